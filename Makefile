@@ -1,0 +1,46 @@
+# Two commands set everything up: `make demo` and `make test`. Each makes the environment it needs.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+MODEL ?= resnet18
+JOBS ?= auto
+
+.PHONY: demo test check format bench regress clean
+
+demo: $(VENV)/ready
+	$(BIN)/python tools/demo.py
+
+test: $(VENV)/dev
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile tests
+
+check: $(VENV)/dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python tools/sizes.py
+
+format: $(VENV)/dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/dev
+	$(BIN)/python tools/regress.py --quick
+
+regress: $(VENV)/dev
+	$(BIN)/python tools/regress.py
+
+$(VENV)/ready: pyproject.toml
+	$(PYTHON) tools/require_python.py
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable .
+	$(BIN)/python -m onnxremat.plan.search
+	@touch $@
+
+$(VENV)/dev: $(VENV)/ready
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist demo regress-out .pytest_cache .ruff_cache .mypy_cache .hypothesis

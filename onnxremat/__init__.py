@@ -1,0 +1,52 @@
+"""Run any ONNX model within a memory budget, on stock onnxruntime.
+
+import onnxremat
+result = onnxremat.optimize("in.onnx", budget="2GiB")
+result.save("out.onnx")
+session = onnxremat.load("out.onnx")
+
+in.onnx -> Graph -> costs -> Problem -> Plan -> Timeline -> out.onnx -> measured run
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from onnxremat.api import (
+        OptimizeResult,
+        PlanOptions,
+        Settings,
+        apply,
+        load,
+        optimize,
+        prepare,
+        read_plan,
+        sweep,
+        verify,
+    )
+
+__all__ = [
+    "OptimizeResult",
+    "PlanOptions",
+    "Settings",
+    "__version__",
+    "apply",
+    "load",
+    "optimize",
+    "prepare",
+    "read_plan",
+    "sweep",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the API on first use: ``import onnxremat`` itself stays instant."""
+    if name in __all__:
+        from onnxremat import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module 'onnxremat' has no attribute '{name}'")

@@ -1,0 +1,131 @@
+"""Options shared by commands, so that each means the same everywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from onnxremat.errors import UsageError
+from onnxremat.run.prepare import Settings
+
+Model = Annotated[Path, typer.Argument(help="ONNX model.", show_default=False)]
+Budget = Annotated[
+    str,
+    typer.Option(
+        "--budget",
+        "-b",
+        help="2GiB, 2GB, bytes, 60% (of this machine's memory), 0.6x (of the unoptimised peak), "
+        "or min.",
+        show_default=False,
+    ),
+]
+Shape = Annotated[
+    list[str] | None, typer.Option("--shape", help="Input shape, name:1,3,224,224 (repeatable).")
+]
+Dim = Annotated[
+    list[str] | None, typer.Option("--dim", help="Symbolic dimension, batch=8 (repeatable).")
+]
+Target = Annotated[
+    str,
+    typer.Option(
+        help="What the file may contain: none (as given), portable (standard operators), "
+        "onnxruntime (its fused operators), host (layouts of this processor too)."
+    ),
+]
+Threads = Annotated[int, typer.Option(min=0, help="Threads of onnxruntime, 0 for one per core.")]
+Data = Annotated[
+    Path | None,
+    typer.Option(help="Inputs to measure and verify on (.npz), instead of seeded ones."),
+]
+Measure = Annotated[
+    bool,
+    typer.Option(
+        "--measure/--no-measure",
+        help="Run the model to measure costs, peak and outputs; without, estimates are used.",
+    ),
+]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Measure costs again even when cached.")]
+Seed = Annotated[int, typer.Option(help="Seed of inputs and search.")]
+TimeLimit = Annotated[float, typer.Option(min=0.1, help="Seconds for the planner.")]
+Gap = Annotated[
+    float, typer.Option(min=0.0, help="Good enough: found minus bound, share of store-all time.")
+]
+Solver = Annotated[str, typer.Option(help="auto, scip, highs or gurobi.")]
+FixedOrder = Annotated[
+    bool, typer.Option("--fixed-order", help="Keep the file's order of first runs.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+Verbose = Annotated[
+    int, typer.Option("--verbose", "-v", count=True, help="Say more (-vv: tracebacks).")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")]
+Plot = Annotated[
+    Path | None, typer.Option("--plot", help="Write the memory timeline (.png or .svg).")
+]
+Trace = Annotated[
+    Path | None, typer.Option("--trace", help="Write a Chrome/Perfetto trace (.json).")
+]
+SOLVERS = ("auto", "scip", "highs", "gurobi")
+
+
+def check_solver(name: str) -> str:
+    """Raises:
+    UsageError: unknown solver.
+    """
+    if name not in SOLVERS:
+        raise UsageError(f"unknown solver '{name}'", hint="one of " + ", ".join(SOLVERS))
+    return name
+
+
+def parse_shapes(texts: list[str] | None) -> dict[str, tuple[int, ...]]:
+    """``name:1,3,224,224`` or ``name:[1,3,224,224]``.
+
+    Raises:
+        UsageError: malformed, or a dimension that is not positive.
+    """
+    shapes = {}
+    for text in texts or ():
+        name, colon, dims = text.rpartition(":")
+        try:
+            shape = tuple(int(d) for d in dims.strip("[] ").split(",") if d.strip())
+        except ValueError:
+            shape = (-1,)
+        if not colon or not name or any(d <= 0 for d in shape):
+            raise UsageError(f"--shape '{text}' is not understood", hint="--shape x:1,3,224,224")
+        shapes[name] = shape
+    return shapes
+
+
+def parse_dims(texts: list[str] | None) -> dict[str, int]:
+    """``batch=8``.
+
+    Raises:
+        UsageError: malformed, or not positive.
+    """
+    dims = {}
+    for text in texts or ():
+        name, _, size = text.partition("=")
+        if not name or not size.strip().isdigit() or int(size) <= 0:
+            raise UsageError(f"--dim '{text}' is not understood", hint="--dim batch=8")
+        dims[name.strip()] = int(size)
+    return dims
+
+
+def make_settings(
+    shape: list[str] | None,
+    dim: list[str] | None,
+    target: str,
+    threads: int,
+    seed: int,
+    data: Path | None,
+    measure: bool,
+    fresh: bool = False,
+    fixed_order: bool = False,
+) -> Settings:
+    """Settings from the shared options."""
+    return Settings(
+        parse_shapes(shape), parse_dims(dim), target, threads, seed, data, measure, fresh,
+        fixed_order,
+    )  # fmt: skip

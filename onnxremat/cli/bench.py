@@ -1,0 +1,46 @@
+"""onnxremat bench A B ...: paired timing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from onnxremat.cli import args
+from onnxremat.cli.console import Voice
+from onnxremat.run.contest import contest
+
+NAME = "bench"
+
+
+def command(
+    models: Annotated[list[Path], typer.Argument(help="Models; the first is the reference.")],
+    seconds: Annotated[float, typer.Option(min=0.1, help="How long.")] = 10.0,
+    shape: args.Shape = None,
+    dim: args.Dim = None,
+    seed: args.Seed = 0,
+    threads: args.Threads = 0,
+    data: args.Data = None,
+    as_json: args.Json = False,
+    quiet: args.Quiet = False,
+) -> None:
+    """Time models in turn; medians and ratios to the first. Planned models run as planned,
+    others under default options."""
+    from onnxremat.report.tables import bench_table
+
+    voice = Voice(as_json, quiet)
+    settings = args.make_settings(shape, dim, "none", threads, seed, data, True)
+    with voice.working() as interrupt:
+        voice.say("timing")
+        timings = contest(models, settings, seconds, interrupt)
+    voice.table(bench_table(timings))
+    if as_json:
+        rows = [
+            {
+                "model": t.name, "seconds": t.seconds, "ratio": t.ratio, "spread": t.spread,
+                "rounds": t.rounds,
+            }
+            for t in timings
+        ]  # fmt: skip
+        voice.result({"timings": rows})

@@ -1,0 +1,117 @@
+"""Talking to people on stderr, to programs on stdout; interrupts."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+from rich.status import Status
+
+from onnxremat.units import format_bytes, format_seconds
+
+
+class Interrupt:
+    """First Ctrl-C: stop planning and keep the best so far. Second: give up."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def __call__(self) -> bool:
+        return self.asked
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+
+
+class Voice:
+    """Where output goes.
+
+    Args:
+        as_json: the result is one JSON object on stdout; everything else goes to stderr.
+        quiet: nothing but errors and results.
+    """
+
+    def __init__(self, as_json: bool = False, quiet: bool = False) -> None:
+        self.as_json, self.quiet = as_json, quiet
+        self.err = Console(stderr=True, highlight=False, quiet=quiet)
+        self.out = Console(highlight=False, soft_wrap=True)
+        self._status: Status | None = None
+        self._stage, self._since = "", 0.0
+
+    @contextmanager
+    def working(self) -> Iterator[Interrupt]:
+        """Show what is being done; Ctrl-C asks for the best so far."""
+        interrupt = Interrupt()
+        before = signal.signal(signal.SIGINT, interrupt.handle)
+        self._status = self.err.status("starting") if self.err.is_terminal else None
+        try:
+            if self._status:
+                self._status.start()
+            yield interrupt
+        finally:
+            if self._status:
+                self._status.stop()
+                self._status = None
+            signal.signal(signal.SIGINT, before)
+
+    def say(self, stage: str) -> None:
+        """A new stage begins."""
+        self._stage, self._since = stage, time.perf_counter()
+        if self._status:
+            self._status.update(stage)
+        elif not self.quiet:
+            self.err.print(f"- {stage}")
+
+    def planning(self, best: float, bound: float, stage: str) -> None:
+        """Best time and bound moved."""
+        if self._status:
+            gap = f", gap {best - bound:.2g} s" if math.isfinite(best) else ""
+            seconds = time.perf_counter() - self._since
+            self._status.update(
+                f"planning ({stage}): best {format_seconds(best)}, bound {format_seconds(bound)}"
+                f"{gap}, {seconds:.0f} s"
+            )
+
+    def result(self, facts: Mapping[str, Any]) -> None:
+        """One JSON object on stdout."""
+        sys.stdout.write(json.dumps(_plain(facts), indent=2) + "\n")
+
+    def note(self, text: str) -> None:
+        """A line for people."""
+        self.err.print(text)
+
+    def table(self, table: Any) -> None:
+        """A rich table for people: stdout, or stderr beside JSON."""
+        if not self.quiet:
+            (self.err if self.as_json else self.out).print(table)
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no infinities."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def size(count: float | None) -> str:
+    """Bytes for people, a dash for nothing."""
+    return "-" if count is None else format_bytes(count)
+
+
+def percent(share: float | None, digits: int = 2) -> str:
+    """A share as percent, a dash for nothing."""
+    return "-" if share is None else f"{share:+.{digits}%}"

@@ -1,0 +1,94 @@
+"""onnxremat inspect FILE: what a model or plan is, and how to open it."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from onnxremat import api
+from onnxremat.cli import args
+from onnxremat.cli.console import Voice, percent, size
+from onnxremat.graph.onnx_io import read_model
+from onnxremat.ort.offline import weight_bytes
+from onnxremat.rewrite.emit import metadata
+from onnxremat.run.load import options_of, snippets
+
+NAME = "inspect"
+
+
+def command(
+    source: args.Model,
+    snippet: Annotated[
+        bool, typer.Option("--snippets/--no-snippets", help="Show code that opens the model.")
+    ] = True,
+    as_json: args.Json = False,
+    quiet: args.Quiet = False,
+) -> None:
+    """Show what a model or plan holds; ready-to-paste code for planned models."""
+    voice = Voice(as_json, quiet)
+    if source.suffix == ".json":
+        plan = api.read_plan(source)
+        facts: dict[str, Any] = {"kind": "plan", **_plan(plan)}
+    else:
+        facts = _model(source)
+    if as_json:
+        voice.result(facts)
+        return
+    for key, value in facts.items():
+        if key not in ("snippets", "facts"):
+            voice.out.print(f"{key:24s} {_shown(key, value)}", markup=False)
+    if snippet and "snippets" in facts:
+        for language, code in facts["snippets"].items():
+            voice.out.print(f"\n# {language}\n{code}", markup=False)
+
+
+def _shown(key: str, value: Any) -> str:
+    if key.endswith("bytes") and isinstance(value, int):
+        return f"{size(value)} ({value} B)"
+    if key in ("overhead_planned", "bound", "gap") and isinstance(value, float):
+        return percent(value)
+    return str(value)
+
+
+def _plan(plan: Any) -> dict[str, Any]:
+    facts = plan.provenance
+    return {
+        "status": facts.status,
+        "planner": facts.planner,
+        "budget_bytes": facts.budget,
+        "overhead_planned": facts.overhead,
+        "bound": facts.bound_overhead,
+        "gap": facts.gap,
+        "bound_kind": facts.bound_kind,
+        "bound_any_order": facts.any_order,
+        "steps": len(plan.sequence),
+        "recomputed_ops": plan.recomputations,
+        "settings": dict(facts.settings),
+    }
+
+
+def _model(source: Any) -> dict[str, Any]:
+    model = read_model(source)
+    constants = {t.name for t in model.graph.initializer}
+    facts: dict[str, Any] = {
+        "kind": "model",
+        "producer": f"{model.producer_name} {model.producer_version}".strip(),
+        "ir_version": model.ir_version,
+        "opsets": {e.domain or "ai.onnx": e.version for e in model.opset_import},
+        "nodes": len(model.graph.node),
+        "weight_bytes": weight_bytes(model),
+        "inputs": [v.name for v in model.graph.input if v.name not in constants],
+        "outputs": [v.name for v in model.graph.output],
+    }
+    planned = metadata(model)
+    if "plan" in planned:
+        from onnxremat.rewrite.emit import unpack
+
+        options = options_of(model)
+        facts |= _plan(unpack(planned["plan"]))
+        facts["options"] = options.to_json()
+        facts["facts"] = json.loads(planned.get("facts", "{}"))
+        facts["snippets"] = snippets(str(source), options)
+    return facts

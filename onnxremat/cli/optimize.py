@@ -1,0 +1,94 @@
+"""onnxremat optimize IN OUT --budget 2GiB"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from onnxremat import api
+from onnxremat.cli import args
+from onnxremat.cli.console import Voice
+from onnxremat.errors import UsageError
+
+NAME = "optimize"
+
+
+def command(
+    source: args.Model,
+    target_file: Annotated[
+        Path | None, typer.Argument(metavar="OUT", help="File to write.", show_default=False)
+    ] = None,
+    budget: args.Budget = "0.6x",
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Same as OUT.")] = None,
+    shape: args.Shape = None,
+    dim: args.Dim = None,
+    target: args.Target = "portable",
+    time_limit: args.TimeLimit = 60.0,
+    gap: args.Gap = 1e-5,
+    solver: args.Solver = "auto",
+    seed: args.Seed = 0,
+    threads: args.Threads = 0,
+    fixed_order: args.FixedOrder = False,
+    data: args.Data = None,
+    measure: args.Measure = True,
+    fresh: args.Fresh = False,
+    bench_seconds: Annotated[
+        float, typer.Option(min=0.0, help="Seconds for timing the result, 0 for none.")
+    ] = 6.0,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Do everything but write the model.")
+    ] = False,
+    plot: args.Plot = None,
+    trace: args.Trace = None,
+    as_json: args.Json = False,
+    verbose: args.Verbose = 0,
+    quiet: args.Quiet = False,
+) -> None:
+    """Make a model keep a memory budget: IN.onnx OUT.onnx --budget 2GiB."""
+    voice = Voice(as_json, quiet)
+    out = target_file or output
+    limit = api.one_budget(budget)
+    _check_output(source, out, dry_run)
+    settings = args.make_settings(
+        shape, dim, target, threads, seed, data, measure, fresh, fixed_order
+    )
+    with voice.working() as interrupt:
+        options = api.PlanOptions(
+            time_limit, gap, args.check_solver(solver), seed, 1, voice.planning, interrupt
+        )
+        result = api.optimize(
+            source, budget=limit.text, settings=settings, options=options,
+            bench_seconds=bench_seconds, say=voice.say,
+        )  # fmt: skip
+        if out and not dry_run:
+            voice.say("writing")
+            written = result.save(out)
+    _tell(voice, result, verbose)
+    if plot or trace:
+        api.draw(result, plot, trace)
+    if out and not dry_run:
+        voice.note("wrote " + ", ".join(str(path) for path in written))
+    if as_json:
+        voice.result(result.facts())
+
+
+def _check_output(source: Path, out: Path | None, dry_run: bool) -> None:
+    if out is None:
+        if not dry_run:
+            raise UsageError("no output file given", hint="onnxremat optimize IN.onnx OUT.onnx")
+        return
+    api.check_paths(source, out)
+
+
+def _tell(voice: Voice, result: api.OptimizeResult, verbose: int) -> None:
+    from onnxremat.report.tables import before_after
+
+    voice.table(before_after(result.facts()))
+    for note in result.plan.provenance.notes:
+        voice.note(note)
+    if verbose:
+        from onnxremat.report.tables import recomputed
+
+        voice.table(recomputed(result.plan, result.prepared.graph, result.prepared.costs))

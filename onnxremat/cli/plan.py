@@ -1,0 +1,88 @@
+"""onnxremat plan IN -o plan.json --budget 2GiB: decide only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from onnxremat import api
+from onnxremat.cli import args
+from onnxremat.cli.console import Voice, percent, size
+from onnxremat.graph.onnx_io import atomic, check_writable
+from onnxremat.run.closed_loop import Outcome
+from onnxremat.units import format_seconds
+
+NAME = "plan"
+
+
+def command(
+    source: args.Model,
+    budget: args.Budget = "0.6x",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the plan as JSON.")
+    ] = None,
+    shape: args.Shape = None,
+    dim: args.Dim = None,
+    target: args.Target = "portable",
+    time_limit: args.TimeLimit = 60.0,
+    gap: args.Gap = 1e-5,
+    solver: args.Solver = "auto",
+    seed: args.Seed = 0,
+    threads: args.Threads = 0,
+    fixed_order: args.FixedOrder = False,
+    data: args.Data = None,
+    measure: args.Measure = True,
+    fresh: args.Fresh = False,
+    as_json: args.Json = False,
+    quiet: args.Quiet = False,
+) -> None:
+    """Decide what to store and what to recompute; write plan.json, for apply."""
+    voice = Voice(as_json, quiet)
+    if output:
+        check_writable(output)
+    settings = args.make_settings(
+        shape, dim, target, threads, seed, data, measure, fresh, fixed_order
+    )
+    with voice.working() as interrupt:
+        options = api.PlanOptions(
+            time_limit, gap, args.check_solver(solver), seed, 1, voice.planning, interrupt
+        )
+        outcome = api.plan(source, budget=budget, settings=settings, options=options, say=voice.say)
+    if output:
+        with atomic(output) as temporary:
+            temporary.write_text(outcome.plan.dumps() + "\n")
+        voice.note(f"wrote {output}")
+    facts = _facts(outcome)
+    voice.note(_sentence(facts))
+    if as_json:
+        voice.result(facts)
+
+
+def _facts(outcome: Outcome) -> dict[str, Any]:
+    facts = outcome.plan.provenance
+    return {
+        "status": facts.status,
+        "budget_bytes": outcome.budget,
+        "peak_predicted_bytes": outcome.predicted.peak,
+        "peak_measured_bytes": outcome.measured.peak if outcome.measured else None,
+        "overhead_planned": facts.overhead,
+        "bound": facts.bound_overhead,
+        "bound_any_order": facts.any_order,
+        "gap": facts.gap,
+        "plan_seconds": facts.plan_seconds,
+        "recomputed_ops": outcome.plan.recomputations,
+        "planner": facts.planner,
+        "notes": list(facts.notes),
+    }
+
+
+def _sentence(facts: dict[str, Any]) -> str:
+    scope = "any order" if facts["bound_any_order"] else "this order"
+    return (
+        f"{facts['status']}: peak {size(facts['peak_predicted_bytes'])} of "
+        f"{size(facts['budget_bytes'])}, overhead {percent(facts['overhead_planned'])}, bound "
+        f"{percent(facts['bound'])} ({scope}), {facts['recomputed_ops']} recomputations, "
+        f"planned in {format_seconds(facts['plan_seconds'])}"
+    )

@@ -1,0 +1,47 @@
+"""onnxremat run MODEL: one run, measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from onnxremat.cli import args
+from onnxremat.cli.console import Voice, size
+from onnxremat.run.once import run_once
+from onnxremat.units import format_seconds
+
+NAME = "run"
+
+
+def command(
+    source: args.Model,
+    save: Annotated[Path | None, typer.Option("--save", help="Write the outputs (.npz).")] = None,
+    runs: Annotated[int, typer.Option(min=1, help="How often.")] = 3,
+    default_options: Annotated[
+        bool, typer.Option("--default-options", help="As a session opened without any options.")
+    ] = False,
+    shape: args.Shape = None,
+    dim: args.Dim = None,
+    seed: args.Seed = 0,
+    threads: args.Threads = 0,
+    data: args.Data = None,
+    as_json: args.Json = False,
+    quiet: args.Quiet = False,
+) -> None:
+    """Run a model in stock onnxruntime and print its time and true peak."""
+    voice = Voice(as_json, quiet)
+    settings = args.make_settings(shape, dim, "none", threads, seed, data, True)
+    with voice.working():
+        voice.say("running")
+        facts = run_once(source, settings, runs, default_options, save)
+    voice.note(
+        f"peak {size(facts['peak_measured_bytes'])} (weights {size(facts['weight_bytes'])}), "
+        f"arena holds {size(facts['arena_bytes'])}, {facts['kernels']} kernels, "
+        f"{format_seconds(facts['seconds'])} in kernels"
+    )
+    if save:
+        voice.note(f"wrote {save}")
+    if as_json:
+        voice.result(facts)

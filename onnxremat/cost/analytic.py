@@ -1,0 +1,92 @@
+"""A roofline estimate, for machines that are not at hand and runs without measuring."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from onnxremat.cost.table import CostTable
+from onnxremat.graph.ir import Graph, Op
+from onnxremat.graph.traits import is_alias
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """Peaks of a device.
+
+    Attributes:
+        flops: multiply-adds and adds per second.
+        bandwidth: bytes per second.
+        dispatch: seconds per op.
+    """
+
+    flops: float = 3e10
+    bandwidth: float = 5e9
+    dispatch: float = 3e-6
+
+
+def analytic_costs(graph: Graph, roofline: Roofline | None = None) -> CostTable:
+    """Estimated costs: the larger of arithmetic and memory traffic, plus dispatch."""
+    peak = roofline or Roofline()
+    seconds = {}
+    for op in graph.ops:
+        moved = 0 if is_alias(op) else sum(_bytes(graph, n) for n in (*op.reads, *op.writes))
+        seconds[op.name] = peak.dispatch + max(
+            flops(graph, op) / peak.flops, moved / peak.bandwidth
+        )
+    scratch = {op.name: scratch_bytes(graph, op) for op in graph.ops}
+    return CostTable(seconds, scratch, "analytic", peak.dispatch)
+
+
+def _bytes(graph: Graph, name: str) -> int:
+    tensor = graph.tensors.get(name)
+    return tensor.bytes if tensor else 0
+
+
+def _shape(graph: Graph, op: Op, index: int, *, output: bool = False) -> tuple[int, ...]:
+    names = op.outputs if output else op.inputs
+    tensor = graph.tensors.get(names[index]) if index < len(names) else None
+    return (tensor.shape or ()) if tensor else ()
+
+
+def flops(graph: Graph, op: Op) -> float:
+    """Floating point operations of one run."""
+    out = math.prod(_shape(graph, op, 0, output=True))
+    kind = op.op_type
+    if kind in ("Conv", "FusedConv"):
+        return 2.0 * out * math.prod(_shape(graph, op, 1)[1:])
+    if kind == "ConvTranspose":
+        return 2.0 * math.prod(_shape(graph, op, 0)) * math.prod(_shape(graph, op, 1)[1:])
+    if kind in ("MatMul", "FusedMatMul"):
+        first = _shape(graph, op, 0)
+        return 2.0 * out * (first[-1] if first else 1)
+    if kind in ("Gemm", "FusedGemm"):
+        first = _shape(graph, op, 0)
+        inner = math.prod(first) / max(1, _shape(graph, op, 0, output=True)[0] if out else 1)
+        return 2.0 * out * inner
+    if kind == "Einsum":
+        return 2.0 * math.prod(_shape(graph, op, 0)) * max(1, (_shape(graph, op, 1) or (1,))[-1])
+    heavy = ("Erf", "Exp", "Tanh", "Sigmoid", "Softmax", "Pow", "Gelu", "LogSoftmax", "Log")
+    return out * (20.0 if kind in heavy else 1.0)
+
+
+def scratch_bytes(graph: Graph, op: Op) -> int:
+    """Workspace of onnxruntime's CPU kernels (measured, then written as formulas)."""
+    out = sum(_bytes(graph, name) for name in op.writes)
+    first = _bytes(graph, op.inputs[0]) if op.inputs else 0
+    kind = op.op_type
+    if kind in ("Conv", "FusedConv"):
+        return 64 << 10
+    if kind == "ConvTranspose":
+        group = next((a.i for a in op.node.attribute if a.name == "group"), 1)
+        pixels = math.prod(_shape(graph, op, 0)[2:])
+        return int(4 * math.prod(_shape(graph, op, 1)[1:]) * pixels * max(1, group))
+    if kind in ("Softmax", "LogSoftmax"):
+        axis = next((a.i for a in op.node.attribute if a.name == "axis"), -1)
+        rank = len(_shape(graph, op, 0))
+        return 0 if axis in (-1, rank - 1) else 2 * first
+    if kind == "LRN":
+        return 2 * first
+    if kind in ("Sum", "Max", "Min", "Mean") and len(op.inputs) > 2:
+        return out
+    return 3 * first if kind == "Einsum" else 0

@@ -1,0 +1,147 @@
+"""Measured costs: onnxruntime's own kernel times, median of runs, kept by content.
+
+Ops of equal signature (operator, attributes, shapes) share their samples, inside a model and
+between models: a cached entry is used when every op of a graph has one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import time
+from collections import defaultdict
+from pathlib import Path
+
+from onnxremat.cost.table import CostTable, signature
+from onnxremat.graph.ir import Graph
+from onnxremat.graph.onnx_io import atomic, to_model
+from onnxremat.ort.profile import Feeds, Profile, profile, run_session
+from onnxremat.ort.session import TUNED, Options, open_session, runtime_version, session_options
+
+SECONDS = 6.0  # aim for this much measuring
+RUNS = (3, 25)
+DISPATCH_LIMIT = 1e-5  # seconds per op
+
+
+def cache_folder() -> Path:
+    """Where measured costs are kept (``ONNXREMAT_CACHE`` overrides)."""
+    if os.environ.get("ONNXREMAT_CACHE"):
+        return Path(os.environ["ONNXREMAT_CACHE"])
+    home = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
+    return Path(home) / "onnxremat"
+
+
+def measure_costs(
+    graph: Graph,
+    feeds: Feeds,
+    *,
+    threads: int = 0,
+    folder: Path | None = None,
+    fresh: bool = False,
+) -> tuple[CostTable, Profile | None]:
+    """Costs of every op on this machine's CPU, and the profile of the run that gave them.
+
+    Args:
+        graph: measured in its listed order.
+        feeds: inputs to run on.
+        threads: intra-op threads, 0 for one per core.
+        folder: where external weights are.
+        fresh: measure even when every op is in the cache.
+
+    Returns:
+        the table, and the profile (None when the cache answered).
+
+    Raises:
+        ModelError: onnxruntime refuses the model or a run fails.
+    """
+    path = cache_folder() / f"costs-{_machine_key(threads)}.json"
+    known = {} if fresh else _read(path)
+    keys = {op.name: signature(graph, op) for op in graph.ops}
+    if all(key in known for key in keys.values()):
+        return _table(keys, known, "cached"), None
+    options = Options(**{**TUNED.to_json(), "threads": threads})
+    model = to_model(graph)
+    wall, runs = _wall_seconds(model, feeds, options, folder)
+    measured = profile(model, feeds, options, runs=runs, warmup=1, folder=folder)
+    samples = defaultdict(list)
+    scratch: dict[str, int] = {}
+    for kernel in measured.kernels:
+        key = keys.get(kernel.name)
+        if key is not None:
+            samples[key].append(kernel.seconds)
+            scratch[key] = max(scratch.get(key, 0), kernel.scratch)
+    # The profiler slows small kernels down, and leaves out what is spent between kernels: make
+    # the sum of the parts the time of the whole.
+    dispatch = max(0.0, wall - measured.seconds) / max(1, len(measured.kernels))
+    dispatch = min(dispatch, DISPATCH_LIMIT)  # more than that is another process, not dispatch
+    scale = min(1.0, wall / measured.seconds) if measured.seconds else 1.0
+    entries = {
+        key: [statistics.median(times) * scale + dispatch, scratch[key], dispatch]
+        for key, times in samples.items()
+    }
+    _write(path, {**known, **entries})
+    return _table(keys, {**known, **entries}, "measured"), measured
+
+
+def _wall_seconds(
+    model: object, feeds: Feeds, options: Options, folder: Path | None
+) -> tuple[float, int]:
+    """Median seconds of an unprofiled run, and how many runs fit the measuring time."""
+    session = open_session(model, session_options(options), folder)  # type: ignore[arg-type]
+    times = []
+    start = time.perf_counter()
+    while len(times) < RUNS[0] + 1 or (
+        time.perf_counter() - start < SECONDS / 3 and len(times) < RUNS[1]
+    ):
+        begin = time.perf_counter()
+        run_session(session, feeds)
+        times.append(time.perf_counter() - begin)
+    wall = statistics.median(times[1:])
+    runs = int(min(RUNS[1], max(RUNS[0], SECONDS / max(wall, 1e-6) / 2)))
+    return wall, runs
+
+
+def _table(keys: dict[str, str], known: dict[str, list[float]], source: str) -> CostTable:
+    rows = {name: known[key] for name, key in keys.items() if key in known}
+    rest = [name for name, key in keys.items() if key not in known]
+    seconds = {name: float(row[0]) for name, row in rows.items()}
+    # Kernels the runtime did not report (folded at load): dispatch only.
+    dispatch = statistics.median([row[2] for row in rows.values()]) if rows else 0.0
+    seconds.update(dict.fromkeys(rest, dispatch))
+    return CostTable(
+        seconds, {name: int(row[1]) for name, row in rows.items()}, source, dispatch, _cpu_name()
+    )
+
+
+def _machine_key(threads: int) -> str:
+    import hashlib
+
+    text = repr((runtime_version(), _cpu_name(), threads or os.cpu_count(), 1))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _read(path: Path) -> dict[str, list[float]]:
+    try:
+        return dict(json.loads(path.read_text()))
+    except (OSError, ValueError):
+        return {}
+
+
+def _write(path: Path, entries: dict[str, list[float]]) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic(path) as temporary:
+            temporary.write_text(json.dumps(entries))
+    except OSError:  # a read-only home is no reason to fail
+        return

@@ -1,0 +1,42 @@
+"""Seconds and scratch bytes per op, each entry with its source."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+from onnxremat.graph.ir import Graph, Op
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """What each op of a graph costs on one device.
+
+    Attributes:
+        seconds: per op name, dispatch included.
+        scratch: workspace bytes per op name.
+        source: ``measured``, ``cached`` or ``analytic``.
+        dispatch: seconds of ``seconds`` that are the runtime's own per-op overhead.
+        device: what it was measured on, for people.
+    """
+
+    seconds: dict[str, float]
+    scratch: dict[str, int]
+    source: str
+    dispatch: float = 0.0
+    device: str = "cpu"
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def total(self) -> float:
+        """Seconds of one run of every op."""
+        return sum(self.seconds.values())
+
+
+def signature(graph: Graph, op: Op) -> str:
+    """What the cost of an op depends on: operator, attributes, types and shapes."""
+    tensors = [graph.tensors.get(name) for name in (*op.inputs, *op.outputs)]
+    shapes = [(t.dtype, t.shape, t.role.value == "weight") if t else None for t in tensors]
+    attributes = sorted(a.SerializeToString() for a in op.node.attribute)
+    text = repr((op.domain, op.op_type, shapes)).encode() + b"".join(attributes)
+    return hashlib.sha256(text).hexdigest()[:24]

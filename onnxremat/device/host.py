@@ -1,0 +1,42 @@
+"""This machine: its memory and processors."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+def memory_bytes() -> int:
+    """Physical memory, or the container's limit where that is less."""
+    if hasattr(os, "sysconf"):
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    else:
+        total = _windows_memory()
+    for name in _LIMITS:
+        try:
+            total = min(total, int(Path(name).read_text()))
+        except (OSError, ValueError):  # no such limit ("max")
+            continue
+    return total
+
+
+def _windows_memory() -> int:
+    import ctypes
+
+    class Status(ctypes.Structure):
+        _fields_ = [("length", ctypes.c_ulong), ("load", ctypes.c_ulong)] + [
+            (name, ctypes.c_ulonglong) for name in ("total", "a", "b", "c", "d", "e", "f")
+        ]
+
+    status = Status(length=ctypes.sizeof(Status))
+    ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status))  # type: ignore[attr-defined]
+    return int(status.total)
+
+
+def processors() -> int:
+    """Processors this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

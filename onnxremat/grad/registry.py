@@ -1,0 +1,157 @@
+"""Which rule differentiates which operator.
+
+A rule is a function of a :class:`~onnxremat.grad.call.Call` that emits the backward ops of one
+node and returns one cotangent per input (None where there is none). Rules are found by operator,
+domain and opset version; an operator may have several *variants* that keep different forward
+tensors alive, so that a planner can choose between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from onnxremat.errors import UnsupportedError, UsageError
+
+if TYPE_CHECKING:
+    from onnxremat.grad.call import Call
+    from onnxremat.graph.ir import Op
+
+Cotangents = Sequence[str | None]
+RuleFunction = Callable[["Call"], Cotangents]
+NEWEST = 1_000
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How to differentiate one operator.
+
+    Attributes:
+        op_type, domain: the operator.
+        since, until: opset versions of the domain for which it holds, both included.
+        variant: name among the rules of the operator; the first one registered is the default.
+        reads: forward tensors it may read, as ``x0`` (input 0) and ``y1`` (output 1); ``x*`` and
+            ``y*`` are all inputs and all outputs.
+        function: emits the backward ops.
+    """
+
+    op_type: str
+    domain: str
+    since: int
+    until: int
+    variant: str
+    reads: frozenset[str]
+    function: RuleFunction
+
+    def holds(self, version: int) -> bool:
+        """Whether the rule is meant for an opset version."""
+        return self.since <= version <= self.until
+
+    def may_read(self, kind: str, position: int) -> bool:
+        """Whether forward input (``x``) or output (``y``) ``position`` is declared as read."""
+        return f"{kind}{position}" in self.reads or f"{kind}*" in self.reads
+
+
+_RULES: dict[tuple[str, str], list[Rule]] = {}
+_STOPS: set[tuple[str, str]] = set()
+
+
+def vjp(
+    *op_types: str,
+    domain: str = "",
+    since: int = 1,
+    until: int = NEWEST,
+    variant: str = "default",
+    reads: str = "",
+) -> Callable[[RuleFunction], RuleFunction]:
+    """Register a function as the vector-Jacobian product of operators.
+
+    Args:
+        op_types: operators it differentiates.
+        domain: their domain, "" for ONNX.
+        since, until: opset versions it holds for.
+        variant: its name, where an operator has several.
+        reads: forward tensors it reads, such as ``"x0 y0"``.
+    """
+
+    def register(function: RuleFunction) -> RuleFunction:
+        for op_type in op_types:
+            rule = Rule(op_type, domain, since, until, variant, frozenset(reads.split()), function)
+            _RULES.setdefault((domain, op_type), []).append(rule)
+        return function
+
+    return register
+
+
+def non_differentiable(*op_types: str, domain: str = "") -> None:
+    """Register operators whose outputs do not depend smoothly on any input: gradients stop."""
+    _STOPS.update((domain, op_type) for op_type in op_types)
+
+
+def stops(op: Op) -> bool:
+    """Whether gradients end at an op."""
+    return (_domain(op.domain), op.op_type) in _STOPS
+
+
+def has_rule(op_type: str, domain: str = "") -> bool:
+    """Whether the operator has a rule, or is known to stop gradients."""
+    key = (_domain(domain), op_type)
+    return key in _RULES or key in _STOPS
+
+
+def find(op: Op, opsets: Mapping[str, int], variants: Mapping[str, str] | None = None) -> Rule:
+    """The rule for an op.
+
+    Args:
+        op: the forward op.
+        opsets: operator set version per domain.
+        variants: variant wanted per operator type.
+
+    Raises:
+        UnsupportedError: no rule for the operator at this version.
+        UsageError: the operator has no variant of the wanted name.
+    """
+    domain = _domain(op.domain)
+    version = opsets.get(domain, 1)
+    rules = [rule for rule in _RULES.get((domain, op.op_type), ()) if rule.holds(version)]
+    if not rules:
+        raise missing_rule(op, version)
+    wanted = (variants or {}).get(op.op_type)
+    if wanted is None:
+        return rules[0]
+    for rule in rules:
+        if rule.variant == wanted:
+            return rule
+    raise UsageError(
+        f"{op.op_type} has no rule variant '{wanted}'",
+        hint="variants are " + ", ".join(rule.variant for rule in rules),
+    )
+
+
+def missing_rule(op: Op, version: int, why: str = "") -> UnsupportedError:
+    """The error for an op that cannot be differentiated."""
+    label = f"{op.domain}.{op.op_type}" if op.domain else op.op_type
+    return UnsupportedError(
+        f"no gradient rule for {label} (opset {version})",
+        where=f"node {op.name}",
+        why=why or "a trainable parameter lies behind this node, so it must be differentiated",
+        hint=f"freeze what lies before it (--freeze), or register a function with "
+        f'@onnxremat.grad.vjp("{op.op_type}", domain="{op.domain}", since={version}); '
+        f"see docs/gradients.md",
+    )
+
+
+def rules() -> Iterator[Rule]:
+    """All registered rules."""
+    for group in _RULES.values():
+        yield from group
+
+
+def stopping() -> tuple[tuple[str, str], ...]:
+    """(domain, operator) of everything registered as non-differentiable."""
+    return tuple(sorted(_STOPS))
+
+
+def _domain(domain: str) -> str:
+    return "" if domain == "ai.onnx" else domain

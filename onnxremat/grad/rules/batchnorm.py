@@ -1,0 +1,91 @@
+"""BatchNormalization, with batch statistics and with frozen ones.
+
+The training form has ``momentum`` 0, so that its outputs 1 and 2 are the statistics of the batch;
+the step updates the running statistics itself (see :mod:`onnxremat.grad.forward`).
+"""
+
+from __future__ import annotations
+
+from onnxremat.grad.call import Call
+from onnxremat.grad.registry import Cotangents, vjp
+from onnxremat.grad.tape import Tape
+
+
+@vjp("BatchNormalization", since=15, variant="affine", reads="x0 x1 x3 x4 y1 y2")
+def affine(call: Call) -> Cotangents:
+    """y = s (x - m) / sqrt(v + e) + b. dx = a dy + c x + d with one number per channel each; an
+    inference BatchNormalization is the fastest kernel for the products."""
+    t, x, scale, dy = call.tape, call.x, call.op.inputs[1], call.dy
+    if not call.attribute("training_mode", 0):
+        return _frozen(call)
+    mean, inverse = call.op.outputs[1], _inverse(call, call.op.outputs[2])
+    axes, count = _axes(call), t.size(x) // call.shape()[1]
+    total = t.sum(dy, axes)
+    dscale = t.mul(inverse, t.sub(t.sum(t.mul(dy, x), axes), t.mul(mean, total)))
+    if not call.need(0):
+        return [None, dscale, total, None, None]
+    gain = t.mul(scale, inverse)
+    slope = t.neg(t.mul(t.mul(gain, inverse), t.mul(dscale, 1.0 / count)))
+    offset = t.neg(t.add(t.mul(gain, t.mul(total, 1.0 / count)), t.mul(slope, mean)))
+    dx = t.add(_channelwise(t, dy, gain, offset), _channelwise(t, x, slope, None))
+    return [dx, dscale, total, None, None]
+
+
+@vjp("BatchNormalization", since=15, variant="textbook", reads="x0 x1 x3 x4 y1 y2")
+def textbook(call: Call) -> Cotangents:
+    """As the affine variant, from the normalised x: slower, and exact where a channel's mean is
+    large against its spread."""
+    t, dy = call.tape, call.dy
+    if not call.attribute("training_mode", 0):
+        return _frozen(call)
+    axes, count = _axes(call), t.size(call.x) // call.shape()[1]
+    inverse = _inverse(call, call.op.outputs[2])
+    centred = t.sub(call.x, _spread(t, call.op.outputs[1], call.x))
+    normal = t.mul(centred, _spread(t, inverse, call.x))
+    total, dscale = t.sum(dy, axes), t.sum(t.mul(dy, normal), axes)
+    rest = t.sub(dy, _spread(t, t.mul(total, 1.0 / count), call.x))
+    rest = t.sub(rest, t.mul(normal, _spread(t, t.mul(dscale, 1.0 / count), call.x)))
+    dx = t.mul(rest, _spread(t, t.mul(call.op.inputs[1], inverse), call.x))
+    return [dx, dscale, total, None, None]
+
+
+def _frozen(call: Call) -> Cotangents:
+    """Statistics are constants: dx = dy s / sqrt(v + e)."""
+    t, dy = call.tape, call.dy
+    _, scale, _, mean, variance = call.op.inputs
+    axes = _axes(call)
+    dx = None
+    if call.need(0):
+        zeros = t.constant([0.0] * call.shape()[1], t.dtype(scale))
+        dx = t.op(
+            "BatchNormalization", dy, scale, zeros, zeros, variance, shape=call.shape(),
+            epsilon=call.attribute("epsilon", 1e-5),
+        )  # fmt: skip
+    total = t.sum(dy, axes) if call.need(1) or call.need(2) else None
+    dscale = None
+    if call.need(1) and total is not None:
+        moment = t.sum(t.mul(dy, call.x), axes)
+        dscale = t.mul(_inverse(call, variance), t.sub(moment, t.mul(mean, total)))
+    return [dx, dscale, total, None, None]
+
+
+def _axes(call: Call) -> list[int]:
+    return [axis for axis in range(len(call.shape())) if axis != 1]
+
+
+def _inverse(call: Call, variance: str) -> str:
+    t = call.tape
+    return t.reciprocal_sqrt(t.add(variance, call.attribute("epsilon", 1e-5)))
+
+
+def _spread(t: Tape, values: str, x: str) -> str:
+    return t.reshape(values, (t.size(values), *[1] * (t.rank(x) - 2)))
+
+
+def _channelwise(t: Tape, a: str, gain: str, offset: str | None) -> str:
+    """a * gain + offset with one number per channel, as one pass over a."""
+    channels, dtype = t.shape(a)[1], t.dtype(gain)
+    zeros, ones = t.constant([0.0] * channels, dtype), t.constant([1.0] * channels, dtype)
+    return t.op(
+        "BatchNormalization", a, gain, offset or zeros, zeros, ones, shape=t.shape(a), epsilon=0.0
+    )

@@ -1,0 +1,130 @@
+"""Conv and ConvTranspose. Which formulation is fastest depends on the geometry; the choices
+below come from timings of every formulation on the CPU provider (docs/gradients.md)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from onnxremat.grad.call import Call
+from onnxremat.grad.registry import Cotangents, vjp
+from onnxremat.grad.rules.conv_weight import Filters, weight_cotangent
+from onnxremat.grad.rules.geometry import Window, window_of
+from onnxremat.grad.tape import Shape, Tape
+
+
+@vjp("Conv", reads="x0 x1")
+def conv(call: Call) -> Cotangents:
+    """y = x * w + b. dx = dy convolved with the reversed kernel (or a ConvTranspose), dw = x
+    correlated with dy, db = dy summed over batch and space."""
+    t, (x, w), dy = call.tape, call.op.inputs[:2], call.dy
+    filters = t.shape(w)
+    window = window_of(call, t.shape(x)[2:], filters[2:], call.out_shape[2:])
+    group = call.attribute("group", 1)
+    dx = data_cotangent(t, dy, w, t.shape(x), window, group) if call.need(0) else None
+    dw = None
+    if call.need(1):
+        dw = weight_cotangent(t, x, dy, Filters(filters, group), window)
+    db = t.sum(dy, [0, *window.axes]) if call.need(2) else None
+    return [dx, dw, db][: len(call.op.inputs)]
+
+
+@vjp("ConvTranspose", reads="x0 x1")
+def conv_transpose(call: Call) -> Cotangents:
+    """y = the transpose of a convolution from y's space to x's, + b. dx = Conv of dy, dw = dy
+    correlated with x (the roles of data and cotangent swap), db = dy summed."""
+    t, (x, w), dy = call.tape, call.op.inputs[:2], call.dy
+    filters = t.shape(w)
+    window = _transposed_window(call, t.shape(x)[2:], filters[2:])
+    group = call.attribute("group", 1)
+    dx = dw = None
+    if call.need(0):
+        dx = t.op(
+            "Conv", dy, w, shape=t.shape(x), strides=window.strides, dilations=window.dilations,
+            pads=window.pads, group=group,
+        )  # fmt: skip
+    if call.need(1):
+        dw = weight_cotangent(t, dy, x, Filters(filters, group), window)
+    db = t.sum(dy, [0, *window.axes]) if call.need(2) else None
+    return [dx, dw, db][: len(call.op.inputs)]
+
+
+def _transposed_window(call: Call, sizes: Shape, kernel: Shape) -> Window:
+    """The window of the convolution whose transpose the node is."""
+    rank = len(kernel)
+    plain = window_of(call, sizes, kernel, sizes)
+    window = replace(plain, input=call.out_shape[2:], output=sizes)
+    auto = call.attribute("auto_pad", "NOTSET")
+    if auto == "NOTSET" and call.attribute("output_shape") is None:
+        return window
+    if auto == "VALID":
+        return replace(window, before=(0,) * rank, after=(0,) * rank)
+    extra = call.attribute("output_padding", [0] * rank)
+    totals = [
+        s * (n - 1) + p + e - o
+        for s, n, p, e, o in zip(
+            window.strides, sizes, extra, window.extent, window.input, strict=True
+        )
+    ]
+    # onnxruntime gives the odd element to the front unless the padding is SAME_UPPER.
+    small = tuple(total // 2 for total in totals)
+    big = tuple(total - total // 2 for total in totals)
+    before, after = (small, big) if auto == "SAME_UPPER" else (big, small)
+    return replace(window, before=before, after=after)
+
+
+def data_cotangent(
+    t: Tape, dy: str, w: str, shape: Shape, window: Window, group: int
+) -> str:
+    """Cotangent of the data of a convolution."""
+    if _flip_pays(t, dy, w, window, group):
+        return _by_flipped_kernel(t, dy, w, shape, window, group)
+    return _by_transpose(t, dy, w, shape, window, group)
+
+
+def _flip_pays(t: Tape, dy: str, w: str, window: Window, group: int) -> bool:
+    """Reversing the kernel costs a copy of the weights, ConvTranspose a col2im pass."""
+    if set(window.strides) != {1} or min(_flipped_pads(window)) < 0:
+        return False
+    return group > 1 or window.taps == 1 or t.size(w) <= t.size(dy)
+
+
+def _flipped_pads(window: Window) -> list[int]:
+    before = [e - 1 - p for e, p in zip(window.extent, window.before, strict=True)]
+    after = [e - 1 - q for e, q in zip(window.extent, window.after, strict=True)]
+    return before + after
+
+
+def _by_flipped_kernel(
+    t: Tape, dy: str, w: str, shape: Shape, window: Window, group: int
+) -> str:
+    return t.op(
+        "Conv", dy, flipped(t, w, group), shape=shape, pads=_flipped_pads(window),
+        dilations=window.dilations, group=group,
+    )  # fmt: skip
+
+
+def flipped(t: Tape, w: str, group: int) -> str:
+    """Filters [K, C/g, ...] as [C, K/g, ...] with every spatial axis reversed."""
+    outputs, each, *kernel = t.shape(w)
+    space = range(len(kernel))
+    if group == 1:
+        swapped = t.transpose(w, (1, 0, *(2 + axis for axis in space)))
+    else:
+        parts = t.reshape(w, (group, outputs // group, each, *kernel))
+        parts = t.transpose(parts, (0, 2, 1, *(3 + axis for axis in space)))
+        swapped = t.reshape(parts, (group * each, outputs // group, *kernel))
+    return t.reversed(swapped, [2 + axis for axis in space])
+
+
+def _by_transpose(t: Tape, dy: str, w: str, shape: Shape, window: Window, group: int) -> str:
+    """ConvTranspose; what its output_padding cannot reach (stride 1) is padded with zeros."""
+    leftover = window.leftover()
+    reach = tuple(min(n, s - 1) for n, s in zip(leftover, window.strides, strict=True))
+    missing = [n - r for n, r in zip(leftover, reach, strict=True)]
+    made = t.op(
+        "ConvTranspose", dy, w,
+        shape=(*shape[:2], *(n - m for n, m in zip(shape[2:], missing, strict=True))),
+        strides=window.strides, dilations=window.dilations, pads=window.pads, group=group,
+        output_padding=reach,
+    )  # fmt: skip
+    return t.pad(made, [0] * len(shape), [0, 0, *missing])

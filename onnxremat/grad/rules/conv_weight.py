@@ -1,0 +1,217 @@
+"""The cotangent of convolution filters, in the formulation that is fastest for the geometry.
+
+With x [N, C, ...], dy [N, K, ...], P output positions and T kernel elements:
+
+* ``matrix``: a 1x1 kernel is one MatMul per image, summed over images;
+* ``conv``: Conv with the batch as channels and dy as the kernel; for few channels only;
+* ``columns``: the T shifted views of x side by side, one Gemm; T times the memory of x;
+* ``taps``: one MatMul per kernel element; the memory of one shifted view;
+* ``depthwise``: Conv with one group per image and channel, or ``band``: Gemms over blocks of
+  columns, of which the wanted diagonals are cut out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onnxremat.grad.rules.geometry import Window
+from onnxremat.grad.tape import Shape, Tape
+
+FEW_CHANNELS = 8
+SMALL_MAP = 200  # output positions up to which the columns are cheap to build
+BAND = 16  # widest block of output columns
+
+
+@dataclass(frozen=True)
+class Filters:
+    """Shape [K, C/g, ...] and group count g of convolution filters."""
+
+    shape: Shape
+    group: int
+
+    @property
+    def outputs(self) -> int:
+        """K."""
+        return self.shape[0]
+
+    @property
+    def channels(self) -> int:
+        """C, over all groups."""
+        return self.shape[1] * self.group
+
+    @property
+    def depthwise(self) -> bool:
+        """One channel in and out per group."""
+        return self.shape[1] == 1 and self.group == self.outputs > 1
+
+
+def weight_cotangent(t: Tape, x: str, dy: str, filters: Filters, window: Window) -> str:
+    """Cotangent of filters with data ``x`` and output cotangent ``dy``."""
+    if filters.depthwise:
+        return _depthwise(t, x, dy, filters, window)
+    if filters.group > 1:
+        return _grouped(t, x, dy, filters, window)
+    if window.taps == 1:
+        return _matrix(t, x, dy, filters, window)
+    if filters.channels <= FEW_CHANNELS:
+        return _by_conv(t, x, dy, filters, window)
+    if window.kernel == window.strides:
+        return _image_columns(t, x, dy, filters, window)
+    if window.positions <= SMALL_MAP or set(window.strides) != {1}:
+        return _columns(t, x, dy, filters, window)
+    return _taps(t, x, dy, filters, window)
+
+
+def _padded(t: Tape, x: str, window: Window) -> str:
+    return t.pad(x, (0, 0, *window.before), (0, 0, *window.after))
+
+
+def shifted(t: Tape, padded: str, window: Window, offset: tuple[int, ...]) -> str:
+    """What one kernel element sees: [., ., *output]."""
+    starts = [o * d for o, d in zip(offset, window.dilations, strict=True)]
+    ends = [
+        start + s * (n - 1) + 1
+        for start, s, n in zip(starts, window.strides, window.output, strict=True)
+    ]
+    return t.slice(padded, list(window.axes), starts, ends, list(window.strides))
+
+
+def _channels_first(t: Tape, a: str) -> str:
+    """[N, C, ...] as [C, N, ...]."""
+    return t.transpose(a, (1, 0, *range(2, t.rank(a))))
+
+
+def _flat(t: Tape, a: str) -> str:
+    """[N, C, ...] as [N, C, P]."""
+    n, c = t.shape(a)[:2]
+    return t.reshape(a, (n, c, t.size(a) // max(n * c, 1)))
+
+
+def _matrix(t: Tape, x: str, dy: str, filters: Filters, window: Window) -> str:
+    view = _flat(t, shifted(t, _padded(t, x, window), window, (0,) * window.rank))
+    product = t.matmul(_flat(t, dy), t.swap_last(view))
+    return t.reshape(t.sum(product, [0]), filters.shape)
+
+
+def _by_conv(t: Tape, x: str, dy: str, filters: Filters, window: Window) -> str:
+    made = _correlate(t, _channels_first(t, x), _channels_first(t, dy), window, group=1)
+    return _channels_first(t, made)
+
+
+def _correlate(t: Tape, x: str, kernel: str, window: Window, group: int) -> str:
+    """Conv whose kernel is the output cotangent: strides and dilations swap roles."""
+    sizes = [
+        (n + p + q - s * (o - 1) - 1) // d + 1
+        for n, p, q, s, o, d in zip(
+            window.input, window.before, window.after, window.strides, window.output,
+            window.dilations, strict=True,
+        )
+    ]  # fmt: skip
+    made = t.op(
+        "Conv", x, kernel, shape=(t.shape(x)[0], t.shape(kernel)[0], *sizes),
+        strides=window.dilations, dilations=window.strides, pads=window.pads, group=group,
+    )  # fmt: skip
+    return t.slice(made, list(window.axes), [0] * window.rank, list(window.kernel))
+
+
+def _columns(t: Tape, x: str, dy: str, filters: Filters, window: Window) -> str:
+    """Channels first, so that one Gemm sums over images and positions at once."""
+    channels, outputs = filters.channels, filters.outputs
+    view = _channels_first(t, _padded(t, x, window))
+    rows = t.size(dy) // outputs
+    parts = [
+        t.reshape(shifted(t, view, window, offset), (channels, 1, rows))
+        for offset in window.offsets()
+    ]
+    columns = t.reshape(t.concat(parts, 1), (channels * window.taps, rows))
+    left = t.reshape(_channels_first(t, dy), (outputs, rows))
+    return t.reshape(t.gemm(left, columns, tb=True), filters.shape)
+
+
+def _image_columns(t: Tape, x: str, dy: str, filters: Filters, window: Window) -> str:
+    """As columns, one product per image: nothing has to be moved to the front."""
+    images, view = t.shape(x)[0], _padded(t, x, window)
+    parts = [
+        t.reshape(
+            shifted(t, view, window, offset), (images, filters.channels, 1, window.positions)
+        )
+        for offset in window.offsets()
+    ]
+    shape = (images, filters.channels * window.taps, window.positions)
+    columns = t.reshape(t.concat(parts, 2), shape)
+    product = t.matmul(_flat(t, dy), t.swap_last(columns))
+    return t.reshape(t.sum(product, [0]), filters.shape)
+
+
+def _taps(t: Tape, x: str, dy: str, filters: Filters, window: Window) -> str:
+    left, view = _flat(t, dy), _padded(t, x, window)
+    parts = []
+    for offset in window.offsets():
+        right = t.swap_last(_flat(t, shifted(t, view, window, offset)))
+        product = t.sum(t.matmul(left, right), [0])
+        parts.append(t.reshape(product, (filters.outputs, filters.channels, 1)))
+    return t.reshape(t.concat(parts, 2), filters.shape)
+
+
+def _grouped(t: Tape, x: str, dy: str, filters: Filters, window: Window) -> str:
+    group, (outputs, each) = filters.group, filters.shape[:2]
+    rows = t.size(dy) // outputs
+    left = t.reshape(_channels_first(t, dy), (group, outputs // group, rows))
+    view = _channels_first(t, _padded(t, x, window))
+    parts = []
+    for offset in window.offsets():
+        right = t.reshape(shifted(t, view, window, offset), (group, each, rows))
+        product = t.matmul(left, t.swap_last(right))
+        parts.append(t.reshape(product, (outputs, each, 1)))
+    return t.reshape(t.concat(parts, 2), filters.shape)
+
+
+def _depthwise(t: Tape, x: str, dy: str, filters: Filters, window: Window) -> str:
+    strided = set(window.strides) != {1} and max(window.kernel) < 5
+    if window.rank == 2 and not strided:
+        return _band(t, x, dy, filters, window)
+    images, channels = t.shape(x)[:2]
+    data = t.reshape(x, (1, images * channels, *window.input))
+    kernel = t.reshape(dy, (images * channels, 1, *window.output))
+    made = _correlate(t, data, kernel, window, group=images * channels)
+    made = t.sum(t.reshape(made, (images, channels * window.taps)), [0])
+    return t.reshape(made, filters.shape)
+
+
+def _band(t: Tape, x: str, dy: str, filters: Filters, window: Window) -> str:
+    """Per kernel row one batched Gemm over blocks of ``width`` output columns; the entry for
+    kernel column j and output column o lies at (o, stride * o + dilation * j)."""
+    images, channels = t.shape(x)[:2]
+    rows, columns = window.output
+    stride, dilation = window.strides[1], window.dilations[1]
+    width = max(w for w in range(1, BAND + 1) if columns % w == 0)
+    blocks, span = columns // width, stride * (width - 1) + window.extent[1]
+    depth = images * rows * blocks
+    left = t.reshape(_channels_first(t, dy), (channels, depth, width))
+    view = _column_blocks(t, _channels_first(t, _padded(t, x, window)), blocks, width * stride, span)
+    parts = []
+    for offset in range(window.kernel[0]):
+        start = offset * window.dilations[0]
+        end = start + window.strides[0] * (rows - 1) + 1
+        right = t.slice(view, [2], [start], [end], [window.strides[0]])
+        right = t.reshape(right, (channels, depth, span))
+        product = t.matmul(t.swap_last(left), right)
+        parts.append(t.reshape(product, (channels, 1, width * span)))
+    # Rows of span + stride elements put the wanted diagonal of every block into one column.
+    flat = t.pad(t.concat(parts, 1), (0, 0, 0), (0, 0, width * stride))
+    flat = t.reshape(flat, (channels, window.kernel[0], width, span + stride))
+    flat = t.slice(flat, [3], [0], [window.extent[1]], [dilation])
+    return t.reshape(t.sum(flat, [2]), filters.shape)
+
+
+def _column_blocks(t: Tape, view: str, blocks: int, step: int, span: int) -> str:
+    """[C, N, H, W] as overlapping column blocks [C, N, H, blocks, span]."""
+    channels, images, height, _ = t.shape(view)
+    parts = [
+        t.reshape(
+            t.slice(view, [3], [block * step], [block * step + span]),
+            (channels, images, height, 1, span),
+        )
+        for block in range(blocks)
+    ]
+    return t.concat(parts, 3)

@@ -1,0 +1,183 @@
+"""Layer, instance, group and RMS normalization, and normalization by a norm."""
+
+from __future__ import annotations
+
+import math
+
+from onnx import TensorProto as T
+
+from onnxremat.grad.call import Call
+from onnxremat.grad.registry import Cotangents, vjp
+from onnxremat.grad.tape import Tape
+
+
+def through_moments(t: Tape, dxhat: str, xhat: str, inverse: str, axes: list[int]) -> str:
+    """dx of xhat = (x - mean) / spread over ``axes``: (dxhat - mean(dxhat) - xhat mean(dxhat
+    xhat)) / spread."""
+    centred = t.sub(dxhat, t.mean(dxhat, axes))
+    return t.mul(t.sub(centred, t.mul(xhat, t.mean(t.mul(dxhat, xhat), axes))), inverse)
+
+
+@vjp("LayerNormalization", variant="saved", reads="x0 x1 y1 y2")
+def layer_norm_saved(call: Call) -> Cotangents:
+    """y = s xhat + b, xhat = (x - mean) / spread over the last axes. Keeps x and 1/spread, makes
+    xhat again by one LayerNormalization; sums over rows are products with a vector of ones."""
+    axis = call.attribute("axis", -1) % len(call.shape())
+    shape = (*call.shape()[:axis], *[1] * (len(call.shape()) - axis))
+    stash = T.FLOAT if call.attribute("stash_type", 1) == 1 else call.tape.dtype(call.x)
+    call.extra(1, stash, shape)
+    inverse = call.extra(2, stash, shape)
+    return _layer_norm(call, axis, call.tape.cast(inverse, call.tape.dtype(call.x)))
+
+
+@vjp("LayerNormalization", variant="portable", reads="x0 x1")
+def layer_norm_portable(call: Call) -> Cotangents:
+    """As the saved variant, for providers without the outputs 1 and 2: 1/spread made again."""
+    t = call.tape
+    axis = call.attribute("axis", -1) % len(call.shape())
+    axes = list(range(axis, len(call.shape())))
+    centred = t.sub(call.x, t.mean(call.x, axes))
+    variance = t.mean(t.mul(centred, centred), axes)
+    inverse = t.reciprocal_sqrt(t.add(variance, call.attribute("epsilon", 1e-5)))
+    return _layer_norm(call, axis, inverse)
+
+
+def _layer_norm(call: Call, axis: int, inverse: str) -> Cotangents:
+    t, x, scale, dy = call.tape, call.x, call.op.inputs[1], call.dy
+    width = math.prod(call.shape()[axis:])
+    rows = t.size(x) // width
+    epsilon, ones = call.attribute("epsilon", 1e-5), [1.0] * width
+    xhat = t.op(
+        "LayerNormalization", t.reshape(x, (rows, width)), t.constant(ones, t.dtype(scale)),
+        shape=(rows, width), axis=-1, epsilon=epsilon,
+    )  # fmt: skip
+    dy, inverse = t.reshape(dy, (rows, width)), t.reshape(inverse, (rows, 1))
+    lead = list(range(axis))
+    weighted = t.mul(dy, xhat)
+    dscale = db = None
+    if call.need(1):
+        dscale = _parameter(call, weighted, 1, lead)
+    if call.need(2):
+        db = _parameter(call, dy, 2, lead)
+    dx = None
+    if call.need(0):
+        column = t.mul(t.reshape(t.expand(scale, call.shape()[axis:]), (width, 1)), 1.0 / width)
+        moment, mean = t.matmul(weighted, column), t.matmul(dy, column)
+        gained = t.mul(dy, t.reshape(t.expand(scale, call.shape()[axis:]), (width,)))
+        dx = t.sub(t.sub(gained, t.mul(xhat, moment)), mean)
+        dx = t.reshape(t.mul(dx, inverse), call.shape())
+    return [dx, dscale, db][: len(call.op.inputs)]
+
+
+def _parameter(call: Call, rows: str, position: int, lead: list[int]) -> str:
+    """Sum over rows in the shape of a parameter (which may broadcast further)."""
+    t = call.tape
+    summed = t.sum(rows, [0])
+    summed = t.reshape(summed, call.shape()[len(lead) :])
+    return t.unbroadcast(summed, call.shape(position))
+
+
+@vjp("InstanceNormalization", reads="x0 x1")
+def instance_norm(call: Call) -> Cotangents:
+    """y = s xhat + b, xhat = (x - mean) / spread over space, s and b per channel."""
+    channels = call.shape()[1]
+    return _grouped(call, channels, channels)
+
+
+@vjp("GroupNormalization", since=18, reads="x0 x1")
+def group_norm(call: Call) -> Cotangents:
+    """y = s xhat + b, xhat = (x - mean) / spread over groups of channels and space; s and b per
+    channel (per group before opset 21)."""
+    return _grouped(call, call.attribute("num_groups"), call.shape(1)[0])
+
+
+def _grouped(call: Call, groups: int, size: int) -> Cotangents:
+    """Moments over rows of [N, groups, rest]; parameters per ``size`` blocks of channels."""
+    t, x, dy = call.tape, call.x, call.dy
+    images, channels = call.shape()[:2]
+    space = t.size(x) // (images * channels)
+    flat = (images, groups, channels // groups * space)
+    rows = t.reshape(x, flat)
+    centred = t.sub(rows, t.mean(rows, [2]))
+    variance = t.mean(t.mul(centred, centred), [2])
+    inverse = t.reciprocal_sqrt(t.add(variance, call.attribute("epsilon", 1e-5)))
+    xhat = t.mul(centred, inverse)
+    block = (images, size, t.size(x) // (images * size))
+    dscale = db = None
+    if call.need(1):
+        dscale = t.sum(t.mul(t.reshape(dy, block), t.reshape(xhat, block)), [0, 2])
+    if call.need(2):
+        db = t.sum(t.reshape(dy, block), [0, 2])
+    dx = None
+    if call.need(0):
+        gained = t.mul(t.reshape(dy, block), t.reshape(call.op.inputs[1], (size, 1)))
+        dx = through_moments(t, t.reshape(gained, flat), xhat, inverse, [2])
+        dx = t.reshape(dx, call.shape())
+    return [dx, dscale, db]
+
+
+@vjp("RMSNormalization", since=23, reads="x0 x1")
+@vjp("SimplifiedLayerNormalization", reads="x0 x1")
+def rms_norm(call: Call) -> Cotangents:
+    """y = s xhat, xhat = x / sqrt(mean(x x) + e) over the last axes. dx = (dxhat - xhat
+    mean(dxhat xhat)) / rms with dxhat = s dy, ds = sum(dy xhat)."""
+    t, x, scale = call.tape, call.x, call.op.inputs[1]
+    axes = list(range(call.attribute("axis", -1) % len(call.shape()), len(call.shape())))
+    mean = t.mean(t.mul(x, x), axes)
+    inverse = t.reciprocal_sqrt(t.add(mean, call.attribute("epsilon", 1e-5)))
+    xhat = t.mul(x, inverse)
+    dscale = t.mul(call.dy, xhat) if call.need(1) else None
+    dx = None
+    if call.need(0):
+        dxhat = t.mul(call.dy, scale)
+        moment = t.mean(t.mul(dxhat, xhat), axes)
+        dx = t.mul(t.sub(dxhat, t.mul(xhat, moment)), inverse)
+    return [dx, dscale]
+
+
+@vjp("MeanVarianceNormalization", reads="x0 y0")
+def mean_variance_norm(call: Call) -> Cotangents:
+    """y = (x - mean) / spread over axes."""
+    t = call.tape
+    axes = call.attribute("axes", [0, 2, 3])
+    centred = t.sub(call.x, t.mean(call.x, axes))
+    spread = t.op("Sqrt", t.mean(t.mul(centred, centred), axes))
+    inverse = t.op("Reciprocal", t.add(spread, 1e-9))
+    return [through_moments(t, call.dy, call.y, inverse, axes)]
+
+
+@vjp("LpNormalization", reads="x0 y0")
+def lp_norm(call: Call) -> Cotangents:
+    """y = x / |x| along an axis. dx = (dy - u sum(dy y)) / |x|, u = y (p = 2) or sign(x)."""
+    t, axis = call.tape, call.attribute("axis", -1) % len(call.shape())
+    order = call.attribute("p", 2)
+    norm = t.reduce("L1" if order == 1 else "L2", call.x, [axis], keep=True)
+    direction = t.op("Sign", call.x) if order == 1 else call.y
+    moment = t.sum(t.mul(call.dy, call.y), [axis], keep=True)
+    return [t.div(t.sub(call.dy, t.mul(direction, moment)), norm)]
+
+
+@vjp("LRN", reads="x0")
+def lrn(call: Call) -> Cotangents:
+    """y = x d**-b, d = k + a/n sum over n neighbouring channels of x x. dx = dy d**-b - 2 a b/n
+    x (sum over the mirrored window of dy x d**(-b-1))."""
+    t, x, size = call.tape, call.x, call.attribute("size")
+    alpha, beta = call.attribute("alpha", 1e-4), call.attribute("beta", 0.75)
+    before, after = (size - 1) // 2, size - 1 - (size - 1) // 2
+    squares = _window_sum(t, t.mul(x, x), size, before, after)
+    base = t.add(t.mul(squares, alpha / size), call.attribute("bias", 1.0))
+    gained = t.mul(call.dy, t.op("Pow", base, -beta))
+    spread = _window_sum(t, t.div(t.mul(gained, x), base), size, after, before)
+    return [t.sub(gained, t.mul(t.mul(x, spread), 2.0 * alpha * beta / size))]
+
+
+def _window_sum(t: Tape, a: str, size: int, before: int, after: int) -> str:
+    """Sum over a window of channels, by a padded AveragePool over the channel axis."""
+    images, channels = t.shape(a)[:2]
+    flat = t.reshape(a, (images, 1, channels, t.size(a) // (images * channels)))
+    padded = t.pad(flat, (0, 0, before, 0), (0, 0, after, 0))
+    pooled = t.op(
+        "AveragePool", padded, shape=t.shape(flat), kernel_shape=[size, 1], strides=[1, 1]
+    )
+    return t.reshape(t.mul(pooled, float(size)), t.shape(a))
+

@@ -1,0 +1,167 @@
+"""Pooling over windows and over all of space."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+
+import numpy as np
+from onnx import TensorProto as T
+
+from onnxremat.grad.call import Call
+from onnxremat.grad.registry import Cotangents, vjp
+from onnxremat.grad.rules.geometry import Window, window_of
+from onnxremat.grad.tape import Tape
+
+
+@vjp("MaxPool", reads="x0 y1")
+def max_pool(call: Call) -> Cotangents:
+    """y = largest of each window, and where it was. dx = dy added up at these places; MaxUnpool
+    where windows do not overlap.
+
+    Raises:
+        UnsupportedError: column-major indices.
+    """
+    t, shape = call.tape, call.shape()
+    if call.attribute("storage_order", 0):
+        raise call.unsupported("indices in column-major order")
+    window = window_of(call, shape[2:], tuple(call.attribute("kernel_shape")), call.out_shape[2:])
+    indices = call.extra(1, T.INT64, call.out_shape)
+    if window.tiles and t.dtype(call.x) == T.FLOAT and not any(_short(window)):
+        made = t.op(
+            "MaxUnpool", call.dy, indices, t.integers(*shape), shape=shape,
+            kernel_shape=window.kernel, strides=window.strides,
+        )  # fmt: skip
+        return [made]
+    count, places = math.prod(shape), math.prod(call.out_shape)
+    made = t.op(
+        "ScatterElements", t.filled(0.0, (count,), t.dtype(call.x)),
+        t.reshape(indices, (places,)), t.reshape(call.dy, (places,)), shape=(count,), axis=0,
+        reduction="add",
+    )  # fmt: skip
+    return [t.reshape(made, shape)]
+
+
+def _short(window: Window) -> list[bool]:
+    """Axes whose last window reaches beyond the input (ceil_mode)."""
+    return [
+        s * o > n for s, o, n in zip(window.strides, window.output, window.input, strict=True)
+    ]
+
+
+@vjp("AveragePool")
+def average_pool(call: Call) -> Cotangents:
+    """y = mean of each window. dx = each dy / count spread over its window: repeated where the
+    windows tile the input, else an AveragePool of dy with zeros between and around."""
+    t, shape = call.tape, call.shape()
+    window = window_of(call, shape[2:], tuple(call.attribute("kernel_shape")), call.out_shape[2:])
+    counts = _counts(window, bool(call.attribute("count_include_pad", 0)))
+    dy = call.dy
+    if (counts != window.taps).any():
+        dy = t.mul(dy, t.constant(window.taps / counts, t.dtype(dy)))
+    if window.tiles and not any(window.leftover()) and t.dtype(dy) == T.FLOAT and window.rank == 2:
+        return [_repeated(t, t.mul(dy, 1.0 / window.taps), window)]
+    return [_spread_windows(t, dy, window)]
+
+
+def _counts(window: Window, with_padding: bool) -> np.ndarray:
+    """Elements each window averages over."""
+    counts = np.ones(window.output)
+    for axis in range(window.rank):
+        ends = window.input[axis], window.before[axis], window.after[axis]
+        low, high = (-ends[1], ends[0] + ends[2]) if with_padding else (0, ends[0])
+        per_axis = np.zeros(window.output[axis])
+        for place, tap in product(range(window.output[axis]), range(window.kernel[axis])):
+            at = place * window.strides[axis] + tap * window.dilations[axis] - window.before[axis]
+            per_axis[place] += low <= at < high
+        rows = [1] * window.rank
+        rows[axis] = -1
+        counts = counts * per_axis.reshape(rows)
+    return counts
+
+
+def _repeated(t: Tape, a: str, window: Window) -> str:
+    """Every element repeated over its window, by a nearest-neighbour Resize."""
+    scales = t.constant([1.0, 1.0, *window.kernel], T.FLOAT)
+    shape = (*t.shape(a)[:2], *window.input)
+    names = [a, "", scales]
+    return t.multi(
+        "Resize", names, [(t.dtype(a), shape)], mode="nearest",
+        coordinate_transformation_mode="asymmetric", nearest_mode="floor",
+    )[0]  # fmt: skip
+
+
+def _spread_windows(t: Tape, dy: str, window: Window) -> str:
+    """The mean over mirrored windows of dy, spread out to the spacing of the windows."""
+    rank = window.rank
+    for axis, stride in enumerate(window.strides):
+        dy = zeros_between(t, dy, 2 + axis, stride)
+    apart = t.shape(dy)[2:]
+    before = [e - 1 - p for e, p in zip(window.extent, window.before, strict=True)]
+    after = [
+        n + e - 1 - b - a
+        for n, e, b, a in zip(window.input, window.extent, before, apart, strict=True)
+    ]
+    padded = t.pad(dy, [0, 0, *before], [0, 0, *after])
+    dense = set(window.dilations) <= {1}
+    return t.op(
+        "AveragePool", padded, shape=(*t.shape(dy)[:2], *window.input),
+        kernel_shape=window.kernel, strides=[1] * rank,
+        dilations=None if dense else window.dilations,
+    )  # fmt: skip
+
+
+def zeros_between(t: Tape, a: str, axis: int, stride: int) -> str:
+    """``stride - 1`` zeros after every element along an axis, none after the last."""
+    shape = list(t.shape(a))
+    if stride == 1 or shape[axis] == 1:
+        return a
+    apart = t.reshape(a, (*shape[: axis + 1], 1, *shape[axis + 1 :]))
+    after = [0] * (len(shape) + 1)
+    after[axis + 1] = stride - 1
+    apart = t.pad(apart, [0] * len(after), after)
+    length = shape[axis] * stride
+    apart = t.reshape(apart, (*shape[:axis], length, *shape[axis + 1 :]))
+    return t.slice(apart, [axis], [0], [length - stride + 1])
+
+
+@vjp("LpPool", since=18, reads="x0 y0")
+def lp_pool(call: Call) -> Cotangents:
+    """y = (sum over each window of |x|**p)**(1/p). dx = x |x|**(p-2) times dy y**(1-p) spread
+    over the windows."""
+    t, shape, order = call.tape, call.shape(), call.attribute("p", 2)
+    window = window_of(call, shape[2:], tuple(call.attribute("kernel_shape")), call.out_shape[2:])
+    safe = t.where(t.compare("Equal", call.y, 0.0), 1.0, call.y)
+    weighted = t.div(call.dy, t.op("Pow", safe, float(order - 1)) if order != 2 else safe)
+    spread = t.mul(_spread_windows(t, weighted, window), float(window.taps))
+    size = t.op("Abs", call.x)
+    inner = call.x if order == 2 else t.mul(t.op("Sign", call.x), t.op("Pow", size, order - 1.0))
+    return [t.mul(inner, spread)]
+
+
+@vjp("GlobalAveragePool")
+def global_average_pool(call: Call) -> Cotangents:
+    """y = mean over space. dx = dy / count broadcast."""
+    t, shape = call.tape, call.shape()
+    return [t.expand(t.mul(call.dy, 1.0 / math.prod(shape[2:])), shape)]
+
+
+@vjp("GlobalMaxPool", reads="x0 y0")
+def global_max_pool(call: Call) -> Cotangents:
+    """y = largest over space. dx = dy there, shared evenly between equal ones."""
+    t = call.tape
+    hit = t.cast(t.compare("Equal", call.x, call.y), t.dtype(call.x))
+    count = t.sum(hit, range(2, len(call.shape())), keep=True)
+    return [t.mul(hit, t.div(call.dy, count))]
+
+
+@vjp("MaxUnpool", reads="x1")
+def max_unpool(call: Call) -> Cotangents:
+    """y = x put at places of a larger tensor. dx = dy at these places."""
+    t, places = call.tape, math.prod(call.shape())
+    flat = t.reshape(call.dy, (math.prod(call.out_shape),))
+    indices = t.reshape(call.op.inputs[1], (places,))
+    made = t.op("GatherElements", flat, indices, shape=(places,), axis=0)
+    return call.only(t.reshape(made, call.shape()))
+
+

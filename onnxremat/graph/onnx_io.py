@@ -1,0 +1,335 @@
+"""ONNX files in and out; the border between files and :class:`Graph`.
+
+Weights in external files stay there: they are never read into memory, and on save they are
+referred to (same folder) or copied file to file (another folder).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError
+
+from onnxremat.errors import ModelError, UsageError
+from onnxremat.graph.dtypes import tensor_bytes
+from onnxremat.graph.ir import Graph, Op, captures
+
+SMALL = 4096  # bytes below which an external tensor is read: its values may be needed
+INLINE_LIMIT = 1_900_000_000  # protobuf messages end at 2 GiB; leave room for the nodes
+
+
+def read_model(path: str | os.PathLike[str]) -> onnx.ModelProto:
+    """Parse a model file; external weights are checked to be there but not read.
+
+    Raises:
+        ModelError: missing, unreadable, truncated or not an ONNX model, or external data missing.
+    """
+    file = Path(path)
+    if not file.exists():
+        raise ModelError(f"no such file: {file}", hint="check the path")
+    if file.is_dir():
+        raise ModelError(f"{file} is a folder, not a model", hint="give the .onnx file inside")
+    try:
+        model = onnx.load_model(str(file), load_external_data=False)
+    except (DecodeError, ValueError, UnicodeDecodeError) as error:
+        raise ModelError(
+            f"{file} is not a readable ONNX model",
+            why=f"{error} (truncated, or another kind of file)",
+            hint="export or download it again",
+        ) from error
+    except OSError as error:
+        raise ModelError(f"cannot read {file}", why=str(error)) from error
+    if not model.graph.node:
+        raise ModelError(
+            f"{file} holds no ONNX graph",
+            why=f"{file.stat().st_size} bytes parsed to no node",
+            hint="export or download it again",
+        )
+    _check_external(model, file.parent)
+    return model
+
+
+def external_files(model: onnx.ModelProto) -> dict[str, int]:
+    """External files the initializers live in, with the bytes each must at least have."""
+    ends: dict[str, int] = {}
+    for tensor in model.graph.initializer:
+        if tensor.data_location != onnx.TensorProto.EXTERNAL:
+            continue
+        entry = {item.key: item.value for item in tensor.external_data}
+        length = int(entry.get("length", 0)) or tensor_bytes(tensor.data_type, tensor.dims)
+        location = entry.get("location", "")
+        ends[location] = max(ends.get(location, 0), int(entry.get("offset", 0)) + length)
+    return ends
+
+
+def _check_external(model: onnx.ModelProto, folder: Path) -> None:
+    for location, end in external_files(model).items():
+        file = folder / location
+        if not file.is_file():
+            raise ModelError(
+                f"external weights are missing: {file}",
+                why="the model stores its weights in that file",
+                hint="keep the weight files beside the .onnx file",
+            )
+        if file.stat().st_size < end:
+            raise ModelError(
+                f"external weights are truncated: {file}",
+                why=f"{file.stat().st_size} bytes, the model needs {end}",
+                hint="copy or download the file again",
+            )
+
+
+def read_small_weights(model: onnx.ModelProto, folder: Path | None) -> onnx.ModelProto:
+    """The model with small external tensors (axes, shapes) read in: graphs need their values."""
+    small = [
+        tensor
+        for tensor in model.graph.initializer
+        if tensor.data_location == onnx.TensorProto.EXTERNAL
+        and tensor_bytes(tensor.data_type, tensor.dims) < SMALL
+    ]
+    if small and folder is not None:
+        for tensor in small:
+            onnx.external_data_helper.load_external_data_for_tensor(tensor, str(folder))
+            tensor.data_location = onnx.TensorProto.DEFAULT
+            del tensor.external_data[:]
+    return model
+
+
+def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The same model without model-local functions (onnxruntime inlines them with late indices,
+    which would lose the planned order)."""
+    if not model.functions:
+        return model
+    from onnx import inliner
+
+    return inliner.inline_local_functions(model)
+
+
+def shell(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Everything of a model but its nodes; big inline weights are moved, not copied twice."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    del copy.graph.node[:]
+    return copy
+
+
+def to_ops(model: onnx.ModelProto) -> tuple[Op, ...]:
+    """Ops of a model in a topological order: the file's own when it is one.
+
+    Raises:
+        ModelError: the graph has a cycle, reads a tensor nobody makes, or writes one twice.
+    """
+    taken: set[str] = set()
+    ops = []
+    for index, node in enumerate(model.graph.node):
+        base = node.name or f"{node.op_type}_{index}"
+        name, again = base, 1
+        while name in taken:
+            name, again = f"{base}_{again}", again + 1
+        taken.add(name)
+        ops.append(
+            Op(
+                name,
+                node.op_type,
+                node.domain,
+                tuple(node.input),
+                tuple(node.output),
+                captures(node),
+                node,
+                origin=_metadata(node).get("onnxremat.origin", ""),
+            )
+        )
+    return _sorted(ops, model)
+
+
+def _metadata(node: onnx.NodeProto) -> dict[str, str]:
+    return {entry.key: entry.value for entry in getattr(node, "metadata_props", ())}
+
+
+def _sorted(ops: list[Op], model: onnx.ModelProto) -> tuple[Op, ...]:
+    graph = model.graph
+    known = {i.name for i in graph.input} | {t.name for t in graph.initializer}
+    known |= {t.values.name for t in graph.sparse_initializer}
+    writer: dict[str, Op] = {}
+    for op in ops:
+        for name in op.writes:
+            if name in writer or name in known:
+                raise ModelError(
+                    f"tensor '{name}' is written twice",
+                    where=f"node {op.name} ({op.op_type})",
+                    hint="the file is not a valid ONNX graph; export it again",
+                )
+            writer[name] = op
+    for op in ops:
+        for name in op.reads:
+            if name not in writer and name not in known:
+                raise ModelError(
+                    f"tensor '{name}' is read but nothing makes it",
+                    where=f"node {op.name} ({op.op_type})",
+                    hint="the file is not a valid ONNX graph; export it again",
+                )
+    done = set(known)
+    ordered: list[Op] = []
+    waiting = ops
+    while waiting:
+        later = []
+        for op in waiting:
+            if all(name in done for name in op.reads):
+                ordered.append(op)
+                done.update(op.writes)
+            else:
+                later.append(op)
+        if len(later) == len(waiting):
+            raise ModelError(
+                "the graph has a cycle",
+                where=f"through node {later[0].name} ({later[0].op_type})",
+                hint="the file is not a valid ONNX graph; export it again",
+            )
+        waiting = later
+    for out in graph.output:
+        if out.name not in done:
+            raise ModelError(f"graph output '{out.name}' is made by no node")
+    return tuple(ordered)
+
+
+def to_model(graph: Graph) -> onnx.ModelProto:
+    """A model with the graph's ops in their order, value_info for every known shape, metadata
+    and doc strings kept. The initializers are those of ``graph.model``."""
+    model = onnx.ModelProto()
+    model.CopyFrom(graph.model)
+    for op in graph.ops:
+        node = model.graph.node.add()
+        node.CopyFrom(op.node)
+        node.name = op.name
+        node.input[:] = op.inputs
+        node.output[:] = op.outputs
+        if op.origin and "onnxremat.origin" not in _metadata(node):
+            entry = node.metadata_props.add()
+            entry.key, entry.value = "onnxremat.origin", op.origin
+    signature = set(graph.outputs) | set(graph.inputs)
+    del model.graph.value_info[:]
+    for op in graph.ops:
+        for name in op.writes:
+            tensor = graph.tensors.get(name)
+            if name not in signature and tensor and tensor.dtype and tensor.shape is not None:
+                model.graph.value_info.append(
+                    onnx.helper.make_tensor_value_info(name, tensor.dtype, tensor.shape)
+                )
+    return model
+
+
+@contextmanager
+def atomic(path: Path) -> Iterator[Path]:
+    """A temporary file beside ``path`` that takes its place when the block ends well.
+
+    Raises:
+        UsageError: the folder is missing or not writable.
+    """
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {path}",
+            why=error.strerror or str(error),
+            hint="choose a folder that exists and that you may write to",
+        ) from error
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        umask = os.umask(0)
+        os.umask(umask)
+        temporary.chmod(0o666 & ~umask)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def check_writable(path: Path) -> None:
+    """Fail early, before minutes of planning, when ``path`` cannot be written.
+
+    Raises:
+        UsageError: the folder is missing or not writable, or the path is a folder.
+    """
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder", hint="give a file name")
+    folder = path.parent
+    if not folder.is_dir():
+        raise UsageError(f"cannot write {path}", why="the folder does not exist")
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {path}", why=error.strerror or str(error), hint="choose another folder"
+        ) from error
+
+
+def write_model(
+    model: onnx.ModelProto, path: str | os.PathLike[str], weights_from: Path | None = None
+) -> list[Path]:
+    """Write a model atomically; returns all files written.
+
+    Args:
+        model: initializers inline, or external relative to ``weights_from``.
+        path: the file to write.
+        weights_from: folder the external locations of ``model`` are relative to. When it is not
+            the output folder, the files are copied beside the output as ``<name>.data``.
+
+    Raises:
+        UsageError: the folder is not writable.
+    """
+    target = Path(path)
+    external = external_files(model)
+    written = []
+    if external and weights_from and weights_from.resolve() != target.parent.resolve():
+        renames = {
+            location: target.name + (".data" if len(external) == 1 else f".{index}.data")
+            for index, location in enumerate(sorted(external))
+        }
+        for location, name in renames.items():
+            with atomic(target.parent / name) as temporary:
+                shutil.copyfile(weights_from / location, temporary)
+            written.append(target.parent / name)
+        model = _relocated(model, renames)
+    elif not external and _inline_bytes(model) > INLINE_LIMIT:
+        written.append(_spill(model, target))
+    with atomic(target) as temporary:
+        temporary.write_bytes(model.SerializeToString())
+    return [target, *written]
+
+
+def _inline_bytes(model: onnx.ModelProto) -> int:
+    return sum(len(tensor.raw_data) for tensor in model.graph.initializer)
+
+
+def _relocated(model: onnx.ModelProto, renames: Mapping[str, str]) -> onnx.ModelProto:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for tensor in copy.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location" and entry.value in renames:
+                entry.value = renames[entry.value]
+    return copy
+
+
+def _spill(model: onnx.ModelProto, target: Path) -> Path:
+    """Move big inline weights to ``<target>.data``; the model then refers to them."""
+    data = target.parent / (target.name + ".data")
+    with atomic(data) as temporary, temporary.open("wb") as file:
+        for tensor in model.graph.initializer:
+            if len(tensor.raw_data) < 1024:
+                continue
+            file.write(b"\0" * (-file.tell() % 4096))
+            onnx.external_data_helper.set_external_data(
+                tensor, data.name, offset=file.tell(), length=len(tensor.raw_data)
+            )
+            file.write(tensor.raw_data)
+            tensor.ClearField("raw_data")
+    return data

@@ -1,0 +1,66 @@
+"""Facts about operators, one table per fact; nothing else tests ``op_type``.
+
+Memory facts hold for onnxruntime's CPU kernels and were measured there: run each op on an input
+that dies, watch the allocator (``tests/ort/test_contract.py`` repeats it).
+"""
+
+from __future__ import annotations
+
+from onnxremat.graph.ir import Op
+
+ONNX = ("", "ai.onnx")
+
+# Output 0 is input 0's buffer, alive or not (kernels declared Alias(0, 0)).
+ALIAS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"})
+
+# Output 0 may take over the buffer of a dying input of the same shape and element size.
+_UNARY = (
+    "Relu LeakyRelu Elu Selu Celu Sigmoid HardSigmoid Tanh Softplus Softsign Softmax LogSoftmax "
+    "ThresholdedRelu Shrink Clip Cast Trilu ScatterElements"
+)
+INPLACE: dict[tuple[str, str], tuple[int, ...]] = {
+    **{("", name): (0,) for name in _UNARY.split()},
+    ("com.microsoft.nchwc", "Conv"): (3,),  # the residual of a fused Conv + Sum
+}
+
+# A second run gives another value: never recompute.
+RANDOM = frozenset(
+    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial",
+     "Bernoulli"}
+)  # fmt: skip
+
+# Domains whose operators the stock CPU wheel runs.
+DOMAINS = frozenset(
+    {"", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc", "com.ms.internal.nhwc",
+     "ai.onnx.preview", "ai.onnx.preview.training"}
+)  # fmt: skip
+
+
+def is_alias(op: Op) -> bool:
+    """Output 0 shares input 0's buffer."""
+    return op.domain in ONNX and op.op_type in ALIAS
+
+
+def takeover_inputs(op: Op) -> tuple[int, ...]:
+    """Input positions whose dying buffer output 0 may take over, in preference order."""
+    domain = "" if op.domain in ONNX else op.domain
+    return tuple(i for i in INPLACE.get((domain, op.op_type), ()) if i < len(op.inputs))
+
+
+def has_bodies(op: Op) -> bool:
+    """If, Loop, Scan: opaque single ops here."""
+    return any(a.type in (5, 10) for a in op.node.attribute)
+
+
+def is_random(op: Op) -> bool:
+    """Running it again gives other values (Dropout only in training mode)."""
+    if op.op_type in RANDOM:
+        return True
+    if op.op_type == "Dropout" and op.domain in ONNX:
+        return len(op.inputs) > 2 and bool(op.inputs[2])
+    return False
+
+
+def may_recompute(op: Op) -> bool:
+    """Running it again is safe and gives the same value. Bodies may hold random ops."""
+    return not is_random(op) and not has_bodies(op)

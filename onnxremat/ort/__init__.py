@@ -1,0 +1,4 @@
+"""Everything that talks to onnxruntime: options, shape inference, offline optimisation, profiles.
+
+No other package imports onnxruntime.
+"""

@@ -1,0 +1,116 @@
+"""Seeded inputs for a model, so that two models can be compared on the same data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from onnxremat.errors import UsageError
+from onnxremat.graph.ir import Graph, Op
+
+# Ops whose integer input is an index into an axis of their data input: (data, index) positions.
+_INDEXED = {
+    "Gather": (0, 1), "GatherElements": (0, 1), "GatherND": (0, 1), "ScatterElements": (0, 1),
+    "ScatterND": (0, 1), "OneHot": (1, 0), "NegativeLogLikelihoodLoss": (0, 1),
+    "SoftmaxCrossEntropyLoss": (0, 1), "EmbedLayerNormalization": (2, 0),
+}  # fmt: skip
+_AXIS = {"NegativeLogLikelihoodLoss": 1, "SoftmaxCrossEntropyLoss": 1, "EmbedLayerNormalization": 0}
+_KEEPS_VALUES = {
+    "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Expand", "Transpose",
+    "Slice", "Concat", "Where", "Tile",
+}  # fmt: skip
+
+
+def seeded_feeds(graph: Graph, seed: int = 0) -> dict[str, np.ndarray]:
+    """Inputs drawn from a seeded generator.
+
+    Floats are normal with a small spread (a training graph's parameters are inputs too: 1-d ones
+    near 1, others scaled by fan-in); integers stay in the range of every axis they index;
+    booleans are true.
+
+    Raises:
+        UsageError: an input is of a kind that cannot be made up (a sequence, strings).
+    """
+    random = np.random.default_rng(seed)
+    feeds = {}
+    for name in graph.inputs:
+        tensor = graph.tensors[name]
+        if tensor.shape is None or not tensor.dtype:
+            raise UsageError(
+                f"input '{name}' cannot be made up", hint="give inputs with --data feeds.npz"
+            )
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.dtype)
+        if dtype == np.bool_:
+            value = np.ones(tensor.shape, bool)
+        elif np.issubdtype(dtype, np.integer):
+            value = random.integers(0, index_range(graph, name), tensor.shape).astype(dtype)
+        elif dtype == np.object_:
+            raise UsageError(f"input '{name}' holds strings", hint="give inputs with --data")
+        else:
+            value = _floats(random, tensor.shape).astype(dtype)
+        feeds[name] = value
+    return feeds
+
+
+def _floats(random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    if len(shape) == 1:
+        return np.asarray(1.0 + 0.02 * random.standard_normal(shape))
+    if len(shape) == 0:
+        return np.asarray(0.01)
+    draws = random.standard_normal(shape, dtype=np.float32)
+    fan_in = int(np.prod(shape[1:]))
+    # Images and activations keep unit spread; matrices and filters are scaled like weights.
+    return draws if len(shape) == 3 or shape[0] < 8 else draws / np.sqrt(max(fan_in, 1))
+
+
+def index_range(graph: Graph, name: str) -> int:
+    """Smallest axis that the values of an integer input index, 2 when none is found."""
+    waiting, seen, limits = [name], {name}, []
+    while waiting:
+        tensor = waiting.pop()
+        for index in graph.readers.get(tensor, ()):
+            op = graph.ops[index]
+            if op.op_type in _INDEXED:
+                data, position = _INDEXED[op.op_type]
+                if position < len(op.inputs) and op.inputs[position] == tensor:
+                    limits.append(_axis_length(graph, op.inputs[data], op))
+            if op.op_type in _KEEPS_VALUES:
+                fresh = [out for out in op.writes if out not in seen]
+                seen.update(fresh)
+                waiting += fresh
+    return max(1, min((limit for limit in limits if limit), default=2))
+
+
+def _axis_length(graph: Graph, data: str, op: Op) -> int:
+
+    if op.op_type == "OneHot":
+        return 2  # the depth is a value, not a shape: stay in range of any
+    shape = graph.tensors[data].shape or (2,)
+    axis = next((a.i for a in op.node.attribute if a.name == "axis"), _AXIS.get(op.op_type, 0))
+    return shape[axis] if shape else 2
+
+
+def load_feeds(path: Path, graph: Graph) -> dict[str, np.ndarray]:
+    """Inputs from an ``.npz`` file with one array per input name.
+
+    Raises:
+        UsageError: not an npz file, an input missing, or another shape than planned for.
+    """
+    try:
+        with np.load(path) as file:
+            found = {name: file[name] for name in file.files}
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read inputs from {path}", why=str(error)) from error
+    feeds = {}
+    for name in graph.inputs:
+        if name not in found:
+            raise UsageError(f"{path} has no array '{name}'", why=f"it has {', '.join(found)}")
+        tensor, value = graph.tensors[name], found[name]
+        if tensor.shape is not None and tuple(value.shape) != tensor.shape:
+            raise UsageError(
+                f"array '{name}' in {path} has shape {value.shape}, the model wants {tensor.shape}"
+            )
+        feeds[name] = value.astype(onnx.helper.tensor_dtype_to_np_dtype(tensor.dtype), copy=False)
+    return feeds

@@ -1,0 +1,251 @@
+"""Shapes: bind symbolic dimensions and infer every tensor as onnxruntime does.
+
+onnxruntime's own inference is asked, because its planner acts on it (two values may share a
+buffer only when their plan-time shapes are equal), and because it knows its contrib operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import onnx
+
+from onnxremat.errors import ModelError, UsageError
+from onnxremat.graph.dtypes import ORT_NAMES, tensor_bytes
+from onnxremat.graph.ir import Graph, Op, Role, Tensor
+from onnxremat.graph.onnx_io import read_small_weights, shell, to_ops
+from onnxremat.ort.session import Options, open_session, session_options
+
+WEIGHT_INPUT = 4096  # bytes from which a weight is handed in as an input instead of a constant
+
+
+def bind(
+    model: onnx.ModelProto,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    dims: Mapping[str, int] | None = None,
+) -> onnx.ModelProto:
+    """The model with every input dimension a number.
+
+    Args:
+        shapes: full shape per input name (``--shape``).
+        dims: number per symbolic dimension name (``--dim``).
+
+    Raises:
+        UsageError: an unknown input or dimension, a rank that differs, or a dimension left open.
+    """
+    shapes, dims = dict(shapes or {}), dict(dims or {})
+    bound = onnx.ModelProto()
+    bound.CopyFrom(model)
+    constants = {t.name for t in bound.graph.initializer}
+    inputs = [value for value in bound.graph.input if value.name not in constants]
+    unknown = sorted(set(shapes) - {value.name for value in inputs})
+    if unknown:
+        raise UsageError(
+            f"--shape names no input: {', '.join(unknown)}",
+            hint="inputs are " + ", ".join(value.name for value in inputs),
+        )
+    seen: set[str] = set()
+    missing: list[str] = []
+    for value in inputs:
+        missing += _bind_input(value, shapes.get(value.name), dims, seen)
+    if set(dims) - seen:
+        raise UsageError(
+            f"--dim names no open dimension: {', '.join(sorted(set(dims) - seen))}",
+            hint=f"open dimensions are {', '.join(sorted(seen)) or '(none)'}",
+        )
+    if missing:
+        raise UsageError(
+            f"dimensions without a size: {', '.join(missing)}",
+            why="bytes can only be planned for known shapes",
+            hint=_binding_hint(missing[0]),
+        )
+    return bound
+
+
+def _binding_hint(first: str) -> str:
+    name, _, dim = first.partition("[")
+    dim = dim.rstrip("]")
+    return f"--shape {name}:1,3,224,224" + ("" if dim.isdigit() else f" or --dim {dim}=8")
+
+
+def _bind_input(
+    value: onnx.ValueInfoProto, shape: Sequence[int] | None, dims: Mapping[str, int], seen: set[str]
+) -> list[str]:
+    """Fill in one input; returns the dimensions that stay open as ``name[dim]``."""
+    if not value.type.HasField("tensor_type"):
+        return []
+    tensor = value.type.tensor_type
+    if shape is not None:
+        if tensor.HasField("shape") and len(tensor.shape.dim) != len(shape):
+            raise UsageError(
+                f"--shape {value.name} has {len(shape)} dimensions, the model says "
+                f"{len(tensor.shape.dim)}"
+            )
+        for dim, size in zip(tensor.shape.dim, shape, strict=False):
+            if dim.dim_value > 0 and dim.dim_value != size:
+                raise UsageError(
+                    f"--shape {value.name}: {size} where the model fixes {dim.dim_value}"
+                )
+            if dim.dim_param:
+                seen.add(dim.dim_param)
+        del tensor.shape.dim[:]
+        tensor.shape.dim.extend(onnx.TensorShapeProto.Dimension(dim_value=d) for d in shape)
+        return []
+    if not tensor.HasField("shape"):
+        return [f"{value.name}[?]"]
+    missing = []
+    for index, dim in enumerate(tensor.shape.dim):
+        if dim.dim_param:
+            seen.add(dim.dim_param)
+            if dim.dim_param in dims:
+                dim.dim_value = dims[dim.dim_param]
+                continue
+        if dim.dim_value <= 0:
+            missing.append(f"{value.name}[{dim.dim_param or index}]")
+    return missing
+
+
+def weights_as_inputs(model: onnx.ModelProto, limit: int = WEIGHT_INPUT) -> onnx.ModelProto:
+    """The same graph with each weight of at least ``limit`` bytes turned into an input, so that
+    a session on it costs no weight memory; small constants (shapes, axes) stay."""
+    light = onnx.ModelProto()
+    light.CopyFrom(_without_weights(model, limit))
+    listed = {value.name for value in light.graph.input}
+    for tensor in model.graph.initializer:
+        if is_big(tensor, limit) and tensor.name not in listed:
+            light.graph.input.append(
+                onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+            )
+    return light
+
+
+def is_big(tensor: onnx.TensorProto, limit: int = WEIGHT_INPUT) -> bool:
+    """Whether a weight is handed in as an input instead of being read."""
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        return True
+    return tensor_bytes(tensor.data_type, tensor.dims) >= limit
+
+
+def _without_weights(model: onnx.ModelProto, limit: int) -> onnx.ModelProto:
+    light = onnx.ModelProto()
+    for name in ("ir_version", "producer_name", "domain", "model_version"):
+        setattr(light, name, getattr(model, name))
+    light.opset_import.extend(model.opset_import)
+    light.functions.extend(model.functions)
+    graph, source = light.graph, model.graph
+    graph.name = source.name or "graph"
+    graph.node.extend(source.node)
+    graph.input.extend(source.input)
+    graph.output.extend(source.output)
+    graph.initializer.extend(t for t in source.initializer if not is_big(t, limit))
+    graph.sparse_initializer.extend(source.sparse_initializer)
+    return light
+
+
+def infer(model: onnx.ModelProto, folder: Path | None = None) -> dict[str, tuple[int, tuple]]:
+    """Element type and shape of every tensor, by name, as onnxruntime infers them on load.
+
+    Tensors whose shape depends on data, and values that are no tensors, are left out.
+
+    Raises:
+        ModelError: onnxruntime refuses the graph (unknown operator, wrong shapes).
+    """
+    light = weights_as_inputs(model)
+    light.ir_version = max(light.ir_version, 4)
+    del light.graph.value_info[:]
+    wanted = {name for node in light.graph.node for name in node.output if name}
+    del light.graph.output[:]
+    for name in sorted(wanted):
+        light.graph.output.add(name=name)
+    made = session_options(Options(level="disable", threads=1))
+    session = open_session(light, made, folder)
+    found = {}
+    for value in (*session.get_outputs(), *session.get_inputs()):
+        kind = value.type
+        if not kind.startswith("tensor(") or any(not isinstance(d, int) for d in value.shape):
+            continue
+        dtype = ORT_NAMES.get(kind[len("tensor(") : -1])
+        if dtype is not None:
+            found[value.name] = (dtype, tuple(value.shape))
+    return found
+
+
+def build_graph(model: onnx.ModelProto, folder: Path | None = None) -> Graph:
+    """A :class:`Graph` of a bound model, every tensor with type, shape and bytes where known.
+
+    Raises:
+        ModelError: the graph is not valid, or onnxruntime refuses it.
+    """
+    model = read_small_weights(model, folder)
+    ops = to_ops(model)
+    found = infer(model, folder)
+    tensors: dict[str, Tensor] = {}
+    outputs = tuple(value.name for value in model.graph.output)
+    for weight in model.graph.initializer:
+        shape = tuple(weight.dims)
+        tensors[weight.name] = Tensor(
+            weight.name, weight.data_type, shape, tensor_bytes(weight.data_type, shape), Role.WEIGHT
+        )
+    inputs = tuple(v.name for v in model.graph.input if v.name not in tensors)
+    for name in inputs:
+        tensors[name] = _tensor(name, found, Role.INPUT)
+    for op in ops:
+        for name in op.writes:
+            tensors[name] = _tensor(
+                name, found, Role.OUTPUT if name in outputs else Role.ACTIVATION
+            )
+    frame = shell(model)
+    _declare_outputs(frame, tensors)
+    return Graph(ops, tensors, inputs, outputs, frame)
+
+
+def _declare_outputs(frame: onnx.ModelProto, tensors: Mapping[str, Tensor]) -> None:
+    """Give the graph outputs the shapes they have once the inputs are bound."""
+    for value in frame.graph.output:
+        tensor = tensors[value.name]
+        if tensor.dtype and tensor.shape is not None:
+            value.CopyFrom(
+                onnx.helper.make_tensor_value_info(
+                    value.name, tensor.dtype, tensor.shape, value.doc_string
+                )
+            )
+
+
+def _tensor(name: str, found: Mapping[str, tuple[int, tuple]], role: Role) -> Tensor:
+    if name not in found:
+        return Tensor(name, 0, None, 0, role)
+    dtype, shape = found[name]
+    return Tensor(name, dtype, shape, tensor_bytes(dtype, shape), role)
+
+
+def unknown_shapes(graph: Graph) -> list[tuple[str, Op]]:
+    """Tensors without a known size, each with the op that makes it."""
+    return [
+        (name, op) for op in graph.ops for name in op.writes if graph.tensors[name].shape is None
+    ]
+
+
+def with_shapes(graph: Graph, found: Mapping[str, tuple[int, tuple[int, ...]]]) -> Graph:
+    """The graph with sizes filled in that a run has shown (data-dependent shapes)."""
+    tensors = dict(graph.tensors)
+    for name, (dtype, shape) in found.items():
+        old = tensors.get(name)
+        if old is not None and old.shape is None:
+            tensors[name] = Tensor(name, dtype, shape, tensor_bytes(dtype, shape), old.role)
+    return graph.with_ops(graph.ops, tensors)
+
+
+def require_shapes(graph: Graph) -> None:
+    """Raises:
+    ModelError: a tensor's size is not known.
+    """
+    unknown = unknown_shapes(graph)
+    if unknown:
+        name, op = unknown[0]
+        raise ModelError(
+            f"the size of tensor '{name}' is not known ({len(unknown)} such tensors)",
+            where=f"node {op.name} ({op.op_type})",
+            why="its shape depends on data, or on an input that is not bound",
+            hint="let onnxremat measure the model (without --no-measure), or bind --shape/--dim",
+        )

@@ -1,0 +1,185 @@
+"""Offline optimisation: the graph onnxruntime would make at load, as a model of its own.
+
+What is planned must be what runs, so the graph is fused first and planned afterwards.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import onnx
+
+from onnxremat.graph.dtypes import tensor_bytes
+from onnxremat.graph.ir import Op
+from onnxremat.graph.onnx_io import to_ops
+from onnxremat.ort.infer import is_big, weights_as_inputs
+from onnxremat.ort.session import Options, open_session, session_options
+
+# What a file may contain: standard operators (runs anywhere), onnxruntime's fused operators (runs
+# on any onnxruntime), or layouts for this processor as well (runs on this kind of machine).
+TARGETS = {"none": "disable", "portable": "basic", "onnxruntime": "extended", "host": "all"}
+UNFOLD = 64 << 10  # bytes from which a folded constant is worth making anew
+HEAVY = 512 << 20  # bytes of weights from which the structure alone is optimised
+
+
+def optimise(model: onnx.ModelProto, target: str, folder: Path | None) -> onnx.ModelProto:
+    """The model after onnxruntime's load-time optimisations for ``target``.
+
+    Weights of more than 512 MiB stay where they are: the structure is optimised with big weights
+    as inputs, so rewrites that would change such weights (folding a normalisation into a
+    convolution, say) do not happen.
+
+    Args:
+        target: a key of :data:`TARGETS`.
+        folder: where the external weights of ``model`` are.
+
+    Raises:
+        ModelError: onnxruntime refuses the model.
+    """
+    if target == "none":
+        return model
+    heavy = weight_bytes(model) > HEAVY
+    return _restored(model, _optimised(model, TARGETS[target], folder, heavy), heavy)
+
+
+def _optimised(
+    model: onnx.ModelProto, level: str, folder: Path | None, heavy: bool
+) -> onnx.ModelProto:
+    source = _standalone(weights_as_inputs(model) if heavy else model, None if heavy else folder)
+    source.ir_version = max(source.ir_version, 4)
+    for index, node in enumerate(source.graph.node):
+        node.name = node.name or f"{node.op_type}_{index}"
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / "optimised.onnx"
+        made = session_options(Options(level=level, threads=1))
+        made.optimized_model_filepath = str(path)
+        open_session(source, made, folder)
+        return onnx.load_model(str(path))
+
+
+def lasting_tensors(model: onnx.ModelProto, folder: Path | None) -> set[str]:
+    """Tensors that are left when a session with default options has fused the model.
+
+    Raises:
+        ModelError: onnxruntime refuses the model.
+    """
+    fused = _optimised(model, "all", folder, weight_bytes(model) > HEAVY)
+    return {name for node in fused.graph.node for name in node.output}
+
+
+def weight_bytes(model: onnx.ModelProto) -> int:
+    """Bytes of all initializers."""
+    return sum(tensor_bytes(t.data_type, t.dims) for t in model.graph.initializer)
+
+
+def _standalone(model: onnx.ModelProto, folder: Path | None) -> onnx.ModelProto:
+    """A copy with external weights read in (only called for light models)."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    if folder is not None:
+        onnx.load_external_data_for_model(copy, str(folder))
+    return copy
+
+
+def _restored(model: onnx.ModelProto, optimised: onnx.ModelProto, heavy: bool) -> onnx.ModelProto:
+    """The optimised nodes in the original frame: signature, metadata, doc strings, names."""
+    result = onnx.ModelProto()
+    result.CopyFrom(optimised)
+    for name in ("ir_version", "producer_name", "producer_version", "domain", "doc_string"):
+        setattr(result, name, getattr(model, name))
+    result.ir_version = max(result.ir_version, 4)
+    result.model_version = model.model_version
+    del result.metadata_props[:]
+    result.metadata_props.extend(model.metadata_props)
+    graph = result.graph
+    graph.name, graph.doc_string = model.graph.name, model.graph.doc_string
+    for field, kept in ((graph.input, model.graph.input), (graph.output, model.graph.output)):
+        del field[:]
+        field.extend(kept)
+    weights = {t.name for t in model.graph.initializer}
+    used = {name for node in graph.node for name in node.input} | {v.name for v in graph.output}
+    initializers = [t for t in graph.initializer if t.name in used]
+    if heavy:
+        have = {t.name for t in initializers}
+        initializers += [
+            t
+            for t in model.graph.initializer
+            if t.name in used and t.name not in have and is_big(t)
+        ]
+    del graph.initializer[:]
+    graph.initializer.extend(initializers)
+    del graph.input[:]
+    graph.input.extend(v for v in model.graph.input if v.name not in weights)
+    _restore_nodes(model, graph)
+    _unfold(model, graph)
+    present = {node.domain for node in graph.node} | {""}
+    imports = [entry for entry in result.opset_import if entry.domain in present]
+    del result.opset_import[:]
+    result.opset_import.extend(imports)
+    return result
+
+
+def _restore_nodes(model: onnx.ModelProto, graph: onnx.GraphProto) -> None:
+    """Give surviving nodes their metadata and doc strings back (onnxruntime drops them)."""
+    original = {node.name: node for node in model.graph.node if node.name}
+    for node in graph.node:
+        source = original.get(node.name)
+        if source is not None:
+            node.doc_string = source.doc_string
+            if not node.metadata_props:
+                node.metadata_props.extend(source.metadata_props)
+
+
+def _unfold(model: onnx.ModelProto, graph: onnx.GraphProto) -> None:
+    """Take back constant folding where it swells memory.
+
+    A big tensor of zeros made from a small shape (the start of a scatter, a mask) is folded into
+    a weight that stays for the whole run; made by its op it lives for a few steps. So a folded
+    constant comes back as the original nodes when what they start from is less than half its size.
+    """
+    original = {t.name for t in model.graph.initializer}
+    sizes = {t.name: tensor_bytes(t.data_type, t.dims) for t in graph.initializer}
+    folded = [n for n, size in sizes.items() if n not in original and size >= UNFOLD]
+    if not folded:
+        return
+    ops = to_ops(model)
+    writer = {name: index for index, op in enumerate(ops) for name in op.writes}
+    weights = {t.name: t for t in model.graph.initializer}
+    present = {name for node in graph.node for name in node.output}
+    revived: set[int] = set()
+    for name in folded:
+        chain, sources = _ancestors(name, ops, writer, present | set(sizes) - {name})
+        start = sum(
+            tensor_bytes(weights[s].data_type, weights[s].dims) for s in sources if s in weights
+        )
+        if name in writer and 2 * start < sizes[name]:
+            revived |= chain
+    made = {name for index in revived for name in ops[index].writes}
+    kept = [t for t in graph.initializer if t.name not in made]
+    have = {t.name for t in kept}
+    needed = {name for index in revived for name in ops[index].reads} - have - made
+    kept += [weights[name] for name in needed if name in weights]
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+    nodes = [ops[index].node for index in sorted(revived)] + list(graph.node)
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+def _ancestors(
+    name: str, ops: tuple[Op, ...], writer: dict[str, int], stop: set[str]
+) -> tuple[set[int], set[str]]:
+    """Ops that make ``name`` from constants, and the constants they start from."""
+    chain: set[int] = set()
+    sources: set[str] = set()
+    waiting = [name]
+    while waiting:
+        tensor = waiting.pop()
+        index = writer.get(tensor)
+        if index is None or (tensor in stop and tensor != name):
+            sources.add(tensor)
+        elif index not in chain:
+            chain.add(index)
+            waiting += ops[index].reads
+    return chain, sources

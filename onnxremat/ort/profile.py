@@ -1,0 +1,186 @@
+"""What one run really did: executed order, seconds and bytes per kernel.
+
+Bytes come from the allocator's own counters, which onnxruntime writes into its profile
+(``mem_bytes_requested_in_use``: bytes asked for and not yet given back when a kernel ends), and
+from its node-memory file (scratch bytes inside a kernel). Their sum is exact: it is what the
+allocator was asked for, not what the process happens to hold.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import statistics
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from onnxremat.errors import ModelError
+from onnxremat.graph.dtypes import ORT_NAMES
+from onnxremat.ort.session import Options, first_line, open_session, session_options
+
+Feeds = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One executed kernel, in execution order.
+
+    Attributes:
+        name: node name.
+        seconds: median over the measured runs.
+        live: bytes in use when the kernel ends, inputs and outputs included, weights excluded.
+        scratch: bytes it took and gave back while it ran.
+        outputs: (element type, shape) of each output.
+        provider: execution provider that ran it.
+    """
+
+    name: str
+    op_type: str
+    seconds: float
+    live: int
+    scratch: int
+    outputs: tuple[tuple[int, tuple[int, ...]], ...]
+    provider: str
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A measured run.
+
+    Attributes:
+        kernels: in execution order.
+        weight_bytes: bytes the session holds before the first kernel (weights as the kernels
+            want them, packed or not).
+        arena_bytes: bytes the arena holds after the last run (it never gives them back).
+        outputs: what the model returned, by name.
+    """
+
+    kernels: tuple[Kernel, ...]
+    weight_bytes: int
+    arena_bytes: int
+    outputs: dict[str, Any]
+
+    @property
+    def live_peak(self) -> int:
+        """Largest live + scratch bytes of one run, weights excluded."""
+        return max((k.live + k.scratch for k in self.kernels), default=0)
+
+    @property
+    def peak(self) -> int:
+        """Weights + live values + scratch at the worst kernel: what a budget counts."""
+        return self.weight_bytes + self.live_peak
+
+    @property
+    def seconds(self) -> float:
+        """Sum of the kernel times."""
+        return sum(k.seconds for k in self.kernels)
+
+
+def profile(
+    model: onnx.ModelProto | str | Path,
+    feeds: Feeds,
+    options: Options,
+    *,
+    runs: int = 1,
+    warmup: int = 0,
+    folder: Path | None = None,
+) -> Profile:
+    """Run a model with the profiler on.
+
+    Args:
+        runs: measured runs; seconds are medians per kernel, bytes are of the last run.
+        warmup: runs before them.
+        folder: where external weights are, for a model in memory.
+
+    Raises:
+        ModelError: onnxruntime refuses the model or a run fails.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        sizes = Path(scratch) / "memory.csv"
+        # The byte counters exist only with the arena, and only piecewise without a pattern.
+        made = session_options(replace(options, arena=True, pattern=False))
+        made.enable_profiling = True
+        made.profile_file_prefix = str(Path(scratch) / "profile")
+        made.add_session_config_entry("session.collect_node_memory_stats_to_file", str(sizes))
+        session = open_session(str(model) if isinstance(model, Path) else model, made, folder)
+        names = [value.name for value in session.get_outputs()]
+        outputs = run_session(session, feeds, warmup + runs)
+        events = json.loads(Path(session.end_profiling()).read_text())
+        del session
+        temporary = _scratch_bytes(sizes)
+    kernels, weights, arena = _kernels(events, warmup, runs, temporary)
+    return Profile(kernels, weights, arena, dict(zip(names, outputs, strict=True)))
+
+
+def run_session(session: Any, feeds: Feeds, runs: int = 1) -> list[Any]:
+    """Run and return the outputs of the last run.
+
+    Raises:
+        ModelError: the run fails (out of memory, wrong input).
+    """
+    outputs: list[Any] = []
+    for _ in range(runs):
+        outputs.clear()
+        try:
+            outputs = session.run(None, dict(feeds))
+        except Exception as error:
+            raise ModelError("the model does not run", why=first_line(error)) from error
+    return outputs
+
+
+def _scratch_bytes(path: Path) -> dict[str, int]:
+    """Node name to bytes taken inside the kernel. The file's key is ``name_hash``."""
+    if not path.exists():
+        return {}
+    with path.open() as file:
+        rows = [row for row in csv.reader(file) if row and not row[0].startswith("#")]
+    return {row[0].rpartition("_")[0]: int(row[4]) for row in rows if row[4].isdigit()}
+
+
+def _kernels(
+    events: list[dict[str, Any]], warmup: int, runs: int, scratch: Mapping[str, int]
+) -> tuple[tuple[Kernel, ...], int, int]:
+    rows = [
+        event
+        for event in events
+        if event.get("cat") == "Node" and event["name"].endswith("_kernel_time")
+    ]
+    rows = [row for row in rows if "subgraph" not in row["args"]]
+    per_run, rest = divmod(len(rows), warmup + runs)
+    if rest:
+        # Loop and Scan bodies may run another number of kernels each time: take the last run.
+        raise ModelError(
+            "the number of executed kernels differs from run to run",
+            why="loops over data; kernels cannot be compared between runs",
+        )
+    timed = [rows[r * per_run : (r + 1) * per_run] for r in range(warmup, warmup + runs)]
+    last = timed[-1]
+    made: list[Kernel] = []
+    weights = 0
+    for index, row in enumerate(last):
+        args = row["args"]
+        name = row["name"].removesuffix("_kernel_time")
+        outputs = tuple(
+            (ORT_NAMES.get(dtype, 0), tuple(shape))
+            for entry in args.get("output_type_shape", ())
+            for dtype, shape in entry.items()
+        )
+        in_use = int(args.get("mem_bytes_requested_in_use", 0))
+        if index == 0:
+            delta = int(args.get("mem_requested_in_use_delta", 0))
+            weights = in_use - delta
+        seconds = statistics.median(run[index]["dur"] for run in timed) * 1e-6
+        made.append(
+            Kernel(
+                name, args["op_name"], seconds, in_use - weights, scratch.get(name, 0), outputs,
+                args.get("provider", ""),
+            )
+        )  # fmt: skip
+    arena = int(last[-1]["args"].get("mem_arena_held", 0)) if last else 0
+    return tuple(made), weights, arena

@@ -1,0 +1,134 @@
+"""Sessions of stock onnxruntime and the options that keep a plan intact."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from onnxremat.errors import ModelError, UsageError
+
+
+@dataclass(frozen=True)
+class Options:
+    """The session options that matter to memory and order.
+
+    Attributes:
+        level: ``disable``, ``basic``, ``extended`` or ``all`` (onnxruntime's default).
+        order: ``default`` (a reverse depth-first walk) or ``priority`` (as listed in the file).
+        pattern: keep one block per input shape from the second run on (``enable_mem_pattern``).
+        reuse: hold a dead buffer for a later value of the same shape (``enable_mem_reuse``).
+        arena: allocate from a pool (``enable_cpu_mem_arena``).
+        threads: intra-op threads, 0 for one per core.
+    """
+
+    level: str = "all"
+    order: str = "default"
+    pattern: bool = True
+    reuse: bool = True
+    arena: bool = True
+    threads: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, for files."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Options:
+        """From plain data; unknown keys are an error of the file.
+
+        Raises:
+            UsageError: unknown option.
+        """
+        known = {f.name for f in fields(cls)}
+        if set(data) - known:
+            raise UsageError(f"unknown session options {sorted(set(data) - known)}")
+        return cls(**data)
+
+
+DEFAULT = Options()
+# What plans are made for: nothing is fused, merged or moved at load, the listed order is the
+# executed order, and a buffer is given back as soon as its value is dead.
+TUNED = Options(level="disable", order="priority", pattern=False, reuse=False)
+
+LEVELS = {
+    "disable": "ORT_DISABLE_ALL",
+    "basic": "ORT_ENABLE_BASIC",
+    "extended": "ORT_ENABLE_EXTENDED",
+    "all": "ORT_ENABLE_ALL",
+}
+
+
+def session_options(options: Options) -> Any:
+    """``onnxruntime.SessionOptions`` with these options set."""
+    import onnxruntime as ort
+
+    made = ort.SessionOptions()
+    made.graph_optimization_level = getattr(ort.GraphOptimizationLevel, LEVELS[options.level])
+    if options.order == "priority":
+        made.execution_order = ort.ExecutionOrder.PRIORITY_BASED
+    made.enable_mem_pattern = options.pattern
+    made.enable_mem_reuse = options.reuse
+    made.enable_cpu_mem_arena = options.arena
+    made.intra_op_num_threads = options.threads
+    made.log_severity_level = 4
+    return made
+
+
+def open_session(
+    model: onnx.ModelProto | str | os.PathLike[str] | bytes,
+    made: Any,
+    folder: Path | None = None,
+    providers: list[str] | None = None,
+) -> Any:
+    """An ``InferenceSession`` on the CPU provider, or the given ones.
+
+    Args:
+        model: a file, or a model in memory; its external weights lie in ``folder``.
+        made: ``onnxruntime.SessionOptions``.
+
+    Raises:
+        ModelError: onnxruntime refuses the model.
+    """
+    import onnxruntime as ort
+
+    if isinstance(model, onnx.ModelProto):
+        if folder is not None:
+            made.add_session_config_entry(
+                "session.model_external_initializers_file_folder_path", str(folder)
+            )
+        model = model.SerializeToString()
+    source = model if isinstance(model, bytes) else str(model)
+    try:
+        return ort.InferenceSession(source, made, providers=providers or ["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime raises a dozen unrelated types
+        raise ModelError(
+            "onnxruntime refuses the model",
+            where="" if isinstance(source, bytes) else source,
+            why=first_line(error),
+            hint="check that this onnxruntime runs the model at all",
+        ) from error
+
+
+def first_line(error: Exception) -> str:
+    """The first line of a runtime error without its internal prefix."""
+    text = str(error).strip().splitlines()
+    line = text[0] if text else type(error).__name__
+    return line.removeprefix("[ONNXRuntimeError] : ")[:400]
+
+
+def runtime_version() -> str:
+    """Version of the installed onnxruntime."""
+    import onnxruntime as ort
+
+    return str(ort.__version__)
+
+
+def providers() -> list[str]:
+    """Execution providers the installed wheel was built with."""
+    import onnxruntime as ort
+
+    return list(ort.get_available_providers())

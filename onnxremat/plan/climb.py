@@ -1,0 +1,121 @@
+"""Planning in one order: lazy cuts and the compiled search, taking turns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf
+
+from onnxremat.plan.lazy import LazyCuts
+from onnxremat.plan.record import Record
+from onnxremat.plan.search import Search
+from onnxremat.plan.wiring import Wiring, reordered
+
+DEPTHS = ((0, 1.0), (2, 1.0), (6, 1.0), (0, 0.5), (2, 0.5), (6, 0.5))  # greedy: (depth, power)
+BRANCHY = 0.02  # share of ops incomparable to the peak from which first runs may move
+
+
+@dataclass
+class Climb:
+    """Lazy cuts and search on ops renumbered to one order."""
+
+    record: Record
+    wiring: Wiring
+    named: list[int]
+    search: Search
+    lazy: LazyCuts
+    merit: float = -inf  # of the greedy result: less time is better, then less excess
+    start: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(
+        cls, record: Record, order: list[int], solver: str, threads: int, seed: int, *,
+        fixed_order: bool,
+    ) -> Climb:  # fmt: skip
+        """Prepare for one order of the caller's ops."""
+        same = order == list(range(record.problem.ops))
+        problem = record.problem if same else reordered(record.problem, order)
+        wiring = Wiring(problem)
+        search = Search(problem, record.budget, seed=seed)
+        lazy = LazyCuts(
+            wiring, record, order, lambda _: None, solver, threads, seed, free=not fixed_order
+        )
+        climb = cls(record, wiring, order, search, lazy)
+        lazy.repair = climb.repair
+        search.free_order = not fixed_order and climb.branchy()
+        climb.start = problem.store_all()
+        return climb
+
+    def branchy(self) -> bool:
+        """True when many ops may run before or after the op at the peak."""
+        op = self.lazy._peak_op()
+        below, above = self.wiring.ancestors(op), self.wiring.descendants(op)
+        loose = sum(not (a or b) for a, b in zip(below, above, strict=True)) - 1
+        return loose > BRANCHY * self.wiring.problem.ops
+
+    def greedy(self) -> None:
+        """Greedy insertion at several depths; the best result is offered and kept as start."""
+        record, begin = self.record, self.wiring.problem.store_all()
+        for depth, power in DEPTHS:
+            if record.stopped() or record.closed:
+                return
+            until = record.begin + min(record.limit, record.elapsed + 0.2 * record.limit)
+            found = self.search.fit(begin, until, record.stopped, depth, power)
+            replay = self.search.replay(found if found is not None else self.search.left)
+            if replay is None:
+                continue
+            took, _, area = replay
+            merit = -took if found is not None else -1e9 * took - area
+            if merit > self.merit:
+                self.merit, self.start = merit, found or list(self.search.left)
+            if found is not None:
+                self.offer(found, "greedy")
+            if self.wiring.problem.ops > 3000 and record.sequence is not None:
+                return
+
+    def offer(self, sequence: list[int], planner: str) -> None:
+        """Offer a sequence in this numbering."""
+        self.record.offer([self.named[op] for op in sequence], planner)
+
+    def repair(self, sequence: list[int]) -> list[int] | None:
+        """Greedy insertion from a sequence over budget."""
+        record = self.record
+        until = record.begin + min(record.limit, record.elapsed + 0.2 * max(0.5, record.left))
+        best, best_time = None, inf
+        for depth, power in DEPTHS[:3]:
+            found = self.search.fit(sequence, until, record.stopped, depth, power)
+            replay = None if found is None else self.search.replay(found)
+            if found is not None and replay is not None and replay[0] < best_time:
+                best, best_time = found, replay[0]
+        return best
+
+    def anneal(self, seconds: float) -> None:
+        """Anneal from the best sequence (or the best start)."""
+        record = self.record
+        rank = {op: i for i, op in enumerate(self.named)}
+        start = self.start
+        if record.sequence is not None:
+            start = [rank[op] for op in record.sequence]
+        self.search.anneal(
+            start,
+            min(seconds, record.left),
+            lambda: record.stopped() or record.closed,
+            lambda found, _: self.offer(found, "annealing"),
+        )
+        if record.sequence is not None and not record.closed:
+            self.offer(self.search.polished([rank[op] for op in record.sequence]), "annealing")
+
+    def run(self) -> None:
+        """Take turns until the gap is closed or time is up."""
+        record = self.record
+        more = self.lazy.round()
+        if record.closed or record.stopped():
+            return
+        if self.merit == -inf:
+            self.greedy()
+        slice_ = 0.3 + 0.002 * self.wiring.problem.ops
+        while not record.closed and not record.stopped():
+            self.anneal(slice_ if more else record.left)
+            if record.closed or record.stopped():
+                return
+            if more:
+                more = self.lazy.round()

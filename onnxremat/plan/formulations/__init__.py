@@ -1,0 +1,1 @@
+"""Mathematical programs for rematerialisation, one file per formulation."""

@@ -1,0 +1,164 @@
+"""Lazy cuts: solve the cut relaxation, read its solution as a sequence, cut where that breaks.
+
+Start with one cut at the peak of the base order. The optimum of the relaxation raises the bound;
+its solution, remade as late as possible, is a sequence. If that fits the budget it is optimal for
+the relaxation and the two meet. If not, it is repaired by the sequence search and by solving once
+more with the budget shrunk by the excess, and a cut is added at the stage with the largest excess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import inf
+
+import numpy as np
+
+from onnxremat.plan.formulations.cuts import CutModel, Spans, build, fixed_spans, free_spans, project
+from onnxremat.plan.formulations.extract import late_remakes, stage_excess
+from onnxremat.plan.problem import Floats, occupancy
+from onnxremat.plan.record import Record
+from onnxremat.plan.solvers import Limits, Outcome, Result, minimise
+from onnxremat.plan.wiring import Wiring
+
+INCOMPARABLE = 0.02  # share of ops that one cut may leave free before the order is fixed
+SHRINKS = 2  # re-solves with a smaller budget per round
+
+
+@dataclass
+class LazyCuts:
+    """The loop for one order: ops of ``wiring`` are numbered in that order.
+
+    Attributes:
+        named: op numbers of the caller for each op here.
+        repair: turns a sequence over budget into one within, or None.
+        free: try to keep the bound valid for every order.
+    """
+
+    wiring: Wiring
+    record: Record
+    named: list[int]
+    repair: Callable[[list[int]], list[int] | None]
+    solver: str = "auto"
+    threads: int = 1
+    seed: int = 0
+    free: bool = True
+    cuts: list[int] = field(default_factory=list)
+
+    def round(self) -> bool:
+        """Solve once and add a cut; False when there is nothing more to gain."""
+        record = self.record
+        if not self.cuts:
+            self.cuts.append(self._peak_op())
+        spans = self._spans()
+        made = build(self.wiring, spans, record.budget)
+        result = self._minimise(made, record.left)
+        self._raise(made, result)
+        if result.outcome is Outcome.INFEASIBLE or result.point is None:
+            return False
+        sequence = self._extract(made, result.point)
+        if record.closed or record.stopped():
+            return False
+        if sequence is None:
+            return False
+        excess = self._excess(sequence)
+        if int(excess.max()) > 0:
+            self._shrink(spans, int(excess.max()))
+            if not record.closed and not record.stopped():
+                self._fit(sequence)
+        return not record.closed and not record.stopped() and self._add_cut(excess)
+
+    def _peak_op(self) -> int:
+        return int(occupancy(self.wiring.problem, self.wiring.problem.store_all()).argmax())
+
+    def _spans(self) -> Spans:
+        ops = self.wiring.problem.ops
+        if self.free:
+            spans = free_spans(self.wiring, self.cuts)
+            if spans is not None:
+                loose = sum(a < b for a, b in zip(spans.earliest, spans.latest, strict=True))
+                if loose <= INCOMPARABLE * ops * len(self.cuts):
+                    return spans
+            self.free = False
+        return fixed_spans(ops, self.cuts)
+
+    def _minimise(self, made: CutModel, seconds: float) -> Result:
+        record = self.record
+        target = record.target / made.unit
+        limits = Limits(
+            seconds=max(0.05, 0.9 * min(seconds, record.left)),
+            gap=0.3 * record.gap * record.total / made.unit,
+            threads=self.threads,
+            seed=self.seed,
+            warm=self._warm(made),
+            stop=record.stop,
+            target=target,
+        )
+        result, notes = minimise(made.model, limits, self.solver)
+        record.notes.extend(note for note in notes if note not in record.notes)
+        return result
+
+    def _warm(self, made: CutModel) -> Floats | None:
+        """The best sequence as a point of the model, when it keeps this order."""
+        record = self.record
+        if record.sequence is None or record.order != tuple(dict.fromkeys(record.sequence)):
+            return None
+        rank = {op: i for i, op in enumerate(self.named)}
+        point = project(made, [rank[op] for op in record.sequence])
+        return point if made.model.violation(point) < 1e-6 else None
+
+    def _raise(self, made: CutModel, result: Result) -> None:
+        count = len(made.spans.cuts)
+        kind = "single-cut" if count == 1 else f"lazy-cuts({count})"
+        if result.outcome is Outcome.INFEASIBLE:
+            self.record.raise_bound(inf, kind, any_order=made.spans.any_order)
+        elif result.bound > -inf:
+            bound = made.seconds(result.bound)
+            self.record.raise_bound(bound, kind, any_order=made.spans.any_order)
+
+    def _extract(self, made: CutModel, point: Floats) -> list[int] | None:
+        sequence = late_remakes(self.wiring, made.spans.cuts, made.carried(point))
+        if sequence is not None:
+            self._offer(sequence, "lazy-cuts")
+        return sequence
+
+    def _shrink(self, spans: Spans, excess: int) -> None:
+        """Solve again with the excess taken off the budget."""
+        budget = self.record.budget
+        for _ in range(SHRINKS):
+            budget -= excess
+            if budget <= 0 or self.record.closed or self.record.stopped():
+                return
+            made = build(self.wiring, spans, budget)
+            result = self._minimise(made, min(0.2 * self.record.left, 10.0))
+            if result.point is None:
+                return
+            sequence = self._extract(made, result.point)
+            if sequence is None:
+                return
+            excess = int(self._excess(sequence).max())
+            if excess <= 0:
+                return
+
+    def _fit(self, sequence: list[int]) -> None:
+        repaired = self.repair(sequence)
+        if repaired is not None:
+            self._offer(repaired, "lazy-cuts+search")
+
+    def _offer(self, sequence: list[int], planner: str) -> None:
+        self.record.offer([self.named[op] for op in sequence], planner)
+
+    def _excess(self, sequence: list[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        use = occupancy(self.wiring.problem, sequence)
+        return stage_excess(self.wiring.problem.ops, sequence, use, self.record.budget)
+
+    def _add_cut(self, excess: np.ndarray[tuple[int], np.dtype[np.int64]]) -> bool:
+        """Cut at the stage with the largest excess, or the one before it."""
+        for stage in np.argsort(-excess, kind="stable").tolist():
+            if excess[stage] <= 0:
+                return False
+            for cut in (stage, stage - 1):
+                if cut >= 0 and cut not in self.cuts:
+                    self.cuts.append(cut)
+                    return True
+        return False

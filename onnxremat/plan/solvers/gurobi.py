@@ -1,0 +1,160 @@
+"""Gurobi through ``gurobipy``: used when its licence, or the limits of its free wheel, allow."""
+
+from __future__ import annotations
+
+import time
+from functools import cache
+from importlib.util import find_spec
+from math import inf
+from typing import Any
+
+import numpy as np
+
+from onnxremat.plan.model import Model
+from onnxremat.plan.solvers.base import Limits, Outcome, Result, refused
+
+FREE_COLUMNS = FREE_ROWS = 2000  # measured limits of the wheel's built-in licence
+FREE_COLUMNS_QUADRATIC = 200
+
+
+class Gurobi:
+    """Back end on Gurobi."""
+
+    name = "gurobi"
+
+    def unavailable(self) -> str | None:
+        """Why Gurobi cannot be used, or None."""
+        if find_spec("gurobipy") is None:
+            return "Gurobi is not installed (pip install gurobipy)"
+        return _environment()[1]
+
+    def unfit(self, model: Model) -> str | None:
+        """Why the licence at hand does not take this model, or None."""
+        if self.unavailable() is None and _unlimited():
+            return None
+        most = FREE_COLUMNS_QUADRATIC if model.quadratic else FREE_COLUMNS
+        if model.columns > most or model.rows > FREE_ROWS:
+            return (
+                f"Gurobi's built-in licence takes {most} columns and {FREE_ROWS} rows; "
+                f"this model has {model.columns} and {model.rows}"
+            )
+        return None
+
+    def solve(self, model: Model, limits: Limits) -> Result:
+        """Minimise a linear or quadratic model."""
+        reason = self.unavailable() or self.unfit(model)
+        if reason:
+            return refused(reason)
+        try:
+            return _run(model, limits)
+        except Exception as error:  # a failing solver must not end the planner
+            return refused(f"Gurobi failed: {error}")
+
+
+@cache
+def _environment() -> tuple[Any, str | None]:
+    """(environment, None), or (None, why there is none)."""
+    import gurobipy
+
+    try:
+        environment = gurobipy.Env(empty=True)
+        environment.setParam("OutputFlag", 0)
+        environment.start()
+    except gurobipy.GurobiError as error:
+        return None, f"Gurobi has no usable licence: {error}"
+    return environment, None
+
+
+@cache
+def _unlimited() -> bool:
+    """True when a full licence is active: a model beyond the free limits is accepted."""
+    import gurobipy
+
+    environment, reason = _environment()
+    if reason:
+        return False
+    with gurobipy.Model(env=environment) as probe:
+        columns = probe.addVars(FREE_COLUMNS + 1, vtype="B")
+        probe.addConstr(columns[0] <= 0)
+        probe.Params.TimeLimit = 1
+        try:
+            probe.optimize()
+        except gurobipy.GurobiError:
+            return False
+    return True
+
+
+def _run(model: Model, limits: Limits) -> Result:
+    import gurobipy
+    from scipy.sparse import csr_matrix
+
+    begin = time.monotonic()
+    environment, _ = _environment()
+    with gurobipy.Model(model.name, env=environment) as gurobi:
+        kinds = np.where(model.integer, "I", "C")
+        columns = gurobi.addMVar(
+            model.columns, lb=model.lower, ub=model.upper, obj=model.cost, vtype=kinds
+        )
+        start, index, value = model.matrix()
+        matrix = csr_matrix((value, index, start), shape=(model.rows, model.columns))
+        _add_rows(gurobi, columns, matrix, model)
+        gurobi.update()
+        objective = gurobi.getObjective() + model.offset
+        variables = columns.tolist()
+        for i, j, q in model.quadratic_cost:
+            objective += q * variables[i] * variables[j]
+        gurobi.setObjective(objective)
+        if limits.warm is not None:
+            columns.Start = limits.warm
+        gurobi.Params.TimeLimit = max(0.01, limits.seconds)
+        gurobi.Params.MIPGapAbs, gurobi.Params.MIPGap = limits.gap, 1e-9
+        gurobi.Params.Threads, gurobi.Params.Seed = limits.threads, limits.seed % (1 << 31)
+        gurobi.optimize(_watch(limits, gurobipy))
+        seconds = time.monotonic() - begin
+        if gurobi.Status in (gurobipy.GRB.INFEASIBLE, gurobipy.GRB.INF_OR_UNBD):
+            return Result(Outcome.INFEASIBLE, inf, inf, None, seconds)
+        found = gurobi.SolCount > 0
+        bound = float(gurobi.ObjBound) if gurobi.ObjBound > -1e99 else -inf
+        point = np.asarray(columns.X) if found else None
+        if gurobi.Status == gurobipy.GRB.OPTIMAL:
+            return Result(Outcome.OPTIMAL, float(gurobi.ObjVal), bound, point, seconds)
+        outcome = Outcome.FEASIBLE if found else Outcome.UNKNOWN
+        return Result(outcome, float(gurobi.ObjVal) if found else inf, bound, point, seconds)
+
+
+def _add_rows(gurobi: Any, columns: Any, matrix: Any, model: Model) -> None:
+    lower, upper = np.asarray(model.row_lower), np.asarray(model.row_upper)
+    plain = np.ones(model.rows, bool)
+    plain[list(model.quadratic_rows)] = False
+    for sense, chosen, side in (
+        ("=", plain & (lower == upper), upper),
+        ("<", plain & (lower != upper) & (upper < inf), upper),
+        (">", plain & (lower != upper) & (lower > -inf), lower),
+    ):
+        if chosen.any():
+            gurobi.addMConstr(matrix[chosen], columns, sense, side[chosen])
+    variables = columns.tolist()
+    for row, terms in model.quadratic_rows.items():
+        left = sum(
+            v * variables[j]
+            for j, v in zip(matrix[[row]].indices, matrix[[row]].data, strict=True)
+        ) + sum(q * variables[i] * variables[j] for i, j, q in terms)
+        if upper[row] < inf:
+            gurobi.addQConstr(left <= upper[row])
+        if lower[row] > -inf:
+            gurobi.addQConstr(left >= lower[row])
+
+
+def _watch(limits: Limits, gurobipy: Any) -> Any:
+    stop, target, progress = limits.stop, limits.target, limits.progress
+    code = gurobipy.GRB.Callback
+
+    def watch(gurobi: Any, where: int) -> None:
+        if where == code.MIP and gurobi.cbGet(code.MIP_OBJBND) >= target:
+            gurobi.terminate()
+        elif where == code.MIPSOL and progress is not None:
+            progress(gurobi.cbGet(code.MIPSOL_OBJBST), gurobi.cbGet(code.MIPSOL_OBJBND))
+        elif where == code.POLLING and stop is not None and stop():
+            gurobi.terminate()
+
+    return watch

@@ -1,0 +1,117 @@
+"""Plan to ONNX: duplicates, gates, pins, and the plan itself in the model's metadata."""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import onnx
+
+from onnxremat.errors import UsageError
+from onnxremat.graph.ir import Graph
+from onnxremat.graph.onnx_io import to_model
+from onnxremat.rewrite.gates import add_gates
+from onnxremat.rewrite.pins import add_pins, misplaced
+from onnxremat.schedule.expand import expand
+from onnxremat.schedule.plan import Plan
+
+KEY = "onnxremat"
+PIN_ROUNDS = 6
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """A graph ready to run, and the model to write.
+
+    Attributes:
+        graph: one op per step in planned order, gates before recomputations, pins last.
+        plan: what it carries out.
+    """
+
+    graph: Graph
+    plan: Plan
+
+    def model(self, facts: Mapping[str, Any] | None = None) -> onnx.ModelProto:
+        """The ONNX model; ``facts`` go into its metadata beside the plan."""
+        made = to_model(self.graph)
+        set_metadata(made, {**(facts or {}), "plan": pack(self.plan)})
+        return made
+
+
+class Runtime(Protocol):
+    """What a rewrite asks onnxruntime about a graph in a session with default options."""
+
+    def lasting(self, graph: Graph) -> Collection[str]:
+        """Tensors that are still there after it has fused the graph."""
+
+    def executed(self, graph: Graph) -> Sequence[str]:
+        """Op names in executed order."""
+
+
+def rewrite(graph: Graph, plan: Plan, runtime: Runtime | None = None) -> Rewritten:
+    """Carry out a plan.
+
+    Args:
+        runtime: lets the pins suit what onnxruntime fuses at load under default options; without
+            it they hold for a session that fuses nothing.
+
+    Raises:
+        UsageError: the plan does not fit the graph.
+    """
+    gated = add_gates(expand(graph, plan.sequence))
+    if runtime is None:
+        return Rewritten(add_pins(gated), plan)
+    lasting = runtime.lasting(gated)
+    extra: set[str] = set()
+    pinned = add_pins(gated, extra, lasting)
+    for _ in range(PIN_ROUNDS):
+        found = misplaced(gated, runtime.executed(pinned)) - extra
+        if not found:
+            break
+        extra |= found
+        pinned = add_pins(gated, extra, lasting)
+    return Rewritten(pinned, plan)
+
+
+def pack(plan: Plan) -> str:
+    """A plan as compressed text."""
+    return base64.b85encode(zlib.compress(plan.dumps().encode(), 9)).decode()
+
+
+def unpack(text: str) -> Plan:
+    """The plan of :func:`pack`'s text.
+
+    Raises:
+        UsageError: damaged text.
+    """
+    try:
+        return Plan.from_json(json.loads(zlib.decompress(base64.b85decode(text))))
+    except (ValueError, zlib.error) as error:
+        raise UsageError("the plan in the model's metadata is damaged", why=str(error)) from error
+
+
+def set_metadata(model: onnx.ModelProto, facts: Mapping[str, Any]) -> None:
+    """Write ``onnxremat.<name>`` entries, replacing older ones of these names."""
+    names = {f"{KEY}.{name}" for name in facts}
+    kept = [entry for entry in model.metadata_props if entry.key not in names]
+    copies = [(entry.key, entry.value) for entry in kept]
+    del model.metadata_props[:]
+    for key, value in copies:
+        model.metadata_props.add(key=key, value=value)
+    for name, value in facts.items():
+        text = value if isinstance(value, str) else json.dumps(value)
+        model.metadata_props.add(key=f"{KEY}.{name}", value=text)
+
+
+def metadata(model: onnx.ModelProto) -> dict[str, str]:
+    """The ``onnxremat.<name>`` entries of a model, by name; empty for any other model."""
+    prefix = KEY + "."
+    return {
+        entry.key.removeprefix(prefix): entry.value
+        for entry in model.metadata_props
+        if entry.key.startswith(prefix)
+    }

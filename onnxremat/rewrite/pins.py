@@ -1,0 +1,165 @@
+"""Pins: make onnxruntime's default order the planned order.
+
+The default order walks back from the leaves, the leaf with the highest index first. When every
+leaf is a dangling ``Size`` op, and these are listed last in reverse, they are reached in planned
+order, and each runs exactly those ancestors of its tensor that have not run yet. So a pin at the
+end of every stretch that the walk itself runs in planned order fixes the whole order. A pin costs
+0.3 us; onnxruntime removes no dangling op. Sessions that follow the listed order ignore them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from onnx import TensorProto, helper
+
+from onnxremat.graph.ir import Graph, Op, Role, Tensor
+from onnxremat.rewrite.gates import PREFIX as GATE
+from onnxremat.rewrite.gates import SIZE
+
+PREFIX = "onnxremat.pin"
+WINDOW = 400  # steps a stretch may have
+PATIENCE = 48  # ends tried in vain after the last good one
+
+
+def add_pins(
+    graph: Graph, extra: Collection[str] = (), lasting: Collection[str] | None = None
+) -> Graph:
+    """The graph with the fewest pins (greedily) that make its listed order the default order.
+
+    Every graph output and every value nobody reads is pinned too: no other op may stay a leaf
+    (a fused leaf would run first), and a value nobody reads would stay to the end.
+
+    Args:
+        graph: ops in planned order, without pins.
+        extra: ops to pin besides, because onnxruntime moves their successors when it fuses.
+        lasting: tensors that onnxruntime keeps when it fuses at load; only these are pinned, so
+            that a pin never stands in the way of a fusion. All when None.
+    """
+    read = {name for op in graph.ops for name in op.reads}
+    wanted: dict[str, int] = {}
+    pinnable = [_pinnable(graph, op, lasting) for op in graph.ops]
+    ends = {step for step, op in enumerate(graph.ops) if op.name in extra and pinnable[step]}
+    for step in stretches(graph, ends, [bool(name) for name in pinnable]):
+        if pinnable[step]:
+            wanted[pinnable[step]] = step
+    for step, op in enumerate(graph.ops):
+        for name in op.writes:
+            if name not in read and graph.tensors[name].dtype:
+                wanted.setdefault(name, step)
+    ops = list(graph.ops)
+    tensors = dict(graph.tensors)
+    for name, _ in sorted(wanted.items(), key=lambda item: -item[1]):
+        pin = f"{PREFIX}{len(ops) - len(graph.ops)}"
+        node = helper.make_node("Size", [name], [pin], name=pin)
+        ops.append(Op(pin, "Size", "", (name,), (pin,), (), node))
+        tensors[pin] = Tensor(pin, TensorProto.INT64, (), 8, Role.ACTIVATION)
+    return graph.with_ops(ops, tensors)
+
+
+def is_added(name: str) -> bool:
+    """Whether an op is a pin or a gate rather than a planned step."""
+    return name.startswith("onnxremat.")
+
+
+def _pinnable(graph: Graph, op: Op, lasting: Collection[str] | None) -> str:
+    """The output of an op that a pin may be put on, "" when there is none."""
+    names = [name for name in op.writes if graph.tensors[name].dtype]
+    if lasting is not None and not _is_gate_size(op):
+        names = [name for name in names if name in lasting]
+    return next(iter(names), "")
+
+
+def misplaced(graph: Graph, executed: Sequence[str]) -> set[str]:
+    """Ops to pin because the op planned after each of them ran too early.
+
+    Args:
+        graph: ops in planned order.
+        executed: op names in executed order; ops fused away are absent, new names are ignored.
+    """
+    ran = set(executed)
+    planned = [op.name for op in graph.ops if op.name in ran and not op.name.startswith(PREFIX)]
+    place = {name: step for step, name in enumerate(planned)}
+    found = set()
+    reached = -1
+    for name in executed:
+        step = place.get(name)
+        if step is None:
+            continue
+        if step > reached + 1:
+            found.add(planned[step - 1])
+        reached = max(reached, step)
+    return found
+
+
+def stretches(
+    graph: Graph, ends_at: Collection[int] = (), allowed: Sequence[bool] | None = None
+) -> list[int]:
+    """Last steps of the longest stretches that a depth-first walk from that step alone would run
+    in listed order, given that everything before the stretch has run.
+
+    Args:
+        ends_at: steps at which a stretch has to end.
+        allowed: steps at which one may end; where none runs in listed order, it ends at the
+            first allowed step and its inner order is left to onnxruntime.
+    """
+    before = graph.predecessors()
+    count = len(before)
+    done = [False] * count
+    ends = []
+    start = 0
+    while start < count:
+        best = _longest(before, done, start, ends_at, allowed)
+        # A pin on a value that a gate waits for would be the same Size op as the gate's, and
+        # onnxruntime would make one of the two: pin the gate's Size instead, listed next.
+        while best + 1 < count and _is_gate_size(graph.ops[best + 1]):
+            best += 1
+        ends.append(best)
+        for step in range(start, best + 1):
+            done[step] = True
+        start = best + 1
+    return ends
+
+
+def _longest(
+    before: list[list[int]],
+    done: list[bool],
+    start: int,
+    ends_at: Collection[int],
+    allowed: Sequence[bool] | None,
+) -> int:
+    best, misses = -1, 0
+    for end in range(start, min(len(before), start + WINDOW)):
+        if allowed is None or allowed[end]:
+            if _walks_in_order(before, done, start, end):
+                best, misses = end, 0
+            else:
+                misses += 1
+        if end in ends_at or misses > PATIENCE:
+            break
+    if best >= 0:
+        return best
+    rest = range(start, len(before))
+    return next((e for e in rest if allowed is None or allowed[e]), len(before) - 1)
+
+
+def _is_gate_size(op: Op) -> bool:
+    return op.name.startswith(GATE) and op.name.endswith(SIZE)
+
+
+def _walks_in_order(before: list[list[int]], done: list[bool], start: int, end: int) -> bool:
+    """Whether the walk from ``end`` runs exactly ``start..end``, in that order."""
+    stack = [(end, False)]
+    seen: set[int] = set()
+    expected = start
+    while stack:
+        step, leaving = stack.pop()
+        if leaving:
+            if step != expected:
+                return False
+            expected += 1
+        elif step not in seen:
+            seen.add(step)
+            stack.append((step, True))
+            stack += [(p, False) for p in before[step] if not done[p] and p not in seen]
+    return expected == end + 1

@@ -1,0 +1,258 @@
+"""Plan, rewrite, measure; and again with the excess taken off while the budget is missed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from onnxremat.errors import InfeasibleError, NoPlanError, OverBudgetError
+from onnxremat.graph.ir import Graph
+from onnxremat.graph.onnx_io import to_model
+from onnxremat.ort.offline import lasting_tensors
+from onnxremat.ort.profile import profile
+from onnxremat.plan import smallest_budget, solve
+from onnxremat.plan.problem import Solution, Status, seconds
+from onnxremat.plan.reduce import Reduced, reduce
+from onnxremat.rewrite.emit import Rewritten, rewrite
+from onnxremat.run.measure import Measurement, measure, predict
+from onnxremat.run.prepare import Prepared
+from onnxremat.schedule.plan import Plan, Provenance, graph_hash
+from onnxremat.schedule.simulate import Timeline
+from onnxremat.units import Budget, format_bytes
+
+ROUNDS = 6
+SLOW = 20.0  # seconds of a run from which the default order is predicted, not tried
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """How to search for a plan.
+
+    Attributes:
+        time_limit: seconds for the planner.
+        gap: good enough, as a share of the store-all time.
+        solver: ``auto``, ``scip``, ``highs`` or ``gurobi``.
+        seed: of the search.
+        threads: of the solver.
+        progress: told (best seconds, bound seconds, stage) when either moves.
+        stop: asked now and then; True ends planning with the best so far.
+    """
+
+    time_limit: float = 60.0
+    gap: float = 1e-5
+    solver: str = "auto"
+    seed: int = 0
+    threads: int = 1
+    progress: Callable[[float, float, str], None] | None = None
+    stop: Callable[[], bool] | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A plan that keeps its budget, carried out.
+
+    Attributes:
+        budget: bytes.
+        predicted: the simulator's timeline under the options the plan is made for.
+        measured: the run under these options, None without measuring.
+        measured_default: the run under onnxruntime's default options.
+        rounds: how often planning was repeated because the budget was missed.
+    """
+
+    plan: Plan
+    rewritten: Rewritten
+    budget: int
+    predicted: Timeline
+    measured: Measurement | None
+    measured_default: Measurement | None
+    rounds: int
+
+
+def plan_within(
+    prepared: Prepared, budget: Budget, options: PlanOptions, device_bytes: int
+) -> Outcome:
+    """Find a plan whose measured (or, without measuring, predicted) peak is within the budget.
+
+    Raises:
+        InfeasibleError: proven that no plan fits; carries the smallest budget that does.
+        NoPlanError: none found in time.
+        OverBudgetError: measured peaks stay over the budget.
+    """
+    reduced = reduce(prepared.graph, prepared.costs, prepared.weights)
+    limit = budget.resolve(device_bytes=device_bytes, peak_bytes=prepared.baseline_peak)
+    if limit is None:
+        return _at_minimum(prepared, reduced, options)
+    return _loop(prepared, reduced, limit, options)
+
+
+def _at_minimum(prepared: Prepared, reduced: Reduced, options: PlanOptions) -> Outcome:
+    """The smallest budget: found, then raised by what carrying out the plan costs."""
+    found, sequence, lower, why = smallest_budget(
+        reduced.problem, time_limit=options.time_limit / 2, seed=options.seed, stop=options.stop
+    )
+    limit = found
+    for _ in range(ROUNDS):
+        try:
+            outcome = _loop(prepared, reduced, limit, options, warm=sequence, rounds=1)
+        except OverBudgetError as error:
+            limit += max(256, error.excess)
+            continue
+        note = f"smallest possible budget is at least {format_bytes(lower)} ({lower} B): {why}"
+        plan = outcome.plan.with_provenance(notes=(*outcome.plan.provenance.notes, note))
+        return _replace_plan(outcome, plan)
+    raise NoPlanError("no smallest budget found", hint="raise --time-limit")
+
+
+def _replace_plan(outcome: Outcome, plan: Plan) -> Outcome:
+    return Outcome(
+        plan, Rewritten(outcome.rewritten.graph, plan), outcome.budget, outcome.predicted,
+        outcome.measured, outcome.measured_default, outcome.rounds,
+    )  # fmt: skip
+
+
+def _loop(
+    prepared: Prepared,
+    reduced: Reduced,
+    limit: int,
+    options: PlanOptions,
+    warm: list[int] | tuple[int, ...] | None = None,
+    rounds: int = ROUNDS,
+) -> Outcome:
+    aim, first, excess = limit, None, 0
+    for attempt in range(rounds):
+        solution = solve(
+            reduced.problem,
+            aim,
+            gap=options.gap,
+            fixed_order=prepared.settings.fixed_order,
+            warm=warm,
+            progress=options.progress,
+            time_limit=options.time_limit,
+            seed=options.seed,
+            threads=options.threads,
+            solver=options.solver,
+            stop=options.stop,
+        )
+        first = first or solution  # its bound is the one for the whole budget
+        if solution.sequence is None:
+            if attempt:
+                break
+            raise _failure(prepared, reduced, limit, solution, options)
+        plan = _as_plan(prepared, reduced, solution, first, limit)
+        outcome, excess = _carry_out(prepared, plan, limit, attempt)
+        if outcome is not None:
+            return outcome
+        aim, warm = aim - excess, solution.sequence
+    raise OverBudgetError(
+        f"no plan keeps within {format_bytes(limit)} when carried out",
+        why=f"the last one needs {format_bytes(limit + excess)}",
+        hint=f"--budget {limit + excess}",
+        excess=excess,
+    )
+
+
+def _carry_out(
+    prepared: Prepared, plan: Plan, limit: int, attempt: int
+) -> tuple[Outcome | None, int]:
+    """Rewrite, predict and measure; the outcome, or how many bytes it misses the budget by."""
+    costs = prepared.costs
+    rewritten = rewrite(prepared.graph, plan)
+    predicted = predict(
+        rewritten.graph, prepared.tuned, scratch=costs.scratch, seconds=costs.seconds,
+        weights=prepared.weights,
+    )  # fmt: skip
+    if predicted.peak > limit:
+        return None, predicted.peak - limit
+    if prepared.feeds is None:
+        rewritten = rewrite(prepared.graph, plan, _Asked(prepared))
+        return Outcome(plan, rewritten, limit, predicted, None, None, attempt), 0
+    found = _measured(prepared, rewritten, prepared.tuned)
+    if found.peak > limit:
+        return None, found.peak - limit
+    rewritten = rewrite(prepared.graph, plan, _Asked(prepared))
+    found = _measured(prepared, rewritten, prepared.tuned)
+    plain = _measured(prepared, rewritten, prepared.default)
+    return Outcome(plan, rewritten, limit, found.predicted, found, plain, attempt), 0
+
+
+def _measured(prepared: Prepared, rewritten: Rewritten, options: Any) -> Measurement:
+    assert prepared.feeds is not None
+    return measure(
+        rewritten.graph,
+        rewritten.model(),
+        prepared.feeds,
+        options,
+        scratch=prepared.costs.scratch,
+        seconds=prepared.costs.seconds,
+        folder=prepared.folder,
+    )
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """Answers from onnxruntime itself, on the model's inputs."""
+
+    prepared: Prepared
+
+    def lasting(self, graph: Graph) -> set[str]:
+        """Tensors left after fusion."""
+        return lasting_tensors(to_model(graph), self.prepared.folder)
+
+    def executed(self, graph: Graph) -> list[str]:
+        """Executed order; the listed one for models too slow to try out."""
+        if self.prepared.feeds is None or self.prepared.costs.total > SLOW:
+            return [op.name for op in graph.ops]
+        ran = profile(
+            to_model(graph), self.prepared.feeds, self.prepared.default,
+            folder=self.prepared.folder,
+        )  # fmt: skip
+        return [kernel.name for kernel in ran.kernels]
+
+
+def _as_plan(
+    prepared: Prepared, reduced: Reduced, solution: Solution, first: Solution, limit: int
+) -> Plan:
+    assert solution.sequence is not None
+    store_all = seconds(reduced.problem, reduced.problem.store_all())
+    bound = max(first.certificate.bound, store_all)
+    gap = max(0.0, solution.time - bound) / store_all if store_all else 0.0
+    status = "optimal" if gap <= 1e-5 else "feasible"
+    provenance = Provenance(
+        planner=solution.planner,
+        status=status,
+        budget=limit,
+        bound=min(bound, solution.time),
+        bound_kind=first.certificate.kind,
+        any_order=first.certificate.any_order,
+        seconds=solution.time,
+        store_all_seconds=store_all,
+        plan_seconds=first.plan_seconds + (solution.plan_seconds if solution is not first else 0),
+        graph_hash=graph_hash(prepared.graph),
+        cost_source=prepared.costs.source,
+        notes=solution.notes,
+        settings=prepared.settings.to_json(),
+    )
+    return Plan.of(prepared.graph, reduced.lift(solution.sequence), provenance)
+
+
+def _failure(
+    prepared: Prepared, reduced: Reduced, limit: int, solution: Solution, options: PlanOptions
+) -> Exception:
+    found, _, lower, why = smallest_budget(
+        reduced.problem, time_limit=max(5.0, options.time_limit / 2), seed=options.seed,
+        stop=options.stop,
+    )  # fmt: skip
+    if solution.status is Status.INFEASIBLE or limit < lower:
+        return InfeasibleError(
+            f"no plan for {prepared.name} fits {format_bytes(limit)} ({limit} B)",
+            why=f"at least {format_bytes(lower)} ({lower} B) are needed: {why}",
+            hint=f"--budget {found} ({format_bytes(found)}, the smallest budget with a plan)",
+            smallest=found,
+            lower_bound=lower,
+        )
+    return NoPlanError(
+        f"no plan for {prepared.name} within {format_bytes(limit)} found in time",
+        why=f"not proven impossible: the proven minimum is {format_bytes(lower)} ({lower} B)",
+        hint=f"raise --time-limit, or --budget {found} ({format_bytes(found)})",
+    )

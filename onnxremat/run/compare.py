@@ -1,0 +1,66 @@
+"""Are two runs the same? Bit by bit, or within a tolerance that is stated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+# Relative to the largest magnitude of an output: what re-ordered float arithmetic costs.
+TOLERANCE = {"float64": 1e-9, "float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How one set of outputs compares with another.
+
+    Attributes:
+        bit_equal: every output is the same to the last bit (NaN equals NaN).
+        worst: largest ``max|a - b| / max|b|`` over the outputs.
+        output: the output where that is.
+        tolerance: what is allowed there.
+        ok: bit-equal, or within tolerance everywhere.
+    """
+
+    bit_equal: bool
+    worst: float
+    output: str
+    tolerance: float
+    ok: bool
+
+
+def compare(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> Difference:
+    """Compare outputs by name; a missing output, another type or another shape is a difference."""
+    worst = Difference(True, 0.0, "", 0.0, True)
+    bit_equal, ok = True, True
+    for name, reference in wanted.items():
+        one = _difference(name, found.get(name), reference)
+        bit_equal &= one.bit_equal
+        ok &= one.ok
+        if one.worst > worst.worst or not one.ok:
+            worst = one
+    return Difference(bit_equal, worst.worst, worst.output, worst.tolerance, ok)
+
+
+def _difference(name: str, found: Any, wanted: Any) -> Difference:
+    if not isinstance(wanted, np.ndarray) or not isinstance(found, np.ndarray):
+        same = type(found) is type(wanted) and repr(found) == repr(wanted)
+        return Difference(same, 0.0 if same else np.inf, name, 0.0, same)
+    if found.shape != wanted.shape or found.dtype != wanted.dtype:
+        return Difference(False, np.inf, name, 0.0, False)
+    if found.tobytes() == wanted.tobytes():
+        return Difference(True, 0.0, name, 0.0, True)
+    if wanted.dtype.kind not in "fV":
+        # Integers from float comparisons (an arg-max of near ties) may differ in a few places.
+        share = float(np.mean(found != wanted))
+        return Difference(False, share, name, 0.0, False)
+    tolerance = TOLERANCE.get(wanted.dtype.name, 1e-1)
+    a, b = found.astype(np.float64), wanted.astype(np.float64)
+    if not np.array_equal(np.isfinite(a), np.isfinite(b)):
+        return Difference(False, np.inf, name, tolerance, False)
+    finite = np.isfinite(b)
+    scale = float(np.abs(b[finite]).max(initial=0.0)) or 1.0
+    error = float(np.abs(a[finite] - b[finite]).max(initial=0.0)) / scale
+    return Difference(False, error, name, tolerance, error <= tolerance)

@@ -1,0 +1,122 @@
+"""Open a planned model with the options that keep its plan intact."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from onnxremat.errors import UsageError
+from onnxremat.graph.onnx_io import atomic, read_model
+from onnxremat.ort.session import TUNED, Options, open_session, session_options
+from onnxremat.rewrite.emit import metadata
+
+OPTIONS_SUFFIX = ".options.json"
+
+
+def load(path: str | os.PathLike[str], *, threads: int = 0, **changes: Any) -> Any:
+    """A ready ``onnxruntime.InferenceSession`` for a model that onnxremat wrote.
+
+    Args:
+        path: the model.
+        threads: intra-op threads, 0 for one per core.
+        changes: fields of :class:`onnxremat.ort.session.Options` to set otherwise.
+
+    Raises:
+        UsageError: the file was not written by onnxremat.
+        ModelError: it cannot be read, or onnxruntime refuses it.
+    """
+    options = replace(options_of(read_model(path), str(path)), threads=threads, **changes)
+    return open_session(path, session_options(options))
+
+
+def options_of(model: onnx.ModelProto, where: str = "") -> Options:
+    """Session options a planned model wants.
+
+    Raises:
+        UsageError: onnxremat did not write the model.
+    """
+    facts = metadata(model)
+    if "plan" not in facts:
+        raise UsageError(
+            "the model carries no plan",
+            where=where,
+            hint="make one with: onnxremat optimize IN.onnx OUT.onnx --budget 0.6x",
+        )
+    return Options.from_json(json.loads(facts["options"])) if "options" in facts else TUNED
+
+
+def write_options(path: Path, options: Options, facts: dict[str, Any]) -> Path:
+    """Write the session options beside a model, as ``<model>.options.json``.
+
+    The file holds ``format``, ``version``, ``session`` (fields of ``Options`` in plain words),
+    ``onnxruntime`` (the same as onnxruntime's C API names and values) and ``plan`` (budget, peaks
+    and overheads, for people).
+    """
+    target = path.with_name(path.name + OPTIONS_SUFFIX)
+    data = {
+        "format": "onnxremat.options",
+        "version": 1,
+        "session": options.to_json(),
+        "onnxruntime": {
+            "SetSessionGraphOptimizationLevel": {
+                "disable": "ORT_DISABLE_ALL", "basic": "ORT_ENABLE_BASIC",
+                "extended": "ORT_ENABLE_EXTENDED", "all": "ORT_ENABLE_ALL",
+            }[options.level],
+            "execution_order": options.order.upper() + ("_BASED" if options.order != "default" else ""),
+            "EnableMemPattern": options.pattern,
+            "enable_mem_reuse": options.reuse,
+            "EnableCpuMemArena": options.arena,
+        },
+        "plan": facts,
+    }  # fmt: skip
+    with atomic(target) as temporary:
+        temporary.write_text(json.dumps(data, indent=2) + "\n")
+    return target
+
+
+def snippets(path: str, options: Options) -> dict[str, str]:
+    """Code that opens the model as planned: Python, C++, C#."""
+    level = {
+        "disable": ("ORT_DISABLE_ALL", "ORT_DISABLE_ALL"),
+        "basic": ("ORT_ENABLE_BASIC", "ORT_ENABLE_BASIC"),
+        "extended": ("ORT_ENABLE_EXTENDED", "ORT_ENABLE_EXTENDED"),
+        "all": ("ORT_ENABLE_ALL", "ORT_ENABLE_ALL"),
+    }[options.level]
+    python = [
+        "import onnxruntime as ort",
+        "options = ort.SessionOptions()",
+        f"options.graph_optimization_level = ort.GraphOptimizationLevel.{level[0]}",
+    ]
+    if options.order == "priority":
+        python.append("options.execution_order = ort.ExecutionOrder.PRIORITY_BASED")
+    python += [
+        f"options.enable_mem_pattern = {options.pattern}",
+        f"options.enable_mem_reuse = {options.reuse}",
+        f"options.enable_cpu_mem_arena = {options.arena}",
+        f'session = ort.InferenceSession("{path}", options, providers=["CPUExecutionProvider"])',
+    ]
+    pattern = "EnableMemPattern" if options.pattern else "DisableMemPattern"
+    arena = "EnableCpuMemArena" if options.arena else "DisableCpuMemArena"
+    cpp = [
+        "Ort::Env env;",
+        "Ort::SessionOptions options;",
+        f"options.SetGraphOptimizationLevel(GraphOptimizationLevel::{level[0]});",
+        f"options.{pattern}();",
+        f"options.{arena}();",
+        "// The pins inside the model keep the planned order without further options.",
+        f'Ort::Session session(env, ORT_TSTR("{path}"), options);',
+    ]
+    csharp = [
+        "using var options = new SessionOptions();",
+        f"options.GraphOptimizationLevel = GraphOptimizationLevel.{level[0]};",
+        f"options.EnableMemoryPattern = {str(options.pattern).lower()};",
+        f"options.EnableCpuMemArena = {str(options.arena).lower()};",
+        "// The pins inside the model keep the planned order without further options.",
+        f'using var session = new InferenceSession("{path}", options);',
+    ]
+    return {"Python": "\n".join(python), "C++": "\n".join(cpp), "C#": "\n".join(csharp)}

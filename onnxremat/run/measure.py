@@ -1,0 +1,119 @@
+"""One measured run beside the plan: order, bytes, outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from onnxremat.graph.ir import Graph
+from onnxremat.graph.order import default_order, priority_order, reordered
+from onnxremat.ort.profile import Feeds, Profile, profile
+from onnxremat.ort.session import Options
+from onnxremat.rewrite.pins import is_added
+from onnxremat.schedule.simulate import Rules, Timeline, simulate
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What a run did, beside what was predicted.
+
+    Attributes:
+        options: session options of the run.
+        order_kept: executed order equals planned order (added ops aside; ops that the options
+            let onnxruntime fuse away are listed in ``missing``).
+        missing: planned ops that did not run under their name.
+        extra: kernels that were not planned.
+        predicted: the simulator's timeline for these options.
+        peak: measured bytes: weights + live + scratch at the worst kernel.
+        arena_bytes: bytes the arena holds afterwards.
+        outputs: by name.
+        profile: the kernels.
+    """
+
+    options: Options
+    order_kept: bool
+    missing: tuple[str, ...]
+    extra: tuple[str, ...]
+    predicted: Timeline
+    peak: int
+    arena_bytes: int
+    outputs: dict[str, Any]
+    profile: Profile
+
+    @property
+    def prediction_error(self) -> float:
+        """Predicted over measured peak, minus one."""
+        return self.predicted.peak / self.peak - 1.0 if self.peak else 0.0
+
+
+def weight_bytes(graph: Graph, measured: Profile | None = None) -> int:
+    """Resident bytes of the weights: their own, or more where kernels keep packed copies."""
+    return max(graph.weight_bytes, measured.weight_bytes if measured else 0)
+
+
+def executed(graph: Graph, options: Options) -> Graph:
+    """The graph in the order a session with these options runs it (nothing being fused)."""
+    order = priority_order(graph) if options.order == "priority" else default_order(graph)
+    return reordered(graph, order)
+
+
+def predict(
+    graph: Graph,
+    options: Options,
+    *,
+    scratch: Mapping[str, int] | None = None,
+    seconds: Mapping[str, float] | None = None,
+    weights: int | None = None,
+) -> Timeline:
+    """The simulator's timeline of a rewritten graph under session options."""
+    return simulate(
+        executed(graph, options),
+        Rules(reuse=options.reuse),
+        scratch=scratch,
+        seconds=seconds,
+        weight_bytes=weights,
+    )
+
+
+def measure(
+    graph: Graph,
+    model: onnx.ModelProto | Path,
+    feeds: Feeds,
+    options: Options,
+    *,
+    scratch: Mapping[str, int] | None = None,
+    seconds: Mapping[str, float] | None = None,
+    folder: Path | None = None,
+    runs: int = 1,
+) -> Measurement:
+    """Run a rewritten model and set what happened beside what was predicted.
+
+    Args:
+        graph: the rewritten graph (in planned order).
+        model: the same as a model or file.
+
+    Raises:
+        ModelError: onnxruntime refuses the model or the run fails.
+    """
+    found = profile(model, feeds, options, folder=folder, runs=runs)
+    planned = [op.name for op in graph.ops if not is_added(op.name)]
+    ran = [k.name for k in found.kernels if not is_added(k.name)]
+    common = set(planned) & set(ran)
+    known = {op.name for op in graph.ops}
+    kept = [n for n in planned if n in common] == [n for n in ran if n in common]
+    weights = weight_bytes(graph, found)
+    return Measurement(
+        options,
+        kept,
+        tuple(n for n in planned if n not in common),
+        tuple(n for n in ran if n not in known),
+        predict(graph, options, scratch=scratch, seconds=seconds, weights=weights),
+        weights + found.live_peak,
+        found.arena_bytes,
+        found.outputs,
+        found,
+    )

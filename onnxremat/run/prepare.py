@@ -1,0 +1,243 @@
+"""From a model file to the graph that is planned: bound, optimised offline, ordered, priced."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from onnxremat.cost.analytic import analytic_costs
+from onnxremat.cost.measure import measure_costs
+from onnxremat.cost.table import CostTable
+from onnxremat.errors import ModelError, UsageError
+from onnxremat.graph.ir import Graph, Role, Tensor
+from onnxremat.graph.onnx_io import inline_functions, read_model, to_model
+from onnxremat.graph.order import default_order, file_order, reordered, without_dead_ops
+from onnxremat.graph.traits import DOMAINS
+from onnxremat.ort.feeds import load_feeds, seeded_feeds
+from onnxremat.ort.infer import bind, build_graph, require_shapes, with_shapes
+from onnxremat.ort.offline import TARGETS, optimise
+from onnxremat.ort.profile import Feeds, Profile, profile
+from onnxremat.ort.session import DEFAULT, TUNED, Options
+from onnxremat.run.measure import weight_bytes
+from onnxremat.schedule.simulate import Rules, simulate
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a model is prepared and measured.
+
+    Attributes:
+        shapes: full shape per input.
+        dims: size per symbolic dimension.
+        target: what the file may contain, a key of ``TARGETS``.
+        threads: intra-op threads, 0 for one per core.
+        seed: of made-up inputs.
+        data: ``.npz`` file with inputs to measure and verify on.
+        measure: run the model; without it costs are estimated and nothing is verified.
+        fresh: measure costs even when they are cached.
+        fixed_order: keep the file's order of first runs.
+    """
+
+    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    dims: Mapping[str, int] = field(default_factory=dict)
+    target: str = "portable"
+    threads: int = 0
+    seed: int = 0
+    data: Path | None = None
+    measure: bool = True
+    fresh: bool = False
+    fixed_order: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """What preparing the same graph again needs."""
+        return {
+            "shapes": {name: list(shape) for name, shape in self.shapes.items()},
+            "dims": dict(self.dims),
+            "target": self.target,
+        }
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A model ready to be planned.
+
+    Attributes:
+        name: file name, for people.
+        folder: where external weights are.
+        original: the bound model, not optimised.
+        graph: optimised for the target, in the base order of planning.
+        feeds: inputs for measuring, None when nothing is measured.
+        costs: seconds and scratch per op.
+        weights: resident bytes of the weights.
+        baseline_peak: bytes of the original under default options, measured where possible.
+        baseline: its profile, None when nothing is measured.
+        store_all_peak: predicted bytes of ``graph`` in its order, nothing recomputed.
+        notes: what a user should know.
+    """
+
+    name: str
+    folder: Path | None
+    original: onnx.ModelProto
+    graph: Graph
+    feeds: Feeds | None
+    costs: CostTable
+    weights: int
+    baseline_peak: int
+    baseline: Profile | None
+    store_all_peak: int
+    settings: Settings
+    notes: tuple[str, ...] = ()
+
+    @property
+    def tuned(self) -> Options:
+        """Options the plan is made for."""
+        return replace(TUNED, threads=self.settings.threads)
+
+    @property
+    def default(self) -> Options:
+        """Options of a session opened without any, threads aside."""
+        return replace(DEFAULT, threads=self.settings.threads)
+
+
+def prepare(
+    source: str | os.PathLike[str] | onnx.ModelProto,
+    settings: Settings,
+    progress: Progress | None = None,
+) -> Prepared:
+    """Read, bind, optimise, order and price a model.
+
+    Args:
+        source: a file, or a model in memory.
+        progress: told what is being done.
+
+    Raises:
+        ModelError: not readable, not valid, or onnxruntime refuses it.
+        UsageError: wrong target, shape, dimension or inputs.
+    """
+    say = progress or (lambda _: None)
+    if settings.target not in TARGETS:
+        raise UsageError(f"unknown target '{settings.target}'", hint="one of " + ", ".join(TARGETS))
+    say("reading the model")
+    model, folder, name = read_source(source)
+    _check_domains(model)
+    bound = bind(inline_functions(model), settings.shapes, settings.dims)
+    original = without_dead_ops(build_graph(bound, folder))
+    bound = to_model(original)
+    feeds = _feeds(original, settings)
+    baseline = None
+    if feeds is not None:
+        say("measuring the original")
+        options = replace(DEFAULT, threads=settings.threads)
+        baseline = profile(bound, feeds, options, runs=1, folder=folder)
+        original = _with_measured_shapes(original, bound, feeds, folder)
+    say("optimising the graph as onnxruntime does at load")
+    graph = without_dead_ops(build_graph(optimise(bound, settings.target, folder), folder))
+    graph = with_shapes(
+        graph, {n: (t.dtype, t.shape) for n, t in original.tensors.items() if t.shape}
+    )
+    if feeds is not None:
+        graph = _with_measured_shapes(graph, to_model(graph), feeds, folder)
+    require_shapes(graph)
+    graph = _base_order(graph, original, settings.fixed_order)
+    measured = None
+    if feeds is None:
+        costs = analytic_costs(graph)
+    else:
+        say("measuring the cost of every op")
+        costs, measured = measure_costs(
+            graph, feeds, threads=settings.threads, folder=folder, fresh=settings.fresh
+        )
+    weights = weight_bytes(graph, measured)
+    store_all = simulate(graph, scratch=costs.scratch, weight_bytes=weights).peak
+    peak = (
+        weight_bytes(original, baseline) + baseline.live_peak if baseline else _unmeasured(original)
+    )
+    return Prepared(
+        name, folder, bound, graph, feeds, costs, weights, peak, baseline, store_all, settings,
+        costs.notes,
+    )  # fmt: skip
+
+
+def read_source(
+    source: str | os.PathLike[str] | onnx.ModelProto,
+) -> tuple[onnx.ModelProto, Path | None, str]:
+    """A model, the folder of its external weights, and a name for people.
+
+    Raises:
+        ModelError: see :func:`read_model`.
+    """
+    if isinstance(source, onnx.ModelProto):
+        return source, None, source.graph.name or "model"
+    path = Path(source)
+    return read_model(path), path.parent, path.name
+
+
+def _check_domains(model: onnx.ModelProto) -> None:
+    local = {(f.domain, f.name) for f in model.functions}
+    for node in model.graph.node:
+        if node.domain not in DOMAINS and (node.domain, node.op_type) not in local:
+            raise ModelError(
+                f"operator {node.op_type} of domain '{node.domain}' is not known",
+                where=f"node {node.name or node.op_type}",
+                why="stock onnxruntime has no kernel for it",
+                hint="replace it with standard operators, or export it as a model function",
+            )
+
+
+def _feeds(graph: Graph, settings: Settings) -> Feeds | None:
+    if not settings.measure:
+        return None
+    if settings.data is not None:
+        return load_feeds(settings.data, graph)
+    return seeded_feeds(graph, settings.seed)
+
+
+def _with_measured_shapes(
+    graph: Graph, model: onnx.ModelProto, feeds: Feeds, folder: Path | None
+) -> Graph:
+    """Sizes that only a run shows (data-dependent shapes), where inference left any open."""
+    if all(graph.tensors[name].shape is not None for op in graph.ops for name in op.writes):
+        return graph
+    found = profile(model, feeds, TUNED, folder=folder)
+    by_name = {op.name: op for op in graph.ops}
+    shapes = {}
+    for kernel in found.kernels:
+        op = by_name.get(kernel.name)
+        if op is not None:
+            shapes.update(dict(zip(op.writes, kernel.outputs, strict=False)))
+    tensors = dict(with_shapes(graph, shapes).tensors)
+    for op in graph.ops:
+        if op.name in {k.name for k in found.kernels}:
+            for name in op.writes:  # sequences and the like: their size is not ours to plan
+                if tensors[name].shape is None:
+                    tensors[name] = Tensor(name, 0, (), 0, tensors[name].role)
+    return graph.with_ops(graph.ops, tensors)
+
+
+def _base_order(graph: Graph, original: Graph, fixed: bool) -> Graph:
+    """The better of the file's order and onnxruntime's own, by predicted peak."""
+    listed = [name for op in original.ops for name in op.writes]
+    as_file = file_order(graph, listed)
+    if fixed:
+        return as_file
+    choices = [as_file, reordered(graph, default_order(graph)), graph]
+    return min(choices, key=lambda g: simulate(g).peak)
+
+
+def _unmeasured(original: Graph) -> int:
+    """Predicted peak of the original under default options, its ops not fused."""
+    ordered = reordered(original, default_order(original))
+    scratch = analytic_costs(original).scratch
+    return simulate(ordered, Rules(reuse=True), scratch=scratch).peak
+
+
+def inputs_bytes(graph: Graph) -> int:
+    """Bytes the caller holds for the inputs; no budget counts them."""
+    return sum(t.bytes for t in graph.tensors.values() if t.role is Role.INPUT)

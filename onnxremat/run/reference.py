@@ -1,0 +1,29 @@
+"""Outputs of an original model on seeded inputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from onnxremat.graph.onnx_io import inline_functions, to_model
+from onnxremat.ort.feeds import load_feeds, seeded_feeds
+from onnxremat.ort.infer import bind, build_graph
+from onnxremat.ort.profile import Feeds, run_session
+from onnxremat.ort.session import DEFAULT, open_session, session_options
+from onnxremat.run.prepare import Settings, read_source
+
+
+def reference_outputs(source: Any, settings: Settings) -> tuple[Feeds, dict[str, Any]]:
+    """Inputs, and what the original returns for them under default options.
+
+    Raises:
+        ModelError: the original cannot be read or run.
+    """
+    model, folder, _ = read_source(source)
+    graph = build_graph(bind(inline_functions(model), settings.shapes, settings.dims), folder)
+    if settings.data is not None:
+        feeds = load_feeds(settings.data, graph)
+    else:
+        feeds = seeded_feeds(graph, settings.seed)
+    session = open_session(to_model(graph), session_options(DEFAULT), folder)
+    names = [value.name for value in session.get_outputs()]
+    return feeds, dict(zip(names, run_session(session, feeds), strict=True))

@@ -1,0 +1,84 @@
+"""A plan written out: every run an op of its own, reading the copies it really reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from onnxremat.errors import UsageError
+from onnxremat.graph.ir import Graph, Op, Role, Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of an op: which copies of which tensors it reads and writes."""
+
+    op: Op
+    copy: int
+    reads: tuple[tuple[str, int], ...]
+    writes: tuple[tuple[str, int], ...]
+
+
+def resolve(graph: Graph, sequence: Sequence[str]) -> list[Run]:
+    """Runs of a sequence of op names, each read resolved to the latest copy.
+
+    Raises:
+        UsageError: an unknown op, an op that never runs, or a read of what is not there yet.
+    """
+    by_name = {op.name: op for op in graph.ops}
+    made = graph.producer
+    kept = set(graph.outputs)
+    latest: dict[str, int] = {}
+    copies: dict[str, int] = {}
+    runs = []
+    for step, name in enumerate(sequence):
+        op = by_name.get(name)
+        if op is None:
+            raise UsageError(
+                f"the plan runs op '{name}', which the model does not have",
+                hint="plan again: the plan belongs to another model",
+            )
+        copy = copies.get(name, 0)
+        copies[name] = copy + 1
+        reads = []
+        for tensor in op.reads:
+            if tensor in made:
+                if tensor not in latest:
+                    raise UsageError(f"step {step} ({name}) reads '{tensor}' before it is made")
+                reads.append((tensor, latest[tensor]))
+        for tensor in op.writes:
+            if not (tensor in kept and copy):
+                latest[tensor] = copy
+        runs.append(Run(op, copy, tuple(reads), tuple((t, copy) for t in op.writes)))
+    never = [name for name in by_name if name not in copies]
+    if never:
+        raise UsageError(f"the plan never runs op '{never[0]}' ({len(never)} such ops)")
+    return runs
+
+
+def copy_name(name: str, copy: int) -> str:
+    """Name of a copy of an op or tensor; copy 0 keeps its name."""
+    return f"{name}__r{copy}" if copy else name
+
+
+def expand(graph: Graph, sequence: Sequence[str]) -> Graph:
+    """The graph with one op per step, in step order; recomputations carry their origin.
+
+    Raises:
+        UsageError: see :func:`resolve`.
+    """
+    ops = []
+    tensors = dict(graph.tensors)
+    for run in resolve(graph, sequence):
+        names = {name: copy_name(name, copy) for name, copy in (*run.reads, *run.writes) if copy}
+        if not run.copy and not names:
+            ops.append(run.op)
+            continue
+        origin = run.op.name if run.copy else ""
+        ops.append(run.op.renamed(copy_name(run.op.name, run.copy), names, origin))
+        if run.copy:
+            for name in run.op.writes:
+                old = graph.tensors[name]
+                new = copy_name(name, run.copy)
+                tensors[new] = Tensor(new, old.dtype, old.shape, old.bytes, Role.ACTIVATION)
+    return graph.with_ops(ops, tensors)

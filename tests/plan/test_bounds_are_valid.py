@@ -1,0 +1,103 @@
+"""Nothing the planner claims contradicts the exact optimum of small problems."""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+
+from onnxremat.plan import Status, peak, seconds, smallest_budget, solve
+from onnxremat.plan.bounds import largest_need
+from onnxremat.plan.formulations.cuts import build, fixed_spans, free_spans, project
+from onnxremat.plan.problem import Problem
+from onnxremat.plan.solvers import Limits, Outcome, minimise
+from onnxremat.plan.wiring import Wiring
+from tests.plan.oracle import optimum, random_problem, random_sequence
+
+EPS = 1e-6
+
+
+def budgets(problem: Problem) -> list[int]:
+    """Below, at and between the least need and the store-all peak."""
+    low, high = largest_need(Wiring(problem)).bytes, peak(problem, problem.store_all())
+    return sorted({low - 1, low, (2 * low + high) // 3, (low + 2 * high) // 3, high})
+
+
+@pytest.mark.parametrize("fixed_order", [True, False])
+@pytest.mark.parametrize("seed", range(60))
+def test_solve_against_exact_optimum(seed: int, fixed_order: bool) -> None:
+    problem = random_problem(seed, 4 + seed % 3)
+    for budget in budgets(problem):
+        exact = optimum(problem, budget, fixed_order=fixed_order)
+        found = solve(problem, budget, time_limit=0.15, fixed_order=fixed_order, seed=seed)
+        certificate = found.certificate
+        if certificate.any_order:
+            assert certificate.bound <= optimum(problem, budget, fixed_order=False) + EPS
+        elif fixed_order:
+            assert certificate.bound <= exact + EPS
+        if found.sequence is None:
+            assert (found.status is Status.INFEASIBLE) == (certificate.bound == inf)
+            assert found.status is not Status.INFEASIBLE or exact == inf
+            continue
+        assert peak(problem, found.sequence) == found.peak <= budget
+        assert seconds(problem, found.sequence) == pytest.approx(found.time)
+        assert found.time >= exact - EPS
+        if fixed_order:
+            assert list(dict.fromkeys(found.sequence)) == list(range(problem.ops))
+            if found.status is Status.OPTIMAL:
+                assert found.time == pytest.approx(exact, abs=1e-4)
+        for op in range(problem.ops):
+            assert problem.recompute[op] or found.sequence.count(op) == 1
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_every_sequence_is_a_point_of_the_relaxation(seed: int) -> None:
+    problem = random_problem(seed, 9)
+    wiring = Wiring(problem)
+    for k in range(1, 4):
+        cuts = sorted({(seed * 7 + 3 * i) % problem.ops for i in range(k)})
+        sequence = random_sequence(problem, seed)
+        made = build(wiring, fixed_spans(problem.ops, cuts), peak(problem, sequence))
+        point = project(made, sequence)
+        assert made.model.violation(point) < EPS
+        assert made.seconds(made.model.objective(point)) <= seconds(problem, sequence) + EPS
+        spans = free_spans(wiring, cuts)
+        if spans is None:
+            continue
+        loose = random_sequence(problem, seed + 1, fixed_order=False)
+        made = build(wiring, spans, peak(problem, loose))
+        point = project(made, loose)
+        assert made.model.violation(point) < EPS
+        assert made.seconds(made.model.objective(point)) <= seconds(problem, loose) + EPS
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_cut_optimum_is_a_lower_bound(seed: int) -> None:
+    problem = random_problem(seed, 6)
+    wiring = Wiring(problem)
+    for budget in budgets(problem)[:3]:
+        for fixed_order in (True, False):
+            exact = optimum(problem, budget, fixed_order=fixed_order)
+            for cuts in ([2], [1, 3], [1, 2, 3, 4, 5]):
+                spans = fixed_spans(problem.ops, cuts) if fixed_order else free_spans(wiring, cuts)
+                if spans is None:
+                    continue
+                made = build(wiring, spans, budget)
+                result, _ = minimise(made.model, Limits(seconds=5))
+                if result.outcome is Outcome.INFEASIBLE:
+                    assert exact == inf
+                else:
+                    assert made.seconds(result.bound) <= exact + EPS
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_smallest_budget_brackets_the_truth(seed: int) -> None:
+    problem = random_problem(seed, 5)
+    for fixed_order in (True, False):
+        bytes_, sequence, bound, why = smallest_budget(
+            problem, time_limit=0.4, fixed_order=fixed_order
+        )
+        assert peak(problem, sequence) <= bytes_
+        assert optimum(problem, bytes_, fixed_order=fixed_order) < inf
+        assert optimum(problem, bound - 1, fixed_order=fixed_order) == inf
+        assert why
