@@ -35,7 +35,7 @@ $(VENV)/ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable .
-	$(BIN)/python -m onnxremat.plan.search
+	$(BIN)/python -c "from onnxremat.plan.search import warm_up; warm_up()"
 	@touch $@
 
 $(VENV)/dev: $(VENV)/ready

@@ -129,3 +129,19 @@ def parse_budgets(text: str | int) -> dict[str, Budget]:
             )
         budgets[device] = parse_budget(amount)
     return budgets
+
+
+def one_budget(text: str | int) -> Budget:
+    """The budget of the only device there is.
+
+    Raises:
+        UsageError: not a budget, or for a device that is not there.
+    """
+    budgets = parse_budgets(text)
+    for device in ("", "cpu", "cpu:0"):
+        if device in budgets and len(budgets) == 1:
+            return budgets[device]
+    raise UsageError(
+        f"budget '{text}' names devices this version does not plan for",
+        hint="give one budget, for the CPU: --budget 2GiB",
+    )

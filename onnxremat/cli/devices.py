@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from onnxremat.cli import args
 from onnxremat.cli.console import Voice
 from onnxremat.device.host import memory_bytes, processors
@@ -14,7 +16,7 @@ NAME = "devices"
 def command(as_json: args.Json = False, quiet: args.Quiet = False) -> None:
     """List the devices stock onnxruntime offers here; plans are made for the CPU."""
     voice = Voice(as_json, quiet)
-    facts = {
+    facts: dict[str, Any] = {
         "onnxruntime": runtime_version(),
         "providers": providers(),
         "devices": [

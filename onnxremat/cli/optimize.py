@@ -11,6 +11,7 @@ from onnxremat import api
 from onnxremat.cli import args
 from onnxremat.cli.console import Voice
 from onnxremat.errors import UsageError
+from onnxremat.units import one_budget
 
 NAME = "optimize"
 
@@ -26,7 +27,7 @@ def command(
     dim: args.Dim = None,
     target: args.Target = "portable",
     time_limit: args.TimeLimit = 60.0,
-    gap: args.Gap = 1e-5,
+    gap: args.Gap = 5e-4,
     solver: args.Solver = "auto",
     seed: args.Seed = 0,
     threads: args.Threads = 0,
@@ -49,7 +50,7 @@ def command(
     """Make a model keep a memory budget: IN.onnx OUT.onnx --budget 2GiB."""
     voice = Voice(as_json, quiet)
     out = target_file or output
-    limit = api.one_budget(budget)
+    limit = one_budget(budget)
     _check_output(source, out, dry_run)
     settings = args.make_settings(
         shape, dim, target, threads, seed, data, measure, fresh, fixed_order
@@ -67,7 +68,7 @@ def command(
             written = result.save(out)
     _tell(voice, result, verbose)
     if plot or trace:
-        api.draw(result, plot, trace)
+        result.draw(plot, trace)
     if out and not dry_run:
         voice.note("wrote " + ", ".join(str(path) for path in written))
     if as_json:

@@ -27,7 +27,7 @@ def command(
     dim: args.Dim = None,
     target: args.Target = "portable",
     time_limit: args.TimeLimit = 60.0,
-    gap: args.Gap = 1e-5,
+    gap: args.Gap = 5e-4,
     solver: args.Solver = "auto",
     seed: args.Seed = 0,
     threads: args.Threads = 0,

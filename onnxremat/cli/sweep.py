@@ -32,7 +32,7 @@ def command(
     dim: args.Dim = None,
     target: args.Target = "portable",
     time_limit: args.TimeLimit = 20.0,
-    gap: args.Gap = 1e-4,
+    gap: args.Gap = 5e-4,
     solver: args.Solver = "auto",
     seed: args.Seed = 0,
     threads: args.Threads = 0,

@@ -272,10 +272,17 @@ class Tape:
         return self.op("Expand", a, self.integers(*shape), shape=shape)
 
     def pad(self, a: str, before: Sequence[int], after: Sequence[int]) -> str:
-        """Zeros around (negative counts crop)."""
+        """Zeros around; negative counts crop."""
+        sides = list(zip(before, after, strict=True))
+        axes = [axis for axis, side in enumerate(sides) if min(side) < 0]
+        if axes:
+            starts = [max(0, -before[axis]) for axis in axes]
+            ends = [self.shape(a)[axis] - max(0, -after[axis]) for axis in axes]
+            a = self.slice(a, axes, starts, ends)
+        before, after = [max(0, p) for p in before], [max(0, q) for q in after]
         if not any(before) and not any(after):
             return a
-        shape = [d + int(p) + int(q) for d, p, q in zip(self.shape(a), before, after, strict=True)]
+        shape = [d + p + q for d, p, q in zip(self.shape(a), before, after, strict=True)]
         return self.op("Pad", a, self.integers(*before, *after), shape=shape)
 
     def slice(

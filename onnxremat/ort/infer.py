@@ -35,8 +35,7 @@ def bind(
         UsageError: an unknown input or dimension, a rank that differs, or a dimension left open.
     """
     shapes, dims = dict(shapes or {}), dict(dims or {})
-    bound = onnx.ModelProto()
-    bound.CopyFrom(model)
+    bound = constants_only(model)
     constants = {t.name for t in bound.graph.initializer}
     inputs = [value for value in bound.graph.input if value.name not in constants]
     unknown = sorted(set(shapes) - {value.name for value in inputs})
@@ -61,6 +60,23 @@ def bind(
             hint=_binding_hint(missing[0]),
         )
     return bound
+
+
+def constants_only(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy in which initializers are no inputs, as old files (IR 3) have to list them.
+
+    Listed as inputs they would count as values the caller may replace, so that nothing could be
+    inferred from them.
+    """
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    if copy.ir_version < 4:
+        constants = {t.name for t in copy.graph.initializer}
+        inputs = [value for value in copy.graph.input if value.name not in constants]
+        del copy.graph.input[:]
+        copy.graph.input.extend(inputs)
+        copy.ir_version = 4
+    return copy
 
 
 def _binding_hint(first: str) -> str:

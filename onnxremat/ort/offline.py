@@ -58,6 +58,23 @@ def _optimised(
         return onnx.load_model(str(path))
 
 
+def resident_weights(model: onnx.ModelProto, level: str, folder: Path | None) -> int:
+    """Bytes of the weights a session holds after optimising at ``level``: folding may make new
+    ones (a tensor of constants computed from its shape) and drop others.
+
+    Raises:
+        ModelError: onnxruntime refuses the model.
+    """
+    if level == "disable":
+        return weight_bytes(model)
+    heavy = weight_bytes(model) > HEAVY
+    fused = _optimised(model, level, folder, heavy)
+    if not heavy:
+        return weight_bytes(fused)
+    big = [t for t in model.graph.initializer if is_big(t)]
+    return weight_bytes(fused) + sum(tensor_bytes(t.data_type, t.dims) for t in big)
+
+
 def lasting_tensors(model: onnx.ModelProto, folder: Path | None) -> set[str]:
     """Tensors that are left when a session with default options has fused the model.
 

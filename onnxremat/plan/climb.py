@@ -112,7 +112,7 @@ class Climb:
             return
         if self.merit == -inf:
             self.greedy()
-        slice_ = 0.3 + 0.002 * self.wiring.problem.ops
+        slice_ = 0.2 + 0.0004 * self.wiring.problem.ops
         while not record.closed and not record.stopped():
             self.anneal(slice_ if more else record.left)
             if record.closed or record.stopped():

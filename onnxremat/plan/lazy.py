@@ -14,7 +14,14 @@ from math import inf
 
 import numpy as np
 
-from onnxremat.plan.formulations.cuts import CutModel, Spans, build, fixed_spans, free_spans, project
+from onnxremat.plan.formulations.cuts import (
+    CutModel,
+    Spans,
+    build,
+    fixed_spans,
+    free_spans,
+    project,
+)
 from onnxremat.plan.formulations.extract import late_remakes, stage_excess
 from onnxremat.plan.problem import Floats, occupancy
 from onnxremat.plan.record import Record
@@ -44,6 +51,7 @@ class LazyCuts:
     seed: int = 0
     free: bool = True
     cuts: list[int] = field(default_factory=list)
+    slack: float = 0.15  # share of the open gap within which a round is solved
 
     def round(self) -> bool:
         """Solve once and add a cut; False when there is nothing more to gain."""
@@ -62,6 +70,9 @@ class LazyCuts:
         if sequence is None:
             return False
         excess = self._excess(sequence)
+        if int(excess.max()) <= 0:  # optimal for the relaxation: only the solver's gap is left
+            self.slack *= 0.2
+            return result.outcome is Outcome.OPTIMAL and self.slack > 1e-4
         if int(excess.max()) > 0:
             self._shrink(spans, int(excess.max()))
             if not record.closed and not record.stopped():
@@ -87,7 +98,7 @@ class LazyCuts:
         target = record.target / made.unit
         limits = Limits(
             seconds=max(0.05, 0.9 * min(seconds, record.left)),
-            gap=0.3 * record.gap * record.total / made.unit,
+            gap=self._tolerance() / made.unit,
             threads=self.threads,
             seed=self.seed,
             warm=self._warm(made),
@@ -98,10 +109,18 @@ class LazyCuts:
         record.notes.extend(note for note in notes if note not in record.notes)
         return result
 
-    def _warm(self, made: CutModel) -> Floats | None:
-        """The best sequence as a point of the model, when it keeps this order."""
+    def _tolerance(self) -> float:
+        """Seconds within which a round is solved: tight only when that can close the gap."""
         record = self.record
-        if record.sequence is None or record.order != tuple(dict.fromkeys(record.sequence)):
+        open_gap = record.time - record.bound if record.sequence is not None else 0.0
+        return max(0.3 * record.gap * record.total, min(self.slack * open_gap, 1e-4 * record.total))
+
+    def _warm(self, made: CutModel) -> Floats | None:
+        """The best sequence as a point of the model, when its first runs respect the spans."""
+        record = self.record
+        if record.sequence is None:
+            return None
+        if not made.spans.any_order and tuple(self.named) != tuple(dict.fromkeys(record.sequence)):
             return None
         rank = {op: i for i, op in enumerate(self.named)}
         point = project(made, [rank[op] for op in record.sequence])
@@ -117,7 +136,7 @@ class LazyCuts:
             self.record.raise_bound(bound, kind, any_order=made.spans.any_order)
 
     def _extract(self, made: CutModel, point: Floats) -> list[int] | None:
-        sequence = late_remakes(self.wiring, made.spans.cuts, made.carried(point))
+        sequence = late_remakes(self.wiring, made.first_runs(point), made.carried(point))
         if sequence is not None:
             self._offer(sequence, "lazy-cuts")
         return sequence

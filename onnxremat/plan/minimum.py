@@ -79,9 +79,7 @@ class _Descent:
                     break
         return self.peak, [self.order[op] for op in self.sequence]
 
-    def _within(
-        self, budget: int, patience: float, until: float, halted: Stop
-    ) -> list[int] | None:
+    def _within(self, budget: int, patience: float, until: float, halted: Stop) -> list[int] | None:
         self.search.budget = budget
         lefts = []
         for start in (self.problem.store_all(), self.sequence):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -10,15 +11,17 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
-from onnxremat.errors import UsageError
 from onnxremat.graph.onnx_io import atomic
+from onnxremat.report.suffix import check_suffix
 
 PLOTS = (".png", ".svg")
 DPI = 150
 INK = "#222222"  # text, measured lines
 QUIET = "#6b6b6b"  # secondary text, axes
 FAINT = "#e4e4e4"  # grid
+ALARM = "#b2182b"  # limits
 
 _STYLE = {
     "font.family": "DejaVu Sans",
@@ -35,23 +38,7 @@ _STYLE = {
     "ytick.labelcolor": INK,
     "hatch.linewidth": 0.7,
     "svg.hashsalt": "onnxremat",
-    "path.simplify": True,
 }
-
-
-def check_suffix(path: Path, accepted: Sequence[str]) -> str:
-    """The suffix of ``path`` in lower case.
-
-    Raises:
-        UsageError: not one of ``accepted``.
-    """
-    suffix = path.suffix.lower()
-    if suffix not in accepted:
-        raise UsageError(
-            f"cannot write {path}: unknown suffix '{path.suffix}'",
-            hint=f"name the file {' or '.join(f'*{one}' for one in accepted)}",
-        )
-    return suffix
 
 
 @contextmanager
@@ -68,7 +55,12 @@ def plot_file(path: str | Path, width: float, height: float) -> Iterator[Figure]
     """
     target = Path(path)
     suffix = check_suffix(target, PLOTS)
-    with matplotlib.rc_context(_STYLE), atomic(target) as temporary:  # type: ignore[arg-type]
+    with (
+        warnings.catch_warnings(),
+        matplotlib.rc_context(_STYLE),  # type: ignore[arg-type]
+        atomic(target) as temporary,
+    ):
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # names in any script
         figure = Figure(figsize=(width, height), dpi=DPI, facecolor="white")
         FigureCanvasAgg(figure)
         yield figure
@@ -79,12 +71,33 @@ def plot_file(path: str | Path, width: float, height: float) -> Iterator[Figure]
 def heading(figure: Figure, left: float, title: str, subtitle: str) -> None:
     """A bold title and a quiet line under it, from ``left`` (share of the width) on."""
     height = figure.get_figheight()
-    figure.text(
-        left, 1 - 0.18 / height, title, va="top", size=13, weight="bold", parse_math=False
-    )
-    figure.text(
-        left, 1 - 0.48 / height, subtitle, va="top", color=QUIET, size=10, parse_math=False
-    )
+    first = figure.text(left, 1 - 0.18 / height, title, va="top", size=13, weight="bold")
+    fit(first, 0.985)
+    second = figure.text(left, 1 - 0.48 / height, subtitle, va="top", color=QUIET, size=10)
+    fit(second, 0.985)
+
+
+def fit(text: Text, right: float) -> Text:
+    """Leave out the middle of a text until it ends before ``right`` (share of the figure's
+    width), and take it literally: names may hold signs that mean mathematics elsewhere."""
+    text.set_parse_math(False)
+    figure = text.get_figure()
+    whole = text.get_text()
+    if figure is None or not whole:
+        return text
+    limit = len(whole)
+    while limit > 4 and text.get_window_extent().x1 > right * figure.bbox.x1:
+        limit -= 1 + limit // 40
+        text.set_text(shortened(whole, limit))
+    return text
+
+
+def shortened(text: str, limit: int) -> str:
+    """``text``, its middle left out when it is longer than ``limit`` characters."""
+    if len(text) <= limit:
+        return text
+    tail = (limit - 1) // 2
+    return f"{text[: limit - 1 - tail]}…{text[len(text) - tail :]}"
 
 
 def quiet_grid(axes: Axes) -> None:
@@ -108,11 +121,3 @@ def second_unit(largest: float) -> tuple[float, str]:
         if largest >= 2 * size:
             return size, unit
     return 1e-6, "µs"
-
-
-def shortened(text: str, limit: int) -> str:
-    """``text``, its middle left out when it is longer than ``limit`` characters."""
-    if len(text) <= limit:
-        return text
-    tail = (limit - 1) * 2 // 3
-    return f"{text[: limit - 1 - tail]}…{text[-tail:]}"

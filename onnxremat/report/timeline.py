@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
 from onnxremat.errors import UsageError
 from onnxremat.graph.ir import Graph
 from onnxremat.ort.profile import Profile
-from onnxremat.report.composition import Kind, compose, largest, totals
+from onnxremat.report.composition import Bytes, Kind, compose, largest, totals
 from onnxremat.report.figures import (
+    ALARM,
     INK,
     QUIET,
     byte_unit,
@@ -24,34 +25,36 @@ from onnxremat.report.figures import (
     plot_file,
     quiet_grid,
     second_unit,
-    shortened,
 )
+from onnxremat.report.margin import Margin
+from onnxremat.rewrite.pins import is_added
 from onnxremat.schedule.simulate import Timeline
-from onnxremat.units import format_bytes
+from onnxremat.units import format_bytes, format_seconds
 
 Axis = Literal["auto", "time", "steps"]
 Numbers = NDArray[np.float64]
 
-WIDTH, HEIGHT = 11.0, 5.4  # inches
-LEFT, RIGHT, BOTTOM, TOP = 0.075, 0.655, 0.115, 0.845  # of the plot; the rest is for words
-PANEL = 0.745
-LINE = 0.042  # height of a line of words
+WIDTH, HEIGHT = 11.0, 5.6  # inches
+PLOT = (0.07, 0.11, 0.585, 0.735)  # left, bottom, width, height as shares of the figure
+MARGIN = (0.745, 0.985)  # left and right
 
-COLOURS = {
-    Kind.WEIGHTS: "#4a4a4a",
-    Kind.OUTPUTS: "#cc79a7",
-    Kind.KEPT: "#0072b2",
-    Kind.PASSING: "#a6d3ee",
-    Kind.RECOMPUTED: "#e69f00",
-    Kind.SCRATCH: "#f7efb2",
+FILLS: dict[Kind, dict[str, Any]] = {
+    Kind.WEIGHTS: {"facecolor": "#2f2f2f"},
+    Kind.OUTPUTS: {"facecolor": "#cc79a7"},
+    Kind.KEPT: {"facecolor": "#1b7fbf"},
+    Kind.PASSING: {"facecolor": "#a6d3ee"},
+    # The hatch tells it from its neighbours in grayscale.
+    Kind.RECOMPUTED: {"facecolor": "#e69f00", "hatch": "/////", "edgecolor": "white"},
+    Kind.SCRATCH: {"facecolor": "#f7efb2"},
 }
-HATCHES = {Kind.RECOMPUTED: "/////"}  # tells it from its neighbours in grayscale
-BUDGET = "#b2182b"
+MEASURED: dict[str, Any] = {"color": INK, "linewidth": 0.8}
+STORE_ALL: dict[str, Any] = {"color": QUIET, "linewidth": 1.0, "linestyle": (0, (3, 2))}
+PEAK: dict[str, Any] = {"marker": "v", "markersize": 8, "color": INK, "markeredgecolor": "white"}
 
 
 @dataclass(frozen=True)
-class Shown:
-    """What one timeline plot shows; see :func:`draw_timeline` for the fields."""
+class View:
+    """What one plot shows; see :func:`draw_timeline`."""
 
     graph: Graph
     predicted: Timeline
@@ -60,13 +63,29 @@ class Shown:
     store_all: Timeline | None
     by_time: bool
 
+    @cached_property
+    def parts(self) -> dict[Kind, Bytes]:
+        """Bytes of every kind that occurs, per step."""
+        found = compose(self.graph, self.predicted)
+        return {kind: row for kind, row in found.items() if row.any()}
+
+    @cached_property
+    def at(self) -> Numbers:
+        """Where each step begins, and the end of the last: seconds, or executed ops."""
+        return edges(self.predicted, self.by_time)
+
+    @property
+    def measured_peak(self) -> int | None:
+        """Bytes at the worst kernel."""
+        if self.measured is None:
+            return None
+        return resident(self.predicted, self.measured) + self.measured.live_peak
+
     @property
     def top(self) -> int:
         """Largest number of bytes in the plot."""
-        peaks = [self.predicted.peak, self.budget or 0]
-        peaks += [self.store_all.peak] if self.store_all else []
-        peaks += [measured_peak(self.predicted, self.measured)] if self.measured else []
-        return max(peaks)
+        rest = self.store_all.peak if self.store_all else 0
+        return max(self.predicted.peak, self.budget or 0, rest, self.measured_peak or 0)
 
 
 def draw_timeline(
@@ -91,8 +110,8 @@ def draw_timeline(
         budget: bytes.
         store_all: the timeline without recomputation, drawn as an outline.
         title: the model's name.
-        axis: ``time`` (predicted seconds), ``steps`` (executed ops), or ``auto``: time where the
-            seconds of the ops are known.
+        axis: ``time`` (predicted seconds), ``steps`` (executed ops; gates and pins take no room),
+            or ``auto``: time where the seconds of the ops are known.
 
     Raises:
         UsageError: unknown suffix or axis, an empty run, or the folder is not writable.
@@ -102,54 +121,71 @@ def draw_timeline(
     if not predicted.ops:
         raise UsageError("there is nothing to draw", why="the timeline has no step")
     by_time = axis != "steps" and predicted.total_seconds > 0
-    shown = Shown(graph, predicted, measured, budget, store_all, by_time)
+    view = View(graph, predicted, measured, budget, store_all, by_time)
     with plot_file(path, WIDTH, HEIGHT) as figure:
-        axes = figure.add_axes((LEFT, BOTTOM, RIGHT - LEFT, TOP - BOTTOM))
-        heading(figure, LEFT - 0.045, title or "memory timeline", _subtitle(shown))
-        _draw(axes, shown)
-        _describe(figure, shown)
+        heading(figure, 0.03, title or "memory timeline", _subtitle(view))
+        _draw(figure.add_axes(PLOT), view)
+        _describe(figure, view)
 
 
-def measured_peak(predicted: Timeline, measured: Profile) -> int:
-    """Bytes at the worst kernel, with the weights that the prediction counts."""
-    return max(predicted.weight_bytes, measured.weight_bytes) + measured.live_peak
+def resident(predicted: Timeline, measured: Profile) -> int:
+    """Bytes of the weights as a measured run is charged for them."""
+    return max(predicted.weight_bytes, measured.weight_bytes)
 
 
 def edges(timeline: Timeline, by_time: bool) -> Numbers:
-    """Where each step begins, and the end of the last: seconds, or step numbers."""
-    if by_time:
-        return np.concatenate(([0.0], np.cumsum(timeline.seconds)))
-    return np.arange(len(timeline.ops) + 1, dtype=np.float64)
+    """Where each step begins, and the end of the last: seconds, or executed ops."""
+    widths = timeline.seconds if by_time else [not is_added(name) for name in timeline.ops]
+    return np.concatenate(([0.0], np.cumsum(widths, dtype=np.float64)))
 
 
-def _draw(axes: Axes, shown: Shown) -> None:
-    size, unit = byte_unit(shown.top)
-    ends = edges(shown.predicted, shown.by_time)
-    longest = ends[-1]
-    if shown.store_all:
-        longest = max(longest, edges(shown.store_all, shown.by_time)[-1])
-    second, name = second_unit(longest) if shown.by_time else (1.0, "")
+def measured_line(view: View) -> tuple[Numbers, Numbers]:
+    """Begin and bytes of every kernel that the prediction has under its name, and the end of
+    the last with its bytes again."""
+    if view.measured is None:
+        return np.empty(0), np.empty(0)
+    place = {name: step for step, name in enumerate(view.predicted.ops)}
+    weights = resident(view.predicted, view.measured)
+    rows = sorted(
+        (place[kernel.name], weights + kernel.live + kernel.scratch)
+        for kernel in view.measured.kernels
+        if kernel.name in place
+    )
+    if not rows:
+        return np.empty(0), np.empty(0)
+    at = np.append(view.at[[step for step, _ in rows]], view.at[rows[-1][0] + 1])
+    return at, _closed(np.array([count for _, count in rows], np.float64))
+
+
+def _draw(axes: Axes, view: View) -> None:
+    size, unit = byte_unit(view.top)
+    ends = [view.at[-1]]
+    if view.store_all:
+        ends.append(edges(view.store_all, view.by_time)[-1])
+    second, name = second_unit(max(ends)) if view.by_time else (1.0, "")
     quiet_grid(axes)
-    base = np.zeros(len(ends) - 1)
-    for kind, row in compose(shown.graph, shown.predicted).items():
+    _stack(axes, view, second, size)
+    if view.store_all:
+        at = edges(view.store_all, view.by_time) / second
+        axes.step(at, _closed(totals(view.store_all) / size), where="post", **STORE_ALL)
+    at, rows = measured_line(view)
+    axes.step(at / second, rows / size, where="post", **MEASURED)
+    _mark(axes, view, second, size)
+    axes.set_xlim(0, max(ends) / second)
+    axes.set_ylim(0, view.top / size * 1.06)
+    axes.set_ylabel(f"memory ({unit})")
+    axes.set_xlabel(f"time in the step ({name})" if view.by_time else "step (executed op)")
+
+
+def _stack(axes: Axes, view: View, second: float, size: float) -> None:
+    base = np.zeros(len(view.at) - 1)
+    for kind, row in view.parts.items():
         above = base + row / size
         axes.fill_between(
-            ends / second, _closed(base), _closed(above), step="post", linewidth=0,
-            facecolor=COLOURS[kind], hatch=HATCHES.get(kind), edgecolor="white",
+            view.at / second, _closed(base), _closed(above), step="post", linewidth=0,
+            **FILLS[kind],
         )  # fmt: skip
         base = above
-    if shown.store_all:
-        at = edges(shown.store_all, shown.by_time) / second
-        rows = totals(shown.store_all) / size
-        axes.step(at, _closed(rows), where="post", color=QUIET, linewidth=1, linestyle=(0, (3, 2)))
-    if shown.measured:
-        at, rows = _measured_line(shown.predicted, shown.measured, ends)
-        axes.step(at / second, rows / size, where="post", color=INK, linewidth=0.9)
-    _mark(axes, shown, ends / second, size)
-    axes.set_xlim(0, longest / second)
-    axes.set_ylim(0, shown.top / size * 1.06)
-    axes.set_ylabel(f"memory ({unit})")
-    axes.set_xlabel(f"time in the step ({name})" if shown.by_time else "step (executed op)")
 
 
 def _closed(rows: Numbers) -> Numbers:
@@ -157,124 +193,63 @@ def _closed(rows: Numbers) -> Numbers:
     return np.append(rows, rows[-1])
 
 
-def _measured_line(
-    predicted: Timeline, measured: Profile, ends: Numbers
-) -> tuple[Numbers, Numbers]:
-    """Edges and bytes of the kernels that the prediction has under the same name."""
-    place = {name: step for step, name in enumerate(predicted.ops)}
-    weights = max(predicted.weight_bytes, measured.weight_bytes)
-    rows = sorted(
-        (place[kernel.name], weights + kernel.live + kernel.scratch)
-        for kernel in measured.kernels
-        if kernel.name in place
-    )
-    if not rows:
-        return np.empty(0), np.empty(0)
-    at = np.append(ends[[step for step, _ in rows]], ends[rows[-1][0] + 1])
-    return at, _closed(np.array([count for _, count in rows], np.float64))
-
-
-def _mark(axes: Axes, shown: Shown, at: Numbers, size: float) -> None:
+def _mark(axes: Axes, view: View, second: float, size: float) -> None:
     """The budget line and the peak."""
-    if shown.budget:
-        level = shown.budget / size
-        axes.axhline(level, color=BUDGET, linewidth=1.4)
+    if view.budget:
+        level = view.budget / size
+        axes.axhline(level, color=ALARM, linewidth=1.4)
         axes.annotate(
-            f"budget\n{format_bytes(shown.budget)}", (1, level), (6, 0), color=BUDGET,
+            f"budget\n{format_bytes(view.budget)}", (1, level), (6, 0), color=ALARM,
             xycoords=("axes fraction", "data"), textcoords="offset points", va="center",
             annotation_clip=False, weight="bold",
         )  # fmt: skip
-    step = shown.predicted.peak_step
-    axes.plot(
-        (at[step] + at[step + 1]) / 2, shown.predicted.peak / size, "v", markersize=8, color=INK,
-        markeredgecolor="white", clip_on=False, zorder=5,
-    )  # fmt: skip
+    step = view.predicted.peak_step
+    centre = (view.at[step] + view.at[step + 1]) / 2 / second
+    axes.plot(centre, view.predicted.peak / size, clip_on=False, zorder=5, **PEAK)
 
 
-def _subtitle(shown: Shown) -> str:
-    words = [f"predicted peak {format_bytes(shown.predicted.peak)}"]
-    if shown.measured:
-        words.append(f"measured {format_bytes(measured_peak(shown.predicted, shown.measured))}")
-    if shown.budget:
-        words.append(f"budget {format_bytes(shown.budget)}")
-    if shown.store_all:
-        words.append(f"nothing recomputed {format_bytes(shown.store_all.peak)}")
-    return "   ·   ".join(words)
+def _subtitle(view: View) -> str:
+    words = [f"peak {format_bytes(view.predicted.peak)} predicted"]
+    if view.measured_peak is not None:
+        words.append(f"{format_bytes(view.measured_peak)} measured")
+    if view.store_all:
+        words.append(f"{format_bytes(view.store_all.peak)} if nothing is recomputed")
+        base = view.store_all.total_seconds
+        if base and view.predicted.total_seconds:
+            words.append(f"{view.predicted.total_seconds / base - 1:+.1%} predicted time")
+    return "  ·  ".join(words)
 
 
-def _describe(figure: Figure, shown: Shown) -> None:
-    """Right of the plot: the key with the bytes at the peak, and the peak's op and tensors."""
-    step = shown.predicted.peak_step
-    parts = compose(shown.graph, shown.predicted)
-    row = TOP
-    figure.text(PANEL, row, "held at the peak", weight="bold", va="center")
-    for kind in reversed(Kind):
-        row -= LINE
-        _swatch(figure, row, kind)
-        figure.text(PANEL + 0.03, row, kind.value, va="center")
-        figure.text(0.985, row, format_bytes(int(parts[kind][step])), va="center", ha="right")
-    for present, style, words in (
-        (shown.measured, (INK, 0.9, "-"), "measured"),
-        (shown.store_all, (QUIET, 1.0, (0, (3, 2))), "nothing recomputed"),
-    ):
-        if present is not None:
-            row -= LINE
-            _stroke(figure, row, *style)
-            figure.text(PANEL + 0.03, row, words, va="center")
-    row -= 2 * LINE
-    _marker(figure, row)
-    _describe_peak(figure, shown, step, row)
-
-
-def _swatch(figure: Figure, row: float, kind: Kind) -> None:
-    figure.add_artist(
-        Patch(facecolor=COLOURS[kind], hatch=HATCHES.get(kind), edgecolor="white", linewidth=0)
-        if False
-        else _rectangle(figure, row, kind)
-    )
-
-
-def _rectangle(figure: Figure, row: float, kind: Kind) -> Patch:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle(
-        (PANEL, row - 0.013), 0.021, 0.026, transform=figure.transFigure, linewidth=0,
-        facecolor=COLOURS[kind], hatch=HATCHES.get(kind), edgecolor="white",
-    )  # fmt: skip
-
-
-def _stroke(figure: Figure, row: float, colour: str, width: float, dashes: object) -> None:
-    from matplotlib.lines import Line2D
-
-    figure.add_artist(
-        Line2D([PANEL, PANEL + 0.021], [row, row], color=colour, linewidth=width, linestyle=dashes)
-    )
-
-
-def _marker(figure: Figure, row: float) -> None:
-    from matplotlib.lines import Line2D
-
-    figure.add_artist(Line2D([PANEL + 0.0105], [row], marker="v", markersize=8, color=INK))
-
-
-def _describe_peak(figure: Figure, shown: Shown, step: int, row: float) -> None:
-    name = shown.predicted.ops[step]
-    kinds = {op.name: op.op_type for op in shown.graph.ops}
-    figure.text(
-        PANEL + 0.03, row, f"peak at step {step} of {len(shown.predicted.ops)}", weight="bold",
-        va="center",
-    )  # fmt: skip
-    row -= LINE
-    words = f"{shortened(name, 30)}  ({kinds.get(name, '')})"
-    figure.text(PANEL, row, words, va="center", parse_math=False)
-    row -= 1.5 * LINE
-    figure.text(PANEL, row, "largest tensors", weight="bold", va="center")
-    for held in largest(shown.graph, shown.predicted, step):
-        row -= LINE
-        figure.text(PANEL, row, shortened(held.tensor, 24), va="center", parse_math=False)
-        figure.text(0.985, row, format_bytes(held.bytes), va="center", ha="right")
-        row -= LINE * 0.8
+def _describe(figure: Figure, view: View) -> None:
+    """Beside the plot: the key with the bytes at the peak, and the peak's op and tensors."""
+    step = view.predicted.peak_step
+    margin = Margin(figure, *MARGIN, PLOT[1] + PLOT[3])
+    margin.title("held at the peak")
+    for kind, row in reversed(view.parts.items()):
+        margin.swatch(kind.value, format_bytes(int(row[step])), **FILLS[kind])
+    if view.measured:
+        margin.stroke("measured", **MEASURED)
+    if view.store_all:
+        margin.stroke("nothing recomputed", **STORE_ALL)
+    margin.skip(0.7)
+    _describe_peak(margin, view, step)
+    margin.skip(0.7)
+    margin.title("largest at the peak")
+    for held in largest(view.graph, view.predicted, step):
+        margin.words(held.tensor, format_bytes(held.bytes))
         shape = "×".join(map(str, held.shape)) if held.shape else "scalar"
-        figure.text(
-            PANEL, row, f"{shape}, {held.kind.value}", va="center", size=8.5, color=QUIET
-        )
+        margin.note(f"{shape}, {held.kind.value}")
+
+
+def _describe_peak(margin: Margin, view: View, step: int) -> None:
+    name = view.predicted.ops[step]
+    op = next((op for op in view.graph.ops if op.name == name), None)
+    planned = [is_added(op) for op in view.predicted.ops]
+    number, count = step + 1 - sum(planned[: step + 1]), len(planned) - sum(planned)
+    margin.marker("peak", f"op {number} of {count}", weight="bold", **PEAK)
+    margin.words(name)
+    if op is not None:
+        time = view.predicted.seconds[step]
+        facts = [op.op_type, format_seconds(time) if time else ""]
+        facts.append("recomputation" if op.origin else "")
+        margin.note(", ".join(fact for fact in facts if fact))

@@ -101,14 +101,16 @@ class _Gates:
         return position, name
 
     def _dependency(self, step: int, source: str) -> str:
-        """A value made before ``step`` that is alive there anyway, so that waiting for it costs
-        nothing, and that no other gate on ``source`` waits for (equal gates would be merged)."""
+        """A value made before ``step`` that no other gate on ``source`` waits for (equal gates
+        would be merged): one that is alive there, an input, else any."""
+        dead = []
         for earlier in range(step - 1, -1, -1):
             for name in self.graph.ops[earlier].writes:
-                alive = name in self.stay or self.last_reader.get(name, -1) >= step
-                if alive and self.tensors[name].dtype and (source, name) not in self.used:
-                    return name
-        for name in self.graph.inputs:
+                if self.tensors[name].dtype and (source, name) not in self.used:
+                    if name in self.stay or self.last_reader.get(name, -1) >= step:
+                        return name
+                    dead.append(name)
+        for name in (*self.graph.inputs, *dead):
             if (source, name) not in self.used:
                 return name
         raise UnsupportedError(

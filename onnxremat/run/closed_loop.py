@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from onnxremat.errors import InfeasibleError, NoPlanError, OverBudgetError
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort.offline import lasting_tensors
 from onnxremat.ort.profile import profile
+from onnxremat.ort.session import Options
 from onnxremat.plan import smallest_budget, solve
 from onnxremat.plan.problem import Solution, Status, seconds
 from onnxremat.plan.reduce import Reduced, reduce
@@ -40,7 +40,7 @@ class PlanOptions:
     """
 
     time_limit: float = 60.0
-    gap: float = 1e-5
+    gap: float = 5e-4
     solver: str = "auto"
     seed: int = 0
     threads: int = 1
@@ -100,15 +100,8 @@ def _at_minimum(prepared: Prepared, reduced: Reduced, options: PlanOptions) -> O
             continue
         note = f"smallest possible budget is at least {format_bytes(lower)} ({lower} B): {why}"
         plan = outcome.plan.with_provenance(notes=(*outcome.plan.provenance.notes, note))
-        return _replace_plan(outcome, plan)
+        return replace(outcome, plan=plan, rewritten=Rewritten(outcome.rewritten.graph, plan))
     raise NoPlanError("no smallest budget found", hint="raise --time-limit")
-
-
-def _replace_plan(outcome: Outcome, plan: Plan) -> Outcome:
-    return Outcome(
-        plan, Rewritten(outcome.rewritten.graph, plan), outcome.budget, outcome.predicted,
-        outcome.measured, outcome.measured_default, outcome.rounds,
-    )  # fmt: skip
 
 
 def _loop(
@@ -119,7 +112,7 @@ def _loop(
     warm: list[int] | tuple[int, ...] | None = None,
     rounds: int = ROUNDS,
 ) -> Outcome:
-    aim, first, excess = limit, None, 0
+    aim, first, excess, seconds_left = limit, None, 0, options.time_limit
     for attempt in range(rounds):
         solution = solve(
             reduced.problem,
@@ -128,7 +121,7 @@ def _loop(
             fixed_order=prepared.settings.fixed_order,
             warm=warm,
             progress=options.progress,
-            time_limit=options.time_limit,
+            time_limit=seconds_left,
             seed=options.seed,
             threads=options.threads,
             solver=options.solver,
@@ -140,10 +133,13 @@ def _loop(
                 break
             raise _failure(prepared, reduced, limit, solution, options)
         plan = _as_plan(prepared, reduced, solution, first, limit)
-        outcome, excess = _carry_out(prepared, plan, limit, attempt)
+        outcome, excess = _within(prepared, plan, limit, attempt)
         if outcome is not None:
             return outcome
-        aim, warm = aim - excess, solution.sequence
+        # Gates and pins take a few bytes each: leave room for as many as this plan had.
+        aim = min(aim, solution.peak) - excess - 256 * (attempt + 1)
+        warm = solution.sequence
+        seconds_left = min(options.time_limit, max(5.0, first.plan_seconds / 4))
     raise OverBudgetError(
         f"no plan keeps within {format_bytes(limit)} when carried out",
         why=f"the last one needs {format_bytes(limit + excess)}",
@@ -152,31 +148,48 @@ def _loop(
     )
 
 
-def _carry_out(
-    prepared: Prepared, plan: Plan, limit: int, attempt: int
-) -> tuple[Outcome | None, int]:
-    """Rewrite, predict and measure; the outcome, or how many bytes it misses the budget by."""
-    costs = prepared.costs
+def _within(prepared: Prepared, plan: Plan, limit: int, attempt: int) -> tuple[Outcome | None, int]:
+    """The plan carried out, or how many bytes it misses the budget by.
+
+    The cheap checks come first: prediction, then a run with the options it is made for.
+    """
     rewritten = rewrite(prepared.graph, plan)
-    predicted = predict(
-        rewritten.graph, prepared.tuned, scratch=costs.scratch, seconds=costs.seconds,
-        weights=prepared.weights,
-    )  # fmt: skip
+    predicted = _predicted(prepared, rewritten)
     if predicted.peak > limit:
         return None, predicted.peak - limit
-    if prepared.feeds is None:
-        rewritten = rewrite(prepared.graph, plan, _Asked(prepared))
-        return Outcome(plan, rewritten, limit, predicted, None, None, attempt), 0
-    found = _measured(prepared, rewritten, prepared.tuned)
-    if found.peak > limit:
-        return None, found.peak - limit
+    if prepared.feeds is not None:
+        found = _measured(prepared, rewritten, prepared.tuned)
+        if found.peak > limit:
+            return None, found.peak - limit
+    return replace(carry_out(prepared, plan), budget=limit, rounds=attempt), 0
+
+
+def carry_out(prepared: Prepared, plan: Plan) -> Outcome:
+    """Rewrite the model by a plan, suit the pins to onnxruntime's fusions, predict and measure.
+
+    Raises:
+        UsageError: the plan does not fit the graph.
+    """
     rewritten = rewrite(prepared.graph, plan, _Asked(prepared))
+    budget = plan.provenance.budget
+    if prepared.feeds is None:
+        return Outcome(plan, rewritten, budget, _predicted(prepared, rewritten), None, None, 0)
     found = _measured(prepared, rewritten, prepared.tuned)
     plain = _measured(prepared, rewritten, prepared.default)
-    return Outcome(plan, rewritten, limit, found.predicted, found, plain, attempt), 0
+    return Outcome(plan, rewritten, budget, found.predicted, found, plain, 0)
 
 
-def _measured(prepared: Prepared, rewritten: Rewritten, options: Any) -> Measurement:
+def _predicted(prepared: Prepared, rewritten: Rewritten) -> Timeline:
+    return predict(
+        rewritten.graph,
+        prepared.tuned,
+        scratch=prepared.costs.scratch,
+        seconds=prepared.costs.seconds,
+        weights=prepared.weights,
+    )
+
+
+def _measured(prepared: Prepared, rewritten: Rewritten, options: Options) -> Measurement:
     assert prepared.feeds is not None
     return measure(
         rewritten.graph,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from onnxremat.errors import UsageError
 from onnxremat.graph.onnx_io import to_model
@@ -28,7 +29,7 @@ def contest(
         UsageError: the models have different inputs.
     """
     read = [read_source(path) for path in paths]
-    kept: dict[str, dict] = {}
+    kept: dict[str, Any] = {}
     for model, _, _ in read:
         facts = metadata(model)
         if "plan" in facts:

@@ -12,7 +12,7 @@ import onnx
 
 from onnxremat.errors import UsageError
 from onnxremat.graph.onnx_io import atomic, read_model
-from onnxremat.ort.session import TUNED, Options, open_session, session_options
+from onnxremat.ort.session import LEVELS, TUNED, Options, open_session, session_options
 from onnxremat.rewrite.emit import metadata
 
 OPTIONS_SUFFIX = ".options.json"
@@ -63,11 +63,8 @@ def write_options(path: Path, options: Options, facts: dict[str, Any]) -> Path:
         "version": 1,
         "session": options.to_json(),
         "onnxruntime": {
-            "SetSessionGraphOptimizationLevel": {
-                "disable": "ORT_DISABLE_ALL", "basic": "ORT_ENABLE_BASIC",
-                "extended": "ORT_ENABLE_EXTENDED", "all": "ORT_ENABLE_ALL",
-            }[options.level],
-            "execution_order": options.order.upper() + ("_BASED" if options.order != "default" else ""),
+            "SetSessionGraphOptimizationLevel": LEVELS[options.level],
+            "execution_order": {"priority": "PRIORITY_BASED"}.get(options.order, "DEFAULT"),
             "EnableMemPattern": options.pattern,
             "enable_mem_reuse": options.reuse,
             "EnableCpuMemArena": options.arena,
@@ -81,16 +78,11 @@ def write_options(path: Path, options: Options, facts: dict[str, Any]) -> Path:
 
 def snippets(path: str, options: Options) -> dict[str, str]:
     """Code that opens the model as planned: Python, C++, C#."""
-    level = {
-        "disable": ("ORT_DISABLE_ALL", "ORT_DISABLE_ALL"),
-        "basic": ("ORT_ENABLE_BASIC", "ORT_ENABLE_BASIC"),
-        "extended": ("ORT_ENABLE_EXTENDED", "ORT_ENABLE_EXTENDED"),
-        "all": ("ORT_ENABLE_ALL", "ORT_ENABLE_ALL"),
-    }[options.level]
+    level = LEVELS[options.level]
     python = [
         "import onnxruntime as ort",
         "options = ort.SessionOptions()",
-        f"options.graph_optimization_level = ort.GraphOptimizationLevel.{level[0]}",
+        f"options.graph_optimization_level = ort.GraphOptimizationLevel.{level}",
     ]
     if options.order == "priority":
         python.append("options.execution_order = ort.ExecutionOrder.PRIORITY_BASED")
@@ -105,7 +97,7 @@ def snippets(path: str, options: Options) -> dict[str, str]:
     cpp = [
         "Ort::Env env;",
         "Ort::SessionOptions options;",
-        f"options.SetGraphOptimizationLevel(GraphOptimizationLevel::{level[0]});",
+        f"options.SetGraphOptimizationLevel(GraphOptimizationLevel::{level});",
         f"options.{pattern}();",
         f"options.{arena}();",
         "// The pins inside the model keep the planned order without further options.",
@@ -113,7 +105,7 @@ def snippets(path: str, options: Options) -> dict[str, str]:
     ]
     csharp = [
         "using var options = new SessionOptions();",
-        f"options.GraphOptimizationLevel = GraphOptimizationLevel.{level[0]};",
+        f"options.GraphOptimizationLevel = GraphOptimizationLevel.{level};",
         f"options.EnableMemoryPattern = {str(options.pattern).lower()};",
         f"options.EnableCpuMemArena = {str(options.arena).lower()};",
         "// The pins inside the model keep the planned order without further options.",

@@ -11,6 +11,8 @@ import onnx
 
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.order import default_order, priority_order, reordered
+from onnxremat.graph.onnx_io import to_model
+from onnxremat.ort.offline import resident_weights
 from onnxremat.ort.profile import Feeds, Profile, profile
 from onnxremat.ort.session import Options
 from onnxremat.rewrite.pins import is_added
@@ -50,9 +52,19 @@ class Measurement:
         return self.predicted.peak / self.peak - 1.0 if self.peak else 0.0
 
 
-def weight_bytes(graph: Graph, measured: Profile | None = None) -> int:
-    """Resident bytes of the weights: their own, or more where kernels keep packed copies."""
-    return max(graph.weight_bytes, measured.weight_bytes if measured else 0)
+def weight_bytes(
+    graph: Graph,
+    measured: Profile | None = None,
+    *,
+    level: str = "disable",
+    folder: Path | None = None,
+) -> int:
+    """Resident bytes of the weights: as a session at that level holds them after folding, or
+    more where kernels keep packed copies."""
+    held = graph.weight_bytes
+    if level != "disable":
+        held = resident_weights(to_model(graph), level, folder)
+    return max(held, measured.weight_bytes if measured else 0)
 
 
 def executed(graph: Graph, options: Options) -> Graph:
@@ -105,7 +117,7 @@ def measure(
     common = set(planned) & set(ran)
     known = {op.name for op in graph.ops}
     kept = [n for n in planned if n in common] == [n for n in ran if n in common]
-    weights = weight_bytes(graph, found)
+    weights = weight_bytes(graph, found, level=options.level, folder=folder)
     return Measurement(
         options,
         kept,

@@ -43,10 +43,12 @@ def run_once(
     )
     found = profile(to_model(graph), feeds, options, runs=runs, folder=folder)
     if save is not None:
-        arrays = {n: v for n, v in found.outputs.items() if isinstance(v, np.ndarray)}
+        arrays: dict[str, Any] = {
+            n: v for n, v in found.outputs.items() if isinstance(v, np.ndarray)
+        }
         with atomic(save) as temporary, temporary.open("wb") as file:
             np.savez(file, **arrays)
-    weights = weight_bytes(graph, found)
+    weights = weight_bytes(graph, found, level=options.level, folder=folder)
     return {
         "peak_measured_bytes": weights + found.live_peak,
         "weight_bytes": weights,

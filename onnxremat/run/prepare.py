@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import onnx
 
@@ -27,6 +27,7 @@ from onnxremat.run.measure import weight_bytes
 from onnxremat.schedule.simulate import Rules, simulate
 
 Progress = Callable[[str], None]
+Source: TypeAlias = str | os.PathLike[str] | onnx.ModelProto
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ class Prepared:
 
 
 def prepare(
-    source: str | os.PathLike[str] | onnx.ModelProto,
+    source: Source,
     settings: Settings,
     progress: Progress | None = None,
 ) -> Prepared:
@@ -156,9 +157,11 @@ def prepare(
         )
     weights = weight_bytes(graph, measured)
     store_all = simulate(graph, scratch=costs.scratch, weight_bytes=weights).peak
-    peak = (
-        weight_bytes(original, baseline) + baseline.live_peak if baseline else _unmeasured(original)
-    )
+    if baseline is None:
+        peak = _unmeasured(original)
+    else:
+        held = weight_bytes(original, baseline, level=DEFAULT.level, folder=folder)
+        peak = held + baseline.live_peak
     return Prepared(
         name, folder, bound, graph, feeds, costs, weights, peak, baseline, store_all, settings,
         costs.notes,
@@ -166,7 +169,7 @@ def prepare(
 
 
 def read_source(
-    source: str | os.PathLike[str] | onnx.ModelProto,
+    source: Source,
 ) -> tuple[onnx.ModelProto, Path | None, str]:
     """A model, the folder of its external weights, and a name for people.
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar
 
 from onnxremat.errors import UsageError
 from onnxremat.graph.ir import Graph
@@ -178,7 +178,7 @@ class Plan:
         Raises:
             UsageError: not a plan, or of a newer version.
         """
-        if data.get("format") != "onnxremat.plan":
+        if not isinstance(data, Mapping) or data.get("format") != "onnxremat.plan":
             raise UsageError("not an onnxremat plan", hint="make one with: onnxremat plan IN -o F")
         if data.get("version") != VERSION:
             raise UsageError(
@@ -187,12 +187,32 @@ class Plan:
                 hint="use the onnxremat that wrote it, or plan again",
             )
         try:
-            steps = tuple(_KINDS[kind](*rest) for kind, *rest in data["steps"])
+            steps = tuple(_checked(_KINDS[kind](*rest)) for kind, *rest in data["steps"])
             facts = dict(data["provenance"])
             facts["notes"] = tuple(facts.get("notes", ()))
-            return cls(steps, Provenance(**facts))
+            return cls(steps, _checked(Provenance(**facts)))
         except (KeyError, TypeError, ValueError) as error:
             raise UsageError("the plan file is damaged", why=repr(error)) from error
+
+
+Record = TypeVar("Record", Step, Provenance)
+_PLAIN: dict[Any, Any] = {
+    "str": str, "int": int, "float": (int, float), "bool": bool, "tuple[str, ...]": tuple,
+    "Mapping[str, Any]": Mapping,
+}  # fmt: skip
+
+
+def _checked(record: Record) -> Record:
+    """The record itself, every field being of its declared type.
+
+    Raises:
+        TypeError: one is not.
+    """
+    for part in fields(record):
+        value = getattr(record, part.name)
+        if not isinstance(value, _PLAIN[part.type]):
+            raise TypeError(f"{part.name} is {value!r}")
+    return record
 
 
 def graph_hash(graph: Graph) -> str:

@@ -8,7 +8,7 @@ measurement and kept true by ``tests/ort/test_contract.py``:
 2. alias ops (Reshape and the like) share their input's buffer, except into a graph output;
 3. in-place ops take over a dying input's buffer of the same shape and element size;
 4. with ``reuse`` a dead buffer is held for the next value of the same shape;
-5. a named output that nobody reads stays to the end of the run;
+5. a named output that nobody reads takes no dead buffer and stays to the end of the run;
 6. graph outputs are buffers of their own and stay to the end; inputs belong to the caller;
 7. requests are rounded up to 256 bytes.
 """
@@ -152,7 +152,7 @@ def assign_buffers(
             home = None
             if name not in outputs:
                 home = _home(graph, op, position, buffer_of, uses)
-                if home is None and rules.reuse:
+                if home is None and rules.reuse and uses[name] > 1:  # somebody reads it
                     home = _same_shape(graph, name, free)
             if home is None:
                 buffer_of[name] = name

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from onnx import TensorProto as T
 
@@ -131,18 +129,3 @@ def one_hot(call: Call) -> Cotangents:
     off = t.sub(t.sum(call.dy, axes), on)
     return [None, None, t.concat([t.reshape(off, (1,)), t.reshape(on, (1,))], 0)]
 
-
-@vjp("Compress", reads="x1")
-def compress(call: Call) -> Cotangents:
-    """y = the rows of x where a condition holds. dx = dy at these rows.
-
-    Raises:
-        UnsupportedError: the condition is computed at run time.
-    """
-    t, shape = call.tape, call.shape()
-    places = np.flatnonzero(call.value(1))
-    axis = call.attribute("axis")
-    if axis is None:
-        flat = sum_of_runs(t, call.dy, 0, places, math.prod(shape))
-        return call.only(t.reshape(flat, shape))
-    return call.only(sum_of_runs(t, call.dy, axis % len(shape), places, shape[axis]))

@@ -135,17 +135,6 @@ def rms_norm(call: Call) -> Cotangents:
     return [dx, dscale]
 
 
-@vjp("MeanVarianceNormalization", reads="x0 y0")
-def mean_variance_norm(call: Call) -> Cotangents:
-    """y = (x - mean) / spread over axes."""
-    t = call.tape
-    axes = call.attribute("axes", [0, 2, 3])
-    centred = t.sub(call.x, t.mean(call.x, axes))
-    spread = t.op("Sqrt", t.mean(t.mul(centred, centred), axes))
-    inverse = t.op("Reciprocal", t.add(spread, 1e-9))
-    return [through_moments(t, call.dy, call.y, inverse, axes)]
-
-
 @vjp("LpNormalization", reads="x0 y0")
 def lp_norm(call: Call) -> Cotangents:
     """y = x / |x| along an axis. dx = (dy - u sum(dy y)) / |x|, u = y (p = 2) or sign(x)."""

@@ -92,23 +92,43 @@ def _repeated(t: Tape, a: str, window: Window) -> str:
 
 
 def _spread_windows(t: Tape, dy: str, window: Window) -> str:
-    """The mean over mirrored windows of dy, spread out to the spacing of the windows."""
-    rank = window.rank
+    """Each dy / taps added to every element of its window: the mean over mirrored windows of dy,
+    spread out to the spacing of the windows."""
+    if set(window.dilations) != {1}:
+        return _spread_by_transpose(t, dy, window)
     for axis, stride in enumerate(window.strides):
         dy = zeros_between(t, dy, 2 + axis, stride)
     apart = t.shape(dy)[2:]
-    before = [e - 1 - p for e, p in zip(window.extent, window.before, strict=True)]
+    before = [k - 1 - p for k, p in zip(window.kernel, window.before, strict=True)]
     after = [
-        n + e - 1 - b - a
-        for n, e, b, a in zip(window.input, window.extent, before, apart, strict=True)
+        n + k - 1 - b - a
+        for n, k, b, a in zip(window.input, window.kernel, before, apart, strict=True)
     ]
+    # onnxruntime fuses the Pad into the pool, which refuses padding of a whole kernel; what lies
+    # beyond gets nothing.
+    beyond = [max(0, a - (k - 1)) for a, k in zip(after, window.kernel, strict=True)]
+    after = [a - b for a, b in zip(after, beyond, strict=True)]
     padded = t.pad(dy, [0, 0, *before], [0, 0, *after])
-    dense = set(window.dilations) <= {1}
-    return t.op(
-        "AveragePool", padded, shape=(*t.shape(dy)[:2], *window.input),
-        kernel_shape=window.kernel, strides=[1] * rank,
-        dilations=None if dense else window.dilations,
+    sizes = [n - b for n, b in zip(window.input, beyond, strict=True)]
+    pooled = t.op(
+        "AveragePool", padded, shape=(*t.shape(dy)[:2], *sizes), kernel_shape=window.kernel,
+        strides=[1] * window.rank,
     )  # fmt: skip
+    return t.pad(pooled, [0] * t.rank(dy), [0, 0, *beyond])
+
+
+def _spread_by_transpose(t: Tape, dy: str, window: Window) -> str:
+    channels = t.shape(dy)[1]
+    ones = t.filled(1.0 / window.taps, (channels, 1, *window.kernel), t.dtype(dy))
+    leftover = window.leftover()
+    reach = [min(n, s - 1) for n, s in zip(leftover, window.strides, strict=True)]
+    missing = [n - r for n, r in zip(leftover, reach, strict=True)]
+    sizes = [n - m for n, m in zip(window.input, missing, strict=True)]
+    made = t.op(
+        "ConvTranspose", dy, ones, shape=(*t.shape(dy)[:2], *sizes), strides=window.strides,
+        dilations=window.dilations, pads=window.pads, group=channels, output_padding=reach,
+    )  # fmt: skip
+    return t.pad(made, [0] * t.rank(dy), [0, 0, *missing])
 
 
 def zeros_between(t: Tape, a: str, axis: int, stride: int) -> str:

@@ -113,6 +113,18 @@ class CutModel:
             for row in self.carry
         ]
 
+    def first_runs(self, point: Floats) -> list[list[int]]:
+        """Ops that run first in each interval, in base order but the cut op last."""
+        rows: list[list[int]] = [[] for _ in range(self.intervals)]
+        for op, early in enumerate(self.spans.earliest):
+            late = self.spans.latest[op]
+            chosen = (b for b in range(early, late) if point[self.run[b][op]] > 0.5)
+            rows[next(chosen, late)].append(op)
+        for interval, cut in enumerate(self.spans.cuts):
+            rows[interval].remove(cut)
+            rows[interval].append(cut)
+        return rows
+
 
 def build(wiring: Wiring, spans: Spans, budget: int) -> CutModel:
     """The cut relaxation for a budget in bytes."""
@@ -120,7 +132,7 @@ def build(wiring: Wiring, spans: Spans, budget: int) -> CutModel:
     unit = total / SCALE if total > 0 else 1.0
     made = CutModel(wiring, spans, budget, unit)
     for interval in range(made.intervals):
-        _add_columns(made, interval)
+        _add_columns(made, interval, _wanted(wiring, spans, interval))
     for interval in range(made.intervals):
         _add_inputs(made, interval)
         if interval:
@@ -130,7 +142,22 @@ def build(wiring: Wiring, spans: Spans, budget: int) -> CutModel:
     return made
 
 
-def _add_columns(made: CutModel, interval: int) -> None:
+def _wanted(wiring: Wiring, spans: Spans, interval: int) -> list[bool]:
+    """Values that some op may read in this interval or later, shape (values,).
+
+    A reader counts when its first run may come so late, or when it may run again to make a value
+    that is itself wanted. Holding or remaking other values only costs, so they get no columns.
+    """
+    wanted = [False] * wiring.problem.values
+    for op in reversed(range(wiring.problem.ops)):
+        again = wiring.recomputable[op] and any(wanted[value] for value in wiring.writes[op])
+        if again or spans.latest[op] >= interval:
+            for value in wiring.reads[op]:
+                wanted[value] = True
+    return wanted
+
+
+def _add_columns(made: CutModel, interval: int, wanted: list[bool]) -> None:
     wiring, spans, model = made.wiring, made.spans, made.model
     problem = wiring.problem
     run, carry = [NEVER] * problem.ops, [NEVER] * problem.values
@@ -140,13 +167,17 @@ def _add_columns(made: CutModel, interval: int) -> None:
         if early == late == interval:
             run[op] = ALWAYS
             model.offset += cost / made.unit
-        elif early <= interval and (recomputable[op] or interval <= late):
+        elif early <= interval <= late or (
+            early < interval and recomputable[op] and any(wanted[v] for v in wiring.writes[op])
+        ):
             run[op] = model.binary(cost / made.unit)
         if early >= interval:
             continue
         for value in wiring.writes[op]:
-            known = keep[value] and late < interval
-            carry[value] = ALWAYS if known else model.binary()
+            if keep[value] and late < interval:
+                carry[value] = ALWAYS
+            elif keep[value] or wanted[value]:
+                carry[value] = model.binary()
     made.run.append(run)
     made.carry.append(carry)
 
@@ -205,11 +236,13 @@ def _add_memory(made: CutModel, interval: int) -> None:
     if len(candidates) == 1:  # takeover = size (1 - X), without a column of its own
         (value,) = candidates
         room += size[value]
-        weight[carry[value]] = size[value]
+        if carry[value] >= 0:
+            weight[carry[value]] = size[value]
     elif candidates:
         takes = [model.column(0.0, 1.0) for _ in candidates]
         for value, column in zip(candidates, takes, strict=True):
-            model.row([(column, 1.0), (carry[value], 1.0)], upper=1.0)
+            if carry[value] >= 0:
+                model.row([(column, 1.0), (carry[value], 1.0)], upper=1.0)
             made.takeover.append((column, interval, value))
             weight[column] = -size[value]
         model.row([(column, 1.0) for column in takes], upper=1.0)

@@ -11,34 +11,31 @@ from onnxremat.plan.wiring import Wiring
 
 
 def late_remakes(
-    wiring: Wiring, cuts: Sequence[int], carried: Sequence[set[int]]
+    wiring: Wiring, intervals: Sequence[Sequence[int]], carried: Sequence[set[int]]
 ) -> list[int] | None:
-    """Sequence in the base order that carries the given values and remakes the rest when read.
+    """Sequence that carries the given values between intervals and remakes the rest when read.
 
     Args:
-        cuts: ops whose first runs end the intervals, increasing.
+        intervals: ops that run first in each interval, in the order of their first runs.
         carried: for each interval the values available at its start (entry 0 is ignored).
 
     Returns:
         The sequence, or None when it would need a second run of an op that allows none.
     """
-    ops = wiring.problem.ops
-    ends = [*cuts, ops - 1]
-    starts = [0, *(cut + 1 for cut in cuts)]
     keep = np.flatnonzero(wiring.problem.keep).tolist()
     sequence: list[int] = []
     have: set[int] = set()
     made: set[int] = set()
-    for interval, (start, end) in enumerate(zip(starts, ends, strict=True)):
+    for interval, ops in enumerate(intervals):
         if interval:
             have = {u for u in carried[interval] if u in made} | {u for u in keep if u in made}
-        for op in range(start, end + 1):
+        for op in ops:
             if not _remake(wiring, wiring.reads[op], have, sequence):
                 return None
             sequence.append(op)
             have.update(wiring.writes[op])
             made.update(wiring.writes[op])
-        if interval + 1 < len(starts):
+        if interval + 1 < len(intervals):
             missing = [u for u in sorted(carried[interval + 1]) if u in made and u not in have]
             if not _remake(wiring, missing, have, sequence):
                 return None

@@ -59,9 +59,7 @@ class Scratch(NamedTuple):
     random: NDArray[np.uint64]  # one entry: state of the generator
 
 
-ARRAYS = types.NamedTuple(
-    (F64, I64, I32, I32, I32, I32, I32, I32, I64, U8, I32, U8, I64), Arrays
-)
+ARRAYS = types.NamedTuple((F64, I64, I32, I32, I32, I32, I32, I32, I64, U8, I32, U8, I64), Arrays)
 SCRATCH = types.NamedTuple(
     (I32, I32, I32, I32, I32, I32, I32, I32, I64, F64, types.Array(types.uint64, 1, "C")), Scratch
 )

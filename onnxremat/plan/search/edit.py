@@ -46,9 +46,7 @@ def delete(sequence: Ints, steps: int, at: int) -> int:
 
 
 @compiled(types.int64(ARRAYS, SCRATCH, I32, types.int64, types.int64, types.boolean))
-def prune(
-    p: Arrays, s: Scratch, sequence: Ints, steps: int, budget: int, free_order: bool
-) -> int:
+def prune(p: Arrays, s: Scratch, sequence: Ints, steps: int, budget: int, free_order: bool) -> int:
     """Drop second runs that nobody reads until none is left; leaves ``s`` evaluated."""
     while True:
         evaluate(p, s, sequence, steps, budget, free_order)

@@ -61,7 +61,12 @@ class Search:
         return self.scratch.use[: len(sequence)].copy()
 
     def fit(
-        self, sequence: Sequence[int], until: float, stop: Callable[[], bool], depth: int, power: float
+        self,
+        sequence: Sequence[int],
+        until: float,
+        stop: Callable[[], bool],
+        depth: int,
+        power: float,
     ) -> list[int] | None:
         """Greedy insertion from a sequence, polished; None when the budget is not met.
 

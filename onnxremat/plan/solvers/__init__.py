@@ -9,7 +9,7 @@ from onnxremat.plan.solvers.highs import Highs
 from onnxremat.plan.solvers.scip import Scip
 
 SOLVERS: dict[str, Solver] = {s.name: s for s in (Highs(), Gurobi(), Scip())}
-PREFERENCE = ("highs", "gurobi", "scip")  # measured on the cut models; see docs/planner.md
+PREFERENCE = ("gurobi", "highs", "scip")  # measured on the cut models; see docs/planner.md
 
 __all__ = ["PREFERENCE", "SOLVERS", "Limits", "Outcome", "Result", "Solver", "minimise"]
 
@@ -33,6 +33,7 @@ def minimise(model: Model, limits: Limits, solver: str = "auto") -> tuple[Result
         order = [solver] + [name for name in order if name != solver]
     notes: list[str] = []
     for name in order:
+        quiet = solver == "auto" and name == "gurobi"
         back_end = SOLVERS[name]
         reason = back_end.unavailable() or back_end.unfit(model)
         if reason is None:
@@ -40,6 +41,6 @@ def minimise(model: Model, limits: Limits, solver: str = "auto") -> tuple[Result
             if result.outcome is not Outcome.REFUSED:
                 return result, notes
             reason = result.message
-        if name == solver or solver == "auto":
+        if (name == solver or solver == "auto") and not quiet:
             notes.append(reason)
     return refused("no solver could take the model"), notes

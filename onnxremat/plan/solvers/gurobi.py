@@ -136,8 +136,7 @@ def _add_rows(gurobi: Any, columns: Any, matrix: Any, model: Model) -> None:
     variables = columns.tolist()
     for row, terms in model.quadratic_rows.items():
         left = sum(
-            v * variables[j]
-            for j, v in zip(matrix[[row]].indices, matrix[[row]].data, strict=True)
+            v * variables[j] for j, v in zip(matrix[[row]].indices, matrix[[row]].data, strict=True)
         ) + sum(q * variables[i] * variables[j] for i, j, q in terms)
         if upper[row] < inf:
             gurobi.addQConstr(left <= upper[row])

@@ -1,0 +1,104 @@
+"""What a training graph's inputs and outputs mean, kept in its metadata."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+import onnx
+
+from onnxremat.errors import ModelError
+
+KEY = "onnxremat.training"
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A tensor that a step reads and writes.
+
+    Attributes:
+        input: name of the graph input with the old value.
+        output: name of the graph output with the new one.
+        initial: ``model`` when the first value is the model's own, else ``zeros``.
+    """
+
+    input: str
+    output: str
+    initial: str
+
+
+@dataclass(frozen=True)
+class Training:
+    """The signature of a training graph.
+
+    Attributes:
+        loss: output with the loss, a scalar.
+        data: inputs of the original model.
+        target: input with labels or targets, "" when the model takes them among its own inputs.
+        parameters: what is trained, in the order of the model's initializers.
+        states: optimizer state and running statistics.
+        gradients: output per parameter, for graphs without an optimizer.
+        rate: learning-rate input, "" without an optimizer.
+        apply: boolean input that says whether to use the gathered gradients, "" without gathering.
+        loss_scale: input that multiplies the loss before the backward pass, "" without.
+        outputs: outputs of the original model that the step returns too.
+        optimizer, loss_kind: for reports.
+    """
+
+    loss: str
+    data: tuple[str, ...]
+    target: str
+    parameters: tuple[Variable, ...]
+    states: tuple[Variable, ...]
+    gradients: tuple[tuple[str, str], ...]
+    rate: str
+    apply: str
+    loss_scale: str
+    outputs: tuple[str, ...]
+    optimizer: str
+    loss_kind: str
+
+    @property
+    def variables(self) -> tuple[Variable, ...]:
+        """Everything a step updates."""
+        return self.parameters + self.states
+
+    def to_json(self) -> str:
+        """For the metadata of the model."""
+        return json.dumps({"version": 1, **asdict(self)})
+
+    @classmethod
+    def from_json(cls, text: str) -> Training:
+        """The reverse of :meth:`to_json`.
+
+        Raises:
+            ModelError: not such a text, or of a later version.
+        """
+        try:
+            data = json.loads(text)
+            if data.pop("version") != 1:
+                raise ModelError("the training graph was made by a later onnxremat")
+            for key in ("parameters", "states"):
+                data[key] = tuple(Variable(**entry) for entry in data[key])
+            for key in ("data", "outputs"):
+                data[key] = tuple(data[key])
+            data["gradients"] = tuple((a, b) for a, b in data["gradients"])
+            return cls(**data)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ModelError(f"unreadable training description: {error}") from error
+
+
+def training_of(model: onnx.ModelProto) -> Training:
+    """The description in a model's metadata.
+
+    Raises:
+        ModelError: the model is no training graph of ours.
+    """
+    for entry in model.metadata_props:
+        if entry.key == KEY:
+            return Training.from_json(entry.value)
+    raise ModelError(
+        "the model is not a training graph",
+        why=f"its metadata has no '{KEY}'",
+        hint="make one with onnxremat differentiate",
+    )

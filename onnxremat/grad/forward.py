@@ -1,0 +1,269 @@
+"""The forward graph, made ready: one opset that has what the backward ops need, functions
+expanded, every shape a number, normalization and dropout in training mode."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import onnx
+from onnx import helper, numpy_helper
+
+from onnxremat.errors import ModelError, UnsupportedError
+from onnxremat.grad.constants import Constants
+from onnxremat.grad.registry import has_rule
+from onnxremat.graph.dtypes import tensor_bytes
+from onnxremat.graph.ir import Graph, Op, Role, Tensor
+from onnxremat.graph.onnx_io import inline_functions, read_small_weights, shell, to_ops
+from onnxremat.ort.infer import build_graph, require_shapes, unknown_shapes, weights_as_inputs
+
+FLOAT, BOOL = onnx.TensorProto.FLOAT, onnx.TensorProto.BOOL
+OLDEST = 18  # the first opset with scatter-add and axes as inputs in all reductions
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """A running statistic of a BatchNormalization: state' = keep * state + rest * batch.
+
+    Attributes:
+        name: the statistic, an initializer of the model.
+        batch: tensor with the statistic of the batch.
+        keep, rest: factors.
+    """
+
+    name: str
+    batch: str
+    keep: float
+    rest: float
+
+
+def read_forward(model: onnx.ModelProto, folder: Path | None) -> Graph:
+    """The graph of a model at opset 18 or later, its big weights turned into inputs.
+
+    Raises:
+        ModelError: the model is not valid.
+        UnsupportedError: an operator cannot be brought to opset 18.
+    """
+    model = read_small_weights(inline_functions(model), folder)
+    light = _without_listed_weights(weights_as_inputs(model))
+    light = _expanded(_upgraded(light))
+    graph = _typed(light)
+    for _ in range(4):
+        if not unknown_shapes(graph):
+            break
+        graph = _typed(_folded(graph))
+    require_shapes(graph)
+    return graph
+
+
+def _without_listed_weights(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Old files list their initializers as inputs too."""
+    stored = {tensor.name for tensor in model.graph.initializer}
+    kept = [value for value in model.graph.input if value.name not in stored]
+    del model.graph.input[:]
+    model.graph.input.extend(kept)
+    return model
+
+
+def _upgraded(model: onnx.ModelProto) -> onnx.ModelProto:
+    version = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
+    if version >= OLDEST:
+        return model
+    from onnx import version_converter
+
+    model.ir_version = max(model.ir_version, 8)
+    try:
+        return version_converter.convert_version(model, OLDEST)
+    except Exception as error:  # the converter raises bare RuntimeErrors of many kinds
+        raise UnsupportedError(
+            f"the model is at opset {version} and cannot be brought to {OLDEST}",
+            why=str(error).strip().splitlines()[0][:300],
+            hint=f"export it again at opset {OLDEST} or later",
+        ) from error
+
+
+def _expanded(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Operators without a rule of their own replaced by the function ONNX defines them as."""
+    from onnx import inliner
+
+    for _ in range(4):
+        missing = {
+            (node.domain, node.op_type)
+            for node in model.graph.node
+            if not has_rule(node.op_type, node.domain) and _is_function(node, model)
+        }
+        if not missing:
+            break
+        for node in model.graph.node:
+            if (node.domain, node.op_type) in missing:
+                _spell_out(node, model)
+        model = inliner.inline_selected_functions(
+            model, sorted(missing), inline_schema_functions=True
+        )
+    return model
+
+
+def _schema(node: onnx.NodeProto, model: onnx.ModelProto) -> onnx.defs.OpSchema | None:
+    versions = {o.domain: o.version for o in model.opset_import}
+    try:
+        return onnx.defs.get_schema(node.op_type, versions.get(node.domain, 1), node.domain)
+    except onnx.defs.SchemaError:
+        return None
+
+
+def _is_function(node: onnx.NodeProto, model: onnx.ModelProto) -> bool:
+    schema = _schema(node, model)
+    return bool(schema and (schema.has_function or schema.has_context_dependent_function))
+
+
+def _spell_out(node: onnx.NodeProto, model: onnx.ModelProto) -> None:
+    """Write default attributes into a node: the inliner drops those that are missing."""
+    schema = _schema(node, model)
+    present = {attribute.name for attribute in node.attribute}
+    for name, attribute in (schema.attributes if schema else {}).items():
+        if name not in present and attribute.default_value.type:
+            node.attribute.add().CopyFrom(attribute.default_value)
+
+
+def _typed(model: onnx.ModelProto) -> Graph:
+    """Types and shapes by onnxruntime, or by onnx for models it has no kernels for (float64
+    and bfloat16 convolutions on the CPU, say)."""
+    try:
+        return build_graph(model)
+    except ModelError:
+        try:
+            inferred = onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
+        except Exception:  # then onnxruntime's message is the better one
+            inferred = None
+        if inferred is None:
+            raise
+    return _graph_of(inferred)
+
+
+def _graph_of(model: onnx.ModelProto) -> Graph:
+    graph = model.graph
+    tensors: dict[str, Tensor] = {}
+    for value in (*graph.value_info, *graph.input, *graph.output):
+        kind = value.type.tensor_type
+        shape = None
+        if kind.HasField("shape") and all(dim.HasField("dim_value") for dim in kind.shape.dim):
+            shape = tuple(dim.dim_value for dim in kind.shape.dim)
+        size = tensor_bytes(kind.elem_type, shape or ()) if shape is not None else 0
+        tensors[value.name] = Tensor(value.name, kind.elem_type, shape, size, Role.ACTIVATION)
+    for weight in graph.initializer:
+        shape = tuple(weight.dims)
+        size = tensor_bytes(weight.data_type, shape)
+        tensors[weight.name] = Tensor(weight.name, weight.data_type, shape, size, Role.WEIGHT)
+    ops = to_ops(model)
+    for op in ops:
+        for name in op.writes:
+            tensors.setdefault(name, Tensor(name, 0, None, 0, Role.ACTIVATION))
+    stored = {weight.name for weight in graph.initializer}
+    inputs = tuple(value.name for value in graph.input if value.name not in stored)
+    outputs = tuple(value.name for value in graph.output)
+    return Graph(ops, tensors, inputs, outputs, shell(model))
+
+
+def _folded(graph: Graph) -> onnx.ModelProto:
+    """Known values that shapes depend on turned into initializers."""
+    constant_of = Constants(graph)
+    model = onnx.ModelProto()
+    model.CopyFrom(graph.model)
+    for op in graph.ops:
+        values = {name: constant_of(name) for name in op.writes}
+        if values and all(value is not None for value in values.values()):
+            model.graph.initializer.extend(
+                numpy_helper.from_array(value, name)
+                for name, value in values.items()
+                if value is not None
+            )
+            continue
+        node = model.graph.node.add()
+        node.CopyFrom(op.node)
+        node.name = op.name
+    return model
+
+
+# ---- training mode ---------------------------------------------------------------------------
+
+
+def train_statistics(
+    graph: Graph, which: Collection[str]
+) -> tuple[Graph, tuple[Statistic, ...]]:
+    """BatchNormalization ops named in ``which`` made to normalise by the batch.
+
+    Momentum 0 makes outputs 1 and 2 the statistics of the batch itself; the running ones are
+    updated by the step, where the batch variance is scaled by n / (n - 1) as trainers do.
+    """
+    tensors, ops = dict(graph.tensors), []
+    statistics: list[Statistic] = []
+    for op in graph.ops:
+        if op.name not in which:
+            ops.append(_inference_norm(op))
+            continue
+        shape = tensors[op.inputs[0]].shape or ()
+        count = math.prod(shape) // max(shape[1], 1)
+        keep = _attribute(op, "momentum", 0.9)
+        made = [op.outputs[0], f"{op.name}_batch_mean", f"{op.name}_batch_var"]
+        for position, name, scale in ((3, made[1], 1.0), (4, made[2], count / max(count - 1, 1))):
+            source = tensors[op.inputs[position]]
+            tensors[name] = replace(source, name=name, role=Role.ACTIVATION)
+            statistics.append(Statistic(op.inputs[position], name, keep, (1.0 - keep) * scale))
+        settings = {"training_mode": 1, "momentum": 0.0}
+        settings["epsilon"] = _attribute(op, "epsilon", 1e-5)
+        ops.append(_with_attributes(replace(op, outputs=tuple(made)), settings))
+    return graph.with_ops(ops, tensors), tuple(statistics)
+
+
+def _inference_norm(op: Op) -> Op:
+    """A BatchNormalization that a trainer exported in training mode, put out of it."""
+    if op.op_type != "BatchNormalization" or not _attribute(op, "training_mode", 0):
+        return op
+    return _with_attributes(replace(op, outputs=op.outputs[:1]), {"training_mode": 0})
+
+
+def train_dropout(graph: Graph) -> Graph:
+    """Dropout switched on, each op with a seed of its own: two runs draw other masks, two
+    ops never the same one."""
+    model = onnx.ModelProto()
+    model.CopyFrom(graph.model)
+    tensors, ops = dict(graph.tensors), []
+    for seed, op in enumerate(graph.ops, start=1):
+        if op.op_type != "Dropout" or not op.standard:
+            ops.append(op)
+            continue
+        names = [op.inputs[0], *(op.inputs[1:2] or ("",)), "onnxremat/training_mode"]
+        if not names[1]:
+            names[1] = "onnxremat/dropout_ratio"
+            _store(model, tensors, names[1], helper.make_tensor(names[1], FLOAT, [], [0.5]))
+        _store(model, tensors, names[2], helper.make_tensor(names[2], BOOL, [], [True]))
+        drawn = _attribute(op, "seed", seed)
+        ops.append(_with_attributes(replace(op, inputs=tuple(names)), {"seed": int(drawn)}))
+    return replace(graph.with_ops(ops, tensors), model=model)
+
+
+def _store(
+    model: onnx.ModelProto, tensors: dict[str, Tensor], name: str, value: onnx.TensorProto
+) -> None:
+    if name not in tensors:
+        model.graph.initializer.append(value)
+        tensors[name] = Tensor(name, value.data_type, tuple(value.dims), 4, Role.WEIGHT)
+
+
+def _attribute(op: Op, name: str, default: float) -> float:
+    for attribute in op.node.attribute:
+        if attribute.name == name:
+            return float(helper.get_attribute_value(attribute))
+    return default
+
+
+def _with_attributes(op: Op, values: Mapping[str, float | int]) -> Op:
+    node = onnx.NodeProto()
+    node.CopyFrom(op.node)
+    kept = [attribute for attribute in node.attribute if attribute.name not in values]
+    del node.attribute[:]
+    node.attribute.extend(kept)
+    node.attribute.extend(helper.make_attribute(name, value) for name, value in values.items())
+    return replace(op, node=node)

@@ -1,0 +1,268 @@
+"""Losses: each emits its value and, in closed form, the cotangent of the prediction."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import TensorProto as T
+
+from onnxremat.errors import UsageError
+from onnxremat.grad.tape import Shape, Tape
+
+
+class Loss(ABC):
+    """A mean over the batch of how far a prediction is from its target.
+
+    ``activations`` are operators a model may end with that the loss contains itself: they are
+    cut off, so that the loss sees logits.
+    """
+
+    activations: tuple[str, ...] = ()
+
+    @abstractmethod
+    def target(self, shape: Shape, dtype: int) -> tuple[int, Shape]:
+        """Element type and shape of the target of a prediction."""
+
+    @abstractmethod
+    def value(self, t: Tape, prediction: str, target: str) -> str:
+        """Emit the loss, a scalar."""
+
+    @abstractmethod
+    def cotangent(self, t: Tape, prediction: str, target: str) -> str:
+        """Emit its gradient with respect to the prediction; called after :meth:`value`."""
+
+
+@dataclass
+class CrossEntropy(Loss):
+    """-log softmax(prediction)[label], a mean over labels weighted by class.
+
+    Attributes:
+        ignore_index: label that does not count.
+        label_smoothing: part of the target spread evenly over all classes.
+        class_weights: one factor per class.
+        axis: class axis; by default the last one up to rank 3, else 1.
+    """
+
+    ignore_index: int | None = None
+    label_smoothing: float = 0.0
+    class_weights: Sequence[float] | None = None
+    axis: int | None = None
+    activations = ("Softmax", "LogSoftmax")
+
+    def target(self, shape: Shape, dtype: int) -> tuple[int, Shape]:
+        if len(shape) < 2:
+            raise UsageError(
+                f"cross-entropy needs a class axis, the prediction has shape {list(shape)}"
+            )
+        axis = self._axis(shape)
+        return T.INT64, (*shape[:axis], *shape[axis + 1 :])
+
+    def _axis(self, shape: Shape) -> int:
+        if self.axis is not None:
+            return self.axis % len(shape)
+        return len(shape) - 1 if len(shape) <= 3 else 1
+
+    def value(self, t: Tape, prediction: str, target: str) -> str:
+        shape = t.shape(prediction)
+        axis, every = self._axis(shape), range(len(shape))
+        self._log = t.op("LogSoftmax", prediction, axis=axis, shape=shape)
+        column = (*shape[:axis], 1, *shape[axis + 1 :])
+        self._labels = t.reshape(target, column)
+        self._valid: str | None = None
+        if self.ignore_index is not None:
+            ignored = t.compare("Equal", self._labels, self.ignore_index)
+            self._labels = t.where(ignored, 0, self._labels)
+            self._valid = t.cast(t.op("Not", ignored), t.dtype(prediction))
+        picked = t.op("GatherElements", self._log, self._labels, shape=column, axis=axis)
+        self._weight = self._label_weights(t, prediction, column)
+        if self._weight is None:
+            self._share: str | float = 1.0 / math.prod(column)
+            hard = t.mul(t.sum(picked, every), -float(self._share))
+        else:
+            self._share = t.op("Reciprocal", t.sum(self._weight, every))
+            hard = t.neg(t.mul(t.sum(t.mul(picked, self._weight), every), self._share))
+        if not self.label_smoothing:
+            return hard
+        return t.add(t.mul(hard, 1.0 - self.label_smoothing), self._soft(t, axis))
+
+    def _label_weights(self, t: Tape, prediction: str, column: Shape) -> str | None:
+        weight = self._valid
+        if self.class_weights is not None:
+            table = t.constant(list(self.class_weights), t.dtype(prediction))
+            picked = t.op("Gather", table, self._labels, shape=column, axis=0)
+            weight = picked if weight is None else t.mul(picked, weight)
+        return weight
+
+    def _class_row(self, t: Tape, axis: int) -> str:
+        """Class weights, ready to broadcast along the class axis."""
+        classes = t.shape(self._log)[axis]
+        weights = [1.0] * classes if self.class_weights is None else list(self.class_weights)
+        shape = [classes if k == axis else 1 for k in range(t.rank(self._log))]
+        return t.constant(np.array(weights).reshape(shape), t.dtype(self._log))
+
+    def _soft(self, t: Tape, axis: int) -> str:
+        """The part of the loss that wants all classes equally likely."""
+        classes = t.shape(self._log)[axis]
+        spread = self._log
+        if self.class_weights is not None:
+            spread = t.mul(spread, self._class_row(t, axis))
+        rows = t.sum(spread, [axis], keep=True)
+        rows = rows if self._valid is None else t.mul(rows, self._valid)
+        total = t.sum(rows, range(t.rank(rows)))
+        return t.mul(t.mul(total, -self.label_smoothing / classes), self._share)
+
+    def cotangent(self, t: Tape, prediction: str, target: str) -> str:
+        shape, smooth = t.shape(prediction), self.label_smoothing
+        axis = self._axis(shape)
+        probability = t.exp(self._log)
+        minus = t.constant(-(1.0 - smooth), t.dtype(prediction))
+        updates = t.expand(t.reshape(minus, [1] * len(shape)), t.shape(self._labels))
+        if smooth and self.class_weights is not None:
+            return self._weighted_cotangent(t, probability, updates, axis)
+        error = t.op(
+            "ScatterElements", probability, self._labels, updates, shape=shape, axis=axis,
+            reduction="add",
+        )  # fmt: skip
+        if smooth:
+            error = t.sub(error, smooth / shape[axis])
+        if self._weight is None:
+            return t.mul(error, self._share)
+        return t.mul(error, t.mul(self._weight, self._share))
+
+    def _weighted_cotangent(self, t: Tape, probability: str, updates: str, axis: int) -> str:
+        smooth, classes = self.label_smoothing, t.shape(probability)[axis]
+        hard = t.op(
+            "ScatterElements", t.mul(probability, 1.0 - smooth), self._labels, updates,
+            shape=t.shape(probability), axis=axis, reduction="add",
+        )  # fmt: skip
+        if self._weight is not None:
+            hard = t.mul(hard, self._weight)
+        row = self._class_row(t, axis)
+        total = float(sum(self.class_weights or ()))
+        soft = t.mul(t.sub(t.mul(probability, total), row), smooth / classes)
+        soft = soft if self._valid is None else t.mul(soft, self._valid)
+        return t.mul(t.add(hard, soft), self._share)
+
+
+class _Elementwise(Loss):
+    """Target of the prediction's type and shape; the mean over all elements."""
+
+    def target(self, shape: Shape, dtype: int) -> tuple[int, Shape]:
+        return dtype, shape
+
+    @staticmethod
+    def _mean(t: Tape, a: str) -> str:
+        return t.mul(t.sum(a, range(t.rank(a))), 1.0 / t.size(a))
+
+    @staticmethod
+    def _per_element(t: Tape, a: str, factor: float = 1.0) -> str:
+        return t.mul(a, factor / t.size(a))
+
+
+@dataclass
+class BinaryCrossEntropy(_Elementwise):
+    """log(1 + e**x) - x z for logits x and targets z in [0, 1]."""
+
+    activations = ("Sigmoid",)
+
+    def value(self, t: Tape, prediction: str, target: str) -> str:
+        # Softplus in the form that cannot overflow, whatever the kernel does.
+        tail = t.op("Log", t.add(t.exp(t.neg(t.op("Abs", prediction))), 1.0))
+        bend = t.sub(t.op("Max", prediction, 0.0), t.mul(prediction, target))
+        return self._mean(t, t.add(tail, bend))
+
+    def cotangent(self, t: Tape, prediction: str, target: str) -> str:
+        return self._per_element(t, t.sub(t.op("Sigmoid", prediction), target))
+
+
+@dataclass
+class MeanSquaredError(_Elementwise):
+    """(x - z)**2."""
+
+    def value(self, t: Tape, prediction: str, target: str) -> str:
+        self._error = t.sub(prediction, target)
+        return self._mean(t, t.mul(self._error, self._error))
+
+    def cotangent(self, t: Tape, prediction: str, target: str) -> str:
+        return self._per_element(t, self._error, 2.0)
+
+
+@dataclass
+class AbsoluteError(_Elementwise):
+    """|x - z|."""
+
+    def value(self, t: Tape, prediction: str, target: str) -> str:
+        self._error = t.sub(prediction, target)
+        return self._mean(t, t.op("Abs", self._error))
+
+    def cotangent(self, t: Tape, prediction: str, target: str) -> str:
+        return self._per_element(t, t.op("Sign", self._error))
+
+
+@dataclass
+class Huber(_Elementwise):
+    """(x - z)**2 / 2 up to an error of ``delta``, linear beyond."""
+
+    delta: float = 1.0
+
+    def value(self, t: Tape, prediction: str, target: str) -> str:
+        self._error = t.sub(prediction, target)
+        size = t.op("Abs", self._error)
+        inner = t.op("Min", size, self.delta)
+        return self._mean(t, t.mul(inner, t.sub(size, t.mul(inner, 0.5))))
+
+    def cotangent(self, t: Tape, prediction: str, target: str) -> str:
+        error = self._error
+        bounds = [t.like(-self.delta, error), t.like(self.delta, error)]
+        return self._per_element(t, t.op("Clip", error, *bounds, shape=t.shape(error)))
+
+
+@dataclass
+class Dice(_Elementwise):
+    """1 - (2 sum(p z) + s) / (sum p + sum z + s) per image and channel, p = sigmoid(x)."""
+
+    smooth: float = 1.0
+    activations = ("Sigmoid",)
+
+    def value(self, t: Tape, prediction: str, target: str) -> str:
+        axes = range(min(2, t.rank(prediction)), t.rank(prediction))
+        self._probability = t.op("Sigmoid", prediction)
+        overlap = t.sum(t.mul(self._probability, target), axes, keep=True)
+        self._overlap = t.add(t.mul(overlap, 2.0), self.smooth)
+        total = t.sum(t.add(self._probability, target), axes, keep=True)
+        self._total = t.add(total, self.smooth)
+        return t.sub(1.0, self._mean(t, t.div(self._overlap, self._total)))
+
+    def cotangent(self, t: Tape, prediction: str, target: str) -> str:
+        p = self._probability
+        square = t.mul(self._total, self._total)
+        rise = t.div(t.sub(self._overlap, t.mul(t.mul(target, 2.0), self._total)), square)
+        slope = t.mul(rise, t.mul(p, t.sub(1.0, p)))
+        return t.mul(slope, 1.0 / t.size(self._total))
+
+
+LOSSES: dict[str, type[Loss]] = {
+    "cross-entropy": CrossEntropy,
+    "bce": BinaryCrossEntropy,
+    "mse": MeanSquaredError,
+    "l1": AbsoluteError,
+    "huber": Huber,
+    "dice": Dice,
+}
+
+
+def find_loss(loss: str | Loss) -> Loss:
+    """A loss by name, with its default settings.
+
+    Raises:
+        UsageError: unknown name.
+    """
+    if isinstance(loss, Loss):
+        return loss
+    if loss not in LOSSES:
+        raise UsageError(f"unknown loss '{loss}'", hint="losses are " + ", ".join(LOSSES))
+    return LOSSES[loss]()

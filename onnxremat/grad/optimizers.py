@@ -1,0 +1,197 @@
+"""Optimizers as graph updates: new parameter and new state from gradient and old state."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from onnx import TensorProto as T
+
+from onnxremat.errors import UsageError
+from onnxremat.grad.tape import Tape
+
+STEP = "optimizer.step"
+
+
+@dataclass
+class Update:
+    """Where an optimizer finds its inputs and leaves its results.
+
+    Attributes:
+        tape: emits the update.
+        rate: learning rate, a scalar.
+        states: old tensor to new tensor, for every state tensor made.
+    """
+
+    tape: Tape
+    rate: str
+    states: dict[str, str] = field(default_factory=dict)
+    shared: dict[str, str] = field(default_factory=dict)
+
+    def state(self, name: str, like: str) -> str:
+        """A state input of a parameter's type and shape."""
+        return self.tape.declare(name, self.tape.dtype(like), self.tape.shape(like))
+
+    def typed_rate(self, parameter: str) -> str:
+        """The learning rate in a parameter's element type."""
+        return self.tape.cast(self.rate, self.tape.dtype(parameter))
+
+
+class Optimizer(ABC):
+    """Makes a new parameter from a gradient; all use the definitions of their papers, with the
+    constants that are customary in trainers."""
+
+    @abstractmethod
+    def update(self, up: Update, parameter: str, gradient: str) -> str:
+        """Emit the update of one parameter and return its new value."""
+
+    @property
+    def counts_steps(self) -> bool:
+        """Whether it needs the number of the step."""
+        return False
+
+    def begin(self, up: Update) -> None:
+        """Emit what all parameters share."""
+        if not self.counts_steps:
+            return
+        t = up.tape
+        old = t.declare(STEP, T.INT64, ())
+        up.states[STEP] = t.add(old, 1)
+        up.shared["step"] = t.cast(up.states[STEP], T.FLOAT)
+
+
+@dataclass
+class SGD(Optimizer):
+    """p' = p - rate (g + decay p), with momentum: b' = momentum b + g, p' = p - rate b'."""
+
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+
+    def update(self, up: Update, parameter: str, gradient: str) -> str:
+        t = up.tape
+        if self.weight_decay:
+            gradient = t.add(gradient, t.mul(parameter, self.weight_decay))
+        if self.momentum:
+            name = f"{parameter}.momentum"
+            old = up.state(name, parameter)
+            new = t.add(t.mul(old, self.momentum), gradient)
+            up.states[name] = new
+            gradient = t.add(gradient, t.mul(new, self.momentum)) if self.nesterov else new
+        return t.sub(parameter, t.mul(gradient, up.typed_rate(parameter)))
+
+
+@dataclass
+class Adam(Optimizer):
+    """m' = b1 m + (1 - b1) g, v' = b2 v + (1 - b2) g g, both corrected for their start at 0;
+    p' = p - rate m / (sqrt(v) + eps). ``decoupled`` decay shrinks p itself (AdamW)."""
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    decoupled: bool = False
+
+    @property
+    def counts_steps(self) -> bool:
+        return True
+
+    def begin(self, up: Update) -> None:
+        super().begin(up)
+        t, step = up.tape, up.shared["step"]
+        first = t.sub(1.0, t.op("Pow", t.constant(self.beta1, T.FLOAT), step))
+        second = t.sub(1.0, t.op("Pow", t.constant(self.beta2, T.FLOAT), step))
+        up.shared["rate"] = t.div(t.cast(up.rate, T.FLOAT), first)
+        up.shared["root"] = t.op("Reciprocal", t.op("Sqrt", second))
+        up.shared["first"] = t.op("Reciprocal", first)
+        if self.decoupled and self.weight_decay:
+            rate = t.mul(t.cast(up.rate, T.FLOAT), self.weight_decay)
+            up.shared["keep"] = t.sub(1.0, rate)
+
+    def moments(self, up: Update, parameter: str, gradient: str) -> tuple[str, str]:
+        """New first moment and the denominator sqrt(v corrected) + eps."""
+        t = up.tape
+        first, second = f"{parameter}.exp_avg", f"{parameter}.exp_avg_sq"
+        old_m, old_v = up.state(first, parameter), up.state(second, parameter)
+        m = t.add(t.mul(old_m, self.beta1), t.mul(gradient, 1.0 - self.beta1))
+        square = t.mul(t.mul(gradient, gradient), 1.0 - self.beta2)
+        v = t.add(t.mul(old_v, self.beta2), square)
+        up.states[first], up.states[second] = m, v
+        root = t.cast(up.shared["root"], t.dtype(parameter))
+        return m, t.add(t.mul(t.op("Sqrt", v), root), self.epsilon)
+
+    def update(self, up: Update, parameter: str, gradient: str) -> str:
+        t = up.tape
+        start = parameter
+        if self.weight_decay and not self.decoupled:
+            gradient = t.add(gradient, t.mul(parameter, self.weight_decay))
+        elif self.weight_decay:
+            start = t.mul(parameter, t.cast(up.shared["keep"], t.dtype(parameter)))
+        m, denominator = self.moments(up, parameter, gradient)
+        rate = t.cast(up.shared["rate"], t.dtype(parameter))
+        return t.sub(start, t.mul(t.div(m, denominator), rate))
+
+
+@dataclass
+class Adagrad(Optimizer):
+    """s' = s + g g, p' = p - rate g / (sqrt(s') + eps)."""
+
+    epsilon: float = 1e-10
+    weight_decay: float = 0.0
+
+    def update(self, up: Update, parameter: str, gradient: str) -> str:
+        t = up.tape
+        if self.weight_decay:
+            gradient = t.add(gradient, t.mul(parameter, self.weight_decay))
+        name = f"{parameter}.sum"
+        new = t.add(up.state(name, parameter), t.mul(gradient, gradient))
+        up.states[name] = new
+        scaled = t.div(gradient, t.add(t.op("Sqrt", new), self.epsilon))
+        return t.sub(parameter, t.mul(scaled, up.typed_rate(parameter)))
+
+
+@dataclass
+class Lamb(Adam):
+    """r = Adam's direction + decay p; p' = p - rate (|p| / |r|) r, the ratio 1 where a norm is 0."""
+
+    epsilon: float = 1e-6
+    weight_decay: float = 0.01
+
+    def update(self, up: Update, parameter: str, gradient: str) -> str:
+        t, axes = up.tape, range(up.tape.rank(parameter))
+        m, denominator = self.moments(up, parameter, gradient)
+        corrected = t.mul(m, t.cast(up.shared["first"], t.dtype(parameter)))
+        direction = t.div(corrected, denominator)
+        if self.weight_decay:
+            direction = t.add(direction, t.mul(parameter, self.weight_decay))
+        own, other = (t.op("Sqrt", t.sum(t.mul(a, a), axes)) for a in (parameter, direction))
+        both = t.op("And", t.compare("Greater", own, 0.0), t.compare("Greater", other, 0.0))
+        safe = t.where(t.compare("Greater", other, 0.0), other, 1.0)
+        trust = t.where(both, t.div(own, safe), 1.0)
+        return t.sub(parameter, t.mul(direction, t.mul(trust, up.typed_rate(parameter))))
+
+
+OPTIMIZERS: Mapping[str, Optimizer] = {
+    "sgd": SGD(),
+    "momentum": SGD(momentum=0.9),
+    "nesterov": SGD(momentum=0.9, nesterov=True),
+    "adam": Adam(),
+    "adamw": Adam(weight_decay=0.01, decoupled=True),
+    "adagrad": Adagrad(),
+    "lamb": Lamb(),
+}
+
+
+def find_optimizer(optimizer: str | Optimizer) -> Optimizer:
+    """An optimizer by name, with its default settings.
+
+    Raises:
+        UsageError: unknown name.
+    """
+    if isinstance(optimizer, Optimizer):
+        return optimizer
+    if optimizer not in OPTIMIZERS:
+        names = ", ".join(OPTIMIZERS)
+        raise UsageError(f"unknown optimizer '{optimizer}'", hint=f"optimizers are {names}")
+    return OPTIMIZERS[optimizer]

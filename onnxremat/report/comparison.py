@@ -1,0 +1,221 @@
+"""What is said about a result: the lines of the comparison and the statements under it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from onnxremat.units import format_bytes, format_seconds
+
+Facts = Mapping[str, Any]
+Cell = Callable[[Facts], str]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the comparison: a label and one cell per column, "" where there is none."""
+
+    label: str
+    original: Cell
+    store_all: Cell
+    planned: Cell
+    measured: Cell
+    ends: bool = False
+
+    def cells(self, facts: Facts) -> list[str]:
+        """The line's cells for these facts."""
+        columns = (self.original, self.store_all, self.planned, self.measured)
+        return [column(facts) for column in columns]
+
+
+def size(count: Any) -> str:
+    """Bytes for people, nothing for None."""
+    return "" if count is None else format_bytes(count)
+
+
+def signed(share: float | None) -> str:
+    """A share with its sign, never ``-0.00%``."""
+    return "" if share is None else f"{round(share, 4) + 0.0:+.2%}"
+
+
+def _nothing(_: Facts) -> str:
+    return ""
+
+
+def _bytes_of(name: str) -> Cell:
+    return lambda facts: size(facts.get(name))
+
+
+def _part_of(name: str, whole: str, words: str = "") -> Cell:
+    """A size as a share of another."""
+
+    def cell(facts: Facts) -> str:
+        part, base = facts.get(name), facts.get(whole)
+        return f"{part / base:.1%}{words}" if part is not None and base else ""
+
+    return cell
+
+
+def _reference(facts: Facts) -> str:
+    return "reference" if facts.get("overhead_planned") is not None else ""
+
+
+def _measured_overhead(facts: Facts) -> str:
+    if facts.get("overhead_measured") is None:
+        return ""
+    spread = facts.get("overhead_spread")
+    return signed(facts["overhead_measured"]) + (f" +/- {spread:.1%}" if spread else "")
+
+
+def _original_overhead(facts: Facts) -> str:
+    ratio = facts.get("original_time_ratio")
+    return "" if ratio is None else signed(ratio - 1)
+
+
+def _nodes_after(facts: Facts) -> str:
+    if facts.get("ops") is None or facts.get("recomputed_ops") is None:
+        return ""
+    return str(facts["ops"] + facts["recomputed_ops"] + _added(facts))
+
+
+def _added(facts: Facts) -> int:
+    apart = (facts.get("gates") or 0) + (facts.get("pins") or 0)
+    return int(facts.get("added_ops") or apart)
+
+
+def _text_of(name: str) -> Cell:
+    return lambda facts: "" if facts.get(name) is None else str(facts[name])
+
+
+def _baseline(facts: Facts) -> str:
+    return "100.0%" if facts.get("baseline_peak_bytes") else ""
+
+
+_PEAK = "baseline_peak_bytes"
+COMPARISON = (
+    Line(
+        "peak memory", _bytes_of(_PEAK), _bytes_of("store_all_peak_bytes"),
+        _bytes_of("peak_predicted_bytes"), _bytes_of("peak_measured_bytes"),
+    ),
+    Line(
+        "of the original's", _baseline, _part_of("store_all_peak_bytes", _PEAK),
+        _part_of("peak_predicted_bytes", _PEAK), _part_of("peak_measured_bytes", _PEAK),
+    ),
+    Line(
+        "of the budget", _part_of(_PEAK, "budget_bytes"),
+        _part_of("store_all_peak_bytes", "budget_bytes"),
+        _part_of("peak_predicted_bytes", "budget_bytes"),
+        _part_of("peak_measured_bytes", "budget_bytes"), ends=True,
+    ),
+    Line(
+        "step time", _original_overhead, _reference,
+        lambda facts: signed(facts.get("overhead_planned")), _measured_overhead, ends=True,
+    ),
+    Line("nodes", _nothing, _text_of("ops"), _nodes_after, _nothing),
+    Line("  recomputed", _nothing, _nothing, _text_of("recomputed_ops"), _nothing),
+    Line(
+        "  gates and pins", _nothing, _nothing,
+        lambda facts: str(_added(facts)) if _nodes_after(facts) else "", _nothing,
+    ),
+)  # fmt: skip
+
+
+def statements(facts: Facts) -> list[tuple[str, str]]:
+    """The facts that are no comparison, each as a label and words; only what is known."""
+    rows = [
+        ("budget", size(facts.get("budget_bytes"))),
+        ("one run", _but(_seconds(facts.get("step_seconds")), "median")),
+        ("plan", _plan_words(facts)),
+        ("proven", _proof_words(facts)),
+        ("prediction", _prediction_words(facts)),
+        ("default options", _default_words(facts)),
+        ("arena", _arena_words(facts)),
+        ("weights", size(facts.get("weight_bytes"))),
+        ("inputs", _but(size(facts.get("input_bytes")), "held by the caller, in no budget")),
+        ("outputs", _output_words(facts)),
+        ("order", _order_words(facts)),
+    ]
+    return [(label, words) for label, words in rows if words]
+
+
+def _seconds(count: float | None) -> str:
+    return "" if count is None else format_seconds(count)
+
+
+def _but(words: str, more: str) -> str:
+    return f"{words}, {more}" if words and more else words
+
+
+def _plan_words(facts: Facts) -> str:
+    words = [str(facts[name]) for name in ("status", "planner") if facts.get(name)]
+    if facts.get("plan_seconds") is not None:
+        words.append(f"planned in {format_seconds(facts['plan_seconds'])}")
+    if (facts.get("rounds") or 1) > 1:
+        words.append(f"{facts['rounds']} rounds until the measured peak fitted")
+    if facts.get("cost_source"):
+        words.append(f"costs {facts['cost_source']}")
+    return ", ".join(words)
+
+
+def _proof_words(facts: Facts) -> str:
+    if facts.get("bound") is None:
+        return ""
+    scope = {True: " in any order", False: " in this order of first runs"}
+    words = f"no plan takes less than {signed(facts['bound'])}"
+    words += scope.get(facts.get("bound_any_order"), "")  # type: ignore[arg-type]
+    words += f" ({facts['bound_kind']})" if facts.get("bound_kind") else ""
+    return _but(words, f"gap {facts['gap']:.3%}" if facts.get("gap") is not None else "")
+
+
+def _prediction_words(facts: Facts) -> str:
+    planned, found = facts.get("peak_predicted_bytes"), facts.get("peak_measured_bytes")
+    if planned is None or not found:
+        return ""
+    return f"{signed(planned / found - 1)} against the measured peak"
+
+
+def _default_words(facts: Facts) -> str:
+    peak = facts.get("peak_default_options_bytes")
+    if peak is None:
+        return ""
+    budget = facts.get("budget_bytes")
+    words = f"peak {format_bytes(peak)}"
+    return words + (f", {peak / budget:.1%} of the budget" if budget else "")
+
+
+def _arena_words(facts: Facts) -> str:
+    words = [
+        f"{format_bytes(facts[name])} {when}"
+        for name, when in (
+            ("arena_bytes", "held after a run"),
+            ("arena_default_options_bytes", "under default options"),
+        )
+        if facts.get(name) is not None
+    ]
+    return ", ".join(words)
+
+
+def _output_words(facts: Facts) -> str:
+    words = []
+    if facts.get("bit_equal") is not None:
+        same = "bit-equal to" if facts["bit_equal"] else "differ from"
+        words.append(f"{same} the graph that stores everything")
+    if facts.get("difference_to_original") is not None:
+        worst = facts["difference_to_original"]
+        words.append(
+            f"within {worst:.1e} of the original" if worst else "bit-equal to the original"
+        )
+    return ", ".join(words)
+
+
+def _order_words(facts: Facts) -> str:
+    words = [
+        f"{'as planned' if facts[name] else 'NOT as planned'}{when}"
+        for name, when in (
+            ("order_kept", ""),
+            ("order_kept_default_options", " under default options"),
+        )
+        if facts.get(name) is not None
+    ]
+    return ", ".join(words)

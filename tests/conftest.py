@@ -1,0 +1,43 @@
+"""What every test folder shares: a private cost cache, warm compiled code, and the shared files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SHARED = ROOT.parent / "shared"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that read the study files are skipped, with the reason, where these are absent."""
+    if (SHARED / "models").is_dir():
+        return
+    skip = pytest.mark.skip(reason=f"no study files: {SHARED} is not there")
+    for item in items:
+        if item.get_closest_marker("shared"):
+            item.add_marker(skip)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _private_cost_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Measured costs neither come from nor go to the user's own cache."""
+    patch = pytest.MonkeyPatch()
+    patch.setenv("ONNXREMAT_CACHE", str(tmp_path_factory.mktemp("costs")))
+    yield
+    patch.undo()
+
+
+@pytest.fixture(scope="session")
+def warm() -> None:
+    """The compiled search is ready, so that short time limits are spent on planning."""
+    from onnxremat.plan.search import warm_up
+
+    warm_up()
+
+
+@pytest.fixture(scope="session")
+def shared_models() -> Path:
+    """Folder of the training graphs made with another framework."""
+    return SHARED / "models"

@@ -1,0 +1,374 @@
+"""Nodes whose rules are checked: at least one per rule in the registry."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tests.grad.checking import Case, Fixed
+
+_RNG = np.random.default_rng(0)
+
+
+def normal(*shape: int) -> np.ndarray:
+    return np.asarray(_RNG.standard_normal(shape))
+
+
+def apart(*shape: int) -> np.ndarray:
+    """Values no two of which are close, and none close to 0: safe for max, sign and the like."""
+    count = int(np.prod(shape))
+    values = (np.arange(count) - count / 2 + 0.25) * 0.37
+    return _RNG.permutation(values).reshape(shape)
+
+
+def positive(*shape: int) -> np.ndarray:
+    return np.asarray(_RNG.uniform(0.5, 2.0, shape))
+
+
+def inside(*shape: int) -> np.ndarray:
+    """Values in (-0.8, 0.8)."""
+    return np.asarray(_RNG.uniform(-0.8, 0.8, shape))
+
+
+def ints(*values: int) -> Fixed:
+    return Fixed(np.array(values, np.int64))
+
+
+def fixed(value: Any) -> Fixed:
+    return Fixed(np.asarray(value))
+
+
+CASES: list[Case] = []
+
+
+def case(op: str, *inputs: Any, **settings: Any) -> None:
+    """Register a case; what is no field of Case is an attribute of the node."""
+    known = {k: settings.pop(k) for k in list(settings) if k in Case.__dataclass_fields__}
+    CASES.append(Case(op, inputs, settings, **known))
+
+
+# ---- arithmetic --------------------------------------------------------------------------------
+for op in ("Add", "Sub", "Mul"):
+    case(op, normal(2, 3), normal(2, 3), opsets=(13, 18, 22))
+    case(op, normal(2, 3, 4), normal(3, 1))
+    case(op, normal(4), normal(2, 3, 4))
+    case(op, normal(1, 3), normal(2, 1))
+    case(op, normal(), normal(2, 2))
+    case(op, normal(2, 3), normal(1, 1))
+case("Div", normal(2, 3), positive(2, 3), opsets=(13, 18))
+case("Div", normal(3), positive(2, 3))
+case("Div", normal(2, 3), positive())
+case("Div", normal(2, 3), fixed(np.array(2.5)))
+for exponent in (1.0, 2.0, 3.0, 0.5, -1.5):
+    case("Pow", positive(2, 3), fixed(np.array(exponent)))
+case("Pow", positive(2, 3), normal(3), opsets=(13, 18))
+case("Pow", positive(2, 3), normal(2, 3))
+case("Pow", normal(2, 3), fixed(np.array(2.0)))
+for op in ("Min", "Max"):
+    case(op, apart(2, 3), apart(2, 3) + 0.11, opsets=(13, 18))
+    case(op, apart(2, 3), apart(1, 3) + 0.11, apart(2, 1) + 0.05)
+    case(op, apart(5), fixed(np.array(0.1)))
+    case(op, apart(5))
+for op in ("Sum", "Mean"):
+    case(op, normal(2, 3), normal(3), normal(2, 1), opsets=(13, 18))
+    case(op, normal(2, 3))
+_mask = np.array([[True, False, True], [False, True, True]])
+case("Where", fixed(_mask), normal(2, 3), normal(2, 3), opsets=(13, 18))
+case("Where", fixed(_mask), normal(1, 3), normal())
+for op in ("Neg", "Exp", "Sin", "Cos", "Tanh", "Sigmoid", "Atan", "Sinh", "Cosh", "Asinh"):
+    case(op, normal(2, 3), opsets=(13, 18, 22))
+    case(op, normal())
+for op in ("Abs", "Reciprocal"):
+    case(op, apart(2, 3), opsets=(13, 18))
+for op in ("Sqrt", "Log"):
+    case(op, positive(2, 3), opsets=(13, 18))
+for op in ("Asin", "Acos", "Atanh", "Tan"):
+    case(op, inside(2, 3), opsets=(18, 22))
+case("Acosh", positive(2, 3) + 1.0)
+case("Erf", normal(2, 3), opsets=(13, 18), tolerance=1e-4, exact=False)
+case("Clip", apart(3, 4), fixed(np.array(-0.5)), fixed(np.array(0.9)), opsets=(13, 18))
+case("Clip", apart(3, 4), None, fixed(np.array(0.9)))
+case("Clip", apart(3, 4), fixed(np.array(-0.5)))
+case("Clip", apart(3, 4))
+case("Clip", apart(3, 4), np.array(-0.5), np.array(0.9))
+for flags in ({}, {"reverse": 1}, {"exclusive": 1}, {"reverse": 1, "exclusive": 1}):
+    case("CumSum", normal(2, 4), fixed(np.array(1, np.int64)), opsets=(14, 18), **flags)
+case("CumSum", normal(3, 2, 2), fixed(np.array(-3, np.int64)))
+
+# ---- activations -------------------------------------------------------------------------------
+for op in ("Relu", "LeakyRelu", "Elu", "Selu", "Celu", "Softplus", "Softsign", "HardSwish", "Mish"):
+    versions = {"Mish": (18, 22), "Celu": (18,), "HardSwish": (18, 22)}.get(op, (14, 18, 22))
+    case(op, apart(3, 4), opsets=versions)
+case("LeakyRelu", apart(2, 3), alpha=-0.3)
+case("LeakyRelu", apart(2, 3), alpha=0.2)
+case("Elu", apart(2, 3), alpha=1.7)
+case("Celu", apart(2, 3), alpha=2.0)
+case("Selu", apart(2, 3), alpha=1.2, gamma=0.9)
+case("PRelu", apart(2, 3, 2, 2), normal(3, 1, 1), opsets=(13, 18))
+case("PRelu", apart(2, 3), normal(1))
+case("ThresholdedRelu", apart(3, 4), alpha=0.4, opsets=(18, 22))
+case("Shrink", apart(3, 4), lambd=0.5, bias=0.2)
+case("HardSigmoid", apart(3, 4), alpha=0.3, beta=0.45, opsets=(18, 22))
+case("Gelu", normal(2, 3), opsets=(20, 22), exact=False)
+case("Gelu", normal(2, 3), approximate="tanh", opsets=(20, 22))
+case("Swish", normal(2, 3), opsets=(24,), exact=False)
+case("Swish", normal(2, 3), alpha=1.3, opsets=(24,), exact=False)
+for op in ("Gelu", "QuickGelu"):
+    case(op, normal(2, 3), domain="com.microsoft", exact=False)
+case("BiasGelu", normal(2, 3), normal(3), domain="com.microsoft", exact=False)
+case("FastGelu", normal(2, 3), normal(3), domain="com.microsoft", exact=False)
+case("FastGelu", normal(2, 3), domain="com.microsoft", exact=False)
+
+# ---- products ----------------------------------------------------------------------------------
+case("MatMul", normal(2, 3), normal(3, 4), opsets=(13, 18))
+case("MatMul", normal(2, 5, 3), normal(3, 4))
+case("MatMul", normal(2, 2, 5, 3), normal(2, 2, 3, 4))
+case("MatMul", normal(2, 1, 5, 3), normal(3, 3, 4))
+case("MatMul", normal(5, 3), normal(2, 3, 4))
+case("MatMul", normal(3), normal(3, 4))
+case("MatMul", normal(2, 5, 3), normal(3))
+case("MatMul", normal(3), normal(2, 3, 4))
+case("MatMul", normal(3), normal(3))
+for ta in (0, 1):
+    for tb in (0, 1):
+        a, b = (3, 2) if ta else (2, 3), (4, 3) if tb else (3, 4)
+        case("Gemm", normal(*a), normal(*b), normal(4), transA=ta, transB=tb, alpha=0.7, beta=1.3)
+case("Gemm", normal(2, 3), normal(3, 4), opsets=(13, 18))
+case("Gemm", normal(2, 3), normal(3, 4), normal(2, 1))
+case("Gemm", normal(2, 3), normal(3, 4), normal(), beta=0.5)
+case("Einsum", normal(2, 3), normal(3, 4), equation="ij,jk->ik", opsets=(13, 18))
+case("Einsum", normal(2, 3, 4), normal(2, 4, 5), equation="bij,bjk->bik")
+case("Einsum", normal(2, 3, 4), normal(2, 5, 4), equation="bhd,bkd->bhk")
+case("Einsum", normal(2, 3), equation="ij->j")
+case("Einsum", normal(2, 3), equation="ij->ji")
+case("Einsum", normal(2, 3), normal(2, 4), equation="ab,ac->c")
+case("Einsum", normal(2, 3, 4), normal(2, 4, 5), equation="...ij,...jk->...ik")
+case("Einsum", normal(2, 3), normal(3, 4), equation="ij,jk")
+case("Einsum", normal(3), normal(4), equation="i,j->ij")
+for flags in ({}, {"transA": 1}, {"transB": 1}, {"transA": 1, "transB": 1, "alpha": 0.5}):
+    a = (2, 4, 3) if flags.get("transA") else (2, 3, 4)
+    b = (2, 5, 4) if flags.get("transB") else (2, 4, 5)
+    case("FusedMatMul", normal(*a), normal(*b), domain="com.microsoft", exact=False, **flags)
+
+# ---- convolutions ------------------------------------------------------------------------------
+_CONVS: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
+    ((2, 3, 5), (4, 3, 3), {"pads": [1, 1]}),
+    ((2, 3, 7), (4, 3, 2), {"strides": [2]}),
+    ((2, 3, 6, 5), (4, 3, 3, 3), {"pads": [1, 1, 1, 1]}),
+    ((2, 3, 6, 5), (4, 3, 3, 2), {"strides": [2, 1], "pads": [1, 0, 0, 1]}),
+    ((2, 12, 6, 6), (4, 12, 3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
+    ((2, 12, 17, 16), (3, 12, 3, 3), {"pads": [1, 1, 1, 1]}),
+    ((1, 3, 7, 7), (2, 3, 3, 3), {"dilations": [2, 2]}),
+    ((2, 9, 4, 4), (5, 9, 1, 1), {}),
+    ((2, 9, 5, 4), (5, 9, 1, 1), {"strides": [2, 2]}),
+    ((2, 4, 6, 6), (6, 2, 3, 3), {"group": 2, "pads": [1, 1, 1, 1]}),
+    ((2, 4, 6, 6), (4, 1, 3, 3), {"group": 4, "pads": [1, 1, 1, 1]}),
+    ((2, 4, 7, 7), (4, 1, 3, 3), {"group": 4, "pads": [1, 1, 1, 1], "strides": [2, 2]}),
+    ((2, 3, 9, 9), (3, 1, 5, 5), {"group": 3, "pads": [2, 2, 2, 2], "strides": [2, 2]}),
+    ((2, 3, 8, 9), (3, 1, 3, 3), {"group": 3, "pads": [2, 2, 2, 2], "dilations": [2, 2]}),
+    ((2, 4, 6, 6), (8, 1, 3, 3), {"group": 4}),
+    ((2, 3, 8, 8), (12, 3, 4, 4), {"strides": [4, 4]}),
+    ((2, 12, 8, 8), (4, 12, 2, 2), {"strides": [2, 2]}),
+    ((2, 3, 6, 6), (4, 3, 3, 3), {"auto_pad": "SAME_UPPER", "strides": [2, 2]}),
+    ((2, 3, 6, 6), (4, 3, 2, 2), {"auto_pad": "SAME_LOWER"}),
+    ((2, 3, 6, 6), (4, 3, 3, 3), {"auto_pad": "VALID"}),
+    ((1, 2, 4, 5, 4), (3, 2, 3, 3, 2), {"pads": [1, 1, 0, 1, 1, 0]}),
+    ((1, 2, 5, 4, 4), (2, 1, 3, 3, 3), {"pads": [1] * 6, "group": 2}),
+    ((1, 9, 4, 4, 4), (2, 9, 2, 2, 2), {"strides": [2, 2, 2]}),
+    ((1, 9, 1, 1), (4, 9, 3, 3), {"pads": [1, 1, 1, 1]}),
+]
+for _x, _w, _attributes in _CONVS:
+    case("Conv", normal(*_x), normal(*_w), normal(_w[0]), opsets=(13, 18, 22), **_attributes)
+case("Conv", normal(1, 2, 4, 4), normal(2, 2, 3, 3))
+# the reference evaluator cannot run grouped ConvTranspose
+case("Conv", normal(2, 4, 6, 6), normal(4, 2, 3, 3), group=2, strides=[2, 2], exact=False)
+_TRANSPOSED: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
+    ((2, 4, 3, 3), (4, 3, 2, 2), {"strides": [2, 2]}),
+    ((2, 4, 3, 3), (4, 3, 3, 3), {"strides": [2, 2], "pads": [1] * 4, "output_padding": [1, 1]}),
+    ((2, 4, 4, 5), (4, 3, 3, 3), {"pads": [1, 1, 1, 1]}),
+    ((1, 2, 4, 4), (2, 3, 3, 3), {"dilations": [2, 2]}),
+    ((1, 2, 4), (2, 3, 3), {"strides": [2]}),
+    ((1, 2, 3, 3, 3), (2, 2, 2, 2, 2), {"strides": [2, 2, 2]}),
+    ((1, 3, 3, 3), (3, 2, 3, 3), {"strides": [2, 2], "auto_pad": "SAME_UPPER"}),
+    ((1, 3, 3, 3), (3, 2, 3, 3), {"strides": [2, 2], "auto_pad": "SAME_LOWER"}),
+    ((1, 3, 3, 3), (3, 2, 3, 3), {"strides": [2, 2], "output_shape": [6, 6]}),
+]
+for _x, _w, _attributes in _TRANSPOSED:
+    channels = _w[1] * _attributes.get("group", 1)
+    case("ConvTranspose", normal(*_x), normal(*_w), normal(channels), opsets=(13, 18), exact=False,
+         **_attributes)  # fmt: skip
+case("ConvTranspose", normal(1, 4, 3, 3), normal(4, 2, 3, 3), group=2, strides=[2, 2], exact=False)
+
+# ---- normalizations ----------------------------------------------------------------------------
+for _shape in ((4, 3), (2, 3, 5), (2, 3, 4, 4)):
+    _channels = [positive(3), normal(3), normal(3), positive(3)]
+    case("BatchNormalization", normal(*_shape), *_channels[:2], *map(fixed, _channels[2:]),
+         opsets=(14, 18), epsilon=1e-3)  # fmt: skip
+    case("BatchNormalization", normal(*_shape), *_channels[:2], *map(fixed, _channels[2:]),
+         opsets=(14, 18), epsilon=1e-3, training_mode=1, momentum=0.0, outputs=3)  # fmt: skip
+    case("LayerNormalization", normal(*_shape), positive(_shape[-1]), normal(_shape[-1]),
+         opsets=(17, 18), exact=True)  # fmt: skip
+    case("LayerNormalization", normal(*_shape), positive(*_shape[1:]), normal(*_shape[1:]),
+         axis=1, epsilon=1e-3)  # fmt: skip
+    case("LayerNormalization", normal(*_shape), positive(_shape[-1]))
+    if len(_shape) > 2:
+        case("InstanceNormalization", normal(*_shape), positive(3), normal(3), opsets=(13, 18))
+    case("RMSNormalization", normal(*_shape), positive(_shape[-1]), opsets=(23,))
+    case("LpNormalization", apart(*_shape), p=2, axis=1, opsets=(18, 22))
+    case("LpNormalization", apart(*_shape), p=1, axis=-1, exact=False)
+case("RMSNormalization", normal(2, 3, 4), positive(3, 4), axis=1, epsilon=1e-3, opsets=(23,))
+case("SimplifiedLayerNormalization", normal(2, 3, 4), positive(4), exact=False, axis=-1,
+     epsilon=1e-5, valid=False)  # fmt: skip
+case("GroupNormalization", normal(2, 4, 3, 3), positive(2), normal(2), num_groups=2, opsets=(18,),
+     exact=False, valid=False)  # fmt: skip
+case("GroupNormalization", normal(2, 4, 3, 3), positive(4), normal(4), num_groups=2, opsets=(21,),
+     exact=False)  # fmt: skip
+# an operator without a rule of its own: expanded into the function ONNX defines it as
+case("MeanVarianceNormalization", normal(2, 3, 4, 4), opsets=(13, 18), exact=False)
+case("MeanVarianceNormalization", normal(2, 3, 4), axes=[1, 2], exact=False)
+case("LRN", normal(2, 6, 3, 3), size=3, alpha=0.5, beta=0.7, bias=1.2, opsets=(13, 18),
+     exact=False)  # fmt: skip
+case("LRN", normal(2, 6, 3, 3), size=5, alpha=0.9, exact=False)
+
+# ---- pooling -----------------------------------------------------------------------------------
+_POOLS: list[tuple[tuple[int, ...], dict[str, Any]]] = [
+    ((2, 3, 6, 6), {"kernel_shape": [2, 2], "strides": [2, 2]}),
+    ((2, 3, 7, 7), {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}),
+    ((2, 3, 5, 6), {"kernel_shape": [3, 2], "strides": [1, 1]}),
+    ((2, 3, 7), {"kernel_shape": [3], "strides": [2], "pads": [1, 0]}),
+    ((1, 2, 4, 4, 4), {"kernel_shape": [2, 2, 2], "strides": [2, 2, 2]}),
+    ((1, 2, 7, 7), {"kernel_shape": [2, 2], "strides": [2, 2]}),
+    ((1, 2, 6, 6), {"kernel_shape": [3, 3], "strides": [2, 2], "ceil_mode": 1}),
+    ((1, 2, 6, 5), {"kernel_shape": [3, 3], "strides": [2, 2], "auto_pad": "SAME_UPPER"}),
+]
+for _x, _attributes in _POOLS:
+    case("MaxPool", apart(*_x), opsets=(13, 18, 22), exact=False, **_attributes)
+    case("AveragePool", normal(*_x), opsets=(13, 19), exact=False, **_attributes)
+    if "ceil_mode" not in _attributes and "auto_pad" not in _attributes:
+        case("LpPool", apart(*_x), opsets=(18,), exact=False, **_attributes)
+case("MaxPool", apart(1, 2, 7, 7), kernel_shape=[2, 2], dilations=[2, 2], exact=False)
+case("AveragePool", normal(1, 2, 5, 5), kernel_shape=[3, 3], pads=[1, 1, 1, 1], strides=[2, 2],
+     count_include_pad=1, exact=False)  # fmt: skip
+case("AveragePool", normal(1, 2, 7, 7), kernel_shape=[2, 2], dilations=[2, 2], opsets=(19,),
+     exact=False)  # fmt: skip
+case("LpPool", apart(1, 2, 6, 6), kernel_shape=[2, 2], p=3, exact=False)
+for _shape in ((2, 3, 4, 4), (2, 3, 5), (1, 2, 2, 3, 2)):
+    case("GlobalAveragePool", normal(*_shape), opsets=(13, 18, 22))
+    case("GlobalMaxPool", apart(*_shape), opsets=(13, 18, 22), exact=len(_shape) == 4)
+_places = np.array([[[[5, 7], [13, 15]]]], np.int64)
+case("MaxUnpool", normal(1, 1, 2, 2), fixed(_places), kernel_shape=[2, 2], strides=[2, 2],
+     exact=False)  # fmt: skip
+
+# ---- reductions --------------------------------------------------------------------------------
+for op in ("Sum", "Mean", "Max", "Min", "Prod", "L1", "L2", "SumSquare", "LogSum", "LogSumExp"):
+    _values = positive if op in ("LogSum", "Prod") else apart
+    case(f"Reduce{op}", _values(2, 3, 4) / 3, ints(1), opsets=(18, 20), keepdims=0)
+    case(f"Reduce{op}", _values(2, 3, 4) / 3, ints(-1, 0))
+    case(f"Reduce{op}", _values(3, 2) / 3)
+    if op != "Sum":
+        case(f"Reduce{op}", _values(2, 3, 2) / 3, opsets=(13,), axes=[1], keepdims=0)
+case("ReduceSum", normal(2, 3), ints(1), opsets=(13,))
+case("ReduceSum", normal(2, 3), noop_with_empty_axes=1)
+case("ReduceProd", np.array([[0.0, 2.0, 3.0], [0.0, 0.0, 1.5], [1.0, 2.0, -1.0]]), ints(1))
+case("TopK", apart(2, 6), ints(3), outputs=2, opsets=(13, 18))
+case("TopK", apart(4, 3), ints(2), outputs=2, axis=0, largest=0)
+for op in ("Softmax", "LogSoftmax"):
+    case(op, normal(2, 3, 4), opsets=(13, 18))
+    case(op, normal(2, 3, 4), axis=1)
+    case(op, normal(2, 3, 4), axis=0)
+    case(op, normal(2, 3), axis=1, opsets=(11,), exact=False)
+
+# ---- layout ------------------------------------------------------------------------------------
+case("Reshape", normal(2, 3, 4), ints(4, 6), opsets=(13, 18, 21))
+case("Reshape", normal(2, 3, 4), ints(0, -1))
+case("Flatten", normal(2, 3, 4), axis=2, opsets=(13, 18))
+case("Squeeze", normal(2, 1, 3, 1), ints(1), opsets=(13, 18))
+case("Squeeze", normal(2, 1, 3, 1))
+case("Unsqueeze", normal(2, 3), ints(0, -1), opsets=(13, 18))
+case("Identity", normal(2, 3), opsets=(13, 18))
+case("Cast", normal(2, 3), to=1, opsets=(13, 18), exact=False)
+case("CastLike", normal(2, 3), fixed(np.array(1.0)), opsets=(18,))
+case("Transpose", normal(2, 3, 4), opsets=(13, 18))
+case("Transpose", normal(2, 3, 4), perm=[1, 2, 0])
+case("Transpose", normal(2, 1, 4), perm=[1, 0, 2])
+case("Expand", normal(3, 1), ints(2, 3, 4), opsets=(13, 18))
+case("Concat", normal(2, 3), normal(2, 1), normal(2, 2), axis=1, opsets=(13, 18))
+case("Concat", normal(2, 3), normal(1, 3), axis=-2)
+case("Split", normal(2, 6), ints(2, 4), axis=1, outputs=2, used=(0, 1), opsets=(13, 18))
+case("Split", normal(6, 2), num_outputs=3, outputs=3, used=(1,), exact=False)
+case("Slice", normal(4, 5), ints(1), ints(3), opsets=(13, 18))
+case("Slice", normal(4, 5), ints(1, 0), ints(4, 5), ints(0, 1), ints(2, 2))
+case("Slice", normal(4, 5), ints(-1), ints(-(2**40)), ints(1), ints(-2))
+case("Slice", normal(4, 5), ints(-3), ints(2**40), ints(-1))
+case("Slice", normal(4, 5), ints(3, 4), ints(0, 0), ints(0, 1), ints(-1, -1))
+case("Pad", normal(2, 3), ints(1, 0, 0, 2), opsets=(13, 18))
+case("Pad", normal(4, 5), ints(-1, 1, 0, -2), exact=False)
+case("Pad", normal(2, 3), ints(1, 2), fixed(np.array(0.5)), ints(1))
+case("Pad", normal(2, 3), ints(1, 1, 1, 1), normal())
+for _mode in ("reflect", "edge", "wrap"):
+    case("Pad", normal(4, 5), ints(2, 1, 1, 3), mode=_mode, opsets=(19,) if _mode == "wrap" else (18,))
+case("Tile", normal(2, 3), ints(2, 3), opsets=(13, 18))
+case("Tile", normal(2, 3), ints(1, 1))
+for _mode in ("DCR", "CRD"):
+    case("DepthToSpace", normal(2, 8, 2, 3), blocksize=2, mode=_mode, opsets=(13, 18))
+case("SpaceToDepth", normal(2, 2, 4, 6), blocksize=2, opsets=(13, 18))
+case("Trilu", normal(4, 4), opsets=(14, 18))
+case("Trilu", normal(2, 4, 3), fixed(np.array(1, np.int64)), upper=0)
+case("ReverseSequence", normal(4, 3), ints(1, 4, 2), batch_axis=1, time_axis=0)
+
+# ---- indexing ----------------------------------------------------------------------------------
+case("Gather", normal(5, 3), fixed(np.array([[0, 2], [2, -1]])), opsets=(13, 18))
+case("Gather", normal(3, 5, 2), fixed(np.array([4, 0, 4, 2, 2, 1])), axis=1)
+case("Gather", normal(3, 5), fixed(np.array(2)), axis=1)
+case("Gather", normal(3, 5), fixed(np.array([1, 2, 3])), axis=-1)
+case("Gather", normal(6, 2), fixed(np.array([5, 3, 1, 3, 0, 2, 4, 0, 5, 1])), axis=0)
+_index = np.array([[0, 2, 0], [1, -1, 1]])
+case("GatherElements", normal(3, 3), fixed(_index), axis=0, opsets=(13, 18))
+case("GatherElements", normal(2, 4), fixed(_index), axis=1)
+case("GatherND", normal(3, 4, 2), fixed(np.array([[0, 1], [2, 3], [0, 1]])), opsets=(13, 18))
+case("GatherND", normal(2, 3, 4), fixed(np.array([[1], [0]])), batch_dims=1)
+case("GatherND", normal(2, 3, 4), fixed(np.array([[[1, 2], [0, 0]], [[2, 3], [2, 3]]])), batch_dims=1)
+_put = np.array([[1, 0, 2]])
+for _mode in ("none", "add"):
+    case("ScatterElements", normal(3, 3), fixed(_put), normal(1, 3), axis=0, reduction=_mode,
+         opsets=(16, 18))  # fmt: skip
+    case("ScatterND", normal(4, 3), fixed(np.array([[2], [0]])), normal(2, 3), reduction=_mode,
+         opsets=(16, 18))  # fmt: skip
+case("OneHot", fixed(np.array([0, 2, 1])), fixed(np.array(3, np.int64)), normal(2), opsets=(13, 18))
+case("OneHot", fixed(np.array([[0, 2]])), fixed(np.array(3, np.int64)), normal(2), axis=1)
+
+# ---- resize ------------------------------------------------------------------------------------
+_NONE = Fixed(np.zeros(0, np.float32))
+for _settings in (
+    {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"},
+    {"mode": "nearest"},
+    {"mode": "linear"},
+    {"mode": "linear", "coordinate_transformation_mode": "align_corners"},
+    {"mode": "linear", "coordinate_transformation_mode": "pytorch_half_pixel"},
+    {"mode": "linear", "coordinate_transformation_mode": "asymmetric"},
+    {"mode": "cubic", "cubic_coeff_a": -0.75},
+):
+    case("Resize", normal(1, 2, 3, 4), None, Fixed(np.array([1, 1, 2, 2], np.float32)),
+         opsets=(13, 18), exact=False, **_settings)  # fmt: skip
+    case("Resize", normal(1, 2, 4, 6), None, None, ints(1, 2, 7, 3), exact=False, **_settings)
+case("Resize", normal(1, 2, 5, 5), None, Fixed(np.array([1, 1, 1.7, 0.6], np.float32)),
+     mode="linear", exact=False)  # fmt: skip
+case("Resize", normal(1, 2, 6, 6), None, None, ints(1, 2, 3, 3), mode="linear", antialias=1,
+     exact=False)  # fmt: skip
+case("Resize", normal(1, 1, 3, 3, 3), None, Fixed(np.array([1, 1, 2, 2, 2], np.float32)),
+     mode="linear", exact=False)  # fmt: skip
+case("Upsample", normal(1, 2, 3, 3), Fixed(np.array([1, 1, 2, 2], np.float32)), opsets=(9,),
+     mode="nearest", exact=False)  # fmt: skip
+
+# ---- dropout and losses ------------------------------------------------------------------------
+case("Dropout", normal(3, 4), opsets=(13, 18))
+case("Dropout", normal(3, 4), fixed(np.array(0.4, np.float32)), fixed(np.array(False)))
+_labels = np.array([0, 2, 1, 2])
+for _reduction in ("mean", "sum", "none"):
+    for op in ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"):
+        case(op, normal(4, 3), fixed(_labels), reduction=_reduction, opsets=(13, 18))
+        case(op, normal(4, 3), fixed(_labels), fixed(positive(3)), reduction=_reduction)
+        case(op, normal(4, 3), fixed(_labels), reduction=_reduction, ignore_index=2)
+        case(op, normal(2, 3, 2), fixed(_labels.reshape(2, 2)), fixed(positive(3)),
+             reduction=_reduction, ignore_index=0)  # fmt: skip

@@ -1,0 +1,209 @@
+"""Checks one operator's rule: finite differences in float64, and onnxruntime in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from onnxremat.grad import differentiate
+
+STEP = 1e-6
+DIRECTIONS = 3
+
+
+@dataclass(frozen=True)
+class Case:
+    """One node to differentiate.
+
+    Attributes:
+        op: operator type.
+        inputs: one entry per input: an array (differentiated if it is floating-point), a
+            :class:`Fixed` array, or None for an absent input.
+        attributes: of the node.
+        opsets: versions to test at.
+        outputs: count of outputs of the node.
+        used: outputs that enter the loss.
+        domain: of the operator.
+        tolerance: relative, for finite differences.
+        exact: whether the reference evaluator can run it in float64; otherwise differences are
+            taken in float32 by onnxruntime, with a large step.
+        valid: whether the operator is one that onnx itself knows and still allows.
+    """
+
+    op: str
+    inputs: tuple[Any, ...]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    opsets: tuple[int, ...] = (18,)
+    outputs: int = 1
+    used: tuple[int, ...] = (0,)
+    domain: str = ""
+    tolerance: float = 1e-5
+    exact: bool = True
+    valid: bool = True
+
+    def label(self) -> str:
+        shapes = "x".join(
+            "none" if a is None else "-".join(map(str, _array(a).shape)) or "scalar"
+            for a in self.inputs
+        )
+        settings = ",".join(f"{k}={v}" for k, v in self.attributes.items())
+        return f"{self.op}[{shapes}]{settings}"
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """An input whose value is part of the model."""
+
+    value: np.ndarray
+
+
+def _array(entry: Any) -> np.ndarray:
+    return entry.value if isinstance(entry, Fixed) else np.asarray(entry)
+
+
+def build(case: Case, opset: int, dtype: np.dtype) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """A model with the node and a random linear functional of its outputs as loss; the second
+    result are the inputs to differentiate."""
+    names, initializers, inputs, values = [], [], [], {}
+    for k, entry in enumerate(case.inputs):
+        if entry is None:
+            names.append("")
+            continue
+        array, name = _array(entry), f"x{k}"
+        if array.dtype == np.float64:
+            array = array.astype(dtype)
+        names.append(name)
+        if isinstance(entry, Fixed) or not np.issubdtype(array.dtype, np.floating):
+            initializers.append(numpy_helper.from_array(array, name))
+        else:
+            kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+            inputs.append(helper.make_tensor_value_info(name, kind, array.shape))
+            values[name] = array
+    outs = [f"y{k}" for k in range(case.outputs)]
+    node = helper.make_node(case.op, names, outs, name="node", domain=case.domain, **case.attributes)
+    shapes = _output_shapes(node, inputs, initializers, outs, values, opset, case)
+    nodes, terms = [node], []
+    rng = np.random.default_rng(7)
+    kind = helper.np_dtype_to_tensor_dtype(dtype)
+    for k in case.used:
+        weights = rng.uniform(0.5, 1.5, shapes[k]) * rng.choice([-1.0, 1.0], shapes[k])
+        initializers.append(numpy_helper.from_array(weights.astype(dtype), f"r{k}"))
+        nodes.append(helper.make_node("Cast", [outs[k]], [f"f{k}"], to=kind))
+        nodes.append(helper.make_node("Mul", [f"f{k}", f"r{k}"], [f"p{k}"]))
+        nodes.append(helper.make_node("ReduceSum", [f"p{k}"], [f"s{k}"], keepdims=0))
+        terms.append(f"s{k}")
+    nodes.append(helper.make_node("Sum", terms, ["total"]))
+    total = helper.make_tensor_value_info("total", kind, [])
+    graph = helper.make_graph(nodes, "case", inputs, [total], initializers)
+    return _model(graph, opset, case.domain), values
+
+
+def _model(graph: onnx.GraphProto, opset: int, domain: str) -> onnx.ModelProto:
+    opsets = [helper.make_opsetid("", opset)]
+    if domain:
+        opsets.append(helper.make_opsetid(domain, 1))
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
+
+
+def _output_shapes(node, inputs, initializers, outs, values, opset, case) -> list[tuple[int, ...]]:
+    infos = [onnx.ValueInfoProto(name=name) for name in outs]
+    graph = helper.make_graph([node], "forward", inputs, infos, initializers)
+    return [np.asarray(r).shape for r in _runner(_model(graph, opset, case.domain), case)(values)]
+
+
+def _runner(model: onnx.ModelProto, case: Case) -> Callable[[dict], list[np.ndarray]]:
+    if case.exact:
+        evaluator = ReferenceEvaluator(model)
+        return lambda feeds: evaluator.run(None, feeds)
+    return _session(model)
+
+
+def _session(model: onnx.ModelProto) -> Callable[[dict], list[np.ndarray]]:
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    session = ort.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    return lambda feeds: session.run(None, feeds)
+
+
+def gradients(model: onnx.ModelProto, names: list[str], variant: str | None, op: str):
+    """The gradient model of a case."""
+    return differentiate(
+        model, loss_output="total", optimizer=None, trainable=names,
+        variants={op: variant} if variant else None, dropout=False,
+        batch_norm="train" if _in_training_mode(model) else "frozen",
+    )  # fmt: skip
+
+
+def _in_training_mode(model: onnx.ModelProto) -> bool:
+    return any(a.name == "training_mode" and a.i for n in model.graph.node for a in n.attribute)
+
+
+def check(case: Case, opset: int, variant: str | None = None) -> None:
+    """Raises AssertionError where the rule is wrong."""
+    dtype = np.dtype(np.float64 if case.exact else np.float32)
+    model, values = build(case, opset, dtype)
+    names = list(values)
+    backward = gradients(model, names, variant, case.op)
+    if case.valid:
+        onnx.checker.check_model(backward)
+    got = _named(backward, _runner(backward, case)(values))
+    _finite_differences(case, model, values, got)
+    if case.exact and all(value.dtype == np.float64 for value in values.values()):
+        _single_precision(case, opset, variant, got)
+
+
+def _named(model: onnx.ModelProto, results: list[np.ndarray]) -> dict[str, np.ndarray]:
+    return {o.name: np.asarray(r) for o, r in zip(model.graph.output, results, strict=True)}
+
+
+def _finite_differences(case, model, values, got) -> None:
+    forward, rng = _runner(model, case), np.random.default_rng(1)
+    step = STEP if case.exact else 1e-2
+    tolerance = case.tolerance if case.exact else 2e-2
+    for name, value in values.items():
+        gradient = got.get(f"{name}.grad")
+        gradient = np.zeros_like(value) if gradient is None else gradient
+        assert gradient.shape == value.shape, f"{name}: {gradient.shape} for {value.shape}"
+        for _ in range(DIRECTIONS):
+            direction = rng.standard_normal(value.shape).astype(value.dtype)
+            sides = [
+                float(forward({**values, name: value + np.asarray(s * step * direction, value.dtype)})[0])
+                for s in (1.0, -1.0)
+            ]
+            expected = (sides[0] - sides[1]) / (2 * step)
+            actual = float(np.sum(gradient.astype(np.float64) * direction))
+            scale = float(np.sum(np.abs(gradient * direction))) + abs(expected) + 1e-3
+            assert abs(actual - expected) <= tolerance * scale, (name, actual, expected, scale)
+
+
+def _single_precision(case: Case, opset: int, variant: str | None, want: dict) -> None:
+    """The same model in float32 in onnxruntime, against the float64 result."""
+    model, values = build(case, opset, np.dtype(np.float32))
+    backward = gradients(model, list(values), variant, case.op)
+    got = _named(backward, _session(backward)(values))
+    assert got.keys() == want.keys()
+    for name in got:
+        expected = want[name].astype(np.float64)
+        scale = np.abs(expected).max(initial=0.0) + 1e-3
+        error = np.abs(got[name] - expected).max(initial=0.0)
+        assert error <= 3e-5 * scale, (name, error, scale)
+
+
+def half_precision(case: Case, opset: int) -> None:
+    """float16 and bfloat16 models are built and valid, with gradients of that type."""
+    for dtype in (np.dtype(np.float16),):
+        model, values = build(case, opset, dtype)
+        backward = gradients(model, list(values), None, case.op)
+        onnx.checker.check_model(backward, full_check=True)
+        for output in backward.graph.output:
+            assert output.type.tensor_type.elem_type == TensorProto.FLOAT16

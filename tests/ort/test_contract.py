@@ -1,0 +1,302 @@
+"""What onnxremat relies on in stock onnxruntime, one fact per test.
+
+A new onnxruntime that breaks one of these changes what plans mean; the simulator, the gates and
+the pins must then follow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+
+from onnxremat.graph.onnx_io import to_model
+from onnxremat.graph.order import default_order, priority_order, reordered
+from onnxremat.graph.traits import ALIAS, INPLACE
+from onnxremat.ort.infer import build_graph
+from onnxremat.ort.profile import profile
+from onnxremat.ort.session import LEVELS, Options
+from onnxremat.rewrite.emit import rewrite
+from onnxremat.rewrite.gates import add_gates
+from onnxremat.rewrite.pins import add_pins, is_added
+from onnxremat.schedule.expand import expand
+from onnxremat.schedule.plan import Plan
+from onnxremat.schedule.simulate import Rules, simulate
+from tests.toolbox import ONE, PLAIN, graph_of, names, random_dag, run, shuffled
+
+EVERY_LEVEL = pytest.mark.parametrize("level", list(LEVELS))
+
+
+# Order
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_default_order_is_the_reverse_depth_first_walk(seed: int) -> None:
+    graph = shuffled(build_graph(random_dag(seed, 24)), Random(seed))
+    expected = [op.name for op in reordered(graph, default_order(graph)).ops]
+    assert names(run(graph, PLAIN)) == expected
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_priority_order_is_the_listed_order(seed: int) -> None:
+    graph = shuffled(build_graph(random_dag(seed, 24)), Random(seed))
+    assert names(run(graph, ONE)) == [op.name for op in graph.ops]
+    assert priority_order(graph) == list(range(len(graph.ops)))
+
+
+def test_priority_order_runs_shape_and_size_as_soon_as_they_can() -> None:
+    graph = graph_of(
+        """g (float[4] x) => (float[4] y, int64 n, int64[1] s) {
+        a = Sin(x)  b = Cos(a)  c = Sin(b)  y = Cos(c)  n = Size(a)  s = Shape(b) }"""
+    )
+    expected = [op.name for op in reordered(graph, priority_order(graph)).ops]
+    assert expected != [op.name for op in graph.ops]
+    assert names(run(graph, ONE)) == expected
+
+
+@EVERY_LEVEL
+@pytest.mark.parametrize("seed", range(4))
+def test_size_pins_make_the_default_order_the_planned_one(seed: int, level: str) -> None:
+    graph = shuffled(build_graph(random_dag(seed, 24, plain=True)), Random(seed))
+    wanted = [op.name for op in graph.ops]
+    assert names(run(graph, PLAIN)) != wanted, "the order needs no pins: the test shows nothing"
+    ran = names(run(add_pins(graph), Options(level=level, threads=1)))
+    assert [name for name in ran if not is_added(name)] == wanted
+
+
+# Merging of duplicates
+
+RECOMPUTED = {
+    "MatMul": "a = MatMul(x, x)",
+    "Relu": "a = Relu(x)",
+    "Transpose": "a = Transpose<perm = [1, 0]>(x)",
+    "Softmax": "a = Softmax<axis = -1>(x)",
+    "Add": "a = Add(x, x)",
+}
+
+
+def _twice(line: str):
+    """The graph, and the same with the first op run twice (the last reader reads the copy)."""
+    graph = graph_of(
+        f"g (float[8, 8] x) => (float[8, 8] y) {{ {line} b = Sin(a) c = Cos(b) y = Mul(c, a) }}"
+    )
+    first, *rest = (op.name for op in graph.ops)
+    return first, expand(graph, [first, *rest[:2], first, rest[2]])
+
+
+def _copies(graph, origin: str, level: str) -> int:
+    found = run(graph, Options(level=level, threads=1))
+    return sum(name in (origin, f"{origin}__r1") for name in names(found))
+
+
+@EVERY_LEVEL
+@pytest.mark.parametrize("line", RECOMPUTED.values(), ids=RECOMPUTED)
+def test_plain_duplicates_merge_and_gated_ones_do_not(line: str, level: str) -> None:
+    origin, twice = _twice(line)
+    assert _copies(twice, origin, level) == (2 if level == "disable" else 1)
+    assert _copies(add_pins(add_gates(twice)), origin, level) == 2
+
+
+def test_gates_take_no_memory() -> None:
+    graph = graph_of(
+        """g (float[256, 256] x) => (float[256, 256] y) {
+        a = Sin(x)  b = Cos(a)  c = Sin(b)  y = Add(c, a) }"""
+    )
+    first, *rest = (op.name for op in graph.ops)
+    twice = expand(graph, [first, *rest[:2], first, rest[2]])
+    gated = add_gates(twice)
+    assert any(op.op_type == "Reshape" for op in gated.ops)
+    plain, with_gate = run(twice), run(gated)
+    # Its Size and Mul values (8 and 16 bytes) are all that may be added.
+    assert 0 <= with_gate.live_peak - plain.live_peak <= 2 * 256
+
+
+def test_random_ops_give_other_values_when_run_again() -> None:
+    graph = graph_of(
+        """g (float[64] x) => (float[64] y) {
+        a = RandomNormalLike(x)  b = RandomNormalLike(x)  y = Sub(a, b) }"""
+    )
+    assert np.abs(run(graph).outputs["y"]).max() > 0.1
+
+
+# Buffers
+
+SHAPE = "float[4, 8, 16, 16]"
+BYTES = 4 * 4 * 8 * 16 * 16
+# How to write each op so that its output has the shape of its input `a`.
+CALLS = {
+    "Flatten": "Flatten<axis = 2>(a)",
+    "Squeeze": "Squeeze(a)",
+    "Unsqueeze": "Unsqueeze(a, axis)",
+    "Reshape": "Reshape(a, shape)",
+    "Cast": "Cast<to = 1>(a)",
+    "Clip": "Clip(a, low, high)",
+    "ScatterElements": "ScatterElements(a, where, what)",
+    "Expand": "Expand(a, shape)",
+    "Dropout": "Dropout(a)",
+    "Pow": "Pow(a, high)",
+    "Sum3": "Sum(a, a, a)",
+    "Not": "Not(a)",
+    "Where": "Where(yes, a, low)",
+}
+INITIALIZERS = (
+    "int64[1] axis = {0}, int64[4] shape = {4, 8, 16, 16}, float low = {-1.0}, float high = {1.0}, "
+    "bool yes = {1}, int64[1,1,1,1] where = {0}, float[1,1,1,1] what = {0.5}"
+)
+BINARY = ("Add", "Sub", "Mul", "Div", "Max", "Min", "Sum")
+# Popular ops that allocate a fresh output, whatever other runtimes do.
+FRESH = (
+    "Sqrt Exp Log Neg Abs Erf Sin Cos Floor Reciprocal Gelu Sign Round HardSwish Mish Expand "
+    "Dropout Pow Where Add Sub Mul Div Max Min Sum"
+).split()
+
+
+def _delta(op_type: str, *, dying: bool) -> int:
+    """Bytes in use after the op, less those before it, counted at the ends of kernels."""
+    call = CALLS.get(op_type, f"{op_type}(a, x)" if op_type in BINARY else f"{op_type}(a)")
+    keep = "" if dying else " m = ReduceMax<keepdims = 0>(a)"
+    more = "" if dying else ", float m"
+    graph = graph_of(
+        f"""g ({SHAPE} x) => (float n{more}) <{INITIALIZERS}> {{
+        a = Atan(x)  o = {call}  n = ReduceMin<keepdims = 0>(o) {keep} }}""",
+        opset=20,
+    )
+    row = next(i for i, op in enumerate(graph.ops) if "o" in op.outputs)
+    found = run(graph)
+    return found.kernels[row].live - found.kernels[row - 1].live
+
+
+@pytest.mark.parametrize("op_type", sorted(ALIAS))
+def test_alias_ops_share_their_input_even_when_it_lives_on(op_type: str) -> None:
+    assert _delta(op_type, dying=True) == 0
+    assert _delta(op_type, dying=False) == 0
+
+
+@pytest.mark.parametrize("op_type", sorted(n for d, n in INPLACE if not d))
+def test_inplace_ops_take_over_a_dying_input_only(op_type: str) -> None:
+    assert _delta(op_type, dying=True) == 0
+    assert _delta(op_type, dying=False) == BYTES
+
+
+@pytest.mark.parametrize("op_type", FRESH)
+def test_other_ops_allocate_their_output(op_type: str) -> None:
+    assert _delta(op_type, dying=True) == BYTES
+
+
+@pytest.mark.parametrize(("to", "delta"), [(6, 0), (2, BYTES // 4), (11, 2 * BYTES)])
+def test_inplace_needs_the_same_element_size(to: int, delta: int) -> None:
+    """Cast float to int32 is in place; to uint8 and double it is not."""
+    graph = graph_of(
+        f"""g ({SHAPE} x) => (n) {{
+        a = Atan(x)  o = Cast<to = {to}>(a)  n = ReduceMin<keepdims = 0>(o) }}"""
+    )
+    found = run(graph)
+    assert found.kernels[1].live - found.kernels[0].live == delta
+
+
+@pytest.mark.parametrize("call", ["Relu(a)", "Reshape(a, shape)", "Identity(a)"])
+def test_graph_outputs_are_buffers_of_their_own(call: str) -> None:
+    graph = graph_of(
+        f"g ({SHAPE} x) => ({SHAPE} y) <int64[4] shape = {{4, 8, 16, 16}}> {{ "
+        f"a = Atan(x) y = {call} }}"
+    )
+    first, second = run(graph).kernels
+    assert (first.live, second.live) == (BYTES, 2 * BYTES)
+
+
+def test_inputs_are_never_taken_over_nor_counted() -> None:
+    graph = graph_of(f"g ({SHAPE} x) => (float[] n) {{ a = Relu(x) n = ReduceMin<keepdims=0>(a) }}")
+    assert run(graph).kernels[0].live == BYTES
+
+
+MIXED = """g (float[2, 4096] x) => (float[1, 1] y) <int64[1] s = {0}, int64[1] e = {2}> {
+    a0 = Sin(x)  a1 = Cos(a0)  b0 = Concat<axis = 0>(a1, a1)
+    b1 = Sin(b0)  b2 = Cos(b1)  b3 = Max(b0, b1, b2)
+    a2 = Slice(b3, s, e)  a3 = Sin(a2)  y = ReduceMax<keepdims = 1>(a3) }"""
+
+
+def test_reuse_holds_dead_buffers_for_values_of_the_same_shape() -> None:
+    graph = graph_of(MIXED)
+    held = run(graph, replace(ONE, reuse=True))
+    given_back = run(graph, ONE)
+    assert held.live_peak == given_back.live_peak + 2 * (4 * 2 * 4096)  # a0, a1 wait for a2, a3
+    for options, found in ((Rules(reuse=True), held), (Rules(), given_back)):
+        scratch = {kernel.name: kernel.scratch for kernel in found.kernels}
+        assert simulate(graph, options, scratch=scratch).live_peak == pytest.approx(
+            found.live_peak, abs=256
+        )
+
+
+def test_named_outputs_that_nobody_reads_stay_to_the_end() -> None:
+    body = """g (float[1, 4, 32, 32] x) => (float[] n) {{
+        p{second} = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(x)
+        a = Sin(p)  b = Cos(a)  n = ReduceMin<keepdims = 0>(b) }}"""
+    named, unnamed = (run(graph_of(body.format(second=s))) for s in (", indices", ""))
+    kept = 8 * 4 * 16 * 16
+    for with_indices, without in zip(named.kernels, unnamed.kernels, strict=True):
+        assert with_indices.live - without.live == kept
+
+
+def test_values_that_nobody_reads_take_no_dead_buffer() -> None:
+    body = """g (float[256] x) => (float[1] y) {{
+        a = Sin(x)  b = Concat<axis = 0>(a, a)  u = Cos(x)  w = {source}(x)
+        c = ReduceMax<keepdims = 1>({read})  y = ReduceMax<keepdims = 1>(b) }}"""
+    reuse = replace(ONE, reuse=True)
+    unread = run(graph_of(body.format(source="Sin", read="b")), reuse)
+    assert [k.live for k in unread.kernels][1:4] == [3072, 3072, 4096]  # u and w: 1024 each
+    read = run(graph_of(body.format(source="Sin", read="w")), reuse)
+    assert [k.live for k in read.kernels][1:4] == [3072, 3072, 3072]  # w takes the buffer of u
+
+
+# The meter: what the profile says
+
+
+def test_byte_counters_are_exact() -> None:
+    graph = graph_of(
+        """g (float[100] x) => (float[100] y) {
+        a = Sin(x)  b = Concat<axis = 0>(a, a)  c = Cos(b)  d = ReduceMax<keepdims = 1>(c)
+        y = Add(a, d) }"""
+    )
+    found = run(graph)
+    # Requests as they are, not rounded: 400 bytes a value, 800 for b and c, 4 for d.
+    assert [k.live for k in found.kernels] == [400, 1200, 400 + 1600, 400 + 800 + 4, 400 + 4 + 400]
+    assert found.live_peak == 2000
+
+
+def test_scratch_is_counted_apart() -> None:
+    graph = graph_of(
+        """g (float[2, 8, 16, 16] x) => (float[2, 8, 16, 16] y) {
+        a = Sin(x)  b = Softmax<axis = 1>(a)  c = LRN<size = 3>(b)  y = Sum(a, b, c) }"""
+    )
+    size = 4 * 2 * 8 * 16 * 16
+    scratch = {k.op_type: k.scratch for k in run(graph).kernels}
+    padded = 4 * (8 + 3 - 1) * 16 * 16  # LRN: the squares of one image, and a scale per value
+    assert scratch == {"Sin": 0, "Softmax": 2 * size, "LRN": size + padded, "Sum": size}
+
+
+def test_counters_are_those_of_the_last_run() -> None:
+    graph = graph_of("g (float[64] x) => (float[64] y) { a = Sin(x) y = Cos(a) }")
+    from onnxremat.ort.feeds import seeded_feeds
+
+    once, often = (
+        profile(to_model(graph), seeded_feeds(graph), ONE, runs=runs, warmup=warmup)
+        for runs, warmup in ((1, 0), (3, 2))
+    )
+    assert [k.live for k in once.kernels] == [k.live for k in often.kernels] == [256, 512]
+
+
+def test_default_options_carry_out_a_plan_with_recomputation() -> None:
+    """Gates and pins together, in a session opened without any option."""
+    graph = graph_of(
+        """g (float[64, 256] x) => (float[64, 256] y) {
+        a = Sin(x)  b = Cos(a)  c = Sin(b)  d = Cos(c)  e = Mul(d, b)  y = Add(e, a) }"""
+    )
+    ops = [op.name for op in graph.ops]
+    plan = Plan.of(graph, [*ops[:4], ops[0], ops[1], ops[4], ops[5]])
+    made = rewrite(graph, plan)
+    ran = names(run(made.graph, Options()))
+    planned = [op.name for op in made.graph.ops if not is_added(op.name)]
+    assert [name for name in ran if not is_added(name)] == planned
+    assert np.array_equal(run(made.graph, Options()).outputs["y"], run(graph).outputs["y"])
