@@ -2,13 +2,13 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-MODEL ?= resnet18
+MODEL ?= unet
 JOBS ?= auto
 
 .PHONY: demo test check format bench regress clean
 
 demo: $(VENV)/ready
-	$(BIN)/python tools/demo.py
+	MODEL=$(MODEL) $(BIN)/python tools/demo.py
 
 test: $(VENV)/dev
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile tests

@@ -189,7 +189,7 @@ def _attend(torch: Any, q: Any, k: Any, v: Any, bias: Any = 0.0) -> Any:
 def bert(torch: Any, p: Any, inputs: Any) -> Any:
     """BERT's encoder of the functional API, attention written out."""
     ids, heads = inputs["input_ids"], NETS["bert"]["heads"]
-    bias = (1.0 - inputs["attention_mask"][:, None, None].float()) * -10000.0
+    bias = (1.0 - inputs["attention_mask"][:, None, None].float()) * torch.finfo(torch.float32).min
     x = torch.nn.functional.embedding(ids, p["embeddings.word_embeddings.weight"])
     kinds = p["embeddings.token_type_embeddings.weight"]
     x = x + torch.nn.functional.embedding(inputs["token_type_ids"], kinds)

@@ -1,7 +1,7 @@
 """The demonstration of README: build a model, make it keep 60 % of its peak, prove it.
 
-    make demo                 a hand-built training step of a small convolutional net
-    make demo MODEL=resnet18  any name of `python -m models --list`
+    make demo                 one training step of a U-Net
+    make demo MODEL=vit       any name of `python -m models --list`
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ sys.path.insert(0, str(ROOT))
 
 import models  # noqa: E402
 from onnxremat import api  # noqa: E402
+from onnxremat.grad import differentiate  # noqa: E402
 
 
 def main() -> None:
@@ -24,9 +25,9 @@ def main() -> None:
     name = os.environ.get("MODEL", "unet")
     folder = ROOT / "demo"
     folder.mkdir(exist_ok=True)
-    source, target = folder / f"{name}.onnx", folder / f"{name}_60.onnx"
-    print(f"1. building {name} -> {source.relative_to(ROOT)}")
-    onnx.save(models.build(name), source)
+    source, target = folder / f"{name}_train.onnx", folder / f"{name}_train_60.onnx"
+    print(f"1. building {name} and its training step -> {source.relative_to(ROOT)}")
+    onnx.save(differentiate(models.build(name)), source)
     print("2. optimising it to 60 % of its peak")
     result = api.optimize(source, budget="0.6x", say=lambda text: print(f"   {text}"))
     written = result.save(target)
@@ -36,7 +37,7 @@ def main() -> None:
     found = api.verify(source, target)
     for check in found.checks:
         print(f"   {'PASSED' if check.ok else 'FAILED'}  {check.name}: {check.text}")
-    timeline = folder / f"{name}_60.png"
+    timeline = folder / f"{name}_train_60.png"
     result.draw(timeline)
     print(f"5. memory timeline: {timeline.relative_to(ROOT)}")
     if not found.ok:

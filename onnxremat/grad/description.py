@@ -40,6 +40,7 @@ class Training:
         gradients: output per parameter, for graphs without an optimizer.
         rate: learning-rate input, "" without an optimizer.
         apply: boolean input that says whether to use the gathered gradients, "" without gathering.
+        accumulate: steps whose gradients are averaged before an update.
         loss_scale: input that multiplies the loss before the backward pass, "" without.
         outputs: outputs of the original model that the step returns too.
         optimizer, loss_kind: for reports.
@@ -53,6 +54,7 @@ class Training:
     gradients: tuple[tuple[str, str], ...]
     rate: str
     apply: str
+    accumulate: int
     loss_scale: str
     outputs: tuple[str, ...]
     optimizer: str

@@ -397,6 +397,7 @@ class _Builder:
             gradients=gradients,
             rate=RATE if self.optimizer else "",
             apply=APPLY if APPLY in present else "",
+            accumulate=s.accumulate,
             loss_scale=SCALE if s.loss_scale else "",
             outputs=tuple(s.outputs),
             optimizer=type(self.optimizer).__name__ if self.optimizer else "",

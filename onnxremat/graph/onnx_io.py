@@ -14,12 +14,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import onnx
+from google.protobuf import json_format, text_format
 from google.protobuf.message import DecodeError
 
 from onnxremat.errors import ModelError, UsageError
 from onnxremat.graph.dtypes import tensor_bytes
 from onnxremat.graph.ir import Graph, Op, captures
 
+# Broken files: as protobuf, and in the text formats that onnx tells by the suffix.
+_BROKEN = (
+    DecodeError, json_format.ParseError, text_format.ParseError, onnx.parser.ParseError, ValueError,
+)  # fmt: skip
 SMALL = 4096  # bytes below which an external tensor is read: its values may be needed
 INLINE_LIMIT = 1_900_000_000  # protobuf messages end at 2 GiB; leave room for the nodes
 
@@ -37,10 +42,11 @@ def read_model(path: str | os.PathLike[str]) -> onnx.ModelProto:
         raise ModelError(f"{file} is a folder, not a model", hint="give the .onnx file inside")
     try:
         model = onnx.load_model(str(file), load_external_data=False)
-    except (DecodeError, ValueError, UnicodeDecodeError) as error:
+    except _BROKEN as error:
+        reason = str(error).splitlines()[0]
         raise ModelError(
             f"{file} is not a readable ONNX model",
-            why=f"{error} (truncated, or another kind of file)",
+            why=f"{reason} (truncated, or another kind of file)",
             hint="export or download it again",
         ) from error
     except OSError as error:

@@ -23,6 +23,14 @@ INPLACE: dict[tuple[str, str], tuple[int, ...]] = {
     ("com.microsoft.nchwc", "Conv"): (3,),  # the residual of a fused Conv + Sum
 }
 
+# Input position of the constant float matrix that the kernel packs at load.
+PACKED: dict[tuple[str, str], int] = {
+    ("", "MatMul"): 1,
+    ("", "Gemm"): 1,
+    ("com.microsoft", "FusedMatMul"): 1,
+    ("com.microsoft", "FusedGemm"): 1,
+}
+
 # A second run gives another value: never recompute.
 RANDOM = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial",
@@ -45,6 +53,13 @@ def takeover_inputs(op: Op) -> tuple[int, ...]:
     """Input positions whose dying buffer output 0 may take over, in preference order."""
     domain = "" if op.domain in ONNX else op.domain
     return tuple(i for i in INPLACE.get((domain, op.op_type), ()) if i < len(op.inputs))
+
+
+def packed_input(op: Op) -> int | None:
+    """Position of the weight that the kernel keeps in a form of its own, if any."""
+    domain = "" if op.domain in ONNX else op.domain
+    position = PACKED.get((domain, op.op_type))
+    return position if position is not None and position < len(op.inputs) else None
 
 
 def has_bodies(op: Op) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import onnx
 
@@ -17,6 +18,7 @@ from onnxremat.graph.ir import Graph, Op, Role, Tensor
 from onnxremat.graph.onnx_io import read_small_weights, shell, to_ops
 from onnxremat.ort.session import Options, open_session, session_options
 
+Typed: TypeAlias = tuple[int, tuple[int, ...]]  # element type, shape
 WEIGHT_INPUT = 4096  # bytes from which a weight is handed in as an input instead of a constant
 
 
@@ -154,37 +156,68 @@ def _without_weights(model: onnx.ModelProto, limit: int) -> onnx.ModelProto:
     graph.node.extend(source.node)
     graph.input.extend(source.input)
     graph.output.extend(source.output)
+    graph.value_info.extend(source.value_info)
     graph.initializer.extend(t for t in source.initializer if not is_big(t, limit))
     graph.sparse_initializer.extend(source.sparse_initializer)
     return light
 
 
-def infer(model: onnx.ModelProto, folder: Path | None = None) -> dict[str, tuple[int, tuple]]:
+def infer(model: onnx.ModelProto, folder: Path | None = None) -> dict[str, Typed]:
     """Element type and shape of every tensor, by name, as onnxruntime infers them on load.
 
-    Tensors whose shape depends on data, and values that are no tensors, are left out.
+    Where its inference stops (an operator without a rule), a static shape that the file itself
+    states is taken, and inference goes on from there. Tensors whose shape depends on data, and
+    values that are no tensors, are left out.
 
     Raises:
         ModelError: onnxruntime refuses the graph (unknown operator, wrong shapes).
     """
     light = weights_as_inputs(model)
     light.ir_version = max(light.ir_version, 4)
+    stated = {v.name: v for v in light.graph.value_info if _typed(v) is not None}
     del light.graph.value_info[:]
     wanted = {name for node in light.graph.node for name in node.output if name}
     del light.graph.output[:]
     for name in sorted(wanted):
         light.graph.output.add(name=name)
-    made = session_options(Options(level="disable", threads=1))
-    session = open_session(light, made, folder)
-    found = {}
-    for value in (*session.get_outputs(), *session.get_inputs()):
-        kind = value.type
-        if not kind.startswith("tensor(") or any(not isinstance(d, int) for d in value.shape):
-            continue
-        dtype = ORT_NAMES.get(kind[len("tensor(") : -1])
-        if dtype is not None:
-            found[value.name] = (dtype, tuple(value.shape))
+    found = _asked(light, folder)
+    helpful = [v for name, v in stated.items() if name in wanted and name not in found]
+    if helpful:
+        light.graph.value_info.extend(helpful)
+        found = {v.name: typed for v in helpful if (typed := _typed(v))} | _asked(light, folder)
     return found
+
+
+def _asked(light: onnx.ModelProto, folder: Path | None) -> dict[str, Typed]:
+    """What onnxruntime infers for a model whose every value is an output.
+
+    It shows a value of unknown rank like a scalar; scalars are believed when ONNX's own inference
+    finds them too.
+    """
+    session = open_session(light, session_options(Options(level="disable", threads=1)), folder)
+    found: dict[str, Typed] = {}
+    for value in (*session.get_outputs(), *session.get_inputs()):
+        dtype = ORT_NAMES.get(value.type.removeprefix("tensor(").removesuffix(")"))
+        if dtype is not None and all(isinstance(d, int) for d in value.shape):
+            found[value.name] = (dtype, tuple(value.shape))
+    doubtful = {name for name, (_, shape) in found.items() if not shape}
+    if doubtful:
+        graph = onnx.shape_inference.infer_shapes(light, data_prop=True).graph
+        values = (*graph.value_info, *graph.output, *graph.input)
+        scalars = {v.name for v in values if (typed := _typed(v)) and not typed[1]}
+        for name in doubtful - scalars:
+            del found[name]
+    return found
+
+
+def _typed(value: onnx.ValueInfoProto) -> Typed | None:
+    """Element type and static shape, None when either is not known."""
+    tensor = value.type.tensor_type
+    if not tensor.elem_type or not tensor.HasField("shape"):
+        return None
+    if not all(dim.HasField("dim_value") for dim in tensor.shape.dim):
+        return None
+    return tensor.elem_type, tuple(dim.dim_value for dim in tensor.shape.dim)
 
 
 def build_graph(model: onnx.ModelProto, folder: Path | None = None) -> Graph:
@@ -228,7 +261,7 @@ def _declare_outputs(frame: onnx.ModelProto, tensors: Mapping[str, Tensor]) -> N
             )
 
 
-def _tensor(name: str, found: Mapping[str, tuple[int, tuple]], role: Role) -> Tensor:
+def _tensor(name: str, found: Mapping[str, Typed], role: Role) -> Tensor:
     if name not in found:
         return Tensor(name, 0, None, 0, role)
     dtype, shape = found[name]

@@ -15,6 +15,7 @@ from onnxremat.graph.ir import Op
 from onnxremat.graph.onnx_io import to_ops
 from onnxremat.ort.infer import is_big, weights_as_inputs
 from onnxremat.ort.session import Options, open_session, session_options
+from onnxremat.ort.weights import held_bytes
 
 # What a file may contain: standard operators (runs anywhere), onnxruntime's fused operators (runs
 # on any onnxruntime), or layouts for this processor as well (runs on this kind of machine).
@@ -65,14 +66,13 @@ def resident_weights(model: onnx.ModelProto, level: str, folder: Path | None) ->
     Raises:
         ModelError: onnxruntime refuses the model.
     """
-    if level == "disable":
-        return weight_bytes(model)
     heavy = weight_bytes(model) > HEAVY
-    fused = _optimised(model, level, folder, heavy)
-    if not heavy:
-        return weight_bytes(fused)
-    big = [t for t in model.graph.initializer if is_big(t)]
-    return weight_bytes(fused) + sum(tensor_bytes(t.data_type, t.dims) for t in big)
+    fused = model if level == "disable" else _optimised(model, level, folder, heavy)
+    tensors = [*fused.graph.initializer]
+    if heavy and fused is not model:
+        tensors += [t for t in model.graph.initializer if is_big(t)]
+    weights = {t.name: (t.data_type, tuple(t.dims)) for t in tensors}
+    return held_bytes(to_ops(fused), weights)
 
 
 def lasting_tensors(model: onnx.ModelProto, folder: Path | None) -> set[str]:

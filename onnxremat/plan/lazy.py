@@ -22,13 +22,15 @@ from onnxremat.plan.formulations.cuts import (
     free_spans,
     project,
 )
-from onnxremat.plan.formulations.extract import late_remakes, stage_excess
+from onnxremat.plan.formulations.extract import breaches, late_remakes, stage_excess
+from onnxremat.plan.formulations.watches import Watch, add_watches, certify
 from onnxremat.plan.problem import Floats, occupancy
 from onnxremat.plan.record import Record
 from onnxremat.plan.solvers import Limits, Outcome, Result, minimise
 from onnxremat.plan.wiring import Wiring
 
 INCOMPARABLE = 0.02  # share of ops that one cut may leave free before the order is fixed
+WATCHED = 8  # second runs watched per round
 SHRINKS = 2  # re-solves with a smaller budget per round
 
 
@@ -51,6 +53,7 @@ class LazyCuts:
     seed: int = 0
     free: bool = True
     cuts: list[int] = field(default_factory=list)
+    watches: list[Watch] = field(default_factory=list)
     slack: float = 0.15  # share of the open gap within which a round is solved
 
     def round(self) -> bool:
@@ -59,7 +62,7 @@ class LazyCuts:
         if not self.cuts:
             self.cuts.append(self._peak_op())
         spans = self._spans()
-        made = build(self.wiring, spans, record.budget)
+        made = self._build(spans, record.budget)
         result = self._minimise(made, record.left)
         self._raise(made, result)
         if result.outcome is Outcome.INFEASIBLE or result.point is None:
@@ -77,7 +80,14 @@ class LazyCuts:
             self._shrink(spans, int(excess.max()))
             if not record.closed and not record.stopped():
                 self._fit(sequence)
-        return not record.closed and not record.stopped() and self._add_cut(excess)
+        if record.closed or record.stopped():
+            return False
+        return self._add_cut(excess) or self._watch(made, result.point, sequence)
+
+    def _build(self, spans: Spans, budget: int) -> CutModel:
+        made = build(self.wiring, spans, budget)
+        add_watches(made, self.watches)
+        return made
 
     def _peak_op(self) -> int:
         return int(occupancy(self.wiring.problem, self.wiring.problem.store_all()).argmax())
@@ -148,7 +158,7 @@ class LazyCuts:
             budget -= excess
             if budget <= 0 or self.record.closed or self.record.stopped():
                 return
-            made = build(self.wiring, spans, budget)
+            made = self._build(spans, budget)
             result = self._minimise(made, min(0.2 * self.record.left, 10.0))
             if result.point is None:
                 return
@@ -173,11 +183,30 @@ class LazyCuts:
 
     def _add_cut(self, excess: np.ndarray[tuple[int], np.dtype[np.int64]]) -> bool:
         """Cut at the stage with the largest excess, or the one before it."""
-        for stage in np.argsort(-excess, kind="stable").tolist():
-            if excess[stage] <= 0:
-                return False
-            for cut in (stage, stage - 1):
-                if cut >= 0 and cut not in self.cuts:
-                    self.cuts.append(cut)
-                    return True
+        stage = int(excess.argmax())
+        for cut in (stage, stage - 1):
+            if cut >= 0 and cut not in self.cuts:
+                self.cuts.append(cut)
+                return True
         return False
+
+    def _watch(self, made: CutModel, point: Floats, sequence: list[int]) -> bool:
+        """Add memory rows at second runs that break the budget; True when one cuts ``point``."""
+        record, wiring = self.record, self.wiring
+        use = occupancy(wiring.problem, sequence)
+        added = False
+        found = breaches(wiring, made.spans.cuts, sequence, use, record.budget)
+        for breach in found[:WATCHED]:
+            ran = set(breach.ran)
+            watch, proven = certify(made, point, breach.interval, ran, breach.op, breach.live)
+            if proven <= record.budget:
+                continue
+            added = True
+            for known in self.watches:
+                if (known.start, known.end, known.op) == (watch.start, watch.end, watch.op):
+                    for value, certificates in watch.certificates.items():
+                        known.certificates.setdefault(value, set()).update(certificates)
+                    break
+            else:
+                self.watches.append(watch)
+        return added

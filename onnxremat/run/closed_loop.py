@@ -17,6 +17,7 @@ from onnxremat.plan.reduce import Reduced, reduce
 from onnxremat.rewrite.emit import Rewritten, rewrite
 from onnxremat.run.measure import Measurement, measure, predict
 from onnxremat.run.prepare import Prepared
+from onnxremat.schedule.expand import settled
 from onnxremat.schedule.plan import Plan, Provenance, graph_hash
 from onnxremat.schedule.simulate import Timeline
 from onnxremat.units import Budget, format_bytes
@@ -246,7 +247,8 @@ def _as_plan(
         notes=solution.notes,
         settings=prepared.settings.to_json(),
     )
-    return Plan.of(prepared.graph, reduced.lift(solution.sequence), provenance)
+    names = settled(prepared.graph, reduced.lift(solution.sequence))
+    return Plan.of(prepared.graph, names, provenance)
 
 
 def _failure(

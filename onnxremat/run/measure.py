@@ -15,6 +15,7 @@ from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort.offline import resident_weights
 from onnxremat.ort.profile import Feeds, Profile, profile
 from onnxremat.ort.session import Options
+from onnxremat.ort.weights import held_by
 from onnxremat.rewrite.pins import is_added
 from onnxremat.schedule.simulate import Rules, Timeline, simulate
 
@@ -61,7 +62,7 @@ def weight_bytes(
 ) -> int:
     """Resident bytes of the weights: as a session at that level holds them after folding, or
     more where kernels keep packed copies."""
-    held = graph.weight_bytes
+    held = held_by(graph)
     if level != "disable":
         held = resident_weights(to_model(graph), level, folder)
     return max(held, measured.weight_bytes if measured else 0)

@@ -16,7 +16,13 @@ from onnxremat.cost.table import CostTable
 from onnxremat.errors import ModelError, UsageError
 from onnxremat.graph.ir import Graph, Role, Tensor
 from onnxremat.graph.onnx_io import inline_functions, read_model, to_model
-from onnxremat.graph.order import default_order, file_order, reordered, without_dead_ops
+from onnxremat.graph.order import (
+    default_order,
+    file_order,
+    priority_order,
+    reordered,
+    without_dead_ops,
+)
 from onnxremat.graph.traits import DOMAINS
 from onnxremat.ort.feeds import load_feeds, seeded_feeds
 from onnxremat.ort.infer import bind, build_graph, require_shapes, with_shapes
@@ -227,11 +233,11 @@ def _with_measured_shapes(
 def _base_order(graph: Graph, original: Graph, fixed: bool) -> Graph:
     """The better of the file's order and onnxruntime's own, by predicted peak."""
     listed = [name for op in original.ops for name in op.writes]
-    as_file = file_order(graph, listed)
-    if fixed:
-        return as_file
-    choices = [as_file, reordered(graph, default_order(graph)), graph]
-    return min(choices, key=lambda g: simulate(g).peak)
+    choices = [file_order(graph, listed)]
+    if not fixed:
+        choices += [reordered(graph, default_order(graph)), graph]
+    settled = [reordered(choice, priority_order(choice)) for choice in choices]
+    return min(settled, key=lambda g: simulate(g).peak)
 
 
 def _unmeasured(original: Graph) -> int:

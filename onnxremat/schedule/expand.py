@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from onnxremat.errors import UsageError
 from onnxremat.graph.ir import Graph, Op, Role, Tensor
+from onnxremat.graph.order import priority_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,3 +83,14 @@ def expand(graph: Graph, sequence: Sequence[str]) -> Graph:
                 new = copy_name(name, run.copy)
                 tensors[new] = Tensor(new, old.dtype, old.shape, old.bytes, Role.ACTIVATION)
     return graph.with_ops(ops, tensors)
+
+
+def settled(graph: Graph, sequence: Sequence[str]) -> list[str]:
+    """The sequence as a session that follows the listed order really runs it: Shape and Size ops
+    as soon as their input is there.
+
+    Raises:
+        UsageError: see :func:`resolve`.
+    """
+    written = expand(graph, sequence)
+    return [written.ops[step].origin or written.ops[step].name for step in priority_order(written)]

@@ -9,7 +9,11 @@ import pytest
 from onnxremat.plan import Status, peak, seconds, smallest_budget, solve
 from onnxremat.plan.bounds import largest_need
 from onnxremat.plan.formulations.cuts import build, fixed_spans, free_spans, project
+from onnxremat.plan.formulations.extract import without_unread
+from onnxremat.plan.formulations.watches import add_watches
+from onnxremat.plan.lazy import LazyCuts
 from onnxremat.plan.problem import Problem
+from onnxremat.plan.record import Record
 from onnxremat.plan.solvers import Limits, Outcome, minimise
 from onnxremat.plan.wiring import Wiring
 from tests.plan.oracle import optimum, random_problem, random_sequence
@@ -101,3 +105,29 @@ def test_smallest_budget_brackets_the_truth(seed: int) -> None:
         assert optimum(problem, bytes_, fixed_order=fixed_order) < inf
         assert optimum(problem, bound - 1, fixed_order=fixed_order) == inf
         assert why
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_watched_second_runs_hold_for_every_sequence(seed: int) -> None:
+    """Rows learnt from one budget hold for random sequences, whatever their order and repeats."""
+    problem = random_problem(seed, 12, kept=0.08, frozen=0.1)
+    top, low = peak(problem, problem.store_all()), largest_need(Wiring(problem)).bytes
+    record = Record(problem, (top + 2 * low) // 3, 10.0, 1e-6)
+    lazy = LazyCuts(
+        Wiring(problem), record, list(range(problem.ops)), lambda _: None, free=bool(seed % 2)
+    )
+    for _ in range(12):
+        if not lazy.round():
+            break
+    spans = [fixed_spans(problem.ops, lazy.cuts)]
+    free = free_spans(lazy.wiring, lazy.cuts)
+    spans += [] if free is None else [free]
+    for span in spans:
+        for which in range(25):
+            sequence = random_sequence(problem, which, fixed_order=not span.any_order)
+            sequence = without_unread(lazy.wiring, sequence)
+            made = build(lazy.wiring, span, peak(problem, sequence))
+            add_watches(made, lazy.watches)
+            point = project(made, sequence)
+            assert made.model.violation(point) < EPS
+            assert made.seconds(made.model.objective(point)) <= seconds(problem, sequence) + EPS

@@ -30,7 +30,7 @@ the Memory Wall with Optimal Tensor Rematerialization", MLSys 2020, section 4.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -42,6 +42,10 @@ from onnxremat.plan.wiring import Wiring
 NEVER = -1  # marks a variable fixed to 0
 ALWAYS = -2  # marks a variable fixed to 1
 SCALE = 1000.0  # store-all time and budget, in model units
+
+
+Runs = dict[tuple[int, int], int]  # (interval, op) -> runs of a sequence
+Implied = tuple[int, int, Callable[[int, Runs, list[set[int]]], bool]]  # column, interval, test
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,8 @@ class CutModel:
     run: list[list[int]] = field(default_factory=list)
     carry: list[list[int]] = field(default_factory=list)
     takeover: list[tuple[int, int, int]] = field(default_factory=list)  # (column, cut, value)
+    twice: dict[tuple[int, int], int] = field(default_factory=dict)  # (interval, op) -> column
+    implied: list[Implied] = field(default_factory=list)  # added by watches
 
     @property
     def intervals(self) -> int:
@@ -267,13 +273,15 @@ def project(made: CutModel, sequence: Sequence[int]) -> Floats:
     time of the sequence. Used to start solvers, and in tests to show that the bound is valid.
     """
     wiring, cuts = made.wiring, made.spans.cuts
-    producer, keep = wiring.producer, wiring.keep
+    keep = wiring.keep
     point = np.zeros(made.model.columns)
     interval, held = 0, [False] * wiring.problem.values
     born = [-1] * wiring.problem.values  # interval of the current instance
     seen: set[int] = set()
     spanned: list[set[int]] = [set() for _ in range(made.intervals)]
+    runs: Runs = {}
     for op in sequence:
+        runs[interval, op] = runs.get((interval, op), 0) + 1
         for value in wiring.reads[op]:
             for b in range(born[value] + 1, interval + 1):
                 spanned[b].add(value)
@@ -298,5 +306,9 @@ def project(made: CutModel, sequence: Sequence[int]) -> Floats:
         if value not in spanned[b] and b not in taken:
             point[column] = 1.0
             taken.add(b)
-    assert len(producer) == len(keep)
+    for key, column in made.twice.items():
+        point[column] = float(runs.get(key, 0) > 1)
+    for presence, b, present in made.implied:
+        if present(b, runs, spanned):
+            point[presence] = 1.0
     return point

@@ -1,0 +1,49 @@
+"""Learning-rate schedules: the rate is an input of the step, so any function of time will do."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from onnxremat.errors import UsageError
+
+KINDS = ("constant", "linear", "cosine", "step")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A learning rate over the steps of a run.
+
+    Attributes:
+        rate: the highest one.
+        kind: ``constant``; ``linear`` or ``cosine`` down to ``floor`` at the last step; ``step``
+            times ``factor`` every ``every`` steps.
+        warmup: steps over which it rises from 0.
+        floor: lowest rate of linear and cosine.
+        every, factor: of the kind ``step``.
+    """
+
+    rate: float
+    kind: str = "constant"
+    warmup: int = 0
+    floor: float = 0.0
+    every: int = 1000
+    factor: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise UsageError(
+                f"unknown schedule '{self.kind}'", hint="schedules are " + ", ".join(KINDS)
+            )
+
+    def at(self, step: int, total: int) -> float:
+        """The rate of step ``step`` (from 0) of ``total``."""
+        if step < self.warmup:
+            return self.rate * (step + 1) / self.warmup
+        if self.kind == "constant":
+            return self.rate
+        if self.kind == "step":
+            return self.rate * self.factor ** ((step - self.warmup) // self.every)
+        part = min(1.0, (step - self.warmup) / max(1, total - self.warmup))
+        fall = 1.0 - part if self.kind == "linear" else 0.5 * (1.0 + math.cos(math.pi * part))
+        return self.floor + (self.rate - self.floor) * fall
