@@ -85,16 +85,15 @@ def parse_shapes(texts: list[str] | None) -> dict[str, tuple[int, ...]]:
     Raises:
         UsageError: malformed, or a dimension that is not positive.
     """
-    shapes = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for text in texts or ():
         name, colon, dims = text.rpartition(":")
-        try:
-            shape = tuple(int(d) for d in dims.strip("[] ").split(",") if d.strip())
-        except ValueError:
-            shape = (-1,)
-        if not colon or not name or any(d <= 0 for d in shape):
+        sizes = [_size(d) for d in dims.strip("[] ").split(",")] if dims.strip("[] ") else []
+        if not colon or not name or None in sizes:
             raise UsageError(f"--shape '{text}' is not understood", hint="--shape x:1,3,224,224")
-        shapes[name] = shape
+        if name in shapes:
+            raise UsageError(f"--shape names input '{name}' twice")
+        shapes[name] = tuple(size for size in sizes if size)
     return shapes
 
 
@@ -104,13 +103,24 @@ def parse_dims(texts: list[str] | None) -> dict[str, int]:
     Raises:
         UsageError: malformed, or not positive.
     """
-    dims = {}
+    dims: dict[str, int] = {}
     for text in texts or ():
-        name, _, size = text.partition("=")
-        if not name or not size.strip().isdigit() or int(size) <= 0:
+        name, _, number = (part.strip() for part in text.rpartition("="))
+        size = _size(number)
+        if not name or size is None:
             raise UsageError(f"--dim '{text}' is not understood", hint="--dim batch=8")
-        dims[name.strip()] = int(size)
+        if name in dims:
+            raise UsageError(f"--dim names '{name}' twice")
+        dims[name] = size
     return dims
+
+
+def _size(text: str) -> int | None:
+    """A positive dimension that ONNX can write (64 bits), None for anything else."""
+    text = text.strip()
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        return None
+    return int(text) or None
 
 
 def make_settings(

@@ -44,6 +44,12 @@ def command(
         f"peak {size(tuned.peak)} (arena holds {size(tuned.arena_bytes)}) with the planned "
         f"options; {size(plain.peak)} (arena {size(plain.arena_bytes)}) with default options"
     )
+    rise = found.resident
+    if rise["planned"] is not None:
+        voice.note(
+            f"a fresh process rises by {size(rise['planned'])} with the planned options, "
+            f"{size(rise['tight'])} loaded tight, {size(rise['default'])} with default options"
+        )
     if as_json:
         voice.result(_facts(found))
     failed = [check for check in found.checks if not check.ok]
@@ -62,6 +68,7 @@ def _facts(found: api.Verification) -> dict[str, object]:
         "peak_measured_bytes": found.tuned.peak,
         "peak_predicted_bytes": found.facts.get("peak_predicted_bytes"),
         "peak_default_options_bytes": found.default.peak,
+        "resident_bytes": found.resident,
         "arena_bytes": found.tuned.arena_bytes,
         "arena_default_options_bytes": found.default.arena_bytes,
     }

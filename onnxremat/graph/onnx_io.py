@@ -198,6 +198,8 @@ def _sorted(ops: list[Op], model: onnx.ModelProto) -> tuple[Op, ...]:
                 hint="the file is not a valid ONNX graph; export it again",
             )
         waiting = later
+    if not graph.output:
+        raise ModelError("the graph has no output", hint="name the values you want as outputs")
     for out in graph.output:
         if out.name not in done:
             raise ModelError(f"graph output '{out.name}' is made by no node")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -113,11 +114,15 @@ def open_session(
         ) from error
 
 
+# Where in onnxruntime's sources an error arose: file, line and the whole C++ signature.
+_ORIGIN = re.compile(r"/onnxruntime_src/\S+:\d+ .*?\) (?=[A-Z\[])")
+
+
 def first_line(error: Exception) -> str:
     """The first line of a runtime error without its internal prefix."""
     text = str(error).strip().splitlines()
     line = text[0] if text else type(error).__name__
-    return line.removeprefix("[ONNXRuntimeError] : ")[:400]
+    return _ORIGIN.sub("", line.removeprefix("[ONNXRuntimeError] : "))[:400]
 
 
 def runtime_version() -> str:
@@ -132,3 +137,19 @@ def providers() -> list[str]:
     import onnxruntime as ort
 
     return list(ort.get_available_providers())
+
+
+def give_back_at_once() -> bool:
+    """Tell the C library to hand freed blocks of 64 KiB and more back to the system at once.
+
+    With the arena off, the process then holds what is live and nothing else. Whether the library
+    could be told (glibc only).
+    """
+    import ctypes
+
+    mmap_threshold, trim_threshold = -3, -1
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):  # another C library
+        return False
+    return bool(mallopt(mmap_threshold, 64 << 10)) and bool(mallopt(trim_threshold, 64 << 10))

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from math import inf
 
 from onnxremat.plan.bounds import largest_need, least_time
-from onnxremat.plan.lazy import LazyCuts
 from onnxremat.plan.order import Order, best_order
 from onnxremat.plan.problem import Problem, Solution
 from onnxremat.plan.record import Progress, Record, Stop

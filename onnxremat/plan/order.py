@@ -58,12 +58,12 @@ def best_order(
     while bound < best and best > enough:
         limit = (best + bound) // 2 if best > 1.002 * bound else best - 1
         answer = _Threshold(wiring, limit, until, stop).search()
-        if answer == "unknown":
+        if isinstance(answer, str):
             break
         if answer is None:
             bound = limit + 1
         else:
-            order = list(answer)
+            order = answer
             best = peak(problem, order)
     return Order(order, best, min(bound, best))
 
@@ -183,7 +183,8 @@ class _Threshold:
 
     def search(self) -> list[int] | str | None:
         """An order, None when there is none, or ``unknown`` when a limit was hit."""
-        run, order = self.run, []
+        run = self.run
+        order: list[int] = []
         # a frame: ops run by force before the choice, and the choices left (best last)
         frames: list[tuple[int, list[int]]] = []
         while True:

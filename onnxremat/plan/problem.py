@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +44,7 @@ class Rows:
     def lists(self) -> list[list[int]]:
         """Unpack to Python lists, which are quicker to walk one by one."""
         flat, start = self.index.tolist(), self.start.tolist()
-        return [flat[a:b] for a, b in zip(start[:-1], start[1:], strict=True)]
+        return [flat[a:b] for a, b in pairwise(start)]
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Problem:
         writes: values each op makes; every value has exactly one producer.
         size: bytes of each value, shape (m,).
         keep: values that stay to the end once made, shape (m,).
-        inplace: for each op the values whose buffer its output 0 may take over, in preference order.
+        inplace: for each op the values whose buffer its output 0 may take over, best first.
         recompute: ops that may run more than once, shape (n,); an op whose outputs are all kept
             never needs to.
         fixed: bytes resident throughout (weights).

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from time import monotonic
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from time import monotonic
 
 from onnxremat.plan.problem import (
     Certificate,

@@ -1,4 +1,4 @@
-"""The edges of a problem as Python lists, unpacked once and shared by everything that walks them."""
+"""The edges of a problem as Python lists, unpacked once for everything that walks them."""
 
 from __future__ import annotations
 

@@ -211,9 +211,7 @@ class Trainer:
             np.copyto(array, tensors[name])
         self.progress = Progress(int(facts["step"]), int(facts["epoch"]), int(facts["batch"]))
 
-    def export(
-        self, model: Source, path: str | os.PathLike[str] | None = None
-    ) -> onnx.ModelProto:
+    def export(self, model: Source, path: str | os.PathLike[str] | None = None) -> onnx.ModelProto:
         """The inference model with the trained parameters and running statistics.
 
         Args:

@@ -11,6 +11,7 @@ from typing import Any
 from onnxremat.device.host import memory_bytes
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import read_model
+from onnxremat.ort.feeds import load_feeds, seeded_feeds
 from onnxremat.ort.infer import build_graph
 from onnxremat.ort.session import DEFAULT, Options
 from onnxremat.rewrite.emit import metadata, unpack
@@ -20,6 +21,7 @@ from onnxremat.run.load import options_of
 from onnxremat.run.measure import Measurement, measure
 from onnxremat.run.prepare import Settings, Source
 from onnxremat.run.reference import reference_outputs
+from onnxremat.run.resident import resident_rise
 from onnxremat.schedule.plan import Plan
 from onnxremat.units import one_budget
 
@@ -42,12 +44,15 @@ class Verification:
         tuned: the run under the options of the plan.
         default: the run under onnxruntime's default options.
         facts: what the model says about itself.
+        resident: bytes a fresh process rises by: with the options of the plan (``planned``),
+            without the arena (``tight``), under default options (``default``); None where unknown.
     """
 
     checks: tuple[Check, ...]
     tuned: Measurement
     default: Measurement
     facts: dict[str, Any]
+    resident: dict[str, int | None]
 
     @property
     def ok(self) -> bool:
@@ -106,7 +111,21 @@ def verify(
     if limit:
         text = f"{tuned.peak} B of {limit} B ({tuned.peak / limit:.1%})"
         checks.append(Check("measured peak within budget", tuned.peak <= limit, text))
-    return Verification(tuple(checks), tuned, plain, numbers)
+    return Verification(
+        tuple(checks), tuned, plain, numbers, _resident(graph, result, wanted, options)
+    )
+
+
+def _resident(
+    graph: Graph, result: str | os.PathLike[str], wanted: Settings, options: Options
+) -> dict[str, int | None]:
+    feeds = load_feeds(wanted.data, graph) if wanted.data else seeded_feeds(graph, wanted.seed)
+    modes = {
+        "planned": options,
+        "tight": replace(options, arena=False),
+        "default": replace(DEFAULT, threads=options.threads),
+    }
+    return {name: resident_rise(Path(result), feeds, mode) for name, mode in modes.items()}
 
 
 def _planned_order(graph: Graph, planned: Plan) -> Check:

@@ -55,6 +55,8 @@ def test_greedy_and_annealing_stay_valid_and_within_budget(seed: int) -> None:
         found = search.fit(store_all, time.monotonic() + 1, lambda: False, 2, 1.0)
         if found is not None:
             kept.append(found)
-        search.anneal(found or store_all, 0.1, lambda: False, lambda s, _: kept.append(s))
+        search.anneal(
+            found or store_all, 0.1, lambda: False, lambda s, _, kept=kept: kept.append(s)
+        )
         for sequence in kept:
             assert occupancy(problem, sequence).max() <= share * top

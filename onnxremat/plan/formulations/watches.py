@@ -34,7 +34,7 @@ from onnxremat.plan.wiring import Wiring
 
 
 class Literal(NamedTuple):
-    """``kind`` of variable (``in``, ``out``, ``run``, ``twice``), its value or op, wanted 0 or 1."""
+    """Variable ``kind`` (``in``, ``out``, ``run``, ``twice``), its value or op, wanted 0 or 1."""
 
     kind: str
     item: int

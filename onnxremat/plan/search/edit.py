@@ -18,7 +18,7 @@ def below(s: Scratch, limit: int) -> int:
     x ^= x >> np.uint64(7)
     x ^= x << np.uint64(17)
     s.random[0] = x
-    return np.int64((x >> np.uint64(11)) % np.uint64(limit))
+    return int((x >> np.uint64(11)) % np.uint64(limit))
 
 
 @compiled(types.float64(SCRATCH))

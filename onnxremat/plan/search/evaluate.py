@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from numba import types
 
-from onnxremat.plan.search.compiled import ARRAYS, I32, SCRATCH, Arrays, Scratch, compiled
 from onnxremat.plan.problem import Ints
+from onnxremat.plan.search.compiled import ARRAYS, I32, SCRATCH, Arrays, Scratch, compiled
 
 
 @compiled(types.void(ARRAYS, SCRATCH, I32, types.int64, types.int64))

@@ -147,7 +147,7 @@ def _candidates(
                 worth = net / cost**power
                 slot = found
                 if found == POOL:
-                    slot = np.argmin(score)
+                    slot = int(np.argmin(score))
                     if score[slot] >= worth:
                         continue
                 else:

@@ -86,26 +86,14 @@ def _unlimited() -> bool:
 
 def _run(model: Model, limits: Limits) -> Result:
     import gurobipy
-    from scipy.sparse import csr_matrix
 
     begin = time.monotonic()
     environment, _ = _environment()
     with gurobipy.Model(model.name, env=environment) as gurobi:
-        kinds = np.where(model.integer, "I", "C")
-        columns = gurobi.addMVar(
-            model.columns, lb=model.lower, ub=model.upper, obj=model.cost, vtype=kinds
-        )
-        start, index, value = model.matrix()
-        matrix = csr_matrix((value, index, start), shape=(model.rows, model.columns))
-        _add_rows(gurobi, columns, matrix, model)
-        gurobi.update()
-        objective = gurobi.getObjective() + model.offset
-        variables = columns.tolist()
-        for i, j, q in model.quadratic_cost:
-            objective += q * variables[i] * variables[j]
-        gurobi.setObjective(objective)
+        columns = _load(gurobi, model, gurobipy)
         if limits.warm is not None:
-            columns.Start = limits.warm
+            for column, value in zip(columns, limits.warm.tolist(), strict=True):
+                column.Start = value
         gurobi.Params.TimeLimit = max(0.01, limits.seconds)
         gurobi.Params.MIPGapAbs, gurobi.Params.MIPGap = limits.gap, 1e-9
         gurobi.Params.Threads, gurobi.Params.Seed = limits.threads, limits.seed % (1 << 31)
@@ -114,34 +102,47 @@ def _run(model: Model, limits: Limits) -> Result:
         if gurobi.Status in (gurobipy.GRB.INFEASIBLE, gurobipy.GRB.INF_OR_UNBD):
             return Result(Outcome.INFEASIBLE, inf, inf, None, seconds)
         found = gurobi.SolCount > 0
-        bound = float(gurobi.ObjBound) if gurobi.ObjBound > -1e99 else -inf
-        point = np.asarray(columns.X) if found else None
+        point = np.asarray(gurobi.getAttr("X", columns)) if found else None
+        objective = float(gurobi.ObjVal) if found else inf
+        if gurobi.IsMIP:
+            bound = float(gurobi.ObjBound) if gurobi.ObjBound > -1e99 else -inf
+        else:
+            bound = objective if found else -inf
         if gurobi.Status == gurobipy.GRB.OPTIMAL:
-            return Result(Outcome.OPTIMAL, float(gurobi.ObjVal), bound, point, seconds)
+            return Result(Outcome.OPTIMAL, objective, bound, point, seconds)
         outcome = Outcome.FEASIBLE if found else Outcome.UNKNOWN
-        return Result(outcome, float(gurobi.ObjVal) if found else inf, bound, point, seconds)
+        return Result(outcome, objective, bound, point, seconds)
 
 
-def _add_rows(gurobi: Any, columns: Any, matrix: Any, model: Model) -> None:
-    lower, upper = np.asarray(model.row_lower), np.asarray(model.row_upper)
-    plain = np.ones(model.rows, bool)
-    plain[list(model.quadratic_rows)] = False
-    for sense, chosen, side in (
-        ("=", plain & (lower == upper), upper),
-        ("<", plain & (lower != upper) & (upper < inf), upper),
-        (">", plain & (lower != upper) & (lower > -inf), lower),
-    ):
-        if chosen.any():
-            gurobi.addMConstr(matrix[chosen], columns, sense, side[chosen])
-    variables = columns.tolist()
-    for row, terms in model.quadratic_rows.items():
-        left = sum(
-            v * variables[j] for j, v in zip(matrix[[row]].indices, matrix[[row]].data, strict=True)
-        ) + sum(q * variables[i] * variables[j] for i, j, q in terms)
-        if upper[row] < inf:
-            gurobi.addQConstr(left <= upper[row])
-        if lower[row] > -inf:
-            gurobi.addQConstr(left >= lower[row])
+def _load(gurobi: Any, model: Model, gurobipy: Any) -> list[Any]:
+    """Columns, rows and objective; returns the columns."""
+    columns = [
+        gurobi.addVar(lb=lower, ub=upper, vtype="I" if integer else "C")
+        for lower, upper, integer in zip(model.lower, model.upper, model.integer, strict=True)
+    ]
+    start, index, value = (array.tolist() for array in model.matrix())
+    for row in range(model.rows):
+        a, b = start[row], start[row + 1]
+        left = gurobipy.LinExpr(value[a:b], [columns[j] for j in index[a:b]])
+        add = gurobi.addLConstr
+        if row in model.quadratic_rows:
+            left = gurobipy.QuadExpr(left)
+            for i, j, q in model.quadratic_rows[row]:
+                left.add(columns[i] * columns[j], q)
+            add = gurobi.addQConstr
+        lower, upper = model.row_lower[row], model.row_upper[row]
+        if lower == upper:
+            add(left, "=", upper)
+            continue
+        if upper < inf:
+            add(left, "<", upper)
+        if lower > -inf:
+            add(left, ">", lower)
+    objective: Any = gurobipy.LinExpr(model.cost, columns) + model.offset
+    for i, j, q in model.quadratic_cost:
+        objective = objective + q * columns[i] * columns[j]
+    gurobi.setObjective(objective)
+    return columns
 
 
 def _watch(limits: Limits, gurobipy: Any) -> Any:

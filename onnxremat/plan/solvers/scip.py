@@ -116,7 +116,7 @@ def _watch(scip: Any, limits: Limits, pyscipopt: Any) -> None:
     events = pyscipopt.SCIP_EVENTTYPE
     watched = (events.NODESOLVED, events.LPSOLVED, events.BESTSOLFOUND)
 
-    class Watch(pyscipopt.Eventhdlr):  # type: ignore[misc]
+    class Watch(pyscipopt.Eventhdlr):
         def eventinit(self) -> None:
             for kind in watched:
                 self.model.catchEvent(kind, self)
