@@ -13,19 +13,24 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from onnxremat.device.host import memory_bytes
 from onnxremat.errors import UsageError
-from onnxremat.graph.onnx_io import check_writable, read_model
+from onnxremat.grad import Settings as Training
+from onnxremat.grad import differentiate as add_backward
+from onnxremat.grad import training_of
+from onnxremat.graph.onnx_io import check_writable, inline_functions, read_model, write_model
+from onnxremat.ort.infer import bind
 from onnxremat.report.tables import as_text, before_after
 from onnxremat.rewrite.emit import metadata, unpack
 from onnxremat.run.closed_loop import Outcome, PlanOptions, carry_out, plan_within
 from onnxremat.run.curve import curve
 from onnxremat.run.load import load
-from onnxremat.run.prepare import Prepared, Settings, Source, prepare
+from onnxremat.run.prepare import Prepared, Settings, Source, prepare, read_source
 from onnxremat.run.result import Finished, finish
 from onnxremat.run.verify import Verification, verify
 from onnxremat.schedule.plan import Plan, graph_hash
@@ -37,8 +42,10 @@ __all__ = [
     "PlanOptions",
     "Settings",
     "SweepPoint",
+    "Training",
     "Verification",
     "apply",
+    "differentiate",
     "load",
     "optimize",
     "plan",
@@ -112,6 +119,37 @@ def optimize(
     say("planning")
     outcome = plan_within(prepared, limit, options, memory_bytes())
     return OptimizeResult(**vars(finish(prepared, outcome, bench_seconds, say, options.stop)))
+
+
+def differentiate(
+    source: Source,
+    target: str | os.PathLike[str],
+    *,
+    settings: Training | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    dims: Mapping[str, int] | None = None,
+) -> dict[str, Any]:
+    """Write one training step of a model, in standard ONNX operators; returns what it holds.
+
+    Raises:
+        UsageError, ModelError: wrong input or settings.
+        UnsupportedError: an operator without a gradient rule.
+    """
+    model, folder, _ = read_source(source)
+    bound = bind(inline_functions(model), shapes, dims)
+    step = add_backward(bound, folder=folder, settings=settings or Training())
+    write_model(step, target, folder)
+    about = training_of(step)
+    return {
+        "nodes": len(step.graph.node),
+        "parameters": len(about.parameters),
+        "states": len(about.states),
+        "loss": about.loss,
+        "target": about.target,
+        "learning_rate": about.rate,
+        "optimizer": about.optimizer,
+        "outputs": [value.name for value in step.graph.output][:1],
+    }
 
 
 def check_paths(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:

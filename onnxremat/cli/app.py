@@ -14,6 +14,7 @@ from onnxremat.cli import (
     apply,
     bench,
     devices,
+    differentiate,
     doctor,
     inspect,
     optimize,
@@ -31,7 +32,20 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Run any ONNX model within a memory budget, on stock onnxruntime.",
 )
-for module in (optimize, profile, plan, apply, verify, run, bench, inspect, sweep, devices, doctor):
+for module in (
+    optimize,
+    differentiate,
+    profile,
+    plan,
+    apply,
+    verify,
+    run,
+    bench,
+    inspect,
+    sweep,
+    devices,
+    doctor,
+):
     app.command(module.NAME)(module.command)
 
 
@@ -65,6 +79,9 @@ def main() -> None:
         sys.exit(1)
     except MemoryError:
         sys.stderr.write("error: out of memory on this machine\n")
+        sys.exit(1)
+    except OSError as error:  # a full disk, a path no file system takes
+        sys.stderr.write(f"error: {error.strerror or error}: {error.filename or ''}\n")
         sys.exit(1)
 
 

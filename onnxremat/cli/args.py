@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from onnxremat.errors import UsageError
+from onnxremat.graph.onnx_io import check_writable
+from onnxremat.report.suffix import check_suffix
 from onnxremat.run.prepare import Settings
 
 Model = Annotated[Path, typer.Argument(help="ONNX model.", show_default=False)]
@@ -67,6 +69,7 @@ Plot = Annotated[
 Trace = Annotated[
     Path | None, typer.Option("--trace", help="Write a Chrome/Perfetto trace (.json).")
 ]
+PLOTS = (".png", ".svg")
 SOLVERS = ("auto", "scip", "highs", "gurobi")
 
 
@@ -77,6 +80,18 @@ def check_solver(name: str) -> str:
     if name not in SOLVERS:
         raise UsageError(f"unknown solver '{name}'", hint="one of " + ", ".join(SOLVERS))
     return name
+
+
+def check_drawings(plot: Path | None, trace: Path | None) -> None:
+    """Fail before planning when a drawing cannot be written.
+
+    Raises:
+        UsageError: unknown suffix, or not writable.
+    """
+    for path, accepted in ((plot, PLOTS), (trace, (".json",))):
+        if path is not None:
+            check_suffix(path, accepted)
+            check_writable(path)
 
 
 def parse_shapes(texts: list[str] | None) -> dict[str, tuple[int, ...]]:

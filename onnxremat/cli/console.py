@@ -15,6 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.status import Status
 
+from onnxremat.errors import Interrupted, NoPlanError, OverBudgetError
 from onnxremat.units import format_bytes, format_seconds
 
 
@@ -50,7 +51,11 @@ class Voice:
 
     @contextmanager
     def working(self) -> Iterator[Interrupt]:
-        """Show what is being done; Ctrl-C asks for the best so far."""
+        """Show what is being done; Ctrl-C asks for the best so far.
+
+        Raises:
+            Interrupted: there is none.
+        """
         interrupt = Interrupt()
         before = signal.signal(signal.SIGINT, interrupt.handle)
         self._status = self.err.status("starting") if self.err.is_terminal else None
@@ -58,6 +63,10 @@ class Voice:
             if self._status:
                 self._status.start()
             yield interrupt
+        except (KeyboardInterrupt, NoPlanError, OverBudgetError) as error:
+            if interrupt.asked:  # it had no time to find one
+                raise Interrupted("interrupted before a plan was found") from error
+            raise
         finally:
             if self._status:
                 self._status.stop()
@@ -70,7 +79,7 @@ class Voice:
         if self._status:
             self._status.update(stage)
         elif not self.quiet:
-            self.err.print(f"- {stage}")
+            self.err.print(f"- {stage}", markup=False)
 
     def planning(self, best: float, bound: float, stage: str) -> None:
         """Best time and bound moved."""
@@ -88,7 +97,7 @@ class Voice:
 
     def note(self, text: str) -> None:
         """A line for people."""
-        self.err.print(text)
+        self.err.print(text, markup=False)
 
     def table(self, table: Any) -> None:
         """A rich table for people: stdout, or stderr beside JSON."""

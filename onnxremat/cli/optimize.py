@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from onnxremat import api
-from onnxremat.cli import args
+from onnxremat.cli import args, training
 from onnxremat.cli.console import Voice
 from onnxremat.errors import UsageError
 from onnxremat.units import one_budget
@@ -23,6 +24,19 @@ def command(
     ] = None,
     budget: args.Budget = "0.6x",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Same as OUT.")] = None,
+    train: Annotated[
+        bool, typer.Option("--train", help="Make a training step of the model first.")
+    ] = False,
+    loss: training.Loss = "cross-entropy",
+    loss_output: training.LossOutput = None,
+    optimizer: training.Optimizer = "sgd",
+    trainable: training.Trainable = None,
+    freeze: training.Freeze = None,
+    batch_norm: training.BatchNorm = "train",
+    clip_norm: training.ClipNorm = None,
+    clip_value: training.ClipValue = None,
+    accumulate: training.Accumulate = 1,
+    initializers: training.Initializers = False,
     shape: args.Shape = None,
     dim: args.Dim = None,
     target: args.Target = "portable",
@@ -49,12 +63,19 @@ def command(
 ) -> None:
     """Make a model keep a memory budget: IN.onnx OUT.onnx --budget 2GiB."""
     voice = Voice(as_json, quiet)
-    out = target_file or output
+    out = _one_output(target_file, output)
     limit = one_budget(budget)
     _check_output(source, out, dry_run)
+    args.check_drawings(plot, trace)
     settings = args.make_settings(
         shape, dim, target, threads, seed, data, measure, fresh, fixed_order
     )
+    if train:
+        made = training.make_training(
+            loss, loss_output, optimizer, trainable, freeze, batch_norm, clip_norm, clip_value,
+            accumulate, initializers,
+        )  # fmt: skip
+        settings = replace(settings, train=made)
     with voice.working() as interrupt:
         options = api.PlanOptions(
             time_limit, gap, args.check_solver(solver), seed, 1, voice.planning, interrupt
@@ -73,6 +94,12 @@ def command(
         voice.note("wrote " + ", ".join(str(path) for path in written))
     if as_json:
         voice.result(result.facts())
+
+
+def _one_output(first: Path | None, second: Path | None) -> Path | None:
+    if first and second:
+        raise UsageError("two output files given", hint="give OUT or --output, not both")
+    return first or second
 
 
 def _check_output(source: Path, out: Path | None, dry_run: bool) -> None:

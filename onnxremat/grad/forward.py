@@ -13,11 +13,24 @@ from onnx import helper, numpy_helper
 
 from onnxremat.errors import ModelError, UnsupportedError
 from onnxremat.grad.constants import Constants
+from onnxremat.grad.fusion import GELU_OPSET, fuse_gelu
 from onnxremat.grad.registry import has_rule
 from onnxremat.graph.dtypes import tensor_bytes
 from onnxremat.graph.ir import Graph, Op, Role, Tensor
-from onnxremat.graph.onnx_io import inline_functions, read_small_weights, shell, to_ops
-from onnxremat.ort.infer import build_graph, require_shapes, unknown_shapes, weights_as_inputs
+from onnxremat.graph.onnx_io import (
+    inline_functions,
+    read_small_weights,
+    shell,
+    to_model,
+    to_ops,
+)
+from onnxremat.ort.infer import (
+    build_graph,
+    require_shapes,
+    unknown_shapes,
+    weights_as_inputs,
+    with_shapes,
+)
 
 FLOAT, BOOL = onnx.TensorProto.FLOAT, onnx.TensorProto.BOOL
 OLDEST = 18  # the first opset with scatter-add and axes as inputs in all reductions
@@ -48,14 +61,14 @@ def read_forward(model: onnx.ModelProto, folder: Path | None) -> Graph:
     """
     model = read_small_weights(inline_functions(model), folder)
     light = _without_listed_weights(weights_as_inputs(model))
-    light = _expanded(_upgraded(light))
+    light = _with_gelu(_expanded(_upgraded(light)))
     graph = _typed(light)
     for _ in range(4):
         if not unknown_shapes(graph):
             break
-        graph = _typed(_folded(graph))
+        graph = _inferred_on(_typed(_folded(graph)))
     require_shapes(graph)
-    return graph
+    return fuse_gelu(graph)
 
 
 def _without_listed_weights(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -82,6 +95,22 @@ def _upgraded(model: onnx.ModelProto) -> onnx.ModelProto:
             why=str(error).strip().splitlines()[0][:300],
             hint=f"export it again at opset {OLDEST} or later",
         ) from error
+
+
+def _with_gelu(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A model that may hold a Gelu written out, at the first opset with a Gelu, if it gets there."""
+    from onnx import version_converter
+
+    version = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
+    types = {node.op_type for node in model.graph.node}
+    if version >= GELU_OPSET or types.isdisjoint({"Erf", "Tanh"}):
+        return model
+    try:
+        converted = version_converter.convert_version(model, GELU_OPSET)
+        onnx.checker.check_model(converted)
+    except Exception:  # nothing is lost but the fusion
+        return model
+    return converted
 
 
 def _expanded(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -140,6 +169,20 @@ def _typed(model: onnx.ModelProto) -> Graph:
         if inferred is None:
             raise
     return _graph_of(inferred)
+
+
+def _inferred_on(graph: Graph) -> Graph:
+    """Sizes that onnx infers from those that onnxruntime found."""
+    if not unknown_shapes(graph):
+        return graph
+    inferred = onnx.shape_inference.infer_shapes(to_model(graph), data_prop=True)
+    known = _graph_of(inferred).tensors
+    found = {
+        name: (tensor.dtype, tensor.shape)
+        for name, tensor in known.items()
+        if tensor.dtype and tensor.shape is not None
+    }
+    return with_shapes(graph, found)
 
 
 def _graph_of(model: onnx.ModelProto) -> Graph:

@@ -267,6 +267,8 @@ def check_writable(path: Path) -> None:
     """
     if path.is_dir():
         raise UsageError(f"{path} is a folder", hint="give a file name")
+    if path.exists() and not path.is_file():  # writing would replace a device by a file
+        raise UsageError(f"{path} is no regular file", hint="give another file name")
     folder = path.parent
     if not folder.is_dir():
         raise UsageError(f"cannot write {path}", why="the folder does not exist")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import onnx
 
+from onnxremat.device.host import memory_bytes
 from onnxremat.errors import UsageError
 from onnxremat.graph.ir import Graph, Op
+from onnxremat.units import format_bytes
 
 # Ops whose integer input is an index into an axis of their data input: (data, index) positions.
 _INDEXED = {
@@ -40,6 +43,12 @@ def seeded_feeds(graph: Graph, seed: int = 0) -> dict[str, np.ndarray]:
         if tensor.shape is None or not tensor.dtype:
             raise UsageError(
                 f"input '{name}' cannot be made up", hint="give inputs with --data feeds.npz"
+            )
+        if tensor.bytes > memory_bytes():
+            raise UsageError(
+                f"input '{name}' is larger than this machine's memory",
+                why=f"{format_bytes(tensor.bytes)} of {format_bytes(memory_bytes())}",
+                hint="bind smaller dimensions, or plan without running: --no-measure",
             )
         dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.dtype)
         if dtype == np.bool_:
@@ -101,8 +110,9 @@ def load_feeds(path: Path, graph: Graph) -> dict[str, np.ndarray]:
     try:
         with np.load(path) as file:
             found = {name: file[name] for name in file.files}
-    except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read inputs from {path}", why=str(error)) from error
+    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        reason = "it is no .npz file" if isinstance(error, TypeError) else str(error)
+        raise UsageError(f"cannot read inputs from {path}", why=reason) from error
     feeds = {}
     for name in graph.inputs:
         if name not in found:
@@ -112,5 +122,8 @@ def load_feeds(path: Path, graph: Graph) -> dict[str, np.ndarray]:
             raise UsageError(
                 f"array '{name}' in {path} has shape {value.shape}, the model wants {tensor.shape}"
             )
-        feeds[name] = value.astype(onnx.helper.tensor_dtype_to_np_dtype(tensor.dtype), copy=False)
+        wanted = onnx.helper.tensor_dtype_to_np_dtype(tensor.dtype)
+        if not np.can_cast(value.dtype, wanted, "same_kind"):
+            raise UsageError(f"array '{name}' in {path} is {value.dtype}, the model wants {wanted}")
+        feeds[name] = value.astype(wanted, copy=False)
     return feeds

@@ -20,6 +20,7 @@ from onnxremat.run.prepare import Prepared
 from onnxremat.schedule.expand import settled
 from onnxremat.schedule.plan import Plan, Provenance, graph_hash
 from onnxremat.schedule.simulate import Timeline
+from onnxremat.schedule.updates import updates_last
 from onnxremat.units import Budget, format_bytes
 
 ROUNDS = 6
@@ -247,7 +248,8 @@ def _as_plan(
         notes=solution.notes,
         settings=prepared.settings.to_json(),
     )
-    names = settled(prepared.graph, reduced.lift(solution.sequence))
+    names = reduced.lift(solution.sequence)
+    names = settled(prepared.graph, updates_last(prepared.graph, names, prepared.in_place))
     return Plan.of(prepared.graph, names, provenance)
 
 

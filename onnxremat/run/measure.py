@@ -10,8 +10,8 @@ from typing import Any
 import onnx
 
 from onnxremat.graph.ir import Graph
-from onnxremat.graph.order import default_order, priority_order, reordered
 from onnxremat.graph.onnx_io import to_model
+from onnxremat.graph.order import default_order, priority_order, reordered
 from onnxremat.ort.offline import resident_weights
 from onnxremat.ort.profile import Feeds, Profile, profile
 from onnxremat.ort.session import Options

@@ -14,6 +14,8 @@ from onnxremat.cost.analytic import analytic_costs
 from onnxremat.cost.measure import measure_costs
 from onnxremat.cost.table import CostTable
 from onnxremat.errors import ModelError, UsageError
+from onnxremat.grad import Settings as Training
+from onnxremat.grad import differentiate, training_of
 from onnxremat.graph.ir import Graph, Role, Tensor
 from onnxremat.graph.onnx_io import inline_functions, read_model, to_model
 from onnxremat.graph.order import (
@@ -50,6 +52,7 @@ class Settings:
         measure: run the model; without it costs are estimated and nothing is verified.
         fresh: measure costs even when they are cached.
         fixed_order: keep the file's order of first runs.
+        train: make a training step of the model first.
     """
 
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
@@ -61,6 +64,7 @@ class Settings:
     measure: bool = True
     fresh: bool = False
     fixed_order: bool = False
+    train: Training | None = None
 
     def to_json(self) -> dict[str, Any]:
         """What preparing the same graph again needs."""
@@ -103,6 +107,14 @@ class Prepared:
     notes: tuple[str, ...] = ()
 
     @property
+    def in_place(self) -> tuple[tuple[str, str], ...]:
+        """Inputs and outputs of a training step that a trainer binds to one buffer."""
+        try:
+            return tuple((v.input, v.output) for v in training_of(self.original).variables)
+        except ModelError:  # no training step
+            return ()
+
+    @property
     def tuned(self) -> Options:
         """Options the plan is made for."""
         return replace(TUNED, threads=self.settings.threads)
@@ -135,6 +147,9 @@ def prepare(
     model, folder, name = read_source(source)
     _check_domains(model)
     bound = bind(inline_functions(model), settings.shapes, settings.dims)
+    if settings.train is not None:
+        say("adding the backward pass")
+        bound = differentiate(bound, folder=folder, settings=settings.train)
     original = without_dead_ops(build_graph(bound, folder))
     bound = to_model(original)
     feeds = _feeds(original, settings)

@@ -61,10 +61,11 @@ def _layer_norm(call: Call, axis: int, inverse: str) -> Cotangents:
         db = _parameter(call, dy, 2, lead)
     dx = None
     if call.need(0):
-        column = t.mul(t.reshape(t.expand(scale, call.shape()[axis:]), (width, 1)), 1.0 / width)
-        moment, mean = t.matmul(weighted, column), t.matmul(dy, column)
-        gained = t.mul(dy, t.reshape(t.expand(scale, call.shape()[axis:]), (width,)))
-        dx = t.sub(t.sub(gained, t.mul(xhat, moment)), mean)
+        row = t.reshape(t.expand(scale, call.shape()[axis:]), (width,))
+        # The product with a column spares the pass that would scale dy * xhat first.
+        moment = t.matmul(weighted, t.mul(t.reshape(row, (width, 1)), 1.0 / width))
+        gained = t.mul(dy, row)
+        dx = t.sub(t.sub(gained, t.mul(xhat, moment)), t.mean(gained, [1]))
         dx = t.reshape(t.mul(dx, inverse), call.shape())
     return [dx, dscale, db][: len(call.op.inputs)]
 

@@ -122,19 +122,20 @@ def top_k(call: Call) -> Cotangents:
 
 @vjp("Softmax", variant="output", since=13, reads="y0")
 def softmax(call: Call) -> Cotangents:
-    """y = softmax(x). dx = dy y - y sum(dy y)."""
-    t, axis = call.tape, call.attribute("axis", -1) % len(call.shape())
-    weighted = t.mul(call.dy, call.y)
-    return [t.sub(weighted, t.mul(call.y, t.sum(weighted, [axis], keep=True)))]
+    """y = softmax(x). dx = y (dy - sum(dy y))."""
+    return [_softmax(call, call.y)]
 
 
 @vjp("Softmax", variant="input", since=13, reads="x0")
 def softmax_input(call: Call) -> Cotangents:
     """As the variant from the output, with y made again."""
     t, axis = call.tape, call.attribute("axis", -1) % len(call.shape())
-    y = t.op("Softmax", call.x, axis=axis)
-    weighted = t.mul(call.dy, y)
-    return [t.sub(weighted, t.mul(y, t.sum(weighted, [axis], keep=True)))]
+    return [_softmax(call, t.op("Softmax", call.x, axis=axis))]
+
+
+def _softmax(call: Call, y: str) -> str:
+    t, axis = call.tape, call.attribute("axis", -1) % len(call.shape())
+    return t.mul(y, t.sub(call.dy, t.sum(t.mul(call.dy, y), [axis], keep=True)))
 
 
 @vjp("LogSoftmax", variant="output", since=13, reads="y0")

@@ -1,0 +1,54 @@
+"""onnxremat differentiate IN OUT: add loss, backward pass and optimizer update."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from onnxremat import api
+from onnxremat.cli import args, training
+from onnxremat.cli.console import Voice
+
+NAME = "differentiate"
+
+
+def command(
+    source: args.Model,
+    target_file: Annotated[Path, typer.Argument(metavar="OUT", help="File to write.")],
+    loss: training.Loss = "cross-entropy",
+    loss_output: training.LossOutput = None,
+    optimizer: training.Optimizer = "sgd",
+    trainable: training.Trainable = None,
+    freeze: training.Freeze = None,
+    batch_norm: training.BatchNorm = "train",
+    clip_norm: training.ClipNorm = None,
+    clip_value: training.ClipValue = None,
+    accumulate: training.Accumulate = 1,
+    initializers: training.Initializers = False,
+    shape: args.Shape = None,
+    dim: args.Dim = None,
+    as_json: args.Json = False,
+    quiet: args.Quiet = False,
+) -> None:
+    """Make one training step of a model, in standard ONNX operators."""
+    voice = Voice(as_json, quiet)
+    api.check_paths(source, target_file)
+    settings = training.make_training(
+        loss, loss_output, optimizer, trainable, freeze, batch_norm, clip_norm, clip_value,
+        accumulate, initializers,
+    )  # fmt: skip
+    with voice.working():
+        voice.say("adding the backward pass")
+        facts = api.differentiate(
+            source, target_file, settings=settings, shapes=args.parse_shapes(shape),
+            dims=args.parse_dims(dim),
+        )  # fmt: skip
+    voice.note(
+        f"{facts['nodes']} nodes, {facts['parameters']} parameters, loss '{facts['loss']}', "
+        f"target '{facts['target']}'"
+    )
+    voice.note(f"wrote {target_file}")
+    if as_json:
+        voice.result(facts)

@@ -1,0 +1,57 @@
+"""Options that say how a training step is made, shared by commands."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from onnxremat.grad import Settings
+
+Loss = Annotated[
+    str, typer.Option(help="cross-entropy, bce, mse, l1, huber, dice (see docs/gradients.md).")
+]
+LossOutput = Annotated[
+    str | None, typer.Option("--loss-output", help="Output of a model that computes its loss.")
+]
+Optimizer = Annotated[
+    str, typer.Option(help="sgd, momentum, nesterov, adam, adamw, adagrad, lamb; none: gradients.")
+]
+Trainable = Annotated[
+    list[str] | None, typer.Option("--trainable", help="Pattern of parameters to train.")
+]
+Freeze = Annotated[list[str] | None, typer.Option("--freeze", help="Pattern of ones to keep.")]
+BatchNorm = Annotated[str, typer.Option(help="train (batch statistics) or frozen.")]
+ClipNorm = Annotated[float | None, typer.Option(help="Largest norm of all gradients together.")]
+ClipValue = Annotated[float | None, typer.Option(help="Largest magnitude of an element.")]
+Accumulate = Annotated[int, typer.Option(min=1, help="Steps whose gradients are averaged.")]
+Initializers = Annotated[
+    bool, typer.Option("--initializers", help="Keep first values of the weights in the file.")
+]
+
+
+def make_training(
+    loss: str,
+    loss_output: str | None,
+    optimizer: str,
+    trainable: list[str] | None,
+    freeze: list[str] | None,
+    batch_norm: str,
+    clip_norm: float | None,
+    clip_value: float | None,
+    accumulate: int,
+    initializers: bool,
+) -> Settings:
+    """Training settings from the shared options."""
+    return Settings(
+        loss=loss,
+        loss_output=loss_output,
+        optimizer=None if optimizer == "none" else optimizer,
+        trainable=trainable or None,
+        freeze=freeze or (),
+        batch_norm=batch_norm,
+        clip_norm=clip_norm,
+        clip_value=clip_value,
+        accumulate=accumulate,
+        initializers=initializers,
+    )
