@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from onnxremat.errors import UsageError
 
 _BINARY = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-_SIZE = re.compile(r"^\s*(\d+(?:\.\d*)?|\.\d+)\s*([kmgt]?)(i?b?)\s*$", re.IGNORECASE)
-_SHARE = re.compile(r"^\s*(\d+(?:\.\d*)?|\.\d+)\s*(%|x)\s*$", re.IGNORECASE)
+_SIZE = re.compile(r"^\s*(\d+(?:\.\d*)?|\.\d+)\s*([kmgt]?)(i?b?)\s*$", re.IGNORECASE | re.ASCII)
+_SHARE = re.compile(r"^\s*(\d+(?:\.\d*)?|\.\d+)\s*(%|x)\s*$", re.IGNORECASE | re.ASCII)
 BUDGET_FORMS = "2GiB, 2GB, 500MiB, bytes, 60% (of the device), 0.6x (of the unoptimised peak), min"
 
 

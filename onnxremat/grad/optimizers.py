@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from onnx import TensorProto as T
 
 from onnxremat.errors import UsageError
+from onnxremat.grad.ordering import gate
 from onnxremat.grad.tape import Tape
 
 STEP = "optimizer.step"
@@ -22,20 +23,27 @@ class Update:
         tape: emits the update.
         rate: learning rate, a scalar.
         states: old tensor to new tensor, for every state tensor made.
+        shared: what :meth:`Optimizer.begin` made for all parameters.
+        after: tensors that must be made before the parameter at hand is overwritten.
     """
 
     tape: Tape
     rate: str
     states: dict[str, str] = field(default_factory=dict)
     shared: dict[str, str] = field(default_factory=dict)
+    after: Sequence[str] = ()
 
     def state(self, name: str, like: str) -> str:
         """A state input of a parameter's type and shape."""
         return self.tape.declare(name, self.tape.dtype(like), self.tape.shape(like))
 
-    def typed_rate(self, parameter: str) -> str:
-        """The learning rate in a parameter's element type."""
-        return self.tape.cast(self.rate, self.tape.dtype(parameter))
+    def step_size(self, parameter: str, rate: str | None = None) -> str:
+        """A rate (the learning rate by default) in a parameter's element type.
+
+        Every new value is made with it last, so it is what waits for ``after``.
+        """
+        size = self.tape.cast(rate or self.rate, self.tape.dtype(parameter))
+        return gate(self.tape, size, self.after)
 
 
 class Optimizer(ABC):
@@ -58,7 +66,8 @@ class Optimizer(ABC):
         t = up.tape
         old = t.declare(STEP, T.INT64, ())
         up.states[STEP] = t.add(old, 1)
-        up.shared["step"] = t.cast(up.states[STEP], T.FLOAT)
+        # In float64: 1 - 0.999 in float32 is off by 5e-5, and so would be every early step.
+        up.shared["step"] = t.cast(up.states[STEP], T.DOUBLE)
 
 
 @dataclass
@@ -79,7 +88,7 @@ class SGD(Optimizer):
             new = t.add(t.mul(old, self.momentum), gradient)
             up.states[name] = new
             gradient = t.add(gradient, t.mul(new, self.momentum)) if self.nesterov else new
-        return t.sub(parameter, t.mul(gradient, up.typed_rate(parameter)))
+        return t.sub(parameter, t.mul(gradient, up.step_size(parameter)))
 
 
 @dataclass
@@ -100,14 +109,14 @@ class Adam(Optimizer):
     def begin(self, up: Update) -> None:
         super().begin(up)
         t, step = up.tape, up.shared["step"]
-        first = t.sub(1.0, t.op("Pow", t.constant(self.beta1, T.FLOAT), step))
-        second = t.sub(1.0, t.op("Pow", t.constant(self.beta2, T.FLOAT), step))
-        up.shared["rate"] = t.div(t.cast(up.rate, T.FLOAT), first)
+        first = t.sub(1.0, t.op("Pow", t.constant(self.beta1, T.DOUBLE), step))
+        second = t.sub(1.0, t.op("Pow", t.constant(self.beta2, T.DOUBLE), step))
+        rate = t.cast(up.rate, T.DOUBLE)
+        up.shared["rate"] = t.div(rate, first)
         up.shared["root"] = t.op("Reciprocal", t.op("Sqrt", second))
         up.shared["first"] = t.op("Reciprocal", first)
         if self.decoupled and self.weight_decay:
-            rate = t.mul(t.cast(up.rate, T.FLOAT), self.weight_decay)
-            up.shared["keep"] = t.sub(1.0, rate)
+            up.shared["keep"] = t.sub(1.0, t.mul(rate, self.weight_decay))
 
     def moments(self, up: Update, parameter: str, gradient: str) -> tuple[str, str]:
         """New first moment and the denominator sqrt(v corrected) + eps."""
@@ -129,7 +138,7 @@ class Adam(Optimizer):
         elif self.weight_decay:
             start = t.mul(parameter, t.cast(up.shared["keep"], t.dtype(parameter)))
         m, denominator = self.moments(up, parameter, gradient)
-        rate = t.cast(up.shared["rate"], t.dtype(parameter))
+        rate = up.step_size(parameter, up.shared["rate"])
         return t.sub(start, t.mul(t.div(m, denominator), rate))
 
 
@@ -148,7 +157,7 @@ class Adagrad(Optimizer):
         new = t.add(up.state(name, parameter), t.mul(gradient, gradient))
         up.states[name] = new
         scaled = t.div(gradient, t.add(t.op("Sqrt", new), self.epsilon))
-        return t.sub(parameter, t.mul(scaled, up.typed_rate(parameter)))
+        return t.sub(parameter, t.mul(scaled, up.step_size(parameter)))
 
 
 @dataclass
@@ -169,7 +178,7 @@ class Lamb(Adam):
         both = t.op("And", t.compare("Greater", own, 0.0), t.compare("Greater", other, 0.0))
         safe = t.where(t.compare("Greater", other, 0.0), other, 1.0)
         trust = t.where(both, t.div(own, safe), 1.0)
-        return t.sub(parameter, t.mul(direction, t.mul(trust, up.typed_rate(parameter))))
+        return t.sub(parameter, t.mul(direction, t.mul(trust, up.step_size(parameter))))
 
 
 OPTIMIZERS: Mapping[str, Optimizer] = {

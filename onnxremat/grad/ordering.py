@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+
+from onnx import TensorProto as T
 
 from onnxremat.grad.tape import Tape
 from onnxremat.graph.ir import Op
-from onnxremat.graph.traits import is_alias
 
 
 class Readers:
-    """Who reads a tensor, and who is sure to have run before another tensor is made."""
+    """Who reads a tensor, and who is sure to have run before another tensor is made.
 
-    def __init__(self, ops: Sequence[Op]) -> None:
+    Args:
+        ops: all ops, in a topological order.
+        constants: tensors known before the run.
+    """
+
+    def __init__(self, ops: Sequence[Op], constants: Collection[str]) -> None:
         self._ops = ops
+        self._constants = set(constants)
         self._index: dict[str, int] = {}
         self._readers: dict[str, list[int]] = {}
         self._before: list[int] = []  # per op a bit set of all its ancestors and itself
@@ -26,34 +33,39 @@ class Readers:
             self._before.append(mask)
             for name in op.writes:
                 self._index[name] = index
+            if all(name in self._constants for name in op.reads):
+                self._constants.update(op.writes)
 
     def late(self, parameter: str, gradient: str) -> list[str]:
-        """An output of each op that reads a parameter and may run after its gradient is made."""
+        """An output of each op that uses a parameter and may run after its gradient is made.
+
+        What only the parameter enters (a Transpose, Slice or multiple of it) is no use yet: it
+        may be a view, and runtimes fuse it into the op that uses it, which then reads the
+        parameter itself, and later.
+        """
         at = self._index.get(gradient)
         done = self._before[at] if at is not None else 0
-        found: list[int] = []
-        waiting, seen = [parameter], {parameter}
+        found: set[int] = set()
+        waiting, derived = [parameter], {parameter}
         while waiting:
             for index in self._readers.get(waiting.pop(), ()):
                 op = self._ops[index]
-                if is_alias(op) and op.outputs[0] not in seen:
-                    seen.add(op.outputs[0])  # a view: its readers read the parameter
-                    waiting.append(op.outputs[0])
-                elif not is_alias(op) and not done >> index & 1:
-                    found.append(index)
-        return [self._ops[index].writes[0] for index in sorted(set(found))]
+                if all(name in derived or name in self._constants for name in op.reads):
+                    fresh = [name for name in op.writes if name not in derived]
+                    derived.update(fresh)
+                    waiting += fresh
+                elif not done >> index & 1:
+                    found.add(index)
+        return [self._ops[index].writes[0] for index in sorted(found)]
 
 
-def gate(t: Tape, value: str, after: Sequence[str]) -> str:
-    """``value``, not available before all of ``after`` are made.
+def gate(t: Tape, scalar: str, after: Sequence[str]) -> str:
+    """``scalar``, not available before all of ``after`` are made.
 
-    A Reshape whose target depends on their sizes and says "as it is": no data is copied, no
-    runtime optimization removes it, and the order holds under any scheduling.
+    It gets a multiple of their sizes added, the multiple being 0. (A Reshape by a computed shape
+    would cost less, but onnxruntime drops one that follows another Reshape.)
     """
-    if not after:
-        return value
-    target = t.constant([0] * t.rank(value), 7)
     for name in after:
-        size = t.op("Size", name, shape=(), dtype=7)
-        target = t.op("Mul", target, size)
-    return t.op("Reshape", value, target, shape=t.shape(value))
+        size = t.cast(t.op("Size", name, shape=(), dtype=T.INT64), t.dtype(scalar))
+        scalar = t.add(scalar, t.mul(size, 0.0))
+    return scalar

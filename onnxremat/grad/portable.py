@@ -34,7 +34,7 @@ def _by_moments(t: Tape, op: Op) -> list[Op]:
         flat = [t.reshape(mean, (channels,)), t.reshape(variance, (channels,))]
     emitted, t.ops[start:] = t.ops[start:], []
     renames = dict(zip(flat, op.outputs[1:3], strict=True))
-    emitted = [each.renamed(each.name, renames) for each in emitted]
+    emitted = [each.renamed(each.name, renames, each.origin) for each in emitted]
     epsilon = next((a.f for a in op.node.attribute if a.name == "epsilon"), 1e-5)
     inputs = (*op.inputs[:3], op.outputs[1], op.outputs[2])
     node: onnx.NodeProto = helper.make_node("BatchNormalization", inputs, op.outputs[:1], epsilon=epsilon)

@@ -18,7 +18,7 @@ from onnxremat.grad.engine import Backward, Walk, dependents
 from onnxremat.grad.forward import Statistic, read_forward, train_dropout, train_statistics
 from onnxremat.grad.losses import Loss, find_loss
 from onnxremat.grad.optimizers import Optimizer, Update, find_optimizer
-from onnxremat.grad.ordering import Readers, gate
+from onnxremat.grad.ordering import Readers
 from onnxremat.grad.parameters import choose_parameters
 from onnxremat.grad.portable import without_training_kernels
 from onnxremat.grad.tape import Tape
@@ -252,7 +252,9 @@ class _Builder:
     def _updates(self, walked: Backward) -> None:
         assert self.optimizer is not None
         t = self.tape
-        readers = Readers((*walked.forward, *t.ops))
+        trained = {*self.parameters, *(entry.name for entry in self.statistics)}
+        stored = {*self.weights, *(tensor.name for tensor in t.initializers)}
+        readers = Readers((*walked.forward, *t.ops), stored - trained)
         self.inputs.append(t.declare(RATE, T.FLOAT, ()))
         up = Update(t, RATE)
         with t.scope("update", "update"):
@@ -264,10 +266,9 @@ class _Builder:
             self.optimizer.begin(up)
             made: dict[str, str] = {}
             for name in self.parameters:
-                value = gathered[name]
                 if self.settings.in_place:
-                    value = gate(t, value, readers.late(name, walked.gradients[name]))
-                made[name] = self.optimizer.update(up, name, value)
+                    up.after = readers.late(name, walked.gradients[name])
+                made[name] = self.optimizer.update(up, name, gathered[name])
             self._new_values(made, up)
             self._statistics()
 
@@ -421,7 +422,7 @@ def _named(
             renames[tensor] = name
         else:
             copies.append((name, tensor))
-    result = [op.renamed(op.name, renames) if _touches(op, renames) else op for op in ops]
+    result = [op.renamed(op.name, renames, op.origin) if _touches(op, renames) else op for op in ops]
     for name, tensor in copies:
         source = renames.get(tensor, tensor)
         node = helper.make_node("Identity", [source], [name])

@@ -80,8 +80,8 @@ class Op:
         """True for operators of the default ONNX domain."""
         return self.domain in ("", "ai.onnx")
 
-    def renamed(self, name: str, names: Mapping[str, str], origin: str = "") -> Op:
-        """A copy with another name whose tensors are renamed by ``names``."""
+    def renamed(self, name: str, names: Mapping[str, str], origin: str | None = None) -> Op:
+        """A copy with another name (and origin, where given) whose tensors are renamed."""
         node = self.node
         if any(captured in names for captured in self.captures):
             node = _rename_captures(node, names)
@@ -92,7 +92,7 @@ class Op:
             outputs=tuple(names.get(o, o) for o in self.outputs),
             captures=tuple(names.get(c, c) for c in self.captures),
             node=node,
-            origin=origin or self.origin,
+            origin=self.origin if origin is None else origin,
         )
 
 

@@ -25,6 +25,7 @@ from onnxremat.graph.ir import Graph, Op, captures
 _BROKEN = (
     DecodeError, json_format.ParseError, text_format.ParseError, onnx.parser.ParseError, ValueError,
 )  # fmt: skip
+ORIGIN = "onnxremat.origin"  # node metadata: the op that a node recomputes
 SMALL = 4096  # bytes below which an external tensor is read: its values may be needed
 INLINE_LIMIT = 1_900_000_000  # protobuf messages end at 2 GiB; leave room for the nodes
 
@@ -62,16 +63,30 @@ def read_model(path: str | os.PathLike[str]) -> onnx.ModelProto:
 
 
 def external_files(model: onnx.ModelProto) -> dict[str, int]:
-    """External files the initializers live in, with the bytes each must at least have."""
+    """External files the initializers live in, with the bytes each must at least have.
+
+    Raises:
+        ModelError: an offset or length is no number.
+    """
     ends: dict[str, int] = {}
     for tensor in model.graph.initializer:
         if tensor.data_location != onnx.TensorProto.EXTERNAL:
             continue
         entry = {item.key: item.value for item in tensor.external_data}
-        length = int(entry.get("length", 0)) or tensor_bytes(tensor.data_type, tensor.dims)
+        length = _count(tensor, entry, "length") or tensor_bytes(tensor.data_type, tensor.dims)
         location = entry.get("location", "")
-        ends[location] = max(ends.get(location, 0), int(entry.get("offset", 0)) + length)
+        ends[location] = max(ends.get(location, 0), _count(tensor, entry, "offset") + length)
     return ends
+
+
+def _count(tensor: onnx.TensorProto, entry: Mapping[str, str], key: str) -> int:
+    text = entry.get(key, "0")
+    if not (text.isascii() and text.isdigit()):
+        raise ModelError(
+            f"the external data of weight '{tensor.name}' has {key} '{text}'",
+            hint="the file is damaged; export it again",
+        )
+    return int(text)
 
 
 def _check_external(model: onnx.ModelProto, folder: Path) -> None:
@@ -148,7 +163,7 @@ def to_ops(model: onnx.ModelProto) -> tuple[Op, ...]:
                 tuple(node.output),
                 captures(node),
                 node,
-                origin=_metadata(node).get("onnxremat.origin", ""),
+                origin=_metadata(node).get(ORIGIN, ""),
             )
         )
     return _sorted(ops, model)
@@ -217,9 +232,7 @@ def to_model(graph: Graph) -> onnx.ModelProto:
         node.name = op.name
         node.input[:] = op.inputs
         node.output[:] = op.outputs
-        if op.origin and "onnxremat.origin" not in _metadata(node):
-            entry = node.metadata_props.add()
-            entry.key, entry.value = "onnxremat.origin", op.origin
+        _set_origin(node, op.origin)
     signature = set(graph.outputs) | set(graph.inputs)
     del model.graph.value_info[:]
     for op in graph.ops:
@@ -230,6 +243,16 @@ def to_model(graph: Graph) -> onnx.ModelProto:
                     onnx.helper.make_tensor_value_info(name, tensor.dtype, tensor.shape)
                 )
     return model
+
+
+def _set_origin(node: onnx.NodeProto, origin: str) -> None:
+    """Say in a node's metadata which op it recomputes; an older entry is replaced."""
+    if _metadata(node).get(ORIGIN, "") == origin:
+        return
+    kept = [(entry.key, entry.value) for entry in node.metadata_props if entry.key != ORIGIN]
+    del node.metadata_props[:]
+    for key, value in [*kept, (ORIGIN, origin)] if origin else kept:
+        node.metadata_props.add(key=key, value=value)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from onnx import TensorProto, helper
 
 from onnxremat.errors import UsageError
 from onnxremat.graph.dtypes import ORT_NAMES
+from onnxremat.ort.denormals import denormals_as_zero
 
 
 def wrap(array: np.ndarray) -> Any:
@@ -73,7 +74,8 @@ class BoundSession:
                     f"no value for input '{name}'", why=f"given are {', '.join(sorted(feeds))}"
                 )
             self._feed(name, info, np.asarray(feeds[name]))
-        self._session.run_with_iobinding(self._binding)
+        with denormals_as_zero():
+            self._session.run_with_iobinding(self._binding)
         return {name: array.copy() for name, array in self._results.items()}
 
     def _feed(self, name: str, info: Any, array: np.ndarray) -> None:

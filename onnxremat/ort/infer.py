@@ -48,8 +48,9 @@ def bind(
         )
     seen: set[str] = set()
     missing: list[str] = []
+    known = _named_by_shapes(inputs, shapes, dims) | dims
     for value in inputs:
-        missing += _bind_input(value, shapes.get(value.name), dims, seen)
+        missing += _bind_input(value, shapes.get(value.name), known, seen)
     if set(dims) - seen:
         raise UsageError(
             f"--dim names no open dimension: {', '.join(sorted(set(dims) - seen))}",
@@ -79,6 +80,27 @@ def constants_only(model: onnx.ModelProto) -> onnx.ModelProto:
         copy.graph.input.extend(inputs)
         copy.ir_version = 4
     return copy
+
+
+def _named_by_shapes(
+    inputs: Sequence[onnx.ValueInfoProto],
+    shapes: Mapping[str, Sequence[int]],
+    dims: Mapping[str, int],
+) -> dict[str, int]:
+    """Symbolic dimensions that given shapes name a size for, first one first."""
+    found: dict[str, int] = {}
+    for value in inputs:
+        for dim, size in zip(
+            value.type.tensor_type.shape.dim, shapes.get(value.name, ()), strict=False
+        ):
+            if dim.dim_param and dims.get(dim.dim_param, size) != size:
+                raise UsageError(
+                    f"--dim {dim.dim_param}={dims[dim.dim_param]} and --shape {value.name} differ",
+                    why=f"there '{dim.dim_param}' is {size}",
+                )
+            if dim.dim_param:
+                found.setdefault(dim.dim_param, size)
+    return found
 
 
 def _binding_hint(first: str) -> str:
@@ -174,6 +196,7 @@ def infer(model: onnx.ModelProto, folder: Path | None = None) -> dict[str, Typed
     """
     light = weights_as_inputs(model)
     light.ir_version = max(light.ir_version, 4)
+    _drop_repeated_names(light)
     stated = {v.name: v for v in light.graph.value_info if _typed(v) is not None}
     del light.graph.value_info[:]
     wanted = {name for node in light.graph.node for name in node.output if name}
@@ -186,6 +209,15 @@ def infer(model: onnx.ModelProto, folder: Path | None = None) -> dict[str, Typed
         light.graph.value_info.extend(helpful)
         found = {v.name: typed for v in helpful if (typed := _typed(v))} | _asked(light, folder)
     return found
+
+
+def _drop_repeated_names(model: onnx.ModelProto) -> None:
+    """onnxruntime refuses two nodes of one name, which many exporters write."""
+    seen: set[str] = set()
+    for node in model.graph.node:
+        if node.name in seen:
+            node.name = ""
+        seen.add(node.name)
 
 
 def _asked(light: onnx.ModelProto, folder: Path | None) -> dict[str, Typed]:

@@ -12,7 +12,7 @@ import csv
 import json
 import statistics
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -143,6 +143,28 @@ def _scratch_bytes(path: Path) -> dict[str, int]:
     return {row[0].rpartition("_")[0]: int(row[4]) for row in rows if row[4].isdigit()}
 
 
+def _outermost(
+    rows: Sequence[dict[str, Any]], scratch: Mapping[str, int]
+) -> list[dict[str, Any]]:
+    """The kernels of the graph itself, each with its ``scratch`` bytes.
+
+    Kernels of a body are reported before their If, Loop or Scan, and begin after it. What they
+    hold beyond what is left at its end is its scratch.
+    """
+    outer: list[dict[str, Any]] = []
+    for row in rows:
+        taken = scratch.get(row["name"].removesuffix("_kernel_time"), 0)
+        while outer and outer[-1]["ts"] > row["ts"]:
+            inner = outer.pop()
+            taken = max(taken, _in_use(inner) + inner["scratch"] - _in_use(row))
+        outer.append({**row, "scratch": taken})
+    return outer
+
+
+def _in_use(row: Mapping[str, Any]) -> int:
+    return int(row["args"].get("mem_bytes_requested_in_use", 0))
+
+
 def _kernels(
     events: list[dict[str, Any]], warmup: int, runs: int, scratch: Mapping[str, int]
 ) -> tuple[tuple[Kernel, ...], int, int]:
@@ -151,13 +173,12 @@ def _kernels(
         for event in events
         if event.get("cat") == "Node" and event["name"].endswith("_kernel_time")
     ]
-    rows = [row for row in rows if "subgraph" not in row["args"]]
+    rows = _outermost(rows, scratch)
     per_run, rest = divmod(len(rows), warmup + runs)
     if rest:
-        # Loop and Scan bodies may run another number of kernels each time: take the last run.
         raise ModelError(
             "the number of executed kernels differs from run to run",
-            why="loops over data; kernels cannot be compared between runs",
+            why=f"{len(rows)} kernels in {warmup + runs} runs",
         )
     timed = [rows[r * per_run : (r + 1) * per_run] for r in range(warmup, warmup + runs)]
     last = timed[-1]
@@ -171,14 +192,14 @@ def _kernels(
             for entry in args.get("output_type_shape", ())
             for dtype, shape in entry.items()
         )
-        in_use = int(args.get("mem_bytes_requested_in_use", 0))
+        in_use = _in_use(row)
         if index == 0:
             delta = int(args.get("mem_requested_in_use_delta", 0))
             weights = in_use - delta
         seconds = statistics.median(run[index]["dur"] for run in timed) * 1e-6
         made.append(
             Kernel(
-                name, args["op_name"], seconds, in_use - weights, scratch.get(name, 0), outputs,
+                name, args["op_name"], seconds, in_use - weights, row["scratch"], outputs,
                 args.get("provider", ""),
             )
         )  # fmt: skip

@@ -63,6 +63,13 @@ LEVELS = {
 }
 
 
+def config_entries(options: Options) -> dict[str, str]:
+    """Session configuration entries that belong to the options."""
+    if options.level != "disable":
+        return {}
+    return {"session.disable_quant_qdq": "1"}  # else a DequantizeLinear with two readers is doubled
+
+
 def session_options(options: Options) -> Any:
     """``onnxruntime.SessionOptions`` with these options set."""
     import onnxruntime as ort
@@ -71,6 +78,8 @@ def session_options(options: Options) -> Any:
     made.graph_optimization_level = getattr(ort.GraphOptimizationLevel, LEVELS[options.level])
     if options.order == "priority":
         made.execution_order = ort.ExecutionOrder.PRIORITY_BASED
+    for key, value in config_entries(options).items():
+        made.add_session_config_entry(key, value)
     made.enable_mem_pattern = options.pattern
     made.enable_mem_reuse = options.reuse
     made.enable_cpu_mem_arena = options.arena

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import inf
+from threading import Event, Thread
 
 from onnxremat.plan.lazy import LazyCuts
 from onnxremat.plan.record import Record
@@ -11,7 +14,6 @@ from onnxremat.plan.search import Search
 from onnxremat.plan.wiring import Wiring, reordered
 
 DEPTHS = ((0, 1.0), (2, 1.0), (6, 1.0), (0, 0.5), (2, 0.5), (6, 0.5))  # greedy: (depth, power)
-BRANCHY = 0.02  # share of ops incomparable to the peak from which first runs may move
 
 
 @dataclass
@@ -25,6 +27,7 @@ class Climb:
     lazy: LazyCuts
     merit: float = -inf  # of the greedy result: less time is better, then less excess
     start: list[int] = field(default_factory=list)
+    beside: bool = False  # run the search in a thread beside the solver
 
     @classmethod
     def of(
@@ -41,16 +44,15 @@ class Climb:
         )
         climb = cls(record, wiring, order, search, lazy)
         lazy.repair = climb.repair
-        search.free_order = not fixed_order and climb.branchy()
+        search.free_order = not fixed_order
         climb.start = problem.store_all()
+        climb.beside = threads > 1
         return climb
 
-    def branchy(self) -> bool:
-        """True when many ops may run before or after the op at the peak."""
-        op = self.lazy._peak_op()
-        below, above = self.wiring.ancestors(op), self.wiring.descendants(op)
-        loose = sum(not (a or b) for a, b in zip(below, above, strict=True)) - 1
-        return loose > BRANCHY * self.wiring.problem.ops
+    @cached_property
+    def rank(self) -> dict[int, int]:
+        """Number here of each op of the caller."""
+        return {op: i for i, op in enumerate(self.named)}
 
     def greedy(self) -> None:
         """Greedy insertion at several depths; the best result is offered and kept as start."""
@@ -88,34 +90,66 @@ class Climb:
                 best, best_time = found, replay[0]
         return best
 
-    def anneal(self, seconds: float) -> None:
-        """Anneal from the best sequence (or the best start)."""
+    def anneal(self, search: Search, seconds: float, done: Callable[[], bool]) -> None:
+        """Anneal from the best sequence (or the best start), then drop what is not needed."""
         record = self.record
-        rank = {op: i for i, op in enumerate(self.named)}
-        start = self.start
-        if record.sequence is not None:
-            start = [rank[op] for op in record.sequence]
-        self.search.anneal(
-            start,
+        search.anneal(
+            self._best(),
             min(seconds, record.left),
-            lambda: record.stopped() or record.closed,
+            lambda: record.stopped() or record.closed or done(),
             lambda found, _: self.offer(found, "annealing"),
         )
         if record.sequence is not None and not record.closed:
-            self.offer(self.search.polished([rank[op] for op in record.sequence]), "annealing")
+            self.offer(search.polished(self._best()), "annealing")
+
+    def _best(self) -> list[int]:
+        sequence = self.record.sequence
+        return self.start if sequence is None else [self.rank[op] for op in sequence]
 
     def run(self) -> None:
-        """Take turns until the gap is closed or time is up."""
+        """Lazy cuts and search until the gap is closed or time is up."""
         record = self.record
         more = self.lazy.round()
         if record.closed or record.stopped():
             return
         if self.merit == -inf:
             self.greedy()
+        if self.beside:
+            self._run_beside(more)
+        else:
+            self._take_turns(more)
+
+    def _take_turns(self, more: bool) -> None:
+        record = self.record
         slice_ = 0.2 + 0.0004 * self.wiring.problem.ops
         while not record.closed and not record.stopped():
-            self.anneal(slice_ if more else record.left)
-            if record.closed or record.stopped():
-                return
-            if more:
+            self.anneal(self.search, slice_ if more else record.left, bool)
+            if more and not record.closed and not record.stopped():
                 more = self.lazy.round()
+
+    def _run_beside(self, more: bool) -> None:
+        """Lazy cuts here, annealing in a second thread (both leave the interpreter lock)."""
+        record, finished = self.record, Event()
+        search = Search(
+            self.wiring.problem,
+            record.budget,
+            free_order=self.search.free_order,
+            seed=self.lazy.seed + 1,
+        )
+
+        def walk() -> None:
+            seconds = 1.0 + 0.002 * self.wiring.problem.ops
+            while not (record.closed or record.stopped() or finished.is_set()):
+                self.anneal(search, seconds, finished.is_set)
+                seconds = min(30.0, 1.5 * seconds)
+
+        thread = Thread(target=walk, name="annealing", daemon=True)
+        thread.start()
+        try:
+            while more and not record.closed and not record.stopped():
+                more = self.lazy.round()
+            while thread.is_alive() and not record.closed and not record.stopped():
+                thread.join(0.1)
+        finally:
+            finished.set()
+            thread.join()

@@ -26,7 +26,7 @@ from onnxremat.plan.formulations.extract import breaches, late_remakes, stage_ex
 from onnxremat.plan.formulations.watches import Watch, add_watches, certify
 from onnxremat.plan.problem import Floats, occupancy
 from onnxremat.plan.record import Record
-from onnxremat.plan.solvers import Limits, Outcome, Result, minimise
+from onnxremat.plan.solvers import Limits, Outcome, Result, confirm_infeasible, minimise
 from onnxremat.plan.wiring import Wiring
 
 INCOMPARABLE = 0.02  # share of ops that one cut may leave free before the order is fixed
@@ -140,6 +140,9 @@ class LazyCuts:
         count = len(made.spans.cuts)
         kind = "single-cut" if count == 1 else f"lazy-cuts({count})"
         if result.outcome is Outcome.INFEASIBLE:
+            limits = Limits(seconds=max(1.0, self.record.left), stop=self.record.stop)
+            if not confirm_infeasible(made.model, limits):
+                return
             self.record.raise_bound(inf, kind, any_order=made.spans.any_order)
         elif result.bound > -inf:
             bound = made.seconds(result.bound)

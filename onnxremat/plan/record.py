@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from threading import RLock
 from time import monotonic
 
 from onnxremat.plan.problem import (
@@ -51,6 +52,7 @@ class Record:
     trace: list[tuple[float, float, float]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     begin: float = field(default_factory=monotonic)
+    lock: RLock = field(default_factory=RLock)  # the search may run beside the solver
 
     def __post_init__(self) -> None:
         self.total = float(self.problem.cost.sum())
@@ -102,20 +104,24 @@ class Record:
         peak = int(use.max(initial=self.problem.fixed))
         if peak > self.budget or not _allowed(self.problem, sequence):
             return False
-        self.sequence, self.time, self.peak = tuple(int(op) for op in sequence), took, peak
-        self.planner = planner
-        self._moved(planner)
+        with self.lock:
+            if took >= self.time:
+                return False
+            self.sequence, self.time, self.peak = tuple(int(op) for op in sequence), took, peak
+            self.planner = planner
+            self._moved(planner)
         return True
 
     def raise_bound(self, bound: float, kind: str, *, any_order: bool) -> None:
         """Take a proven bound (seconds); ``inf`` proves the budget infeasible."""
         bound = bound * (1 - SLACK) if bound < inf else bound
-        if any_order and bound > self.free_bound:
-            self.free_bound, self.free_kind = bound, kind
-            self._moved(kind)
-        elif not any_order and bound > self.order_bound:
-            self.order_bound, self.order_kind = bound, kind
-            self._moved(kind)
+        with self.lock:
+            if any_order and bound > self.free_bound:
+                self.free_bound, self.free_kind = bound, kind
+                self._moved(kind)
+            elif not any_order and bound > self.order_bound:
+                self.order_bound, self.order_kind = bound, kind
+                self._moved(kind)
 
     def solution(self) -> Solution:
         """What to hand to the caller."""

@@ -16,7 +16,6 @@ from onnxremat.cost.table import CostTable
 from onnxremat.graph.ir import Graph, Op, Role
 from onnxremat.graph.traits import is_alias, may_recompute, takeover_inputs
 from onnxremat.plan.problem import Problem, Rows
-from onnxremat.schedule.simulate import ROUND
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,7 @@ def reduce(graph: Graph, costs: CostTable, weight_bytes: int | None = None) -> R
     for contracted, source in view.items():
         if source is not None:
             seconds[step_of[source]] += costs.seconds.get(graph.ops[contracted].name, 0.0)
-    sizes = [-(-graph.tensors[name].bytes // ROUND) * ROUND for name in names]
+    sizes = [graph.tensors[name].bytes for name in names]
     problem = Problem(
         cost=np.asarray(seconds, np.float64),
         work=np.asarray([costs.scratch.get(graph.ops[i].name, 0) for i in index], np.int64),

@@ -20,6 +20,7 @@ from onnxremat.graph.ir import Graph, Op, Role, Tensor
 
 PREFIX = "onnxremat.gate"
 SIZE = "_size"
+ZERO = "_zero"
 
 
 def add_gates(graph: Graph) -> Graph:
@@ -60,6 +61,7 @@ class _Gates:
         self.sizes: dict[str, Op] = {}  # the Size op of each value gates wait for
         self.seen: set[tuple[object, ...]] = set()
         self.used: set[tuple[str, str]] = set()
+        self.count = 0
         self.last_reader = {name: rows[-1] for name, rows in graph.readers.items()}
         self.stay = set(graph.outputs)
 
@@ -68,17 +70,17 @@ class _Gates:
         position, source = self._input(op)
         dep = self._dependency(step, source)
         self.used.add((source, dep))
-        name = f"{PREFIX}{len(self.used) - 1}"
+        name = self._fresh()
         rank = len(self.tensors[source].shape or ())
         zeros = self._zeros(rank)
         # Listed right after its value is made, so that it never extends that value's life.
         if dep not in self.sizes:
             self.sizes[dep] = self._op("Size", name + SIZE, (dep,), TensorProto.INT64, ())
         size = self.sizes[dep].outputs[0]
-        self.ops.append(self._op("Mul", name + "_zero", (size, zeros), TensorProto.INT64, (rank,)))
+        self.ops.append(self._op("Mul", name + ZERO, (size, zeros), TensorProto.INT64, (rank,)))
         tensor = self.tensors[source]
         self.ops.append(
-            self._op("Reshape", name, (source, name + "_zero"), tensor.dtype, tensor.shape or ())
+            self._op("Reshape", name, (source, name + ZERO), tensor.dtype, tensor.shape or ())
         )
         inputs = list(op.inputs)
         inputs[position] = name
@@ -117,8 +119,18 @@ class _Gates:
             f"tensor '{source}' is recomputed from more often than there are values to wait for"
         )
 
+    def _fresh(self) -> str:
+        """A gate name that the graph does not have yet, as a planned model may."""
+        while True:
+            name = f"{PREFIX}{self.count}"
+            self.count += 1
+            if not {name, name + SIZE, name + ZERO} & self.tensors.keys():
+                return name
+
     def _zeros(self, rank: int) -> str:
         name = f"onnxremat.zeros{rank}"
+        while name in self.graph.tensors:
+            name += "_"
         if rank not in self.zeros:
             self.zeros[rank] = numpy_helper.from_array(np.zeros(rank, np.int64), name)
             self.tensors[name] = Tensor(name, TensorProto.INT64, (rank,), 8 * rank, Role.WEIGHT)

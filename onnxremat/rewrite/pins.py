@@ -51,6 +51,8 @@ def add_pins(
     tensors = dict(graph.tensors)
     for name, _ in sorted(wanted.items(), key=lambda item: -item[1]):
         pin = f"{PREFIX}{len(ops) - len(graph.ops)}"
+        while pin in graph.tensors:  # of the plan that this model had before
+            pin += "_"
         node = helper.make_node("Size", [name], [pin], name=pin)
         ops.append(Op(pin, "Size", "", (name,), (pin,), (), node))
         tensors[pin] = Tensor(pin, TensorProto.INT64, (), 8, Role.ACTIVATION)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -50,7 +51,10 @@ def bench(
     rounds: tuple[int, int] = (5, 60),
     stop: Callable[[], bool] | None = None,
 ) -> list[Timing]:
-    """Run the contenders in turn, round after round, each round in the opposite direction.
+    """Run the contenders in turn, each round in a shuffled order.
+
+    A run finds the caches as the run before left them, so no contender may always follow itself
+    or always another one.
 
     Args:
         contenders: the first is the reference.
@@ -68,13 +72,15 @@ def bench(
     for session in sessions:
         run_session(session, feeds, 2)
     times: list[list[float]] = [[] for _ in sessions]
+    shuffle = random.Random(0)
     start = time.perf_counter()
     while len(times[0]) < rounds[1]:
         late = time.perf_counter() - start > seconds and len(times[0]) >= rounds[0]
         if late or (stop and stop() and times[0]):
             break
-        turn = range(len(sessions))
-        for index in turn if len(times[0]) % 2 == 0 else reversed(turn):
+        turn = list(range(len(sessions)))
+        shuffle.shuffle(turn)
+        for index in turn:
             begin = time.perf_counter()
             run_session(sessions[index], feeds)
             times[index].append(time.perf_counter() - begin)

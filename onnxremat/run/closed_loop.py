@@ -12,7 +12,7 @@ from onnxremat.ort.offline import lasting_tensors
 from onnxremat.ort.profile import profile
 from onnxremat.ort.session import Options
 from onnxremat.plan import smallest_budget, solve
-from onnxremat.plan.problem import Solution, Status, seconds
+from onnxremat.plan.problem import Certificate, Solution, Status, seconds
 from onnxremat.plan.reduce import Reduced, reduce
 from onnxremat.rewrite.emit import Rewritten, rewrite
 from onnxremat.run.measure import Measurement, measure, predict
@@ -89,21 +89,30 @@ def plan_within(
 
 
 def _at_minimum(prepared: Prepared, reduced: Reduced, options: PlanOptions) -> Outcome:
-    """The smallest budget: found, then raised by what carrying out the plan costs."""
+    """The smallest budget: what the smallest plan takes when carried out, at the least time."""
     found, sequence, lower, why = smallest_budget(
         reduced.problem, time_limit=options.time_limit / 2, seed=options.seed, stop=options.stop
     )
-    limit = found
-    for _ in range(ROUNDS):
-        try:
-            outcome = _loop(prepared, reduced, limit, options, warm=sequence, rounds=1)
-        except OverBudgetError as error:
-            limit += max(256, error.excess)
-            continue
-        note = f"smallest possible budget is at least {format_bytes(lower)} ({lower} B): {why}"
-        plan = outcome.plan.with_provenance(notes=(*outcome.plan.provenance.notes, note))
-        return replace(outcome, plan=plan, rewritten=Rewritten(outcome.rewritten.graph, plan))
-    raise NoPlanError("no smallest budget found", hint="raise --time-limit")
+    smallest = Solution(
+        status=Status.FEASIBLE,
+        sequence=tuple(sequence),
+        time=seconds(reduced.problem, sequence),
+        peak=found,
+        certificate=Certificate(
+            seconds(reduced.problem, reduced.problem.store_all()), "store-all", True
+        ),
+        planner="smallest-budget",
+        plan_seconds=0.0,
+    )
+    first = carry_out(prepared, _as_plan(prepared, reduced, smallest, smallest, found))
+    limit = max(first.predicted.peak, first.measured.peak if first.measured else 0)
+    try:
+        outcome = _loop(prepared, reduced, limit, options, warm=sequence, rounds=2)
+    except (InfeasibleError, NoPlanError, OverBudgetError):
+        outcome = replace(first, budget=limit, plan=first.plan.with_provenance(budget=limit))
+    note = f"no budget below {format_bytes(lower)} ({lower} B) can work: {why}"
+    plan = outcome.plan.with_provenance(notes=(*outcome.plan.provenance.notes, note))
+    return replace(outcome, plan=plan, rewritten=Rewritten(outcome.rewritten.graph, plan))
 
 
 def _loop(
@@ -141,7 +150,7 @@ def _loop(
         # Gates and pins take a few bytes each: leave room for as many as this plan had.
         aim = min(aim, solution.peak) - excess - 256 * (attempt + 1)
         warm = solution.sequence
-        seconds_left = min(options.time_limit, max(5.0, first.plan_seconds / 4))
+        seconds_left = min(options.time_limit, max(5.0, first.plan_seconds / 8))
     raise OverBudgetError(
         f"no plan keeps within {format_bytes(limit)} when carried out",
         why=f"the last one needs {format_bytes(limit + excess)}",

@@ -16,6 +16,7 @@ from onnxremat.ort.session import (
     LEVELS,
     TUNED,
     Options,
+    config_entries,
     give_back_at_once,
     open_session,
     session_options,
@@ -83,6 +84,7 @@ def write_options(path: Path, options: Options, facts: dict[str, Any]) -> Path:
             "EnableMemPattern": options.pattern,
             "enable_mem_reuse": options.reuse,
             "EnableCpuMemArena": options.arena,
+            "AddSessionConfigEntry": config_entries(options),
         },
         "plan": facts,
     }  # fmt: skip
@@ -93,7 +95,8 @@ def write_options(path: Path, options: Options, facts: dict[str, Any]) -> Path:
 
 def snippets(path: str, options: Options) -> dict[str, str]:
     """Code that opens the model as planned: Python, C++, C#."""
-    level = LEVELS[options.level]
+    level, quoted = LEVELS[options.level], json.dumps(path, ensure_ascii=False)
+    entries = [f'("{key}", "{value}")' for key, value in config_entries(options).items()]
     python = [
         "import onnxruntime as ort",
         "options = ort.SessionOptions()",
@@ -105,7 +108,8 @@ def snippets(path: str, options: Options) -> dict[str, str]:
         f"options.enable_mem_pattern = {options.pattern}",
         f"options.enable_mem_reuse = {options.reuse}",
         f"options.enable_cpu_mem_arena = {options.arena}",
-        f'session = ort.InferenceSession("{path}", options, providers=["CPUExecutionProvider"])',
+        *(f"options.add_session_config_entry{entry}" for entry in entries),
+        f'session = ort.InferenceSession({path!r}, options, providers=["CPUExecutionProvider"])',
     ]
     pattern = "EnableMemPattern" if options.pattern else "DisableMemPattern"
     arena = "EnableCpuMemArena" if options.arena else "DisableCpuMemArena"
@@ -115,15 +119,17 @@ def snippets(path: str, options: Options) -> dict[str, str]:
         f"options.SetGraphOptimizationLevel(GraphOptimizationLevel::{level});",
         f"options.{pattern}();",
         f"options.{arena}();",
+        *(f"options.AddConfigEntry{entry};" for entry in entries),
         "// The pins inside the model keep the planned order without further options.",
-        f'Ort::Session session(env, ORT_TSTR("{path}"), options);',
+        f'Ort::Session session(env, ORT_TSTR({quoted}), options);',
     ]
     csharp = [
         "using var options = new SessionOptions();",
         f"options.GraphOptimizationLevel = GraphOptimizationLevel.{level};",
         f"options.EnableMemoryPattern = {str(options.pattern).lower()};",
         f"options.EnableCpuMemArena = {str(options.arena).lower()};",
+        *(f"options.AddSessionConfigEntry{entry};" for entry in entries),
         "// The pins inside the model keep the planned order without further options.",
-        f'using var session = new InferenceSession("{path}", options);',
+        f'using var session = new InferenceSession({quoted}, options);',
     ]
     return {"Python": "\n".join(python), "C++": "\n".join(cpp), "C#": "\n".join(csharp)}

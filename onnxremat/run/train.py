@@ -303,4 +303,7 @@ def _session(
         del light.graph.initializer[:]
         light.graph.initializer.extend(kept)
     chosen = options or replace(TUNED if planned else UNPLANNED, threads=threads)
-    return open_session(light, session_options(chosen), folder, providers)
+    made = session_options(chosen)
+    # The pool's threads; the calling thread is seen to at each run.
+    made.add_session_config_entry("session.set_denormal_as_zero", "1")
+    return open_session(light, made, folder, providers)

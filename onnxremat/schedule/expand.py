@@ -57,9 +57,13 @@ def resolve(graph: Graph, sequence: Sequence[str]) -> list[Run]:
     return runs
 
 
-def copy_name(name: str, copy: int) -> str:
-    """Name of a copy of an op or tensor; copy 0 keeps its name."""
-    return f"{name}__r{copy}" if copy else name
+def _mark(graph: Graph) -> str:
+    """What tells the name of a copy from its original's: ``__r``, longer where the graph has
+    such names already (a planned model that is planned again)."""
+    mark = "__r"
+    while any(mark in name for name in (*graph.tensors, *(op.name for op in graph.ops))):
+        mark += "r"
+    return mark
 
 
 def expand(graph: Graph, sequence: Sequence[str]) -> Graph:
@@ -70,18 +74,16 @@ def expand(graph: Graph, sequence: Sequence[str]) -> Graph:
     """
     ops = []
     tensors = dict(graph.tensors)
+    mark = _mark(graph)
     for run in resolve(graph, sequence):
-        names = {name: copy_name(name, copy) for name, copy in (*run.reads, *run.writes) if copy}
-        if not run.copy and not names:
-            ops.append(run.op)
+        names = {name: f"{name}{mark}{copy}" for name, copy in (*run.reads, *run.writes) if copy}
+        if not run.copy:
+            ops.append(run.op.renamed(run.op.name, names, origin=""))
             continue
-        origin = run.op.name if run.copy else ""
-        ops.append(run.op.renamed(copy_name(run.op.name, run.copy), names, origin))
-        if run.copy:
-            for name in run.op.writes:
-                old = graph.tensors[name]
-                new = copy_name(name, run.copy)
-                tensors[new] = Tensor(new, old.dtype, old.shape, old.bytes, Role.ACTIVATION)
+        ops.append(run.op.renamed(f"{run.op.name}{mark}{run.copy}", names, origin=run.op.name))
+        for name in run.op.writes:
+            old, new = graph.tensors[name], names[name]
+            tensors[new] = Tensor(new, old.dtype, old.shape, old.bytes, Role.ACTIVATION)
     return graph.with_ops(ops, tensors)
 
 
@@ -92,5 +94,4 @@ def settled(graph: Graph, sequence: Sequence[str]) -> list[str]:
     Raises:
         UsageError: see :func:`resolve`.
     """
-    written = expand(graph, sequence)
-    return [written.ops[step].origin or written.ops[step].name for step in priority_order(written)]
+    return [sequence[step] for step in priority_order(expand(graph, sequence))]

@@ -9,8 +9,10 @@ measurement and kept true by ``tests/ort/test_contract.py``:
 3. in-place ops take over a dying input's buffer of the same shape and element size;
 4. with ``reuse`` a dead buffer is held for the next value of the same shape;
 5. a named output that nobody reads takes no dead buffer and stays to the end of the run;
-6. graph outputs are buffers of their own and stay to the end; inputs belong to the caller;
-7. requests are rounded up to 256 bytes.
+6. graph outputs are buffers of their own and stay to the end; inputs belong to the caller.
+
+Bytes are those asked of the allocator; the arena rounds each request up to 256, which is part of
+what it holds on top.
 """
 
 from __future__ import annotations
@@ -23,8 +25,6 @@ from typing import Any
 from onnxremat.graph.ir import Graph, Op, Role
 from onnxremat.graph.traits import is_alias, takeover_inputs
 
-ROUND = 256
-
 
 @dataclass(frozen=True)
 class Rules:
@@ -33,11 +33,9 @@ class Rules:
     Attributes:
         reuse: hold dead buffers for values of the same shape (onnxruntime's default; off in the
             sessions plans are made for).
-        round: allocation granule in bytes.
     """
 
     reuse: bool = False
-    round: int = ROUND
 
 
 @dataclass(frozen=True)
@@ -104,7 +102,7 @@ def simulate(
     change = [0] * (steps + 1)
     buffers = []
     for name, start in opened.items():
-        size = -(-graph.tensors[name].bytes // rules.round) * rules.round
+        size = graph.tensors[name].bytes
         end = closed.get(name, steps - 1)
         buffers.append((name, start, end, size))
         change[start] += size

@@ -131,3 +131,47 @@ def optimum(problem: Problem, budget: int, *, fixed_order: bool) -> float:
                 best[ran_then, held_then] = cost
                 heapq.heappush(queue, (cost, ran_then, held_then))
     return inf
+
+
+def staged_optimum(problem: Problem, budget: int) -> float:
+    """As :func:`optimum` in base order, but each op runs at most once per stage, in base order."""
+    reads = [sum(1 << v for v in row) for row in problem.reads.lists()]
+    writes, inplace = problem.writes.lists(), problem.inplace.lists()
+    size, work = problem.size.tolist(), problem.work.tolist()
+    keep = sum(1 << v for v, flag in enumerate(problem.keep.tolist()) if flag)
+    again = Wiring(problem).recomputable
+
+    def bytes_of(held: int) -> int:
+        return sum(size[v] for v in range(problem.values) if held >> v & 1)
+
+    best: dict[tuple[int, int, int], float] = {(0, -1, 0): 0.0}
+    queue: list[tuple[float, int, int, int]] = [(0.0, 0, -1, 0)]  # spent, stage, last op, held
+    while queue:
+        spent, stage, last, held = heapq.heappop(queue)
+        if stage == problem.ops:
+            return spent
+        if spent > best[stage, last, held]:
+            continue
+        moves: list[tuple[float, int, int, int]] = []
+        for v in range(problem.values):
+            if held >> v & 1 and not keep >> v & 1:
+                moves.append((spent, stage, last, held ^ 1 << v))
+        for op in range(last + 1, stage + 1):
+            new = sum(1 << v for v in writes[op])
+            if reads[op] & ~held or new & held & ~keep or not (op == stage or again[op]):
+                continue
+            use = problem.fixed + work[op] + bytes_of(held | new)
+            then = (stage + 1, -1) if op == stage else (stage, op)
+            after = spent + float(problem.cost[op])
+            if use <= budget:
+                moves.append((after, *then, held | new))
+            for v in inplace[op]:
+                bit = 1 << v
+                if bit & reads[op] & ~keep and use - size[v] <= budget:
+                    moves.append((after, *then, (held | new) ^ bit))
+        for cost, *state in moves:
+            key = (state[0], state[1], state[2])
+            if cost < best.get(key, inf):
+                best[key] = cost
+                heapq.heappush(queue, (cost, *key))
+    return inf

@@ -118,9 +118,9 @@ class Search:
             heat: starting temperature in mean op costs.
             target: seconds of compute at which to stop.
         """
-        steps = self._load(sequence)
-        if steps < 0:
+        if self.replay(sequence) is None:
             return None
+        steps = len(sequence)
         walker = _Walker(self, steps, heat)
         begin = now = time.monotonic()
         moves = 20

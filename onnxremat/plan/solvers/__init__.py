@@ -11,7 +11,16 @@ from onnxremat.plan.solvers.scip import Scip
 SOLVERS: dict[str, Solver] = {s.name: s for s in (Highs(), Gurobi(), Scip())}
 PREFERENCE = ("gurobi", "highs", "scip")  # measured on the cut models; see docs/planner.md
 
-__all__ = ["PREFERENCE", "SOLVERS", "Limits", "Outcome", "Result", "Solver", "minimise"]
+__all__ = [
+    "PREFERENCE",
+    "SOLVERS",
+    "Limits",
+    "Outcome",
+    "Result",
+    "Solver",
+    "confirm_infeasible",
+    "minimise",
+]
 
 
 def minimise(model: Model, limits: Limits, solver: str = "auto") -> tuple[Result, list[str]]:
@@ -38,9 +47,28 @@ def minimise(model: Model, limits: Limits, solver: str = "auto") -> tuple[Result
         reason = back_end.unavailable() or back_end.unfit(model)
         if reason is None:
             result = back_end.solve(model, limits)
-            if result.outcome is not Outcome.REFUSED:
+            if not _gave_up(result, limits):
                 return result, notes
-            reason = result.message
+            reason = result.message or f"{name} gave up without an answer"
         if (name == solver or solver == "auto") and not quiet:
             notes.append(reason)
     return refused("no solver could take the model"), notes
+
+
+def _gave_up(result: Result, limits: Limits) -> bool:
+    """True when a run ended with nothing although time was left and nobody stopped it."""
+    if result.outcome is Outcome.REFUSED:
+        return True
+    if result.outcome is not Outcome.UNKNOWN or (limits.stop is not None and limits.stop()):
+        return False
+    return result.seconds < 0.5 * limits.seconds and result.bound < limits.target
+
+
+def confirm_infeasible(model: Model, limits: Limits) -> bool:
+    """Whether every installed solver that takes the model (two at most) finds it infeasible.
+
+    A wrong verdict would tell a user that a budget cannot be met, so one solver's word is not
+    enough where a second one is at hand.
+    """
+    fit = [s for s in SOLVERS.values() if s.unavailable() is None and s.unfit(model) is None]
+    return all(s.solve(model, limits).outcome is Outcome.INFEASIBLE for s in fit[:2])

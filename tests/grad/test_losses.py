@@ -1,0 +1,138 @@
+"""Losses: the emitted gradient against finite differences of the emitted value, and PyTorch."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from onnx.reference import ReferenceEvaluator
+
+from onnxremat.errors import UsageError
+from onnxremat.grad import (
+    AbsoluteError,
+    BinaryCrossEntropy,
+    CrossEntropy,
+    Dice,
+    Huber,
+    Loss,
+    MeanSquaredError,
+    differentiate,
+    training_of,
+)
+
+RNG = np.random.default_rng(3)
+WEIGHTS = [0.5, 1.0, 2.0, 0.7]
+
+
+def identity(shape: tuple[int, ...], final: str = "Identity") -> onnx.ModelProto:
+    """y = final(x); x is what gets the gradient."""
+    x = helper.make_tensor_value_info("x", TensorProto.DOUBLE, shape)
+    y = helper.make_tensor_value_info("y", TensorProto.DOUBLE, shape)
+    graph = helper.make_graph([helper.make_node(final, ["x"], ["y"])], "g", [x], [y])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+def evaluate(loss: Loss, x: np.ndarray, target: np.ndarray) -> tuple[float, np.ndarray]:
+    graph = differentiate(identity(x.shape), loss=loss, optimizer=None, trainable=["x"])
+    onnx.checker.check_model(graph)
+    value, gradient = ReferenceEvaluator(graph).run(None, {"x": x, "labels": target})
+    return float(value), gradient
+
+
+CROSS = [
+    CrossEntropy(),
+    CrossEntropy(ignore_index=1),
+    CrossEntropy(label_smoothing=0.1),
+    CrossEntropy(class_weights=WEIGHTS),
+    CrossEntropy(class_weights=WEIGHTS, label_smoothing=0.2),
+    CrossEntropy(class_weights=WEIGHTS, label_smoothing=0.2, ignore_index=2),
+    CrossEntropy(label_smoothing=0.3, ignore_index=-100),
+]
+PLAIN = [BinaryCrossEntropy(), MeanSquaredError(), AbsoluteError(), Huber(0.7), Dice()]
+
+
+def cross_data(shape: tuple[int, ...], axis: int, ignored: int | None):
+    labels = RNG.integers(0, 4, (*shape[:axis], *shape[axis + 1 :]))
+    labels.flat[0] = 3
+    if ignored is not None:
+        labels.flat[1] = ignored
+    return RNG.standard_normal(shape), labels
+
+
+def differences(loss: Loss, x: np.ndarray, target: np.ndarray) -> None:
+    _, gradient = evaluate(loss, x, target)
+    for _ in range(3):
+        direction = RNG.standard_normal(x.shape)
+        sides = [evaluate(loss, x + s * 1e-6 * direction, target)[0] for s in (1, -1)]
+        expected = (sides[0] - sides[1]) / 2e-6
+        assert float((gradient * direction).sum()) == pytest.approx(expected, rel=1e-5, abs=1e-8)
+
+
+@pytest.mark.parametrize("loss", CROSS, ids=str)
+@pytest.mark.parametrize(("shape", "axis"), [((5, 4), 1), ((2, 3, 4), 2), ((2, 4, 3, 2), 1)])
+def test_cross_entropy_gradient(loss: CrossEntropy, shape: tuple[int, ...], axis: int) -> None:
+    differences(loss, *cross_data(shape, axis, loss.ignore_index))
+
+
+@pytest.mark.parametrize("loss", PLAIN, ids=str)
+def test_elementwise_gradient(loss: Loss) -> None:
+    differences(loss, RNG.standard_normal((2, 3, 4)), RNG.random((2, 3, 4)))
+
+
+@pytest.mark.parametrize("loss", CROSS, ids=str)
+def test_cross_entropy_equals_torch(loss: CrossEntropy) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    x, labels = cross_data((6, 4), 1, loss.ignore_index)
+    value, gradient = evaluate(loss, x, labels)
+    tensor = torch.tensor(x, requires_grad=True)
+    weight = None if loss.class_weights is None else torch.tensor(loss.class_weights, dtype=torch.float64)
+    expected = torch.nn.functional.cross_entropy(
+        tensor, torch.tensor(labels), weight, label_smoothing=loss.label_smoothing,
+        ignore_index=-100 if loss.ignore_index is None else loss.ignore_index,
+    )  # fmt: skip
+    expected.backward()
+    assert value == pytest.approx(float(expected.detach()), rel=1e-9)
+    np.testing.assert_allclose(gradient, tensor.grad.numpy(), rtol=1e-7, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("loss", "name"),
+    [(BinaryCrossEntropy(), "binary_cross_entropy_with_logits"), (MeanSquaredError(), "mse_loss"),
+     (AbsoluteError(), "l1_loss")],
+)  # fmt: skip
+def test_elementwise_equals_torch(loss: Loss, name: str) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    x, target = RNG.standard_normal((3, 4)), RNG.random((3, 4))
+    expected = getattr(torch.nn.functional, name)(torch.tensor(x), torch.tensor(target))
+    assert evaluate(loss, x, target)[0] == pytest.approx(float(expected), rel=1e-9)
+
+
+def test_large_logits_stay_finite() -> None:
+    x = np.array([[300.0, -300.0, 3.0]])
+    assert np.isfinite(evaluate(BinaryCrossEntropy(), x, np.array([[0.0, 1.0, 1.0]]))[0])
+    assert np.isfinite(evaluate(CrossEntropy(), x, np.array([1]))[0])
+
+
+def test_final_softmax_belongs_to_cross_entropy() -> None:
+    with_softmax = differentiate(identity((2, 4), "Softmax"), optimizer=None, trainable=["x"])
+    assert "Softmax" not in {node.op_type for node in with_softmax.graph.node}
+    x, labels = RNG.standard_normal((2, 4)), np.array([1, 3])
+    plain = evaluate(CrossEntropy(), x, labels)
+    value, gradient = ReferenceEvaluator(with_softmax).run(None, {"x": x, "labels": labels})
+    assert float(value) == pytest.approx(plain[0])
+    np.testing.assert_allclose(gradient, plain[1])
+
+
+def test_unknown_loss_names_the_known() -> None:
+    with pytest.raises(UsageError, match="cross-entropy"):
+        differentiate(identity((2, 4)), loss="crossentropy", trainable=["x"])
+
+
+def test_scale_multiplies_and_is_undone() -> None:
+    scaled = differentiate(identity((2, 4)), optimizer=None, trainable=["x"], loss_scale=True)
+    assert training_of(scaled).loss_scale == "loss_scale"
+    x, labels = RNG.standard_normal((2, 4)), np.array([1, 3])
+    feeds = {"x": x, "labels": labels, "loss_scale": np.array(512.0, np.float32)}
+    _, gradient = ReferenceEvaluator(scaled).run(None, feeds)
+    np.testing.assert_allclose(gradient, evaluate(CrossEntropy(), x, labels)[1], rtol=1e-12)

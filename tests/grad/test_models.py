@@ -1,0 +1,204 @@
+"""Whole models: they train, and every gradient is as near float64 as PyTorch's is."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+import models
+from onnxremat.grad import differentiate, training_of
+from onnxremat.ort.session import Options, open_session, session_options
+from onnxremat.run.train import Trainer
+
+SMALL: dict[str, dict[str, Any]] = {
+    "resnet18": {"batch": 4, "size": 64, "width": 16, "classes": 10},
+    "resnet34": {"batch": 2, "size": 64, "width": 8, "classes": 10},
+    "resnet50": {"batch": 4, "size": 64, "width": 16, "classes": 10},
+    "mobilenetv2": {"batch": 4, "size": 96, "classes": 10},
+    "vgg16": {"batch": 2, "size": 32, "width": 8, "hidden": 32, "classes": 10},
+    "vgg19": {"batch": 2, "size": 32, "width": 8, "hidden": 32, "classes": 10},
+    "unet": {"batch": 2, "size": 32, "width": 8, "levels": 2},
+    "densenet121": {"batch": 4, "size": 64, "growth": 8, "classes": 10},
+    "inception": {"batch": 4, "size": 64, "classes": 10},
+    "squeezenet": {"batch": 2, "size": 64, "classes": 10},
+    "shufflenet": {"batch": 4, "size": 64, "classes": 10},
+    "bert": {"batch": 2, "sequence": 16, "hidden": 32, "layers": 2, "heads": 4, "vocab": 64,
+             "positions": 32},
+    "gpt2": {"batch": 2, "sequence": 16, "hidden": 32, "layers": 2, "heads": 4, "vocab": 64,
+             "positions": 32},
+    "vit": {"batch": 2, "size": 32, "patch": 8, "hidden": 32, "layers": 2, "heads": 2,
+            "classes": 10},
+    "convnext": {"batch": 2, "size": 64, "width": 8, "deep": 2, "classes": 10},
+    "llama": {"batch": 2, "sequence": 16, "hidden": 32, "layers": 2, "heads": 4, "kv_heads": 2,
+              "ffn": 48, "vocab": 64},
+    "mlp": {"batch": 8, "features": 16, "width": 32, "layers": 3},
+}  # fmt: skip
+LIGHT = [name for name in models.names() if name.startswith("light_")]
+# Rates at which a step in each direction of a freshly drawn model lowers the loss.
+RATES = {"vgg16": 1e-3, "vgg19": 1e-3, "squeezenet": 1e-4, "mobilenetv2": 1e-3, "unet": 0.05}
+LIGHT_RATES = {"light_squeezenet": 1e-2}
+
+
+def setting(name: str) -> tuple[onnx.ModelProto, dict[str, np.ndarray], np.ndarray]:
+    """A small model, its inputs and labels."""
+    model = models.build(name, **(SMALL.get(name) or {"seeded": True}))
+    shape = [d.dim_value for d in model.graph.output[0].type.tensor_type.shape.dim]
+    if len(shape) == 4 and shape[2] > 1:
+        labels = np.random.default_rng(0).integers(0, shape[1], (shape[0], *shape[2:]))
+    elif len(shape) == 4:
+        labels = np.random.default_rng(0).integers(0, shape[1], (shape[0], 1, 1))
+    else:
+        labels = np.random.default_rng(0).integers(0, shape[-1], shape[:-1])
+    return model, models.feeds(model), labels
+
+
+def test_every_model_is_tried() -> None:
+    assert set(SMALL) | set(LIGHT) == set(models.names())
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_loss_falls(name: str) -> None:
+    model, feeds, labels = setting(name)
+    graph = differentiate(model, optimizer="sgd")
+    onnx.checker.check_model(graph)
+    trainer = Trainer(graph, model, rate=RATES.get(name, 0.01), threads=1)
+    losses = [trainer.step({**feeds, "labels": labels}) for _ in range(5)]
+    assert np.isfinite(losses).all(), losses
+    assert min(losses[1:]) < losses[0] - 1e-3, losses
+
+
+@pytest.mark.parametrize("name", LIGHT)
+def test_light_zoo_trains(name: str) -> None:
+    """Opset 9, final Softmax, Dropout: brought to 18, cut off, switched on."""
+    model, feeds, labels = setting(name)
+    graph = differentiate(model, optimizer="sgd", dropout=False)
+    trainer = Trainer(graph, model, rate=LIGHT_RATES.get(name, 1e-3), threads=1)
+    del model, graph
+    losses = [trainer.step({**feeds, "labels": labels}) for _ in range(3)]
+    assert np.isfinite(losses).all(), losses
+    assert losses[-1] < losses[0], losses
+
+
+def gradients(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    graph = differentiate(model, optimizer=None, dropout=False)
+    session = open_session(graph, session_options(Options(threads=1, pattern=False)))
+    stored = {t.name: t for t in model.graph.initializer}
+    wanted = {i.name for i in session.get_inputs()}
+    values = {n: numpy_helper.to_array(t) for n, t in stored.items() if n in wanted}
+    names = [o.name for o in session.get_outputs()]
+    return dict(zip(names, session.run(None, {**feeds, **values}), strict=True))
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_gradients_equal_torch(name: str) -> None:
+    """The error against float64 is at most a small multiple of PyTorch's own in float32: some
+    of these nets amplify rounding (normalised maps of a few pixels, rectifiers at 0)."""
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    from tests.grad.torch_graph import TorchGraph
+
+    torch.set_num_threads(1)
+    model, feeds, labels = setting(name)
+    found = gradients(model, {**feeds, "labels": labels})
+    parameters = [n.removesuffix(".grad") for n in found if n.endswith(".grad")]
+    exact, single = ({}, {})
+    for dtype, into in ((torch.float64, exact), (torch.float32, single)):
+        graph = TorchGraph(model, dtype)
+        graph.require(parameters)
+        y = graph.run(feeds, model.graph.output[0].name)
+        flat = y if y.dim() == 4 else y.reshape(-1, y.shape[-1])
+        target = torch.tensor(labels if y.dim() == 4 else labels.reshape(-1))
+        loss = torch.nn.functional.cross_entropy(flat, target)
+        loss.backward()
+        into["loss"] = float(loss.detach())
+        for parameter in parameters:
+            gradient = graph.values[parameter].grad
+            into[parameter] = 0.0 if gradient is None else gradient.double().numpy()
+    assert float(found["loss"]) == pytest.approx(exact["loss"], rel=1e-5)
+    largest = max(np.abs(exact[p]).max() for p in parameters)
+    moving = [p for p in parameters if np.abs(exact[p]).max() > 1e-6 * largest]
+    ours = {p: _distance(found[f"{p}.grad"], exact[p]) for p in moving}
+    theirs = {p: _distance(single[p], exact[p]) for p in moving}
+    assert np.median(list(ours.values())) <= max(1e-5, 3 * np.median(list(theirs.values())))
+    worst = max(theirs.values())
+    chaotic = worst > 1e-5 or name == "unet"
+    assert max(ours.values()) <= (max(0.2, 10 * worst) if chaotic else 1e-4)
+
+
+def _distance(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.abs(a - b).max() / (np.abs(b).max() + 1e-30))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("name", ["resnet18", "bert", "vit", "gpt2", "llama", "convnext"])
+def test_twenty_losses_equal_torch(name: str, optimizer: str) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    from tests.grad.torch_graph import TorchGraph
+
+    torch.set_num_threads(1)
+    model, feeds, labels = setting(name)
+    rate = 0.01 if optimizer == "sgd" else 1e-4
+    trainer = Trainer(differentiate(model, optimizer=optimizer), model, rate=rate, threads=1)
+    ours = [trainer.step({**feeds, "labels": labels}) for _ in range(20)]
+    graph = TorchGraph(model)
+    parameters = [v.input for v in trainer.training.parameters]
+    graph.require(parameters)
+    values = [graph.values[p] for p in parameters]
+    steps = (
+        torch.optim.SGD(values, rate)
+        if optimizer == "sgd"
+        else torch.optim.AdamW(values, rate, weight_decay=0.01)
+    )
+    theirs = []
+    for _ in range(20):
+        steps.zero_grad()
+        y = graph.run(feeds, model.graph.output[0].name)
+        loss = torch.nn.functional.cross_entropy(
+            y.reshape(-1, y.shape[-1]), torch.tensor(labels.reshape(-1))
+        )
+        loss.backward()
+        steps.step()
+        theirs.append(float(loss.detach()))
+    np.testing.assert_allclose(ours, theirs, rtol=2e-4)
+
+
+def test_differentiating_is_quick_and_light() -> None:
+    """ResNet-50 at full width: weights are never copied into the training graph."""
+    model = models.build("resnet50", batch=2, size=64, width=64)
+    start = time.perf_counter()
+    graph = differentiate(model, optimizer="adamw")
+    assert time.perf_counter() - start < 10.0
+    assert graph.ByteSize() < 0.02 * model.ByteSize()
+
+
+def test_batch_statistics_are_state() -> None:
+    model, feeds, labels = setting("resnet18")
+    graph = differentiate(model, optimizer="sgd")
+    states = {v.input for v in training_of(graph).states}
+    assert states == {t.name for t in model.graph.initializer if "running" in t.name}
+    trainer = Trainer(graph, model, threads=1)
+    before = trainer.values()
+    trainer.step({**feeds, "labels": labels})
+    after = trainer.values()
+    assert all(np.abs(after[name] - before[name]).max() > 0 for name in states)
+
+
+def test_portable_graph_gives_the_same_gradients() -> None:
+    """Without training-mode BatchNormalization and without the extra LayerNormalization outputs."""
+    for name in ("resnet18", "vit"):
+        model, feeds, labels = setting(name)
+        plain = differentiate(model, optimizer="sgd")
+        portable = differentiate(model, optimizer="sgd", portable=True)
+        assert not any(a.name == "training_mode" and a.i for n in portable.graph.node for a in n.attribute)
+        assert all(len(n.output) == 1 for n in portable.graph.node if n.op_type == "LayerNormalization")
+        found = []
+        for graph in (plain, portable):
+            trainer = Trainer(graph, model, threads=1)
+            trainer.step({**feeds, "labels": labels})
+            found.append(trainer.values())
+        for key, value in found[0].items():
+            np.testing.assert_allclose(found[1][key], value, rtol=1e-3, atol=2e-5, err_msg=key)

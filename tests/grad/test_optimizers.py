@@ -1,0 +1,191 @@
+"""Optimizers against their definitions, against PyTorch, and the order of updates in place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import helper, numpy_helper
+
+from onnxremat.grad import SGD, Adagrad, Adam, Lamb, Optimizer, differentiate, training_of
+from onnxremat.grad.ordering import Readers
+from onnxremat.graph.onnx_io import to_ops
+from onnxremat.run.train import Trainer
+
+RNG = np.random.default_rng(5)
+X, Z = RNG.standard_normal((8, 3)).astype(np.float32), RNG.standard_normal((8, 2)).astype(np.float32)
+W1 = RNG.standard_normal((3, 4)).astype(np.float32)
+W2 = RNG.standard_normal((4, 2)).astype(np.float32)
+RATE = 0.05
+
+
+def net() -> onnx.ModelProto:
+    """z = tanh(x w1) w2."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w1"], ["h"]),
+        helper.make_node("Tanh", ["h"], ["a"]),
+        helper.make_node("MatMul", ["a", "w2"], ["z"]),
+    ]
+    graph = helper.make_graph(
+        nodes, "net",
+        [helper.make_tensor_value_info("x", 1, X.shape)],
+        [helper.make_tensor_value_info("z", 1, Z.shape)],
+        [numpy_helper.from_array(W1, "w1"), numpy_helper.from_array(W2, "w2")],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+def trained(optimizer: str | Optimizer, steps: int = 6, **options: Any) -> dict[str, np.ndarray]:
+    graph = differentiate(net(), loss="mse", optimizer=optimizer, **options)
+    trainer = Trainer(graph, net(), rate=RATE, threads=1)
+    for _ in range(steps):
+        trainer.step({"x": X, "labels": Z})
+    return trainer.values()
+
+
+def torch_trained(make: Any, steps: int = 6, clip: Any = None) -> dict[str, np.ndarray]:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    w1 = torch.tensor(W1, requires_grad=True)
+    w2 = torch.tensor(W2, requires_grad=True)
+    optimizer = make(torch)([w1, w2])
+    for _ in range(steps):
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(torch.tanh(torch.tensor(X) @ w1) @ w2, torch.tensor(Z)).backward()
+        if clip:
+            clip(torch, [w1, w2])
+        optimizer.step()
+    return {"w1": w1.detach().numpy(), "w2": w2.detach().numpy()}
+
+
+def same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=2e-5, atol=2e-6)
+
+
+PAIRS: list[tuple[Optimizer, Any]] = [
+    (SGD(), lambda t: lambda p: t.optim.SGD(p, RATE)),
+    (SGD(weight_decay=0.1), lambda t: lambda p: t.optim.SGD(p, RATE, weight_decay=0.1)),
+    (SGD(momentum=0.9), lambda t: lambda p: t.optim.SGD(p, RATE, 0.9)),
+    (SGD(momentum=0.9, nesterov=True), lambda t: lambda p: t.optim.SGD(p, RATE, 0.9, nesterov=True)),
+    (Adam(), lambda t: lambda p: t.optim.Adam(p, RATE)),
+    (Adam(weight_decay=0.1), lambda t: lambda p: t.optim.Adam(p, RATE, weight_decay=0.1)),
+    (Adam(weight_decay=0.1, decoupled=True),
+     lambda t: lambda p: t.optim.AdamW(p, RATE, weight_decay=0.1)),
+    (Adagrad(), lambda t: lambda p: t.optim.Adagrad(p, RATE)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("ours", "theirs"), PAIRS, ids=lambda v: str(v)[:60])
+def test_equals_torch(ours: Optimizer, theirs: Any) -> None:
+    same(trained(ours), torch_trained(theirs))
+
+
+def test_clip_by_norm_equals_torch() -> None:
+    clip = lambda t, p: t.nn.utils.clip_grad_norm_(p, 0.3)  # noqa: E731
+    same(trained("sgd", clip_norm=0.3), torch_trained(lambda t: lambda p: t.optim.SGD(p, RATE), clip=clip))
+
+
+def test_clip_by_value_equals_torch() -> None:
+    clip = lambda t, p: t.nn.utils.clip_grad_value_(p, 0.05)  # noqa: E731
+    same(trained("sgd", clip_value=0.05), torch_trained(lambda t: lambda p: t.optim.SGD(p, RATE), clip=clip))
+
+
+def test_adam_equals_its_definition() -> None:
+    """Independent of PyTorch: the recurrence in numpy, with gradients from the emitted graph."""
+    gradients = differentiate(net(), loss="mse", optimizer=None)
+    session = ort.InferenceSession(gradients.SerializeToString(), providers=["CPUExecutionProvider"])
+    values = {"w1": W1.copy(), "w2": W2.copy()}
+    m = {k: np.zeros_like(v) for k, v in values.items()}
+    v = {k: np.zeros_like(w) for k, w in values.items()}
+    for step in range(1, 7):
+        found = dict(zip([o.name for o in session.get_outputs()],
+                         session.run(None, {"x": X, "labels": Z, **values}), strict=True))  # fmt: skip
+        for name in values:
+            g = found[f"{name}.grad"]
+            m[name] = 0.9 * m[name] + 0.1 * g
+            v[name] = 0.999 * v[name] + 0.001 * g * g
+            root = np.sqrt(v[name] / (1 - 0.999**step)) + 1e-8
+            values[name] = values[name] - np.float32(RATE) * m[name] / (1 - 0.9**step) / root
+    same(trained("adam"), values)
+
+
+def test_lamb_equals_its_definition() -> None:
+    lamb = Lamb(weight_decay=0.1)
+    gradients = differentiate(net(), loss="mse", optimizer=None)
+    session = ort.InferenceSession(gradients.SerializeToString(), providers=["CPUExecutionProvider"])
+    names = [o.name for o in session.get_outputs()]
+    found = dict(zip(names, session.run(None, {"x": X, "labels": Z, "w1": W1, "w2": W2}), strict=True))
+    expected = {}
+    for name, value in (("w1", W1), ("w2", W2)):
+        g = found[f"{name}.grad"]
+        direction = g / (np.abs(g) + 1e-6) + 0.1 * value
+        trust = np.linalg.norm(value) / np.linalg.norm(direction)
+        expected[name] = value - RATE * trust * direction
+    same(trained(lamb, steps=1), expected)
+
+
+def test_accumulated_halves_equal_the_whole_batch() -> None:
+    def run(rows: int, steps: int, accumulate: int, parts: list[slice]) -> dict[str, np.ndarray]:
+        model = net()
+        model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = rows
+        model.graph.output[0].type.tensor_type.shape.dim[0].dim_value = rows
+        graph = differentiate(model, loss="mse", optimizer="adam", accumulate=accumulate)
+        trainer = Trainer(graph, model, rate=RATE, threads=1)
+        for _ in range(steps):
+            for part in parts:
+                trainer.step({"x": X[part], "labels": Z[part]})
+        return {name: trainer.values()[name] for name in ("w1", "w2", "optimizer.step")}
+
+    whole = run(8, 3, 1, [slice(0, 8)])
+    halves = run(4, 3, 2, [slice(0, 4), slice(4, 8)])
+    assert int(halves["optimizer.step"]) == 3
+    same(halves, whole)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "nesterov", "adam", "adamw", "adagrad", "lamb"])
+def test_every_optimizer_lowers_the_loss(optimizer: str) -> None:
+    graph = differentiate(net(), loss="mse", optimizer=optimizer)
+    onnx.checker.check_model(graph)
+    trainer = Trainer(graph, net(), rate=0.02, threads=1)
+    losses = [trainer.step({"x": X, "labels": Z}) for _ in range(30)]
+    assert losses[-1] < 0.9 * losses[0]
+
+
+def test_updates_wait_for_the_last_reader() -> None:
+    """w2 is read by dx after its own gradient may be done: without a gate, an order exists in
+    which the new value is read."""
+    free = differentiate(net(), loss="mse", optimizer="sgd", in_place=False)
+    gated = differentiate(net(), loss="mse", optimizer="sgd")
+
+    def late(model: onnx.ModelProto) -> list[str]:
+        constants = {tensor.name for tensor in model.graph.initializer}
+        readers = Readers(to_ops(model), constants)
+        return readers.late("w2", "w2.next")
+
+    assert late(free)
+    assert not late(gated)
+
+
+@pytest.mark.parametrize("level", ["ORT_DISABLE_ALL", "ORT_ENABLE_ALL"])
+@pytest.mark.parametrize("order", ["DEFAULT", "PRIORITY_BASED"])
+def test_in_place_equals_out_of_place(level: str, order: str) -> None:
+    graph = differentiate(net(), loss="mse", optimizer="adamw")
+    about = training_of(graph)
+    options = ort.SessionOptions()
+    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
+    options.execution_order = getattr(ort.ExecutionOrder, order)
+    session = ort.InferenceSession(graph.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    shapes = {i.name: i.shape for i in session.get_inputs()}
+    state = {v.input: {"w1": W1, "w2": W2}.get(v.input) for v in about.variables}
+    for name, value in state.items():
+        kind = np.int64 if name == "optimizer.step" else np.float32
+        state[name] = np.zeros(shapes[name], kind) if value is None else value
+    names = [o.name for o in session.get_outputs()]
+    for _ in range(4):
+        feeds = {"x": X, "labels": Z, about.rate: np.array(RATE, np.float32), **state}
+        results = dict(zip(names, session.run(None, feeds), strict=True))
+        state = {v.input: results[v.output] for v in about.variables}
+    same(trained("adamw", steps=4), {"w1": state["w1"], "w2": state["w2"]})

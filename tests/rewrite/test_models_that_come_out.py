@@ -1,0 +1,388 @@
+"""What a rewrite writes: valid, complete, the same function, whatever the model is made of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from onnxremat.errors import UsageError
+from onnxremat.graph.ir import Graph
+from onnxremat.graph.onnx_io import inline_functions, read_model, to_model, write_model
+from onnxremat.graph.order import without_dead_ops
+from onnxremat.graph.traits import may_recompute
+from onnxremat.ort.feeds import seeded_feeds
+from onnxremat.ort.infer import bind, build_graph
+from onnxremat.ort.offline import optimise
+from onnxremat.ort.profile import profile
+from onnxremat.ort.session import Options
+from onnxremat.rewrite.emit import metadata, rewrite, unpack
+from onnxremat.rewrite.pins import is_added
+from onnxremat.schedule.plan import Plan
+from tests.toolbox import ONE, graph_of, parse, training_chain
+
+PLAIN_ORT = Options(threads=1)
+
+
+def every_op_twice(graph: Graph) -> list[str]:
+    """A sequence that makes everything an op reads again, right before it, where it may."""
+    sequence: list[str] = []
+    for op in graph.ops:
+        for name in op.reads:
+            made = graph.ops[graph.producer[name]] if name in graph.producer else None
+            if made and may_recompute(made) and any(graph.tensors[i].dtype for i in made.reads):
+                sequence.append(made.name)
+        sequence.append(op.name)
+    return sequence
+
+
+def assert_same(model: onnx.ModelProto, *, folder: Path | None = None, exact: bool = True) -> Graph:
+    """Rewrite a bound model with every op recomputed; all promises about the result hold."""
+    graph = without_dead_ops(build_graph(bind(model), folder))
+    plan = Plan.of(graph, every_op_twice(graph))
+    made = rewrite(graph, plan)
+    written = made.model()
+    if folder is None:
+        onnx.checker.check_model(written, full_check=True)
+    else:  # external weights are looked for beside the file
+        checked = folder / "checked.onnx"
+        checked.write_bytes(written.SerializeToString())
+        onnx.checker.check_model(str(checked), full_check=True)
+    onnx.shape_inference.infer_shapes(written, strict_mode=True, data_prop=True)
+    weights = [t.name for t in written.graph.initializer if not is_added(t.name)]
+    assert sorted(weights) == sorted(t.name for t in graph.model.graph.initializer)
+    assert unpack(metadata(written)["plan"]) == plan
+    feeds = seeded_feeds(graph)
+    wanted = profile(to_model(graph), feeds, PLAIN_ORT, folder=folder).outputs
+    assert list(wanted) == [v.name for v in model.graph.output]
+    for options in (ONE, PLAIN_ORT):
+        found = profile(written, feeds, options, folder=folder).outputs
+        assert list(found) == list(wanted)
+        for name, value in wanted.items():
+            if exact or options is ONE:
+                np.testing.assert_array_equal(found[name], value, strict=True)
+            else:
+                np.testing.assert_allclose(found[name], value, rtol=1e-3, atol=1e-5)
+    ran = [k.name for k in profile(written, feeds, ONE, folder=folder).kernels]
+    assert [n for n in ran if not is_added(n)] == [
+        op.name for op in made.graph.ops if not is_added(op.name)
+    ]
+    return made.graph
+
+
+MODELS = {
+    "scalars": """g (float[1] x, float[3] z) => (y) <float c = {2.0}> {
+        a = ReduceMax<keepdims = 0>(x)  b = Mul(a, c)  d = Sin(b)  e = Add(d, a)  y = Mul(e, z) }""",
+    "zero-size tensors": """g (float[4, 8] x) => (float[0, 8] y, float[4, 8] u)
+        <int64[1] s = {2}, int64[1] e = {2}> {
+        a = Sin(x)  b = Slice(a, s, e)  c = Cos(b)  d = Relu(c)  y = Add(d, c)  u = Exp(a) }""",
+    "integers": """g (int64[4, 8] x) => (int64[4, 8] y) <int64 c = {3}> {
+        a = Mul(x, c)  b = Add(a, x)  d = Abs(b)  y = Sub(d, a) }""",
+    "booleans": """g (bool[4, 8] x) => (bool[4, 8] y) {
+        a = Not(x)  b = And(a, x)  c = Or(a, b)  y = Xor(c, a) }""",
+    "double": """g (double[4, 8] x) => (double[4, 8] y) {
+        a = Sin(x)  b = Exp(a)  c = Relu(b)  y = Add(c, a) }""",
+    "int8": """g (uint8[4, 8] x) => (float[4, 8] y) <float s = {0.1}, uint8 z = {3}> {
+        a = DequantizeLinear(x, s, z)  b = Sin(a)  q = QuantizeLinear(b, s, z)
+        d = DequantizeLinear(q, s, z)  y = Add(d, a) }""",
+    "unused optional outputs": """g (float[1, 4, 16, 16] x) => (float[1, 4, 8, 8] y) {
+        p, i = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(x)  a = Sin(p)  y = Add(a, p) }""",
+    "output read inside": """g (float[8] x) => (float[8] a, float[8] y) {
+        a = Sin(x)  b = Cos(a)  y = Add(b, a) }""",
+    "output that is a view": """g (float[8] x) => (float[2, 4] y, float[8] a)
+        <int64[2] s = {2, 4}> { a = Sin(x)  y = Reshape(a, s) }""",
+    "only views": """g (float[8] x) => (float[2, 4] y) <int64[2] s = {2, 4}, int64[1] t = {8}> {
+        a = Reshape(x, s)  b = Reshape(a, t)  y = Reshape(b, s) }""",
+    "output that is an input": """g (float[8] x) => (float[8] x, float[8] y) {
+        a = Sin(x)  y = Cos(a) }""",
+    "repeated input": "g (float[8] x) => (float[8] y) { a = Mul(x, x)  y = Add(a, a) }",
+    "skipped optional input": """g (float[8] x) => (float[8] y) <float high = {0.5}> {
+        a = Sin(x)  b = Clip(a, , high)  y = Add(a, b) }""",
+    "ops without tensor inputs": """g (float[4] x) => (float[4] y) {
+        c = Constant<value = float[4] {1.0, 2.0, 3.0, 4.0}>()  a = Add(x, c)  b = Sin(a)
+        y = Mul(b, c) }""",
+    "random ops": """g (float[8] x) => (float[8] y, float[8] z) {
+        a = Sin(x)  n = RandomNormalLike<seed = 1.0>(a)  z = Mul(a, a)  m = Mul(n, x)
+        k = Sub(m, m)  y = Add(k, a) }""",
+    "a sequence value": """g (float[8] x) => (float[8] y) {
+        a = Sin(x)  s = SequenceConstruct(a, x)  y = ConcatFromSequence<axis = 0, new_axis = 0>(s)
+        }""".replace("float[8] y", "float[16] y"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_graphs_of_all_kinds(name: str) -> None:
+    model = parse(MODELS[name], opset=18)
+    # Constant nodes become weights at load in any case.
+    assert_same(optimise(model, "portable", None) if "Constant" in MODELS[name] else model)
+
+
+def test_float16() -> None:
+    body = """g (float16[8, 8] x) => (float16[8, 8] y) {
+        a = MatMul(x, x)  b = Sin(a)  c = Relu(b)  y = Add(c, a) }"""
+    # The CPU runs it in float32 between two casts; what is between them can be recomputed.
+    graph = build_graph(optimise(parse(body), "portable", None))
+    names = [op.name for op in graph.ops]
+    cast, *inner, last = names
+    assert graph.ops[0].op_type == graph.ops[-1].op_type == "Cast"
+    made = rewrite(graph, Plan.of(graph, [cast, *inner[:-1], *inner[:2], inner[-1], last]))
+    onnx.checker.check_model(made.model(), full_check=True)
+    feeds = seeded_feeds(graph)
+    found = profile(made.model(), feeds, ONE)
+    wanted = profile(parse(body), feeds, PLAIN_ORT)
+    np.testing.assert_array_equal(found.outputs["y"], wanted.outputs["y"])
+    assert {f"{name}__r1" for name in inner[:2]} <= {kernel.name for kernel in found.kernels}
+
+
+@pytest.mark.parametrize("opset", range(11, onnx.defs.onnx_opset_version() + 1))
+def test_every_opset(opset: int) -> None:
+    if opset > 24:
+        pytest.skip(f"this onnxruntime supports opsets to 24, not {opset}") if not _runs(
+            opset
+        ) else None
+    graph = assert_same(parse(
+        "g (float[8, 8] x) => (float[8, 8] y) "
+        "{ a = MatMul(x, x) b = Relu(a) c = Softmax(b) y = Add(c, a) }", opset, ir=7,
+    ))  # fmt: skip
+    assert graph.opsets == {"": opset}
+
+
+def _runs(opset: int) -> bool:
+    try:
+        graph_of("g (float[1] x) => (float[1] y) { y = Sin(x) }", opset)
+    except UsageError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("ir", range(3, 12))
+@pytest.mark.parametrize("target", ["none", "portable"])
+def test_every_ir_version(ir: int, target: str) -> None:
+    model = parse("g (float[8, 8] x) => (float[8, 8] y) { a = MatMul(x, w) b = Sin(a) y = Add(b, a) }",
+                  11, ir)  # fmt: skip
+    model.graph.initializer.append(numpy_helper.from_array(np.eye(8, dtype=np.float32), "w"))
+    if ir < 4:  # initializers had to be listed as inputs
+        model.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, (8, 8)))
+    graph = assert_same(optimise(bind(model), target, None))
+    assert graph.inputs == ("x",)
+
+
+def test_symbolic_dimensions_bound_by_name_and_by_shape() -> None:
+    body = "g (float[n, 4] x, float[n, m] z) => (float[n, m] y) { a = MatMul(x, w) y = Add(a, z) }"
+    model = parse(body)
+    model.graph.initializer.append(
+        numpy_helper.from_array(np.ones((4, 6), np.float32), "w")
+    )
+    for shapes, dims in (({}, {"n": 3, "m": 6}), ({"x": (3, 4), "z": (3, 6)}, {}),
+                         ({"x": (3, 4)}, {"m": 6})):  # fmt: skip
+        graph = assert_same(bind(model, shapes, dims))
+        assert graph.tensors["y"].shape == (3, 6)
+    with pytest.raises(UsageError, match=r"z\[m\]"):
+        bind(model, {"x": (3, 4)}, {})
+
+
+def test_unnamed_and_duplicate_node_names() -> None:
+    graph = graph_of("g (float[8] x) => (float[8] y) { a = Sin(x) b = Cos(a) c = Exp(b) y = Add(c, a) }")
+    model = to_model(graph)
+    for node, name in zip(model.graph.node, ("same", "same", "", "same_1"), strict=True):
+        node.name = name
+    made = assert_same(model)
+    names = [op.name for op in made.ops]
+    assert len(set(names)) == len(names)
+    assert all(names)
+
+
+def test_names_like_those_of_copies_and_gates() -> None:
+    body = """g (float[8] x) => (float[8] y) {
+        a = Sin(x)  a__r1 = Cos(a)  b = Exp(a__r1)  y = Add(b, a) }"""
+    model = parse(body)
+    names = {"b": "onnxremat.gate0", "a__r1": "onnxremat.pin0"}
+    for node in model.graph.node:
+        node.name = f"{node.output[0]}__r2"
+        node.input[:] = [names.get(n, n) for n in node.input]
+        node.output[:] = [names.get(n, n) for n in node.output]
+    made = assert_same(model)
+    written = [name for op in made.ops for name in op.writes]
+    assert len(set(written)) == len(written)
+    assert len({op.name for op in made.ops}) == len(made.ops)
+
+
+def test_model_functions_are_inlined() -> None:
+    model = onnx.parser.parse_model("""
+        <ir_version: 9, opset_import: ["" : 18, "local" : 1]>
+        g (float[8] x) => (float[8] y) { a = local.twice(x) b = Sin(a) y = Add(b, a) }
+        <domain: "local", opset_import: ["" : 18]>
+        twice (p) => (q) { s = Cos(p) q = Add(s, s) }""")
+    graph = assert_same(inline_functions(model))
+    assert {op.op_type for op in graph.ops} >= {"Cos", "Add", "Sin"}
+    assert not graph.model.functions
+
+
+CONTROL = {
+    "If": """g (float[8] x, bool c) => (float[8] y) {
+        a = Sin(x)  b = Cos(a)
+        d = If(c)<then_branch = t () => (p) { p = Add(b, a) },
+                  else_branch = e () => (q) { q = Mul(b, b) }>
+        y = Add(d, b) }""",
+    "Loop": """g (float[8] x) => (float[8] y) <int64 n = {3}, bool go = {1}> {
+        a = Sin(x)  b = Cos(a)
+        l = Loop(n, go, a)<body = body (int64 i, bool cin, float[8] s) => (cout, t) {
+            cout = Identity(cin)  t = Add(s, b) }>
+        y = Add(l, b) }""",
+    "If within If": """g (float[8] x, bool c) => (float[8] y) {
+        a = Sin(x)  b = Cos(a)
+        d = If(c)<then_branch = t () => (p) {
+                p = If(c)<then_branch = tt () => (u) { u = Sub(b, a) },
+                          else_branch = te () => (v) { v = Identity(b) }> },
+            else_branch = e () => (q) { q = Mul(b, b) }>
+        y = Add(d, b) }""",
+}
+
+
+@pytest.mark.parametrize("name", CONTROL)
+def test_control_flow_is_one_op_that_reads_what_its_bodies_read(name: str) -> None:
+    graph = assert_same(parse(CONTROL[name]))
+    (control,) = [op for op in graph.ops if op.op_type in ("If", "Loop")]
+    assert control.origin == ""
+    assert any("__r" in name for name in control.captures), "no capture was renamed: tests nothing"
+
+
+def test_training_dropout_is_never_recomputed() -> None:
+    body = """g (float[64] x) => (float[64] y, bool[64] m) <float r = {0.5}, bool t = {1}> {
+        a = Sin(x)  d, m = Dropout<seed = 7>(a, r, t)  b = Cos(d)  y = Add(b, d) }"""
+    graph = graph_of(body)
+    assert [may_recompute(op) for op in graph.ops] == [True, False, True, True]
+    made = rewrite(graph, Plan.of(graph, every_op_twice(graph))).graph
+    assert [op.op_type for op in made.ops if not is_added(op.name)].count("Dropout") == 1
+
+
+def test_inference_dropout_may_be_recomputed() -> None:
+    assert_same(parse("""g (float[8] x) => (float[8] y) {
+        a = Sin(x)  d = Dropout(a)  b = Cos(d)  y = Add(b, d) }"""))
+
+
+def test_names_notes_and_metadata_are_kept() -> None:
+    model = parse("g (float[8] x) => (float[8] y) { a = Sin(x) b = Cos(a) y = Add(b, a) }")
+    model.doc_string, model.producer_name, model.model_version = "about the model", "maker", 7
+    model.domain, model.producer_version = "org.example", "1.2"
+    model.metadata_props.add(key="author", value="somebody")
+    model.graph.doc_string = "about the graph"
+    model.graph.input[0].doc_string = "about x"
+    model.graph.output[0].doc_string = "about y"
+    for node in model.graph.node:
+        node.name = f"the {node.op_type}"
+        node.doc_string = f"about {node.op_type}"
+        node.metadata_props.add(key="layer", value=node.op_type)
+    for target in ("none", "portable"):
+        graph = build_graph(optimise(model, target, None))
+        written = rewrite(graph, Plan.of(graph, every_op_twice(graph))).model({"facts": {"a": 1}})
+        assert (written.doc_string, written.producer_name) == ("about the model", "maker")
+        assert (written.model_version, written.domain) == (7, "org.example")
+        assert {p.key: p.value for p in written.metadata_props}["author"] == "somebody"
+        assert metadata(written)["facts"] == '{"a": 1}'
+        assert written.graph.name == "g"
+        assert written.graph.doc_string == "about the graph"
+        assert written.graph.input[0].doc_string == "about x"
+        assert written.graph.output[0].doc_string == "about y"
+        copies = 0
+        for node in written.graph.node:
+            if is_added(node.name):
+                continue
+            facts = {p.key: p.value for p in node.metadata_props}
+            assert facts["layer"] == node.op_type
+            assert node.doc_string == f"about {node.op_type}"
+            assert node.name.startswith(f"the {node.op_type}")
+            copies += "onnxremat.origin" in facts
+        assert copies >= 2
+
+
+def test_reading_a_result_gives_the_same_graph() -> None:
+    graph = training_chain(3, 8, 4)
+    made = rewrite(graph, Plan.of(graph, every_op_twice(graph)))
+    again = build_graph(made.model())
+    assert again.ops == made.graph.ops
+    assert {n: t.bytes for n, t in again.tensors.items()} == {
+        n: t.bytes for n, t in made.graph.tensors.items()
+    }
+
+
+# External weights
+
+
+def external(folder: Path, name: str = "weights.bin") -> Path:
+    path = folder / "in.onnx"
+    onnx.save(
+        to_model(training_chain(3, 32, 4)), path, save_as_external_data=True, location=name,
+        size_threshold=64,
+    )  # fmt: skip
+    return path
+
+
+def test_external_weights_in_the_same_folder_are_referred_to(tmp_path: Path) -> None:
+    path = external(tmp_path)
+    graph = assert_same(read_model(path), folder=tmp_path)
+    before = (tmp_path / "weights.bin").stat()
+    written = write_model(to_model(graph), tmp_path / "out.onnx", tmp_path)
+    assert written == [tmp_path / "out.onnx"]
+    assert (tmp_path / "weights.bin").stat().st_mtime_ns == before.st_mtime_ns
+    assert_runs_alike(path, tmp_path / "out.onnx")
+
+
+def test_external_weights_go_along_to_another_folder(tmp_path: Path) -> None:
+    source, target = tmp_path / "a", tmp_path / "b"
+    source.mkdir()
+    target.mkdir()
+    path = external(source)
+    graph = build_graph(read_model(path), source)
+    written = write_model(to_model(graph), target / "out.onnx", source)
+    assert sorted(p.name for p in target.iterdir()) == ["out.onnx", "out.onnx.data"]
+    assert set(written) == set(target.iterdir())
+    (source / "weights.bin").unlink()  # nothing of the first folder is needed any more
+    onnx.checker.check_model(str(target / "out.onnx"), full_check=True)
+    external(source)
+    assert_runs_alike(path, target / "out.onnx")
+
+
+def test_several_external_files_and_sub_folders(tmp_path: Path) -> None:
+    source, target = tmp_path / "a", tmp_path / "b"
+    (source / "sub").mkdir(parents=True)
+    target.mkdir()
+    path = external(source)
+    model = onnx.load(path, load_external_data=False)
+    data = (source / "weights.bin").read_bytes()
+    for index, tensor in enumerate(model.graph.initializer):
+        place = f"sub/part{index}" if index else "first"
+        (source / place).write_bytes(data)
+        next(e for e in tensor.external_data if e.key == "location").value = place
+    (source / "weights.bin").unlink()
+    path.write_bytes(model.SerializeToString())
+    graph = assert_same(read_model(path), folder=source)
+    write_model(to_model(graph), target / "out.onnx", source)
+    assert_runs_alike(path, target / "out.onnx")
+
+
+def assert_runs_alike(first: Path, second: Path) -> None:
+    graph = build_graph(read_model(first), first.parent)
+    feeds = seeded_feeds(graph)
+    wanted, found = (profile(path, feeds, PLAIN_ORT).outputs for path in (first, second))
+    for name, value in wanted.items():
+        np.testing.assert_array_equal(found[name], value)
+
+
+def test_options_do_not_change_what_is_computed() -> None:
+    graph = training_chain(4, 16, 8)
+    made = rewrite(graph, Plan.of(graph, every_op_twice(graph)))
+    feeds = seeded_feeds(graph)
+    results = [
+        profile(made.model(), feeds, replace(ONE, level=level, order=order, reuse=reuse)).outputs
+        for level in ("disable", "all")
+        for order in ("default", "priority")
+        for reuse in (True, False)
+    ]
+    for other in results[1:]:
+        for name, value in results[0].items():
+            np.testing.assert_allclose(other[name], value, rtol=1e-4, atol=1e-5)
