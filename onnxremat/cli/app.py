@@ -22,6 +22,7 @@ from onnxremat.cli import (
     profile,
     run,
     sweep,
+    train,
     verify,
 )
 from onnxremat.errors import OnnxrematError
@@ -35,6 +36,7 @@ app = typer.Typer(
 for module in (
     optimize,
     differentiate,
+    train,
     profile,
     plan,
     apply,

@@ -81,6 +81,11 @@ class Voice:
         elif not self.quiet:
             self.err.print(f"- {stage}", markup=False)
 
+    def update(self, text: str) -> None:
+        """What the stage at hand is at; only shown on a terminal."""
+        if self._status:
+            self._status.update(text)
+
     def planning(self, best: float, bound: float, stage: str) -> None:
         """Best time and bound moved."""
         if self._status:

@@ -250,14 +250,30 @@ def train_statistics(
         count = math.prod(shape) // max(shape[1], 1)
         keep = _attribute(op, "momentum", 0.9)
         made = [op.outputs[0], f"{op.name}_batch_mean", f"{op.name}_batch_var"]
+        spare = [_spare(op, position, tensors) for position in (3, 4)]
+        ops += spare
         for position, name, scale in ((3, made[1], 1.0), (4, made[2], count / max(count - 1, 1))):
             source = tensors[op.inputs[position]]
             tensors[name] = replace(source, name=name, role=Role.ACTIVATION)
             statistics.append(Statistic(op.inputs[position], name, keep, (1.0 - keep) * scale))
         settings = {"training_mode": 1, "momentum": 0.0}
         settings["epsilon"] = _attribute(op, "epsilon", 1e-5)
-        ops.append(_with_attributes(replace(op, outputs=tuple(made)), settings))
+        inputs = (*op.inputs[:3], *(each.outputs[0] for each in spare))
+        ops.append(_with_attributes(replace(op, inputs=inputs, outputs=tuple(made)), settings))
     return graph.with_ops(ops, tensors), tuple(statistics)
+
+
+def _spare(op: Op, position: int, tensors: dict[str, Tensor]) -> Op:
+    """A tensor of the size of a statistic that may be overwritten, its value does not matter.
+
+    onnxruntime's kernel writes the statistics of the batch into the memory of the running ones,
+    which are state and read again after it.
+    """
+    source = tensors[op.inputs[position]]
+    name = f"{op.name}_spare{position}"
+    tensors[name] = replace(source, name=name, role=Role.ACTIVATION)
+    node = helper.make_node("Neg", [source.name], [name])
+    return Op(f"{op.name}/spare{position}", "Neg", "", (source.name,), (name,), (), node)
 
 
 def _inference_norm(op: Op) -> Op:

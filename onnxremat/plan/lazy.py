@@ -9,7 +9,7 @@ more with the budget shrunk by the excess, and a cut is added at the stage with 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 
 import numpy as np
@@ -31,6 +31,8 @@ from onnxremat.plan.wiring import Wiring
 
 INCOMPARABLE = 0.02  # share of ops that one cut may leave free before the order is fixed
 WATCHED = 8  # second runs watched per round
+SLOW = 2.0  # seconds of a solve from which the next cut is chosen by its linear relaxation
+CANDIDATES = 8  # cuts compared then
 SHRINKS = 2  # re-solves with a smaller budget per round
 
 
@@ -54,6 +56,7 @@ class LazyCuts:
     free: bool = True
     cuts: list[int] = field(default_factory=list)
     watches: list[Watch] = field(default_factory=list)
+    slow: bool = False  # the last solve took long: choose cuts with care
     slack: float = 0.15  # share of the open gap within which a round is solved
 
     def round(self) -> bool:
@@ -116,6 +119,7 @@ class LazyCuts:
             target=target,
         )
         result, notes = minimise(made.model, limits, self.solver)
+        self.slow = result.seconds > SLOW
         record.notes.extend(note for note in notes if note not in record.notes)
         return result
 
@@ -186,12 +190,31 @@ class LazyCuts:
 
     def _add_cut(self, excess: np.ndarray[tuple[int], np.dtype[np.int64]]) -> bool:
         """Cut at the stage with the largest excess, or the one before it."""
-        stage = int(excess.argmax())
-        for cut in (stage, stage - 1):
-            if cut >= 0 and cut not in self.cuts:
-                self.cuts.append(cut)
-                return True
-        return False
+        options = []
+        left = excess.copy()
+        apart = max(1, len(excess) // 100)
+        while len(options) < (CANDIDATES if self.slow else 1) and int(left.max()) > 0:
+            stage = int(left.argmax())
+            left[max(0, stage - apart) : stage + apart + 1] = 0
+            cut = next((c for c in (stage, stage - 1) if c >= 0 and c not in self.cuts), None)
+            if cut is None and not options:
+                return False  # the worst breach is inside a stage: watch it
+            options += [] if cut is None else [cut]
+        if not options:
+            return False
+        self.cuts.append(options[0] if len(options) == 1 else max(options, key=self._promise))
+        return True
+
+    def _promise(self, cut: int) -> float:
+        """Optimum of the linear relaxation with one more cut."""
+        kept = self.cuts
+        self.cuts = [*kept, cut]
+        made = self._build(self._spans(), self.record.budget)
+        self.cuts = kept
+        relaxed = replace(made.model, integer=[False] * made.model.columns)
+        seconds = min(3.0, 0.02 * self.record.left)
+        result, _ = minimise(relaxed, Limits(seconds=seconds, stop=self.record.stop), "highs")
+        return result.bound if result.outcome is Outcome.OPTIMAL else -inf
 
     def _watch(self, made: CutModel, point: Floats, sequence: list[int]) -> bool:
         """Add memory rows at second runs that break the budget; True when one cuts ``point``."""

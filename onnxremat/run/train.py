@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import onnx
@@ -20,7 +21,7 @@ from onnxremat.run.batches import Batch, Data
 from onnxremat.run.checkpoint import read_tensors, write_tensors
 from onnxremat.run.rates import Schedule
 
-Source = onnx.ModelProto | str | os.PathLike[str]
+Source: TypeAlias = onnx.ModelProto | str | os.PathLike[str]
 # The memory pattern would double the peak of a training graph; see docs/gradients.md.
 UNPLANNED = Options(pattern=False)
 
@@ -84,6 +85,7 @@ class Trainer:
         self.progress = Progress()
         self._loss_scale = loss_scale
         first = _first_values(weights)
+        self._batch_size = _batch_size(model, self.training)
         self._state = self._initial(model, folder, first)
         self._session = BoundSession(
             _session(model, folder, self._state, threads, providers, options),
@@ -91,6 +93,11 @@ class Trainer:
             {v.input: v.output for v in self.training.variables},
             [self.training.loss, *self.training.outputs],
         )
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of a batch: the first dimension of the first data input."""
+        return self._batch_size
 
     def _initial(
         self, model: onnx.ModelProto, folder: Path | None, first: _FirstValues
@@ -233,6 +240,13 @@ class Trainer:
         if path is not None:
             write_model(result, path, weights_from=folder)
         return result
+
+
+def _batch_size(model: onnx.ModelProto, training: Training) -> int:
+    inputs = {value.name: value for value in model.graph.input}
+    named = training.data[0] if training.data else training.target
+    dims = inputs[named].type.tensor_type.shape.dim
+    return int(dims[0].dim_value) if dims else 1
 
 
 class _FirstValues:
