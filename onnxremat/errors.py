@@ -9,7 +9,7 @@
     +-- OverBudgetError       6   the measured peak misses the budget
     +-- UnsupportedError      7   an operator or feature without support here
     +-- MissingComponentError 8   a runtime flavour, solver or licence is not there
-    +-- Interrupted         130   stopped by Ctrl-C before any plan was found
+    +-- StoppedError        130   stopped by Ctrl-C before any plan was found
 
 An error says what went wrong, where, why, and what to try; the command line prints those four
 parts and exits with ``exit_code``.
@@ -112,7 +112,7 @@ class MissingComponentError(OnnxrematError):
     exit_code = 8
 
 
-class Interrupted(OnnxrematError):
+class StoppedError(OnnxrematError):
     """Stopped by Ctrl-C before there was anything to keep."""
 
     exit_code = 130

@@ -106,7 +106,7 @@ def random_dag(seed: int, count: int = 14, *, plain: bool = False) -> onnx.Model
         family = values[source]
         if family not in shapes:  # a scalar or half a value
             add("Neg", [source], [(name, family)])
-        elif kind < 0.3 or plain and kind < 0.6:
+        elif kind < 0.3 or (plain and kind < 0.6):
             add(draw.choice(_PLAIN), [source], [(name, family)])
         elif kind < 0.6 or plain:
             add(draw.choice(_BINARY), [source, pick(family)], [(name, family)])

@@ -140,7 +140,9 @@ def resnet18(torch: Any, p: Any, inputs: Any) -> Any:
     for stage in range(1, 5):
         for block in range(2):
             name, stride = f"layer{stage}.{block}", 2 if stage > 1 and block == 0 else 1
-            y = torch.relu(_norm(torch, p, f"{name}.bn1", _conv(torch, p, f"{name}.conv1", x, stride)))
+            y = torch.relu(
+                _norm(torch, p, f"{name}.bn1", _conv(torch, p, f"{name}.conv1", x, stride))
+            )
             y = _norm(torch, p, f"{name}.bn2", _conv(torch, p, f"{name}.conv2", y))
             if f"{name}.downsample.0.weight" in p:
                 x = _conv(torch, p, f"{name}.downsample.0", x, stride)
@@ -198,7 +200,9 @@ def bert(torch: Any, p: Any, inputs: Any) -> Any:
     for k in range(NETS["bert"]["layers"]):
         name = f"encoder.layer.{k}"
         query, key, value = (
-            _linear(torch, p, f"{name}.attention.self.{part}", x).unflatten(-1, (heads, -1)).transpose(1, 2)
+            _linear(torch, p, f"{name}.attention.self.{part}", x)
+            .unflatten(-1, (heads, -1))
+            .transpose(1, 2)
             for part in ("query", "key", "value")
         )
         mixed = _attend(torch, query, key, value, bias)
@@ -277,7 +281,9 @@ def main() -> None:
         return
     for threads in arguments.threads:
         for net in arguments.nets:
-            print(json.dumps(compare(net, threads, arguments.rounds, arguments.seconds)), flush=True)
+            print(
+                json.dumps(compare(net, threads, arguments.rounds, arguments.seconds)), flush=True
+            )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The demonstration of README: build a model, make it keep 60 % of its peak, prove it.
+"""The demonstration of README: a training step that keeps 60 % of its peak, proven.
 
     make demo                 one training step of a U-Net
     make demo MODEL=vit       any name of `python -m models --list`

@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.status import Status
 
-from onnxremat.errors import Interrupted, NoPlanError, OverBudgetError
+from onnxremat.errors import NoPlanError, OverBudgetError, StoppedError
 from onnxremat.units import format_bytes, format_seconds
 
 
@@ -54,7 +54,7 @@ class Voice:
         """Show what is being done; Ctrl-C asks for the best so far.
 
         Raises:
-            Interrupted: there is none.
+            StoppedError: there is none.
         """
         interrupt = Interrupt()
         before = signal.signal(signal.SIGINT, interrupt.handle)
@@ -65,7 +65,7 @@ class Voice:
             yield interrupt
         except (KeyboardInterrupt, NoPlanError, OverBudgetError) as error:
             if interrupt.asked:  # it had no time to find one
-                raise Interrupted("interrupted before a plan was found") from error
+                raise StoppedError("interrupted before a plan was found") from error
             raise
         finally:
             if self._status:

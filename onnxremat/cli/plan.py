@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +13,8 @@ from onnxremat.cli import args
 from onnxremat.cli.console import Voice, percent, size
 from onnxremat.graph.onnx_io import atomic, check_writable
 from onnxremat.run.closed_loop import Outcome
-from onnxremat.units import format_seconds
+from onnxremat.run.graph_plan import plan_graph
+from onnxremat.units import format_seconds, one_budget
 
 NAME = "plan"
 
@@ -27,7 +29,7 @@ def command(
     dim: args.Dim = None,
     target: args.Target = "portable",
     time_limit: args.TimeLimit = 60.0,
-    gap: args.Gap = 5e-4,
+    gap: args.Gap = 5e-5,
     solver: args.Solver = "auto",
     seed: args.Seed = 0,
     threads: args.Threads = 0,
@@ -38,10 +40,22 @@ def command(
     as_json: args.Json = False,
     quiet: args.Quiet = False,
 ) -> None:
-    """Decide what to store and what to recompute; write plan.json, for apply."""
+    """Decide what to store and what to recompute; write plan.json, for apply.
+
+    A graph file of a planner study (.json: nodes with sizes and costs) is planned as it is; a
+    share of its budget means the peak of storing everything in the file's order.
+    """
     voice = Voice(as_json, quiet)
     if output:
         check_writable(output)
+    if source.suffix == ".json":
+        with voice.working() as interrupt:
+            options = api.PlanOptions(
+                time_limit, gap, args.check_solver(solver), seed, 1, voice.planning, interrupt
+            )
+            facts = plan_graph(source, one_budget(budget), options, fixed_order=fixed_order)
+        _tell(voice, facts, output, json.dumps(facts), as_json)
+        return
     settings = args.make_settings(
         shape, dim, target, threads, seed, data, measure, fresh, fixed_order
     )
@@ -50,11 +64,16 @@ def command(
             time_limit, gap, args.check_solver(solver), seed, 1, voice.planning, interrupt
         )
         outcome = api.plan(source, budget=budget, settings=settings, options=options, say=voice.say)
+    _tell(voice, _facts(outcome), output, outcome.plan.dumps(), as_json)
+
+
+def _tell(
+    voice: Voice, facts: dict[str, Any], output: Path | None, text: str, as_json: bool
+) -> None:
     if output:
         with atomic(output) as temporary:
-            temporary.write_text(outcome.plan.dumps() + "\n")
+            temporary.write_text(text + "\n")
         voice.note(f"wrote {output}")
-    facts = _facts(outcome)
     voice.note(_sentence(facts))
     if as_json:
         voice.result(facts)

@@ -14,6 +14,10 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
+import onnx
+
+import onnx
+
 from onnxremat.cost.table import CostTable, signature
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import atomic, to_model
@@ -86,11 +90,11 @@ def measure_costs(
 
 
 def _wall_seconds(
-    model: object, feeds: Feeds, options: Options, folder: Path | None
+    model: onnx.ModelProto, feeds: Feeds, options: Options, folder: Path | None
 ) -> tuple[float, int]:
     """Median seconds of an unprofiled run, and how many runs fit the measuring time."""
-    session = open_session(model, session_options(options), folder)  # type: ignore[arg-type]
-    times = []
+    session = open_session(model, session_options(options), folder)
+    times: list[float] = []
     start = time.perf_counter()
     while len(times) < RUNS[0] + 1 or (
         time.perf_counter() - start < SECONDS / 3 and len(times) < RUNS[1]
@@ -133,9 +137,18 @@ def _cpu_name() -> str:
 
 def _read(path: Path) -> dict[str, list[float]]:
     try:
-        return dict(json.loads(path.read_text()))
+        entries = json.loads(path.read_text())
     except (OSError, ValueError):
         return {}
+    if not isinstance(entries, dict):
+        return {}
+    return {key: row for key, row in entries.items() if _is_entry(row)}
+
+
+def _is_entry(row: object) -> bool:
+    if not isinstance(row, list) or len(row) != 3:
+        return False
+    return all(isinstance(number, int | float) for number in row)
 
 
 def _write(path: Path, entries: dict[str, list[float]]) -> None:

@@ -15,10 +15,50 @@ from onnxremat.graph.ir import Graph, Op
 LIMIT = 1 << 16  # elements up to which a value is computed
 # Cheap and exact everywhere: shape arithmetic as exporters write it, and masks made from it.
 FOLDABLE = frozenset(
-    "Add And Cast Ceil Concat Constant ConstantOfShape Div Equal Expand Flatten Floor Gather "
-    "Greater GreaterOrEqual Identity Less LessOrEqual Max Min Mod Mul Neg NonZero Not Or Range "
-    "ReduceMax ReduceMin ReduceProd ReduceSum Reshape ScatterND Slice Sqrt Squeeze Sub Tile "
-    "Transpose Trilu Unsqueeze Where".split()
+    [
+        "Add",
+        "And",
+        "Cast",
+        "Ceil",
+        "Concat",
+        "Constant",
+        "ConstantOfShape",
+        "Div",
+        "Equal",
+        "Expand",
+        "Flatten",
+        "Floor",
+        "Gather",
+        "Greater",
+        "GreaterOrEqual",
+        "Identity",
+        "Less",
+        "LessOrEqual",
+        "Max",
+        "Min",
+        "Mod",
+        "Mul",
+        "Neg",
+        "NonZero",
+        "Not",
+        "Or",
+        "Range",
+        "ReduceMax",
+        "ReduceMin",
+        "ReduceProd",
+        "ReduceSum",
+        "Reshape",
+        "ScatterND",
+        "Slice",
+        "Sqrt",
+        "Squeeze",
+        "Sub",
+        "Tile",
+        "Transpose",
+        "Trilu",
+        "Unsqueeze",
+        "Where",
+    ]
 )
 
 
@@ -33,7 +73,7 @@ class Constants:
     def __init__(self, graph: Graph, variable: Collection[str] = ()) -> None:
         self._graph = graph
         self._opsets = graph.opsets
-        self._known: dict[str, np.ndarray | None] = {name: None for name in variable}
+        self._known: dict[str, np.ndarray | None] = dict.fromkeys(variable)
         self._stored = {
             tensor.name: tensor
             for tensor in graph.model.graph.initializer
@@ -91,7 +131,7 @@ class Constants:
         if op.op_type == "Size":
             return np.array(math.prod(shape), np.int64)
         bounds = {a.name: a.i for a in op.node.attribute}
-        return np.array(shape[bounds.get("start", 0) : bounds.get("end", None)], np.int64)
+        return np.array(shape[bounds.get("start", 0) : bounds.get("end")], np.int64)
 
     def _evaluate(self, op: Op) -> None:
         values = {name: self._known[name] for name in op.reads}

@@ -13,6 +13,7 @@ from onnx import helper, numpy_helper
 
 from onnxremat.errors import ModelError, UnsupportedError
 from onnxremat.grad.constants import Constants
+from onnxremat.grad.decompose import decomposed
 from onnxremat.grad.fusion import GELU_OPSET, fuse_gelu
 from onnxremat.grad.registry import has_rule
 from onnxremat.graph.dtypes import tensor_bytes
@@ -63,6 +64,9 @@ def read_forward(model: onnx.ModelProto, folder: Path | None) -> Graph:
     light = _without_listed_weights(weights_as_inputs(model))
     light = _with_gelu(_expanded(_upgraded(light)))
     graph = _typed(light)
+    written_out = decomposed(graph)
+    if written_out is not None:
+        graph = _typed(written_out)
     for _ in range(4):
         if not unknown_shapes(graph):
             break
@@ -98,7 +102,7 @@ def _upgraded(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _with_gelu(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A model that may hold a Gelu written out, at the first opset with a Gelu, if it gets there."""
+    """A model that may hold a Gelu written out, at the first opset with one, if it gets there."""
     from onnx import version_converter
 
     version = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
@@ -129,8 +133,19 @@ def _expanded(model: onnx.ModelProto) -> onnx.ModelProto:
             if (node.domain, node.op_type) in missing:
                 _spell_out(node, model)
         model = inliner.inline_selected_functions(
-            model, sorted(missing), inline_schema_functions=True
+            _with_types(model), sorted(missing), inline_schema_functions=True
         )
+        del model.graph.value_info[:]
+    return model
+
+
+def _with_types(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A model that states the type of every value, as functions that depend on types need."""
+    model = onnx.shape_inference.infer_shapes(model)
+    model.graph.value_info.extend(
+        helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+        for tensor in model.graph.initializer
+    )
     return model
 
 
@@ -232,9 +247,7 @@ def _folded(graph: Graph) -> onnx.ModelProto:
 # ---- training mode ---------------------------------------------------------------------------
 
 
-def train_statistics(
-    graph: Graph, which: Collection[str]
-) -> tuple[Graph, tuple[Statistic, ...]]:
+def train_statistics(graph: Graph, which: Collection[str]) -> tuple[Graph, tuple[Statistic, ...]]:
     """BatchNormalization ops named in ``which`` made to normalise by the batch.
 
     Momentum 0 makes outputs 1 and 2 the statistics of the batch itself; the running ones are

@@ -77,7 +77,7 @@ def _around(
         if op.op_type not in ("Add", "Mul", "Div") or not op.standard:
             return None
         for name in op.inputs:
-            if name == current or name == source:
+            if name in (current, source):
                 continue
             side = _before(graph, name, constant_of, source)
             if side is None or side[1] not in ("", source):

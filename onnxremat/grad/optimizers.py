@@ -162,7 +162,7 @@ class Adagrad(Optimizer):
 
 @dataclass
 class Lamb(Adam):
-    """r = Adam's direction + decay p; p' = p - rate (|p| / |r|) r, the ratio 1 where a norm is 0."""
+    """r = Adam's direction + decay p; p' = p - rate (|p| / |r|) r, the ratio 1 for a norm of 0."""
 
     epsilon: float = 1e-6
     weight_decay: float = 0.01

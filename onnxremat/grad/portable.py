@@ -37,5 +37,7 @@ def _by_moments(t: Tape, op: Op) -> list[Op]:
     emitted = [each.renamed(each.name, renames, each.origin) for each in emitted]
     epsilon = next((a.f for a in op.node.attribute if a.name == "epsilon"), 1e-5)
     inputs = (*op.inputs[:3], op.outputs[1], op.outputs[2])
-    node: onnx.NodeProto = helper.make_node("BatchNormalization", inputs, op.outputs[:1], epsilon=epsilon)
+    node: onnx.NodeProto = helper.make_node(
+        "BatchNormalization", inputs, op.outputs[:1], epsilon=epsilon
+    )
     return [*emitted, Op(op.name, op.op_type, "", inputs, op.outputs[:1], (), node)]

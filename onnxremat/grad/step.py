@@ -219,9 +219,7 @@ class _Builder:
 
     def _walk(self, seeds: Mapping[str, str]) -> Backward:
         constant_of = Constants(self.graph, self.parameters)
-        walk = Walk(
-            self.graph.ops, self.tape, self.graph.opsets, constant_of, self._variants()
-        )
+        walk = Walk(self.graph.ops, self.tape, self.graph.opsets, constant_of, self._variants())
         walked = walk.run(seeds, self.parameters)
         if not walked.gradients:
             reach = dependents(self.graph.ops, self.parameters, self.tape)
@@ -295,7 +293,9 @@ class _Builder:
         if self.settings.clip_norm is None:
             return gradients
         squares = [
-            t.reduce("SumSquare", t.cast(g, T.FLOAT), range(t.rank(g))) if t.rank(g) else t.mul(g, g)
+            t.reduce("SumSquare", t.cast(g, T.FLOAT), range(t.rank(g)))
+            if t.rank(g)
+            else t.mul(g, g)
             for g in gradients.values()
         ]
         total = squares[0] if len(squares) == 1 else t.op("Sum", *squares)
@@ -348,8 +348,7 @@ class _Builder:
         inputs = [*data, *dict.fromkeys(self.inputs)]
         frame = self._frame(ops, inputs, outputs, read)
         known = {n: self.tape.tensors[n] for n in read | {o for op in ops for o in op.writes}}
-        made = to_model(Graph(tuple(ops), known, tuple(inputs), tuple(outputs), frame))
-        return made
+        return to_model(Graph(tuple(ops), known, tuple(inputs), tuple(outputs), frame))
 
     def _frame(
         self, ops: Sequence[Op], inputs: Sequence[str], outputs: Sequence[str], read: set[str]
@@ -360,16 +359,16 @@ class _Builder:
         frame.opset_import.extend(source.opset_import)
         frame.graph.name = f"{source.graph.name or 'model'}_training"
         for field, names in ((frame.graph.input, inputs), (frame.graph.output, outputs)):
-            field.extend(
-                helper.make_tensor_value_info(n, t.dtype(n), t.shape(n)) for n in names
-            )
+            field.extend(helper.make_tensor_value_info(n, t.dtype(n), t.shape(n)) for n in names)
         trained = set(inputs)
         stored = {tensor.name: tensor for tensor in source.graph.initializer}
         stored.update(self.weights)
         stored.update((tensor.name, tensor) for tensor in t.initializers)
         keep = self.settings.initializers
         frame.graph.initializer.extend(
-            tensor for name, tensor in stored.items() if name in read and (keep or name not in trained)
+            tensor
+            for name, tensor in stored.items()
+            if name in read and (keep or name not in trained)
         )
         if keep:
             self._zero_states(frame)
@@ -406,9 +405,7 @@ class _Builder:
         )
 
 
-def _named(
-    t: Tape, ops: Sequence[Op], outputs: Mapping[str, str]
-) -> tuple[list[Op], list[str]]:
+def _named(t: Tape, ops: Sequence[Op], outputs: Mapping[str, str]) -> tuple[list[Op], list[str]]:
     """Outputs under their names in the signature: the tensor is renamed, or copied by an
     Identity where it has two names or is an input."""
     made = {name for op in ops for name in op.writes}
@@ -422,7 +419,9 @@ def _named(
             renames[tensor] = name
         else:
             copies.append((name, tensor))
-    result = [op.renamed(op.name, renames, op.origin) if _touches(op, renames) else op for op in ops]
+    result = [
+        op.renamed(op.name, renames, op.origin) if _touches(op, renames) else op for op in ops
+    ]
     for name, tensor in copies:
         source = renames.get(tensor, tensor)
         node = helper.make_node("Identity", [source], [name])
@@ -451,5 +450,3 @@ def _needed(ops: Sequence[Op], outputs: Sequence[str]) -> list[Op]:
         wanted.update(op.reads)
         kept.append(_without_idle_outputs(op, wanted) if op.op_type in OPTIONAL else op)
     return kept[::-1]
-
-

@@ -171,7 +171,9 @@ class Tape:
     ) -> tuple[str, ...]:
         """Emit an op with several outputs, each given by element type and shape."""
         name = name or self.fresh(f"{self._scope}/{op_type}")
-        made = [self.fresh(f"{name}_out" if k == 0 else f"{name}_out{k}") for k in range(len(outputs))]
+        made = [
+            self.fresh(f"{name}_out" if k == 0 else f"{name}_out{k}") for k in range(len(outputs))
+        ]
         for result, (dtype, shape) in zip(made, outputs, strict=True):
             self.declare(result, dtype, shape)
         kept = {key: value for key, value in attributes.items() if value is not None}
@@ -360,7 +362,9 @@ class Tape:
         lead = np.broadcast_shapes(left[:-2], right[:-2])
         return self.op("MatMul", a, b, shape=(*lead, left[-2], right[-1]))
 
-    def gemm(self, a: str, b: str, *, ta: bool = False, tb: bool = False, alpha: float = 1.0) -> str:
+    def gemm(
+        self, a: str, b: str, *, ta: bool = False, tb: bool = False, alpha: float = 1.0
+    ) -> str:
         """alpha * op(a) @ op(b) of two matrices."""
         rows = self.shape(a)[1 if ta else 0]
         columns = self.shape(b)[0 if tb else 1]

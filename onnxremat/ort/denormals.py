@@ -37,9 +37,8 @@ def denormals_as_zero() -> Iterator[None]:
         return
     before = ctypes.create_string_buffer(_SIZE)
     library.fegetenv(before)
-    flushing = ctypes.create_string_buffer(before.raw, _SIZE)
-    word = int.from_bytes(flushing.raw[_MXCSR:], "little") | _FLUSH
-    flushing[_MXCSR:_SIZE] = word.to_bytes(4, "little")  # type: ignore[assignment]
+    word = int.from_bytes(before.raw[_MXCSR:], "little") | _FLUSH
+    flushing = ctypes.create_string_buffer(before.raw[:_MXCSR] + word.to_bytes(4, "little"), _SIZE)
     library.fesetenv(flushing)
     try:
         yield

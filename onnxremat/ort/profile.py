@@ -143,9 +143,7 @@ def _scratch_bytes(path: Path) -> dict[str, int]:
     return {row[0].rpartition("_")[0]: int(row[4]) for row in rows if row[4].isdigit()}
 
 
-def _outermost(
-    rows: Sequence[dict[str, Any]], scratch: Mapping[str, int]
-) -> list[dict[str, Any]]:
+def _outermost(rows: Sequence[dict[str, Any]], scratch: Mapping[str, int]) -> list[dict[str, Any]]:
     """The kernels of the graph itself, each with its ``scratch`` bytes.
 
     Kernels of a body are reported before their If, Loop or Scan, and begin after it. What they

@@ -269,10 +269,14 @@ def _failure(
         reduced.problem, time_limit=max(5.0, options.time_limit / 2), seed=options.seed,
         stop=options.stop,
     )  # fmt: skip
+    need = f"at least {format_bytes(lower)} ({lower} B) are needed: {why}"
     if solution.status is Status.INFEASIBLE or limit < lower:
+        if limit >= lower:
+            scope = "any order" if solution.certificate.any_order else "the planned order"
+            need = f"proven by {solution.certificate.kind}, for {scope} of first runs; {need}"
         return InfeasibleError(
             f"no plan for {prepared.name} fits {format_bytes(limit)} ({limit} B)",
-            why=f"at least {format_bytes(lower)} ({lower} B) are needed: {why}",
+            why=need,
             hint=f"--budget {found} ({format_bytes(found)}, the smallest budget with a plan)",
             smallest=found,
             lower_bound=lower,

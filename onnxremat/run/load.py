@@ -121,7 +121,7 @@ def snippets(path: str, options: Options) -> dict[str, str]:
         f"options.{arena}();",
         *(f"options.AddConfigEntry{entry};" for entry in entries),
         "// The pins inside the model keep the planned order without further options.",
-        f'Ort::Session session(env, ORT_TSTR({quoted}), options);',
+        f"Ort::Session session(env, ORT_TSTR({quoted}), options);",
     ]
     csharp = [
         "using var options = new SessionOptions();",
@@ -130,6 +130,6 @@ def snippets(path: str, options: Options) -> dict[str, str]:
         f"options.EnableCpuMemArena = {str(options.arena).lower()};",
         *(f"options.AddSessionConfigEntry{entry};" for entry in entries),
         "// The pins inside the model keep the planned order without further options.",
-        f'using var session = new InferenceSession({quoted}, options);',
+        f"using var session = new InferenceSession({quoted}, options);",
     ]
     return {"Python": "\n".join(python), "C++": "\n".join(cpp), "C#": "\n".join(csharp)}

@@ -47,6 +47,11 @@ class Said:
 Command = Callable[..., Said]
 
 
+def listing(folder: Path = Path()) -> list[str]:
+    """Names of all files in a folder, sorted."""
+    return sorted(path.name for path in folder.iterdir())
+
+
 @pytest.fixture
 def cli(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
     """Run ``onnxremat ARGS`` in this process."""
@@ -77,7 +82,9 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def symbolic(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with an open batch dimension."""
     path = tmp_path_factory.mktemp("symbolic") / "symbolic.onnx"
-    onnx.save(parse("g (float[batch, 64] x) => (float[batch, 64] y) { a = Sin(x) y = Add(a, x) }"), path)
+    onnx.save(
+        parse("g (float[batch, 64] x) => (float[batch, 64] y) { a = Sin(x) y = Add(a, x) }"), path
+    )
     return path
 
 

@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from tests.cli.conftest import Command
+from tests.cli.conftest import Command, listing
 from tests.toolbox import parse
 
 QUICK = ("--bench-seconds", 0, "--time-limit", 1, "-b", "0.8x")
@@ -47,7 +47,9 @@ def without_opset(made: onnx.ModelProto) -> onnx.ModelProto:
 
 
 INVALID = {
-    "cycle": (model(node("Add", "x b", "a"), node("Sin", "a", "b"), node("Sin", "a", "y")), "cycle"),
+    "cycle": (
+        model(node("Add", "x b", "a"), node("Sin", "a", "b"), node("Sin", "a", "y")), "cycle",
+    ),
     "reads itself": (model(node("Add", "x a", "a"), node("Sin", "a", "y")), "cycle"),
     "unknown operator": (model(node("Foo", "x", "y")), "Foo"),
     "unknown domain": (model(node("Foo", "x", "y", domain="my.own"), domains=["my.own"]), "my.own"),
@@ -79,7 +81,7 @@ def test_invalid_models(name: str, cli: Command, folder: Path) -> None:
     said = cli("optimize", "in.onnx", "out.onnx", *QUICK)
     said.assert_refused(2, word)
     assert "/onnxruntime_src" not in said.err
-    assert os.listdir() == ["in.onnx"]
+    assert listing() == ["in.onnx"]
 
 
 FILES: dict[str, bytes] = {
@@ -112,14 +114,14 @@ def test_files_that_are_no_model(name: str, command: str, cli: Command, folder: 
     Path(name).write_bytes(FILES[name])
     plan = command == "inspect" and name.endswith(".json")
     cli(command, name, *COMMANDS[command]).assert_refused(2, "plan" if plan else name)
-    assert os.listdir() == [name]
+    assert listing() == [name]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_missing_files_and_folders(command: str, cli: Command, folder: Path) -> None:
     cli(command, "gone.onnx", *COMMANDS[command]).assert_refused(2, "no such file", "gone.onnx")
     cli(command, ".", *COMMANDS[command]).assert_refused(2, "folder")
-    assert os.listdir() == []
+    assert listing() == []
 
 
 @pytest.mark.parametrize("share", [0.001, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99, 0.9999])
@@ -127,7 +129,7 @@ def test_truncated_files(share: float, cli: Command, folder: Path, chain: Path) 
     data = chain.read_bytes()
     Path("in.onnx").write_bytes(data[: int(len(data) * share)])
     cli("optimize", "in.onnx", "out.onnx", *QUICK).assert_refused(2)
-    assert os.listdir() == ["in.onnx"]
+    assert listing() == ["in.onnx"]
 
 
 # External weights
@@ -153,10 +155,10 @@ def with_external(path: Path) -> None:
 def test_external_weights(spoil: Callable, word: str, cli: Command, folder: Path) -> None:
     with_external(Path("in.onnx"))
     spoil()
-    before = sorted(os.listdir())
+    before = listing()
     for command in COMMANDS:
         cli(command, "in.onnx", *COMMANDS[command]).assert_refused(2, word, "w.bin")
-    assert sorted(os.listdir()) == before
+    assert listing() == before
 
 
 @pytest.mark.parametrize(("key", "value"), [("offset", "x"), ("length", "-5"), ("offset", "1e3")])
@@ -188,15 +190,17 @@ def test_budgets(budget: str, command: str, cli: Command, folder: Path, chain: P
     out = ("out.onnx",) if command == "optimize" else ()
     said = cli(command, chain, *out, "--no-measure", "--budget", budget)
     said.assert_refused(2, "budget", budget.strip().removeprefix("cpu="))
-    assert os.listdir() == []
+    assert listing() == []
 
 
 def test_infeasible_budget_gives_the_smallest_with_its_proof(
     cli: Command, folder: Path, chain: Path, warm: None
 ) -> None:
-    said = cli("optimize", chain, "out.onnx", "-b", "40000", "--time-limit", 2, "--bench-seconds", 0)
+    said = cli(
+        "optimize", chain, "out.onnx", "-b", "40000", "--time-limit", 2, "--bench-seconds", 0
+    )
     said.assert_refused(3, "no plan", "40000 B", "at least", "--budget")
-    assert os.listdir() == []
+    assert listing() == []
     smallest = said.err.split("--budget ")[1].split()[0]
     lower = said.err.split("at least")[1].split("(")[1].split(" B")[0]
     assert 40000 < int(lower) <= int(smallest)
@@ -247,7 +251,7 @@ def test_infeasible_budget_gives_the_smallest_with_its_proof(
 def test_shapes(options: str, word: str, cli: Command, folder: Path, symbolic: Path) -> None:
     said = cli("optimize", symbolic, "out.onnx", *QUICK, *options.split())
     said.assert_refused(2, word)
-    assert os.listdir() == []
+    assert listing() == []
 
 
 # Paths
@@ -266,10 +270,12 @@ def test_output_is_the_input(cli: Command, folder: Path, chain: Path) -> None:
         cli("optimize", source, out, *QUICK).assert_refused(2, "the output is the input")
     assert Path("in.onnx").read_bytes() == before
     assert Path("link.onnx").is_symlink()
-    assert sorted(os.listdir()) == ["hard.onnx", "in.onnx", "link.onnx", "sub"]
+    assert listing() == ["hard.onnx", "in.onnx", "link.onnx", "sub"]
 
 
-@pytest.mark.parametrize("out", ["gone/out.onnx", "/proc/out.onnx", "file/out.onnx", ".", "/dev/null"])
+@pytest.mark.parametrize(
+    "out", ["gone/out.onnx", "/proc/out.onnx", "file/out.onnx", ".", "/dev/null"]
+)
 def test_outputs_that_cannot_be_written(out: str, cli: Command, folder: Path, chain: Path) -> None:
     Path("file").write_text("no folder")
     for command in (
@@ -286,7 +292,7 @@ def test_outputs_that_cannot_be_written(out: str, cli: Command, folder: Path, ch
         if out in (".", "/dev/null") and str(command[-1]).startswith(out + "."):
             continue
         cli(*command).assert_refused(2, out)
-    assert os.listdir() == ["file"]
+    assert listing() == ["file"]
     assert Path("/dev/null").is_char_device()
 
 
@@ -310,7 +316,7 @@ def test_file_names_no_file_system_takes(cli: Command, folder: Path, chain: Path
 def test_options(options: str, word: str, cli: Command, folder: Path, chain: Path) -> None:
     said = cli("optimize", chain, "out.onnx", *QUICK, *options.split())
     said.assert_refused(2, word)
-    assert os.listdir() == []
+    assert listing() == []
 
 
 @pytest.mark.parametrize(
@@ -324,7 +330,7 @@ def test_option_values_the_parser_refuses(
     assert (said.code, said.out) == (2, "")
     assert options.split()[0] in said.err
     assert "Traceback" not in said.err
-    assert os.listdir() == []
+    assert listing() == []
 
 
 def test_no_output_given(cli: Command, folder: Path, chain: Path) -> None:
@@ -349,14 +355,12 @@ def arrays() -> dict[str, np.ndarray]:
     ],
     ids=["missing", "shape", "text", "complex", "object"],
 )
-def test_wrong_arrays(
-    changes: dict, word: str, cli: Command, folder: Path, chain: Path
-) -> None:
+def test_wrong_arrays(changes: dict, word: str, cli: Command, folder: Path, chain: Path) -> None:
     chosen = {name: value for name, value in (arrays() | changes).items() if value is not None}
     np.savez("feeds.npz", **chosen)
     for command in (("optimize", chain, "out.onnx", *QUICK), ("run", chain), ("bench", chain)):
         cli(*command, "--data", "feeds.npz").assert_refused(2, word, "feeds.npz")
-    assert os.listdir() == ["feeds.npz"]
+    assert listing() == ["feeds.npz"]
 
 
 def test_files_that_hold_no_arrays(cli: Command, folder: Path, chain: Path) -> None:

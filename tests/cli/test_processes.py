@@ -16,6 +16,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxremat.graph.onnx_io import to_model
+from tests.cli.conftest import listing
 from tests.conftest import ROOT
 from tests.toolbox import training_chain
 
@@ -63,7 +64,7 @@ def test_interrupt_keeps_the_best_plan(tmp_path: Path, long_plan: Path, warm: No
     facts = json.loads(out)
     assert facts["recomputed_ops"] > 0
     assert facts["peak_predicted_bytes"] <= facts["budget_bytes"]
-    assert sorted(os.listdir(tmp_path)) == ["out.onnx", "out.onnx.options.json"]
+    assert listing(tmp_path) == ["out.onnx", "out.onnx.options.json"]
     onnx.checker.check_model(str(tmp_path / "out.onnx"), full_check=True)
 
 
@@ -79,7 +80,7 @@ def test_interrupt_before_any_plan(tmp_path: Path, long_plan: Path) -> None:
     assert out == ""
     assert "Traceback" not in err
     assert "interrupted" in err
-    assert os.listdir(tmp_path) == []
+    assert listing(tmp_path) == []
 
 
 def test_second_interrupt_gives_up_at_once(tmp_path: Path, long_plan: Path, warm: None) -> None:
@@ -93,7 +94,7 @@ def test_second_interrupt_gives_up_at_once(tmp_path: Path, long_plan: Path, warm
     out, err = process.communicate(timeout=30)
     assert process.returncode == 130, err
     assert (out, "Traceback" in err) == ("", False)
-    assert os.listdir(tmp_path) == []
+    assert listing(tmp_path) == []
 
 
 def test_closed_pipe_is_no_traceback(tmp_path: Path, long_plan: Path) -> None:
@@ -153,10 +154,12 @@ def test_three_gib_of_weights_stay_on_disk(tmp_path: Path, warm: None) -> None:
     kilobytes = usage.ru_maxrss if sys.platform != "darwin" else usage.ru_maxrss // 1024
     assert kilobytes * 1024 < GIB
     # The weights are referred to where they are: nothing of their size was written.
-    assert sorted(os.listdir(tmp_path)) == [
+    assert listing(tmp_path) == [
         "in.bin", "in.onnx", "out.onnx", "out.onnx.options.json"
     ]  # fmt: skip
     assert (tmp_path / "out.onnx").stat().st_size < 1 << 20
     made = onnx.load(tmp_path / "out.onnx", load_external_data=False)
-    places = {e.value for t in made.graph.initializer for e in t.external_data if e.key == "location"}
+    places = {
+        e.value for t in made.graph.initializer for e in t.external_data if e.key == "location"
+    }
     assert places == {"in.bin"}

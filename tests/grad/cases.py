@@ -307,7 +307,13 @@ case("Pad", normal(4, 5), ints(-1, 1, 0, -2), exact=False)
 case("Pad", normal(2, 3), ints(1, 2), fixed(np.array(0.5)), ints(1))
 case("Pad", normal(2, 3), ints(1, 1, 1, 1), normal())
 for _mode in ("reflect", "edge", "wrap"):
-    case("Pad", normal(4, 5), ints(2, 1, 1, 3), mode=_mode, opsets=(19,) if _mode == "wrap" else (18,))
+    case(
+        "Pad",
+        normal(4, 5),
+        ints(2, 1, 1, 3),
+        mode=_mode,
+        opsets=(19,) if _mode == "wrap" else (18,),
+    )
 case("Tile", normal(2, 3), ints(2, 3), opsets=(13, 18))
 case("Tile", normal(2, 3), ints(1, 1))
 for _mode in ("DCR", "CRD"):
@@ -328,7 +334,9 @@ case("GatherElements", normal(3, 3), fixed(_index), axis=0, opsets=(13, 18))
 case("GatherElements", normal(2, 4), fixed(_index), axis=1)
 case("GatherND", normal(3, 4, 2), fixed(np.array([[0, 1], [2, 3], [0, 1]])), opsets=(13, 18))
 case("GatherND", normal(2, 3, 4), fixed(np.array([[1], [0]])), batch_dims=1)
-case("GatherND", normal(2, 3, 4), fixed(np.array([[[1, 2], [0, 0]], [[2, 3], [2, 3]]])), batch_dims=1)
+case(
+    "GatherND", normal(2, 3, 4), fixed(np.array([[[1, 2], [0, 0]], [[2, 3], [2, 3]]])), batch_dims=1
+)
 _put = np.array([[1, 0, 2]])
 for _mode in ("none", "add"):
     case("ScatterElements", normal(3, 3), fixed(_put), normal(1, 3), axis=0, reduction=_mode,
@@ -372,3 +380,29 @@ for _reduction in ("mean", "sum", "none"):
         case(op, normal(4, 3), fixed(_labels), reduction=_reduction, ignore_index=2)
         case(op, normal(2, 3, 2), fixed(_labels.reshape(2, 2)), fixed(positive(3)),
              reduction=_reduction, ignore_index=0)  # fmt: skip
+
+# ---- functions without rules of their own -------------------------------------------------------
+_heads = (normal(2, 3, 4, 8), normal(2, 3, 5, 8), normal(2, 3, 5, 8))
+case("Attention", *_heads, opsets=(23, 24), exact=False)
+case("Attention", *_heads, normal(4, 5), opsets=(23,), exact=False)
+case("Attention", normal(2, 4, 8), normal(2, 4, 8), normal(2, 4, 8), opsets=(23,), exact=False,
+     q_num_heads=2, kv_num_heads=2, is_causal=1)  # fmt: skip
+_table = [fixed(normal(10, 4)), fixed(normal(10, 4)), fixed(np.tile(np.arange(4), (2, 1)))]
+case("RotaryEmbedding", normal(2, 3, 4, 8), *_table, opsets=(23,), exact=False)
+case("RotaryEmbedding", normal(2, 4, 24), *_table, opsets=(23,), exact=False, num_heads=3,
+     interleaved=1)  # fmt: skip
+
+# ---- fused operators of onnxruntime's tools, written out ------------------------------------------
+_fused = {"domain": "com.microsoft", "exact": False}
+_x = normal(2, 4, 8)
+case("SkipLayerNormalization", _x, normal(2, 4, 8), positive(8), normal(8), normal(8), **_fused)
+case("SkipLayerNormalization", _x, normal(2, 4, 8), positive(8), epsilon=1e-5, **_fused)
+case("SkipLayerNormalization", _x, normal(2, 4, 8), positive(8), normal(8), outputs=4,
+     used=(0, 3), **_fused)  # fmt: skip
+case("SkipSimplifiedLayerNormalization", _x, normal(2, 4, 8), positive(8), valid=False, **_fused)
+case("MultiHeadAttention", _x, normal(2, 5, 8), normal(2, 5, 8), num_heads=2, **_fused)
+case("MultiHeadAttention", _x, normal(2, 4, 8), normal(2, 4, 8), normal(24), None,
+     normal(1, 2, 4, 4), num_heads=2, scale=0.4, **_fused)  # fmt: skip
+_look = Fixed(np.array([[1, 1, 0, 1], [1, 1, 1, 0]], np.int32))
+case("Attention", _x, normal(8, 24) / 3, normal(24), _look, num_heads=2, **_fused)
+case("Attention", _x, normal(8, 24) / 3, normal(24), num_heads=4, unidirectional=1, **_fused)

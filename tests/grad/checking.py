@@ -12,7 +12,7 @@ import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from onnxremat.grad import differentiate
+from onnxremat.grad import differentiate, registry
 
 STEP = 1e-6
 DIRECTIONS = 3
@@ -87,7 +87,9 @@ def build(case: Case, opset: int, dtype: np.dtype) -> tuple[onnx.ModelProto, dic
             inputs.append(helper.make_tensor_value_info(name, kind, array.shape))
             values[name] = array
     outs = [f"y{k}" for k in range(case.outputs)]
-    node = helper.make_node(case.op, names, outs, name="node", domain=case.domain, **case.attributes)
+    node = helper.make_node(
+        case.op, names, outs, name="node", domain=case.domain, **case.attributes
+    )
     shapes = _output_shapes(node, inputs, initializers, outs, values, opset, case)
     nodes, terms = [node], []
     rng = np.random.default_rng(7)
@@ -156,10 +158,29 @@ def check(case: Case, opset: int, variant: str | None = None) -> None:
     backward = gradients(model, names, variant, case.op)
     if case.valid:
         onnx.checker.check_model(backward)
+    _reads_what_it_declares(case, backward, variant)
     got = _named(backward, _runner(backward, case)(values))
     _finite_differences(case, model, values, got)
     if case.exact and all(value.dtype == np.float64 for value in values.values()):
         _single_precision(case, opset, variant, got)
+
+
+def _reads_what_it_declares(case: Case, backward: onnx.ModelProto, variant: str | None) -> None:
+    """The planner frees forward tensors that the rule does not say it keeps."""
+    forward = next((n for n in backward.graph.node if n.name == "node"), None)
+    if forward is None or forward.op_type != case.op:
+        return  # brought to another opset, or expanded
+    rules = [
+        rule
+        for rule in registry.rules()
+        if (rule.op_type, rule.domain) == (case.op, case.domain) and variant in (None, rule.variant)
+    ]
+    emitted = [n for n in backward.graph.node if n.name.startswith("grad/node/")]
+    read = {name for n in emitted for name in n.input}
+    for kind, names in (("x", forward.input), ("y", forward.output)):
+        for position, name in enumerate(names):
+            allowed = any(rule.may_read(kind, position) for rule in rules)
+            assert name not in read or allowed, f"{kind}{position} is read, not declared"
 
 
 def _named(model: onnx.ModelProto, results: list[np.ndarray]) -> dict[str, np.ndarray]:
@@ -177,7 +198,11 @@ def _finite_differences(case, model, values, got) -> None:
         for _ in range(DIRECTIONS):
             direction = rng.standard_normal(value.shape).astype(value.dtype)
             sides = [
-                float(forward({**values, name: value + np.asarray(s * step * direction, value.dtype)})[0])
+                float(
+                    forward(
+                        {**values, name: value + np.asarray(s * step * direction, value.dtype)}
+                    )[0]
+                )
                 for s in (1.0, -1.0)
             ]
             expected = (sides[0] - sides[1]) / (2 * step)

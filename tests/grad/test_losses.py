@@ -86,7 +86,11 @@ def test_cross_entropy_equals_torch(loss: CrossEntropy) -> None:
     x, labels = cross_data((6, 4), 1, loss.ignore_index)
     value, gradient = evaluate(loss, x, labels)
     tensor = torch.tensor(x, requires_grad=True)
-    weight = None if loss.class_weights is None else torch.tensor(loss.class_weights, dtype=torch.float64)
+    weight = (
+        None
+        if loss.class_weights is None
+        else torch.tensor(loss.class_weights, dtype=torch.float64)
+    )
     expected = torch.nn.functional.cross_entropy(
         tensor, torch.tensor(labels), weight, label_smoothing=loss.label_smoothing,
         ignore_index=-100 if loss.ignore_index is None else loss.ignore_index,

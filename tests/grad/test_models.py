@@ -230,8 +230,12 @@ def test_portable_graph_gives_the_same_gradients() -> None:
         model, feeds, labels = setting(name)
         plain = differentiate(model, optimizer="sgd")
         portable = differentiate(model, optimizer="sgd", portable=True)
-        assert not any(a.name == "training_mode" and a.i for n in portable.graph.node for a in n.attribute)
-        assert all(len(n.output) == 1 for n in portable.graph.node if n.op_type == "LayerNormalization")
+        assert not any(
+            a.name == "training_mode" and a.i for n in portable.graph.node for a in n.attribute
+        )
+        assert all(
+            len(n.output) == 1 for n in portable.graph.node if n.op_type == "LayerNormalization"
+        )
         found = []
         for graph in (plain, portable):
             trainer = Trainer(graph, model, threads=1)

@@ -16,7 +16,10 @@ from onnxremat.graph.onnx_io import to_ops
 from onnxremat.run.train import Trainer
 
 RNG = np.random.default_rng(5)
-X, Z = RNG.standard_normal((8, 3)).astype(np.float32), RNG.standard_normal((8, 2)).astype(np.float32)
+X, Z = (
+    RNG.standard_normal((8, 3)).astype(np.float32),
+    RNG.standard_normal((8, 2)).astype(np.float32),
+)
 W1 = RNG.standard_normal((3, 4)).astype(np.float32)
 W2 = RNG.standard_normal((4, 2)).astype(np.float32)
 RATE = 0.05
@@ -53,7 +56,9 @@ def torch_trained(make: Any, steps: int = 6, clip: Any = None) -> dict[str, np.n
     optimizer = make(torch)([w1, w2])
     for _ in range(steps):
         optimizer.zero_grad()
-        torch.nn.functional.mse_loss(torch.tanh(torch.tensor(X) @ w1) @ w2, torch.tensor(Z)).backward()
+        torch.nn.functional.mse_loss(
+            torch.tanh(torch.tensor(X) @ w1) @ w2, torch.tensor(Z)
+        ).backward()
         if clip:
             clip(torch, [w1, w2])
         optimizer.step()
@@ -69,7 +74,8 @@ PAIRS: list[tuple[Optimizer, Any]] = [
     (SGD(), lambda t: lambda p: t.optim.SGD(p, RATE)),
     (SGD(weight_decay=0.1), lambda t: lambda p: t.optim.SGD(p, RATE, weight_decay=0.1)),
     (SGD(momentum=0.9), lambda t: lambda p: t.optim.SGD(p, RATE, 0.9)),
-    (SGD(momentum=0.9, nesterov=True), lambda t: lambda p: t.optim.SGD(p, RATE, 0.9, nesterov=True)),
+    (SGD(momentum=0.9, nesterov=True),
+     lambda t: lambda p: t.optim.SGD(p, RATE, 0.9, nesterov=True)),
     (Adam(), lambda t: lambda p: t.optim.Adam(p, RATE)),
     (Adam(weight_decay=0.1), lambda t: lambda p: t.optim.Adam(p, RATE, weight_decay=0.1)),
     (Adam(weight_decay=0.1, decoupled=True),
@@ -83,26 +89,37 @@ def test_equals_torch(ours: Optimizer, theirs: Any) -> None:
     same(trained(ours), torch_trained(theirs))
 
 
+SGD_OF_TORCH = lambda t: lambda p: t.optim.SGD(p, RATE)  # noqa: E731
+
+
 def test_clip_by_norm_equals_torch() -> None:
     clip = lambda t, p: t.nn.utils.clip_grad_norm_(p, 0.3)  # noqa: E731
-    same(trained("sgd", clip_norm=0.3), torch_trained(lambda t: lambda p: t.optim.SGD(p, RATE), clip=clip))
+    same(
+        trained("sgd", clip_norm=0.3),
+        torch_trained(SGD_OF_TORCH, clip=clip),
+    )
 
 
 def test_clip_by_value_equals_torch() -> None:
     clip = lambda t, p: t.nn.utils.clip_grad_value_(p, 0.05)  # noqa: E731
-    same(trained("sgd", clip_value=0.05), torch_trained(lambda t: lambda p: t.optim.SGD(p, RATE), clip=clip))
+    same(
+        trained("sgd", clip_value=0.05),
+        torch_trained(SGD_OF_TORCH, clip=clip),
+    )
 
 
 def test_adam_equals_its_definition() -> None:
     """Independent of PyTorch: the recurrence in numpy, with gradients from the emitted graph."""
     gradients = differentiate(net(), loss="mse", optimizer=None)
-    session = ort.InferenceSession(gradients.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(
+        gradients.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
     values = {"w1": W1.copy(), "w2": W2.copy()}
     m = {k: np.zeros_like(v) for k, v in values.items()}
     v = {k: np.zeros_like(w) for k, w in values.items()}
     for step in range(1, 7):
-        found = dict(zip([o.name for o in session.get_outputs()],
-                         session.run(None, {"x": X, "labels": Z, **values}), strict=True))  # fmt: skip
+        results = session.run(None, {"x": X, "labels": Z, **values})
+        found = dict(zip([o.name for o in session.get_outputs()], results, strict=True))
         for name in values:
             g = found[f"{name}.grad"]
             m[name] = 0.9 * m[name] + 0.1 * g
@@ -115,9 +132,13 @@ def test_adam_equals_its_definition() -> None:
 def test_lamb_equals_its_definition() -> None:
     lamb = Lamb(weight_decay=0.1)
     gradients = differentiate(net(), loss="mse", optimizer=None)
-    session = ort.InferenceSession(gradients.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(
+        gradients.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
     names = [o.name for o in session.get_outputs()]
-    found = dict(zip(names, session.run(None, {"x": X, "labels": Z, "w1": W1, "w2": W2}), strict=True))
+    found = dict(
+        zip(names, session.run(None, {"x": X, "labels": Z, "w1": W1, "w2": W2}), strict=True)
+    )
     expected = {}
     for name, value in (("w1", W1), ("w2", W2)):
         g = found[f"{name}.grad"]
@@ -145,7 +166,9 @@ def test_accumulated_halves_equal_the_whole_batch() -> None:
     same(halves, whole)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "nesterov", "adam", "adamw", "adagrad", "lamb"])
+@pytest.mark.parametrize(
+    "optimizer", ["sgd", "momentum", "nesterov", "adam", "adamw", "adagrad", "lamb"]
+)
 def test_every_optimizer_lowers_the_loss(optimizer: str) -> None:
     graph = differentiate(net(), loss="mse", optimizer=optimizer)
     onnx.checker.check_model(graph)
@@ -177,7 +200,9 @@ def test_in_place_equals_out_of_place(level: str, order: str) -> None:
     options = ort.SessionOptions()
     options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
     options.execution_order = getattr(ort.ExecutionOrder, order)
-    session = ort.InferenceSession(graph.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(
+        graph.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
     shapes = {i.name: i.shape for i in session.get_inputs()}
     state = {v.input: {"w1": W1, "w2": W2}.get(v.input) for v in about.variables}
     for name, value in state.items():

@@ -23,7 +23,9 @@ class TorchGraph:
 
         self.torch, self.dtype = torch, dtype or torch.float32
         self.model = model
-        self.values = {t.name: self.tensor(numpy_helper.to_array(t)) for t in model.graph.initializer}
+        self.values = {
+            t.name: self.tensor(numpy_helper.to_array(t)) for t in model.graph.initializer
+        }
 
     def tensor(self, array: np.ndarray) -> Any:
         value = self.torch.from_numpy(np.array(array))

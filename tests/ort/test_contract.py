@@ -148,9 +148,10 @@ INITIALIZERS = (
 BINARY = ("Add", "Sub", "Mul", "Div", "Max", "Min", "Sum")
 # Popular ops that allocate a fresh output, whatever other runtimes do.
 FRESH = (
-    "Sqrt Exp Log Neg Abs Erf Sin Cos Floor Reciprocal Gelu Sign Round HardSwish Mish Expand "
-    "Dropout Pow Where Add Sub Mul Div Max Min Sum"
-).split()
+    *BINARY,
+    *("Sqrt", "Exp", "Log", "Neg", "Abs", "Erf", "Sin", "Cos", "Floor", "Reciprocal", "Gelu"),
+    *("Sign", "Round", "HardSwish", "Mish", "Expand", "Dropout", "Pow", "Where"),
+)
 
 
 def _delta(op_type: str, *, dying: bool) -> int:

@@ -76,7 +76,8 @@ def assert_same(model: onnx.ModelProto, *, folder: Path | None = None, exact: bo
 
 MODELS = {
     "scalars": """g (float[1] x, float[3] z) => (y) <float c = {2.0}> {
-        a = ReduceMax<keepdims = 0>(x)  b = Mul(a, c)  d = Sin(b)  e = Add(d, a)  y = Mul(e, z) }""",
+        a = ReduceMax<keepdims = 0>(x)  b = Mul(a, c)  d = Sin(b)  e = Add(d, a)
+        y = Mul(e, z) }""",
     "zero-size tensors": """g (float[4, 8] x) => (float[0, 8] y, float[4, 8] u)
         <int64[1] s = {2}, int64[1] e = {2}> {
         a = Sin(x)  b = Slice(a, s, e)  c = Cos(b)  d = Relu(c)  y = Add(d, c)  u = Exp(a) }""",
@@ -140,10 +141,8 @@ def test_float16() -> None:
 
 @pytest.mark.parametrize("opset", range(11, onnx.defs.onnx_opset_version() + 1))
 def test_every_opset(opset: int) -> None:
-    if opset > 24:
-        pytest.skip(f"this onnxruntime supports opsets to 24, not {opset}") if not _runs(
-            opset
-        ) else None
+    if not _runs(opset):
+        pytest.skip(f"this onnxruntime does not run opset {opset}")
     graph = assert_same(parse(
         "g (float[8, 8] x) => (float[8, 8] y) "
         "{ a = MatMul(x, x) b = Relu(a) c = Softmax(b) y = Add(c, a) }", opset, ir=7,
@@ -162,8 +161,8 @@ def _runs(opset: int) -> bool:
 @pytest.mark.parametrize("ir", range(3, 12))
 @pytest.mark.parametrize("target", ["none", "portable"])
 def test_every_ir_version(ir: int, target: str) -> None:
-    model = parse("g (float[8, 8] x) => (float[8, 8] y) { a = MatMul(x, w) b = Sin(a) y = Add(b, a) }",
-                  11, ir)  # fmt: skip
+    body = "g (float[8, 8] x) => (float[8, 8] y) { a = MatMul(x, w) b = Sin(a) y = Add(b, a) }"
+    model = parse(body, 11, ir)
     model.graph.initializer.append(numpy_helper.from_array(np.eye(8, dtype=np.float32), "w"))
     if ir < 4:  # initializers had to be listed as inputs
         model.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, (8, 8)))
@@ -174,9 +173,7 @@ def test_every_ir_version(ir: int, target: str) -> None:
 def test_symbolic_dimensions_bound_by_name_and_by_shape() -> None:
     body = "g (float[n, 4] x, float[n, m] z) => (float[n, m] y) { a = MatMul(x, w) y = Add(a, z) }"
     model = parse(body)
-    model.graph.initializer.append(
-        numpy_helper.from_array(np.ones((4, 6), np.float32), "w")
-    )
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((4, 6), np.float32), "w"))
     for shapes, dims in (({}, {"n": 3, "m": 6}), ({"x": (3, 4), "z": (3, 6)}, {}),
                          ({"x": (3, 4)}, {"m": 6})):  # fmt: skip
         graph = assert_same(bind(model, shapes, dims))
@@ -186,7 +183,9 @@ def test_symbolic_dimensions_bound_by_name_and_by_shape() -> None:
 
 
 def test_unnamed_and_duplicate_node_names() -> None:
-    graph = graph_of("g (float[8] x) => (float[8] y) { a = Sin(x) b = Cos(a) c = Exp(b) y = Add(c, a) }")
+    graph = graph_of(
+        "g (float[8] x) => (float[8] y) { a = Sin(x) b = Cos(a) c = Exp(b) y = Add(c, a) }"
+    )
     model = to_model(graph)
     for node, name in zip(model.graph.node, ("same", "same", "", "same_1"), strict=True):
         node.name = name
@@ -261,8 +260,10 @@ def test_training_dropout_is_never_recomputed() -> None:
 
 
 def test_inference_dropout_may_be_recomputed() -> None:
-    assert_same(parse("""g (float[8] x) => (float[8] y) {
-        a = Sin(x)  d = Dropout(a)  b = Cos(d)  y = Add(b, d) }"""))
+    assert_same(
+        parse("""g (float[8] x) => (float[8] y) {
+        a = Sin(x)  d = Dropout(a)  b = Cos(d)  y = Add(b, d) }""")
+    )
 
 
 def test_names_notes_and_metadata_are_kept() -> None:

@@ -109,7 +109,9 @@ def thresholded_relu(call: Call) -> Cotangents:
 def shrink(call: Call) -> Cotangents:
     """y = x moved towards 0 by the bias where |x| > l, else 0. dx = dy there."""
     t = call.tape
-    return [t.mask(t.compare("Greater", t.op("Abs", call.x), call.attribute("lambd", 0.5)), call.dy)]
+    return [
+        t.mask(t.compare("Greater", t.op("Abs", call.x), call.attribute("lambd", 0.5)), call.dy)
+    ]
 
 
 @vjp("Sigmoid", variant="output", reads="y0")

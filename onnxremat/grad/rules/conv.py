@@ -72,9 +72,7 @@ def _transposed_window(call: Call, sizes: Shape, kernel: Shape) -> Window:
     return replace(window, before=before, after=after)
 
 
-def data_cotangent(
-    t: Tape, dy: str, w: str, shape: Shape, window: Window, group: int
-) -> str:
+def data_cotangent(t: Tape, dy: str, w: str, shape: Shape, window: Window, group: int) -> str:
     """Cotangent of the data of a convolution."""
     if _flip_pays(t, dy, w, window, group):
         return _by_flipped_kernel(t, dy, w, shape, window, group)
@@ -94,9 +92,7 @@ def _flipped_pads(window: Window) -> list[int]:
     return before + after
 
 
-def _by_flipped_kernel(
-    t: Tape, dy: str, w: str, shape: Shape, window: Window, group: int
-) -> str:
+def _by_flipped_kernel(t: Tape, dy: str, w: str, shape: Shape, window: Window, group: int) -> str:
     return t.op(
         "Conv", dy, flipped(t, w, group), shape=shape, pads=_flipped_pads(window),
         dilations=window.dilations, group=group,

@@ -132,9 +132,7 @@ def _image_columns(t: Tape, x: str, dy: str, filters: Filters, window: Window) -
     """As columns, one product per image: nothing has to be moved to the front."""
     images, view = t.shape(x)[0], _padded(t, x, window)
     parts = [
-        t.reshape(
-            shifted(t, view, window, offset), (images, filters.channels, 1, window.positions)
-        )
+        t.reshape(shifted(t, view, window, offset), (images, filters.channels, 1, window.positions))
         for offset in window.offsets()
     ]
     shape = (images, filters.channels * window.taps, window.positions)
@@ -188,7 +186,9 @@ def _band(t: Tape, x: str, dy: str, filters: Filters, window: Window) -> str:
     blocks, span = columns // width, stride * (width - 1) + window.extent[1]
     depth = images * rows * blocks
     left = t.reshape(_channels_first(t, dy), (channels, depth, width))
-    view = _column_blocks(t, _channels_first(t, _padded(t, x, window)), blocks, width * stride, span)
+    view = _column_blocks(
+        t, _channels_first(t, _padded(t, x, window)), blocks, width * stride, span
+    )
     parts = []
     for offset in range(window.kernel[0]):
         start = offset * window.dilations[0]

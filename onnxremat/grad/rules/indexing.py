@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from onnx import TensorProto as T
 
@@ -66,9 +68,7 @@ def gather_nd(call: Call) -> Cotangents:
     """y = slices of x by index tuples. dx = dy added up there."""
     t, indices = call.tape, call.op.inputs[1]
     indices = _with_batch(t, indices, call.attribute("batch_dims", 0))
-    made = t.op(
-        "ScatterND", t.zeros(call.x), indices, call.dy, shape=call.shape(), reduction="add"
-    )
+    made = t.op("ScatterND", t.zeros(call.x), indices, call.dy, shape=call.shape(), reduction="add")
     return [made, None]
 
 
@@ -99,7 +99,7 @@ def scatter_nd(call: Call) -> Cotangents:
     return _scatter(call, "GatherND", {})
 
 
-def _scatter(call: Call, gather_type: str, attributes: dict[str, int]) -> Cotangents:
+def _scatter(call: Call, gather_type: str, attributes: dict[str, Any]) -> Cotangents:
     t, (data, indices, updates) = call.tape, call.op.inputs
     reduction = call.attribute("reduction", "none")
     if reduction not in ("none", "add"):
@@ -128,4 +128,3 @@ def one_hot(call: Call) -> Cotangents:
     on = t.sum(t.mul(call.dy, hot), axes)
     off = t.sub(t.sum(call.dy, axes), on)
     return [None, None, t.concat([t.reshape(off, (1,)), t.reshape(on, (1,))], 0)]
-

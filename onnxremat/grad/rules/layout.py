@@ -104,8 +104,11 @@ def pad(call: Call) -> Cotangents:
     mode = call.attribute("mode", "constant")
     if mode == "constant":
         dx = t.pad(call.dy, [-width for width in before], [-width for width in after])
-        dv = t.sub(t.sum(call.dy, range(len(shape))), t.sum(dx, range(len(shape)))) \
-            if call.need(2) else None
+        dv = (
+            t.sub(t.sum(call.dy, range(len(shape))), t.sum(dx, range(len(shape))))
+            if call.need(2)
+            else None
+        )
         return [dx, None, dv, None][: len(call.op.inputs)]
     dx = call.dy
     for axis, length in enumerate(shape):
@@ -120,7 +123,7 @@ def _border(length: int, before: int, after: int, mode: str) -> np.ndarray:
     inner = np.arange(length)
     inner = inner[max(0, -before) : length - max(0, -after)]
     widths = (max(0, before), max(0, after))
-    return np.pad(inner, widths, mode=mode)  # type: ignore[call-overload,no-any-return]
+    return np.pad(inner, widths, mode=mode)  # type: ignore[call-overload]
 
 
 @vjp("Tile")

@@ -78,11 +78,7 @@ def einsum(call: Call) -> Cotangents:
     operands, result = _labels(call)
     if any(len(set(labels)) < len(labels) for labels in (*operands, result)):
         raise call.unsupported("the equation takes a diagonal (a label twice in one operand)")
-    length = {
-        label: max(t.shape(name)[labels.index(label)] for labels, name in zip(operands, inputs, strict=True)
-                   if label in labels)
-        for label in set("".join(operands))
-    }  # fmt: skip
+    length = _lengths(call, operands)
     made: list[str | None] = []
     for k, labels in enumerate(operands):
         if not call.need(k):
@@ -99,6 +95,15 @@ def einsum(call: Call) -> Cotangents:
         value = t.expand(t.reshape(value, spread), [length[label] for label in labels])
         made.append(value)
     return made
+
+
+def _lengths(call: Call, operands: list[str]) -> dict[str, int]:
+    """Size of each label; 1 in one operand may stand for any."""
+    length: dict[str, int] = {}
+    for labels, name in zip(operands, call.op.inputs, strict=True):
+        for label, size in zip(labels, call.tape.shape(name), strict=True):
+            length[label] = max(length.get(label, 0), size)
+    return length
 
 
 def _labels(call: Call) -> tuple[list[str], str]:
@@ -118,7 +123,8 @@ def _labels(call: Call) -> tuple[list[str], str]:
         right = "..." * ("..." in left)
         right += "".join(sorted(c for c in set(letters) if letters.count(c) == 1))
     spelled = [
-        labels.replace("...", spare[len(spare) - n :]) for labels, n in zip(operands, hidden, strict=True)
+        labels.replace("...", spare[len(spare) - n :])
+        for labels, n in zip(operands, hidden, strict=True)
     ]
     return spelled, right.replace("...", spare)
 

@@ -8,9 +8,7 @@ COMPARISONS = "Equal Greater GreaterOrEqual Less LessOrEqual Not And Or Xor IsNa
 STEPS = "Sign Floor Ceil Round"
 CHOICES = "ArgMax ArgMin NonZero Hardmax Unique NonMaxSuppression"
 SHAPES = "Shape Size ConstantOfShape Range EyeLike Constant"
-RANDOM = (
-    "RandomNormal RandomNormalLike RandomUniform RandomUniformLike Multinomial Bernoulli"
-)
+RANDOM = "RandomNormal RandomNormalLike RandomUniform RandomUniformLike Multinomial Bernoulli"
 INTEGERS = (
     "BitShift BitwiseAnd BitwiseOr BitwiseXor BitwiseNot MatMulInteger ConvInteger "
     "QuantizeLinear DynamicQuantizeLinear"

@@ -170,4 +170,3 @@ def _window_sum(t: Tape, a: str, size: int, before: int, after: int) -> str:
         "AveragePool", padded, shape=t.shape(flat), kernel_shape=[size, 1], strides=[1, 1]
     )
     return t.reshape(t.mul(pooled, float(size)), t.shape(a))
-

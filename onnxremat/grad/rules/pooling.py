@@ -44,9 +44,7 @@ def max_pool(call: Call) -> Cotangents:
 
 def _short(window: Window) -> list[bool]:
     """Axes whose last window reaches beyond the input (ceil_mode)."""
-    return [
-        s * o > n for s, o, n in zip(window.strides, window.output, window.input, strict=True)
-    ]
+    return [s * o > n for s, o, n in zip(window.strides, window.output, window.input, strict=True)]
 
 
 @vjp("AveragePool")
@@ -183,5 +181,3 @@ def max_unpool(call: Call) -> Cotangents:
     indices = t.reshape(call.op.inputs[1], (places,))
     made = t.op("GatherElements", flat, indices, shape=(places,), axis=0)
     return call.only(t.reshape(made, call.shape()))
-
-

@@ -114,9 +114,7 @@ def top_k(call: Call) -> Cotangents:
     t = call.tape
     indices = call.extra(1, 7, call.out_shape)
     axis = call.attribute("axis", -1) % len(call.shape())
-    made = t.op(
-        "ScatterElements", t.zeros(call.x), indices, call.dy, shape=call.shape(), axis=axis
-    )
+    made = t.op("ScatterElements", t.zeros(call.x), indices, call.dy, shape=call.shape(), axis=axis)
     return call.only(made)
 
 

@@ -1,0 +1,122 @@
+"""Measured and estimated costs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import models
+from onnxremat.cost import measure
+from onnxremat.cost.analytic import analytic_costs, flops
+from onnxremat.cost.measure import cache_folder, measure_costs
+from onnxremat.cost.table import signature
+from onnxremat.graph.onnx_io import to_model
+from onnxremat.graph.order import without_dead_ops
+from onnxremat.ort.feeds import seeded_feeds
+from onnxremat.ort.infer import bind, build_graph
+from onnxremat.ort.profile import profile
+from onnxremat.schedule.expand import expand
+from tests.toolbox import ONE, graph_of, training_chain
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Little measuring, and a cache of its own."""
+    monkeypatch.setattr(measure, "SECONDS", 0.1)
+    monkeypatch.setenv("ONNXREMAT_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_measured_then_cached(quick: Path) -> None:
+    graph = training_chain(3, 32, 64)
+    feeds = seeded_feeds(graph)
+    first, run = measure_costs(graph, feeds, threads=1)
+    assert run is not None
+    assert (first.source, set(first.seconds)) == ("measured", {op.name for op in graph.ops})
+    assert all(seconds > 0 for seconds in first.seconds.values())
+    second, run = measure_costs(graph, feeds, threads=1)
+    assert run is None
+    assert second.source == "cached"
+    assert (second.seconds, second.scratch) == (first.seconds, first.scratch)
+    again, run = measure_costs(graph, feeds, threads=1, fresh=True)
+    assert run is not None
+    assert again.source == "measured"
+
+
+def test_costs_depend_on_threads_but_not_on_names(quick: Path) -> None:
+    graph = graph_of("g (float[64, 64] x) => (float[64, 64] y) { a = MatMul(x, x) y = Sin(a) }")
+    other = graph_of("g (float[64, 64] z) => (float[64, 64] q) { b = MatMul(z, z) q = Sin(b) }")
+    measure_costs(graph, seeded_feeds(graph), threads=1)
+    assert measure_costs(other, seeded_feeds(other), threads=1)[0].source == "cached"
+    assert measure_costs(other, seeded_feeds(other), threads=2)[0].source == "measured"
+    assert len(list(quick.iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    "damage", [b"", b"{", b"\xff\xfe", b"[1, 2]", b'"text"', b"null", b'{"a": 1}']
+)
+def test_a_damaged_cache_is_measured_anew(quick: Path, damage: bytes) -> None:
+    graph = graph_of("g (float[8] x) => (float[8] y) { a = Sin(x) y = Cos(a) }")
+    measure_costs(graph, seeded_feeds(graph), threads=1)
+    (path,) = quick.iterdir()
+    known = json.loads(path.read_text())
+    spoilt = json.dumps({key: [row[0], "x", None] for key, row in known.items()}).encode()
+    path.write_bytes(damage.replace(b'{"a": 1}', spoilt))
+    assert measure_costs(graph, seeded_feeds(graph), threads=1)[0].source == "measured"
+    assert len(json.loads(path.read_text())) == 2
+
+
+def test_a_cache_that_cannot_be_written_is_no_reason_to_fail(
+    quick: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ONNXREMAT_CACHE", "/proc/nowhere")
+    assert cache_folder() == Path("/proc/nowhere")
+    graph = graph_of("g (float[8] x) => (float[8] y) { a = Sin(x) y = Cos(a) }")
+    assert measure_costs(graph, seeded_feeds(graph), threads=1)[0].source == "measured"
+
+
+def test_equal_work_is_one_signature() -> None:
+    graph = graph_of(
+        """g (float[8, 8] x) => (float[8, 8] y) {
+        a = Softmax<axis = 0>(x)  b = Softmax<axis = 0>(a)  c = Softmax<axis = 1>(b)
+        d = Sin(c)  e = ReduceMax<keepdims = 1>(d)  f = Sin(e)  y = Add(f, d) }"""
+    )
+    keys = {op.name: signature(graph, op) for op in graph.ops}
+    a, b, c, d, _, f, _ = (keys[op.name] for op in graph.ops)
+    assert a == b
+    assert len({a, c, d, f}) == 4
+    first = graph.ops[0].name
+    again = expand(graph, [first, first, *(op.name for op in graph.ops[1:])])
+    assert signature(again, again.ops[1]) == a
+
+
+def test_estimated_scratch_is_near_the_measured() -> None:
+    graph = without_dead_ops(build_graph(bind(models.build("unet", size=64, width=8))))
+    guess = analytic_costs(graph)
+    found = profile(to_model(graph), seeded_feeds(graph), ONE)
+    for kernel in found.kernels:
+        if kernel.op_type == "ConvTranspose":
+            assert guess.scratch[kernel.name] == pytest.approx(kernel.scratch, rel=0.25)
+        else:
+            assert abs(guess.scratch[kernel.name] - kernel.scratch) <= 64 << 10
+
+
+def test_floating_point_operations() -> None:
+    graph = graph_of(
+        """g (float[4, 8] x, float[8, 16] w, float[2, 3, 10, 10] i, float[5, 3, 3, 3] k) =>
+        (a, b, c) { a = MatMul(x, w)  b = Conv(i, k)  c = Gemm(x, w) }"""
+    )
+    product = 2 * 4 * 8 * 16
+    assert [flops(graph, op) for op in graph.ops] == [product, 2 * 2 * 5 * 8 * 8 * 27, product]
+
+
+def test_estimates_need_no_run_and_cover_every_op() -> None:
+    graph = training_chain(3, 32, 64)
+    table = analytic_costs(graph)
+    assert table.source == "analytic"
+    assert set(table.seconds) == {op.name for op in graph.ops}
+    assert table.total == pytest.approx(sum(table.seconds.values()))
+    by_type = {op.op_type: table.seconds[op.name] for op in graph.ops}
+    assert by_type["MatMul"] >= by_type["Transpose"]

@@ -1,0 +1,176 @@
+"""The walk: what is pruned, stopped, refused, and what the result says of itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+import models
+from onnxremat.errors import UnsupportedError, UsageError
+from onnxremat.grad import differentiate, training_of
+from onnxremat.graph.onnx_io import read_model
+
+F = TensorProto.FLOAT
+
+
+def model(nodes: list[onnx.NodeProto], out: list[int], **weights: np.ndarray) -> onnx.ModelProto:
+    stored = [numpy_helper.from_array(np.asarray(w), name) for name, w in weights.items()]
+    x = helper.make_tensor_value_info("x", F, [2, 3])
+    y = helper.make_tensor_value_info("y", F, out)
+    graph = helper.make_graph(nodes, "g", [x], [y], stored)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+def node(op: str, inputs: str, outputs: str, **attributes: object) -> onnx.NodeProto:
+    return helper.make_node(op, inputs.split(), outputs.split(), name=f"the_{op}", **attributes)
+
+
+W = np.random.default_rng(0).standard_normal((3, 3)).astype(np.float32)
+
+
+def types(graph: onnx.ModelProto) -> list[str]:
+    return [n.op_type for n in graph.graph.node]
+
+
+def test_branches_add_up() -> None:
+    """y = w + w * w used three ways: the gradient is the sum."""
+    nodes = [node("Mul", "w w", "s"), node("Add", "s w", "t"), node("MatMul", "x t", "y")]
+    graph = differentiate(model(nodes, [2, 3], w=W), loss="mse", optimizer=None)
+    x, z = (np.random.default_rng(k).standard_normal((2, 3)).astype(np.float32) for k in (1, 2))
+    _, gradient = ReferenceEvaluator(graph).run(None, {"x": x, "labels": z, "w": W})
+    dt = x.T @ (2 * (x @ (W * W + W) - z) / 6)
+    np.testing.assert_allclose(gradient, dt * (2 * W + 1), rtol=1e-4, atol=1e-6)
+
+
+def test_only_what_a_parameter_needs_is_emitted() -> None:
+    """Freezing the first layer leaves no backward op before the second."""
+    nodes = [
+        node("MatMul", "x a", "h"), node("Tanh", "h", "t"), node("MatMul", "t b", "y")
+    ]  # fmt: skip
+    frozen = differentiate(model(nodes, [2, 3], a=W, b=W), loss="mse", optimizer=None, freeze=["a"])
+    backward = [n.name for n in frozen.graph.node if n.name.startswith("grad/")]
+    assert not any("Tanh" in name for name in backward)
+    assert [i.name for i in frozen.graph.input] == ["x", "labels", "b"]
+    assert [n for n, _ in training_of(frozen).gradients] == ["b"]
+
+
+def test_dead_forward_ops_are_dropped() -> None:
+    nodes = [node("MatMul", "x w", "y"), node("Exp", "y", "unused")]
+    assert "Exp" not in types(differentiate(model(nodes, [2, 3], w=W), loss="mse"))
+
+
+def test_gradients_stop_at_steps_and_integers() -> None:
+    nodes = [
+        node("MatMul", "x w", "h"), node("Floor", "h", "f"), node("Add", "h f", "y")
+    ]  # fmt: skip
+    graph = differentiate(model(nodes, [2, 3], w=W), loss="mse", optimizer=None)
+    assert not any("Floor" in n.name for n in graph.graph.node if n.name.startswith("grad/"))
+
+
+def test_nothing_reaches_the_parameters() -> None:
+    nodes = [node("MatMul", "x w", "h"), node("Sign", "h", "y")]
+    with pytest.raises(UnsupportedError, match="no parameter gets a gradient"):
+        differentiate(model(nodes, [2, 3], w=W), loss="mse")
+
+
+def test_missing_rule_names_op_version_node_and_remedy() -> None:
+    nodes = [
+        node("MatMul", "x w", "h"), node("Slice", "h zero two one", "sq"), node("Det", "sq", "d"),
+        node("Expand", "d shape", "y"),
+    ]  # fmt: skip
+    ints = {"zero": np.array([0]), "two": np.array([2]), "one": np.array([1]),
+            "shape": np.array([2, 3])}  # fmt: skip
+    with pytest.raises(UnsupportedError) as caught:
+        differentiate(model(nodes, [2, 3], w=W, **ints), loss="mse")
+    text = str(caught.value)
+    for part in ("Det", "opset 18", "the_Det", "onnxremat.grad.vjp", "--freeze"):
+        assert part in text
+
+
+def test_recurrent_layer_is_a_clear_error() -> None:
+    rng = np.random.default_rng(0)
+    weights = {"w": rng.standard_normal((1, 16, 3)), "r": rng.standard_normal((1, 16, 4))}
+    nodes = [
+        node("Unsqueeze", "x zero", "s"), node("LSTM", "s w r", "o h c", hidden_size=4),
+        node("Squeeze", "h zero", "y"),
+    ]  # fmt: skip
+    weights = {name: value.astype(np.float32) for name, value in weights.items()}
+    with pytest.raises(UnsupportedError, match="LSTM"):
+        differentiate(model(nodes, [2, 4], zero=np.array([0]), **weights), loss="mse")
+
+
+def conditional(inner: str) -> onnx.ModelProto:
+    """h = x w; y = h plus an If that reads ``inner``."""
+    outs = [onnx.ValueInfoProto(name="r")]
+    body = helper.make_graph([node("Tanh", inner, "r")], "body", [], outs)
+    branch = helper.make_node(
+        "If", ["yes"], ["c"], name="the_If", then_branch=body, else_branch=body
+    )
+    nodes = [node("MatMul", "x w", "h"), branch, node("Add", "h c", "y")]
+    return model(nodes, [2, 3], w=W, yes=np.array(True))
+
+
+def test_branch_that_needs_no_gradient_is_kept() -> None:
+    graph = differentiate(conditional("x"), loss="mse", optimizer=None)
+    assert "If" in types(graph)
+    onnx.checker.check_model(graph)
+
+
+def test_branch_that_needs_a_gradient_is_named() -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        differentiate(conditional("h"), loss="mse")
+    assert "the_If" in str(caught.value)
+
+
+def test_dropout_draws_and_is_followed_backward() -> None:
+    """The gradient is zero exactly where the mask dropped."""
+    nodes = [
+        node("Mul", "x s", "m"), node("Dropout", "m ratio", "y")
+    ]  # fmt: skip
+    source = model(nodes, [2, 3], s=np.ones((2, 3), np.float32), ratio=np.array(0.5, np.float32))
+    graph = differentiate(source, loss="mse", optimizer=None, trainable=["s"], outputs=["y"])
+    seeds = [a.i for n in graph.graph.node if n.op_type == "Dropout" for a in n.attribute]
+    assert len(seeds) == 1
+    assert "Dropout" in types(graph)
+    off = differentiate(source, loss="mse", optimizer=None, trainable=["s"], dropout=False)
+    assert not any(n.name.startswith("grad/the_Dropout/Cast") for n in off.graph.node)
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [({"trainable": ["absent*"]}, "matches no parameter"), ({"freeze": ["*"]}, "nothing to train"),
+     ({"prediction": "z"}, "no output 'z'"), ({"loss_output": "z"}, "no output 'z'"),
+     ({"optimizer": "sdg"}, "unknown optimizer"), ({"batch_norm": "on"}, "batch_norm"),
+     ({"variants": {"MatMul": "fast"}}, "no rule variant")],
+)  # fmt: skip
+def test_wrong_options_are_named(options: dict, part: str) -> None:
+    with pytest.raises(UsageError, match=part):
+        differentiate(model([node("MatMul", "x w", "y")], [2, 3], w=W), loss="mse", **options)
+
+
+def test_external_weights_stay_outside(tmp_path: Path) -> None:
+    source = models.build("mlp", batch=2, features=64, width=64, layers=2)
+    onnx.save_model(source, tmp_path / "m.onnx", save_as_external_data=True, size_threshold=256)
+    found = read_model(tmp_path / "m.onnx")
+    graph = differentiate(found, folder=tmp_path, freeze=["layers.0*"])
+    stored = {t.name: t for t in graph.graph.initializer}
+    frozen = [t for t in stored.values() if t.name.startswith("layers.0")]
+    assert frozen
+    assert any(t.data_location == TensorProto.EXTERNAL for t in frozen)
+    assert not any(v.input in stored for v in training_of(graph).parameters)
+
+
+def test_loss_output_of_a_model_with_its_own_loss() -> None:
+    nodes = [
+        node("MatMul", "x w", "h"), node("ReduceSumSquare", "h", "y", keepdims=0)
+    ]  # fmt: skip
+    graph = differentiate(model(nodes, [], w=W), loss_output="y", optimizer=None)
+    x = np.random.default_rng(1).standard_normal((2, 3)).astype(np.float32)
+    loss, gradient = ReferenceEvaluator(graph).run(None, {"x": x, "w": W})
+    np.testing.assert_allclose(gradient, 2 * x.T @ (x @ W), rtol=1e-5, atol=1e-6)
+    assert float(loss) == pytest.approx(float(((x @ W) ** 2).sum()), rel=1e-5)

@@ -1,0 +1,179 @@
+"""Files in, graphs out; and the other way round."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import models
+from onnxremat.errors import ModelError, UsageError
+from onnxremat.graph import onnx_io
+from onnxremat.graph.dtypes import tensor_bytes
+from onnxremat.graph.ir import Role
+from onnxremat.graph.onnx_io import (
+    atomic,
+    check_writable,
+    external_files,
+    read_model,
+    to_model,
+    to_ops,
+    write_model,
+)
+from onnxremat.graph.order import file_order, without_dead_ops
+from onnxremat.ort.infer import bind, build_graph
+from tests.toolbox import graph_of, parse, random_dag, shuffled, training_chain
+
+CHAIN = "g (float[8] x) => (float[8] y) { a = Sin(x) b = Cos(a) c = Exp(b) y = Add(c, a) }"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "count"),
+    [
+        (TensorProto.FLOAT, (2, 3), 24), (TensorProto.FLOAT, (), 4), (TensorProto.FLOAT, (0, 5), 0),
+        (TensorProto.BOOL, (7,), 7), (TensorProto.FLOAT16, (3,), 6), (TensorProto.INT4, (3,), 2),
+        (TensorProto.DOUBLE, (2,), 16), (TensorProto.COMPLEX128, (1,), 16), (0, (4,), 0),
+    ],
+)  # fmt: skip
+def test_bytes_of_tensors(dtype: int, shape: tuple[int, ...], count: int) -> None:
+    assert tensor_bytes(dtype, shape) == count
+
+
+def test_bytes_agree_with_numpy() -> None:
+    for dtype in (TensorProto.FLOAT, TensorProto.INT64, TensorProto.UINT8, TensorProto.FLOAT16):
+        array = np.zeros((3, 5), helper.tensor_dtype_to_np_dtype(dtype))
+        assert tensor_bytes(dtype, array.shape) == array.nbytes
+
+
+def test_every_tensor_of_a_model_is_known() -> None:
+    model = models.build("resnet18", size=32, width=8)
+    graph = build_graph(bind(model))
+    for op in graph.ops:
+        for name in (*op.reads, *op.writes):
+            assert graph.tensors[name].shape is not None
+    assert graph.weight_bytes == sum(
+        numpy_helper.to_array(t).nbytes for t in model.graph.initializer
+    )
+    roles = {tensor.role for tensor in graph.tensors.values()}
+    assert roles == set(Role)
+
+
+def test_nodes_in_any_order_are_sorted() -> None:
+    graph = build_graph(random_dag(3, 20))
+    model = to_model(graph)
+    nodes = list(model.graph.node)
+    Random(1).shuffle(nodes)
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    ops = to_ops(model)
+    done = set(graph.inputs)
+    for op in ops:
+        assert set(op.reads) <= done
+        done.update(op.writes)
+    assert {op.name for op in ops} == {op.name for op in graph.ops}
+
+
+def test_a_valid_order_is_left_alone() -> None:
+    graph = shuffled(build_graph(random_dag(5, 20)), Random(2))
+    assert to_ops(to_model(graph)) == graph.ops
+
+
+def test_dead_ops_go_and_nothing_else() -> None:
+    graph = graph_of(
+        """g (float[8] x) => (float[8] y) { a = Sin(x) dead = Cos(a) deader = Exp(dead)
+        y = Add(a, x) }"""
+    )
+    kept = without_dead_ops(graph)
+    assert [op.op_type for op in kept.ops] == ["Sin", "Add"]
+    assert without_dead_ops(kept) is kept
+    assert set(kept.tensors) == {"x", "a", "y"}
+
+
+def test_file_order_follows_the_listing() -> None:
+    graph = shuffled(build_graph(random_dag(7, 20)), Random(4))
+    listed = [name for op in build_graph(random_dag(7, 20)).ops for name in op.writes]
+    found = [name for op in file_order(graph, listed).ops for name in op.writes]
+    assert found == listed
+
+
+def test_inference_goes_on_from_shapes_that_the_file_states() -> None:
+    body = """g (float[8] x) => (y) { n = NonZero(x)  t = Transpose(n)  f = Cast<to = 1>(t)
+        y = Sin(f) }"""
+    model = parse(body)
+    unknown = build_graph(model)
+    assert unknown.tensors["f"].shape is None
+    model.graph.value_info.append(helper.make_tensor_value_info("n", TensorProto.INT64, (1, 8)))
+    assert build_graph(model).tensors["f"].shape == (8, 1)
+
+
+# Writing
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+    with pytest.raises(RuntimeError), atomic(path) as temporary:  # noqa: PT012
+        temporary.write_text("half")
+        raise RuntimeError
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_files_get_the_usual_permissions(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    before = os.umask(0o027)
+    try:
+        with atomic(path) as temporary:
+            temporary.write_text("x")
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
+def test_only_regular_files_are_written(tmp_path: Path) -> None:
+    check_writable(tmp_path / "new")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in (tmp_path, tmp_path / "gone" / "file", Path("/proc/file"), pipe):
+        with pytest.raises(UsageError):
+            check_writable(path)
+    assert list(tmp_path.iterdir()) == [pipe]
+
+
+def test_weights_over_the_limit_go_to_a_file_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnx_io, "INLINE_LIMIT", 10_000)
+    graph = training_chain(3, 32, 4)
+    written = write_model(to_model(graph), tmp_path / "out.onnx")
+    assert {path.name for path in written} == {"out.onnx", "out.onnx.data"}
+    onnx.checker.check_model(str(tmp_path / "out.onnx"), full_check=True)
+    wanted = {t.name: numpy_helper.to_array(t) for t in graph.model.graph.initializer}
+    for tensor in onnx.load(tmp_path / "out.onnx").graph.initializer:
+        np.testing.assert_array_equal(numpy_helper.to_array(tensor), wanted[tensor.name])
+
+
+def test_external_weights_are_not_read(tmp_path: Path) -> None:
+    onnx.save(
+        to_model(training_chain(2, 64, 4)), tmp_path / "in.onnx", save_as_external_data=True,
+        location="w.bin", size_threshold=64,
+    )  # fmt: skip
+    model = read_model(tmp_path / "in.onnx")
+    assert external_files(model) == {"w.bin": (tmp_path / "w.bin").stat().st_size}
+    assert all(not t.raw_data for t in model.graph.initializer if t.external_data)
+    os.truncate(tmp_path / "w.bin", 100)
+    with pytest.raises(ModelError, match="truncated"):
+        read_model(tmp_path / "in.onnx")
+
+
+def test_text_formats_of_onnx_are_read(tmp_path: Path) -> None:
+    model = parse(CHAIN)
+    for suffix in ("json", "textproto"):
+        path = tmp_path / f"model.{suffix}"
+        onnx.save_model(model, path)
+        assert read_model(path) == model
