@@ -192,7 +192,8 @@ def _attention(w: _Writer) -> None:
     added += [w.input(5)] if w.input(5) else []
     if w.attribute("unidirectional", 0):
         added.append(_causal(w, w.shape(w.input(0))[1]))
-    _mix(w, *parts, width // heads, added)
+    query, key, value = parts
+    _mix(w, query, key, value, width // heads, added)
 
 
 _MAKERS: dict[str, Callable[[_Writer], None]] = {

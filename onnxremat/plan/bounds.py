@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from onnxremat.plan.wiring import Wiring
@@ -24,17 +25,18 @@ def least_time(wiring: Wiring) -> float:
 def needs(wiring: Wiring, *, fixed_order: bool = False) -> list[int]:
     """Bytes the first run of each op takes in every valid sequence, shape (ops,).
 
-    Its inputs, outputs and workspace, the weights, and the kept values that must already exist:
-    those of its ancestors, or of all earlier ops when first runs keep the base order. The largest
+    Its inputs, outputs and workspace, the weights, and the values that must be in memory besides:
+    kept values made before, and values that cannot be remade, were made before and are read later.
+    Before and later mean by dependency, or in the base order when first runs keep it. The largest
     takeover that could apply is taken off.
     """
     size, fixed = wiring.size, wiring.problem.fixed
-    kept = _kept_before(wiring, fixed_order)
+    beside = _beside(wiring, fixed_order)
     needed = []
     for op, (reads, writes) in enumerate(zip(wiring.reads, wiring.writes, strict=True)):
-        takeover = max((size[value] for value in wiring.inplace[op]), default=0)
         present = sum(size[value] for value in reads) + sum(size[value] for value in writes)
-        needed.append(fixed + wiring.work[op] + present + kept[op] - takeover)
+        takeover = _takeover(wiring, op, fixed_order)
+        needed.append(fixed + wiring.work[op] + present + beside[op] - takeover)
     return needed
 
 
@@ -51,30 +53,51 @@ def largest_need(wiring: Wiring, *, fixed_order: bool = False) -> Need:
         "workspace": wiring.work[op],
         "always resident": wiring.problem.fixed,
     }
-    parts["kept results"] = max(
-        0, needed[op] - sum(parts.values()) + max((size[v] for v in wiring.inplace[op]), default=0)
-    )
+    takeover = _takeover(wiring, op, fixed_order)
+    parts["results and values that cannot be remade"] = needed[op] - sum(parts.values()) + takeover
     text = ", ".join(f"{name} {count}" for name, count in parts.items() if count)
-    if wiring.inplace[op]:
-        text += ", less what its output takes over in place"
+    if takeover:
+        text += f", less {takeover} that its output takes over in place"
     return Need(needed[op], op, f"op {op} needs {needed[op]} bytes at once ({text})")
 
 
-def _kept_before(wiring: Wiring, fixed_order: bool) -> list[int]:
-    """Bytes of kept values, not read by the op, that exist when each op first runs."""
-    ops, size = wiring.problem.ops, wiring.size
-    total = [0] * ops
-    for value, keep in enumerate(wiring.keep):
-        if not keep:
-            continue
-        maker = wiring.producer[value]
-        if fixed_order:
-            for op in range(maker + 1, ops):
-                total[op] += size[value]
-        else:
-            for op, below in enumerate(wiring.descendants(maker)):
-                if below:
-                    total[op] += size[value]
-        for op in wiring.readers[value]:
-            total[op] -= size[value]
+def _takeover(wiring: Wiring, op: int, fixed_order: bool) -> int:
+    """Bytes the output of ``op`` can take over at most at its first run."""
+    free = [v for v in wiring.inplace[op] if not _read_later(wiring, v, op, fixed_order)]
+    return max((wiring.size[value] for value in free), default=0)
+
+
+def _read_later(wiring: Wiring, value: int, op: int, fixed_order: bool) -> bool:
+    """True when ``value`` cannot be remade and is read after ``op`` in every sequence."""
+    if wiring.recomputable[wiring.producer[value]]:
+        return False
+    others = [reader for reader in wiring.readers[value] if reader != op]
+    if fixed_order:
+        return any(reader > op for reader in others)
+    return bool(others) and not wiring.descendant_ops(op).isdisjoint(others)
+
+
+def _beside(wiring: Wiring, fixed_order: bool) -> list[int]:
+    """Bytes in memory at the first run of each op besides its inputs and outputs."""
+    total = [0] * wiring.problem.ops
+    for value, size in enumerate(wiring.size):
+        readers = set(wiring.readers[value])
+        for op in _spanned(wiring, value, fixed_order):
+            if op not in readers:
+                total[op] += size
     return total
+
+
+def _spanned(wiring: Wiring, value: int, fixed_order: bool) -> Iterable[int]:
+    """Ops at whose first run ``value`` must be in memory whatever is recomputed."""
+    maker, readers, ops = wiring.producer[value], wiring.readers[value], wiring.problem.ops
+    if wiring.keep[value]:
+        return range(maker + 1, ops) if fixed_order else wiring.descendant_ops(maker)
+    if wiring.recomputable[maker] or not readers:
+        return ()
+    if fixed_order:
+        return range(maker + 1, readers[-1] + 1)
+    if len(readers) == 1 and wiring.before[readers[0]] == [maker]:
+        return ()
+    above = set[int]().union(*(wiring.ancestor_ops(reader) for reader in readers))
+    return above & wiring.descendant_ops(maker)

@@ -65,7 +65,7 @@ def solve(
 
     if solver != "auto" and solver not in SOLVERS:
         raise ValueError(f"unknown solver {solver!r}: choose from auto, {', '.join(SOLVERS)}")
-    record = Record(problem, int(budget), float(time_limit), gap, progress, stop)
+    record = Record(problem, int(budget), float(time_limit), gap, progress, stop, fixed_order)
     record.order = tuple(range(problem.ops))
     wiring = Wiring(problem)
     options = _Options(solver, threads, seed, fixed_order)

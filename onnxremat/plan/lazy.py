@@ -32,6 +32,8 @@ from onnxremat.plan.wiring import Wiring
 INCOMPARABLE = 0.02  # share of ops that one cut may leave free before the order is fixed
 WATCHED = 8  # second runs watched per round
 SLOW = 0.5  # seconds of a solve from which the next cut is chosen among several
+FAR = 3e-3  # share of the store-all time above which the gap calls for that
+TRIALS = 10.0  # seconds that must be left for it
 CANDIDATES = 6  # cuts compared then
 SHRINKS = 2  # re-solves with a smaller budget per round
 
@@ -67,7 +69,8 @@ class LazyCuts:
         spans = self._spans()
         made = self._build(spans, record.budget)
         result = self._minimise(made, record.left)
-        self.slow = result.seconds > SLOW
+        far = record.time - record.bound > FAR * record.total
+        self.slow = result.seconds > SLOW and far and record.left > TRIALS
         self._raise(made, result)
         if result.outcome is Outcome.INFEASIBLE or result.point is None:
             return False
@@ -190,7 +193,7 @@ class LazyCuts:
 
     def _add_cut(self, excess: np.ndarray[tuple[int], np.dtype[np.int64]]) -> bool:
         """Cut at the stage with the largest excess, or the one before it."""
-        options = []
+        options: list[int] = []
         left = excess.copy()
         apart = max(1, len(excess) // 100)
         while len(options) < (CANDIDATES if self.slow else 1) and int(left.max()) > 0:

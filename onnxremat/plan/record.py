@@ -40,6 +40,7 @@ class Record:
     gap: float
     progress: Progress | None = None
     stop: Stop | None = None
+    fixed_order: bool = False  # first runs must keep the base order
     sequence: tuple[int, ...] | None = None
     time: float = inf
     peak: int = 0
@@ -79,7 +80,7 @@ class Record:
 
     @property
     def bound(self) -> float:
-        """Bound that applies to the best sequence (to the order when there is none)."""
+        """Bound that applies to the best sequence."""
         return max(self.free_bound, self.order_bound) if self._in_order() else self.free_bound
 
     @property
@@ -144,9 +145,12 @@ class Record:
         )
 
     def _in_order(self) -> bool:
-        """True when first runs of the best sequence follow ``order``."""
+        """True when first runs of the best sequence follow ``order``.
+
+        Without a sequence, the bound of one order says nothing about the others.
+        """
         if self.sequence is None:
-            return True
+            return self.fixed_order
         return tuple(dict.fromkeys(self.sequence)) == self.order
 
     def _moved(self, stage: str) -> None:

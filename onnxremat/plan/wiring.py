@@ -95,20 +95,35 @@ class Wiring:
 
     def ancestors(self, op: int) -> list[bool]:
         """Flags of the ops that must run before ``op`` in every order."""
-        return _reached(self.before, op)
+        return _flags(self.ancestor_ops(op), self.problem.ops)
 
     def descendants(self, op: int) -> list[bool]:
         """Flags of the ops that must run after ``op`` in every order."""
+        return _flags(self.descendant_ops(op), self.problem.ops)
+
+    def ancestor_ops(self, op: int) -> set[int]:
+        """Ops that must run before ``op`` in every order."""
+        return _reached(self.before, op)
+
+    def descendant_ops(self, op: int) -> set[int]:
+        """Ops that must run after ``op`` in every order."""
         return _reached(self.after, op)
 
 
-def _reached(edges: list[list[int]], start: int) -> list[bool]:
-    seen = [False] * len(edges)
+def _flags(chosen: set[int], count: int) -> list[bool]:
+    flags = [False] * count
+    for op in chosen:
+        flags[op] = True
+    return flags
+
+
+def _reached(edges: list[list[int]], start: int) -> set[int]:
+    seen: set[int] = set()
     stack = list(edges[start])
     while stack:
         op = stack.pop()
-        if not seen[op]:
-            seen[op] = True
+        if op not in seen:
+            seen.add(op)
             stack.extend(edges[op])
     return seen
 

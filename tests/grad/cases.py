@@ -392,7 +392,7 @@ case("RotaryEmbedding", normal(2, 3, 4, 8), *_table, opsets=(23,), exact=False)
 case("RotaryEmbedding", normal(2, 4, 24), *_table, opsets=(23,), exact=False, num_heads=3,
      interleaved=1)  # fmt: skip
 
-# ---- fused operators of onnxruntime's tools, written out ------------------------------------------
+# ---- fused operators of onnxruntime's tools, written out ----------------------------------------
 _fused = {"domain": "com.microsoft", "exact": False}
 _x = normal(2, 4, 8)
 case("SkipLayerNormalization", _x, normal(2, 4, 8), positive(8), normal(8), normal(8), **_fused)
