@@ -77,9 +77,21 @@ class InfeasibleError(OnnxrematError):
 
 
 class NoPlanError(OnnxrematError):
-    """No plan found in time; infeasibility is not proven."""
+    """No plan found in time; infeasibility is not proven. ``smallest`` bytes do work."""
 
     exit_code = 4
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        smallest: int | None = None,
+        where: str = "",
+        why: str = "",
+        hint: str = "",
+    ) -> None:
+        super().__init__(what, where=where, why=why, hint=hint)
+        self.smallest = smallest
 
 
 class VerificationError(OnnxrematError):

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ NETS: dict[str, dict[str, Any]] = {
     "vit": {"batch": 8, "size": 224},
 }
 CONTENDERS = ("torch", "ours")
+ALL = (*CONTENDERS, "blocked")
 
 
 def resident(key: str) -> float:
@@ -74,13 +76,15 @@ def data(net: str) -> tuple[Any, dict[str, np.ndarray], np.ndarray]:
 # ---- ours ------------------------------------------------------------------------------------
 
 
-def ours(net: str, threads: int, seconds: float) -> dict[str, Any]:
-    """A step of the emitted graph through the Trainer."""
+def ours(net: str, threads: int, seconds: float, blocked: bool = False) -> dict[str, Any]:
+    """A step of the emitted graph through the Trainer; ``blocked`` for this machine only."""
     from onnxremat.grad import differentiate
+    from onnxremat.grad.blocked import block_size
     from onnxremat.run.train import Trainer
 
     model, feeds, labels = data(net)
-    graph = differentiate(model, optimizer="sgd", dropout=False)
+    block = block_size() if blocked else 0
+    graph = differentiate(model, optimizer="sgd", dropout=False, blocked=block)
     trainer = Trainer(graph, model, threads=threads, rate=0.01)
     del model, graph
     batch = {**feeds, trainer.training.target: labels}
@@ -273,11 +277,12 @@ def main() -> None:
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=6.0)
-    parser.add_argument("--child", choices=CONTENDERS)
+    parser.add_argument("--child", choices=ALL)
     arguments = parser.parse_args()
     if arguments.child:
-        run = {"torch": torch_step, "ours": ours}[arguments.child]
-        print(json.dumps(run(arguments.nets[0], arguments.threads[0], arguments.seconds)))
+        run = {"torch": torch_step, "ours": ours, "blocked": partial(ours, blocked=True)}
+        found = run[arguments.child](arguments.nets[0], arguments.threads[0], arguments.seconds)
+        print(json.dumps(found))
         return
     for threads in arguments.threads:
         for net in arguments.nets:

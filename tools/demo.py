@@ -1,7 +1,7 @@
 """The demonstration of README: a training step that keeps 60 % of its peak, proven.
 
-    make demo                 one training step of a U-Net
-    make demo MODEL=vit       any name of `python -m models --list`
+make demo                 one training step of a U-Net
+make demo MODEL=vit       any name of `python -m models --list`
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 
 import models  # noqa: E402
 from onnxremat import api  # noqa: E402
-from onnxremat.errors import InfeasibleError, OnnxrematError  # noqa: E402
+from onnxremat.errors import InfeasibleError, NoPlanError, OnnxrematError  # noqa: E402
 from onnxremat.units import format_bytes  # noqa: E402
 
 REFERENCE = ROOT / "tools" / "regress.json"
@@ -62,7 +62,7 @@ def one(path: Path, budget: str, time_limit: float, bench_seconds: float) -> dic
     asked = budget
     try:
         result = api.optimize(path, budget=budget, options=options, bench_seconds=bench_seconds)
-    except InfeasibleError as error:
+    except (InfeasibleError, NoPlanError) as error:
         asked = f"{budget} (smallest)"
         result = api.optimize(
             path, budget=error.smallest or "min", options=options, bench_seconds=bench_seconds

@@ -1,5 +1,6 @@
 """Training graphs: any inference model becomes a training step in standard ONNX operators."""
 
+from onnxremat.grad.blocked import block_size
 from onnxremat.grad.description import Training, Variable, training_of
 from onnxremat.grad.losses import (
     AbsoluteError,
@@ -30,6 +31,7 @@ __all__ = [
     "Settings",
     "Training",
     "Variable",
+    "block_size",
     "differentiate",
     "non_differentiable",
     "training_of",

@@ -12,6 +12,8 @@ from onnx import helper
 
 import onnxremat.grad.rules  # noqa: F401  (registers the rules)
 from onnxremat.errors import UnsupportedError, UsageError
+from onnxremat.grad.blocked import DOMAIN as BLOCKED
+from onnxremat.grad.blocked import with_blocked_convolutions
 from onnxremat.grad.constants import Constants
 from onnxremat.grad.description import KEY, Training, Variable
 from onnxremat.grad.engine import Backward, Walk, dependents
@@ -56,6 +58,8 @@ class Settings:
         in_place: order updates after the last reader of the old value.
         variants: rule variant per operator type.
         portable: avoid what only the CPU provider runs (training-mode BatchNormalization).
+        blocked: channels per block of this machine's blocked convolutions (``block_size()``), 0
+            for a file that runs anywhere; see :mod:`onnxremat.grad.blocked`.
     """
 
     loss: str | Loss = "cross-entropy"
@@ -75,6 +79,7 @@ class Settings:
     in_place: bool = True
     variants: Mapping[str, str] | None = None
     portable: bool = False
+    blocked: int = 0
 
 
 def differentiate(
@@ -232,6 +237,8 @@ class _Builder:
 
     def _variants(self) -> dict[str, str]:
         chosen = {"LayerNormalization": "portable"} if self.settings.portable else {}
+        if self.settings.blocked:
+            chosen["Conv"] = "correlated"
         return {**chosen, **(self.settings.variants or {})}
 
     def _gradient_outputs(self, walked: Backward) -> None:
@@ -342,6 +349,8 @@ class _Builder:
         ops, outputs = _named(self.tape, (*walked.forward, *self.tape.ops), self.outputs)
         if self.settings.portable:
             ops = without_training_kernels(self.tape, ops)
+        if self.settings.blocked:
+            ops = with_blocked_convolutions(self.tape, ops, self.settings.blocked)
         ops = _needed(ops, outputs)
         read = {name for op in ops for name in op.reads} | set(outputs)
         data = [n for n in self.graph.inputs if n not in self.weights and n not in self.inputs]
@@ -353,10 +362,12 @@ class _Builder:
     def _frame(
         self, ops: Sequence[Op], inputs: Sequence[str], outputs: Sequence[str], read: set[str]
     ) -> onnx.ModelProto:
-        t, source = self.tape, self.graph.model
+        t, source, s = self.tape, self.graph.model, self.settings
         frame = onnx.ModelProto(ir_version=max(IR_VERSION, source.ir_version))
         frame.producer_name = "onnxremat"
         frame.opset_import.extend(source.opset_import)
+        if s.blocked:
+            frame.opset_import.append(helper.make_opsetid(BLOCKED, 1))
         frame.graph.name = f"{source.graph.name or 'model'}_training"
         for field, names in ((frame.graph.input, inputs), (frame.graph.output, outputs)):
             field.extend(helper.make_tensor_value_info(n, t.dtype(n), t.shape(n)) for n in names)
@@ -364,7 +375,7 @@ class _Builder:
         stored = {tensor.name: tensor for tensor in source.graph.initializer}
         stored.update(self.weights)
         stored.update((tensor.name, tensor) for tensor in t.initializers)
-        keep = self.settings.initializers
+        keep = s.initializers
         frame.graph.initializer.extend(
             tensor
             for name, tensor in stored.items()

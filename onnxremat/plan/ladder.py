@@ -17,9 +17,7 @@ from onnxremat.plan.bounds import largest_need, least_time
 from onnxremat.plan.order import Order, best_order
 from onnxremat.plan.problem import Problem, Solution
 from onnxremat.plan.record import Progress, Record, Stop
-from onnxremat.plan.wiring import Wiring, reordered
-
-DEPTHS = ((0, 1.0), (2, 1.0), (6, 1.0), (0, 0.5), (2, 0.5), (6, 0.5))  # of greedy insertion
+from onnxremat.plan.wiring import Wiring
 
 
 @dataclass
@@ -118,11 +116,3 @@ def _climb(record: Record, starts: list[Order], options: _Options) -> None:
     record.order, record.order_bound = tuple(best.named), record.total
     if not record.closed:
         best.run()
-
-
-def renumbered(problem: Problem, order: Sequence[int]) -> Problem:
-    """``problem`` with its ops in ``order`` (a thin name for tests and tools)."""
-    return reordered(problem, list(order))
-
-
-__all__ = ["DEPTHS", "renumbered", "solve"]

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import time
+from math import inf
 
 from onnxremat.plan.bounds import largest_need
+from onnxremat.plan.ladder import solve
 from onnxremat.plan.order import best_order
-from onnxremat.plan.problem import Problem, occupancy
+from onnxremat.plan.problem import Problem, Solution, Status, occupancy, peak
 from onnxremat.plan.record import Stop
 from onnxremat.plan.search import Search
 from onnxremat.plan.wiring import Wiring, reordered
+
+QUICK = 0.3  # share of the time for orders, greedy insertion and annealing
+PROBES = 12  # budgets that the whole ladder is asked about, at most, in the time that is left
+CLOSE = 0.002  # share of the budget at which bisection stops
 
 
 def smallest_budget(
@@ -22,31 +28,74 @@ def smallest_budget(
 ) -> tuple[int, list[int], int, str]:
     """Smallest budget at which a sequence is found.
 
+    First the search alone, bisecting on the budget; then the whole ladder, which finds plans at
+    budgets where greedy insertion fails and may prove others infeasible.
+
     Returns:
         (bytes, sequence, proven lower bound in bytes, one sentence that says why the bound holds).
     """
-    until = time.monotonic() + time_limit
+    begin = time.monotonic()
     wiring = Wiring(problem)
     need = largest_need(wiring, fixed_order=fixed_order)
 
-    def halted() -> bool:
-        return time.monotonic() > until or (stop is not None and stop())
+    def halted(share: float = 1.0) -> bool:
+        late = time.monotonic() > begin + share * time_limit
+        return late or (stop is not None and stop())
 
-    orders = [problem.store_all()]
-    if not fixed_order:
-        found = best_order(wiring, 0.2 * time_limit, enough=need.bytes, stop=halted)
-        if found.order != orders[0]:
+    def early() -> bool:
+        return halted(QUICK)
+
+    best, sequence = peak(problem, problem.store_all()), problem.store_all()
+    orders = [sequence]
+    if not fixed_order and best > need.bytes:
+        found = best_order(wiring, 0.1 * time_limit, enough=need.bytes, stop=halted)
+        if found.order != sequence:
             orders.insert(0, found.order)
-    best, sequence = None, orders[0]
     for order in orders:
-        if best is not None and best <= need.bytes:
+        if best <= need.bytes:
             break
         descent = _Descent(problem, order, need.bytes, seed)
-        bytes_, steps = descent.run(until, halted)
-        if best is None or bytes_ < best:
+        bytes_, steps = descent.run(begin + QUICK * time_limit, early)
+        if bytes_ < best:
             best, sequence = bytes_, steps
-    assert best is not None
-    return best, sequence, need.bytes, need.why
+    low, why = need.bytes, need.why
+    tried = low
+    while best > low and best - tried > CLOSE * best and not halted():
+        middle = (best + tried) // 2
+        seconds = max(0.5, time_limit * (1 - QUICK) / PROBES)
+        answer = _first_within(problem, middle, seconds, fixed_order, seed, stop)
+        if answer.sequence is not None:
+            best, sequence = answer.peak, list(answer.sequence)
+            continue
+        tried = middle + 1
+        if answer.status is Status.INFEASIBLE:
+            low = middle + 1
+            why = (
+                f"at {middle} bytes the cut relaxation ({answer.certificate.kind}) has no solution"
+            )
+    return best, sequence, low, why
+
+
+def _first_within(
+    problem: Problem, budget: int, seconds: float, fixed_order: bool, seed: int, stop: Stop | None
+) -> Solution:
+    """Any sequence within the budget, as soon as one is found."""
+    found: list[float] = []
+
+    def note(best: float, _bound: float, _stage: str) -> None:
+        if best < inf:
+            found.append(best)
+
+    return solve(
+        problem,
+        budget,
+        time_limit=seconds,
+        gap=1e-3,
+        seed=seed,
+        fixed_order=fixed_order,
+        progress=note,
+        stop=lambda: bool(found) or (stop is not None and stop()),
+    )
 
 
 class _Descent:

@@ -20,6 +20,7 @@ from onnxremat.plan.problem import (
 Progress = Callable[[float, float, str], None]
 Stop = Callable[[], bool]
 
+WORTH = 5e-3  # share of the store-all time that a moved first run must gain
 SLACK = 1e-9  # relative rounding of sums of seconds
 
 
@@ -106,7 +107,7 @@ class Record:
         if peak > self.budget or not _allowed(self.problem, sequence):
             return False
         with self.lock:
-            if took >= self.time:
+            if took >= self.time or not self._worth_its_order(sequence, took):
                 return False
             self.sequence, self.time, self.peak = tuple(int(op) for op in sequence), took, peak
             self.planner = planner
@@ -152,6 +153,20 @@ class Record:
         if self.sequence is None:
             return self.fixed_order
         return tuple(dict.fromkeys(self.sequence)) == self.order
+
+    def _worth_its_order(self, sequence: Sequence[int], took: float) -> bool:
+        """Whether leaving the order that the bound is proven for gains enough.
+
+        A sequence that moved first runs loses the certificate of the order; it must beat what is
+        possible in that order, or be clearly faster than what was found.
+        """
+        if self.sequence is None or self.order_bound <= self.free_bound:
+            return True
+        if tuple(dict.fromkeys(self.sequence)) != self.order:
+            return True
+        if took < self.order_bound or took < self.time - WORTH * self.total:
+            return True
+        return tuple(dict.fromkeys(int(op) for op in sequence)) == self.order
 
     def _moved(self, stage: str) -> None:
         self.trace.append((self.elapsed, self.time, self.bound))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from onnxremat.errors import InfeasibleError, NoPlanError, OverBudgetError
@@ -88,29 +90,63 @@ def plan_within(
     return _loop(prepared, reduced, limit, options)
 
 
-def _at_minimum(prepared: Prepared, reduced: Reduced, options: PlanOptions) -> Outcome:
-    """The smallest budget: what the smallest plan takes when carried out, at the least time."""
+@dataclass(frozen=True)
+class _Smallest:
+    """The smallest plan found, carried out; and why less than ``lower`` bytes cannot work."""
+
+    outcome: Outcome
+    sequence: list[int]
+    lower: int
+    why: str
+
+
+def _smallest(prepared: Prepared, reduced: Reduced, options: PlanOptions) -> _Smallest:
+    """What the smallest plan takes when carried out."""
     found, sequence, lower, why = smallest_budget(
-        reduced.problem, time_limit=options.time_limit / 2, seed=options.seed, stop=options.stop
+        reduced.problem,
+        time_limit=max(5.0, options.time_limit / 2),
+        fixed_order=prepared.settings.fixed_order,
+        seed=options.seed,
+        stop=options.stop,
     )
+    store_all = seconds(reduced.problem, reduced.problem.store_all())
     smallest = Solution(
         status=Status.FEASIBLE,
         sequence=tuple(sequence),
         time=seconds(reduced.problem, sequence),
         peak=found,
-        certificate=Certificate(
-            seconds(reduced.problem, reduced.problem.store_all()), "store-all", True
-        ),
+        certificate=Certificate(store_all, "store-all", True),
         planner="smallest-budget",
         plan_seconds=0.0,
     )
-    first = carry_out(prepared, _as_plan(prepared, reduced, smallest, smallest, found))
-    limit = max(first.predicted.peak, first.measured.peak if first.measured else 0)
-    try:
-        outcome = _loop(prepared, reduced, limit, options, warm=sequence, rounds=2)
-    except (InfeasibleError, NoPlanError, OverBudgetError):
-        outcome = replace(first, budget=limit, plan=first.plan.with_provenance(budget=limit))
-    note = f"no budget below {format_bytes(lower)} ({lower} B) can work: {why}"
+    made = carry_out(prepared, _as_plan(prepared, reduced, smallest, smallest, found))
+    limit = max(made.predicted.peak, made.measured.peak if made.measured else 0)
+    plan = made.plan.with_provenance(budget=limit)
+    outcome = replace(made, budget=limit, plan=plan)
+    return _Smallest(outcome, list(sequence), lower, _named(reduced, why))
+
+
+def _named(reduced: Reduced, why: str) -> str:
+    """The planner's reason with the names of ops instead of their numbers."""
+
+    def name(found: re.Match[str]) -> str:
+        op = reduced.graph.ops[reduced.index[int(found.group(1))]]
+        return f"{op.name} ({op.op_type})"
+
+    return re.sub(r"\bop (\d+)", name, why)
+
+
+def _at_minimum(prepared: Prepared, reduced: Reduced, options: PlanOptions) -> Outcome:
+    """The smallest budget, at the least time."""
+    smallest = _smallest(prepared, reduced, options)
+    outcome = smallest.outcome
+    with suppress(InfeasibleError, NoPlanError, OverBudgetError):
+        # Where nothing quicker fits, the smallest plan itself it is.
+        outcome = _loop(
+            prepared, reduced, outcome.budget, options, warm=smallest.sequence, rounds=2
+        )
+    lower = smallest.lower
+    note = f"no budget below {format_bytes(lower)} ({lower} B) can work: {smallest.why}"
     plan = outcome.plan.with_provenance(notes=(*outcome.plan.provenance.notes, note))
     return replace(outcome, plan=plan, rewritten=Rewritten(outcome.rewritten.graph, plan))
 
@@ -151,6 +187,12 @@ def _loop(
         aim = min(aim, solution.peak) - excess - 256 * (attempt + 1)
         warm = solution.sequence
         seconds_left = min(options.time_limit, max(5.0, first.plan_seconds / 8))
+    smallest = _smallest(prepared, reduced, options).outcome
+    if smallest.budget <= limit and first is not None:
+        bound = min(first.certificate.bound, smallest.plan.provenance.seconds)
+        proven = {"bound": bound, "bound_kind": first.certificate.kind, "budget": limit,
+                  "any_order": first.certificate.any_order}  # fmt: skip
+        return replace(smallest, budget=limit, plan=smallest.plan.with_provenance(**proven))
     raise OverBudgetError(
         f"no plan keeps within {format_bytes(limit)} when carried out",
         why=f"the last one needs {format_bytes(limit + excess)}",
@@ -254,7 +296,7 @@ def _as_plan(
         plan_seconds=first.plan_seconds + (solution.plan_seconds if solution is not first else 0),
         graph_hash=graph_hash(prepared.graph),
         cost_source=prepared.costs.source,
-        notes=solution.notes,
+        notes=(*prepared.notes, *solution.notes),
         settings=prepared.settings.to_json(),
     )
     names = reduced.lift(solution.sequence)
@@ -265,24 +307,29 @@ def _as_plan(
 def _failure(
     prepared: Prepared, reduced: Reduced, limit: int, solution: Solution, options: PlanOptions
 ) -> Exception:
-    found, _, lower, why = smallest_budget(
-        reduced.problem, time_limit=max(5.0, options.time_limit / 2), seed=options.seed,
-        stop=options.stop,
-    )  # fmt: skip
-    need = f"at least {format_bytes(lower)} ({lower} B) are needed: {why}"
-    if solution.status is Status.INFEASIBLE or limit < lower:
+    """Why there is no plan: proven, with the smallest budget that works; or not found in time.
+
+    A proof for one order of first runs counts only when that order is asked for.
+    """
+    smallest = _smallest(prepared, reduced, options)
+    works, lower = smallest.outcome.budget, smallest.lower
+    any_order = solution.certificate.any_order or prepared.settings.fixed_order
+    hint = f"--budget {works} ({format_bytes(works)}, the smallest budget with a plan)"
+    hint = "; ".join([hint, *prepared.notes])
+    need = f"at least {format_bytes(lower)} ({lower} B) are needed: {smallest.why}"
+    if limit < lower or (solution.status is Status.INFEASIBLE and any_order):
         if limit >= lower:
-            scope = "any order" if solution.certificate.any_order else "the planned order"
-            need = f"proven by {solution.certificate.kind}, for {scope} of first runs; {need}"
+            need = f"proven by {solution.certificate.kind}; {need}"
         return InfeasibleError(
             f"no plan for {prepared.name} fits {format_bytes(limit)} ({limit} B)",
             why=need,
-            hint=f"--budget {found} ({format_bytes(found)}, the smallest budget with a plan)",
-            smallest=found,
-            lower_bound=lower,
+            hint=hint,
+            smallest=works,
+            lower_bound=max(lower, min(limit + 1, works) if limit >= lower else lower),
         )
     return NoPlanError(
-        f"no plan for {prepared.name} within {format_bytes(limit)} found in time",
-        why=f"not proven impossible: the proven minimum is {format_bytes(lower)} ({lower} B)",
-        hint=f"raise --time-limit, or --budget {found} ({format_bytes(found)})",
+        f"no plan for {prepared.name} within {format_bytes(limit)} ({limit} B) found in time",
+        why=f"not proven impossible in every order; {need}",
+        hint=f"raise --time-limit, or {hint}",
+        smallest=works,
     )

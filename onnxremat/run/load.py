@@ -66,6 +66,11 @@ def options_of(model: onnx.ModelProto, where: str = "") -> Options:
     return Options.from_json(json.loads(facts["options"])) if "options" in facts else TUNED
 
 
+def options_path(model: Path) -> Path:
+    """Where the session options of a model are written."""
+    return model.with_name(model.name + OPTIONS_SUFFIX)
+
+
 def write_options(path: Path, options: Options, facts: dict[str, Any]) -> Path:
     """Write the session options beside a model, as ``<model>.options.json``.
 
@@ -73,7 +78,7 @@ def write_options(path: Path, options: Options, facts: dict[str, Any]) -> Path:
     ``onnxruntime`` (the same as onnxruntime's C API names and values) and ``plan`` (budget, peaks
     and overheads, for people).
     """
-    target = path.with_name(path.name + OPTIONS_SUFFIX)
+    target = options_path(path)
     data = {
         "format": "onnxremat.options",
         "version": 1,

@@ -31,8 +31,10 @@ from onnxremat.ort.infer import bind, build_graph, require_shapes, with_shapes
 from onnxremat.ort.offline import TARGETS, optimise
 from onnxremat.ort.profile import Feeds, Profile, profile
 from onnxremat.ort.session import DEFAULT, TUNED, Options
+from onnxremat.rewrite.restore import restored
 from onnxremat.run.measure import weight_bytes
 from onnxremat.schedule.simulate import Rules, simulate
+from onnxremat.units import format_bytes
 
 Progress = Callable[[str], None]
 Source: TypeAlias = str | os.PathLike[str] | onnx.ModelProto
@@ -145,6 +147,7 @@ def prepare(
         raise UsageError(f"unknown target '{settings.target}'", hint="one of " + ", ".join(TARGETS))
     say("reading the model")
     model, folder, name = read_source(source)
+    model = restored(model)
     _check_domains(model)
     bound = bind(inline_functions(model), settings.shapes, settings.dims)
     if settings.train is not None:
@@ -185,7 +188,7 @@ def prepare(
         peak = held + baseline.live_peak
     return Prepared(
         name, folder, bound, graph, feeds, costs, weights, peak, baseline, store_all, settings,
-        costs.notes,
+        _notes(settings.target, store_all, peak),
     )  # fmt: skip
 
 
@@ -259,7 +262,17 @@ def _unmeasured(original: Graph) -> int:
     """Predicted peak of the original under default options, its ops not fused."""
     ordered = reordered(original, default_order(original))
     scratch = analytic_costs(original).scratch
-    return simulate(ordered, Rules(reuse=True), scratch=scratch).peak
+    weights = weight_bytes(original)
+    return simulate(ordered, Rules(reuse=True), scratch=scratch, weight_bytes=weights).peak
+
+
+def _notes(target: str, store_all: int, original: int) -> tuple[str, ...]:
+    if target == "host" or store_all <= original:
+        return ()
+    return (
+        f"onnxruntime runs the original in {format_bytes(original)} because it fuses more at load; "
+        "--target host plans that graph (a file for this kind of processor)",
+    )
 
 
 def inputs_bytes(graph: Graph) -> int:

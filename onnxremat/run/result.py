@@ -12,7 +12,7 @@ from typing import Any
 import onnx
 
 from onnxremat.errors import VerificationError
-from onnxremat.graph.onnx_io import write_model
+from onnxremat.graph.onnx_io import check_writable, write_model
 from onnxremat.ort.profile import run_session
 from onnxremat.ort.session import open_session, session_options
 from onnxremat.rewrite.emit import Rewritten, rewrite
@@ -20,7 +20,7 @@ from onnxremat.rewrite.pins import is_added
 from onnxremat.run.bench import Contender, Timing, bench
 from onnxremat.run.closed_loop import Outcome
 from onnxremat.run.compare import Difference, compare
-from onnxremat.run.load import write_options
+from onnxremat.run.load import options_path, write_options
 from onnxremat.run.prepare import Prepared, inputs_bytes
 from onnxremat.schedule.plan import Plan
 
@@ -109,6 +109,7 @@ class Finished:
             UsageError: the folder is not writable.
         """
         target = Path(path)
+        check_writable(options_path(target))
         written = write_model(self.model, target, self.prepared.folder)
         return [*written, write_options(target, self.prepared.tuned, self.facts())]
 

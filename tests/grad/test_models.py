@@ -11,7 +11,9 @@ import pytest
 from onnx import numpy_helper
 
 import models
+from onnxremat.errors import ModelError
 from onnxremat.grad import differentiate, training_of
+from onnxremat.grad.blocked import DOMAIN, block_size
 from onnxremat.ort.session import Options, open_session, session_options
 from onnxremat.run.train import Trainer
 
@@ -201,6 +203,35 @@ def test_running_statistics_equal_torch() -> None:
     found = trainer.values()
     np.testing.assert_allclose(found["bn1.running_mean"], mean.numpy(), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(found["bn1.running_var"], var.numpy(), rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "tolerance"),
+    [("mobilenetv2", {}, 5e-3), ("resnet18", {"width": 16, "size": 128}, 1e-3)],
+)
+def test_blocked_convolutions_give_the_same_gradients(
+    name: str, sizes: dict[str, int], tolerance: float
+) -> None:
+    """Up to rounding, which rectifiers at their bounds amplify."""
+    try:
+        block = block_size()
+    except ModelError:
+        pytest.skip("this onnxruntime has no blocked convolutions")
+    model = models.build(name, batch=2, classes=10, **({"size": 96} | sizes))
+    labels = np.array([1, 7])
+    found = []
+    for options in ({}, {"blocked": block}):
+        graph = differentiate(model, optimizer=None, dropout=False, batch_norm="frozen", **options)
+        session = open_session(graph, session_options(Options(threads=1, pattern=False)))
+        stored = {t.name: t for t in model.graph.initializer}
+        wanted = [i.name for i in session.get_inputs() if i.name in stored]
+        values = {n: numpy_helper.to_array(stored[n]) for n in wanted}
+        results = session.run(None, {**models.feeds(model), "labels": labels, **values})
+        found.append(dict(zip([o.name for o in session.get_outputs()], results, strict=True)))
+        domains = {n.domain for n in graph.graph.node}
+        assert (DOMAIN in domains) == bool(options)
+    for key, value in found[0].items():
+        assert _distance(found[1][key], value) < tolerance, key
 
 
 @pytest.mark.parametrize("name", ["resnet18", "mobilenetv2", "convnext", "vit", "bert", "gpt2"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from onnx import helper, numpy_helper
 
 from onnxremat.errors import ModelError, UsageError
 from onnxremat.grad import differentiate
+from onnxremat.ort.denormals import denormals_as_zero
 from onnxremat.run.batches import Arrays, Loader, open_data
 from onnxremat.run.checkpoint import read_tensors, write_tensors
 from onnxremat.run.rates import Schedule
@@ -244,6 +246,15 @@ def test_epochs_see_every_row_once_in_new_order() -> None:
         Arrays({"k": np.arange(3)}, BATCH)
     with pytest.raises(UsageError, match="differ"):
         Arrays({"k": np.arange(9), "j": np.arange(8)}, BATCH)
+
+
+def test_denormals_are_flushed_only_inside() -> None:
+    tiny = np.full(64, 1e-39, np.float32)
+    assert (tiny * np.float32(0.5)).max() > 0
+    with denormals_as_zero():
+        inside = (tiny * np.float32(0.5)).max()
+    assert inside == 0 or sys.platform != "linux" or platform.machine() != "x86_64"
+    assert (tiny * np.float32(0.5)).max() > 0
 
 
 def test_schedules() -> None:

@@ -12,10 +12,21 @@ from onnxremat.grad.rules.geometry import Window, window_of
 from onnxremat.grad.tape import Shape, Tape
 
 
-@vjp("Conv", reads="x0 x1")
+@vjp("Conv", variant="default", reads="x0 x1")
 def conv(call: Call) -> Cotangents:
     """y = x * w + b. dx = dy convolved with the reversed kernel (or a ConvTranspose), dw = x
     correlated with dy, db = dy summed over batch and space."""
+    return _conv(call, banded=True)
+
+
+@vjp("Conv", variant="correlated", reads="x0 x1")
+def conv_correlated(call: Call) -> Cotangents:
+    """As the default, with depthwise dw as a Conv with one group per image and channel: for
+    runtimes whose depthwise convolutions are fast."""
+    return _conv(call, banded=False)
+
+
+def _conv(call: Call, *, banded: bool) -> Cotangents:
     t, (x, w), dy = call.tape, call.op.inputs[:2], call.dy
     filters = t.shape(w)
     window = window_of(call, t.shape(x)[2:], filters[2:], call.out_shape[2:])
@@ -23,7 +34,7 @@ def conv(call: Call) -> Cotangents:
     dx = data_cotangent(t, dy, w, t.shape(x), window, group) if call.need(0) else None
     dw = None
     if call.need(1):
-        dw = weight_cotangent(t, x, dy, Filters(filters, group), window)
+        dw = weight_cotangent(t, x, dy, Filters(filters, group), window, banded=banded)
     db = t.sum(dy, [0, *window.axes]) if call.need(2) else None
     return [dx, dw, db][: len(call.op.inputs)]
 

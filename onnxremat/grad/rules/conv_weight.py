@@ -45,10 +45,13 @@ class Filters:
         return self.shape[1] == 1 and self.group == self.outputs > 1
 
 
-def weight_cotangent(t: Tape, x: str, dy: str, filters: Filters, window: Window) -> str:
-    """Cotangent of filters with data ``x`` and output cotangent ``dy``."""
+def weight_cotangent(
+    t: Tape, x: str, dy: str, filters: Filters, window: Window, *, banded: bool = True
+) -> str:
+    """Cotangent of filters with data ``x`` and output cotangent ``dy``; ``banded`` allows the
+    banded Gemms for depthwise ones."""
     if filters.depthwise:
-        return _depthwise(t, x, dy, filters, window)
+        return _depthwise(t, x, dy, filters, window, banded)
     if filters.group > 1:
         return _grouped(t, x, dy, filters, window)
     if window.taps == 1:
@@ -164,9 +167,9 @@ def _grouped(t: Tape, x: str, dy: str, filters: Filters, window: Window) -> str:
     return t.reshape(t.concat(parts, 2), filters.shape)
 
 
-def _depthwise(t: Tape, x: str, dy: str, filters: Filters, window: Window) -> str:
+def _depthwise(t: Tape, x: str, dy: str, filters: Filters, window: Window, banded: bool) -> str:
     strided = set(window.strides) != {1} and max(window.kernel) < 5
-    if window.rank == 2 and not strided:
+    if banded and window.rank == 2 and not strided:
         return _band(t, x, dy, filters, window)
     images, channels = t.shape(x)[:2]
     data = t.reshape(x, (1, images * channels, *window.input))

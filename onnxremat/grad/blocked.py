@@ -1,0 +1,97 @@
+"""Convolutions through onnxruntime's blocked kernels, for this machine only.
+
+onnxruntime lays constant weights out in blocks of channels and runs convolutions on them faster
+(depthwise ones several times); weights that are inputs never get there. Its blocked operators can
+be written into a graph with the layout done at run time. The block is 8 or 16 channels depending
+on the processor, the domain is internal and on the CPU only: a file made so is for the machine it
+was made on, and wrong on one with another block.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from onnxremat.grad.tape import Tape
+from onnxremat.graph.ir import Op
+from onnxremat.ort.session import Options, open_session, session_options
+
+DOMAIN = "com.microsoft.nchwc"
+LARGE_MAP = 24 * 24  # output positions from which dense convolutions gain
+
+
+def block_size() -> int:
+    """Channels per block on this machine: where the second pixel of channel 0 goes."""
+    shape = (1, 64, 1, 2)
+    graph = helper.make_graph(
+        [helper.make_node("ReorderInput", ["x"], ["y"], domain=DOMAIN)],
+        "probe",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, shape)],
+        [onnx.ValueInfoProto(name="y")],
+    )
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid(DOMAIN, 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
+    session = open_session(model, session_options(Options(threads=1)))
+    ramp = np.arange(math.prod(shape), dtype=np.float32).reshape(shape)
+    (found,) = session.run(None, {"x": ramp})
+    return int(np.flatnonzero(found.reshape(-1) == 1.0)[0])
+
+
+def with_blocked_convolutions(t: Tape, ops: Sequence[Op], block: int) -> list[Op]:
+    """The ops with every Conv that gains replaced by blocked ones."""
+    made: list[Op] = []
+    for op in ops:
+        made += _blocked(t, op, block) if _fits(t, op, block) else [op]
+    return made
+
+
+def _fits(t: Tape, op: Op, block: int) -> bool:
+    """Depthwise ones, and dense ones over maps large enough to pay for the change of layout."""
+    if op.op_type != "Conv" or len(op.inputs) != 2 or t.rank(op.inputs[0]) != 4:
+        return False
+    if t.dtype(op.inputs[0]) != onnx.TensorProto.FLOAT:
+        return False
+    outputs, each, *kernel = t.shape(op.inputs[1])
+    group = next((a.i for a in op.node.attribute if a.name == "group"), 1)
+    if any(a.name == "auto_pad" and a.s not in (b"", b"NOTSET") for a in op.node.attribute):
+        return False
+    if outputs % block or (each * group) % block:
+        return False
+    dense = group == 1 and max(kernel) > 1 and math.prod(t.shape(op.outputs[0])[2:]) >= LARGE_MAP
+    return dense or (each == 1 and group == outputs)
+
+
+def _blocked(t: Tape, op: Op, block: int) -> list[Op]:
+    x, w = op.inputs
+    channels, _, *kernel = t.shape(w)  # of the result
+    start = len(t.ops)
+    with t.scope(f"{op.name}/blocked", "backward" if op.name.startswith("grad/") else "forward"):
+        attributes = {
+            a.name: helper.get_attribute_value(a)
+            for a in op.node.attribute
+            if a.name in ("strides", "dilations", "pads", "group")
+        }
+        data = t.op("ReorderInput", x, shape=t.shape(x), domain=DOMAIN)
+        filters = _filters(t, w, block)
+        out = t.op(
+            "Conv", data, filters, shape=t.shape(op.outputs[0]), domain=DOMAIN,
+            kernel_shape=kernel, **attributes,
+        )  # fmt: skip
+        result = t.op("ReorderOutput", out, shape=t.shape(out), domain=DOMAIN, channels=channels)
+    emitted, t.ops[start:] = t.ops[start:], []
+    renames = {result: op.outputs[0]}
+    return [each.renamed(each.name, renames, each.origin) for each in emitted]
+
+
+def _filters(t: Tape, w: str, block: int) -> str:
+    """[K, C, kh, kw] with blocks of input and then of output channels innermost."""
+    outputs, each, *kernel = shape = t.shape(w)
+    if each == 1:
+        apart = t.reshape(w, (outputs // block, block, *kernel))
+        return t.reshape(t.transpose(apart, (0, 2, 3, 1)), shape)
+    apart = t.reshape(w, (outputs // block, block, each // block, block, *kernel))
+    return t.reshape(t.transpose(apart, (0, 2, 4, 5, 3, 1)), shape)

@@ -1,0 +1,56 @@
+"""Undo a rewrite: the graph as it was before recomputations, gates and pins were added."""
+
+from __future__ import annotations
+
+import onnx
+
+from onnxremat.graph.onnx_io import ORIGIN
+from onnxremat.rewrite.emit import KEY, metadata
+from onnxremat.rewrite.gates import PREFIX as GATE
+from onnxremat.rewrite.pins import is_added
+
+OWN = ("plan", "options", "facts")
+
+
+def restored(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model without what onnxremat added, so that it can be planned anew; any other model
+    comes back as it is."""
+    if "plan" not in metadata(model):
+        return model
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    graph = result.graph
+    by_name = {node.name: node for node in graph.node}
+    same: dict[str, str] = {}  # tensor that goes away to the one that stays
+    kept = []
+    for node in graph.node:
+        origin = next((e.value for e in node.metadata_props if e.key == ORIGIN), "")
+        if is_added(node.name):
+            if node.op_type == "Reshape" and node.name.startswith(GATE):
+                same[node.output[0]] = node.input[0]
+        elif origin in by_name:
+            same.update(zip(node.output, by_name[origin].output, strict=False))
+        else:
+            kept.append(node)
+    nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in kept]
+    for node in nodes:
+        node.input[:] = [_last(same, name) for name in node.input]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    weights = [t for t in graph.initializer if not is_added(t.name)]
+    del graph.initializer[:]
+    graph.initializer.extend(weights)
+    written = {name for node in nodes for name in node.output}
+    infos = [v for v in graph.value_info if v.name in written]
+    del graph.value_info[:]
+    graph.value_info.extend(infos)
+    facts = [e for e in model.metadata_props if e.key not in {f"{KEY}.{n}" for n in OWN}]
+    del result.metadata_props[:]
+    result.metadata_props.extend(facts)
+    return result
+
+
+def _last(same: dict[str, str], name: str) -> str:
+    while name in same:
+        name = same[name]
+    return name
