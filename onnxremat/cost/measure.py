@@ -16,8 +16,6 @@ from pathlib import Path
 
 import onnx
 
-import onnx
-
 from onnxremat.cost.table import CostTable, signature
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import atomic, to_model

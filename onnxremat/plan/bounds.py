@@ -46,6 +46,9 @@ def largest_need(wiring: Wiring, *, fixed_order: bool = False) -> Need:
     if not needed:
         return Need(wiring.problem.fixed, -1, f"{wiring.problem.fixed} bytes are always resident")
     op = max(range(len(needed)), key=needed.__getitem__)
+    together = _all_results(wiring, fixed_order)
+    if together is not None and together.bytes > needed[op]:
+        return together
     size = wiring.size
     parts = {
         "inputs": sum(size[value] for value in wiring.reads[op]),
@@ -59,6 +62,28 @@ def largest_need(wiring: Wiring, *, fixed_order: bool = False) -> Need:
     if takeover:
         text += f", less {takeover} that its output takes over in place"
     return Need(needed[op], op, f"op {op} needs {needed[op]} bytes at once ({text})")
+
+
+def _all_results(wiring: Wiring, fixed_order: bool) -> Need | None:
+    """Bytes at the step that makes the last of the kept values: all of them, and what it needs."""
+    size, keep = wiring.size, wiring.keep
+    makers = sorted({wiring.producer[value] for value, flag in enumerate(keep) if flag})
+    if not makers:
+        return None
+    kept = sum(bytes_ for bytes_, flag in zip(size, keep, strict=True) if flag)
+
+    def total(op: int) -> int:
+        around = {*wiring.reads[op], *wiring.writes[op]}
+        besides = sum(size[value] for value in around if not keep[value])
+        takeover = _takeover(wiring, op, fixed_order)
+        return wiring.problem.fixed + kept + besides + wiring.work[op] - takeover
+
+    last = makers[-1] if fixed_order else min(makers, key=total)
+    why = (
+        f"all kept results are in memory at the end: {total(last)} bytes with what op {last}, "
+        f"the cheapest to make the last of them, needs besides"
+    )
+    return Need(total(last), last, why)
 
 
 def _takeover(wiring: Wiring, op: int, fixed_order: bool) -> int:

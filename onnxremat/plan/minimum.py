@@ -14,7 +14,7 @@ from onnxremat.plan.search import Search
 from onnxremat.plan.wiring import Wiring, reordered
 
 QUICK = 0.3  # share of the time for orders, greedy insertion and annealing
-PROBES = 12  # budgets that the whole ladder is asked about, at most, in the time that is left
+PROBES = 5  # budgets that the whole ladder is asked about, at least, in the time that is left
 CLOSE = 0.002  # share of the budget at which bisection stops
 
 
@@ -61,8 +61,8 @@ def smallest_budget(
     low, why = need.bytes, need.why
     tried = low
     while best > low and best - tried > CLOSE * best and not halted():
-        middle = (best + tried) // 2
-        seconds = max(0.5, time_limit * (1 - QUICK) / PROBES)
+        middle = best - max(1, (best - tried) // 3)
+        seconds = max(0.3, time_limit * (1 - QUICK) / PROBES)
         answer = _first_within(problem, middle, seconds, fixed_order, seed, stop)
         if answer.sequence is not None:
             best, sequence = answer.peak, list(answer.sequence)

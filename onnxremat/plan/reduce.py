@@ -148,8 +148,9 @@ def _takeover(graph: Graph, op: Op, root: dict[str, str], values: dict[str, int]
     found = []
     for position in positions:
         tensor = graph.tensors[op.inputs[position]]
+        home = root[tensor.name]
         same = tensor.shape == out.shape or is_alias(op)
-        if same and tensor.bytes == out.bytes and root[tensor.name] in values:
-            if graph.tensors[root[tensor.name]].role is not Role.OUTPUT:
-                found.append(values[root[tensor.name]])
+        fits = same and tensor.bytes == out.bytes and home in values
+        if fits and graph.tensors[home].role is not Role.OUTPUT:
+            found.append(values[home])
     return found

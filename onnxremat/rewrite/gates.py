@@ -17,6 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxremat.errors import UnsupportedError
 from onnxremat.graph.ir import Graph, Op, Role, Tensor
+from onnxremat.graph.traits import is_alias
 
 PREFIX = "onnxremat.gate"
 SIZE = "_size"
@@ -62,6 +63,7 @@ class _Gates:
         self.seen: set[tuple[object, ...]] = set()
         self.used: set[tuple[str, str]] = set()
         self.count = 0
+        self.views = {op.outputs[0] for op in graph.ops if is_alias(op)}
         self.last_reader = {name: rows[-1] for name, rows in graph.readers.items()}
         self.stay = set(graph.outputs)
 
@@ -88,10 +90,11 @@ class _Gates:
 
     def _input(self, op: Op) -> tuple[int, str]:
         """The input to gate: an activation, else a graph input, else a weight (which would no
-        longer be a constant the runtime can prepack)."""
+        longer be a constant the runtime can prepack). A value that another Reshape shows comes
+        last among its kind: onnxruntime may join two Reshapes and lose the gate."""
         ranks = {Role.ACTIVATION: 0, Role.OUTPUT: 1, Role.INPUT: 2, Role.WEIGHT: 3}
         choices = [
-            (ranks[self.tensors[name].role], position, name)
+            (ranks[self.tensors[name].role], name in self.views, position, name)
             for position, name in enumerate(op.inputs)
             if name and self.tensors[name].dtype and self.tensors[name].shape is not None
         ]
@@ -99,7 +102,7 @@ class _Gates:
             raise UnsupportedError(
                 f"op {op.origin} cannot be recomputed", why="it has no tensor input to gate"
             )
-        _, position, name = min(choices)
+        _, _, position, name = min(choices)
         return position, name
 
     def _dependency(self, step: int, source: str) -> str:

@@ -20,7 +20,13 @@ from tests.cli.conftest import listing
 from tests.conftest import ROOT
 from tests.toolbox import training_chain
 
-RUN = "from onnxremat.cli.app import main; main()"
+RUN = """
+import atexit, pathlib, sys
+status = pathlib.Path("/proc/self/status")
+if status.exists():
+    atexit.register(lambda: sys.stderr.write(status.read_text()))
+from onnxremat.cli.app import main; main()
+"""
 GIB = 1 << 30
 
 
@@ -70,7 +76,7 @@ def test_interrupt_keeps_the_best_plan(tmp_path: Path, long_plan: Path, warm: No
 
 def test_interrupt_before_any_plan(tmp_path: Path, long_plan: Path) -> None:
     process = start(
-        tmp_path, "optimize", long_plan, "out.onnx", "-b", "0.2x", "--gap", 0, "--time-limit", 120,
+        tmp_path, "optimize", long_plan, "out.onnx", "-b", "0.25x", "--gap", 0, "--time-limit", 120,
         "--json",
     )  # fmt: skip
     read_until(process, "- reading")
@@ -136,7 +142,9 @@ def giant(folder: Path, layers: int = 12, width: int = 8192) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "wait4"), reason="resident size is asked with wait4")
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="the resident size is read from /proc"
+)
 def test_three_gib_of_weights_stay_on_disk(tmp_path: Path, warm: None) -> None:
     path = giant(tmp_path)
     weights = (tmp_path / "in.bin").stat()
@@ -147,11 +155,11 @@ def test_three_gib_of_weights_stay_on_disk(tmp_path: Path, warm: None) -> None:
         tmp_path, "optimize", path, "out.onnx", "-b", "1x", "--no-measure", "--time-limit", 5,
         "--json",
     )  # fmt: skip
-    out, err = process.stdout.read(), process.stderr.read()  # type: ignore[union-attr]
-    _, status, usage = os.wait4(process.pid, 0)
-    assert os.waitstatus_to_exitcode(status) == 0, err
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
     assert json.loads(out)["weight_bytes"] >= 3 * GIB
-    kilobytes = usage.ru_maxrss if sys.platform != "darwin" else usage.ru_maxrss // 1024
+    # Not ru_maxrss: it counts the parent's pages from before the child's exec.
+    kilobytes = next(int(line.split()[1]) for line in err.splitlines() if "VmHWM" in line)
     assert kilobytes * 1024 < GIB
     # The weights are referred to where they are: nothing of their size was written.
     assert listing(tmp_path) == [
