@@ -29,6 +29,7 @@ class Measurement:
         order_kept: executed order equals planned order (added ops aside; ops that the options
             let onnxruntime fuse away are listed in ``missing``).
         missing: planned ops that did not run under their name.
+        merged: recomputations among them: onnxruntime joined them with an earlier run.
         extra: kernels that were not planned.
         predicted: the simulator's timeline for these options.
         peak: measured bytes: weights + live + scratch at the worst kernel.
@@ -40,6 +41,7 @@ class Measurement:
     options: Options
     order_kept: bool
     missing: tuple[str, ...]
+    merged: tuple[str, ...]
     extra: tuple[str, ...]
     predicted: Timeline
     peak: int
@@ -117,12 +119,14 @@ def measure(
     ran = [k.name for k in found.kernels if not is_added(k.name)]
     common = set(planned) & set(ran)
     known = {op.name for op in graph.ops}
+    copies = {op.name for op in graph.ops if op.origin}
     kept = [n for n in planned if n in common] == [n for n in ran if n in common]
     weights = weight_bytes(graph, found, level=options.level, folder=folder)
     return Measurement(
         options,
         kept,
         tuple(n for n in planned if n not in common),
+        tuple(n for n in planned if n not in common and n in copies),
         tuple(n for n in ran if n not in known),
         predict(graph, options, scratch=scratch, seconds=seconds, weights=weights),
         weights + found.live_peak,

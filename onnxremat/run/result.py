@@ -91,7 +91,7 @@ class Finished:
             "recomputed_ops": self.plan.recomputations,
             "added_ops": len(added),
             "order_kept": found.order_kept if found else None,
-            "order_kept_default_options": plain.order_kept if plain else None,
+            "order_kept_default_options": plain.order_kept and not plain.merged if plain else None,
             "bit_equal": self.against_store_all.bit_equal if self.against_store_all else None,
             "difference_to_original": self.against_original.worst
             if self.against_original

@@ -138,7 +138,9 @@ def _order(name: str, found: Measurement) -> Check:
     text = f"{len(found.profile.kernels)} kernels as planned" if found.order_kept else "differs"
     if found.missing:
         text += f" ({len(found.missing)} ops fused by onnxruntime at load)"
-    return Check(name, found.order_kept, text)
+    if found.merged:
+        text += f", {len(found.merged)} recomputations merged away"
+    return Check(name, found.order_kept and not found.merged, text)
 
 
 def _compare_runs(
