@@ -84,7 +84,9 @@ PAIRS: list[tuple[Optimizer, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("ours", "theirs"), PAIRS, ids=lambda v: "torch" if callable(v) else str(v)[:60])
+@pytest.mark.parametrize(
+    ("ours", "theirs"), PAIRS, ids=lambda v: "torch" if callable(v) else str(v)[:60]
+)
 def test_equals_torch(ours: Optimizer, theirs: Any) -> None:
     same(trained(ours), torch_trained(theirs))
 
