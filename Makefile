@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 MODEL ?= unet
 JOBS ?= auto
 
-.PHONY: demo test check format bench regress clean
+.PHONY: demo test check format bench bench-plan regress clean
 
 demo: $(VENV)/ready
 	MODEL=$(MODEL) $(BIN)/python tools/demo.py
@@ -26,6 +26,9 @@ format: $(VENV)/dev
 
 bench: $(VENV)/dev
 	$(BIN)/python tools/regress.py --quick
+
+bench-plan: $(VENV)/dev
+	$(BIN)/python tools/bench_plan.py
 
 regress: $(VENV)/dev
 	$(BIN)/python tools/regress.py

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ import typer
 from onnxremat.errors import UsageError
 from onnxremat.graph.onnx_io import check_writable
 from onnxremat.report.suffix import check_suffix
+from onnxremat.run.closed_loop import PlanOptions
 from onnxremat.run.prepare import Settings
 
 Model = Annotated[Path, typer.Argument(help="ONNX model.", show_default=False)]
@@ -154,3 +156,26 @@ def make_settings(
         parse_shapes(shape), parse_dims(dim), target, threads, seed, data, measure, fresh,
         fixed_order,
     )  # fmt: skip
+
+
+def make_plan_options(
+    time_limit: float,
+    gap: float,
+    solver: str,
+    seed: int,
+    progress: Callable[[float, float, str], None],
+    stop: Callable[[], bool],
+) -> PlanOptions:
+    """Planner options from the shared options.
+
+    Raises:
+        UsageError: unknown solver.
+    """
+    return PlanOptions(
+        time_limit=time_limit,
+        gap=gap,
+        solver=check_solver(solver),
+        seed=seed,
+        progress=progress,
+        stop=stop,
+    )

@@ -77,9 +77,7 @@ def command(
         )  # fmt: skip
         settings = replace(settings, train=made)
     with voice.working() as interrupt:
-        options = api.PlanOptions(
-            time_limit, gap, args.check_solver(solver), seed, 1, voice.planning, interrupt
-        )
+        options = args.make_plan_options(time_limit, gap, solver, seed, voice.planning, interrupt)
         result = api.optimize(
             source, budget=limit.text, settings=settings, options=options,
             bench_seconds=bench_seconds, say=voice.say,

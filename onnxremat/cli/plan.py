@@ -50,8 +50,8 @@ def command(
         check_writable(output)
     if source.suffix == ".json":
         with voice.working() as interrupt:
-            options = api.PlanOptions(
-                time_limit, gap, args.check_solver(solver), seed, 1, voice.planning, interrupt
+            options = args.make_plan_options(
+                time_limit, gap, solver, seed, voice.planning, interrupt
             )
             facts = plan_graph(source, one_budget(budget), options, fixed_order=fixed_order)
         _tell(voice, facts, output, json.dumps(facts), as_json)
@@ -60,9 +60,7 @@ def command(
         shape, dim, target, threads, seed, data, measure, fresh, fixed_order
     )
     with voice.working() as interrupt:
-        options = api.PlanOptions(
-            time_limit, gap, args.check_solver(solver), seed, 1, voice.planning, interrupt
-        )
+        options = args.make_plan_options(time_limit, gap, solver, seed, voice.planning, interrupt)
         outcome = api.plan(source, budget=budget, settings=settings, options=options, say=voice.say)
     _tell(voice, _facts(outcome), output, outcome.plan.dumps(), as_json)
 

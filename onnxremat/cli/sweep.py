@@ -55,9 +55,7 @@ def command(
         shape, dim, target, threads, seed, data, measure, False, fixed_order
     )
     with voice.working() as interrupt:
-        options = api.PlanOptions(
-            time_limit, gap, args.check_solver(solver), seed, 1, voice.planning, interrupt
-        )
+        options = args.make_plan_options(time_limit, gap, solver, seed, voice.planning, interrupt)
         prepared, rows = api.sweep(
             source, budgets=budgets, points=points, settings=settings, options=options,
             say=voice.say,

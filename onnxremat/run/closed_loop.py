@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from onnxremat.device.host import processors
 from onnxremat.errors import InfeasibleError, NoPlanError, OverBudgetError
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
@@ -38,7 +39,7 @@ class PlanOptions:
         gap: good enough, as a share of the store-all time.
         solver: ``auto``, ``scip``, ``highs`` or ``gurobi``.
         seed: of the search.
-        threads: of the solver.
+        threads: of the planner; with two or more the search runs beside the solver.
         progress: told (best seconds, bound seconds, stage) when either moves.
         stop: asked now and then; True ends planning with the best so far.
     """
@@ -47,7 +48,7 @@ class PlanOptions:
     gap: float = 5e-4
     solver: str = "auto"
     seed: int = 0
-    threads: int = 1
+    threads: int = field(default_factory=processors)
     progress: Callable[[float, float, str], None] | None = None
     stop: Callable[[], bool] | None = None
 
