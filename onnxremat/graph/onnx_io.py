@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import onnx
 from google.protobuf import json_format, text_format
@@ -60,6 +61,22 @@ def read_model(path: str | os.PathLike[str]) -> onnx.ModelProto:
         )
     _check_external(model, file.parent)
     return model
+
+
+def from_graphsurgeon(graph: Any) -> onnx.ModelProto:
+    """The model of an ``onnx_graphsurgeon.Graph``, in its own node order.
+
+    Raises:
+        UsageError: it is no such graph.
+    """
+    import onnx_graphsurgeon as gs
+
+    if not isinstance(graph, gs.Graph):
+        raise UsageError(
+            f"cannot read a model from a {type(graph).__name__}",
+            hint="give a path, an onnx.ModelProto or an onnx_graphsurgeon.Graph",
+        )
+    return gs.export_onnx(graph)
 
 
 def external_files(model: onnx.ModelProto) -> dict[str, int]:

@@ -17,7 +17,7 @@ from onnxremat.errors import ModelError, UsageError
 from onnxremat.grad import Settings as Training
 from onnxremat.grad import differentiate, training_of
 from onnxremat.graph.ir import Graph, Role, Tensor
-from onnxremat.graph.onnx_io import inline_functions, read_model, to_model
+from onnxremat.graph.onnx_io import from_graphsurgeon, inline_functions, read_model, to_model
 from onnxremat.graph.order import (
     default_order,
     file_order,
@@ -192,18 +192,23 @@ def prepare(
     )  # fmt: skip
 
 
-def read_source(
-    source: Source,
-) -> tuple[onnx.ModelProto, Path | None, str]:
+def read_source(source: Source) -> tuple[onnx.ModelProto, Path | None, str]:
     """A model, the folder of its external weights, and a name for people.
+
+    Args:
+        source: a file, an ``onnx.ModelProto`` or an ``onnx_graphsurgeon.Graph``.
 
     Raises:
         ModelError: see :func:`read_model`.
+        UsageError: something else.
     """
     if isinstance(source, onnx.ModelProto):
         return source, None, source.graph.name or "model"
-    path = Path(source)
-    return read_model(path), path.parent, path.name
+    if isinstance(source, str | os.PathLike):
+        path = Path(source)
+        return read_model(path), path.parent, path.name
+    model = from_graphsurgeon(source)
+    return model, None, model.graph.name or "model"
 
 
 def _check_domains(model: onnx.ModelProto) -> None:
