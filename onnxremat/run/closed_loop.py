@@ -205,17 +205,14 @@ def _loop(
 def _within(prepared: Prepared, plan: Plan, limit: int, attempt: int) -> tuple[Outcome | None, int]:
     """The plan carried out, or how many bytes it misses the budget by.
 
-    The cheap checks come first: prediction, then a run with the options it is made for.
+    The cheap check comes first: prediction, then the runs of the model that will be written.
     """
-    rewritten = rewrite(prepared.graph, plan)
-    predicted = _predicted(prepared, rewritten)
+    predicted = _predicted(prepared, rewrite(prepared.graph, plan))
     if predicted.peak > limit:
         return None, predicted.peak - limit
-    if prepared.feeds is not None:
-        found = _measured(prepared, rewritten, prepared.tuned)
-        if found.peak > limit:
-            return None, found.peak - limit
-    return replace(carry_out(prepared, plan), budget=limit, rounds=attempt), 0
+    outcome = replace(carry_out(prepared, plan), budget=limit, rounds=attempt)
+    peak = max(outcome.predicted.peak, outcome.measured.peak if outcome.measured else 0)
+    return (outcome, 0) if peak <= limit else (None, peak - limit)
 
 
 def carry_out(prepared: Prepared, plan: Plan) -> Outcome:
