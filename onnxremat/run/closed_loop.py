@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from onnxremat.device.host import processors
 from onnxremat.errors import InfeasibleError, NoPlanError, OverBudgetError
@@ -20,6 +21,7 @@ from onnxremat.plan.reduce import Reduced, reduce
 from onnxremat.rewrite.emit import Rewritten, rewrite
 from onnxremat.run.measure import Measurement, measure, predict
 from onnxremat.run.prepare import Prepared
+from onnxremat.run.refusal import refusal
 from onnxremat.schedule.expand import settled
 from onnxremat.schedule.plan import Plan, Provenance, graph_hash
 from onnxremat.schedule.simulate import Timeline
@@ -122,9 +124,7 @@ def _smallest(prepared: Prepared, reduced: Reduced, options: PlanOptions) -> _Sm
     )
     made = carry_out(prepared, _as_plan(prepared, reduced, smallest, smallest, found))
     limit = max(made.predicted.peak, made.measured.peak if made.measured else 0)
-    plan = made.plan.with_provenance(budget=limit)
-    outcome = replace(made, budget=limit, plan=plan)
-    return _Smallest(outcome, list(sequence), lower, _named(reduced, why))
+    return _Smallest(_restated(made, limit), list(sequence), lower, _named(reduced, why))
 
 
 def _named(reduced: Reduced, why: str) -> str:
@@ -143,13 +143,17 @@ def _at_minimum(prepared: Prepared, reduced: Reduced, options: PlanOptions) -> O
     outcome = smallest.outcome
     with suppress(InfeasibleError, NoPlanError, OverBudgetError):
         # Where nothing quicker fits, the smallest plan itself it is.
-        outcome = _loop(
-            prepared, reduced, outcome.budget, options, warm=smallest.sequence, rounds=2
-        )
+        outcome = _loop(prepared, reduced, outcome.budget, options, smallest, rounds=2)
     lower = smallest.lower
     note = f"no budget below {format_bytes(lower)} ({lower} B) can work: {smallest.why}"
-    plan = outcome.plan.with_provenance(notes=(*outcome.plan.provenance.notes, note))
-    return replace(outcome, plan=plan, rewritten=Rewritten(outcome.rewritten.graph, plan))
+    return _restated(outcome, outcome.budget, notes=(*outcome.plan.provenance.notes, note))
+
+
+def _restated(outcome: Outcome, budget: int, **facts: Any) -> Outcome:
+    """The outcome with other facts about its plan, in the plan that the model carries too."""
+    plan = outcome.plan.with_provenance(budget=budget, **facts)
+    rewritten = Rewritten(outcome.rewritten.graph, plan)
+    return replace(outcome, budget=budget, plan=plan, rewritten=rewritten)
 
 
 def _loop(
@@ -157,10 +161,16 @@ def _loop(
     reduced: Reduced,
     limit: int,
     options: PlanOptions,
-    warm: list[int] | tuple[int, ...] | None = None,
+    smallest: _Smallest | None = None,
     rounds: int = ROUNDS,
 ) -> Outcome:
+    """Plan and carry out, with the excess taken off, until the budget is kept.
+
+    Args:
+        smallest: the smallest plan, where it is known: a start, and the way out.
+    """
     aim, first, excess, seconds_left = limit, None, 0, options.time_limit
+    warm: Sequence[int] | None = smallest.sequence if smallest else None
     for attempt in range(rounds):
         solution = solve(
             reduced.problem,
@@ -179,7 +189,17 @@ def _loop(
         if solution.sequence is None:
             if attempt:
                 break
-            raise _failure(prepared, reduced, limit, solution, options)
+            smallest = smallest or _smallest(prepared, reduced, options)
+            raise refusal(
+                prepared.name,
+                limit,
+                solution,
+                fixed_order=prepared.settings.fixed_order,
+                works=smallest.outcome.budget,
+                lower=smallest.lower,
+                why=smallest.why,
+                notes=prepared.notes,
+            )
         plan = _as_plan(prepared, reduced, solution, first, limit)
         outcome, excess = _within(prepared, plan, limit, attempt)
         if outcome is not None:
@@ -188,12 +208,16 @@ def _loop(
         aim = min(aim, solution.peak) - excess - 256 * (attempt + 1)
         warm = solution.sequence
         seconds_left = min(options.time_limit, max(5.0, first.plan_seconds / 8))
-    smallest = _smallest(prepared, reduced, options).outcome
-    if smallest.budget <= limit and first is not None:
-        bound = min(first.certificate.bound, smallest.plan.provenance.seconds)
-        proven = {"bound": bound, "bound_kind": first.certificate.kind, "budget": limit,
-                  "any_order": first.certificate.any_order}  # fmt: skip
-        return replace(smallest, budget=limit, plan=smallest.plan.with_provenance(**proven))
+    smallest = smallest or _smallest(prepared, reduced, options)
+    if smallest.outcome.budget <= limit and first is not None:
+        proof = first.certificate
+        return _restated(
+            smallest.outcome,
+            limit,
+            bound=min(proof.bound, smallest.outcome.plan.provenance.seconds),
+            bound_kind=proof.kind,
+            any_order=proof.any_order,
+        )
     raise OverBudgetError(
         f"no plan keeps within {format_bytes(limit)} when carried out",
         why=f"the last one needs {format_bytes(limit + excess)}",
@@ -300,34 +324,3 @@ def _as_plan(
     names = reduced.lift(solution.sequence)
     names = settled(prepared.graph, updates_last(prepared.graph, names, prepared.in_place))
     return Plan.of(prepared.graph, names, provenance)
-
-
-def _failure(
-    prepared: Prepared, reduced: Reduced, limit: int, solution: Solution, options: PlanOptions
-) -> Exception:
-    """Why there is no plan: proven, with the smallest budget that works; or not found in time.
-
-    A proof for one order of first runs counts only when that order is asked for.
-    """
-    smallest = _smallest(prepared, reduced, options)
-    works, lower = smallest.outcome.budget, smallest.lower
-    any_order = solution.certificate.any_order or prepared.settings.fixed_order
-    hint = f"--budget {works} ({format_bytes(works)}, the smallest budget with a plan)"
-    hint = "; ".join([hint, *prepared.notes])
-    need = f"at least {format_bytes(lower)} ({lower} B) are needed: {smallest.why}"
-    if limit < lower or (solution.status is Status.INFEASIBLE and any_order):
-        if limit >= lower:
-            need = f"proven by {solution.certificate.kind}; {need}"
-        return InfeasibleError(
-            f"no plan for {prepared.name} fits {format_bytes(limit)} ({limit} B)",
-            why=need,
-            hint=hint,
-            smallest=works,
-            lower_bound=max(lower, min(limit + 1, works) if limit >= lower else lower),
-        )
-    return NoPlanError(
-        f"no plan for {prepared.name} within {format_bytes(limit)} ({limit} B) found in time",
-        why=f"not proven impossible in every order; {need}",
-        hint=f"raise --time-limit, or {hint}",
-        smallest=works,
-    )

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
-from onnxremat.errors import InfeasibleError, ModelError, NoPlanError
+from onnxremat.errors import ModelError
 from onnxremat.plan import peak, seconds, smallest_budget, solve
 from onnxremat.plan.graph_files import GraphFileError, read_graph
-from onnxremat.plan.problem import Problem, Solution, Status
 from onnxremat.run.closed_loop import PlanOptions
-from onnxremat.units import Budget, format_bytes
+from onnxremat.run.refusal import refusal
+from onnxremat.units import Budget
 
 
 def plan_graph(
@@ -44,7 +43,13 @@ def plan_graph(
         progress=options.progress, stop=options.stop,
     )  # fmt: skip
     if solution.sequence is None:
-        raise _failure(path, problem, limit, solution, options, fixed_order)
+        works, _, lower, why = smallest_budget(
+            problem, time_limit=max(5.0, options.time_limit / 2), fixed_order=fixed_order,
+            seed=options.seed, stop=options.stop,
+        )  # fmt: skip
+        raise refusal(
+            path.name, limit, solution, fixed_order=fixed_order, works=works, lower=lower, why=why
+        )
     store_all = seconds(problem, everything)
     bound = min(max(solution.certificate.bound, store_all), solution.time)
     return {
@@ -68,31 +73,3 @@ def plan_graph(
         "sequence": list(solution.sequence),
         "notes": list(solution.notes),
     }
-
-
-def _failure(
-    path: Path,
-    problem: Problem,
-    limit: int,
-    solution: Solution,
-    options: PlanOptions,
-    fixed_order: bool,
-) -> Exception:
-    found, _, lower, why = smallest_budget(
-        problem, time_limit=max(5.0, options.time_limit / 2), fixed_order=fixed_order,
-        seed=options.seed, stop=options.stop,
-    )  # fmt: skip
-    proven = solution.status is Status.INFEASIBLE or math.isinf(solution.certificate.bound)
-    if proven or limit < lower:
-        return InfeasibleError(
-            f"no plan for {path.name} fits {format_bytes(limit)} ({limit} B)",
-            why=f"at least {lower} B are needed: {why}",
-            hint=f"--budget {found} (the smallest budget with a plan)",
-            smallest=found,
-            lower_bound=lower,
-        )
-    return NoPlanError(
-        f"no plan for {path.name} within {limit} B found in time",
-        why=f"not proven impossible: the proven minimum is {lower} B",
-        hint=f"raise --time-limit, or --budget {found}",
-    )
