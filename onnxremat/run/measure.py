@@ -119,14 +119,15 @@ def measure(
     ran = [k.name for k in found.kernels if not is_added(k.name)]
     common = set(planned) & set(ran)
     known = {op.name for op in graph.ops}
-    copies = {op.name for op in graph.ops if op.origin}
+    # A copy that is fused away goes together with its first run, which is fused alike.
+    merged = {op.name for op in graph.ops if op.origin in common and op.name not in common}
     kept = [n for n in planned if n in common] == [n for n in ran if n in common]
     weights = weight_bytes(graph, found, level=options.level, folder=folder)
     return Measurement(
         options,
         kept,
         tuple(n for n in planned if n not in common),
-        tuple(n for n in planned if n not in common and n in copies),
+        tuple(n for n in planned if n in merged),
         tuple(n for n in ran if n not in known),
         predict(graph, options, scratch=scratch, seconds=seconds, weights=weights),
         weights + found.live_peak,
