@@ -4,14 +4,19 @@ VENV := .venv
 BIN := $(VENV)/bin
 MODEL ?= unet
 JOBS ?= auto
+# Pinned: a range may draw gigabytes of CUDA libraries. PIP_INDEX_URL chooses where it comes from.
+TORCH ?= torch==2.13.0
 
-.PHONY: demo test check format bench bench-plan regress clean
+.PHONY: demo test test-torch check format bench bench-plan regress clean
 
 demo: $(VENV)/ready
 	MODEL=$(MODEL) $(BIN)/python tools/demo.py
 
 test: $(VENV)/dev
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile tests
+
+test-torch: $(VENV)/torch
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist load -m torch tests
 
 check: $(VENV)/dev
 	$(BIN)/ruff format --check .
@@ -43,6 +48,11 @@ $(VENV)/ready: pyproject.toml
 
 $(VENV)/dev: $(VENV)/ready
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@
+
+$(VENV)/torch: $(VENV)/dev
+	$(BIN)/python -m pip install --quiet '$(TORCH)'
+	$(BIN)/python -m pip install --quiet --editable '.[dev,torch]'
 	@touch $@
 
 clean:

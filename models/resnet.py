@@ -52,16 +52,46 @@ def resnet(g: GraphBuilder, *, depth: int, size: int, width: int, classes: int) 
     g.output(g.linear(x, classes, name="fc"), "logits")
 
 
-SPECS = tuple(
+def small_resnet(
+    g: GraphBuilder, *, size: int, channels: int, width: int, blocks: int, classes: int
+) -> None:
+    """[N, channels, size, size] to ``logits`` [N, classes]: the paper's network for small images
+    (section 4.2), three stages of ``blocks`` basic blocks, 6 blocks + 2 layers in all."""
+    gain = (3 * blocks) ** -0.5
+    x = g.conv(g.image_input(size, channels), width, 3, name="conv1")
+    x = g.relu(g.batch_norm(x, name="bn1"))
+    for stage in range(3):
+        for index in range(blocks):
+            with g.scope(f"layer{stage + 1}", index):
+                stride = 2 if stage > 0 and index == 0 else 1
+                x = _basic_block(g, x, width * 2**stage, stride, gain)
+    x = g.flatten(g.global_average_pool(x))
+    g.output(g.linear(x, classes, name="fc"), "logits")
+
+
+SPECS = (
+    *(
+        architecture(
+            f"resnet{depth}",
+            f"ResNet-{depth}",
+            resnet,
+            fixed={"depth": depth},
+            batch=batch,
+            size=128,
+            width=width,
+            classes=1000,
+        )
+        for depth, batch, width in ((18, 8, 64), (34, 8, 48), (50, 8, 48))
+    ),
     architecture(
-        f"resnet{depth}",
-        f"ResNet-{depth}",
-        resnet,
-        fixed={"depth": depth},
-        batch=batch,
-        size=128,
-        width=width,
-        classes=1000,
-    )
-    for depth, batch, width in ((18, 8, 64), (34, 8, 48), (50, 8, 48))
+        "resnet20",
+        "ResNet-20 for small images",
+        small_resnet,
+        batch=64,
+        size=32,
+        channels=3,
+        width=16,
+        blocks=3,
+        classes=10,
+    ),
 )

@@ -16,13 +16,16 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from onnxremat.api import (
+        Method,
         OptimizeResult,
         PlanOptions,
         Settings,
         Training,
         apply,
+        compare,
         differentiate,
         load,
+        max_batch,
         optimize,
         prepare,
         read_plan,
@@ -31,14 +34,17 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "Method",
     "OptimizeResult",
     "PlanOptions",
     "Settings",
     "Training",
     "__version__",
     "apply",
+    "compare",
     "differentiate",
     "load",
+    "max_batch",
     "optimize",
     "prepare",
     "read_plan",

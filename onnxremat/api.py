@@ -6,6 +6,8 @@ plan       prepared model + budget -> plan
 apply      in.onnx + plan -> model
 verify     original + result -> same outputs, planned order, measured peak
 sweep      in.onnx -> memory-time curve
+compare    in.onnx + budgets -> every planner side by side
+max_batch  in.onnx + budget -> the largest batch that fits
 load       result -> a ready onnxruntime session
 """
 
@@ -25,19 +27,28 @@ from onnxremat.grad import differentiate as add_backward
 from onnxremat.grad import training_of
 from onnxremat.graph.onnx_io import check_writable, inline_functions, read_model, write_model
 from onnxremat.ort.infer import bind
+from onnxremat.plan.methods import Method
 from onnxremat.report.tables import as_text, before_after
 from onnxremat.rewrite.emit import metadata, unpack
 from onnxremat.run.closed_loop import Outcome, PlanOptions, carry_out, plan_within
-from onnxremat.run.curve import curve
+from onnxremat.run.curve import Curve, SweepPoint, curve
 from onnxremat.run.load import load
+from onnxremat.run.max_batch import LARGEST, Batches, MaxBatch, open_dimension
+from onnxremat.run.max_batch import max_batch as largest_batch
+from onnxremat.run.planners import STANDARD, Comparison, compare_planners
 from onnxremat.run.prepare import Prepared, Settings, Source, prepare, read_source
 from onnxremat.run.result import Finished, finish
+from onnxremat.run.subject import is_graph_file, read_subject
 from onnxremat.run.verify import Verification, verify
 from onnxremat.schedule.plan import Plan, graph_hash
 from onnxremat.schedule.simulate import Timeline, simulate
 from onnxremat.units import one_budget, parse_budget
 
 __all__ = [
+    "Comparison",
+    "Curve",
+    "MaxBatch",
+    "Method",
     "OptimizeResult",
     "PlanOptions",
     "Settings",
@@ -45,8 +56,10 @@ __all__ = [
     "Training",
     "Verification",
     "apply",
+    "compare",
     "differentiate",
     "load",
+    "max_batch",
     "optimize",
     "plan",
     "prepare",
@@ -142,7 +155,7 @@ def differentiate(
     about = training_of(step)
     return {
         "nodes": len(step.graph.node),
-        "parameters": len(about.parameters),
+        "parameters": len(about.parameters or about.gradients),
         "states": len(about.states),
         "loss": about.loss,
         "target": about.target,
@@ -239,19 +252,6 @@ def apply(
     return OptimizeResult(**vars(finish(prepared, outcome, bench_seconds, say)))
 
 
-@dataclass(frozen=True)
-class SweepPoint:
-    """One point of the memory-time curve; overhead and bound are fractions of the store-all
-    time, sizes are bytes. ``overhead`` is None where no plan was found."""
-
-    budget: int
-    peak: int | None
-    overhead: float | None
-    bound: float | None
-    status: str
-    plan_seconds: float
-
-
 def sweep(
     source: Source,
     *,
@@ -259,20 +259,85 @@ def sweep(
     points: int = 8,
     settings: Settings | None = None,
     options: PlanOptions | None = None,
+    jobs: int = 1,
     say: Say | None = None,
-) -> tuple[Prepared, list[SweepPoint]]:
+) -> Curve:
     """The memory-time curve: the best plan and its bound at several budgets.
 
     Args:
+        source: a model, or the path of a planner study's graph file (``.json``).
         budgets: in any form; without them ``points`` budgets from the unoptimised peak down to
             the smallest one.
+        jobs: budgets planned at the same time, in processes of their own.
     """
-    prepared = prepare(source, settings or Settings(), say)
-    limits = None
-    if budgets:
-        limits = [parse_budget(b) for b in budgets]
-    rows = curve(prepared, limits, points, options or PlanOptions(), memory_bytes(), say)
-    return prepared, [SweepPoint(**row) for row in rows]
+    limits = [parse_budget(budget) for budget in budgets] if budgets else None
+    subject = read_subject(source, settings or Settings(), say)
+    return curve(subject, limits, points, options or PlanOptions(), jobs, say)
+
+
+def compare(
+    source: Source,
+    *,
+    budgets: Sequence[str | int],
+    planners: Sequence[str] = STANDARD,
+    settings: Settings | None = None,
+    options: PlanOptions | None = None,
+    jobs: int = 1,
+    say: Say | None = None,
+) -> Comparison:
+    """Our planner and the published ones side by side at each budget, on the planner's numbers.
+
+    Args:
+        source: a model, or the path of a planner study's graph file (``.json``).
+        planners: names of planners and formulations to set beside ours.
+        jobs: planners running at the same time.
+
+    Raises:
+        UsageError: wrong input, or an unknown planner.
+    """
+    limits = [one_budget(budget) for budget in budgets]
+    subject = read_subject(source, settings or Settings(), say)
+    return compare_planners(
+        subject, limits, options or PlanOptions(), planners=planners, jobs=jobs, say=say
+    )
+
+
+def max_batch(
+    source: Source,
+    *,
+    budget: str | int,
+    dimension: str = "",
+    max_overhead: float = float("inf"),
+    most: int = LARGEST,
+    file_batch: int = 1,
+    settings: Settings | None = None,
+    options: PlanOptions | None = None,
+    say: Say | None = None,
+) -> MaxBatch:
+    """The largest batch for which a plan keeps the budget, by predicted peaks.
+
+    Args:
+        source: a model with a symbolic batch dimension, or the path of a graph file, all of whose
+            sizes and costs are scaled.
+        budget: bytes, or a share of this machine's memory.
+        dimension: symbolic dimension to grow; the only open one when empty.
+        max_overhead: most extra time of a plan, as a share of the store-all time at its batch.
+        most: no larger batch is tried.
+        file_batch: batch that a graph file's sizes are for.
+        options: ``time_limit`` holds for each batch tried.
+
+    Raises:
+        UsageError: wrong input, a budget that is no number of bytes, or no dimension to grow.
+        InfeasibleError, NoPlanError: not even batch 1 fits.
+    """
+    settings, limit = settings or Settings(), one_budget(budget)
+    if not is_graph_file(source):
+        dimension = open_dimension(source, settings, dimension)
+    batches = Batches(source, settings, dimension, file_batch)
+    return largest_batch(
+        batches, limit, options or PlanOptions(time_limit=10), max_overhead=max_overhead, most=most,
+        say=say,
+    )  # fmt: skip
 
 
 def store_all_timeline(prepared: Prepared) -> Timeline:

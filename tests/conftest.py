@@ -8,10 +8,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared"
+TORCH = ROOT / "tests" / "torch"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that read the study files are skipped, with the reason, where these are absent."""
+    """Comparisons with PyTorch are marked; tests that read the study files are skipped, with the
+    reason, where these are absent."""
+    for item in items:
+        if TORCH in item.path.parents:
+            item.add_marker(pytest.mark.torch)
     if (SHARED / "models").is_dir():
         return
     skip = pytest.mark.skip(reason=f"no study files: {SHARED} is not there")

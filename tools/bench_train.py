@@ -1,11 +1,20 @@
 """Training-step time and peak memory against PyTorch eager, paired.
 
-    python tools/bench_train.py --nets resnet18 bert --threads 1 2 --rounds 3
+    python tools/bench_train.py --nets resnet18 bert --threads 1 2 --rounds 5
 
-Each round runs every contender once, in its own process, one after the other; times are medians
-over rounds of the median step of a process. Memory is the rise of the resident peak over what
-was resident before the first step: activations, gradients and the runtime's buffers.
-PyTorch is needed for its side only.
+Contenders, all with the same weights, data and plain SGD:
+
+* ``torch``: PyTorch eager as it comes; ``torch_checkpoint``: the same, each block of the net under
+  ``torch.utils.checkpoint``;
+* ``ours``: the training graph for this machine (convolutions through onnxruntime's blocked kernels
+  where they gain), storing everything; ``ours_portable``: the one in standard operators only;
+* ``ours_budget``: ``ours`` planned within a budget, chosen so that the process rises no further
+  than the one of ``torch_checkpoint``.
+
+Each round runs every contender once, in an order drawn anew, each in its own process; times are
+medians over rounds of the median step of a process, ratios medians of the ratios in a round.
+Memory is the rise of the resident peak over what was resident before the first step: activations,
+gradients and the runtime's buffers. PyTorch is needed for its side only (``.[torch]``).
 """
 
 from __future__ import annotations
@@ -13,11 +22,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
+import random
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,14 +37,17 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
 NETS: dict[str, dict[str, Any]] = {
     "resnet18": {"batch": 8, "size": 224},
     "mobilenetv2": {"batch": 16, "size": 224},
     "bert": {"batch": 32, "sequence": 128, "hidden": 256, "layers": 4, "heads": 4},
     "vit": {"batch": 8, "size": 224},
 }
-CONTENDERS = ("torch", "ours")
-ALL = (*CONTENDERS, "blocked")
+SETTINGS: dict[str, dict[str, int]] = {"bert": {"layers": 4, "heads": 4}}  # of PyTorch's nets
+CONTENDERS = ("torch", "torch_checkpoint", "ours", "ours_portable", "ours_budget")
+ATTEMPTS = 5  # budgets tried
+MIB = 1 << 20
 
 
 def resident(key: str) -> float:
@@ -64,7 +79,6 @@ def measure(step: Callable[[], float], seconds: float) -> dict[str, Any]:
 
 def data(net: str) -> tuple[Any, dict[str, np.ndarray], np.ndarray]:
     """The model, its inputs and labels."""
-    sys.path.insert(0, str(ROOT))
     import models
 
     model = models.build(net, **NETS[net])
@@ -73,31 +87,39 @@ def data(net: str) -> tuple[Any, dict[str, np.ndarray], np.ndarray]:
     return model, models.feeds(model), labels
 
 
-# ---- ours ------------------------------------------------------------------------------------
+# ---- contenders, each in a process of its own ----------------------------------------------------
 
 
-def ours(net: str, threads: int, seconds: float, blocked: bool = False) -> dict[str, Any]:
-    """A step of the emitted graph through the Trainer; ``blocked`` for this machine only."""
+def training(portable: bool = False) -> Any:
+    """How our training steps are made."""
+    from onnxremat.grad import Settings, block_size
+
+    return Settings(optimizer="sgd", dropout=False, blocked=0 if portable else block_size())
+
+
+def ours(
+    net: str, threads: int, seconds: float, portable: bool = False, file: str = ""
+) -> dict[str, Any]:
+    """A step of the training graph (or of a planned one in a file) through the Trainer."""
     from onnxremat.grad import differentiate
-    from onnxremat.grad.blocked import block_size
     from onnxremat.run.train import Trainer
 
     model, feeds, labels = data(net)
-    block = block_size() if blocked else 0
-    graph = differentiate(model, optimizer="sgd", dropout=False, blocked=block)
+    graph = file or differentiate(model, settings=training(portable))
     trainer = Trainer(graph, model, threads=threads, rate=0.01)
     del model, graph
     batch = {**feeds, trainer.training.target: labels}
     return measure(lambda: trainer.step(batch), seconds)
 
 
-# ---- PyTorch -----------------------------------------------------------------------------------
-
-
-def torch_step(net: str, threads: int, seconds: float) -> dict[str, Any]:
+def torch_step(
+    net: str, threads: int, seconds: float, checkpointed: bool = False
+) -> dict[str, Any]:
     """A step of the same net, weights and data in PyTorch eager."""
     import torch
     from onnx import numpy_helper
+    from torch.utils.checkpoint import checkpoint
+    from torch_nets import FORWARDS
 
     torch.set_num_threads(threads)
     model, feeds, labels = data(net)
@@ -110,14 +132,14 @@ def torch_step(net: str, threads: int, seconds: float) -> dict[str, Any]:
     ]
     del model, stored
     inputs = {name: torch.tensor(value) for name, value in feeds.items()}
-    targets, forward = torch.tensor(labels), FORWARDS[net]
+    targets = torch.tensor(labels).reshape(-1)
+    block = partial(checkpoint, use_reentrant=False) if checkpointed else _as_it_is
     optimizer = torch.optim.SGD(parameters, lr=0.01)
 
     def step() -> float:
         optimizer.zero_grad(set_to_none=True)
-        y = forward(torch, values, inputs)
-        flat = y.reshape(-1, y.shape[-1])
-        loss = torch.nn.functional.cross_entropy(flat, targets.reshape(-1))
+        y = FORWARDS[net](values, inputs, block, **SETTINGS.get(net, {}))
+        loss = torch.nn.functional.cross_entropy(y.reshape(-1, y.shape[-1]), targets)
         loss.backward()
         optimizer.step()
         return float(loss.detach())
@@ -125,127 +147,27 @@ def torch_step(net: str, threads: int, seconds: float) -> dict[str, Any]:
     return measure(step, seconds)
 
 
-def _norm(torch: Any, p: Any, name: str, x: Any) -> Any:
-    return torch.nn.functional.batch_norm(
-        x, p[f"{name}.running_mean"], p[f"{name}.running_var"], p[f"{name}.weight"],
-        p[f"{name}.bias"], True, 0.1, 1e-5,
-    )  # fmt: skip
+def _as_it_is(function: Callable[..., Any], *arguments: Any) -> Any:
+    return function(*arguments)
 
 
-def _conv(torch: Any, p: Any, name: str, x: Any, stride: int = 1, groups: int = 1) -> Any:
-    w = p[f"{name}.weight"]
-    return torch.nn.functional.conv2d(x, w, None, stride, w.shape[-1] // 2, 1, groups)
-
-
-def resnet18(torch: Any, p: Any, inputs: Any) -> Any:
-    """ResNet-18 of the functional API: what the module's forward does."""
-    x = torch.relu(_norm(torch, p, "bn1", _conv(torch, p, "conv1", inputs["input"], 2)))
-    x = torch.nn.functional.max_pool2d(x, 3, 2, 1)
-    for stage in range(1, 5):
-        for block in range(2):
-            name, stride = f"layer{stage}.{block}", 2 if stage > 1 and block == 0 else 1
-            y = torch.relu(
-                _norm(torch, p, f"{name}.bn1", _conv(torch, p, f"{name}.conv1", x, stride))
-            )
-            y = _norm(torch, p, f"{name}.bn2", _conv(torch, p, f"{name}.conv2", y))
-            if f"{name}.downsample.0.weight" in p:
-                x = _conv(torch, p, f"{name}.downsample.0", x, stride)
-                x = _norm(torch, p, f"{name}.downsample.1", x)
-            x = torch.relu(x + y)
-    x = torch.nn.functional.adaptive_avg_pool2d(x, 1).flatten(1)
-    return torch.nn.functional.linear(x, p["fc.weight"], p["fc.bias"])
-
-
-def mobilenetv2(torch: Any, p: Any, inputs: Any) -> Any:
-    """MobileNetV2 of the functional API."""
-    relu6 = torch.nn.functional.relu6
-    x = relu6(_norm(torch, p, "features.0.1", _conv(torch, p, "features.0.0", inputs["input"], 2)))
-    strides = [1, 2, 1, 2, 1, 1, 2, 1, 1, 1, 1, 1, 1, 2, 1, 1, 1]
-    for k, stride in enumerate(strides, start=1):
-        name, y, part = f"features.{k}.conv", x, 0
-        if f"{name}.3.weight" in p:
-            y = relu6(_norm(torch, p, f"{name}.0.1", _conv(torch, p, f"{name}.0.0", y)))
-            part = 1
-        depth = f"{name}.{part}"
-        groups = p[f"{depth}.0.weight"].shape[0]
-        y = _conv(torch, p, f"{depth}.0", y, stride, groups)
-        y = relu6(_norm(torch, p, f"{depth}.1", y))
-        y = _norm(torch, p, f"{name}.{part + 2}", _conv(torch, p, f"{name}.{part + 1}", y))
-        x = x + y if stride == 1 and x.shape == y.shape else y
-    x = relu6(_norm(torch, p, "features.18.1", _conv(torch, p, "features.18.0", x)))
-    x = torch.nn.functional.adaptive_avg_pool2d(x, 1).flatten(1)
-    return torch.nn.functional.linear(x, p["classifier.1.weight"], p["classifier.1.bias"])
-
-
-def _linear(torch: Any, p: Any, name: str, x: Any) -> Any:
-    return torch.nn.functional.linear(x, p[f"{name}.weight"].T, p[f"{name}.bias"])
-
-
-def _layer_norm(torch: Any, p: Any, name: str, x: Any, epsilon: float) -> Any:
-    weight = p[f"{name}.weight"]
-    return torch.nn.functional.layer_norm(x, weight.shape, weight, p[f"{name}.bias"], epsilon)
-
-
-def _attend(torch: Any, q: Any, k: Any, v: Any, bias: Any = 0.0) -> Any:
-    scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5 + bias
-    mixed = torch.softmax(scores, -1) @ v
-    return mixed.transpose(1, 2).flatten(2)
-
-
-def bert(torch: Any, p: Any, inputs: Any) -> Any:
-    """BERT's encoder of the functional API, attention written out."""
-    ids, heads = inputs["input_ids"], NETS["bert"]["heads"]
-    bias = (1.0 - inputs["attention_mask"][:, None, None].float()) * torch.finfo(torch.float32).min
-    x = torch.nn.functional.embedding(ids, p["embeddings.word_embeddings.weight"])
-    kinds = p["embeddings.token_type_embeddings.weight"]
-    x = x + torch.nn.functional.embedding(inputs["token_type_ids"], kinds)
-    x = x + p["embeddings.position_embeddings.weight"][: ids.shape[1]]
-    x = _layer_norm(torch, p, "embeddings.LayerNorm", x, 1e-12)
-    for k in range(NETS["bert"]["layers"]):
-        name = f"encoder.layer.{k}"
-        query, key, value = (
-            _linear(torch, p, f"{name}.attention.self.{part}", x)
-            .unflatten(-1, (heads, -1))
-            .transpose(1, 2)
-            for part in ("query", "key", "value")
-        )
-        mixed = _attend(torch, query, key, value, bias)
-        x = x + _linear(torch, p, f"{name}.attention.output.dense", mixed)
-        x = _layer_norm(torch, p, f"{name}.attention.output.LayerNorm", x, 1e-12)
-        y = torch.nn.functional.gelu(_linear(torch, p, f"{name}.intermediate.dense", x))
-        x = x + _linear(torch, p, f"{name}.output.dense", y)
-        x = _layer_norm(torch, p, f"{name}.output.LayerNorm", x, 1e-12)
-    return x
-
-
-def vit(torch: Any, p: Any, inputs: Any) -> Any:
-    """ViT-tiny of the functional API, attention written out."""
-    filters, heads = p["patch_embed.proj.weight"], 3
-    x = torch.nn.functional.conv2d(inputs["input"], filters, p["patch_embed.proj.bias"], 16)
-    x = x.flatten(2).transpose(1, 2)
-    x = torch.cat([p["cls_token"].expand(x.shape[0], -1, -1), x], 1) + p["pos_embed"]
-    for k in range(12):
-        name = f"blocks.{k}"
-        y = _linear(torch, p, f"{name}.attn.qkv", _layer_norm(torch, p, f"{name}.norm1", x, 1e-6))
-        q, key, v = y.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
-        x = x + _linear(torch, p, f"{name}.attn.proj", _attend(torch, q, key, v))
-        y = _linear(torch, p, f"{name}.mlp.fc1", _layer_norm(torch, p, f"{name}.norm2", x, 1e-6))
-        x = x + _linear(torch, p, f"{name}.mlp.fc2", torch.nn.functional.gelu(y))
-    x = _layer_norm(torch, p, "norm", x, 1e-6)
-    return torch.nn.functional.linear(x[:, 0], p["head.weight"], p["head.bias"])
-
-
-FORWARDS = {"resnet18": resnet18, "mobilenetv2": mobilenetv2, "bert": bert, "vit": vit}
+RUN: dict[str, Callable[..., dict[str, Any]]] = {
+    "torch": torch_step,
+    "torch_checkpoint": partial(torch_step, checkpointed=True),
+    "ours": ours,
+    "ours_portable": partial(ours, portable=True),
+    "ours_budget": ours,
+}
 
 
 # ---- driver ------------------------------------------------------------------------------------
 
 
-def run_child(net: str, who: str, threads: int, seconds: float) -> dict[str, Any]:
+def run_child(net: str, who: str, threads: int, seconds: float, file: str = "") -> dict[str, Any]:
     """One contender in a process of its own."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    command = [sys.executable, __file__, "--child", who, "--nets", net,
-               "--threads", str(threads), "--seconds", str(seconds)]  # fmt: skip
+    command = [sys.executable, __file__, "--child", who, "--nets", net, "--threads", str(threads),
+               "--seconds", str(seconds), "--file", file]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
         raise RuntimeError(f"{net} {who}: {done.stderr.strip()[-2000:]}")
@@ -253,21 +175,105 @@ def run_child(net: str, who: str, threads: int, seconds: float) -> dict[str, Any
     return result
 
 
-def compare(net: str, threads: int, rounds: int, seconds: float) -> dict[str, Any]:
-    """Medians of all contenders over rounds, and the ratio ours / PyTorch."""
-    found: dict[str, list[dict[str, Any]]] = {who: [] for who in CONTENDERS}
-    for _ in range(rounds):
-        for who in CONTENDERS:
-            found[who].append(run_child(net, who, threads, seconds))
+def planned(net: str, threads: int, folder: Path) -> tuple[str, dict[str, Any]]:
+    """Our step planned so that it rises no further than PyTorch with checkpointing: the file, or
+    none when it never does, and the figures of the search."""
+    goal = run_child(net, "torch_checkpoint", threads, 0.0)["peak"]
+    budget, tried = f"{int(goal * MIB)}", []
+    for attempt in range(ATTEMPTS):
+        path = folder / f"{net}-{threads}-{attempt}.onnx"
+        made = plan_file(net, threads, budget, path)
+        rise = run_child(net, "ours_budget", threads, 0.0, str(path))["peak"]
+        tried.append({**made, "rise_mib": round(rise)})
+        if rise <= goal:
+            return str(path), {"goal_mib": round(goal), "tried": tried}
+        budget = f"{int(made['peak_bytes'] * 0.98 * goal / rise)}"
+    return "", {"goal_mib": round(goal), "tried": tried}
+
+
+def plan_file(net: str, threads: int, budget: str, path: Path) -> dict[str, Any]:
+    """``onnxremat optimize --train --target host --budget`` of a net, in a process of its own."""
+    command = [sys.executable, __file__, "--plan", budget, "--nets", net, "--threads", str(threads),
+               "--file", str(path)]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{net} plan: {done.stderr.strip()[-2000:]}")
+    made: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return made
+
+
+def plan_child(net: str, threads: int, budget: str, path: str) -> dict[str, Any]:
+    """What :func:`plan_file` runs."""
+    from onnxremat import optimize
+    from onnxremat.run.prepare import Settings
+
+    settings = Settings(train=training(), target="host", threads=threads)
+    result = optimize(data(net)[0], budget=budget, settings=settings, bench_seconds=0.0)
+    result.save(path)
+    facts = result.facts()
+    return {
+        "budget_bytes": int(budget),
+        "peak_bytes": facts["peak_measured_bytes"],
+        "store_all_bytes": facts["store_all_peak_bytes"],
+        "overhead_planned": facts["overhead_planned"],
+    }
+
+
+def compare(net: str, threads: int, rounds: int, seconds: float, who: Sequence[str]) -> dict:
+    """All contenders over all rounds; medians, and medians of the ratios in a round."""
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in who}
     row: dict[str, Any] = {"net": net, "threads": threads}
-    for who, results in found.items():
+    draw = random.Random(f"{net}{threads}")
+    with tempfile.TemporaryDirectory() as folder:
+        file = ""
+        if "ours_budget" in who:
+            file, row["search"] = planned(net, threads, Path(folder))
+            if not file:
+                found.pop("ours_budget")
+        for _ in range(rounds):
+            for name in draw.sample(list(found), len(found)):
+                path = file if name == "ours_budget" else ""
+                found[name].append(run_child(net, name, threads, seconds, path))
+    for name, results in found.items():
         for key in ("wall", "cpu", "peak"):
-            row[f"{who}_{key}"] = round(statistics.median(r[key] for r in results), 3)
-        row[f"{who}_losses"] = results[0]["losses"]
-    for key in ("wall", "cpu", "peak"):
-        ratios = [a[key] / b[key] for a, b in zip(found["ours"], found["torch"], strict=True)]
-        row[f"ratio_{key}"] = round(statistics.median(ratios), 3)
+            row[f"{name}_{key}"] = round(statistics.median(r[key] for r in results), 4)
+            row[f"{name}_{key}_ratio"] = _ratio(results, found.get("torch", results), key)
+        row[f"{name}_losses"] = results[0]["losses"]
     return row
+
+
+def _ratio(results: list[dict[str, Any]], others: list[dict[str, Any]], key: str) -> float:
+    pairs = zip(results, others, strict=True)
+    return round(statistics.median(a[key] / b[key] for a, b in pairs), 3)
+
+
+def table(rows: Sequence[dict[str, Any]], who: Sequence[str]) -> str:
+    """Markdown: seconds a step, ratio to PyTorch eager, and MiB."""
+    lines = ["| net | threads | " + " | ".join(who) + " |", "|---|---:|" + "---|" * len(who)]
+    for row in rows:
+        cells = [
+            f"{row[f'{n}_wall']:.3f} s ({row[f'{n}_wall_ratio']:.2f}), {row[f'{n}_peak']:.0f} MiB"
+            if f"{n}_wall" in row
+            else "none"
+            for n in who
+        ]
+        lines.append(f"| {row['net']} | {row['threads']} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def machine() -> str:
+    """Processor and versions."""
+    import onnxruntime
+    import torch
+
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.split(":")[1].strip() for line in lines if "model name" in line), "?")
+    flags = next((line for line in lines if line.startswith("flags")), "")
+    wide = "AVX-512" if "avx512f" in flags else "AVX2" if "avx2" in flags else "no AVX2"
+    return (
+        f"{model} ({wide}, {os.cpu_count()} cores), {platform.system()}, onnxruntime "
+        f"{onnxruntime.__version__}, PyTorch {torch.__version__}"
+    )
 
 
 def main() -> None:
@@ -275,20 +281,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--nets", nargs="+", default=list(NETS), choices=list(NETS))
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--who", nargs="+", default=list(CONTENDERS), choices=CONTENDERS)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=6.0)
-    parser.add_argument("--child", choices=ALL)
-    arguments = parser.parse_args()
-    if arguments.child:
-        run = {"torch": torch_step, "ours": ours, "blocked": partial(ours, blocked=True)}
-        found = run[arguments.child](arguments.nets[0], arguments.threads[0], arguments.seconds)
-        print(json.dumps(found))
+    parser.add_argument("--out", type=Path, help="JSON lines of all figures.")
+    for hidden in ("--child", "--plan", "--file"):
+        parser.add_argument(hidden, default="", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    net, threads = given.nets[0], given.threads[0]
+    if given.plan:
+        print(json.dumps(plan_child(net, threads, given.plan, given.file)))
         return
-    for threads in arguments.threads:
-        for net in arguments.nets:
-            print(
-                json.dumps(compare(net, threads, arguments.rounds, arguments.seconds)), flush=True
-            )
+    if given.child:
+        extra = {"file": given.file} if given.file else {}
+        print(json.dumps(RUN[given.child](net, threads, given.seconds, **extra)))
+        return
+    rows = []
+    for threads in given.threads:
+        for net in given.nets:
+            rows.append(compare(net, threads, given.rounds, given.seconds, given.who))
+            print(json.dumps(rows[-1]), flush=True)
+            if given.out:
+                given.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    print(f"\n{machine()}\n\n{table(rows, given.who)}")
 
 
 if __name__ == "__main__":

@@ -1,90 +1,86 @@
-"""The command line. Exit codes: see ``onnxremat.errors``; 0 done, 130 interrupted."""
+"""The command line. Exit codes: see ``onnxremat.errors``; 0 done, 130 interrupted.
+
+Imports little, so that Ctrl-C is answered from the first moment on.
+"""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 import traceback
-from typing import Annotated
+from types import FrameType
 
-import typer
-
-from onnxremat import __version__
-from onnxremat.cli import (
-    apply,
-    bench,
-    devices,
-    differentiate,
-    doctor,
-    inspect,
-    optimize,
-    plan,
-    profile,
-    run,
-    sweep,
-    train,
-    verify,
-)
-from onnxremat.errors import OnnxrematError
-
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=True,
-    pretty_exceptions_enable=False,
-    help="Run any ONNX model within a memory budget, on stock onnxruntime.",
-)
-for module in (
-    optimize,
-    differentiate,
-    train,
-    profile,
-    plan,
-    apply,
-    verify,
-    run,
-    bench,
-    inspect,
-    sweep,
-    devices,
-    doctor,
-):
-    app.command(module.NAME)(module.command)
-
-
-def _version(shown: bool) -> None:
-    if shown:
-        typer.echo(f"onnxremat {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _global(
-    version: Annotated[
-        bool, typer.Option("--version", "-V", callback=_version, is_eager=True, help="Version.")
-    ] = False,
-) -> None:
-    """Run any ONNX model within a memory budget, on stock onnxruntime."""
+from onnxremat.errors import OnnxrematError, StoppedError
 
 
 def main() -> None:
     """Entry point: errors become one message and their exit code."""
+    before = threading.enumerate()
+    code = _code()
+    left = set(threading.enumerate()) - set(before)
+    if left and _abandoned(left):  # a solver still runs: leave without waiting for it
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+def _abandoned(threads: set[threading.Thread]) -> bool:
+    from onnxremat.plan.solvers.base import ABANDONED
+
+    return any(thread.name == ABANDONED for thread in threads)
+
+
+def _code() -> int:
+    """Run; the exit code."""
     try:
-        app()
+        _run()
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
     except OnnxrematError as error:
         _report(error)
-        sys.exit(error.exit_code)
+        return error.exit_code
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted: nothing was written\n")
-        sys.exit(130)
+        sys.stderr.write("error: interrupted\n")
+        return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        return 1
     except MemoryError:
         sys.stderr.write("error: out of memory on this machine\n")
-        sys.exit(1)
+        return 1
     except OSError as error:  # a full disk, a path no file system takes
         sys.stderr.write(f"error: {error.strerror or error}: {error.filename or ''}\n")
-        sys.exit(1)
+        return 1
+    return 0
+
+
+def _run() -> None:
+    """Load the commands and run the one asked for.
+
+    An interrupt while modules are being loaded may surface as any error: it ends the process.
+    """
+    before = signal.signal(signal.SIGINT, _leave)
+    try:
+        from onnxremat.cli.commands import app
+
+        signal.signal(signal.SIGINT, _stop)
+        app()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    sys.stderr.write("error: interrupted\n")
+    sys.stderr.flush()
+    os._exit(130)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    """Not KeyboardInterrupt, which typer would answer for us, and without a word."""
+    raise StoppedError("interrupted")
 
 
 def _report(error: OnnxrematError) -> None:

@@ -8,8 +8,11 @@ from typing import Annotated
 
 import typer
 
+from onnxremat.device.host import processors
 from onnxremat.errors import UsageError
 from onnxremat.graph.onnx_io import check_writable
+from onnxremat.plan.formulate import FORMULATIONS, MOST_COLUMNS
+from onnxremat.plan.methods import AUTO, PLANNERS, Method
 from onnxremat.report.suffix import check_suffix
 from onnxremat.run.closed_loop import PlanOptions
 from onnxremat.run.prepare import Settings
@@ -38,7 +41,10 @@ Target = Annotated[
         "onnxruntime (its fused operators), host (layouts of this processor too)."
     ),
 ]
-Threads = Annotated[int, typer.Option(min=0, help="Threads of onnxruntime, 0 for one per core.")]
+Threads = Annotated[
+    int,
+    typer.Option(min=0, help="Threads of onnxruntime and of the planner, 0 for one per core."),
+]
 Data = Annotated[
     Path | None,
     typer.Option(help="Inputs to measure and verify on (.npz), instead of seeded ones."),
@@ -57,6 +63,30 @@ Gap = Annotated[
     float, typer.Option(min=0.0, help="Good enough: found minus bound, share of store-all time.")
 ]
 Solver = Annotated[str, typer.Option(help="auto, scip, highs or gurobi.")]
+Planner = Annotated[
+    str,
+    typer.Option(
+        "--planner",
+        help="Who plans: " + ", ".join(PLANNERS) + ". Published rules run to their end.",
+    ),
+]
+Formulation = Annotated[
+    str,
+    typer.Option(
+        "--formulation",
+        help="Solve one formulation as it is written: " + ", ".join(FORMULATIONS) + ".",
+    ),
+]
+MaxColumns = Annotated[
+    int, typer.Option("--max-columns", min=1, help="Refuse formulations with larger models.")
+]
+WarmStart = Annotated[
+    bool,
+    typer.Option(
+        "--warm-start/--no-warm-start", help="Start a formulation's solver from a quick plan."
+    ),
+]
+Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Processes that plan at once.")]
 FixedOrder = Annotated[
     bool, typer.Option("--fixed-order", help="Keep the file's order of first runs.")
 ]
@@ -73,6 +103,7 @@ Trace = Annotated[
 ]
 PLOTS = (".png", ".svg")
 SOLVERS = ("auto", "scip", "highs", "gurobi")
+LARGEST = MOST_COLUMNS
 
 
 def check_solver(name: str) -> str:
@@ -165,6 +196,8 @@ def make_plan_options(
     seed: int,
     progress: Callable[[float, float, str], None],
     stop: Callable[[], bool],
+    method: Method = AUTO,
+    threads: int = 0,
 ) -> PlanOptions:
     """Planner options from the shared options.
 
@@ -176,6 +209,8 @@ def make_plan_options(
         gap=gap,
         solver=check_solver(solver),
         seed=seed,
+        method=method,
+        threads=threads or processors(),
         progress=progress,
         stop=stop,
     )

@@ -20,18 +20,23 @@ from onnxremat.units import format_bytes, format_seconds
 
 
 class Interrupt:
-    """First Ctrl-C: stop planning and keep the best so far. Second: give up."""
+    """First Ctrl-C: stop planning and keep the best so far. Second: give up.
+
+    Attributes:
+        at_once: what runs has nothing to keep: give up at the first.
+    """
 
     def __init__(self) -> None:
-        self.asked = False
+        self.asked = self.at_once = False
 
     def __call__(self) -> bool:
         return self.asked
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
-            raise KeyboardInterrupt
+        given_up = self.asked or self.at_once
         self.asked = True
+        if given_up:
+            raise KeyboardInterrupt
 
 
 class Voice:
@@ -89,16 +94,20 @@ class Voice:
     def planning(self, best: float, bound: float, stage: str) -> None:
         """Best time and bound moved."""
         if self._status:
-            gap = f", gap {best - bound:.2g} s" if math.isfinite(best) else ""
+            found = math.isfinite(best) and best > 0
+            gap = f", gap {max(0.0, 1 - bound / best):.3%}; Ctrl-C keeps it" if found else ""
             seconds = time.perf_counter() - self._since
             self._status.update(
-                f"planning ({stage}): best {format_seconds(best)}, bound {format_seconds(bound)}"
-                f"{gap}, {seconds:.0f} s"
+                f"planning ({stage}), {seconds:.0f} s: best {format_seconds(best)}, "
+                f"bound {format_seconds(bound)}{gap}"
             )
 
     def result(self, facts: Mapping[str, Any]) -> None:
-        """One JSON object on stdout."""
-        sys.stdout.write(json.dumps(_plain(facts), indent=2) + "\n")
+        """One JSON object on stdout, in small parts: a large write into a pipe that a signal
+        interrupts is cut short by Python without an error."""
+        json.dump(_plain(facts), sys.stdout, indent=2)
+        sys.stdout.write("\n")
+        sys.stdout.flush()
 
     def note(self, text: str) -> None:
         """A line for people."""

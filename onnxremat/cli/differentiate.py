@@ -10,6 +10,7 @@ import typer
 from onnxremat import api
 from onnxremat.cli import args, training
 from onnxremat.cli.console import Voice
+from onnxremat.errors import UsageError
 
 NAME = "differentiate"
 
@@ -26,7 +27,9 @@ def command(
     clip_norm: training.ClipNorm = None,
     clip_value: training.ClipValue = None,
     accumulate: training.Accumulate = 1,
+    precision: training.Precision = "fp32",
     initializers: training.Initializers = False,
+    target: training.Target = "portable",
     shape: args.Shape = None,
     dim: args.Dim = None,
     as_json: args.Json = False,
@@ -37,8 +40,11 @@ def command(
     api.check_paths(source, target_file)
     settings = training.make_training(
         loss, loss_output, optimizer, trainable, freeze, batch_norm, clip_norm, clip_value,
-        accumulate, initializers,
+        accumulate, initializers, precision,
     )  # fmt: skip
+    if target not in ("portable", "host"):
+        raise UsageError(f"unknown target '{target}'", hint="it is portable or host")
+    settings = settings.on_this_machine() if target == "host" else settings
     with voice.working():
         voice.say("adding the backward pass")
         facts = api.differentiate(

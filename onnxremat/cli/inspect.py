@@ -63,6 +63,7 @@ def _plan(plan: Any) -> dict[str, Any]:
         "gap": facts.gap,
         "bound_kind": facts.bound_kind,
         "bound_any_order": facts.any_order,
+        "bound_staged": facts.staged,
         "steps": len(plan.sequence),
         "recomputed_ops": plan.recomputations,
         "settings": dict(facts.settings),

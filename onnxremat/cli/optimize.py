@@ -12,6 +12,7 @@ from onnxremat import api
 from onnxremat.cli import args, training
 from onnxremat.cli.console import Voice
 from onnxremat.errors import UsageError
+from onnxremat.plan.methods import Method
 from onnxremat.units import one_budget
 
 NAME = "optimize"
@@ -24,6 +25,10 @@ def command(
     ] = None,
     budget: args.Budget = "0.6x",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Same as OUT.")] = None,
+    planner: args.Planner = "auto",
+    formulation: args.Formulation = "",
+    max_columns: args.MaxColumns = args.LARGEST,
+    warm_start: args.WarmStart = True,
     train: Annotated[
         bool, typer.Option("--train", help="Make a training step of the model first.")
     ] = False,
@@ -36,6 +41,7 @@ def command(
     clip_norm: training.ClipNorm = None,
     clip_value: training.ClipValue = None,
     accumulate: training.Accumulate = 1,
+    precision: training.Precision = "fp32",
     initializers: training.Initializers = False,
     shape: args.Shape = None,
     dim: args.Dim = None,
@@ -65,6 +71,7 @@ def command(
     voice = Voice(as_json, quiet)
     out = _one_output(target_file, output)
     limit = one_budget(budget)
+    method = Method(planner, formulation, warm_start, max_columns)
     _check_output(source, out, dry_run)
     args.check_drawings(plot, trace)
     settings = args.make_settings(
@@ -73,11 +80,13 @@ def command(
     if train:
         made = training.make_training(
             loss, loss_output, optimizer, trainable, freeze, batch_norm, clip_norm, clip_value,
-            accumulate, initializers,
+            accumulate, initializers, precision,
         )  # fmt: skip
         settings = replace(settings, train=made)
     with voice.working() as interrupt:
-        options = args.make_plan_options(time_limit, gap, solver, seed, voice.planning, interrupt)
+        options = args.make_plan_options(
+            time_limit, gap, solver, seed, voice.planning, interrupt, method, threads
+        )
         result = api.optimize(
             source, budget=limit.text, settings=settings, options=options,
             bench_seconds=bench_seconds, say=voice.say,

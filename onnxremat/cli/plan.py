@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from onnxremat import api
 from onnxremat.cli import args
 from onnxremat.cli.console import Voice, percent, size
+from onnxremat.device.host import memory_bytes
+from onnxremat.errors import UsageError
 from onnxremat.graph.onnx_io import atomic, check_writable
-from onnxremat.run.closed_loop import Outcome
-from onnxremat.run.graph_plan import plan_graph
+from onnxremat.plan.export import SUFFIXES
+from onnxremat.plan.methods import Method
+from onnxremat.report.suffix import check_suffix
+from onnxremat.run.closed_loop import Outcome, carry_solution, plan_within
+from onnxremat.run.exchange import read_formulation, write_formulation
+from onnxremat.run.graph_plan import facts_of, plan_graph
+from onnxremat.run.subject import Subject, read_subject
 from onnxremat.units import format_seconds, one_budget
 
 NAME = "plan"
@@ -25,6 +32,27 @@ def command(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the plan as JSON.")
     ] = None,
+    planner: args.Planner = "auto",
+    formulation: args.Formulation = "",
+    write_model: Annotated[
+        Path | None,
+        typer.Option(
+            "--write-model",
+            help="Write the formulation (.mps or .lp) for a solver elsewhere; stop.",
+        ),
+    ] = None,
+    read_solution: Annotated[
+        Path | None,
+        typer.Option(
+            "--read-solution", help="The plan of a solution (.sol) of the formulation, checked."
+        ),
+    ] = None,
+    cut: Annotated[
+        list[int] | None,
+        typer.Option("--cut", help="Op to cut at, in a written cuts formulation (repeatable)."),
+    ] = None,
+    max_columns: args.MaxColumns = args.LARGEST,
+    warm_start: args.WarmStart = True,
     shape: args.Shape = None,
     dim: args.Dim = None,
     target: args.Target = "portable",
@@ -46,23 +74,114 @@ def command(
     share of its budget means the peak of storing everything in the file's order.
     """
     voice = Voice(as_json, quiet)
-    if output:
-        check_writable(output)
-    if source.suffix == ".json":
-        with voice.working() as interrupt:
-            options = args.make_plan_options(
-                time_limit, gap, solver, seed, voice.planning, interrupt
-            )
-            facts = plan_graph(source, one_budget(budget), options, fixed_order=fixed_order)
-        _tell(voice, facts, output, json.dumps(facts), as_json)
-        return
+    method = Method(planner, formulation, warm_start, max_columns)
+    args.check_solver(solver)
+    elsewhere = _elsewhere(write_model, read_solution, planner, formulation, cut)
+    limit = one_budget(budget)
+    for path in (output, write_model):
+        if path:
+            check_writable(path)
     settings = args.make_settings(
         shape, dim, target, threads, seed, data, measure, fresh, fixed_order
     )
     with voice.working() as interrupt:
-        options = args.make_plan_options(time_limit, gap, solver, seed, voice.planning, interrupt)
-        outcome = api.plan(source, budget=budget, settings=settings, options=options, say=voice.say)
-    _tell(voice, _facts(outcome), output, outcome.plan.dumps(), as_json)
+        subject = read_subject(source, settings, voice.say)
+        if elsewhere and elsewhere.write:
+            voice.say("writing the model")
+            bytes_ = _bytes(subject, budget)
+            facts = write_formulation(
+                subject, bytes_, elsewhere.name, elsewhere.write, cut_ops=elsewhere.cuts,
+                most_columns=max_columns,
+            )  # fmt: skip
+            _tell_model(voice, facts, elsewhere.write, as_json)
+            return
+        if elsewhere and elsewhere.read:
+            voice.say("replaying the solution")
+            facts, text = _from_solution(subject, _bytes(subject, budget), elsewhere, max_columns)
+        else:
+            voice.say("planning")
+            interrupt.at_once = method.published
+            options = args.make_plan_options(
+                time_limit, gap, solver, seed, voice.planning, interrupt, method, threads
+            )
+            if subject.model is None:
+                facts = plan_graph(subject, limit, options)
+                text = json.dumps(facts)
+            else:
+                outcome = plan_within(subject.model[0], limit, options, memory_bytes())
+                facts, text = _facts(outcome), outcome.plan.dumps()
+        interrupt.at_once = False  # there is something to keep now
+        _tell(voice, facts, output, text, as_json)
+
+
+@dataclass(frozen=True)
+class _Elsewhere:
+    """A formulation that is solved somewhere else."""
+
+    name: str
+    write: Path | None
+    read: Path | None
+    cuts: tuple[int, ...]
+
+
+def _elsewhere(
+    write: Path | None, read: Path | None, planner: str, formulation: str, cuts: list[int] | None
+) -> _Elsewhere | None:
+    """Raises:
+    UsageError: options that do not go together, or an unknown suffix.
+    """
+    if write is None and read is None:
+        if cuts:
+            raise UsageError("--cut is for --write-model and --read-solution")
+        return None
+    if write is not None and read is not None:
+        raise UsageError("--write-model and --read-solution are two steps", hint="one at a time")
+    if planner != "auto":
+        raise UsageError(f"--planner {planner} writes no model", hint="name one with --formulation")
+    if write is not None:
+        check_suffix(write, SUFFIXES)
+    if read is not None and not read.is_file():
+        raise UsageError(f"no such file: {read}")
+    return _Elsewhere(formulation or "cuts", write, read, tuple(cuts or ()))
+
+
+def _bytes(subject: Subject, budget: str) -> int:
+    """The budget in bytes; a written model needs a number."""
+    limit = subject.limit(one_budget(budget))
+    if limit is None:
+        raise UsageError(
+            "the budget of a written model is a number", hint="--budget 2GiB or --budget 0.6x"
+        )
+    return limit
+
+
+def _from_solution(
+    subject: Subject, limit: int, elsewhere: _Elsewhere, max_columns: int
+) -> tuple[dict[str, Any], str]:
+    """Facts and text of the plan that a solution file holds."""
+    assert elsewhere.read is not None
+    solution = read_formulation(
+        subject, limit, elsewhere.name, elsewhere.read, cut_ops=elsewhere.cuts,
+        most_columns=max_columns,
+    )  # fmt: skip
+    if subject.model is None:
+        facts = facts_of(subject, limit, solution)
+        return facts, json.dumps(facts)
+    outcome = carry_solution(*subject.model, solution, limit)
+    return _facts(outcome), outcome.plan.dumps()
+
+
+def _tell_model(voice: Voice, facts: dict[str, Any], path: Path, as_json: bool) -> None:
+    words = (
+        f"wrote {path}: {facts['formulation']}, {facts['columns']} columns "
+        f"({facts['integer_columns']} integer), {facts['rows']} rows"
+    )
+    words += f", {facts['products']} products" if facts["products"] else ""
+    voice.note(words)
+    if facts["cuts"]:
+        voice.note("the memory limit holds at op " + ", ".join(map(str, facts["cuts"])))
+    if as_json:
+        voice.result(facts)
 
 
 def _tell(
@@ -73,6 +192,8 @@ def _tell(
             temporary.write_text(text + "\n")
         voice.note(f"wrote {output}")
     voice.note(_sentence(facts))
+    for note in facts["notes"]:
+        voice.note(note)
     if as_json:
         voice.result(facts)
 
@@ -86,7 +207,9 @@ def _facts(outcome: Outcome) -> dict[str, Any]:
         "peak_measured_bytes": outcome.measured.peak if outcome.measured else None,
         "overhead_planned": facts.overhead,
         "bound": facts.bound_overhead,
+        "bound_kind": facts.bound_kind,
         "bound_any_order": facts.any_order,
+        "bound_staged": facts.staged,
         "gap": facts.gap,
         "plan_seconds": facts.plan_seconds,
         "recomputed_ops": outcome.plan.recomputations,
@@ -97,9 +220,11 @@ def _facts(outcome: Outcome) -> dict[str, Any]:
 
 def _sentence(facts: dict[str, Any]) -> str:
     scope = "any order" if facts["bound_any_order"] else "this order"
+    if facts["bound_staged"]:
+        scope = "plans that run each op at most once per stage, in this order"
     return (
         f"{facts['status']}: peak {size(facts['peak_predicted_bytes'])} of "
         f"{size(facts['budget_bytes'])}, overhead {percent(facts['overhead_planned'])}, bound "
         f"{percent(facts['bound'])} ({scope}), {facts['recomputed_ops']} recomputations, "
-        f"planned in {format_seconds(facts['plan_seconds'])}"
+        f"{facts['planner']}, planned in {format_seconds(facts['plan_seconds'])}"
     )

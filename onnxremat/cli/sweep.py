@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from onnxremat import api
-from onnxremat.cli import args
+from onnxremat.cli import args, max_batch
 from onnxremat.cli.console import Voice
+from onnxremat.errors import StoppedError, UsageError
 from onnxremat.graph.onnx_io import atomic, check_writable
+from onnxremat.plan.methods import Method
+from onnxremat.report.suffix import check_suffix
+from onnxremat.units import format_bytes
 
 NAME = "sweep"
+TABLES = (".json", ".csv")
 
 
 def command(
@@ -22,12 +27,23 @@ def command(
         list[str] | None, typer.Option("--budget", "-b", help="Budget (repeatable).")
     ] = None,
     points: Annotated[int, typer.Option(min=2, help="How many, without --budget.")] = 8,
+    jobs: args.Jobs = 1,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write the curve as JSON.")
+        Path | None, typer.Option("--output", "-o", help="Write the curve (.json or .csv).")
     ] = None,
     plot: Annotated[
         Path | None, typer.Option("--plot", help="Write the curve (.png or .svg).")
     ] = None,
+    largest: Annotated[
+        bool,
+        typer.Option(
+            "--max-batch", help="Grow the batch at one --budget instead, as max-batch does."
+        ),
+    ] = False,
+    max_overhead: max_batch.MaxOverhead = "",
+    planner: args.Planner = "auto",
+    formulation: args.Formulation = "",
+    max_columns: args.MaxColumns = args.LARGEST,
     shape: args.Shape = None,
     dim: args.Dim = None,
     target: args.Target = "portable",
@@ -42,37 +58,78 @@ def command(
     as_json: args.Json = False,
     quiet: args.Quiet = False,
 ) -> None:
-    """Plan at several budgets: overhead and bound against memory."""
-    import json
+    """Plan at several budgets, of a model or a graph file: overhead and bound against memory.
 
-    from onnxremat.report.tables import sweep_table
-
+    Without --budget from the unoptimised peak to the smallest budget that works. Ctrl-C keeps the
+    points that are done.
+    """
+    if largest:
+        max_batch.command(
+            source, _only(budgets), dim, max_overhead, target=target, time_limit=time_limit,
+            gap=gap, solver=solver, seed=seed, threads=threads, fixed_order=fixed_order,
+            measure=measure, as_json=as_json, quiet=quiet,
+        )  # fmt: skip
+        return
+    if max_overhead:
+        raise UsageError("--max-overhead is for --max-batch")
     voice = Voice(as_json, quiet)
-    for path in (output, plot):
+    for path, accepted in ((output, TABLES), (plot, args.PLOTS)):
         if path:
+            check_suffix(path, accepted)
             check_writable(path)
+    method = Method(planner, formulation, most_columns=max_columns)
     settings = args.make_settings(
         shape, dim, target, threads, seed, data, measure, False, fixed_order
     )
     with voice.working() as interrupt:
-        options = args.make_plan_options(time_limit, gap, solver, seed, voice.planning, interrupt)
-        prepared, rows = api.sweep(
-            source, budgets=budgets, points=points, settings=settings, options=options,
+        options = args.make_plan_options(
+            time_limit, gap, solver, seed, voice.planning, interrupt, method, threads
+        )
+        curve = api.sweep(
+            source, budgets=budgets, points=points, settings=settings, options=options, jobs=jobs,
             say=voice.say,
         )  # fmt: skip
-    facts = {
-        "model": prepared.name,
-        "baseline_peak_bytes": prepared.baseline_peak,
-        "store_all_peak_bytes": prepared.store_all_peak,
-        "points": [asdict(row) for row in rows],
-    }
-    voice.table(sweep_table(rows, prepared.baseline_peak))
+        if not curve.points:
+            raise StoppedError("interrupted before any budget was planned")
+        _tell(voice, curve, output, plot)
+    if as_json:
+        voice.result(curve.facts())
+
+
+def _only(budgets: list[str] | None) -> str:
+    if budgets is None or len(budgets) != 1:
+        raise UsageError("--max-batch wants one --budget", hint="--max-batch --budget 2GiB")
+    return budgets[0]
+
+
+def _tell(voice: Voice, curve: api.Curve, output: Path | None, plot: Path | None) -> None:
+    from onnxremat.report.curve import draw_curve
+    from onnxremat.report.tables import sweep_table
+
+    voice.table(sweep_table(curve.points, curve.subject.baseline_peak))
+    if curve.infeasible_below:
+        voice.note(
+            f"no budget below {format_bytes(curve.infeasible_below)} ({curve.infeasible_below} B) "
+            f"can work: {curve.why}"
+        )
+    facts = curve.facts()
     if output:
         with atomic(output) as temporary:
-            temporary.write_text(json.dumps(facts, indent=1) + "\n")
+            _write(facts, temporary, output.suffix.lower())
     if plot:
-        from onnxremat.report.curve import draw_curve
+        draw_curve(
+            curve.points, plot, title=curve.subject.name,
+            store_all_peak=curve.subject.baseline_peak, infeasible_below=curve.infeasible_below,
+        )  # fmt: skip
+    for path in (output, plot):
+        if path:
+            voice.note(f"wrote {path}")
 
-        draw_curve(rows, plot, title=prepared.name, store_all_peak=prepared.baseline_peak)
-    if as_json:
-        voice.result(facts)
+
+def _write(facts: dict[str, Any], path: Path, suffix: str) -> None:
+    from onnxremat.report.rows import write_rows
+
+    if suffix == ".csv":
+        write_rows(facts["points"], path)
+    else:
+        path.write_text(json.dumps(facts, indent=1) + "\n")

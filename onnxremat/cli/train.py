@@ -1,17 +1,21 @@
-"""onnxremat train GRAPH --data data.npz: run a training step over data."""
+"""onnxremat train STEP --data data.npz: run a training step over data."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from onnxremat import api
 from onnxremat.cli import args
-from onnxremat.cli.console import Voice
-from onnxremat.errors import UsageError
+from onnxremat.cli.console import Interrupt, Voice
+from onnxremat.errors import StoppedError, UsageError
 from onnxremat.graph.onnx_io import check_writable
-from onnxremat.run.batches import open_data
+from onnxremat.run.batches import Arrays, Data, check_arrays, open_data
+from onnxremat.run.checkpoint import drop_leftovers
+from onnxremat.run.evaluate import Evaluator
 from onnxremat.run.rates import Schedule
 from onnxremat.run.train import Progress, Trainer
 
@@ -19,7 +23,9 @@ NAME = "train"
 
 
 def command(
-    source: args.Model,
+    source: Annotated[
+        Path, typer.Argument(metavar="STEP", help="Training step.", show_default=False)
+    ],
     data: Annotated[
         str,
         typer.Option(
@@ -29,12 +35,27 @@ def command(
         ),
     ],
     weights: Annotated[
-        Path | None, typer.Option(help="Model with the first weights (without --initializers).")
+        Path | None, typer.Option(help="The model that was differentiated, for first weights.")
     ] = None,
     epochs: Annotated[int, typer.Option(min=1, help="Epochs in all.")] = 1,
     rate: Annotated[float, typer.Option(min=0.0, help="Learning rate (the highest).")] = 0.01,
     schedule: Annotated[str, typer.Option(help="constant, linear, cosine or step.")] = "constant",
-    warmup: Annotated[int, typer.Option(min=0, help="Steps of warm-up.")] = 0,
+    warmup: Annotated[int, typer.Option(min=0, help="Updates of linear warm-up.")] = 0,
+    floor: Annotated[
+        float, typer.Option(min=0.0, help="Rate that linear and cosine end at.")
+    ] = 0.0,
+    drop_every: Annotated[
+        int, typer.Option(min=1, help="Updates between the drops of step.")
+    ] = 1000,
+    drop_factor: Annotated[float, typer.Option(min=0.0, help="Factor of each drop of step.")] = 0.1,
+    accumulate: Annotated[
+        int | None,
+        typer.Option(min=1, help="Batches per update, other than said to differentiate."),
+    ] = None,
+    validate: Annotated[
+        str | None,
+        typer.Option(help="Data to score after each epoch (npz, folder; needs --weights)."),
+    ] = None,
     checkpoint: Annotated[
         Path | None, typer.Option(help="File to keep parameters and state in (.safetensors).")
     ] = None,
@@ -44,54 +65,167 @@ def command(
         Path | None, typer.Option(help="Write the trained inference model (needs --weights).")
     ] = None,
     plot: Annotated[Path | None, typer.Option("--plot", help="Loss curve (.png or .svg).")] = None,
-    seed: args.Seed = 0,
+    shuffle: Annotated[
+        bool, typer.Option("--shuffle/--no-shuffle", help="New order of rows every epoch.")
+    ] = True,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the order and of dropout.")] = 0,
     threads: args.Threads = 0,
     as_json: args.Json = False,
     quiet: args.Quiet = False,
 ) -> None:
-    """Train: epochs over data, checkpoints, export. Ctrl-C stops after a checkpoint."""
+    """Train: epochs over data, validation, checkpoints, export. Ctrl-C stops after a checkpoint."""
     voice = Voice(as_json, quiet)
-    for path in (checkpoint, export, plot):
-        if path:
-            check_writable(path)
-    if export and not weights:
-        raise UsageError("--export needs the model to put the weights in", hint="--weights IN.onnx")
-    trainer = Trainer(source, weights, rate=Schedule(rate, schedule, warmup), threads=threads)
-    batches = open_data(data, trainer.batch_size, seed=seed)
-    if resume:
-        if checkpoint is None:
-            raise UsageError("--resume needs a checkpoint", hint="--checkpoint FILE --resume")
-        if checkpoint.exists():
-            trainer.resume(checkpoint)
-            voice.note(f"resumed at step {trainer.progress.step}")
-    elif checkpoint and checkpoint.exists():
-        raise UsageError(f"{checkpoint} exists", hint="--resume to go on, or another name")
-    with voice.working() as interrupt:
-        voice.say(f"training from step {trainer.progress.step}")
-
-        def on_step(progress: Progress, loss: float) -> None:
-            voice.update(f"epoch {progress.epoch + 1}, step {progress.step}, loss {loss:.4f}")
-            if interrupt():
-                raise KeyboardInterrupt
-
-        try:
-            losses = trainer.fit(
-                batches, epochs, checkpoint=checkpoint, every=every, on_step=on_step
-            )
-        except KeyboardInterrupt:
-            if checkpoint:
-                trainer.save(checkpoint)
-                voice.note(f"stopped; {checkpoint} is at step {trainer.progress.step}")
-            raise
-    mean = sum(losses[-len(batches) :]) / max(1, len(losses[-len(batches) :]))
-    voice.note(f"{trainer.progress.step} steps, mean loss of the last epoch {mean:.4f}")
+    _check(source, weights, export, validate, checkpoint, resume, plot)
+    rates = Schedule(rate, schedule, warmup, floor, drop_every, drop_factor)
+    trainer = Trainer(
+        source, weights, rate=rates, accumulate=accumulate, seed=seed, threads=threads
+    )
+    batches = open_data(data, trainer.batch_size, shuffle=shuffle, seed=seed)
+    check_arrays(trainer.training, trainer.types, batches, data)
+    run = _Run(voice, trainer, batches, epochs, checkpoint, every)
+    if validate and weights:
+        run.evaluator = Evaluator(trainer, weights, threads=threads)
+        run.held_out = _held_out(validate, trainer)
+    if checkpoint:
+        drop_leftovers(checkpoint)
+    if resume and checkpoint and checkpoint.exists():
+        trainer.resume(checkpoint)
+        voice.note(f"resumed at step {trainer.progress.step}")
+    elif resume:
+        voice.note(f"{checkpoint} is not there yet: starting anew")
+    start = trainer.progress.step
+    run.train(export, weights)
     if export and weights:
         trainer.export(weights, export)
         voice.note(f"wrote {export}")
-    if plot:
+    if plot and trainer.progress.losses:
         from onnxremat.report.losses import draw_losses
 
-        draw_losses(losses, plot, title=source.name, per_epoch=len(batches))
+        draw_losses(
+            trainer.progress.losses, plot, title=source.name, per_epoch=len(batches), start=start,
+            validation=[(row["step"], row["validation_loss"]) for row in run.rows
+                        if "validation_loss" in row],
+        )  # fmt: skip
         voice.note(f"wrote {plot}")
     if as_json:
-        voice.result({"steps": trainer.progress.step, "losses": losses, "mean_loss": mean})
+        progress = trainer.progress
+        voice.result({
+            "steps": progress.step, "updates": progress.updates, "epochs": run.rows,
+            "losses": progress.losses,
+        })  # fmt: skip
+
+
+def _check(
+    source: Path,
+    weights: Path | None,
+    export: Path | None,
+    validate: str | None,
+    checkpoint: Path | None,
+    resume: bool,
+    plot: Path | None,
+) -> None:
+    """Fail before anything is read where options do not go together."""
+    if export and not weights:
+        raise UsageError("--export needs the model to put the weights in", hint="--weights IN.onnx")
+    if validate and not weights:
+        raise UsageError("--validate needs the model to run", hint="--weights IN.onnx")
+    if resume and not checkpoint:
+        raise UsageError("--resume needs a checkpoint", hint="--checkpoint FILE --resume")
+    if checkpoint:
+        check_writable(checkpoint)
+        if checkpoint.exists() and not resume:
+            raise UsageError(f"{checkpoint} exists", hint="--resume to go on, or another name")
+    if export and weights:
+        api.check_paths(weights, export)
+        api.check_paths(source, export)
+    args.check_drawings(plot, None)
+
+
+def _held_out(validate: str, trainer: Trainer) -> Arrays:
+    data = open_data(validate, 1, shuffle=False)
+    if not isinstance(data, Arrays):
+        raise UsageError("--validate takes an npz file or a folder of npy files")
+    check_arrays(trainer.training, trainer.types, data, validate)
+    return data
+
+
+@dataclass
+class _Run:
+    """Training as a user follows it.
+
+    Attributes:
+        rows: per finished epoch what was said of it.
+    """
+
+    voice: Voice
+    trainer: Trainer
+    batches: Data
+    epochs: int
+    checkpoint: Path | None
+    every: int
+    evaluator: Evaluator | None = None
+    held_out: Arrays | None = None
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    since: int = 0  # losses told of
+
+    def train(self, export: Path | None, weights: Path | None) -> None:
+        """All epochs that are left.
+
+        Raises:
+            StoppedError: by Ctrl-C, what there is being kept.
+        """
+        trainer, voice = self.trainer, self.voice
+        if trainer.progress.epoch >= self.epochs:
+            voice.note(f"nothing to train: {trainer.progress.epoch} epochs are done")
+            return
+        with voice.working() as interrupt:
+            voice.say(f"training from step {trainer.progress.step}")
+            try:
+                trainer.fit(
+                    self.batches, self.epochs, checkpoint=self.checkpoint, every=self.every,
+                    on_step=lambda progress, loss: self._step(progress, loss, interrupt),
+                    on_epoch=self._epoch,
+                )  # fmt: skip
+            except _Asked as asked:
+                raise self._kept(export, weights) from asked
+            except KeyboardInterrupt as stopped:
+                hint = "--resume goes on from the last checkpoint" if self.checkpoint else ""
+                raise StoppedError("interrupted in the middle of a step", hint=hint) from stopped
+
+    def _step(self, progress: Progress, loss: float, interrupt: Interrupt) -> None:
+        self.voice.update(
+            f"epoch {progress.epoch + 1}/{self.epochs}, "
+            f"batch {progress.batch}/{len(self.batches)}, loss {loss:.4f}"
+        )
+        if interrupt():
+            raise _Asked
+
+    def _epoch(self, progress: Progress) -> None:
+        losses = progress.losses[self.since :]
+        self.since = len(progress.losses)
+        row: dict[str, Any] = {"epoch": progress.epoch, "step": progress.step}
+        text = f"epoch {progress.epoch}/{self.epochs}"
+        if losses:
+            row["loss"] = sum(losses) / len(losses)
+            text += f"  loss {row['loss']:.4f}"
+        if self.evaluator and self.held_out:
+            score = self.evaluator.score(self.held_out)
+            row |= {"validation_loss": score.loss, "accuracy": score.accuracy}
+            text += f"  validation {score}"
+        self.rows.append(row)
+        self.voice.note(text)
+
+    def _kept(self, export: Path | None, weights: Path | None) -> StoppedError:
+        """Keep what there is, and say what."""
+        trainer, place = self.trainer, f"interrupted after step {self.trainer.progress.step}"
+        if self.checkpoint:
+            trainer.save(self.checkpoint)
+            return StoppedError(place, why=f"{self.checkpoint} holds it", hint="--resume goes on")
+        if export and weights:
+            trainer.export(weights, export)
+            return StoppedError(place, why=f"{export} holds the weights so far")
+        return StoppedError(place, why="nothing was kept", hint="--checkpoint FILE keeps it")
+
+
+class _Asked(Exception):  # noqa: N818
+    """Ctrl-C between two steps, where the state is whole."""

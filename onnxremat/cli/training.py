@@ -24,7 +24,19 @@ Freeze = Annotated[list[str] | None, typer.Option("--freeze", help="Pattern of o
 BatchNorm = Annotated[str, typer.Option(help="train (batch statistics) or frozen.")]
 ClipNorm = Annotated[float | None, typer.Option(help="Largest norm of all gradients together.")]
 ClipValue = Annotated[float | None, typer.Option(help="Largest magnitude of an element.")]
-Accumulate = Annotated[int, typer.Option(min=1, help="Steps whose gradients are averaged.")]
+Accumulate = Annotated[
+    int, typer.Option(min=1, help="Batches whose gradients are averaged before an update.")
+]
+Precision = Annotated[
+    str, typer.Option(help="fp32; fp16 or bf16: mixed, with parameters in float32.")
+]
+Target = Annotated[
+    str,
+    typer.Option(
+        help="portable (standard operators), or host: convolutions as this processor runs them "
+        "fastest, a file for this kind of processor."
+    ),
+]
 Initializers = Annotated[
     bool, typer.Option("--initializers", help="Keep first values of the weights in the file.")
 ]
@@ -41,6 +53,7 @@ def make_training(
     clip_value: float | None,
     accumulate: int,
     initializers: bool,
+    precision: str = "fp32",
 ) -> Settings:
     """Training settings from the shared options."""
     return Settings(
@@ -54,4 +67,5 @@ def make_training(
         clip_value=clip_value,
         accumulate=accumulate,
         initializers=initializers,
+        precision=precision,
     )

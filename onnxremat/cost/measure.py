@@ -17,6 +17,7 @@ from pathlib import Path
 import onnx
 
 from onnxremat.cost.table import CostTable, signature
+from onnxremat.errors import UsageError
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import atomic, to_model
 from onnxremat.ort.profile import Feeds, Profile, profile, run_session
@@ -58,8 +59,8 @@ def measure_costs(
     Raises:
         ModelError: onnxruntime refuses the model or a run fails.
     """
-    path = cache_folder() / f"costs-{_machine_key(threads)}.json"
-    known = {} if fresh else _read(path)
+    path = cache_folder() / f"costs-{machine_key(threads)}.json"
+    known = {} if fresh else read_cache(path)
     keys = {op.name: signature(graph, op) for op in graph.ops}
     if all(key in known for key in keys.values()):
         return _table(keys, known, "cached"), None
@@ -83,7 +84,7 @@ def measure_costs(
         key: [statistics.median(times) * scale + dispatch, scratch[key], dispatch]
         for key, times in samples.items()
     }
-    _write(path, {**known, **entries})
+    write_cache(path, {**known, **entries})
     return _table(keys, {**known, **entries}, "measured"), measured
 
 
@@ -117,10 +118,11 @@ def _table(keys: dict[str, str], known: dict[str, list[float]], source: str) -> 
     )
 
 
-def _machine_key(threads: int) -> str:
+def machine_key(threads: int, *others: object) -> str:
+    """What costs depend on besides the op: runtime, processor, threads, and what is given."""
     import hashlib
 
-    text = repr((runtime_version(), _cpu_name(), threads or os.cpu_count(), 1))
+    text = repr((runtime_version(), _cpu_name(), threads or os.cpu_count(), 1, *others))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -133,7 +135,8 @@ def _cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def _read(path: Path) -> dict[str, list[float]]:
+def read_cache(path: Path) -> dict[str, list[float]]:
+    """Entries of a cost cache; none when it is not there or damaged."""
     try:
         entries = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -149,10 +152,11 @@ def _is_entry(row: object) -> bool:
     return all(isinstance(number, int | float) for number in row)
 
 
-def _write(path: Path, entries: dict[str, list[float]]) -> None:
+def write_cache(path: Path, entries: dict[str, list[float]]) -> None:
+    """Keep entries, where the folder can be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic(path) as temporary:
             temporary.write_text(json.dumps(entries))
-    except OSError:  # a read-only home is no reason to fail
+    except (OSError, UsageError):  # a read-only home is no reason to fail
         return

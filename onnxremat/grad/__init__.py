@@ -13,7 +13,9 @@ from onnxremat.grad.losses import (
 )
 from onnxremat.grad.optimizers import SGD, Adagrad, Adam, Lamb, Optimizer
 from onnxremat.grad.registry import non_differentiable, vjp
+from onnxremat.grad.scaling import LossScale
 from onnxremat.grad.step import Settings, differentiate
+from onnxremat.grad.update import update_of
 
 __all__ = [
     "SGD",
@@ -26,6 +28,7 @@ __all__ = [
     "Huber",
     "Lamb",
     "Loss",
+    "LossScale",
     "MeanSquaredError",
     "Optimizer",
     "Settings",
@@ -35,5 +38,6 @@ __all__ = [
     "differentiate",
     "non_differentiable",
     "training_of",
+    "update_of",
     "vjp",
 ]

@@ -16,11 +16,13 @@ import numpy as np
 import onnx
 from onnx import helper
 
+from onnxremat.errors import ModelError
 from onnxremat.grad.tape import Tape
 from onnxremat.graph.ir import Op
 from onnxremat.ort.session import Options, open_session, session_options
 
 DOMAIN = "com.microsoft.nchwc"
+KEY = "onnxremat.block"  # metadata of a file with blocked convolutions: channels per block
 LARGE_MAP = 24 * 24  # output positions from which dense convolutions gain
 
 
@@ -39,6 +41,18 @@ def block_size() -> int:
     ramp = np.arange(math.prod(shape), dtype=np.float32).reshape(shape)
     (found,) = session.run(None, {"x": ramp})
     return int(np.flatnonzero(found.reshape(-1) == 1.0)[0])
+
+
+def require_block(model: onnx.ModelProto) -> None:
+    """Raises ModelError for a file made for processors with another block: it would run here, and
+    compute something else."""
+    made_for = next((int(e.value) for e in model.metadata_props if e.key == KEY), 0)
+    if made_for and made_for != block_size():
+        raise ModelError(
+            "the training graph was made for another kind of processor",
+            why=f"its convolutions take channels in blocks of {made_for}, here {block_size()}",
+            hint="make it on this machine, or anywhere without --target host",
+        )
 
 
 def with_blocked_convolutions(t: Tape, ops: Sequence[Op], block: int) -> list[Op]:

@@ -1,109 +1,67 @@
-"""Fused operators of onnxruntime's tools, written out in operators that have gradient rules."""
+"""Ops replaced by others that have gradient rules: fused operators of onnxruntime's tools, and If
+whose condition is known."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import helper
 
-from onnxremat.grad.registry import missing_rule
+from onnxremat.grad.attention import (
+    attention,
+    group_query_attention,
+    multi_head_attention,
+    rotary_embedding,
+)
+from onnxremat.grad.branches import taken_branch
+from onnxremat.grad.constants import Constants
+from onnxremat.grad.writer import Writer
 from onnxremat.graph.ir import Graph, Op
 
 MICROSOFT = "com.microsoft"
-MASKED = -10000.0  # what the fused kernels add for a masked key by default
-
-
-class _Writer:
-    """Emits the nodes that stand for one fused op.
-
-    Args:
-        graph: knows the shapes.
-        op: the fused op; names derive from it.
-    """
-
-    def __init__(self, graph: Graph, op: Op) -> None:
-        self.graph, self.op = graph, op
-        self.nodes: list[onnx.NodeProto] = []
-        self.initializers: list[onnx.TensorProto] = []
-        self._attributes = {a.name: helper.get_attribute_value(a) for a in op.node.attribute}
-
-    def attribute(self, name: str, default: Any) -> Any:
-        """An attribute of the fused op."""
-        return self._attributes.get(name, default)
-
-    def input(self, position: int) -> str:
-        """An input, "" when absent."""
-        inputs = self.op.inputs
-        return inputs[position] if position < len(inputs) else ""
-
-    def output(self, position: int) -> str:
-        """An output, "" when not asked for."""
-        outputs = self.op.outputs
-        return outputs[position] if position < len(outputs) else ""
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of an input of the fused op."""
-        return self.graph.tensors[name].shape or ()
-
-    def constant(self, value: Any, dtype: type = np.int64) -> str:
-        """An initializer."""
-        name = f"{self.op.name}/constant{len(self.initializers)}"
-        self.initializers.append(numpy_helper.from_array(np.asarray(value, dtype), name))
-        return name
-
-    def __call__(self, op_type: str, *inputs: str, to: str = "", **attributes: Any) -> str:
-        label = f"{self.op.name}/{op_type}{len(self.nodes)}"
-        made = to or f"{label}_out"
-        self.nodes.append(helper.make_node(op_type, inputs, [made], name=label, **attributes))
-        return made
-
-    def cast(self, name: str) -> str:
-        """To float32 (``to`` of the call names the output)."""
-        made = f"{self.op.name}/Cast{len(self.nodes)}_out"
-        self.nodes.append(helper.make_node("Cast", [name], [made], to=onnx.TensorProto.FLOAT))
-        return made
-
-    def refuse(self, *positions: int) -> None:
-        """Raises:
-        UnsupportedError: an input at one of the positions is present.
-        """
-        if any(self.input(position) for position in positions):
-            raise missing_rule(self.op, 1, "it uses inputs that are not differentiated here")
 
 
 def decomposed(graph: Graph) -> onnx.ModelProto | None:
-    """The model with fused ops written out, None when there are none.
+    """The model with such ops replaced, None when there are none.
 
     Raises:
         UnsupportedError: a fused op uses a feature that is not written out here.
     """
-    if not any(_maker(op) for op in graph.ops):
+    constant_of = Constants(graph)
+    makers = [_maker(graph, op, constant_of) for op in graph.ops]
+    if not any(makers):
         return None
     model = onnx.ModelProto()
     model.CopyFrom(graph.model)
-    for op in graph.ops:
-        make = _maker(op)
+    for op, make in zip(graph.ops, makers, strict=True):
         if make is None:
             node = model.graph.node.add()
             node.CopyFrom(op.node)
             node.name = op.name
             continue
-        writer = _Writer(graph, op)
+        values = {name: constant_of(name) for name in op.reads}
+        writer = Writer(graph, op, {n: v for n, v in values.items() if v is not None})
         make(writer)
         model.graph.node.extend(writer.nodes)
         model.graph.initializer.extend(writer.initializers)
     return model
 
 
-def _maker(op: Op) -> Callable[[_Writer], None] | None:
-    return _MAKERS.get(op.op_type) if op.domain == MICROSOFT else None
+def _maker(graph: Graph, op: Op, constant_of: Constants) -> Callable[[Writer], None] | None:
+    if op.op_type == "If" and op.standard:
+        return taken_branch if constant_of(op.inputs[0]) is not None else None
+    if op.domain != MICROSOFT or any(graph.tensors[name].shape is None for name in op.reads):
+        return None
+    return _MAKERS.get(op.op_type)
 
 
-def _skip_sum(w: _Writer, bias: int) -> str:
+# ---- normalization ---------------------------------------------------------------------------
+
+
+def _skip_sum(w: Writer, bias: int) -> str:
     """Sum of input, skip and bias, under the name of output 3 where that is asked for."""
     named = w.output(3)
     if not w.input(bias):
@@ -111,94 +69,103 @@ def _skip_sum(w: _Writer, bias: int) -> str:
     return w("Add", w("Add", w.input(0), w.input(1)), w.input(bias), to=named)
 
 
-def _skip_layer_norm(w: _Writer) -> None:
+def _skip_layer_norm(w: Writer) -> None:
     epsilon = w.attribute("epsilon", 1e-12)
     names = [_skip_sum(w, 4), w.input(2), *([w.input(3)] if w.input(3) else [])]
     w("LayerNormalization", *names, to=w.output(0), axis=-1, epsilon=epsilon)
 
 
-def _skip_rms_norm(w: _Writer) -> None:
+def _skip_rms_norm(w: Writer) -> None:
     epsilon = w.attribute("epsilon", 1e-12)
     total = _skip_sum(w, 3)
     w("SimplifiedLayerNormalization", total, w.input(2), to=w.output(0), axis=-1, epsilon=epsilon)
 
 
-def _heads(w: _Writer, x: str, count: int) -> str:
-    """[N, S, H] as [N, heads, S, H / heads]."""
-    split = w("Reshape", x, w.constant([0, 0, count, -1]))
-    return w("Transpose", split, perm=[0, 2, 1, 3])
+def _embed_layer_norm(w: Writer) -> None:
+    """Rows of up to three tables added up and normalised."""
+    places = w.input(8) or w.constant(np.arange(w.shape(w.input(0))[1]).reshape(1, -1))
+    total = w("Gather", w.input(2), w.input(0), axis=0)
+    rows = [w("Gather", w.input(3), places, axis=0)]
+    if w.input(1):
+        rows.append(w("Gather", w.input(4), w.input(1), axis=0))
+    for k, row in enumerate(rows, start=1):
+        total = w("Add", total, row, to=w.output(2) if k == len(rows) else "")
+    epsilon = w.attribute("epsilon", 1e-12)
+    names = [total, w.input(5), w.input(6)]
+    w("LayerNormalization", *names, to=w.output(0), axis=-1, epsilon=epsilon)
+    if w.output(1):
+        _mask_index(w)
 
 
-def _mix(w: _Writer, query: str, key: str, value: str, width: int, added: Sequence[str]) -> None:
-    """softmax(q k.T scale + added) v, heads merged into the op's output."""
-    scale = w.attribute("scale", 0.0) or 1.0 / math.sqrt(width)
-    scores = w("MatMul", query, w("Transpose", key, perm=[0, 1, 3, 2]))
-    scores = w("Mul", scores, w.constant(scale, np.float32))
-    for name in added:
-        scores = w("Add", scores, name)
-    mixed = w("MatMul", w("Softmax", scores, axis=-1), value)
-    merged = w("Transpose", mixed, perm=[0, 2, 1, 3])
-    w("Reshape", merged, w.constant([0, 0, -1]), to=w.output(0))
+def _mask_index(w: Writer) -> None:
+    """Words of every sequence; 0 each without a mask."""
+    if w.input(7):
+        w("ReduceSum", w.input(7), w.constant([1]), to=w.output(1), keepdims=0)
+        return
+    zeros = w.constant(np.zeros(w.shape(w.input(0))[0]), onnx.TensorProto.INT32)
+    w("Identity", zeros, to=w.output(1))
 
 
-def _key_mask(w: _Writer, name: str) -> str:
-    """A mask [N, S] of 1 (look) and 0 as what is added to scores."""
-    if len(w.shape(name)) != 2:
-        raise missing_rule(w.op, 1, "only masks of the form [batch, keys] are written out")
-    wide = w.cast(w("Unsqueeze", name, w.constant([1, 2])))
-    hidden = w("Sub", w.constant(1.0, np.float32), wide)
-    filler = w.attribute("mask_filter_value", MASKED)
-    return w("Mul", hidden, w.constant(filler, np.float32))
+# ---- products with an activation -------------------------------------------------------------
+
+# Activation to the attributes that its parameters become.
+_ACTIVATIONS: dict[str, tuple[str, ...]] = {
+    "Relu": (), "Sigmoid": (), "Tanh": (), "Softplus": (), "Softsign": (), "LeakyRelu": ("alpha",),
+    "ThresholdedRelu": ("alpha",), "Elu": ("alpha",), "HardSigmoid": ("alpha", "beta"),
+    "Clip": (),
+}  # fmt: skip
 
 
-def _causal(w: _Writer, length: int) -> str:
-    above = np.triu(np.full((length, length), MASKED, np.float32), 1)
-    return w.constant(above, np.float32)
+def _activated(w: Writer, name: str, settings: list[float]) -> None:
+    """The activation of a fused product, as the op's output."""
+    kind = w.attribute("activation", "") or "Identity"
+    if kind == "Identity":
+        w("Identity", name, to=w.output(0))
+    elif kind == "Clip":
+        w("Clip", name, *(w.like(bound) for bound in settings), to=w.output(0))
+    elif kind in _ACTIVATIONS:
+        known = dict(zip(_ACTIVATIONS[kind], settings, strict=False))
+        w(kind, name, to=w.output(0), **known)
+    else:
+        raise w.unsupported(f"its attribute 'activation' = {kind} is not differentiated")
 
 
-def _multi_head_attention(w: _Writer) -> None:
-    w.refuse(6, 7, 8, 9)
-    if len(w.shape(w.input(0))) != 3 or not w.input(1) or len(w.shape(w.input(1))) != 3:
-        raise missing_rule(w.op, 1, "only separate queries, keys and values are written out")
-    heads, names = w.attribute("num_heads", 1), [w.input(k) for k in range(3)]
-    width = w.shape(names[0])[-1]
+def _kept(w: Writer, *without: str) -> dict[str, Any]:
+    """Attributes that the plain operator has too."""
+    return {name: value for name, value in w.attributes.items() if name not in without}
+
+
+def _fused_conv(w: Writer) -> None:
+    names = [w.input(k) for k in range(3) if w.input(k)]
+    made = w("Conv", *names, **_kept(w, "activation", "activation_params"))
     if w.input(3):
-        sizes = [w.shape(name)[-1] for name in names]
-        starts = np.cumsum([0, *sizes])
-        for k in range(3):
-            bounds = [w.constant([starts[k]]), w.constant([starts[k + 1]])]
-            names[k] = w("Add", names[k], w("Slice", w.input(3), *bounds))
-    added = [_key_mask(w, w.input(4))] if w.input(4) else []
-    added += [w.input(5)] if w.input(5) else []
-    if w.attribute("unidirectional", 0):
-        added.append(_causal(w, w.shape(w.input(0))[1]))
-    query, key, value = (_heads(w, name, heads) for name in names)
-    _mix(w, query, key, value, width // heads, added)
+        made = w("Add", made, w.input(3))
+    _activated(w, made, list(w.attribute("activation_params", [])))
 
 
-def _attention(w: _Writer) -> None:
-    w.refuse(4, 6)
-    if w.attribute("qkv_hidden_sizes", None) or w.attribute("do_rotary", 0):
-        raise missing_rule(w.op, 1, "own sizes of queries or rotation are not written out")
-    heads, width = w.attribute("num_heads", 1), w.shape(w.input(1))[1] // 3
-    joint = w("MatMul", w.input(0), w.input(1))
-    if w.input(2):
-        joint = w("Add", joint, w.input(2))
-    parts = []
-    for k in range(3):
-        bounds = [w.constant([k * width]), w.constant([(k + 1) * width]), w.constant([2])]
-        parts.append(_heads(w, w("Slice", joint, *bounds), heads))
-    added = [_key_mask(w, w.input(3))] if w.input(3) else []
-    added += [w.input(5)] if w.input(5) else []
-    if w.attribute("unidirectional", 0):
-        added.append(_causal(w, w.shape(w.input(0))[1]))
-    query, key, value = parts
-    _mix(w, query, key, value, width // heads, added)
+def _fused_gemm(w: Writer) -> None:
+    settings = ("activation_alpha", "activation_beta", "activation_gamma")
+    names = [w.input(k) for k in range(3) if w.input(k)]
+    made = w("Gemm", *names, **_kept(w, "activation", *settings))
+    _activated(w, made, [w.attributes[name] for name in settings if name in w.attributes])
 
 
-_MAKERS: dict[str, Callable[[_Writer], None]] = {
-    "Attention": _attention,
-    "MultiHeadAttention": _multi_head_attention,
+def _standard(w: Writer) -> None:
+    """An operator that ONNX took over unchanged."""
+    names = list(w.op.inputs)
+    w.nodes.append(helper.make_node(w.op.op_type, names, w.op.outputs, **_kept(w)))
+
+
+_MAKERS: dict[str, Callable[[Writer], None]] = {
+    "Attention": attention,
+    "EmbedLayerNormalization": _embed_layer_norm,
+    "FusedConv": _fused_conv,
+    "FusedGemm": _fused_gemm,
+    "GatherND": _standard,
+    "GroupQueryAttention": group_query_attention,
+    "MultiHeadAttention": multi_head_attention,
+    "RotaryEmbedding": rotary_embedding,
     "SkipLayerNormalization": _skip_layer_norm,
     "SkipSimplifiedLayerNormalization": _skip_rms_norm,
+    "Trilu": _standard,
 }

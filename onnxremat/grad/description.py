@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import onnx
 
@@ -14,11 +16,11 @@ KEY = "onnxremat.training"
 
 @dataclass(frozen=True)
 class Variable:
-    """A tensor that a step reads and writes.
+    """A tensor that is kept from step to step.
 
     Attributes:
         input: name of the graph input with the old value.
-        output: name of the graph output with the new one.
+        output: name of the graph output with the new one, "" where the step only reads.
         initial: ``model`` when the first value is the model's own, else ``zeros``.
     """
 
@@ -32,38 +34,51 @@ class Training:
     """The signature of a training graph.
 
     Attributes:
-        loss: output with the loss, a scalar.
+        loss: output with the loss, a scalar; "" in an update graph, which has no data either.
         data: inputs of the original model.
         target: input with labels or targets, "" when the model takes them among its own inputs.
         parameters: what is trained, in the order of the model's initializers.
-        states: optimizer state and running statistics.
-        gradients: output per parameter, for graphs without an optimizer.
-        rate: learning-rate input, "" without an optimizer.
-        apply: boolean input that says whether to use the gathered gradients, "" without gathering.
-        accumulate: steps whose gradients are averaged before an update.
+        states: optimizer state, sums of gradients, running statistics, the counter of dropout.
+        gradients: output per parameter, for graphs without an optimizer; in an update graph the
+            input with the sum.
+        rate: learning-rate input, "" where nothing is updated.
+        share: input of an update graph that the sums are multiplied with, "" elsewhere.
+        accumulate: batches whose gradients are averaged before an update. Above 1 the step only
+            adds up; see :func:`onnxremat.grad.update_of`.
         loss_scale: input that multiplies the loss before the backward pass, "" without.
         outputs: outputs of the original model that the step returns too.
-        optimizer, loss_kind: for reports.
+        optimizer: its class, for reports; "" for a graph that returns gradients.
+        loss_kind, loss_settings: class of the loss and its fields.
+        prediction: tensor of the original model that the loss compares with the target.
+        classes: labels are below this number, 0 where the target is no class.
     """
 
-    loss: str
-    data: tuple[str, ...]
-    target: str
-    parameters: tuple[Variable, ...]
-    states: tuple[Variable, ...]
-    gradients: tuple[tuple[str, str], ...]
-    rate: str
-    apply: str
-    accumulate: int
-    loss_scale: str
-    outputs: tuple[str, ...]
-    optimizer: str
-    loss_kind: str
+    loss: str = ""
+    data: tuple[str, ...] = ()
+    target: str = ""
+    parameters: tuple[Variable, ...] = ()
+    states: tuple[Variable, ...] = ()
+    gradients: tuple[tuple[str, str], ...] = ()
+    rate: str = ""
+    share: str = ""
+    accumulate: int = 1
+    loss_scale: str = ""
+    outputs: tuple[str, ...] = ()
+    optimizer: str = ""
+    loss_kind: str = ""
+    loss_settings: Mapping[str, Any] = field(default_factory=dict)
+    prediction: str = ""
+    classes: int = 0
 
     @property
     def variables(self) -> tuple[Variable, ...]:
-        """Everything a step updates."""
+        """Everything that is kept from step to step."""
         return self.parameters + self.states
+
+    @property
+    def updates(self) -> dict[str, str]:
+        """Old to new value of everything that a step writes."""
+        return {v.input: v.output for v in self.variables if v.output}
 
     def to_json(self) -> str:
         """For the metadata of the model."""

@@ -6,12 +6,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from onnx import TensorProto as T
 
 from onnxremat.grad import registry
 from onnxremat.grad.call import Call
+from onnxremat.grad.precision import SINGLE
 from onnxremat.grad.tape import FLOATS, Shape, Tape
 from onnxremat.graph.ir import Op
 
+HALVES = frozenset({T.FLOAT16, T.BFLOAT16})
 UNKNOWN = 0  # element type of values that are no tensors
 
 
@@ -49,7 +52,9 @@ class Walk:
         tape: receives the backward ops; knows all shapes.
         opsets: operator set version per domain.
         constant_of: value of a tensor known before the run, else None.
-        variants: rule variant per operator type, default the first registered.
+        variant_of: variant of an op's rule, None for the default.
+        sources: 16-bit tensor by the float32 tensor that was cast from it or to it: rules read
+            the latter through a Cast of their own, so that it need not be kept.
     """
 
     def __init__(
@@ -58,10 +63,14 @@ class Walk:
         tape: Tape,
         opsets: Mapping[str, int],
         constant_of: Callable[[str], np.ndarray | None],
-        variants: Mapping[str, str] | None = None,
+        variant_of: Callable[[Op], str | None] = lambda _: None,
+        sources: Mapping[str, str] | None = None,
     ) -> None:
         self._ops, self._tape, self._opsets = ops, tape, opsets
-        self._constant_of, self._variants = constant_of, variants or {}
+        self._constant_of, self._variant_of = constant_of, variant_of
+        self._sources = sources or {}
+        self._written = {op.name: op.outputs for op in ops}
+        self.spans: dict[str, range] = {}  # of the tape, per op: what its rule emitted
         self._cotangents: dict[str, str] = {}
         self._outputs: dict[str, list[str]] = {}
 
@@ -84,26 +93,53 @@ class Walk:
                 if name not in wanted:
                     self._cotangents.pop(name, None)
         gradients = {n: self._cotangents[n] for n in wanted if n in self._cotangents}
-        return Backward(tuple(self._extended(op) for op in self._ops), gradients)
+        return Backward(self.extended(), gradients)
+
+    def extended(self) -> tuple[Op, ...]:
+        """The forward ops, with the outputs that rules asked for."""
+        return tuple(self._extended(op) for op in self._ops)
 
     def _visit(self, op: Op, cotangents: tuple[str | None, ...], smooth: set[str]) -> None:
         if op.captures and not smooth.isdisjoint(op.captures):
             version = self._opsets.get("", 1)
             raise registry.missing_rule(op, version, "a body of this node reads a trained tensor")
-        rule = registry.find(op, self._opsets, self._variants)
-        call = Call(
-            op,
-            self._tape,
-            cotangents,
-            tuple(bool(name) and name in smooth for name in op.inputs),
-            self._opsets.get(rule.domain, 1),
-            self._constant_of,
-            self._add_output,
-        )
+        rule = registry.find(op, self._opsets, self._variant_of(op))
+        start = len(self._tape.ops)
         with self._tape.scope(f"grad/{op.name}", "backward"):
+            seen, cotangents = self._in_single(op, cotangents)
+            call = Call(
+                seen,
+                self._tape,
+                cotangents,
+                tuple(bool(name) and name in smooth for name in op.inputs),
+                self._opsets.get(rule.domain, 1),
+                self._constant_of,
+                self._add_output,
+            )
             for position, cotangent in enumerate(rule.function(call)):
                 if cotangent is not None and call.need(position):
                     self._accumulate(op.inputs[position], cotangent)
+        self.spans[op.name] = range(start, len(self._tape.ops))
+
+    def _in_single(
+        self, op: Op, cotangents: tuple[str | None, ...]
+    ) -> tuple[Op, tuple[str | None, ...]]:
+        """The op as its rule is to see it: float32 tensors that were cast are cast again from
+        (or to) 16 bits, and some ops in 16 bits are differentiated in float32."""
+        single = self._sources and op.op_type in SINGLE
+        renames: dict[str, str] = {}
+        late = next(d for d in cotangents if d)
+        for name in (*op.reads, *op.writes):
+            half = name if single and self._tape.dtype(name) in HALVES else self._sources.get(name)
+            if half is not None and op.op_type != "Cast":
+                renames[name] = self._tape.cast(self._tape.later(half, late), T.FLOAT)
+        if single:
+            cotangents = tuple(d and self._tape.cast(d, T.FLOAT) for d in cotangents)
+        if not renames:
+            return op, cotangents
+        inputs = tuple(renames.get(name, name) for name in op.inputs)
+        outputs = tuple(renames.get(name, name) for name in op.outputs)
+        return replace(op, inputs=inputs, outputs=outputs), cotangents
 
     def _accumulate(self, name: str, cotangent: str) -> None:
         """Add a contribution; rules may leave broadcast axes in it."""
@@ -114,7 +150,7 @@ class Walk:
         self._cotangents[name] = cotangent if earlier is None else tape.add(earlier, cotangent)
 
     def _add_output(self, op: Op, position: int, dtype: int, shape: Shape) -> str:
-        outputs = self._outputs.setdefault(op.name, list(op.outputs))
+        outputs = self._outputs.setdefault(op.name, list(self._written[op.name]))
         outputs += [""] * (position + 1 - len(outputs))
         if not outputs[position]:
             name = self._tape.fresh(f"{op.name}_saved{position}")

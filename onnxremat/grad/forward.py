@@ -14,6 +14,7 @@ from onnx import helper, numpy_helper
 from onnxremat.errors import ModelError, UnsupportedError
 from onnxremat.grad.constants import Constants
 from onnxremat.grad.decompose import decomposed
+from onnxremat.grad.equivalents import bias_apart, pool_first
 from onnxremat.grad.fusion import GELU_OPSET, fuse_gelu
 from onnxremat.grad.registry import has_rule
 from onnxremat.graph.dtypes import tensor_bytes
@@ -34,6 +35,7 @@ from onnxremat.ort.infer import (
 )
 
 FLOAT, BOOL = onnx.TensorProto.FLOAT, onnx.TensorProto.BOOL
+ROUNDS = 8
 OLDEST = 18  # the first opset with scatter-add and axes as inputs in all reductions
 
 
@@ -53,8 +55,9 @@ class Statistic:
     rest: float
 
 
-def read_forward(model: onnx.ModelProto, folder: Path | None) -> Graph:
-    """The graph of a model at opset 18 or later, its big weights turned into inputs.
+def read_forward(model: onnx.ModelProto, folder: Path | None, opset: int = OLDEST) -> Graph:
+    """The graph of a model at opset 18 (or a later one) or later, its big weights turned into
+    inputs.
 
     Raises:
         ModelError: the model is not valid.
@@ -62,17 +65,18 @@ def read_forward(model: onnx.ModelProto, folder: Path | None) -> Graph:
     """
     model = read_small_weights(inline_functions(model), folder)
     light = _without_listed_weights(weights_as_inputs(model))
-    light = _with_gelu(_expanded(_upgraded(light)))
+    light = _with_gelu(_expanded(_upgraded(light, opset)))
     graph = _typed(light)
-    written_out = decomposed(graph)
-    if written_out is not None:
-        graph = _typed(written_out)
-    for _ in range(4):
-        if not unknown_shapes(graph):
+    for _ in range(ROUNDS):  # sizes decide on branches, and branches hold sizes
+        written_out = decomposed(graph)
+        if written_out is not None:
+            graph = _typed(written_out)
+        elif unknown_shapes(graph):
+            graph = _inferred_on(_typed(_folded(graph)))
+        else:
             break
-        graph = _inferred_on(_typed(_folded(graph)))
     require_shapes(graph)
-    return fuse_gelu(graph)
+    return bias_apart(pool_first(fuse_gelu(graph)))
 
 
 def _without_listed_weights(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -84,20 +88,20 @@ def _without_listed_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
-def _upgraded(model: onnx.ModelProto) -> onnx.ModelProto:
+def _upgraded(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     version = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
-    if version >= OLDEST:
+    if version >= opset:
         return model
     from onnx import version_converter
 
     model.ir_version = max(model.ir_version, 8)
     try:
-        return version_converter.convert_version(model, OLDEST)
+        return version_converter.convert_version(model, opset)
     except Exception as error:  # the converter raises bare RuntimeErrors of many kinds
         raise UnsupportedError(
-            f"the model is at opset {version} and cannot be brought to {OLDEST}",
+            f"the model is at opset {version} and cannot be brought to {opset}",
             why=str(error).strip().splitlines()[0][:300],
-            hint=f"export it again at opset {OLDEST} or later",
+            hint=f"export it again at opset {opset} or later",
         ) from error
 
 

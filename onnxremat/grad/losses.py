@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from onnx import TensorProto as T
@@ -35,6 +36,14 @@ class Loss(ABC):
     def cotangent(self, t: Tape, prediction: str, target: str) -> str:
         """Emit its gradient with respect to the prediction; called after :meth:`value`."""
 
+    def classes(self, shape: Shape) -> int:
+        """Labels of a prediction of this shape are below it; 0 where the target is no class."""
+        return 0
+
+    def accuracy(self, t: Tape, prediction: str, target: str) -> str | None:
+        """Emit the share of right predictions, a scalar; None where none is right or wrong."""
+        return None
+
 
 @dataclass
 class CrossEntropy(Loss):
@@ -60,6 +69,24 @@ class CrossEntropy(Loss):
             )
         axis = self._axis(shape)
         return T.INT64, (*shape[:axis], *shape[axis + 1 :])
+
+    def classes(self, shape: Shape) -> int:
+        return shape[self._axis(shape)]
+
+    def accuracy(self, t: Tape, prediction: str, target: str) -> str:
+        shape = t.shape(prediction)
+        axis = self._axis(shape)
+        likeliest = t.op(
+            "ArgMax", prediction, axis=axis, keepdims=0, dtype=T.INT64, shape=t.shape(target)
+        )
+        right = t.cast(t.compare("Equal", likeliest, target), T.FLOAT)
+        every = range(t.rank(target))
+        if self.ignore_index is None:
+            return t.mean(right, every, keep=False)
+        ignored = t.compare("Equal", target, self.ignore_index)
+        counts = t.cast(t.op("Not", ignored), T.FLOAT)
+        most = t.op("Max", t.sum(counts, every), 1.0)  # a batch in which no label counts
+        return t.div(t.sum(t.mul(right, counts), every), most)
 
     def _axis(self, shape: Shape) -> int:
         if self.axis is not None:
@@ -169,6 +196,11 @@ class BinaryCrossEntropy(_Elementwise):
 
     activations = ("Sigmoid",)
 
+    def accuracy(self, t: Tape, prediction: str, target: str) -> str:
+        said, meant = t.compare("Greater", prediction, 0.0), t.compare("Greater", target, 0.5)
+        right = t.cast(t.compare("Equal", said, meant), T.FLOAT)
+        return t.mean(right, range(t.rank(right)), keep=False)
+
     def value(self, t: Tape, prediction: str, target: str) -> str:
         # Softplus in the form that cannot overflow, whatever the kernel does.
         tail = t.op("Log", t.add(t.exp(t.neg(t.op("Abs", prediction))), 1.0))
@@ -266,3 +298,22 @@ def find_loss(loss: str | Loss) -> Loss:
     if loss not in LOSSES:
         raise UsageError(f"unknown loss '{loss}'", hint="losses are " + ", ".join(LOSSES))
     return LOSSES[loss]()
+
+
+def settings_of(loss: Loss) -> dict[str, Any]:
+    """The fields of a loss of this package as plain data; none for any other class."""
+    if type(loss) not in LOSSES.values():
+        return {}
+    return {
+        f.name: value if value is None else np.asarray(value).tolist()
+        for f in fields(loss)  # type: ignore[arg-type]
+        for value in [getattr(loss, f.name)]
+    }
+
+
+def loss_of(kind: str, settings: Mapping[str, Any]) -> Loss | None:
+    """The reverse: a loss of this package from its class name and fields, None for any other."""
+    for known in LOSSES.values():
+        if known.__name__ == kind:
+            return known(**settings)
+    return None

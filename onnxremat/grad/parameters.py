@@ -11,8 +11,8 @@ from onnxremat.graph.ir import Graph, Op
 
 # Inputs that hold settings or statistics, not parameters.
 SETTINGS = {
-    "BatchNormalization": (3, 4), "Clip": (1, 2), "Dropout": (1,), "OneHot": (2,), "Pad": (2,),
-    "Pow": (1,), "Resize": (1, 2), "Upsample": (1,),
+    "BatchNormalization": (3, 4), "Clip": (1, 2), "Dropout": (1,), "GRU": (5,), "LSTM": (5, 6),
+    "OneHot": (2,), "Pad": (2,), "Pow": (1,), "RNN": (5,), "Resize": (1, 2), "Upsample": (1,),
 }  # fmt: skip
 # Exporters write constants of the code under such names; parameters keep the module's.
 CONSTANT_PREFIXES = ("/", "val_", "Constant", "const_", "_val_")
@@ -35,14 +35,7 @@ def choose_parameters(
     """
     floats = [name for name in weights if graph.tensors[name].dtype in FLOATS]
     if trainable is None:
-        settings = _settings(graph.ops)
-        chosen = [
-            name
-            for name in floats
-            if graph.tensors[name].shape != ()
-            and name not in settings
-            and not name.startswith(CONSTANT_PREFIXES)
-        ]
+        chosen = learned(graph, weights)
     else:
         inputs = [n for n in graph.inputs if n not in floats and graph.tensors[n].dtype in FLOATS]
         chosen = _matching(floats + inputs, trainable, "--trainable")
@@ -55,6 +48,19 @@ def choose_parameters(
             hint="name parameters with --trainable PATTERN",
         )
     return tuple(chosen)
+
+
+def learned(graph: Graph, weights: Sequence[str]) -> list[str]:
+    """The initializers that look like parameters, trained or not."""
+    settings = _settings(graph.ops)
+    return [
+        name
+        for name in weights
+        if graph.tensors[name].dtype in FLOATS
+        and graph.tensors[name].shape != ()
+        and name not in settings
+        and not name.startswith(CONSTANT_PREFIXES)
+    ]
 
 
 def _settings(ops: Sequence[Op]) -> set[str]:

@@ -33,6 +33,8 @@ class Rule:
         variant: name among the rules of the operator; the first one registered is the default.
         reads: forward tensors it may read, as ``x0`` (input 0) and ``y1`` (output 1); ``x*`` and
             ``y*`` are all inputs and all outputs.
+        exact: whether it is as exact as the others for all values; one that is not is never taken
+            unasked.
         function: emits the backward ops.
     """
 
@@ -43,6 +45,7 @@ class Rule:
     variant: str
     reads: frozenset[str]
     function: RuleFunction
+    exact: bool = True
 
     def holds(self, version: int) -> bool:
         """Whether the rule is meant for an opset version."""
@@ -64,6 +67,7 @@ def vjp(
     until: int = NEWEST,
     variant: str = "default",
     reads: str = "",
+    exact: bool = True,
 ) -> Callable[[RuleFunction], RuleFunction]:
     """Register a function as the vector-Jacobian product of operators.
 
@@ -73,11 +77,13 @@ def vjp(
         since, until: opset versions it holds for.
         variant: its name, where an operator has several.
         reads: forward tensors it reads, such as ``"x0 y0"``.
+        exact: False for a variant that loses digits for some values.
     """
 
     def register(function: RuleFunction) -> RuleFunction:
         for op_type in op_types:
-            rule = Rule(op_type, domain, since, until, variant, frozenset(reads.split()), function)
+            names = frozenset(reads.split())
+            rule = Rule(op_type, domain, since, until, variant, names, function, exact)
             _RULES.setdefault((domain, op_type), []).append(rule)
         return function
 
@@ -100,24 +106,36 @@ def has_rule(op_type: str, domain: str = "") -> bool:
     return key in _RULES or key in _STOPS
 
 
-def find(op: Op, opsets: Mapping[str, int], variants: Mapping[str, str] | None = None) -> Rule:
+def _holding(op: Op, version: int) -> list[Rule]:
+    key = (_domain(op.domain), op.op_type)
+    return [rule for rule in _RULES.get(key, ()) if rule.holds(version)]
+
+
+def variants(op: Op, opsets: Mapping[str, int]) -> list[str]:
+    """Exact variants of the rule for an op that differ in what they keep, the default first."""
+    found: dict[frozenset[str], str] = {}
+    for rule in _holding(op, opsets.get(_domain(op.domain), 1)):
+        if rule.exact:
+            found.setdefault(rule.reads, rule.variant)
+    return list(found.values())
+
+
+def find(op: Op, opsets: Mapping[str, int], wanted: str | None = None) -> Rule:
     """The rule for an op.
 
     Args:
         op: the forward op.
         opsets: operator set version per domain.
-        variants: variant wanted per operator type.
+        wanted: variant of the rule, None for the default.
 
     Raises:
         UnsupportedError: no rule for the operator at this version.
         UsageError: the operator has no variant of the wanted name.
     """
-    domain = _domain(op.domain)
-    version = opsets.get(domain, 1)
-    rules = [rule for rule in _RULES.get((domain, op.op_type), ()) if rule.holds(version)]
+    version = opsets.get(_domain(op.domain), 1)
+    rules = _holding(op, version)
     if not rules:
         raise missing_rule(op, version)
-    wanted = (variants or {}).get(op.op_type)
     if wanted is None:
         return rules[0]
     for rule in rules:

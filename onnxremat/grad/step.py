@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,28 +11,31 @@ from onnx import TensorProto as T
 from onnx import helper
 
 import onnxremat.grad.rules  # noqa: F401  (registers the rules)
-from onnxremat.errors import UnsupportedError, UsageError
+from onnxremat.errors import ModelError, UnsupportedError, UsageError
+from onnxremat.grad.assembly import named, needed
 from onnxremat.grad.blocked import DOMAIN as BLOCKED
-from onnxremat.grad.blocked import with_blocked_convolutions
+from onnxremat.grad.blocked import KEY as BLOCK
+from onnxremat.grad.blocked import block_size, with_blocked_convolutions
 from onnxremat.grad.constants import Constants
 from onnxremat.grad.description import KEY, Training, Variable
+from onnxremat.grad.dropout import COUNTER, is_dropping, with_counted_masks, without_dropout
 from onnxremat.grad.engine import Backward, Walk, dependents
 from onnxremat.grad.forward import Statistic, read_forward, train_dropout, train_statistics
-from onnxremat.grad.losses import Loss, find_loss
-from onnxremat.grad.optimizers import Optimizer, Update, find_optimizer
+from onnxremat.grad.losses import Loss, find_loss, settings_of
+from onnxremat.grad.optimizers import Optimizer, find_optimizer
 from onnxremat.grad.ordering import Readers
-from onnxremat.grad.parameters import choose_parameters
+from onnxremat.grad.parameters import choose_parameters, learned
 from onnxremat.grad.portable import without_training_kernels
+from onnxremat.grad.precision import OPSETS, autocast, check_precision
+from onnxremat.grad.scaling import EXPONENT, LossScale, only_finite
 from onnxremat.grad.tape import Tape
+from onnxremat.grad.update import KEY as UPDATE
+from onnxremat.grad.update import RATE, Clip, Gathered, emit_updates, pack, update_graph
+from onnxremat.grad.variants import least_kept
 from onnxremat.graph.ir import Graph, Op
 from onnxremat.graph.onnx_io import to_model
 
-LOSS, TARGET, RATE = "loss", "labels", "learning_rate"
-APPLY, SCALE = "apply_update", "loss_scale"
-# Operators whose outputs from the second on may be left out.
-OPTIONAL = frozenset(
-    {"BatchNormalization", "Dropout", "LayerNormalization", "MaxPool", "SoftmaxCrossEntropyLoss"}
-)
+LOSS, TARGET, SCALE = "loss", "labels", "loss_scale"
 IR_VERSION = 10  # the first with metadata of nodes
 
 
@@ -48,15 +51,20 @@ class Settings:
         trainable, freeze: patterns of parameter names.
         batch_norm: ``train`` normalises by the batch where a scale or bias is trained, ``frozen``
             uses the running statistics.
-        dropout: whether Dropout drops; without, it passes everything.
+        dropout: whether Dropout drops; without, it passes everything. See
+            :mod:`onnxremat.grad.dropout`.
         clip_norm: largest norm of all gradients together.
         clip_value: largest magnitude of a gradient's elements.
-        accumulate: steps whose gradients are averaged before an update; the caller says when.
-        loss_scale: take a factor for the loss as an input, for float16.
+        accumulate: batches whose gradients are averaged before an update. Above 1 the step adds
+            gradients up, and the update is a graph of its own (:func:`update_of`).
+        precision: ``fp32``, or ``fp16`` or ``bf16`` for mixed precision (parameters and optimizer
+            state stay float32), see :mod:`onnxremat.grad.precision`.
+        loss_scale: take a factor for the loss as an input, or a :class:`LossScale` that finds its
+            own size and skips updates; with ``fp16`` and an optimizer the latter is the default.
         outputs: outputs of the model that the step returns as well.
         initializers: keep first values in the file, as initializers that inputs override.
         in_place: order updates after the last reader of the old value.
-        variants: rule variant per operator type.
+        variants: rule variant per operator type; by default each op has the one that keeps least.
         portable: avoid what only the CPU provider runs (training-mode BatchNormalization).
         blocked: channels per block of this machine's blocked convolutions (``block_size()``), 0
             for a file that runs anywhere; see :mod:`onnxremat.grad.blocked`.
@@ -73,13 +81,23 @@ class Settings:
     clip_norm: float | None = None
     clip_value: float | None = None
     accumulate: int = 1
-    loss_scale: bool = False
+    precision: str = "fp32"
+    loss_scale: bool | LossScale = False
     outputs: Sequence[str] = ()
     initializers: bool = False
     in_place: bool = True
     variants: Mapping[str, str] | None = None
     portable: bool = False
     blocked: int = 0
+
+    def on_this_machine(self) -> Settings:
+        """These settings with the blocked convolutions of this machine, where it has them."""
+        if self.portable or self.blocked:
+            return self
+        try:
+            return replace(self, blocked=block_size())
+        except ModelError:  # an onnxruntime without them
+            return self
 
 
 def differentiate(
@@ -118,13 +136,12 @@ class _Builder:
 
     def __init__(self, model: onnx.ModelProto, settings: Settings, folder: Path | None) -> None:
         self.settings = settings
-        if settings.batch_norm not in ("train", "frozen"):
-            raise UsageError(
-                f"unknown batch_norm '{settings.batch_norm}'", hint="it is train or frozen"
-            )
+        _check(model, settings)
+        check_precision(settings.precision)
         self.optimizer = find_optimizer(settings.optimizer) if settings.optimizer else None
+        self.dynamic = self._dynamic_scale()
         self.weights = {tensor.name: tensor for tensor in model.graph.initializer}
-        graph = read_forward(model, folder)
+        graph = read_forward(model, folder, OPSETS[settings.precision])
         self.parameters = choose_parameters(
             graph, list(self.weights), settings.trainable, settings.freeze
         )
@@ -132,13 +149,27 @@ class _Builder:
         self.statistics: tuple[Statistic, ...] = ()
         norms = self._trained_norms(graph) if settings.batch_norm == "train" else set()
         graph, self.statistics = train_statistics(graph, norms)
-        if settings.dropout:
-            graph = train_dropout(graph)
-        self.graph = graph
-        taken = [op.name for op in graph.ops] + list(self.weights)
-        self.tape = Tape(graph.tensors, graph.opsets[""], taken)
+        graph = train_dropout(graph) if settings.dropout else without_dropout(graph)
+        parameters = {*self.parameters, *learned(graph, list(self.weights))}
+        self.cast = autocast(graph, settings.precision, self.weights, parameters)
+        self.graph = self.cast.graph
+        taken = [op.name for op in self.graph.ops] + list(self.weights)
+        self.tape = Tape(self.graph.tensors, graph.opsets[""], taken)
         self.inputs: list[str] = []
         self.outputs: dict[str, str] = {}  # name in the signature to tensor
+        self.variables: list[Variable] = []
+        self.states: list[Variable] = []
+        self.update: onnx.ModelProto | None = None
+
+    def _dynamic_scale(self) -> LossScale | None:
+        """The loss scale that the step adapts itself, if any."""
+        asked, s = self.settings.loss_scale, self.settings
+        if isinstance(asked, LossScale) and self.optimizer is None:
+            raise UsageError("a LossScale needs an optimizer", hint="or take loss_scale=True")
+        if isinstance(asked, LossScale):
+            return asked
+        fits = s.precision == "fp16" and self.optimizer is not None and not asked
+        return LossScale() if fits else None
 
     def _trained_norms(self, graph: Graph) -> set[str]:
         trained = set(self.parameters)
@@ -157,6 +188,8 @@ class _Builder:
         walked = self._walk(seeds)
         if self.optimizer is None:
             self._gradient_outputs(walked)
+        elif self.settings.accumulate > 1:
+            self._sums(walked)
         else:
             self._updates(walked)
         for name in self.settings.outputs:
@@ -170,7 +203,9 @@ class _Builder:
     def _loss(self) -> dict[str, str]:
         """Emit the loss; returns the cotangents the walk starts from."""
         t, name = self.tape, self.settings.loss_output
-        self.target, self.loss_kind = "", "model"
+        self.target, self.loss_kind, self.prediction = "", "model", name or ""
+        self.loss_settings: dict[str, object] = {}
+        self.classes = 0
         if name is not None:
             if name not in self.graph.outputs:
                 raise UsageError(
@@ -184,9 +219,10 @@ class _Builder:
                 seed = t.constant([1.0], t.dtype(name))
                 return {name: self._scaled(t.reshape(seed, t.shape(name)))}
         loss = find_loss(self.settings.loss)
-        self.loss_kind = type(loss).__name__
-        prediction = self._prediction(loss)
+        self.loss_kind, self.loss_settings = type(loss).__name__, settings_of(loss)
+        prediction = self.prediction = self._prediction(loss)
         dtype, shape = loss.target(t.shape(prediction), t.dtype(prediction))
+        self.classes = loss.classes(t.shape(prediction))
         self.target = t.declare(t.fresh(TARGET), dtype, shape)
         self.inputs.append(self.target)
         with t.scope("loss", "loss"):
@@ -214,18 +250,18 @@ class _Builder:
         return self.settings.prediction or self.graph.outputs[0]
 
     def _scaled(self, cotangent: str) -> str:
-        if not self.settings.loss_scale:
-            return cotangent
-        t = self.tape
-        self.inputs.append(t.declare(SCALE, T.FLOAT, ()))
-        return t.mul(cotangent, t.cast(SCALE, t.dtype(cotangent)))
+        self.scale, t = "", self.tape
+        if self.dynamic is not None:
+            self.scale = self.dynamic.value(t)
+        elif self.settings.loss_scale:
+            self.scale = t.declare(SCALE, T.FLOAT, ())
+            self.inputs.append(SCALE)
+        return t.mul(cotangent, t.cast(self.scale, t.dtype(cotangent))) if self.scale else cotangent
 
     # ---- backward ------------------------------------------------------------------------
 
     def _walk(self, seeds: Mapping[str, str]) -> Backward:
-        constant_of = Constants(self.graph, self.parameters)
-        walk = Walk(self.graph.ops, self.tape, self.graph.opsets, constant_of, self._variants())
-        walked = walk.run(seeds, self.parameters)
+        walked = self._walker(self.tape, self._chosen(seeds)).run(seeds, self.parameters)
         if not walked.gradients:
             reach = dependents(self.graph.ops, self.parameters, self.tape)
             why = "no operator leads from a parameter to the loss"
@@ -235,8 +271,27 @@ class _Builder:
         self.parameters = tuple(name for name in self.parameters if name in walked.gradients)
         return walked
 
+    def _walker(self, tape: Tape, variant_of: Callable[[Op], str | None]) -> Walk:
+        graph, known = self.graph, Constants(self.graph, self.parameters)
+        return Walk(graph.ops, tape, graph.opsets, known, variant_of, self.cast.sources)
+
+    def _chosen(self, seeds: Mapping[str, str]) -> Callable[[Op], str | None]:
+        """The variant of each op's rule: as asked for, else the one that keeps least."""
+        asked = self._variants()
+
+        def told(picked: Mapping[str, str]) -> Callable[[Op], str | None]:
+            return lambda op: asked.get(op.op_type) or picked.get(op.name)
+
+        def tried(picked: Mapping[str, str]) -> tuple[Walk, Tape, Collection[str]]:
+            tape = self.tape.scratch()
+            walk = self._walker(tape, told(picked))
+            return walk, tape, walk.run(seeds, self.parameters).gradients.values()
+
+        return told(least_kept(self.graph.ops, self.graph.opsets, asked, tried))
+
     def _variants(self) -> dict[str, str]:
-        chosen = {"LayerNormalization": "portable"} if self.settings.portable else {}
+        portable = self.settings.portable
+        chosen = dict.fromkeys(("Conv", "LayerNormalization"), "portable") if portable else {}
         if self.settings.blocked:
             chosen["Conv"] = "correlated"
         return {**chosen, **(self.settings.variants or {})}
@@ -247,10 +302,8 @@ class _Builder:
                 self.outputs[f"{name}.grad"] = self._unscaled(walked.gradients[name])
 
     def _unscaled(self, gradient: str) -> str:
-        if not self.settings.loss_scale:
-            return gradient
         t = self.tape
-        return t.div(gradient, t.cast(SCALE, t.dtype(gradient)))
+        return t.div(gradient, t.cast(self.scale, t.dtype(gradient))) if self.scale else gradient
 
     # ---- update --------------------------------------------------------------------------
 
@@ -260,69 +313,46 @@ class _Builder:
         trained = {*self.parameters, *(entry.name for entry in self.statistics)}
         stored = {*self.weights, *(tensor.name for tensor in t.initializers)}
         readers = Readers((*walked.forward, *t.ops), stored - trained)
+
+        def late(name: str) -> Sequence[str]:
+            return readers.late(name, walked.gradients[name]) if self.settings.in_place else ()
+
         self.inputs.append(t.declare(RATE, T.FLOAT, ()))
-        up = Update(t, RATE)
         with t.scope("update", "update"):
-            if self.settings.accumulate > 1:
-                self.inputs.append(t.declare(APPLY, T.BOOL, ()))
             gradients = {n: self._unscaled(walked.gradients[n]) for n in self.parameters}
-            gathered = self._gathered(gradients, up)
-            gathered = self._clipped(gathered)
-            self.optimizer.begin(up)
-            made: dict[str, str] = {}
-            for name in self.parameters:
-                if self.settings.in_place:
-                    up.after = readers.late(name, walked.gradients[name])
-                made[name] = self.optimizer.update(up, name, gathered[name])
-            self._new_values(made, up)
+            made, states = emit_updates(
+                t, self.optimizer, gradients, self._clip(), late, self.dynamic
+            )
+            for name, value in made.items():
+                self._variable(self.variables, name, value)
+            for name, value in states.items():
+                self._variable(self.states, name, value, "zeros")
             self._statistics()
 
-    def _gathered(self, gradients: dict[str, str], up: Update) -> dict[str, str]:
-        """Gradients averaged over steps; the sums are state, emptied by an update."""
-        if self.settings.accumulate <= 1:
-            return gradients
-        t, part = self.tape, 1.0 / self.settings.accumulate
-        self._sums: dict[str, str] = {}
-        for name, gradient in gradients.items():
-            old = up.state(f"{name}.grad_sum", name)
-            total = t.add(old, t.mul(gradient, part))
-            self._sums[old] = t.where(APPLY, 0.0, total)
-            gradients[name] = total
-        return gradients
+    def _clip(self) -> Clip:
+        return Clip(self.settings.clip_norm, self.settings.clip_value)
 
-    def _clipped(self, gradients: dict[str, str]) -> dict[str, str]:
-        t, limit = self.tape, self.settings.clip_value
-        if limit is not None:
-            gradients = {
-                name: t.op("Clip", g, t.like(-limit, g), t.like(limit, g), shape=t.shape(g))
-                for name, g in gradients.items()
-            }
-        if self.settings.clip_norm is None:
-            return gradients
-        squares = [
-            t.reduce("SumSquare", t.cast(g, T.FLOAT), range(t.rank(g)))
-            if t.rank(g)
-            else t.mul(g, g)
-            for g in gradients.values()
-        ]
-        total = squares[0] if len(squares) == 1 else t.op("Sum", *squares)
-        norm = t.op("Sqrt", total)
-        ratio = t.div(t.like(self.settings.clip_norm, norm), t.add(norm, 1e-6))
-        factor = t.op("Min", ratio, 1.0)
-        return {n: t.mul(g, t.cast(factor, t.dtype(g))) for n, g in gradients.items()}
-
-    def _new_values(self, made: Mapping[str, str], up: Update) -> None:
-        t, gathers = self.tape, self.settings.accumulate > 1
-        self.variables: list[Variable] = []
-        self.states: list[Variable] = []
-        for name, value in made.items():
-            self._variable(self.variables, name, t.where(APPLY, value, name) if gathers else value)
-        for name, value in up.states.items():
-            value = t.where(APPLY, value, name) if gathers else value
-            self._variable(self.states, name, value, "zeros")
-        if gathers:
-            for name, value in self._sums.items():
-                self._variable(self.states, name, value, "zeros")
+    def _sums(self, walked: Backward) -> None:
+        """Gradients added up in place; the update, which empties the sums, is a graph of its own:
+        most runs of the step do not update."""
+        assert self.optimizer is not None
+        t, sums = self.tape, {}
+        with t.scope("update", "update"):
+            for name in self.parameters:
+                gradient = self._unscaled(walked.gradients[name])
+                sums[name] = Gathered(f"{name}.grad_sum", t.dtype(name), t.shape(name))
+                old = t.declare(sums[name].input, sums[name].kept, t.shape(name))
+                total = t.add(old, t.cast(gradient, t.dtype(old)))
+                self.inputs.append(name)
+                self.variables.append(Variable(name, "", "model"))
+                self._variable(self.states, old, total, "zeros")
+            self._statistics()
+        if self.dynamic is not None:
+            self.inputs.append(EXPONENT)
+            self.states.append(Variable(EXPONENT, "", "zeros"))
+        self.update = update_graph(
+            sums, self.optimizer, self._clip(), self.graph.opsets[""], self.dynamic
+        )
 
     def _variable(
         self, kind: list[Variable], name: str, value: str, initial: str = "model"
@@ -338,20 +368,34 @@ class _Builder:
         for entry in self.statistics:
             kept = t.mul(entry.name, entry.keep)
             value = t.add(kept, t.mul(entry.batch, entry.rest))
+            if self.dynamic is not None:
+                value = only_finite(t, value, entry.name)
             self._variable(self.states, entry.name, value)
+
+    def _dropped(self, ops: Sequence[Op]) -> Sequence[Op]:
+        """Dropouts drawn from a counter that each run raises by one."""
+        if not any(is_dropping(op) for op in ops):
+            return ops
+        t, start = self.tape, len(self.tape.ops)
+        with t.scope("dropout", "forward"):
+            # All else reads the new value, so that the old one may be overwritten at once.
+            count = t.add(t.declare(COUNTER, T.INT64, ()), 1)
+        made, t.ops[start:] = t.ops[start:], []
+        self._variable(self.states, COUNTER, count, "zeros")
+        return made + with_counted_masks(t, ops, Constants(self.graph), count)
 
     # ---- assembly ------------------------------------------------------------------------
 
     def _assemble(self, walked: Backward) -> onnx.ModelProto:
         if self.optimizer is None:
-            self.variables, self.states = [], []
             self.inputs += list(self.parameters)
-        ops, outputs = _named(self.tape, (*walked.forward, *self.tape.ops), self.outputs)
+        every = self._dropped((*walked.forward, *self.tape.ops))
+        ops, outputs = named(self.tape, every, self.outputs)
         if self.settings.portable:
             ops = without_training_kernels(self.tape, ops)
         if self.settings.blocked:
             ops = with_blocked_convolutions(self.tape, ops, self.settings.blocked)
-        ops = _needed(ops, outputs)
+        ops = needed(ops, outputs)
         read = {name for op in ops for name in op.reads} | set(outputs)
         data = [n for n in self.graph.inputs if n not in self.weights and n not in self.inputs]
         inputs = [*data, *dict.fromkeys(self.inputs)]
@@ -383,8 +427,11 @@ class _Builder:
         )
         if keep:
             self._zero_states(frame)
-        entry = frame.metadata_props.add()
-        entry.key, entry.value = KEY, self._description(inputs).to_json()
+        frame.metadata_props.add(key=KEY, value=self._description(inputs).to_json())
+        if s.blocked:
+            frame.metadata_props.add(key=BLOCK, value=str(s.blocked))
+        if self.update is not None:
+            frame.metadata_props.add(key=UPDATE, value=pack(self.update))
         return frame
 
     def _zero_states(self, frame: onnx.ModelProto) -> None:
@@ -396,8 +443,7 @@ class _Builder:
                 frame.graph.initializer.append(onnx.numpy_helper.from_array(zeros, variable.input))
 
     def _description(self, inputs: Sequence[str]) -> Training:
-        s, present = self.settings, set(inputs)
-        ours = {*self.inputs}
+        s, ours = self.settings, {*self.inputs}
         gradients = () if self.optimizer else tuple((n, f"{n}.grad") for n in self.parameters)
         return Training(
             loss=LOSS,
@@ -406,58 +452,37 @@ class _Builder:
             parameters=tuple(self.variables),
             states=tuple(self.states),
             gradients=gradients,
-            rate=RATE if self.optimizer else "",
-            apply=APPLY if APPLY in present else "",
+            rate=RATE if self.optimizer and self.update is None else "",
             accumulate=s.accumulate,
-            loss_scale=SCALE if s.loss_scale else "",
+            loss_scale=SCALE if s.loss_scale is True else "",
             outputs=tuple(s.outputs),
             optimizer=type(self.optimizer).__name__ if self.optimizer else "",
             loss_kind=self.loss_kind,
+            loss_settings=self.loss_settings,
+            prediction=self.prediction,
+            classes=self.classes,
         )
 
 
-def _named(t: Tape, ops: Sequence[Op], outputs: Mapping[str, str]) -> tuple[list[Op], list[str]]:
-    """Outputs under their names in the signature: the tensor is renamed, or copied by an
-    Identity where it has two names or is an input."""
-    made = {name for op in ops for name in op.writes}
-    renames: dict[str, str] = {}
-    copies: list[tuple[str, str]] = []
-    for name, tensor in outputs.items():
-        t.declare(name, t.dtype(tensor), t.shape(tensor))
-        if name == tensor:
-            continue
-        if tensor in made and tensor not in renames and tensor not in outputs:
-            renames[tensor] = name
-        else:
-            copies.append((name, tensor))
-    result = [
-        op.renamed(op.name, renames, op.origin) if _touches(op, renames) else op for op in ops
-    ]
-    for name, tensor in copies:
-        source = renames.get(tensor, tensor)
-        node = helper.make_node("Identity", [source], [name])
-        result.append(Op(t.fresh(f"{name}/Identity"), "Identity", "", (source,), (name,), (), node))
-    return result, list(outputs)
-
-
-def _touches(op: Op, names: Mapping[str, str]) -> bool:
-    return any(name in names for name in (*op.inputs, *op.outputs, *op.captures))
-
-
-def _without_idle_outputs(op: Op, wanted: Collection[str]) -> Op:
-    """An output that is named but not read would be held until the end of the run."""
-    used = [op.outputs[0], *(name if name in wanted else "" for name in op.outputs[1:])]
-    while not used[-1]:
-        used.pop()
-    return replace(op, outputs=tuple(used))
-
-
-def _needed(ops: Sequence[Op], outputs: Sequence[str]) -> list[Op]:
-    """Ops that an output depends on, without the outputs nobody reads."""
-    wanted, kept = set(outputs), []
-    for op in reversed(ops):
-        if wanted.isdisjoint(op.writes):
-            continue
-        wanted.update(op.reads)
-        kept.append(_without_idle_outputs(op, wanted) if op.op_type in OPTIONAL else op)
-    return kept[::-1]
+def _check(model: onnx.ModelProto, settings: Settings) -> None:
+    """Raises:
+    UsageError: a setting out of range, or the model is a step already.
+    """
+    if any(entry.key == KEY for entry in model.metadata_props):
+        raise UsageError(
+            "the model is a training step already", hint="give the model that it was made from"
+        )
+    if settings.batch_norm not in ("train", "frozen"):
+        raise UsageError(
+            f"unknown batch_norm '{settings.batch_norm}'", hint="it is train or frozen"
+        )
+    for name in ("clip_norm", "clip_value"):
+        limit = getattr(settings, name)
+        if limit is not None and not limit > 0:
+            raise UsageError(f"{name} is {limit}, gradients cannot be that small")
+    if settings.accumulate < 1:
+        raise UsageError(f"an update cannot average {settings.accumulate} batches")
+    if settings.accumulate > 1 and settings.optimizer is None:
+        raise UsageError(
+            "without an optimizer nothing is accumulated", hint="the caller adds gradients up"
+        )

@@ -24,6 +24,8 @@ Shape = tuple[int, ...]
 Operand = str | float  # a tensor, or a number that becomes a constant of the other operand's type
 FLOATS = frozenset({T.FLOAT, T.DOUBLE, T.FLOAT16, T.BFLOAT16})
 _SHARED = 64  # constants of at most this many elements are emitted once
+_LARGE = 1 << 14  # elements from which a sum is worth two ops
+_PARTS = 32  # most parts that rows are summed in
 
 
 class Tape:
@@ -45,6 +47,13 @@ class Tape:
         self._phase = "backward"
         self._counts: dict[str, int] = {}
         self._constants: dict[tuple[int, Shape, bytes], str] = {}
+        self._inner: dict[str, tuple[str, str]] = {}  # products a.T @ b by their result
+
+    def scratch(self) -> Tape:
+        """A tape that knows the same tensors and has emitted nothing."""
+        made = Tape(self.tensors, self.opset, list(self._taken))
+        made._constants = dict(self._constants)
+        return made
 
     @contextmanager
     def scope(self, name: str, phase: str) -> Iterator[None]:
@@ -257,9 +266,26 @@ class Tape:
         zero = 1 if 0 in shape else None
         return self.op("Reshape", a, self.integers(*shape), shape=shape, allowzero=zero)
 
+    def later(self, a: str, after: str) -> str:
+        """``a``, but not available before ``after`` is made; no element is moved.
+
+        What is computed again from the forward pass alone is ready at once, and onnxruntime would
+        run it early and keep the result. The Reshape is to zeros, which stand for the sizes as
+        they are; they come from the size of ``after``, which onnxruntime does not fold.
+        """
+        if not self.rank(a):
+            return a
+        size = self.op("Size", after, shape=(), dtype=T.INT64)
+        zeros = self.integers(*[0] * self.rank(a))
+        same = self.op("Mul", size, zeros, shape=(self.rank(a),), dtype=T.INT64)
+        return self.op("Reshape", a, same, shape=self.shape(a))
+
     def transpose(self, a: str, perm: Sequence[int]) -> str:
         """Axes in another order; a Reshape where only axes of length 1 move."""
-        old, perm = self.shape(a), tuple(int(p) for p in perm)
+        perm = tuple(int(p) for p in perm)
+        if a in self._inner and perm[-2:] != (len(perm) - 2, len(perm) - 1):
+            a, perm = self._product_transposed(a, perm)
+        old = self.shape(a)
         shape = tuple(old[p] for p in perm)
         moving = [p for p in perm if old[p] != 1]
         if moving == sorted(moving):
@@ -339,8 +365,18 @@ class Tape:
         return self.op(f"Reduce{kind}", a, self.integers(*axes), shape=shape, keepdims=int(keep))
 
     def sum(self, a: str, axes: Sequence[int], keep: bool = False) -> str:
-        """Sum over axes."""
-        return self.reduce("Sum", a, axes, keep)
+        """Sum over axes; a large one over the first axes in two steps, which the CPU kernels share
+        among threads better (sums of rows) or read memory faster for (sums per channel)."""
+        shape = self.shape(a)
+        axes = sorted(axis % len(shape) for axis in axes) if shape else []
+        view = _in_two_steps(shape, axes)
+        if view is None:
+            return self.reduce("Sum", a, axes, keep)
+        parts = self.reduce("Sum", self.reshape(a, view[0]), [view[1]])
+        kept = [
+            1 if axis in axes else d for axis, d in enumerate(shape) if keep or axis not in axes
+        ]
+        return self.reshape(self.reduce("Sum", parts, [0]), kept)
 
     def mean(self, a: str, axes: Sequence[int], keep: bool = True) -> str:
         """Mean over axes."""
@@ -373,7 +409,57 @@ class Tape:
             "Gemm", a, b, shape=(rows, columns), transA=int(ta), transB=int(tb), alpha=factor
         )
 
+    def inner(self, a: str, b: str) -> str:
+        """Transpose of ``a`` times ``b``, matrices of the last two axes with equal axes before."""
+        x, y = self._apart(a), self._apart(b)
+        made = self.matmul(self.swap_last(x), y)
+        made = self.reshape(made, (*self.shape(a)[:-2], self.shape(a)[-1], self.shape(b)[-1]))
+        self._inner[made] = a, b
+        return made
+
+    def outer(self, a: str, b: str) -> str:
+        """``a`` times the transpose of ``b``, matrices of the last two axes with equal axes before."""
+        made = self.matmul(self._apart(a), self.swap_last(self._apart(b)))
+        return self.reshape(made, (*self.shape(a)[:-1], self.shape(b)[-2]))
+
+    def _apart(self, a: str) -> str:
+        """A factor with its first axes seen as one (or one more): onnxruntime fuses a transpose of
+        the last two axes into the product, unless it first merges it with a Transpose before it,
+        and it does not look for one through a Reshape."""
+        shape = self.shape(a)
+        lead = (1, shape[0]) if len(shape) == 3 else (math.prod(shape[:-2]),)
+        return self.reshape(a, (*lead, *shape[-2:]))
+
+    def _product_transposed(self, product: str, perm: Shape) -> tuple[str, Shape]:
+        """A product that is to be permuted, made with rows and columns exchanged where the
+        permutation then leaves the last axis alone and so moves whole runs of memory."""
+        n = len(perm)
+        exchanged = tuple({n - 1: n - 2, n - 2: n - 1}.get(axis, axis) for axis in perm)
+        if exchanged[-1] != n - 1:
+            return product, perm
+        a, b = self._inner[product]
+        return self.inner(b, a), exchanged
+
     def swap_last(self, a: str) -> str:
         """Transpose of the last two axes."""
         n = self.rank(a)
         return self.transpose(a, (*range(n - 2), n - 1, n - 2))
+
+
+def _in_two_steps(shape: Shape, axes: Sequence[int]) -> tuple[Shape, int] | None:
+    """How to see a tensor to be summed over ``axes`` as [parts, ...] of three axes, and the axis to
+    sum first; the parts come second. None for one step."""
+    count, rank = math.prod(shape), len(shape)
+    kept = [axis for axis in range(rank) if axis not in axes]
+    if count < _LARGE or not axes or axes[0] != 0 or not kept:
+        return None
+    if kept == list(range(kept[0], rank)):  # sums of rows
+        columns = math.prod(shape[kept[0] :])
+        rows = count // columns
+        parts = max(k for k in range(1, _PARTS + 1) if rows % k == 0)
+        return ((parts, rows // parts, columns), 1) if 1 < parts < rows else None
+    together = kept == list(range(1, 1 + len(kept)))
+    if not together or shape[0] == 1:
+        return None
+    channels = math.prod(shape[axis] for axis in kept)
+    return (shape[0], channels, count // (shape[0] * channels)), 2

@@ -277,7 +277,7 @@ def atomic(path: Path) -> Iterator[Path]:
     """A temporary file beside ``path`` that takes its place when the block ends well.
 
     Raises:
-        UsageError: the folder is missing or not writable.
+        UsageError: the folder is missing or not writable, or the disk is full.
     """
     try:
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
@@ -295,6 +295,13 @@ def atomic(path: Path) -> Iterator[Path]:
         os.umask(umask)
         temporary.chmod(0o666 & ~umask)
         temporary.replace(path)
+    except OSError as error:
+        kept = "; the file before is untouched" if path.exists() else ""
+        raise UsageError(
+            f"cannot write {path}",
+            why=(error.strerror or str(error)) + kept,
+            hint="make room, or choose another folder",
+        ) from error
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper
 
-from onnxremat.errors import UsageError
+from onnxremat.errors import ModelError, UsageError
 from onnxremat.graph.dtypes import ORT_NAMES
 from onnxremat.ort.denormals import denormals_as_zero
+from onnxremat.ort.session import first_line
 
 
 def wrap(array: np.ndarray) -> Any:
@@ -66,7 +67,8 @@ class BoundSession:
         """One run; results are copies.
 
         Raises:
-            UsageError: an input is missing, or of another shape.
+            UsageError: an input is missing, or of another shape or type.
+            ModelError: onnxruntime stopped.
         """
         for name, info in self._inputs.items():
             if name not in feeds:
@@ -75,24 +77,28 @@ class BoundSession:
                 )
             self._feed(name, info, np.asarray(feeds[name]))
         with denormals_as_zero():
-            self._session.run_with_iobinding(self._binding)
+            try:
+                self._session.run_with_iobinding(self._binding)
+            except Exception as error:  # onnxruntime raises a dozen unrelated types
+                raise ModelError(
+                    "onnxruntime stopped in the middle of a run",
+                    why=first_line(error),
+                    hint="look for values out of range in the data, such as ids beyond a table",
+                ) from error
         return {name: array.copy() for name, array in self._results.items()}
 
     def _feed(self, name: str, info: Any, array: np.ndarray) -> None:
         """Copy a value into the buffer that is bound once."""
         buffer = self._buffers.get(name)
         if buffer is None:
-            array = np.array(array, order="C")
-            if list(array.shape) != list(info.shape):
-                raise UsageError(
-                    f"input '{name}' has shape {list(array.shape)}, the model wants {info.shape}"
-                )
-            self._buffers[name] = array
-            self._values[name] = wrap(array)
+            buffer = self._buffers[name] = _empty(info)
+            self._values[name] = wrap(buffer)
             self._binding.bind_ortvalue_input(name, self._values[name])
-            return
         if array.shape != buffer.shape:
             raise UsageError(
-                f"input '{name}' has shape {list(array.shape)}, before it was {list(buffer.shape)}"
+                f"input '{name}' has shape {list(array.shape)}, "
+                f"the model wants {list(buffer.shape)}"
             )
+        if not np.can_cast(array.dtype, buffer.dtype, "same_kind"):
+            raise UsageError(f"input '{name}' is {array.dtype}, the model wants {buffer.dtype}")
         np.copyto(buffer, array, casting="same_kind")

@@ -25,6 +25,7 @@ from onnxremat.graph.dtypes import ORT_NAMES
 from onnxremat.ort.session import Options, first_line, open_session, session_options
 
 Feeds = Mapping[str, np.ndarray]
+SIZES_KEY = "session.collect_node_memory_stats_to_file"
 
 
 @dataclass(frozen=True)
@@ -107,15 +108,24 @@ def profile(
         made = session_options(replace(options, arena=True, pattern=False))
         made.enable_profiling = True
         made.profile_file_prefix = str(Path(scratch) / "profile")
-        made.add_session_config_entry("session.collect_node_memory_stats_to_file", str(sizes))
+        made.add_session_config_entry(SIZES_KEY, str(sizes))
         session = open_session(str(model) if isinstance(model, Path) else model, made, folder)
         names = [value.name for value in session.get_outputs()]
         outputs = run_session(session, feeds, warmup + runs)
-        events = json.loads(Path(session.end_profiling()).read_text())
+        found = ended(session, sizes, runs, warmup)
         del session
-        temporary = _scratch_bytes(sizes)
-    kernels, weights, arena = _kernels(events, warmup, runs, temporary)
-    return Profile(kernels, weights, arena, dict(zip(names, outputs, strict=True)))
+    return replace(found, outputs=dict(zip(names, outputs, strict=True)))
+
+
+def ended(session: Any, sizes: Path, runs: int, warmup: int = 0) -> Profile:
+    """End the profiling of a session that ran ``warmup + runs`` times, and read what it wrote.
+
+    Args:
+        sizes: the node-memory file, given to the session under :data:`SIZES_KEY`.
+    """
+    events = json.loads(Path(session.end_profiling()).read_text())
+    kernels, weights, arena = _kernels(events, warmup, runs, _scratch_bytes(sizes))
+    return Profile(kernels, weights, arena, {})
 
 
 def run_session(session: Any, feeds: Feeds, runs: int = 1) -> list[Any]:

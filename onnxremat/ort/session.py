@@ -105,22 +105,48 @@ def open_session(
     """
     import onnxruntime as ort
 
+    source = model_source(model, made, folder)
+    try:
+        return ort.InferenceSession(source, made, providers=providers or ["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime raises a dozen unrelated types
+        raise refused(source, error) from error
+
+
+def model_source(
+    model: onnx.ModelProto | str | os.PathLike[str] | bytes, made: Any, folder: Path | None
+) -> str | bytes:
+    """What ``InferenceSession`` takes; the options learn where the external weights are."""
     if isinstance(model, onnx.ModelProto):
         if folder is not None:
             made.add_session_config_entry(
                 "session.model_external_initializers_file_folder_path", str(folder)
             )
         model = model.SerializeToString()
-    source = model if isinstance(model, bytes) else str(model)
-    try:
-        return ort.InferenceSession(source, made, providers=providers or ["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime raises a dozen unrelated types
-        raise ModelError(
-            "onnxruntime refuses the model",
-            where="" if isinstance(source, bytes) else source,
-            why=first_line(error),
-            hint="check that this onnxruntime runs the model at all",
-        ) from error
+    return model if isinstance(model, bytes) else str(model)
+
+
+# How onnxruntime says that no provider has a kernel: operator, opset, node.
+_NO_KERNEL = re.compile(r"Could not find an implementation for (\w+)\((\d+)\) node with name '(.*?)'")
+
+
+def refused(source: str | bytes, error: Exception) -> ModelError:
+    """The error for a model that onnxruntime does not load."""
+    where, missing = "" if isinstance(source, bytes) else source, _NO_KERNEL.search(str(error))
+    if missing is not None:
+        op, opset, node = missing.groups()
+        return ModelError(
+            f"no execution provider of this session has a kernel of {op} (opset {opset}) for the "
+            f"types of node '{node}'",
+            where=where,
+            why="the CPU provider has next to none for bfloat16, and few for float64",
+            hint="run it on another provider, or make it with --precision fp16 or fp32",
+        )
+    return ModelError(
+        "onnxruntime refuses the model",
+        where=where,
+        why=first_line(error),
+        hint="check that this onnxruntime runs the model at all",
+    )
 
 
 # Where in onnxruntime's sources an error arose: file, line and the whole C++ signature.

@@ -17,10 +17,10 @@ def held_bytes(ops: Iterable[Op], weights: Weights) -> int:
     """Resident bytes of weights, packed copies included.
 
     A matrix product packs its constant matrix and gives the original back; ops of one type share
-    the packed copy. Any other reader keeps the original as well: a weight that a MatMul and a
-    Transpose read is held twice.
+    the packed copy, whose columns are padded to multiples of 16. Any other reader keeps the
+    original as well: a weight that a MatMul and a Transpose read is held twice.
     """
-    forms: dict[str, set[object]] = {name: set() for name in weights}
+    forms: dict[str, dict[object, int]] = {name: {} for name in weights}
     for op in ops:
         packed = packed_input(op)
         for name in op.reads:
@@ -28,10 +28,14 @@ def held_bytes(ops: Iterable[Op], weights: Weights) -> int:
                 continue
             plain = _is_matrix(*weights[name]) and op.inputs.count(name) == 1
             if packed is not None and plain and op.inputs[packed] == name:
-                forms[name].add((op.op_type, _transposed(op)))
+                turned = _transposed(op)
+                forms[name][op.op_type, turned] = _packed_bytes(weights[name][1], turned)
             else:
-                forms[name].add("as it is")
-    return sum(max(1, len(forms[name])) * tensor_bytes(*weights[name]) for name in weights)
+                forms[name]["as it is"] = tensor_bytes(*weights[name])
+    return sum(
+        sum(forms[name].values()) if forms[name] else tensor_bytes(*weights[name])
+        for name in weights
+    )
 
 
 def held_by(graph: Graph) -> int:
@@ -46,6 +50,11 @@ def held_by(graph: Graph) -> int:
 
 def _is_matrix(dtype: int, shape: tuple[int, ...]) -> bool:
     return dtype == TensorProto.FLOAT and len(shape) == 2
+
+
+def _packed_bytes(shape: tuple[int, ...], transposed: bool) -> int:
+    columns, rows = shape if transposed else reversed(shape)
+    return 4 * rows * (-columns % 16 + columns)
 
 
 def _transposed(op: Op) -> bool:

@@ -119,6 +119,18 @@ class Climb:
         else:
             self._take_turns(more)
 
+    def cut(self) -> None:
+        """Lazy cuts alone, with their repair."""
+        while self.lazy.round() and not self.record.closed and not self.record.stopped():
+            pass
+
+    def walk(self) -> None:
+        """The compiled search alone."""
+        if self.merit == -inf:
+            self.greedy()
+        while not self.record.closed and not self.record.stopped():
+            self.anneal(self.search, self.record.left, bool)
+
     def _take_turns(self, more: bool) -> None:
         record = self.record
         slice_ = 0.2 + 0.0004 * self.wiring.problem.ops

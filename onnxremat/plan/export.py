@@ -1,8 +1,9 @@
-"""Models as MPS and LP files for solvers elsewhere, and their solution files read back.
+"""Models as MPS and LP files for solvers elsewhere.
 
-MPS is the free format; products of columns go to the sections QUADOBJ's common form QMATRIX (both
-triangles, objective x^T Q x / 2) and QCMATRIX (rows, x^T Q x). Readers: Gurobi, SCIP, CPLEX, HiGHS
-(linear). Solution files are lines of column name and value, as Gurobi, SCIP and HiGHS write them.
+MPS is the free format; products of columns go to the sections QMATRIX (both triangles, objective
+x^T Q x / 2) and QCMATRIX (rows, x^T Q x). Gurobi, SCIP and CPLEX take all of it. HiGHS reads
+QMATRIX but solves it for continuous columns only, and refuses QCMATRIX. In LP files the constant of
+the objective is a column fixed to 1, which every reader takes.
 """
 
 from __future__ import annotations
@@ -11,28 +12,24 @@ from collections.abc import Iterator
 from math import inf, isinf
 from pathlib import Path
 
-import numpy as np
-
 from onnxremat.plan.model import Model
-from onnxremat.plan.problem import Floats
+
+SUFFIXES = (".mps", ".lp")
 
 
-class SolutionFileError(ValueError):
-    """A solution file that does not belong to the model; the message says why."""
-
-
-def write_model(model: Model, path: str | Path) -> None:
-    """Write ``.mps`` or ``.lp`` by the suffix of ``path``.
+def write_model(model: Model, path: str | Path, suffix: str = "") -> None:
+    """Write ``.mps`` or ``.lp`` by the suffix of ``path``, or as ``suffix`` says.
 
     Raises:
         ValueError: another suffix.
     """
     path = Path(path)
-    writers = {".mps": mps_lines, ".lp": lp_lines}
-    if path.suffix not in writers:
+    suffix = suffix or path.suffix
+    if suffix not in SUFFIXES:
         raise ValueError(f"{path}: model files end in .mps or .lp")
+    lines = mps_lines(model) if suffix == ".mps" else lp_lines(model)
     with path.open("w", encoding="ascii") as file:
-        file.writelines(f"{line}\n" for line in writers[path.suffix](model))
+        file.writelines(f"{line}\n" for line in lines)
 
 
 def mps_lines(model: Model) -> Iterator[str]:
@@ -85,12 +82,12 @@ def _mps_columns(model: Model) -> Iterator[str]:
     for column, label in enumerate(model.labels):
         if model.integer[column] != inside:
             inside = not inside
-            yield f" MARKER MARKER 'MARKER' '{'INTORG' if inside else 'INTEND'}'"
+            yield f" MARKER 'MARKER' '{'INTORG' if inside else 'INTEND'}'"
         yield f" {label} cost {model.cost[column]!r}"
         for row, number in entries[column]:
             yield f" {label} r{row} {number!r}"
     if inside:
-        yield " MARKER MARKER 'MARKER' 'INTEND'"
+        yield " MARKER 'MARKER' 'INTEND'"
 
 
 def _mps_bounds(model: Model) -> Iterator[str]:
@@ -176,35 +173,10 @@ def _linear(terms: list[tuple[int, float]], model: Model) -> str:
 
 
 def _products(terms: list[tuple[int, int, float]], model: Model, factor: float) -> str:
+    """Products inside brackets; SCIP wants no leading plus and no blank before the exponent."""
     parts = []
     for i, j, q in terms:
         a, b = model.labels[i], model.labels[j]
-        body = f"{a} ^ 2" if i == j else f"{a} * {b}"
+        body = f"{a} ^2" if i == j else f"{a} * {b}"
         parts.append(f"{'-' if q < 0 else '+'} {abs(factor * q)!r} {body}")
-    return " ".join(parts)
-
-
-def read_solution(model: Model, path: str | Path) -> Floats:
-    """Point of a solution file, shape (columns,); columns that are not listed are 0.
-
-    Raises:
-        SolutionFileError: no known column in it, an unreadable value, or an infeasible point.
-    """
-    known = {label: column for column, label in enumerate(model.labels)}
-    point = np.zeros(model.columns)
-    listed = 0
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
-        words = line.split()
-        if len(words) < 2 or words[0] not in known:
-            continue
-        try:
-            point[known[words[0]]] = float(words[1])
-        except ValueError as error:
-            raise SolutionFileError(f"{path}, line {number}: {words[1]!r} is no number") from error
-        listed += 1
-    if not listed:
-        raise SolutionFileError(f"{path}: names no column of model {model.name}")
-    worst = model.violation(point)
-    if worst > 1e-4:
-        raise SolutionFileError(f"{path}: breaks a row or bound of {model.name} by {worst:.3g}")
-    return point
+    return " ".join(parts).removeprefix("+ ")

@@ -26,6 +26,7 @@ class _Options:
     threads: int
     seed: int
     fixed_order: bool
+    only: str
 
 
 def solve(
@@ -41,6 +42,7 @@ def solve(
     warm: Sequence[int] | None = None,
     progress: Progress | None = None,
     stop: Stop | None = None,
+    only: str = "",
 ) -> Solution:
     """The fastest sequence within a budget, with a proven lower bound of its time.
 
@@ -55,6 +57,7 @@ def solve(
         warm: a sequence to start from; ignored when it is invalid or over budget.
         progress: called with (best seconds, bound, stage) when either number moves.
         stop: polled; True ends the run soon with the best so far.
+        only: one rung alone: ``order``, ``cuts`` or ``search``; all of them when empty.
 
     Raises:
         ValueError: unknown solver name.
@@ -66,13 +69,13 @@ def solve(
     record = Record(problem, int(budget), float(time_limit), gap, progress, stop, fixed_order)
     record.order = tuple(range(problem.ops))
     wiring = Wiring(problem)
-    options = _Options(solver, threads, seed, fixed_order)
+    options = _Options(solver, threads, seed, fixed_order, only)
     if _trivial(record, wiring, options):
         return record.solution()
     if warm is not None and (not fixed_order or tuple(dict.fromkeys(warm)) == record.order):
         record.offer(warm, "warm start")
     starts = _starts(record, wiring, options)
-    if not record.closed:
+    if not record.closed and only != "order":
         _climb(record, starts, options)
     return record.solution()
 
@@ -115,4 +118,4 @@ def _climb(record: Record, starts: list[Order], options: _Options) -> None:
         best = max(climbs, key=lambda climb: climb.merit)
     record.order, record.order_bound = tuple(best.named), record.total
     if not record.closed:
-        best.run()
+        {"cuts": best.cut, "search": best.walk}.get(options.only, best.run)()

@@ -10,7 +10,6 @@ from onnxremat.plan.ladder import solve
 from onnxremat.plan.order import best_order
 from onnxremat.plan.problem import Problem, Solution, Status, occupancy, peak
 from onnxremat.plan.record import Stop
-from onnxremat.plan.search import Search
 from onnxremat.plan.wiring import Wiring, reordered
 
 QUICK = 0.3  # share of the time for orders, greedy insertion and annealing
@@ -102,6 +101,8 @@ class _Descent:
     """Bisection on the budget in one order, with greedy insertion and short annealing."""
 
     def __init__(self, problem: Problem, order: list[int], floor: int, seed: int) -> None:
+        from onnxremat.plan.search import Search  # compiled code: loaded when it is needed
+
         self.order, self.floor, self.seed = order, floor, seed
         self.problem = reordered(problem, order)
         self.sequence = self.problem.store_all()

@@ -178,11 +178,14 @@ class Certificate:
         kind: which argument gave it (``store-all``, ``single-cut``, ``lazy-cuts``, ...).
         any_order: True when it holds for every order of the ops, not only the base order of
             first runs.
+        staged: True when it holds only for sequences that run each op at most once per stage, in
+            base order (the class that Checkmate's model and its kin search).
     """
 
     bound: float
     kind: str
     any_order: bool
+    staged: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,20 @@
-"""The memory-time curve: one answer per budget, from the store-all peak down to the minimum."""
+"""The memory-time curve: one answer per budget, from the store-all peak down to the minimum.
+
+A sequence for a budget is within every larger one, and a bound for a budget holds for every smaller
+one. So budgets are planned from the smallest up, each from the best sequence known, and the points
+that come out are tightened by each other until the curve is monotone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Protocol
 
-from onnxremat.plan.ladder import solve
-from onnxremat.plan.minimum import smallest_budget
-from onnxremat.plan.problem import Problem, Solution, peak
+from onnxremat.plan.problem import Certificate, Solution, Status
+from onnxremat.plan.record import Stop
+from onnxremat.plan.workers import Failure, run_tasks
 
 
 @dataclass(frozen=True)
@@ -20,6 +25,13 @@ class Point:
     solution: Solution
 
 
+class Answer(Protocol):
+    """The planner for one budget; picklable when several processes share the work."""
+
+    def __call__(self, budget: int, warm: Sequence[int] | None, stop: Stop | None) -> Solution:
+        """The best sequence within ``budget`` bytes, started from ``warm``."""
+
+
 def budgets_between(low: int, high: int, count: int) -> list[int]:
     """``count`` budgets from ``high`` down to ``low``, evenly spread."""
     if count < 2 or high <= low:
@@ -28,45 +40,125 @@ def budgets_between(low: int, high: int, count: int) -> list[int]:
 
 
 def sweep(
-    problem: Problem,
-    budgets: Iterable[int] | None = None,
+    answer: Answer,
+    budgets: Sequence[int],
     *,
-    count: int = 10,
-    time_limit: float = 60,
-    gap: float = 1e-4,
-    fixed_order: bool = False,
-    processes: int = 1,
-    stop: Callable[[], bool] | None = None,
-) -> Iterator[Point]:
-    """Plan for each budget and yield the points in the order of falling budgets.
+    known: Sequence[Point] = (),
+    jobs: int = 1,
+    close: float = 0.0,
+    stop: Stop | None = None,
+    done: Callable[[Point], None] | None = None,
+) -> list[Point]:
+    """Points in the order of falling budgets, tightened; those done by then when stopped.
 
     Args:
-        budgets: bytes; without them ``count`` budgets between the store-all peak and the smallest
-            budget a sequence is found for.
-        time_limit: seconds per budget.
-        processes: budgets planned at the same time; one process starts each budget from the answer
-            for the budget below it, which fits too.
-        stop: polled between budgets (and within, with one process).
+        answer: plans one budget.
+        known: points known before; they start and tighten the others, and are part of the curve.
+        jobs: budgets planned at the same time; from two on in processes of their own, where a
+            budget that brings its process down becomes a point with a note instead of a plan.
+        close: seconds between plan and bound that count as none.
+        done: told of each point as it comes.
     """
-    if budgets is None:
-        low, _, _, _ = smallest_budget(
-            problem, time_limit=time_limit, fixed_order=fixed_order, stop=stop
-        )
-        budgets = budgets_between(low, peak(problem, problem.store_all()), count)
-    chosen = sorted(set(budgets), reverse=True)
-    plan = partial(solve, problem, time_limit=time_limit, gap=gap, fixed_order=fixed_order)
-    if processes > 1:
-        with ProcessPoolExecutor(processes) as pool:
-            for budget, solution in zip(chosen, pool.map(plan, chosen), strict=True):
-                yield Point(budget, solution)
+    points = list(known)
+    wanted = sorted(set(budgets) - {point.budget for point in points})
+    for budget, solution in _answers(answer, wanted, points, jobs, stop):
+        point = Point(budget, solution)
+        points.append(point)
+        if done is not None:
+            done(point)
+    return tightened(points, close)
+
+
+def _answers(
+    answer: Answer, budgets: list[int], points: list[Point], jobs: int, stop: Stop | None
+) -> Iterator[tuple[int, Solution]]:
+    """(budget, answer), each from the fastest sequence that ``points`` hold by then."""
+
+    def tasks() -> Iterator[tuple[int, Sequence[int] | None]]:
+        for budget in budgets:
+            yield budget, _fastest_below(points, budget)
+
+    if jobs > 1:
+        for (budget, _), found in run_tasks(_Remote(answer), tasks(), jobs=jobs, stop=stop):
+            yield budget, _nothing(found.why) if isinstance(found, Failure) else found
         return
-    # a smaller budget's sequence fits every larger one, so the curve is planned upwards
-    points: list[Point] = []
-    warm: tuple[int, ...] | None = None
-    for budget in reversed(chosen):
+    for budget, warm in tasks():
         if stop is not None and stop():
-            break
-        solution = plan(budget, warm=warm, stop=stop)
-        warm = solution.sequence or warm
-        points.append(Point(budget, solution))
-    yield from reversed(points)
+            return
+        yield budget, answer(budget, warm, stop)
+
+
+@dataclass(frozen=True)
+class _Remote:
+    """The planner as a function of one task."""
+
+    answer: Answer
+
+    def __call__(self, task: tuple[int, Sequence[int] | None], stop: Stop) -> Solution:
+        return self.answer(*task, stop)
+
+
+def _fastest_below(points: Sequence[Point], budget: int) -> Sequence[int] | None:
+    fit = [point.solution for point in points if point.budget <= budget]
+    return min(fit, key=lambda found: found.time).sequence if fit else None
+
+
+def _nothing(why: str) -> Solution:
+    proof = Certificate(0.0, "none", any_order=True)
+    return Solution(Status.UNKNOWN, None, inf, 0, proof, "none", 0.0, notes=(why,))
+
+
+def tightened(points: Sequence[Point], close: float = 0.0) -> list[Point]:
+    """The points with what their neighbours prove and found, largest budget first.
+
+    A bound for one order of first runs is passed on only to sequences in that order, and one for
+    staged sequences not at all.
+
+    Args:
+        close: seconds within which a changed answer counts as optimal.
+    """
+    falling = sorted(points, key=lambda point: -point.budget)
+    quick: list[Solution] = []
+    for point in reversed(falling):  # sequences go up
+        best = quick[-1] if quick else point.solution
+        faster = best.time < point.solution.time
+        quick.append(_with_sequence(point.solution, best) if faster else point.solution)
+    result: list[Point] = []
+    for point, solution in zip(falling, reversed(quick), strict=True):  # bounds go down
+        for above in result:
+            solution = _with_bound(solution, above.solution)
+        if solution is not point.solution and solution.sequence is not None:
+            closed = solution.time - solution.certificate.bound <= close
+            solution = replace(solution, status=Status.OPTIMAL if closed else Status.FEASIBLE)
+        result.append(Point(point.budget, solution))
+    return result
+
+
+def _order(solution: Solution) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(solution.sequence or ()))
+
+
+def _with_sequence(solution: Solution, found: Solution) -> Solution:
+    """The answer with the sequence of a smaller budget's, and its own bound where that applies."""
+    proof = solution.certificate
+    if proof.bound == inf or not (proof.any_order or _order(found) == _order(solution)):
+        proof = Certificate(0.0, "none", any_order=True)
+    note = "the plan of a smaller budget is the fastest known"
+    return replace(
+        found, certificate=replace(proof, bound=min(proof.bound, found.time)), trace=solution.trace,
+        plan_seconds=solution.plan_seconds, notes=(*solution.notes, note),
+    )  # fmt: skip
+
+
+def _with_bound(solution: Solution, above: Solution) -> Solution:
+    """The answer with the bound of a larger budget's, where that is stronger and applies."""
+    proof, same = above.certificate, _order(above) == _order(solution) != ()
+    if proof.staged or not (proof.any_order or same):
+        return solution
+    if proof.bound <= solution.certificate.bound:
+        return solution
+    if proof.bound == inf:
+        if solution.sequence is not None:
+            return solution
+        return replace(solution, certificate=proof, status=Status.INFEASIBLE)
+    return replace(solution, certificate=replace(proof, bound=min(proof.bound, solution.time)))

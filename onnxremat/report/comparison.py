@@ -162,7 +162,8 @@ def _proof_words(facts: Facts) -> str:
     if facts.get("bound") is None:
         return ""
     scope = {True: " in any order", False: " in this order of first runs"}
-    words = f"no plan takes less than {signed(facts['bound'])}"
+    which = " that runs each op at most once per stage" if facts.get("bound_staged") else ""
+    words = f"no plan{which} takes less than {signed(facts['bound'])}"
     words += scope.get(facts.get("bound_any_order"), "")  # type: ignore[arg-type]
     words += f" ({facts['bound_kind']})" if facts.get("bound_kind") else ""
     return _but(words, f"gap {facts['gap']:.3%}" if facts.get("gap") is not None else "")

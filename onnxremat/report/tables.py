@@ -52,14 +52,14 @@ def before_after(facts: Facts) -> RenderableType:
             ``overhead_planned``, ``overhead_measured``, ``overhead_spread``: extra time.
             ``original_time_ratio``: time of the original over store-all.
             ``step_seconds``: median of one run of the result.
-            ``bound``, ``bound_kind``, ``bound_any_order``, ``gap``: the proof.
+            ``bound``, ``bound_kind``, ``bound_any_order``, ``bound_staged``, ``gap``: the proof.
             ``plan_seconds``, ``rounds``: of planning.
             ``ops``, ``recomputed_ops``, ``added_ops``: nodes before; recomputations; gates and
             pins (or ``gates`` and ``pins`` apart).
             ``order_kept``, ``order_kept_default_options``, ``bit_equal``: bool.
             ``difference_to_original``: worst difference of an output.
     """
-    table = _table()
+    table = plain_table()
     table.add_column("")
     for name in ("original", "store all", "planned", "measured"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -86,7 +86,7 @@ def bench_table(timings: Sequence[Timing]) -> RenderableType:
         timings: the first is the reference.
     """
     rounds = max((t.rounds for t in timings), default=0)
-    table = _table()
+    table = plain_table()
     table.add_column("model")
     for name in ("time", "ratio", "spread"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -105,7 +105,7 @@ def sweep_table(points: Iterable[Point], baseline_peak: int) -> RenderableType:
         baseline_peak: bytes that the shares refer to; 0 for no shares.
     """
     rows = sorted(points, key=lambda p: -p.budget)
-    table = _table()
+    table = plain_table()
     for name in ("budget", "of peak", "peak", "overhead", "least", "gap", "planning"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("status", no_wrap=True)
@@ -140,7 +140,7 @@ def recomputed(plan: Plan, graph: Graph, costs: CostTable, top: int = 15) -> Ren
         top: how many ops to list.
     """
     rows = recomputed_ops(plan, graph, costs.seconds)
-    table = _table()
+    table = plain_table()
     table.add_column("op", overflow="fold")
     table.add_column("type", no_wrap=True)
     for name in ("times", "frees", "extra time"):
@@ -170,7 +170,8 @@ def _by_type(rows: Sequence[Recomputed]) -> str:
     return f"{counts.total()} recomputations: " + ", ".join(kinds)
 
 
-def _table() -> Table:
+def plain_table() -> Table:
+    """An empty table in the style of all tables here."""
     return Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
 
 

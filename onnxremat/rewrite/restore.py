@@ -7,9 +7,10 @@ import onnx
 from onnxremat.graph.onnx_io import ORIGIN
 from onnxremat.rewrite.emit import KEY, metadata
 from onnxremat.rewrite.gates import PREFIX as GATE
+from onnxremat.rewrite.partition import NODE_KEYS
 from onnxremat.rewrite.pins import is_added
 
-OWN = ("plan", "options", "facts")
+OWN = ("plan", "options", "facts", "devices")
 
 
 def restored(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -35,6 +36,11 @@ def restored(model: onnx.ModelProto) -> onnx.ModelProto:
     nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in kept]
     for node in nodes:
         node.input[:] = [_last(same, name) for name in node.input]
+        kept_facts = [(e.key, e.value) for e in node.metadata_props if e.key not in NODE_KEYS]
+        if len(kept_facts) < len(node.metadata_props):
+            del node.metadata_props[:]
+            for key, value in kept_facts:
+                node.metadata_props.add(key=key, value=value)
     del graph.node[:]
     graph.node.extend(nodes)
     weights = [t for t in graph.initializer if not is_added(t.name)]

@@ -6,16 +6,23 @@ same data as an uninterrupted one.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import sys
+import traceback
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from onnxremat.errors import UsageError
+from onnxremat.grad.description import Training
 
 Batch = Mapping[str, np.ndarray]
+Types = Mapping[str, tuple[tuple[int, ...], np.dtype]]
 
 
 class Arrays:
@@ -28,19 +35,26 @@ class Arrays:
         seed: of the order.
 
     Raises:
-        UsageError: different numbers of rows, or fewer than a batch.
+        UsageError: no arrays, different numbers of rows, or fewer than a batch.
     """
 
     def __init__(
         self, arrays: Mapping[str, np.ndarray], size: int, *, shuffle: bool = True, seed: int = 0
     ) -> None:
+        if not arrays:
+            raise UsageError("there are no arrays in the data")
+        flat = [name for name, array in arrays.items() if array.ndim == 0]
+        if flat:
+            raise UsageError(f"array '{flat[0]}' is a single number, it has no rows")
         rows = {name: len(array) for name, array in arrays.items()}
         if len(set(rows.values())) != 1:
-            raise UsageError("the arrays differ in their number of rows", why=str(rows))
+            counts = ", ".join(f"'{name}' has {count}" for name, count in rows.items())
+            raise UsageError("the arrays differ in their number of rows", why=counts)
         self.rows = next(iter(rows.values()))
         if self.rows < size:
             raise UsageError(f"{self.rows} rows do not fill a batch of {size}")
-        self._arrays, self._size, self._shuffle, self._seed = arrays, size, shuffle, seed
+        self.arrays = arrays
+        self._size, self._shuffle, self._seed = size, shuffle, seed
 
     def __len__(self) -> int:
         return self.rows // self._size
@@ -52,11 +66,18 @@ class Arrays:
             np.random.default_rng([self._seed, number]).shuffle(order)
         for k in range(start, len(self)):
             rows = np.sort(order[k * self._size : (k + 1) * self._size])
-            yield {name: np.asarray(array[rows]) for name, array in self._arrays.items()}
+            yield {name: np.asarray(array[rows]) for name, array in self.arrays.items()}
 
 
 class Loader:
-    """Batches of a Python function ``loader(epoch)`` that returns an iterable of dicts."""
+    """Batches of a Python function ``loader(epoch)`` that returns an iterable of dicts.
+
+    It should give the same batches whenever it is called with the same epoch, so that resuming is
+    exact. A result with a length (a list, a ``DataLoader``) is not run through to count it.
+
+    Raises:
+        UsageError: the function fails, or makes something else.
+    """
 
     def __init__(self, function: Callable[[int], Iterable[Batch]]) -> None:
         self._function = function
@@ -64,17 +85,116 @@ class Loader:
 
     def __len__(self) -> int:
         if self._count is None:
-            self._count = sum(1 for _ in self._function(0))
+            with _blamed("the loader"):
+                batches = self._function(0)
+                sized = hasattr(batches, "__len__")
+                self._count = len(batches) if sized else sum(1 for _ in batches)  # type: ignore[arg-type]
+        if not self._count:
+            raise UsageError("the loader makes no batches", where="epoch 0")
         return self._count
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
         """Batches of an epoch, from batch ``start`` (those before are made and dropped)."""
-        for k, batch in enumerate(self._function(number)):
+        with _blamed("the loader"):
+            batches = iter(self._function(number))
+        k = 0
+        while True:
+            with _blamed("the loader"):
+                batch = next(batches, None)
+            if batch is None:
+                return
+            if not isinstance(batch, Mapping):
+                raise UsageError(
+                    f"the loader made a {type(batch).__name__}",
+                    hint="it has to make dicts with an array per input",
+                )
             if k >= start:
-                yield batch
+                yield {name: np.asarray(value) for name, value in batch.items()}
+            k += 1
 
 
 Data = Arrays | Loader
+
+
+@contextmanager
+def _blamed(what: str) -> Iterator[None]:
+    """An exception in the user's own Python says where in it it arose, in one message."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        ours = place.filename in (__file__, "<frozen importlib._bootstrap>")
+        raise UsageError(
+            f"{what} failed",
+            where="" if ours else f"{place.filename}:{place.lineno}",
+            why=f"{type(error).__name__}: {error}",
+        ) from error
+
+
+# ---- checks --------------------------------------------------------------------------------------
+
+
+def check_arrays(about: Training, types: Types, data: Data, where: str = "") -> None:
+    """Fail before the first step where arrays do not suit a training step.
+
+    Args:
+        where: the arrays come from.
+
+    Raises:
+        UsageError: an array is missing, of another shape or type, or a label is no class.
+    """
+    if not isinstance(data, Arrays):
+        return
+    wanted = [*about.data, *((about.target,) if about.target else ())]
+    missing = [name for name in wanted if name not in data.arrays]
+    if missing:
+        raise UsageError(
+            f"the data have no array '{missing[0]}'",
+            where=where,
+            why=f"the step reads {_names(wanted)}; there are {_names(data.arrays)}",
+            hint="name the arrays after the inputs",
+        )
+    for name in wanted:
+        (_, *row), dtype = types[name]
+        array = data.arrays[name]
+        if list(array.shape[1:]) != row:
+            raise UsageError(
+                f"a row of array '{name}' has shape {list(array.shape[1:])}, the step wants {row}",
+                where=where,
+            )
+        if not np.can_cast(array.dtype, dtype, "same_kind"):
+            raise UsageError(
+                f"array '{name}' is {array.dtype}, the step wants {dtype}", where=where
+            )
+    check_labels(about, data.arrays, where)
+
+
+def check_labels(about: Training, batch: Batch, where: str = "") -> None:
+    """Raises:
+    UsageError: a label is no class (a negative one would count from the end).
+    """
+    if not about.classes or about.target not in batch:
+        return
+    labels = np.asarray(batch[about.target])
+    wrong = (labels < 0) | (labels >= about.classes)
+    ignored = about.loss_settings.get("ignore_index")
+    if ignored is not None:
+        wrong &= labels != ignored
+    if wrong.any():
+        raise UsageError(
+            f"label {labels[wrong].flat[0]} in '{about.target}' is no class",
+            where=where,
+            why=f"the prediction has {about.classes} classes, labels are 0 to {about.classes - 1}",
+        )
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names)
+
+
+# ---- sources -------------------------------------------------------------------------------------
 
 
 def open_data(source: str | Path, size: int, *, shuffle: bool = True, seed: int = 0) -> Data:
@@ -82,7 +202,7 @@ def open_data(source: str | Path, size: int, *, shuffle: bool = True, seed: int 
 
     Args:
         source: ``file.npz`` with an array per input; a folder with ``<input>.npy`` files, which
-            are memory-mapped; or ``file.py:function``.
+            are memory-mapped; ``file.py:function`` or ``package.module:function``.
         size: rows of a batch (a Python loader makes its own batches).
 
     Raises:
@@ -90,28 +210,64 @@ def open_data(source: str | Path, size: int, *, shuffle: bool = True, seed: int 
     """
     text = str(source)
     path, _, name = text.rpartition(":")
-    if path.endswith(".py"):
-        return Loader(_function(Path(path), name))
+    if path.endswith(".py") or (name and _is_module(path)):
+        return Loader(_function(path, name))
     place = Path(text)
-    if place.is_dir():
-        arrays = {file.stem: np.load(file, mmap_mode="r") for file in sorted(place.glob("*.npy"))}
-        if not arrays:
-            raise UsageError(f"no .npy files in {place}")
-        return Arrays(arrays, size, shuffle=shuffle, seed=seed)
-    try:
-        with np.load(place) as file:
-            arrays = {key: file[key] for key in file.files}
-    except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read training data from {place}", why=str(error)) from error
+    arrays = _mapped(place) if place.is_dir() else _unpacked(place)
     return Arrays(arrays, size, shuffle=shuffle, seed=seed)
 
 
-def _function(path: Path, name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if not path.is_file() or spec is None or spec.loader is None:
-        raise UsageError(f"no Python file {path}")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+def _mapped(folder: Path) -> dict[str, np.ndarray]:
+    files = sorted(folder.glob("*.npy"))
+    if not files:
+        raise UsageError(f"no .npy files in {folder}", hint="one file per input, <input>.npy")
+    arrays = {}
+    for file in files:
+        try:
+            arrays[file.stem] = np.load(file, mmap_mode="r")
+        except (OSError, ValueError, EOFError) as error:
+            raise UsageError(f"cannot read {file}", why=str(error)) from error
+    return arrays
+
+
+def _unpacked(file: Path) -> dict[str, np.ndarray]:
+    try:
+        with np.load(file) as opened:
+            return {key: opened[key] for key in opened.files}
+    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        reason = (
+            str(error) if zipfile.is_zipfile(file) or not file.exists() else "it is no .npz file"
+        )
+        raise UsageError(
+            f"cannot read training data from {file}",
+            why=reason,
+            hint="give an .npz file, a folder of .npy files, or loader.py:function",
+        ) from error
+
+
+def _is_module(text: str) -> bool:
+    return all(part.isidentifier() for part in text.split("."))
+
+
+def _function(path: str, name: str) -> Any:
+    """A function of a Python file, or of a module (the folder at hand is searched, too)."""
+    if path.endswith(".py"):
+        spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+        if not Path(path).is_file() or spec is None or spec.loader is None:
+            raise UsageError(f"no Python file {path}")
+        module = importlib.util.module_from_spec(spec)
+        with _blamed(path):
+            spec.loader.exec_module(module)
+    else:
+        if str(Path.cwd()) not in sys.path:
+            sys.path.insert(0, str(Path.cwd()))
+        try:
+            with _blamed(f"module {path}"):
+                module = importlib.import_module(path)
+        except UsageError as error:
+            if not isinstance(error.__cause__, ModuleNotFoundError):
+                raise
+            raise UsageError(f"no Python module '{path}'", why=str(error.__cause__)) from error
     function = getattr(module, name, None)
     if not callable(function):
         raise UsageError(f"{path} has no function '{name}'")

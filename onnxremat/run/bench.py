@@ -84,10 +84,11 @@ def bench(
             begin = time.perf_counter()
             run_session(sessions[index], feeds)
             times[index].append(time.perf_counter() - begin)
-    return [_timing(c.name, row, times[0]) for c, row in zip(contenders, times, strict=True)]
+    return [timing(c.name, row, times[0]) for c, row in zip(contenders, times, strict=True)]
 
 
-def _timing(name: str, row: list[float], reference: list[float]) -> Timing:
+def timing(name: str, row: list[float], reference: list[float]) -> Timing:
+    """Seconds of each round against the reference's of the same round."""
     ratios = sorted(a / b for a, b in zip(row, reference, strict=True))
     quarter = len(ratios) // 4
     spread = (ratios[-1 - quarter] - ratios[quarter]) / 2

@@ -6,6 +6,7 @@ and place), and the raw values. Any safetensors reader opens it.
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 from collections.abc import Mapping
@@ -32,7 +33,7 @@ def write_tensors(
     """Write tensors and facts; the old file stays until the new one is complete on disk.
 
     Raises:
-        UsageError: the folder is not writable.
+        UsageError: the folder is not writable, or the disk is full.
     """
     header: dict[str, object] = {"__metadata__": dict(facts or {})}
     place = 0
@@ -54,6 +55,12 @@ def write_tensors(
         os.fsync(file.fileno())
 
 
+def drop_leftovers(path: Path) -> None:
+    """Remove what writes of a checkpoint left behind that were killed half-way."""
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}.????????"):  # as mkstemp names
+        leftover.unlink(missing_ok=True)
+
+
 def read_tensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """Tensors and facts of a file.
 
@@ -71,10 +78,11 @@ def read_tensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
             kind = helper.tensor_dtype_to_np_dtype(KINDS[entry["dtype"]])
             raw = data[8 + length + first : 8 + length + last]
             tensors[name] = np.frombuffer(raw, kind).reshape(entry["shape"]).copy()
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        known = isinstance(error, OSError) and error.strerror
         raise ModelError(
             f"cannot read the checkpoint {path}",
-            why=str(error),
+            why=known or "it is cut short, or another kind of file",
             hint="give a .safetensors file that a training run wrote",
         ) from error
     return tensors, facts

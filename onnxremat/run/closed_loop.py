@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,13 +15,14 @@ from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort.offline import lasting_tensors
 from onnxremat.ort.profile import profile
 from onnxremat.ort.session import Options
-from onnxremat.plan import smallest_budget, solve
+from onnxremat.plan import smallest_budget
+from onnxremat.plan.methods import AUTO, Method, plan_by
 from onnxremat.plan.problem import Certificate, Solution, Status, seconds
 from onnxremat.plan.reduce import Reduced, reduce
 from onnxremat.rewrite.emit import Rewritten, rewrite
 from onnxremat.run.measure import Measurement, measure, predict
 from onnxremat.run.prepare import Prepared
-from onnxremat.run.refusal import refusal
+from onnxremat.run.refusal import given_up, refusal, unexplained
 from onnxremat.schedule.expand import settled
 from onnxremat.schedule.plan import Plan, Provenance, graph_hash
 from onnxremat.schedule.simulate import Timeline
@@ -42,6 +43,7 @@ class PlanOptions:
         solver: ``auto``, ``scip``, ``highs`` or ``gurobi``.
         seed: of the search.
         threads: of the planner; with two or more the search runs beside the solver.
+        method: planner or formulation, the ladder by default.
         progress: told (best seconds, bound seconds, stage) when either moves.
         stop: asked now and then; True ends planning with the best so far.
     """
@@ -51,6 +53,7 @@ class PlanOptions:
     solver: str = "auto"
     seed: int = 0
     threads: int = field(default_factory=processors)
+    method: Method = AUTO
     progress: Callable[[float, float, str], None] | None = None
     stop: Callable[[], bool] | None = None
 
@@ -65,6 +68,7 @@ class Outcome:
         measured: the run under these options, None without measuring.
         measured_default: the run under onnxruntime's default options.
         rounds: how often planning was repeated because the budget was missed.
+        lower, why: no budget below ``lower`` bytes can work, where the smallest was asked for.
     """
 
     plan: Plan
@@ -74,12 +78,24 @@ class Outcome:
     measured: Measurement | None
     measured_default: Measurement | None
     rounds: int
+    lower: int = 0
+    why: str = ""
 
 
 def plan_within(
-    prepared: Prepared, budget: Budget, options: PlanOptions, device_bytes: int
+    prepared: Prepared,
+    budget: Budget,
+    options: PlanOptions,
+    device_bytes: int,
+    warm: Sequence[int] | None = None,
+    *,
+    explain: bool = True,
 ) -> Outcome:
     """Find a plan whose measured (or, without measuring, predicted) peak is within the budget.
+
+    Args:
+        warm: ops of the reduced problem in execution order, to start from.
+        explain: look for the smallest budget that works before an error is raised.
 
     Raises:
         InfeasibleError: proven that no plan fits; carries the smallest budget that does.
@@ -90,7 +106,7 @@ def plan_within(
     limit = budget.resolve(device_bytes=device_bytes, peak_bytes=prepared.baseline_peak)
     if limit is None:
         return _at_minimum(prepared, reduced, options)
-    return _loop(prepared, reduced, limit, options)
+    return _loop(prepared, reduced, limit, options, warm=warm, explain=explain)
 
 
 @dataclass(frozen=True)
@@ -141,12 +157,14 @@ def _at_minimum(prepared: Prepared, reduced: Reduced, options: PlanOptions) -> O
     """The smallest budget, at the least time."""
     smallest = _smallest(prepared, reduced, options)
     outcome = smallest.outcome
-    with suppress(InfeasibleError, NoPlanError, OverBudgetError):
-        # Where nothing quicker fits, the smallest plan itself it is.
+    # Where nothing quicker fits, the smallest plan itself it is, unless a method was asked for.
+    misses = (InfeasibleError, NoPlanError, OverBudgetError)
+    with suppress(*misses) if options.method == AUTO else nullcontext():
         outcome = _loop(prepared, reduced, outcome.budget, options, smallest, rounds=2)
     lower = smallest.lower
     note = f"no budget below {format_bytes(lower)} ({lower} B) can work: {smallest.why}"
-    return _restated(outcome, outcome.budget, notes=(*outcome.plan.provenance.notes, note))
+    notes = (*outcome.plan.provenance.notes, note)
+    return replace(_restated(outcome, outcome.budget, notes=notes), lower=lower, why=smallest.why)
 
 
 def _restated(outcome: Outcome, budget: int, **facts: Any) -> Outcome:
@@ -163,6 +181,8 @@ def _loop(
     options: PlanOptions,
     smallest: _Smallest | None = None,
     rounds: int = ROUNDS,
+    warm: Sequence[int] | None = None,
+    explain: bool = True,
 ) -> Outcome:
     """Plan and carry out, with the excess taken off, until the budget is kept.
 
@@ -170,9 +190,10 @@ def _loop(
         smallest: the smallest plan, where it is known: a start, and the way out.
     """
     aim, first, excess, seconds_left = limit, None, 0, options.time_limit
-    warm: Sequence[int] | None = smallest.sequence if smallest else None
+    warm = smallest.sequence if smallest else warm
     for attempt in range(rounds):
-        solution = solve(
+        solution = plan_by(
+            options.method,
             reduced.problem,
             aim,
             gap=options.gap,
@@ -189,6 +210,10 @@ def _loop(
         if solution.sequence is None:
             if attempt:
                 break
+            if options.method != AUTO and solution.status is not Status.INFEASIBLE:
+                raise given_up(options.method.name, prepared.name, limit, solution)
+            if not explain:
+                raise unexplained(prepared.name, limit, solution, prepared.settings.fixed_order)
             smallest = smallest or _smallest(prepared, reduced, options)
             raise refusal(
                 prepared.name,
@@ -208,22 +233,41 @@ def _loop(
         aim = min(aim, solution.peak) - excess - 256 * (attempt + 1)
         warm = solution.sequence
         seconds_left = min(options.time_limit, max(5.0, first.plan_seconds / 8))
-    smallest = smallest or _smallest(prepared, reduced, options)
-    if smallest.outcome.budget <= limit and first is not None:
-        proof = first.certificate
-        return _restated(
-            smallest.outcome,
-            limit,
-            bound=min(proof.bound, smallest.outcome.plan.provenance.seconds),
-            bound_kind=proof.kind,
-            any_order=proof.any_order,
-        )
+    if explain and options.method == AUTO and first is not None:
+        smallest = smallest or _smallest(prepared, reduced, options)
+        if smallest.outcome.budget <= limit:
+            proof = first.certificate
+            return _restated(
+                smallest.outcome,
+                limit,
+                bound=min(proof.bound, smallest.outcome.plan.provenance.seconds),
+                bound_kind=proof.kind,
+                any_order=proof.any_order,
+            )
     raise OverBudgetError(
         f"no plan keeps within {format_bytes(limit)} when carried out",
         why=f"the last one needs {format_bytes(limit + excess)}",
         hint=f"--budget {limit + excess}",
         excess=excess,
     )
+
+
+def carry_solution(prepared: Prepared, reduced: Reduced, solution: Solution, limit: int) -> Outcome:
+    """Carry out one given solution as it is.
+
+    Raises:
+        OverBudgetError: with its gates it takes more than ``limit`` bytes.
+    """
+    plan = _as_plan(prepared, reduced, solution, solution, limit)
+    outcome, excess = _within(prepared, plan, limit, 0)
+    if outcome is None:
+        raise OverBudgetError(
+            f"the plan takes {format_bytes(limit + excess)} when carried out",
+            why=f"that is {excess} bytes over the budget of {limit} B",
+            hint=f"solve for {limit - excess} bytes, or allow --budget {limit + excess}",
+            excess=excess,
+        )
+    return outcome
 
 
 def _within(prepared: Prepared, plan: Plan, limit: int, attempt: int) -> tuple[Outcome | None, int]:
@@ -313,6 +357,7 @@ def _as_plan(
         bound=min(bound, solution.time),
         bound_kind=first.certificate.kind,
         any_order=first.certificate.any_order,
+        staged=first.certificate.staged,
         seconds=solution.time,
         store_all_seconds=store_all,
         plan_seconds=first.plan_seconds + (solution.plan_seconds if solution is not first else 0),

@@ -2,74 +2,86 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-from onnxremat.errors import ModelError
-from onnxremat.plan import peak, seconds, smallest_budget, solve
-from onnxremat.plan.graph_files import GraphFileError, read_graph
+from onnxremat.plan import smallest_budget
+from onnxremat.plan.methods import AUTO, plan_by
+from onnxremat.plan.problem import Solution, Status
 from onnxremat.run.closed_loop import PlanOptions
-from onnxremat.run.refusal import refusal
+from onnxremat.run.refusal import given_up, refusal
+from onnxremat.run.subject import Subject
 from onnxremat.units import Budget
 
 
-def plan_graph(
-    path: Path, budget: Budget, options: PlanOptions, *, fixed_order: bool
-) -> dict[str, Any]:
+def plan_graph(subject: Subject, budget: Budget, options: PlanOptions) -> dict[str, Any]:
     """Plan a graph file; a share of the budget means the store-all peak in the file's order.
 
-    Args:
-        fixed_order: keep first executions in the file's order, as the studies do.
-
     Raises:
-        ModelError: not a graph file.
         InfeasibleError, NoPlanError: no plan for the budget.
+        UsageError: unknown solver, or a formulation whose model is too large.
     """
-    try:
-        problem = read_graph(path)
-    except GraphFileError as error:
-        raise ModelError("not a graph file", where=str(path), why=str(error)) from error
-    everything = problem.store_all()
-    top = peak(problem, everything)
-    limit = budget.resolve(device_bytes=top, peak_bytes=top)
+    limit, warm = subject.limit(budget), None
     if limit is None:
-        limit, _, _, _ = smallest_budget(
-            problem, time_limit=options.time_limit / 2, fixed_order=fixed_order, seed=options.seed,
-            stop=options.stop,
-        )  # fmt: skip
-    solution = solve(
-        problem, limit, time_limit=options.time_limit, gap=options.gap, seed=options.seed,
-        threads=options.threads, solver=options.solver, fixed_order=fixed_order,
-        progress=options.progress, stop=options.stop,
-    )  # fmt: skip
+        limit, warm, _, _ = _smallest(subject, options, options.time_limit / 2)
+    solution = plan_problem(subject, limit, options, warm)
     if solution.sequence is None:
-        works, _, lower, why = smallest_budget(
-            problem, time_limit=max(5.0, options.time_limit / 2), fixed_order=fixed_order,
-            seed=options.seed, stop=options.stop,
-        )  # fmt: skip
+        if options.method != AUTO and solution.status is not Status.INFEASIBLE:
+            raise given_up(options.method.name, subject.name, limit, solution)
+        works, _, lower, why = _smallest(subject, options, max(5.0, options.time_limit / 2))
         raise refusal(
-            path.name, limit, solution, fixed_order=fixed_order, works=works, lower=lower, why=why
-        )
-    store_all = seconds(problem, everything)
+            subject.name, limit, solution, fixed_order=subject.fixed_order, works=works,
+            lower=lower, why=why,
+        )  # fmt: skip
+    return facts_of(subject, limit, solution)
+
+
+def plan_problem(
+    subject: Subject, limit: int, options: PlanOptions, warm: Sequence[int] | None = None
+) -> Solution:
+    """The planner's answer for ``limit`` bytes, started from the sequence ``warm``."""
+    return plan_by(
+        options.method, subject.problem, limit, time_limit=options.time_limit, gap=options.gap,
+        seed=options.seed, threads=options.threads, solver=options.solver,
+        fixed_order=subject.fixed_order, warm=warm, progress=options.progress, stop=options.stop,
+    )  # fmt: skip
+
+
+def _smallest(
+    subject: Subject, options: PlanOptions, seconds: float
+) -> tuple[int, list[int], int, str]:
+    return smallest_budget(
+        subject.problem, time_limit=seconds, fixed_order=subject.fixed_order, seed=options.seed,
+        stop=options.stop,
+    )  # fmt: skip
+
+
+def facts_of(subject: Subject, limit: int, solution: Solution) -> dict[str, Any]:
+    """What is said about a plan: sizes in bytes, overhead, bound and gap as shares of the
+    store-all time."""
+    assert solution.sequence is not None
+    store_all = subject.store_all_seconds
     bound = min(max(solution.certificate.bound, store_all), solution.time)
+    whole = store_all or 1.0
     return {
-        "model": path.name,
+        "model": subject.name,
         "status": solution.status.value,
-        "ops": problem.ops,
+        "ops": subject.problem.ops,
         "budget_bytes": limit,
-        "baseline_peak_bytes": top,
+        "baseline_peak_bytes": subject.baseline_peak,
         "peak_predicted_bytes": solution.peak,
         "peak_measured_bytes": None,
-        "overhead_planned": solution.time / store_all - 1,
+        "overhead_planned": (solution.time - store_all) / whole,
         "overhead_measured": None,
-        "bound": bound / store_all - 1,
+        "bound": (bound - store_all) / whole,
         "bound_kind": solution.certificate.kind,
         "bound_any_order": solution.certificate.any_order,
-        "gap": (solution.time - bound) / store_all,
+        "bound_staged": solution.certificate.staged,
+        "gap": (solution.time - bound) / whole,
         "plan_seconds": solution.plan_seconds,
-        "recomputed_ops": len(solution.sequence) - problem.ops,
+        "recomputed_ops": len(solution.sequence) - subject.problem.ops,
         "planner": solution.planner,
-        "fixed_order": fixed_order,
+        "fixed_order": subject.fixed_order,
         "sequence": list(solution.sequence),
         "notes": list(solution.notes),
     }

@@ -11,6 +11,7 @@ from typing import Any
 import onnx
 
 from onnxremat.errors import UsageError
+from onnxremat.grad.blocked import require_block
 from onnxremat.graph.onnx_io import atomic, read_model
 from onnxremat.ort.session import (
     LEVELS,
@@ -43,7 +44,9 @@ def load(
         UsageError: the file was not written by onnxremat.
         ModelError: it cannot be read, or onnxruntime refuses it.
     """
-    options = replace(options_of(read_model(path), str(path)), threads=threads, **changes)
+    model = read_model(path)
+    options = replace(options_of(model, str(path)), threads=threads, **changes)
+    require_block(model)
     if tight:
         options = replace(options, arena=False)
         give_back_at_once()

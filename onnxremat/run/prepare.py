@@ -112,7 +112,7 @@ class Prepared:
     def in_place(self) -> tuple[tuple[str, str], ...]:
         """Inputs and outputs of a training step that a trainer binds to one buffer."""
         try:
-            return tuple((v.input, v.output) for v in training_of(self.original).variables)
+            return tuple(training_of(self.original).updates.items())
         except ModelError:  # no training step
             return ()
 
@@ -152,7 +152,9 @@ def prepare(
     bound = bind(inline_functions(model), settings.shapes, settings.dims)
     if settings.train is not None:
         say("adding the backward pass")
-        bound = differentiate(bound, folder=folder, settings=settings.train)
+        # The portable graph uses no kernels of one processor; a file for this one may.
+        step = settings.train.on_this_machine() if settings.target == "host" else settings.train
+        bound = differentiate(bound, folder=folder, settings=step)
     original = without_dead_ops(build_graph(bound, folder))
     bound = to_model(original)
     feeds = _feeds(original, settings)

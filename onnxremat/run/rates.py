@@ -12,13 +12,13 @@ KINDS = ("constant", "linear", "cosine", "step")
 
 @dataclass(frozen=True)
 class Schedule:
-    """A learning rate over the steps of a run.
+    """A learning rate over the updates of a run.
 
     Attributes:
         rate: the highest one.
-        kind: ``constant``; ``linear`` or ``cosine`` down to ``floor`` at the last step; ``step``
-            times ``factor`` every ``every`` steps.
-        warmup: steps over which it rises from 0.
+        kind: ``constant``; ``linear`` or ``cosine`` down to ``floor`` at the end; ``step`` times
+            ``factor`` every ``every`` updates.
+        warmup: updates over which it rises from 0.
         floor: lowest rate of linear and cosine.
         every, factor: of the kind ``step``.
     """
@@ -35,15 +35,26 @@ class Schedule:
             raise UsageError(
                 f"unknown schedule '{self.kind}'", hint="schedules are " + ", ".join(KINDS)
             )
+        if self.every < 1:
+            raise UsageError(f"a rate cannot drop every {self.every} updates")
 
     def at(self, step: int, total: int) -> float:
-        """The rate of step ``step`` (from 0) of ``total``."""
+        """The rate of update ``step`` (from 0) of ``total``.
+
+        Raises:
+            UsageError: the schedule falls towards an end, and ``total`` is not known (0).
+        """
         if step < self.warmup:
             return self.rate * (step + 1) / self.warmup
         if self.kind == "constant":
             return self.rate
         if self.kind == "step":
             return self.rate * self.factor ** ((step - self.warmup) // self.every)
+        if not total:
+            raise UsageError(
+                f"the schedule '{self.kind}' needs to know how many updates there will be",
+                hint="train with fit(), or give each step its rate",
+            )
         part = min(1.0, (step - self.warmup) / max(1, total - self.warmup))
         fall = 1.0 - part if self.kind == "linear" else 0.5 * (1.0 + math.cos(math.pi * part))
         return self.floor + (self.rate - self.floor) * fall

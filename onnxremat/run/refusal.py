@@ -9,6 +9,27 @@ from onnxremat.plan.problem import Solution, Status
 from onnxremat.units import format_bytes
 
 
+def given_up(method: str, name: str, limit: int, solution: Solution) -> NoPlanError:
+    """A planner or formulation of the user's choice has no plan; others may have."""
+    return NoPlanError(
+        f"{method} has no plan for {name} within {format_bytes(limit)} ({limit} B)",
+        why="; ".join(solution.notes),
+        hint="--planner auto, a longer --time-limit, or a larger --budget",
+    )
+
+
+def unexplained(
+    name: str, limit: int, solution: Solution, fixed_order: bool
+) -> InfeasibleError | NoPlanError:
+    """No plan, when nobody asked what would work."""
+    what = f"no plan for {name} fits {format_bytes(limit)} ({limit} B)"
+    why = "; ".join(solution.notes)
+    any_order = solution.certificate.any_order or fixed_order
+    if solution.status is Status.INFEASIBLE and any_order:
+        return InfeasibleError(what, why=why, lower_bound=limit + 1)
+    return NoPlanError(what, why=why)
+
+
 def refusal(
     name: str,
     limit: int,

@@ -83,6 +83,7 @@ class Finished:
             "bound": facts.bound_overhead,
             "bound_kind": facts.bound_kind,
             "bound_any_order": facts.any_order,
+            "bound_staged": facts.staged,
             "gap": facts.gap,
             "planner": facts.planner,
             "plan_seconds": facts.plan_seconds,

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import numpy_helper
 
 from onnxremat.errors import ModelError, UsageError
-from onnxremat.grad.description import Training, Variable, training_of
-from onnxremat.graph.onnx_io import read_model, write_model
+from onnxremat.grad.blocked import require_block
+from onnxremat.grad.description import Training, training_of
+from onnxremat.grad.dropout import COUNTER
+from onnxremat.grad.update import RATE, SHARE, update_of
+from onnxremat.graph.onnx_io import write_model
 from onnxremat.ort.binding import BoundSession
 from onnxremat.ort.session import TUNED, Options, open_session, session_options
-from onnxremat.run.batches import Batch, Data
-from onnxremat.run.checkpoint import read_tensors, write_tensors
+from onnxremat.run.batches import Batch, Data, check_arrays, check_labels
+from onnxremat.run.checkpoint import drop_leftovers, read_tensors, write_tensors
 from onnxremat.run.rates import Schedule
+from onnxremat.run.state import FirstValues, Source, Weights, input_types, open_source
 
-Source: TypeAlias = onnx.ModelProto | str | os.PathLike[str]
 # The memory pattern would double the peak of a training graph; see docs/gradients.md.
 UNPLANNED = Options(pattern=False)
 
@@ -31,28 +35,39 @@ class Progress:
     """How far a run is.
 
     Attributes:
-        step: steps done.
+        step: batches done.
         epoch, batch: the next batch.
+        updates: of the parameters; as many as steps unless gradients are accumulated.
+        gathered: batches whose gradients wait for an update.
         losses: of all steps of this process, for a curve.
     """
 
     step: int = 0
     epoch: int = 0
     batch: int = 0
-    losses: list[float] = field(default_factory=list)
+    updates: int = 0
+    gathered: int = 0
+    losses: list[float] = field(default_factory=list, init=False)
+
+
+COUNTS = ("step", "epoch", "batch", "updates", "gathered")  # of Progress, in a checkpoint
 
 
 class Trainer:
     """Trains with a graph made by :func:`onnxremat.grad.differentiate`.
 
     Parameters and optimizer state are arrays of this object that each step reads and overwrites;
-    there is no second copy of them.
+    there is no second copy of them. ``state`` has them by name, ``training`` says what they are,
+    ``progress`` how far the run is.
 
     Args:
         graph: the training graph, planned or not.
         weights: where first values come from: the inference model (or its file), or arrays by
             name. Not needed when the graph holds them.
         rate: learning rate, or a schedule of it.
+        accumulate: batches whose gradients are averaged before an update, for graphs that were
+            differentiated to accumulate; by default as many as was said then.
+        seed: of dropout.
         threads: intra-op threads, 0 for one per core.
         providers: execution providers; state is kept in host memory.
         loss_scale: value of the loss-scale input, for graphs that have one.
@@ -60,62 +75,62 @@ class Trainer:
 
     Raises:
         ModelError: no training graph, or onnxruntime refuses it.
-        UsageError: a first value is missing or has another shape.
+        UsageError: a first value is missing or has another shape; the graph does not accumulate.
     """
 
     def __init__(
         self,
         graph: Source,
-        weights: Source | Mapping[str, np.ndarray] | None = None,
+        weights: Weights | None = None,
         *,
         rate: float | Schedule = 0.01,
+        accumulate: int | None = None,
+        seed: int = 0,
         threads: int = 0,
         providers: list[str] | None = None,
         loss_scale: float = 1.0,
         options: Options | None = None,
     ) -> None:
-        model, folder = _model(graph)
+        model, folder = open_source(graph)
+        require_block(model)
         self.training: Training = training_of(model)
-        if not self.training.rate:
-            raise UsageError(
-                "the graph returns gradients, it does not train",
-                hint="differentiate with an optimizer",
-            )
+        update = update_of(model)
+        _check_kind(self.training, accumulate, update is not None)
         self.rate = rate if isinstance(rate, Schedule) else Schedule(rate)
+        self.accumulate = accumulate or self.training.accumulate
         self.progress = Progress()
-        self._loss_scale = loss_scale
-        first = _first_values(weights)
-        self._batch_size = _batch_size(model, self.training)
-        self._state = self._initial(model, folder, first)
-        self._session = BoundSession(
-            _session(model, folder, self._state, threads, providers, options),
-            self._state,
-            {v.input: v.output for v in self.training.variables},
-            [self.training.loss, *self.training.outputs],
-        )
+        self.types = input_types(model)
+        self._loss_scale, self._total = loss_scale, 0
+        self._sums: tuple[str, ...] = ()
+        first = FirstValues(weights, model)
+        variables = self.training.variables
+        self.state = {v.input: first.of(v, *self.types[v.input]) for v in variables}
+        if seed and COUNTER in self.state:
+            self.state[COUNTER][...] = np.random.default_rng(seed).integers(1 << 62)
+        settings = (threads, providers, options)
+        self._session = self._bound(_session(model, folder, self.state, *settings), self.training)
+        self._update = None if update is None else self._updater(update, first, *settings)
+
+    def _updater(self, update: onnx.ModelProto, first: FirstValues, *settings: Any) -> BoundSession:
+        about, types = training_of(update), input_types(update)
+        self._sums = tuple(name for _, name in about.gradients)
+        for variable in about.states:
+            # What the step reads as well is there already, and bound.
+            if variable.input not in self.state:
+                self.state[variable.input] = first.of(variable, *types[variable.input])
+        return self._bound(_session(update, None, {}, *settings), about)
+
+    def _bound(self, session: Any, about: Training) -> BoundSession:
+        read = {value.name for value in session.get_inputs()}
+        state = {name: array for name, array in self.state.items() if name in read}
+        results = [about.loss, *about.outputs] if about.loss else []
+        return BoundSession(session, state, about.updates, results)
 
     @property
     def batch_size(self) -> int:
         """Rows of a batch: the first dimension of the first data input."""
-        return self._batch_size
-
-    def _initial(
-        self, model: onnx.ModelProto, folder: Path | None, first: _FirstValues
-    ) -> dict[str, np.ndarray]:
-        inputs = {value.name: value.type.tensor_type for value in model.graph.input}
-        stored = _FirstValues(model, folder)
-        state = {}
-        for variable in self.training.variables:
-            kind = inputs[variable.input]
-            shape = tuple(dim.dim_value for dim in kind.shape.dim)
-            dtype = helper.tensor_dtype_to_np_dtype(kind.elem_type)
-            if variable.initial == "zeros":
-                state[variable.input] = np.zeros(shape, dtype)
-                continue
-            value = first.get(variable.input)
-            value = stored.get(variable.input) if value is None else value
-            state[variable.input] = _checked(variable, value, shape, dtype)
-        return state
+        shape, _ = self.types[(*self.training.data, self.training.target)[0]]
+        return shape[0] if shape else 1
 
     # ---- steps ---------------------------------------------------------------------------
 
@@ -127,23 +142,46 @@ class Trainer:
             rate: learning rate of this step instead of the schedule's.
 
         Raises:
-            UsageError: an input is missing or of another shape.
+            UsageError: an input is missing or of another shape or type, a label is no class.
         """
         return float(self.run(batch, rate)[self.training.loss])
 
     def run(self, batch: Batch, rate: float | None = None) -> dict[str, np.ndarray]:
-        """One step; returns the loss and the model outputs asked for when the graph was made."""
+        """One step; returns the loss and the model outputs asked for when the graph was made.
+
+        A step that accumulates updates once as many batches are gathered as it averages.
+        """
         about, progress = self.training, self.progress
+        check_labels(about, batch)
         feeds: dict[str, np.ndarray] = {**batch}
-        rate = self.rate.at(progress.step, progress.step + 1) if rate is None else rate
-        feeds[about.rate] = np.array(rate, np.float32)
-        if about.apply:
-            feeds[about.apply] = np.array((progress.step + 1) % about.accumulate == 0)
+        if about.rate:
+            feeds[about.rate] = np.array(self._rate(rate), np.float32)
         if about.loss_scale:
             feeds[about.loss_scale] = np.array(self._loss_scale, np.float32)
         results = self._session.run(feeds)
         progress.step += 1
+        if self._update is None:
+            progress.updates += 1
+        else:
+            progress.gathered += 1
+            if progress.gathered >= self.accumulate:
+                self.update(rate)
         return results
+
+    def update(self, rate: float | None = None) -> None:
+        """Update with the mean of the gradients gathered so far, be they fewer than a full set;
+        nothing happens when there are none."""
+        if self._update is None or not self.progress.gathered:
+            return
+        share = np.array(1.0 / self.progress.gathered, np.float32)
+        self._update.run({RATE: np.array(self._rate(rate), np.float32), SHARE: share})
+        for name in self._sums:
+            self.state[name].fill(0)
+        self.progress.gathered = 0
+        self.progress.updates += 1
+
+    def _rate(self, given: float | None) -> float:
+        return self.rate.at(self.progress.updates, self._total) if given is None else given
 
     def fit(
         self,
@@ -153,51 +191,78 @@ class Trainer:
         checkpoint: Path | None = None,
         every: int = 0,
         on_step: Callable[[Progress, float], None] | None = None,
+        on_epoch: Callable[[Progress], None] | None = None,
     ) -> list[float]:
         """Train over epochs, from where :attr:`progress` stands.
+
+        The last update of an epoch averages what is left where the batches do not fill it.
 
         Args:
             data: batches by epoch.
             epochs: to train in all, those already done included.
             checkpoint: file to write after each epoch, and every ``every`` steps.
             on_step: called with the progress and the loss after each step.
+            on_epoch: called after each epoch (and its checkpoint).
 
         Returns:
             The loss of every step of this call.
+
+        Raises:
+            UsageError: the data do not suit the graph, or the loss is no number any more.
         """
-        progress, total, losses = self.progress, epochs * len(data), []
+        check_arrays(self.training, self.types, data)
+        progress, losses = self.progress, []
+        self._total = epochs * math.ceil(len(data) / self.accumulate)
         while progress.epoch < epochs:
             for batch in data.epoch(progress.epoch, progress.batch):
-                loss = self.step(batch, self.rate.at(progress.step, total))
+                loss = self.step(batch)
                 progress.batch += 1
                 progress.losses.append(loss)
                 losses.append(loss)
                 if on_step is not None:
                     on_step(progress, loss)
                 if checkpoint is not None and every and progress.step % every == 0:
-                    self.save(checkpoint)
+                    self._save_sound(checkpoint)
+            self.update()
             progress.epoch, progress.batch = progress.epoch + 1, 0
-            if checkpoint is not None:
-                self.save(checkpoint)
+            self._save_sound(checkpoint)
+            if on_epoch is not None:
+                on_epoch(progress)
         return losses
+
+    def _save_sound(self, checkpoint: Path | None) -> None:
+        """Stop rather than replace a sound checkpoint by one that holds no numbers."""
+        trained = (v.input for v in self.training.variables if v.initial == "model")
+        lost = next((name for name in trained if not np.isfinite(self.state[name]).all()), None)
+        if lost is not None:
+            raise UsageError(
+                f"'{lost}' holds no numbers any more",
+                where=_where_lost(self.progress),
+                why="training diverged, or the data hold infinities or values that are no numbers",
+                hint="a lower --rate, a --warmup, or a step made with --clip-norm 1",
+            )
+        if checkpoint is not None:
+            self.save(checkpoint)
 
     # ---- state ---------------------------------------------------------------------------
 
     def values(self) -> dict[str, np.ndarray]:
         """Copies of all parameters and state."""
-        return {name: array.copy() for name, array in self._state.items()}
+        return {name: array.copy() for name, array in self.state.items()}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint: parameters, state and progress, in safetensors format.
 
         A kill at any moment leaves either the old file or the new one.
+
+        Raises:
+            UsageError: it cannot be written.
         """
         progress = self.progress
-        facts = {
-            "format": "onnxremat-checkpoint", "version": "1", "step": str(progress.step),
-            "epoch": str(progress.epoch), "batch": str(progress.batch),
-        }  # fmt: skip
-        write_tensors(Path(path), self._state, facts)
+        facts = {name: str(getattr(progress, name)) for name in COUNTS}
+        empty = () if progress.gathered else self._sums
+        kept = {name: array for name, array in self.state.items() if name not in empty}
+        write_tensors(Path(path), kept, {"format": "onnxremat-checkpoint", "version": "1", **facts})
 
     def resume(self, path: str | os.PathLike[str]) -> None:
         """Go on from a checkpoint.
@@ -205,18 +270,25 @@ class Trainer:
         Raises:
             ModelError: unreadable, or of another model.
         """
+        drop_leftovers(Path(path))
         tensors, facts = read_tensors(Path(path))
-        if set(tensors) != set(self._state):
-            odd = sorted(set(tensors) ^ set(self._state))
+        for name in self._sums:  # left out where they are empty
+            tensors.setdefault(name, np.zeros_like(self.state[name]))
+        odd = sorted(set(tensors) ^ set(self.state))
+        odd += [n for n, a in self.state.items() if n in tensors and not _alike(tensors[n], a)]
+        if odd:
             raise ModelError(
                 f"{path} is a checkpoint of another training graph",
                 why=f"differing tensors: {', '.join(odd[:5])}",
+                hint="resume with the step it was made with, or start anew with another file",
             )
-        for name, array in self._state.items():
-            if tensors[name].shape != array.shape or tensors[name].dtype != array.dtype:
-                raise ModelError(f"tensor '{name}' in {path} has shape {tensors[name].shape}")
+        try:
+            progress = Progress(**{key: int(facts[key]) for key in COUNTS})
+        except (KeyError, ValueError) as error:
+            raise ModelError(f"{path} does not say how far the run was", why=str(error)) from error
+        for name, array in self.state.items():
             np.copyto(array, tensors[name])
-        self.progress = Progress(int(facts["step"]), int(facts["epoch"]), int(facts["batch"]))
+        self.progress = progress
 
     def export(self, model: Source, path: str | os.PathLike[str] | None = None) -> onnx.ModelProto:
         """The inference model with the trained parameters and running statistics.
@@ -228,7 +300,7 @@ class Trainer:
         Raises:
             UsageError: the model lacks a parameter that was trained.
         """
-        source, folder = _model(model)
+        source, folder = open_source(model)
         result = onnx.ModelProto()
         result.CopyFrom(source)
         trained = [v.input for v in self.training.variables if v.initial == "model"]
@@ -236,67 +308,38 @@ class Trainer:
         for name in trained:
             if name not in stored:
                 raise UsageError(f"the model has no initializer '{name}'")
-            stored[name].CopyFrom(numpy_helper.from_array(self._state[name], name))
+            stored[name].CopyFrom(numpy_helper.from_array(self.state[name], name))
         if path is not None:
             write_model(result, path, weights_from=folder)
         return result
 
 
-def _batch_size(model: onnx.ModelProto, training: Training) -> int:
-    inputs = {value.name: value for value in model.graph.input}
-    named = training.data[0] if training.data else training.target
-    dims = inputs[named].type.tensor_type.shape.dim
-    return int(dims[0].dim_value) if dims else 1
+def _where_lost(progress: Progress) -> str:
+    """The step after the last one with a sound loss."""
+    sound = np.flatnonzero(np.isfinite(progress.losses))
+    first = progress.step - len(progress.losses) + (sound[-1] + 2 if len(sound) else 1)
+    if first > progress.step:
+        return f"step {progress.step}"
+    return f"the loss is {progress.losses[-1]} since step {first}"
 
 
-class _FirstValues:
-    """Initial values by name, read one at a time."""
-
-    def __init__(
-        self,
-        model: onnx.ModelProto | None,
-        folder: Path | None = None,
-        arrays: Mapping[str, np.ndarray] | None = None,
-    ) -> None:
-        stored = model.graph.initializer if model is not None else ()
-        self._stored = {tensor.name: tensor for tensor in stored}
-        self._folder, self._arrays = folder, arrays or {}
-
-    def get(self, name: str) -> np.ndarray | None:
-        """The value, None when it is not there."""
-        if name in self._arrays:
-            return np.asarray(self._arrays[name])
-        if name in self._stored:
-            return numpy_helper.to_array(self._stored[name], str(self._folder or ""))
-        return None
-
-
-def _first_values(weights: Source | Mapping[str, np.ndarray] | None) -> _FirstValues:
-    if weights is None or isinstance(weights, Mapping):
-        return _FirstValues(None, None, weights)
-    return _FirstValues(*_model(weights))
-
-
-def _checked(
-    variable: Variable, value: np.ndarray | None, shape: tuple[int, ...], dtype: np.dtype
-) -> np.ndarray:
-    if value is None:
+def _check_kind(about: Training, accumulate: int | None, gathers: bool) -> None:
+    if about.share:
+        raise UsageError("this is the update of a training step", hint="give the step itself")
+    if not about.optimizer:
         raise UsageError(
-            f"no first value for '{variable.input}'",
-            why="the training graph does not hold its weights",
-            hint="give the model it was made from",
+            "the graph returns gradients, it does not train",
+            hint="differentiate with an optimizer",
         )
-    if value.shape != shape:
+    if accumulate and accumulate > 1 and not gathers:
         raise UsageError(
-            f"'{variable.input}' has shape {value.shape}, the training graph wants {shape}"
+            "the step updates with every batch, it cannot accumulate",
+            hint=f"make it with: onnxremat differentiate --accumulate {accumulate}",
         )
-    return np.array(value, dtype, order="C")
 
 
-def _model(source: Source) -> tuple[onnx.ModelProto, Path | None]:
-    if isinstance(source, onnx.ModelProto):
-        return source, None
-    return read_model(source), Path(source).parent
+def _alike(a: np.ndarray, b: np.ndarray) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype
 
 
 def _session(
@@ -306,7 +349,7 @@ def _session(
     threads: int,
     providers: list[str] | None,
     options: Options | None,
-) -> object:
+) -> Any:
     """A session on the graph without the first values, which would only take memory."""
     planned = any(entry.key == "onnxremat.plan" for entry in model.metadata_props)
     light = model
@@ -318,6 +361,11 @@ def _session(
         light.graph.initializer.extend(kept)
     chosen = options or replace(TUNED if planned else UNPLANNED, threads=threads)
     made = session_options(chosen)
+    if not planned:
+        # It would hold what is made when it is needed: tensors of zeros as large as activations.
+        made.add_session_config_entry(
+            "optimization.disable_specified_optimizers", "ConstantFolding"
+        )
     # The pool's threads; the calling thread is seen to at each run.
     made.add_session_config_entry("session.set_denormal_as_zero", "1")
     return open_session(light, made, folder, providers)

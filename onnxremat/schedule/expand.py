@@ -57,7 +57,7 @@ def resolve(graph: Graph, sequence: Sequence[str]) -> list[Run]:
     return runs
 
 
-def _mark(graph: Graph) -> str:
+def copy_mark(graph: Graph) -> str:
     """What tells the name of a copy from its original's: ``__r``, longer where the graph has
     such names already (a planned model that is planned again)."""
     mark = "__r"
@@ -74,7 +74,7 @@ def expand(graph: Graph, sequence: Sequence[str]) -> Graph:
     """
     ops = []
     tensors = dict(graph.tensors)
-    mark = _mark(graph)
+    mark = copy_mark(graph)
     for run in resolve(graph, sequence):
         names = {name: f"{name}{mark}{copy}" for name, copy in (*run.reads, *run.writes) if copy}
         if not run.copy:

@@ -62,6 +62,7 @@ class Provenance:
         bound: proven lower bound on the compute seconds of any plan within the budget.
         bound_kind: the argument behind the bound.
         any_order: the bound holds for every order of the ops.
+        staged: the bound holds only for plans that run each op at most once per stage.
         seconds: planned compute seconds.
         store_all_seconds: compute seconds without recomputation.
         plan_seconds: wall time of planning.
@@ -77,6 +78,7 @@ class Provenance:
     bound: float = 0.0
     bound_kind: str = "store-all"
     any_order: bool = True
+    staged: bool = False
     seconds: float = 0.0
     store_all_seconds: float = 0.0
     plan_seconds: float = 0.0

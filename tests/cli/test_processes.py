@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import onnx
@@ -16,8 +17,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxremat.graph.onnx_io import to_model
+from onnxremat.plan import peak
 from tests.cli.conftest import listing
 from tests.conftest import ROOT
+from tests.plan.graphs import graph_file, small_transformer
 from tests.toolbox import training_chain
 
 RUN = """
@@ -101,6 +104,36 @@ def test_second_interrupt_gives_up_at_once(tmp_path: Path, long_plan: Path, warm
     assert process.returncode == 130, err
     assert (out, "Traceback" in err) == ("", False)
     assert listing(tmp_path) == []
+
+
+@pytest.mark.parametrize("options", [(), ("--formulation", "checkmate", "--solver", "highs")])
+@pytest.mark.parametrize("seed", range(3))
+def test_interrupts_at_any_moment(
+    seed: int, options: tuple[str, ...], tmp_path: Path, warm: None
+) -> None:
+    """A plan with its bound, or one line that there was none yet; never a traceback or half of
+    one."""
+    problem = small_transformer(12)
+    graph = graph_file(problem, tmp_path / "graph.json")
+    process = start(
+        tmp_path, "plan", graph, "-b", "0.35x", "--gap", 0, "--time-limit", 120, "-o", "plan.json",
+        "--json", *options,
+    )  # fmt: skip
+    time.sleep(Random(seed).uniform(0.0, 5.0))
+    process.send_signal(signal.SIGINT)
+    begin = time.monotonic()
+    out, err = process.communicate(timeout=60)
+    assert time.monotonic() - begin < 30
+    assert "Traceback" not in err or process.returncode == -signal.SIGINT
+    if process.returncode == 0:
+        facts = json.loads(out)
+        assert peak(problem, facts["sequence"]) <= facts["budget_bytes"]
+        assert 0 <= facts["bound"] <= facts["overhead_planned"]
+        assert listing(tmp_path) == ["graph.json", "plan.json"]
+    else:
+        assert process.returncode in (130, -signal.SIGINT)  # the latter before Python was up
+        assert out == ""
+        assert listing(tmp_path) == ["graph.json"]
 
 
 def test_closed_pipe_is_no_traceback(tmp_path: Path, long_plan: Path) -> None:

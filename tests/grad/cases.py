@@ -406,3 +406,144 @@ case("MultiHeadAttention", _x, normal(2, 4, 8), normal(2, 4, 8), normal(24), Non
 _look = Fixed(np.array([[1, 1, 0, 1], [1, 1, 1, 0]], np.int32))
 case("Attention", _x, normal(8, 24) / 3, normal(24), _look, num_heads=2, **_fused)
 case("Attention", _x, normal(8, 24) / 3, normal(24), num_heads=4, unidirectional=1, **_fused)
+
+# ---- recurrent layers --------------------------------------------------------------------------
+_GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
+
+
+def recurrent(
+    op: str, directions: int, *, bias: bool = True, lengths: list[int] | None = None,
+    states: bool = True, peepholes: bool = False, used: tuple[int, ...] | None = None,
+    steps: int = 4, opsets: tuple[int, ...] = (18,), **settings: Any,
+) -> None:  # fmt: skip
+    """A case of a recurrent layer of 3 sequences, 3 data and 2 hidden elements."""
+    batch, width, hidden, gates = 3, 3, 2, _GATES[op]
+    first = normal(directions, batch, hidden) if states else None
+    inputs: list[Any] = [
+        normal(steps, batch, width), normal(directions, gates * hidden, width) / 2,
+        normal(directions, gates * hidden, hidden) / 2,
+        normal(directions, 2 * gates * hidden) / 2 if bias else None,
+        None if lengths is None else Fixed(np.array(lengths, np.int32)), first,
+    ]  # fmt: skip
+    if op == "LSTM":
+        inputs.append(normal(directions, batch, hidden) if states else None)
+        inputs.append(normal(directions, 3 * hidden) / 2 if peepholes else None)
+    while inputs[-1] is None:
+        inputs.pop()
+    outputs = 3 if op == "LSTM" else 2
+    case(op, *inputs, hidden_size=hidden, exact=False, outputs=outputs, opsets=opsets,
+         used=used or tuple(range(outputs)), **settings)  # fmt: skip
+
+
+for op in _GATES:
+    recurrent(op, 1, opsets=(7, 14, 18, 22))
+    recurrent(op, 1, direction="reverse", bias=False)
+    recurrent(op, 2, direction="bidirectional", used=(0,))
+    recurrent(op, 2, direction="bidirectional", states=False, used=(1,))
+    recurrent(op, 2, direction="bidirectional", lengths=[4, 1, 3])
+    recurrent(op, 1, lengths=[4, 4, 4], steps=4, used=(1,))
+    recurrent(op, 1, steps=1, used=(0,))
+recurrent("LSTM", 1, states=False, used=(2,))
+recurrent("LSTM", 2, direction="bidirectional", peepholes=True)
+recurrent("LSTM", 1, direction="reverse", peepholes=True, lengths=[2, 4, 1])
+recurrent("LSTM", 1, activations=["HardSigmoid", "Tanh", "Sigmoid"], activation_alpha=[0.1])
+recurrent("GRU", 2, direction="bidirectional", linear_before_reset=1)
+recurrent("GRU", 1, direction="reverse", linear_before_reset=1, lengths=[2, 4, 1], bias=False)
+recurrent("GRU", 1, activations=["HardSigmoid", "Sigmoid"], linear_before_reset=1)
+recurrent("RNN", 2, direction="bidirectional", activations=["Relu", "Sigmoid"])
+
+# ---- more fused operators ----------------------------------------------------------------------
+_turns = [Fixed(normal(6, 4)), Fixed(normal(6, 4))]  # tables of cosines and sines
+_places = Fixed(np.array([[0, 1, 2, 3], [2, 3, 4, 5]]))
+case("RotaryEmbedding", normal(2, 4, 24), _places, *_turns, num_heads=3, **_fused)
+case("RotaryEmbedding", normal(2, 3, 4, 8), ints(1), *_turns, interleaved=1, **_fused)
+case("RotaryEmbedding", normal(2, 3, 4, 16), _places, *_turns, num_heads=3,
+     rotary_embedding_dim=8, **_fused)  # fmt: skip
+case("EmbedLayerNormalization", Fixed(np.array([[1, 4, 1], [0, 2, 3]], np.int32)),
+     Fixed(np.array([[0, 0, 1], [0, 1, 1]], np.int32)), normal(5, 8), normal(4, 8), normal(2, 8),
+     positive(8), normal(8), epsilon=1e-5, outputs=2, **_fused)  # fmt: skip
+case("EmbedLayerNormalization", Fixed(np.array([[1, 4, 1], [0, 2, 3]], np.int32)), None,
+     normal(5, 8), normal(4, 8), None, positive(8), normal(8),
+     Fixed(np.array([[1, 1, 0], [1, 1, 1]], np.int32)),
+     Fixed(np.array([[1, 2, 3], [0, 1, 2]], np.int32)), outputs=3, used=(0, 2),
+     **_fused)  # fmt: skip
+_image, _filters = normal(2, 3, 5, 5), normal(4, 3, 3, 3) / 3
+for _kind, *_values in (("Relu",), ("Sigmoid",), ("Tanh",), ("LeakyRelu", 0.2),
+                        ("Clip", -4.0, 4.5), ("HardSigmoid", 0.1, 0.4)):  # fmt: skip
+    _parameters = {"activation_params": _values} if _values else {}
+    case("FusedConv", _image, _filters, normal(4), activation=_kind, pads=[1, 1, 1, 1],
+         **_parameters, **_fused)  # fmt: skip
+case("FusedConv", _image, _filters, normal(4), normal(2, 4, 3, 3), activation="Relu", **_fused)
+case("FusedGemm", normal(2, 3), normal(4, 3), normal(4), transB=1, activation="LeakyRelu",
+     activation_alpha=0.1, **_fused)  # fmt: skip
+for _flags in (
+    {"transBatchA": 1},
+    {"transBatchB": 1, "transB": 1},
+    {"transBatchA": 1, "transA": 1},
+):
+    _left = {(): (2, 3, 4), ("transBatchA",): (3, 2, 4), ("transA", "transBatchA"): (4, 2, 3)}
+    _key = tuple(sorted(k for k in _flags if k.endswith("A")))
+    _right = (5, 2, 4) if "transBatchB" in _flags else (2, 4, 5)
+    case("FusedMatMul", normal(*_left[_key]), normal(*_right), **_flags, **_fused)
+case("TransposeMatMul", normal(2, 4, 3), normal(2, 4, 5), transA=1, valid=False, **_fused)
+case("Trilu", normal(2, 3, 4), **_fused)
+_end = Fixed(np.array([3, 2], np.int32))
+_ends = Fixed(np.array([4, 3, 1, 0], np.int32))
+_square = Fixed(np.array(np.tril(np.ones((2, 4, 4))), np.int32))
+for _mask in (_end, _ends, _square):
+    case("Attention", _x, normal(8, 24) / 3, normal(24), _mask, num_heads=2, **_fused)
+case("Attention", _x, normal(8, 20) / 3, normal(20), num_heads=2, qkv_hidden_sizes=[8, 8, 4],
+     **_fused)  # fmt: skip
+case("Attention", _x, normal(8, 24) / 3, normal(24), _look, None, normal(1, 2, 4, 4), num_heads=2,
+     unidirectional=1, mask_filter_value=-50.0, outputs=2, used=(0, 1), **_fused)  # fmt: skip
+case("MultiHeadAttention", _x, normal(2, 2, 5, 4), normal(2, 2, 5, 4), num_heads=2, **_fused)
+case("MultiHeadAttention", _x, normal(2, 4, 8), normal(2, 4, 8), None, _look, num_heads=2,
+     unidirectional=1, outputs=3, used=(0, 1, 2), **_fused)  # fmt: skip
+case("MultiHeadAttention", _x, normal(2, 4, 8), normal(2, 4, 6), normal(22), _square, num_heads=2,
+     **_fused)  # fmt: skip
+_grouped = (normal(2, 4, 32), normal(2, 4, 16), normal(2, 4, 16), None, None)
+_whole = (Fixed(np.array([3, 3], np.int32)), Fixed(np.array(4, np.int32)))
+_group = {"num_heads": 4, "kv_num_heads": 2, **_fused}
+case("GroupQueryAttention", *_grouped, *_whole, **_group)
+case("GroupQueryAttention", *_grouped, *_whole, local_window_size=2, softcap=1.5, **_group)
+case("GroupQueryAttention", *_grouped, *_whole, smooth_softmax=1, scale=0.7, **_group)
+case("GroupQueryAttention", normal(2, 4, 128), *[None] * 4, *_whole, Fixed(normal(6, 8)),
+     Fixed(normal(6, 8)), do_rotary=1, rotary_interleaved=1, outputs=3, used=(0, 1, 2),
+     **_group)  # fmt: skip
+case("GroupQueryAttention", *_grouped, *_whole, None, None, None, normal(1, 4, 4, 4), normal(4),
+     **_group)  # fmt: skip
+
+# ---- rarer settings ----------------------------------------------------------------------------
+case("Einsum", normal(3, 3), equation="ii->i")
+case("Einsum", normal(3, 3), equation="ii->")
+case("Einsum", normal(2, 3, 3), normal(3, 4), equation="bii,ij->bj")
+case("Einsum", normal(3, 2, 3), normal(2, 3, 2), equation="iji,jij->ij")
+_twice = Fixed(np.array([[1, 0, 2], [1, 0, 0]]))
+_factors = positive(3, 3) * np.where(np.eye(3) > 0, 0.0, 1.0)
+for _mode in ("mul", "max", "min"):
+    case("ScatterElements", apart(3, 3), _twice, apart(2, 3) + 0.1, axis=0, reduction=_mode,
+         opsets=(18,))  # fmt: skip
+    case("ScatterND", apart(4, 3), Fixed(np.array([[2], [0], [2]])), apart(3, 3) + 0.1,
+         reduction=_mode)  # fmt: skip
+case("ScatterElements", _factors, _twice, positive(2, 3) - np.array([[0.0], [0.0]]), axis=0,
+     reduction="mul")  # fmt: skip
+case("ScatterElements", positive(3, 3), _twice, _factors[:2], axis=0, reduction="mul")
+_region = Fixed(np.array([0, 0, 0.2, -0.3, 1, 1, 0.9, 0.8], np.float32))
+for _kind in ("nearest", "linear", "cubic"):
+    case("Resize", normal(1, 2, 6, 5), _region, None, ints(1, 2, 4, 7), mode=_kind,
+         coordinate_transformation_mode="tf_crop_and_resize", extrapolation_value=2.5,
+         exact=False)  # fmt: skip
+case("Resize", normal(1, 2, 6, 5), Fixed(np.array([0, 0, 0.5, 0.1, 1, 1, 1, 0.9], np.float32)),
+     Fixed(np.array([1, 1, 0.5, 0.8], np.float32)), mode="linear",
+     coordinate_transformation_mode="tf_crop_and_resize", exact=False)  # fmt: skip
+
+# ---- geometries whose cotangents have formulations of their own ----------------------------------
+_MORE_CONVS: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
+    ((2, 12, 11, 12), (3, 12, 3, 3), {"pads": [1, 0, 1, 2]}),
+    ((1, 9, 15, 17), (2, 9, 3, 2), {"dilations": [2, 3], "pads": [2, 0, 1, 1]}),
+    ((2, 9, 70), (2, 9, 3), {"pads": [2, 0]}),
+    ((1, 9, 5, 5, 6), (2, 9, 3, 2, 3), {"pads": [1, 1, 0, 1, 1, 2]}),
+    ((2, 9, 5, 7), (16, 9, 3, 2), {"pads": [2, 1, 1, 0], "dilations": [1, 2]}),
+]
+for _x, _w, _attributes in _MORE_CONVS:
+    case("Conv", normal(*_x), normal(*_w), normal(_w[0]), **_attributes)

@@ -92,27 +92,49 @@ def test_missing_rule_names_op_version_node_and_remedy() -> None:
         assert part in text
 
 
-def test_recurrent_layer_is_a_clear_error() -> None:
+@pytest.mark.parametrize(
+    ("setting", "part"),
+    [({"clip": 3.0}, "'clip' = 3.0"), ({"input_forget": 1}, "'input_forget' = 1"),
+     ({"activations": ["Sigmoid", "Elu", "Tanh"]}, "'activations' has Elu")],
+    ids=["clip", "input_forget", "activations"],
+)  # fmt: skip
+def test_unknown_setting_of_a_recurrent_layer_is_named(setting: dict, part: str) -> None:
     rng = np.random.default_rng(0)
     weights = {"w": rng.standard_normal((1, 16, 3)), "r": rng.standard_normal((1, 16, 4))}
     nodes = [
-        node("Unsqueeze", "x zero", "s"), node("LSTM", "s w r", "o h c", hidden_size=4),
+        node("Unsqueeze", "x zero", "s"), node("LSTM", "s w r", "o h c", hidden_size=4, **setting),
         node("Squeeze", "h zero", "y"),
     ]  # fmt: skip
     weights = {name: value.astype(np.float32) for name, value in weights.items()}
-    with pytest.raises(UnsupportedError, match="LSTM"):
+    with pytest.raises(UnsupportedError) as caught:
         differentiate(model(nodes, [2, 4], zero=np.array([0]), **weights), loss="mse")
+    assert part in str(caught.value)
+    assert "the_LSTM" in str(caught.value)
 
 
-def conditional(inner: str) -> onnx.ModelProto:
-    """h = x w; y = h plus an If that reads ``inner``."""
+def conditional(inner: str, **stored: np.ndarray) -> onnx.ModelProto:
+    """h = x w; y = h plus an If that reads ``inner``; it looks at ``yes``."""
     outs = [onnx.ValueInfoProto(name="r")]
-    body = helper.make_graph([node("Tanh", inner, "r")], "body", [], outs)
+    deeper = helper.make_graph([node("Neg", "t", "r")], "deeper", [], outs)
+    same = helper.make_graph([node("Identity", "t", "r")], "same", [], outs)
+    bodies = [
+        helper.make_graph(
+            [
+                node("Tanh", inner, "t"),
+                helper.make_node("If", ["yes"], ["r"], then_branch=same, else_branch=deeper),
+            ],
+            "body", [], outs,
+        ),
+        helper.make_graph([node("Sin", inner, "r")], "other", [], outs),
+    ]  # fmt: skip
     branch = helper.make_node(
-        "If", ["yes"], ["c"], name="the_If", then_branch=body, else_branch=body
+        "If", ["yes"], ["c"], name="the_If", then_branch=bodies[0], else_branch=bodies[1]
     )
     nodes = [node("MatMul", "x w", "h"), branch, node("Add", "h c", "y")]
-    return model(nodes, [2, 3], w=W, yes=np.array(True))
+    made = model(nodes, [2, 3], w=W, **stored)
+    if "yes" not in stored:
+        made.graph.input.append(helper.make_tensor_value_info("yes", TensorProto.BOOL, []))
+    return made
 
 
 def test_branch_that_needs_no_gradient_is_kept() -> None:
@@ -127,18 +149,40 @@ def test_branch_that_needs_a_gradient_is_named() -> None:
     assert "the_If" in str(caught.value)
 
 
-def test_dropout_draws_and_is_followed_backward() -> None:
-    """The gradient is zero exactly where the mask dropped."""
-    nodes = [
-        node("Mul", "x s", "m"), node("Dropout", "m ratio", "y")
-    ]  # fmt: skip
-    source = model(nodes, [2, 3], s=np.ones((2, 3), np.float32), ratio=np.array(0.5, np.float32))
-    graph = differentiate(source, loss="mse", optimizer=None, trainable=["s"], outputs=["y"])
-    seeds = [a.i for n in graph.graph.node if n.op_type == "Dropout" for a in n.attribute]
-    assert len(seeds) == 1
-    assert "Dropout" in types(graph)
-    off = differentiate(source, loss="mse", optimizer=None, trainable=["s"], dropout=False)
-    assert not any(n.name.startswith("grad/the_Dropout/Cast") for n in off.graph.node)
+@pytest.mark.parametrize("yes", [True, False])
+def test_branch_taken_for_sure_is_differentiated(yes: bool) -> None:
+    """y = h + tanh(h), or h + sin(h); an If within the branch too."""
+    graph = differentiate(conditional("h", yes=np.array(yes)), loss="mse", optimizer=None)
+    assert "If" not in types(graph)
+    x, z = (np.random.default_rng(k).standard_normal((2, 3)).astype(np.float32) for k in (1, 2))
+    _, gradient = ReferenceEvaluator(graph).run(None, {"x": x, "labels": z, "w": W})
+    h = x @ W
+    value, slope = (np.tanh(h), 1 - np.tanh(h) ** 2) if yes else (np.sin(h), np.cos(h))
+    expected = x.T @ (2 * (h + value - z) / 6 * (1 + slope))
+    np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-5)
+
+
+def scanning(rows: str) -> onnx.ModelProto:
+    """h = x w; y = h plus running sums over the rows of ``rows`` by a Scan."""
+    info = helper.make_tensor_value_info
+    body = helper.make_graph(
+        [node("Add", "sum row", "new"), node("Tanh", "new", "out")], "body",
+        [info("sum", F, [3]), info("row", F, [3])], [info("new", F, [3]), info("out", F, [3])],
+    )  # fmt: skip
+    scan = helper.make_node(
+        "Scan", ["zeros", rows], ["", "c"], name="the_Scan", body=body, num_scan_inputs=1
+    )
+    nodes = [node("MatMul", "x w", "h"), scan, node("Add", "h c", "y")]
+    return model(nodes, [2, 3], w=W, zeros=np.zeros(3, np.float32))
+
+
+def test_scan_is_kept_or_named() -> None:
+    graph = differentiate(scanning("x"), loss="mse", optimizer=None, trainable=["w"])
+    assert "Scan" in types(graph)
+    onnx.checker.check_model(graph)
+    with pytest.raises(UnsupportedError) as caught:
+        differentiate(scanning("h"), loss="mse", trainable=["w"])
+    assert "the_Scan" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Losses: the emitted gradient against finite differences of the emitted value, and PyTorch."""
+"""Losses: the emitted gradient against finite differences of the emitted value."""
 
 from __future__ import annotations
 
@@ -78,38 +78,6 @@ def test_cross_entropy_gradient(loss: CrossEntropy, shape: tuple[int, ...], axis
 @pytest.mark.parametrize("loss", PLAIN, ids=str)
 def test_elementwise_gradient(loss: Loss) -> None:
     differences(loss, RNG.standard_normal((2, 3, 4)), RNG.random((2, 3, 4)))
-
-
-@pytest.mark.parametrize("loss", CROSS, ids=str)
-def test_cross_entropy_equals_torch(loss: CrossEntropy) -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    x, labels = cross_data((6, 4), 1, loss.ignore_index)
-    value, gradient = evaluate(loss, x, labels)
-    tensor = torch.tensor(x, requires_grad=True)
-    weight = (
-        None
-        if loss.class_weights is None
-        else torch.tensor(loss.class_weights, dtype=torch.float64)
-    )
-    expected = torch.nn.functional.cross_entropy(
-        tensor, torch.tensor(labels), weight, label_smoothing=loss.label_smoothing,
-        ignore_index=-100 if loss.ignore_index is None else loss.ignore_index,
-    )  # fmt: skip
-    expected.backward()
-    assert value == pytest.approx(float(expected.detach()), rel=1e-9)
-    np.testing.assert_allclose(gradient, tensor.grad.numpy(), rtol=1e-7, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("loss", "name"),
-    [(BinaryCrossEntropy(), "binary_cross_entropy_with_logits"), (MeanSquaredError(), "mse_loss"),
-     (AbsoluteError(), "l1_loss")],
-)  # fmt: skip
-def test_elementwise_equals_torch(loss: Loss, name: str) -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    x, target = RNG.standard_normal((3, 4)), RNG.random((3, 4))
-    expected = getattr(torch.nn.functional, name)(torch.tensor(x), torch.tensor(target))
-    assert evaluate(loss, x, target)[0] == pytest.approx(float(expected), rel=1e-9)
 
 
 def test_large_logits_stay_finite() -> None:

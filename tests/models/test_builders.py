@@ -29,6 +29,7 @@ SMALL: dict[str, dict[str, Argument]] = {
     "resnet18": {"size": 64, "width": 16},
     "resnet34": {"size": 64, "width": 16},
     "resnet50": {"size": 64, "width": 16},
+    "resnet20": {"size": 16, "blocks": 1},
     "vgg16": {"size": 32, "width": 8, "hidden": 64},
     "vgg19": {"size": 32, "width": 8, "hidden": 64},
     "unet": {"size": 32, "width": 8},

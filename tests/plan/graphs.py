@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -59,3 +61,18 @@ def small_transformer(layers: int) -> Problem:
         size += [8, 8, 8, 8, 24, 8, 8, 8]
         cost += [1.0, 4.0, 4.0, 4.0, 3.0, 3.0, 1.0, 8.0]
     return training(size, cost, inputs)
+
+
+def graph_file(problem: Problem, path: Path) -> Path:
+    """A planner study's graph file of a problem in which op i makes value i."""
+    nodes = [
+        {"id": op, "cost_cpu": float(cost), "cost_ram": int(size)}
+        for op, (cost, size) in enumerate(zip(problem.cost, problem.size, strict=True))
+    ]
+    links = [
+        {"source": value, "target": op}
+        for op, row in enumerate(problem.reads.lists())
+        for value in row
+    ]
+    path.write_text(json.dumps({"graph": {}, "nodes": nodes, "links": links}))
+    return path

@@ -14,7 +14,6 @@ from onnxremat.plan import Problem, Rows, Status, peak, seconds, smallest_budget
 from onnxremat.plan.graph_files import GraphFileError, read_graph
 from onnxremat.plan.order import best_order
 from onnxremat.plan.search import warm_up
-from onnxremat.plan.sweep import budgets_between, sweep
 from onnxremat.plan.wiring import Wiring, reordered
 from tests.plan.graphs import skip_chain, small_transformer
 from tests.plan.oracle import random_problem
@@ -147,15 +146,6 @@ def test_smallest_budget_is_found_and_explained() -> None:
     bytes_, sequence, bound, why = smallest_budget(problem, time_limit=3)
     assert bound <= peak(problem, sequence) <= bytes_ < share(problem, 0.6)
     assert str(bound) in why
-
-
-def test_sweep_is_monotone() -> None:
-    problem = skip_chain(40, 9, skip=0.2)
-    budgets = budgets_between(share(problem, 0.5), share(problem, 1.0), 4)
-    points = list(sweep(problem, budgets, time_limit=3))
-    assert [point.budget for point in points] == budgets
-    times = [point.solution.time for point in points]
-    assert times == sorted(times)
 
 
 def test_sequences_of_kept_values_and_one_run_ops() -> None:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from math import inf
+from random import Random
+from threading import Event, Timer
+from threading import enumerate as enumerate_threads
 
 import numpy as np
 import pytest
 
 from onnxremat.plan.model import Model
 from onnxremat.plan.solvers import SOLVERS, Limits, Outcome, Result, minimise, refused
+from onnxremat.plan.solvers.base import ABANDONED, run_apart
 
 
 def knapsack(products: bool = False) -> Model:
@@ -77,6 +84,66 @@ def test_warm_start_and_stop_are_accepted(name: str) -> None:
     assert SOLVERS[name].solve(model, limits).objective == pytest.approx(-8)
     stopped = SOLVERS[name].solve(model, Limits(seconds=10, stop=lambda: True))
     assert stopped.outcome is not Outcome.REFUSED
+
+
+@pytest.mark.parametrize("name", list(SOLVERS))
+def test_the_number_of_threads_may_change(name: str) -> None:
+    """HiGHS refuses another number than its first run had, unless its scheduler is reset."""
+    usable(name, knapsack())
+    for threads in (2, 1, 3):
+        found = SOLVERS[name].solve(knapsack(), Limits(seconds=10, threads=threads))
+        assert (found.outcome, found.objective) == (Outcome.OPTIMAL, pytest.approx(-8))
+
+
+def hard() -> Model:
+    """A knapsack with sixty rows that no solver finishes in seconds."""
+    draw = Random(1)
+    model = Model("hard")
+    for _ in range(200):
+        model.binary(-float(draw.randint(1, 99)))
+    for _ in range(60):
+        model.row([(column, float(draw.randint(1, 99))) for column in range(200)], upper=3000.0)
+    return model
+
+
+@pytest.mark.parametrize("name", list(SOLVERS))
+def test_interrupts_reach_the_caller(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """Gurobi would keep them to itself, and say so on stdout."""
+    model, asked = hard(), list[float]()
+    usable(name, model)
+    before = signal.signal(signal.SIGINT, lambda number, frame: asked.append(time.monotonic()))
+    timer = Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    begin = time.monotonic()
+    try:
+        result = SOLVERS[name].solve(model, Limits(seconds=60, stop=lambda: bool(asked)))
+    finally:
+        timer.join()
+        signal.signal(signal.SIGINT, before)
+    assert len(asked) == 1
+    assert time.monotonic() - begin < 20
+    assert result.outcome is Outcome.FEASIBLE
+    assert capfd.readouterr().out == ""
+
+
+def test_a_solver_that_hears_nothing_is_left_behind() -> None:
+    """Presolve and long relaxations poll nobody."""
+    release = Event()
+    begin = time.monotonic()
+    asked: list[bool] = []
+    ended = run_apart(
+        lambda: release.wait(30) and None, Limits(stop=lambda: True), lambda: asked.append(True)
+    )
+    assert not ended
+    assert asked == [True]
+    assert time.monotonic() - begin < 10
+    left = [thread for thread in enumerate_threads() if thread.name == ABANDONED]
+    assert len(left) == 1
+    release.set()
+    left[0].join(5)
+    assert run_apart(lambda: None, Limits(stop=lambda: True), lambda: None)
+    with pytest.raises(ZeroDivisionError):
+        run_apart(lambda: 1 / 0 and None, Limits(), lambda: None)
 
 
 def test_a_failing_solver_falls_back_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from onnxremat.graph.ir import Graph, Op, Tensor
 from onnxremat.report import figures
 from onnxremat.report.curve import draw_curve
 from onnxremat.report.figures import byte_unit, second_unit, shortened
+from onnxremat.report.losses import draw_losses
 from onnxremat.report.sweep import bounds, infeasible_until, plans
 from onnxremat.report.timeline import View, draw_timeline, edges, measured_line
 from onnxremat.rewrite.pins import is_added
@@ -265,3 +266,33 @@ def _one_op() -> Graph:
 
 
 NODE = _one_op().ops[0].node
+
+
+# Losses
+
+
+def test_losses_are_drawn_where_they_belong(tmp_path: Path, drawn: list[Figure]) -> None:
+    """A run resumed at step 6, three steps per epoch, of which the first was seen in part."""
+    losses = [3.0, 2.0, 1.0, 1.0, 1.0, 0.5]
+    draw_losses(losses, tmp_path / "l.png", per_epoch=4, start=6, validation=[(8, 2.5), (12, 0.7)])
+    (figure,) = drawn
+    assert "mean loss of the last epoch 0.875, validation loss 0.7" in words(figure)
+    step, validation = figure.axes[0].lines
+    assert step.get_xdata().tolist() == [7, 8, 9, 10, 11, 12]
+    assert step.get_ydata().tolist() == losses
+    assert list(validation.get_ydata()) == [2.5, 0.7]
+    values, edges_, _ = figure.axes[0].patches[0].get_data()
+    assert (list(values), list(edges_)) == ([2.5, 0.875], [6, 8, 12])
+
+
+def test_losses_over_orders_of_magnitude_get_a_logarithmic_axis(
+    tmp_path: Path, drawn: list[Figure]
+) -> None:
+    draw_losses(list(np.geomspace(3, 1e-3, 50)), tmp_path / "a.png")
+    draw_losses(list(np.linspace(3, 1, 20000)), tmp_path / "b.png")
+    draw_losses([0.5], tmp_path / "c.png", per_epoch=9)
+    assert [f.axes[0].get_yscale() for f in drawn] == ["log", "linear", "linear"]
+    assert len(drawn[1].axes[0].lines[0].get_xdata()) <= 4000
+    assert drawn[1].axes[0].lines[0].get_ydata()[-1] == pytest.approx(1, abs=1e-3)
+    with pytest.raises(UsageError, match="nothing to draw"):
+        draw_losses([], tmp_path / "d.png")

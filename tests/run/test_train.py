@@ -9,6 +9,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import numpy as np
 import onnx
@@ -27,8 +29,8 @@ from onnxremat.run.train import Trainer
 ROWS, BATCH = 40, 8
 
 
-def net() -> onnx.ModelProto:
-    """A small classifier with BatchNormalization."""
+def net(dropout: float = 0.0) -> onnx.ModelProto:
+    """A small classifier with BatchNormalization, and Dropout if asked for."""
     rng = np.random.default_rng(0)
 
     def weight(name: str, *shape: int) -> onnx.TensorProto:
@@ -40,13 +42,16 @@ def net() -> onnx.ModelProto:
         helper.make_node("Gemm", ["x", "w1", "b1"], ["h"]),
         helper.make_node("BatchNormalization", ["h", "scale", "shift", "mean", "var"], ["n"]),
         helper.make_node("Relu", ["n"], ["a"]),
-        helper.make_node("Gemm", ["a", "w2", "b2"], ["y"]),
+        helper.make_node("Dropout", ["a", "ratio"], ["d"]),
+        helper.make_node("Gemm", ["d" if dropout else "a", "w2", "b2"], ["y"]),
     ]
+    ratio = numpy_helper.from_array(np.array(dropout, np.float32), "ratio")
     graph = helper.make_graph(
         nodes, "net",
         [helper.make_tensor_value_info("x", 1, [BATCH, 4])],
         [helper.make_tensor_value_info("y", 1, [BATCH, 3])],
-        [weight("w1", 4, 6), weight("b1", 6), weight("w2", 6, 3), weight("b2", 3), *ones, *zeros],
+        [weight("w1", 4, 6), weight("b1", 6), weight("w2", 6, 3), weight("b2", 3), *ones, *zeros,
+         ratio],
     )  # fmt: skip
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
 
@@ -57,8 +62,8 @@ def arrays() -> dict[str, np.ndarray]:
     return {"x": x, "labels": (x[:, 0] > 0).astype(np.int64) + (x[:, 1] > 0.5)}
 
 
-def trainer(**options: object) -> Trainer:
-    graph = differentiate(net(), optimizer="adamw")
+def trainer(dropout: float = 0.0, accumulate: int = 1, **options: Any) -> Trainer:
+    graph = differentiate(net(dropout), optimizer="adamw", accumulate=accumulate)
     return Trainer(graph, net(), rate=Schedule(0.02, "cosine", warmup=3), threads=1, **options)
 
 
@@ -70,11 +75,12 @@ def test_fit_learns_and_reports() -> None:
     assert np.mean(losses[-5:]) < 0.6 * np.mean(losses[:5])
 
 
-def test_resumed_run_equals_uninterrupted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+def test_resumed_run_equals_uninterrupted(tmp_path: Path, dropout: float) -> None:
     data, file = Arrays(arrays(), BATCH), tmp_path / "run.safetensors"
-    whole = trainer()
+    whole = trainer(dropout)
     whole.fit(data, 4)
-    first = trainer()
+    first = trainer(dropout)
 
     def stop(progress: object, _: float) -> None:
         if getattr(progress, "step") == 8:  # noqa: B009
@@ -82,7 +88,7 @@ def test_resumed_run_equals_uninterrupted(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         first.fit(data, 4, checkpoint=file, every=3, on_step=stop)
-    second = trainer()
+    second = trainer(dropout)
     second.resume(file)
     assert second.progress.step == 6
     second.fit(data, 4)
@@ -90,39 +96,88 @@ def test_resumed_run_equals_uninterrupted(tmp_path: Path) -> None:
         np.testing.assert_array_equal(second.values()[name], value)
 
 
+def test_seeds_of_dropout() -> None:
+    """Another seed drops other elements; the same seed the same ones."""
+    losses = []
+    for seed in (0, 1, 1):
+        losses.append(trainer(0.4, seed=seed).fit(Arrays(arrays(), BATCH), 2))
+    assert losses[1] == losses[2] != losses[0]
+
+
+EPOCHS = 30
 SCRIPT = """
-import sys, time
+import os, sys, time
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from tests.run.test_train import Arrays, BATCH, arrays, trainer
-run, file = trainer(), Path(sys.argv[1])
+from tests.run.test_train import EPOCHS, Arrays, BATCH, arrays, trainer
+if "hang" in sys.argv:  # in the middle of the fourth checkpoint
+    real, left = os.fsync, [3]
+    def fsync(handle):
+        if not left[0]:
+            os.truncate(handle, 100)
+            Path(sys.argv[1] + ".hangs").touch()
+            time.sleep(60)
+        left[0] -= 1
+        real(handle)
+    os.fsync = fsync
+run, file = trainer(0.3, 2), Path(sys.argv[1])
 if file.exists():
     run.resume(file)
-run.fit(Arrays(arrays(), BATCH), 30, checkpoint=file, every=1,
-        on_step=lambda p, l: time.sleep(0.01))
+run.fit(Arrays(arrays(), BATCH), EPOCHS, checkpoint=file, every=1)
 """
 
 
-def test_kill_at_any_moment_loses_nothing_before_the_last_checkpoint(tmp_path: Path) -> None:
-    """Kill -9 again and again; what finishes has the weights of an uninterrupted run."""
-    file, root = tmp_path / "run.safetensors", str(Path(__file__).parents[2])
-    command = [sys.executable, "-c", SCRIPT, str(file), root]
-    environment = {**os.environ, "PYTHONPATH": root}
-    for delay in (0.15, 0.3):
-        process = subprocess.Popen(command, env=environment)
-        while not file.exists():
+class Killed:
+    """Training in a process of its own that is killed and started again."""
+
+    def __init__(self, file: Path) -> None:
+        self.file, root = file, str(Path(__file__).parents[2])
+        self.command = [sys.executable, "-c", SCRIPT, str(file), root]
+        self.environment = {**os.environ, "PYTHONPATH": root}
+
+    def kill(self, when: Path, delay: float, *options: str) -> bool:
+        """Start it, kill it ``delay`` after a file is there; whether it was still running."""
+        process = subprocess.Popen([*self.command, *options], env=self.environment)
+        while not when.exists():
             assert process.poll() is None
-            time.sleep(0.02)
+            time.sleep(0.002)
         time.sleep(delay)
         process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
-        read_tensors(file)
-    assert subprocess.run(command, env=environment, check=False).returncode == 0
-    whole = trainer()
-    whole.fit(Arrays(arrays(), BATCH), 30)
-    final = read_tensors(file)[0]
-    for name, value in whole.values().items():
-        np.testing.assert_array_equal(final[name], value)
+        return process.wait() == -signal.SIGKILL
+
+    def finish(self) -> None:
+        """The rest without a kill; the result has the bits of an uninterrupted run."""
+        assert subprocess.run(self.command, env=self.environment, check=False).returncode == 0
+        whole = trainer(0.3, 2)
+        whole.fit(Arrays(arrays(), BATCH), EPOCHS)
+        final = read_tensors(self.file)[0]
+        assert int(final["dropout.step"]) == EPOCHS * ROWS // BATCH
+        for name, value in final.items():
+            np.testing.assert_array_equal(whole.values()[name], value)
+        assert [path.name for path in self.file.parent.glob("*.safetensors*")] == [self.file.name]
+        assert not list(self.file.parent.glob(".*"))
+
+
+def test_kills_at_random_moments_change_no_bit(tmp_path: Path) -> None:
+    """Kill -9 again and again, with dropout and accumulation. Nearly all of the time of this
+    run goes into checkpoints."""
+    killed = Killed(tmp_path / "run.safetensors")
+    draw, alive = Random(3), []
+    for _ in range(4):
+        alive.append(killed.kill(killed.file, draw.uniform(0, 0.12)))
+        read_tensors(killed.file)
+    assert alive[0], "the run was over before the first kill"
+    killed.finish()
+
+
+def test_a_kill_in_the_middle_of_a_checkpoint_keeps_the_one_before(tmp_path: Path) -> None:
+    killed = Killed(tmp_path / "run.safetensors")
+    hangs = tmp_path / "run.safetensors.hangs"
+    assert killed.kill(hangs, 0, "hang")
+    hangs.unlink()
+    assert len(list(tmp_path.glob(".run.safetensors.*"))) == 1
+    assert read_tensors(killed.file)[1]["step"] == "3"
+    killed.finish()
 
 
 def test_checkpoint_is_readable_by_safetensors(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from onnxremat.grad.rules import (
     batchnorm,
     contrib,
     conv,
+    gated,
     indexing,
     layout,
     loss,
@@ -14,6 +15,7 @@ from onnxremat.grad.rules import (
     normalization,
     pooling,
     random,
+    recurrent,
     reduction,
     resize,
 )
@@ -24,6 +26,7 @@ __all__ = [
     "batchnorm",
     "contrib",
     "conv",
+    "gated",
     "indexing",
     "layout",
     "loss",
@@ -32,6 +35,7 @@ __all__ = [
     "normalization",
     "pooling",
     "random",
+    "recurrent",
     "reduction",
     "resize",
 ]

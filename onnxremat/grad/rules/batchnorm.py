@@ -13,8 +13,8 @@ from onnxremat.grad.tape import Tape
 
 @vjp("BatchNormalization", since=15, variant="affine", reads="x0 x1 x3 x4 y1 y2")
 def affine(call: Call) -> Cotangents:
-    """y = s (x - m) / sqrt(v + e) + b. dx = a dy + c x + d with one number per channel each; an
-    inference BatchNormalization is the fastest kernel for the products."""
+    """y = s (x - m) / sqrt(v + e) + b. dx = a (dy + c x) + d with one number per channel each; an
+    inference BatchNormalization is the fastest kernel for a product and a sum."""
     t, x, scale, dy = call.tape, call.x, call.op.inputs[1], call.dy
     if not call.attribute("training_mode", 0):
         return _frozen(call)
@@ -25,10 +25,10 @@ def affine(call: Call) -> Cotangents:
     if not call.need(0):
         return [None, dscale, total, None, None]
     gain = t.mul(scale, inverse)
-    slope = t.neg(t.mul(t.mul(gain, inverse), t.mul(dscale, 1.0 / count)))
-    offset = t.neg(t.add(t.mul(gain, t.mul(total, 1.0 / count)), t.mul(slope, mean)))
-    dx = t.add(_channelwise(t, dy, gain, offset), _channelwise(t, x, slope, None))
-    return [dx, dscale, total, None, None]
+    slope = t.mul(inverse, t.mul(dscale, -1.0 / count))
+    offset = t.mul(gain, t.sub(t.mul(total, -1.0 / count), t.mul(slope, mean)))
+    mixed = t.add(dy, t.mul(x, _spread(t, t.cast(slope, t.dtype(x)), x)))
+    return [_channelwise(t, mixed, gain, offset), dscale, total, None, None]
 
 
 @vjp("BatchNormalization", since=15, variant="textbook", reads="x0 x1 x3 x4 y1 y2")
@@ -82,10 +82,10 @@ def _spread(t: Tape, values: str, x: str) -> str:
     return t.reshape(values, (t.size(values), *[1] * (t.rank(x) - 2)))
 
 
-def _channelwise(t: Tape, a: str, gain: str, offset: str | None) -> str:
+def _channelwise(t: Tape, a: str, gain: str, offset: str) -> str:
     """a * gain + offset with one number per channel, as one pass over a."""
     channels, dtype = t.shape(a)[1], t.dtype(gain)
     zeros, ones = t.constant([0.0] * channels, dtype), t.constant([1.0] * channels, dtype)
     return t.op(
-        "BatchNormalization", a, gain, offset or zeros, zeros, ones, shape=t.shape(a), epsilon=0.0
+        "BatchNormalization", a, gain, offset, zeros, ones, shape=t.shape(a), epsilon=0.0
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from onnx import TensorProto as T
+
 from onnxremat.grad.call import Call
 from onnxremat.grad.registry import Cotangents, vjp
 from onnxremat.grad.rules.conv_weight import Filters, weight_cotangent
@@ -12,10 +14,13 @@ from onnxremat.grad.rules.geometry import Window, window_of
 from onnxremat.grad.tape import Shape, Tape
 
 
+SMALL_MAP = 100  # output positions up to which one Gemm over all images beats one per image
+
+
 @vjp("Conv", variant="default", reads="x0 x1")
 def conv(call: Call) -> Cotangents:
-    """y = x * w + b. dx = dy convolved with the reversed kernel (or a ConvTranspose), dw = x
-    correlated with dy, db = dy summed over batch and space."""
+    """y = x * w + b. dx = dy convolved with the reversed kernel (or a ConvTranspose, or a Gemm and
+    Col2Im), dw = x correlated with dy, db = dy summed over batch and space."""
     return _conv(call, banded=True)
 
 
@@ -26,13 +31,20 @@ def conv_correlated(call: Call) -> Cotangents:
     return _conv(call, banded=False)
 
 
-def _conv(call: Call, *, banded: bool) -> Cotangents:
+@vjp("Conv", variant="portable", reads="x0 x1")
+def conv_portable(call: Call) -> Cotangents:
+    """As the default without Col2Im, which only the CPU provider has."""
+    return _conv(call, banded=True, columns=False)
+
+
+def _conv(call: Call, *, banded: bool, columns: bool = True) -> Cotangents:
     t, (x, w), dy = call.tape, call.op.inputs[:2], call.dy
     filters = t.shape(w)
     window = window_of(call, t.shape(x)[2:], filters[2:], call.out_shape[2:])
     group = call.attribute("group", 1)
-    dx = data_cotangent(t, dy, w, t.shape(x), window, group) if call.need(0) else None
-    dw = None
+    dx = dw = None
+    if call.need(0):
+        dx = data_cotangent(t, dy, w, t.shape(x), window, group, columns=columns)
     if call.need(1):
         dw = weight_cotangent(t, x, dy, Filters(filters, group), window, banded=banded)
     db = t.sum(dy, [0, *window.axes]) if call.need(2) else None
@@ -83,10 +95,14 @@ def _transposed_window(call: Call, sizes: Shape, kernel: Shape) -> Window:
     return replace(window, before=before, after=after)
 
 
-def data_cotangent(t: Tape, dy: str, w: str, shape: Shape, window: Window, group: int) -> str:
-    """Cotangent of the data of a convolution."""
+def data_cotangent(
+    t: Tape, dy: str, w: str, shape: Shape, window: Window, group: int, *, columns: bool = True
+) -> str:
+    """Cotangent of the data of a convolution; ``columns`` allows Col2Im."""
     if _flip_pays(t, dy, w, window, group):
         return _by_flipped_kernel(t, dy, w, shape, window, group)
+    if columns and _small(t, dy, window, group):
+        return _by_columns(t, dy, w, shape, window)
     return _by_transpose(t, dy, w, shape, window, group)
 
 
@@ -121,6 +137,27 @@ def flipped(t: Tape, w: str, group: int) -> str:
         parts = t.transpose(parts, (0, 2, 1, *(3 + axis for axis in space)))
         swapped = t.reshape(parts, (group * each, outputs // group, *kernel))
     return t.reversed(swapped, [2 + axis for axis in space])
+
+
+def _small(t: Tape, dy: str, window: Window, group: int) -> bool:
+    """Few positions per image, where ConvTranspose transposes the filters for each image again."""
+    fits = group == 1 and window.rank == 2 and window.taps > 1 and t.dtype(dy) == T.FLOAT
+    return fits and window.positions <= SMALL_MAP
+
+
+def _by_columns(t: Tape, dy: str, w: str, shape: Shape, window: Window) -> str:
+    """What each output position gives each input element, one Gemm; then Col2Im adds it up."""
+    images, outputs = t.shape(dy)[:2]
+    columns = shape[1] * window.taps
+    rows = t.swap_last(t.reshape(dy, (images, outputs, window.positions)))
+    made = t.matmul(
+        t.reshape(rows, (images * window.positions, outputs)), t.reshape(w, (outputs, columns))
+    )
+    made = t.swap_last(t.reshape(made, (images, window.positions, columns)))
+    return t.op(
+        "Col2Im", made, t.integers(*shape[2:]), t.integers(*window.kernel), shape=shape,
+        pads=window.pads, strides=window.strides, dilations=window.dilations,
+    )  # fmt: skip
 
 
 def _by_transpose(t: Tape, dy: str, w: str, shape: Shape, window: Window, group: int) -> str:

@@ -5,20 +5,26 @@ With x [N, C, ...], dy [N, K, ...], P output positions and T kernel elements:
 * ``matrix``: a 1x1 kernel is one MatMul per image, summed over images;
 * ``conv``: Conv with the batch as channels and dy as the kernel; for few channels only;
 * ``columns``: the T shifted views of x side by side, one Gemm; T times the memory of x;
-* ``taps``: one MatMul per kernel element; the memory of one shifted view;
+* ``shifts``: one product per kernel element, of dy moved along the first axis and x moved along the
+  others: a 3x3 kernel needs four moved copies, where the views of x alone would be nine;
 * ``depthwise``: Conv with one group per image and channel, or ``band``: Gemms over blocks of
   columns, of which the wanted diagonals are cut out.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from itertools import product
+
+from onnx import TensorProto as T
 
 from onnxremat.grad.rules.geometry import Window
 from onnxremat.grad.tape import Shape, Tape
 
 FEW_CHANNELS = 8
-SMALL_MAP = 200  # output positions up to which the columns are cheap to build
+TINY_MAP = 64  # output positions up to which the columns are cheap to build
+SMALL_MAP = 200  # and up to which one product over all images pays for moving channels to the front
 BAND = 16  # widest block of output columns
 
 
@@ -60,9 +66,9 @@ def weight_cotangent(
         return _by_conv(t, x, dy, filters, window)
     if window.kernel == window.strides:
         return _image_columns(t, x, dy, filters, window)
-    if window.positions <= SMALL_MAP or set(window.strides) != {1}:
+    if window.positions <= TINY_MAP or set(window.strides) != {1}:
         return _columns(t, x, dy, filters, window)
-    return _taps(t, x, dy, filters, window)
+    return _shifts(t, x, dy, filters, window)
 
 
 def _padded(t: Tape, x: str, window: Window) -> str:
@@ -144,14 +150,62 @@ def _image_columns(t: Tape, x: str, dy: str, filters: Filters, window: Window) -
     return t.reshape(t.sum(product, [0]), filters.shape)
 
 
-def _taps(t: Tape, x: str, dy: str, filters: Filters, window: Window) -> str:
-    left, view = _flat(t, dy), _padded(t, x, window)
-    parts = []
-    for offset in window.offsets():
-        right = t.swap_last(_flat(t, shifted(t, view, window, offset)))
-        product = t.sum(t.matmul(left, right), [0])
-        parts.append(t.reshape(product, (filters.outputs, filters.channels, 1)))
+def _shifts(t: Tape, x: str, dy: str, filters: Filters, window: Window) -> str:
+    """The product at (i, j): dy at output row r belongs to input row r + i - p, so dy moves to where
+    its input rows are, and x moves along the columns to where its output columns are. Rows and
+    columns that have no partner are 0 on one side."""
+    together = window.positions <= SMALL_MAP
+    if together:
+        x, dy = _channels_first(t, x), _channels_first(t, dy)
+    first, *rest = range(window.rank)
+    steps = [[tap * d for tap in range(k)] for k, d in zip(window.kernel, window.dilations, strict=True)]
+    rows = [
+        _moved(t, dy, [2], [step - window.before[first]], [window.input[first]])
+        for step in steps[first]
+    ]
+    columns = [
+        _moved(
+            t, x, [2 + axis for axis in rest],
+            [window.before[axis] - step for axis, step in zip(rest, offset, strict=True)],
+            [window.output[axis] for axis in rest],
+        )
+        for offset in product(*(steps[axis] for axis in rest))
+    ]  # fmt: skip
+    shape = (filters.outputs, filters.channels, 1)
+    parts = [t.reshape(_product(t, row, column, together), shape) for row in rows for column in columns]
     return t.reshape(t.concat(parts, 2), filters.shape)
+
+
+def _product(t: Tape, left: str, right: str, together: bool) -> str:
+    """[K, C] from [N, K, ...] and [N, C, ...], or from both with channels first."""
+    if together:
+        k, c = t.shape(left)[0], t.shape(right)[0]
+        return t.gemm(
+            t.reshape(left, (k, t.size(left) // k)), t.reshape(right, (c, t.size(right) // c)), tb=True
+        )
+    return t.sum(t.matmul(_flat(t, left), t.swap_last(_flat(t, right))), [0])
+
+
+def _moved(t: Tape, a: str, axes: list[int], by: list[int], sizes: list[int]) -> str:
+    """Elements moved towards the end of axes (or the start, where ``by`` is negative) of new sizes;
+    zeros where nothing moves in, what moves out is gone. In float32 by one pass, a Pad that also
+    crops; not every runtime crops in other types."""
+    shape, rank = list(t.shape(a)), t.rank(a)
+    before, after = [0] * rank, [0] * rank
+    for axis, offset, size in zip(axes, by, sizes, strict=True):
+        before[axis], after[axis] = offset, size - shape[axis] - offset
+        shape[axis] = size
+    if not any(before) and not any(after):
+        return a
+    if t.dtype(a) != T.FLOAT:
+        return t.pad(a, before, after)
+    if len(axes) == 1:  # the axes behind it move as one: longer runs of memory
+        axis, inner = axes[0], math.prod(shape[axes[0] + 1 :])
+        a = t.reshape(a, (*t.shape(a)[:axis], t.shape(a)[axis] * inner))
+        ends = [*before[:axis], before[axis] * inner, *after[:axis], after[axis] * inner]
+        made = t.op("Pad", a, t.integers(*ends), shape=(*shape[:axis], shape[axis] * inner))
+        return t.reshape(made, shape)
+    return t.op("Pad", a, t.integers(*before, *after), shape=shape)
 
 
 def _grouped(t: Tape, x: str, dy: str, filters: Filters, window: Window) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ from onnx import TensorProto as T
 from onnxremat.grad.call import Call
 from onnxremat.grad.registry import Cotangents, vjp
 from onnxremat.grad.rules.runs import runs_of, sum_of_runs
-from onnxremat.grad.tape import Tape
+from onnxremat.grad.tape import Shape, Tape
 
 FEW_RUNS = 4  # slices up to which a known index is cheaper than a scatter
 
@@ -82,37 +84,90 @@ def _with_batch(t: Tape, indices: str, batch: int) -> str:
     return t.concat([*parts, indices], len(shape) - 1)
 
 
-@vjp("ScatterElements", reads="x1")
+@vjp("ScatterElements", reads="x0 x1 x2 y0")
 def scatter_elements(call: Call) -> Cotangents:
-    """y = data with updates put (or added) at indices. data gets dy (0 where replaced), updates
-    get dy there.
-
-    Raises:
-        UnsupportedError: reduction mul, max or min.
-    """
-    return _scatter(call, "GatherElements", {"axis": call.attribute("axis", 0)})
+    """y = data with updates put, added, multiplied (or the largest, smallest taken) at indices.
+    data gets dy (0 where replaced), updates get dy there; see :func:`_product` and
+    :func:`_extreme` for the other reductions."""
+    axis = {"axis": call.attribute("axis", 0)}
+    return _scatter(_Scatter(call, "ScatterElements", "GatherElements", axis))
 
 
-@vjp("ScatterND", reads="x1")
+@vjp("ScatterND", reads="x0 x1 x2 y0")
 def scatter_nd(call: Call) -> Cotangents:
     """As ScatterElements, with slices put at index tuples."""
-    return _scatter(call, "GatherND", {})
+    return _scatter(_Scatter(call, "ScatterND", "GatherND", {}))
 
 
-def _scatter(call: Call, gather_type: str, attributes: dict[str, Any]) -> Cotangents:
-    t, (data, indices, updates) = call.tape, call.op.inputs
+@dataclass(frozen=True)
+class _Scatter:
+    """A scatter and the gather from the same places."""
+
+    call: Call
+    put: str
+    take: str
+    attributes: Mapping[str, Any]
+
+    @property
+    def shapes(self) -> tuple[Shape, Shape]:
+        """Of data and updates."""
+        return self.call.shape(0), self.call.shape(2)
+
+    def into(self, data: str, updates: str, reduction: str) -> str:
+        """``updates`` into ``data``."""
+        return self.call.tape.op(
+            self.put, data, self.call.op.inputs[1], updates, shape=self.shapes[0],
+            reduction=reduction, **self.attributes,
+        )  # fmt: skip
+
+    def back(self, data: str) -> str:
+        """What lies at the places of the updates."""
+        indices = self.call.op.inputs[1]
+        return self.call.tape.op(self.take, data, indices, shape=self.shapes[1], **self.attributes)
+
+
+def _scatter(s: _Scatter) -> Cotangents:
+    call, t = s.call, s.call.tape
     reduction = call.attribute("reduction", "none")
-    if reduction not in ("none", "add"):
-        raise call.unsupported(f"reduction '{reduction}' is not differentiated")
+    if reduction == "mul":
+        return _product(s)
+    if reduction in ("max", "min"):
+        return _extreme(s)
     ddata = call.dy
     if reduction == "none" and call.need(0):
-        ddata = t.op(
-            call.op.op_type, call.dy, indices, t.zeros(updates), shape=t.shape(data), **attributes
-        )
+        ddata = s.into(call.dy, t.zeros(call.op.inputs[2]), "none")
+    return [ddata, None, s.back(call.dy) if call.need(2) else None]
+
+
+def _extreme(s: _Scatter) -> Cotangents:
+    """dy goes to what is the largest (smallest) at a place; equal ones share it evenly."""
+    call, t = s.call, s.call.tape
+    data, _, updates = call.op.inputs
+    own = t.cast(t.compare("Equal", data, call.y), t.dtype(data))
+    others = t.cast(t.compare("Equal", updates, s.back(call.y)), t.dtype(data))
+    share = t.div(call.dy, s.into(own, others, "add"))
+    return [t.mul(share, own), None, t.mul(s.back(share), others) if call.need(2) else None]
+
+
+def _product(s: _Scatter) -> Cotangents:
+    """dy times the product of the other factors of a place, right with zeros among them too."""
+    call, t = s.call, s.call.tape
+    data, _, updates = call.op.inputs
+    zeros = [t.cast(t.compare("Equal", name, 0.0), t.dtype(data)) for name in (data, updates)]
+    safe = [t.add(name, zero) for name, zero in zip((data, updates), zeros, strict=True)]
+    gained = t.mul(call.dy, s.into(safe[0], safe[1], "mul"))  # without the factors that are 0
+    count = s.into(zeros[0], zeros[1], "add")
+    without = t.mask(t.compare("Equal", count, 0.0), gained)
+    single = t.mask(t.compare("Equal", count, 1.0), gained)
+
+    def shared(factor: str, zero: str, none: str, one: str) -> str:
+        kept = t.mul(t.div(none, factor), t.sub(1.0, zero))
+        return t.add(kept, t.mul(one, zero))
+
     dupdates = None
     if call.need(2):
-        dupdates = t.op(gather_type, call.dy, indices, shape=t.shape(updates), **attributes)
-    return [ddata, None, dupdates]
+        dupdates = shared(safe[1], zeros[1], s.back(without), s.back(single))
+    return [shared(safe[0], zeros[0], without, single), None, dupdates]
 
 
 @vjp("OneHot", reads="x0 x1")

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+from onnx import TensorProto as T
+
 from onnxremat.grad.call import Call
 from onnxremat.grad.registry import Cotangents, vjp
+from onnxremat.grad.tape import Tape
+
+WIDE = (
+    512  # columns from which a Gemm's transposing of its first factor costs more than doing it once
+)
 
 
 @vjp("MatMul", reads="x0 x1")
@@ -14,6 +22,9 @@ def matmul(call: Call) -> Cotangents:
     t, (a, b) = call.tape, call.op.inputs
     if t.rank(b) == 2 and t.rank(a) >= 2:
         return _by_matrix(call)
+    if t.rank(a) >= 3 and t.shape(a)[:-2] == t.shape(b)[:-2]:
+        da = t.outer(call.dy, b) if call.need(0) else None
+        return [da, t.inner(a, call.dy) if call.need(1) else None]
     left = t.reshape(a, (1, *t.shape(a))) if t.rank(a) == 1 else a
     right = t.reshape(b, (*t.shape(b), 1)) if t.rank(b) == 1 else b
     shape = list(call.out_shape)
@@ -38,8 +49,22 @@ def _by_matrix(call: Call) -> Cotangents:
     rows, (inner, columns) = math.prod(t.shape(a)[:-1]), t.shape(b)
     dy = t.reshape(call.dy, (rows, columns))
     da = t.reshape(t.gemm(dy, b, tb=True), t.shape(a)) if call.need(0) else None
-    db = t.gemm(t.reshape(a, (rows, inner)), dy, ta=True) if call.need(1) else None
+    db = _over_rows(t, t.reshape(a, (rows, inner)), dy) if call.need(1) else None
     return [da, db]
+
+
+def _over_rows(t: Tape, a: str, b: str) -> str:
+    """a.T @ b of two matrices of many rows. The CPU's Gemm transposes its first factor again for
+    every 128 columns of the second; where these are many, the narrower one is transposed once.
+    (A Reshape before and behind keeps onnxruntime from putting that back into the Gemm.)"""
+    narrow, wide = sorted((t.shape(a)[1], t.shape(b)[1]))
+    if wide < WIDE or t.dtype(a) != T.FLOAT or t.shape(a)[0] < wide:
+        return t.gemm(a, b, ta=True)
+    if t.shape(a)[1] != narrow:
+        return t.swap_last(_over_rows(t, b, a))
+    rows = t.shape(a)[0]
+    turned = t.reshape(t.swap_last(t.reshape(a, (1, rows, narrow))), (narrow, rows))
+    return t.matmul(turned, b)
 
 
 @vjp("Gemm", reads="x0 x1")
@@ -56,28 +81,27 @@ def gemm(call: Call) -> Cotangents:
             else t.gemm(dy, b, tb=not tb, alpha=alpha)
         )
     if call.need(1):
-        db = (
-            t.gemm(dy, a, ta=True, tb=ta, alpha=alpha)
-            if tb
-            else t.gemm(a, dy, ta=not ta, alpha=alpha)
-        )
+        db = _gemm_weights(t, a, dy, ta, tb, alpha)
     if call.need(2):
         dc = t.mul(t.unbroadcast(dy, call.shape(2)), beta)
     return [da, db, dc][: len(call.op.inputs)]
 
 
+def _gemm_weights(t: Tape, a: str, dy: str, ta: bool, tb: bool, alpha: float) -> str:
+    if alpha == 1.0 and not ta:
+        return _over_rows(t, dy, a) if tb else _over_rows(t, a, dy)
+    if tb:
+        return t.gemm(dy, a, ta=True, tb=ta, alpha=alpha)
+    return t.gemm(a, dy, ta=not ta, alpha=alpha)
+
+
 @vjp("Einsum", reads="x*")
 def einsum(call: Call) -> Cotangents:
     """y = sum over labels not in the result of the product of the inputs. Each input gets the
-    Einsum of dy and the other inputs; labels only it has are broadcast.
-
-    Raises:
-        UnsupportedError: a label twice in one operand (a diagonal).
-    """
+    Einsum of dy and the other inputs; labels only it has are broadcast, and where it has a label
+    twice only the diagonal gets something."""
     t, inputs = call.tape, call.op.inputs
     operands, result = _labels(call)
-    if any(len(set(labels)) < len(labels) for labels in (*operands, result)):
-        raise call.unsupported("the equation takes a diagonal (a label twice in one operand)")
     length = _lengths(call, operands)
     made: list[str | None] = []
     for k, labels in enumerate(operands):
@@ -86,15 +110,32 @@ def einsum(call: Call) -> Cotangents:
             continue
         others = [(operands[j], inputs[j]) for j in range(len(inputs)) if j != k]
         seen = set(result).union(*(row for row, _ in others))
-        kept = "".join(label for label in labels if label in seen)
+        once = "".join(dict.fromkeys(labels))
+        kept = "".join(label for label in once if label in seen)
         equation = ",".join([result, *(row for row, _ in others)]) + "->" + kept
         shape = [length[label] for label in kept]
         names = [name for _, name in others]
         value = t.op("Einsum", call.dy, *names, shape=shape, equation=equation)
-        spread = [length[label] if label in seen else 1 for label in labels]
-        value = t.expand(t.reshape(value, spread), [length[label] for label in labels])
-        made.append(value)
+        spread = [length[label] if label in seen else 1 for label in once]
+        value = t.expand(t.reshape(value, spread), [length[label] for label in once])
+        made.append(_on_diagonal(t, value, labels))
     return made
+
+
+def _on_diagonal(t: Tape, value: str, labels: str) -> str:
+    """A tensor with one axis per different label, put where the axes of equal labels agree."""
+    places = [labels.index(label) for label in dict.fromkeys(labels)]
+    for place, label in enumerate(labels):
+        if place in places:
+            continue
+        axis = places.index(labels.index(label))
+        count = t.shape(value)[axis]
+        eye = np.eye(count).reshape(
+            [count if k == axis else 1 for k in range(t.rank(value))] + [count]
+        )
+        value = t.mul(t.reshape(value, (*t.shape(value), 1)), t.constant(eye, t.dtype(value)))
+        places.append(place)
+    return t.transpose(value, [places.index(place) for place in range(len(labels))])
 
 
 def _lengths(call: Call, operands: list[str]) -> dict[str, int]:
@@ -129,25 +170,30 @@ def _labels(call: Call) -> tuple[list[str], str]:
     return spelled, right.replace("...", spare)
 
 
-@vjp("FusedMatMul", domain="com.microsoft", reads="x0 x1")
+@vjp("FusedMatMul", "TransposeMatMul", domain="com.microsoft", reads="x0 x1")
 def fused_matmul(call: Call) -> Cotangents:
-    """y = alpha op(a) @ op(b), op a transpose of the last two axes. As MatMul.
-
-    Raises:
-        UnsupportedError: the batch axes are transposed too.
-    """
+    """y = alpha op(a) @ op(b), op a transpose of the last two axes, or of the first one to behind
+    the batch axes. As MatMul."""
     t, (a, b) = call.tape, call.op.inputs
-    if call.attribute("transBatchA", 0) or call.attribute("transBatchB", 0):
-        raise call.unsupported("batch axes are transposed")
-    ta, tb = bool(call.attribute("transA", 0)), bool(call.attribute("transB", 0))
     dy = t.mul(call.dy, call.attribute("alpha", 1.0))
-    left = t.swap_last(a) if ta else a
-    right = t.swap_last(b) if tb else b
-    da = db = None
+    orders = [_order(call, side, t.rank(name)) for side, name in (("A", a), ("B", b))]
+    left, right = (t.transpose(name, p) for name, p in zip((a, b), orders, strict=True))
+    made: list[str | None] = [None, None]
     if call.need(0):
-        da = t.unbroadcast(t.matmul(dy, t.swap_last(right)), t.shape(left))
-        da = t.swap_last(da) if ta else da
+        made[0] = t.unbroadcast(t.matmul(dy, t.swap_last(right)), t.shape(left))
     if call.need(1):
-        db = t.unbroadcast(t.matmul(t.swap_last(left), dy), t.shape(right))
-        db = t.swap_last(db) if tb else db
-    return [da, db]
+        made[1] = t.unbroadcast(t.matmul(t.swap_last(left), dy), t.shape(right))
+    return [
+        None if one is None else t.transpose(one, [order.index(k) for k in range(len(order))])
+        for one, order in zip(made, orders, strict=True)
+    ]
+
+
+def _order(call: Call, side: str, rank: int) -> list[int]:
+    """The permutation that op does."""
+    order = list(range(rank))
+    if call.attribute(f"transBatch{side}", 0):
+        order = [*order[1:-1], 0, order[-1]]
+    if call.attribute(f"trans{side}", 0):
+        order[-2:] = order[:-3:-1]
+    return order

@@ -10,6 +10,8 @@ from onnxremat.grad.call import Call
 from onnxremat.grad.registry import Cotangents, vjp
 from onnxremat.grad.tape import Tape
 
+TINY = 1e-5  # what a scale is kept away from 0 by
+
 
 def through_moments(t: Tape, dxhat: str, xhat: str, inverse: str, axes: list[int]) -> str:
     """dx of xhat = (x - mean) / spread over ``axes``: (dxhat - mean(dxhat) - xhat mean(dxhat
@@ -42,15 +44,33 @@ def layer_norm_portable(call: Call) -> Cotangents:
     return _layer_norm(call, axis, inverse)
 
 
-def _layer_norm(call: Call, axis: int, inverse: str) -> Cotangents:
+@vjp("LayerNormalization", variant="output", reads="x1 x2 y0 y2", exact=False)
+def layer_norm_output(call: Call) -> Cotangents:
+    """As the saved variant, with xhat = (y - b) / s from the result, which is often kept anyway.
+    Loses digits where |b| is large against |s|; elements with |s| below 1e-5 get no gradient that
+    means anything."""
+    t = call.tape
+    axis = call.attribute("axis", -1) % len(call.shape())
+    stash = T.FLOAT if call.attribute("stash_type", 1) == 1 else t.dtype(call.x)
+    inverse = call.extra(2, stash, (*call.shape()[:axis], *[1] * (len(call.shape()) - axis)))
+    scale, bias = call.op.inputs[1], call.input(2)
+    safe = t.where(t.compare("Less", t.op("Abs", scale), TINY), TINY, scale)
+    xhat = t.div(call.y if bias is None else t.sub(call.y, bias), safe)
+    return _layer_norm(call, axis, t.cast(inverse, t.dtype(call.x)), xhat)
+
+
+def _layer_norm(call: Call, axis: int, inverse: str, xhat: str = "") -> Cotangents:
     t, x, scale, dy = call.tape, call.x, call.op.inputs[1], call.dy
     width = math.prod(call.shape()[axis:])
     rows = t.size(x) // width
     epsilon, ones = call.attribute("epsilon", 1e-5), [1.0] * width
-    xhat = t.op(
-        "LayerNormalization", t.reshape(x, (rows, width)), t.constant(ones, t.dtype(scale)),
-        shape=(rows, width), axis=-1, epsilon=epsilon,
-    )  # fmt: skip
+    if xhat:
+        xhat = t.reshape(xhat, (rows, width))
+    else:
+        xhat = t.op(
+            "LayerNormalization", t.reshape(x, (rows, width)), t.constant(ones, t.dtype(scale)),
+            shape=(rows, width), axis=-1, epsilon=epsilon,
+        )  # fmt: skip
     dy, inverse = t.reshape(dy, (rows, width)), t.reshape(inverse, (rows, 1))
     lead = list(range(axis))
     weighted = t.mul(dy, xhat)

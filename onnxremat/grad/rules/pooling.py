@@ -14,30 +14,49 @@ from onnxremat.grad.rules.geometry import Window, window_of
 from onnxremat.grad.tape import Tape
 
 
-@vjp("MaxPool", reads="x0 y1")
-def max_pool(call: Call) -> Cotangents:
+@vjp("MaxPool", variant="saved", reads="y1")
+def max_pool_saved(call: Call) -> Cotangents:
     """y = largest of each window, and where it was. dx = dy added up at these places; MaxUnpool
-    where windows do not overlap.
+    where windows do not overlap. Keeps the places, 8 bytes each.
 
     Raises:
         UnsupportedError: column-major indices.
     """
+    return _max_pool(call, call.extra(1, T.INT64, call.out_shape))
+
+
+@vjp("MaxPool", variant="input", reads="x0")
+def max_pool_input(call: Call) -> Cotangents:
+    """As the saved variant, with the places found again: for x that is kept anyway."""
+    t, names = call.tape, ("auto_pad", "ceil_mode", "dilations", "kernel_shape", "pads", "strides")
+    settings = {name: call.attribute(name) for name in names}
+    outputs = [(t.dtype(call.x), call.out_shape), (T.INT64, call.out_shape)]
+    largest, indices = t.multi("MaxPool", [t.later(call.x, call.dy)], outputs, **settings)
+    return _max_pool(call, indices, largest)
+
+
+def _max_pool(call: Call, indices: str, spare: str = "") -> Cotangents:
+    """``spare`` is an output that is not needed: onnxruntime keeps what nobody reads to the end
+    of the run, so something waits for it."""
     t, shape = call.tape, call.shape()
     if call.attribute("storage_order", 0):
         raise call.unsupported("indices in column-major order")
     window = window_of(call, shape[2:], tuple(call.attribute("kernel_shape")), call.out_shape[2:])
-    indices = call.extra(1, T.INT64, call.out_shape)
-    if window.tiles and t.dtype(call.x) == T.FLOAT and not any(_short(window)):
+    scatters = not window.tiles or t.dtype(call.x) != T.FLOAT or any(_short(window))
+    count, places = math.prod(shape), math.prod(call.out_shape)
+    if scatters:
+        indices = t.reshape(indices, (places,))
+    if spare:
+        indices = t.later(indices, spare)
+    if not scatters:
         made = t.op(
             "MaxUnpool", call.dy, indices, t.integers(*shape), shape=shape,
             kernel_shape=window.kernel, strides=window.strides,
         )  # fmt: skip
         return [made]
-    count, places = math.prod(shape), math.prod(call.out_shape)
     made = t.op(
-        "ScatterElements", t.filled(0.0, (count,), t.dtype(call.x)),
-        t.reshape(indices, (places,)), t.reshape(call.dy, (places,)), shape=(count,), axis=0,
-        reduction="add",
+        "ScatterElements", t.filled(0.0, (count,), t.dtype(call.x)), indices,
+        t.reshape(call.dy, (places,)), shape=(count,), axis=0, reduction="add",
     )  # fmt: skip
     return [t.reshape(made, shape)]
 

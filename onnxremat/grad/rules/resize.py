@@ -14,27 +14,30 @@ from onnxremat.grad.tape import Tape
 from onnxremat.ort.session import Options, open_session, session_options
 
 COPIED = (
-    "antialias", "coordinate_transformation_mode", "cubic_coeff_a", "exclude_outside",
-    "extrapolation_value", "mode", "nearest_mode",
+    "antialias", "coordinate_transformation_mode", "cubic_coeff_a", "exclude_outside", "mode",
+    "nearest_mode",
 )  # fmt: skip
+CROP = "tf_crop_and_resize"
 
 
 @vjp("Resize", since=11)
 @vjp("Upsample", until=9)
 def resize(call: Call) -> Cotangents:
     """y = x interpolated, one axis after the other, each a fixed matrix. dx = dy times the
-    transposed matrices; a pool where elements were just repeated.
+    transposed matrices; a pool where elements were just repeated. What lies outside of the
+    region that is cropped is a constant: its row of the matrix is 0.
 
     Raises:
-        UnsupportedError: cropping while resizing, or a policy that changes the size asked for.
+        UnsupportedError: a policy that changes the size asked for, or a region computed at run
+            time.
     """
     t, shape, out = call.tape, call.shape(), call.out_shape
-    if call.attribute("coordinate_transformation_mode", "") == "tf_crop_and_resize":
-        raise call.unsupported("tf_crop_and_resize is not differentiated")
     matrices = {
         axis: interpolation(call, axis)
         for axis in range(len(shape))
-        if shape[axis] != out[axis] or _scale(call, axis) not in (None, 1.0)
+        if shape[axis] != out[axis]
+        or _scale(call, axis) not in (None, 1.0)
+        or _region(call, axis) != (0.0, 1.0)
     }
     factors = [o // n for n, o in zip(shape, out, strict=True)]
     repeated = all(_repeats(matrix) for matrix in matrices.values())
@@ -79,6 +82,18 @@ def _scale(call: Call, axis: int) -> float | None:
     return float(scales[axes.index(axis)]) if axis in axes else None
 
 
+def _region(call: Call, axis: int) -> tuple[float, float]:
+    """Where the cropped part of an axis begins and ends, as parts of its length."""
+    if call.attribute("coordinate_transformation_mode", "") != CROP:
+        return 0.0, 1.0
+    region, rank = call.value(1), len(call.shape())
+    axes = [a % rank for a in call.attribute("axes", range(rank))]
+    if axis not in axes:
+        return 0.0, 1.0
+    place = axes.index(axis)
+    return float(region[place]), float(region[len(axes) + place])
+
+
 def interpolation(call: Call, axis: int) -> np.ndarray:
     """The matrix [o, n] of a Resize along one axis: what onnxruntime makes of unit vectors.
 
@@ -91,12 +106,16 @@ def interpolation(call: Call, axis: int) -> np.ndarray:
     attributes = {name: call.attribute(name) for name in COPIED}
     attributes = {name: value for name, value in attributes.items() if value is not None}
     scale = _scale(call, axis)
-    inputs = ["x", "", "", "sizes"] if scale is None else ["x", "", "scales"]
+    start, end = _region(call, axis)
+    inputs = ["x", "roi", "", "sizes"] if scale is None else ["x", "roi", "scales"]
     node = helper.make_node("Resize", inputs, ["y"], **attributes)
+    # The data are unit vectors along one axis, one per row.
+    sides = [0.0, 0.0, 0.0, start, 1.0, 1.0, 1.0, end]
     initializers = [
+        helper.make_tensor("roi", T.FLOAT, [8], sides),
         helper.make_tensor("sizes", T.INT64, [4], [1, 1, n, o])
         if scale is None
-        else helper.make_tensor("scales", T.FLOAT, [4], [1.0, 1.0, 1.0, scale])
+        else helper.make_tensor("scales", T.FLOAT, [4], [1.0, 1.0, 1.0, scale]),
     ]
     graph = helper.make_graph(
         [node],

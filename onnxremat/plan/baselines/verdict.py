@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from math import inf
 
 from onnxremat.plan.problem import Certificate, Problem, Solution, Status, peak, seconds
+from onnxremat.units import format_bytes
 
 Baseline = Callable[[Problem, int], Solution]
 
@@ -26,9 +27,10 @@ def fastest_within(
         if bytes_ <= budget and seconds(problem, sequence) < took:
             best, took = sequence, seconds(problem, sequence)
     total = float(problem.cost.sum())
-    notes = () if best is not None else (f"{planner} needs at least {least} bytes here",)
-    if least is None:
-        notes = (f"{planner} does not apply to this graph",)
+    notes: tuple[str, ...] = ()
+    if best is None:
+        reason = "finds no plan" if least is None else f"needs at least {format_bytes(least)}"
+        notes = (f"{planner} {reason} here",)
     return Solution(
         status=Status.UNKNOWN if best is None else Status.FEASIBLE,
         sequence=None if best is None else tuple(best),

@@ -14,7 +14,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from onnxremat.plan.problem import Problem
+from onnxremat.plan.problem import Problem, Rows
 from onnxremat.plan.wiring import Wiring
 
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
@@ -23,6 +23,7 @@ I32 = types.Array(types.int32, 1, "C")
 I64 = types.Array(types.int64, 1, "C")
 F64 = types.Array(types.float64, 1, "C")
 U8 = types.Array(types.uint8, 1, "C")
+U64 = types.Array(types.uint64, 1, "C")
 
 
 class Arrays(NamedTuple):
@@ -39,6 +40,8 @@ class Arrays(NamedTuple):
     size: NDArray[np.int64]
     keep: NDArray[np.uint8]
     producer: NDArray[np.int32]
+    reader_start: NDArray[np.int32]
+    reader_index: NDArray[np.int32]
     again: NDArray[np.uint8]  # ops that may run a second time
     fixed: NDArray[np.int64]  # one entry: bytes resident throughout
 
@@ -56,13 +59,12 @@ class Scratch(NamedTuple):
     uses: NDArray[np.int32]  # per step: reads of what it made
     use: NDArray[np.int64]  # per step: bytes
     figures: NDArray[np.float64]  # time, peak, excess area
-    random: NDArray[np.uint64]  # one entry: state of the generator
 
 
-ARRAYS = types.NamedTuple((F64, I64, I32, I32, I32, I32, I32, I32, I64, U8, I32, U8, I64), Arrays)
-SCRATCH = types.NamedTuple(
-    (I32, I32, I32, I32, I32, I32, I32, I32, I64, F64, types.Array(types.uint64, 1, "C")), Scratch
+ARRAYS = types.NamedTuple(
+    (F64, I64, I32, I32, I32, I32, I32, I32, I64, U8, I32, I32, I32, U8, I64), Arrays
 )
+SCRATCH = types.NamedTuple((I32, I32, I32, I32, I32, I32, I32, I32, I64, F64), Scratch)
 
 
 def compiled(signature: Any) -> Callable[[Kernel], Kernel]:
@@ -79,6 +81,7 @@ def arrays_of(problem: Problem) -> Arrays:
     take_start = np.zeros(problem.ops + 1, np.int32)
     take_start[1:] = np.cumsum([len(row) for row in wiring.inplace])
     takes = [value for row in wiring.inplace for value in row]
+    readers = Rows.of(wiring.readers)
     return Arrays(
         cost=np.ascontiguousarray(problem.cost, np.float64),
         work=np.ascontiguousarray(problem.work, np.int64),
@@ -91,12 +94,14 @@ def arrays_of(problem: Problem) -> Arrays:
         size=np.ascontiguousarray(problem.size, np.int64),
         keep=problem.keep.astype(np.uint8),
         producer=problem.producer,
+        reader_start=np.ascontiguousarray(readers.start, np.int32),
+        reader_index=np.ascontiguousarray(readers.index, np.int32),
         again=np.asarray(wiring.recomputable, np.uint8),
         fixed=np.asarray([problem.fixed], np.int64),
     )
 
 
-def scratch_for(arrays: Arrays, steps: int, seed: int) -> Scratch:
+def scratch_for(arrays: Arrays, steps: int) -> Scratch:
     """Work space for sequences of at most ``steps`` steps."""
     widest = int(np.diff(arrays.write_start).max(initial=1))
     taking = int(np.diff(arrays.take_start).max(initial=1))
@@ -111,5 +116,9 @@ def scratch_for(arrays: Arrays, steps: int, seed: int) -> Scratch:
         uses=np.zeros(steps + 2, np.int32),
         use=np.zeros(steps + 2, np.int64),
         figures=np.zeros(4, np.float64),
-        random=np.asarray([(seed * 2654435761 + 88172645463325252) % (1 << 64)], np.uint64),
     )
+
+
+def generator(seed: int) -> NDArray[np.uint64]:
+    """State of the random generator of one search."""
+    return np.asarray([(seed * 2654435761 + 88172645463325252) % (1 << 64)], np.uint64)

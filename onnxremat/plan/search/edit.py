@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import numpy as np
 from numba import types
+from numpy.typing import NDArray
 
 from onnxremat.plan.problem import Ints
-from onnxremat.plan.search.compiled import ARRAYS, I32, SCRATCH, Arrays, Scratch, compiled
+from onnxremat.plan.search.compiled import ARRAYS, I32, SCRATCH, U64, Arrays, Scratch, compiled
 from onnxremat.plan.search.evaluate import evaluate
 
 
-@compiled(types.int64(SCRATCH, types.int64))
-def below(s: Scratch, limit: int) -> int:
-    """Random integer in [0, limit) (xorshift64)."""
-    x = s.random[0]
+@compiled(types.int64(U64, types.int64))
+def below(random: NDArray[np.uint64], limit: int) -> int:
+    """Random integer in [0, limit) (xorshift64); ``random`` holds the state."""
+    x = random[0]
     x ^= x << np.uint64(13)
     x ^= x >> np.uint64(7)
     x ^= x << np.uint64(17)
-    s.random[0] = x
+    random[0] = x
     return int((x >> np.uint64(11)) % np.uint64(limit))
 
 
-@compiled(types.float64(SCRATCH))
-def uniform(s: Scratch) -> float:
+@compiled(types.float64(U64))
+def uniform(random: NDArray[np.uint64]) -> float:
     """Random number in [0, 1)."""
-    return below(s, 1 << 53) / 9007199254740992.0
+    return below(random, 1 << 53) / 9007199254740992.0
 
 
 @compiled(types.int64(I32, types.int64, types.int64, I32, types.int64))

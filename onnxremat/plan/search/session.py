@@ -10,13 +10,15 @@ import numpy as np
 
 from onnxremat.plan.problem import Bytes, Ints, Problem, Rows
 from onnxremat.plan.search.anneal import walk
-from onnxremat.plan.search.compiled import arrays_of, scratch_for
+from onnxremat.plan.search.compiled import arrays_of, generator, scratch_for
 from onnxremat.plan.search.edit import prune
 from onnxremat.plan.search.evaluate import evaluate
 from onnxremat.plan.search.greedy import fill, polish
+from onnxremat.plan.search.timeline import lay_out, line_for, read_out
 
 GROWTH = 4  # sequences may be this many times as long as the op list
 SLICE = 0.05  # seconds between looks at the clock
+LARGE, SPARSE, DENSE = 4000, 8, 4  # slots per step up to so many ops, and beyond
 
 
 class Search:
@@ -35,7 +37,8 @@ class Search:
         self.problem, self.budget, self.free_order = problem, budget, free_order
         self.arrays = arrays_of(problem)
         self.room = GROWTH * problem.ops + 256
-        self.scratch = scratch_for(self.arrays, self.room, seed)
+        self.scratch = scratch_for(self.arrays, self.room)
+        self.random = generator(seed)
         self._sequence, self._trial = (np.zeros(self.room + 64, np.int32) for _ in range(2))
 
     def replay(self, sequence: Sequence[int]) -> tuple[float, int, float] | None:
@@ -120,8 +123,9 @@ class Search:
         """
         if self.replay(sequence) is None:
             return None
-        steps = len(sequence)
-        walker = _Walker(self, steps, heat)
+        walker = _Walker(self, sequence, heat)
+        if not walker.ready:
+            return None
         begin = now = time.monotonic()
         moves = 20
         known = inf
@@ -147,22 +151,24 @@ class Search:
 
 
 class _Walker:
-    """State of one annealing run."""
+    """State of one annealing run from a valid sequence."""
 
-    def __init__(self, search: Search, steps: int, heat: float) -> None:
-        self.search, self.steps = search, steps
-        self.best: Ints = np.zeros(len(search._sequence), np.int32)
-        problem = search.problem
+    def __init__(self, search: Search, sequence: Sequence[int], heat: float) -> None:
+        self.search = search
+        problem, self.room = search.problem, search.room
+        steps, apart = len(sequence), SPARSE if problem.ops <= LARGE else DENSE
+        self.line = line_for(search.arrays, apart * (steps + 1), search.budget, search.random)
+        self._spare, self._best = (np.zeros(self.room, np.int32) for _ in range(2))
+        self._spare[:steps] = sequence
+        self.ready = lay_out(search.arrays, self.line, self._spare, steps)
         mean_cost = max(1e-300, float(problem.cost.mean()))
         mean_size = max(1.0, float(problem.size.mean()) if problem.values else 1.0)
         self.hot, self.cold = heat * mean_cost, 0.004 * mean_cost
-        mode = (search.budget, search.free_order)
-        evaluate(search.arrays, search.scratch, search._sequence, steps, *mode)
-        seconds, _, area, _ = search.scratch.figures.tolist()
-        self.state = np.asarray([4 * mean_cost / mean_size, inf, 0, seconds, area])
+        seconds, area = self.line.sums.tolist()
+        self.state = np.asarray([4 * mean_cost / mean_size, inf, 0])
         if area <= 0:
             self.state[1], self.state[2] = seconds, steps
-            self.best[:steps] = search._sequence[:steps]
+            self._best[:steps] = sequence
 
     @property
     def time(self) -> float:
@@ -171,17 +177,16 @@ class _Walker:
 
     def found(self) -> list[int]:
         """Best feasible sequence so far."""
-        sequence: list[int] = self.best[: int(self.state[2])].tolist()
+        sequence: list[int] = self._best[: int(self.state[2])].tolist()
         return sequence
 
     def step(self, share: float, moves: int) -> None:
         """Run moves at the temperature for this share of the run."""
         heat = self.hot * (self.cold / self.hot) ** min(1.0, share)
-        search = self.search
-        self.steps = walk(
-            search.arrays, search.scratch, search._sequence, self.steps, search.budget,
-            search.free_order, heat, moves, self.state, search._trial, self.best,
-        )  # fmt: skip
+        arrays, free = self.search.arrays, self.search.free_order
+        walk(arrays, self.line, self.room, free, heat, moves, self.state, self._spare, self._best)
+        steps = read_out(self.line, self._spare)
+        lay_out(arrays, self.line, self._spare, steps)  # evenly spread, and sums without drift
 
 
 def warm_up() -> float:

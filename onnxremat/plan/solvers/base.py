@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from math import inf
+from threading import Thread
+from time import monotonic
 from typing import Protocol
 
 from onnxremat.plan.model import Model
@@ -81,6 +83,47 @@ class Solver(Protocol):
 
     def solve(self, model: Model, limits: Limits) -> Result:
         """Minimise the model."""
+
+
+ABANDONED = "abandoned solver"  # name of a thread that is left behind
+PATIENCE = 1.5  # seconds that a stopped solver has to answer with what it found
+LOOK = 0.05  # seconds between looks at ``stop``
+
+
+def run_apart(run: Callable[[], None], limits: Limits, ask: Callable[[], None]) -> bool:
+    """Run a solver in a thread while the caller's stays free for signals.
+
+    Solvers poll nothing during presolve and long relaxations. One that does not end soon after it
+    was stopped is left behind, to end at its own time limit; False then.
+
+    Args:
+        run: blocks until the solver ends, without the interpreter lock.
+        ask: asks the running solver to end, from this thread.
+    """
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            run()
+        except BaseException as error:  # raised below, in the caller's thread
+            failed.append(error)
+
+    thread = Thread(target=work, daemon=True)
+    thread.start()
+    since: float | None = None
+    while thread.is_alive():
+        thread.join(LOOK)
+        if limits.stop is None or not limits.stop():
+            continue
+        if since is None:
+            since = monotonic()
+            ask()
+        elif monotonic() - since > PATIENCE and thread.is_alive():
+            thread.name = ABANDONED
+            return False
+    if failed:
+        raise failed[0]
+    return True
 
 
 def refused(message: str) -> Result:

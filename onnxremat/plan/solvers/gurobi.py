@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from functools import cache
 from importlib.util import find_spec
@@ -148,13 +150,28 @@ def _load(gurobi: Any, model: Model, gurobipy: Any) -> list[Any]:
 def _watch(limits: Limits, gurobipy: Any) -> Any:
     stop, target, progress = limits.stop, limits.target, limits.progress
     code = gurobipy.GRB.Callback
+    begun = False
 
     def watch(gurobi: Any, where: int) -> None:
-        if where == code.MIP and gurobi.cbGet(code.MIP_OBJBND) >= target:
-            gurobi.terminate()
-        elif where == code.MIPSOL and progress is not None:
-            progress(gurobi.cbGet(code.MIPSOL_OBJBST), gurobi.cbGet(code.MIPSOL_OBJBND))
+        nonlocal begun
+        if not begun:
+            begun = True
+            _keep_interrupts()
+        if where == code.MIP:
+            bound = gurobi.cbGet(code.MIP_OBJBND)
+            if bound >= target:
+                gurobi.terminate()
+            if progress is not None:
+                progress(gurobi.cbGet(code.MIP_OBJBST), bound)
         elif where == code.POLLING and stop is not None and stop():
             gurobi.terminate()
 
     return watch
+
+
+def _keep_interrupts() -> None:
+    """Take Ctrl-C back: Gurobi sets a handler of its own that ends this solve alone, prints to
+    stdout and tells nobody."""
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, handler)

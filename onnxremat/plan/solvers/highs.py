@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from onnxremat.plan.model import Model
-from onnxremat.plan.solvers.base import Limits, Outcome, Result, refused
+from onnxremat.plan.solvers.base import Limits, Outcome, Result, refused, run_apart
 
 
 class Highs:
@@ -52,7 +52,11 @@ def _run(model: Model, limits: Limits, begin: float) -> Result:
         start.col_value = limits.warm.tolist()
         highs.setSolution(start)
     _watch(highs, limits)
-    highs.run()
+    ended: list[Any] = []
+    if not run_apart(lambda: ended.append(_started(highs, highspy)), limits, lambda: None):
+        return Result(Outcome.UNKNOWN, inf, -inf, None, time.monotonic() - begin, "stopped")
+    if ended == [highspy.HighsStatus.kError]:
+        return refused("HiGHS failed: it could not run this model")
     info = highs.getInfo()
     found = info.primal_solution_status == 2 and np.isfinite(info.objective_function_value)
     status = highs.getModelStatus()
@@ -67,6 +71,15 @@ def _run(model: Model, limits: Limits, begin: float) -> Result:
     optimal = status == highspy.HighsModelStatus.kOptimal
     outcome = Outcome.OPTIMAL if optimal else Outcome.FEASIBLE if found else Outcome.UNKNOWN
     return Result(outcome, objective, bound, point, seconds)
+
+
+def _started(highs: Any, highspy: Any) -> Any:
+    """Run; with its threads renewed when they are not as many as now wanted."""
+    status = highs.run()
+    if status == highspy.HighsStatus.kError:
+        highspy.Highs.resetGlobalScheduler(True)
+        status = highs.run()
+    return status
 
 
 def _linear_program(model: Model, highspy: Any) -> Any:
@@ -104,12 +117,13 @@ def _watch(highs: Any, limits: Limits) -> None:
     def interrupt(event: Any) -> None:
         if (stop is not None and stop()) or event.data_out.mip_dual_bound >= target:
             event.data_in.user_interrupt = True
+        moved(event)
 
-    def improved(event: Any) -> None:
-        out = event.data_out
+    def moved(event: Any) -> None:
         if progress is not None:
+            out = event.data_out
             progress(float(out.mip_primal_bound), float(out.mip_dual_bound))
 
     highs.cbMipInterrupt.subscribe(interrupt)
     if progress is not None:
-        highs.cbMipImprovingSolution.subscribe(improved)
+        highs.cbMipImprovingSolution.subscribe(moved)

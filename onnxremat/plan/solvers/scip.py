@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from onnxremat.plan.model import Model
-from onnxremat.plan.solvers.base import Limits, Outcome, Result, refused
+from onnxremat.plan.solvers.base import Limits, Outcome, Result, refused, run_apart
 
 
 class Scip:
@@ -56,7 +56,8 @@ def _run(model: Model, limits: Limits) -> Result:
             scip.setSolVal(start, column, value)
         scip.addSol(start)
     _watch(scip, limits, pyscipopt)
-    scip.optimizeNogil()
+    if not run_apart(scip.optimizeNogil, limits, scip.interruptSolve):
+        return Result(Outcome.UNKNOWN, inf, -inf, None, time.monotonic() - begin, "stopped")
     seconds = time.monotonic() - begin
     status = scip.getStatus()
     if status == "infeasible":
@@ -124,7 +125,7 @@ def _watch(scip: Any, limits: Limits, pyscipopt: Any) -> None:
         def eventexec(self, event: Any) -> None:
             if (stop is not None and stop()) or self.model.getDualbound() >= target:
                 self.model.interruptSolve()
-            if progress is not None and event.getType() == events.BESTSOLFOUND:
+            if progress is not None:
                 progress(float(self.model.getPrimalbound()), float(self.model.getDualbound()))
 
     scip.includeEventhdlr(Watch(), "watch", "polls the caller")

@@ -1,0 +1,88 @@
+"""onnxremat compare IN --budget B: every planner side by side."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from onnxremat import api
+from onnxremat.cli import args
+from onnxremat.cli.console import Voice
+from onnxremat.errors import OnnxrematError, StoppedError
+from onnxremat.plan.methods import Method
+from onnxremat.run.planners import STANDARD
+
+NAME = "compare"
+
+
+def command(
+    source: args.Model,
+    budgets: Annotated[
+        list[str] | None,
+        typer.Option("--budget", "-b", help="Budget (repeatable); 0.6x without any."),
+    ] = None,
+    planners: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--planner",
+            help="A planner or formulation to set beside ours (repeatable); all published rules "
+            "without any.",
+        ),
+    ] = None,
+    jobs: args.Jobs = 1,
+    max_columns: args.MaxColumns = args.LARGEST,
+    shape: args.Shape = None,
+    dim: args.Dim = None,
+    target: args.Target = "portable",
+    time_limit: args.TimeLimit = 20.0,
+    gap: args.Gap = 5e-5,
+    solver: args.Solver = "auto",
+    seed: args.Seed = 0,
+    threads: args.Threads = 0,
+    fixed_order: args.FixedOrder = False,
+    data: args.Data = None,
+    measure: args.Measure = True,
+    as_json: args.Json = False,
+    quiet: args.Quiet = False,
+) -> None:
+    """Plan a model or a graph file with every planner: overhead, peak, time, bound.
+
+    Nothing is rewritten: these are the planner's numbers. --time-limit holds for each planner. A
+    published rule that beats ours by more than the gap is reported as a defect, exit code 1.
+    """
+    from onnxremat.report.standings import standings_table
+
+    voice = Voice(as_json, quiet)
+    settings = args.make_settings(
+        shape, dim, target, threads, seed, data, measure, False, fixed_order
+    )
+    with voice.working() as interrupt:
+        options = args.make_plan_options(
+            time_limit, gap, solver, seed, voice.planning, interrupt,
+            Method(most_columns=max_columns), threads,
+        )  # fmt: skip
+        found = api.compare(
+            source, budgets=budgets or ["0.6x"], planners=planners or STANDARD, settings=settings,
+            options=options, jobs=jobs, say=voice.say,
+        )  # fmt: skip
+        if not found.standings:
+            raise StoppedError("interrupted before any planner answered")
+        voice.table(standings_table(found.standings, found.subject.baseline_peak))
+    if as_json:
+        voice.result(
+            {
+                "model": found.subject.name,
+                "baseline_peak_bytes": found.subject.baseline_peak,
+                "store_all_seconds": found.subject.store_all_seconds,
+                "standings": [asdict(standing) for standing in found.standings],
+                "defects": found.defects,
+            }
+        )
+    if found.defects and not interrupt.asked:
+        raise OnnxrematError(
+            "a published rule beats our planner, which is a defect",
+            why="; ".join(found.defects),
+            hint="a longer --time-limit; and please report this graph",
+        )

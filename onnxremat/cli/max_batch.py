@@ -1,0 +1,140 @@
+"""onnxremat max-batch IN --budget 2GiB: the largest batch that fits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from onnxremat import api
+from onnxremat.cli import args, training
+from onnxremat.cli.console import Voice, percent
+from onnxremat.errors import UsageError
+from onnxremat.units import format_bytes
+
+NAME = "max-batch"
+
+MaxOverhead = Annotated[
+    str, typer.Option("--max-overhead", help="Most extra time a plan may take: 20%.")
+]
+MostBatch = Annotated[int, typer.Option("--most", min=1, help="Try no larger batch.")]
+FileBatch = Annotated[
+    int,
+    typer.Option("--file-batch", min=1, help="Batch that a graph file's sizes and costs are for."),
+]
+
+
+def command(
+    source: args.Model,
+    budget: Annotated[
+        str, typer.Option("--budget", "-b", help="2GiB, bytes, or 60% (of this machine's memory).")
+    ],
+    dim: Annotated[
+        list[str] | None,
+        typer.Option("--dim", help="Dimension to grow, batch; others bound, seq=128 (repeatable)."),
+    ] = None,
+    max_overhead: MaxOverhead = "",
+    most: MostBatch = 65536,
+    file_batch: FileBatch = 1,
+    train: Annotated[
+        bool, typer.Option("--train", help="Make a training step of the model first.")
+    ] = False,
+    loss: training.Loss = "cross-entropy",
+    loss_output: training.LossOutput = None,
+    optimizer: training.Optimizer = "sgd",
+    target: args.Target = "portable",
+    time_limit: args.TimeLimit = 10.0,
+    gap: args.Gap = 5e-4,
+    solver: args.Solver = "auto",
+    seed: args.Seed = 0,
+    threads: args.Threads = 0,
+    fixed_order: args.FixedOrder = False,
+    measure: args.Measure = True,
+    as_json: args.Json = False,
+    quiet: args.Quiet = False,
+) -> None:
+    """Find the largest batch that a plan keeps within the budget.
+
+    --time-limit holds for each batch tried. Costs are measured once and scaled. A graph file has
+    no batch dimension: all its sizes and costs are scaled.
+    """
+    voice = Voice(as_json, quiet)
+    grown, bound = split_dims(dim)
+    settings = args.make_settings(
+        None, bound, target, threads, seed, None, measure, False, fixed_order
+    )
+    if train:
+        made = training.make_training(
+            loss, loss_output, optimizer, None, None, "train", None, None, 1, False
+        )
+        settings = replace(settings, train=made)
+    limit = share(max_overhead)
+    with voice.working() as interrupt:
+        options = args.make_plan_options(
+            time_limit, gap, solver, seed, voice.planning, interrupt, threads=threads
+        )
+        found = api.max_batch(
+            source, budget=budget, dimension=grown, max_overhead=limit, most=most,
+            file_batch=file_batch, settings=settings, options=options, say=voice.say,
+        )  # fmt: skip
+        step = f" --train --loss {loss} --optimizer {optimizer}" if train else ""
+        tell(voice, found, source, step)
+    if as_json:
+        voice.result(found.facts())
+
+
+def tell(voice: Voice, found: api.MaxBatch, source: Path, step: str) -> None:
+    """The table, the answer in a sentence, and what to do with it."""
+    from onnxremat.report.batches import batch_table
+
+    voice.table(batch_table(found.trials, found.dimension, found.budget))
+    best = found.best
+    last = found.trials[-1].batch
+    above = next((trial for trial in found.trials if trial.batch == best.batch + 1), None)
+    proof = "no larger one was tried" if best.batch == last else "not proven: a larger one may fit"
+    if found.proven and above is not None:
+        proof = f"proven: {best.batch + 1} does not, {above.why}"
+    voice.note(
+        f"largest {found.dimension}: {best.batch} within {format_bytes(found.budget)}, "
+        f"{percent(best.overhead)} time ({proof})"
+    )
+    if source.suffix != ".json":
+        voice.note(
+            f"carry it out with: onnxremat optimize {source} OUT --dim {found.dimension}="
+            f"{best.batch} --budget {found.budget}{step}"
+        )
+
+
+def split_dims(texts: list[str] | None) -> tuple[str, list[str]]:
+    """The dimension to grow (empty when none is named), and those that are bound.
+
+    Raises:
+        UsageError: two to grow.
+    """
+    grown = [text.strip() for text in texts or () if "=" not in text]
+    if len(grown) > 1:
+        raise UsageError(
+            f"--dim names two dimensions to grow: {', '.join(grown)}",
+            hint=f"bind one of them: --dim {grown[1]}=128",
+        )
+    return "".join(grown), [text for text in texts or () if "=" in text]
+
+
+def share(text: str) -> float:
+    """A share such as ``20%`` or ``0.2``, infinite when empty.
+
+    Raises:
+        UsageError: neither.
+    """
+    if not text:
+        return float("inf")
+    number = text.strip()
+    try:
+        value = float(number.removesuffix("%")) / (100 if number.endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise UsageError(f"--max-overhead '{text}' is not understood", hint="--max-overhead 20%")
+    return value

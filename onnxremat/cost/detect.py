@@ -1,0 +1,86 @@
+"""This machine as a machine file: providers, threads, memory, speeds, links."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+from onnx import TensorProto, helper
+
+from onnxremat.cost.links import measure_link
+from onnxremat.device.machine import PROVIDERS, Device, Machine
+from onnxremat.ort.binding import wrap
+from onnxremat.ort.providers import here, open_on
+from onnxremat.ort.session import TUNED
+from onnxremat.ort.values import Stage
+
+WIDTH = 768  # of the square matrices multiplied
+COPIED = 1 << 25  # bytes of the values added
+SECONDS = 0.4  # aim for this much measuring per speed
+
+
+def detect(say: Callable[[str], None] | None = None) -> Machine:
+    """Find devices and measure them: float32 multiply-adds, memory traffic, links by copies."""
+    say = say or (lambda _: None)
+    devices = []
+    for device in here():
+        say(f"measuring {device.name}")
+        devices.append(with_speeds(device))
+    links = []
+    for source in devices:
+        for target in devices:
+            if source is not target:
+                say(f"measuring the link from {source.name} to {target.name}")
+                links.append(measure_link(source, target))
+    return Machine(tuple(devices), tuple(links), "detected")
+
+
+def with_speeds(device: Device) -> Device:
+    """The device with its measured multiply-adds and memory traffic per second."""
+    square = (WIDTH, WIDTH)
+    product = _seconds(device, "MatMul", square)
+    flat = (COPIED // 4,)
+    added = _seconds(device, "Add", flat)
+    return replace(
+        device,
+        memory=device.memory or _gpu_memory(device),
+        flops=2.0 * WIDTH**3 / product,
+        bandwidth=3.0 * COPIED / added,
+        source="measured",
+    )
+
+
+def _seconds(device: Device, op_type: str, shape: tuple[int, ...]) -> float:
+    """Quickest run of an op on two values, on the device."""
+    values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, shape) for n in ("a", "b", "c")]
+    node = helper.make_node(op_type, ["a", "b"], ["c"])
+    graph = helper.make_graph([node], "speed", values[:2], values[2:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    stage = Stage(open_on(device, model, TUNED), device, ("c",), {})
+    for name in ("a", "b"):
+        stage.bind(name, wrap(np.ones(shape, np.float32)))
+    times: list[float] = []
+    start = time.perf_counter()
+    while len(times) < 3 or time.perf_counter() - start < SECONDS:
+        begin = time.perf_counter()
+        stage.run([])
+        times.append(time.perf_counter() - begin)
+    return min(times)
+
+
+def _gpu_memory(device: Device) -> int:
+    """Bytes of an NVIDIA GPU, by its own tool; 0 where that is not there."""
+    import subprocess
+
+    if device.provider != PROVIDERS["cuda"]:
+        return 0
+    asked = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(
+            [*asked, f"--id={device.index}"], capture_output=True, text=True, check=True
+        )
+        return int(done.stdout.split()[0]) << 20
+    except (OSError, ValueError, IndexError, subprocess.CalledProcessError):
+        return 0

@@ -1,0 +1,238 @@
+"""What a model can run on: devices, each with memory of its own, and the links between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from onnxremat.errors import UsageError
+from onnxremat.units import Budget, parse_budgets
+
+# Short names of onnxruntime's execution providers; any full name is accepted as well.
+PROVIDERS = {
+    "cpu": "CPUExecutionProvider",
+    "cuda": "CUDAExecutionProvider",
+    "tensorrt": "TensorrtExecutionProvider",
+    "openvino": "OpenVINOExecutionProvider",
+    "directml": "DmlExecutionProvider",
+    "coreml": "CoreMLExecutionProvider",
+    "webgpu": "WebGpuExecutionProvider",
+}
+STORAGE = "storage"  # a device that computes nothing: host memory to swap to
+
+
+@dataclass(frozen=True)
+class Device:
+    """Something that runs ops (or only stores values), with memory of its own.
+
+    Attributes:
+        name: unique in its machine; budgets, pins and plans use it.
+        provider: full name of the execution provider, or ``storage``.
+        index: which one of that provider's devices.
+        memory: bytes it has; 0 when not known.
+        threads: intra-op threads, 0 for one per core; only processors have any.
+        flops: peak floating point operations per second, 0 when not known.
+        bandwidth: bytes per second of its memory, 0 when not known.
+        options: provider options handed on as they are.
+        source: where the figures come from: ``given``, ``measured``, or a data sheet.
+    """
+
+    name: str
+    provider: str = PROVIDERS["cpu"]
+    index: int = 0
+    memory: int = 0
+    threads: int = 0
+    flops: float = 0.0
+    bandwidth: float = 0.0
+    options: Mapping[str, str] = field(default_factory=dict, hash=False)
+    source: str = "given"
+
+    @property
+    def computes(self) -> bool:
+        """It runs ops."""
+        return self.provider != STORAGE
+
+    @property
+    def in_host_memory(self) -> bool:
+        """Values between its partitions lie in the memory of the process. Providers other than
+        CUDA's copy in and out by themselves."""
+        return self.provider not in (PROVIDERS["cuda"], PROVIDERS["tensorrt"])
+
+    @property
+    def opaque(self) -> bool:
+        """Its provider compiles what it is given: order and memory inside are its own."""
+        return self.provider not in (PROVIDERS["cpu"], PROVIDERS["cuda"])
+
+
+@dataclass(frozen=True)
+class Link:
+    """A way for values from one device to another.
+
+    Attributes:
+        source, target: names of devices.
+        bandwidth: bytes per second.
+        latency: seconds before the first byte is there.
+        shared: both lie in one memory, so that a value is handed over, not copied; it still
+            counts on both sides.
+        origin: where the figures come from: ``given``, ``measured``, ``assumed``.
+    """
+
+    source: str
+    target: str
+    bandwidth: float
+    latency: float = 0.0
+    shared: bool = False
+    origin: str = "given"
+
+    def seconds(self, size: int) -> float:
+        """Seconds to bring ``size`` bytes over."""
+        return self.latency if self.shared else self.latency + size / self.bandwidth
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Devices and links.
+
+    Attributes:
+        elsewhere: it is not this machine: nothing about it can be measured here.
+
+    Raises:
+        UsageError: no device, a name twice, or a link of a device that is not there.
+    """
+
+    devices: tuple[Device, ...]
+    links: tuple[Link, ...] = ()
+    name: str = "machine"
+    elsewhere: bool = False
+
+    def __post_init__(self) -> None:
+        names = [device.name for device in self.devices]
+        if not any(device.computes for device in self.devices):
+            raise UsageError(f"machine '{self.name}' has no device that computes")
+        for name in names:
+            if names.count(name) > 1:
+                raise UsageError(f"machine '{self.name}' has two devices named '{name}'")
+        for link in self.links:
+            for end in (link.source, link.target):
+                self.device(end)
+            if link.source == link.target:
+                raise UsageError(f"machine '{self.name}' links '{link.source}' with itself")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the devices."""
+        return tuple(device.name for device in self.devices)
+
+    def device(self, name: str) -> Device:
+        """The device of a name.
+
+        Raises:
+            UsageError: there is none.
+        """
+        for device in self.devices:
+            if device.name == name:
+                return device
+        raise UsageError(
+            f"machine '{self.name}' has no device '{name}'",
+            hint="its devices are " + ", ".join(self.names),
+        )
+
+    def link(self, source: str, target: str) -> Link:
+        """The link from one device to another.
+
+        Raises:
+            UsageError: there is none.
+        """
+        for link in self.links:
+            if (link.source, link.target) == (source, target):
+                return link
+        raise UsageError(
+            f"machine '{self.name}' has no link from '{source}' to '{target}'",
+            why="a value made on the one is needed on the other",
+            hint=f'add to the machine file: [[link]] from = "{source}", to = "{target}", '
+            "bandwidth = BYTES_PER_SECOND",
+        )
+
+    def linked(self, source: str, target: str) -> bool:
+        """Values can go from one device to the other."""
+        return any((link.source, link.target) == (source, target) for link in self.links)
+
+    def with_devices(self, devices: Sequence[Device]) -> Machine:
+        """The same links between changed devices of the same names."""
+        return replace(self, devices=tuple(devices))
+
+    def budgets(self, text: str | int) -> dict[str, Budget]:
+        """Budgets by device: ``cpu=1GiB,openvino=512MiB``; a plain one holds for every device.
+
+        Case does not matter, and ``cuda`` means ``cuda:0``. Devices that are not named have no
+        budget but their memory.
+
+        Raises:
+            UsageError: malformed, or a device that is not there.
+        """
+        found = parse_budgets(text)
+        if "" in found:
+            return dict.fromkeys(self.names, found[""])
+        return {self._named(name): budget for name, budget in found.items()}
+
+    def _named(self, text: str) -> str:
+        wanted = {text.lower(), f"{text.lower()}:0", text.lower().removesuffix(":0")}
+        matches = [name for name in self.names if name.lower() in wanted]
+        if not matches:
+            self.device(text)
+        return matches[0]
+
+    def limits(self, budgets: Mapping[str, Budget], peaks: Mapping[str, int]) -> dict[str, int]:
+        """Bytes per device that has a limit: its budget, else its memory where that is known.
+
+        Args:
+            budgets: by device name.
+            peaks: unoptimised peak per device, for budgets such as ``0.6x``.
+
+        Raises:
+            UsageError: a share of a memory that is not known, or ``min``, which is not a number.
+        """
+        limits = {d.name: d.memory for d in self.devices if d.memory}
+        for name, budget in budgets.items():
+            memory = self.device(name).memory
+            if budget.kind == "device" and not memory:
+                raise UsageError(
+                    f"budget '{budget.text}' of device '{name}' has no bytes",
+                    why="the machine file does not say how much memory the device has",
+                )
+            size = budget.resolve(device_bytes=memory, peak_bytes=peaks.get(name, 0))
+            if size is None:
+                raise UsageError(
+                    f"budget 'min' of device '{name}' is not supported with several devices",
+                    hint="give bytes, 60% or 0.6x",
+                )
+            limits[name] = size
+        return limits
+
+
+def provider_name(text: str) -> str:
+    """Full name of a provider given in short or in full.
+
+    Raises:
+        UsageError: neither.
+    """
+    short = {"gpu": "cuda", "dml": "directml", "ov": "openvino", "trt": "tensorrt"}
+    key = short.get(text.lower(), text.lower())
+    if key in PROVIDERS:
+        return PROVIDERS[key]
+    if key == STORAGE:
+        return STORAGE
+    full = [name for name in PROVIDERS.values() if name.lower() == text.lower()]
+    if full:
+        return full[0]
+    if text.endswith("ExecutionProvider"):
+        return text
+    raise UsageError(
+        f"unknown provider '{text}'", hint="one of " + ", ".join([*PROVIDERS, STORAGE])
+    )
+
+
+def short_name(provider: str) -> str:
+    """``cpu`` of ``CPUExecutionProvider``."""
+    named = {full: short for short, full in PROVIDERS.items()}
+    return named.get(provider, provider.removesuffix("ExecutionProvider").lower())

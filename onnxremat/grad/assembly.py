@@ -1,0 +1,66 @@
+"""From emitted ops to a graph: outputs under their names in the signature, no dead ops."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from onnx import helper
+
+from onnxremat.grad.tape import Tape
+from onnxremat.graph.ir import Op
+
+# Operators whose outputs from the second on may be left out.
+OPTIONAL = frozenset(
+    {
+        "BatchNormalization", "Dropout", "GRU", "LSTM", "LayerNormalization", "MaxPool", "RNN",
+        "SoftmaxCrossEntropyLoss",
+    }
+)  # fmt: skip
+
+
+def named(t: Tape, ops: Sequence[Op], outputs: Mapping[str, str]) -> tuple[list[Op], list[str]]:
+    """Outputs under their names in the signature: the tensor is renamed, or copied by an
+    Identity where it has two names or is an input."""
+    made = {name for op in ops for name in op.writes}
+    renames: dict[str, str] = {}
+    copies: list[tuple[str, str]] = []
+    for name, tensor in outputs.items():
+        t.declare(name, t.dtype(tensor), t.shape(tensor))
+        if name == tensor:
+            continue
+        if tensor in made and tensor not in renames and tensor not in outputs:
+            renames[tensor] = name
+        else:
+            copies.append((name, tensor))
+    result = [
+        op.renamed(op.name, renames, op.origin) if _touches(op, renames) else op for op in ops
+    ]
+    for name, tensor in copies:
+        source = renames.get(tensor, tensor)
+        node = helper.make_node("Identity", [source], [name])
+        result.append(Op(t.fresh(f"{name}/Identity"), "Identity", "", (source,), (name,), (), node))
+    return result, list(outputs)
+
+
+def _touches(op: Op, names: Mapping[str, str]) -> bool:
+    return any(name in names for name in (*op.inputs, *op.outputs, *op.captures))
+
+
+def _without_idle_outputs(op: Op, wanted: Collection[str]) -> Op:
+    """An output that is named but not read would be held until the end of the run."""
+    used = [op.outputs[0], *(name if name in wanted else "" for name in op.outputs[1:])]
+    while not used[-1]:
+        used.pop()
+    return replace(op, outputs=tuple(used))
+
+
+def needed(ops: Sequence[Op], outputs: Sequence[str]) -> list[Op]:
+    """Ops that an output depends on, without the outputs nobody reads."""
+    wanted, kept = set(outputs), []
+    for op in reversed(ops):
+        if wanted.isdisjoint(op.writes):
+            continue
+        wanted.update(op.reads)
+        kept.append(_without_idle_outputs(op, wanted) if op.op_type in OPTIONAL else op)
+    return kept[::-1]

@@ -1,0 +1,257 @@
+"""Execution providers: which are here, what to install, and sessions on a device.
+
+onnxruntime falls back to the CPU without an error when a provider cannot start, so a session is
+only handed out after its providers have been looked at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import onnx
+from onnx import TensorProto, helper
+
+from onnxremat.device.machine import PROVIDERS, Device, short_name
+from onnxremat.errors import MissingComponentError
+from onnxremat.ort.session import Options, model_source, providers, refused, session_options
+
+CPU, CUDA, OPENVINO = PROVIDERS["cpu"], PROVIDERS["cuda"], PROVIDERS["openvino"]
+_HINTS = {
+    CUDA: "pip install 'onnxruntime-gpu[cuda,cudnn]', and an NVIDIA driver",
+    PROVIDERS["tensorrt"]: "pip install onnxruntime-gpu tensorrt, and an NVIDIA driver",
+    OPENVINO: "pip install 'onnxremat[openvino]'",
+    PROVIDERS["directml"]: "pip install onnxruntime-directml (Windows)",
+    PROVIDERS["coreml"]: "pip install onnxruntime (macOS)",
+    PROVIDERS["webgpu"]: "pip install onnxruntime-ep-webgpu",
+}
+_PLUGINS = {OPENVINO: "onnxruntime_ep_openvino", PROVIDERS["webgpu"]: "onnxruntime_ep_webgpu"}
+
+
+def missing(device: Device) -> str:
+    """Why sessions cannot run on a device here; "" when they can."""
+    if not device.computes or device.provider == CPU:
+        return ""
+    return _missing(device.provider, device.index, device.options.get("device", "CPU"))
+
+
+@cache
+def _missing(provider: str, index: int, hardware: str) -> str:
+    module = _PLUGINS.get(provider)
+    if module is not None and _registered(provider):
+        if _plugin_device(provider, hardware) is not None:
+            return ""
+        made_for = ", it serves Intel's" if provider == OPENVINO else ""
+        return f"the {short_name(provider)} plugin offers no {hardware} on this machine{made_for}"
+    if provider in providers():
+        started = _starts(provider, index)
+        return "" if started else f"{provider} is in this onnxruntime but does not start here"
+    if module is not None:
+        return f"the package {module.replace('_', '-')} is not installed"
+    return f"this onnxruntime has {', '.join(providers())}"
+
+
+def require(device: Device) -> None:
+    """Raises:
+    MissingComponentError: the device's provider is not here; says what to install.
+    """
+    why = missing(device)
+    if not why:
+        return
+    hint = _HINTS.get(device.provider, "install an onnxruntime that has this provider")
+    if "offers no" in why:
+        hint = "plan for the devices that onnxremat devices lists"
+    raise MissingComponentError(
+        f"device '{device.name}' cannot be used: no {device.provider}", why=why, hint=hint
+    )
+
+
+@cache
+def _registered(provider: str) -> bool:
+    """Load a provider that comes as a plugin library; whether it is there."""
+    import importlib
+
+    import onnxruntime as ort
+
+    try:
+        plugin = importlib.import_module(_PLUGINS[provider])
+    except ImportError:
+        return False
+    try:
+        ort.register_execution_provider_library(short_name(provider), plugin.get_library_path())
+    except Exception as error:  # onnxruntime raises a dozen unrelated types
+        return "already registered" in str(error)
+    return True
+
+
+def _plugin_device(provider: str, hardware: str) -> Any:
+    """onnxruntime's handle of a plugin provider's device, None when there is none."""
+    import onnxruntime as ort
+
+    if provider not in _PLUGINS or not _registered(provider):
+        return None
+    for found in ort.get_ep_devices():
+        kind = found.ep_metadata.get("ov_device", found.device.type.name)
+        if found.ep_name == provider and kind == hardware:
+            return found
+    return None
+
+
+def _starts(provider: str, index: int) -> bool:
+    import onnxruntime as ort
+
+    made = ort.SessionOptions()
+    made.log_severity_level = 4
+    with _silent():
+        try:
+            session = ort.InferenceSession(
+                tiny_model(), made, providers=[(provider, _named_options(provider, index, {}))]
+            )
+        except Exception:  # onnxruntime raises a dozen unrelated types
+            return False
+    return provider in session.get_providers()
+
+
+def tiny_model() -> bytes:
+    """One Relu from ``x`` to ``y``, one number each: to see whether a provider starts, and what
+    it costs to call it."""
+    value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
+    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "tiny", [value], [result])
+    opsets = [helper.make_opsetid("", 17)]
+    model: bytes = helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
+    return model
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Without onnxruntime's own words about a provider that does not start."""
+    import onnxruntime as ort
+
+    ort.set_default_logger_severity(4)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        ort.set_default_logger_severity(2)
+
+
+def open_on(
+    device: Device,
+    model: onnx.ModelProto | str | os.PathLike[str] | bytes,
+    options: Options,
+    folder: Path | None = None,
+    *,
+    limit: int = 0,
+    entries: dict[str, str] | None = None,
+    prefix: str = "",
+) -> Any:
+    """An ``InferenceSession`` whose first provider is the device's.
+
+    Args:
+        options: ``threads`` is overridden by the device's own.
+        limit: bytes the session may take on the device, 0 for no limit; CUDA alone keeps it.
+        entries: further session configuration entries.
+        prefix: path prefix of a profile to write, "" for none.
+
+    Raises:
+        MissingComponentError: the provider is not here.
+        ModelError: onnxruntime refuses the model.
+    """
+    import onnxruntime as ort
+
+    require(device)
+    made = session_options(Options(**{**options.to_json(), "threads": max(0, device.threads)}))
+    # Threads of a session that is done must not spin beside the next session's.
+    made.add_session_config_entry("session.force_spinning_stop", "1")
+    made.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    for key, value in (entries or {}).items():
+        made.add_session_config_entry(key, value)
+    if prefix:
+        made.enable_profiling = True
+        made.profile_file_prefix = prefix
+    source = model_source(model, made, folder)
+    plugin = None
+    if device.provider != CPU:
+        plugin = _plugin_device(device.provider, device.options.get("device", "CPU"))
+    try:
+        if plugin is not None:
+            made.add_provider_for_devices([plugin], plugin_options(device))
+            return ort.InferenceSession(source, made)
+        named = _named_options(device.provider, device.index, dict(device.options), limit)
+        order = [(device.provider, named)] if device.provider != CPU else []
+        return ort.InferenceSession(source, made, providers=[*order, (CPU, {})])
+    except Exception as error:  # onnxruntime raises a dozen unrelated types
+        raise refused(source, error) from error
+
+
+def plugin_options(device: Device) -> dict[str, str]:
+    """Options of a plugin provider. OpenVINO computes in bfloat16 where the processor can, unless
+    it is told not to; a plan's results must be those of the model."""
+    given = {key: value for key, value in device.options.items() if key != "device"}
+    if device.provider != OPENVINO or "load_config" in given:
+        return given
+    config = {"INFERENCE_PRECISION_HINT": "f32"}
+    if device.threads:
+        config["INFERENCE_NUM_THREADS"] = str(device.threads)
+    return {**given, "load_config": json.dumps({device.options.get("device", "CPU"): config})}
+
+
+def _named_options(
+    provider: str, index: int, given: dict[str, str], limit: int = 0
+) -> dict[str, str]:
+    found = dict(given)
+    if provider in (CUDA, PROVIDERS["tensorrt"], PROVIDERS["directml"]):
+        found.setdefault("device_id", str(index))
+    if provider == CUDA:
+        found.setdefault("arena_extend_strategy", "kSameAsRequested")
+        if limit:
+            found["gpu_mem_limit"] = str(limit)
+    if provider == OPENVINO:  # the provider built into the onnxruntime-openvino wheel
+        found.setdefault("device_type", found.pop("device", "CPU"))
+        found.setdefault("precision", "FP32")
+    return found
+
+
+def assigned(session: Any) -> dict[str, str]:
+    """Node name to the provider that took it, of a session of :func:`open_on`."""
+    return {
+        node.name: part.ep_name
+        for part in session.get_provider_graph_assignment_info()
+        for node in part.get_nodes()
+    }
+
+
+def place(device: Device) -> tuple[str, int]:
+    """Where values of a device lie, in the words of onnxruntime's binding."""
+    if device.in_host_memory:
+        return "cpu", 0
+    return "cuda", device.index
+
+
+def here() -> list[Device]:
+    """Devices of this machine that sessions can run on, the processor first."""
+    from onnxremat.device.host import memory_bytes, processors
+
+    found = [Device("cpu", CPU, 0, memory_bytes(), processors(), source="detected")]
+    for short, provider in PROVIDERS.items():
+        if provider in (CPU, PROVIDERS["tensorrt"]):  # TensorRT is another name for a GPU we have
+            continue
+        for index in range(16):
+            name = f"{short}:{index}" if provider == CUDA else short
+            device = Device(name, provider, index, source="detected")
+            if missing(device):
+                break
+            if device.in_host_memory:
+                device = replace(device, memory=memory_bytes())
+            found.append(device)
+            if provider != CUDA:
+                break
+    return found

@@ -1,0 +1,106 @@
+"""Values that sessions hand to each other without numpy: made, moved, looked at."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from onnxremat.device.machine import Device
+from onnxremat.ort.binding import wrap
+from onnxremat.ort.providers import place
+
+
+class Copies:
+    """How often bytes of values were copied: between devices, and to and from numpy."""
+
+    def __init__(self) -> None:
+        self.between = self.numpy = 0
+
+
+def moved(value: Any, target: Device, copies: Copies) -> Any:
+    """A copy of a value in the memory of a device: one transfer, nothing in between."""
+    import onnxruntime as ort
+
+    copies.between += 1
+    kind, index = place(target)
+    # A view where the value lies in host memory, else one transfer to there.
+    array = value.numpy()
+    if kind != "cpu":
+        return ort.OrtValue.ortvalue_from_numpy(array, kind, index)
+    return wrap(array.copy() if value.device_name() == "cpu" else array)
+
+
+def as_array(value: Any, copies: Copies) -> np.ndarray:
+    """The value as an array of its own."""
+    copies.numpy += 1
+    array: np.ndarray = value.numpy()
+    return array.copy() if value.device_name() == "cpu" else array
+
+
+@cache
+def nothing() -> Any:
+    """A value of no size to speak of, bound where a big one was, so that that one can go."""
+    return wrap(np.zeros(1, np.float32))
+
+
+@cache
+def share_arena() -> bool:
+    """One pool of host memory for all sessions that ask for it (``session.use_env_allocators``),
+    so that what one partition gives back the next one takes. Whether there is one."""
+    import onnxruntime as ort
+
+    memory = ort.OrtMemoryInfo(
+        "Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT
+    )
+    try:
+        ort.create_and_register_allocator(memory, ort.OrtArenaCfg({"arena_extend_strategy": 1}))
+    except Exception as error:  # onnxruntime raises a dozen unrelated types
+        return "already registered" in str(error)
+    return True
+
+
+class Stage:
+    """A session whose outputs are allocated as it runs and handed on; inputs are bound by name.
+
+    Args:
+        session: an ``InferenceSession``.
+        device: where its values lie.
+        outputs: names of the outputs to hand on, in this order.
+        fixed: outputs that are written into given values (state updated in place).
+    """
+
+    def __init__(
+        self, session: Any, device: Device, outputs: tuple[str, ...], fixed: dict[str, Any]
+    ) -> None:
+        self.session = session
+        self._binding = session.io_binding()
+        self._place = place(device)
+        self._free = [name for name in outputs if name not in fixed]
+        # Outputs come back in the order in which they were first bound.
+        for name in self._free:
+            self._binding.bind_output(name, *self._place)
+        for name, value in fixed.items():
+            self._binding.bind_ortvalue_output(name, value)
+
+    def bind(self, name: str, value: Any) -> None:
+        """Read this value as an input from now on."""
+        self._binding.bind_ortvalue_input(name, value)
+
+    def run(self, fresh: list[tuple[str, Any]]) -> list[Any]:
+        """One run; returns the values of the free outputs and keeps no hold on them.
+
+        Args:
+            fresh: inputs of this run alone.
+        """
+        binding = self._binding
+        for name, value in fresh:
+            binding.bind_ortvalue_input(name, value)
+        self.session.run_with_iobinding(binding)
+        values = binding.get_outputs()[: len(self._free)]
+        for name in self._free:
+            binding.bind_output(name, *self._place)
+        for name, _ in fresh:
+            binding.bind_ortvalue_input(name, nothing())
+        return values

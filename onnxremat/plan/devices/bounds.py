@@ -1,0 +1,67 @@
+"""Bounds that need no large model: what each op needs at once, and what no makespan is below."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+from onnxremat.plan.devices.cuts import build
+from onnxremat.plan.devices.layout import Layout
+from onnxremat.plan.devices.makespan import critical_path
+from onnxremat.plan.formulations.cuts import fixed_spans
+from onnxremat.plan.solvers import Limits, minimise
+
+NO_LIMIT = 1 << 62  # bytes of a device without a limit
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """An op (or -1: the results) that fits on no device, with the reason."""
+
+    op: int
+    why: str
+
+
+def misfit(layout: Layout, budgets: Sequence[int]) -> Misfit | None:
+    """The first op that no device has room for at any time, or results that do not fit at the end.
+
+    An op needs its inputs, outputs, workspace and weights at once, with what is always resident,
+    less the largest takeover; this holds in every order.
+    """
+    for op, able in enumerate(layout.able):
+        needs = {d: _need(layout, op, d) for d in able}
+        if all(need > budgets[d] for d, need in needs.items()):
+            names = layout.problem.names
+            parts = ", ".join(f"{need} bytes on {names[d]}" for d, need in needs.items())
+            return Misfit(op, f"op {op} needs at once {parts}, more than the budget of each")
+    for d in layout.devices:
+        kept = sum(layout.size[d][u] for u, goal in enumerate(layout.goal) if goal == d)
+        kept += int(layout.problem.fixed[d])
+        if kept > budgets[d]:
+            name = layout.problem.names[d]
+            return Misfit(-1, f"results that must end on {name} take {kept} bytes there")
+    return None
+
+
+def _need(layout: Layout, op: int, device: int) -> int:
+    size, wiring, problem = layout.size[device], layout.wiring, layout.problem
+    present = sum(size[u] for u in {*wiring.reads[op], *wiring.writes[op]})
+    weights = sum(int(problem.weight[w]) for w in set(layout.uses[op]))
+    takeover = max((size[u] for u in wiring.inplace[op]), default=0)
+    return int(problem.fixed[device]) + weights + present + layout.work[device][op] - takeover
+
+
+def makespan_bound(layout: Layout, limits: Limits, solver: str = "auto") -> tuple[float, str]:
+    """Seconds that no makespan is below, in any order and with any memory, and why.
+
+    The larger of the critical path and the least load of the busiest device or link over
+    fractional placements (a linear program).
+    """
+    path = critical_path(layout.problem)
+    spans = fixed_spans(layout.problem.ops, ())
+    made = build(layout, spans, [NO_LIMIT] * layout.problem.devices, makespan=True)
+    made.model.integer = [False] * made.model.columns
+    result, _ = minimise(made.model, limits, solver)
+    load = made.seconds(result.bound) * (1 - 1e-7) if -inf < result.bound < inf else 0.0
+    return max((path, "critical path"), (load, "load"))

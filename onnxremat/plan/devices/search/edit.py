@@ -1,0 +1,159 @@
+"""Edits of a schedule: insert, delete, bring missing values, drop what nobody reads."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import types
+from numpy.typing import NDArray
+
+from onnxremat.plan.devices.search.arrays import (
+    ARRAYS,
+    I32,
+    I64,
+    SCRATCH,
+    U64,
+    Arrays,
+    Scratch,
+    compiled,
+)
+from onnxremat.plan.devices.search.evaluate import evaluate
+from onnxremat.plan.problem import Bytes, Ints
+
+
+@compiled(types.int64(U64, types.int64))
+def below(random: NDArray[np.uint64], limit: int) -> int:
+    """Random integer in [0, limit) (xorshift64)."""
+    x = random[0]
+    x ^= x << np.uint64(13)
+    x ^= x >> np.uint64(7)
+    x ^= x << np.uint64(17)
+    random[0] = x
+    return int((x >> np.uint64(11)) % np.uint64(limit))
+
+
+@compiled(types.float64(U64))
+def uniform(random: NDArray[np.uint64]) -> float:
+    """Random number in [0, 1)."""
+    return below(random, 1 << 53) / 9007199254740992.0
+
+
+@compiled(types.int64(I32, types.int64, types.int64, I32, types.int64))
+def insert(schedule: Ints, steps: int, at: int, codes: Ints, count: int) -> int:
+    """Insert ``codes[:count]`` before step ``at``; the new length."""
+    for k in range(steps - 1, at - 1, -1):
+        schedule[k + count] = schedule[k]
+    for k in range(count):
+        schedule[at + k] = codes[k]
+    return steps + count
+
+
+@compiled(types.int64(I32, types.int64, types.int64))
+def delete(schedule: Ints, steps: int, at: int) -> int:
+    """Delete step ``at``; the new length."""
+    for k in range(at, steps - 1):
+        schedule[k] = schedule[k + 1]
+    return steps - 1
+
+
+@compiled(types.int64(I32, types.int64, types.int64, types.int64))
+def insert_one(schedule: Ints, steps: int, at: int, code: int) -> int:
+    """Insert one step before step ``at``; the new length."""
+    for k in range(steps - 1, at - 1, -1):
+        schedule[k + 1] = schedule[k]
+    schedule[at] = code
+    return steps + 1
+
+
+@compiled(types.int64(ARRAYS, SCRATCH, types.int64, types.int64))
+def cheapest_source(p: Arrays, s: Scratch, value: int, device: int) -> int:
+    """Device from which a value that is there (``s.current``) is copied soonest, or -1."""
+    best, least = -1, np.inf
+    for e in range(len(p.fixed)):
+        if e != device and s.current[e, value] >= 0 and p.copy[e, device, value] < least:
+            best, least = e, p.copy[e, device, value]
+    return best
+
+
+@compiled(types.int64(ARRAYS, SCRATCH, I32, types.int64, types.int64, types.int64))
+def _bring(p: Arrays, s: Scratch, out: Ints, count: int, value: int, device: int) -> int:
+    """Append a copy of a missing value from where it is; the new length, or -1."""
+    if s.current[device, value] >= 0:
+        return count
+    source = cheapest_source(p, s, value, device)
+    if source < 0 or count >= len(out):
+        return -1
+    out[count] = value << 8 | device << 4 | source + 1
+    s.current[device, value] = 0
+    return count + 1
+
+
+@compiled(types.int64(ARRAYS, SCRATCH, I32, types.int64, I32, I32))
+def mend(p: Arrays, s: Scratch, schedule: Ints, steps: int, hold: Ints, out: Ints) -> int:
+    """Rewrite a list of steps into ``out`` with copies where values are missing.
+
+    Copies whose source is missing come from elsewhere or go; kept values are brought to their
+    hold device at the end. Returns the new length, or -1 when a value is nowhere at hand.
+    """
+    s.current[:] = -1
+    s.seen[:] = 0
+    count = 0
+    for step in range(steps):
+        code = schedule[step]
+        item, device, source = code >> 8, code >> 4 & 15, (code & 15) - 1
+        if source >= 0:
+            if s.current[source, item] < 0:
+                if s.current[device, item] < 0:
+                    count = _bring(p, s, out, count, item, device)
+                    if count < 0:
+                        return -1
+                continue
+            s.current[device, item] = 0
+        else:
+            for k in range(p.read_start[item], p.read_start[item + 1]):
+                count = _bring(p, s, out, count, p.read_index[k], device)
+                if count < 0:
+                    return -1
+            for k in range(p.write_start[item], p.write_start[item + 1]):
+                value = p.write_index[k]
+                if s.seen[item] == 0 or p.keep[value] == 0:
+                    s.current[device, value] = 0
+            s.seen[item] = 1
+        if count >= len(out):
+            return -1
+        out[count] = code
+        count += 1
+    for value in range(len(p.keep)):
+        if p.keep[value] and hold[value] >= 0:
+            count = _bring(p, s, out, count, value, hold[value])
+            if count < 0:
+                return -1
+    return count
+
+
+@compiled(types.int64(ARRAYS, SCRATCH, I32, types.int64, I32, I64, types.boolean))
+def prune(
+    p: Arrays, s: Scratch, schedule: Ints, steps: int, hold: Ints, budget: Bytes, free_order: bool
+) -> int:
+    """Drop second runs and copies that nobody reads until none is left; leaves ``s`` evaluated.
+
+    Returns the new length, or -1 when the schedule is not valid.
+    """
+    while True:
+        if not evaluate(p, s, schedule, steps, hold, budget, free_order):
+            return -1
+        s.seen[:] = 0
+        kept = 0
+        for step in range(steps):
+            code = schedule[step]
+            needed = False
+            if code & 15 == 0:
+                needed = s.seen[code >> 8] == 0
+                s.seen[code >> 8] = 1
+            for instance in range(s.first[step], s.first[step + 1]):
+                needed = needed or s.reads[instance] > 0
+            if needed:
+                schedule[kept] = code
+                kept += 1
+        if kept == steps:
+            return steps
+        steps = kept

@@ -1,0 +1,86 @@
+"""A model on several devices against each device alone, and against onnxruntime's own fall-back."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+
+import numpy as np
+
+from onnxremat.device.machine import Device
+from onnxremat.errors import MissingComponentError, ModelError
+from onnxremat.graph.onnx_io import to_model
+from onnxremat.ort.binding import wrap
+from onnxremat.ort.providers import open_on
+from onnxremat.ort.session import TUNED
+from onnxremat.ort.values import Stage
+from onnxremat.run.bench import Timing, timing
+from onnxremat.run.deployment import Deployment
+
+Runner = Callable[[], object]
+
+
+def bench_devices(
+    made: Deployment,
+    feeds: Mapping[str, np.ndarray],
+    *,
+    seconds: float = 10.0,
+    rounds: tuple[int, int] = (5, 200),
+    stop: Callable[[], bool] | None = None,
+) -> list[Timing]:
+    """Time the deployment (the reference, first), the same one partition after the other, and the
+    whole graph in one session per device; what that device's provider does not take, onnxruntime
+    puts on the processor: its own fall-back. Rounds are shuffled."""
+    with ExitStack() as stack:
+        contenders: dict[str, Runner] = {}
+        planned = stack.enter_context(made.executor())
+        contenders["as planned"] = lambda: planned.run(feeds)
+        if made.side_by_side:
+            alone = stack.enter_context(made.executor(overlap=False))
+            contenders["one by one"] = lambda: alone.run(feeds)
+        for device in made.machine.devices:
+            if device.computes:
+                runner = _whole(made, device, feeds)
+                if runner is not None:
+                    contenders[f"{device.name} alone"] = runner
+        times = _rounds(list(contenders.values()), seconds, rounds, stop)
+    return [timing(name, row, times[0]) for name, row in zip(contenders, times, strict=True)]
+
+
+def _whole(made: Deployment, device: Device, feeds: Mapping[str, np.ndarray]) -> Runner | None:
+    """The whole graph in one session on a device; None where it does not run there."""
+    try:
+        session = open_on(device, to_model(made.graph), TUNED, made.folder)
+    except (MissingComponentError, ModelError):
+        return None
+    stage = Stage(session, device, made.graph.outputs, {})
+    for name in made.graph.inputs:
+        stage.bind(name, wrap(np.asarray(feeds[name], order="C")))
+    return lambda: stage.run([])
+
+
+def _rounds(
+    runners: Sequence[Runner],
+    seconds: float,
+    rounds: tuple[int, int],
+    stop: Callable[[], bool] | None,
+) -> list[list[float]]:
+    for runner in runners:
+        runner()
+        runner()
+    times: list[list[float]] = [[] for _ in runners]
+    shuffle = random.Random(0)
+    start = time.perf_counter()
+    while len(times[0]) < rounds[1]:
+        late = time.perf_counter() - start > seconds and len(times[0]) >= rounds[0]
+        if late or (stop and stop() and times[0]):
+            break
+        turn = list(range(len(runners)))
+        shuffle.shuffle(turn)
+        for index in turn:
+            begin = time.perf_counter()
+            runners[index]()
+            times[index].append(time.perf_counter() - begin)
+    return times

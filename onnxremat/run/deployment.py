@@ -1,0 +1,234 @@
+"""A plan over devices made ready to run: settled, cut, checked against budgets, written, read."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from onnxremat.cost.table import CostTable
+from onnxremat.device.files import machine_toml, parse_machine
+from onnxremat.device.machine import Machine
+from onnxremat.errors import ModelError, UsageError
+from onnxremat.grad import training_of
+from onnxremat.graph.ir import Graph
+from onnxremat.graph.onnx_io import read_model
+from onnxremat.ort.infer import build_graph
+from onnxremat.ort.session import TUNED
+from onnxremat.rewrite.emit import metadata, pack, set_metadata, unpack
+from onnxremat.rewrite.partition import Partition, Partitioned, annotated, partition, summary
+from onnxremat.rewrite.restore import restored
+from onnxremat.run.cuts import partition_within
+from onnxremat.run.device_memory import DeviceBytes, Known, device_bytes, insides
+from onnxremat.run.executor import Executor
+from onnxremat.run.streams import finish_times, overlaps
+from onnxremat.run.waits import waits_within, worst_case
+from onnxremat.schedule.devices import follow, settled
+from onnxremat.schedule.plan import Plan, graph_hash
+
+BOUNDARY = 5e-6  # seconds a partition costs beside its ops
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A model on several devices.
+
+    Attributes:
+        graph: the graph the plan belongs to.
+        plan: runs, moves and frees on devices.
+        parts: the partitions.
+        limits: bytes per device, for those that have a limit.
+        waits: (before, after) actions, so that devices side by side keep their limits.
+        folder: where external weights are.
+        predicted: bytes per device, one action after the other; empty when read from a file.
+        worst: bytes no device can exceed side by side; likewise.
+        seconds: predicted seconds per action; likewise.
+    """
+
+    graph: Graph
+    plan: Plan
+    machine: Machine
+    parts: Partitioned
+    limits: Mapping[str, int]
+    waits: tuple[tuple[int, int], ...]
+    folder: Path | None
+    predicted: Mapping[str, DeviceBytes] = field(default_factory=dict)
+    worst: Mapping[str, int] = field(default_factory=dict)
+    seconds: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def side_by_side(self) -> bool:
+        """Some partitions can run at the same time."""
+        return overlaps(self.parts, self.machine)
+
+    @property
+    def makespan(self) -> float:
+        """Predicted seconds of a run, devices side by side where they can be."""
+        times = finish_times(
+            self.parts, self.machine, self.seconds, self.waits, overlap=self.side_by_side
+        )
+        return max((end for _, end in times), default=0.0)
+
+    def executor(
+        self, state: Mapping[str, np.ndarray] | None = None, overlap: bool | None = None
+    ) -> Executor:
+        """Ready to run.
+
+        Raises:
+            MissingComponentError, ModelError, UsageError: see :class:`Executor`.
+        """
+        return Executor(
+            self.parts, self.machine, folder=self.folder, state=state, overlap=overlap,
+            waits=self.waits,
+        )  # fmt: skip
+
+    def model(self, facts: Mapping[str, Any] | None = None) -> onnx.ModelProto:
+        """One valid model with all of this in its metadata."""
+        made = annotated(self.parts)
+        about = {
+            "format": FORMAT,
+            "machine": machine_toml(self.machine),
+            "limits": dict(self.limits),
+            "cuts": list(self.parts.cuts),
+            "waits": [list(pair) for pair in self.waits],
+            **summary(self.parts),
+        }
+        set_metadata(
+            made,
+            {
+                "plan": pack(self.plan),
+                "options": json.dumps(TUNED.to_json()),
+                "devices": json.dumps(about),
+                **({"facts": json.dumps(dict(facts))} if facts else {}),
+            },
+        )
+        return made
+
+
+def deploy(
+    graph: Graph,
+    plan: Plan,
+    machine: Machine,
+    costs: Mapping[str, CostTable],
+    *,
+    limits: Mapping[str, int] | None = None,
+    pairs: Sequence[tuple[str, str]] = (),
+    folder: Path | None = None,
+) -> Deployment:
+    """Cut a plan to partitions that keep the limits, and predict bytes and seconds.
+
+    Args:
+        graph: the graph the plan belongs to.
+        costs: per device.
+        limits: bytes per device.
+        pairs: (input, output) tensors that a trainer binds to one buffer.
+
+    Raises:
+        UsageError: the plan does not fit the graph or the machine.
+        OverBudgetError: a device does not keep its limit.
+    """
+    limits = dict(limits or {})
+    plan = settled(graph, plan, pairs)
+    followed = follow(graph, plan)
+    _check_machine(plan, machine)
+    scratch = {name: table.scratch for name, table in costs.items()}
+    known: Known = {}
+    parts = partition_within(followed, machine, scratch, limits, pairs, known, folder)
+    inside = insides(parts, machine, scratch, known, folder)
+    waits = waits_within(parts, machine, inside, limits)
+    return Deployment(
+        graph,
+        plan.with_provenance(graph_hash=graph_hash(graph)),
+        machine,
+        parts,
+        limits,
+        tuple(waits),
+        folder,
+        device_bytes(parts, machine, inside),
+        worst_case(parts, machine, inside, waits),
+        action_seconds(parts, machine, costs),
+    )
+
+
+def _check_machine(plan: Plan, machine: Machine) -> None:
+    for step in plan.steps:
+        if hasattr(step, "device"):
+            machine.device(step.device)
+        else:
+            machine.link(step.source, step.target)
+
+
+def action_seconds(
+    parts: Partitioned, machine: Machine, costs: Mapping[str, CostTable]
+) -> dict[int, float]:
+    """Predicted seconds of every partition and copy."""
+    found = {}
+    for index, action in enumerate(parts.actions):
+        if isinstance(action, Partition):
+            table = costs[action.device].seconds
+            opaque = machine.device(action.device).opaque
+            call = max(BOUNDARY, costs[action.device].dispatch if opaque else 0.0)
+            ops = action.graph.ops
+            found[index] = call + sum(table.get(op.origin or op.name, 0.0) for op in ops)
+        else:
+            link = machine.link(action.source, action.target)
+            size = parts.graph.tensors[action.value].bytes
+            found[index] = 0.0 if link.shared else link.seconds(size)
+    return found
+
+
+def read_deployment(path: str | os.PathLike[str]) -> Deployment:
+    """What :meth:`Deployment.model` wrote.
+
+    Raises:
+        UsageError: the model carries no plan over devices, or a damaged one.
+        ModelError: the file cannot be read, or was changed after it was planned.
+    """
+    model = read_model(path)
+    facts = metadata(model)
+    if "devices" not in facts or "plan" not in facts:
+        raise UsageError(
+            f"{path} carries no plan over several devices",
+            hint="make one with: onnxremat optimize IN OUT --devices machine.toml",
+        )
+    try:
+        about = json.loads(facts["devices"])
+        if about["format"] != FORMAT:
+            raise UsageError(
+                f"the partitions of {path} are of format {about['format']}",
+                why=f"this onnxremat reads format {FORMAT}",
+                hint="plan again",
+            )
+        machine = parse_machine(about["machine"])
+        waits = tuple((int(a), int(b)) for a, b in about["waits"])
+        limits = {str(name): int(size) for name, size in about["limits"].items()}
+        cuts = [str(name) for name in about["cuts"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"the device plan in {path} is damaged", why=repr(error)) from error
+    plan = unpack(facts["plan"])
+    folder = Path(path).parent
+    graph = build_graph(restored(model), folder)
+    if graph_hash(graph) != plan.provenance.graph_hash:
+        raise ModelError(
+            f"{path} was changed after it was planned",
+            why="its ops or sizes are not those of the plan it carries",
+            hint="plan again",
+        )
+    pairs = training_pairs(model)
+    parts = partition(follow(graph, plan), pairs=pairs, cuts=cuts)
+    return Deployment(graph, plan, machine, parts, limits, waits, folder)
+
+
+def training_pairs(model: onnx.ModelProto) -> tuple[tuple[str, str], ...]:
+    """Inputs and outputs of a training step that a trainer binds to one buffer; none otherwise."""
+    try:
+        return tuple((v.input, v.output) for v in training_of(model).variables)
+    except ModelError:
+        return ()

@@ -1,0 +1,286 @@
+"""`differentiate` and `train` as a new user meets them: results, mistakes, interruptions."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+from onnxremat.run.checkpoint import read_tensors
+from tests.cli.conftest import Command, listing
+from tests.conftest import ROOT
+from tests.run.test_train import BATCH, ROWS, arrays, net
+
+LOADER = """
+import numpy as np
+data = dict(np.load("train.npz"))
+def good(epoch):
+    return [{name: a[k : k + 8] for name, a in data.items()} for k in (0, 8, 16)]
+def raises(epoch):
+    yield good(0)[0]
+    raise KeyError("boom")
+def none(epoch):
+    return []
+def tuples(epoch):
+    yield 1, 2
+def short(epoch):
+    yield {name: a[:7] for name, a in data.items()}
+def strange(epoch):
+    yield {"x": data["x"][:8], "labels": data["labels"][:8] + 3}
+"""
+
+
+@pytest.fixture
+def work(folder: Path, cli: Command) -> Path:
+    """A folder with a model, its step, data and loaders."""
+    onnx.save(net(0.2), "net.onnx")
+    data = arrays()
+    np.savez("train.npz", **data)
+    np.savez("test.npz", **{name: array[:13] for name, array in data.items()})
+    Path("loader.py").write_text(LOADER)
+    said = cli("differentiate", "net.onnx", "step.onnx", "--optimizer", "adamw", "-q")
+    assert said.code == 0, said.err
+    return folder
+
+
+def training(*more: object) -> tuple[object, ...]:
+    given = {"--data": "train.npz", "--weights": "net.onnx", "--threads": 1}
+    given.update(zip(more[::2], more[1::2], strict=True) if len(more) % 2 == 0 else ())
+    return ("train", "step.onnx", *(part for pair in given.items() for part in pair))
+
+
+# What it does
+
+
+def test_everything_at_once(cli: Command, work: Path) -> None:
+    said = cli(
+        *training("--validate", "test.npz", "--epochs", 6, "--rate", 0.05, "--schedule", "cosine",
+                  "--warmup", 2, "--floor", 0.001, "--checkpoint", "run.safetensors", "--export",
+                  "out.onnx", "--plot", "loss.svg"),
+        "--json",
+    )  # fmt: skip
+    assert said.code == 0, said.err
+    facts = said.facts
+    assert (facts["steps"], facts["updates"], len(facts["losses"])) == (30, 30, 30)
+    assert facts["losses"][-1] < facts["losses"][0]
+    assert "epoch 6/6  loss " in said.err
+    assert ", accuracy " in said.err
+    # The score is that of the file that was written, dropout off, over all 13 rows.
+    session = ort.InferenceSession("out.onnx", providers=["CPUExecutionProvider"])
+    data = {name: np.resize(a[:13], (16, *a.shape[1:])) for name, a in arrays().items()}
+    scores = np.concatenate(
+        [session.run(None, {"x": data["x"][k : k + BATCH]})[0] for k in (0, BATCH)]
+    )[:13]
+    labels = data["labels"][:13]
+    logs = scores - np.log(np.exp(scores).sum(1, keepdims=True))
+    last = facts["epochs"][-1]
+    assert last["accuracy"] == pytest.approx((scores.argmax(1) == labels).mean())
+    assert last["validation_loss"] == pytest.approx(-logs[range(13), labels].mean(), rel=1e-5)
+    onnx.checker.check_model("out.onnx", full_check=True)
+
+
+def test_accumulate(cli: Command, work: Path) -> None:
+    said = cli("differentiate", "net.onnx", "step.onnx", "--accumulate", 2, "--json")
+    assert said.facts["parameters"] == 6
+    said = cli(*training("--epochs", 2), "--json")
+    assert (said.facts["steps"], said.facts["updates"]) == (10, 6)
+    said = cli(*training("--epochs", 2, "--accumulate", 5), "--json")
+    assert (said.facts["steps"], said.facts["updates"]) == (10, 2)
+
+
+def test_resume_goes_on_and_then_has_nothing_to_do(cli: Command, work: Path) -> None:
+    whole = cli(*training("--epochs", 4, "--checkpoint", "a.safetensors"))
+    assert whole.code == 0, whole.err
+    for epochs in (1, 3, 4):
+        said = cli(*training("--epochs", epochs, "--checkpoint", "b.safetensors"), "--resume")
+        assert said.code == 0, said.err
+    assert Path("a.safetensors").read_bytes() == Path("b.safetensors").read_bytes()
+    said = cli(
+        *training("--epochs", 4, "--checkpoint", "b.safetensors", "--export", "out.onnx", "--plot",
+                  "loss.png"), "--resume", "--json",
+    )  # fmt: skip
+    assert said.code == 0, said.err
+    assert "nothing to train: 4 epochs are done" in said.err
+    assert said.facts["losses"] == []
+    assert Path("out.onnx").exists()
+    assert not Path("loss.png").exists()
+
+
+def test_sources_give_the_same_training(cli: Command, work: Path) -> None:
+    Path("maps").mkdir()
+    for name, array in arrays().items():
+        np.save(Path("maps") / f"{name}.npy", array)
+    found = [cli(*training("--data", source), "--json").facts["losses"]
+             for source in ("train.npz", "maps")]  # fmt: skip
+    assert found[0] == found[1]
+    loaders = [cli(*training("--data", source), "--json").facts["losses"]
+               for source in ("loader.py:good", "loader:good")]  # fmt: skip
+    assert loaders[0] == loaders[1]
+    assert len(loaders[0]) == 3
+    in_order = cli(*training(), "--no-shuffle", "--json").facts["losses"]
+    assert in_order[:3] == loaders[0]
+    assert in_order != found[0]
+
+
+def test_quiet_training_says_nothing(cli: Command, work: Path) -> None:
+    said = cli(*training("--schedule", "step", "--drop-every", 2, "--drop-factor", 0.5), "-q")
+    assert (said.code, said.out, said.err) == (0, "", "")
+
+
+# Mistakes
+
+
+def data_with(**changes: Callable[[np.ndarray], np.ndarray]) -> dict[str, np.ndarray]:
+    return {n: changes[n](a) if n in changes else a for n, a in arrays().items()}
+
+
+def at(row: int, value: int) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda labels: np.where(np.arange(ROWS) == row, value, labels)
+
+
+BAD_ARRAYS = {
+    "other names": ({"a": arrays()["x"], "b": arrays()["labels"]}, "no array 'x'", "'a', 'b'"),
+    "labels as floats": (data_with(labels=np.float32), "'labels' is float32", "int64"),
+    "label too large": (data_with(labels=at(33, 3)), "label 3", "3 classes, labels are 0 to 2"),
+    "label below zero": (data_with(labels=at(33, -1)), "label -1", "labels are 0 to 2"),
+    "different lengths": (data_with(x=lambda x: x[:9]), "differ in their number of rows", "has 9"),
+    "other shape": (data_with(x=lambda x: x[:, :3]), "a row of array 'x'", "[3]", "wants [4]"),
+    "fewer than a batch": ({n: a[:5] for n, a in arrays().items()}, "5 rows do not fill"),
+    "text": (data_with(x=lambda x: x.astype(str)), "'x' is <U", "float32"),
+    "a number": ({"x": np.float32(1)}, "'x' is a single number"),
+    "nothing": ({}, "no arrays"),
+    "no numbers": (data_with(x=lambda x: x * np.nan), "the loss is nan since step 1", "--rate"),
+    "one that is none": (
+        data_with(x=lambda x: np.where(np.arange(ROWS) == 9, np.nan, x.T).T),
+        "holds no numbers",
+        "the loss is nan since step",
+        "--rate",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", list(BAD_ARRAYS))
+def test_arrays_that_do_not_suit(cli: Command, work: Path, case: str) -> None:
+    made, *words = BAD_ARRAYS[case]
+    np.savez("bad.npz", **made)
+    before = listing()
+    cli(*training("--data", "bad.npz", "--checkpoint", "c.safetensors")).assert_refused(2, *words)
+    assert listing() == before
+    if case not in ("fewer than a batch", "no numbers", "one that is none"):
+        cli(*training("--validate", "bad.npz")).assert_refused(2, *words)
+
+
+def test_files_that_are_no_data(cli: Command, work: Path) -> None:
+    Path("trash.npz").write_text("hello")
+    Path("cut.npz").write_bytes(Path("train.npz").read_bytes()[:900])
+    Path("none.npz").touch()
+    np.save("one.npy", arrays()["x"])
+    np.savez("objects.npz", x=np.array([{}], object))
+    Path("syntax.py").write_text("def f(:")
+    Path("empty").mkdir()
+    for source, word in (
+        ("trash.npz", "no .npz file"), ("cut.npz", "no .npz file"), ("none.npz", "no .npz file"),
+        ("one.npy", "no .npz file"), ("objects.npz", "cannot read"), ("gone.npz", "No such file"),
+        ("empty", "no .npy files"), ("gone.py:f", "no Python file"), ("gone:f", "no Python module"),
+        ("syntax.py:f", "SyntaxError"), ("loader.py:gone", "no function 'gone'"),
+        ("loader.py:raises", "KeyError: 'boom'"), ("loader.py:none", "makes no batches"),
+        ("loader.py:tuples", "made a tuple"), ("loader.py:short", "shape [7, 4]"),
+        ("loader.py:strange", "is no class"),
+    ):  # fmt: skip
+        cli(*training("--data", source)).assert_refused(2, word)
+
+
+def test_options_that_do_not_go_together(cli: Command, work: Path) -> None:
+    onnx.save(net(), "other.onnx")
+    cli("differentiate", "other.onnx", "other_step.onnx", "-q")
+    assert cli(*training("--checkpoint", "done.safetensors")).code == 0
+    Path("trash.safetensors").write_text("trash")
+    np.savez("w.npz", x=np.ones(3))
+    for arguments, words in (
+        (training("--checkpoint", "done.safetensors"), ("exists", "--resume")),
+        ((*training("--checkpoint", "trash.safetensors"), "--resume"), ("cannot read the check",)),
+        ((*training(), "--resume"), ("needs a checkpoint",)),
+        (training("--checkpoint", "gone/c.safetensors"), ("folder does not exist",)),
+        (training("--checkpoint", "."), ("is a folder",)),
+        (training("--export", "net.onnx"), ("the output is the input",)),
+        (training("--export", "step.onnx"), ("the output is the input",)),
+        (training("--plot", "loss.pdf"), ("unknown suffix",)),
+        (training("--schedule", "fast"), ("unknown schedule", "cosine")),
+        (training("--accumulate", 4), ("cannot accumulate", "differentiate --accumulate 4")),
+        (training("--validate", "loader.py:good"), ("npz file or a folder",)),
+        (training("--weights", "gone.onnx"), ("no such file",)),
+        (training("--rate", 1e30, "--epochs", 3), ("holds no numbers", "--rate")),
+        (("train", "step.onnx", "--data", "train.npz"), ("no first value for 'w1'", "--weights")),
+        (("train", "step.onnx", "--data", "train.npz", "--export", "o.onnx"), ("--weights",)),
+        (("train", "step.onnx", "--data", "train.npz", "--validate", "test.npz"), ("--weights",)),
+        (("train", "net.onnx", "--data", "train.npz"), ("not a training graph", "differentiate")),
+        (("train", "gone.onnx", "--data", "train.npz"), ("no such file",)),
+        (("train", "other_step.onnx", "--data", "train.npz", "--weights", "other.onnx",
+          "--checkpoint", "done.safetensors", "--resume"), ("another training graph", "exp_avg")),
+        (("differentiate", "step.onnx", "o.onnx"), ("training step already",)),
+        (("differentiate", "net.onnx", "o.onnx", "--clip-norm", -1), ("clip_norm is -1",)),
+        (("differentiate", "net.onnx", "o.onnx", "--optimizer", "none", "--accumulate", 2),
+         ("nothing is accumulated",)),
+    ):  # fmt: skip
+        cli(*arguments).assert_refused(2, *words)
+    assert not Path("o.onnx").exists()
+
+
+# Interruptions, in a process of its own
+
+
+def start(*arguments: object, limit: int = 0) -> subprocess.Popen[str]:
+    """``limit``: size in bytes that no file may exceed, as if the disk were full."""
+    code = "from onnxremat.cli.app import main; main()"
+    if limit:
+        code = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit},) * 2); {code}"
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("keep", ["--checkpoint", "--export", ""])
+def test_interrupt_keeps_what_there_is(work: Path, keep: str) -> None:
+    file = {"--checkpoint": "c.safetensors", "--export": "out.onnx"}.get(keep, "")
+    process = start(*training("--epochs", 10**6, *((keep, file) if keep else ())))
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("epoch 3/"):
+            break
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert (out, "Traceback" in err) == ("", False)
+    assert "error: interrupted after step" in err
+    if keep == "--checkpoint":
+        assert "--resume goes on" in err
+        step = int(read_tensors(Path(file))[1]["step"])
+        assert f"interrupted after step {step}\n" in err
+    elif keep == "--export":
+        onnx.checker.check_model(file, full_check=True)
+    else:
+        assert "nothing was kept" in err
+
+
+def test_a_full_disk_keeps_the_old_checkpoint(work: Path, cli: Command) -> None:
+    assert cli(*training("--checkpoint", "c.safetensors")).code == 0
+    before, files = Path("c.safetensors").read_bytes(), listing()
+    process = start(
+        *training("--checkpoint", "c.safetensors", "--epochs", 2), "--resume", limit=1000
+    )
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (2, "")
+    assert "error: cannot write c.safetensors" in err
+    assert "the file before is untouched" in err
+    assert Path("c.safetensors").read_bytes() == before
+    assert listing() == files

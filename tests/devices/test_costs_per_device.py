@@ -1,0 +1,69 @@
+"""Costs, speeds and links of devices: measured where they are, estimated where not."""
+
+from __future__ import annotations
+
+import pytest
+
+from onnxremat.cost.detect import detect
+from onnxremat.cost.devices import device_costs, estimated, roofline
+from onnxremat.cost.links import measure_link
+from onnxremat.cost.table import CostTable
+from onnxremat.device.files import machine_toml, parse_machine, read_machine
+from onnxremat.device.machine import PROVIDERS, Device
+from onnxremat.ort.feeds import seeded_feeds
+from tests.devices.plans import processors
+from tests.toolbox import training_chain
+
+
+def test_the_processor_is_measured_and_others_are_estimated() -> None:
+    graph = training_chain(3, 32, 64)
+    machine = read_machine("cpu-cuda")
+    tables = device_costs(graph, machine, seeded_feeds(graph))
+    assert tables["cpu"].source in ("measured", "cached")
+    if tables["cuda:0"].source.startswith("measured"):
+        pytest.skip("a CUDA GPU is here")
+    assert tables["cuda:0"].source == "analytic, calibrated by cpu"
+    assert set(tables["cuda:0"].seconds) == {op.name for op in graph.ops}
+
+
+def test_nothing_is_measured_for_a_machine_that_is_elsewhere() -> None:
+    graph = training_chain(2, 16, 32)
+    machine = read_machine("raspberry-pi-5")
+    tables = device_costs(graph, machine, seeded_feeds(graph))
+    assert tables["cpu"].source == "analytic, calibrated by this machine"
+    plain = device_costs(graph, machine, None)
+    assert plain["cpu"].source == "analytic"
+
+
+def test_an_estimate_follows_what_a_measured_device_took() -> None:
+    """A device of the same figures gets the measured times, one of half the speed twice them."""
+    graph = training_chain(2, 256, 512)
+    fast = Device("fast", PROVIDERS["cpu"], flops=1e10, bandwidth=1e9)
+    slow = Device("slow", PROVIDERS["cpu"], flops=5e9, bandwidth=5e8)
+    seconds = {op.name: 3e-3 for op in graph.ops}
+    known = [(fast, CostTable(seconds, {}, "measured"))]
+    again = estimated(graph, fast, known)
+    assert again.total == pytest.approx(sum(seconds.values()), rel=0.5)
+    half = estimated(graph, slow, known)
+    heavy = [op.name for op in graph.ops if op.op_type == "MatMul"]
+    for name in heavy:
+        assert half.seconds[name] == pytest.approx(2 * again.seconds[name], rel=0.05)
+    assert roofline(slow).flops == 5e9
+
+
+def test_links_are_measured_by_copies() -> None:
+    a, b = processors(2).devices
+    link = measure_link(a, b)
+    assert link.shared  # one memory: values are handed over
+    assert link.origin == "measured"
+    assert 1e8 < link.bandwidth < 1e12
+    assert 0 < link.latency < 0.1
+
+
+def test_detection_writes_a_machine_file() -> None:
+    machine = detect()
+    assert machine.devices[0].name == "cpu"
+    assert machine.devices[0].flops > 1e8
+    assert machine.devices[0].bandwidth > 1e8
+    again = parse_machine(machine_toml(machine), "detected")
+    assert again.names == machine.names

@@ -1,0 +1,266 @@
+"""Deployments written and read, exported, trained; and the cost of a boundary."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from models import build
+from onnxremat.cost.table import CostTable
+from onnxremat.device.machine import PROVIDERS, Device, Link, Machine
+from onnxremat.errors import MissingComponentError, ModelError, UsageError
+from onnxremat.grad import Settings as Training
+from onnxremat.graph.ir import Graph
+from onnxremat.graph.onnx_io import to_model, write_model
+from onnxremat.ort.feeds import seeded_feeds
+from onnxremat.ort.session import DEFAULT, open_session, session_options
+from onnxremat.rewrite.partition import NODE_KEYS
+from onnxremat.rewrite.restore import restored
+from onnxremat.run.bench_devices import bench_devices
+from onnxremat.run.compare import compare
+from onnxremat.run.deployment import Deployment, deploy, read_deployment
+from onnxremat.run.exported import MANIFEST, export_partitions, load_partitions
+from onnxremat.run.prepare import Prepared, Settings, prepare
+from onnxremat.run.verify_devices import run_whole, verify_devices
+from onnxremat.schedule.assign import assigned, round_robin
+from onnxremat.schedule.plan import Compute, Plan, Provenance
+from tests.devices.plans import processors
+from tests.toolbox import graph_of, run, training_chain
+
+MACHINE = processors(2)
+
+
+def deployed(graph: Graph, stretch: int = 4, pairs: tuple[tuple[str, str], ...] = ()) -> Deployment:
+    table = CostTable({op.name: 1e-4 for op in graph.ops}, {}, "given")
+    plan = assigned(graph, round_robin(graph, MACHINE.names, stretch), MACHINE)
+    return deploy(graph, plan, MACHINE, dict.fromkeys(MACHINE.names, table), pairs=pairs)
+
+
+@pytest.fixture(scope="module")
+def chain() -> Deployment:
+    return deployed(training_chain(3, 16, 32))
+
+
+@pytest.fixture(scope="module")
+def step() -> Prepared:
+    model = build("mlp", batch=8)
+    return prepare(model, Settings(threads=1, train=Training()))
+
+
+def test_the_written_model_is_whole_valid_and_annotated(chain: Deployment, tmp_path: Path) -> None:
+    model = chain.model()
+    onnx.checker.check_model(model, full_check=True)
+    path = tmp_path / "out.onnx"
+    write_model(model, path)
+    session = open_session(path, session_options(DEFAULT))
+    feeds, wanted = seeded_feeds(chain.graph), run(chain.graph).outputs
+    found = dict(zip(wanted, session.run(list(wanted), feeds), strict=True))
+    assert compare(found, wanted).ok
+    parts = {op.name: part for part in chain.parts.partitions for op in part.graph.ops}
+    for node in model.graph.node:
+        facts = {entry.key: entry.value for entry in node.metadata_props}
+        if node.name in parts:
+            part = parts[node.name]
+            assert [facts[key] for key in NODE_KEYS] == [
+                part.device, str(part.index), part.device
+            ]  # fmt: skip
+    back = restored(model)
+    assert {n.name for n in back.graph.node} == {op.name for op in chain.graph.ops}
+    assert not any(e.key in NODE_KEYS for n in back.graph.node for e in n.metadata_props)
+
+
+def test_a_written_deployment_is_read_back(chain: Deployment, tmp_path: Path) -> None:
+    path = tmp_path / "out.onnx"
+    write_model(chain.model(), path)
+    made = read_deployment(path)
+    assert made.machine == chain.machine
+    assert made.parts.uses == chain.parts.uses
+    assert made.plan.steps == chain.plan.steps
+    assert verify_devices(made, seeded_feeds(chain.graph)).ok
+
+
+def test_recomputations_live_where_they_run(tmp_path: Path) -> None:
+    graph = graph_of("""g (float[8, 8] x) => (float[8, 8] y, float[8, 8] z) {
+        a = Sin(x)  y = Cos(a)  z = Tanh(a)
+    }""")
+    a, y, z = (op.name for op in graph.ops)
+    plan = Plan((Compute(a, 0, "cpu:0"), Compute(y, 0, "cpu:0"), Compute(a, 1, "cpu:1"),
+                 Compute(z, 0, "cpu:1")))  # fmt: skip
+    table = CostTable({op.name: 1e-4 for op in graph.ops}, {}, "given")
+    made = deploy(graph, plan, MACHINE, dict.fromkeys(MACHINE.names, table))
+    rows = [(p.device, [o.origin or o.name for o in p.graph.ops]) for p in made.parts.partitions]
+    assert rows == [("cpu:0", [a, y]), ("cpu:1", [a, z])]
+    assert not made.parts.copies
+    path = tmp_path / "out.onnx"
+    write_model(made.model(), path)
+    assert read_deployment(path).parts.uses == made.parts.uses
+    with made.executor() as executor:
+        assert compare(executor.run(seeded_feeds(graph)), run(graph).outputs).bit_equal
+
+
+def test_files_that_are_no_deployment_are_refused(chain: Deployment, tmp_path: Path) -> None:
+    plain = tmp_path / "plain.onnx"
+    write_model(to_model(chain.graph), plain)
+    with pytest.raises(UsageError, match="carries no plan over several devices"):
+        read_deployment(plain)
+    changed = chain.model()
+    node = next(node for node in changed.graph.node if node.op_type == "Tanh")
+    node.op_type = "Sigmoid"
+    write_model(changed, tmp_path / "changed.onnx")
+    with pytest.raises(ModelError, match="was changed after it was planned"):
+        read_deployment(tmp_path / "changed.onnx")
+    damaged = chain.model()
+    for entry in damaged.metadata_props:
+        if entry.key == "onnxremat.devices":
+            entry.value = entry.value[:40]
+    write_model(damaged, tmp_path / "damaged.onnx")
+    with pytest.raises(UsageError, match="damaged"):
+        read_deployment(tmp_path / "damaged.onnx")
+
+
+def test_exported_partitions_run_alike(chain: Deployment, tmp_path: Path) -> None:
+    folder = tmp_path / "parts"
+    files = export_partitions(chain, folder)
+    assert len(files) == len(chain.parts.partitions) + 1
+    for file in files[:-1]:
+        onnx.checker.check_model(str(file), full_check=True)
+    manifest = json.loads((folder / MANIFEST).read_text())
+    assert manifest["format"] == "onnxremat.partitions"
+    assert [row.get("partition") for row in manifest["actions"] if "file" in row] == [
+        part.name for part in chain.parts.partitions
+    ]
+    for overlap in (False, True):
+        with load_partitions(folder, overlap=overlap) as executor:
+            found = executor.run(seeded_feeds(chain.graph))
+        assert compare(found, run(chain.graph).outputs).bit_equal
+    export_partitions(chain, folder)  # again, over its own files
+
+
+def test_partition_files_that_changed_are_refused(chain: Deployment, tmp_path: Path) -> None:
+    folder = tmp_path / "parts"
+    first, second, *_ = export_partitions(chain, folder)
+    second.write_bytes(second.read_bytes() + b"\0")
+    with pytest.raises(ModelError, match="was changed after it was exported"):
+        load_partitions(folder)
+    first.unlink()
+    with pytest.raises(ModelError, match="is missing"):
+        load_partitions(folder)
+    (folder / MANIFEST).write_text("{")
+    with pytest.raises(UsageError, match="not readable"):
+        load_partitions(folder)
+    (folder / MANIFEST).write_text('{"format": "onnxremat.partitions", "version": 1}')
+    with pytest.raises(UsageError, match="damaged"):
+        load_partitions(folder)
+    with pytest.raises(UsageError, match="no manifest"):
+        load_partitions(tmp_path)
+
+
+def test_a_folder_with_other_files_is_left_alone(chain: Deployment, tmp_path: Path) -> None:
+    (tmp_path / "partial.onnx").write_text("mine")
+    with pytest.raises(UsageError, match="holds other files"):
+        export_partitions(chain, tmp_path)
+    assert (tmp_path / "partial.onnx").read_text() == "mine"
+
+
+def test_a_provider_that_is_not_here_is_named_with_what_to_install() -> None:
+    graph = graph_of("g (float[2] x) => (float[2] y) { y = Sin(x) }")
+    for short, word in (("coreml", "onnxruntime"), ("directml", "onnxruntime-directml")):
+        device = Device(short, PROVIDERS[short])
+        machine = Machine((device,))
+        table = CostTable({graph.ops[0].name: 1e-4}, {}, "given")
+        plan = Plan((Compute(graph.ops[0].name, 0, short),))
+        made = deploy(graph, plan, machine, {short: table})
+        with pytest.raises(MissingComponentError, match=f"device '{short}'") as refused:
+            made.executor()
+        assert word in refused.value.hint
+
+
+def test_training_steps_update_state_in_place(step: Prepared) -> None:
+    """Parameters bound across partitions and devices follow one session's to the last bit."""
+    made = deployed(step.graph, 5, step.in_place)
+    assert {part.device for part in made.parts.partitions} == {"cpu:0", "cpu:1"}
+    feeds, pairs = dict(step.feeds or {}), dict(step.in_place)
+    given = {name: value for name, value in feeds.items() if name not in pairs}
+    for overlap in (False, True):
+        state = {name: np.array(feeds[name]) for name in pairs}
+        expected = dict(feeds)
+        with made.executor(state, overlap) as executor:
+            for _ in range(3):
+                found = executor.run(given)
+                whole = run_whole(step.graph, expected, made)
+                assert compare(found, {n: whole[n] for n in found}).bit_equal
+                expected |= {old: whole[new] for old, new in pairs.items()}
+        assert compare(state, {name: expected[name] for name in pairs}).bit_equal
+        assert set(found).isdisjoint(pairs.values())
+        assert not np.array_equal(state[next(iter(pairs))], feeds[next(iter(pairs))])
+
+
+def test_an_update_waits_for_readers_on_other_devices() -> None:
+    graph = graph_of("""g (float[32, 32] w, float[32, 32] x) => (float[32, 32] n, float[32, 32] y) {
+        n = Sub(w, x)  a = Sin(x)  b = Cos(a)  y = Mul(b, w)
+    }""")
+    n, a, b, y = (op.name for op in graph.ops)
+    plan = Plan((Compute(n, 0, "cpu:0"), Compute(a, 0, "cpu:1"), Compute(b, 0, "cpu:1"),
+                 Compute(y, 0, "cpu:1")), Provenance())  # fmt: skip
+    table = CostTable({op.name: 1e-4 for op in graph.ops}, {}, "given")
+    made = deploy(graph, plan, MACHINE, dict.fromkeys(MACHINE.names, table), pairs=[("w", "n")])
+    feeds = seeded_feeds(graph)
+    wanted = run(graph).outputs
+    for _ in range(20):
+        state = {"w": feeds["w"].copy()}
+        with made.executor(state, overlap=True) as executor:
+            assert np.array_equal(executor.run({"x": feeds["x"]})["y"], wanted["y"])
+        assert np.array_equal(state["w"], wanted["n"])
+
+
+def test_updated_state_takes_no_second_buffer(step: Prepared) -> None:
+    pairs = step.in_place
+    bound = deployed(step.graph, 5, pairs).predicted
+    apart = deployed(step.graph, 5).predicted
+    sizes = sum(step.graph.tensors[new].bytes for _, new in pairs)
+    held = sum(found.peak for found in apart.values()) - sum(f.peak for f in bound.values())
+    assert 0 < held <= sizes
+
+
+def test_bench_sets_the_plan_beside_each_device(chain: Deployment) -> None:
+    timings = bench_devices(chain, seeded_feeds(chain.graph), seconds=0.1, rounds=(2, 3))
+    names = [timing.name for timing in timings]
+    assert names[0] == "as planned"
+    assert {"cpu:0 alone", "cpu:1 alone"} <= set(names)
+    assert timings[0].ratio == 1.0
+    assert all(timing.seconds > 0 for timing in timings)
+
+
+def test_a_boundary_costs_less_than_30_microseconds() -> None:
+    """Sixteen partitions in a row on two devices against one session of the same sixteen ops."""
+    text = " ".join(f"v{i + 1} = Sin(v{i})" for i in range(16))
+    graph = graph_of(f"g (float[16] v0) => (float[16] v16) {{ {text} }}")
+    machine = Machine(
+        processors(2).devices, tuple(Link(a, b, 1e10, 0.0, True)
+                                     for a, b in (("cpu:0", "cpu:1"), ("cpu:1", "cpu:0")))
+    )  # fmt: skip
+    table = CostTable({op.name: 1e-4 for op in graph.ops}, {}, "given")
+    tables = dict.fromkeys(machine.names, table)
+    many = deploy(
+        graph, assigned(graph, round_robin(graph, machine.names), machine), machine, tables
+    )
+    one = deploy(
+        graph, Plan(tuple(Compute(o.name, 0, "cpu:0") for o in graph.ops)), machine, tables
+    )
+    assert len(many.parts.partitions) == 16
+    assert not many.side_by_side  # nothing could overlap: one thread runs it all
+    feeds = seeded_feeds(graph)
+    with many.executor() as first, one.executor() as second:
+        best = [min(_seconds(executor, feeds) for _ in range(300)) for executor in (first, second)]
+    assert (best[0] - best[1]) / 15 < 30e-6
+
+
+def _seconds(executor, feeds) -> float:
+    begin = time.perf_counter()
+    executor.run(feeds)
+    return time.perf_counter() - begin

@@ -1,0 +1,94 @@
+"""Fused operators of onnxruntime's tools, written out, against onnxruntime's own kernels."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from onnxremat.errors import UnsupportedError
+from onnxremat.grad.forward import read_forward
+from onnxremat.graph.onnx_io import to_model
+from onnxremat.ort.session import Options, open_session, session_options
+from tests.grad.cases import CASES
+from tests.grad.checking import Case, build
+
+FUSED = [case for case in CASES if case.domain == "com.microsoft"]
+
+
+def run(model: onnx.ModelProto, values: dict[str, np.ndarray]) -> list[np.ndarray]:
+    session = open_session(model, session_options(Options(level="disable", threads=1)))
+    return session.run(None, values)
+
+
+@pytest.mark.parametrize("case", FUSED, ids=Case.label)
+def test_written_out_equals_the_kernel(case: Case) -> None:
+    model, values = build(case, 18, np.dtype(np.float32))
+    model.graph.output.extend(onnx.ValueInfoProto(name=f"y{k}") for k in case.used)
+    written_out = to_model(read_forward(model, None))
+    kernel, ours = run(model, values), run(written_out, values)
+    assert len(kernel) == len(ours) == 1 + len(case.used)
+    for k, (one, two) in enumerate(zip(kernel, ours, strict=True)):
+        np.testing.assert_allclose(two, one, rtol=1e-5, atol=1e-5, err_msg=str(k))
+
+
+def test_padded_sequences_of_grouped_attention() -> None:
+    """Lengths come at run time; rows within them are as the kernel's, with and without rotation."""
+    rng = np.random.default_rng(0)
+    shapes = {"q": (2, 4, 32), "k": (2, 4, 16), "v": (2, 4, 16)}
+    values = {n: rng.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
+    ends = np.array([3, 1], np.int32)
+    tensor = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [
+            helper.make_node(
+                "GroupQueryAttention", ["q", "k", "v", "", "", "ends", "total"], ["y", "pk", "pv"],
+                domain="com.microsoft", num_heads=4, kv_num_heads=2,
+            )
+        ],
+        "g",
+        [*(tensor(n, 1, s) for n, s in shapes.items()), tensor("ends", 6, [2])],
+        [tensor("y", 1, shapes["q"])],
+        [numpy_helper.from_array(np.array(4, np.int32), "total")],
+    )  # fmt: skip
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
+    written_out = to_model(read_forward(model, None))
+    (kernel,), (ours,) = (run(m, {**values, "ends": ends}) for m in (model, written_out))
+    for row, end in enumerate(ends):
+        np.testing.assert_allclose(ours[row, : end + 1], kernel[row, : end + 1], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("op", "inputs", "settings", "part"),
+    [
+        ("MultiHeadAttention", ["x", "x", "x", "", "", "", "past", "past"], {"num_heads": 2},
+         "its input 'past_key'"),
+        ("Attention", ["x", "w", "", "", "pair"], {"num_heads": 2}, "its input 'past'"),
+        ("GroupQueryAttention", ["x", "x", "x", "past", "past", "ends", "total"],
+         {"num_heads": 2, "kv_num_heads": 2}, "its input 'past_key'"),
+        ("Attention", ["x", "w"], {"num_heads": 2, "do_rotary": 1}, "'do_rotary' = 1"),
+        ("FusedConv", ["m", "f"], {"activation": "Selu"}, "'activation' = Selu"),
+    ],
+    ids=["mha-past", "attention-past", "gqa-past", "attention-rotary", "conv-activation"],
+)  # fmt: skip
+def test_what_is_not_written_out_is_named(
+    op: str, inputs: list[str], settings: dict, part: str
+) -> None:
+    shapes = {
+        "x": (1, 4, 8), "w": (8, 24), "past": (1, 2, 3, 4), "pair": (2, 1, 2, 3, 4),
+        "m": (1, 1, 4, 4), "f": (1, 1, 3, 3),
+    }  # fmt: skip
+    values = {n: np.ones(s, np.float32) for n, s in shapes.items()}
+    values |= {"ends": np.array([6], np.int32), "total": np.array(7, np.int32)}
+    node = helper.make_node(op, inputs, ["y"], name="the_node", domain="com.microsoft", **settings)
+    out = onnx.ValueInfoProto(name="y")
+    stored = [numpy_helper.from_array(v, n) for n, v in values.items() if n in inputs]
+    graph = helper.make_graph([node], "g", [], [out], stored)
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
+    with pytest.raises(UnsupportedError) as caught:
+        read_forward(model, None)
+    assert part in str(caught.value)
+    assert "the_node" in str(caught.value)

@@ -1,0 +1,50 @@
+"""Prints the table of docs/gradients.md: ``python -m tests.torch``."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import torch
+
+from onnxremat.grad import differentiate
+from tests.torch.comparison import (
+    Race,
+    agreement,
+    by_autograd,
+    by_interpreting,
+    distance,
+    in_float64,
+    moving,
+)
+from tests.torch.graph import TorchGraph
+from tests.torch.settings import SETTINGS, prepare
+
+
+def exact(name: str) -> float:
+    """Worst error in float64."""
+    model, feeds = prepare(name)
+    wide = in_float64(model)
+    found = by_interpreting(wide, feeds, differentiate(wide, optimizer=None, dropout=False))
+    want = by_autograd(TorchGraph(wide, torch.float64, train=True), feeds, list(found.of))
+    return max(distance(found.of[p], want.of[p]) for p in moving(want))
+
+
+def row(name: str) -> str:
+    """One model."""
+    found = agreement(*prepare(name))
+    cells = [name, f"{exact(name):.0e}"]
+    cells += [f"{max(part.values()):.0e}" for part in (found.torch, found.ours, found.theirs)]
+    cells.append(f"{found.overruled[0].count} / {found.overruled[0].seen:,}")
+    for optimizer, rates in SETTINGS[name].rates.items():
+        with tempfile.TemporaryDirectory() as folder:
+            race = Race(*prepare(name), optimizer, Path(folder))
+            calm = race.run(rates.calm, 20, guided=False) if rates.calm else None
+            useful = race.run(rates.useful, 20, guided=True)
+        cells.append(f"{useful.difference:.0e} ({useful.overruled.count}), {rates.useful}")
+        cells.append(f"{calm.difference:.0e}, {rates.calm}" if calm else "-")
+    return "| " + " | ".join(cells) + " |"
+
+
+for each in SETTINGS:
+    print(row(each), flush=True)

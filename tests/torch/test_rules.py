@@ -1,0 +1,83 @@
+"""Every rule of the registry against PyTorch's autograd in float32.
+
+A gradient agrees when no element is further from PyTorch's than ``TOLERANCE`` of the largest
+element of that gradient. The cases are those of ``tests/grad/cases.py``, every one in every
+opset and every variant of its rule.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from onnxremat.grad import registry
+from tests.grad.cases import CASES
+from tests.grad.checking import Case, _session, build, gradients
+from tests.grad.test_rules import _variants
+from tests.torch.graph import TorchGraph
+from tests.torch.operators import OPERATORS
+
+TOLERANCE = 1e-5
+# Operator ("domain.Operator") to the reason why PyTorch can say nothing of its rule.
+WITHOUT_COUNTERPART: dict[str, str] = {}
+
+PARAMETERS = [
+    pytest.param(case, opset, variant, id=f"{case.label()}@{opset}-{variant or 'only'}")
+    for case in CASES
+    for opset in case.opsets
+    for variant in _variants(case, opset)
+]
+
+
+def _label(domain: str, op_type: str) -> str:
+    return f"{domain}.{op_type}" if domain else op_type
+
+
+def test_every_rule_is_compared() -> None:
+    """A rule that PyTorch never sees fails here."""
+    compared = {
+        (_label(case.domain, case.op), rule.variant)
+        for case in CASES
+        for rule in registry.rules()
+        if (case.domain, case.op) == (rule.domain, rule.op_type)
+    }
+    rules = {(_label(rule.domain, rule.op_type), rule.variant) for rule in registry.rules()}
+    assert not {r for r in rules - compared if r[0] not in WITHOUT_COUNTERPART}
+    assert not {op for op, _ in rules if op not in OPERATORS and op not in WITHOUT_COUNTERPART}
+    assert not set(WITHOUT_COUNTERPART) & set(OPERATORS), "has a counterpart: no exception needed"
+
+
+def _with_outputs(model: onnx.ModelProto, case: Case) -> onnx.ModelProto:
+    """The forward model, returning what the node makes as well."""
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    made.graph.output.extend(onnx.ValueInfoProto(name=f"y{k}") for k in case.used)
+    return made
+
+
+def _close(found: np.ndarray, wanted: np.ndarray, what: str) -> None:
+    assert found.shape == wanted.shape, (what, found.shape, wanted.shape)
+    largest = np.abs(wanted).max(initial=0.0)
+    error = np.abs(found.astype(np.float64) - wanted).max(initial=0.0)
+    assert error <= TOLERANCE * largest, (what, error / largest if largest else error)
+
+
+@pytest.mark.parametrize(("case", "opset", "variant"), PARAMETERS)
+def test_rule_equals_autograd(case: Case, opset: int, variant: str | None) -> None:
+    if _label(case.domain, case.op) in WITHOUT_COUNTERPART:
+        pytest.skip(WITHOUT_COUNTERPART[_label(case.domain, case.op)])
+    model, values = build(case, opset, np.dtype(np.float32))
+    inputs = {name: torch.tensor(value, requires_grad=True) for name, value in values.items()}
+    theirs = TorchGraph(model).run(inputs)
+    theirs["total"].backward()
+    for k, found in zip(case.used, _session(_with_outputs(model, case))(values)[1:], strict=True):
+        _close(found, theirs[f"y{k}"].detach().numpy(), f"y{k}")
+    backward = gradients(model, list(values), variant, case.op)
+    names = [output.name for output in backward.graph.output]
+    ours = dict(zip(names, _session(backward)(values), strict=True))
+    for name, value in inputs.items():
+        wanted = torch.zeros_like(value) if value.grad is None else value.grad
+        found = ours.get(f"{name}.grad", np.zeros(value.shape, np.float32))
+        _close(found, wanted.numpy(), name)
