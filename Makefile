@@ -33,7 +33,7 @@ bench: $(VENV)/dev
 	$(BIN)/python tools/regress.py --quick
 
 bench-plan: $(VENV)/dev
-	$(BIN)/python tools/bench_plan.py
+	$(BIN)/python tools/bench_plan.py $(ARGS)
 
 regress: $(VENV)/dev
 	$(BIN)/python tools/regress.py

@@ -1,8 +1,10 @@
-"""Instances for measuring the planner: study graph files and generated training graphs."""
+"""Generated instances for measuring the planner: transformers and random layered graphs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
+from random import Random
 
 import numpy as np
 
@@ -95,3 +97,44 @@ def transformer(layers: int, *, batch: int = 8, length: int = 512, width: int = 
         narrow = add(flat, 8 * flat * width, 5 * flat, [gelu])
         x = add(flat, 0, 3 * flat, [first, narrow], keep="none")
     return training_graph(size, cost, inputs, saved)
+
+
+def random_layered(
+    count: int, width: float, *, spread: float = 0.75, density: float = 0.27, skips: float = 0.14,
+    seed: int = 0,
+) -> Problem:  # fmt: skip
+    """A random layered graph of the kind of the MOCCASIN study (Bartan et al., ICML 2023).
+
+    One op first, one last, layers between. Fitted to the figures of the study's files: layers hold
+    ``2 * width * sqrt(count)`` ops on average, uniform within ``spread`` of it; ops of adjacent
+    layers are joined with probability ``density``, and every op has an input and a reader; edges
+    over several layers are the share ``skips`` of all. Sizes are half-normal with mean 2000, times
+    uniform up to 1000. ``width``, ``spread`` and ``skips`` are the w, nlv and scd of the files'
+    names; their ed is 0.2, where the edges in them are 0.27 of the pairs.
+    """
+    draw = Random(seed)
+    layers = [[0]]
+    mean = 2 * width * count**0.5
+    made = 1
+    while made < count - 1:
+        ops = round(draw.uniform((1 - spread) * mean, (1 + spread) * mean))
+        ops = min(max(1, ops), count - 1 - made)
+        layers.append(list(range(made, made + ops)))
+        made += ops
+    layers.append([count - 1])
+    edges: set[tuple[int, int]] = set()
+    for above, below in pairwise(layers):
+        edges |= {(u, v) for u in above for v in below if draw.random() < density}
+        edges |= {(draw.choice(above), v) for v in below if not any((u, v) in edges for u in above)}
+        edges |= {(u, draw.choice(below)) for u in above if not any((u, v) in edges for v in below)}
+    wanted = round(len(edges) / (1 - skips))
+    while len(edges) < wanted and len(layers) > 2:
+        first, last = sorted(draw.sample(range(len(layers)), 2))
+        if last - first > 1:
+            edges.add((draw.choice(layers[first]), draw.choice(layers[last])))
+    reads: list[list[int]] = [[] for _ in range(count)]
+    for u, v in sorted(edges):
+        reads[v].append(u)
+    size = [10 * max(1, round(abs(draw.gauss(0, 250)))) for _ in range(count)]
+    cost = [0.0, *(float(draw.randint(1, 1000)) for _ in range(count - 2)), 0.0]
+    return one_value_each(size, cost, reads)

@@ -20,9 +20,7 @@ def _norm(p: Values, name: str, x: torch.Tensor) -> torch.Tensor:
     )  # fmt: skip
 
 
-def _conv(
-    p: Values, name: str, x: torch.Tensor, stride: int = 1, groups: int = 1
-) -> torch.Tensor:
+def _conv(p: Values, name: str, x: torch.Tensor, stride: int = 1, groups: int = 1) -> torch.Tensor:
     w = p[f"{name}.weight"]
     return functional.conv2d(x, w, None, stride, w.shape[-1] // 2, 1, groups)
 
@@ -99,7 +97,9 @@ def bert(p: Values, inputs: Values, block: Block, *, layers: int, heads: int) ->
 
     def layer(x: torch.Tensor, name: str) -> torch.Tensor:
         query, key, value = (
-            _linear(p, f"{name}.attention.self.{part}", x).unflatten(-1, (heads, -1)).transpose(1, 2)
+            _linear(p, f"{name}.attention.self.{part}", x)
+            .unflatten(-1, (heads, -1))
+            .transpose(1, 2)
             for part in ("query", "key", "value")
         )
         mixed = _attend(query, key, value, bias)
@@ -119,7 +119,9 @@ def bert(p: Values, inputs: Values, block: Block, *, layers: int, heads: int) ->
     return x
 
 
-def vit(p: Values, inputs: Values, block: Block, *, layers: int = 12, heads: int = 3) -> torch.Tensor:
+def vit(
+    p: Values, inputs: Values, block: Block, *, layers: int = 12, heads: int = 3
+) -> torch.Tensor:
     """ViT-tiny, attention written out; its blocks are the layers."""
 
     def layer(x: torch.Tensor, name: str) -> torch.Tensor:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from onnxremat.cli import args
+from onnxremat.cli import args, several
 from onnxremat.cli.console import Voice
 from onnxremat.run.contest import contest
 
@@ -26,13 +26,16 @@ def command(
     quiet: args.Quiet = False,
 ) -> None:
     """Time models in turn; medians and ratios to the first. Planned models run as planned,
-    others under default options."""
+    others under default options. One model planned for several devices: against each of them."""
     from onnxremat.report.tables import bench_table
 
     voice = Voice(as_json, quiet)
     settings = args.make_settings(shape, dim, "none", threads, seed, data, True)
     with voice.working() as interrupt:
         voice.say("timing")
+        if len(models) == 1 and several.is_deployment(models[0]):
+            several.bench(voice, models[0], settings, seconds, interrupt)
+            return
         timings = contest(models, settings, seconds, interrupt)
     voice.table(bench_table(timings))
     if as_json:

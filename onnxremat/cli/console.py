@@ -94,13 +94,15 @@ class Voice:
     def planning(self, best: float, bound: float, stage: str) -> None:
         """Best time and bound moved."""
         if self._status:
-            found = math.isfinite(best) and best > 0
-            gap = f", gap {max(0.0, 1 - bound / best):.3%}; Ctrl-C keeps it" if found else ""
             seconds = time.perf_counter() - self._since
-            self._status.update(
-                f"planning ({stage}), {seconds:.0f} s: best {format_seconds(best)}, "
-                f"bound {format_seconds(bound)}{gap}"
-            )
+            words = f"no plan yet, bound {format_seconds(bound)}"
+            if math.isfinite(best):
+                gap = max(0.0, 1 - bound / best) if best > 0 else 0.0
+                words = (
+                    f"best {format_seconds(best)}, bound {format_seconds(bound)}, gap {gap:.3%}; "
+                    "Ctrl-C keeps it"
+                )
+            self._status.update(f"planning ({stage}), {seconds:.0f} s: {words}")
 
     def result(self, facts: Mapping[str, Any]) -> None:
         """One JSON object on stdout, in small parts: a large write into a pipe that a signal

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from onnxremat import api
-from onnxremat.cli import args, training
+from onnxremat.cli import args, several, training
 from onnxremat.cli.console import Voice
 from onnxremat.errors import UsageError
 from onnxremat.plan.methods import Method
@@ -19,6 +19,7 @@ NAME = "optimize"
 
 
 def command(
+    context: typer.Context,
     source: args.Model,
     target_file: Annotated[
         Path | None, typer.Argument(metavar="OUT", help="File to write.", show_default=False)
@@ -29,6 +30,9 @@ def command(
     formulation: args.Formulation = "",
     max_columns: args.MaxColumns = args.LARGEST,
     warm_start: args.WarmStart = True,
+    devices: several.Devices = None,
+    pin: several.Pin = None,
+    objective: several.Objective = "auto",
     train: Annotated[
         bool, typer.Option("--train", help="Make a training step of the model first.")
     ] = False,
@@ -70,7 +74,7 @@ def command(
     """Make a model keep a memory budget: IN.onnx OUT.onnx --budget 2GiB."""
     voice = Voice(as_json, quiet)
     out = _one_output(target_file, output)
-    limit = one_budget(budget)
+    limit = one_budget(budget) if devices is None else None
     method = Method(planner, formulation, warm_start, max_columns)
     _check_output(source, out, dry_run)
     args.check_drawings(plot, trace)
@@ -87,6 +91,15 @@ def command(
         options = args.make_plan_options(
             time_limit, gap, solver, seed, voice.planning, interrupt, method, threads
         )
+        if limit is None:
+            assert devices is not None
+            given = context.get_parameter_source("budget")
+            several.optimize(
+                voice, source, None if dry_run else out, devices,
+                budget if given and given.name != "DEFAULT" else "", settings, options, pin,
+                objective, bench_seconds,
+            )  # fmt: skip
+            return
         result = api.optimize(
             source, budget=limit.text, settings=settings, options=options,
             bench_seconds=bench_seconds, say=voice.say,

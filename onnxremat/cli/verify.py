@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from onnxremat import api
-from onnxremat.cli import args
+from onnxremat.cli import args, several
 from onnxremat.cli.console import Voice, size
 from onnxremat.errors import OverBudgetError, VerificationError
 
@@ -33,6 +33,11 @@ def command(
     """Run both models: same outputs, planned order, predicted and measured peak, budget."""
     voice = Voice(as_json, quiet)
     settings = args.make_settings(shape, dim, "portable", threads, seed, data, True)
+    if several.is_deployment(result):
+        with voice.working():
+            voice.say("verifying")
+            several.verify(voice, original, result, settings)
+        return
     with voice.working():
         voice.say("verifying")
         found = api.verify(original, result, settings=settings, seeds=seeds, budget=budget)

@@ -16,8 +16,8 @@ LARGE = 1 << 18  # elements of a sum from which copying the bias before a Gemm c
 
 def pool_first(graph: Graph) -> Graph:
     """MaxPool before the rectifier it follows: the greatest of rectified values is the rectified
-    greatest, and the rectifier then works, forward and backward, on the few values that are left."""
-    ops: list[Op | None] = list(graph.ops)
+    greatest, and the rectifier then works, forward and backward, on the few values left."""
+    ops = list(graph.ops)
     tensors = dict(graph.tensors)
     for index, pool in enumerate(graph.ops):
         if pool.op_type != "MaxPool" or not pool.standard or len(pool.writes) != 1:
@@ -27,12 +27,12 @@ def pool_first(graph: Graph) -> Graph:
         if before is None or not _only_feeds(graph, rectified, index):
             continue
         rectifier = ops[before]
-        if rectifier is None or rectifier.op_type not in ("Relu", "Clip") or not rectifier.standard:
+        if rectifier.op_type not in ("Relu", "Clip") or not rectifier.standard:
             continue
         pooled = _declared(tensors, f"{rectified}/pooled", tensors[result])
         ops[before] = replace(pool, inputs=(rectifier.inputs[0],), outputs=(pooled,))
         ops[index] = replace(rectifier, inputs=(pooled, *rectifier.inputs[1:]), outputs=(result,))
-    return graph.with_ops((op for op in ops if op is not None), tensors)
+    return graph.with_ops(ops, tensors)
 
 
 def bias_apart(graph: Graph) -> Graph:

@@ -418,7 +418,7 @@ class Tape:
         return made
 
     def outer(self, a: str, b: str) -> str:
-        """``a`` times the transpose of ``b``, matrices of the last two axes with equal axes before."""
+        """``a`` times the transpose of ``b``: matrices of the last two axes, equal axes before."""
         made = self.matmul(self._apart(a), self.swap_last(self._apart(b)))
         return self.reshape(made, (*self.shape(a)[:-1], self.shape(b)[-2]))
 

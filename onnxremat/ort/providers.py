@@ -10,7 +10,7 @@ import contextlib
 import io
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -21,7 +21,14 @@ from onnx import TensorProto, helper
 
 from onnxremat.device.machine import PROVIDERS, Device, short_name
 from onnxremat.errors import MissingComponentError
-from onnxremat.ort.session import Options, model_source, providers, refused, session_options
+from onnxremat.ort.session import (
+    TUNED,
+    Options,
+    model_source,
+    providers,
+    refused,
+    session_options,
+)
 
 CPU, CUDA, OPENVINO = PROVIDERS["cpu"], PROVIDERS["cuda"], PROVIDERS["openvino"]
 _HINTS = {
@@ -91,8 +98,12 @@ def _registered(provider: str) -> bool:
     return True
 
 
+def plugin_device(device: Device) -> Any:
+    """onnxruntime's handle of a device whose provider is a plugin library; None for others."""
+    return _plugin_device(device.provider, device.options.get("device", "CPU"))
+
+
 def _plugin_device(provider: str, hardware: str) -> Any:
-    """onnxruntime's handle of a plugin provider's device, None when there is none."""
     import onnxruntime as ort
 
     if provider not in _PLUGINS or not _registered(provider):
@@ -178,15 +189,40 @@ def open_on(
         made.enable_profiling = True
         made.profile_file_prefix = prefix
     source = model_source(model, made, folder)
-    plugin = None
-    if device.provider != CPU:
-        plugin = _plugin_device(device.provider, device.options.get("device", "CPU"))
+    plugin = plugin_device(device)
     try:
         if plugin is not None:
             made.add_provider_for_devices([plugin], plugin_options(device))
             return ort.InferenceSession(source, made)
         named = _named_options(device.provider, device.index, dict(device.options), limit)
         order = [(device.provider, named)] if device.provider != CPU else []
+        return ort.InferenceSession(source, made, providers=[*order, (CPU, {})])
+    except Exception as error:  # onnxruntime raises a dozen unrelated types
+        raise refused(source, error) from error
+
+
+def open_annotated(
+    devices: Sequence[Device], model: onnx.ModelProto, folder: Path | None = None
+) -> Any:
+    """One session over built-in providers that puts each node on the device that its ``layer_ann``
+    names.
+
+    Raises:
+        ModelError: onnxruntime refuses the model.
+    """
+    import onnxruntime as ort
+
+    made = session_options(TUNED)
+    made.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    rules = "; ".join(f"{device.provider}(={device.name})" for device in devices)
+    made.add_session_config_entry("session.layer_assignment_settings", rules)
+    order = [
+        (d.provider, _named_options(d.provider, d.index, dict(d.options)))
+        for d in devices
+        if d.provider != CPU
+    ]
+    source = model_source(model, made, folder)
+    try:
         return ort.InferenceSession(source, made, providers=[*order, (CPU, {})])
     except Exception as error:  # onnxruntime raises a dozen unrelated types
         raise refused(source, error) from error

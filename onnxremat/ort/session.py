@@ -126,7 +126,7 @@ def model_source(
 
 
 # How onnxruntime says that no provider has a kernel: operator, opset, node.
-_NO_KERNEL = re.compile(r"Could not find an implementation for (\w+)\((\d+)\) node with name '(.*?)'")
+_NO_KERNEL = re.compile(r"not find an implementation for (\w+)\((\d+)\) node with name '(.*?)'")
 
 
 def refused(source: str | bytes, error: Exception) -> ModelError:

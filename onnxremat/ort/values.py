@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from onnxremat.device.machine import Device
 from onnxremat.ort.binding import wrap
-from onnxremat.ort.providers import place
+from onnxremat.ort.providers import place, plugin_device
 
 
 class Copies:
@@ -37,6 +38,34 @@ def as_array(value: Any, copies: Copies) -> np.ndarray:
     copies.numpy += 1
     array: np.ndarray = value.numpy()
     return array.copy() if value.device_name() == "cpu" else array
+
+
+def view(value: Any) -> np.ndarray:
+    """The bytes of a value in host memory as an array over them; writing changes the value."""
+    array: np.ndarray = value.numpy()
+    return array
+
+
+@cache
+def shared_memory(device: Device) -> Any:
+    """Host memory that a plugin provider reads and writes where it lies, and so does the processor;
+    None where there is none. What lies elsewhere onnxruntime copies when it is bound, and a change
+    of it afterwards is not seen."""
+    import onnxruntime as ort
+
+    plugin = plugin_device(device)
+    if plugin is None:
+        return None
+    return plugin.memory_info(ort.OrtDeviceMemoryType.HOST_ACCESSIBLE)
+
+
+def shared_empty(device: Device, dtype: int, shape: tuple[int, ...]) -> Any:
+    """A value in :func:`shared_memory`."""
+    import onnxruntime as ort
+
+    return ort.OrtValue.ortvalue_from_shape_and_type(
+        list(shape), dtype, memory_info=shared_memory(device)
+    )
 
 
 @cache
@@ -69,17 +98,27 @@ class Stage:
         device: where its values lie.
         outputs: names of the outputs to hand on, in this order.
         fixed: outputs that are written into given values (state updated in place).
+        fresh: makers of the values that other outputs are written into, a new one every run.
+
+    Attributes:
+        names: all outputs but fixed ones, in the order in which :meth:`run` returns their values.
     """
 
     def __init__(
-        self, session: Any, device: Device, outputs: tuple[str, ...], fixed: dict[str, Any]
+        self,
+        session: Any,
+        device: Device,
+        outputs: tuple[str, ...],
+        fixed: Mapping[str, Any],
+        fresh: Mapping[str, Callable[[], Any]] | None = None,
     ) -> None:
         self.session = session
         self._binding = session.io_binding()
         self._place = place(device)
-        self._free = [name for name in outputs if name not in fixed]
+        self._fresh = dict(fresh or {})
+        self.names = [name for name in outputs if name not in fixed]
         # Outputs come back in the order in which they were first bound.
-        for name in self._free:
+        for name in self.names:
             self._binding.bind_output(name, *self._place)
         for name, value in fixed.items():
             self._binding.bind_ortvalue_output(name, value)
@@ -88,19 +127,21 @@ class Stage:
         """Read this value as an input from now on."""
         self._binding.bind_ortvalue_input(name, value)
 
-    def run(self, fresh: list[tuple[str, Any]]) -> list[Any]:
-        """One run; returns the values of the free outputs and keeps no hold on them.
+    def run(self, inputs: Sequence[tuple[str, Any]]) -> list[Any]:
+        """One run; returns the values of all outputs but fixed ones and keeps no hold on them.
 
         Args:
-            fresh: inputs of this run alone.
+            inputs: bound for this run alone.
         """
         binding = self._binding
-        for name, value in fresh:
+        for name, value in inputs:
             binding.bind_ortvalue_input(name, value)
+        for name, make in self._fresh.items():
+            binding.bind_ortvalue_output(name, make())
         self.session.run_with_iobinding(binding)
-        values = binding.get_outputs()[: len(self._free)]
-        for name in self._free:
+        values: list[Any] = binding.get_outputs()[: len(self.names)]
+        for name in self.names:
             binding.bind_output(name, *self._place)
-        for name, _ in fresh:
+        for name, _ in inputs:
             binding.bind_ortvalue_input(name, nothing())
         return values

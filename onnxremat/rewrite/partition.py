@@ -22,12 +22,13 @@ from typing import Any
 
 import onnx
 
-from onnxremat.device.machine import Device
+from onnxremat.device.machine import PROVIDERS, Device
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.graph.order import priority_order, reordered
 from onnxremat.graph.subgraph import subgraph
 from onnxremat.rewrite.gates import add_gates
+from onnxremat.rewrite.openvino import for_openvino
 from onnxremat.rewrite.pins import add_pins
 from onnxremat.schedule.devices import Followed, Moved, Ran
 
@@ -333,7 +334,9 @@ def _graphs(
 
 def part_graph(part: Partition, device: Device) -> Graph:
     """The graph a partition's session gets: with gates and pins where onnxruntime decides on
-    order and duplicates, as it is where the provider compiles it."""
+    order and duplicates, without where the provider compiles it."""
+    if device.provider == PROVIDERS["openvino"]:
+        return for_openvino(part.graph)
     return part.graph if device.opaque else add_pins(add_gates(part.graph))
 
 

@@ -33,13 +33,16 @@ def bench_devices(
     """Time the deployment (the reference, first), the same one partition after the other, and the
     whole graph in one session per device; what that device's provider does not take, onnxruntime
     puts on the processor: its own fall-back. Rounds are shuffled."""
+    # A training step updates its state in place, wherever it runs.
+    state = {old: np.array(feeds[old]) for old, _ in made.parts.pairs}
+    given = {name: value for name, value in feeds.items() if name not in state}
     with ExitStack() as stack:
         contenders: dict[str, Runner] = {}
-        planned = stack.enter_context(made.executor())
-        contenders["as planned"] = lambda: planned.run(feeds)
+        planned = stack.enter_context(made.executor(state))
+        contenders["as planned"] = lambda: planned.run(given)
         if made.side_by_side:
-            alone = stack.enter_context(made.executor(overlap=False))
-            contenders["one by one"] = lambda: alone.run(feeds)
+            alone = stack.enter_context(made.executor(state, overlap=False))
+            contenders["one by one"] = lambda: alone.run(given)
         for device in made.machine.devices:
             if device.computes:
                 runner = _whole(made, device, feeds)
@@ -55,9 +58,11 @@ def _whole(made: Deployment, device: Device, feeds: Mapping[str, np.ndarray]) ->
         session = open_on(device, to_model(made.graph), TUNED, made.folder)
     except (MissingComponentError, ModelError):
         return None
-    stage = Stage(session, device, made.graph.outputs, {})
-    for name in made.graph.inputs:
-        stage.bind(name, wrap(np.asarray(feeds[name], order="C")))
+    values = {n: wrap(np.array(feeds[n], order="C")) for n in made.graph.inputs}
+    fixed = {} if device.opaque else {new: values[old] for old, new in made.parts.pairs}
+    stage = Stage(session, device, made.graph.outputs, fixed)
+    for name, value in values.items():
+        stage.bind(name, value)
     return lambda: stage.run([])
 
 

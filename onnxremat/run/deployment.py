@@ -32,7 +32,7 @@ from onnxremat.run.waits import waits_within, worst_case
 from onnxremat.schedule.devices import follow, settled
 from onnxremat.schedule.plan import Plan, graph_hash
 
-BOUNDARY = 5e-6  # seconds a partition costs beside its ops
+BOUNDARY = 1.5e-5  # seconds a partition costs beside its ops (measured: binding and bookkeeping)
 FORMAT = 1
 
 
@@ -121,6 +121,7 @@ def deploy(
     limits: Mapping[str, int] | None = None,
     pairs: Sequence[tuple[str, str]] = (),
     folder: Path | None = None,
+    insist: bool = True,
 ) -> Deployment:
     """Cut a plan to partitions that keep the limits, and predict bytes and seconds.
 
@@ -129,6 +130,7 @@ def deploy(
         costs: per device.
         limits: bytes per device.
         pairs: (input, output) tensors that a trainer binds to one buffer.
+        insist: a limit that is not kept is an error; else see ``predicted``.
 
     Raises:
         UsageError: the plan does not fit the graph or the machine.
@@ -142,7 +144,7 @@ def deploy(
     known: Known = {}
     parts = partition_within(followed, machine, scratch, limits, pairs, known, folder)
     inside = insides(parts, machine, scratch, known, folder)
-    waits = waits_within(parts, machine, inside, limits)
+    waits = waits_within(parts, machine, inside, limits) if insist else []
     return Deployment(
         graph,
         plan.with_provenance(graph_hash=graph_hash(graph)),

@@ -130,7 +130,10 @@ def opaque_inside(part: Partition, device: Device, folder: Path | None) -> Insid
     feeds = {name: wrap(array) for name, array in seeded_feeds(part.graph).items()}
     before = heap_bytes()
     stage = Stage(
-        open_on(device, to_model(part.graph), TUNED, folder), device, part.graph.outputs, {}
+        open_on(device, to_model(part_graph(part, device)), TUNED, folder),
+        device,
+        part.graph.outputs,
+        {},
     )
     for name, value in feeds.items():
         stage.bind(name, value)

@@ -9,7 +9,8 @@ runs in the calling thread.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -19,13 +20,23 @@ import onnx
 
 from onnxremat.device.machine import Device, Machine
 from onnxremat.errors import ModelError, UsageError
+from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort.binding import wrap
 from onnxremat.ort.denormals import denormals_as_zero
 from onnxremat.ort.profile import SIZES_KEY, Profile, ended
 from onnxremat.ort.providers import assigned, open_on, require
 from onnxremat.ort.session import TUNED, first_line
-from onnxremat.ort.values import Copies, Stage, as_array, moved, share_arena
+from onnxremat.ort.values import (
+    Copies,
+    Stage,
+    as_array,
+    moved,
+    share_arena,
+    shared_empty,
+    shared_memory,
+    view,
+)
 from onnxremat.rewrite.partition import Copy, Key, Partition, Partitioned, part_graph
 from onnxremat.run.streams import Stream, overlaps, streams
 
@@ -76,6 +87,7 @@ class Executor:
         self._left: dict[Key, int] = {}
         self._lock = threading.Lock()
         self._home = self._find_homes()
+        self._pooled = self._find_pooled()
         for name, array in self._state.items():
             self._take(name, array)
         self._look_up()
@@ -99,6 +111,18 @@ class Executor:
                 if new in self._updated and not device.in_host_memory:
                     homes[self._updated[new]] = device
         return homes
+
+    def _find_pooled(self) -> dict[str, Device]:
+        """Values that a plugin provider reads or updates, with its device: they are made in the
+        memory that it shares with the processor, else every binding would copy them."""
+        found = {}
+        for part in self.parts.partitions:
+            device = self.machine.device(part.device)
+            if shared_memory(device) is not None:
+                updated = [n for n in part.graph.outputs if n in self._updated]
+                old = [self._updated[name] for name in updated]
+                found.update(dict.fromkeys((*part.graph.inputs, *old), device))
+        return found
 
     def _look_up(self) -> None:
         """What each action binds and makes, and how often each value is used."""
@@ -139,7 +163,7 @@ class Executor:
             (name, index, device)
             for name, row in self._readers.items()
             for index, device in row
-            if self._memory(name) != _memory(device)
+            if self._memory(name) != _memory(device) or (device.opaque and name not in self._pooled)
         ]
 
     def _memory(self, name: str) -> str:
@@ -159,9 +183,24 @@ class Executor:
                 entries=self._entries(index),
                 prefix=str(self._record / f"profile{index}") if self._record else "",
             )  # fmt: skip
-            fixed = {key[0]: self._values[self._updated[key[0]]] for key in self._updates[index]}
-            stages[index] = Stage(session, device, action.graph.outputs, fixed)
+            fixed = {
+                new: self._values[self._updated[new]]
+                for new, _, _ in self._updates[index]
+                if _in_place(action.graph, self._updated[new], new, device)
+            }
+            stages[index] = Stage(
+                session, device, action.graph.outputs, fixed, self._makers(action)
+            )
         return stages
+
+    def _makers(self, part: Partition) -> dict[str, Callable[[], Any]]:
+        """How to make the results that a plugin provider will read."""
+        return {
+            name: partial(shared_empty, self._pooled[name], tensor.dtype, tensor.shape or ())
+            for name in part.graph.outputs
+            if name in self._pooled and name not in self._updated
+            for tensor in [self.parts.graph.tensors[name]]
+        }
 
     def _entries(self, index: int) -> dict[str, str]:
         if self._record:
@@ -199,7 +238,10 @@ class Executor:
         self._left = dict(self._uses)
         self._store.clear()
         for name, index, device in self._sent:
-            self.stages[index].bind(name, moved(self._values[name], device, self.copies))
+            value = self._values[name]
+            if self._memory(name) != _memory(device):
+                value = moved(value, device, self.copies)
+            self.stages[index].bind(name, value)
         if self._streams:
             self._side_by_side()
         else:
@@ -226,11 +268,8 @@ class Executor:
                     f"partition {action.name} does not run", why=first_line(error)
                 ) from error
             fresh.clear()
-            for key, value in zip(self._makes[index], values, strict=True):
-                self._store[key] = value
+            self._keep(index, values)
             values.clear()
-            for key in self._updates[index]:
-                self._store[key] = self._values[self._updated[key[0]]]
         reads, writes = self.parts.uses[index]
         with self._lock:
             for key in reads:
@@ -238,6 +277,18 @@ class Executor:
             for key in (*reads, *writes):
                 if not self._left[key]:
                     self._store.pop(key, None)
+
+    def _keep(self, index: int, values: list[Any]) -> None:
+        """Take over what a partition made."""
+        made = dict(zip(self.stages[index].names, values, strict=True))
+        for key in self._makes[index]:
+            self._store[key] = made[key[0]]
+        for key in self._updates[index]:
+            state = self._values[self._updated[key[0]]]
+            if key[0] in made:  # it could not be written in place
+                self.copies.between += 1
+                np.copyto(view(state), view(made[key[0]]))
+            self._store[key] = state
 
     def _copy(self, index: int, action: Copy) -> None:
         (target,) = self.parts.uses[index][1]
@@ -260,6 +311,8 @@ class Executor:
             if self._given.get(name) is not feeds[name]:
                 self._take(name, feeds[name])
                 self._show(name)
+            elif name in self._pooled:  # it may have been written in place
+                self._fill(name)
 
     def _take(self, name: str, given: np.ndarray) -> None:
         """Make a value over the caller's array."""
@@ -277,20 +330,33 @@ class Executor:
             raise UsageError(f"state '{name}' has to be a contiguous array that can be written")
         array = np.asarray(array, order="C")
         self._given[name] = array  # another object when it was converted: then bound every run
+        if name in self._pooled:
+            if name not in self._values:
+                shape = tensor.shape or ()
+                self._values[name] = shared_empty(self._pooled[name], tensor.dtype, shape)
+            self._fill(name)
+            return
         self._values[name] = wrap(array)
         if name in self._home:
             self._values[name] = moved(self._values[name], self._home[name], self.copies)
 
+    def _fill(self, name: str) -> None:
+        """Bring the caller's array to where a plugin provider reads it."""
+        self.copies.between += 1
+        np.copyto(view(self._values[name]), self._given[name])
+
     def _show(self, name: str) -> None:
         """Bind a graph input wherever it is read where it lies."""
         for index, device in self._readers.get(name, ()):
-            if self._memory(name) == _memory(device):
+            if (name, index, device) not in self._sent:
                 self.stages[index].bind(name, self._values[name])
 
     def pull_state(self) -> None:
-        """Bring state that is kept in another memory back into the caller's arrays."""
-        for name in self._home:
-            np.copyto(self._state[name], as_array(self._values[name], self.copies))
+        """Bring state that is kept elsewhere (in a GPU's memory, or shared with a plugin provider)
+        back into the caller's arrays; what the processor updates is in them already."""
+        for name in self._state:
+            if name in self._home or name in self._pooled:
+                np.copyto(self._state[name], as_array(self._values[name], self.copies))
 
     # ---- streams ---------------------------------------------------------------------------
 
@@ -316,6 +382,13 @@ class Executor:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _in_place(graph: Graph, old: str, new: str, device: Device) -> bool:
+    """Whether a partition may write a new value over the old one. A provider that compiles it may
+    run the update before another reader of the old value."""
+    others = [op for op in graph.ops if old in op.reads and new not in op.writes]
+    return not (device.opaque and others)
 
 
 def _memory(device: Device) -> str:

@@ -13,7 +13,7 @@ def given_up(method: str, name: str, limit: int, solution: Solution) -> NoPlanEr
     """A planner or formulation of the user's choice has no plan; others may have."""
     return NoPlanError(
         f"{method} has no plan for {name} within {format_bytes(limit)} ({limit} B)",
-        why="; ".join(solution.notes),
+        why="; ".join(solution.notes) or "none was found in time",
         hint="--planner auto, a longer --time-limit, or a larger --budget",
     )
 

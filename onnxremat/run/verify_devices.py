@@ -32,15 +32,15 @@ class DeviceVerification:
 
     Attributes:
         checks: in the order they were made.
+        outputs: what the deployment returned.
         measured: bytes per device, counted.
         predicted: the same, predicted; empty for a deployment that was read from a file.
-        recorded: the run under the meter.
     """
 
     checks: tuple[Check, ...]
+    outputs: Mapping[str, np.ndarray]
     measured: Mapping[str, DeviceBytes]
     predicted: Mapping[str, DeviceBytes]
-    recorded: Recorded
 
     @property
     def ok(self) -> bool:
@@ -60,15 +60,19 @@ def verify_devices(
         MissingComponentError, ModelError: it cannot be run.
     """
     reference = run_whole(expected or made.graph, feeds, made)
-    found = record(made.parts, made.machine, feeds, folder=made.folder)
-    checks = [_outputs(made, found.outputs, reference, "one by one")]
-    if made.side_by_side:
-        with made.executor(overlap=True) as executor:
-            checks.append(_outputs(made, executor.run(feeds), reference, "side by side"))
+    outputs, checks = {}, []
+    for overlap in (False, True) if made.side_by_side else (False,):
+        with made.executor(overlap=overlap) as executor:
+            outputs = executor.run(feeds)
+        how = "side by side" if overlap else "one by one"
+        checks.append(_outputs(made, outputs, reference, how))
+    # Under the meter state is updated in place, as a trainer does it.
+    state = {old: np.array(feeds[old]) for old, _ in made.parts.pairs}
+    found = record(made.parts, made.machine, feeds, folder=made.folder, state=state)
     checks += [_order(made, found), _placement(made, found)]
     for name, device in found.bytes.items():
         checks += _peaks(made, name, device)
-    return DeviceVerification(tuple(checks), found.bytes, made.predicted, found)
+    return DeviceVerification(tuple(checks), outputs, found.bytes, made.predicted)
 
 
 def run_whole(

@@ -190,6 +190,7 @@ def torch_tuned(torch: Any, folder: Path, seed: int = 0) -> tuple[list[float], f
         return losses, float((found == test["labels"]).mean())
 
 
+@pytest.mark.torch
 def test_pytorch_from_the_same_start(tuned: Path) -> None:
     """Step for step while rounding has not grown, and the same accuracy in the end."""
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")

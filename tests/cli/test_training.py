@@ -96,6 +96,28 @@ def test_accumulate(cli: Command, work: Path) -> None:
     assert (said.facts["steps"], said.facts["updates"]) == (10, 2)
 
 
+def test_mixed_precision(cli: Command, work: Path) -> None:
+    """Scale and count are in the checkpoint: a resumed run has the bits of a whole one."""
+    said = cli("differentiate", "net.onnx", "step.onnx", "--precision", "fp16", "-q")
+    assert said.code == 0, said.err
+    losses = []
+    for epochs, name in ((4, "a"), (2, "b"), (4, "b")):
+        more = ("--resume",) if (epochs, name) == (4, "b") else ()
+        said = cli(
+            *training("--epochs", epochs, "--checkpoint", f"{name}.safetensors"), *more, "--json"
+        )
+        assert said.code == 0, said.err
+        losses.append(said.facts["losses"])
+    assert losses[0] == losses[1] + losses[2]
+    assert np.mean(losses[0][-5:]) < np.mean(losses[0][:5])
+    assert Path("a.safetensors").read_bytes() == Path("b.safetensors").read_bytes()
+    state, _ = read_tensors(Path("a.safetensors"))
+    assert state["loss_scale.good_updates"] - 2000 * state["loss_scale.doublings"] == 20
+    said = cli("differentiate", "net.onnx", "step.onnx", "--precision", "bf16", "-q")
+    assert said.code == 0, said.err
+    cli(*training()).assert_refused(2, "has a kernel of", "bfloat16", "--precision fp16")
+
+
 def test_resume_goes_on_and_then_has_nothing_to_do(cli: Command, work: Path) -> None:
     whole = cli(*training("--epochs", 4, "--checkpoint", "a.safetensors"))
     assert whole.code == 0, whole.err
@@ -227,6 +249,8 @@ def test_options_that_do_not_go_together(cli: Command, work: Path) -> None:
           "--checkpoint", "done.safetensors", "--resume"), ("another training graph", "exp_avg")),
         (("differentiate", "step.onnx", "o.onnx"), ("training step already",)),
         (("differentiate", "net.onnx", "o.onnx", "--clip-norm", -1), ("clip_norm is -1",)),
+        (("differentiate", "net.onnx", "o.onnx", "--precision", "fp8"),
+         ("unknown precision 'fp8'", "bf16")),
         (("differentiate", "net.onnx", "o.onnx", "--optimizer", "none", "--accumulate", 2),
          ("nothing is accumulated",)),
     ):  # fmt: skip

@@ -60,6 +60,31 @@ def test_padded_sequences_of_grouped_attention() -> None:
         np.testing.assert_allclose(ours[row, : end + 1], kernel[row, : end + 1], atol=1e-5)
 
 
+@pytest.mark.parametrize("form", ["qkv", "kv"])
+def test_packed_inputs_are_the_separate_ones(form: str) -> None:
+    """The CPU provider has no kernel for packed inputs, so they are compared with separate ones."""
+    rng = np.random.default_rng(0)
+    parts = [rng.standard_normal((2, 5, 2, 4)).astype(np.float32) for _ in range(3)]  # N, S, heads
+    flat = [part.reshape(2, 5, 8) for part in parts]
+    packed = (
+        {"q": np.stack(parts, 3)} if form == "qkv" else {"q": flat[0], "k": np.stack(parts[1:], 3)}
+    )
+
+    def result(values: dict[str, np.ndarray]) -> np.ndarray:
+        node = helper.make_node(
+            "MultiHeadAttention", list(values), ["y"], domain="com.microsoft", num_heads=2
+        )
+        tensors = [helper.make_tensor_value_info(n, 1, v.shape) for n, v in values.items()]
+        out = helper.make_tensor_value_info("y", 1, [2, 5, 8])
+        graph = helper.make_graph([node], "g", tensors, [out])
+        opsets = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
+        model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
+        return run(to_model(read_forward(model, None)), values)[0]
+
+    wanted = result(dict(zip("qkv", flat, strict=True)))
+    np.testing.assert_allclose(result(packed), wanted, rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("op", "inputs", "settings", "part"),
     [

@@ -18,6 +18,8 @@ from onnxremat.grad.scaling import EXPONENT, GOOD
 from onnxremat.ort.infer import build_graph
 from onnxremat.run.train import Trainer
 from onnxremat.schedule.simulate import simulate
+from tests.grad.cases import CASES
+from tests.grad.checking import Case, build
 
 SIZES: dict[str, dict[str, Any]] = {
     "resnet18": {"batch": 4, "size": 64, "width": 8, "classes": 10},
@@ -175,6 +177,54 @@ def _session(model: onnx.ModelProto) -> Any:
     from onnxremat.ort.session import Options, open_session, session_options
 
     return open_session(model, session_options(Options(threads=1)))
+
+
+def after_products(case: Case) -> tuple[onnx.ModelProto, dict[str, np.ndarray], list[str]]:
+    """A case whose inputs come out of products with unit matrices, so in 16 bits where they may."""
+    model, values = build(case, 18, np.dtype(np.float32))
+    graph, nodes = model.graph, []
+    names = [name for name, value in values.items() if value.size]
+    for name in names:
+        value, parts = values[name], [f"{name}_{k}" for k in range(6)]
+        stored = [np.array([1, value.size]), np.eye(value.size, dtype=np.float32), value.shape]
+        graph.initializer.extend(
+            numpy_helper.from_array(np.array(v), n) for v, n in zip(stored, parts, strict=False)
+        )
+        nodes += [
+            helper.make_node("Reshape", [name, parts[0]], [parts[3]]),
+            helper.make_node("MatMul", [parts[3], parts[1]], [parts[4]]),
+            helper.make_node("Reshape", [parts[4], parts[2]], [parts[5]]),
+        ]
+    rest = [onnx.NodeProto.FromString(node.SerializeToString()) for node in graph.node]
+    for node in rest:
+        if node.name == "node":
+            node.input[:] = [f"{name}_5" if name in names else name for name in node.input]
+    del graph.node[:]
+    graph.node.extend(nodes + rest)
+    return model, values, names
+
+
+# The first case of every operator; those of versions that are brought to 18 in another form apart.
+FIRST = {(c.domain, c.op): c for c in reversed(CASES) if 18 in c.opsets}
+
+
+@pytest.mark.parametrize("case", FIRST.values(), ids=[op for _, op in FIRST])
+def test_every_operator_in_half(case: Case) -> None:
+    model, values, names = after_products(case)
+    results = []
+    for precision in ("fp32", "fp16"):
+        graph = differentiate(
+            model, loss_output="total", optimizer=None, trainable=names, precision=precision,
+            dropout=False, batch_norm="frozen",
+        )  # fmt: skip
+        if case.valid:
+            onnx.checker.check_model(graph)
+        session = _session(graph)
+        found = session.run(None, values)
+        results.append(dict(zip([o.name for o in session.get_outputs()], found, strict=True)))
+    for name, value in results[0].items():
+        error = np.abs(results[1][name] - value).max(initial=0.0)
+        assert error <= 0.05 * np.abs(value).max(initial=0.0) + 1e-4, name
 
 
 def perceptron() -> onnx.ModelProto:

@@ -9,6 +9,7 @@ import torch
 
 from onnxremat.grad import differentiate
 from tests.torch.comparison import (
+    Finish,
     Race,
     agreement,
     by_autograd,
@@ -20,6 +21,8 @@ from tests.torch.comparison import (
 from tests.torch.graph import TorchGraph
 from tests.torch.settings import SETTINGS, prepare
 
+STEPS = 20
+
 
 def exact(name: str) -> float:
     """Worst error in float64."""
@@ -30,21 +33,31 @@ def exact(name: str) -> float:
     return max(distance(found.of[p], want.of[p]) for p in moving(want))
 
 
+def told(finish: Finish | None, rate: float | None) -> str:
+    """A training: difference of the losses, the rate, the losses, and sides that were told."""
+    if finish is None:
+        return ""
+    losses = f"{finish.losses[0]:.3f} to {finish.losses[-1]:.3f}"
+    sides = f", {finish.overruled.count} sides" if finish.overruled.seen else ""
+    return f"{finish.difference:.0e} at {rate} ({losses}{sides})"
+
+
 def row(name: str) -> str:
     """One model."""
     found = agreement(*prepare(name))
     cells = [name, f"{exact(name):.0e}"]
     cells += [f"{max(part.values()):.0e}" for part in (found.torch, found.ours, found.theirs)]
-    cells.append(f"{found.overruled[0].count} / {found.overruled[0].seen:,}")
+    cells.append(f"{found.overruled[0].count} of {found.overruled[0].seen:,}")
     for optimizer, rates in SETTINGS[name].rates.items():
         with tempfile.TemporaryDirectory() as folder:
             race = Race(*prepare(name), optimizer, Path(folder))
-            calm = race.run(rates.calm, 20, guided=False) if rates.calm else None
-            useful = race.run(rates.useful, 20, guided=True)
-        cells.append(f"{useful.difference:.0e} ({useful.overruled.count}), {rates.useful}")
-        cells.append(f"{calm.difference:.0e}, {rates.calm}" if calm else "-")
+            calm = race.run(rates.calm, STEPS, guided=False) if rates.calm else None
+            useful = race.run(rates.useful, STEPS, guided=True)
+        cells += [told(useful, rates.useful), told(calm, rates.calm)]
     return "| " + " | ".join(cells) + " |"
 
 
-for each in SETTINGS:
-    print(row(each), flush=True)
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for each in SETTINGS:
+        print(row(each), flush=True)

@@ -86,6 +86,4 @@ def _channelwise(t: Tape, a: str, gain: str, offset: str) -> str:
     """a * gain + offset with one number per channel, as one pass over a."""
     channels, dtype = t.shape(a)[1], t.dtype(gain)
     zeros, ones = t.constant([0.0] * channels, dtype), t.constant([1.0] * channels, dtype)
-    return t.op(
-        "BatchNormalization", a, gain, offset, zeros, ones, shape=t.shape(a), epsilon=0.0
-    )
+    return t.op("BatchNormalization", a, gain, offset, zeros, ones, shape=t.shape(a), epsilon=0.0)

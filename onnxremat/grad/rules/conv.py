@@ -13,7 +13,6 @@ from onnxremat.grad.rules.conv_weight import Filters, weight_cotangent
 from onnxremat.grad.rules.geometry import Window, window_of
 from onnxremat.grad.tape import Shape, Tape
 
-
 SMALL_MAP = 100  # output positions up to which one Gemm over all images beats one per image
 
 

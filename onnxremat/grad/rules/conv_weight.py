@@ -151,14 +151,16 @@ def _image_columns(t: Tape, x: str, dy: str, filters: Filters, window: Window) -
 
 
 def _shifts(t: Tape, x: str, dy: str, filters: Filters, window: Window) -> str:
-    """The product at (i, j): dy at output row r belongs to input row r + i - p, so dy moves to where
-    its input rows are, and x moves along the columns to where its output columns are. Rows and
-    columns that have no partner are 0 on one side."""
+    """The product at (i, j): dy at output row r belongs to input row r + i - p, so dy moves to
+    where its input rows are, and x moves along the columns to where its output columns are. Rows
+    and columns that have no partner are 0 on one side."""
     together = window.positions <= SMALL_MAP
     if together:
         x, dy = _channels_first(t, x), _channels_first(t, dy)
     first, *rest = range(window.rank)
-    steps = [[tap * d for tap in range(k)] for k, d in zip(window.kernel, window.dilations, strict=True)]
+    steps = [
+        [tap * d for tap in range(k)] for k, d in zip(window.kernel, window.dilations, strict=True)
+    ]
     rows = [
         _moved(t, dy, [2], [step - window.before[first]], [window.input[first]])
         for step in steps[first]
@@ -172,7 +174,9 @@ def _shifts(t: Tape, x: str, dy: str, filters: Filters, window: Window) -> str:
         for offset in product(*(steps[axis] for axis in rest))
     ]  # fmt: skip
     shape = (filters.outputs, filters.channels, 1)
-    parts = [t.reshape(_product(t, row, column, together), shape) for row in rows for column in columns]
+    parts = [
+        t.reshape(_product(t, row, column, together), shape) for row in rows for column in columns
+    ]
     return t.reshape(t.concat(parts, 2), filters.shape)
 
 
@@ -181,7 +185,9 @@ def _product(t: Tape, left: str, right: str, together: bool) -> str:
     if together:
         k, c = t.shape(left)[0], t.shape(right)[0]
         return t.gemm(
-            t.reshape(left, (k, t.size(left) // k)), t.reshape(right, (c, t.size(right) // c)), tb=True
+            t.reshape(left, (k, t.size(left) // k)),
+            t.reshape(right, (c, t.size(right) // c)),
+            tb=True,
         )
     return t.sum(t.matmul(_flat(t, left), t.swap_last(_flat(t, right))), [0])
 

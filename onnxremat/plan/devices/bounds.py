@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
 
 from onnxremat.plan.devices.cuts import build
 from onnxremat.plan.devices.layout import Layout
 from onnxremat.plan.devices.makespan import critical_path
 from onnxremat.plan.formulations.cuts import fixed_spans
-from onnxremat.plan.solvers import Limits, minimise
+from onnxremat.plan.solvers import Limits, Outcome, minimise
 
 NO_LIMIT = 1 << 62  # bytes of a device without a limit
 
@@ -63,5 +62,6 @@ def makespan_bound(layout: Layout, limits: Limits, solver: str = "auto") -> tupl
     made = build(layout, spans, [NO_LIMIT] * layout.problem.devices, makespan=True)
     made.model.integer = [False] * made.model.columns
     result, _ = minimise(made.model, limits, solver)
-    load = made.seconds(result.bound) * (1 - 1e-7) if -inf < result.bound < inf else 0.0
+    solved = result.outcome is Outcome.OPTIMAL  # else its value is no bound
+    load = made.seconds(result.bound) * (1 - 1e-7) if solved else 0.0
     return max((path, "critical path"), (load, "load"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from threading import Event, Thread
@@ -20,6 +20,7 @@ from onnxremat.plan.devices.search import Search
 from onnxremat.plan.problem import Rows
 
 DEPTHS = ((2, 1.0), (0, 1.0), (2, 0.5), (6, 1.0))  # greedy: (depth, power)
+LARGE = 1000  # ops from which polishing takes noticeable time
 SERIAL = 0.4  # share of the time for the sum of all steps when the makespan is wanted
 
 
@@ -76,15 +77,20 @@ class DeviceClimb:
             rank[op] = here
         return renamed(schedule, rank)
 
-    def greedy(self) -> None:
-        """Greedy repair of every op on one device, for each device that runs them all."""
+    def greedy(self, *, quick: bool = False) -> None:
+        """Greedy repair of every op on one device, for each device that runs them all.
+
+        Args:
+            quick: with one setting of the repair instead of all.
+        """
         for device in self.layout.devices:
             if all(device in able for able in self.layout.able):
-                self._fit(on_device(self.layout.problem, device))
+                begin = on_device(self.layout.problem, device)
+                self._fit(begin, DEPTHS[:1] if quick else DEPTHS[1:])
 
-    def _fit(self, begin: Schedule) -> None:
+    def _fit(self, begin: Schedule, depths: Sequence[tuple[int, float]]) -> None:
         record = self.record
-        for depth, power in DEPTHS:
+        for depth, power in depths:
             if record.stopped() or record.closed:
                 return
             until = record.begin + min(record.limit, record.elapsed + 0.1 * record.limit)
@@ -126,8 +132,8 @@ class DeviceClimb:
             lambda found: self.offer(found, "annealing"),
             parallel=record.parallel,
         )
-        best = self.best()
-        if best is not None and not record.closed and not record.parallel:
+        best, late = self.best(), record.stopped() and self.layout.problem.ops > LARGE
+        if best is not None and not (record.closed or record.parallel or late):
             self.offer(search.polished(best), "annealing")
 
     def run(self) -> None:
@@ -136,10 +142,13 @@ class DeviceClimb:
         if record.parallel:
             self._serial_first()
             self.lazy = replace_cuts(self.cuts(parallel=True), self.lazy)
+        first = self.start is None
+        if first:
+            self.greedy(quick=True)
         more = self._round()
         if record.closed or record.stopped():
             return
-        if self.start is None:
+        if first:
             self.greedy()
         if self.threads > 1:
             self._run_beside(more)

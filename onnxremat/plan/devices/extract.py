@@ -29,6 +29,7 @@ class _Reader:
         self.steps: list[Step] = []
         self.have: list[set[int]] = [set() for _ in self.layout.devices]
         self.ran: set[int] = set()
+        self.home: dict[int, int] = {}  # device of each colocation group
         self.interval = 0
 
     def schedule(self) -> Schedule | None:
@@ -41,9 +42,10 @@ class _Reader:
                 return None
             if interval + 1 < made.intervals and not self._carry_out():
                 return None
-        if not self._arrive():
+        hold = self._hold() if self._arrive() else None
+        if hold is None:
             return None
-        return without_unread(self.layout, Schedule(tuple(self.steps), self._hold()))
+        return without_unread(self.layout, Schedule(tuple(self.steps), hold))
 
     def _first_runs(self) -> list[list[int]]:
         """Ops that run first in each interval, in base order but the cut op last."""
@@ -81,8 +83,10 @@ class _Reader:
         return self._ensure([(u, device) for u in reads]) and self._do_run(op, device)
 
     def _do_run(self, op: int, device: int) -> bool:
-        again = op in self.ran
+        again, group = op in self.ran, self.layout.group[op]
         if again and not self.layout.recomputable[op]:
+            return False
+        if group >= 0 and self.home.setdefault(group, device) != device:
             return False
         keep = self.layout.keep
         self.steps.append(Step(op, device))
@@ -152,11 +156,15 @@ class _Reader:
             goal < 0 or self._ensure([(value, goal)]) for value, goal in enumerate(self.layout.goal)
         )
 
-    def _hold(self) -> tuple[int, ...]:
+    def _hold(self) -> tuple[int, ...] | None:
+        """Hold devices as the point has them, None when it leaves a kept value nowhere."""
         hold = list(default_hold(self.layout.problem, self.steps))
         for value, kept in enumerate(self.layout.keep):
-            if kept and self.layout.goal[value] < 0 and value not in self.have[hold[value]]:
-                hold[value] = next(d for d in self.layout.devices if value in self.have[d])
+            homes = [d for d in self.layout.devices if kept and value in self.have[d]]
+            if kept and not homes:
+                return None
+            if kept and hold[value] not in homes:
+                hold[value] = homes[0]
         return tuple(hold)
 
 

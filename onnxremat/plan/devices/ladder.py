@@ -105,7 +105,7 @@ def _climb(record: DeviceRecord, layout: Layout, solver: str, threads: int, seed
     best = climbs[0]
     if len(climbs) > 1:
         for climb in climbs:
-            climb.greedy()
+            climb.greedy(quick=True)
         best = max(climbs, key=lambda climb: climb.merit)
     record.order = tuple(best.named)
     if not record.closed:

@@ -30,10 +30,12 @@ from onnxremat.plan.search.timeline import (
 
 ROOT = 6  # ops inserted by one move at most
 NEAR = 20  # steps that a run is moved by, at most
+FAR = 4096  # slots searched for one over budget
+DRAWS = 12  # values drawn to find one that is held at a slot
 CROWDED = 20  # moves that find no room before the steps are spread anew
 
 
-@compiled(types.int64(ARRAYS, LINE, I32, types.int64))
+@compiled(types.int64(ARRAYS, LINE, I32, types.int64), lean=True)
 def _ancestry(p: Arrays, t: Line, ops: Ints, depth: int) -> int:
     """Add to ``ops[0]`` a random part of its ancestry, in base order; returns the number."""
     count, head = 1, 0
@@ -60,16 +62,10 @@ def _ancestry(p: Arrays, t: Line, ops: Ints, depth: int) -> int:
     return count
 
 
-@compiled(types.boolean(ARRAYS, LINE, types.int64, I32))
-def _sprout(p: Arrays, t: Line, at: int, ops: Ints) -> bool:
-    """Insert before the step at a slot a remake of one of its inputs; False when it cannot be."""
-    op = t.op[at]
-    many = p.read_start[op + 1] - p.read_start[op]
-    if many == 0:
-        return False
-    ops[0] = p.producer[p.read_index[p.read_start[op] + below(t.random, many)]]
-    if p.again[ops[0]] == 0:
-        return False
+@compiled(types.boolean(ARRAYS, LINE, types.int64, types.int64, I32), lean=True)
+def _remake(p: Arrays, t: Line, op: int, at: int, ops: Ints) -> bool:
+    """Run ``op``, and perhaps some ops it reads from, before the step at a slot."""
+    ops[0] = op
     depth = 0 if uniform(t.random) < 0.6 else below(t.random, 5)
     count = _ancestry(p, t, ops, depth)
     room = 0
@@ -84,7 +80,18 @@ def _sprout(p: Arrays, t: Line, at: int, ops: Ints) -> bool:
     return True
 
 
-@compiled(types.int64(ARRAYS, LINE))
+@compiled(types.boolean(ARRAYS, LINE, types.int64, I32), lean=True)
+def _sprout(p: Arrays, t: Line, at: int, ops: Ints) -> bool:
+    """Remake an input of the step at a slot; False when it cannot be."""
+    op = t.op[at]
+    many = p.read_start[op + 1] - p.read_start[op]
+    if many == 0:
+        return False
+    source = p.producer[p.read_index[p.read_start[op] + below(t.random, many)]]
+    return p.again[source] != 0 and _remake(p, t, source, at, ops)
+
+
+@compiled(types.int64(ARRAYS, LINE), lean=True)
 def _any_step(p: Arrays, t: Line) -> int:
     """Slot of a random step."""
     pick = below(t.random, t.count[0])
@@ -94,7 +101,7 @@ def _any_step(p: Arrays, t: Line) -> int:
     return int(t.runs[op * RUNS + 1 + below(t.random, t.many[op] - 1)])
 
 
-@compiled(types.int64(LINE, types.int64, types.int64))
+@compiled(types.int64(LINE, types.int64, types.int64), lean=True)
 def _near(t: Line, slot: int, far: int) -> int:
     """A random empty slot at most ``far`` slots away (and a little), or -1."""
     to = max(0, slot + below(t.random, 2 * far + 1) - far)
@@ -104,7 +111,7 @@ def _near(t: Line, slot: int, far: int) -> int:
     return -1
 
 
-@compiled(types.boolean(ARRAYS, LINE, types.int64))
+@compiled(types.boolean(ARRAYS, LINE, types.int64), lean=True)
 def _move_first(p: Arrays, t: Line, apart: int) -> bool:
     """Move a random first run a little."""
     op = below(t.random, len(p.cost))
@@ -115,7 +122,7 @@ def _move_first(p: Arrays, t: Line, apart: int) -> bool:
     return cut(p, t, op, slot)
 
 
-@compiled(types.void(ARRAYS, LINE, types.int64))
+@compiled(types.void(ARRAYS, LINE, types.int64), lean=True)
 def _cut_neighbours(p: Arrays, t: Line, slot: int) -> None:
     """Delete second runs that follow a slot, as luck goes."""
     while uniform(t.random) < 0.7:
@@ -128,13 +135,67 @@ def _cut_neighbours(p: Arrays, t: Line, slot: int) -> None:
             return
 
 
-@compiled(types.boolean(ARRAYS, LINE, types.int64, types.boolean, I32))
+@compiled(types.int64(LINE, types.int64, types.int64), lean=True)
+def _over(t: Line, start: int, end: int) -> int:
+    """A slot over budget between two slots, from a random one on, or -1."""
+    budget, wide = t.budget[0], end - start + 1
+    first = below(t.random, wide)
+    for k in range(min(wide, FAR)):
+        slot = start + (first + k) % wide
+        if t.use[slot] > budget:
+            return int(slot)
+    return -1
+
+
+@compiled(types.int64(ARRAYS, LINE, types.int64, types.int64), lean=True)
+def _next_read(p: Arrays, t: Line, value: int, slot: int) -> int:
+    """First slot after ``slot`` that reads a value, or the end of the line."""
+    first = len(t.op)
+    for k in range(p.reader_start[value], p.reader_start[value + 1]):
+        op = p.reader_index[k]
+        index = run_before(t, op, slot + 1) + 1
+        if index < t.many[op]:
+            first = min(first, t.runs[op * RUNS + index])
+    return int(first)
+
+
+@compiled(types.boolean(ARRAYS, LINE, types.int64, I32), lean=True)
+def _relieve(p: Arrays, t: Line, slot: int, ops: Ints) -> bool:
+    """Drop at a slot a value that is held across it, and remake it before its next read.
+
+    Of a few such values, drawn at random, the one that frees most bytes for its cost.
+    """
+    chosen, best, wanted = -1, -1.0, 1 + below(t.random, 4)
+    for _ in range(DRAWS):
+        value = below(t.random, len(p.size))
+        op = p.producer[value]
+        if p.again[op] == 0 or p.keep[value]:
+            continue
+        index = run_before(t, op, slot)
+        if index < 0 or t.last[value * RUNS + index] <= slot:
+            continue
+        worth = p.size[value] / (p.cost[op] + 1e-12)
+        if worth > best:
+            chosen, best = value, worth
+        wanted -= 1
+        if wanted == 0:
+            break
+    if chosen < 0:
+        return False
+    at = _next_read(p, t, chosen, slot - 1)
+    return at > slot and at < len(t.op) and _remake(p, t, p.producer[chosen], at, ops)
+
+
+@compiled(types.boolean(ARRAYS, LINE, types.int64, types.boolean, I32), lean=True)
 def _move(p: Arrays, t: Line, apart: int, free_order: bool, ops: Ints) -> bool:
     """Apply one random move; False when it cannot be completed."""
-    draw = uniform(t.random)
+    draw, area = uniform(t.random), t.sums[1]
     if free_order and draw < 0.1:
         return _move_first(p, t, apart)
-    if draw < 0.35:
+    if draw < 0.3:
+        if area > 0 and uniform(t.random) < 0.7:
+            over = _over(t, 0, len(t.op) - 1)
+            return over >= 0 and _relieve(p, t, over, ops)
         return _sprout(p, t, _any_step(p, t), ops)
     if t.count[1] == 0:
         return False
@@ -142,14 +203,23 @@ def _move(p: Arrays, t: Line, apart: int, free_order: bool, ops: Ints) -> bool:
     slot = t.runs[op * RUNS + 1 + below(t.random, t.many[op] - 1)]
     if not cut(p, t, op, slot):
         return False
-    if draw < 0.57:
+    if draw < 0.65:
         if uniform(t.random) < 0.2:
             _cut_neighbours(p, t, slot)
+        if draw < 0.4:
+            return True
+        for _ in range(1 + below(t.random, 3)):
+            if t.sums[1] <= area:
+                return True
+            over = _over(t, t.count[4], t.count[5])
+            if over < 0 or not _relieve(p, t, over, ops):
+                return True
         return True
     if draw < 0.85:  # exchange
         to = _any_step(p, t)
         if uniform(t.random) < 0.5:
-            to = min(max(0, slot + below(t.random, 2 * NEAR * apart + 1) - NEAR * apart), len(t.op) - 1)
+            to = slot + below(t.random, 2 * NEAR * apart + 1) - NEAR * apart
+            to = min(max(0, to), len(t.op) - 1)
             while to < len(t.op) and t.op[to] < 0:
                 to += 1
         if to == len(t.op) or not _sprout(p, t, to, ops):
@@ -164,9 +234,18 @@ def _move(p: Arrays, t: Line, apart: int, free_order: bool, ops: Ints) -> bool:
 
 @compiled(
     types.int64(
-        ARRAYS, LINE, types.int64, types.boolean, types.float64, types.int64, F64, I32, I32,
-    )
-)  # fmt: skip
+        ARRAYS,
+        LINE,
+        types.int64,
+        types.boolean,
+        types.float64,
+        types.int64,
+        F64,
+        I32,
+        I32,
+    ),
+    lean=True,
+)
 def walk(
     p: Arrays,
     t: Line,
@@ -184,7 +263,7 @@ def walk(
         room: steps a sequence may have.
         state: 0 price of a byte-step over budget, 1 best feasible time, 2 length of ``best``.
     """
-    ops = np.zeros(ROOT + 1, np.int32)
+    ops = spare[len(spare) - ROOT - 1 :]
     apart = len(t.op) // (t.count[0] + 1)
     taken = 0
     for attempt in range(moves):
@@ -196,7 +275,7 @@ def walk(
             if t.count[0] < room and (worse <= 0 or uniform(t.random) < np.exp(-worse / heat)):
                 t.count[2] = 0
                 taken += 1
-                if t.sums[1] <= 0 and t.sums[0] < state[1] - 1e-9 * state[1]:
+                if t.sums[1] <= 0 and t.sums[0] < state[1] * (1 - 1e-9):
                     state[1], state[2] = t.sums[0], read_out(t, best)
         if t.count[2] > 0:
             undo(p, t)

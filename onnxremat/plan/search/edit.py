@@ -11,7 +11,7 @@ from onnxremat.plan.search.compiled import ARRAYS, I32, SCRATCH, U64, Arrays, Sc
 from onnxremat.plan.search.evaluate import evaluate
 
 
-@compiled(types.int64(U64, types.int64))
+@compiled(types.int64(U64, types.int64), lean=True)
 def below(random: NDArray[np.uint64], limit: int) -> int:
     """Random integer in [0, limit) (xorshift64); ``random`` holds the state."""
     x = random[0]
@@ -22,13 +22,13 @@ def below(random: NDArray[np.uint64], limit: int) -> int:
     return int((x >> np.uint64(11)) % np.uint64(limit))
 
 
-@compiled(types.float64(U64))
+@compiled(types.float64(U64), lean=True)
 def uniform(random: NDArray[np.uint64]) -> float:
     """Random number in [0, 1)."""
     return below(random, 1 << 53) / 9007199254740992.0
 
 
-@compiled(types.int64(I32, types.int64, types.int64, I32, types.int64))
+@compiled(types.int64(I32, types.int64, types.int64, I32, types.int64), lean=True)
 def insert(sequence: Ints, steps: int, at: int, ops: Ints, count: int) -> int:
     """Insert ``ops[:count]`` before step ``at``; returns the new length."""
     for k in range(steps - 1, at - 1, -1):
@@ -38,7 +38,7 @@ def insert(sequence: Ints, steps: int, at: int, ops: Ints, count: int) -> int:
     return steps + count
 
 
-@compiled(types.int64(I32, types.int64, types.int64))
+@compiled(types.int64(I32, types.int64, types.int64), lean=True)
 def delete(sequence: Ints, steps: int, at: int) -> int:
     """Delete step ``at``; returns the new length."""
     for k in range(at, steps - 1):
@@ -46,7 +46,7 @@ def delete(sequence: Ints, steps: int, at: int) -> int:
     return steps - 1
 
 
-@compiled(types.int64(ARRAYS, SCRATCH, I32, types.int64, types.int64, types.boolean))
+@compiled(types.int64(ARRAYS, SCRATCH, I32, types.int64, types.int64, types.boolean), lean=True)
 def prune(p: Arrays, s: Scratch, sequence: Ints, steps: int, budget: int, free_order: bool) -> int:
     """Drop second runs that nobody reads until none is left; leaves ``s`` evaluated."""
     while True:

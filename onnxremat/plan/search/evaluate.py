@@ -8,7 +8,7 @@ from onnxremat.plan.problem import Ints
 from onnxremat.plan.search.compiled import ARRAYS, I32, SCRATCH, Arrays, Scratch, compiled
 
 
-@compiled(types.void(ARRAYS, SCRATCH, I32, types.int64, types.int64))
+@compiled(types.void(ARRAYS, SCRATCH, I32, types.int64, types.int64), lean=True)
 def _profile(p: Arrays, s: Scratch, sequence: Ints, steps: int, budget: int) -> None:
     """Bytes per step from the instances; peak and excess area into ``figures``."""
     for step in range(steps):
@@ -44,7 +44,7 @@ def _profile(p: Arrays, s: Scratch, sequence: Ints, steps: int, budget: int) -> 
     s.figures[2] = area
 
 
-@compiled(types.boolean(ARRAYS, SCRATCH, I32, types.int64, types.int64, types.boolean))
+@compiled(types.boolean(ARRAYS, SCRATCH, I32, types.int64, types.int64, types.boolean), lean=True)
 def evaluate(
     p: Arrays, s: Scratch, sequence: Ints, steps: int, budget: int, free_order: bool
 ) -> bool:

@@ -22,11 +22,25 @@ POOL = 64  # candidates kept per round
 WIDE = 24  # ops in one candidate at most
 
 
-@compiled(    types.float64(
-        ARRAYS, SCRATCH, I32, types.int64, types.int64, types.int64, types.int64, I32, I32,
-        types.int64, types.int64, I32, I32, types.int64,
-    )
-)  # fmt: skip
+@compiled(
+    types.float64(
+        ARRAYS,
+        SCRATCH,
+        I32,
+        types.int64,
+        types.int64,
+        types.int64,
+        types.int64,
+        I32,
+        I32,
+        types.int64,
+        types.int64,
+        I32,
+        I32,
+        types.int64,
+    ),
+    lean=True,
+)
 def _price(
     p: Arrays,
     s: Scratch,

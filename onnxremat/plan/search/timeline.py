@@ -36,15 +36,13 @@ class Line(NamedTuple):
     extra: NDArray[np.int32]  # ops of second runs, in any order
     place: NDArray[np.int32]  # per op, RUNS entries: its entries in ``extra``
     log: NDArray[np.int32]  # edits of the move at hand: op + 1 put in (or its negative), slot
-    count: NDArray[np.int64]  # steps, second runs, entries of the log, moves without room
+    count: NDArray[np.int64]  # steps, second runs, log entries, moves without room, latest excess
     sums: NDArray[np.float64]  # time, excess area
     budget: NDArray[np.int64]  # one entry: bytes
     random: NDArray[np.uint64]  # one entry: state of the generator
 
 
-LINE = types.NamedTuple(
-    (I32, I64, I64, I32, I32, I32, I32, I32, I32, I64, F64, I64, U64), Line
-)
+LINE = types.NamedTuple((I32, I64, I64, I32, I32, I32, I32, I32, I32, I64, F64, I64, U64), Line)
 
 
 def line_for(arrays: Arrays, slots: int, budget: int, random: NDArray[np.uint64]) -> Line:
@@ -60,14 +58,14 @@ def line_for(arrays: Arrays, slots: int, budget: int, random: NDArray[np.uint64]
         extra=np.zeros(ops * RUNS, np.int32),
         place=np.zeros(ops * RUNS, np.int32),
         log=np.zeros(2 * LOG, np.int32),
-        count=np.zeros(4, np.int64),
+        count=np.zeros(6, np.int64),
         sums=np.zeros(2, np.float64),
         budget=np.asarray([budget], np.int64),
         random=random,
     )
 
 
-@compiled(types.void(LINE, types.int64, types.int64, types.int64))
+@compiled(types.void(LINE, types.int64, types.int64, types.int64), lean=True)
 def _shift(t: Line, start: int, end: int, change: int) -> None:
     """Add ``change`` bytes to slots start..end (both included), and the excess that makes."""
     budget, area, use = t.budget[0], 0, t.use[start : end + 1]
@@ -77,9 +75,11 @@ def _shift(t: Line, start: int, end: int, change: int) -> None:
         use[k] = after + budget
         area += max(after, 0) - max(before, 0)
     t.sums[1] += area
+    if area > 0:
+        t.count[4], t.count[5] = start, end
 
 
-@compiled(types.int64(LINE, types.int64, types.int64))
+@compiled(types.int64(LINE, types.int64, types.int64), lean=True)
 def run_before(t: Line, op: int, slot: int) -> int:
     """Index of the last run of ``op`` before a slot, or -1."""
     index = t.many[op] - 1
@@ -88,7 +88,7 @@ def run_before(t: Line, op: int, slot: int) -> int:
     return int(index)
 
 
-@compiled(types.int64(ARRAYS, LINE, types.int64, types.int64, types.int64))
+@compiled(types.int64(ARRAYS, LINE, types.int64, types.int64, types.int64), lean=True)
 def _last_read(p: Arrays, t: Line, value: int, start: int, end: int) -> int:
     """Last slot strictly between start and end that reads a value, or ``start``."""
     last = start
@@ -102,7 +102,7 @@ def _last_read(p: Arrays, t: Line, value: int, start: int, end: int) -> int:
     return int(last)
 
 
-@compiled(types.void(ARRAYS, LINE, types.int64))
+@compiled(types.void(ARRAYS, LINE, types.int64), lean=True)
 def _retake(p: Arrays, t: Line, slot: int) -> None:
     """Work out again what the step at a slot takes over, after a last read moved."""
     op = t.op[slot]
@@ -120,7 +120,7 @@ def _retake(p: Arrays, t: Line, slot: int) -> None:
         t.take[slot] = bytes_
 
 
-@compiled(types.void(LINE, types.int64, types.int64))
+@compiled(types.void(LINE, types.int64, types.int64), lean=True)
 def _note(t: Line, edit: int, slot: int) -> None:
     """Remember an edit of the move at hand."""
     at = t.count[2]
@@ -128,7 +128,7 @@ def _note(t: Line, edit: int, slot: int) -> None:
     t.count[2] = at + 1
 
 
-@compiled(types.void(LINE, types.int64, types.int64))
+@compiled(types.void(LINE, types.int64, types.int64), lean=True)
 def _enlist(t: Line, op: int, change: int) -> None:
     """Keep the list of second runs: one entry more, or one less, for ``op``."""
     if change > 0:
@@ -146,7 +146,10 @@ def _enlist(t: Line, op: int, change: int) -> None:
     t.count[1] = end
 
 
-@compiled(types.void(ARRAYS, LINE, types.int64, types.int64, types.int64, types.int64, types.int64))
+@compiled(
+    types.void(ARRAYS, LINE, types.int64, types.int64, types.int64, types.int64, types.int64),
+    lean=True,
+)
 def _make(p: Arrays, t: Line, value: int, base: int, index: int, many: int, slot: int) -> None:
     """Start an instance of ``value`` at a slot: run ``index`` of its op, which had ``many``."""
     size, mine = p.size[value], value * RUNS
@@ -169,7 +172,7 @@ def _make(p: Arrays, t: Line, value: int, base: int, index: int, many: int, slot
     _shift(t, slot, slot, size)
 
 
-@compiled(types.boolean(ARRAYS, LINE, types.int64, types.int64))
+@compiled(types.boolean(ARRAYS, LINE, types.int64, types.int64), lean=True)
 def put(p: Arrays, t: Line, op: int, slot: int) -> bool:
     """Run ``op`` at an empty slot; False, with nothing changed, when an input is not made."""
     many = t.many[op]
@@ -206,7 +209,10 @@ def put(p: Arrays, t: Line, op: int, slot: int) -> bool:
     return True
 
 
-@compiled(types.void(ARRAYS, LINE, types.int64, types.int64, types.int64, types.int64, types.int64))
+@compiled(
+    types.void(ARRAYS, LINE, types.int64, types.int64, types.int64, types.int64, types.int64),
+    lean=True,
+)
 def _unmake(p: Arrays, t: Line, value: int, base: int, index: int, many: int, slot: int) -> None:
     """End of the instance of ``value`` that started at a slot: run ``index`` of ``many``."""
     size, mine = p.size[value], value * RUNS
@@ -226,7 +232,7 @@ def _unmake(p: Arrays, t: Line, value: int, base: int, index: int, many: int, sl
     _shift(t, slot, slot, -size)
 
 
-@compiled(types.boolean(ARRAYS, LINE, types.int64, types.int64))
+@compiled(types.boolean(ARRAYS, LINE, types.int64, types.int64), lean=True)
 def cut(p: Arrays, t: Line, op: int, slot: int) -> bool:
     """Take out the run of ``op`` at a slot; False, with nothing changed, when it is needed."""
     base, many = op * RUNS, t.many[op]
@@ -264,7 +270,7 @@ def cut(p: Arrays, t: Line, op: int, slot: int) -> bool:
     return True
 
 
-@compiled(types.boolean(ARRAYS, LINE, types.int64, types.int64))
+@compiled(types.boolean(ARRAYS, LINE, types.int64, types.int64), lean=True)
 def unread(p: Arrays, t: Line, op: int, index: int) -> bool:
     """True when nobody reads what run ``index`` of an op made."""
     slot = t.runs[op * RUNS + index]
@@ -275,7 +281,7 @@ def unread(p: Arrays, t: Line, op: int, index: int) -> bool:
     return True
 
 
-@compiled(types.void(ARRAYS, LINE))
+@compiled(types.void(ARRAYS, LINE), lean=True)
 def sweep(p: Arrays, t: Line) -> None:
     """Take out second runs that the edits in the log left unread."""
     at = 0
@@ -296,7 +302,7 @@ def sweep(p: Arrays, t: Line) -> None:
                 cut(p, t, source, t.runs[source * RUNS + index])
 
 
-@compiled(types.void(ARRAYS, LINE))
+@compiled(types.void(ARRAYS, LINE), lean=True)
 def undo(p: Arrays, t: Line) -> None:
     """Take back every edit of the log."""
     end = t.count[2]
@@ -310,7 +316,7 @@ def undo(p: Arrays, t: Line) -> None:
     t.count[2] = 0
 
 
-@compiled(types.int64(LINE, I32))
+@compiled(types.int64(LINE, I32), lean=True)
 def read_out(t: Line, sequence: Ints) -> int:
     """The ops in order of time; returns their number."""
     steps = 0
@@ -321,7 +327,7 @@ def read_out(t: Line, sequence: Ints) -> int:
     return steps
 
 
-@compiled(types.boolean(ARRAYS, LINE, I32, types.int64))
+@compiled(types.boolean(ARRAYS, LINE, I32, types.int64), lean=True)
 def lay_out(p: Arrays, t: Line, sequence: Ints, steps: int) -> bool:
     """Put a valid sequence on the line, evenly spaced; False when an op runs too often."""
     t.op[:], t.take[:], t.many[:] = -1, 0, 0

@@ -125,12 +125,24 @@ def _max_unpool(n: Node) -> Tensor:
     return flat.scatter(0, n[1].reshape(-1), x.reshape(-1)).reshape(shape)
 
 
+def _col2im(n: Node) -> Tensor:
+    """Columns [N, C taps, L] added up where their windows lie; two spatial axes."""
+    image, kernel = n[1].tolist(), n[2].tolist()
+    pads = n.get("pads", [0] * 4)
+    wide = [size + pads[k] + pads[k + 2] for k, size in enumerate(image)]
+    y = F.fold(
+        n[0], wide, kernel, n.get("dilations", [1, 1]), 0, n.get("strides", [1, 1])
+    )  # fmt: skip
+    return _padded(y, [-p for p in pads[:2]], [-p for p in pads[2:]])
+
+
 def _space(n: Node) -> list[int]:
     return list(range(2, n[0].dim()))
 
 
 CONVOLUTION: dict[str, Operator] = {
     "AveragePool": _average_pool,
+    "Col2Im": _col2im,
     "Conv": _conv,
     "ConvTranspose": _conv_transpose,
     "GlobalAveragePool": lambda n: n[0].mean(_space(n), keepdim=True),

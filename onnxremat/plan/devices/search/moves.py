@@ -116,7 +116,7 @@ def swap(p: Arrays, s: Scratch, trial: Ints, steps: int, at: int) -> int:
     since = at - 1
     while since >= 0 and not _touches(p, trial[since], value, device):
         since -= 1
-    if since < 0 or at - since < 3:
+    if since < 0 or at - since < 2:
         return -1
     steps = insert_one(trial, steps, at, value << 8 | device << 4 | other + 1)
     return insert_one(trial, steps, since + 1, value << 8 | other << 4 | device + 1)

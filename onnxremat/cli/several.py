@@ -1,0 +1,170 @@
+"""What optimize, verify and bench do with models planned for several devices."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from onnxremat.cli.console import Voice, size
+from onnxremat.device.files import read_machine
+from onnxremat.errors import OverBudgetError, UsageError, VerificationError
+from onnxremat.graph.onnx_io import read_model
+from onnxremat.rewrite.emit import metadata
+from onnxremat.run.closed_loop import PlanOptions
+from onnxremat.run.prepare import Settings, prepare
+from onnxremat.run.verify import Check
+
+Devices = Annotated[
+    str | None,
+    typer.Option(
+        "--devices",
+        help="Plan for several devices: a machine file, or a shipped one's name "
+        "(onnxremat devices show NAME). Then --budget takes cpu=1GiB,cuda:0=6GiB.",
+    ),
+]
+Pin = Annotated[
+    list[str] | None,
+    typer.Option("--pin", help="With --devices: PATTERN=DEVICE, by op name or type (repeatable)."),
+]
+Objective = Annotated[
+    str,
+    typer.Option(
+        help="With --devices: time (of all runs and copies), makespan (devices side by side), auto."
+    ),
+]
+OBJECTIVES = ("auto", "time", "makespan")
+
+
+def parse_pins(texts: list[str] | None) -> list[tuple[str, str]]:
+    """``PATTERN=DEVICE``.
+
+    Raises:
+        UsageError: malformed.
+    """
+    pins = []
+    for text in texts or ():
+        pattern, _, device = (part.strip() for part in text.rpartition("="))
+        if not pattern or not device:
+            raise UsageError(f"--pin '{text}' is not understood", hint="--pin 'Conv*=cuda:0'")
+        pins.append((pattern, device))
+    return pins
+
+
+def optimize(
+    voice: Voice,
+    source: Path,
+    out: Path | None,
+    machine: str,
+    budget: str,
+    settings: Settings,
+    options: PlanOptions,
+    pin: list[str] | None,
+    objective: str,
+    bench_seconds: float,
+) -> None:
+    """Plan for several devices, write the model, print what each device holds.
+
+    Args:
+        budget: "" lets every device use the memory that its file gives it.
+    """
+    from onnxremat.report.device_tables import device_table
+    from onnxremat.run.optimize_devices import optimize_devices
+
+    if objective not in OBJECTIVES:
+        raise UsageError(f"unknown objective '{objective}'", hint="one of " + ", ".join(OBJECTIVES))
+    pins = parse_pins(pin)
+    target = read_machine(machine)
+    budgets = target.budgets(budget) if budget else {}
+    prepared = prepare(source, settings, voice.say)
+    result = optimize_devices(
+        prepared, target, budgets, options, pins=pins, objective=objective,
+        bench_seconds=bench_seconds, say=voice.say,
+    )  # fmt: skip
+    facts = result.facts()
+    written = result.save(out) if out else []
+    voice.table(device_table(facts))
+    tell_checks(voice, list(result.verification.checks) if result.verification else [])
+    if result.verification is None:
+        voice.note("not run: not all devices are here; figures are predictions")
+    for note in facts["notes"]:
+        voice.note(note)
+    if written:
+        voice.note("wrote " + ", ".join(str(path) for path in written))
+    if voice.as_json:
+        voice.result(facts)
+
+
+def is_deployment(path: Path) -> bool:
+    """Whether a file carries a plan over several devices."""
+    return "devices" in metadata(read_model(path))
+
+
+def verify(voice: Voice, original: Path, result: Path, settings: Settings) -> None:
+    """Outputs, order, placement and peaks of a model on several devices.
+
+    Raises:
+        VerificationError, OverBudgetError: it does not pass.
+    """
+    from onnxremat.run.compare import compare
+    from onnxremat.run.deployment import read_deployment
+    from onnxremat.run.reference import reference_outputs
+    from onnxremat.run.verify_devices import tolerance, verify_devices
+
+    made = read_deployment(result)
+    kept = made.plan.provenance.settings
+    settings = replace(
+        settings,
+        shapes=settings.shapes or kept.get("shapes", {}),
+        dims=settings.dims or kept.get("dims", {}),
+    )
+    feeds, expected = reference_outputs(original, settings)
+    found = verify_devices(made, feeds)
+    one = compare(found.outputs, expected)
+    allowed = max(tolerance(made), one.tolerance)
+    text = "bit-equal" if one.bit_equal else f"within {one.worst:.1e} (allowed {allowed:.0e})"
+    checks = [Check("outputs of the original", one.bit_equal or one.worst <= allowed, text)]
+    checks += found.checks
+    tell_checks(voice, checks)
+    for name, device in found.measured.items():
+        voice.note(f"{name}: peak {size(device.peak)}, {device.how}")
+    if voice.as_json:
+        voice.result(
+            {
+                "ok": all(check.ok for check in checks),
+                "checks": [vars(check) for check in checks],
+                "peak_measured_bytes": {n: d.peak for n, d in found.measured.items()},
+            }
+        )
+    failed = [check for check in checks if not check.ok]
+    if any("within budget" in check.name for check in failed):
+        raise OverBudgetError("a measured peak misses its budget", why=failed[-1].text)
+    if failed:
+        raise VerificationError(
+            f"{result} does not pass", why="; ".join(f"{c.name}: {c.text}" for c in failed)
+        )
+
+
+def bench(voice: Voice, path: Path, settings: Settings, seconds: float, stop: Any) -> None:
+    """A model on several devices against each of them alone."""
+    from onnxremat.ort.feeds import load_feeds, seeded_feeds
+    from onnxremat.report.tables import bench_table
+    from onnxremat.run.bench_devices import bench_devices
+    from onnxremat.run.deployment import read_deployment
+
+    made = read_deployment(path)
+    feeds = load_feeds(settings.data, made.graph) if settings.data else None
+    timings = bench_devices(
+        made, feeds or seeded_feeds(made.graph, settings.seed), seconds=seconds, stop=stop
+    )
+    voice.table(bench_table(timings))
+    if voice.as_json:
+        voice.result({"timings": [vars(timing) for timing in timings]})
+
+
+def tell_checks(voice: Voice, checks: list[Check]) -> None:
+    """One line per check."""
+    for check in checks:
+        voice.note(f"{'PASSED' if check.ok else 'FAILED'}  {check.name}: {check.text}")

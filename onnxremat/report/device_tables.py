@@ -1,0 +1,58 @@
+"""Tables of models on several devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from onnxremat.units import format_bytes, format_seconds
+
+
+def device_table(facts: Mapping[str, Any]) -> RenderableType:
+    """What each device runs and holds, and how long it all takes.
+
+    Args:
+        facts: as ``DeviceResult.facts`` gives them; sizes are bytes, times seconds.
+    """
+    table = Table(box=box.SIMPLE_HEAD, title=str(facts["model"]), title_justify="left")
+    table.add_column("device")
+    for name in ("ops", "parts", "budget", "predicted", "at worst", "measured"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in facts["devices"]:
+        table.add_row(
+            row["device"],
+            str(row["ops"]),
+            str(row["partitions"]),
+            _size(row["budget_bytes"]),
+            _size(row["peak_predicted_bytes"]),
+            _size(row["peak_worst_case_bytes"]),
+            _size(row["peak_measured_bytes"]),
+        )
+    lines = [
+        f"plan        {facts['status']} for the {facts['objective']}, gap {facts['gap']:.2%}, "
+        f"planned in {format_seconds(facts['plan_seconds'])}",
+        f"proven      at least {format_seconds(facts['bound_seconds'])} ({facts['bound_kind']})",
+        f"time        {format_seconds(facts['makespan_predicted'])} predicted, "
+        f"{format_seconds(facts['best_single_device_seconds'])} on the best single device",
+        f"contains    {facts['moves']} moves, {facts['recomputed_ops']} recomputed ops",
+    ]
+    lines += [
+        f"costs       {row['device']}: {row['cost_source']}"
+        for row in facts["devices"]
+        if row["cost_source"]
+    ]
+    lines += [
+        f"measured    {timing['name']}: {format_seconds(timing['seconds'])}"
+        + ("" if timing["ratio"] == 1.0 else f", {timing['ratio']:.2f} x as planned")
+        for timing in facts["timings"]
+    ]
+    return Group(table, Text("\n".join(lines)))
+
+
+def _size(count: int | None) -> str:
+    return "-" if count is None else format_bytes(count)

@@ -1,0 +1,116 @@
+"""Several devices from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import onnx
+import pytest
+
+from onnxremat.device.files import parse_machine
+from onnxremat.graph.onnx_io import to_model
+from tests.cli.conftest import Command, listing
+from tests.toolbox import parse, training_chain
+
+
+@pytest.fixture
+def step(folder: Path) -> Path:
+    path = folder / "step.onnx"
+    onnx.save(to_model(training_chain(3, 32, 128)), path)
+    return path
+
+
+def test_optimize_verify_bench_export(cli: Command, folder: Path, step: Path) -> None:
+    said = cli(
+        "optimize", step, "out.onnx", "--devices", "cpu-2x1", "--budget", "cpu:0=1MiB,cpu:1=1MiB",
+        "--time-limit", 2, "--bench-seconds", 0, "--json",
+    )  # fmt: skip
+    assert said.code == 0, said.err
+    facts = said.facts
+    assert [row["device"] for row in facts["devices"]] == ["cpu:0", "cpu:1"]
+    assert all(row["peak_measured_bytes"] <= 1 << 20 for row in facts["devices"])
+    assert all(check["ok"] for check in facts["checks"])
+    assert listing() == ["out.onnx", "step.onnx"]
+    onnx.checker.check_model("out.onnx", full_check=True)
+    checked = cli("verify", step, "out.onnx", "--json")
+    assert checked.code == 0, checked.err
+    assert checked.facts["ok"]
+    timed = cli("bench", "out.onnx", "--seconds", 0.1, "--json")
+    assert timed.code == 0, timed.err
+    assert timed.facts["timings"][0]["name"] == "as planned"
+    wrote = cli("export-partitions", "out.onnx", "parts", "--json")
+    assert wrote.code == 0, wrote.err
+    assert {Path(file).name for file in wrote.facts["files"]} == set(listing(Path("parts")))
+    manifest = json.loads(Path("parts/manifest.json").read_text())
+    assert parse_machine(manifest["machine"]).names == ("cpu:0", "cpu:1")
+
+
+def test_without_a_budget_the_memory_of_the_file_holds(cli: Command, step: Path) -> None:
+    Path("two.txt").write_text("cpu_0;cpu;0;1;3000\ncpu_1;cpu;0;1;3000\n")
+    cli("optimize", step, "out.onnx", "--devices", "two.txt", "--time-limit", 1).assert_refused(
+        3, "cannot run within cpu_0=2.93 KiB, cpu_1=2.93 KiB"
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "words"),
+    [
+        (("--devices", "nope.toml"), 2, "no machine file nope.toml"),
+        (("--devices", "cpu-2x1", "--budget", "gpu=1GiB"), 2, "has no device 'gpu'"),
+        (("--devices", "cpu-2x1", "--pin", "Conv"), 2, "--pin 'Conv' is not understood"),
+        (("--devices", "cpu-2x1", "--pin", "Conv=cpu:0"), 2, "matches no op"),
+        (("--devices", "cpu-2x1", "--pin", "Tanh=gpu"), 2, "has no device 'gpu'"),
+        (("--devices", "cpu-2x1", "--objective", "speed"), 2, "unknown objective 'speed'"),
+    ],
+)
+def test_wrong_options_are_refused(
+    cli: Command, step: Path, more: tuple[str, ...], code: int, words: str
+) -> None:
+    cli("optimize", step, "out.onnx", *more).assert_refused(code, words)
+    assert listing() == ["step.onnx"]
+
+
+def test_export_of_a_plain_model_is_refused(cli: Command, step: Path) -> None:
+    cli("export-partitions", step, "parts").assert_refused(2, "carries no plan")
+    assert listing() == ["step.onnx"]
+
+
+def test_devices(cli: Command, folder: Path) -> None:
+    listed = cli("devices", "--json")
+    assert listed.facts["devices"][0]["name"] == "cpu"
+    shown = cli("devices", "show", "cpu-cuda", "--json")
+    assert [row["name"] for row in shown.facts["devices"]] == ["cpu", "cuda:0"]
+    cli("devices", "show", "nope").assert_refused(2, "shipped are")
+    cli("devices", "draw").assert_refused(2, "devices draw is not understood")
+    cli("devices", "detect", "x.toml").assert_refused(2, "is not understood")
+    said = cli("devices", "detect", "--quiet")
+    assert parse_machine(said.out).devices[0].name == "cpu"
+
+
+def test_set_batch(cli: Command, folder: Path) -> None:
+    model = parse("""g (float[2, 3, 4] x) => (float[2, 12] y) {
+        a = Sin(x)
+        w = Constant<value_ints: ints = [6, 4]>()
+        b = Reshape(a, w)
+        c = Cos(b)
+        s = Constant<value_ints: ints = [2, 12]>()
+        y = Reshape(c, s)
+    }""")
+    onnx.save(model, "in.onnx")
+    said = cli("set-batch", "in.onnx", "out.onnx", 256, "--json")
+    assert said.code == 0, said.err
+    assert (said.facts["before"], said.facts["after"], said.facts["constants"]) == (2, 256, 2)
+    made = onnx.load("out.onnx")
+    assert [d.dim_value for d in made.graph.input[0].type.tensor_type.shape.dim] == [256, 3, 4]
+    cli("set-batch", "in.onnx", "in.onnx", 4).assert_refused(2, "the output is the input")
+    cli("set-batch", "in.onnx", "new.onnx", 0).assert_refused(2, "not positive")
+
+
+def test_set_batch_refuses_rows_that_depend_on_each_other(cli: Command, folder: Path) -> None:
+    onnx.save(parse("""g (float[2, 4] x) => (float[2, 4] y) {
+        m = ReduceMean<axes: ints = [0], keepdims: int = 1>(x)
+        y = Sub(x, m)
+    }""", opset=13), "mean.onnx")  # fmt: skip
+    cli("set-batch", "mean.onnx", "out.onnx", 5).assert_refused(7, "is another one")
+    assert listing() == ["mean.onnx"]

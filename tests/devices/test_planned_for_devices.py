@@ -1,0 +1,118 @@
+"""The planner over devices, carried out: budgets that one device cannot hold, pins, views."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from onnxremat.cost.table import CostTable
+from onnxremat.device.machine import PROVIDERS, STORAGE, Device, Link, Machine
+from onnxremat.errors import InfeasibleError, UsageError
+from onnxremat.graph.onnx_io import to_model
+from onnxremat.ort.feeds import seeded_feeds
+from onnxremat.plan.devices import solve_devices
+from onnxremat.plan.devices.steps import provenance_of
+from onnxremat.run.closed_loop import PlanOptions
+from onnxremat.run.deployment import deploy
+from onnxremat.run.device_plan import device_model
+from onnxremat.run.optimize_devices import DeviceResult, optimize_devices
+from onnxremat.run.prepare import Prepared, Settings, prepare
+from onnxremat.run.verify_devices import verify_devices
+from onnxremat.schedule.plan import Compute, Transfer
+from tests.devices.plans import processors
+from tests.toolbox import graph_of, training_chain
+
+QUICK = PlanOptions(time_limit=4.0, threads=1)
+
+
+@pytest.fixture(scope="module")
+def chain() -> Prepared:
+    return prepare(to_model(training_chain(5, 64, 256)), Settings(threads=1, target="none"))
+
+
+def optimized(prepared: Prepared, machine: Machine, budget: str, **more: object) -> DeviceResult:
+    return optimize_devices(
+        prepared, machine, machine.budgets(budget), QUICK, bench_seconds=0, **more
+    )
+
+
+@pytest.mark.usefixtures("warm")
+def test_two_devices_hold_what_one_cannot(chain: Prepared) -> None:
+    one = processors(1)
+    with pytest.raises(InfeasibleError):
+        optimized(chain, one, "0.25x")
+    result = optimized(chain, processors(2), "0.45x")
+    facts = result.facts()
+    assert result.verification is not None
+    assert result.verification.ok, result.verification.checks
+    limit = int(0.45 * chain.baseline_peak)
+    for row in facts["devices"]:
+        assert row["budget_bytes"] == limit
+        assert row["peak_measured_bytes"] <= limit
+        assert row["peak_worst_case_bytes"] <= limit
+        assert row["ops"] > 0
+
+
+def test_pinned_ops_run_where_they_are_pinned(chain: Prepared) -> None:
+    result = optimized(chain, processors(2), "2x", pins=[("Tanh", "cpu:1"), ("MatMul*", "cpu:0")])
+    for part in result.deployment.parts.partitions:
+        for op in part.graph.ops:
+            if op.op_type in ("Tanh", "MatMul"):
+                assert part.device == {"Tanh": "cpu:1", "MatMul": "cpu:0"}[op.op_type]
+    with pytest.raises(UsageError, match="matches no op"):
+        optimized(chain, processors(2), "2x", pins=[("Conv", "cpu:0")])
+
+
+def test_views_come_along_to_the_device_that_reads_them() -> None:
+    graph = graph_of("""g (float[4, 8] x) => (float[32] y, float[8, 4] z) {
+        a = Sin(x)
+        shape = Constant<value_ints: ints = [32]>()
+        back = Constant<value_ints: ints = [8, 4]>()
+        b = Reshape(a, shape)  y = Cos(b)
+        c = Reshape(b, back)  z = Tanh(c)
+    }""")
+    machine = processors(2)
+    prepared = prepare(to_model(graph), Settings(threads=1, target="portable"))
+    result = optimized(
+        prepared, machine, "8x", pins=[("Sin", "cpu:0"), ("Cos", "cpu:0"), ("Tanh", "cpu:1")]
+    )
+    assert result.verification is not None
+    assert result.verification.ok, result.verification.checks
+    moved = [copy.value for copy in result.deployment.parts.copies]
+    assert moved == ["a"]  # the value itself, once; its views are remade where they are read
+    second = [o.op_type for p in result.deployment.parts.partitions if p.device == "cpu:1"
+              for o in p.graph.ops]  # fmt: skip
+    assert second == ["Reshape", "Reshape", "Tanh"]
+
+
+@pytest.mark.usefixtures("warm")
+def test_swapping_to_a_device_that_only_stores() -> None:
+    """Recomputation being forbidden by its price, values wait in host memory."""
+    graph = training_chain(4, 32, 512)
+    machine = Machine(
+        (Device("cpu", PROVIDERS["cpu"], threads=1), Device("host", STORAGE)),
+        (Link("cpu", "host", 1e12, 1e-7), Link("host", "cpu", 1e12, 1e-7)),
+    )
+    tables = {"cpu": CostTable({op.name: 1e-2 for op in graph.ops}, {}, "given")}
+    model = device_model(graph, machine, tables)
+    sizes = sorted(graph.tensors[n].bytes for op in graph.ops for n in op.writes)
+    budget = 4 * sizes[-1] + graph.weight_bytes + 6 * 4096
+    solution = solve_devices(model.problem, [budget, float("inf")], time_limit=8, threads=1)
+    assert solution.schedule is not None
+    plan = model.plan(solution.schedule, provenance_of(solution), [budget, 1 << 60])
+    moves = [step for step in plan.steps if isinstance(step, Transfer)]
+    assert {(move.source, move.target) for move in moves} == {("cpu", "host"), ("host", "cpu")}
+    made = deploy(graph, plan, machine, tables, limits={"cpu": budget + 4096})
+    found = verify_devices(made, seeded_feeds(graph))
+    assert found.ok, found.checks
+    assert found.measured["host"].peak > 0
+
+
+def test_a_written_plan_keeps_the_order_of_starts(chain: Prepared) -> None:
+    result = optimized(chain, processors(2), "4x")
+    steps = result.deployment.plan.steps
+    runs = {step.op for step in steps if isinstance(step, Compute)}
+    assert runs == {op.name for op in chain.graph.ops}
+    facts = result.facts()
+    assert facts["makespan_predicted"] > 0
+    assert np.isfinite(facts["bound_seconds"])

@@ -1,0 +1,223 @@
+"""Forms chosen for speed: they compute the same, and they are really what is emitted."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+import models
+from onnxremat.errors import ModelError
+from onnxremat.grad import Settings, differentiate
+from onnxremat.grad.blocked import DOMAIN, KEY, block_size
+from onnxremat.grad.forward import read_forward
+from onnxremat.grad.rules.activation import where_between
+from onnxremat.grad.tape import Tape
+from onnxremat.graph.onnx_io import to_model
+from onnxremat.ort.session import Options, open_session, session_options
+from onnxremat.run.train import Trainer
+from tests.toolbox import parse
+
+F = onnx.TensorProto.FLOAT
+DRAW = np.random.default_rng(0)
+
+
+def run(model: onnx.ModelProto, feeds: dict[str, np.ndarray], level: str = "all") -> list:
+    session = open_session(model, session_options(Options(level=level, threads=1)))
+    return session.run(None, feeds)
+
+
+def emitted(shapes: dict[str, tuple[int, ...]], emit) -> onnx.ModelProto:
+    """A model of what ``emit`` puts on a tape; its result is the output."""
+    tape = Tape({}, 18, [])
+    for name, shape in shapes.items():
+        tape.declare(name, F, shape)
+    result = emit(tape)
+    nodes = []
+    for op in tape.ops:
+        op.node.input[:], op.node.output[:] = op.inputs, op.outputs
+        nodes.append(op.node)
+    infos = [helper.make_tensor_value_info(name, F, shape) for name, shape in shapes.items()]
+    out = helper.make_tensor_value_info(result, F, tape.shape(result))
+    graph = helper.make_graph(nodes, "tape", infos, [out], tape.initializers)
+    opsets = [helper.make_opsetid("", 18)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+def types(model: onnx.ModelProto) -> list[str]:
+    return [node.op_type for node in model.graph.node]
+
+
+def data(*shape: int) -> np.ndarray:
+    return DRAW.standard_normal(shape).astype(np.float32)
+
+
+# ---- forward ops ---------------------------------------------------------------------------------
+
+POOLED = """g (float[2,3,8,8] x) => (float[2,3,4,4] y) <float lo = {0}, float hi = {6}> {
+    r = %s
+    y = MaxPool<kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1]>(r)
+}"""
+
+
+@pytest.mark.parametrize("rectifier", ["Relu(x)", "Clip(x, lo, hi)"])
+def test_the_pool_comes_before_the_rectifier(rectifier: str) -> None:
+    model = parse(POOLED % rectifier)
+    moved = to_model(read_forward(model, None))
+    assert types(moved) == ["MaxPool", rectifier.partition("(")[0]]
+    x = {"x": 5 * data(2, 3, 8, 8)}
+    np.testing.assert_array_equal(run(moved, x)[0], run(model, x)[0])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "r = Relu(x) y = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(r) z = Neg(r)",
+        "r = Sigmoid(x) y = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(r) z = Neg(y)",
+        "r = Relu(x) y, z = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(r)",
+    ],
+)
+def test_the_pool_stays_where_moving_it_would_change_something(body: str) -> None:
+    kind = "int64" if "y, z" in body else "float"
+    model = parse(f"g (float[1,1,4,4] x) => (float[1,1,2,2] y, {kind}[N,M,K,L] z) {{ {body} }}")
+    assert types(to_model(read_forward(model, None)))[1] == "MaxPool"
+
+
+def fused(model: onnx.ModelProto) -> list[str]:
+    """Operators that are left when onnxruntime has loaded a model with its default options."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = session_options(Options(threads=1))
+        made.optimized_model_filepath = str(Path(folder) / "model.onnx")
+        open_session(model, made)
+        return types(onnx.load(made.optimized_model_filepath))
+
+
+@pytest.mark.parametrize(("rows", "apart"), [(64, True), (4, False)])
+def test_a_large_linear_layer_keeps_its_bias_apart(rows: int, apart: bool) -> None:
+    model = parse(
+        f"g (float[{rows},64,32] x, float[32,128] w, float[128] b) => (float[{rows},64,128] y) "
+        "{ p = MatMul(x, w) y = Add(b, p) }"
+    )
+    moved = to_model(read_forward(model, None))
+    assert ("Gemm" not in fused(moved)) == apart
+    assert "Gemm" in fused(model)  # what happens without
+    feeds = {"x": data(rows, 64, 32), "w": data(32, 128), "b": data(128)}
+    np.testing.assert_allclose(run(moved, feeds)[0], run(model, feeds)[0], rtol=1e-5, atol=1e-5)
+
+
+# ---- what rules emit -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes", "steps"),
+    [
+        ((8, 32, 9, 9), (0, 2, 3), 2),
+        ((8, 1, 60, 60), (0, 2, 3), 2),
+        ((96, 8, 40), (0, 1), 2),
+        ((1024, 32), (0,), 2),
+        ((1031, 32), (0,), 1),  # a prime number of rows
+        ((1, 32, 30, 30), (0, 2, 3), 1),
+        ((8, 4, 8, 4), (0, 2, 3), 1),  # small
+        ((64, 64, 8), (1, 2), 1),
+        ((64, 64, 8), (0, 2), 2),
+        ((64, 64, 8), (0, 1, 2), 1),
+    ],
+)
+@pytest.mark.parametrize("keep", [True, False])
+def test_sums_in_two_steps(
+    shape: tuple[int, ...], axes: tuple[int, ...], steps: int, keep: bool
+) -> None:
+    model = emitted({"a": shape}, lambda t: t.sum("a", axes, keep))
+    assert types(model).count("ReduceSum") == steps
+    a = data(*shape)
+    want = a.sum(axes, keepdims=keep, dtype=np.float64)
+    np.testing.assert_allclose(run(model, {"a": a})[0], want, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(0.0, 6.0), (-1.0, 1.0), (0.1, 0.3), (-3.3, -1.1), (None, 0.0), (-2.0, None)]
+)
+def test_masks_are_exact_at_the_neighbours_of_their_bounds(
+    low: float | None, high: float | None
+) -> None:
+    bounds = [np.float32(b) for b in (low, high) if b is not None]
+    near = [
+        np.nextafter(b, np.float32(side) * np.inf, dtype=np.float32)
+        for b in bounds
+        for side in (1, -1)
+    ]
+    values = [0.0, 1e30, -1e30, *bounds, *near, *(b * np.float32(1.001) for b in bounds)]
+    a = np.concatenate([np.array(values, np.float32), 4 * data(50)])
+    a = a[(a == 0) | (np.abs(a) > 1e-37)]  # no denormal numbers
+    lo, hi = (None if b is None else float(np.float32(b)) for b in (low, high))
+    model = emitted({"a": a.shape, "v": a.shape}, lambda t: where_between(t, "a", lo, hi, "v"))
+    inside = (a > (-np.inf if lo is None else lo)) & (a < (np.inf if hi is None else hi))
+    v = data(*a.shape)
+    np.testing.assert_array_equal(run(model, {"a": a, "v": v})[0], np.where(inside, v, 0))
+    assert set(types(model)) == {"HardSigmoid", "Mul"}
+
+
+@pytest.mark.parametrize("op", ["MatMul", "Gemm"])
+@pytest.mark.parametrize(("inner", "columns"), [(8, 640), (640, 8), (8, 8)])
+def test_gradients_of_wide_weights(op: str, inner: int, columns: int) -> None:
+    """The narrow factor is transposed by an op of its own, which onnxruntime leaves alone."""
+    w = data(columns, inner) if op == "Gemm" else data(inner, columns)
+    node = helper.make_node(op, ["x", "w"], ["y"], **({"transB": 1} if op == "Gemm" else {}))
+    graph = helper.make_graph(
+        [node], "g", [helper.make_tensor_value_info("x", F, (1024, inner))],
+        [helper.make_tensor_value_info("y", F, (1024, columns))], [numpy_helper.from_array(w, "w")],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    step = differentiate(model, loss="mse", optimizer=None)
+    assert ("Transpose" in fused(step)) == (max(inner, columns) == 640)
+    x, z = data(1024, inner), data(1024, columns)
+    _, found = run(step, {"x": x, "labels": z, "w": w})
+    dy = 2 * (x @ (w.T if op == "Gemm" else w) - z) / z.size
+    want = dy.T @ x if op == "Gemm" else x.T @ dy
+    np.testing.assert_allclose(found, want, rtol=1e-3, atol=1e-6)
+
+
+def test_attention_moves_no_single_elements() -> None:
+    """Every Transpose that is left in a transformer's backward pass moves whole rows."""
+    model = models.build("bert", batch=2, sequence=16, hidden=32, layers=1, heads=4, vocab=64)
+    step = differentiate(model, optimizer=None, dropout=False)
+    with tempfile.TemporaryDirectory() as folder:
+        made = session_options(Options(threads=1))
+        made.optimized_model_filepath = str(Path(folder) / "model.onnx")
+        open_session(step, made)
+        left = onnx.load(made.optimized_model_filepath).graph.node
+    perms = [
+        list(node.attribute[0].ints)
+        for node in left
+        if node.op_type == "Transpose" and node.name.startswith("grad/")
+    ]
+    assert perms
+    assert all(perm[-1] == len(perm) - 1 for perm in perms)
+
+
+# ---- files for one kind of processor -------------------------------------------------------------
+
+
+def test_a_file_for_other_processors_is_refused() -> None:
+    try:
+        block = block_size()
+    except ModelError:
+        pytest.skip("this onnxruntime has no blocked convolutions")
+    model = models.build("mobilenetv2", batch=1, size=32, classes=4)
+    settings = Settings(optimizer="sgd").on_this_machine()
+    assert settings.blocked == block
+    step = differentiate(model, settings=settings)
+    assert DOMAIN in {node.domain for node in step.graph.node}
+    entry = next(entry for entry in step.metadata_props if entry.key == KEY)
+    Trainer(step, model, threads=1)
+    entry.value = str(24 - block)
+    with pytest.raises(ModelError, match="another kind of processor"):
+        Trainer(step, model, threads=1)
+
+
+def test_portable_settings_stay_portable() -> None:
+    assert Settings(portable=True).on_this_machine().blocked == 0
