@@ -16,7 +16,7 @@ test: $(VENV)/dev
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile tests
 
 test-torch: $(VENV)/torch
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist load -m torch tests
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist load -m torch tests/torch tests/cli
 
 check: $(VENV)/dev
 	$(BIN)/ruff format --check .

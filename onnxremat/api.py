@@ -9,6 +9,7 @@ sweep      in.onnx -> memory-time curve
 compare    in.onnx + budgets -> every planner side by side
 max_batch  in.onnx + budget -> the largest batch that fits
 load       result -> a ready onnxruntime session
+optimize_devices, load_devices   the same over several devices
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from onnxremat.device.files import read_machine
 from onnxremat.device.host import memory_bytes
+from onnxremat.device.machine import Machine
 from onnxremat.errors import UsageError
 from onnxremat.grad import Settings as Training
 from onnxremat.grad import differentiate as add_backward
@@ -32,9 +35,13 @@ from onnxremat.report.tables import as_text, before_after
 from onnxremat.rewrite.emit import metadata, unpack
 from onnxremat.run.closed_loop import Outcome, PlanOptions, carry_out, plan_within
 from onnxremat.run.curve import Curve, SweepPoint, curve
+from onnxremat.run.deployment import read_deployment
+from onnxremat.run.executor import Executor
 from onnxremat.run.load import load
 from onnxremat.run.max_batch import LARGEST, Batches, MaxBatch, open_dimension
 from onnxremat.run.max_batch import max_batch as largest_batch
+from onnxremat.run.optimize_devices import DeviceResult
+from onnxremat.run.optimize_devices import optimize_devices as plan_devices
 from onnxremat.run.planners import STANDARD, Comparison, compare_planners
 from onnxremat.run.prepare import Prepared, Settings, Source, prepare, read_source
 from onnxremat.run.result import Finished, finish
@@ -47,6 +54,7 @@ from onnxremat.units import one_budget, parse_budget
 __all__ = [
     "Comparison",
     "Curve",
+    "DeviceResult",
     "MaxBatch",
     "Method",
     "OptimizeResult",
@@ -59,8 +67,10 @@ __all__ = [
     "compare",
     "differentiate",
     "load",
+    "load_devices",
     "max_batch",
     "optimize",
+    "optimize_devices",
     "plan",
     "prepare",
     "read_plan",
@@ -338,6 +348,57 @@ def max_batch(
         batches, limit, options or PlanOptions(time_limit=10), max_overhead=max_overhead, most=most,
         say=say,
     )  # fmt: skip
+
+
+def optimize_devices(
+    source: Source,
+    *,
+    machine: Machine | str | os.PathLike[str],
+    budget: str | int = "",
+    settings: Settings | None = None,
+    options: PlanOptions | None = None,
+    pins: Sequence[tuple[str, str]] = (),
+    objective: str = "auto",
+    bench_seconds: float = 6.0,
+    say: Say | None = None,
+) -> DeviceResult:
+    """Make a model run on several devices, each within its budget.
+
+    Args:
+        machine: a machine file, the name of a shipped one, or a :class:`Machine`.
+        budget: ``cpu=1GiB,cuda:0=6GiB``; a plain one for every device; "" for their memories.
+        pins: (pattern of op names or types, device).
+        objective: ``time`` of all runs and copies, ``makespan`` side by side, or ``auto``.
+
+    Raises:
+        As :func:`optimize`; and MissingComponentError: a device's provider is not here.
+    """
+    target = machine if isinstance(machine, Machine) else read_machine(machine)
+    budgets = target.budgets(budget) if budget else {}
+    prepared = prepare(source, settings or Settings(), say)
+    return plan_devices(
+        prepared, target, budgets, options or PlanOptions(), pins=pins, objective=objective,
+        bench_seconds=bench_seconds, say=say,
+    )  # fmt: skip
+
+
+def load_devices(
+    path: str | os.PathLike[str],
+    *,
+    state: Mapping[str, Any] | None = None,
+    overlap: bool | None = None,
+) -> Executor:
+    """Ready to run a model planned for several devices: ``load_devices(p).run({name: array})``.
+
+    Args:
+        state: array per input that a training step updates; read and overwritten.
+        overlap: run devices side by side; where it can be, by default.
+
+    Raises:
+        UsageError: the file carries no plan over several devices.
+        MissingComponentError: a device's provider is not here.
+    """
+    return read_deployment(path).executor(state, overlap)
 
 
 def store_all_timeline(prepared: Prepared) -> Timeline:

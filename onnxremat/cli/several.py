@@ -8,13 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
+from onnxremat import api
 from onnxremat.cli.console import Voice, size
-from onnxremat.device.files import read_machine
 from onnxremat.errors import OverBudgetError, UsageError, VerificationError
 from onnxremat.graph.onnx_io import read_model
 from onnxremat.rewrite.emit import metadata
 from onnxremat.run.closed_loop import PlanOptions
-from onnxremat.run.prepare import Settings, prepare
+from onnxremat.run.prepare import Settings
 from onnxremat.run.verify import Check
 
 Devices = Annotated[
@@ -71,17 +71,13 @@ def optimize(
         budget: "" lets every device use the memory that its file gives it.
     """
     from onnxremat.report.device_tables import device_table
-    from onnxremat.run.optimize_devices import optimize_devices
 
     if objective not in OBJECTIVES:
         raise UsageError(f"unknown objective '{objective}'", hint="one of " + ", ".join(OBJECTIVES))
     pins = parse_pins(pin)
-    target = read_machine(machine)
-    budgets = target.budgets(budget) if budget else {}
-    prepared = prepare(source, settings, voice.say)
-    result = optimize_devices(
-        prepared, target, budgets, options, pins=pins, objective=objective,
-        bench_seconds=bench_seconds, say=voice.say,
+    result = api.optimize_devices(
+        source, machine=machine, budget=budget, settings=settings, options=options, pins=pins,
+        objective=objective, bench_seconds=bench_seconds, say=voice.say,
     )  # fmt: skip
     facts = result.facts()
     written = result.save(out) if out else []

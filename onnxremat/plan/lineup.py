@@ -70,6 +70,9 @@ def line_up(
     Every planner runs in a process of its own that is ended when its time is over, because
     published rules look at no clock.
     """
+    from onnxremat.plan.search import warm_up
+
+    warm_up()  # compiled once, here, and not in every process
     tasks = [(name, budget) for budget in budgets for name in planners]
     function = _Runner(problem, replace(conditions, threads=max(1, conditions.threads // jobs)))
     seconds = conditions.time_limit + STARTING
@@ -93,10 +96,15 @@ class _Runner:
 
     def __call__(self, task: tuple[str, int], stop: Stop) -> Entry:
         (name, budget), given = task, self.conditions
+        method = method_of(name, given.most_columns)
+        if not method.published:  # loading compiled code is no part of planning
+            from onnxremat.plan.search import warm_up
+
+            warm_up()
         begin = time.monotonic()
         solution = plan_by(
-            method_of(name, given.most_columns), self.problem, budget, time_limit=given.time_limit,
-            gap=given.gap, seed=given.seed, threads=given.threads, solver=given.solver,
+            method, self.problem, budget, time_limit=given.time_limit, gap=given.gap,
+            seed=given.seed, threads=given.threads, solver=given.solver,
             fixed_order=given.fixed_order, stop=stop,
         )  # fmt: skip
         solution = replace(solution, trace=(), plan_seconds=time.monotonic() - begin)

@@ -95,6 +95,9 @@ class _Remote:
     answer: Answer
 
     def __call__(self, task: tuple[int, Sequence[int] | None], stop: Stop) -> Solution:
+        from onnxremat.plan.search import warm_up
+
+        warm_up()  # loading compiled code is no part of planning
         return self.answer(*task, stop)
 
 

@@ -30,6 +30,7 @@ from onnxremat.schedule.updates import updates_last
 from onnxremat.units import Budget, format_bytes
 
 ROUNDS = 6
+REPAIR, REPAIR_GAP = 4.0, 0.02  # seconds and gap of a round after planning was stopped
 SLOW = 20.0  # seconds of a run from which the default order is predicted, not tried
 
 
@@ -192,19 +193,21 @@ def _loop(
     aim, first, excess, seconds_left = limit, None, 0, options.time_limit
     warm = smallest.sequence if smallest else warm
     for attempt in range(rounds):
+        halted = options.stop is not None and options.stop()
+        repair = attempt > 0 and halted  # the plan at hand only has to be made to fit
         solution = plan_by(
             options.method,
             reduced.problem,
             aim,
-            gap=options.gap,
+            gap=max(options.gap, REPAIR_GAP) if repair else options.gap,
             fixed_order=prepared.settings.fixed_order,
             warm=warm,
             progress=options.progress,
-            time_limit=seconds_left,
+            time_limit=min(seconds_left, REPAIR) if repair else seconds_left,
             seed=options.seed,
             threads=options.threads,
             solver=options.solver,
-            stop=options.stop,
+            stop=None if repair else options.stop,
         )
         first = first or solution  # its bound is the one for the whole budget
         if solution.sequence is None:

@@ -9,7 +9,7 @@ a copy of them in another memory counts there. State updated in place takes no s
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from onnxremat.ort.session import TUNED
 from onnxremat.ort.values import Stage
 from onnxremat.ort.weights import held_by
 from onnxremat.rewrite.partition import Copy, Partition, Partitioned, part_graph
-from onnxremat.run.executor import Executor
+from onnxremat.run.executor import Executor, pooled, ready_made
 from onnxremat.run.measure import executed
 from onnxremat.run.resident import heap_bytes
 from onnxremat.schedule.simulate import Rules, simulate
@@ -90,21 +90,25 @@ def predicted_inside(
     part: Partition,
     device: Device,
     scratch: Mapping[str, int],
-    updated: Sequence[str] = (),
+    updated: Collection[str] = (),
+    pool: Collection[str] = (),
 ) -> Inside:
     """What a partition will hold.
 
     Args:
         scratch: bytes per op.
         updated: outputs that are written into state.
+        pool: values that get their buffer before the partition that makes them starts.
     """
-    graph = _in_place(part_graph(part, device), updated)
+    early = ready_made(part, pool, updated)
+    graph = _in_place(part_graph(part, device), {*updated, *early})
     line = simulate(executed(graph, TUNED), Rules(), scratch=scratch)
-    held = tuple(a + b for a, b in zip(line.live, line.scratch, strict=True))
+    there = sum(part.graph.tensors[name].bytes for name in early)
+    held = tuple(a + b + there for a, b in zip(line.live, line.scratch, strict=True))
     return Inside(held_by(graph), line.ops, held, "predicted")
 
 
-def _in_place(graph: Graph, updated: Sequence[str]) -> Graph:
+def _in_place(graph: Graph, updated: Collection[str]) -> Graph:
     """The graph in which values written into given buffers take no bytes of their own."""
     tensors = dict(graph.tensors)
     for name in updated:
@@ -113,10 +117,15 @@ def _in_place(graph: Graph, updated: Sequence[str]) -> Graph:
     return graph.with_ops(graph.ops, tensors)
 
 
-def measured_inside(part: Partition, found: Profile) -> Inside:
-    """What a partition held, from its session's profile."""
+def measured_inside(
+    part: Partition, found: Profile, updated: Collection[str] = (), pool: Collection[str] = ()
+) -> Inside:
+    """What a partition held, from its session's profile; see :func:`predicted_inside`."""
     weights = max(held_by(part.graph), found.weight_bytes)
-    held = tuple(kernel.live + kernel.scratch for kernel in found.kernels)
+    # The session was given these, so that its own counters miss them.
+    early = ready_made(part, pool, updated)
+    there = sum(part.graph.tensors[name].bytes for name in early)
+    held = tuple(kernel.live + kernel.scratch + there for kernel in found.kernels)
     return Inside(weights, tuple(k.name for k in found.kernels), held, "counted")
 
 
@@ -228,6 +237,7 @@ def insides(
     """
     updated = [new for _, new in parts.pairs]
     known = {} if known is None else known
+    pool = pooled(parts, machine)
     found = {}
     for index, part in enumerate(parts.actions):
         if isinstance(part, Partition):
@@ -237,7 +247,7 @@ def insides(
                 known[key] = (
                     opaque_inside(part, device, folder)
                     if measure and device.opaque and not missing(device)
-                    else predicted_inside(part, device, scratch.get(device.name, {}), updated)
+                    else predicted_inside(part, device, scratch.get(device.name, {}), updated, pool)
                 )
             found[index] = known[key]
     return found
@@ -296,13 +306,14 @@ def record(
             outputs = executor.run(feeds)
         taken = {index: executor.taken(index) for index in executor.stages}
         profiles = executor.profiles(warmup=1)
-    inside = {}
+    inside, pool = {}, pooled(parts, machine)
+    updated = [new for old, new in parts.pairs if old in (state or {})]
     for index, part in enumerate(parts.actions):
         if isinstance(part, Partition):
             device = machine.device(part.device)
             inside[index] = (
                 opaque_inside(part, device, folder)
                 if device.opaque
-                else measured_inside(part, profiles[index])
+                else measured_inside(part, profiles[index], updated, pool)
             )
     return Recorded(profiles, taken, device_bytes(parts, machine, inside), outputs)

@@ -9,7 +9,7 @@ runs in the calling thread.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -39,6 +39,24 @@ from onnxremat.ort.values import (
 )
 from onnxremat.rewrite.partition import Copy, Key, Partition, Partitioned, part_graph
 from onnxremat.run.streams import Stream, overlaps, streams
+
+
+def pooled(parts: Partitioned, machine: Machine) -> dict[str, Device]:
+    """Values that a plugin provider reads or updates, with its device: they are made in the memory
+    that it shares with the processor, else every binding would copy them."""
+    olds = {new: old for old, new in parts.pairs}
+    found = {}
+    for part in parts.partitions:
+        device = machine.device(part.device)
+        if device.opaque and shared_memory(device) is not None:
+            updated = [olds[name] for name in part.graph.outputs if name in olds]
+            found.update(dict.fromkeys((*part.graph.inputs, *updated), device))
+    return found
+
+
+def ready_made(part: Partition, pool: Collection[str], updated: Collection[str]) -> set[str]:
+    """Results of a partition that have their buffer before it starts."""
+    return {name for name in part.graph.outputs if name in pool and name not in updated}
 
 
 class Executor:
@@ -87,7 +105,7 @@ class Executor:
         self._left: dict[Key, int] = {}
         self._lock = threading.Lock()
         self._home = self._find_homes()
-        self._pooled = self._find_pooled()
+        self._pooled = pooled(parts, machine)
         for name, array in self._state.items():
             self._take(name, array)
         self._look_up()
@@ -111,18 +129,6 @@ class Executor:
                 if new in self._updated and not device.in_host_memory:
                     homes[self._updated[new]] = device
         return homes
-
-    def _find_pooled(self) -> dict[str, Device]:
-        """Values that a plugin provider reads or updates, with its device: they are made in the
-        memory that it shares with the processor, else every binding would copy them."""
-        found = {}
-        for part in self.parts.partitions:
-            device = self.machine.device(part.device)
-            if shared_memory(device) is not None:
-                updated = [n for n in part.graph.outputs if n in self._updated]
-                old = [self._updated[name] for name in updated]
-                found.update(dict.fromkeys((*part.graph.inputs, *old), device))
-        return found
 
     def _look_up(self) -> None:
         """What each action binds and makes, and how often each value is used."""
@@ -195,11 +201,12 @@ class Executor:
 
     def _makers(self, part: Partition) -> dict[str, Callable[[], Any]]:
         """How to make the results that a plugin provider will read."""
+        tensors = self.parts.graph.tensors
         return {
-            name: partial(shared_empty, self._pooled[name], tensor.dtype, tensor.shape or ())
-            for name in part.graph.outputs
-            if name in self._pooled and name not in self._updated
-            for tensor in [self.parts.graph.tensors[name]]
+            name: partial(
+                shared_empty, self._pooled[name], tensors[name].dtype, tensors[name].shape or ()
+            )
+            for name in ready_made(part, self._pooled, self._updated)
         }
 
     def _entries(self, index: int) -> dict[str, str]:

@@ -11,8 +11,10 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from onnx import helper, numpy_helper
 
-from onnxremat.grad import registry
+from onnxremat.grad import differentiate, registry
+from onnxremat.grad.dropout import COUNTER
 from tests.grad.cases import CASES
 from tests.grad.checking import Case, _session, build, gradients
 from tests.grad.test_rules import _variants
@@ -81,3 +83,31 @@ def test_rule_equals_autograd(case: Case, opset: int, variant: str | None) -> No
         wanted = torch.zeros_like(value) if value.grad is None else value.grad
         found = ours.get(f"{name}.grad", np.zeros(value.shape, np.float32))
         _close(found, wanted.numpy(), name)
+
+
+def test_dropout_equals_autograd_with_its_mask() -> None:
+    """The cases above have it switched off, for PyTorch draws other masks."""
+    s, ratio = np.random.default_rng(0).standard_normal((8, 30)).astype(np.float32), 0.3
+    nodes = [
+        helper.make_node("Mul", ["x", "s"], ["h"]),
+        helper.make_node("Dropout", ["h", "ratio", "train"], ["y", "mask"]),
+        helper.make_node("ReduceSumSquare", ["y"], ["total"], keepdims=0),
+    ]
+    stored = {"s": s, "ratio": np.array(ratio, np.float32), "train": np.array(True)}
+    made = helper.make_graph(
+        nodes, "net", [helper.make_tensor_value_info("x", 1, s.shape)],
+        [helper.make_tensor_value_info("total", 1, []),
+         helper.make_tensor_value_info("mask", 9, s.shape)],
+        [numpy_helper.from_array(value, name) for name, value in stored.items()],
+    )  # fmt: skip
+    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    graph = differentiate(model, loss_output="total", optimizer=None, outputs=["mask"])
+    feeds = {"x": s + 1, "s": s, COUNTER: np.array(5, np.int64)}
+    names = [output.name for output in graph.graph.output]
+    found = dict(zip(names, _session(graph)(feeds), strict=True))
+    assert 0 < found["mask"].sum() < found["mask"].size
+    scale = torch.tensor(s, requires_grad=True)
+    kept = torch.tensor(found["mask"]) / (1 - ratio)
+    (torch.tensor(s + 1) * scale * kept).square().sum().backward()
+    assert scale.grad is not None
+    _close(found["s.grad"], scale.grad.numpy(), "s")

@@ -13,8 +13,9 @@ from onnxremat.grad.tape import Tape
 
 @vjp("BatchNormalization", since=15, variant="affine", reads="x0 x1 x3 x4 y1 y2")
 def affine(call: Call) -> Cotangents:
-    """y = s (x - m) / sqrt(v + e) + b. dx = a (dy + c x) + d with one number per channel each; an
-    inference BatchNormalization is the fastest kernel for a product and a sum."""
+    """y = s (x - m) / sqrt(v + e) + b. dx = a (dy + c x + d) with one number per channel each: four
+    passes that all threads share. (An inference BatchNormalization would do a product and a sum in
+    one, but in one thread.)"""
     t, x, scale, dy = call.tape, call.x, call.op.inputs[1], call.dy
     if not call.attribute("training_mode", 0):
         return _frozen(call)
@@ -24,11 +25,13 @@ def affine(call: Call) -> Cotangents:
     dscale = t.mul(inverse, t.sub(t.sum(t.mul(dy, x), axes), t.mul(mean, total)))
     if not call.need(0):
         return [None, dscale, total, None, None]
-    gain = t.mul(scale, inverse)
     slope = t.mul(inverse, t.mul(dscale, -1.0 / count))
-    offset = t.mul(gain, t.sub(t.mul(total, -1.0 / count), t.mul(slope, mean)))
-    mixed = t.add(dy, t.mul(x, _spread(t, t.cast(slope, t.dtype(x)), x)))
-    return [_channelwise(t, mixed, gain, offset), dscale, total, None, None]
+    offset = t.sub(t.mul(total, -1.0 / count), t.mul(slope, mean))
+    slope, offset, gain = (
+        _spread(t, t.cast(row, t.dtype(x)), x) for row in (slope, offset, t.mul(scale, inverse))
+    )
+    mixed = t.add(t.add(t.mul(x, slope), offset), dy)
+    return [t.mul(mixed, gain), dscale, total, None, None]
 
 
 @vjp("BatchNormalization", since=15, variant="textbook", reads="x0 x1 x3 x4 y1 y2")
@@ -80,10 +83,3 @@ def _inverse(call: Call, variance: str) -> str:
 
 def _spread(t: Tape, values: str, x: str) -> str:
     return t.reshape(values, (t.size(values), *[1] * (t.rank(x) - 2)))
-
-
-def _channelwise(t: Tape, a: str, gain: str, offset: str) -> str:
-    """a * gain + offset with one number per channel, as one pass over a."""
-    channels, dtype = t.shape(a)[1], t.dtype(gain)
-    zeros, ones = t.constant([0.0] * channels, dtype), t.constant([1.0] * channels, dtype)
-    return t.op("BatchNormalization", a, gain, offset, zeros, ones, shape=t.shape(a), epsilon=0.0)

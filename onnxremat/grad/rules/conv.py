@@ -3,8 +3,10 @@ below come from timings of every formulation on the CPU provider (docs/gradients
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
+import numpy as np
 from onnx import TensorProto as T
 
 from onnxremat.grad.call import Call
@@ -13,6 +15,7 @@ from onnxremat.grad.rules.conv_weight import Filters, weight_cotangent
 from onnxremat.grad.rules.geometry import Window, window_of
 from onnxremat.grad.tape import Shape, Tape
 
+EXCHANGED = 25  # most elements of a kernel to be reversed by a matrix
 SMALL_MAP = 100  # output positions up to which one Gemm over all images beats one per image
 
 
@@ -135,7 +138,17 @@ def flipped(t: Tape, w: str, group: int) -> str:
         parts = t.reshape(w, (group, outputs // group, each, *kernel))
         parts = t.transpose(parts, (0, 2, 1, *(3 + axis for axis in space)))
         swapped = t.reshape(parts, (group * each, outputs // group, *kernel))
-    return t.reversed(swapped, [2 + axis for axis in space])
+    return _reversed(t, swapped, math.prod(kernel))
+
+
+def _reversed(t: Tape, filters: str, taps: int) -> str:
+    """Filters with the elements of every kernel in reverse order: by a product with the matrix that
+    does it, as a Slice with negative steps moves element by element."""
+    if not 1 < taps <= EXCHANGED:
+        return t.reversed(filters, range(2, t.rank(filters)))
+    rows = t.reshape(filters, (t.size(filters) // taps, taps))
+    exchange = t.constant(np.eye(taps)[::-1], t.dtype(filters))
+    return t.reshape(t.matmul(rows, exchange), t.shape(filters))
 
 
 def _small(t: Tape, dy: str, window: Window, group: int) -> bool:
@@ -148,11 +161,13 @@ def _by_columns(t: Tape, dy: str, w: str, shape: Shape, window: Window) -> str:
     """What each output position gives each input element, one Gemm; then Col2Im adds it up."""
     images, outputs = t.shape(dy)[:2]
     columns = shape[1] * window.taps
-    rows = t.swap_last(t.reshape(dy, (images, outputs, window.positions)))
-    made = t.matmul(
-        t.reshape(rows, (images * window.positions, outputs)), t.reshape(w, (outputs, columns))
+    places = t.transpose(t.reshape(dy, (images, outputs, window.positions)), (1, 0, 2))
+    made = t.gemm(
+        t.reshape(w, (outputs, columns)),
+        t.reshape(places, (outputs, images * window.positions)),
+        ta=True,
     )
-    made = t.swap_last(t.reshape(made, (images, window.positions, columns)))
+    made = t.transpose(t.reshape(made, (columns, images, window.positions)), (1, 0, 2))
     return t.op(
         "Col2Im", made, t.integers(*shape[2:]), t.integers(*window.kernel), shape=shape,
         pads=window.pads, strides=window.strides, dilations=window.dilations,

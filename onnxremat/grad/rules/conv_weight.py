@@ -3,8 +3,10 @@
 With x [N, C, ...], dy [N, K, ...], P output positions and T kernel elements:
 
 * ``matrix``: a 1x1 kernel is one MatMul per image, summed over images;
-* ``conv``: Conv with the batch as channels and dy as the kernel; for few channels only;
-* ``columns``: the T shifted views of x side by side, one Gemm; T times the memory of x;
+* ``conv``: Conv with the batch as channels and dy as the kernel; for few channels and a large
+  kernel only;
+* ``columns``: the T shifted views of x side by side, one Gemm (or one product per image); T times
+  the memory of x;
 * ``shifts``: one product per kernel element, of dy moved along the first axis and x moved along the
   others: a 3x3 kernel needs four moved copies, where the views of x alone would be nine;
 * ``depthwise``: Conv with one group per image and channel, or ``band``: Gemms over blocks of
@@ -22,7 +24,7 @@ from onnx import TensorProto as T
 from onnxremat.grad.rules.geometry import Window
 from onnxremat.grad.tape import Shape, Tape
 
-FEW_CHANNELS = 8
+FEW_CHANNELS, FEW_TAPS = 8, 16
 TINY_MAP = 64  # output positions up to which the columns are cheap to build
 SMALL_MAP = 200  # and up to which one product over all images pays for moving channels to the front
 BAND = 16  # widest block of output columns
@@ -62,9 +64,10 @@ def weight_cotangent(
         return _grouped(t, x, dy, filters, window)
     if window.taps == 1:
         return _matrix(t, x, dy, filters, window)
-    if filters.channels <= FEW_CHANNELS:
+    few = filters.channels <= FEW_CHANNELS
+    if few and window.taps > FEW_TAPS:
         return _by_conv(t, x, dy, filters, window)
-    if window.kernel == window.strides:
+    if few or window.kernel == window.strides:
         return _image_columns(t, x, dy, filters, window)
     if window.positions <= TINY_MAP or set(window.strides) != {1}:
         return _columns(t, x, dy, filters, window)
@@ -75,14 +78,21 @@ def _padded(t: Tape, x: str, window: Window) -> str:
     return t.pad(x, (0, 0, *window.before), (0, 0, *window.after))
 
 
-def shifted(t: Tape, padded: str, window: Window, offset: tuple[int, ...]) -> str:
-    """What one kernel element sees: [., ., *output]."""
-    starts = [o * d for o, d in zip(offset, window.dilations, strict=True)]
-    ends = [
-        start + s * (n - 1) + 1
-        for start, s, n in zip(starts, window.strides, window.output, strict=True)
-    ]
-    return t.slice(padded, list(window.axes), starts, ends, list(window.strides))
+def _views(t: Tape, padded: str, window: Window) -> list[str]:
+    """What each kernel element sees: [., ., *output]. A Slice with steps moves element by element,
+    so where windows are strided each phase of the data is cut out once, and the views from it."""
+    phases: dict[tuple[int, ...], str] = {}
+    views = []
+    for offset in window.offsets():
+        starts = [o * d for o, d in zip(offset, window.dilations, strict=True)]
+        phase = tuple(start % s for start, s in zip(starts, window.strides, strict=True))
+        if phase not in phases:
+            sizes = t.shape(padded)[2:]
+            phases[phase] = t.slice(padded, list(window.axes), phase, sizes, window.strides)
+        first = [start // s for start, s in zip(starts, window.strides, strict=True)]
+        last = [start + size for start, size in zip(first, window.output, strict=True)]
+        views.append(t.slice(phases[phase], list(window.axes), first, last))
+    return views
 
 
 def _channels_first(t: Tape, a: str) -> str:
@@ -97,8 +107,8 @@ def _flat(t: Tape, a: str) -> str:
 
 
 def _matrix(t: Tape, x: str, dy: str, filters: Filters, window: Window) -> str:
-    view = _flat(t, shifted(t, _padded(t, x, window), window, (0,) * window.rank))
-    product = t.matmul(_flat(t, dy), t.swap_last(view))
+    (view,) = _views(t, _padded(t, x, window), window)
+    product = t.matmul(_flat(t, dy), t.swap_last(_flat(t, view)))
     return t.reshape(t.sum(product, [0]), filters.shape)
 
 
@@ -128,10 +138,7 @@ def _columns(t: Tape, x: str, dy: str, filters: Filters, window: Window) -> str:
     channels, outputs = filters.channels, filters.outputs
     view = _channels_first(t, _padded(t, x, window))
     rows = t.size(dy) // outputs
-    parts = [
-        t.reshape(shifted(t, view, window, offset), (channels, 1, rows))
-        for offset in window.offsets()
-    ]
+    parts = [t.reshape(part, (channels, 1, rows)) for part in _views(t, view, window)]
     columns = t.reshape(t.concat(parts, 1), (channels * window.taps, rows))
     left = t.reshape(_channels_first(t, dy), (outputs, rows))
     return t.reshape(t.gemm(left, columns, tb=True), filters.shape)
@@ -141,8 +148,8 @@ def _image_columns(t: Tape, x: str, dy: str, filters: Filters, window: Window) -
     """As columns, one product per image: nothing has to be moved to the front."""
     images, view = t.shape(x)[0], _padded(t, x, window)
     parts = [
-        t.reshape(shifted(t, view, window, offset), (images, filters.channels, 1, window.positions))
-        for offset in window.offsets()
+        t.reshape(part, (images, filters.channels, 1, window.positions))
+        for part in _views(t, view, window)
     ]
     shape = (images, filters.channels * window.taps, window.positions)
     columns = t.reshape(t.concat(parts, 2), shape)
@@ -220,8 +227,8 @@ def _grouped(t: Tape, x: str, dy: str, filters: Filters, window: Window) -> str:
     left = t.reshape(_channels_first(t, dy), (group, outputs // group, rows))
     view = _channels_first(t, _padded(t, x, window))
     parts = []
-    for offset in window.offsets():
-        right = t.reshape(shifted(t, view, window, offset), (group, each, rows))
+    for part in _views(t, view, window):
+        right = t.reshape(part, (group, each, rows))
         product = t.matmul(left, t.swap_last(right))
         parts.append(t.reshape(product, (outputs, each, 1)))
     return t.reshape(t.concat(parts, 2), filters.shape)

@@ -8,7 +8,7 @@ from math import inf
 
 import numpy as np
 
-from onnxremat.plan.problem import Bytes, Ints, Problem, Rows
+from onnxremat.plan.problem import Bytes, Problem, Rows
 from onnxremat.plan.search.anneal import walk
 from onnxremat.plan.search.compiled import arrays_of, generator, scratch_for
 from onnxremat.plan.search.edit import prune

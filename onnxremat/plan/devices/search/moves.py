@@ -113,13 +113,19 @@ def swap(p: Arrays, s: Scratch, trial: Ints, steps: int, at: int) -> int:
         return -1
     if not np.isfinite(p.copy[other, device, value]):
         return -1
-    since = at - 1
-    while since >= 0 and not _touches(p, trial[since], value, device):
+    since, made = at - 1, -1
+    while since >= 0:
+        if p.keep[value] and trial[since] == p.producer[value] << 8 | device << 4:
+            made = since  # only the first run makes it
+        elif _touches(p, trial[since], value, device):
+            break
         since -= 1
+    since = made if since < 0 else since
     if since < 0 or at - since < 2:
         return -1
+    out = since if uniform(s.random) < 0.25 else since + 1  # before: its last reader may take over
     steps = insert_one(trial, steps, at, value << 8 | device << 4 | other + 1)
-    return insert_one(trial, steps, since + 1, value << 8 | other << 4 | device + 1)
+    return insert_one(trial, steps, out, value << 8 | other << 4 | device + 1)
 
 
 @compiled(types.int64(ARRAYS, SCRATCH, I32, types.int64))
@@ -213,7 +219,7 @@ def rehold(p: Arrays, s: Scratch, trial: Ints, steps: int, hold: Ints, spare: In
 
 @compiled(types.int64(ARRAYS, SCRATCH, I32, types.int64))
 def exchange(p: Arrays, s: Scratch, trial: Ints, steps: int) -> int:
-    """Delete a copy or second run and remake something else instead, often nearby."""
+    """Delete a copy or second run; remake, fetch or swap something instead, often nearby."""
     at = removable(p, s, trial, steps)
     if at < 0:
         return -1
@@ -221,8 +227,11 @@ def exchange(p: Arrays, s: Scratch, trial: Ints, steps: int) -> int:
     to = below(s.random, steps)
     if uniform(s.random) < 0.5:
         to = min(steps - 1, max(0, at + below(s.random, 41) - 20))
-    if uniform(s.random) < 0.3:
+    draw = uniform(s.random)
+    if draw < 0.25:
         return fetch(p, s, trial, steps, to)
+    if draw < 0.5:
+        return swap(p, s, trial, steps, to)
     return sprout(p, s, trial, steps, to)
 
 

@@ -175,7 +175,8 @@ class _Walker:
         self.kept: Ints = np.zeros(search.room, np.int32)
         self.kept_hold = self.hold.copy()
         problem = search.layout.problem
-        mean_cost = max(1e-300, float(problem.cost.min(axis=0).mean()))
+        finite = problem.cost[np.isfinite(problem.cost)]
+        mean_cost = max(1e-300, float(finite.mean()))
         mean_size = max(1.0, float(problem.size.mean()) if problem.values else 1.0)
         self.hot, self.cold = heat * mean_cost, 0.004 * mean_cost
         arrays, scratch = search.arrays, search.scratch

@@ -1,0 +1,131 @@
+"""Models on several devices: checks, bytes per device, time against each device alone.
+
+    python tools/bench_devices.py --machine cpu-openvino --train resnet18 bert unet
+    python tools/bench_devices.py --machine cpu-cuda --planned --budget cuda:0=2GiB resnet18
+
+Without ``--planned`` ops are assigned greedily by earliest finish, and memory is not looked at.
+``--threads`` gives every processor device so many. Exit code 1 when a check fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import models
+from onnxremat.cost.devices import covered, device_costs
+from onnxremat.device.files import read_machine
+from onnxremat.device.machine import PROVIDERS, Machine
+from onnxremat.grad import Settings as Training
+from onnxremat.ort.providers import missing
+from onnxremat.run.bench import Timing
+from onnxremat.run.bench_devices import bench_devices
+from onnxremat.run.closed_loop import PlanOptions
+from onnxremat.run.deployment import Deployment, deploy
+from onnxremat.run.optimize_devices import optimize_devices
+from onnxremat.run.prepare import Prepared, Settings, prepare
+from onnxremat.run.verify_devices import DeviceVerification, verify_devices
+from onnxremat.schedule.assign import assigned, earliest_finish, split
+from onnxremat.units import format_bytes, format_seconds
+
+SIZES = {"batch": 8, "size": 96}
+
+
+def main() -> int:
+    """Print the table; 1 when a check fails."""
+    asked = arguments()
+    machine = the_machine(asked)
+    absent = {device.name: missing(device) for device in machine.devices if missing(device)}
+    if absent:
+        print("skipped:", "; ".join(f"{name}: {why}" for name, why in absent.items()))
+        return 0
+    failed = False
+    for name in asked.models:
+        spec = models.SPECS[name]
+        sizes = {key: value for key, value in vars(asked).items() if key in spec.defaults and value}
+        known = {key: value for key, value in SIZES.items() if key in spec.defaults}
+        settings = Settings(
+            threads=asked.threads, train=Training() if asked.train else None, target=asked.target
+        )
+        prepared = prepare(spec.build({**known, **sizes}), settings)
+        made, found = carried_out(prepared, machine, asked)
+        timings = bench_devices(made, prepared.feeds or {}, seconds=asked.seconds)
+        tell(f"{name}{' step' if asked.train else ''}", made, found, timings)
+        failed |= not found.ok
+    return int(failed)
+
+
+def arguments() -> argparse.Namespace:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("models", nargs="+", choices=sorted(models.SPECS), metavar="MODEL")
+    parser.add_argument("--machine", default="cpu-2x1")
+    parser.add_argument("--train", action="store_true")
+    parser.add_argument("--planned", action="store_true", help="by the planner, within --budget")
+    parser.add_argument("--halves", action="store_true", help="by splitting the listed order")
+    parser.add_argument("--budget", default="")
+    parser.add_argument("--time-limit", type=float, default=30.0)
+    parser.add_argument("--target", default="portable")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    for key in SIZES:
+        parser.add_argument(f"--{key}", type=int)
+    return parser.parse_args()
+
+
+def the_machine(asked: argparse.Namespace) -> Machine:
+    """The machine, with the threads asked for."""
+    machine = read_machine(asked.machine)
+    if any(device.provider == PROVIDERS["openvino"] for device in machine.devices):
+        from tests.devices.any_processor import openvino_here
+
+        openvino_here()
+    return machine.with_devices(
+        [replace(d, threads=asked.threads) if d.in_host_memory else d for d in machine.devices]
+    )
+
+
+def carried_out(
+    prepared: Prepared, machine: Machine, asked: argparse.Namespace
+) -> tuple[Deployment, DeviceVerification]:
+    """Planned or assigned, and verified."""
+    assert prepared.feeds is not None
+    if asked.planned:
+        budgets = machine.budgets(asked.budget) if asked.budget else {}
+        options = PlanOptions(time_limit=asked.time_limit)
+        result = optimize_devices(prepared, machine, budgets, options, bench_seconds=0)
+        assert result.verification is not None
+        return result.deployment, result.verification
+    tables = device_costs(prepared.graph, machine, prepared.feeds, folder=prepared.folder)
+    takes = covered(tables)
+    plan = earliest_finish(prepared.graph, machine, takes)
+    if asked.halves:
+        first = machine.names[0]
+        halves = split(prepared.graph, machine.names, takes[first])
+        where = {op: at if op in takes[at] else first for op, at in halves.items()}
+        plan = assigned(prepared.graph, where, machine, takes)
+    made = deploy(prepared.graph, plan, machine, tables, pairs=prepared.in_place)
+    return made, verify_devices(made, prepared.feeds)
+
+
+def tell(name: str, made: Deployment, found: DeviceVerification, timings: list[Timing]) -> None:
+    """One model's rows."""
+    parts = made.parts
+    print(f"{name}: {len(parts.partitions)} partitions, {len(parts.copies)} copies")
+    for check in found.checks:
+        print(f"  {'ok  ' if check.ok else 'FAIL'} {check.name}: {check.text}")
+    for device, measured in found.measured.items():
+        print(f"  {device}: {format_bytes(measured.peak)} {measured.how}")
+    best = min(t.seconds for t in timings if t.name.endswith("alone"))
+    print(f"  predicted {format_seconds(made.makespan)}, best alone {format_seconds(best)}")
+    for timing in timings:
+        print(f"  {timing.name}: {format_seconds(timing.seconds)}, ratio {timing.ratio:.2f}")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
