@@ -8,7 +8,9 @@ memory, after checking that it is where it is taken to be.
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
+from pathlib import Path
 
 INTEL = 0x8086
 
@@ -21,14 +23,16 @@ def openvino_here() -> str:
         return "onnxruntime-ep-openvino is not installed: pip install 'onnxremat[openvino]'"
     if platform.machine() not in ("x86_64", "AMD64"):
         return "OpenVINO's processor plugin is for x86-64"
-    _as_intel()
+    as_intel()
+    _for_children()
     from onnxremat.device.machine import PROVIDERS, Device
     from onnxremat.ort.providers import missing
 
     return missing(Device("openvino", PROVIDERS["openvino"]))
 
 
-def _as_intel() -> None:
+def as_intel() -> None:
+    """Change the note of the maker in this process."""
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
     for device in getattr(state, "get_hardware_devices", list)():
@@ -38,3 +42,11 @@ def _as_intel() -> None:
         words = (ctypes.c_uint32 * 3).from_address(address.value or 0)
         if list(words) == [0, device.vendor_id, device.device_id]:
             words[1] = INTEL
+
+
+def _for_children() -> None:
+    """Have processes started from here do the same when they start."""
+    here = Path(__file__).resolve().parent
+    paths = [str(here / "startup"), str(here.parent.parent), os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    os.environ["ONNXREMAT_TESTS_ANY_PROCESSOR"] = "1"

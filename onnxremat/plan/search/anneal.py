@@ -72,7 +72,7 @@ def _remake(p: Arrays, t: Line, op: int, at: int, ops: Ints) -> bool:
     while at - room - 1 >= 0 and t.op[at - room - 1] < 0:
         room += 1
     if room < count:
-        t.count[3] += 1
+        t.tally[3] += 1
         return False
     for i in range(count):
         if not put(p, t, ops[i], at - room + ((i + 1) * (room + 1)) // (count + 1) - 1):
@@ -94,7 +94,7 @@ def _sprout(p: Arrays, t: Line, at: int, ops: Ints) -> bool:
 @compiled(types.int64(ARRAYS, LINE), lean=True)
 def _any_step(p: Arrays, t: Line) -> int:
     """Slot of a random step."""
-    pick = below(t.random, t.count[0])
+    pick = below(t.random, t.tally[0])
     if pick < len(p.cost):
         return int(t.runs[pick * RUNS])
     op = t.extra[pick - len(p.cost)]
@@ -197,9 +197,9 @@ def _move(p: Arrays, t: Line, apart: int, free_order: bool, ops: Ints) -> bool:
             over = _over(t, 0, len(t.op) - 1)
             return over >= 0 and _relieve(p, t, over, ops)
         return _sprout(p, t, _any_step(p, t), ops)
-    if t.count[1] == 0:
+    if t.tally[1] == 0:
         return False
-    op = t.extra[below(t.random, t.count[1])]
+    op = t.extra[below(t.random, t.tally[1])]
     slot = t.runs[op * RUNS + 1 + below(t.random, t.many[op] - 1)]
     if not cut(p, t, op, slot):
         return False
@@ -211,7 +211,7 @@ def _move(p: Arrays, t: Line, apart: int, free_order: bool, ops: Ints) -> bool:
         for _ in range(1 + below(t.random, 3)):
             if t.sums[1] <= area:
                 return True
-            over = _over(t, t.count[4], t.count[5])
+            over = _over(t, t.tally[4], t.tally[5])
             if over < 0 or not _relieve(p, t, over, ops):
                 return True
         return True
@@ -264,24 +264,24 @@ def walk(
         state: 0 price of a byte-step over budget, 1 best feasible time, 2 length of ``best``.
     """
     ops = spare[len(spare) - ROOT - 1 :]
-    apart = len(t.op) // (t.count[0] + 1)
+    apart = len(t.op) // (t.tally[0] + 1)
     taken = 0
     for attempt in range(moves):
         before, area = t.sums[0], t.sums[1]
-        t.count[2] = 0
+        t.tally[2] = 0
         if _move(p, t, apart, free_order, ops):
             sweep(p, t)
             worse = t.sums[0] - before + state[0] * (t.sums[1] - area)
-            if t.count[0] < room and (worse <= 0 or uniform(t.random) < np.exp(-worse / heat)):
-                t.count[2] = 0
+            if t.tally[0] < room and (worse <= 0 or uniform(t.random) < np.exp(-worse / heat)):
+                t.tally[2] = 0
                 taken += 1
                 if t.sums[1] <= 0 and t.sums[0] < state[1] * (1 - 1e-9):
                     state[1], state[2] = t.sums[0], read_out(t, best)
-        if t.count[2] > 0:
+        if t.tally[2] > 0:
             undo(p, t)
             t.sums[0], t.sums[1] = before, area
         if attempt % 50 == 49:
             state[0] *= 1.02 if t.sums[1] > 0 else 0.985
-            if t.count[3] > CROWDED:
+            if t.tally[3] > CROWDED:
                 lay_out(p, t, spare, read_out(t, spare))
     return taken

@@ -36,7 +36,7 @@ class Line(NamedTuple):
     extra: NDArray[np.int32]  # ops of second runs, in any order
     place: NDArray[np.int32]  # per op, RUNS entries: its entries in ``extra``
     log: NDArray[np.int32]  # edits of the move at hand: op + 1 put in (or its negative), slot
-    count: NDArray[np.int64]  # steps, second runs, log entries, moves without room, latest excess
+    tally: NDArray[np.int64]  # steps, second runs, log entries, moves without room, latest excess
     sums: NDArray[np.float64]  # time, excess area
     budget: NDArray[np.int64]  # one entry: bytes
     random: NDArray[np.uint64]  # one entry: state of the generator
@@ -58,7 +58,7 @@ def line_for(arrays: Arrays, slots: int, budget: int, random: NDArray[np.uint64]
         extra=np.zeros(ops * RUNS, np.int32),
         place=np.zeros(ops * RUNS, np.int32),
         log=np.zeros(2 * LOG, np.int32),
-        count=np.zeros(6, np.int64),
+        tally=np.zeros(6, np.int64),
         sums=np.zeros(2, np.float64),
         budget=np.asarray([budget], np.int64),
         random=random,
@@ -76,7 +76,7 @@ def _shift(t: Line, start: int, end: int, change: int) -> None:
         area += max(after, 0) - max(before, 0)
     t.sums[1] += area
     if area > 0:
-        t.count[4], t.count[5] = start, end
+        t.tally[4], t.tally[5] = start, end
 
 
 @compiled(types.int64(LINE, types.int64, types.int64), lean=True)
@@ -123,27 +123,27 @@ def _retake(p: Arrays, t: Line, slot: int) -> None:
 @compiled(types.void(LINE, types.int64, types.int64), lean=True)
 def _note(t: Line, edit: int, slot: int) -> None:
     """Remember an edit of the move at hand."""
-    at = t.count[2]
+    at = t.tally[2]
     t.log[2 * at], t.log[2 * at + 1] = edit, slot
-    t.count[2] = at + 1
+    t.tally[2] = at + 1
 
 
 @compiled(types.void(LINE, types.int64, types.int64), lean=True)
 def _enlist(t: Line, op: int, change: int) -> None:
     """Keep the list of second runs: one entry more, or one less, for ``op``."""
     if change > 0:
-        t.place[op * RUNS + t.many[op] - 1] = t.count[1]
-        t.extra[t.count[1]] = op
-        t.count[1] += 1
+        t.place[op * RUNS + t.many[op] - 1] = t.tally[1]
+        t.extra[t.tally[1]] = op
+        t.tally[1] += 1
         return
-    hole, end = t.place[op * RUNS + t.many[op]], t.count[1] - 1
+    hole, end = t.place[op * RUNS + t.many[op]], t.tally[1] - 1
     mover = t.extra[end]
     t.extra[hole] = mover
     index = mover * RUNS + 1
     while t.place[index] != end:
         index += 1
     t.place[index] = hole
-    t.count[1] = end
+    t.tally[1] = end
 
 
 @compiled(
@@ -176,7 +176,7 @@ def _make(p: Arrays, t: Line, value: int, base: int, index: int, many: int, slot
 def put(p: Arrays, t: Line, op: int, slot: int) -> bool:
     """Run ``op`` at an empty slot; False, with nothing changed, when an input is not made."""
     many = t.many[op]
-    if many >= RUNS or t.count[2] >= LOG:
+    if many >= RUNS or t.tally[2] >= LOG:
         return False
     for k in range(p.read_start[op], p.read_start[op + 1]):
         if run_before(t, p.producer[p.read_index[k]], slot) < 0:
@@ -188,7 +188,7 @@ def put(p: Arrays, t: Line, op: int, slot: int) -> bool:
     t.runs[base + index] = slot
     t.many[op] = many + 1
     t.op[slot], t.take[slot] = op, 0
-    t.count[0] += 1
+    t.tally[0] += 1
     if many > 0:
         _enlist(t, op, 1)
     t.sums[0] += p.cost[op]
@@ -237,7 +237,7 @@ def cut(p: Arrays, t: Line, op: int, slot: int) -> bool:
     """Take out the run of ``op`` at a slot; False, with nothing changed, when it is needed."""
     base, many = op * RUNS, t.many[op]
     index = run_before(t, op, slot + 1)
-    if many < 2 or t.count[2] >= LOG:
+    if many < 2 or t.tally[2] >= LOG:
         return False
     if index == 0:
         for k in range(p.write_start[op], p.write_start[op + 1]):
@@ -264,7 +264,7 @@ def cut(p: Arrays, t: Line, op: int, slot: int) -> bool:
         _unmake(p, t, p.write_index[k], base, index, many, slot)
     _shift(t, slot, slot, t.take[slot] - EMPTY - p.work[op])
     t.op[slot], t.take[slot] = -1, 0
-    t.count[0] -= 1
+    t.tally[0] -= 1
     t.sums[0] -= p.cost[op]
     _note(t, -op - 1, slot)
     return True
@@ -285,7 +285,7 @@ def unread(p: Arrays, t: Line, op: int, index: int) -> bool:
 def sweep(p: Arrays, t: Line) -> None:
     """Take out second runs that the edits in the log left unread."""
     at = 0
-    while at < t.count[2]:
+    while at < t.tally[2]:
         edit, slot = t.log[2 * at], t.log[2 * at + 1]
         at += 1
         if edit > 0:  # an older instance of the outputs may have lost its readers
@@ -305,15 +305,15 @@ def sweep(p: Arrays, t: Line) -> None:
 @compiled(types.void(ARRAYS, LINE), lean=True)
 def undo(p: Arrays, t: Line) -> None:
     """Take back every edit of the log."""
-    end = t.count[2]
+    end = t.tally[2]
     for at in range(end - 1, -1, -1):
         edit, slot = t.log[2 * at], t.log[2 * at + 1]
-        t.count[2] = at
+        t.tally[2] = at
         if edit > 0:
             cut(p, t, edit - 1, slot)
         else:
             put(p, t, -edit - 1, slot)
-    t.count[2] = 0
+    t.tally[2] = 0
 
 
 @compiled(types.int64(LINE, I32), lean=True)
@@ -332,12 +332,12 @@ def lay_out(p: Arrays, t: Line, sequence: Ints, steps: int) -> bool:
     """Put a valid sequence on the line, evenly spaced; False when an op runs too often."""
     t.op[:], t.take[:], t.many[:] = -1, 0, 0
     t.use[:] = p.fixed[0] - EMPTY
-    t.count[:] = 0
+    t.tally[:] = 0
     t.sums[:] = 0.0
     apart = len(t.op) // (steps + 1)
     for step in range(steps):  # in order of time: each run is the last of its op so far
-        t.count[2] = 0
+        t.tally[2] = 0
         if not put(p, t, sequence[step], (step + 1) * apart - 1):
             return False
-    t.count[2] = 0
+    t.tally[2] = 0
     return True

@@ -15,6 +15,7 @@ from onnxremat.plan.devices.search.arrays import (
     Arrays,
     Scratch,
     compiled,
+    inlined,
 )
 from onnxremat.plan.devices.search.evaluate import evaluate
 from onnxremat.plan.problem import Bytes, Ints
@@ -64,7 +65,7 @@ def insert_one(schedule: Ints, steps: int, at: int, code: int) -> int:
     return steps + 1
 
 
-@compiled(types.int64(ARRAYS, SCRATCH, types.int64, types.int64))
+@inlined
 def cheapest_source(p: Arrays, s: Scratch, value: int, device: int) -> int:
     """Device from which a value that is there (``s.current``) is copied soonest, or -1."""
     best, least = -1, np.inf
@@ -74,7 +75,7 @@ def cheapest_source(p: Arrays, s: Scratch, value: int, device: int) -> int:
     return best
 
 
-@compiled(types.int64(ARRAYS, SCRATCH, I32, types.int64, types.int64, types.int64))
+@inlined
 def _bring(p: Arrays, s: Scratch, out: Ints, count: int, value: int, device: int) -> int:
     """Append a copy of a missing value from where it is; the new length, or -1."""
     if s.current[device, value] >= 0:
@@ -130,6 +131,25 @@ def mend(p: Arrays, s: Scratch, schedule: Ints, steps: int, hold: Ints, out: Int
     return count
 
 
+@compiled(types.int64(I32, I32, I32, I32, types.int64))
+def _read_steps(seen: Ints, first: Ints, reads: Ints, schedule: Ints, steps: int) -> int:
+    """Keep first runs and steps that make something that is read; the new length."""
+    seen[:] = 0
+    kept = 0
+    for step in range(steps):
+        code = schedule[step]
+        needed = False
+        if code & 15 == 0:
+            needed = seen[code >> 8] == 0
+            seen[code >> 8] = 1
+        for instance in range(first[step], first[step + 1]):
+            needed = needed or reads[instance] > 0
+        if needed:
+            schedule[kept] = code
+            kept += 1
+    return kept
+
+
 @compiled(types.int64(ARRAYS, SCRATCH, I32, types.int64, I32, I64, types.boolean))
 def prune(
     p: Arrays, s: Scratch, schedule: Ints, steps: int, hold: Ints, budget: Bytes, free_order: bool
@@ -141,19 +161,7 @@ def prune(
     while True:
         if not evaluate(p, s, schedule, steps, hold, budget, free_order):
             return -1
-        s.seen[:] = 0
-        kept = 0
-        for step in range(steps):
-            code = schedule[step]
-            needed = False
-            if code & 15 == 0:
-                needed = s.seen[code >> 8] == 0
-                s.seen[code >> 8] = 1
-            for instance in range(s.first[step], s.first[step + 1]):
-                needed = needed or s.reads[instance] > 0
-            if needed:
-                schedule[kept] = code
-                kept += 1
+        kept = _read_steps(s.seen, s.first, s.reads, schedule, steps)
         if kept == steps:
             return steps
         steps = kept

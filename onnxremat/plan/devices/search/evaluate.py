@@ -17,60 +17,15 @@ from onnxremat.plan.devices.search.arrays import (
 from onnxremat.plan.problem import Bytes, Ints
 
 
-@compiled(types.boolean(ARRAYS, SCRATCH, types.int64, types.int64, types.int64, types.boolean))
-def _may_run(p: Arrays, s: Scratch, op: int, device: int, fresh: int, free_order: bool) -> bool:
-    """Whether a run is allowed by costs, repeats, order and groups; notes a group's device."""
-    if not np.isfinite(p.cost[device, op]):
-        return False
-    if s.seen[op] > 0:
-        if p.again[op] == 0:
-            return False
-    elif not free_order and op != fresh:
-        return False
-    group = p.group[op]
-    if group >= 0:
-        if s.home[group] < 0:
-            s.home[group] = device
-        return bool(s.home[group] == device)
-    return True
-
-
-@compiled(types.int64(ARRAYS, SCRATCH, I32, types.int64, types.int64, types.int64, types.int64))
-def _make(p: Arrays, s: Scratch, hold: Ints, value: int, device: int, count: int, ends: int) -> int:
-    """Start an instance unless a held one is there; the new number of instances.
-
-    ``ends`` holds the step and, above bit 32, the number of steps (the death of held ones).
-    """
-    step, steps = ends & 0xFFFFFFFF, ends >> 32
-    held = p.keep[value] > 0 and hold[value] == device
-    if held and s.current[device, value] >= 0:
-        return count
-    s.current[device, value] = count
-    s.owner[count] = value
-    s.place[count] = device
-    s.reads[count] = 1 if held else 0
-    s.death[count] = steps if held else step
-    return count + 1
-
-
-@compiled(types.int64(SCRATCH, types.int64, types.int64, types.int64, types.int64, types.int64))
-def _look(s: Scratch, value: int, device: int, step: int, steps: int, looked: int) -> int:
-    """Read the current instance; the new number of reads, or -1 when there is none."""
-    instance = s.current[device, value]
-    if instance < 0:
-        return -1
-    s.read[looked] = instance
-    s.reads[instance] += 1
-    if s.death[instance] != steps:
-        s.death[instance] = step
-    return looked + 1
-
-
 @compiled(types.boolean(ARRAYS, SCRATCH, I32, types.int64, I32, types.boolean))
 def _replay(
     p: Arrays, s: Scratch, schedule: Ints, steps: int, hold: Ints, free_order: bool
 ) -> bool:
-    """Instances, reads and seconds; False when the schedule cannot be carried out."""
+    """Instances, reads and seconds; False when the schedule cannot be carried out.
+
+    One function on purpose: handing these tuples to another kernel costs a microsecond, and this
+    is the inner loop of the search.
+    """
     count, looked, candidates, fresh, time = 0, 0, 0, 0, 0.0
     s.current[:] = -1
     s.seen[:] = 0
@@ -80,34 +35,52 @@ def _replay(
         code = schedule[step]
         item, device, source = code >> 8, code >> 4 & 15, (code & 15) - 1
         s.first[step], s.looks[step], s.taker[step] = count, looked, candidates
-        if source >= 0:
-            if not np.isfinite(p.copy[source, device, item]):
-                return False
-            looked = _look(s, item, source, step, steps, looked)
-            if looked < 0:
-                return False
-            time += p.copy[source, device, item]
-            count = _make(p, s, hold, item, device, count, steps << 32 | step)
-            continue
-        if not _may_run(p, s, item, device, fresh, free_order):
+        runs = source < 0
+        again = runs and s.seen[item] > 0
+        took = p.cost[device, item] if runs else p.copy[source, device, item]
+        if not np.isfinite(took) or (again and p.again[item] == 0):
             return False
-        for k in range(p.read_start[item], p.read_start[item + 1]):
-            looked = _look(s, p.read_index[k], device, step, steps, looked)
-            if looked < 0:
+        time += took
+        if runs:
+            if not again:
+                if not free_order and item != fresh:
+                    return False
+                fresh += 1
+            group = p.group[item]
+            if group >= 0:
+                if s.home[group] < 0:
+                    s.home[group] = device
+                if s.home[group] != device:
+                    return False
+            s.seen[item] += 1
+            for k in range(p.use_start[item], p.use_start[item + 1]):
+                s.there[device, p.use_index[k]] = 1
+        where = device if runs else source
+        start, end = (p.read_start[item], p.read_start[item + 1]) if runs else (0, 1)
+        for k in range(start, end):
+            instance = s.current[where, p.read_index[k] if runs else item]
+            if instance < 0:
                 return False
-        for k in range(p.take_start[item], p.take_start[item + 1]):
-            s.takes[candidates] = s.current[device, p.take_index[k]]
-            candidates += 1
-        for k in range(p.use_start[item], p.use_start[item + 1]):
-            s.there[device, p.use_index[k]] = 1
-        for k in range(p.write_start[item], p.write_start[item + 1]):
-            value = p.write_index[k]
-            if s.seen[item] == 0 or p.keep[value] == 0:
-                count = _make(p, s, hold, value, device, count, steps << 32 | step)
-        if s.seen[item] == 0:
-            fresh += 1
-        s.seen[item] += 1
-        time += p.cost[device, item]
+            s.read[looked] = instance
+            s.reads[instance] += 1
+            if s.death[instance] != steps:
+                s.death[instance] = step
+            looked += 1
+        if runs:
+            for k in range(p.take_start[item], p.take_start[item + 1]):
+                s.takes[candidates] = s.current[device, p.take_index[k]]
+                candidates += 1
+        start, end = (p.write_start[item], p.write_start[item + 1]) if runs else (0, 1)
+        for k in range(start, end):
+            value = p.write_index[k] if runs else item
+            held = p.keep[value] > 0 and hold[value] == device
+            if (again and p.keep[value] > 0) or (held and s.current[device, value] >= 0):
+                continue
+            s.current[device, value] = count
+            s.owner[count], s.place[count] = value, device
+            s.reads[count] = 1 if held else 0
+            s.death[count] = steps if held else step
+            count += 1
     s.first[steps], s.looks[steps], s.taker[steps] = count, looked, candidates
     s.figures[0] = time
     return bool(fresh == p.cost.shape[1])

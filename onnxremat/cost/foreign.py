@@ -1,0 +1,221 @@
+"""Costs on providers other than the processor's: each op by itself, and the whole.
+
+Measured in a child process: a provider's library may end its process on an op (seen with OpenVINO's
+on a MaxPool), and that op then just does not run there. Run as ``python -m onnxremat.cost.foreign``.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnxremat.cost.analytic import Roofline, analytic_costs, scratch_bytes
+from onnxremat.cost.measure import cache_folder, machine_key, read_cache, write_cache
+from onnxremat.cost.table import CostTable, signature
+from onnxremat.device.machine import Device
+from onnxremat.errors import ModelError, OnnxrematError
+from onnxremat.graph.ir import Graph
+from onnxremat.graph.onnx_io import read_model, to_model
+from onnxremat.graph.subgraph import subgraph
+from onnxremat.ort.binding import wrap
+from onnxremat.ort.feeds import seeded_feeds
+from onnxremat.ort.infer import build_graph
+from onnxremat.ort.profile import Feeds
+from onnxremat.ort.providers import assigned, open_on, tiny_model
+from onnxremat.ort.session import TUNED
+from onnxremat.ort.values import Stage
+
+SECONDS = 0.02  # aim for this much measuring per op
+RUNS = (3, 30)
+DEATHS = 20  # of the child, after which measuring ends
+Answer = dict[str, Any]
+
+
+def foreign_costs(
+    graph: Graph,
+    feeds: Feeds,
+    device: Device,
+    ideal: Roofline,
+    *,
+    folder: Path | None = None,
+    fresh: bool = False,
+) -> CostTable:
+    """Seconds of every op that a device's provider takes of the graph, less what a call costs, and
+    scaled so that the parts sum to the whole where it takes the whole.
+
+    Args:
+        ideal: stands in for ops that cannot be run by themselves.
+        folder: where external weights are.
+        fresh: measure even what the cache knows.
+
+    Raises:
+        ModelError: the provider ends the process again and again.
+    """
+    path = cache_folder() / f"costs-{_key(device)}.json"
+    known = {} if fresh else read_cache(path)
+    keys = {op.name: signature(graph, op) for op in graph.ops}
+    wanted = {key: name for name, key in reversed(keys.items()) if key not in known}
+    singles = dict.fromkeys(wanted.values())  # one op per signature
+    found = _measured(graph, feeds, device, folder, [n for n in keys if n in singles])
+    deadly = {keys[name] for name in found["deadly"]}
+    for name, seconds in found["ops"].items():
+        if seconds is not None:
+            known[keys[name]] = [max(1e-7, seconds - found["call"]), 0.0, 0.0]
+    write_cache(path, known)
+    taken = [op for op in graph.ops if op.name in found["taken"] and keys[op.name] not in deadly]
+    estimate = analytic_costs(graph, ideal).seconds
+    seconds = {op.name: known.get(keys[op.name], [estimate[op.name]])[0] for op in taken}
+    source, total = "measured op by op", sum(seconds.values())
+    if found["whole"] and total and len(taken) == len(graph.ops):
+        # What the provider fuses costs less together than apart.
+        scale = min(1.0, found["whole"] / total)
+        seconds = {name: value * scale for name, value in seconds.items()}
+        source = "measured op by op, scaled to the whole"
+    notes = tuple(f"{device.provider} ends the process on op '{n}'" for n in found["deadly"])
+    scratch = {op.name: scratch_bytes(graph, op) for op in taken}
+    return CostTable(seconds, scratch, source, found["call"], device.name, notes)
+
+
+def _measured(
+    graph: Graph, feeds: Feeds, device: Device, folder: Path | None, names: list[str]
+) -> Answer:
+    """What the child finds; started anew behind every op it dies of."""
+    found: Answer = {"call": 0.0, "taken": [], "whole": 0.0, "ops": {}, "deadly": []}
+    by_name = {op.name: op for op in graph.ops}
+    with tempfile.TemporaryDirectory() as scratch:
+        base = Path(scratch)
+        (base / "whole.onnx").write_bytes(to_model(graph).SerializeToString())
+        arrays: dict[str, Any] = dict(feeds)
+        np.savez(base / "feeds.npz", **arrays)
+        for index, name in enumerate(names):
+            single = subgraph(graph, [by_name[name]], set(by_name[name].writes))
+            (base / f"{index}.onnx").write_bytes(to_model(single).SerializeToString())
+        start, whole = 0, True
+        for _ in range(DEATHS):
+            request = {
+                "base": scratch, "device": asdict(device), "start": start, "whole": whole,
+                "count": len(names), "folder": str(folder) if folder else "",
+            }  # fmt: skip
+            last = -1
+            for answer in _answers(request):
+                if "op" in answer:
+                    last = answer["op"]
+                    if "seconds" in answer:
+                        found["ops"][names[last]] = answer["seconds"]
+                else:
+                    found |= answer
+            if found.pop("done", False):
+                return found
+            if last >= 0 and names[last] not in found["ops"]:
+                found["deadly"].append(names[last])
+            start, whole = last + 1, False
+    raise ModelError(
+        f"{device.provider} ends the process again and again",
+        where=f"device '{device.name}'",
+        hint="plan without this device, or pin fewer ops to it",
+    )
+
+
+def _answers(request: Answer) -> Iterator[Answer]:
+    """The child's answers as they come."""
+    command = [sys.executable, "-m", "onnxremat.cost.foreign", json.dumps(request)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as child:
+        assert child.stdout is not None
+        for line in child.stdout:
+            if line.startswith("{"):
+                yield json.loads(line)
+
+
+def _key(device: Device) -> str:
+    options = json.dumps(dict(sorted(device.options.items())))
+    return machine_key(device.threads, device.provider, device.index, options)
+
+
+# ---- in the child ----------------------------------------------------------------------------
+
+
+def _child(request: Answer) -> None:
+    base, device = Path(request["base"]), Device(**request["device"])
+    folder = Path(request["folder"]) if request["folder"] else None
+    if request["whole"]:
+        _say(call=_call_seconds(device))
+        _whole(base, device, folder)
+    for index in range(request["start"], request["count"]):
+        _say(op=index)
+        _say(op=index, seconds=_alone(base / f"{index}.onnx", device, folder))
+    _say(done=True)
+
+
+def _say(**answer: Any) -> None:
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+
+
+def _call_seconds(device: Device) -> float:
+    """What calling a session costs on the device, whatever it computes."""
+    stage = Stage(open_on(device, tiny_model(), TUNED), device, ("y",), {})
+    stage.bind("x", wrap(np.ones(1, np.float32)))
+    return _median_seconds(stage, SECONDS)
+
+
+def _whole(base: Path, device: Device, folder: Path | None) -> None:
+    """Ops the provider takes of the whole graph, and the seconds of a run."""
+    model = read_model(base / "whole.onnx") if folder is None else _as_is(base / "whole.onnx")
+    try:
+        session = open_on(device, model, TUNED, folder)
+    except OnnxrematError:  # it takes the whole or nothing of some graphs: what it can run alone
+        _say(taken=[node.name for node in model.graph.node])
+        return
+    names = assigned(session)
+    _say(taken=[name for name, provider in names.items() if provider == device.provider])
+    outputs = tuple(value.name for value in session.get_outputs())
+    stage = Stage(session, device, outputs, {})
+    with np.load(base / "feeds.npz") as file:
+        for name in file.files:
+            stage.bind(name, wrap(np.asarray(file[name], order="C")))
+    _say(whole=_median_seconds(stage, 1.0))
+
+
+def _as_is(path: Path) -> Any:
+    import onnx
+
+    return onnx.load_model(str(path), load_external_data=False)
+
+
+def _alone(path: Path, device: Device, folder: Path | None) -> float | None:
+    """Median seconds of a session with one op alone; None when it cannot be run so."""
+    try:
+        graph = build_graph(_as_is(path), folder)
+        session = open_on(device, to_model(graph), TUNED, folder)
+        stage = Stage(session, device, graph.outputs, {})
+        for name, value in seeded_feeds(graph).items():
+            stage.bind(name, wrap(value))
+        return _median_seconds(stage, SECONDS)
+    except Exception:  # its inputs have to be special values: the estimate will do
+        return None
+
+
+def _median_seconds(stage: Stage, limit: float) -> float:
+    times: list[float] = []
+    start = time.perf_counter()
+    while len(times) <= RUNS[0] or (time.perf_counter() - start < limit and len(times) < RUNS[1]):
+        begin = time.perf_counter()
+        stage.run([])
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times[1:])
+
+
+if __name__ == "__main__":
+    _child(json.loads(sys.argv[1]))
