@@ -7,7 +7,7 @@ JOBS ?= auto
 # Pinned: a range may draw gigabytes of CUDA libraries. PIP_INDEX_URL chooses where it comes from.
 TORCH ?= torch==2.13.0
 
-.PHONY: demo test test-torch check format bench bench-plan regress clean
+.PHONY: demo test test-torch check format bench bench-plan bench-train regress clean
 
 demo: $(VENV)/ready
 	MODEL=$(MODEL) $(BIN)/python tools/demo.py
@@ -34,6 +34,9 @@ bench: $(VENV)/dev
 
 bench-plan: $(VENV)/dev
 	$(BIN)/python tools/bench_plan.py $(ARGS)
+
+bench-train: $(VENV)/torch
+	$(BIN)/python tools/bench_train.py $(ARGS)
 
 regress: $(VENV)/dev
 	$(BIN)/python tools/regress.py

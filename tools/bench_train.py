@@ -8,8 +8,8 @@ Contenders, all with the same weights, data and plain SGD:
   ``torch.utils.checkpoint``;
 * ``ours``: the training graph for this machine (convolutions through onnxruntime's blocked kernels
   where they gain), storing everything; ``ours_portable``: the one in standard operators only;
-* ``ours_budget``: ``ours`` planned within a budget, chosen so that the process rises no further
-  than the one of ``torch_checkpoint``.
+* ``ours_budget``, ``ours_half``: ``ours`` planned within a budget, chosen so that the process rises
+  no further than the one of ``torch_checkpoint``, or half as far as the one of ``torch``.
 
 Each round runs every contender once, in an order drawn anew, each in its own process; times are
 medians over rounds of the median step of a process, ratios medians of the ratios in a round.
@@ -45,8 +45,12 @@ NETS: dict[str, dict[str, Any]] = {
     "vit": {"batch": 8, "size": 224},
 }
 SETTINGS: dict[str, dict[str, int]] = {"bert": {"layers": 4, "heads": 4}}  # of PyTorch's nets
-CONTENDERS = ("torch", "torch_checkpoint", "ours", "ours_portable", "ours_budget")
-ATTEMPTS = 5  # budgets tried
+CONTENDERS = (
+    "torch", "torch_checkpoint", "ours", "ours_portable", "ours_budget", "ours_half"
+)  # fmt: skip
+# Planned contenders: whose memory they may take, and which part of it.
+GOALS = {"ours_budget": ("torch_checkpoint", 1.0), "ours_half": ("torch", 0.5)}
+ATTEMPTS = 6  # budgets tried
 MIB = 1 << 20
 
 
@@ -156,7 +160,7 @@ RUN: dict[str, Callable[..., dict[str, Any]]] = {
     "torch_checkpoint": partial(torch_step, checkpointed=True),
     "ours": ours,
     "ours_portable": partial(ours, portable=True),
-    "ours_budget": ours,
+    **dict.fromkeys(GOALS, ours),
 }
 
 
@@ -175,25 +179,24 @@ def run_child(net: str, who: str, threads: int, seconds: float, file: str = "") 
     return result
 
 
-def planned(net: str, threads: int, folder: Path) -> tuple[str, dict[str, Any]]:
-    """Our step planned so that it rises no further than PyTorch with checkpointing: the file, or
-    none when it never does, and the figures of the search."""
-    goal = run_child(net, "torch_checkpoint", threads, 0.0)["peak"]
-    budget, tried = f"{int(goal * MIB)}", []
+def planned(net: str, threads: int, goal: float, folder: Path) -> tuple[str, list[dict[str, Any]]]:
+    """A file with our step planned so that a process rises by at most ``goal`` MiB (none if it never
+    does), and the figures of the search."""
+    budget, tried = int(goal * MIB), []
     for attempt in range(ATTEMPTS):
-        path = folder / f"{net}-{threads}-{attempt}.onnx"
+        path = folder / f"{net}-{threads}-{int(goal)}-{attempt}.onnx"
         made = plan_file(net, threads, budget, path)
         rise = run_child(net, "ours_budget", threads, 0.0, str(path))["peak"]
         tried.append({**made, "rise_mib": round(rise)})
         if rise <= goal:
-            return str(path), {"goal_mib": round(goal), "tried": tried}
-        budget = f"{int(made['peak_bytes'] * 0.98 * goal / rise)}"
-    return "", {"goal_mib": round(goal), "tried": tried}
+            return str(path), tried
+        budget = int(made["peak_bytes"] * 0.99 * goal / rise)
+    return "", tried
 
 
-def plan_file(net: str, threads: int, budget: str, path: Path) -> dict[str, Any]:
+def plan_file(net: str, threads: int, budget: int, path: Path) -> dict[str, Any]:
     """``onnxremat optimize --train --target host --budget`` of a net, in a process of its own."""
-    command = [sys.executable, __file__, "--plan", budget, "--nets", net, "--threads", str(threads),
+    command = [sys.executable, __file__, "--plan", str(budget), "--nets", net, "--threads", str(threads),
                "--file", str(path)]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -225,15 +228,17 @@ def compare(net: str, threads: int, rounds: int, seconds: float, who: Sequence[s
     row: dict[str, Any] = {"net": net, "threads": threads}
     draw = random.Random(f"{net}{threads}")
     with tempfile.TemporaryDirectory() as folder:
-        file = ""
-        if "ours_budget" in who:
-            file, row["search"] = planned(net, threads, Path(folder))
-            if not file:
-                found.pop("ours_budget")
+        files = dict.fromkeys(found, "")
+        for name in [name for name in found if name in GOALS]:
+            other, part = GOALS[name]
+            goal = part * run_child(net, other, threads, 0.0)["peak"]
+            files[name], tried = planned(net, threads, goal, Path(folder))
+            row[f"{name}_search"] = {"goal_mib": round(goal), "tried": tried}
+            if not files[name]:
+                del found[name]
         for _ in range(rounds):
             for name in draw.sample(list(found), len(found)):
-                path = file if name == "ours_budget" else ""
-                found[name].append(run_child(net, name, threads, seconds, path))
+                found[name].append(run_child(net, name, threads, seconds, files[name]))
     for name, results in found.items():
         for key in ("wall", "cpu", "peak"):
             row[f"{name}_{key}"] = round(statistics.median(r[key] for r in results), 4)

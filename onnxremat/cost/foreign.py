@@ -1,7 +1,7 @@
 """Costs on providers other than the processor's: each op by itself, and the whole.
 
-Measured in a child process: a provider's library may end its process on an op (seen with OpenVINO's
-on a MaxPool), and that op then just does not run there. Run as ``python -m onnxremat.cost.foreign``.
+Measured in a child process: a provider's library may end its process on an op (seen with
+OpenVINO's on a MaxPool), and that op then just does not run there. The child is this module.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 
 from onnxremat.cost.analytic import Roofline, analytic_costs, scratch_bytes
 from onnxremat.cost.measure import cache_folder, machine_key, read_cache, write_cache
@@ -25,7 +26,7 @@ from onnxremat.cost.table import CostTable, signature
 from onnxremat.device.machine import Device
 from onnxremat.errors import ModelError, OnnxrematError
 from onnxremat.graph.ir import Graph
-from onnxremat.graph.onnx_io import read_model, to_model
+from onnxremat.graph.onnx_io import to_model
 from onnxremat.graph.subgraph import subgraph
 from onnxremat.ort.binding import wrap
 from onnxremat.ort.feeds import seeded_feeds
@@ -72,7 +73,10 @@ def foreign_costs(
         if seconds is not None:
             known[keys[name]] = [max(1e-7, seconds - found["call"]), 0.0, 0.0]
     write_cache(path, known)
-    taken = [op for op in graph.ops if op.name in found["taken"] and keys[op.name] not in deadly]
+    takes = (
+        set(found["taken"]) if found["taken"] is not None else {n for n in keys if keys[n] in known}
+    )
+    taken = [op for op in graph.ops if op.name in takes and keys[op.name] not in deadly]
     estimate = analytic_costs(graph, ideal).seconds
     seconds = {op.name: known.get(keys[op.name], [estimate[op.name]])[0] for op in taken}
     source, total = "measured op by op", sum(seconds.values())
@@ -90,7 +94,7 @@ def _measured(
     graph: Graph, feeds: Feeds, device: Device, folder: Path | None, names: list[str]
 ) -> Answer:
     """What the child finds; started anew behind every op it dies of."""
-    found: Answer = {"call": 0.0, "taken": [], "whole": 0.0, "ops": {}, "deadly": []}
+    found: Answer = {"call": 0.0, "taken": None, "whole": 0.0, "ops": {}, "deadly": []}
     by_name = {op.name: op for op in graph.ops}
     with tempfile.TemporaryDirectory() as scratch:
         base = Path(scratch)
@@ -172,11 +176,9 @@ def _call_seconds(device: Device) -> float:
 
 def _whole(base: Path, device: Device, folder: Path | None) -> None:
     """Ops the provider takes of the whole graph, and the seconds of a run."""
-    model = read_model(base / "whole.onnx") if folder is None else _as_is(base / "whole.onnx")
     try:
-        session = open_on(device, model, TUNED, folder)
-    except OnnxrematError:  # it takes the whole or nothing of some graphs: what it can run alone
-        _say(taken=[node.name for node in model.graph.node])
+        session = open_on(device, _as_is(base / "whole.onnx"), TUNED, folder)
+    except OnnxrematError:  # it refuses some graphs as a whole: then what it runs alone counts
         return
     names = assigned(session)
     _say(taken=[name for name, provider in names.items() if provider == device.provider])
@@ -189,8 +191,6 @@ def _whole(base: Path, device: Device, folder: Path | None) -> None:
 
 
 def _as_is(path: Path) -> Any:
-    import onnx
-
     return onnx.load_model(str(path), load_external_data=False)
 
 
@@ -199,6 +199,8 @@ def _alone(path: Path, device: Device, folder: Path | None) -> float | None:
     try:
         graph = build_graph(_as_is(path), folder)
         session = open_on(device, to_model(graph), TUNED, folder)
+        if device.provider not in assigned(session).values():
+            return None
         stage = Stage(session, device, graph.outputs, {})
         for name, value in seeded_feeds(graph).items():
             stage.bind(name, wrap(value))

@@ -160,7 +160,6 @@ def open_on(
     options: Options,
     folder: Path | None = None,
     *,
-    limit: int = 0,
     entries: dict[str, str] | None = None,
     prefix: str = "",
 ) -> Any:
@@ -168,7 +167,6 @@ def open_on(
 
     Args:
         options: ``threads`` is overridden by the device's own.
-        limit: bytes the session may take on the device, 0 for no limit; CUDA alone keeps it.
         entries: further session configuration entries.
         prefix: path prefix of a profile to write, "" for none.
 
@@ -194,7 +192,7 @@ def open_on(
         if plugin is not None:
             made.add_provider_for_devices([plugin], plugin_options(device))
             return ort.InferenceSession(source, made)
-        named = _named_options(device.provider, device.index, dict(device.options), limit)
+        named = _named_options(device.provider, device.index, dict(device.options))
         order = [(device.provider, named)] if device.provider != CPU else []
         return ort.InferenceSession(source, made, providers=[*order, (CPU, {})])
     except Exception as error:  # onnxruntime raises a dozen unrelated types
@@ -240,16 +238,13 @@ def plugin_options(device: Device) -> dict[str, str]:
     return {**given, "load_config": json.dumps({device.options.get("device", "CPU"): config})}
 
 
-def _named_options(
-    provider: str, index: int, given: dict[str, str], limit: int = 0
-) -> dict[str, str]:
+def _named_options(provider: str, index: int, given: dict[str, str]) -> dict[str, str]:
     found = dict(given)
     if provider in (CUDA, PROVIDERS["tensorrt"], PROVIDERS["directml"]):
         found.setdefault("device_id", str(index))
     if provider == CUDA:
         found.setdefault("arena_extend_strategy", "kSameAsRequested")
-        if limit:
-            found["gpu_mem_limit"] = str(limit)
+        found.setdefault("use_tf32", "0")  # the processor's float32 results
     if provider == OPENVINO:  # the provider built into the onnxruntime-openvino wheel
         found.setdefault("device_type", found.pop("device", "CPU"))
         found.setdefault("precision", "FP32")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxremat.device.machine import Device
+from onnxremat.device.machine import PROVIDERS, Device
 from onnxremat.ort.binding import wrap
 from onnxremat.ort.providers import place, plugin_device
 
@@ -85,6 +85,24 @@ def share_arena() -> bool:
     )
     try:
         ort.create_and_register_allocator(memory, ort.OrtArenaCfg({"arena_extend_strategy": 1}))
+    except Exception as error:  # onnxruntime raises a dozen unrelated types
+        return "already registered" in str(error)
+    return True
+
+
+@cache
+def share_gpu_arena(index: int, limit: int) -> bool:
+    """One pool of a CUDA device's memory for all sessions that ask for it, of at most ``limit``
+    bytes (0 for no limit): what would go beyond fails instead. Whether there is one."""
+    import onnxruntime as ort
+
+    kind = ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR
+    memory = ort.OrtMemoryInfo("Cuda", kind, index, ort.OrtMemType.DEFAULT)
+    settings = {"arena_extend_strategy": 1, **({"max_mem": limit} if limit else {})}
+    try:
+        ort.create_and_register_allocator_v2(
+            PROVIDERS["cuda"], memory, {"device_id": str(index)}, ort.OrtArenaCfg(settings)
+        )
     except Exception as error:  # onnxruntime raises a dozen unrelated types
         return "already registered" in str(error)
     return True

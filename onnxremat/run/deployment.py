@@ -86,7 +86,7 @@ class Deployment:
         """
         return Executor(
             self.parts, self.machine, folder=self.folder, state=state, overlap=overlap,
-            waits=self.waits,
+            waits=self.waits, limits=self.limits,
         )  # fmt: skip
 
     def model(self, facts: Mapping[str, Any] | None = None) -> onnx.ModelProto:

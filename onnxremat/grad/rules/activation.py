@@ -36,24 +36,6 @@ def where_positive(t: Tape, a: str, value: str) -> str:
     return t.mask(t.compare("Greater", a, 0.0), value)
 
 
-def where_between(t: Tape, a: str, low: float | None, high: float | None, value: str) -> str:
-    """``value`` where low < a < high, else 0, in float32 by a HardSigmoid per bound."""
-    for bound, sign in ((low, 1.0), (high, -1.0)):
-        if bound == 0.0 and sign > 0:
-            value = where_positive(t, a, value)
-        elif bound is not None:
-            steep = sign * _steepness(bound)
-            value = t.mul(value, t.op("HardSigmoid", a, alpha=steep, beta=-steep * bound))
-    return value
-
-
-def _steepness(bound: float) -> float:
-    """1 over the distance of a float32 number to its neighbours: with this factor everything in
-    the HardSigmoid near the bound is a whole number that float32 holds, so the step is exact."""
-    fraction, exponent = math.frexp(bound if bound else 2.0**-100)
-    return math.ldexp(1.0, (25 if abs(fraction) == 0.5 else 24) - exponent)
-
-
 @vjp("LeakyRelu", variant="output", reads="x0 y0")
 def leaky_relu_output(call: Call) -> Cotangents:
     """y = x where x >= 0, else a x. dx = dy where y >= 0, else a dy (x is read if a < 0)."""

@@ -8,11 +8,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from onnx import TensorProto as T
 
 from onnxremat.grad.call import Call
 from onnxremat.grad.registry import Cotangents, vjp
-from onnxremat.grad.rules.activation import where_between
 
 
 @vjp("Add")
@@ -214,39 +212,19 @@ def clip_input(call: Call) -> Cotangents:
 
 def _clip(call: Call, value: str) -> Cotangents:
     t, low, high = call.tape, call.input(1), call.input(2)
+    inside = [
+        t.compare(kind, value, bound)
+        for kind, bound in (("Greater", low), ("Less", high))
+        if bound is not None
+    ]
     out: list[str | None] = [call.dy, None, None]
-    if call.need(0):
-        out[0] = _strictly_inside(call, value)
+    if inside:
+        both = inside[0] if len(inside) == 1 else t.op("And", *inside)
+        out[0] = t.mask(both, call.dy) if call.need(0) else None
     for position, bound, kind in ((1, low, "LessOrEqual"), (2, high, "GreaterOrEqual")):
         if bound is not None and call.need(position):
             out[position] = t.mask(t.compare(kind, value, bound), call.dy)
     return out[: len(call.op.inputs)]
-
-
-def _strictly_inside(call: Call, value: str) -> str:
-    """dy where a value is strictly between the bounds, else 0."""
-    t, dy = call.tape, call.dy
-    bounds = [call.input(1), call.input(2)]
-    known = [None if name is None else call.optional_value(k) for k, name in enumerate(bounds, 1)]
-    if t.dtype(dy) == T.FLOAT and all(_plain(v) for v, n in zip(known, bounds, strict=True) if n):
-        low, high = (None if v is None else float(v.reshape(())) for v in known)
-        return where_between(t, value, low, high, dy)
-    inside = [
-        t.compare(kind, value, bound)
-        for kind, bound in zip(("Greater", "Less"), bounds, strict=True)
-        if bound is not None
-    ]
-    if not inside:
-        return dy
-    return t.mask(inside[0] if len(inside) == 1 else t.op("And", *inside), dy)
-
-
-def _plain(bound: np.ndarray | None) -> bool:
-    """A bound that is known, and whose distance to its neighbours does not over- or underflow."""
-    if bound is None or bound.size != 1:
-        return False
-    size = abs(float(bound.reshape(())))
-    return size == 0.0 or 1e-20 < size < 1e30
 
 
 def _register_functions() -> None:
