@@ -180,8 +180,8 @@ def run_child(net: str, who: str, threads: int, seconds: float, file: str = "") 
 
 
 def planned(net: str, threads: int, goal: float, folder: Path) -> tuple[str, list[dict[str, Any]]]:
-    """A file with our step planned so that a process rises by at most ``goal`` MiB (none if it never
-    does), and the figures of the search."""
+    """A file with our step planned so that a process rises by at most ``goal`` MiB (none if it
+    never does), and the figures of the search."""
     budget, tried = int(goal * MIB), []
     for attempt in range(ATTEMPTS):
         path = folder / f"{net}-{threads}-{int(goal)}-{attempt}.onnx"
@@ -196,8 +196,8 @@ def planned(net: str, threads: int, goal: float, folder: Path) -> tuple[str, lis
 
 def plan_file(net: str, threads: int, budget: int, path: Path) -> dict[str, Any]:
     """``onnxremat optimize --train --target host --budget`` of a net, in a process of its own."""
-    command = [sys.executable, __file__, "--plan", str(budget), "--nets", net, "--threads", str(threads),
-               "--file", str(path)]  # fmt: skip
+    command = [sys.executable, __file__, "--plan", str(budget), "--nets", net,
+               "--threads", str(threads), "--file", str(path)]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{net} plan: {done.stderr.strip()[-2000:]}")
