@@ -20,6 +20,8 @@ gradients and the runtime's buffers. PyTorch is needed for its side only (``.[to
 from __future__ import annotations
 
 import argparse
+import ctypes
+import gc
 import json
 import os
 import platform
@@ -64,6 +66,8 @@ def resident(key: str) -> float:
 
 def measure(step: Callable[[], float], seconds: float) -> dict[str, Any]:
     """Time and memory of repeated steps."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # else what building the step left behind would be used again
     base = resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")
     losses = [step(), step()]

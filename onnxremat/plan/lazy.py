@@ -12,8 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
 
-import numpy as np
-
 from onnxremat.plan.formulations.cuts import (
     CutModel,
     Spans,
@@ -22,19 +20,27 @@ from onnxremat.plan.formulations.cuts import (
     free_spans,
     project,
 )
-from onnxremat.plan.formulations.extract import breaches, late_remakes, stage_excess
+from onnxremat.plan.formulations.extract import (
+    breaches,
+    first_run_excess,
+    late_remakes,
+    stage_excess,
+)
+from onnxremat.plan.formulations.paths import Path, add_paths
 from onnxremat.plan.formulations.watches import Watch, add_watches, certify
-from onnxremat.plan.problem import Floats, occupancy
+from onnxremat.plan.problem import Bytes, Floats, occupancy
 from onnxremat.plan.record import Record
+from onnxremat.plan.relaxed import Relaxed, tighten
 from onnxremat.plan.solvers import Limits, Outcome, Result, confirm_infeasible, minimise
 from onnxremat.plan.wiring import Wiring
 
 INCOMPARABLE = 0.02  # share of ops that one cut may leave free before the order is fixed
 WATCHED = 8  # second runs watched per round
-SLOW = 0.5  # seconds of a solve from which the next cut is chosen among several
+SLOW = 0.5  # seconds of a solve from which cuts are placed by the continuous relaxation first
 FAR = 3e-3  # share of the store-all time above which the gap calls for that
-TRIALS = 10.0  # seconds that must be left for it
-CANDIDATES = 6  # cuts compared then
+MANY = 3  # cuts added per round then
+GLANCES = 4  # rounds on the continuous relaxation alone in a row
+NEAR = 0.1  # share of the budget that the excess may be for a repair by a smaller budget
 SHRINKS = 2  # re-solves with a smaller budget per round
 
 
@@ -58,7 +64,8 @@ class LazyCuts:
     free: bool = True
     cuts: list[int] = field(default_factory=list)
     watches: list[Watch] = field(default_factory=list)
-    slow: bool = False  # the last solve took long: choose cuts with care
+    paths: list[Path] = field(default_factory=list)
+    glances: int = 0  # rounds on the continuous relaxation alone that are due
     slack: float = 0.15  # share of the open gap within which a round is solved
 
     def round(self) -> bool:
@@ -68,33 +75,77 @@ class LazyCuts:
             self.cuts.append(self._peak_op())
         spans = self._spans()
         made = self._build(spans, record.budget)
-        result = self._minimise(made, record.left)
-        far = record.time - record.bound > FAR * record.total
-        self.slow = result.seconds > SLOW and far and record.left > TRIALS
+        relaxed = self._relax(made)
+        if record.closed or record.stopped():
+            return False
+        if relaxed is not None and self.glances > 0:
+            self.glances -= 1
+            return self._glance(made, relaxed)
+        result = self._minimise(made, self._share())
         self._raise(made, result)
         if result.outcome is Outcome.INFEASIBLE or result.point is None:
             return False
         sequence = self._extract(made, result.point)
-        if record.closed or record.stopped():
+        if record.closed or record.stopped() or sequence is None:
             return False
-        if sequence is None:
-            return False
-        excess = self._excess(sequence)
-        if int(excess.max()) <= 0:  # optimal for the relaxation: only the solver's gap is left
+        use = occupancy(self.wiring.problem, sequence)
+        excess = int(use.max()) - record.budget
+        if excess <= 0:  # optimal for the relaxation: only the solver's gap is left
             self.slack *= 0.2
             return result.outcome is Outcome.OPTIMAL and self.slack > 1e-4
-        if int(excess.max()) > 0:
-            self._shrink(spans, int(excess.max()))
-            if not record.closed and not record.stopped():
-                self._fit(sequence)
+        if excess <= NEAR * record.budget:
+            self._shrink(spans, excess)
+        if not record.closed and not record.stopped():
+            self._fit(sequence)
         if record.closed or record.stopped():
             return False
-        return self._add_cut(excess) or self._watch(made, result.point, sequence)
+        if result.seconds > SLOW and self._far():
+            self.glances = GLANCES
+        return self._advance(made, result.point, sequence, use)
+
+    def _far(self) -> bool:
+        """True when the gap is wide: cuts matter more than solving each round to the end."""
+        record = self.record
+        return record.time - record.bound > FAR * record.total
+
+    def _share(self) -> float:
+        """Seconds for one round."""
+        left = self.record.left
+        return left if len(self.cuts) == 1 else max(10.0, 0.3 * left)
+
+    def _relax(self, made: CutModel) -> Relaxed | None:
+        """Tighten the continuous relaxation (exact for one cut) and take its bound."""
+        record = self.record
+        if len(self.cuts) == 1:
+            return None
+        relaxed = tighten(
+            made, self.paths, seconds=0.3 * record.left, stop=record.stop, seed=self.seed
+        )
+        if relaxed is not None:
+            self.paths = relaxed.paths
+            bound = made.seconds(relaxed.bound)
+            record.raise_bound(bound, self._kind(made), any_order=made.spans.any_order)
+        return relaxed
+
+    def _glance(self, made: CutModel, relaxed: Relaxed) -> bool:
+        """Place cuts where the rounded solution of the continuous relaxation breaks the budget."""
+        sequence = self._extract(made, relaxed.point)
+        if sequence is None:
+            self.glances = 0
+            return True
+        use = occupancy(self.wiring.problem, sequence)
+        if int(use.max()) <= self.record.budget or not self._add_cuts(sequence, use):
+            self.glances = 0
+        return True
 
     def _build(self, spans: Spans, budget: int) -> CutModel:
         made = build(self.wiring, spans, budget)
         add_watches(made, self.watches)
         return made
+
+    def _kind(self, made: CutModel) -> str:
+        count = len(made.spans.cuts)
+        return "single-cut" if count == 1 else f"lazy-cuts({count})"
 
     def _peak_op(self) -> int:
         return int(occupancy(self.wiring.problem, self.wiring.problem.store_all()).argmax())
@@ -130,7 +181,8 @@ class LazyCuts:
         """Seconds within which a round is solved: tight only when that can close the gap."""
         record = self.record
         open_gap = record.time - record.bound if record.sequence is not None else 0.0
-        return max(0.3 * record.gap * record.total, min(self.slack * open_gap, 1e-4 * record.total))
+        most = 1e-3 if self._far() else 1e-4
+        return max(0.3 * record.gap * record.total, min(self.slack * open_gap, most * record.total))
 
     def _warm(self, made: CutModel) -> Floats | None:
         """The best sequence as a point of the model, when its first runs respect the spans."""
@@ -144,8 +196,7 @@ class LazyCuts:
         return point if made.model.violation(point) < 1e-6 else None
 
     def _raise(self, made: CutModel, result: Result) -> None:
-        count = len(made.spans.cuts)
-        kind = "single-cut" if count == 1 else f"lazy-cuts({count})"
+        kind = self._kind(made)
         if result.outcome is Outcome.INFEASIBLE:
             limits = Limits(seconds=max(1.0, self.record.left), stop=self.record.stop)
             if not confirm_infeasible(made.model, limits):
@@ -169,13 +220,14 @@ class LazyCuts:
             if budget <= 0 or self.record.closed or self.record.stopped():
                 return
             made = self._build(spans, budget)
+            add_paths(made, self.paths)
             result = self._minimise(made, min(0.2 * self.record.left, 10.0))
             if result.point is None:
                 return
             sequence = self._extract(made, result.point)
             if sequence is None:
                 return
-            excess = int(self._excess(sequence).max())
+            excess = int(occupancy(self.wiring.problem, sequence).max()) - self.record.budget
             if excess <= 0:
                 return
 
@@ -187,68 +239,44 @@ class LazyCuts:
     def _offer(self, sequence: list[int], planner: str) -> None:
         self.record.offer([self.named[op] for op in sequence], planner)
 
-    def _excess(self, sequence: list[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        use = occupancy(self.wiring.problem, sequence)
-        return stage_excess(self.wiring.problem.ops, sequence, use, self.record.budget)
+    def _advance(self, made: CutModel, point: Floats, sequence: list[int], use: Bytes) -> bool:
+        """Cut or watch where a sequence breaks the budget; False when neither can be."""
+        budget, ops = self.record.budget, self.wiring.problem.ops
+        first = int(first_run_excess(ops, sequence, use, budget).max())
+        if 2 * first < int(use.max()) - budget and self._watch(made, point, sequence, use):
+            return True
+        return self._add_cuts(sequence, use) or self._watch(made, point, sequence, use)
 
-    def _add_cut(self, excess: np.ndarray[tuple[int], np.dtype[np.int64]]) -> bool:
-        """Cut at the stage with the largest excess, or the one before it."""
-        options: list[int] = []
-        left = excess.copy()
-        apart = max(1, len(excess) // 100)
-        while len(options) < (CANDIDATES if self.slow else 1) and int(left.max()) > 0:
+    def _add_cuts(self, sequence: list[int], use: Bytes) -> bool:
+        """Cut at the stages with the largest excess, or the ones before them."""
+        left = stage_excess(self.wiring.problem.ops, sequence, use, self.record.budget)
+        apart, least = max(1, len(left) // 50), int(left.max()) // 3
+        many = MANY if self._far() and len(self.cuts) >= MANY else 1
+        added = False
+        while many > 0 and int(left.max()) > least:
             stage = int(left.argmax())
             left[max(0, stage - apart) : stage + apart + 1] = 0
             cut = next((c for c in (stage, stage - 1) if c >= 0 and c not in self.cuts), None)
-            if cut is None and not options:
+            if cut is not None:
+                self.cuts.append(cut)
+                added = True
+            elif not added:
                 return False  # the worst breach is inside a stage: watch it
-            options += [] if cut is None else [cut]
-        if not options:
-            return False
-        self.cuts = self._best_of(options)
-        return True
+            many -= 1
+        return added
 
-    def _best_of(self, options: list[int]) -> list[int]:
-        """The cuts with one of ``options`` added, or put in place of the latest one.
-
-        Where solves are slow, each choice is tried briefly and the one with the best bound taken:
-        a good pair of cuts often beats six poor ones, and is solved sooner.
-        """
-        if len(options) == 1 and not self.slow:
-            return [*self.cuts, options[0]]
-        choices = [[*self.cuts, cut] for cut in options]
-        if len(self.cuts) > 1:
-            choices += [[*self.cuts[:-1], cut] for cut in options]
-        seconds = min(4.0, 0.1 * self.record.left / len(choices))
-        return max(choices, key=lambda cuts: self._promise(cuts, seconds))
-
-    def _promise(self, cuts: list[int], seconds: float) -> float:
-        """Bound that a short solve with these cuts gives (better ties: fewer columns)."""
-        if self.record.stopped() or self.record.closed:
-            return -inf
-        kept, self.cuts = self.cuts, cuts
-        made = self._build(self._spans(), self.record.budget)
-        result = self._minimise(made, seconds)
-        self.cuts = kept
-        self._raise(made, result)
-        if result.point is not None:
-            self._extract(made, result.point)
-        return result.bound - 1e-6 * made.model.columns
-
-    def _watch(self, made: CutModel, point: Floats, sequence: list[int]) -> bool:
+    def _watch(self, made: CutModel, point: Floats, sequence: list[int], use: Bytes) -> bool:
         """Add memory rows at second runs that break the budget; True when one cuts ``point``."""
         record, wiring = self.record, self.wiring
-        use = occupancy(wiring.problem, sequence)
         added = False
         found = breaches(wiring, made.spans.cuts, sequence, use, record.budget)
         for breach in found[:WATCHED]:
-            ran = set(breach.ran)
-            watch, proven = certify(made, point, breach.interval, ran, breach.op, breach.live)
+            watch, proven = certify(made, point, breach)
             if proven <= record.budget:
                 continue
             added = True
             for known in self.watches:
-                if (known.start, known.end, known.op) == (watch.start, watch.end, watch.op):
+                if known.place == watch.place:
                     for value, certificates in watch.certificates.items():
                         known.certificates.setdefault(value, set()).update(certificates)
                     break

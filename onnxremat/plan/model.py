@@ -104,6 +104,11 @@ class Model:
             self.quadratic_rows[self.rows - 1] = quadratic
         return self.rows - 1
 
+    def cut_back(self, rows: int) -> None:
+        """Drop the rows appended after the first ``rows`` (linear ones)."""
+        del self._start[rows + 1 :], self.row_lower[rows:], self.row_upper[rows:]
+        del self._index[self._start[-1] :], self._value[self._start[-1] :]
+
     def matrix(self) -> tuple[Ints, Ints, Floats]:
         """Row-wise compressed matrix: (start, column index, value)."""
         return (
@@ -116,6 +121,25 @@ class Model:
         """Objective at a point, shape (columns,)."""
         value = self.offset + float(np.dot(self.cost, point))
         return value + sum(q * float(point[i] * point[j]) for i, j, q in self.quadratic_cost)
+
+    def bound_at(self, prices: NDArray[np.float64]) -> float:
+        """Lower bound of the objective at any prices of the rows (a linear model).
+
+        Weak duality: the prices may be rough, the bound holds all the same.
+
+        Args:
+            prices: one per row; positive ones price the lower limit, negative ones the upper.
+        """
+        lower, upper = np.asarray(self.row_lower), np.asarray(self.row_upper)
+        limit = np.where(prices > 0, lower, upper)
+        prices = np.where(np.isfinite(limit), prices, 0.0)
+        start, index, value = self.matrix()
+        pull = np.repeat(prices, np.diff(start)) * value
+        left = np.asarray(self.cost) - np.bincount(index, weights=pull, minlength=self.columns)
+        end = np.where(left > 0, np.asarray(self.lower), np.asarray(self.upper))
+        terms = left[left != 0] * end[left != 0]
+        priced = prices != 0
+        return self.offset + float(terms.sum() + np.dot(prices[priced], limit[priced]))
 
     def violation(self, point: NDArray[np.float64]) -> float:
         """Largest violation of any bound or row at a point (0 when feasible)."""

@@ -125,6 +125,17 @@ class Partitioned:
         return tuple(rows)
 
     @cached_property
+    def in_place(self) -> frozenset[Key]:
+        """Values that are written into the buffer of the value they replace."""
+        updated = {new for _, new in self.pairs}
+        return frozenset(
+            key
+            for action, (_, writes) in zip(self.actions, self.uses, strict=True)
+            for key in writes
+            if isinstance(action, Partition) and key[0] in updated
+        )
+
+    @cached_property
     def after(self) -> tuple[tuple[int, ...], ...]:
         """Actions that must be done before each action may start, its own stream aside."""
         maker: dict[Key, int] = {}

@@ -170,7 +170,6 @@ def device_bytes(
         inside: what each partition holds, by action.
     """
     sizes = {name: tensor.bytes for name, tensor in parts.graph.tensors.items()}
-    updated = {new for _, new in parts.pairs}
     resident = dict.fromkeys(machine.names, 0)
     for index, found in inside.items():
         resident[parts.actions[index].device] += found.weights  # type: ignore[union-attr]
@@ -180,7 +179,7 @@ def device_bytes(
     steps: dict[str, list[tuple[int, str]]] = {name: [] for name in machine.names}
     held: dict[str, list[int]] = {name: [] for name in machine.names}
     for index, action in enumerate(parts.actions):
-        writes = [key for key in parts.uses[index][1] if key[0] not in updated]
+        writes = [key for key in parts.uses[index][1] if key not in parts.in_place]
         if isinstance(action, Copy):
             between[action.target] += sizes[action.value]
             steps[action.target].append((index, ""))
@@ -190,9 +189,9 @@ def device_bytes(
             steps[at] += [(index, op) for op in found.ops]
             held[at] += [between[at] + extra for extra in found.held]
             between[at] += sum(sizes[key[0]] for key in writes)
-        for name, device, _ in parts.dies[index]:
-            if name not in updated:
-                between[device] -= sizes[name]
+        for key in parts.dies[index]:
+            if key not in parts.in_place:
+                between[key[1]] -= sizes[key[0]]
     used = {part.device: inside[i].how for i, part in enumerate(parts.actions)
             if isinstance(part, Partition)}  # fmt: skip
     return {

@@ -84,14 +84,13 @@ class _Search:
 
     def __post_init__(self) -> None:
         parts = self.parts
-        updated = {new for _, new in parts.pairs}
         self.names = stream_names(parts, self.machine)
         self.size = {name: tensor.bytes for name, tensor in parts.graph.tensors.items()}
         self.maker: dict[Key, int] = {}
         self.users: dict[Key, int] = {}  # as bits
         for index, (reads, writes) in enumerate(parts.uses):
             for key in writes:
-                if key[0] not in updated:
+                if key not in parts.in_place:
                     self.maker[key] = index
                     self.users[key] = 1 << index
             for key in reads:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from onnxremat.errors import UsageError
@@ -193,22 +193,64 @@ def settled(graph: Graph, plan: Plan, pairs: Sequence[tuple[str, str]] = ()) -> 
     """
     steps: list[Step] = [step for step in plan.steps if not isinstance(step, Free)]
     made = graph.producer
+    first: dict[str, set[int]] = {}  # op that updates in place -> steps that have to come before
     for old, new in pairs:
-        if new not in made:
-            continue
-        update = graph.ops[made[new]].name
-        others = {graph.ops[index].name for index in graph.readers.get(old, ())} - {update}
-        uses = [
-            index
-            for index, step in enumerate(steps)
-            if (isinstance(step, Compute) and step.op in others)
-            or (isinstance(step, Transfer) and step.tensor == old)
-        ]
-        place = max(i for i, s in enumerate(steps) if isinstance(s, Compute) and s.op == update)
-        last = max(uses, default=-1)
-        if last > place:
-            steps.insert(last, steps.pop(place))
-    return replace(plan, steps=tuple(freed(graph, steps)))
+        if new in made:
+            update = graph.ops[made[new]].name
+            readers = {graph.ops[index].name for index in graph.readers.get(old, ())} - {update}
+            first.setdefault(update, set()).update(
+                index
+                for index, step in enumerate(steps)
+                if (isinstance(step, Compute) and step.op in readers)
+                or (isinstance(step, Transfer) and step.tensor == old)
+            )
+    order = _held_back(graph, steps, first)
+    return replace(plan, steps=tuple(freed(graph, [steps[index] for index in order])))
+
+
+def _held_back(
+    graph: Graph, steps: Sequence[Step], first: Mapping[str, Collection[int]]
+) -> list[int]:
+    """The steps in their order, but each op in ``first`` behind the steps it waits for, and what
+    uses its results behind it."""
+    by_name = {op.name: op for op in graph.ops}
+    done: set[int] = set()
+    order: list[int] = []
+    late: list[int] = []
+
+    def go(candidates: Sequence[int]) -> list[int]:
+        """Emit what can go; the rest, in order."""
+        rest: list[int] = []
+        missing: set[tuple[str, str]] = set()  # (tensor, device) that held-back steps make
+        for index in candidates:
+            step = steps[index]
+            if isinstance(step, Compute):
+                op = _op(by_name, step)
+                uses = {(name, step.device) for name in op.reads}
+                makes = [(name, step.device) for name in op.writes]
+                waits = any(i not in done for i in first.get(step.op, ()) if i != index)
+            else:
+                assert isinstance(step, Transfer)
+                uses, makes = {(step.tensor, step.source)}, [(step.tensor, step.target)]
+                waits = False
+            if waits or not missing.isdisjoint(uses):
+                rest.append(index)
+                missing.update(makes)
+            else:
+                done.add(index)
+                order.append(index)
+        return rest
+
+    for index in range(len(steps)):
+        late = go([*late, index]) if late or _waits(steps[index], first) else late
+        if index not in done and index not in late:
+            done.add(index)
+            order.append(index)
+    return order + late
+
+
+def _waits(step: Step, first: Mapping[str, Collection[int]]) -> bool:
+    return isinstance(step, Compute) and step.op in first
 
 
 def freed(graph: Graph, steps: Sequence[Step]) -> list[Step]:

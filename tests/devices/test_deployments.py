@@ -29,7 +29,8 @@ from onnxremat.run.exported import MANIFEST, export_partitions, load_partitions
 from onnxremat.run.prepare import Prepared, Settings, prepare
 from onnxremat.run.verify_devices import run_whole, verify_devices
 from onnxremat.schedule.assign import assigned, round_robin
-from onnxremat.schedule.plan import Compute, Plan, Provenance
+from onnxremat.schedule.devices import settled
+from onnxremat.schedule.plan import Compute, Plan, Provenance, Transfer
 from tests.devices.plans import processors
 from tests.toolbox import graph_of, run, training_chain
 
@@ -220,6 +221,29 @@ def test_an_update_waits_for_readers_on_other_devices() -> None:
         assert np.array_equal(state["w"], wanted["n"])
 
 
+def test_what_uses_an_update_moves_with_it() -> None:
+    """The new value is moved and read elsewhere before the old one's last reader has run."""
+    graph = graph_of("""g (float[8, 8] w, float[8, 8] x)
+        => (float[8, 8] n, float[8, 8] y, float[8, 8] z) {
+        n = Sub(w, x)  z = Sin(n)  a = Cos(x)  y = Mul(a, w)
+    }""")
+    n, z, a, y = (op.name for op in graph.ops)
+    plan = Plan((Compute(n, 0, "cpu:0"), Transfer("n", "cpu:0", "cpu:1"), Compute(z, 0, "cpu:1"),
+                 Compute(a, 0, "cpu:0"), Compute(y, 0, "cpu:0")))  # fmt: skip
+    found = settled(graph, plan, [("w", "n")])
+    runs = [step.op for step in found.steps if isinstance(step, Compute)]
+    assert runs == [a, y, n, z]
+    table = CostTable({op.name: 1e-4 for op in graph.ops}, {}, "given")
+    made = deploy(graph, plan, MACHINE, dict.fromkeys(MACHINE.names, table), pairs=[("w", "n")])
+    feeds = seeded_feeds(graph)
+    state = {"w": feeds["w"].copy()}
+    with made.executor(state, overlap=True) as executor:
+        found_outputs = executor.run({"x": feeds["x"]})
+    wanted = run(graph).outputs
+    assert compare(found_outputs, {k: wanted[k] for k in ("y", "z")}).bit_equal
+    assert np.array_equal(state["w"], wanted["n"])
+
+
 def test_updated_state_takes_no_second_buffer(step: Prepared) -> None:
     pairs = step.in_place
     bound = deployed(step.graph, 5, pairs).predicted
@@ -227,6 +251,13 @@ def test_updated_state_takes_no_second_buffer(step: Prepared) -> None:
     sizes = sum(step.graph.tensors[new].bytes for _, new in pairs)
     held = sum(found.peak for found in apart.values()) - sum(f.peak for f in bound.values())
     assert 0 < held <= sizes
+
+
+def test_the_worst_case_is_never_below_one_by_one(step: Prepared) -> None:
+    for stretch in (1, 2, 3, 5, 8):
+        made = deployed(step.graph, stretch, step.in_place)
+        for name in MACHINE.names:
+            assert made.worst[name] >= made.predicted[name].peak
 
 
 def test_bench_sets_the_plan_beside_each_device(chain: Deployment) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from math import inf
 
+import numpy as np
 import pytest
 
 from onnxremat.plan import Status, peak, seconds, smallest_budget, solve
 from onnxremat.plan.bounds import largest_need
 from onnxremat.plan.formulations.cuts import build, fixed_spans, free_spans, project
 from onnxremat.plan.formulations.extract import without_unread
+from onnxremat.plan.formulations.paths import add_paths, violated
 from onnxremat.plan.formulations.watches import add_watches
 from onnxremat.plan.lazy import LazyCuts
 from onnxremat.plan.problem import Problem
@@ -131,3 +133,27 @@ def test_watched_second_runs_hold_for_every_sequence(seed: int) -> None:
             point = project(made, sequence)
             assert made.model.violation(point) < EPS
             assert made.seconds(made.model.objective(point)) <= seconds(problem, sequence) + EPS
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_path_rows_hold_for_every_sequence(seed: int) -> None:
+    """Rows that some random point breaks: no sequence breaks them."""
+    problem = random_problem(seed, 12, kept=0.08, frozen=0.1)
+    wiring, rng = Wiring(problem), np.random.default_rng(seed)
+    cuts = sorted(rng.choice(problem.ops - 1, size=4, replace=False).tolist())
+    spans = [fixed_spans(problem.ops, cuts)]
+    free = free_spans(wiring, cuts)
+    spans += [] if free is None else [free]
+    broken = 0
+    for span in spans:
+        made = build(wiring, span, peak(problem, problem.store_all()))
+        points = rng.random((20, made.model.columns)) ** 3
+        paths = [path for point in points for _, path in violated(made, point, 0.1)]
+        broken += len(paths)
+        for which in range(25):
+            sequence = random_sequence(problem, which, fixed_order=not span.any_order)
+            sequence = without_unread(wiring, sequence)
+            made = build(wiring, span, peak(problem, sequence))
+            assert set(add_paths(made, paths)) <= set(paths)
+            assert made.model.violation(project(made, sequence)) < EPS
+    assert broken > 0

@@ -41,6 +41,7 @@ class DeviceClimb:
     seed: int
     merit: tuple[float, float] = (-inf, -inf)  # of the greedy result: less excess, less time
     start: Schedule | None = None
+    turns: int = 0  # of annealing
     lazy: LazyDeviceCuts = field(init=False)
 
     @classmethod
@@ -67,15 +68,15 @@ class DeviceClimb:
         """Offer a schedule in this numbering."""
         self.record.offer(renamed(schedule, self.named), planner)
 
-    def best(self) -> Schedule | None:
-        """The best schedule so far in this numbering."""
-        schedule = self.record.schedule
-        if schedule is None:
+    def best(self, in_order: bool = False) -> Schedule | None:
+        """The best schedule so far in this numbering, with first runs in base order if asked."""
+        found = self.record.kept if in_order else self.record.best
+        if found is None:
             return None
         rank = [0] * len(self.named)
         for here, op in enumerate(self.named):
             rank[op] = here
-        return renamed(schedule, rank)
+        return renamed(found.schedule, rank)
 
     def greedy(self, *, quick: bool = False) -> None:
         """Greedy repair of every op on one device, for each device that runs them all.
@@ -104,7 +105,7 @@ class DeviceClimb:
                 self.merit, self.start = merit, reached
             if found is not None:
                 self.offer(found, "greedy")
-            if self.layout.problem.ops > 3000 and record.schedule is not None:
+            if self.layout.problem.ops > 3000 and record.best is not None:
                 return
 
     def repair(self, schedule: Schedule) -> Schedule | None:
@@ -112,6 +113,7 @@ class DeviceClimb:
         record = self.record
         until = record.begin + min(record.limit, record.elapsed + 0.2 * max(0.5, record.left))
         best, least = None, inf
+        self.search.free_order = not record.fixed_order  # solutions may move loose ops
         for depth, power in DEPTHS[:3]:
             found = self.search.fit(schedule, until, record.stopped, depth, power)
             figures = None if found is None else self.search.replay(found)
@@ -120,10 +122,16 @@ class DeviceClimb:
         return best
 
     def anneal(self, search: Search, seconds: float, done: Callable[[], bool]) -> None:
-        """Anneal from the best schedule (or the best start), then drop what is not needed."""
+        """Anneal from the best schedule (or the best start), then drop what is not needed.
+
+        Where bounds hold for the base order only, first runs keep it every other time.
+        """
         record = self.record
-        start = self.best() or self.start or self.lazy.last
-        if start is None:
+        self.turns += 1
+        loose = record.parallel or self.lazy.free or self.turns % 2 == 0
+        search.free_order = loose and not record.fixed_order
+        start = self.best(not search.free_order) or self.start or self.lazy.last
+        if start is None or search.replay(start) is None:
             return
         search.anneal(
             start,
@@ -132,7 +140,8 @@ class DeviceClimb:
             lambda found: self.offer(found, "annealing"),
             parallel=record.parallel,
         )
-        best, late = self.best(), record.stopped() and self.layout.problem.ops > LARGE
+        late = record.stopped() and self.layout.problem.ops > LARGE
+        best = self.best(not search.free_order)
         if best is not None and not (record.closed or record.parallel or late):
             self.offer(search.polished(best), "annealing")
 
@@ -160,7 +169,7 @@ class DeviceClimb:
         record = self.record
         part = replace(
             record, limit=SERIAL * record.limit, parallel=False, gap=max(record.gap, 1e-3),
-            progress=None, schedule=None, time=inf, span_time=inf, trace=[], notes=record.notes,
+            progress=None, kept=None, moved=None, trace=[],
         )  # fmt: skip
         part.free, part.ordered = record.free, record.ordered
         other = DeviceClimb(
@@ -169,28 +178,25 @@ class DeviceClimb:
         other.lazy = other.cuts(parallel=False)
         other.run()
         self.lazy.cuts, self.start, self.merit = other.lazy.cuts, other.start, other.merit
-        if part.schedule is not None:
-            record.offer(part.schedule, part.planner)
+        if part.best is not None:
+            record.offer(part.best.schedule, part.best.planner)
 
     def _round(self) -> bool:
         return not self.record.stopped() and self.lazy.round()
 
     def _take_turns(self, more: bool) -> None:
-        record = self.record
-        slice_ = 0.2 + 0.0006 * self.layout.problem.ops
+        record, slice_ = self.record, 0.2 + 0.0006 * self.layout.problem.ops
         while not record.closed and not record.stopped():
-            self.anneal(self.search, slice_ if more else record.left, bool)
-            if self.best() is None and self.start is None and not more:
+            rest = record.left if record.parallel or self.lazy.free else 0.5 * record.left
+            self.anneal(self.search, slice_ if more else max(slice_, rest), bool)
+            if self.best() is None and self.start is None and self.lazy.last is None:
                 return
-            if more and not record.closed:
-                more = self._round()
+            more = more and not record.closed and self._round()
 
     def _run_beside(self, more: bool) -> None:
         """Lazy cuts here, annealing in a second thread (both leave the interpreter lock)."""
         record, finished = self.record, Event()
-        search = Search(
-            self.layout, record.budgets, free_order=self.search.free_order, seed=self.seed + 1
-        )
+        search = Search(self.layout, record.budgets, seed=self.seed + 1)
 
         def walk() -> None:
             seconds = 1.0 + 0.002 * self.layout.problem.ops

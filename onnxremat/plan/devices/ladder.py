@@ -107,7 +107,7 @@ def _climb(record: DeviceRecord, layout: Layout, solver: str, threads: int, seed
         for climb in climbs:
             climb.greedy(quick=True)
         best = max(climbs, key=lambda climb: climb.merit)
-    record.order = tuple(best.named)
+    record.follow(best.named)
     if not record.closed:
         best.run()
 

@@ -40,7 +40,8 @@ class LazyDeviceCuts:
     Attributes:
         offer: takes a schedule in this numbering, with the name of the method.
         repair: turns a schedule over budget into one within, or None.
-        best: the best schedule so far in this numbering, or None.
+        best: the best schedule so far in this numbering, or None; with first runs in base order
+            when it is asked for that.
         free: try to keep the bound valid for every order.
         parallel: minimise the load of the busiest device or link instead of the sum.
     """
@@ -49,7 +50,7 @@ class LazyDeviceCuts:
     record: DeviceRecord
     offer: Callable[[Schedule, str], None]
     repair: Callable[[Schedule], Schedule | None]
-    best: Callable[[], Schedule | None]
+    best: Callable[[bool], Schedule | None]
     solver: str = "auto"
     threads: int = 1
     seed: int = 0
@@ -115,16 +116,13 @@ class LazyDeviceCuts:
     def _tolerance(self) -> float:
         """Seconds within which a round is solved: tight only when that can close the gap."""
         record = self.record
-        open_gap = record.value - record.bound if record.schedule is not None else 0.0
+        open_gap = record.value - record.bound if record.best is not None else 0.0
         return max(0.3 * record.gap * record.total, min(self.slack * open_gap, 1e-4 * record.total))
 
     def _warm(self, made: DeviceCuts) -> Floats | None:
-        """The best schedule as a point of the model, when its first runs respect the spans."""
-        schedule = self.best()
+        """The best schedule whose first runs respect the spans, as a point of the model."""
+        schedule = self.best(not made.spans.any_order)
         if schedule is None:
-            return None
-        firsts = dict.fromkeys(step.item for step in schedule.steps if step.runs)
-        if not made.spans.any_order and list(firsts) != list(range(len(firsts))):
             return None
         point = project(made, schedule)
         return point if made.model.violation(point) < 1e-6 else None

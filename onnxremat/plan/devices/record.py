@@ -45,9 +45,22 @@ class Bound:
         return True
 
 
+@dataclass(frozen=True)
+class Found:
+    """A schedule within budget: seconds of all steps, makespan, and the method that found it."""
+
+    schedule: Schedule
+    time: float
+    span: float
+    planner: str
+
+
 @dataclass
 class DeviceRecord:
     """State of one planning run. All schedules are in the caller's op numbers.
+
+    Two schedules are kept: the best with first runs in ``order``, to which ``ordered`` bounds
+    apply, and the best with another order.
 
     Attributes:
         problem, budgets: what is being solved.
@@ -57,6 +70,7 @@ class DeviceRecord:
         progress, stop: the caller's hooks.
         fixed_order: first runs must keep the base order.
         order: order of first runs for which ``ordered`` bounds hold.
+        kept, moved: the best schedule in that order, and in any other.
         free, ordered: bounds of the sum of all steps for every order, and for ``order``.
         span: bound of the makespan, for every order.
     """
@@ -69,11 +83,9 @@ class DeviceRecord:
     progress: Progress | None = None
     stop: Stop | None = None
     fixed_order: bool = False
-    schedule: Schedule | None = None
-    time: float = inf
-    span_time: float = inf
-    planner: str = "none"
     order: tuple[int, ...] = ()
+    kept: Found | None = None
+    moved: Found | None = None
     trace: list[tuple[float, float, float]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     begin: float = field(default_factory=monotonic)
@@ -82,6 +94,9 @@ class DeviceRecord:
     def __post_init__(self) -> None:
         self.total = self.problem.reference
         self.free, self.ordered, self.span = (Bound(0.0, "none") for _ in range(3))
+        computing = int(np.isfinite(self.problem.cost).any(axis=1).sum())
+        links = int(np.isfinite(self.problem.copy).any(axis=2).sum())
+        self.streams = max(1, computing + links)  # that can be busy at the same time
         self.order = self.order or tuple(range(self.problem.ops))
 
     @property
@@ -99,28 +114,46 @@ class DeviceRecord:
         return self.left <= 0 or (self.stop is not None and self.stop())
 
     @property
+    def best(self) -> Found | None:
+        """The schedule to hand out.
+
+        Leaving the order that a bound is proven for loses that bound. It is worth that when it
+        beats what the order allows, gains clearly, or leaves the smaller gap.
+        """
+        with self.lock:
+            kept, moved = self.kept, self.moved
+            if kept is None or moved is None:
+                return kept or moved
+            if self.parallel or kept.time <= moved.time:
+                return kept if self._rank(kept) <= self._rank(moved) else moved
+            gains = kept.time - moved.time
+            proven = max(0.0, self.ordered.seconds - self.free.seconds)
+            beats = moved.time < self.ordered.seconds
+            return moved if beats or gains > min(proven, WORTH * self.total) else kept
+
+    @property
     def value(self) -> float:
-        """Objective of the best schedule, in seconds."""
-        return self.span_time if self.parallel else self.time
+        """Objective of the best schedule, in seconds (``inf`` without one)."""
+        best = self.best
+        return inf if best is None else self._rank(best)[0]
+
+    @property
+    def certificate(self) -> Bound:
+        """Bound of the objective that applies to the best schedule.
+
+        Without a schedule, the bound of one order says nothing about the others.
+        """
+        if self.parallel:
+            return self.span
+        best = self.best
+        applies = self.fixed_order if best is None else best is self.kept
+        stronger = self.ordered.seconds > self.free.seconds * (1 + SLACK)
+        return self.ordered if applies and stronger else self.free
 
     @property
     def bound(self) -> float:
-        """Bound of the objective that applies to the best schedule."""
-        return self._certificate().seconds
-
-    @property
-    def time_bound(self) -> float:
-        """Bound of the sum of all steps that applies to the best schedule."""
-        both = self._in_order(self.schedule)
-        return max(self.free.seconds, self.ordered.seconds) if both else self.free.seconds
-
-    def _certificate(self) -> Bound:
-        if self.parallel:
-            return self.span
-        use = self._in_order(self.schedule) and self.ordered.seconds > self.free.seconds * (
-            1 + SLACK
-        )
-        return self.ordered if use else self.free
+        """Seconds of :attr:`certificate`."""
+        return self.certificate.seconds
 
     @property
     def infeasible(self) -> bool:
@@ -136,27 +169,42 @@ class DeviceRecord:
 
     def offer(self, schedule: Schedule, planner: str) -> bool:
         """Take a schedule if it is valid, within budget and better; it is judged here."""
+        in_order = tuple(first_runs(schedule)) == self.order
+        if self.fixed_order and not in_order:
+            return False
         try:
             took = seconds(self.problem, schedule)
-            if not self.parallel and took >= self.time * (1 - 1e-12):
+            known = self.kept if in_order else self.moved
+            if known is not None and not self.parallel and took >= known.time * (1 - 1e-12):
                 return False
             if (peaks(self.problem, schedule) > np.asarray(self.budgets)).any():
                 return False
             span = makespan(self.problem, schedule, self.budgets)
         except InvalidScheduleError:
             return False
-        if self.fixed_order and tuple(first_runs(schedule)) != self.order:
-            return False
+        found = Found(schedule, took, span, planner)
         with self.lock:
-            value, other = (span, took) if self.parallel else (took, span)
-            if (value, other) >= (self.value, self.time if self.parallel else self.span_time):
+            known, before = self.kept if in_order else self.moved, self.best
+            if known is not None and self._rank(found) >= self._rank(known):
                 return False
-            if not self._worth_its_order(schedule, took):
-                return False
-            self.schedule, self.time, self.span_time = schedule, took, span
-            self.planner = planner
-            self._moved(planner)
+            if in_order:
+                self.kept = found
+            else:
+                self.moved = found
+            if self.best is not before:
+                self._tell(planner)
         return True
+
+    def follow(self, order: Sequence[int]) -> None:
+        """Let ``ordered`` bounds mean another order from here on."""
+        with self.lock:
+            known = [found for found in (self.kept, self.moved) if found is not None]
+            self.order, self.kept, self.moved = tuple(order), None, None
+            for found in sorted(known, key=self._rank):
+                if tuple(first_runs(found.schedule)) == self.order:
+                    self.kept = self.kept or found
+                else:
+                    self.moved = self.moved or found
 
     def raise_bound(
         self, bound: float, kind: str, *, any_order: bool, parallel: bool = False
@@ -168,61 +216,45 @@ class DeviceRecord:
         """
         with self.lock:
             which = self.span if parallel else self.free if any_order else self.ordered
-            if which.lift(bound, kind):
-                self._moved(kind)
+            lifted = which.lift(bound, kind)
+            if any_order and not parallel:  # the sum is at most what all streams take together
+                shared = f"{kind} over {self.streams} streams"
+                lifted = self.span.lift(bound / self.streams, shared) or lifted
+            if lifted:
+                self._tell(kind)
 
     def solution(self) -> DeviceSolution:
         """What to hand to the caller."""
-        certificate = self._certificate()
+        best, proof = self.best, self.certificate
         if self.infeasible:
-            certificate = next(b for b in (self.free, self.ordered, self.span) if b.seconds == inf)
-        if self.schedule is None:
-            status = Status.INFEASIBLE if self.infeasible else Status.UNKNOWN
-            top: tuple[int, ...] = ()
-            bound = certificate.seconds
-        else:
+            proof = next(b for b in (self.free, self.ordered, self.span) if b.seconds == inf)
+        bound, top, status = proof.seconds, [], Status.UNKNOWN
+        if best is not None:
             status = Status.OPTIMAL if self.closed else Status.FEASIBLE
-            top = tuple(peaks(self.problem, self.schedule).tolist())
-            bound = min(certificate.seconds, self.value)
+            top, bound = peaks(self.problem, best.schedule).tolist(), min(bound, self.value)
+        elif self.infeasible:
+            status = Status.INFEASIBLE
         return DeviceSolution(
             status=status,
             objective="makespan" if self.parallel else "time",
-            schedule=self.schedule,
-            time=self.time,
-            makespan=self.span_time,
-            peaks=top,
-            certificate=Certificate(bound, certificate.kind, certificate is not self.ordered),
-            makespan_bound=min(self.span.seconds, self.span_time),
+            schedule=None if best is None else best.schedule,
+            time=inf if best is None else best.time,
+            makespan=inf if best is None else best.span,
+            peaks=tuple(top),
+            certificate=Certificate(bound, proof.kind, proof is not self.ordered),
+            makespan_bound=self.span.seconds if best is None else min(self.span.seconds, best.span),
             reference=self.total,
-            planner=self.planner,
+            planner="none" if best is None else best.planner,
             plan_seconds=self.elapsed,
             trace=tuple(self.trace),
             notes=tuple(self.notes),
         )
 
-    def _in_order(self, schedule: Schedule | None) -> bool:
-        """True when first runs follow ``order``.
+    def _rank(self, found: Found) -> tuple[float, float]:
+        """Objective first, the other number to break ties."""
+        return (found.span, found.time) if self.parallel else (found.time, found.span)
 
-        Without a schedule, the bound of one order says nothing about the others.
-        """
-        if schedule is None:
-            return self.fixed_order
-        return self._follows(schedule.steps)
-
-    def _follows(self, steps: Sequence[tuple[int, int, int]]) -> bool:
-        return tuple(dict.fromkeys(s[0] for s in steps if s[2] < 0)) == self.order
-
-    def _worth_its_order(self, schedule: Schedule, took: float) -> bool:
-        """Whether leaving the order that the bound is proven for gains enough."""
-        if self.parallel or self.schedule is None or self.ordered.seconds <= self.free.seconds:
-            return True
-        if not self._in_order(self.schedule):
-            return True
-        if took < self.ordered.seconds or took < self.time - WORTH * self.total:
-            return True
-        return self._in_order(schedule)
-
-    def _moved(self, stage: str) -> None:
+    def _tell(self, stage: str) -> None:
         self.trace.append((self.elapsed, self.value, self.bound))
         if self.progress is not None:
             self.progress(self.value, self.bound, stage)

@@ -103,6 +103,17 @@ def stage_excess(ops: int, sequence: Sequence[int], use: Bytes, budget: int) -> 
     return excess
 
 
+def first_run_excess(ops: int, sequence: Sequence[int], use: Bytes, budget: int) -> Bytes:
+    """Excess over the budget at the first run of each op, shape (ops,)."""
+    excess = np.zeros(ops, np.int64)
+    seen: set[int] = set()
+    for op, bytes_ in zip(sequence, use.tolist(), strict=True):
+        if op not in seen:
+            excess[op] = max(0, bytes_ - budget)
+            seen.add(op)
+    return excess
+
+
 @dataclass(frozen=True)
 class Breach:
     """A second run over the budget: where, and what is in memory besides its inputs and outputs."""
@@ -110,6 +121,7 @@ class Breach:
     excess: int
     interval: int
     op: int
+    stage: int  # op whose first run comes next
     live: tuple[int, ...]
     ran: frozenset[int]  # ops that run in the interval
 
@@ -126,9 +138,15 @@ def breaches(
     interval, seen = 0, set[int]()
     ran: list[set[int]] = [set() for _ in range(len(cuts) + 1)]
     found: list[tuple[int, int, int]] = []  # step, interval, op
+    stages: dict[int, int] = {}  # step of a breach to the op whose first run comes next
     for step, op in enumerate(sequence):
         if op in seen and op not in ran[interval] and use[step] > budget:
             found.append((step, interval, op))
+        if op not in seen:
+            for before, _, _ in reversed(found):
+                if before in stages:
+                    break
+                stages[before] = op
         ran[interval].add(op)
         if op not in seen and interval < len(cuts) and op == cuts[interval]:
             interval += 1
@@ -139,7 +157,8 @@ def breaches(
     for step, b, op in found:
         around = {*wiring.reads[op], *wiring.writes[op]}
         live = tuple(v for v, birth, death in lives if birth < step < death and v not in around)
-        result.append(Breach(int(use[step]) - budget, b, op, live, frozenset(ran[b])))
+        stage = stages.get(step, -1)
+        result.append(Breach(int(use[step]) - budget, b, op, stage, live, frozenset(ran[b])))
     return result
 
 

@@ -14,7 +14,8 @@ to be in memory at the first run of k. It has a *birth* and a *use*:
             E2[b, p] = 0 and p ~> k                p runs once, before any run of k
     use     X[b + 1, i] = 1                        carried out of the interval, or
             the op that ends the interval reads i, or
-            E[b, j] = 1 and k ~> j, j reads i      some run of j comes after the first run of k
+            E[b, j] = 1 and k ~> j, j reads i      some run of j comes after the first run of k, or
+            k ~> s, j reads i                      s and j first run in the interval, j not before s
 
 ``p ~> k`` is a chain of reads p -> .. -> k in which no value is carried into the interval
 (X[b, w] = 0 for each): each of them is then made inside the interval before its reader runs, so
@@ -24,11 +25,12 @@ the runs in an interval or their number, so the rows hold for every sequence.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from onnxremat.plan.formulations.cuts import ALWAYS, NEVER, SCALE, CutModel, Runs
+from onnxremat.plan.formulations.extract import Breach
 from onnxremat.plan.problem import Floats
 from onnxremat.plan.wiring import Wiring
 
@@ -66,19 +68,29 @@ class _Present:
 
 @dataclass
 class Watch:
-    """A memory row at the first run of ``op`` between cuts ``start`` and ``end`` (ops, or -1)."""
+    """A memory row at the first run of ``op`` between cuts ``start`` and ``end`` (ops, or -1).
+
+    One that is not for ``any_order`` holds for sequences whose first runs keep the base order.
+    """
 
     start: int
     end: int
     op: int
+    any_order: bool = True
     certificates: dict[int, set[Certificate]] = field(default_factory=dict)  # per value
+
+    @property
+    def place(self) -> tuple[int, int, int, bool]:
+        """What two watches share that can be one."""
+        return self.start, self.end, self.op, self.any_order
 
 
 def add_watches(made: CutModel, watches: Sequence[Watch]) -> None:
     """Append the rows of every watch whose interval exists in the model."""
     bounds = interval_ends(made)
     for watch in watches:
-        if (watch.start, watch.end) in bounds:
+        applies = watch.any_order or not made.spans.any_order
+        if applies and (watch.start, watch.end) in bounds:
             _add_watch(made, bounds.index((watch.start, watch.end)), watch)
 
 
@@ -215,38 +227,49 @@ class _Scene:
         return chains
 
 
-def certify(
-    made: CutModel, point: Floats, interval: int, ran: set[int], op: int, live: Sequence[int]
-) -> tuple[Watch, int]:
-    """Certificates for the values in memory at the first run of ``op`` in an interval.
+def certify(made: CutModel, point: Floats, breach: Breach) -> tuple[Watch, int]:
+    """Certificates for the values in memory at a breach: the first run of its op in an interval.
 
     Args:
-        point: solution of the model.
-        ran: ops that run in the interval.
-        live: values in memory at that step, inputs and outputs of ``op`` left out.
+        point: solution of the model that the sequence with the breach was read from.
 
     Returns:
         The watch, and the bytes it can prove at that step for this point.
     """
-    wiring = made.wiring
-    scene = _Scene(wiring, made, point, interval, ran)
+    wiring, interval, op = made.wiring, breach.interval, breach.op
+    scene = _Scene(wiring, made, point, interval, set(breach.ran))
     start, end = interval_ends(made)[interval]
-    watch = Watch(start, end, op)
+    watch = Watch(start, end, op, made.spans.any_order)
     earlier, later = scene.earlier(op), scene.later(op)
+    follow = _following(made, breach) if breach.stage in later else set[int]()
     size = wiring.size
     proven = wiring.problem.fixed + wiring.work[op]
     proven += sum(size[v] for v in {*wiring.reads[op], *wiring.writes[op]})
     proven -= max((size[v] for v in wiring.inplace[op]), default=0)
-    for value in live:
+    for value in breach.live:
         if made.carry[interval][value] == ALWAYS:
             proven += size[value]
             continue
         birth = _birth(scene, value, earlier)
         use = _use(scene, value, later, end)
+        if use is None and not follow.isdisjoint(wiring.readers[value]):
+            use = later[breach.stage]
         if birth is not None and use is not None:
             watch.certificates.setdefault(value, set()).add(frozenset([*birth, *use]))
             proven += size[value]
     return watch, proven
+
+
+def _following(made: CutModel, breach: Breach) -> set[int]:
+    """Ops that first run in the interval of a breach, at its stage or later, in every sequence."""
+    known = made.run[breach.interval]
+    if known[breach.stage] != ALWAYS:
+        return set()
+    if made.spans.any_order:
+        ops: Iterable[int] = {breach.stage} | made.wiring.descendant_ops(breach.stage)
+    else:
+        ops = range(breach.stage, len(known))
+    return {op for op in ops if known[op] == ALWAYS}
 
 
 def _birth(scene: _Scene, value: int, earlier: dict[int, list[Literal]]) -> list[Literal] | None:

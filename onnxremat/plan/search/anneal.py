@@ -28,7 +28,7 @@ from onnxremat.plan.search.timeline import (
     undo,
 )
 
-ROOT = 6  # ops inserted by one move at most
+ROOT = 12  # ops inserted by one move at most
 NEAR = 20  # steps that a run is moved by, at most
 FAR = 4096  # slots searched for one over budget
 DRAWS = 12  # values drawn to find one that is held at a slot
@@ -36,23 +36,29 @@ CROWDED = 20  # moves that find no room before the steps are spread anew
 
 
 @compiled(types.int64(ARRAYS, LINE, I32, types.int64), lean=True)
-def _ancestry(p: Arrays, t: Line, ops: Ints, depth: int) -> int:
-    """Add to ``ops[0]`` a random part of its ancestry, in base order; returns the number."""
-    count, head = 1, 0
-    for _ in range(depth):
-        end = count
-        while head < end:
-            for k in range(p.read_start[ops[head]], p.read_start[ops[head] + 1]):
-                source = p.producer[p.read_index[k]]
-                if p.again[source] == 0 or count >= ROOT or uniform(t.random) >= 0.7:
-                    continue
-                known = False
-                for i in range(count):
-                    known = known or ops[i] == source
-                if not known:
-                    ops[count] = source
-                    count += 1
-            head += 1
+def _ancestry(p: Arrays, t: Line, ops: Ints, at: int) -> int:
+    """Add to ``ops[0]`` a random part of what it needs and is gone by slot ``at``, in base order.
+
+    Returns the number of ops. What is not added is held longer instead.
+    """
+    count, head, share = 1, 0, uniform(t.random)
+    while head < count:
+        op = ops[head]
+        head += 1
+        for k in range(p.read_start[op], p.read_start[op + 1]):
+            value = p.read_index[k]
+            source = p.producer[value]
+            if p.keep[value] or p.again[source] == 0 or count >= ROOT:
+                continue
+            index = run_before(t, source, at)
+            if t.last[value * RUNS + index] >= at or uniform(t.random) >= share:
+                continue
+            known = False
+            for i in range(count):
+                known = known or ops[i] == source
+            if not known:
+                ops[count] = source
+                count += 1
     for i in range(1, count):
         source, k = ops[i], i - 1
         while k >= 0 and ops[k] > source:
@@ -66,8 +72,7 @@ def _ancestry(p: Arrays, t: Line, ops: Ints, depth: int) -> int:
 def _remake(p: Arrays, t: Line, op: int, at: int, ops: Ints) -> bool:
     """Run ``op``, and perhaps some ops it reads from, before the step at a slot."""
     ops[0] = op
-    depth = 0 if uniform(t.random) < 0.6 else below(t.random, 5)
-    count = _ancestry(p, t, ops, depth)
+    count = _ancestry(p, t, ops, at)
     room = 0
     while at - room - 1 >= 0 and t.op[at - room - 1] < 0:
         room += 1

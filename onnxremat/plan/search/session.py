@@ -18,7 +18,7 @@ from onnxremat.plan.search.timeline import lay_out, line_for, read_out
 
 GROWTH = 4  # sequences may be this many times as long as the op list
 SLICE = 0.05  # seconds between looks at the clock
-LARGE, SPARSE, DENSE = 4000, 8, 4  # slots per step up to so many ops, and beyond
+LARGE, SPARSE, DENSE = 4000, 16, 6  # slots per step up to so many ops, and beyond
 
 
 class Search:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from onnxremat.plan.model import Model
 from onnxremat.plan.solvers.base import Limits, Outcome, Result, Solver, refused
 from onnxremat.plan.solvers.gurobi import Gurobi
-from onnxremat.plan.solvers.highs import Highs
+from onnxremat.plan.solvers.highs import Highs, Relaxation
 from onnxremat.plan.solvers.scip import Scip
 
 SOLVERS: dict[str, Solver] = {s.name: s for s in (Highs(), Gurobi(), Scip())}
@@ -16,6 +16,7 @@ __all__ = [
     "SOLVERS",
     "Limits",
     "Outcome",
+    "Relaxation",
     "Result",
     "Solver",
     "confirm_infeasible",

@@ -12,6 +12,8 @@ import numpy as np
 from onnxremat.plan.model import Model
 from onnxremat.plan.solvers.base import Limits, Outcome, Result, refused, run_apart
 
+PATIENT = 4.0  # seconds of the simplex method before the interior point method takes over
+
 
 class Highs:
     """Back end on HiGHS."""
@@ -127,3 +129,69 @@ def _watch(highs: Any, limits: Limits) -> None:
     highs.cbMipInterrupt.subscribe(interrupt)
     if progress is not None:
         highs.cbMipImprovingSolution.subscribe(moved)
+
+
+class Relaxation:
+    """The continuous relaxation of a model, solved anew as rows are appended to the model.
+
+    Attributes:
+        bound: proven lower bound of the objective, from the prices of the last solve.
+        point: the last solution, shape (columns,).
+    """
+
+    def __init__(self, model: Model, seed: int = 0) -> None:
+        import highspy
+
+        self.model, self.rows = model, model.rows
+        self.bound, self.point = -inf, np.zeros(model.columns)
+        self._highs = highspy.Highs()
+        self._highs.setOptionValue("output_flag", False)
+        self._highs.setOptionValue("threads", 1)
+        self._highs.setOptionValue("random_seed", seed % (1 << 31))
+        program = _linear_program(model, highspy)
+        program.integrality_ = []
+        self._highs.passModel(program)
+        self._interior = False
+
+    def solve(self, limits: Limits) -> bool:
+        """Solve with the rows the model has by now; False when that did not end in time.
+
+        The simplex method goes on from the last solution; where it crawls, the interior point
+        method takes over for good.
+        """
+        begin = time.monotonic()
+        self._append()
+        if not self._interior and not self._run(min(limits.seconds, PATIENT), limits):
+            self._interior = True
+            self._highs.setOptionValue("solver", "ipm")
+            self._highs.setOptionValue("run_crossover", "off")
+        if self._interior and not self._run(limits.seconds - time.monotonic() + begin, limits):
+            return False
+        solution = self._highs.getSolution()
+        self.point = np.clip(np.asarray(solution.col_value), 0.0, None)
+        self.bound = self.model.bound_at(np.asarray(solution.row_dual))
+        return True
+
+    def _append(self) -> None:
+        model = self.model
+        start, index, value = model.matrix()
+        first = start[self.rows]
+        self._highs.addRows(
+            model.rows - self.rows,
+            np.asarray(model.row_lower[self.rows :]),
+            np.asarray(model.row_upper[self.rows :]),
+            len(index) - first,
+            start[self.rows : -1] - first,
+            index[first:],
+            value[first:],
+        )
+        self.rows = model.rows
+
+    def _run(self, seconds: float, limits: Limits) -> bool:
+        import highspy
+
+        highs, ended = self._highs, list[Any]()
+        highs.setOptionValue("time_limit", highs.getRunTime() + max(0.01, seconds))
+        if not run_apart(lambda: ended.append(_started(highs, highspy)), limits, lambda: None):
+            return False
+        return bool(highs.getModelStatus() == highspy.HighsModelStatus.kOptimal)

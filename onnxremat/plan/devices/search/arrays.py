@@ -104,12 +104,6 @@ def compiled(signature: Any) -> Callable[[Kernel], Kernel]:
     return decorator
 
 
-def inlined(kernel: Kernel) -> Kernel:
-    """A part of other kernels, copied into them: a call with these tuples costs a microsecond."""
-    part: Kernel = numba.njit(kernel, inline="always", error_model="numpy")
-    return part
-
-
 def arrays_of(layout: Layout) -> Arrays:
     """Flatten a problem for the kernels."""
     problem = layout.problem

@@ -8,17 +8,18 @@ from numpy.typing import NDArray
 
 from onnxremat.plan.devices.search.arrays import (
     ARRAYS,
+    F64_3D,
     I32,
+    I32_2D,
     I64,
     SCRATCH,
     U64,
     Arrays,
     Scratch,
     compiled,
-    inlined,
 )
 from onnxremat.plan.devices.search.evaluate import evaluate
-from onnxremat.plan.problem import Bytes, Ints
+from onnxremat.plan.problem import Bytes, Floats, Ints
 
 
 @compiled(types.int64(U64, types.int64))
@@ -65,26 +66,17 @@ def insert_one(schedule: Ints, steps: int, at: int, code: int) -> int:
     return steps + 1
 
 
-@inlined
-def cheapest_source(p: Arrays, s: Scratch, value: int, device: int) -> int:
-    """Device from which a value that is there (``s.current``) is copied soonest, or -1."""
-    best, least = -1, np.inf
-    for e in range(len(p.fixed)):
-        if e != device and s.current[e, value] >= 0 and p.copy[e, device, value] < least:
-            best, least = e, p.copy[e, device, value]
-    return best
-
-
-@inlined
-def _bring(p: Arrays, s: Scratch, out: Ints, count: int, value: int, device: int) -> int:
-    """Append a copy of a missing value from where it is; the new length, or -1."""
-    if s.current[device, value] >= 0:
-        return count
-    source = cheapest_source(p, s, value, device)
+@compiled(types.int64(I32_2D, F64_3D, I32, types.int64, types.int64, types.int64))
+def _bring(current: Ints, copy: Floats, out: Ints, count: int, value: int, device: int) -> int:
+    """Append the quickest copy of a missing value from where it is; the new length, or -1."""
+    source, least = -1, np.inf
+    for e in range(len(current)):
+        if e != device and current[e, value] >= 0 and copy[e, device, value] < least:
+            source, least = e, copy[e, device, value]
     if source < 0 or count >= len(out):
         return -1
     out[count] = value << 8 | device << 4 | source + 1
-    s.current[device, value] = 0
+    current[device, value] = 0
     return count + 1
 
 
@@ -95,37 +87,40 @@ def mend(p: Arrays, s: Scratch, schedule: Ints, steps: int, hold: Ints, out: Int
     Copies whose source is missing come from elsewhere or go; kept values are brought to their
     hold device at the end. Returns the new length, or -1 when a value is nowhere at hand.
     """
-    s.current[:] = -1
-    s.seen[:] = 0
+    current, seen, copy, keep = s.current, s.seen, p.copy, p.keep
+    read_start, read_index = p.read_start, p.read_index
+    write_start, write_index = p.write_start, p.write_index
+    current[:] = -1
+    seen[:] = 0
     count = 0
     for step in range(steps):
         code = schedule[step]
         item, device, source = code >> 8, code >> 4 & 15, (code & 15) - 1
         if source >= 0:
-            if s.current[source, item] < 0:
-                if s.current[device, item] < 0:
-                    count = _bring(p, s, out, count, item, device)
+            if current[source, item] < 0:
+                if current[device, item] < 0:
+                    count = _bring(current, copy, out, count, item, device)
                     if count < 0:
                         return -1
                 continue
-            s.current[device, item] = 0
+            current[device, item] = 0
         else:
-            for k in range(p.read_start[item], p.read_start[item + 1]):
-                count = _bring(p, s, out, count, p.read_index[k], device)
-                if count < 0:
-                    return -1
-            for k in range(p.write_start[item], p.write_start[item + 1]):
-                value = p.write_index[k]
-                if s.seen[item] == 0 or p.keep[value] == 0:
-                    s.current[device, value] = 0
-            s.seen[item] = 1
+            for k in range(read_start[item], read_start[item + 1]):
+                if current[device, read_index[k]] < 0:
+                    count = _bring(current, copy, out, count, read_index[k], device)
+                    if count < 0:
+                        return -1
+            for k in range(write_start[item], write_start[item + 1]):
+                if seen[item] == 0 or keep[write_index[k]] == 0:
+                    current[device, write_index[k]] = 0
+            seen[item] = 1
         if count >= len(out):
             return -1
         out[count] = code
         count += 1
-    for value in range(len(p.keep)):
-        if p.keep[value] and hold[value] >= 0:
-            count = _bring(p, s, out, count, value, hold[value])
+    for value in range(len(keep)):
+        if keep[value] and hold[value] >= 0 and current[hold[value], value] < 0:
+            count = _bring(current, copy, out, count, value, hold[value])
             if count < 0:
                 return -1
     return count

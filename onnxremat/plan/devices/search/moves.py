@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 from numba import types
+from numpy.typing import NDArray
 
-from onnxremat.plan.devices.search.arrays import ARRAYS, I32, SCRATCH, Arrays, Scratch, compiled
+from onnxremat.plan.devices.search.arrays import ARRAYS, I32, SCRATCH, U8, Arrays, Scratch, compiled
 from onnxremat.plan.devices.search.edit import below, delete, insert, insert_one, mend, uniform
 from onnxremat.plan.problem import Ints
 
@@ -87,18 +88,33 @@ def fetch(p: Arrays, s: Scratch, trial: Ints, steps: int, at: int) -> int:
     return insert_one(trial, steps, at, value << 8 | device << 4 | source + 1)
 
 
-@compiled(types.boolean(ARRAYS, types.int64, types.int64, types.int64))
-def _touches(p: Arrays, code: int, value: int, device: int) -> bool:
-    """Whether a step makes or reads a value on a device."""
-    item, there, source = code >> 8, code >> 4 & 15, (code & 15) - 1
-    if source >= 0:
-        return bool(item == value and (there == device or source == device))
-    if there != device:
-        return False
-    found = p.producer[value] == item
-    for k in range(p.read_start[item], p.read_start[item + 1]):
-        found = found or p.read_index[k] == value
-    return bool(found)
+@compiled(types.int64(I32, I32, U8, I32, I32, types.int64, types.int64, types.int64))
+def _last_touch(
+    read_start: Ints,
+    read_index: Ints,
+    keep: NDArray[np.uint8],
+    producer: Ints,
+    schedule: Ints,
+    at: int,
+    value: int,
+    device: int,
+) -> int:
+    """The last step before ``at`` that makes or reads a value on a device, or -1."""
+    made, run = -1, producer[value] << 8 | device << 4
+    for step in range(at - 1, -1, -1):
+        code = schedule[step]
+        if code == run and keep[value]:
+            made = step  # only the first run makes it
+            continue
+        touch = code == run
+        if code & 15:
+            touch = code >> 8 == value and (code >> 4 & 15 == device or (code & 15) - 1 == device)
+        elif code >> 4 & 15 == device:
+            for k in range(read_start[code >> 8], read_start[(code >> 8) + 1]):
+                touch = touch or read_index[k] == value
+        if touch:
+            return step
+    return made
 
 
 @compiled(types.int64(ARRAYS, SCRATCH, I32, types.int64, types.int64))
@@ -113,14 +129,7 @@ def swap(p: Arrays, s: Scratch, trial: Ints, steps: int, at: int) -> int:
         return -1
     if not np.isfinite(p.copy[other, device, value]):
         return -1
-    since, made = at - 1, -1
-    while since >= 0:
-        if p.keep[value] and trial[since] == p.producer[value] << 8 | device << 4:
-            made = since  # only the first run makes it
-        elif _touches(p, trial[since], value, device):
-            break
-        since -= 1
-    since = made if since < 0 else since
+    since = _last_touch(p.read_start, p.read_index, p.keep, p.producer, trial, at, value, device)
     if since < 0 or at - since < 2:
         return -1
     out = since if uniform(s.random) < 0.25 else since + 1  # before: its last reader may take over
