@@ -18,6 +18,7 @@ from onnxremat.ort.session import Options, open_session, session_options
 from onnxremat.run.train import Trainer
 
 SMALL: dict[str, dict[str, Any]] = {
+    "lenet": {"batch": 4},
     "resnet18": {"batch": 4, "size": 64, "width": 16, "classes": 10},
     "resnet34": {"batch": 2, "size": 64, "width": 8, "classes": 10},
     "resnet50": {"batch": 4, "size": 64, "width": 16, "classes": 10},

@@ -88,13 +88,13 @@ def test_inexact_variants_are_never_chosen() -> None:
 
 
 def pools_beside_convolutions(blocks: int = 8) -> onnx.ModelProto:
-    """Blocks of x' = conv(x) + max pool of x over the same places, as in inception nets."""
+    """Blocks of x' = conv(x) + max pool of x, as in inception nets."""
     nodes, stored = [], {}
     for k in range(blocks):
-        stored[f"w{k}"] = RNG.standard_normal((4, 4, 3, 3)).astype(np.float32) / 6
+        stored[f"w{k}"] = RNG.standard_normal((4, 4, 1, 1)).astype(np.float32) / 2
         window = {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}
         nodes += [
-            helper.make_node("Conv", [f"x{k}", f"w{k}"], [f"c{k}"], **window),
+            helper.make_node("Conv", [f"x{k}", f"w{k}"], [f"c{k}"]),
             helper.make_node("MaxPool", [f"x{k}"], [f"p{k}"], name=f"pool{k}", **window),
             helper.make_node("Add", [f"c{k}", f"p{k}"], [f"x{k + 1}"]),
         ]
@@ -124,7 +124,7 @@ def test_places_of_pools_are_found_again_where_that_keeps_less() -> None:
         session = open_session(made, session_options(Options(threads=1, pattern=False)))
         names = [value.name for value in session.get_inputs()]
         results.append(session.run(None, {name: feeds[name] for name in names}))
-    assert peaks[1][0] < 0.75 * peaks[0][0]
-    assert peaks[1][1] < 0.95 * peaks[0][1]
+    assert peaks[1][0] < 0.5 * peaks[0][0]
+    assert peaks[1][1] < 0.85 * peaks[0][1]
     for one, two in zip(*results, strict=True):
         np.testing.assert_array_equal(one, two)
