@@ -23,7 +23,7 @@ from onnxremat.ort.session import Options, open_session, session_options
 
 DOMAIN = "com.microsoft.nchwc"
 KEY = "onnxremat.block"  # metadata of a file with blocked convolutions: channels per block
-LARGE_MAP = 24 * 24  # output positions from which dense convolutions gain
+PLACES = 384  # output positions over all images from which dense convolutions gain
 
 
 def block_size() -> int:
@@ -64,7 +64,7 @@ def with_blocked_convolutions(t: Tape, ops: Sequence[Op], block: int) -> list[Op
 
 
 def _fits(t: Tape, op: Op, block: int) -> bool:
-    """Depthwise ones, and dense ones over maps large enough to pay for the change of layout."""
+    """Depthwise ones, and dense ones that use each filter often enough to pay for its layout."""
     if op.op_type != "Conv" or len(op.inputs) != 2 or t.rank(op.inputs[0]) != 4:
         return False
     if t.dtype(op.inputs[0]) != onnx.TensorProto.FLOAT:
@@ -75,7 +75,8 @@ def _fits(t: Tape, op: Op, block: int) -> bool:
         return False
     if outputs % block or (each * group) % block:
         return False
-    dense = group == 1 and max(kernel) > 1 and math.prod(t.shape(op.outputs[0])[2:]) >= LARGE_MAP
+    places = t.size(op.outputs[0]) // outputs
+    dense = group == 1 and max(kernel) > 1 and places >= PLACES
     return dense or (each == 1 and group == outputs)
 
 
@@ -104,8 +105,10 @@ def _blocked(t: Tape, op: Op, block: int) -> list[Op]:
 def _filters(t: Tape, w: str, block: int) -> str:
     """[K, C, kh, kw] with blocks of input and then of output channels innermost."""
     outputs, each, *kernel = shape = t.shape(w)
-    if each == 1:
-        apart = t.reshape(w, (outputs // block, block, *kernel))
-        return t.reshape(t.transpose(apart, (0, 2, 3, 1)), shape)
-    apart = t.reshape(w, (outputs // block, block, each // block, block, *kernel))
-    return t.reshape(t.transpose(apart, (0, 2, 4, 5, 3, 1)), shape)
+    if (
+        each > 1
+    ):  # by two moves of one axis, which onnxruntime does ten times faster than one of two
+        apart = t.reshape(w, (outputs, each // block, block, math.prod(kernel)))
+        w = t.transpose(apart, (0, 1, 3, 2))
+    rows = t.reshape(w, (outputs // block, block, each * math.prod(kernel)))
+    return t.reshape(t.transpose(rows, (0, 2, 1)), shape)

@@ -15,6 +15,7 @@ from onnxremat.grad.rules.conv_weight import Filters, weight_cotangent
 from onnxremat.grad.rules.geometry import Window, window_of
 from onnxremat.grad.tape import Shape, Tape
 
+FLIPPED = 3  # most filter elements per cotangent element for which reversing a copy of them pays
 EXCHANGED = 25  # most elements of a kernel to be reversed by a matrix
 SMALL_MAP = 100  # output positions up to which one Gemm over all images beats one per image
 
@@ -112,7 +113,7 @@ def _flip_pays(t: Tape, dy: str, w: str, window: Window, group: int) -> bool:
     """Reversing the kernel costs a copy of the weights, ConvTranspose a col2im pass."""
     if set(window.strides) != {1} or min(_flipped_pads(window)) < 0:
         return False
-    return group > 1 or window.taps == 1 or t.size(w) <= t.size(dy)
+    return group > 1 or window.taps == 1 or t.size(w) <= FLIPPED * t.size(dy)
 
 
 def _flipped_pads(window: Window) -> list[int]:
