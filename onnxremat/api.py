@@ -36,6 +36,7 @@ from onnxremat.rewrite.emit import metadata, unpack
 from onnxremat.run.closed_loop import Outcome, PlanOptions, carry_out, plan_within
 from onnxremat.run.curve import Curve, SweepPoint, curve
 from onnxremat.run.deployment import read_deployment
+from onnxremat.run.exchange import write_prepared
 from onnxremat.run.executor import Executor
 from onnxremat.run.load import load
 from onnxremat.run.max_batch import LARGEST, Batches, MaxBatch, open_dimension
@@ -117,6 +118,7 @@ def optimize(
     settings: Settings | None = None,
     options: PlanOptions | None = None,
     bench_seconds: float = 6.0,
+    write_model: str | os.PathLike[str] | None = None,
     say: Say | None = None,
 ) -> OptimizeResult:
     """Make a model keep a memory budget at the least extra time.
@@ -128,6 +130,8 @@ def optimize(
         settings: shapes, target, threads, and whether to measure.
         options: how to search.
         bench_seconds: time to spend on timing the result, 0 for none.
+        write_model: write the formulation (of ``options``, else ``cuts``) as ``.mps`` or ``.lp``
+            before it is solved.
         say: told what is being done.
 
     Raises:
@@ -139,6 +143,8 @@ def optimize(
     limit = one_budget(budget)
     options = options or PlanOptions()
     prepared = prepare(source, settings or Settings(), say)
+    if write_model is not None:
+        write_prepared(prepared, limit, options.method, Path(write_model), say)
     say("planning")
     outcome = plan_within(prepared, limit, options, memory_bytes())
     return OptimizeResult(**vars(finish(prepared, outcome, bench_seconds, say, options.stop)))
@@ -360,6 +366,8 @@ def optimize_devices(
     pins: Sequence[tuple[str, str]] = (),
     objective: str = "auto",
     bench_seconds: float = 6.0,
+    write_model: str | os.PathLike[str] | None = None,
+    read_solution: str | os.PathLike[str] | None = None,
     say: Say | None = None,
 ) -> DeviceResult:
     """Make a model run on several devices, each within its budget.
@@ -369,6 +377,9 @@ def optimize_devices(
         budget: ``cpu=1GiB,cuda:0=6GiB``; a plain one for every device; "" for their memories.
         pins: (pattern of op names or types, device).
         objective: ``time`` of all runs and copies, ``makespan`` side by side, or ``auto``.
+        write_model: write the formulation of ``options`` (XEngine's) as ``.mps`` or ``.lp`` before
+            it is solved.
+        read_solution: a solution of that formulation, solved elsewhere, instead of solving it.
 
     Raises:
         As :func:`optimize`; and MissingComponentError: a device's provider is not here.
@@ -378,7 +389,8 @@ def optimize_devices(
     prepared = prepare(source, settings or Settings(), say)
     return plan_devices(
         prepared, target, budgets, options or PlanOptions(), pins=pins, objective=objective,
-        bench_seconds=bench_seconds, say=say,
+        bench_seconds=bench_seconds, write_model=Path(write_model) if write_model else None,
+        read_solution=Path(read_solution) if read_solution else None, say=say,
     )  # fmt: skip
 
 

@@ -12,7 +12,10 @@ from onnxremat import api
 from onnxremat.cli import args, several, training
 from onnxremat.cli.console import Voice
 from onnxremat.errors import UsageError
+from onnxremat.graph.onnx_io import check_writable
+from onnxremat.plan.export import SUFFIXES
 from onnxremat.plan.methods import Method
+from onnxremat.report.suffix import check_suffix
 from onnxremat.units import one_budget
 
 NAME = "optimize"
@@ -28,6 +31,20 @@ def command(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Same as OUT.")] = None,
     planner: args.Planner = "auto",
     formulation: args.Formulation = "",
+    write_model: Annotated[
+        Path | None,
+        typer.Option(
+            "--write-model",
+            help="Write the formulation (.mps or .lp), then go on and solve it.",
+        ),
+    ] = None,
+    read_solution: Annotated[
+        Path | None,
+        typer.Option(
+            "--read-solution",
+            help="With --devices: the plan of a solution (.sol) of the formulation, checked.",
+        ),
+    ] = None,
     max_columns: args.MaxColumns = args.LARGEST,
     warm_start: args.WarmStart = True,
     devices: several.Devices = None,
@@ -77,6 +94,11 @@ def command(
     limit = one_budget(budget) if devices is None else None
     method = Method(planner, formulation, warm_start, max_columns)
     _check_output(source, out, dry_run)
+    if write_model:
+        check_suffix(write_model, SUFFIXES)
+        check_writable(write_model)
+    if read_solution:
+        _check_solution(read_solution, devices)
     args.check_drawings(plot, trace)
     settings = args.make_settings(
         shape, dim, target, threads, seed, data, measure, fresh, fixed_order
@@ -97,12 +119,12 @@ def command(
             several.optimize(
                 voice, source, None if dry_run else out, devices,
                 budget if given and given.name != "DEFAULT" else "", settings, options, pin,
-                objective, bench_seconds,
+                objective, bench_seconds, write_model, read_solution,
             )  # fmt: skip
             return
         result = api.optimize(
             source, budget=limit.text, settings=settings, options=options,
-            bench_seconds=bench_seconds, say=voice.say,
+            bench_seconds=bench_seconds, write_model=write_model, say=voice.say,
         )  # fmt: skip
         if out and not dry_run:
             voice.say("writing")
@@ -112,8 +134,20 @@ def command(
         result.draw(plot, trace)
     if out and not dry_run:
         voice.note("wrote " + ", ".join(str(path) for path in written))
+    if write_model:
+        voice.note(f"wrote {write_model}")
     if as_json:
         voice.result(result.facts())
+
+
+def _check_solution(path: Path, devices: str | None) -> None:
+    if devices is None:
+        raise UsageError(
+            "--read-solution goes with --devices here",
+            hint="for one device: onnxremat plan IN --read-solution F.sol -o plan.json, then apply",
+        )
+    if not path.is_file():
+        raise UsageError(f"no such file: {path}")
 
 
 def _one_output(first: Path | None, second: Path | None) -> Path | None:

@@ -18,7 +18,13 @@ from onnxremat.plan.export import SUFFIXES
 from onnxremat.plan.methods import Method
 from onnxremat.report.suffix import check_suffix
 from onnxremat.run.closed_loop import Outcome, carry_solution, plan_within
-from onnxremat.run.exchange import read_formulation, write_formulation
+from onnxremat.run.exchange import (
+    model_words,
+    no_model,
+    number_of_bytes,
+    read_formulation,
+    write_formulation,
+)
 from onnxremat.run.graph_plan import facts_of, plan_graph
 from onnxremat.run.subject import Subject, read_subject
 from onnxremat.units import format_seconds, one_budget
@@ -88,7 +94,7 @@ def command(
         subject = read_subject(source, settings, voice.say)
         if elsewhere and elsewhere.write:
             voice.say("writing the model")
-            bytes_ = _bytes(subject, budget)
+            bytes_ = number_of_bytes(subject, one_budget(budget))
             facts = write_formulation(
                 subject, bytes_, elsewhere.name, elsewhere.write, cut_ops=elsewhere.cuts,
                 most_columns=max_columns,
@@ -97,7 +103,9 @@ def command(
             return
         if elsewhere and elsewhere.read:
             voice.say("replaying the solution")
-            facts, text = _from_solution(subject, _bytes(subject, budget), elsewhere, max_columns)
+            facts, text = _from_solution(
+                subject, number_of_bytes(subject, one_budget(budget)), elsewhere, max_columns
+            )
         else:
             voice.say("planning")
             interrupt.at_once = method.published
@@ -137,22 +145,12 @@ def _elsewhere(
     if write is not None and read is not None:
         raise UsageError("--write-model and --read-solution are two steps", hint="one at a time")
     if planner != "auto":
-        raise UsageError(f"--planner {planner} writes no model", hint="name one with --formulation")
+        raise no_model(planner)
     if write is not None:
         check_suffix(write, SUFFIXES)
     if read is not None and not read.is_file():
         raise UsageError(f"no such file: {read}")
     return _Elsewhere(formulation or "cuts", write, read, tuple(cuts or ()))
-
-
-def _bytes(subject: Subject, budget: str) -> int:
-    """The budget in bytes; a written model needs a number."""
-    limit = subject.limit(one_budget(budget))
-    if limit is None:
-        raise UsageError(
-            "the budget of a written model is a number", hint="--budget 2GiB or --budget 0.6x"
-        )
-    return limit
 
 
 def _from_solution(
@@ -172,12 +170,7 @@ def _from_solution(
 
 
 def _tell_model(voice: Voice, facts: dict[str, Any], path: Path, as_json: bool) -> None:
-    words = (
-        f"wrote {path}: {facts['formulation']}, {facts['columns']} columns "
-        f"({facts['integer_columns']} integer), {facts['rows']} rows"
-    )
-    words += f", {facts['products']} products" if facts["products"] else ""
-    voice.note(words)
+    voice.note(model_words(facts, path))
     if facts["cuts"]:
         voice.note("the memory limit holds at op " + ", ".join(map(str, facts["cuts"])))
     if as_json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,10 +11,12 @@ import typer
 
 from onnxremat import api
 from onnxremat.cli.console import Voice, size
+from onnxremat.device.machine import Machine
 from onnxremat.errors import OverBudgetError, UsageError, VerificationError
 from onnxremat.graph.onnx_io import read_model
 from onnxremat.rewrite.emit import metadata
 from onnxremat.run.closed_loop import PlanOptions
+from onnxremat.run.exchange import model_words
 from onnxremat.run.prepare import Settings
 from onnxremat.run.verify import Check
 
@@ -64,11 +67,15 @@ def optimize(
     pin: list[str] | None,
     objective: str,
     bench_seconds: float,
+    write_model: Path | None,
+    read_solution: Path | None,
 ) -> None:
     """Plan for several devices, write the model, print what each device holds.
 
     Args:
         budget: "" lets every device use the memory that its file gives it.
+        write_model: where to write the formulation before it is solved.
+        read_solution: a solution of it from elsewhere.
     """
     from onnxremat.report.device_tables import device_table
 
@@ -77,20 +84,42 @@ def optimize(
     pins = parse_pins(pin)
     result = api.optimize_devices(
         source, machine=machine, budget=budget, settings=settings, options=options, pins=pins,
-        objective=objective, bench_seconds=bench_seconds, say=voice.say,
+        objective=objective, bench_seconds=bench_seconds, write_model=write_model,
+        read_solution=read_solution, say=voice.say,
     )  # fmt: skip
     facts = result.facts()
     written = result.save(out) if out else []
     voice.table(device_table(facts))
     tell_checks(voice, list(result.verification.checks) if result.verification else [])
     if result.verification is None:
-        voice.note("not run: not all devices are here; figures are predictions")
+        tell_absent(voice, result.absent, result.deployment.machine)
     for note in facts["notes"]:
         voice.note(note)
     if written:
         voice.note("wrote " + ", ".join(str(path) for path in written))
+    if write_model:
+        voice.note(model_words(facts["written_model"], write_model))
     if voice.as_json:
         voice.result(facts)
+
+
+def tell_absent(voice: Voice, absent: Mapping[str, str], machine: Machine) -> None:
+    """Why nothing was run, and what the estimates of devices that are not here stand on."""
+    if not absent:
+        voice.note("not run (--no-measure): costs are analytic, figures are predictions")
+        return
+    for name, why in absent.items():
+        voice.note(f"device '{name}' is not here: {why}")
+        device = machine.device(name)
+        if device.computes and not (device.flops and device.bandwidth):
+            voice.note(
+                f"the file gives no speeds of '{name}': it is planned as a usual processor; "
+                "give flops and bandwidth in a machine file (docs/devices.md)"
+            )
+    voice.note(
+        "not run and not verified here: costs of devices that are not here are analytic, figures "
+        "are predictions; run onnxremat verify on the machine that has them"
+    )
 
 
 def is_deployment(path: Path) -> bool:

@@ -9,6 +9,7 @@ memory = "24GiB"         # or bytes; without it the machine's own, or not known
 threads = 0              # of processors; 0 for one per core
 flops = 31.2e12          # per second
 bandwidth = "600GB"      # bytes per second
+holds_state = false      # true: state that its ops update counts in its budget
 [[link]]                 # both ways, unless the other way is listed too
 from = "cpu"
 to = "cuda"
@@ -41,6 +42,7 @@ from onnxremat.units import format_bytes, parse_bytes
 _DEVICE = {
     "name": str, "provider": str, "index": int, "memory": (str, int), "threads": int,
     "flops": (int, float), "bandwidth": (str, int, float), "options": dict, "source": str,
+    "holds_state": bool,
 }  # fmt: skip
 _MACHINE = {"name": str, "elsewhere": bool}
 _LINK = {
@@ -166,7 +168,7 @@ def _device(row: Mapping[str, Any], where: str) -> Device:
     options = {str(key): str(value) for key, value in row.get("options", {}).items()}
     return Device(
         name, provider, row.get("index", 0), int(memory), threads, float(row.get("flops", 0)),
-        bandwidth, options, row.get("source", "given"),
+        bandwidth, options, row.get("source", "given"), row.get("holds_state", False),
     )  # fmt: skip
 
 
@@ -245,6 +247,8 @@ def machine_toml(machine: Machine, comment: str = "") -> str:
         if device.options:
             pairs = ", ".join(f"{_quoted(k)} = {_quoted(v)}" for k, v in device.options.items())
             lines.append(f"options = {{ {pairs} }}")
+        if device.holds_state:
+            lines.append("holds_state = true")
         lines.append(f"source = {_quoted(device.source)}")
     for link in machine.links:
         lines += ["", "[[link]]", f"from = {_quoted(link.source)}", f"to = {_quoted(link.target)}"]

@@ -34,6 +34,8 @@ class Device:
         flops: peak floating point operations per second, 0 when not known.
         bandwidth: bytes per second of its memory, 0 when not known.
         options: provider options handed on as they are.
+        holds_state: parameters and optimizer state that its ops update count in its budget, though
+            they lie in host memory; another device that reads them gets a copy that counts there.
         source: where the figures come from: ``given``, ``measured``, or a data sheet.
     """
 
@@ -46,6 +48,7 @@ class Device:
     bandwidth: float = 0.0
     options: Mapping[str, str] = field(default_factory=dict, hash=False)
     source: str = "given"
+    holds_state: bool = False
 
     @property
     def computes(self) -> bool:

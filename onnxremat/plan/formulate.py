@@ -1,8 +1,9 @@
 """The formulations by name: how large their models get, how to build them and read their points.
 
-``cuts`` is a relaxation with the memory limit at chosen ops only: the sequence of its solution may
-break the budget elsewhere. The others are exact for staged sequences (each op at most once per
-stage, base order inside a stage) and of size n^2 or n^3.
+XEngine's are for several devices too (:func:`formulate_devices`). ``cuts`` is a relaxation with the
+memory limit at chosen ops only: the sequence of its solution may break the budget elsewhere. The
+others are exact for staged sequences (each op at most once per stage, base order inside a stage)
+and of size n^2 or n^3.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from onnxremat.errors import UsageError
+from onnxremat.plan.devices.problem import DeviceProblem, Schedule
 from onnxremat.plan.formulations import checkmate, cuts, retention, xengine
 from onnxremat.plan.formulations.extract import late_remakes
 from onnxremat.plan.formulations.stages import StageModel
@@ -49,14 +51,13 @@ _STAGED: dict[str, Builder] = {
     "retention": lambda wiring, budget: retention.build(
         wiring, budget, intervals=max(1, wiring.problem.ops)
     ),
-    "xengine-miqp": lambda wiring, budget: xengine.build(
-        wiring, xengine.Fleet.single(wiring, budget)
-    ),
+    "xengine-miqp": lambda wiring, budget: xengine.build(xengine.single(wiring.problem), [budget]),
     "xengine-linear": lambda wiring, budget: xengine.build(
-        wiring, xengine.Fleet.single(wiring, budget), linear=True
+        xengine.single(wiring.problem), [budget], linear=True
     ),
 }
 FORMULATIONS = ("cuts", *_STAGED)
+DEVICE_FORMULATIONS = ("xengine-miqp", "xengine-linear")
 
 
 def formulate(
@@ -95,6 +96,68 @@ def formulate(
     made = _STAGED[name](wiring, budget)
     runs = {(stage, op): column for (_, stage, op), column in made.run.items()}
     return Formulated(name, made.model, made.unit, made.sequence, runs, staged=True)
+
+
+@dataclass(frozen=True)
+class DeviceFormulated:
+    """A model of a problem on several devices and the way from its points to schedules.
+
+    Attributes:
+        name: of the formulation.
+        unit: seconds per unit of the objective.
+        schedule: the schedule of a point, for the judge.
+        columns_of: binary columns that are 1 for a schedule; None when the model cannot say it.
+    """
+
+    name: str
+    model: Model
+    unit: float
+    schedule: Callable[[Floats], Schedule]
+    columns_of: Callable[[Schedule], set[int] | None]
+
+
+def check_for_devices(name: str) -> None:
+    """Raises:
+    UsageError: the formulation is not one for several devices.
+    """
+    if name not in DEVICE_FORMULATIONS:
+        raise UsageError(
+            f"the formulation '{name}' is not for several devices",
+            why="it has one memory" if name in FORMULATIONS else "there is none of that name",
+            hint="--formulation " + " or ".join(DEVICE_FORMULATIONS)
+            + "; or none, and the planner of several devices takes any size",
+        )  # fmt: skip
+
+
+def formulate_devices(
+    problem: DeviceProblem,
+    budgets: Sequence[int],
+    name: str,
+    *,
+    most_columns: int = MOST_COLUMNS,
+) -> DeviceFormulated:
+    """The model of a formulation for budgets in bytes per device.
+
+    Args:
+        name: one of :data:`DEVICE_FORMULATIONS`.
+        most_columns: larger models are refused before they are built.
+
+    Raises:
+        UsageError: another name, or a model that is too large.
+    """
+    check_for_devices(name)
+    linear = name == "xengine-linear"
+    count = xengine.columns(problem, budgets, linear=linear)
+    if count > most_columns:
+        raise UsageError(
+            f"the {name} model of this graph on {problem.devices} devices has {count:,} columns",
+            why=f"it grows with devices x n^2, the graph has n = {problem.ops} ops, and "
+            f"{most_columns:,} columns are the limit",
+            hint="leave out --formulation: the planner of several devices takes any size; or "
+            f"raise the limit with --max-columns {count}",
+        )
+    made = xengine.build(problem, budgets, linear=linear)
+    return DeviceFormulated(name, made.model, made.unit, made.schedule, made.columns_of)
 
 
 def _cuts(wiring: Wiring, budget: int, cut_ops: Sequence[int]) -> Formulated:

@@ -1,6 +1,7 @@
 """The planner: a ladder of methods, each adding a sequence, a bound, or both.
 
-1. store everything in the base order, or in the order with the least peak; trivial bounds;
+1. store everything in the base order, or in the order with the least peak; trivial bounds; the
+   checkpoint rules that take milliseconds, so that there is a plan at once where one of them fits;
 2. one cut at the peak, solved as a small MILP, and its solution read as a sequence;
 3. greedy insertion of recomputations with polish (compiled);
 4. lazy cuts one at a time, each repaired by the search, annealing between;
@@ -13,11 +14,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
+from onnxremat.plan.baselines.checkpoints import (
+    articulation,
+    chen_sqrt,
+    every_block,
+    recompute_all,
+)
 from onnxremat.plan.bounds import largest_need, least_time
 from onnxremat.plan.order import Order, best_order
 from onnxremat.plan.problem import Problem, Solution
 from onnxremat.plan.record import Progress, Record, Stop
 from onnxremat.plan.wiring import Wiring
+
+RULES = (articulation, chen_sqrt, every_block, recompute_all)  # mostly from fast and large to lean
+RULED = 600  # ops beyond which remaking everything takes more than a moment to write down
 
 
 @dataclass
@@ -74,6 +84,8 @@ def solve(
         return record.solution()
     if warm is not None and (not fixed_order or tuple(dict.fromkeys(warm)) == record.order):
         record.offer(warm, "warm start")
+    if not only:
+        _rules(record)
     starts = _starts(record, wiring, options)
     if not record.closed and only != "order":
         _climb(record, starts, options)
@@ -90,6 +102,18 @@ def _trivial(record: Record, wiring: Wiring, options: _Options) -> bool:
     record.raise_bound(least_time(wiring), "store-all", any_order=True)
     record.offer(record.problem.store_all(), "store-all")
     return record.closed
+
+
+def _rules(record: Record) -> None:
+    """Offer the first checkpoint rule that fits: a plan at once, however little time there is."""
+    for rule in RULES:
+        if record.sequence is not None:
+            return
+        if rule is recompute_all and record.problem.ops > RULED:
+            continue
+        found = rule(record.problem, record.budget)
+        if found.sequence is not None:
+            record.offer(found.sequence, found.planner)
 
 
 def _starts(record: Record, wiring: Wiring, options: _Options) -> list[Order]:

@@ -10,7 +10,7 @@ from onnxremat.rewrite.gates import PREFIX as GATE
 from onnxremat.rewrite.partition import NODE_KEYS
 from onnxremat.rewrite.pins import is_added
 
-OWN = ("plan", "options", "facts", "devices")
+OWN = ("plan", "options", "facts", "scratch", "devices")
 
 
 def restored(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -100,9 +100,11 @@ def plan_within(
 
     Raises:
         InfeasibleError: proven that no plan fits; carries the smallest budget that does.
-        NoPlanError: none found in time.
+        NoPlanError: none found in time, or stopped before planning began.
         OverBudgetError: measured peaks stay over the budget.
     """
+    if options.stop is not None and options.stop():
+        raise NoPlanError("stopped before planning began")
     reduced = reduce(prepared.graph, prepared.costs, prepared.weights)
     limit = budget.resolve(device_bytes=device_bytes, peak_bytes=prepared.baseline_peak)
     if limit is None:

@@ -22,8 +22,9 @@ from onnxremat.graph.onnx_io import read_model
 from onnxremat.ort.infer import build_graph
 from onnxremat.ort.session import TUNED
 from onnxremat.rewrite.emit import metadata, pack, set_metadata, unpack
-from onnxremat.rewrite.partition import Partition, Partitioned, annotated, partition, summary
+from onnxremat.rewrite.partition import Partitioned, annotated, partition, summary
 from onnxremat.rewrite.restore import restored
+from onnxremat.run.action_times import action_seconds
 from onnxremat.run.cuts import partition_within
 from onnxremat.run.device_memory import DeviceBytes, Known, device_bytes, insides
 from onnxremat.run.executor import Executor
@@ -32,7 +33,6 @@ from onnxremat.run.waits import waits_within, worst_case
 from onnxremat.schedule.devices import follow, settled
 from onnxremat.schedule.plan import Plan, graph_hash
 
-BOUNDARY = 1.5e-5  # seconds a partition costs beside its ops (measured: binding and bookkeeping)
 FORMAT = 1
 
 
@@ -50,6 +50,7 @@ class Deployment:
         predicted: bytes per device, one action after the other; empty when read from a file.
         worst: bytes no device can exceed side by side; likewise.
         seconds: predicted seconds per action; likewise.
+        scratch: bytes of workspace per device and op.
     """
 
     graph: Graph
@@ -62,6 +63,7 @@ class Deployment:
     predicted: Mapping[str, DeviceBytes] = field(default_factory=dict)
     worst: Mapping[str, int] = field(default_factory=dict)
     seconds: Mapping[int, float] = field(default_factory=dict)
+    scratch: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     @property
     def side_by_side(self) -> bool:
@@ -98,6 +100,10 @@ class Deployment:
             "limits": dict(self.limits),
             "cuts": list(self.parts.cuts),
             "waits": [list(pair) for pair in self.waits],
+            "scratch": {
+                device: {op: size for op, size in row.items() if size}
+                for device, row in self.scratch.items()
+            },
             **summary(self.parts),
         }
         set_metadata(
@@ -156,6 +162,7 @@ def deploy(
         device_bytes(parts, machine, inside),
         worst_case(parts, machine, inside, waits),
         action_seconds(parts, machine, costs),
+        scratch,
     )
 
 
@@ -165,25 +172,6 @@ def _check_machine(plan: Plan, machine: Machine) -> None:
             machine.device(step.device)
         else:
             machine.link(step.source, step.target)
-
-
-def action_seconds(
-    parts: Partitioned, machine: Machine, costs: Mapping[str, CostTable]
-) -> dict[int, float]:
-    """Predicted seconds of every partition and copy."""
-    found = {}
-    for index, action in enumerate(parts.actions):
-        if isinstance(action, Partition):
-            table = costs[action.device].seconds
-            opaque = machine.device(action.device).opaque
-            call = max(BOUNDARY, costs[action.device].dispatch if opaque else 0.0)
-            ops = action.graph.ops
-            found[index] = call + sum(table.get(op.origin or op.name, 0.0) for op in ops)
-        else:
-            link = machine.link(action.source, action.target)
-            size = parts.graph.tensors[action.value].bytes
-            found[index] = 0.0 if link.shared else link.seconds(size)
-    return found
 
 
 def read_deployment(path: str | os.PathLike[str]) -> Deployment:
@@ -212,6 +200,7 @@ def read_deployment(path: str | os.PathLike[str]) -> Deployment:
         waits = tuple((int(a), int(b)) for a, b in about["waits"])
         limits = {str(name): int(size) for name, size in about["limits"].items()}
         cuts = [str(name) for name in about["cuts"]]
+        scratch = {str(name): dict(row) for name, row in about.get("scratch", {}).items()}
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"the device plan in {path} is damaged", why=repr(error)) from error
     plan = unpack(facts["plan"])
@@ -225,7 +214,7 @@ def read_deployment(path: str | os.PathLike[str]) -> Deployment:
         )
     pairs = training_pairs(model)
     parts = partition(follow(graph, plan), pairs=pairs, cuts=cuts)
-    return Deployment(graph, plan, machine, parts, limits, waits, folder)
+    return Deployment(graph, plan, machine, parts, limits, waits, folder, scratch=scratch)
 
 
 def training_pairs(model: onnx.ModelProto) -> tuple[tuple[str, str], ...]:

@@ -3,7 +3,8 @@
 On a device: the weights of all its partitions, which stay; values between partitions, from when
 they are made or arrive to the end of the last partition or copy that uses them; and, while a
 partition runs, what it holds inside. Inputs the caller holds in the same memory count nowhere;
-a copy of them in another memory counts there. State updated in place takes no second buffer.
+a copy of them in another memory counts there. State updated in place takes no second buffer, and
+counts where it is updated when that device holds its state (``Device.holds_state``).
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class DeviceBytes:
         held: bytes while it goes on, resident ones included.
         how: ``predicted``, ``counted`` (by the allocator) or ``heap of the
             process`` (its growth, for providers that allocate on their own).
+        between: bytes after each action, whichever device it was on.
     """
 
     device: str
@@ -49,6 +51,7 @@ class DeviceBytes:
     steps: tuple[tuple[int, str], ...]
     held: tuple[int, ...]
     how: str
+    between: tuple[int, ...] = ()
 
     @property
     def peak(self) -> int:
@@ -178,6 +181,7 @@ def device_bytes(
     between = dict(resident)
     steps: dict[str, list[tuple[int, str]]] = {name: [] for name in machine.names}
     held: dict[str, list[int]] = {name: [] for name in machine.names}
+    after: dict[str, list[int]] = {name: [] for name in machine.names}
     for index, action in enumerate(parts.actions):
         writes = [key for key in parts.uses[index][1] if key not in parts.in_place]
         if isinstance(action, Copy):
@@ -192,27 +196,34 @@ def device_bytes(
         for key in parts.dies[index]:
             if key not in parts.in_place:
                 between[key[1]] -= sizes[key[0]]
+        for name in machine.names:
+            after[name].append(between[name])
     used = {part.device: inside[i].how for i, part in enumerate(parts.actions)
             if isinstance(part, Partition)}  # fmt: skip
     return {
         name: DeviceBytes(
-            name, resident[name], tuple(steps[name]), tuple(held[name]), used.get(name, "counted")
+            name, resident[name], tuple(steps[name]), tuple(held[name]),
+            used.get(name, "counted"), tuple(after[name]),
         )
         for name in machine.names
-    }
+    }  # fmt: skip
 
 
 def placed_inputs(parts: Partitioned, machine: Machine) -> set[tuple[str, str]]:
-    """(input, device) where an input of the model lies in a memory other than the caller's."""
-    found = set()
+    """(input, device) where an input of the model counts: in a memory other than the caller's, and
+    state on a device that holds it."""
+    found, state = set(), {old for old, _ in parts.pairs}
     for part, (reads, _) in zip(parts.actions, parts.uses, strict=True):
-        if isinstance(part, Partition) and not machine.device(part.device).in_host_memory:
-            came = {key[0] for key in reads}
-            found |= {
-                (name, part.device)
-                for name in part.graph.inputs
-                if name in parts.graph.inputs and name not in came
-            }
+        if not isinstance(part, Partition):
+            continue
+        device = machine.device(part.device)
+        came = {key[0] for key in reads}
+        found |= {
+            (name, part.device)
+            for name in part.graph.inputs
+            if name in parts.graph.inputs and name not in came
+            and (not device.in_host_memory or (device.holds_state and name in state))
+        }  # fmt: skip
     return found
 
 

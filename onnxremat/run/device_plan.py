@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from math import inf
 
 import numpy as np
 
+from onnxremat.cost.boundaries import crossing_seconds
 from onnxremat.cost.table import CostTable
 from onnxremat.device.machine import Machine
 from onnxremat.errors import UsageError
@@ -24,6 +26,7 @@ from onnxremat.plan.devices import (
 from onnxremat.plan.devices.steps import Names, to_plan
 from onnxremat.plan.problem import Floats, Rows
 from onnxremat.plan.reduce import Reduced, reduce
+from onnxremat.run.state_homes import state_homes
 from onnxremat.schedule.plan import Compute, Free, Plan, Provenance, Step, Transfer
 
 
@@ -59,12 +62,17 @@ def device_model(
     machine: Machine,
     tables: Mapping[str, CostTable],
     pins: Sequence[tuple[str, str]] = (),
+    *,
+    pairs: Sequence[tuple[str, str]] = (),
+    limits: Mapping[str, int] | None = None,
 ) -> DeviceModel:
     """Numbers for the device planner.
 
     Args:
         tables: costs per computing device; an op that is not in a table cannot run there.
         pins: (pattern of op names or types, device): these ops run there alone.
+        pairs: (input, output) tensors that share a buffer: the new value takes none of its own.
+        limits: bytes per device, by which state is dealt out to devices that hold it.
 
     Raises:
         UsageError: a pattern matches no op, or an op can run on no device.
@@ -75,7 +83,8 @@ def device_model(
     root = _roots(graph, reduced)
     cost, work = _costs(graph, machine, tables, ops)
     _check_pins(graph, machine, pins)
-    allowed = _allowed(ops, machine, pins)
+    homes = state_homes(graph, machine, pairs, limits or {})
+    allowed = _allowed(ops, machine, pins) & _at_home(ops, machine, pairs, homes)
     for index, op in enumerate(ops):
         if not np.isfinite(np.where(allowed, cost, np.inf)[:, index]).any():
             raise UsageError(
@@ -87,28 +96,29 @@ def device_model(
     reads = [[root.get(name, name) for name in op.reads] for op in ops]
     uses = [[place[name] for name in dict.fromkeys(row) if name in place] for row in reads]
     values = [name for op in ops for name in op.writes]
-    inputs = [name for name in graph.inputs if any(name in row for row in reads)]
-    home = next(i for i, d in enumerate(machine.devices) if d.computes and d.in_host_memory)
+    updated = {new for _, new in pairs}
+    size = [0 if name in updated else graph.tensors[name].bytes for name in values]
+    inputs = {
+        name: homes.get(name, "")
+        for name in graph.inputs
+        if any(name in row for row in reads) and (name in homes or not _reachable(machine))
+    }
     problem = from_problem(
-        reduced.problem,
+        replace(reduced.problem, size=np.asarray(size, np.int64)),
         cost,
-        np.stack([_copy_seconds(machine, graph.tensors[n].bytes) for n in values], axis=2),
+        np.stack([_copy_seconds(machine, tables, graph.tensors[n].bytes) for n in values], axis=2),
         names=machine.names,
         work=work,
         allowed=allowed,
         uses=Rows.of(uses),
         weight=np.asarray([graph.tensors[n].bytes for n in weights], np.int64),
-        fixed=np.zeros(len(machine.devices), np.int64),
+        fixed=np.asarray(
+            [sum(graph.tensors[n].bytes for n, at in homes.items() if at == d)
+             for d in machine.names], np.int64),
         given=[
-            Given(
-                graph.tensors[name].bytes,
-                home,
-                tuple(index for index, row in enumerate(reads) if name in row),
-                _copy_seconds(machine, graph.tensors[name].bytes),
-            )
-            for name in inputs
+            _given(graph, machine, tables, name, home, reads) for name, home in inputs.items()
         ],
-    )
+    )  # fmt: skip
     names = Names([*inputs, *(op.name for op in ops)], [*values, *inputs])
     return DeviceModel(graph, machine, reduced, problem, names)
 
@@ -126,6 +136,43 @@ def _costs(
             there = np.asarray([op.name in table.seconds for op in ops])
             cost[row], work[row] = np.where(there, one.cost, np.inf), one.work
     return cost, work
+
+
+def _reachable(machine: Machine) -> bool:
+    """Every device reads the caller's arrays where they lie: inputs need no step of a plan."""
+    return all(device.in_host_memory for device in machine.devices if device.computes)
+
+
+def _given(
+    graph: Graph,
+    machine: Machine,
+    tables: Mapping[str, CostTable],
+    name: str,
+    home: str,
+    reads: Sequence[Sequence[str]],
+) -> Given:
+    """A graph input that other devices get by a copy."""
+    host = next(d.name for d in machine.devices if d.computes and d.in_host_memory)
+    readers = tuple(index for index, row in enumerate(reads) if name in row)
+    size = graph.tensors[name].bytes
+    seconds = _copy_seconds(machine, tables, size)
+    return Given(size, machine.names.index(home or host), readers, seconds)
+
+
+def _at_home(
+    ops: Sequence[Op],
+    machine: Machine,
+    pairs: Sequence[tuple[str, str]],
+    homes: Mapping[str, str],
+) -> np.ndarray:
+    """State is updated where it lives."""
+    home = {new: homes[old] for old, new in pairs if old in homes}
+    allowed = np.ones((len(machine.devices), len(ops)), bool)
+    for index, op in enumerate(ops):
+        for name in op.writes:
+            if name in home:
+                allowed[:, index] = [device == home[name] for device in machine.names]
+    return allowed
 
 
 def _roots(graph: Graph, reduced: Reduced) -> dict[str, str]:
@@ -160,17 +207,19 @@ def _allowed(ops: Sequence[Op], machine: Machine, pins: Sequence[tuple[str, str]
     return allowed
 
 
-def _copy_seconds(machine: Machine, size: int) -> Floats:
-    """Seconds from each device to each, ``inf`` without a link."""
-    return np.asarray(
-        [
-            [
-                machine.link(a, b).seconds(size) if a != b and machine.linked(a, b) else np.inf
-                for b in machine.names
-            ]
-            for a in machine.names
-        ]
-    )
+def _copy_seconds(machine: Machine, tables: Mapping[str, CostTable], size: int) -> Floats:
+    """Seconds from each device to each, ``inf`` without a link. Each move ends one session and
+    begins another."""
+
+    def one(source: str, target: str) -> float:
+        if source == target or not machine.linked(source, target):
+            return inf
+        seconds = machine.link(source, target).seconds(size)
+        if source in tables and target in tables:
+            seconds += crossing_seconds(tables[source], tables[target], size)
+        return seconds
+
+    return np.asarray([[one(a, b) for b in machine.names] for a in machine.names])
 
 
 def by_start(problem: DeviceProblem, schedule: Schedule, limits: Sequence[int]) -> Schedule:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any
@@ -12,23 +12,38 @@ from typing import Any
 from onnxremat.cost.devices import device_costs
 from onnxremat.cost.table import CostTable
 from onnxremat.device.machine import Machine
-from onnxremat.errors import InfeasibleError, NoPlanError, OverBudgetError, VerificationError
+from onnxremat.errors import (
+    InfeasibleError,
+    NoPlanError,
+    OverBudgetError,
+    UsageError,
+    VerificationError,
+)
 from onnxremat.graph.onnx_io import write_model
 from onnxremat.ort.providers import missing
-from onnxremat.plan.devices import DeviceSolution, solve_devices
+from onnxremat.plan.devices import DeviceProblem, DeviceSolution, solve_devices
+from onnxremat.plan.devices.bounds import NO_LIMIT
+from onnxremat.plan.devices.exact import solve_device_formulation
+from onnxremat.plan.devices.problem import first_runs, least_seconds
 from onnxremat.plan.devices.steps import provenance_of
-from onnxremat.plan.problem import Status
+from onnxremat.plan.formulate import check_for_devices
+from onnxremat.plan.methods import Method
+from onnxremat.plan.problem import Certificate, Status
 from onnxremat.run.bench import Timing
 from onnxremat.run.bench_devices import bench_devices
 from onnxremat.run.closed_loop import PlanOptions
 from onnxremat.run.deployment import Deployment, deploy
 from onnxremat.run.device_plan import DeviceModel, device_model, transfers
+from onnxremat.run.exchange import (
+    model_words,
+    read_device_formulation,
+    write_device_formulation,
+)
 from onnxremat.run.prepare import Prepared
 from onnxremat.run.verify_devices import DeviceVerification, verify_devices
 from onnxremat.units import Budget, format_bytes
 
 ROUNDS = 6
-NO_LIMIT = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -38,6 +53,8 @@ class DeviceResult:
     Attributes:
         tables: costs per device.
         verification, timings: None and empty where a device is not here.
+        absent: why it was not run, per device that is not here.
+        written: figures of the model that was written, empty for none.
     """
 
     prepared: Prepared
@@ -46,6 +63,8 @@ class DeviceResult:
     tables: Mapping[str, CostTable]
     verification: DeviceVerification | None
     timings: tuple[Timing, ...]
+    absent: Mapping[str, str] = field(default_factory=dict)
+    written: Mapping[str, Any] = field(default_factory=dict)
 
     def facts(self) -> dict[str, Any]:
         """All figures as plain data: bytes, seconds, shares."""
@@ -80,6 +99,8 @@ class DeviceResult:
             "makespan_predicted": made.makespan,
             "bound_seconds": found.certificate.bound,
             "bound_kind": found.certificate.kind,
+            "bound_staged": found.certificate.staged,
+            "planner": found.planner,
             "gap": found.gap,
             "best_single_device_seconds": found.reference,
             "plan_seconds": found.plan_seconds,
@@ -87,6 +108,8 @@ class DeviceResult:
             "checks": [vars(check) for check in self.verification.checks]
             if self.verification
             else [],
+            "not_here": dict(self.absent),
+            "written_model": dict(self.written),
             "notes": list(found.notes),
         }
 
@@ -108,6 +131,8 @@ def optimize_devices(
     pins: Sequence[tuple[str, str]] = (),
     objective: str = "auto",
     bench_seconds: float = 6.0,
+    write_model: Path | None = None,
+    read_solution: Path | None = None,
     say: Callable[[str], None] | None = None,
 ) -> DeviceResult:
     """Find where and when every op runs, so that each device keeps its budget, and prove it.
@@ -116,27 +141,47 @@ def optimize_devices(
         budgets: by device name; a device without one may use its memory.
         pins: (pattern of op names or types, device).
         objective: ``time`` (sum of all runs and copies), ``makespan`` (devices side by side), or
-            ``auto``: makespan where more than one device computes.
+            ``auto``: makespan where more than one device computes. A formulation
+            (``options.method``) minimises the time.
+        write_model: write the formulation as ``.mps`` or ``.lp`` before it is solved.
+        read_solution: take the plan from a solution of the formulation instead of solving it.
 
     Raises:
-        UsageError: wrong budgets or pins.
+        UsageError: wrong budgets, pins or method, or a formulation whose model is too large.
         InfeasibleError, NoPlanError, OverBudgetError: the budgets cannot be kept.
         VerificationError: the result computes something else, or not where it was planned.
     """
     say = say or (lambda _: None)
+    files = [path for path in (write_model, read_solution) if path is not None]
+    objective = _objective(machine, options.method, objective, files)
     tables = device_costs(
         prepared.graph, machine, prepared.feeds, folder=prepared.folder,
         fresh=prepared.settings.fresh, say=say,
     )  # fmt: skip
     peaks = dict.fromkeys(machine.names, prepared.baseline_peak)
     limits = machine.limits(budgets, peaks)
-    model = device_model(prepared.graph, machine, tables, pins)
-    if objective == "auto":
-        several = sum(device.computes for device in machine.devices) > 1
-        objective = "makespan" if several else "time"
-    runnable = prepared.feeds is not None and not machine.elsewhere
-    runnable &= not any(missing(device) for device in machine.devices)
-    found = _loop(prepared, model, tables, limits, options, objective, runnable, say)
+    model = device_model(
+        prepared.graph, machine, tables, pins, pairs=prepared.in_place, limits=limits
+    )
+    written: dict[str, Any] = {}
+    if write_model is not None:
+        say("writing the model")
+        aims = [limits.get(name, NO_LIMIT) for name in machine.names]
+        written = write_device_formulation(
+            model.problem, aims, options.method.formulation, write_model,
+            most_columns=options.method.most_columns,
+        )  # fmt: skip
+        say(model_words(written, write_model))
+    absent = _absent(machine)
+    runnable = prepared.feeds is not None and not absent
+    given = None
+    if read_solution is not None:
+        say("replaying the solution")
+        given = read_device_formulation(
+            model.problem, [limits.get(name, NO_LIMIT) for name in machine.names],
+            options.method.formulation, read_solution, most_columns=options.method.most_columns,
+        )  # fmt: skip
+    found = _loop(prepared, model, tables, limits, options, objective, runnable, given, say)
     solution, made, verification = found
     timings: list[Timing] = []
     if verification is not None:
@@ -144,7 +189,45 @@ def optimize_devices(
         if bench_seconds > 0 and prepared.feeds is not None:
             say("timing")
             timings = bench_devices(made, prepared.feeds, seconds=bench_seconds, stop=options.stop)
-    return DeviceResult(prepared, made, solution, tables, verification, tuple(timings))
+    return DeviceResult(
+        prepared, made, solution, tables, verification, tuple(timings), absent, written
+    )
+
+
+def _objective(machine: Machine, method: Method, objective: str, files: Sequence[Path]) -> str:
+    """What to minimise.
+
+    Raises:
+        UsageError: a method that does not plan for several devices, or not for that objective.
+    """
+    if method.planner != "auto":
+        raise UsageError(
+            f"--planner {method.planner} plans for one device",
+            hint="leave it out, or give --formulation xengine-miqp",
+        )
+    if method.formulation:
+        check_for_devices(method.formulation)
+        if objective == "makespan":
+            raise UsageError(
+                f"{method.formulation} minimises the time of all runs and copies together",
+                hint="--objective time; or leave out --formulation",
+            )
+        return "time"
+    if files:
+        raise UsageError(
+            f"{files[0]} needs a formulation", why="it holds one's model or solution",
+            hint="--formulation xengine-miqp or xengine-linear",
+        )  # fmt: skip
+    if objective != "auto":
+        return objective
+    return "makespan" if sum(device.computes for device in machine.devices) > 1 else "time"
+
+
+def _absent(machine: Machine) -> dict[str, str]:
+    """Why nothing can be run on a device here, for each such device."""
+    if machine.elsewhere:
+        return dict.fromkeys(machine.names, "the machine file says that it is elsewhere")
+    return {d.name: reason for d in machine.devices if (reason := missing(d))}
 
 
 def _loop(
@@ -155,30 +238,22 @@ def _loop(
     options: PlanOptions,
     objective: str,
     runnable: bool,
+    given: DeviceSolution | None,
     say: Callable[[str], None],
 ) -> tuple[DeviceSolution, Deployment, DeviceVerification | None]:
     aims = {name: float(limits.get(name, inf)) for name in model.machine.names}
     left, first, over = options.time_limit, None, {}
-    for _ in range(ROUNDS):
-        say("planning")
-        solution = solve_devices(
-            model.problem,
-            [aims[name] for name in model.machine.names],
-            objective=objective,
-            time_limit=left,
-            gap=options.gap,
-            seed=options.seed,
-            threads=options.threads,
-            solver=options.solver,
-            fixed_order=prepared.settings.fixed_order,
-            progress=options.progress,
-            stop=options.stop,
-        )
+    fixed_order = prepared.settings.fixed_order
+    for _ in range(1 if given else ROUNDS):
+        if given is None:
+            say("planning")
+        solution = given or _solved(model, aims, options, objective, left, fixed_order)
         if solution.schedule is None:
             if first is not None:
                 break
             raise _refusal(prepared, model, solution, limits)
         first = first or solution
+        solution = _proven(model.problem, solution, first, options.gap)
         made = _deployed(prepared, model, tables, solution, aims, limits, insist=False)
         over = {
             name: made.predicted[name].peak - limit
@@ -201,7 +276,7 @@ def _loop(
         for name, excess in over.items():
             peak = solution.peaks[model.machine.names.index(name)]
             aims[name] = min(aims[name], float(peak)) - excess - 256
-        left = min(options.time_limit, max(5.0, solution.plan_seconds / 4))
+        left = min(options.time_limit, max(5.0, first.plan_seconds / 4))
     worst = max(over, key=over.__getitem__)
     raise OverBudgetError(
         f"no plan keeps device '{worst}' within {format_bytes(limits[worst])} when carried out",
@@ -210,6 +285,48 @@ def _loop(
         hint=f"--budget {worst}={limits[worst] + over[worst]}",
         excess=over[worst],
     )
+
+
+def _proven(
+    problem: DeviceProblem, solution: DeviceSolution, first: DeviceSolution, gap: float
+) -> DeviceSolution:
+    """The solution with what is proven of the whole budgets: a later round had smaller ones."""
+    if solution is first or first.schedule is None or solution.schedule is None:
+        return solution
+    proof = first.certificate
+    if not proof.any_order and first_runs(first.schedule) != first_runs(solution.schedule):
+        proof = Certificate(least_seconds(problem), "least run", True)
+    found = replace(
+        solution,
+        certificate=replace(proof, bound=min(proof.bound, solution.value)),
+        makespan_bound=min(first.makespan_bound, solution.makespan),
+        plan_seconds=first.plan_seconds + solution.plan_seconds,
+        notes=(*first.notes, "carried out, that plan took more than a budget: planned for less"),
+    )
+    return replace(found, status=Status.OPTIMAL if found.gap <= gap else Status.FEASIBLE)
+
+
+def _solved(
+    model: DeviceModel,
+    aims: Mapping[str, float],
+    options: PlanOptions,
+    objective: str,
+    seconds: float,
+    fixed_order: bool,
+) -> DeviceSolution:
+    budgets, method = [aims[name] for name in model.machine.names], options.method
+    if method.formulation:
+        return solve_device_formulation(
+            model.problem, budgets, method.formulation, time_limit=seconds, gap=options.gap,
+            seed=options.seed, threads=options.threads, solver=options.solver,
+            warm_start=method.warm_start, most_columns=method.most_columns,
+            progress=options.progress, stop=options.stop,
+        )  # fmt: skip
+    return solve_devices(
+        model.problem, budgets, objective=objective, time_limit=seconds, gap=options.gap,
+        seed=options.seed, threads=options.threads, solver=options.solver, fixed_order=fixed_order,
+        progress=options.progress, stop=options.stop,
+    )  # fmt: skip
 
 
 def _deployed(

@@ -53,7 +53,9 @@ class Finished:
     def model(self) -> onnx.ModelProto:
         """The ONNX model, its plan and options in the metadata."""
         options = json.dumps(self.prepared.tuned.to_json() | {"threads": 0})
-        return self.outcome.rewritten.model({"options": options, "facts": json.dumps(self.facts())})
+        scratch = {op: size for op, size in self.prepared.costs.scratch.items() if size}
+        facts = {"options": options, "facts": json.dumps(self.facts()), "scratch": scratch}
+        return self.outcome.rewritten.model(facts)
 
     def facts(self) -> dict[str, Any]:
         """All figures as plain data; overheads, bound and gap are fractions of the store-all

@@ -127,7 +127,8 @@ def finish_times(
     *,
     overlap: bool = True,
 ) -> list[tuple[float, float]]:
-    """(start, end) of each action when every stream goes as fast as it can.
+    """(start, end) of each action when every stream goes as fast as it can. A stream that has to
+    wait for another is woken by it, which takes the latency of the link between them.
 
     Args:
         seconds: of each action.
@@ -140,8 +141,19 @@ def finish_times(
     free: dict[str, float] = {}
     times: list[tuple[float, float]] = []
     for index, name in enumerate(names):
-        start = max([free.get(name, 0.0), *(times[earlier][1] for earlier in after[index])])
+        ready = (times[i][1] + _waking(machine, names[i], name) for i in after[index])
+        start = max(free.get(name, 0.0), *ready, 0.0)
         end = start + seconds.get(index, 0.0)
         free[name] = end
         times.append((start, end))
     return times
+
+
+def _waking(machine: Machine, source: str, target: str) -> float:
+    """Seconds from the end of an action of one stream to the start of one of another."""
+    if source == target or not {source, target} <= set(machine.names):
+        return 0.0
+    if not machine.linked(source, target):
+        return 0.0
+    link = machine.link(source, target)
+    return link.latency if link.shared else 0.0

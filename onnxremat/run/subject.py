@@ -66,11 +66,15 @@ def read_subject(
     """
     if isinstance(source, str | Path) and is_graph_file(source):
         return _graph_file(Path(source), settings.fixed_order)
-    prepared = prepare(source, settings, say)
+    return prepared_subject(prepare(source, settings, say))
+
+
+def prepared_subject(prepared: Prepared) -> Subject:
+    """The problem of a prepared model."""
     reduced = reduce(prepared.graph, prepared.costs, prepared.weights)
     return Subject(
         prepared.name, reduced.problem, prepared.baseline_peak, (prepared, reduced),
-        settings.fixed_order,
+        prepared.settings.fixed_order,
     )  # fmt: skip
 
 

@@ -51,9 +51,14 @@ class Followed:
     final: dict[str, str]
 
     @property
+    def runs(self) -> list[Ran]:
+        """The runs among the events."""
+        return [event for event in self.events if isinstance(event, Ran)]
+
+    @property
     def device_of(self) -> dict[str, str]:
         """Op of the written-out graph to its device."""
-        return {event.op.name: event.device for event in self.events if isinstance(event, Ran)}
+        return {event.op.name: event.device for event in self.runs}
 
 
 def follow(graph: Graph, plan: Plan) -> Followed:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import onnx
 import pytest
@@ -13,14 +15,16 @@ from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort.feeds import seeded_feeds
 from onnxremat.plan.devices import solve_devices, warm_up
 from onnxremat.plan.devices.steps import provenance_of
+from onnxremat.plan.problem import Certificate, Status
 from onnxremat.run.closed_loop import PlanOptions
 from onnxremat.run.deployment import deploy
 from onnxremat.run.device_plan import device_model
-from onnxremat.run.optimize_devices import DeviceResult, optimize_devices
+from onnxremat.run.optimize_devices import DeviceResult, _proven, optimize_devices
 from onnxremat.run.prepare import Prepared, Settings, prepare
 from onnxremat.run.verify_devices import verify_devices
 from onnxremat.schedule.plan import Compute, Transfer
 from tests.devices.plans import processors
+from tests.plan.device_oracle import random_device_problem
 from tests.toolbox import graph_of, parse, training_chain
 
 QUICK = PlanOptions(time_limit=2.0, threads=1)
@@ -41,6 +45,24 @@ def optimized(prepared: Prepared, machine: Machine, budget: str, **more: object)
     return optimize_devices(
         prepared, machine, machine.budgets(budget), QUICK, bench_seconds=0, **more
     )
+
+
+def test_a_later_round_proves_nothing_of_the_whole_budgets() -> None:
+    """It plans for less, as the first plan took more when it was carried out."""
+    problem = random_device_problem(1, 6, plain=True)
+    budgets = [1000, 1000]
+    found = solve_devices(problem, budgets, time_limit=2, fixed_order=True)
+    low = replace(found, certificate=Certificate(0.5 * found.time, "first", True))
+    tight = replace(found, certificate=Certificate(found.time, "second", True))
+    told = _proven(problem, tight, low, gap=1e-3)
+    assert told.certificate == low.certificate
+    assert told.status is Status.FEASIBLE
+    assert _proven(problem, low, tight, gap=1e-3).status is Status.OPTIMAL
+    assert found.schedule is not None
+    steps = found.schedule.steps
+    moved = replace(found, schedule=replace(found.schedule, steps=steps[::-1]))
+    ordered = replace(low, certificate=Certificate(0.5 * found.time, "first", False))
+    assert _proven(problem, moved, ordered, gap=1e-3).certificate.kind == "least run"
 
 
 def test_every_device_keeps_its_budget(chain: Prepared) -> None:

@@ -180,6 +180,21 @@ def optimum(problem: DeviceProblem, budgets: list[int], *, fixed_order: bool) ->
     return best
 
 
+def staged_optimum(problem: DeviceProblem, budgets: list[int]) -> float:
+    """As :func:`optimum`, over what XEngine's model can say on two devices: stage t ends with the
+    first run of op t; before it each op runs at most once per device, in base order, and what it
+    makes is copied at its place (kept values, which are not made again, before the op runs).
+    """
+    assert problem.devices <= 2  # with three, copies of copies at one place would be in here
+    best = inf
+    for hold in _holds(problem):
+        for able, resident in _residences(problem):
+            if all(r <= b for r, b in zip(resident, budgets, strict=True)):
+                room = [b - r for b, r in zip(budgets, resident, strict=True)]
+                best = _Staged(problem, hold, able, room, True).shortest(best)
+    return best
+
+
 def _holds(problem: DeviceProblem) -> Iterator[list[int]]:
     choices = [
         [-1] if not keep else list(range(problem.devices)) if goal < 0 else [goal]
@@ -308,6 +323,86 @@ class _States:
                     else:
                         blocked = True
         return moves, blocked
+
+
+class _Staged(_States):
+    """States (stage, place, turn at that place, ran here already; values held per device).
+
+    Turns are: copies of kept outputs, a run per device, copies of the other outputs.
+    """
+
+    def shortest(self, limit: float) -> float:
+        ops, devices = self.problem.ops, len(self.room)
+        start = ((0, 0, 0, False), (0,) * devices)
+        best = {start: 0.0}
+        count = 0
+        queue: list[tuple[float, int, tuple[int, int, int, bool], tuple[int, ...]]] = []
+        heapq.heappush(queue, (0.0, 0, *start))
+        while queue:
+            spent, _, at, held = heapq.heappop(queue)
+            if spent >= limit:
+                return limit
+            if spent > best[at, held]:
+                continue
+            if at[0] == ops:
+                if all(self.held[d] & ~held[d] == 0 for d in range(devices)):
+                    return spent
+                continue
+            drops = [(more, at, after) for more, _, after in self._drops(spent, 0, held)]
+            for more, state, after in [*self._turns(spent, at, held), *drops]:
+                if more < best.get((state, after), inf):
+                    best[state, after] = more
+                    count += 1
+                    heapq.heappush(queue, (more, count, state, after))
+        return limit
+
+    def _turns(
+        self, spent: float, at: tuple[int, int, int, bool], held: tuple[int, ...]
+    ) -> Iterator[tuple[float, tuple[int, int, int, bool], tuple[int, ...]]]:
+        stage, place, turn, ran = at
+        devices = len(held)
+        if turn == devices + 1:
+            if place < stage:
+                yield spent, (stage, place + 1, 0, False), held
+            elif ran:
+                yield spent, (stage + 1, 0, 0, False), held
+        else:
+            yield spent, (stage, place, turn + 1, ran), held
+        old = self.writes[place] & self.kept if stage > place else 0
+        if turn in (0, devices + 1):
+            movable = old if turn == 0 else self.writes[place] & ~old
+            for more, _, after in self._copies(spent, 0, held, movable):
+                yield more, at, after
+        elif (self.again[place] and stage > place) or (place == stage and not ran):
+            for more, _, after in self._runs(spent, place, turn - 1, held, old):
+                yield more, (stage, place, turn + 1, True), after
+
+    def _runs(
+        self, spent: float, op: int, d: int, held: tuple[int, ...], old: int
+    ) -> Iterator[tuple[float, int, tuple[int, ...]]]:
+        values, made = held[d], self.writes[op] & ~old
+        if not self.able[d][op] or self.reads[op] & ~values:
+            return
+        more = spent + self.cost[d][op]
+        use = self.bytes[d][values | made] + self.work[d][op]
+        if use <= self.room[d]:
+            yield more, 0, _with(held, d, values | made)
+        for value in self.inplace[op]:
+            bit = 1 << value
+            if self.reads[op] & bit & ~self.kept and use - self.size[d][value] <= self.room[d]:
+                yield more, 0, _with(held, d, values & ~bit | made)
+
+    def _copies(
+        self, spent: float, ran: int, held: tuple[int, ...], movable: int
+    ) -> Iterator[tuple[float, int, tuple[int, ...]]]:
+        for e, d in product(range(len(held)), repeat=2):
+            for value in range(self.problem.values):
+                bit = 1 << value
+                took = self.copy[e][d][value]
+                if not bit & movable & held[e] & ~held[d] or not isfinite(took):
+                    continue
+                if self.bytes[d][held[d] | bit] <= self.room[d]:
+                    yield spent + took, ran, _with(held, d, held[d] | bit)
 
 
 def _sums(sizes: list[int]) -> list[int]:

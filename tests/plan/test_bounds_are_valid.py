@@ -11,11 +11,13 @@ from onnxremat.plan import Status, peak, seconds, smallest_budget, solve
 from onnxremat.plan.bounds import largest_need
 from onnxremat.plan.formulations.cuts import build, fixed_spans, free_spans, project
 from onnxremat.plan.formulations.extract import without_unread
+from onnxremat.plan.formulations.holds import Holds
 from onnxremat.plan.formulations.paths import add_paths, violated
 from onnxremat.plan.formulations.watches import add_watches
 from onnxremat.plan.lazy import LazyCuts
 from onnxremat.plan.problem import Problem
 from onnxremat.plan.record import Record
+from onnxremat.plan.relaxed import tighten
 from onnxremat.plan.solvers import Limits, Outcome, minimise
 from onnxremat.plan.wiring import Wiring
 from tests.plan.oracle import optimum, random_problem, random_sequence
@@ -116,7 +118,7 @@ def test_watched_second_runs_hold_for_every_sequence(seed: int) -> None:
     top, low = peak(problem, problem.store_all()), largest_need(Wiring(problem)).bytes
     record = Record(problem, (top + 2 * low) // 3, 10.0, 1e-6)
     lazy = LazyCuts(
-        Wiring(problem), record, list(range(problem.ops)), lambda _: None, free=bool(seed % 2)
+        Wiring(problem), record, list(range(problem.ops)), lambda _s, _t: None, free=bool(seed % 2)
     )
     for _ in range(12):
         if not lazy.round():
@@ -157,3 +159,49 @@ def test_path_rows_hold_for_every_sequence(seed: int) -> None:
             assert set(add_paths(made, paths)) <= set(paths)
             assert made.model.violation(project(made, sequence)) < EPS
     assert broken > 0
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_hold_rows_hold_for_every_sequence(seed: int) -> None:
+    """Rows that some random point breaks: no sequence breaks them."""
+    problem = random_problem(seed, 12, kept=0.08, frozen=0.1)
+    wiring, rng = Wiring(problem), np.random.default_rng(seed)
+    cuts = sorted(rng.choice(problem.ops - 1, size=4, replace=False).tolist())
+    spans = [fixed_spans(problem.ops, cuts)]
+    free = free_spans(wiring, cuts)
+    spans += [] if free is None else [free]
+    broken = 0
+    for span in spans:
+        made = build(wiring, span, largest_need(wiring).bytes // 3)
+        points = rng.random((20, made.model.columns)) ** 3
+        rows = Holds(made)
+        holds = [hold for point in points for _, hold in rows.violated(point, 0.01, 4)]
+        broken += len(holds)
+        for which in range(40):
+            sequence = random_sequence(problem, which, fixed_order=not span.any_order)
+            sequence = without_unread(wiring, sequence)
+            made = build(wiring, span, peak(problem, sequence))
+            assert set(Holds(made).add(holds)) <= set(holds)
+            assert made.model.violation(project(made, sequence)) < EPS
+    assert broken > 0
+
+
+@pytest.mark.parametrize("fixed_order", [True, False])
+@pytest.mark.parametrize("seed", range(40))
+def test_tightened_relaxation_is_a_lower_bound(seed: int, fixed_order: bool) -> None:
+    problem = random_problem(seed, 6, plain=bool(seed % 2))
+    wiring = Wiring(problem)
+    for budget in budgets(problem)[1:4]:
+        exact = optimum(problem, budget, fixed_order=fixed_order)
+        cuts = [1, 2, 3, 4]
+        spans = fixed_spans(problem.ops, cuts) if fixed_order else free_spans(wiring, cuts)
+        if spans is None:
+            continue
+        made = build(wiring, spans, budget)
+        relaxed = tighten(made, [], seconds=5)
+        if relaxed is not None:
+            assert made.seconds(relaxed.bound) <= exact + EPS
+            again = build(wiring, spans, budget)  # the rows that are left give what they gave
+            more = tighten(again, relaxed.rows, seconds=5)
+            assert more is not None
+            assert made.seconds(relaxed.bound) - EPS <= made.seconds(more.bound) <= exact + EPS

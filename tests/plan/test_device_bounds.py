@@ -158,11 +158,6 @@ def test_makespan_bound_and_search(seed: int) -> None:
         assert least - EPS <= found.certificate.bound <= found.value <= found.time + EPS
 
 
-def fleet_of(problem: DeviceProblem, budget: int) -> xengine.Fleet:
-    copy = np.where(np.isfinite(problem.copy), problem.copy, 0.0)
-    return xengine.Fleet(problem.cost, copy, np.asarray([budget] * problem.devices))
-
-
 @pytest.mark.parametrize("seed", range(16))
 def test_xengine_is_never_better_and_equal_where_memory_is_no_matter(seed: int) -> None:
     """XEngine's schedules are staged: each op at most once per stage, copies at fixed places."""
@@ -173,7 +168,7 @@ def test_xengine_is_never_better_and_equal_where_memory_is_no_matter(seed: int) 
     wiring = Wiring(base)
     low, high = largest_need(wiring).bytes, 10**6
     for budget in (low + seed % 5, high):
-        made = xengine.build(wiring, fleet_of(problem, budget), linear=True)
+        made = xengine.build(problem, [budget] * 2, linear=True)
         staged = HIGHS.solve(made.model, Limits(seconds=20))
         exact = optimum(problem, [budget] * 2, fixed_order=True)
         answer = solve_devices(problem, [budget] * 2, time_limit=3, fixed_order=True)

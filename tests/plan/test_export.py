@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from onnxremat.plan import peak, seconds
+from onnxremat.plan.devices import peaks
+from onnxremat.plan.devices import seconds as seconds_of
 from onnxremat.plan.export import write_model
 from onnxremat.plan.formulate import FORMULATIONS, Formulated, formulate
 from onnxremat.plan.formulations import xengine
@@ -60,8 +62,8 @@ def test_what_others_solve_comes_back_as_the_same_plan(
 @pytest.mark.parametrize("reader", QUADRATIC)
 def test_products_of_two_devices_come_back(reader: str, suffix: str, tmp_path: Path) -> None:
     problem = random_problem(1, 4)
-    wiring, budget = Wiring(problem), budget_of(problem, 1)
-    stage = xengine.build(wiring, two_devices(wiring, budget, 1))
+    devices, budgets = two_devices(problem, 1), [budget_of(problem, 1)] * 2
+    stage = xengine.build(devices, budgets)
     assert stage.model.quadratic_cost
     best = SOLVERS["scip"].solve(stage.model, Limits(20)).objective
     write_model(stage.model, tmp_path / f"model{suffix}")
@@ -69,6 +71,9 @@ def test_products_of_two_devices_come_back(reader: str, suffix: str, tmp_path: P
     assert seen.objective == pytest.approx(best, abs=1e-3)
     point = read_solution(stage.model, tmp_path / "plan.sol")
     assert stage.model.objective(point) == pytest.approx(best, abs=1e-3)
+    schedule = stage.schedule(point)
+    assert seconds_of(devices, schedule) == pytest.approx(stage.seconds(best), abs=1e-3)
+    assert (peaks(devices, schedule) <= budgets[0]).all()
 
 
 def square() -> Model:

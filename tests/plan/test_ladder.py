@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from onnxremat.plan import Problem, Rows, Status, peak, seconds, smallest_budget, solve
+from onnxremat.plan.baselines import BASELINES
 from onnxremat.plan.graph_files import GraphFileError, read_graph
 from onnxremat.plan.order import best_order
 from onnxremat.plan.search import warm_up
@@ -60,6 +61,20 @@ def test_stop_ends_the_run_with_the_best_so_far() -> None:
     assert time.monotonic() - begin < 6
     assert found.certificate.bound <= found.time
     assert found.status in (Status.FEASIBLE, Status.OPTIMAL, Status.UNKNOWN)
+
+
+@pytest.mark.parametrize("fixed_order", [True, False])
+@pytest.mark.parametrize("rule", ["articulation", "chen-sqrt", "every-block", "recompute-all"])
+def test_a_rule_that_fits_is_a_plan_at_once(rule: str, fixed_order: bool) -> None:
+    """With no time at all: where a checkpoint rule fits, there is a plan."""
+    for problem in (small_transformer(4), small_transformer(9)):
+        ruled = BASELINES[rule](problem, share(problem, 0.8))
+        assert ruled.sequence is not None
+        found = solve(
+            problem, ruled.peak, time_limit=0.0, fixed_order=fixed_order, stop=lambda: True
+        )
+        assert found.sequence is not None
+        assert peak(problem, found.sequence) <= ruled.peak
 
 
 def test_time_limit_is_kept() -> None:

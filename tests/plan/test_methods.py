@@ -215,8 +215,7 @@ def test_products_fall_back_from_solvers_that_take_none() -> None:
     from tests.plan.test_formulations import budget_of, two_devices
 
     problem = random_problem(1, 4)
-    wiring, budget = Wiring(problem), budget_of(problem, 1)
-    model = xengine.build(wiring, two_devices(wiring, budget, 1)).model
+    model = xengine.build(two_devices(problem, 1), [budget_of(problem, 1)] * 2).model
     result, notes = minimise(model, Limits(10), "highs")
     assert notes == ["HiGHS takes no quadratic terms of binaries"]
     assert result.outcome is Outcome.OPTIMAL

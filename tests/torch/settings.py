@@ -68,6 +68,7 @@ SETTINGS: dict[str, Setting] = {
         0, _PLAIN,
     ),
     "llama": Setting({**_TEXT, "kv_heads": 2, "ffn": 48}, 0, _PLAIN),
+    "lenet": Setting({"batch": 4}),
     "resnet20": Setting({"batch": 8, "size": 16, "blocks": 3}),
     "resnet34": Setting({"batch": 2, "size": 64, "width": 8, "classes": 10}),
     "vgg16": Setting({"batch": 2, "size": 32, "width": 8, "hidden": 32, "classes": 10}),

@@ -23,17 +23,23 @@ class Misfit:
 
 
 def misfit(layout: Layout, budgets: Sequence[int]) -> Misfit | None:
-    """The first op that no device has room for at any time, or results that do not fit at the end.
+    """The op that needs most of those no device has room for at any time, or results that do not
+    fit at the end.
 
     An op needs its inputs, outputs, workspace and weights at once, with what is always resident,
     less the largest takeover; this holds in every order.
     """
+    worst, most = -1, -1
     for op, able in enumerate(layout.able):
-        needs = {d: _need(layout, op, d) for d in able}
-        if all(need > budgets[d] for d, need in needs.items()):
-            names = layout.problem.names
-            parts = ", ".join(f"{need} bytes on {names[d]}" for d, need in needs.items())
-            return Misfit(op, f"op {op} needs at once {parts}, more than the budget of each")
+        needs = [(_need(layout, op, d), budgets[d]) for d in able]
+        if all(need > budget for need, budget in needs) and min(needs)[0] > most:
+            worst, most = op, min(needs)[0]
+    if worst >= 0:
+        names = layout.problem.names
+        parts = ", ".join(
+            f"{_need(layout, worst, d)} bytes on {names[d]}" for d in layout.able[worst]
+        )
+        return Misfit(worst, f"op {worst} needs at once {parts}, more than the budget of each")
     for d in layout.devices:
         kept = sum(layout.size[d][u] for u, goal in enumerate(layout.goal) if goal == d)
         kept += int(layout.problem.fixed[d])

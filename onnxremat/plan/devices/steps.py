@@ -82,6 +82,7 @@ def provenance_of(solution: DeviceSolution) -> Provenance:
         bound=certificate.bound,
         bound_kind=certificate.kind,
         any_order=certificate.any_order,
+        staged=certificate.staged,
         seconds=solution.value,
         store_all_seconds=solution.reference,
         plan_seconds=solution.plan_seconds,

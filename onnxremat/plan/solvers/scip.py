@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from importlib.util import find_spec
 from math import inf, isfinite
 from typing import Any
@@ -45,8 +46,9 @@ def _run(model: Model, limits: Limits) -> Result:
     begin = time.monotonic()
     scip = pyscipopt.Model(model.name)
     scip.hideOutput()
-    columns = _load(scip, model, pyscipopt)
-    scip.setParam("limits/time", float(max(0.01, limits.seconds)))
+    columns, epigraph = _load(scip, model, pyscipopt)
+    left = limits.seconds - (time.monotonic() - begin)
+    scip.setParam("limits/time", float(max(0.01, left)))
     scip.setParam("limits/absgap", limits.gap)
     scip.setParam("randomization/randomseedshift", limits.seed % (1 << 31))
     scip.setParam("misc/catchctrlc", False)
@@ -54,6 +56,9 @@ def _run(model: Model, limits: Limits) -> Result:
         start = scip.createSol()
         for column, value in zip(columns, limits.warm.tolist(), strict=True):
             scip.setSolVal(start, column, value)
+        if epigraph is not None:
+            rest = replace(model, offset=0.0, cost=[0.0] * model.columns)
+            scip.setSolVal(start, epigraph, rest.objective(limits.warm))
         scip.addSol(start)
     _watch(scip, limits, pyscipopt)
     if not run_apart(scip.optimizeNogil, limits, scip.interruptSolve):
@@ -75,7 +80,8 @@ def _run(model: Model, limits: Limits) -> Result:
     return Result(outcome, objective, bound, point, seconds, status)
 
 
-def _load(scip: Any, model: Model, pyscipopt: Any) -> list[Any]:
+def _load(scip: Any, model: Model, pyscipopt: Any) -> tuple[list[Any], Any]:
+    """Columns, and the one above the products of the objective (None without them)."""
     columns = [
         scip.addVar(
             vtype=("B" if lower == 0 and upper == 1 else "I") if integer else "C",
@@ -107,7 +113,8 @@ def _load(scip: Any, model: Model, pyscipopt: Any) -> list[Any]:
         epigraph = scip.addVar(vtype="C", lb=None, obj=1.0)
         products = quicksum(q * columns[i] * columns[j] for i, j, q in model.quadratic_cost)
         scip.addCons(epigraph >= products)
-    return columns
+        return columns, epigraph
+    return columns, None
 
 
 def _watch(scip: Any, limits: Limits, pyscipopt: Any) -> None:

@@ -1,0 +1,93 @@
+"""onnxremat report OUT.onnx [--matrices]: what a plan does, timestep by timestep."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from onnxremat import api
+from onnxremat.cli import args
+from onnxremat.cli.console import Voice
+from onnxremat.errors import UsageError
+from onnxremat.run.planned import Planned, plan_of_model, read_planned
+
+NAME = "report"
+
+
+def command(
+    source: Annotated[
+        Path, typer.Argument(help="A planned model, or a plan.json.", show_default=False)
+    ],
+    matrices: Annotated[
+        bool,
+        typer.Option(
+            "--matrices",
+            help="What is computed, stored and copied, and the bytes, per device and timestep.",
+        ),
+    ] = False,
+    csv: Annotated[
+        Path | None, typer.Option("--csv", help="Write the matrices as .csv files to a folder.")
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option("--model", help="The model that a plan.json was made for.")
+    ] = None,
+    as_json: args.Json = False,
+    quiet: args.Quiet = False,
+) -> None:
+    """Report on a planned model: figures; with --matrices every timestep, as XEngine shows them.
+
+    A timestep ends with the first run of an op.
+    """
+    from onnxremat.report.matrices import as_facts, write_csv
+    from onnxremat.report.matrices import matrices as drawn
+
+    voice = Voice(as_json, quiet)
+    planned = _read(source, model)
+    facts: dict[str, Any] = dict(planned.facts)
+    if matrices or csv:
+        facts["matrices"] = as_facts(planned)
+    written = write_csv(planned, csv) if csv else []
+    if as_json:
+        voice.result(facts)
+    else:
+        voice.table(_figures(planned))
+        if matrices:
+            voice.table(drawn(planned, voice.out.width))
+    if written:
+        voice.note("wrote " + ", ".join(str(path) for path in written))
+
+
+def _read(source: Path, model: Path | None) -> Planned:
+    """Raises:
+    UsageError: no plan, or a plan by itself without its model.
+    """
+    if source.suffix != ".json":
+        if model:
+            raise UsageError("--model is for a plan.json", hint=f"onnxremat report {source}")
+        return read_planned(source)
+    plan = api.read_plan(source)
+    if model is None:
+        raise UsageError(
+            "a plan by itself names ops, not what they read and write",
+            hint=f"onnxremat report {source} --model IN.onnx",
+        )
+    return plan_of_model(plan, model, api.Settings(measure=False))
+
+
+def _figures(planned: Planned) -> Any:
+    from onnxremat.report.device_tables import device_table
+    from onnxremat.report.tables import before_after
+
+    facts = planned.facts
+    if "devices" in facts:
+        return device_table(facts)
+    if facts:
+        return before_after(facts)
+    made = planned.plan.provenance
+    return (
+        f"{made.planner}, {made.status}: {len(planned.plan.sequence)} runs, "
+        f"{planned.plan.recomputations} again; overhead {made.overhead:.2%}, bound "
+        f"{made.bound_overhead:.2%} ({made.bound_kind})"
+    )
