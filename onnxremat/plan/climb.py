@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import cycle
 from math import inf
 from threading import Event, Thread
 
@@ -13,6 +14,8 @@ from onnxremat.plan.record import Record
 from onnxremat.plan.search import Search
 from onnxremat.plan.wiring import Wiring, reordered
 
+HEATS = (0.6, 0.05)  # of annealing by turns, in mean op costs: afresh, and near the best
+COOL = 0.02  # of annealing from a sequence over budget
 DEPTHS = ((0, 1.0), (2, 1.0), (6, 1.0), (0, 0.5), (2, 0.5), (6, 0.5))  # greedy: (depth, power)
 
 
@@ -40,8 +43,9 @@ class Climb:
         wiring = Wiring(problem)
         search = Search(problem, record.budget, seed=seed)
         lazy = LazyCuts(
-            wiring, record, order, lambda _: None, solver, threads, seed, free=not fixed_order
-        )
+            wiring, record, order, lambda _s, _t: None, solver, max(1, threads - 1), seed,
+            free=not fixed_order, beside=threads > 1,
+        )  # fmt: skip
         climb = cls(record, wiring, order, search, lazy)
         lazy.repair = climb.repair
         search.free_order = not fixed_order
@@ -78,19 +82,27 @@ class Climb:
         """Offer a sequence in this numbering."""
         self.record.offer([self.named[op] for op in sequence], planner)
 
-    def repair(self, sequence: list[int]) -> list[int] | None:
-        """Greedy insertion from a sequence over budget."""
+    def repair(self, sequence: list[int], seconds: float) -> list[int] | None:
+        """Greedy insertion from a sequence over budget; then cool annealing from it, repeatedly."""
         record = self.record
-        until = record.begin + min(record.limit, record.elapsed + 0.2 * max(0.5, record.left))
-        best, best_time = None, inf
+        begin = record.elapsed
+        until = record.begin + min(record.limit, begin + 0.2 * max(0.5, record.left))
+        found: list[tuple[float, list[int]]] = []
         for depth, power in DEPTHS[:3]:
-            found = self.search.fit(sequence, until, record.stopped, depth, power)
-            replay = None if found is None else self.search.replay(found)
-            if found is not None and replay is not None and replay[0] < best_time:
-                best, best_time = found, replay[0]
-        return best
+            fitted = self.search.fit(sequence, until, record.stopped, depth, power)
+            replay = None if fitted is None else self.search.replay(fitted)
+            if fitted is not None and replay is not None:
+                found.append((replay[0], fitted))
+        once = 0.2 + 0.001 * self.wiring.problem.ops
+        while record.elapsed + once < begin + seconds and not record.stopped():
+            self.search.anneal(
+                sequence, once, record.stopped, lambda s, t: found.append((t, s)), heat=COOL
+            )
+        return min(found)[1] if found else None
 
-    def anneal(self, search: Search, seconds: float, done: Callable[[], bool]) -> None:
+    def anneal(
+        self, search: Search, seconds: float, done: Callable[[], bool], heat: float = HEATS[0]
+    ) -> None:
         """Anneal from the best sequence (or the best start), then drop what is not needed."""
         record = self.record
         search.anneal(
@@ -98,6 +110,7 @@ class Climb:
             min(seconds, record.left),
             lambda: record.stopped() or record.closed or done(),
             lambda found, _: self.offer(found, "annealing"),
+            heat=heat,
         )
         if record.sequence is not None and not record.closed:
             self.offer(search.polished(self._best()), "annealing")
@@ -132,12 +145,14 @@ class Climb:
             self.anneal(self.search, self.record.left, bool)
 
     def _take_turns(self, more: bool) -> None:
-        record = self.record
+        record, turns = self.record, cycle(HEATS)
         slice_ = 0.2 + 0.0004 * self.wiring.problem.ops
         while not record.closed and not record.stopped():
-            self.anneal(self.search, slice_ if more else record.left, bool)
+            self.anneal(self.search, slice_ if more else record.left, bool, next(turns))
             if more and not record.closed and not record.stopped():
+                begin = record.elapsed
                 more = self.lazy.round()
+                slice_ = max(slice_, 0.5 * (record.elapsed - begin))
 
     def _run_beside(self, more: bool) -> None:
         """Lazy cuts here, annealing in a second thread (both leave the interpreter lock)."""
@@ -152,8 +167,11 @@ class Climb:
         def walk() -> None:
             seconds = 1.0 + 0.002 * self.wiring.problem.ops
             while not (record.closed or record.stopped() or finished.is_set()):
-                self.anneal(search, seconds, finished.is_set)
-                seconds = min(30.0, 1.5 * seconds)
+                if record.left < 2.5 * seconds:
+                    seconds = 0.8 * record.left
+                self.anneal(search, seconds, finished.is_set, HEATS[0])
+                self.anneal(search, 0.25 * seconds, finished.is_set, HEATS[1])
+                seconds *= 2.0
 
         thread = Thread(target=walk, name="annealing", daemon=True)
         thread.start()

@@ -56,7 +56,7 @@ def best_order(
         if bytes_ < best:
             best, order = bytes_, other
     while bound < best and best > enough:
-        limit = (best + bound) // 2 if best > 1.002 * bound else best - 1
+        limit = max(enough, (best + bound) // 2 if best > 1.002 * bound else best - 1)
         answer = _Threshold(wiring, limit, until, stop).search()
         if isinstance(answer, str):
             break

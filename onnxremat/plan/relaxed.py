@@ -1,4 +1,4 @@
-"""The continuous relaxation of a cut model, tightened by path rows until none is broken.
+"""The continuous relaxation of a cut model, tightened by path and hold rows until none is broken.
 
 Its bound is proven by weak duality whatever the precision of the solver. The rows that matter at
 the end stay in the model, so that a mixed-integer solver starts from the tightened relaxation.
@@ -6,46 +6,70 @@ the end stay in the model, so that a mixed-integer solver starts from the tighte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 from time import monotonic
 
+import numpy as np
+
 from onnxremat.plan.formulations.cuts import CutModel
+from onnxremat.plan.formulations.holds import Hold, Holds
 from onnxremat.plan.formulations.paths import Path, add_paths, violated
 from onnxremat.plan.problem import Floats
 from onnxremat.plan.solvers import Limits, Relaxation
 
-BROKEN = 0.02  # a row counts as violated from here
-AT_ONCE = 4000  # rows added before the relaxation is solved again, worst first
-LOOSE = 0.3  # slack from which a row is dropped at the end
+Row = Path | Hold
+
+BROKEN = 0.02  # a path row counts as violated from here
+OVER = 4e-3  # a hold row does, as a share of the budget
+AT_ONCE = 4000  # path rows added before the relaxation is solved again, worst first
+EACH = 6  # hold rows per interval added then
+LOOSE = 0.3  # slack from which a path row is dropped at the end
+WIDE = 20.0  # the same for a hold row, in thousandths of the budget
 LEAST = 2e-4  # gain per solve, as a share of the objective over the store-all time, to go on
 
 
 @dataclass(frozen=True)
 class Relaxed:
-    """Where the tightening ended: proven bound of the objective, point, rows in the model."""
+    """Where the tightening ended.
+
+    Attributes:
+        bound: proven, of the objective.
+        point: the last solution.
+        rows: path and hold rows that are left in the model.
+        price: of a byte at each cut, in the scale of the model.
+    """
 
     bound: float
     point: Floats
-    paths: list[Path]
+    rows: list[Row]
+    price: dict[int, float]
+
+
+def add_rows(made: CutModel, rows: Iterable[Row]) -> list[Row]:
+    """Append path and hold rows that fit the intervals of a model; returns those."""
+    rows = list(rows)
+    paths = add_paths(made, [row for row in rows if isinstance(row, Path)])
+    holds = Holds(made).add(row for row in rows if isinstance(row, Hold))
+    return [*paths, *holds]
 
 
 def tighten(
     made: CutModel,
-    known: Sequence[Path],
+    known: Sequence[Row],
     *,
     seconds: float,
     stop: Callable[[], bool] | None = None,
     seed: int = 0,
 ) -> Relaxed | None:
-    """Solve the relaxation, adding path rows to the model; None when the first solve fails.
+    """Solve the relaxation, adding rows to the model; None when the first solve fails.
 
     Args:
-        known: paths found before, whose rows the model starts with.
+        known: rows found before, which the model starts with.
     """
-    model, rows, end = made.model, made.model.rows, monotonic() + seconds
-    paths = add_paths(made, known)
+    model, first, end = made.model, made.model.rows, monotonic() + seconds
+    rows, holds = add_rows(made, known), Holds(made)
     relaxation = Relaxation(model, seed)
     best, solved = -inf, False
     while relaxation.solve(Limits(seconds=end - monotonic(), stop=stop)):
@@ -55,26 +79,27 @@ def tighten(
             break
         if stop is not None and stop():
             break
-        broken = violated(made, relaxation.point, BROKEN)
-        if not broken:
+        paths = sorted(violated(made, relaxation.point, BROKEN), key=lambda item: -item[0])
+        held = holds.violated(relaxation.point, OVER, EACH)
+        if not paths and not held:
             break
-        broken.sort(key=lambda item: -item[0])
-        paths += add_paths(made, [path for _, path in broken[:AT_ONCE]])
+        rows += add_paths(made, [path for _, path in paths[:AT_ONCE]])
+        rows += holds.add(hold for _, hold in held)
     if not solved:
-        model.cut_back(rows)
+        model.cut_back(first)
         return None
-    point = relaxation.point
-    tight = [
-        path for path, slack in zip(paths, _slack(made, rows, point), strict=True) if slack < LOOSE
-    ]
-    model.cut_back(rows)
-    return Relaxed(best, point, add_paths(made, tight))
+    tight = _tight(made, first, rows, relaxation.point)
+    price = {cut: -float(relaxation.prices[row]) for cut, row in made.memory.items()}
+    model.cut_back(first)
+    return Relaxed(best, relaxation.point, add_rows(made, tight), price)
 
 
-def _slack(made: CutModel, rows: int, point: Floats) -> list[float]:
-    """Slack of the path rows, which begin at row ``rows``, at a point."""
-    start, index, _ = made.model.matrix()
-    sums = point[index[start[rows] :]].cumsum() if len(index) > start[rows] else point[:0]
-    ends = (start[rows + 1 :] - start[rows] - 1).tolist()
-    totals = sums[ends].tolist()
-    return [b - a - 1.0 for a, b in zip([0.0, *totals], totals, strict=False)]
+def _tight(made: CutModel, first: int, rows: list[Row], point: Floats) -> list[Row]:
+    """Those of the rows, which begin at ``first`` in the model, that a point nearly breaks."""
+    start, index, value = made.model.matrix()
+    sums = np.concatenate([[0.0], np.cumsum(value * point[index])])
+    activity = sums[start[first + 1 :]] - sums[start[first:-1]]
+    over = activity - np.asarray(made.model.row_lower[first:])
+    under = np.asarray(made.model.row_upper[first:]) - activity
+    slack = np.minimum(over / LOOSE, under / WIDE)
+    return [row for row, far in zip(rows, slack.tolist(), strict=True) if far < 1.0]

@@ -9,8 +9,8 @@ import pytest
 
 from onnxremat.plan import Status, peak, seconds, smallest_budget, solve
 from onnxremat.plan.bounds import largest_need
-from onnxremat.plan.formulations.cuts import build, fixed_spans, free_spans, project
-from onnxremat.plan.formulations.extract import without_unread
+from onnxremat.plan.formulations.cuts import NEVER, build, fixed_spans, free_spans, project
+from onnxremat.plan.formulations.extract import late_remakes, without_unread
 from onnxremat.plan.formulations.holds import Holds
 from onnxremat.plan.formulations.paths import add_paths, violated
 from onnxremat.plan.formulations.watches import add_watches
@@ -205,3 +205,26 @@ def test_tightened_relaxation_is_a_lower_bound(seed: int, fixed_order: bool) -> 
             more = tighten(again, relaxed.rows, seconds=5)
             assert more is not None
             assert made.seconds(relaxed.bound) - EPS <= made.seconds(more.bound) <= exact + EPS
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_solution_read_strictly_runs_ops_where_the_solution_does(seed: int) -> None:
+    """Else a watch on a breach of the sequence would not cut off the solution it came from."""
+    problem = random_problem(seed, 12, plain=True)
+    cuts = [4, 6, 7, 9]
+    top, low = peak(problem, problem.store_all()), largest_need(Wiring(problem)).bytes
+    made = build(Wiring(problem), fixed_spans(problem.ops, cuts), (top + 2 * low) // 3)
+    result, _ = minimise(made.model, Limits(seconds=5))
+    assert result.point is not None
+    point = result.point
+    first, carried = made.first_runs(point), made.carried(point)
+    sequence = late_remakes(made.wiring, first, carried, within=True)
+    assert sequence is not None
+    interval, seen = 0, set[int]()
+    for op in sequence:
+        column = made.run[interval][op]
+        assert column != NEVER
+        assert column < 0 or point[column] > 0.5
+        if op not in seen and interval < len(cuts) and op == cuts[interval]:
+            interval += 1
+        seen.add(op)

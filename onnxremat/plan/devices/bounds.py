@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from onnxremat.plan.devices.cuts import build
 from onnxremat.plan.devices.layout import Layout
 from onnxremat.plan.devices.makespan import critical_path
+from onnxremat.plan.devices.problem import DeviceProblem
 from onnxremat.plan.formulations.cuts import fixed_spans
 from onnxremat.plan.solvers import Limits, Outcome, minimise
 
@@ -47,6 +48,17 @@ def misfit(layout: Layout, budgets: Sequence[int]) -> Misfit | None:
             name = layout.problem.names[d]
             return Misfit(-1, f"results that must end on {name} take {kept} bytes there")
     return None
+
+
+def least_budgets(problem: DeviceProblem) -> list[int]:
+    """Bytes per device below which it cannot run, by itself, the op that needs most of those it can
+    run: inputs, outputs, workspace and weights, with what is always resident; in any order and with
+    any recomputation."""
+    layout = Layout(problem)
+    return [
+        max((_need(layout, op, d) for op, able in enumerate(layout.able) if d in able), default=0)
+        for d in layout.devices
+    ]
 
 
 def _need(layout: Layout, op: int, device: int) -> int:

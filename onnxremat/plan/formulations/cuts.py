@@ -24,6 +24,9 @@ c_1 < c_2 < ... of the dependency order still fix the interval of ancestors and 
 first runs may fall in a range of intervals (``earliest``..``latest``), and the bound holds for
 every order of the ops.
 
+Sizes in the memory row are whole multiples of their common divisor, so the right-hand side is
+rounded down to one (Chvatal and Gomory): training graphs of equal layers have few sizes.
+
 The model is the project's own; it relaxes the stage model of Jain et al., "Checkmate: Breaking
 the Memory Wall with Optimal Tensor Rematerialization", MLSys 2020, section 4.
 """
@@ -32,6 +35,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import gcd
 
 import numpy as np
 
@@ -42,6 +46,7 @@ from onnxremat.plan.wiring import Wiring
 NEVER = -1  # marks a variable fixed to 0
 ALWAYS = -2  # marks a variable fixed to 1
 SCALE = 1000.0  # store-all time and budget, in model units
+TINY = 1e-6  # share of the budget up to which a value does not keep sizes from being rounded
 
 
 Runs = dict[tuple[int, int], int]  # (interval, op) -> runs of a sequence
@@ -102,6 +107,7 @@ class CutModel:
     takeover: list[tuple[int, int, int]] = field(default_factory=list)  # (column, cut, value)
     twice: dict[tuple[int, int], int] = field(default_factory=dict)  # (interval, op) -> column
     implied: list[Implied] = field(default_factory=list)  # added by watches
+    memory: dict[int, int] = field(default_factory=dict)  # cut to its memory row
 
     @property
     def intervals(self) -> int:
@@ -252,8 +258,24 @@ def _add_memory(made: CutModel, interval: int) -> None:
             made.takeover.append((column, interval, value))
             weight[column] = -size[value]
         model.row([(column, 1.0) for column in takes], upper=1.0)
+    _add_limit(made, op, weight, room, whole=len(candidates) < 2)
+
+
+def _add_limit(made: CutModel, op: int, weight: dict[int, int], room: int, *, whole: bool) -> None:
+    """Append the memory row of a cut, rounded where sizes have a common divisor.
+
+    Sums of multiples of a divisor do not come closer to the limit than its next multiple below;
+    sizes that are next to nothing are left out of the rounded row and kept in one of their own.
+    """
     scale = SCALE / max(1, made.budget)
-    model.row([(column, bytes_ * scale) for column, bytes_ in weight.items()], upper=room * scale)
+    sizes = {column: size for column, size in weight.items() if size > TINY * made.budget}
+    divisor = gcd(*sizes.values()) if whole else 1
+    if len(sizes) < len(weight) or divisor <= 1:
+        terms = [(column, size * scale) for column, size in weight.items()]
+        made.memory[op] = made.model.row(terms, upper=room * scale)
+    if divisor > 1:
+        terms = [(column, size * scale) for column, size in sizes.items()]
+        made.memory[op] = made.model.row(terms, upper=room // divisor * divisor * scale)
 
 
 def _add_first_runs(made: CutModel) -> None:

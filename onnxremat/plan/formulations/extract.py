@@ -12,13 +12,19 @@ from onnxremat.plan.wiring import Wiring
 
 
 def late_remakes(
-    wiring: Wiring, intervals: Sequence[Sequence[int]], carried: Sequence[set[int]]
+    wiring: Wiring,
+    intervals: Sequence[Sequence[int]],
+    carried: Sequence[set[int]],
+    *,
+    within: bool = False,
 ) -> list[int] | None:
     """Sequence that carries the given values between intervals and remakes the rest when read.
 
     Args:
         intervals: ops that run first in each interval, in the order of their first runs.
         carried: for each interval the values available at its start (entry 0 is ignored).
+        within: remake values to carry on before the op that ends their interval, as the model has
+            it, and not right after it, where they usually take less room.
 
     Returns:
         The sequence, or None when it would need a second run of an op that allows none.
@@ -31,6 +37,10 @@ def late_remakes(
         if interval:
             have = {u for u in carried[interval] if u in made} | {u for u in keep if u in made}
         for op in ops:
+            if within and op == ops[-1] and interval + 1 < len(intervals):
+                missing = [u for u in sorted(carried[interval + 1]) if u in made and u not in have]
+                if not _remake(wiring, missing, have, sequence):
+                    return None
             if not _remake(wiring, wiring.reads[op], have, sequence):
                 return None
             sequence.append(op)

@@ -84,6 +84,15 @@ class Watch:
         """What two watches share that can be one."""
         return self.start, self.end, self.op, self.any_order
 
+    def merge(self, other: Watch) -> bool:
+        """Take over the certificates of a watch of the same place; True when some are new."""
+        new = False
+        for value, certificates in other.certificates.items():
+            mine = self.certificates.setdefault(value, set())
+            new |= not certificates <= mine
+            mine |= certificates
+        return new
+
 
 def add_watches(made: CutModel, watches: Sequence[Watch]) -> None:
     """Append the rows of every watch whose interval exists in the model."""

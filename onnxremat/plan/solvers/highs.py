@@ -137,6 +137,7 @@ class Relaxation:
     Attributes:
         bound: proven lower bound of the objective, from the prices of the last solve.
         point: the last solution, shape (columns,).
+        prices: of its rows, shape (rows,); negative for upper limits.
     """
 
     def __init__(self, model: Model, seed: int = 0) -> None:
@@ -144,6 +145,7 @@ class Relaxation:
 
         self.model, self.rows = model, model.rows
         self.bound, self.point = -inf, np.zeros(model.columns)
+        self.prices = np.zeros(model.rows)
         self._highs = highspy.Highs()
         self._highs.setOptionValue("output_flag", False)
         self._highs.setOptionValue("threads", 1)
@@ -169,7 +171,8 @@ class Relaxation:
             return False
         solution = self._highs.getSolution()
         self.point = np.clip(np.asarray(solution.col_value), 0.0, None)
-        self.bound = self.model.bound_at(np.asarray(solution.row_dual))
+        self.prices = np.asarray(solution.row_dual)
+        self.bound = self.model.bound_at(self.prices)
         return True
 
     def _append(self) -> None:
