@@ -7,7 +7,7 @@ JOBS ?= auto
 # Pinned: a range may draw gigabytes of CUDA libraries. PIP_INDEX_URL chooses where it comes from.
 TORCH ?= torch==2.13.0
 
-.PHONY: demo test test-torch check format bench bench-plan bench-train regress clean
+.PHONY: demo test test-torch check format bench bench-devices bench-plan bench-train regress clean
 
 demo: $(VENV)/ready
 	MODEL=$(MODEL) $(BIN)/python tools/demo.py
@@ -31,6 +31,9 @@ format: $(VENV)/dev
 
 bench: $(VENV)/dev
 	$(BIN)/python tools/regress.py --quick
+
+bench-devices: $(VENV)/dev
+	$(BIN)/python tools/bench_devices.py --must-show $(ARGS)
 
 bench-plan: $(VENV)/dev
 	$(BIN)/python tools/bench_plan.py $(ARGS)

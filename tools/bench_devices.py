@@ -2,23 +2,35 @@
 
     python tools/bench_devices.py --machine cpu-openvino --train resnet18 bert unet
     python tools/bench_devices.py --machine cpu-cuda --planned --budget cuda:0=2GiB resnet18
+    python tools/bench_devices.py --boundary
+    python tools/bench_devices.py --must-show
 
 Without ``--planned`` ops are assigned greedily by earliest finish, and memory is not looked at.
-``--threads`` gives every processor device so many. Exit code 1 when a check fails.
+``--threads`` gives every processor device so many. ``--boundary`` prices going from partition to
+partition; ``--must-show`` runs that and all of devices_shown.py, in some 15 minutes. Timing is done
+in short stretches at real-time priority where the system allows. Exit code 1 when a check fails.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import platform
 import sys
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import bench_boundary
+import devices_shown
+from real_time import undisturbed
+
 import models
 from onnxremat.cost.devices import covered, device_costs
 from onnxremat.device.files import read_machine
+from onnxremat.device.host import processors
 from onnxremat.device.machine import PROVIDERS, Machine
 from onnxremat.grad import Settings as Training
 from onnxremat.ort.providers import missing
@@ -38,6 +50,8 @@ SIZES = {"batch": 8, "size": 96}
 def main() -> int:
     """Print the table; 1 when a check fails."""
     asked = arguments()
+    if asked.must_show or asked.boundary:
+        return must_show(asked.models, everything=asked.must_show)
     machine = the_machine(asked)
     absent = {device.name: missing(device) for device in machine.devices if missing(device)}
     if absent:
@@ -62,9 +76,11 @@ def main() -> int:
 def arguments() -> argparse.Namespace:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("models", nargs="+", choices=sorted(models.SPECS), metavar="MODEL")
+    parser.add_argument("models", nargs="*", metavar="MODEL")
     parser.add_argument("--machine", default="cpu-2x1")
     parser.add_argument("--train", action="store_true")
+    parser.add_argument("--boundary", action="store_true", help="what a boundary costs")
+    parser.add_argument("--must-show", action="store_true", help="all of it, in one table")
     parser.add_argument("--planned", action="store_true", help="by the planner, within --budget")
     parser.add_argument("--halves", action="store_true", help="by splitting the listed order")
     parser.add_argument("--budget", default="")
@@ -74,7 +90,33 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=5.0)
     for key in SIZES:
         parser.add_argument(f"--{key}", type=int)
-    return parser.parse_args()
+    asked = parser.parse_args()
+    if not (asked.models or asked.boundary or asked.must_show):
+        parser.error("name models, or give --boundary or --must-show")
+    unknown = sorted(set(asked.models) - set(models.SPECS))
+    if unknown:
+        parser.error(f"no model {unknown[0]}: one of {', '.join(sorted(models.SPECS))}")
+    return asked
+
+
+def must_show(names: list[str], *, everything: bool) -> int:
+    """Boundaries, and everything else (of some models) where asked for; 1 when one is missed."""
+    print(f"{date.today()}, {processor()}, {processors()} cores, load {os.getloadavg()[0]:.1f}")
+    with undisturbed() as alone:
+        print("timed at real-time priority" if alone else "timed at usual priority")
+    met = bench_boundary.tell()
+    if everything:
+        met &= devices_shown.show(names)
+    print("all met" if met else "NOT all met")
+    return int(not met)
+
+
+def processor() -> str:
+    """What kind it is."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()
 
 
 def the_machine(asked: argparse.Namespace) -> Machine:

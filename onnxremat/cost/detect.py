@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 from onnx import TensorProto, helper
@@ -41,15 +42,19 @@ def with_speeds(device: Device) -> Device:
     """The device with its measured multiply-adds and memory traffic per second."""
     square = (WIDTH, WIDTH)
     product = _seconds(device, "MatMul", square)
-    flat = (COPIED // 4,)
-    added = _seconds(device, "Add", flat)
     return replace(
         device,
         memory=device.memory or _gpu_memory(device),
         flops=2.0 * WIDTH**3 / product,
-        bandwidth=3.0 * COPIED / added,
+        bandwidth=memory_traffic(device),
         source="measured",
     )
+
+
+@cache
+def memory_traffic(device: Device) -> float:
+    """Bytes per second that an addition of two long vectors reads and writes; measured once."""
+    return 3.0 * COPIED / _seconds(device, "Add", (COPIED // 4,))
 
 
 def _seconds(device: Device, op_type: str, shape: tuple[int, ...]) -> float:

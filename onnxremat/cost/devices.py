@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from onnxremat.cost.analytic import Roofline, analytic_costs
-from onnxremat.cost.detect import with_speeds
+from onnxremat.cost.detect import memory_traffic, with_speeds
 from onnxremat.cost.foreign import foreign_costs
 from onnxremat.cost.measure import measure_costs
 from onnxremat.cost.table import CostTable
@@ -62,7 +62,7 @@ def device_costs(
             table = foreign_costs(
                 graph, feeds, device, roofline(device), folder=folder, fresh=fresh
             )
-        tables[device.name] = replace(table, device=device.name)
+        tables[device.name] = replace(table, device=device.name, bandwidth=_traffic(device))
     absent = [device for device in devices if device.name not in tables]
     if absent:
         say("estimating the cost of every op on devices that are not here")
@@ -73,8 +73,17 @@ def device_costs(
             known = [(replace(local, name="this machine"), table)]
         known = [(d if d.flops and d.bandwidth else with_speeds(d), t) for d, t in known]
         for device in absent:
-            tables[device.name] = estimated(graph, device, known)
+            table = estimated(graph, device, known)
+            tables[device.name] = replace(table, bandwidth=roofline(device).bandwidth)
     return tables
+
+
+def _traffic(device: Device) -> float:
+    """Bytes per second between a device that is here and its memory. What reads and writes host
+    memory is measured by the processor."""
+    if device.bandwidth or not device.in_host_memory:
+        return roofline(device).bandwidth
+    return memory_traffic(Device("memory", threads=device.threads))
 
 
 def estimated(graph: Graph, device: Device, measured: list[tuple[Device, CostTable]]) -> CostTable:

@@ -1,4 +1,8 @@
-"""Costs on providers other than the processor's: each op by itself, and the whole.
+"""Costs on providers other than the processor's: each op by itself, stretches of them, the whole.
+
+An op by itself is not what it is among others: a provider fuses them, and reorders values only
+where they come in and leave. So ops are scaled to what stretches of the listed order take, and
+stretches to the whole.
 
 Measured in a child process: a provider's library may end its process on an op (seen with
 OpenVINO's on a MaxPool), and that op then just does not run there. The child is this module.
@@ -19,13 +23,14 @@ from typing import Any
 
 import numpy as np
 import onnx
+from onnx import TensorProto, helper
 
 from onnxremat.cost.analytic import Roofline, analytic_costs, scratch_bytes
 from onnxremat.cost.measure import cache_folder, machine_key, read_cache, write_cache
 from onnxremat.cost.table import CostTable, signature
 from onnxremat.device.machine import Device
 from onnxremat.errors import ModelError, OnnxrematError
-from onnxremat.graph.ir import Graph
+from onnxremat.graph.ir import Graph, Role
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.graph.subgraph import subgraph
 from onnxremat.ort.binding import wrap
@@ -37,7 +42,10 @@ from onnxremat.ort.session import TUNED
 from onnxremat.ort.values import Stage
 
 SECONDS = 0.02  # aim for this much measuring per op
+WHOLE = 0.5  # and for this much per stretch, and for the whole
 RUNS = (3, 30)
+STRETCHES = 8
+MANY = 32  # inputs, to see what one adds to a call
 DEATHS = 20  # of the child, after which measuring ends
 Answer = dict[str, Any]
 
@@ -79,22 +87,54 @@ def foreign_costs(
     taken = [op for op in graph.ops if op.name in takes and keys[op.name] not in deadly]
     estimate = analytic_costs(graph, ideal).seconds
     seconds = {op.name: known.get(keys[op.name], [estimate[op.name]])[0] for op in taken}
-    source, total = "measured op by op", sum(seconds.values())
+    source = "measured op by op"
+    for names, took in zip(_stretches(graph), found["stretches"], strict=False):
+        here = sum(seconds.get(name, 0.0) for name in names)
+        if took and here and all(name in seconds for name in names):
+            part = max(1e-7, took - _calling(graph, names, found)) / here
+            seconds |= {name: seconds[name] * part for name in names}
+            source = "measured op by op, scaled to stretches"
+    total = sum(seconds.values())
     if found["whole"] and total and len(taken) == len(graph.ops):
         # What the provider fuses costs less together than apart.
         scale = min(1.0, found["whole"] / total)
         seconds = {name: value * scale for name, value in seconds.items()}
-        source = "measured op by op, scaled to the whole"
+        source += " and the whole" if "stretches" in source else ", scaled to the whole"
     notes = tuple(f"{device.provider} ends the process on op '{n}'" for n in found["deadly"])
     scratch = {op.name: scratch_bytes(graph, op) for op in taken}
-    return CostTable(seconds, scratch, source, found["call"], device.name, notes)
+    return CostTable(
+        seconds, scratch, source, found["call"], device.name, notes, value=found["value"]
+    )
+
+
+def _calling(graph: Graph, names: list[str], found: Answer) -> float:
+    """Seconds of calling a session of some ops."""
+    made = {value for op in graph.ops if op.name in set(names) for value in op.writes}
+    reads = {value for op in graph.ops if op.name in set(names) for value in op.reads} - made
+    bound = {name for name in reads if graph.tensors[name].role is not Role.WEIGHT}
+    return float(found["call"] + found["value"] * (len(bound) + len(_leaving(graph, names))))
+
+
+def _stretches(graph: Graph) -> list[list[str]]:
+    """The ops in their listed order, in stretches of about as many."""
+    names = [op.name for op in graph.ops]
+    size = max(2, -(-len(names) // STRETCHES))
+    return [names[start : start + size] for start in range(0, len(names), size)]
 
 
 def _measured(
     graph: Graph, feeds: Feeds, device: Device, folder: Path | None, names: list[str]
 ) -> Answer:
     """What the child finds; started anew behind every op it dies of."""
-    found: Answer = {"call": 0.0, "taken": None, "whole": 0.0, "ops": {}, "deadly": []}
+    found: Answer = {
+        "call": 0.0,
+        "value": 0.0,
+        "taken": None,
+        "whole": 0.0,
+        "stretches": [],
+        "ops": {},
+    }
+    found["deadly"] = []
     by_name = {op.name: op for op in graph.ops}
     with tempfile.TemporaryDirectory() as scratch:
         base = Path(scratch)
@@ -104,6 +144,9 @@ def _measured(
         for index, name in enumerate(names):
             single = subgraph(graph, [by_name[name]], set(by_name[name].writes))
             (base / f"{index}.onnx").write_bytes(to_model(single).SerializeToString())
+        for index, row in enumerate(_stretches(graph)):
+            part = subgraph(graph, [by_name[name] for name in row], _leaving(graph, row))
+            (base / f"stretch{index}.onnx").write_bytes(to_model(part).SerializeToString())
         start, whole = 0, True
         for _ in range(DEATHS):
             request = {
@@ -130,6 +173,14 @@ def _measured(
     )
 
 
+def _leaving(graph: Graph, names: list[str]) -> set[str]:
+    """Results of some ops that others read or the graph returns."""
+    inside = set(names)
+    made = {value for op in graph.ops if op.name in inside for value in op.writes}
+    read = {value for op in graph.ops if op.name not in inside for value in op.reads}
+    return made & (read | set(graph.outputs))
+
+
 def _answers(request: Answer) -> Iterator[Answer]:
     """The child's answers as they come."""
     command = [sys.executable, "-m", "onnxremat.cost.foreign", json.dumps(request)]
@@ -154,8 +205,10 @@ def _child(request: Answer) -> None:
     base, device = Path(request["base"]), Device(**request["device"])
     folder = Path(request["folder"]) if request["folder"] else None
     if request["whole"]:
-        _say(call=_call_seconds(device))
+        _say(call=_call_seconds(device), value=_value_seconds(device))
         _whole(base, device, folder)
+        files = sorted(base.glob("stretch*.onnx"))
+        _say(stretches=[_alone(path, device, folder, WHOLE) for path in files])
     for index in range(request["start"], request["count"]):
         _say(op=index)
         _say(op=index, seconds=_alone(base / f"{index}.onnx", device, folder))
@@ -174,6 +227,28 @@ def _call_seconds(device: Device) -> float:
     return _median_seconds(stage, SECONDS)
 
 
+def _value_seconds(device: Device) -> float:
+    """What each input or output of a session adds to a call."""
+    names = [(f"x{i}", f"y{i}") for i in range(MANY)]
+    info = {
+        name: helper.make_tensor_value_info(name, TensorProto.FLOAT, [1])
+        for pair in names
+        for name in pair
+    }
+    model = helper.make_model(
+        helper.make_graph(
+            [helper.make_node("Neg", [x], [y], name=y) for x, y in names], "many",
+            [info[x] for x, _ in names], [info[y] for _, y in names],
+        ),
+        opset_imports=[helper.make_opsetid("", 17)], ir_version=8,
+    )  # fmt: skip
+    stage = Stage(open_on(device, model, TUNED), device, tuple(y for _, y in names), {})
+    for x, _ in names:
+        stage.bind(x, wrap(np.ones(1, np.float32)))
+    extra = _median_seconds(stage, SECONDS) - _call_seconds(device)
+    return max(0.0, extra) / (2 * (MANY - 1))
+
+
 def _whole(base: Path, device: Device, folder: Path | None) -> None:
     """Ops the provider takes of the whole graph, and the seconds of a run."""
     try:
@@ -187,15 +262,15 @@ def _whole(base: Path, device: Device, folder: Path | None) -> None:
     with np.load(base / "feeds.npz") as file:
         for name in file.files:
             stage.bind(name, wrap(np.asarray(file[name], order="C")))
-    _say(whole=_median_seconds(stage, 1.0))
+    _say(whole=_median_seconds(stage, WHOLE))
 
 
 def _as_is(path: Path) -> Any:
     return onnx.load_model(str(path), load_external_data=False)
 
 
-def _alone(path: Path, device: Device, folder: Path | None) -> float | None:
-    """Median seconds of a session with one op alone; None when it cannot be run so."""
+def _alone(path: Path, device: Device, folder: Path | None, limit: float = SECONDS) -> float | None:
+    """Median seconds of a session with some ops alone; None when it cannot be run so."""
     try:
         graph = build_graph(_as_is(path), folder)
         session = open_on(device, to_model(graph), TUNED, folder)
@@ -204,7 +279,7 @@ def _alone(path: Path, device: Device, folder: Path | None) -> float | None:
         stage = Stage(session, device, graph.outputs, {})
         for name, value in seeded_feeds(graph).items():
             stage.bind(name, wrap(value))
-        return _median_seconds(stage, SECONDS)
+        return _median_seconds(stage, limit)
     except Exception:  # its inputs have to be special values: the estimate will do
         return None
 

@@ -18,6 +18,8 @@ class CostTable:
         source: ``measured``, ``cached`` or ``analytic``.
         dispatch: seconds of ``seconds`` that are the runtime's own per-op overhead.
         device: what it was measured on, for people.
+        value: seconds that each input or output adds to calling a session.
+        bandwidth: bytes per second of the device's memory, 0 when not known.
     """
 
     seconds: dict[str, float]
@@ -26,6 +28,8 @@ class CostTable:
     dispatch: float = 0.0
     device: str = "cpu"
     notes: tuple[str, ...] = field(default=())
+    bandwidth: float = 0.0
+    value: float = 0.0
 
     @property
     def total(self) -> float:

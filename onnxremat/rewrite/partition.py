@@ -1,39 +1,24 @@
 """A plan over devices to partitions: stretches of one device that each run as one session.
 
-A device's stretch goes on until a value has to get in or out. It is cut
-
-1. before an op that reads what arrives from another device after the stretch began (the ops before
-   it need not wait), or that updates in place what another device reads until then;
-2. where a value leaves that another device reads before the stretch would end (it need not wait);
-3. where the caller asks: inputs of a partition stay until it is done, so a cut gives memory back.
-
-Rule 1 makes every dependency go from a partition that begins earlier in the plan to one that begins
-later: the partitions never wait for each other in a circle, and their order by first step is an
-order in which they can run one by one.
+Where a stretch is cut, :mod:`onnxremat.rewrite.stretches` says.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
-
-import onnx
 
 from onnxremat.device.machine import PROVIDERS, Device
 from onnxremat.graph.ir import Graph
-from onnxremat.graph.onnx_io import to_model
 from onnxremat.graph.order import priority_order, reordered
 from onnxremat.graph.subgraph import subgraph
 from onnxremat.rewrite.gates import add_gates
 from onnxremat.rewrite.openvino import for_openvino
 from onnxremat.rewrite.pins import add_pins
+from onnxremat.rewrite.stretches import stretches
 from onnxremat.schedule.devices import Followed, Moved, Ran
 
-# Node metadata: where a node runs; the last is onnxruntime's own.
-NODE_KEYS = ("onnxremat.device", "onnxremat.partition", "layer_ann")
 Key = tuple[str, str, int]  # (value, device that holds it, how often it came there before)
 
 
@@ -188,18 +173,8 @@ def partition(
     Raises:
         UnsupportedError: a value that is no tensor would cross between partitions.
     """
-    runs: dict[str, list[Ran]] = {}
-    for event in followed.events:
-        if isinstance(event, Ran):
-            runs.setdefault(event.device, []).append(event)
     moves = [event for event in followed.events if isinstance(event, Moved)]
-    uses = _uses(followed)
-    groups: list[tuple[str, list[Ran]]] = []
-    for device, row in runs.items():
-        waits = _waits(followed, device, pairs, uses)
-        scan = _Scan(device, row, moves, uses, waits, set(cuts))
-        groups += [(device, group) for group in scan.groups()]
-    groups.sort(key=lambda item: item[1][0].step)
+    groups = stretches(followed, pairs, cuts)
     # A stretch that makes nothing anybody needs is left out.
     rows = [
         (device, group[0].step, graph)
@@ -210,108 +185,6 @@ def partition(
     actions += [Copy(move.value, move.source, move.target, move.step) for move in moves]
     actions.sort(key=lambda action: action.begin)
     return Partitioned(followed, tuple(actions), tuple(pairs), tuple(sorted(cuts)))
-
-
-class _Scan:
-    """Where the ops of one device are cut."""
-
-    def __init__(
-        self,
-        device: str,
-        row: list[Ran],
-        moves: list[Moved],
-        uses: Mapping[tuple[str, str], Sequence[int]],
-        waits: Mapping[str, int],
-        cuts: set[str],
-    ) -> None:
-        self.row, self.cuts = row, cuts
-        self.arrivals: dict[str, list[int]] = {}
-        for move in moves:
-            if move.target == device:
-                self.arrivals.setdefault(move.value, []).append(move.step)
-        self.sends = [
-            (move.step, _next(uses.get((move.value, move.target), []), move.step))
-            for move in moves
-            if move.source == device
-        ]
-        self.waits = waits
-
-    def groups(self) -> list[list[Ran]]:
-        found = []
-        start = 0
-        while start < len(self.row):
-            end = self._end(start)
-            found.append(self.row[start:end])
-            start = end
-        return found
-
-    def _end(self, start: int) -> int:
-        """Index after the last op of the stretch that begins at ``start``."""
-        begin = self.row[start].step
-        sends = [send for send in self.sends if send[0] > begin]
-        for index in range(start + 1, len(self.row)):
-            ran = self.row[index]
-            late = [self._arrived(name, ran.step) for name in ran.op.reads]
-            late.append(self.waits.get(ran.op.name, -1))
-            if max(late) > begin or ran.op.name in self.cuts:
-                return self._sent(start, index, sends)
-            if any(leaves < ran.step and needed < ran.step for leaves, needed in sends):
-                return self._sent(start, index, sends)
-        return self._sent(start, len(self.row), sends)
-
-    def _arrived(self, value: str, step: int) -> int:
-        """Step at which a value last came to the device before ``step``, -1 when it never did."""
-        steps = self.arrivals.get(value, [])
-        index = bisect_right(steps, step)
-        return steps[index - 1] if index else -1
-
-    def _sent(self, start: int, end: int, sends: list[tuple[int, int]]) -> int:
-        """The stretch ends earlier where a value leaves that is needed before its end."""
-        last = self.row[end - 1].step
-        for leaves, needed in sends:
-            if leaves < last and needed < last:
-                cut = next(i for i in range(start, end) if self.row[i].step > leaves)
-                end = min(end, max(cut, start + 1))
-        return end
-
-
-def _uses(followed: Followed) -> dict[tuple[str, str], list[int]]:
-    """(value, device) to the plan steps that use it there, ascending."""
-    found: dict[tuple[str, str], list[int]] = {}
-    for event in followed.events:
-        if isinstance(event, Moved):
-            found.setdefault((event.value, event.source), []).append(event.step)
-            continue
-        for name in event.op.reads:
-            found.setdefault((name, event.device), []).append(event.step)
-    return found
-
-
-def _next(steps: Sequence[int], step: int) -> int:
-    """The first of some ascending steps behind ``step``; far away when there is none."""
-    index = bisect_right(steps, step)
-    return steps[index] if index < len(steps) else 1 << 60
-
-
-def _waits(
-    followed: Followed,
-    device: str,
-    pairs: Sequence[tuple[str, str]],
-    uses: Mapping[tuple[str, str], Sequence[int]],
-) -> dict[str, int]:
-    """Ops that update in place, with the last step at which the old value is moved or another
-    device uses it."""
-    olds = {old for old, _ in pairs}
-    last: dict[str, int] = {}
-    for (value, at), steps in uses.items():
-        if value in olds and at != device:
-            last[value] = max(last.get(value, -1), steps[-1])
-    for event in followed.events:
-        if isinstance(event, Moved) and event.value in olds:
-            last[event.value] = max(last.get(event.value, -1), event.step)
-    graph = followed.graph
-    made = graph.producer
-    return {graph.ops[made[new]].name: last.get(old, -1) for old, new in pairs if new in made}
 
 
 def _graphs(
@@ -349,39 +222,3 @@ def part_graph(part: Partition, device: Device) -> Graph:
     if device.provider == PROVIDERS["openvino"]:
         return for_openvino(part.graph)
     return part.graph if device.opaque else add_pins(add_gates(part.graph))
-
-
-def summary(parts: Partitioned) -> dict[str, Any]:
-    """Partitions, boundaries and copies in order, as plain data."""
-    rows: list[dict[str, Any]] = []
-    for action in parts.actions:
-        if isinstance(action, Copy):
-            rows.append({"copy": action.value, "source": action.source, "target": action.target})
-            continue
-        rows.append(
-            {
-                "partition": action.name, "device": action.device,
-                "nodes": len(action.graph.ops), "inputs": list(action.graph.inputs),
-                "outputs": list(action.graph.outputs),
-            }
-        )  # fmt: skip
-    return {"actions": rows, "outputs": dict(parts.followed.final)}
-
-
-def annotated(parts: Partitioned) -> onnx.ModelProto:
-    """The whole as one model that any runtime runs: duplicates, gates and pins in it, device and
-    partition in the metadata of every node, the device under ``layer_ann`` too, onnxruntime's own
-    key (its session option ``session.layer_assignment_settings`` reads it)."""
-    graph = add_pins(add_gates(parts.graph))
-    where = {
-        op.name: (part.device, part.index) for part in parts.partitions for op in part.graph.ops
-    }
-    model = to_model(graph)
-    for node in model.graph.node:
-        kept = [(e.key, e.value) for e in node.metadata_props if e.key not in NODE_KEYS]
-        del node.metadata_props[:]
-        device, index = where.get(node.name, ("", -1))
-        added = [*zip(NODE_KEYS, (device, str(index), device), strict=True)] if device else []
-        for key, value in (*kept, *added):
-            node.metadata_props.add(key=key, value=value)
-    return model

@@ -5,9 +5,9 @@ from __future__ import annotations
 import onnx
 
 from onnxremat.graph.onnx_io import ORIGIN
+from onnxremat.rewrite.annotate import NODE_KEYS
 from onnxremat.rewrite.emit import KEY, metadata
 from onnxremat.rewrite.gates import PREFIX as GATE
-from onnxremat.rewrite.partition import NODE_KEYS
 from onnxremat.rewrite.pins import is_added
 
 OWN = ("plan", "options", "facts", "scratch", "devices")

@@ -20,10 +20,11 @@ def action_seconds(
         if isinstance(action, Partition):
             table = costs[action.device]
             ops = sum(table.seconds.get(op.origin or op.name, 0.0) for op in action.graph.ops)
+            values = len(action.graph.inputs) + len(action.graph.outputs)
             reads, writes = (_bytes(parts, keys) for keys in parts.uses[index])
             found[index] = (
                 ops
-                + call_seconds(table, opaque=machine.device(action.device).opaque)
+                + call_seconds(table, values, opaque=machine.device(action.device).opaque)
                 + traffic_seconds(table, read=reads, written=writes)
             )
         else:

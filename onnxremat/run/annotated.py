@@ -12,7 +12,7 @@ from typing import Any
 from onnxremat.device.machine import PROVIDERS
 from onnxremat.errors import UnsupportedError, VerificationError
 from onnxremat.ort.providers import assigned, open_annotated, require
-from onnxremat.rewrite.partition import annotated
+from onnxremat.rewrite.annotate import annotated
 from onnxremat.run.deployment import Deployment
 
 BUILT_IN = (PROVIDERS["cpu"], PROVIDERS["cuda"])

@@ -9,7 +9,8 @@ from pathlib import Path
 from onnxremat.device.machine import Machine
 from onnxremat.rewrite.partition import Copy, Key, Partition, Partitioned, partition
 from onnxremat.rewrite.pins import is_added
-from onnxremat.run.device_memory import DeviceBytes, Known, device_bytes, insides
+from onnxremat.run.device_memory import DeviceBytes, device_bytes
+from onnxremat.run.inside import Known, insides
 from onnxremat.schedule.devices import Followed, Ran
 
 MOST = 400  # cuts; each costs a few microseconds a run

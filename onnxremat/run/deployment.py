@@ -21,13 +21,15 @@ from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import read_model
 from onnxremat.ort.infer import build_graph
 from onnxremat.ort.session import TUNED
+from onnxremat.rewrite.annotate import annotated, summary
 from onnxremat.rewrite.emit import metadata, pack, set_metadata, unpack
-from onnxremat.rewrite.partition import Partitioned, annotated, partition, summary
+from onnxremat.rewrite.partition import Partitioned, partition
 from onnxremat.rewrite.restore import restored
 from onnxremat.run.action_times import action_seconds
 from onnxremat.run.cuts import partition_within
-from onnxremat.run.device_memory import DeviceBytes, Known, device_bytes, insides
+from onnxremat.run.device_memory import DeviceBytes, device_bytes
 from onnxremat.run.executor import Executor
+from onnxremat.run.inside import Known, insides
 from onnxremat.run.streams import finish_times, overlaps
 from onnxremat.run.waits import waits_within, worst_case
 from onnxremat.schedule.devices import follow, settled

@@ -91,6 +91,7 @@ def device_model(
                 f"op '{op.name}' ({op.op_type}) can run on no device that it may run on",
                 hint="change --pin, or add a device whose provider has this operator",
             )
+    _check_links(ops, machine, np.where(allowed, cost, np.inf))
     weights = [n for n, t in graph.tensors.items() if t.role is Role.WEIGHT]
     place = {name: index for index, name in enumerate(weights)}
     reads = [[root.get(name, name) for name in op.reads] for op in ops]
@@ -136,6 +137,46 @@ def _costs(
             there = np.asarray([op.name in table.seconds for op in ops])
             cost[row], work[row] = np.where(there, one.cost, np.inf), one.work
     return cost, work
+
+
+def _check_links(ops: Sequence[Op], machine: Machine, cost: Floats) -> None:
+    """What an op makes can come to where its readers run.
+
+    Raises:
+        UsageError: no links lead there.
+    """
+    able = {
+        op.name: frozenset(np.flatnonzero(np.isfinite(cost[:, index])).tolist())
+        for index, op in enumerate(ops)
+    }
+    made = {name: op.name for op in ops for name in op.writes}
+    fine: dict[tuple[frozenset[int], frozenset[int]], bool] = {}
+    for op in ops:
+        for maker in (made[name] for name in op.reads if name in made):
+            ends = able[maker], able[op.name]
+            if ends not in fine:
+                fine[ends] = bool(_reached(machine, ends[0]) & ends[1])
+            if not fine[ends]:
+                first, second = (
+                    " or ".join(f"'{machine.names[d]}'" for d in sorted(end)) for end in ends
+                )
+                raise UsageError(
+                    f"machine '{machine.name}' has no link from {first} to {second}",
+                    where=f"op '{op.name}' reads what op '{maker}' makes",
+                    hint="add a [[link]] to the machine file, or change --pin",
+                )
+
+
+def _reached(machine: Machine, start: frozenset[int]) -> frozenset[int]:
+    """Devices that links lead to from some."""
+    found, todo = set(start), list(start)
+    while todo:
+        source = machine.names[todo.pop()]
+        for index, target in enumerate(machine.names):
+            if index not in found and machine.linked(source, target):
+                found.add(index)
+                todo.append(index)
+    return frozenset(found)
 
 
 def _reachable(machine: Machine) -> bool:

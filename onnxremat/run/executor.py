@@ -9,20 +9,18 @@ runs in the calling thread.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 import onnx
 
 from onnxremat.device.machine import PROVIDERS, Device, Machine
-from onnxremat.errors import ModelError, UsageError
+from onnxremat.errors import ModelError
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
-from onnxremat.ort.binding import wrap
 from onnxremat.ort.denormals import denormals_as_zero
 from onnxremat.ort.profile import SIZES_KEY, Profile, ended
 from onnxremat.ort.providers import assigned, open_on, require
@@ -35,29 +33,14 @@ from onnxremat.ort.values import (
     share_arena,
     share_gpu_arena,
     shared_empty,
-    shared_memory,
     view,
 )
 from onnxremat.rewrite.partition import Copy, Key, Partition, Partitioned, part_graph
-from onnxremat.run.streams import Stream, overlaps, streams
-
-
-def pooled(parts: Partitioned, machine: Machine) -> dict[str, Device]:
-    """Values that a plugin provider reads or updates, with its device: they are made in the memory
-    that it shares with the processor, else every binding would copy them."""
-    olds = {new: old for old, new in parts.pairs}
-    found = {}
-    for part in parts.partitions:
-        device = machine.device(part.device)
-        if device.opaque and shared_memory(device) is not None:
-            updated = [olds[name] for name in part.graph.outputs if name in olds]
-            found.update(dict.fromkeys((*part.graph.inputs, *updated), device))
-    return found
-
-
-def ready_made(part: Partition, pool: Collection[str], updated: Collection[str]) -> set[str]:
-    """Results of a partition that have their buffer before it starts."""
-    return {name for name in part.graph.outputs if name in pool and name not in updated}
+from onnxremat.run.given_values import GivenValues, memory
+from onnxremat.run.pools import ready_made
+from onnxremat.run.stream_threads import StreamThread
+from onnxremat.run.streams import overlaps, streams
+from onnxremat.run.traffic import traffic
 
 
 class Executor:
@@ -95,90 +78,40 @@ class Executor:
         record: Path | None = None,
     ) -> None:
         self.parts, self.machine, self.copies = parts, machine, Copies()
-        for device in dict.fromkeys(part.device for part in parts.partitions):
-            require(machine.device(device))
-            if machine.device(device).provider == PROVIDERS["cuda"]:
-                share_gpu_arena(machine.device(device).index, (limits or {}).get(device, 0))
-        for copy in parts.copies:
-            machine.link(copy.source, copy.target)
-        self._inputs = {name: parts.graph.tensors[name] for name in parts.graph.inputs}
-        self._updated = {new: old for old, new in parts.pairs if old in (state or {})}
-        self._given: dict[str, np.ndarray] = {}  # the caller's arrays
-        self._values: dict[str, Any] = {}  # and where they are: shared with host sessions
-        self._state = dict(state or {})
+        self._check(limits or {})
+        self._given = GivenValues(parts, machine, state or {}, self.copies)
+        self._traffic = traffic(parts, machine, self._given.updated)
+        # Inputs that are copied to another memory for every run.
+        self._sent = [
+            (name, index, device)
+            for name, row in self._traffic.readers.items()
+            for index, device in row
+            if self._given.memory(name) != memory(device)
+            or (device.opaque and name not in self._given.pool)
+        ]
         self._store: dict[Key, Any] = {}
         self._left: dict[Key, int] = {}
         self._lock = threading.Lock()
-        self._home = self._find_homes()
-        self._pooled = pooled(parts, machine)
-        for name, array in self._state.items():
-            self._take(name, array)
-        self._look_up()
         self._record, self._runs = record, 0
         self.stages = self._open(folder, models)
-        for name in self._state:
+        for name in state or {}:
             self._show(name)
         side_by_side = overlaps(parts, machine) if overlap is None else overlap
         side_by_side &= record is None
         self._streams = streams(parts, machine, waits) if side_by_side else []
-        self._threads = [_Thread(self, stream) for stream in self._streams[1:]]
+        self._threads = [StreamThread(stream, self.act) for stream in self._streams[1:]]
 
     # ---- making ----------------------------------------------------------------------------
 
-    def _find_homes(self) -> dict[str, Device]:
-        """State input to the device that updates it, where that has a memory of its own."""
-        homes = {}
-        for part in self.parts.partitions:
-            device = self.machine.device(part.device)
-            for new in part.graph.outputs:
-                if new in self._updated and not device.in_host_memory:
-                    homes[self._updated[new]] = device
-        return homes
-
-    def _look_up(self) -> None:
-        """What each action binds and makes, and how often each value is used."""
-        parts, machine = self.parts, self.machine
-        self._binds: list[list[tuple[str, Key]]] = []
-        self._makes: list[list[Key]] = []
-        self._updates: list[list[Key]] = []
-        self._shared: list[bool] = []
-        self._uses: dict[Key, int] = {}
-        self._final: dict[str, Key] = {}
-        self._readers: dict[str, list[tuple[int, Device]]] = {}
-        final = set(parts.followed.final.items())
-        for index, (action, (reads, writes)) in enumerate(
-            zip(parts.actions, parts.uses, strict=True)
-        ):
-            self._binds.append([(key[0], key) for key in reads])
-            self._makes.append([key for key in writes if key[0] not in self._updated])
-            self._updates.append([key for key in writes if key[0] in self._updated])
-            for key in reads:
-                self._uses[key] = self._uses.get(key, 0) + 1
-            for key in writes:
-                self._uses.setdefault(key, 0)
-                if key[:2] in final:
-                    self._final[key[0]] = key
-            if isinstance(action, Copy):
-                self._shared.append(machine.link(action.source, action.target).shared)
-                continue
-            self._shared.append(False)
-            came = {key[0] for key in reads}
-            for name in action.graph.inputs:
-                if name in self._inputs and name not in came:
-                    at = (index, machine.device(action.device))
-                    self._readers.setdefault(name, []).append(at)
-        for key in self._final.values():
-            self._uses[key] += 1
-        # Inputs that are copied to another memory for every run.
-        self._sent = [
-            (name, index, device)
-            for name, row in self._readers.items()
-            for index, device in row
-            if self._memory(name) != _memory(device) or (device.opaque and name not in self._pooled)
-        ]
-
-    def _memory(self, name: str) -> str:
-        return _memory(self._home[name]) if name in self._home else "host"
+    def _check(self, limits: Mapping[str, int]) -> None:
+        """Every device and link is there; the pools of GPUs are no larger than their limits."""
+        for name in dict.fromkeys(part.device for part in self.parts.partitions):
+            device = self.machine.device(name)
+            require(device)
+            if device.provider == PROVIDERS["cuda"]:
+                share_gpu_arena(device.index, limits.get(name, 0))
+        for copy in self.parts.copies:
+            self.machine.link(copy.source, copy.target)
 
     def _open(
         self, folder: Path | None, models: Sequence[onnx.ModelProto | Path] | None
@@ -194,24 +127,27 @@ class Executor:
                 entries=self._entries(index),
                 prefix=str(self._record / f"profile{index}") if self._record else "",
             )  # fmt: skip
-            fixed = {
-                new: self._values[self._updated[new]]
-                for new, _, _ in self._updates[index]
-                if _in_place(action.graph, self._updated[new], new, device)
-            }
             stages[index] = Stage(
-                session, device, action.graph.outputs, fixed, self._makers(action)
-            )
+                session, device, action.graph.outputs, self._fixed(index, action, device),
+                self._makers(action),
+            )  # fmt: skip
         return stages
+
+    def _fixed(self, index: int, part: Partition, device: Device) -> dict[str, Any]:
+        """State that a partition writes new values into."""
+        updated = self._given.updated
+        return {
+            new: self._given[updated[new]]
+            for new, _, _ in self._traffic.updates[index]
+            if _in_place(part.graph, updated[new], new, device)
+        }
 
     def _makers(self, part: Partition) -> dict[str, Callable[[], Any]]:
         """How to make the results that a plugin provider will read."""
-        tensors = self.parts.graph.tensors
+        tensors, pool = self.parts.graph.tensors, self._given.pool
         return {
-            name: partial(
-                shared_empty, self._pooled[name], tensors[name].dtype, tensors[name].shape or ()
-            )
-            for name in ready_made(part, self._pooled, self._updated)
+            name: partial(shared_empty, pool[name], tensors[name].dtype, tensors[name].shape or ())
+            for name in ready_made(part, pool, self._given.updated)
         }
 
     def _entries(self, index: int) -> dict[str, str]:
@@ -245,13 +181,14 @@ class Executor:
             UsageError: an input is missing, or of another shape or type.
             ModelError: a session fails; state may have been updated in part.
         """
-        self._feed(feeds)
+        for name in self._given.feed(feeds):
+            self._show(name)
         self._runs += 1
-        self._left = dict(self._uses)
+        self._left = dict(self._traffic.uses)
         self._store.clear()
         for name, index, device in self._sent:
-            value = self._values[name]
-            if self._memory(name) != _memory(device):
+            value = self._given[name]
+            if self._given.memory(name) != memory(device):
                 value = moved(value, device, self.copies)
             self.stages[index].bind(name, value)
         if self._streams:
@@ -262,8 +199,8 @@ class Executor:
                     self.act(index)
         return {
             name: as_array(self._store.pop(key), self.copies)
-            for name, key in self._final.items()
-            if name not in self._updated
+            for name, key in self._traffic.final.items()
+            if name not in self._given.updated
         }
 
     def act(self, index: int) -> None:
@@ -272,7 +209,7 @@ class Executor:
         if isinstance(action, Copy):
             self._copy(index, action)
         else:
-            fresh = [(name, self._store[key]) for name, key in self._binds[index]]
+            fresh = [(name, self._store[key]) for name, key in self._traffic.takes[index]]
             try:
                 values = self.stages[index].run(fresh)
             except Exception as error:  # onnxruntime raises a dozen unrelated types
@@ -293,10 +230,10 @@ class Executor:
     def _keep(self, index: int, values: list[Any]) -> None:
         """Take over what a partition made."""
         made = dict(zip(self.stages[index].names, values, strict=True))
-        for key in self._makes[index]:
+        for key in self._traffic.makes[index]:
             self._store[key] = made[key[0]]
-        for key in self._updates[index]:
-            state = self._values[self._updated[key[0]]]
+        for key in self._traffic.updates[index]:
+            state = self._given[self._given.updated[key[0]]]
             if key[0] in made:  # it could not be written in place
                 self.copies.between += 1
                 np.copyto(view(state), view(made[key[0]]))
@@ -305,79 +242,30 @@ class Executor:
     def _copy(self, index: int, action: Copy) -> None:
         (target,) = self.parts.uses[index][1]
         reads = self.parts.uses[index][0]
-        value = self._store[reads[0]] if reads else self._values[action.value]
-        if not self._shared[index]:
+        value = self._store[reads[0]] if reads else self._given[action.value]
+        if not self._traffic.shared[index]:
             value = moved(value, self.machine.device(action.target), self.copies)
         self._store[target] = value
 
-    def _feed(self, feeds: Mapping[str, np.ndarray]) -> None:
-        for name in self._inputs:
-            if name in self._state:
-                continue
-            if name not in feeds:
-                if name in self._given:
-                    continue
-                raise UsageError(
-                    f"no value for input '{name}'", why=f"given are {', '.join(sorted(feeds))}"
-                )
-            if self._given.get(name) is not feeds[name]:
-                self._take(name, feeds[name])
-                self._show(name)
-            elif name in self._pooled:  # it may have been written in place
-                self._fill(name)
-
-    def _take(self, name: str, given: np.ndarray) -> None:
-        """Make a value over the caller's array."""
-        tensor = self._inputs.get(name)
-        if tensor is None:
-            raise UsageError(f"the model has no input '{name}'")
-        array = np.asarray(given)
-        wanted = onnx.helper.tensor_dtype_to_np_dtype(tensor.dtype)
-        if array.shape != tensor.shape or array.dtype != wanted:
-            raise UsageError(
-                f"input '{name}' is {array.dtype}{list(array.shape)}, the model wants "
-                f"{wanted}{list(tensor.shape or ())}"
-            )
-        if name in self._state and not (array.flags.c_contiguous and array.flags.writeable):
-            raise UsageError(f"state '{name}' has to be a contiguous array that can be written")
-        array = np.asarray(array, order="C")
-        self._given[name] = array  # another object when it was converted: then bound every run
-        if name in self._pooled:
-            if name not in self._values:
-                shape = tensor.shape or ()
-                self._values[name] = shared_empty(self._pooled[name], tensor.dtype, shape)
-            self._fill(name)
-            return
-        self._values[name] = wrap(array)
-        if name in self._home:
-            self._values[name] = moved(self._values[name], self._home[name], self.copies)
-
-    def _fill(self, name: str) -> None:
-        """Bring the caller's array to where a plugin provider reads it."""
-        self.copies.between += 1
-        np.copyto(view(self._values[name]), self._given[name])
-
     def _show(self, name: str) -> None:
         """Bind a graph input wherever it is read where it lies."""
-        for index, device in self._readers.get(name, ()):
+        for index, device in self._traffic.readers.get(name, ()):
             if (name, index, device) not in self._sent:
-                self.stages[index].bind(name, self._values[name])
+                self.stages[index].bind(name, self._given[name])
 
     def pull_state(self) -> None:
         """Bring state that is kept elsewhere (in a GPU's memory, or shared with a plugin provider)
         back into the caller's arrays; what the processor updates is in them already."""
-        for name in self._state:
-            if name in self._home or name in self._pooled:
-                np.copyto(self._state[name], as_array(self._values[name], self.copies))
+        self._given.pull_state()
 
     # ---- streams ---------------------------------------------------------------------------
 
     def _side_by_side(self) -> None:
         for thread in self._threads:
-            thread.go.put(True)
+            thread.begin()
         with denormals_as_zero():
             error = self._streams[0].run(self.act)
-        errors = [error, *(thread.done.get() for thread in self._threads)]
+        errors = [error, *(thread.error() for thread in self._threads)]
         for found in errors:
             if found is not None:
                 self._store.clear()
@@ -386,7 +274,7 @@ class Executor:
     def close(self) -> None:
         """End the threads."""
         for thread in self._threads:
-            thread.go.put(False)
+            thread.end()
         self._threads = []
 
     def __enter__(self) -> Executor:
@@ -401,23 +289,3 @@ def _in_place(graph: Graph, old: str, new: str, device: Device) -> bool:
     run the update before another reader of the old value."""
     others = [op for op in graph.ops if old in op.reads and new not in op.writes]
     return not (device.opaque and others)
-
-
-def _memory(device: Device) -> str:
-    return "host" if device.in_host_memory else device.name
-
-
-class _Thread(threading.Thread):
-    """Runs one stream whenever told to."""
-
-    def __init__(self, executor: Executor, stream: Stream) -> None:
-        super().__init__(daemon=True, name=f"onnxremat-{stream.name}")
-        self.go: SimpleQueue[bool] = SimpleQueue()
-        self.done: SimpleQueue[Exception | None] = SimpleQueue()
-        self._act, self._stream = executor.act, stream
-        self.start()
-
-    def run(self) -> None:
-        with denormals_as_zero():
-            while self.go.get():
-                self.done.put(self._stream.run(self._act))

@@ -17,7 +17,8 @@ from onnxremat.rewrite.emit import metadata, rewrite, unpack
 from onnxremat.rewrite.pins import is_added
 from onnxremat.rewrite.restore import restored
 from onnxremat.run.deployment import Deployment, read_deployment
-from onnxremat.run.device_memory import device_bytes, insides
+from onnxremat.run.device_memory import device_bytes
+from onnxremat.run.inside import insides
 from onnxremat.run.load import options_of
 from onnxremat.run.measure import predict
 from onnxremat.run.prepare import Settings, prepare

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from queue import SimpleQueue
 
+from onnxremat.device.host import processors
 from onnxremat.device.machine import Machine
 from onnxremat.rewrite.partition import Copy, Partitioned
-
-Token = SimpleQueue[bool]
+from onnxremat.run.tokens import Token
 
 
 @dataclass
@@ -19,8 +18,7 @@ class Stream:
     Attributes:
         name: a device, or a link.
         actions: indices into ``Partitioned.actions``.
-        waits, signals: per action the queues to take a token from before it, and to put one into
-            after it.
+        waits, signals: per action the tokens to take before it, and to leave after it.
     """
 
     name: str
@@ -36,9 +34,14 @@ class Stream:
         """
         failed: Exception | None = None
         going = True
+        left: Token | None = None  # not shown yet
         for index in self.actions:
             for token in self.waits.get(index, ()):
-                going &= token.get()
+                going &= token.get(left)
+                left = None
+            if left:
+                left.show()
+                left = None
             if going:
                 try:
                     act(index)
@@ -46,6 +49,11 @@ class Stream:
                     failed, going = error, False
             for token in self.signals.get(index, ()):
                 token.put(going)
+                if left:
+                    left.show()
+                left = token
+        if left:
+            left.show()
         return failed
 
 
@@ -102,6 +110,7 @@ def streams(
     for first, second in waits:
         after[second].append(first)
     done = before(names, after)
+    look = len(set(names)) <= processors()
     found: dict[str, Stream] = {}
     last: dict[str, int] = {}
     for index, name in enumerate(names):
@@ -112,7 +121,7 @@ def streams(
             if known >> earlier & 1 or names[earlier] == name:
                 continue
             known |= done[earlier] | 1 << earlier
-            token: Token = SimpleQueue()
+            token = Token(look)
             stream.waits.setdefault(index, []).append(token)
             found[names[earlier]].signals.setdefault(earlier, []).append(token)
         last[name] = index

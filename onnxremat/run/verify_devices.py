@@ -16,7 +16,8 @@ from onnxremat.rewrite.partition import Partition, part_graph
 from onnxremat.rewrite.pins import is_added
 from onnxremat.run.compare import TOLERANCE, Difference, compare
 from onnxremat.run.deployment import Deployment
-from onnxremat.run.device_memory import DeviceBytes, Recorded, record
+from onnxremat.run.device_memory import DeviceBytes
+from onnxremat.run.record import Recorded, record
 from onnxremat.run.verify import Check
 from onnxremat.units import format_bytes
 

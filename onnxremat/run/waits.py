@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from onnxremat.device.machine import Machine
 from onnxremat.errors import OverBudgetError
 from onnxremat.rewrite.partition import Copy, Key, Partitioned
-from onnxremat.run.device_memory import Inside, device_bytes, placed_inputs
+from onnxremat.run.device_memory import device_bytes, placed_inputs
+from onnxremat.run.inside import Inside
 from onnxremat.run.streams import before, stream_names
 from onnxremat.units import format_bytes
 

@@ -97,3 +97,26 @@ def test_an_op_that_ends_the_process_does_not_run_there(monkeypatch: pytest.Monk
     assert table.seconds[names[0]] == pytest.approx(1e-3 - 1e-5)
     assert table.notes == (f"{device.provider} ends the process on op '{names[1]}'",)
     assert [(r["start"], r["whole"]) for r in requests] == [(0, True), (2, False)]
+
+
+def test_ops_are_scaled_to_what_stretches_of_them_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By themselves all ops take alike; together the first half takes three times the second."""
+    text = " ".join(f"v{i + 1} = Sin(v{i})" for i in range(16))
+    graph = graph_of(f"g (float[4] v0) => (float[4] v16) {{ {text} }}")
+    names = [op.name for op in graph.ops]
+    took = [3e-3 + 1e-5] * 4 + [1e-3 + 1e-5] * 4
+
+    def answers(request):
+        yield {"call": 1e-5}
+        yield {"taken": names}
+        yield {"whole": 16e-3}
+        yield {"stretches": took}
+        for index in range(request["count"]):
+            yield {"op": index, "seconds": 5e-3}
+        yield {"done": True}
+
+    monkeypatch.setattr("onnxremat.cost.foreign._answers", answers)
+    device = Device("other", PROVIDERS["openvino"])
+    table = foreign_costs(graph, seeded_feeds(graph), device, Roofline(), fresh=True)
+    assert [table.seconds[name] for name in names] == pytest.approx([1.5e-3] * 8 + [0.5e-3] * 8)
+    assert "stretches" in table.source

@@ -19,7 +19,7 @@ from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model, write_model
 from onnxremat.ort.feeds import seeded_feeds
 from onnxremat.ort.session import DEFAULT, open_session, session_options
-from onnxremat.rewrite.partition import NODE_KEYS
+from onnxremat.rewrite.annotate import NODE_KEYS
 from onnxremat.rewrite.restore import restored
 from onnxremat.run.annotated import load_annotated
 from onnxremat.run.bench_devices import bench_devices

@@ -17,8 +17,10 @@ from onnxremat.ort.feeds import seeded_feeds
 from onnxremat.ort.infer import build_graph
 from onnxremat.rewrite.partition import Copy, Partition, Partitioned, partition
 from onnxremat.run.deployment import Deployment, deploy
-from onnxremat.run.device_memory import device_bytes, insides, record
+from onnxremat.run.device_memory import device_bytes
 from onnxremat.run.executor import Executor
+from onnxremat.run.inside import insides
+from onnxremat.run.record import record
 from onnxremat.run.streams import before, finish_times, stream_names
 from onnxremat.run.verify_devices import verify_devices
 from onnxremat.run.waits import waits_within, worst_case

@@ -104,6 +104,16 @@ def test_pinned_ops_run_where_they_are_pinned(chain: Prepared) -> None:
         optimized(chain, processors(2), "2x", pins=[("Conv", "cpu:0")])
 
 
+def test_a_link_that_is_missing_is_named(chain: Prepared) -> None:
+    apart = Machine(processors(2).devices, name="apart")
+    with pytest.raises(
+        UsageError, match=r"'apart' has no link from 'cpu:\d' to 'cpu:\d'"
+    ) as refused:
+        optimized(chain, apart, "2x", pins=[("Tanh", "cpu:1"), ("MatMul", "cpu:0")])
+    assert "reads what op" in refused.value.where
+    assert not optimized(chain, apart, "2x").deployment.parts.copies  # nothing has to cross
+
+
 def test_views_come_along_to_the_device_that_reads_them() -> None:
     graph = graph_of("""g (float[4, 8] x) => (float[32] y, float[8, 4] z) {
         a = Sin(x)

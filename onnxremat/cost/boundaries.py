@@ -1,0 +1,30 @@
+"""What cutting a model to sessions costs beside its ops.
+
+A session's inputs and outputs each have a buffer of their own, which no other op of it reuses while
+it is in the cache: what goes from one session to another goes through memory. It is written (which
+fetches the line first: two transfers per byte) and read again (one).
+"""
+
+from __future__ import annotations
+
+from onnxremat.cost.table import CostTable
+
+CALL = 1e-5  # seconds: binding, the call and bookkeeping (tools/bench_devices.py --boundary)
+
+
+def call_seconds(table: CostTable, values: int, *, opaque: bool) -> float:
+    """Seconds to call a session with so many inputs and outputs on a device; providers that compile
+    have their own price."""
+    return max(CALL, table.dispatch if opaque else 0.0) + values * table.value
+
+
+def traffic_seconds(table: CostTable, *, read: int = 0, written: int = 0) -> float:
+    """Seconds for bytes that a session reads from, or leaves for, other sessions."""
+    return (read + 2 * written) / table.bandwidth if table.bandwidth else 0.0
+
+
+def crossing_seconds(source: CostTable, target: CostTable, size: int) -> float:
+    """Seconds that a value costs by going from a session on one device to one on another, the
+    link's own aside."""
+    call = CALL + source.value + target.value
+    return call + traffic_seconds(source, written=size) + traffic_seconds(target, read=size)

@@ -1,0 +1,106 @@
+"""Parameters and optimizer state on devices that hold them: where they live, count, and are one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from models import build
+from onnxremat.device.machine import Machine
+from onnxremat.errors import InfeasibleError
+from onnxremat.grad import Settings as Training
+from onnxremat.plan.devices import warm_up
+from onnxremat.plan.devices.bounds import least_budgets
+from onnxremat.run.closed_loop import PlanOptions
+from onnxremat.run.device_plan import device_model
+from onnxremat.run.optimize_devices import optimize_devices
+from onnxremat.run.prepare import Prepared, Settings, prepare
+from onnxremat.run.state_homes import state_homes
+from onnxremat.units import parse_budget
+from tests.devices.plans import processors
+
+QUICK = PlanOptions(time_limit=2.0, threads=1)
+
+
+def holders(count: int) -> Machine:
+    machine = processors(count)
+    return machine.with_devices([replace(d, holds_state=True) for d in machine.devices])
+
+
+@pytest.fixture(scope="module")
+def step() -> Prepared:
+    warm_up()
+    model = build("mlp", batch=8)
+    return prepare(model, Settings(threads=1, train=Training(optimizer="adamw")))
+
+
+def state_bytes(step: Prepared) -> int:
+    return sum(step.graph.tensors[old].bytes for old, _ in step.in_place)
+
+
+def test_what_is_updated_together_lives_together(step: Prepared) -> None:
+    machine = holders(2)
+    homes = state_homes(step.graph, machine, step.in_place, {})
+    assert set(homes) == {old for old, _ in step.in_place}
+    by_parameter: dict[str, set[str]] = {}
+    for name, home in homes.items():
+        if name.endswith((".weight", ".bias")):
+            moments = {homes[n] for n in homes if n.startswith(name) and n != name}
+            assert moments <= {home}, name
+            by_parameter[name] = moments
+    assert any(by_parameter.values())  # moments were found under their parameters' names
+    held = {
+        name: sum(step.graph.tensors[n].bytes for n, at in homes.items() if at == name)
+        for name in machine.names
+    }
+    assert sum(held.values()) == state_bytes(step)
+    assert min(held.values()) > 0
+    assert not state_homes(step.graph, processors(2), step.in_place, {})
+
+
+def test_shares_follow_budgets(step: Prepared) -> None:
+    machine = holders(2)
+    homes = state_homes(step.graph, machine, step.in_place, {"cpu:0": 1, "cpu:1": 1000})
+    first = sum(step.graph.tensors[n].bytes for n, at in homes.items() if at == "cpu:0")
+    assert first < state_bytes(step) / 10
+
+
+def test_two_devices_hold_the_state_that_one_cannot(step: Prepared) -> None:
+    machine = holders(2)
+    one = Machine(machine.devices[:1])
+    costs = {"cpu:0": step.costs}
+    (least,) = least_budgets(device_model(step.graph, one, costs, pairs=step.in_place).problem)
+    assert least > state_bytes(step)
+    limit = least - 1
+    with pytest.raises(InfeasibleError, match="cannot run within") as refused:
+        optimize_devices(step, one, {"cpu:0": parse_budget(limit)}, QUICK, bench_seconds=0)
+    assert f"{least} bytes on cpu:0" in refused.value.why
+    budgets = dict.fromkeys(machine.names, parse_budget(limit))
+    result = optimize_devices(step, machine, budgets, QUICK, bench_seconds=0)
+    assert result.verification is not None
+    assert result.verification.ok, result.verification.checks
+    held = result.verification.measured
+    weights = sum(t.bytes for t in step.graph.tensors.values() if t.role.value == "weight")
+    resident = sum(found.resident for found in held.values())
+    # Every byte of state counts on one device; weights of several partitions once in each.
+    assert (
+        state_bytes(step)
+        <= resident
+        <= state_bytes(step) + weights * len(result.deployment.parts.partitions)
+    )
+    assert all(found.peak <= limit for found in held.values())
+    _one_buffer_each(step, result.deployment)
+
+
+def _one_buffer_each(step: Prepared, made) -> None:
+    """Wherever state is read or written it is the caller's own array."""
+    state = {old: np.array(step.feeds[old]) for old, _ in step.in_place}
+    given = {name: value for name, value in step.feeds.items() if name not in state}
+    before = {name: array.copy() for name, array in state.items()}
+    with made.executor(state) as executor:
+        executor.run(given)
+        assert not executor.copies.between
+        assert not any(key[0] in state for key in executor._store)
+    assert any(not np.array_equal(state[name], before[name]) for name in state)
