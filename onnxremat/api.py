@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +43,13 @@ from onnxremat.run.max_batch import LARGEST, Batches, MaxBatch, open_dimension
 from onnxremat.run.max_batch import max_batch as largest_batch
 from onnxremat.run.optimize_devices import DeviceResult
 from onnxremat.run.optimize_devices import optimize_devices as plan_devices
+from onnxremat.run.planned import prepare_for
 from onnxremat.run.planners import STANDARD, Comparison, compare_planners
 from onnxremat.run.prepare import Prepared, Settings, Source, prepare, read_source
 from onnxremat.run.result import Finished, finish
 from onnxremat.run.subject import is_graph_file, read_subject
 from onnxremat.run.verify import Verification, verify
-from onnxremat.schedule.plan import Plan, graph_hash
+from onnxremat.schedule.plan import Plan
 from onnxremat.schedule.simulate import Timeline, simulate
 from onnxremat.units import one_budget, parse_budget
 
@@ -246,24 +247,7 @@ def apply(
         VerificationError: outputs or order differ.
     """
     say = say or (lambda _: None)
-    kept = planned.provenance.settings
-    wanted = settings or Settings()
-    prepared = prepare(
-        source,
-        replace(
-            wanted,
-            shapes=wanted.shapes or kept.get("shapes", {}),
-            dims=wanted.dims or kept.get("dims", {}),
-            target=kept.get("target", wanted.target),
-        ),
-        say,
-    )
-    if graph_hash(prepared.graph) != planned.provenance.graph_hash:
-        raise UsageError(
-            "the plan belongs to another model",
-            why="ops or sizes of the prepared graph differ (another file, shape or onnxruntime)",
-            hint="plan again with: onnxremat plan",
-        )
+    prepared = prepare_for(planned, source, settings or Settings(), say)
     outcome = carry_out(prepared, planned)
     return OptimizeResult(**vars(finish(prepared, outcome, bench_seconds, say)))
 

@@ -166,10 +166,5 @@ def rules() -> Iterator[Rule]:
         yield from group
 
 
-def stopping() -> tuple[tuple[str, str], ...]:
-    """(domain, operator) of everything registered as non-differentiable."""
-    return tuple(sorted(_STOPS))
-
-
 def _domain(domain: str) -> str:
     return "" if domain == "ai.onnx" else domain

@@ -73,7 +73,7 @@ def solve_formulation(
         seed=seed,
         warm=begun,
         stop=record.stop,
-        progress=_telling(made, record, progress),
+        progress=in_seconds(progress, made.unit, made.name, record.bound),
     )
     result, notes = minimise(made.model, limits, solver)
     record.notes.extend(notes)
@@ -139,22 +139,33 @@ def staged_runs(sequence: Sequence[int]) -> set[tuple[int, int]]:
     return runs
 
 
-def _telling(
-    made: Formulated, record: Record, progress: Progress | None
+def in_seconds(
+    progress: Progress | None, unit: float, name: str, known: float
 ) -> Callable[[float, float], None] | None:
-    """The caller's progress hook in seconds, called when either number moved."""
+    """The caller's progress hook for a solver that counts in units of ``unit`` seconds; called when
+    either number moved. ``known``: bound so far, in seconds."""
     if progress is None:
         return None
-    last = [inf, record.bound]
+    last = [inf, known]
 
     def told(objective: float, bound: float) -> None:
-        found = objective * made.unit if objective < UNKNOWN else inf
-        now = [min(found, last[0]), max(bound * made.unit, last[1])]
+        found = objective * unit if objective < UNKNOWN else inf
+        now = [min(found, last[0]), max(bound * unit, last[1])]
         if now != last and abs(bound) < UNKNOWN:
             last[:] = now
-            progress(now[0], now[1], made.name)
+            progress(now[0], now[1], name)
 
     return told
+
+
+def staged_proof(
+    result: Result, unit: float, name: str, known: float, time: float
+) -> Certificate | None:
+    """The model's bound for a plan of ``time`` seconds, None unless it beats the ``known`` one."""
+    bound = result.bound * unit * (1 - CLOSE)
+    if not known * (1 + CLOSE) < bound < inf:
+        return None
+    return Certificate(min(bound, time), name, any_order=False, staged=True)
 
 
 def _take(record: Record, made: Formulated, result: Result, first: Solution | None) -> None:
@@ -180,11 +191,9 @@ def _take(record: Record, made: Formulated, result: Result, first: Solution | No
 def _answer(record: Record, made: Formulated, result: Result) -> Solution:
     """The record's solution, with the model's bound where it is the stronger one."""
     found = record.solution()
-    bound = result.bound * made.unit * (1 - CLOSE)
-    ours = found.sequence is not None and found.planner == made.name
-    if not ours or not record.bound * (1 + CLOSE) < bound < inf:
+    proof = staged_proof(result, made.unit, made.name, record.bound, found.time)
+    if proof is None or found.sequence is None or found.planner != made.name:
         return found
-    proof = Certificate(min(bound, found.time), made.name, any_order=False, staged=True)
-    closed = found.time - bound <= record.gap * record.total
+    closed = found.time - proof.bound <= record.gap * record.total
     status = Status.OPTIMAL if closed else Status.FEASIBLE
     return replace(found, certificate=proof, status=status)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from onnxremat.run.device_memory import device_bytes
 from onnxremat.run.inside import insides
 from onnxremat.run.load import options_of
 from onnxremat.run.measure import predict
-from onnxremat.run.prepare import Settings, prepare
+from onnxremat.run.prepare import Prepared, Settings, Source, prepare
 from onnxremat.schedule.plan import Plan, graph_hash
 from onnxremat.schedule.timesteps import Timesteps, timesteps
 
@@ -83,14 +83,14 @@ def _object(text: str, path: Path) -> dict[str, Any]:
     return found
 
 
-def plan_of_model(plan: Plan, source: Path, settings: Settings) -> Planned:
-    """A plan by itself with the model that it was made for; bytes by estimated workspace.
+def prepare_for(
+    plan: Plan, source: Source, settings: Settings, say: Callable[[str], None] | None = None
+) -> Prepared:
+    """Prepare a model as it was when the plan was made; shapes and dims of ``settings`` go first.
 
     Raises:
-        UsageError: the plan belongs to another model, or is one for several devices.
+        UsageError: the plan belongs to another model.
     """
-    if any(getattr(step, "device", "") != "cpu" for step in plan.steps):
-        raise UsageError("the plan is for several devices", hint="report the model: OUT.onnx")
     kept = plan.provenance.settings
     prepared = prepare(
         source,
@@ -100,6 +100,7 @@ def plan_of_model(plan: Plan, source: Path, settings: Settings) -> Planned:
             dims=settings.dims or kept.get("dims", {}),
             target=kept.get("target", settings.target),
         ),
+        say or (lambda _: None),
     )
     if graph_hash(prepared.graph) != plan.provenance.graph_hash:
         raise UsageError(
@@ -107,6 +108,18 @@ def plan_of_model(plan: Plan, source: Path, settings: Settings) -> Planned:
             why="ops or sizes of the prepared graph differ (another file, shape or onnxruntime)",
             hint="plan again with: onnxremat plan",
         )
+    return prepared
+
+
+def plan_of_model(plan: Plan, source: Path, settings: Settings) -> Planned:
+    """A plan by itself with the model that it was made for; bytes by estimated workspace.
+
+    Raises:
+        UsageError: the plan belongs to another model, or is one for several devices.
+    """
+    if any(getattr(step, "device", "") != "cpu" for step in plan.steps):
+        raise UsageError("the plan is for several devices", hint="report the model: OUT.onnx")
+    prepared = prepare_for(plan, source, settings)
     carried = rewrite(prepared.graph, plan).graph
     scratch, weights = prepared.costs.scratch, prepared.weights
     return _single(prepared.graph, plan, carried, prepared.tuned, scratch, weights, {})

@@ -171,13 +171,7 @@ def optimum(problem: DeviceProblem, budgets: list[int], *, fixed_order: bool) ->
     For every choice of hold devices, group devices and devices that have each weight: a shortest
     path over (ops that ran, values held on each device). Dropping a value costs nothing.
     """
-    best = inf
-    for hold in _holds(problem):
-        for able, resident in _residences(problem):
-            if all(r <= b for r, b in zip(resident, budgets, strict=True)):
-                room = [b - r for b, r in zip(budgets, resident, strict=True)]
-                best = _States(problem, hold, able, room, fixed_order).shortest(best)
-    return best
+    return _least(problem, budgets, _States, fixed_order)
 
 
 def staged_optimum(problem: DeviceProblem, budgets: list[int]) -> float:
@@ -186,12 +180,18 @@ def staged_optimum(problem: DeviceProblem, budgets: list[int]) -> float:
     makes is copied at its place (kept values, which are not made again, before the op runs).
     """
     assert problem.devices <= 2  # with three, copies of copies at one place would be in here
+    return _least(problem, budgets, _Staged, True)
+
+
+def _least(
+    problem: DeviceProblem, budgets: list[int], states: type[_States], fixed_order: bool
+) -> float:
     best = inf
     for hold in _holds(problem):
         for able, resident in _residences(problem):
             if all(r <= b for r, b in zip(resident, budgets, strict=True)):
                 room = [b - r for b, r in zip(budgets, resident, strict=True)]
-                best = _Staged(problem, hold, able, room, True).shortest(best)
+                best = states(problem, hold, able, room, fixed_order).shortest(best)
     return best
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import inf
 
 import numpy as np
@@ -9,7 +10,15 @@ import pytest
 
 from onnxremat.plan import Status, peak, seconds, smallest_budget, solve
 from onnxremat.plan.bounds import largest_need
-from onnxremat.plan.formulations.cuts import NEVER, build, fixed_spans, free_spans, project
+from onnxremat.plan.formulations.cuts import (
+    NEVER,
+    CutModel,
+    Spans,
+    build,
+    fixed_spans,
+    free_spans,
+    project,
+)
 from onnxremat.plan.formulations.extract import late_remakes, without_unread
 from onnxremat.plan.formulations.holds import Holds
 from onnxremat.plan.formulations.paths import add_paths, violated
@@ -29,6 +38,20 @@ def budgets(problem: Problem) -> list[int]:
     """Below, at and between the least need and the store-all peak."""
     low, high = largest_need(Wiring(problem)).bytes, peak(problem, problem.store_all())
     return sorted({low - 1, low, (2 * low + high) // 3, (low + 2 * high) // 3, high})
+
+
+def both_spans(wiring: Wiring, cuts: list[int]) -> list[Spans]:
+    """The cuts for the base order, and for any order where they allow that."""
+    free = free_spans(wiring, cuts)
+    return [fixed_spans(wiring.problem.ops, cuts), *([] if free is None else [free])]
+
+
+def just_enough(wiring: Wiring, span: Spans, many: int) -> Iterator[tuple[CutModel, list[int]]]:
+    """Random sequences, each with the model whose budget is its own peak."""
+    for which in range(many):
+        sequence = random_sequence(wiring.problem, which, fixed_order=not span.any_order)
+        sequence = without_unread(wiring, sequence)
+        yield build(wiring, span, peak(wiring.problem, sequence)), sequence
 
 
 @pytest.mark.parametrize("fixed_order", [True, False])
@@ -123,14 +146,8 @@ def test_watched_second_runs_hold_for_every_sequence(seed: int) -> None:
     for _ in range(12):
         if not lazy.round():
             break
-    spans = [fixed_spans(problem.ops, lazy.cuts)]
-    free = free_spans(lazy.wiring, lazy.cuts)
-    spans += [] if free is None else [free]
-    for span in spans:
-        for which in range(25):
-            sequence = random_sequence(problem, which, fixed_order=not span.any_order)
-            sequence = without_unread(lazy.wiring, sequence)
-            made = build(lazy.wiring, span, peak(problem, sequence))
+    for span in both_spans(lazy.wiring, lazy.cuts):
+        for made, sequence in just_enough(lazy.wiring, span, 25):
             add_watches(made, lazy.watches)
             point = project(made, sequence)
             assert made.model.violation(point) < EPS
@@ -143,19 +160,13 @@ def test_path_rows_hold_for_every_sequence(seed: int) -> None:
     problem = random_problem(seed, 12, kept=0.08, frozen=0.1)
     wiring, rng = Wiring(problem), np.random.default_rng(seed)
     cuts = sorted(rng.choice(problem.ops - 1, size=4, replace=False).tolist())
-    spans = [fixed_spans(problem.ops, cuts)]
-    free = free_spans(wiring, cuts)
-    spans += [] if free is None else [free]
     broken = 0
-    for span in spans:
+    for span in both_spans(wiring, cuts):
         made = build(wiring, span, peak(problem, problem.store_all()))
         points = rng.random((20, made.model.columns)) ** 3
         paths = [path for point in points for _, path in violated(made, point, 0.1)]
         broken += len(paths)
-        for which in range(25):
-            sequence = random_sequence(problem, which, fixed_order=not span.any_order)
-            sequence = without_unread(wiring, sequence)
-            made = build(wiring, span, peak(problem, sequence))
+        for made, sequence in just_enough(wiring, span, 25):
             assert set(add_paths(made, paths)) <= set(paths)
             assert made.model.violation(project(made, sequence)) < EPS
     assert broken > 0
@@ -167,20 +178,14 @@ def test_hold_rows_hold_for_every_sequence(seed: int) -> None:
     problem = random_problem(seed, 12, kept=0.08, frozen=0.1)
     wiring, rng = Wiring(problem), np.random.default_rng(seed)
     cuts = sorted(rng.choice(problem.ops - 1, size=4, replace=False).tolist())
-    spans = [fixed_spans(problem.ops, cuts)]
-    free = free_spans(wiring, cuts)
-    spans += [] if free is None else [free]
     broken = 0
-    for span in spans:
+    for span in both_spans(wiring, cuts):
         made = build(wiring, span, largest_need(wiring).bytes // 3)
         points = rng.random((20, made.model.columns)) ** 3
         rows = Holds(made)
         holds = [hold for point in points for _, hold in rows.violated(point, 0.01, 4)]
         broken += len(holds)
-        for which in range(40):
-            sequence = random_sequence(problem, which, fixed_order=not span.any_order)
-            sequence = without_unread(wiring, sequence)
-            made = build(wiring, span, peak(problem, sequence))
+        for made, sequence in just_enough(wiring, span, 40):
             assert set(Holds(made).add(holds)) <= set(holds)
             assert made.model.violation(project(made, sequence)) < EPS
     assert broken > 0

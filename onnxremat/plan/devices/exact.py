@@ -7,7 +7,7 @@ that came with the warm start, which holds for every schedule in base order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from math import inf, isfinite
 
@@ -19,15 +19,14 @@ from onnxremat.plan.devices.layout import Layout
 from onnxremat.plan.devices.problem import DeviceProblem, least_seconds
 from onnxremat.plan.devices.record import DeviceRecord, Progress, Stop
 from onnxremat.plan.devices.solution import DeviceSolution
+from onnxremat.plan.exact import in_seconds, staged_proof
 from onnxremat.plan.formulate import MOST_COLUMNS, DeviceFormulated, formulate_devices
 from onnxremat.plan.formulations.stages import SCALE
-from onnxremat.plan.problem import Certificate, Floats, Status
+from onnxremat.plan.problem import Floats, Status
 from onnxremat.plan.solvers import Limits, Outcome, Result, minimise
 
 FIRST = 0.15  # share of the time for the warm start, but at least and at most
 SHORTEST_FIRST, LONGEST_FIRST = 3.0, 10.0  # seconds, as far as half of the time goes
-UNKNOWN = 1e19  # solvers write numbers beyond this for none
-CLOSE = 4e-9  # relative rounding of bounds and sums of seconds
 
 
 def solve_device_formulation(
@@ -81,11 +80,12 @@ def solve_device_formulation(
             return record.solution()
     if solver == "auto" and made.model.quadratic:
         solver = "scip"
+    told = in_seconds(record.progress, made.unit, made.name, record.bound)
     result, notes = minimise(
         made.model,
         Limits(
             seconds=max(0.1, record.left), gap=gap * SCALE, threads=threads, seed=seed, warm=begun,
-            stop=record.stop, progress=_telling(made, record),
+            stop=record.stop, progress=told,
         ),
         solver,
     )  # fmt: skip
@@ -135,22 +135,6 @@ def _point(made: DeviceFormulated, record: DeviceRecord, first: DeviceSolution) 
     return point
 
 
-def _telling(made: DeviceFormulated, record: DeviceRecord) -> Callable[[float, float], None] | None:
-    """The caller's progress hook in seconds, called when either number moved."""
-    if record.progress is None:
-        return None
-    progress, last = record.progress, [inf, record.bound]
-
-    def told(objective: float, bound: float) -> None:
-        found = objective * made.unit if objective < UNKNOWN else inf
-        now = [min(found, last[0]), max(bound * made.unit, last[1])]
-        if now != last and abs(bound) < UNKNOWN:
-            last[:] = now
-            progress(now[0], now[1], made.name)
-
-    return told
-
-
 def _take(
     made: DeviceFormulated, record: DeviceRecord, result: Result, first: DeviceSolution | None
 ) -> None:
@@ -178,12 +162,10 @@ def _take(
 def _answer(made: DeviceFormulated, record: DeviceRecord, result: Result) -> DeviceSolution:
     """The record's solution, with the model's bound where it is the stronger one."""
     found = record.solution()
-    bound = result.bound * made.unit * (1 - CLOSE)
-    ours = found.schedule is not None and found.planner == made.name
-    if not ours or not record.bound * (1 + CLOSE) < bound < inf:
+    proof = staged_proof(result, made.unit, made.name, record.bound, found.time)
+    if proof is None or found.schedule is None or found.planner != made.name:
         return found
-    proof = Certificate(min(bound, found.time), made.name, any_order=False, staged=True)
-    closed = found.time - bound <= record.gap * record.total
+    closed = found.time - proof.bound <= record.gap * record.total
     return replace(
         found, certificate=proof, status=Status.OPTIMAL if closed else Status.FEASIBLE,
         notes=(*found.notes, f"the bound of {made.name} holds for staged schedules: each op at "
