@@ -138,7 +138,7 @@ def deploy(
         costs: per device.
         limits: bytes per device.
         pairs: (input, output) tensors that a trainer binds to one buffer.
-        insist: a limit that is not kept is an error; else see ``predicted``.
+        insist: a limit that is not kept one by one is an error; else see ``predicted``.
 
     Raises:
         UsageError: the plan does not fit the graph or the machine.
@@ -152,7 +152,9 @@ def deploy(
     known: Known = {}
     parts = partition_within(followed, machine, scratch, limits, pairs, known, folder)
     inside = insides(parts, machine, scratch, known, folder)
-    waits = waits_within(parts, machine, inside, limits) if insist else []
+    predicted = device_bytes(parts, machine, inside)
+    kept = all(predicted[name].peak <= limit for name, limit in limits.items())
+    waits = waits_within(parts, machine, inside, limits) if insist or kept else []
     return Deployment(
         graph,
         plan.with_provenance(graph_hash=graph_hash(graph)),
@@ -161,7 +163,7 @@ def deploy(
         limits,
         tuple(waits),
         folder,
-        device_bytes(parts, machine, inside),
+        predicted,
         worst_case(parts, machine, inside, waits),
         action_seconds(parts, machine, costs),
         scratch,

@@ -33,6 +33,7 @@ from onnxremat.run.bench import Timing
 from onnxremat.run.bench_devices import bench_devices
 from onnxremat.run.closed_loop import PlanOptions
 from onnxremat.run.deployment import Deployment, deploy
+from onnxremat.run.device_memory import DeviceBytes
 from onnxremat.run.device_plan import DeviceModel, device_model, transfers
 from onnxremat.run.exchange import (
     model_words,
@@ -164,9 +165,9 @@ def optimize_devices(
         prepared.graph, machine, tables, pins, pairs=prepared.in_place, limits=limits
     )
     written: dict[str, Any] = {}
+    aims = [limits.get(name, NO_LIMIT) for name in machine.names]
     if write_model is not None:
         say("writing the model")
-        aims = [limits.get(name, NO_LIMIT) for name in machine.names]
         written = write_device_formulation(
             model.problem, aims, options.method.formulation, write_model,
             most_columns=options.method.most_columns,
@@ -178,8 +179,8 @@ def optimize_devices(
     if read_solution is not None:
         say("replaying the solution")
         given = read_device_formulation(
-            model.problem, [limits.get(name, NO_LIMIT) for name in machine.names],
-            options.method.formulation, read_solution, most_columns=options.method.most_columns,
+            model.problem, aims, options.method.formulation, read_solution,
+            most_columns=options.method.most_columns,
         )  # fmt: skip
     found = _loop(prepared, model, tables, limits, options, objective, runnable, given, say)
     solution, made, verification = found
@@ -254,23 +255,14 @@ def _loop(
             raise _refusal(prepared, model, solution, limits)
         first = first or solution
         solution = _proven(model.problem, solution, first, options.gap)
-        made = _deployed(prepared, model, tables, solution, aims, limits, insist=False)
-        over = {
-            name: made.predicted[name].peak - limit
-            for name, limit in limits.items()
-            if made.predicted[name].peak > limit
-        }
+        made = _deployed(prepared, model, tables, solution, aims, limits)
+        over = _excess(made.predicted, limits)
         if not over:
-            made = _deployed(prepared, model, tables, solution, aims, limits)
             if not runnable or prepared.feeds is None:
                 return solution, made, None
             say("running the partitions")
             checked = verify_devices(made, prepared.feeds)
-            over = {
-                name: checked.measured[name].peak - limit
-                for name, limit in limits.items()
-                if checked.measured[name].peak > limit
-            }
+            over = _excess(checked.measured, limits)
             if not over:
                 return solution, made, checked
         for name, excess in over.items():
@@ -285,6 +277,13 @@ def _loop(
         hint=f"--budget {worst}={limits[worst] + over[worst]}",
         excess=over[worst],
     )
+
+
+def _excess(found: Mapping[str, DeviceBytes], limits: Mapping[str, int]) -> dict[str, int]:
+    """Bytes by which each device that is over its limit is over it."""
+    return {
+        name: found[name].peak - limit for name, limit in limits.items() if found[name].peak > limit
+    }
 
 
 def _proven(
@@ -336,8 +335,6 @@ def _deployed(
     solution: DeviceSolution,
     aims: Mapping[str, float],
     limits: Mapping[str, int],
-    *,
-    insist: bool = True,
 ) -> Deployment:
     assert solution.schedule is not None
     numbers = [int(a) if isfinite(a) else NO_LIMIT for a in aims.values()]
@@ -349,7 +346,7 @@ def _deployed(
     plan = model.plan(solution.schedule, provenance, numbers)
     return deploy(
         prepared.graph, plan, model.machine, tables, limits=limits, pairs=prepared.in_place,
-        folder=prepared.folder, insist=insist,
+        folder=prepared.folder, insist=False,
     )  # fmt: skip
 
 
