@@ -12,10 +12,9 @@ from onnxremat.cost.table import CostTable
 CALL = 1e-5  # seconds: binding, the call and bookkeeping (tools/bench_devices.py --boundary)
 
 
-def call_seconds(table: CostTable, values: int, *, opaque: bool) -> float:
-    """Seconds to call a session with so many inputs and outputs on a device; providers that compile
-    have their own price."""
-    return max(CALL, table.dispatch if opaque else 0.0) + values * table.value
+def call_seconds(table: CostTable, values: int = 0) -> float:
+    """Seconds to call a session with so many inputs and outputs on a device."""
+    return max(CALL, table.call) + values * table.value
 
 
 def traffic_seconds(table: CostTable, *, read: int = 0, written: int = 0) -> float:
@@ -25,6 +24,6 @@ def traffic_seconds(table: CostTable, *, read: int = 0, written: int = 0) -> flo
 
 def crossing_seconds(source: CostTable, target: CostTable, size: int) -> float:
     """Seconds that a value costs by going from a session on one device to one on another, the
-    link's own aside."""
-    call = CALL + source.value + target.value
+    link's own aside: the call of the session that it begins there is among them."""
+    call = call_seconds(target, 1) + source.value
     return call + traffic_seconds(source, written=size) + traffic_seconds(target, read=size)

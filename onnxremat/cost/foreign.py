@@ -103,8 +103,9 @@ def foreign_costs(
     notes = tuple(f"{device.provider} ends the process on op '{n}'" for n in found["deadly"])
     scratch = {op.name: scratch_bytes(graph, op) for op in taken}
     return CostTable(
-        seconds, scratch, source, found["call"], device.name, notes, value=found["value"]
-    )
+        seconds, scratch, source, device=device.name, notes=notes, value=found["value"],
+        call=found["call"],
+    )  # fmt: skip
 
 
 def _calling(graph: Graph, names: list[str], found: Answer) -> float:

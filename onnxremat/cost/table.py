@@ -19,6 +19,7 @@ class CostTable:
         dispatch: seconds of ``seconds`` that are the runtime's own per-op overhead.
         device: what it was measured on, for people.
         value: seconds that each input or output adds to calling a session.
+        call: seconds to call a session, whatever it computes; 0 for onnxruntime's own.
         bandwidth: bytes per second of the device's memory, 0 when not known.
     """
 
@@ -30,6 +31,7 @@ class CostTable:
     notes: tuple[str, ...] = field(default=())
     bandwidth: float = 0.0
     value: float = 0.0
+    call: float = 0.0
 
     @property
     def total(self) -> float:

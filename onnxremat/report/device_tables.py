@@ -37,7 +37,7 @@ def device_table(facts: Mapping[str, Any]) -> RenderableType:
         f"plan        {facts['status']} for the {facts['objective']}, gap {facts['gap']:.2%}, "
         f"planned in {format_seconds(facts['plan_seconds'])}",
         f"proven      at least {format_seconds(facts['bound_seconds'])} ({facts['bound_kind']})",
-        f"time        {format_seconds(facts['makespan_predicted'])} predicted, "
+        f"time        {_predicted(facts)}, "
         f"{format_seconds(facts['best_single_device_seconds'])} on the best single device",
         f"contains    {facts['moves']} moves, {facts['recomputed_ops']} recomputed ops",
     ]
@@ -56,3 +56,12 @@ def device_table(facts: Mapping[str, Any]) -> RenderableType:
 
 def _size(count: int | None) -> str:
     return "-" if count is None else format_bytes(count)
+
+
+def _predicted(facts: Mapping[str, Any]) -> str:
+    """Of a trial run of the partitions, where there was one, beside what the ops had told."""
+    found = format_seconds(facts["makespan_predicted"])
+    if not facts.get("tried"):
+        return f"{found} predicted"
+    costs = format_seconds(facts["makespan_of_costs"])
+    return f"{found} predicted from a trial of its partitions ({costs} from costs of ops)"

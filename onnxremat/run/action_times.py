@@ -24,7 +24,7 @@ def action_seconds(
             reads, writes = (_bytes(parts, keys) for keys in parts.uses[index])
             found[index] = (
                 ops
-                + call_seconds(table, values, opaque=machine.device(action.device).opaque)
+                + call_seconds(table, values)
                 + traffic_seconds(table, read=reads, written=writes)
             )
         else:

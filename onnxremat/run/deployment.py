@@ -51,7 +51,8 @@ class Deployment:
         folder: where external weights are.
         predicted: bytes per device, one action after the other; empty when read from a file.
         worst: bytes no device can exceed side by side; likewise.
-        seconds: predicted seconds per action; likewise.
+        seconds: predicted seconds per action, of the costs of its ops; likewise.
+        tried: median seconds per action in a trial run (:mod:`onnxremat.run.trial`); empty before.
         scratch: bytes of workspace per device and op.
     """
 
@@ -65,6 +66,7 @@ class Deployment:
     predicted: Mapping[str, DeviceBytes] = field(default_factory=dict)
     worst: Mapping[str, int] = field(default_factory=dict)
     seconds: Mapping[int, float] = field(default_factory=dict)
+    tried: Mapping[int, float] = field(default_factory=dict)
     scratch: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     @property
@@ -74,21 +76,33 @@ class Deployment:
 
     @property
     def makespan(self) -> float:
-        """Predicted seconds of a run, devices side by side where they can be."""
+        """Predicted seconds of a run, devices side by side where they can be: of what its actions
+        took in a trial run, if there was one."""
+        return self._makespan(self.tried or self.seconds)
+
+    @property
+    def makespan_of_costs(self) -> float:
+        """The same of the costs of ops alone."""
+        return self._makespan(self.seconds)
+
+    def _makespan(self, seconds: Mapping[int, float]) -> float:
         times = finish_times(
-            self.parts, self.machine, self.seconds, self.waits, overlap=self.side_by_side
+            self.parts, self.machine, seconds, self.waits, overlap=self.side_by_side
         )
         return max((end for _, end in times), default=0.0)
 
     def executor(
-        self, state: Mapping[str, np.ndarray] | None = None, overlap: bool | None = None
+        self,
+        state: Mapping[str, np.ndarray] | None = None,
+        overlap: bool | None = None,
+        kind: type[Executor] = Executor,
     ) -> Executor:
         """Ready to run.
 
         Raises:
             MissingComponentError, ModelError, UsageError: see :class:`Executor`.
         """
-        return Executor(
+        return kind(
             self.parts, self.machine, folder=self.folder, state=state, overlap=overlap,
             waits=self.waits, limits=self.limits,
         )  # fmt: skip
@@ -130,6 +144,7 @@ def deploy(
     pairs: Sequence[tuple[str, str]] = (),
     folder: Path | None = None,
     insist: bool = True,
+    known: Known | None = None,
 ) -> Deployment:
     """Cut a plan to partitions that keep the limits, and predict bytes and seconds.
 
@@ -139,6 +154,7 @@ def deploy(
         limits: bytes per device.
         pairs: (input, output) tensors that a trainer binds to one buffer.
         insist: a limit that is not kept one by one is an error; else see ``predicted``.
+        known: what partitions hold, kept from plan to plan of one graph.
 
     Raises:
         UsageError: the plan does not fit the graph or the machine.
@@ -149,7 +165,7 @@ def deploy(
     followed = follow(graph, plan)
     _check_machine(plan, machine)
     scratch = {name: table.scratch for name, table in costs.items()}
-    known: Known = {}
+    known = {} if known is None else known
     parts = partition_within(followed, machine, scratch, limits, pairs, known, folder)
     inside = insides(parts, machine, scratch, known, folder)
     predicted = device_bytes(parts, machine, inside)
@@ -166,7 +182,7 @@ def deploy(
         predicted,
         worst_case(parts, machine, inside, waits),
         action_seconds(parts, machine, costs),
-        scratch,
+        scratch=scratch,
     )
 
 

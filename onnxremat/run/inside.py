@@ -46,7 +46,8 @@ class Inside:
         return max(self.held, default=0)
 
 
-Known = dict[tuple[str, tuple[str, ...], tuple[str, ...]], Inside]
+# By device, ops, results, and those of them that get their buffer before.
+Known = dict[tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]], Inside]
 
 
 def predicted_inside(
@@ -148,7 +149,9 @@ def insides(
     found = {}
     for index, part in enumerate(parts.actions):
         if isinstance(part, Partition):
-            key = (part.device, tuple(op.name for op in part.graph.ops), part.graph.outputs)
+            ops = tuple(op.name for op in part.graph.ops)
+            early = tuple(sorted(ready_made(part, pool, updated)))
+            key = (part.device, ops, part.graph.outputs, early)
             if key not in known:
                 device = machine.device(part.device)
                 known[key] = (

@@ -19,7 +19,8 @@ from onnxremat.plan.problem import Certificate, Status
 from onnxremat.run.closed_loop import PlanOptions
 from onnxremat.run.deployment import deploy
 from onnxremat.run.device_plan import device_model
-from onnxremat.run.optimize_devices import DeviceResult, _proven, optimize_devices
+from onnxremat.run.device_rounds import proven
+from onnxremat.run.optimize_devices import DeviceResult, optimize_devices
 from onnxremat.run.prepare import Prepared, Settings, prepare
 from onnxremat.run.verify_devices import verify_devices
 from onnxremat.schedule.plan import Compute, Transfer
@@ -27,7 +28,7 @@ from tests.devices.plans import processors
 from tests.plan.device_oracle import random_device_problem
 from tests.toolbox import graph_of, parse, training_chain
 
-QUICK = PlanOptions(time_limit=2.0, threads=1)
+QUICK = PlanOptions(time_limit=1.0, threads=1)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -54,15 +55,15 @@ def test_a_later_round_proves_nothing_of_the_whole_budgets() -> None:
     found = solve_devices(problem, budgets, time_limit=2, fixed_order=True)
     low = replace(found, certificate=Certificate(0.5 * found.time, "first", True))
     tight = replace(found, certificate=Certificate(found.time, "second", True))
-    told = _proven(problem, tight, low, gap=1e-3)
+    told = proven(problem, tight, low, gap=1e-3)
     assert told.certificate == low.certificate
     assert told.status is Status.FEASIBLE
-    assert _proven(problem, low, tight, gap=1e-3).status is Status.OPTIMAL
+    assert proven(problem, low, tight, gap=1e-3).status is Status.OPTIMAL
     assert found.schedule is not None
     steps = found.schedule.steps
     moved = replace(found, schedule=replace(found.schedule, steps=steps[::-1]))
     ordered = replace(low, certificate=Certificate(0.5 * found.time, "first", False))
-    assert _proven(problem, moved, ordered, gap=1e-3).certificate.kind == "least run"
+    assert proven(problem, moved, ordered, gap=1e-3).certificate.kind == "least run"
 
 
 def test_every_device_keeps_its_budget(chain: Prepared) -> None:

@@ -1,0 +1,189 @@
+"""A trial run corrects costs, and the plan that is quicker when tried out is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from onnxremat.cost.boundaries import call_seconds
+from onnxremat.cost.table import CostTable
+from onnxremat.device.machine import Device
+from onnxremat.graph.onnx_io import to_model
+from onnxremat.report.device_tables import device_table
+from onnxremat.rewrite.partition import Partition
+from onnxremat.run import device_rounds, inside
+from onnxremat.run.action_times import action_seconds
+from onnxremat.run.closed_loop import PlanOptions
+from onnxremat.run.deployment import Deployment, deploy
+from onnxremat.run.device_rounds import DeviceRounds
+from onnxremat.run.inside import Inside
+from onnxremat.run.optimize_devices import optimize_devices
+from onnxremat.run.prepare import Prepared, Settings, prepare
+from onnxremat.run.trial import corrected, tried
+from onnxremat.schedule.assign import assigned
+from tests.devices.plans import processors
+from tests.toolbox import graph_of, training_chain
+
+LONG = " ".join(f"v{i + 1} = Sin(v{i})" for i in range(12))
+CHAIN = f"g (float[1000] v0) => (float[1000] v12) {{ {LONG} }}"
+HERE = {"cpu:0": False, "cpu:1": False}
+
+
+@pytest.fixture(scope="module")
+def there_and_back() -> Deployment:
+    """Twelve ops, two by two on one device and the other: six partitions."""
+    graph = graph_of(CHAIN)
+    graph = graph.with_ops([op.renamed(op.outputs[0], {}) for op in graph.ops], graph.tensors)
+    machine = processors(2)
+    places = {op.name: machine.names[i // 2 % 2] for i, op in enumerate(graph.ops)}
+    table = CostTable({op.name: 1e-3 for op in graph.ops}, {}, "given")
+    return deploy(graph, assigned(graph, places, machine), machine, dict.fromkeys(HERE, table))
+
+
+def tables(made: Deployment) -> dict[str, CostTable]:
+    return {n: CostTable({op.name: 1e-3 for op in made.graph.ops}, {}, "given") for n in HERE}
+
+
+def with_times(made: Deployment, took: dict[str, list[float]]) -> Deployment:
+    """As if a trial had told these seconds of the partitions of each device."""
+    rows = {name: iter(row) for name, row in took.items()}
+    devices = {i: getattr(a, "device", None) for i, a in enumerate(made.parts.actions)}
+    return replace(made, tried={i: next(rows[d]) if d else 0.0 for i, d in devices.items()})
+
+
+def test_corrected_costs_tell_what_the_trial_told(there_and_back: Deployment) -> None:
+    took = {"cpu:0": [4e-3, 2e-3, 3e-3], "cpu:1": [1e-3, 2e-3, 2e-3]}
+    made = with_times(there_and_back, took)
+    costs = corrected(tables(made), made, opaque=HERE)
+    told = action_seconds(made.parts, made.machine, costs)
+    assert told == pytest.approx(made.tried)
+    assert replace(made, seconds=told).makespan_of_costs == pytest.approx(made.makespan)
+    assert costs["cpu:0"].source == "given, corrected by a trial run"
+    # What ran on the other device is thought to be as much dearer here as the rest was.
+    ran = {op.name for p in made.parts.partitions if p.device == "cpu:0" for op in p.graph.ops}
+    other = {seconds for op, seconds in costs["cpu:0"].seconds.items() if op not in ran}
+    assert len(other) == 1
+    (usual,) = other
+    assert usual == pytest.approx((9e-3 - 3 * call_seconds(tables(made)["cpu:0"])) / 6, rel=1e-6)
+
+
+def test_what_all_calls_have_in_common_is_the_price_of_a_call() -> None:
+    graph = graph_of(CHAIN)
+    graph = graph.with_ops([op.renamed(op.outputs[0], {}) for op in graph.ops], graph.tensors)
+    machine = processors(2)
+    lengths = [1, 0, 3, 0, 0, 1, 0, 2, 0, 1, 0, 0]  # places: runs of ops of several lengths
+    places = {op.name: machine.names[lengths[i] == 0] for i, op in enumerate(graph.ops)}
+    table = CostTable({op.name: (i + 1) * 1e-3 for i, op in enumerate(graph.ops)}, {}, "given")
+    costs = dict.fromkeys(HERE, table)
+    made = deploy(graph, assigned(graph, places, machine), machine, costs)
+    made = replace(made, tried={i: 2 * s + 5e-3 for i, s in made.seconds.items() if s})
+    found = corrected(costs, made, opaque={"cpu:0": True, "cpu:1": False})
+    assert found["cpu:0"].call == pytest.approx(5e-3, rel=0.02)
+    doubled = found["cpu:0"].seconds
+    for part in made.parts.partitions:
+        if part.device == "cpu:0":
+            for op in part.graph.ops:
+                assert doubled[op.name] == pytest.approx(2 * table.seconds[op.name], rel=0.02)
+    assert found["cpu:1"].call == 0.0
+
+
+def test_a_trial_times_every_action_and_leaves_the_inputs_alone() -> None:
+    prepared = prepare(to_model(training_chain(4, 8, 16)), Settings(threads=1, target="none"))
+    machine = processors(2)
+    assert prepared.feeds is not None
+    before = {name: value.copy() for name, value in prepared.feeds.items()}
+    ops = prepared.graph.ops
+    places = {op.name: machine.names[i * 2 // len(ops)] for i, op in enumerate(ops)}
+    table = CostTable({op.name: 1e-6 for op in ops}, {}, "given")
+    plan = assigned(prepared.graph, places, machine)
+    made = deploy(prepared.graph, plan, machine, dict.fromkeys(HERE, table),
+                  pairs=prepared.in_place)  # fmt: skip
+    found = tried(made, prepared.feeds, seconds=0.05)
+    assert set(found.tried) == set(range(len(made.parts.actions)))
+    assert all(seconds > 0 for seconds in found.tried.values())
+    assert found.makespan >= max(found.tried.values())
+    assert found.makespan_of_costs == made.makespan
+    for name, value in prepared.feeds.items():
+        assert (value == before[name]).all()
+    stopped = tried(made, prepared.feeds, seconds=60, stop=lambda: True)
+    assert set(stopped.tried) == set(found.tried)
+
+
+@pytest.fixture(scope="module")
+def chain() -> Prepared:
+    return prepare(to_model(training_chain(8, 16, 512)), Settings(threads=1, target="none"))
+
+
+def test_the_plan_that_is_quickest_in_its_trial_is_taken(
+    chain: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trials that tell of a device ten times slower than thought move the work away from it."""
+    seen: list[float] = []
+
+    def slow_second(made: Deployment, *_: object, **__: object) -> Deployment:
+        slow = {
+            i: s * (10 if getattr(made.parts.actions[i], "device", "") == "cpu:1" else 1.5)
+            for i, s in made.seconds.items()
+        }
+        found = replace(made, tried=slow)
+        seen.append(found.makespan)
+        return found
+
+    monkeypatch.setattr(device_rounds, "tried", slow_second)
+    machine = processors(2)
+    entered = 0
+
+    @contextmanager
+    def during() -> Iterator[None]:
+        nonlocal entered
+        entered += 1
+        yield
+
+    result = optimize_devices(
+        chain, machine, machine.budgets("2x"), PlanOptions(time_limit=1.0, threads=1),
+        objective="makespan", bench_seconds=0, during=during,
+    )  # fmt: skip
+    assert result.deployment.makespan == min(seen)
+    assert entered == len(seen) > 1
+    facts = result.facts()
+    assert facts["tried"]
+    assert facts["makespan_predicted"] == min(seen)
+    text = str(device_table(facts).renderables[1])  # type: ignore[attr-defined]
+    assert "from a trial of its partitions" in text
+
+
+def test_partitions_that_hold_their_buffers_for_good_become_fewer(
+    chain: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each partition on a provider that compiles it takes room: few of them fit, and are found."""
+    machine = processors(2)
+    room = 4 << 20
+    real = inside.predicted_inside
+
+    def held(part: Partition, device: Device, _: object) -> Inside:
+        return replace(real(part, device, {}), weights=room)
+
+    monkeypatch.setattr(Device, "opaque", property(lambda device: device.name == "cpu:1"))
+    monkeypatch.setattr(inside, "opaque_inside", held)
+    planned: list[int] = []
+    lower = DeviceRounds._lower
+
+    def noted(self: DeviceRounds, made: Deployment, *rest: object) -> None:
+        planned.append(sum(part.device == "cpu:1" for part in made.parts.partitions))
+        lower(self, made, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(DeviceRounds, "_lower", noted)
+    most = int(0.8 * chain.baseline_peak)
+    limits = f"cpu:0={most},cpu:1={2 * room + most}"
+    result = optimize_devices(
+        replace(chain, feeds=None), machine, machine.budgets(limits), PlanOptions(time_limit=1.0),
+        objective="makespan", bench_seconds=0,
+    )  # fmt: skip
+    assert result.deployment.predicted["cpu:1"].peak <= 2 * room + most
+    assert planned
+    assert planned[0] > 2  # the first plan had too many
+    there = sum(part.device == "cpu:1" for part in result.deployment.parts.partitions)
+    assert there <= 2
