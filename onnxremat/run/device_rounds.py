@@ -98,8 +98,10 @@ class DeviceRounds:
             InfeasibleError, NoPlanError, OverBudgetError: the limits cannot be kept.
         """
         best = last = self._tried(self.within(tables, given))
+        if given or self.options.method.formulation:  # the plan of that model, with its costs
+            return best
         for _ in range(TRIALS - 1):
-            if given or not last.made.tried or self._stopped() or _as_thought(last.made):
+            if not last.made.tried or self._stopped() or _as_thought(last.made):
                 break
             opaque = {device.name: device.opaque for device in self.machine.devices}
             costs = corrected(last.tables, last.made, opaque=opaque)
