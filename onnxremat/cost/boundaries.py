@@ -22,8 +22,21 @@ def traffic_seconds(table: CostTable, *, read: int = 0, written: int = 0) -> flo
     return (read + 2 * written) / table.bandwidth if table.bandwidth else 0.0
 
 
-def crossing_seconds(source: CostTable, target: CostTable, size: int) -> float:
+def leaving_seconds(source: CostTable, size: int) -> float:
+    """Seconds that a device loses by handing on a value: it is written to memory, and the device's
+    next session is called."""
+    return CALL + source.value + traffic_seconds(source, written=size)
+
+
+def arriving_seconds(target: CostTable, size: int) -> float:
+    """Seconds that a device loses by taking a value: a session is called that reads it."""
+    return call_seconds(target, 1) + traffic_seconds(target, read=size)
+
+
+def crossing_seconds(source: CostTable | None, target: CostTable | None, size: int) -> float:
     """Seconds that a value costs by going from a session on one device to one on another, the
-    link's own aside: the call of the session that it begins there is among them."""
-    call = call_seconds(target, 1) + source.value
-    return call + traffic_seconds(source, written=size) + traffic_seconds(target, read=size)
+    link's own aside; None for a device that only stores. Of the two calls one would be there
+    without the value."""
+    out = leaving_seconds(source, size) if source else 0.0
+    into = arriving_seconds(target, size) if target else 0.0
+    return out + into - (CALL if source and target else 0.0)

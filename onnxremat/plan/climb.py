@@ -15,6 +15,7 @@ from onnxremat.plan.search import Search
 from onnxremat.plan.wiring import Wiring, reordered
 
 HEATS = (0.6, 0.05)  # of annealing by turns, in mean op costs: afresh, and near the best
+LONG = 0.04  # seconds per op that a run afresh takes at most: what is gained by more is luck
 COOL = 0.02  # of annealing from a sequence over budget
 DEPTHS = ((0, 1.0), (2, 1.0), (6, 1.0), (0, 0.5), (2, 0.5), (6, 0.5))  # greedy: (depth, power)
 
@@ -169,9 +170,11 @@ class Climb:
             while not (record.closed or record.stopped() or finished.is_set()):
                 if record.left < 2.5 * seconds:
                     seconds = 0.8 * record.left
+                known = record.time
                 self.anneal(search, seconds, finished.is_set, HEATS[0])
-                self.anneal(search, 0.25 * seconds, finished.is_set, HEATS[1])
-                seconds *= 2.0
+                if record.time < known:
+                    self.anneal(search, 0.25 * seconds, finished.is_set, HEATS[1])
+                seconds = min(2.0 * seconds, LONG * self.wiring.problem.ops)
 
         thread = Thread(target=walk, name="annealing", daemon=True)
         thread.start()

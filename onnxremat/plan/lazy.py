@@ -10,23 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import inf
+from math import inf, log
 
 from onnxremat.plan.formulations.cuts import (
     CutModel,
     Spans,
+    Split,
     build,
     fixed_spans,
     free_spans,
     project,
+    with_splits,
 )
-from onnxremat.plan.formulations.extract import (
-    breaches,
-    first_run_excess,
-    late_remakes,
-    stage_excess,
-)
-from onnxremat.plan.formulations.watches import Watch, add_watches, certify
+from onnxremat.plan.formulations.extract import late_remakes, stage_excess
 from onnxremat.plan.problem import Bytes, Floats, occupancy
 from onnxremat.plan.record import Record
 from onnxremat.plan.relaxed import Relaxed, Row, add_rows, tighten
@@ -34,7 +30,6 @@ from onnxremat.plan.solvers import Limits, Outcome, Result, confirm_infeasible, 
 from onnxremat.plan.wiring import Wiring
 
 INCOMPARABLE = 0.02  # share of ops that one cut may leave free before the order is fixed
-WATCHED = 8  # second runs watched per round
 SLOW = 0.5  # seconds of a solve from which cuts are placed by the continuous relaxation first
 FAR = 1.5e-3  # share of the store-all time above which the gap calls for that
 MANY = 3  # cuts added then each time the relaxation is solved
@@ -44,10 +39,14 @@ PLACING = 0.06  # share of the time left for that
 LOSS = 0.2  # of the gap that leaving cuts out again may cost the relaxation, for the first round
 FINER = 0.8  # what that is multiplied by for each of the next
 OUT = 0.15  # share of the cuts left out at a time
+SWAPPED = 3  # cuts of the least price that others are tried for
+SLIGHT = 1e-2  # gain that an exchange must bring, in thousandths of the store-all time
+DEARER = 1.8  # times the seconds that one cut more makes a round take
 NEAR = 0.1  # share of the budget that the excess may be for a repair by a smaller budget
 SHRINKS = 2  # re-solves with a smaller budget per round
 BRIEF = 2.0  # seconds of a solve up to which it is worth solving again like that
 REPAIR = 0.25  # seconds of repair for each second of a solve
+ENOUGH = 0.02  # seconds of repair per op at most
 
 
 @dataclass
@@ -69,10 +68,12 @@ class LazyCuts:
     seed: int = 0
     free: bool = True
     cuts: list[int] = field(default_factory=list)
-    watches: list[Watch] = field(default_factory=list)
+    splits: list[Split] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
     placing: bool = False  # cuts are placed by the continuous relaxation
     loss: float = LOSS
+    asked: set[int] = field(default_factory=set)  # cuts where an integer solution broke the budget
+    most: int = 0  # cuts, splits included, that the next round can afford
     beside: bool = False  # the search runs in a thread of its own meanwhile
     slack: float = 0.15  # share of the open gap within which a round is solved
 
@@ -81,7 +82,8 @@ class LazyCuts:
         record = self.record
         if not self.cuts:
             self.cuts.append(self._peak_op())
-        if self.placing:
+        placed = self.placing
+        if placed:
             self._place()
         spans = self._spans()
         made = self._build(spans, record.budget)
@@ -103,19 +105,26 @@ class LazyCuts:
         if excess <= NEAR * record.budget and result.seconds < BRIEF:
             self._shrink(spans, excess)
         if not record.closed and not record.stopped():
-            self._fit(sequence, REPAIR * result.seconds)
+            self._fit(sequence, min(REPAIR * result.seconds, ENOUGH * self.wiring.problem.ops))
         if record.closed or record.stopped():
             return False
-        self._set_pace(result)
-        return self._advance(made, result.point, sequence, use)
+        self._set_pace(made, result)
+        known = set(self.cuts)
+        more = self._advance(made, result.point, sequence)
+        if placed:
+            ends = {cut for split in self.splits for cut in (split.start, split.end)}
+            self.asked = set(self.cuts) - known | ends
+        return more
 
     def _far(self) -> bool:
         """True when the gap is wide: cuts matter more than solving each round to the end."""
         record = self.record
         return record.time - record.bound > FAR * record.total
 
-    def _set_pace(self, result: Result) -> None:
+    def _set_pace(self, made: CutModel, result: Result) -> None:
         """Place cuts by the continuous relaxation where rounds are slow and the gap is wide."""
+        affordable = log(max(DEARER, self._share() / max(result.seconds, SLOW)), DEARER)
+        self.most = len(made.spans.cuts) + int(affordable)
         if not self._far():
             self.placing = False
         elif not self.placing:
@@ -130,7 +139,7 @@ class LazyCuts:
         solved = self.cuts
         while not self._over():
             made = self._build(self._spans(), record.budget)
-            relaxed = self._relax(made)
+            relaxed = self._relax(made, max(1.0, end - record.elapsed))
             if relaxed is None:
                 self.cuts = solved
                 return
@@ -141,23 +150,54 @@ class LazyCuts:
             use = None if sequence is None else occupancy(self.wiring.problem, sequence)
             if stalled == STALL or record.elapsed > end or sequence is None or use is None:
                 break
-            if int(use.max()) <= record.budget or not self._add_cuts(sequence, use):
+            if int(use.max()) <= record.budget or not self._add_cuts(sequence, use, MANY):
                 break
         else:
             return
-        self._thin(relaxed, best - self.loss * (record.time - record.bound))
+        pool, few = (
+            list(self.cuts),
+            self._thin(relaxed, best - self.loss * (record.time - record.bound)),
+        )
+        self._swap(few, pool, record.elapsed + 0.5 * PLACING * record.left)
 
-    def _thin(self, relaxed: Relaxed, least: float) -> None:
-        """Leave out the cuts with the least price, while the relaxation still gives ``least``."""
+    def _thin(self, relaxed: Relaxed, least: float) -> Relaxed:
+        """Leave out the cuts with the least price, while the relaxation still gives ``least``.
+
+        Those that an integer solution asked for stay; if there are too many for the time that is
+        left, more go.
+        """
         kept = self.cuts
         while len(kept) > MANY and not self._over():
-            ranked = sorted(kept, key=relaxed.price.__getitem__, reverse=True)
-            self.cuts = ranked[: len(ranked) - max(1, int(OUT * len(ranked)))]
-            made = self._build(self._spans(), self.record.budget)
-            fewer = self._relax(made)
-            if fewer is None or made.seconds(fewer.bound) < least:
+            ranked = sorted(set(kept) - self.asked, key=relaxed.price.__getitem__, reverse=True)
+            if not ranked:
                 break
-            kept, relaxed = self.cuts, fewer
+            out = ranked[len(ranked) - max(1, int(OUT * len(ranked))) :]
+            self.cuts = [cut for cut in kept if cut not in out]
+            made = self._build(self._spans(), self.record.budget)
+            fewer = self._relax(made, 0.5 * PLACING * self.record.left)
+            few = len(kept) <= self.most
+            if few and fewer is not None and made.seconds(fewer.bound) < least:
+                break
+            kept, relaxed = self.cuts, fewer or relaxed
+        self.cuts = kept
+        return relaxed
+
+    def _swap(self, relaxed: Relaxed, pool: list[int], end: float) -> None:
+        """Exchange cuts with a low price for others of the pool while the relaxation gains."""
+        kept, tried = self.cuts, set[tuple[int, int]]()
+        while not self._over() and self.record.elapsed < end:
+            low = sorted(set(kept) - self.asked, key=relaxed.price.__getitem__)[:SWAPPED]
+            pairs = ((out, into) for out in low for into in pool if into not in kept)
+            pair = next((pair for pair in pairs if pair not in tried), None)
+            if pair is None:
+                break
+            tried.add(pair)
+            self.cuts = [*(cut for cut in kept if cut != pair[0]), pair[1]]
+            made = self._build(self._spans(), self.record.budget)
+            other = self._relax(made)
+            if other is not None and other.bound > relaxed.bound + SLIGHT:
+                kept, relaxed = self.cuts, other
+                tried.clear()
         self.cuts = kept
 
     def _over(self) -> bool:
@@ -172,14 +212,13 @@ class LazyCuts:
         share = 0.3 if not self.placing else 0.9 if self.beside else 0.5
         return max(10.0, share * left)
 
-    def _relax(self, made: CutModel) -> Relaxed | None:
+    def _relax(self, made: CutModel, seconds: float = inf) -> Relaxed | None:
         """Tighten the continuous relaxation (exact for one cut) and take its bound."""
         record = self.record
         if len(self.cuts) == 1:
             return None
-        relaxed = tighten(
-            made, self.rows, seconds=0.3 * record.left, stop=self._over, seed=self.seed
-        )
+        seconds = min(seconds, 0.3 * record.left)
+        relaxed = tighten(made, self.rows, seconds=seconds, stop=self._over, seed=self.seed)
         if relaxed is not None:
             self.rows = relaxed.rows
             bound = made.seconds(relaxed.bound)
@@ -187,9 +226,7 @@ class LazyCuts:
         return relaxed
 
     def _build(self, spans: Spans, budget: int) -> CutModel:
-        made = build(self.wiring, spans, budget)
-        add_watches(made, self.watches)
-        return made
+        return build(self.wiring, spans, budget)
 
     def _kind(self, made: CutModel) -> str:
         count = len(made.spans.cuts)
@@ -202,9 +239,9 @@ class LazyCuts:
         if self.free:
             spans = self._chained(self.cuts)
             if spans is not None:
-                return spans
+                return with_splits(spans, self.splits)
             self.free = False
-        return fixed_spans(self.wiring.problem.ops, self.cuts)
+        return with_splits(fixed_spans(self.wiring.problem.ops, self.cuts), self.splits)
 
     def _chained(self, cuts: list[int]) -> Spans | None:
         """Spans for any order, when the cuts are on a chain and few ops are not comparable."""
@@ -292,34 +329,31 @@ class LazyCuts:
     def _offer(self, sequence: list[int], planner: str) -> None:
         self.record.offer([self.named[op] for op in sequence], planner)
 
-    def _advance(self, made: CutModel, point: Floats, sequence: list[int], use: Bytes) -> bool:
-        """Cut or watch where the sequence of a point breaks the budget; False when neither can be.
+    def _advance(self, made: CutModel, point: Floats, sequence: list[int]) -> bool:
+        """Cut where the sequence of a point breaks the budget; False when no cut can be added.
 
         Where nothing more can be learnt from the sequence, it is read again with all runs in the
         intervals that the point has them in.
         """
-        if self._learn(made, point, sequence, use):
+        if self._learn(made, sequence):
             return True
         first, carried = made.first_runs(point), made.carried(point)
         strict = late_remakes(self.wiring, first, carried, within=True)
         if strict is None:
             return False
         self._offer(strict, "lazy-cuts")
-        return self._learn(made, point, strict, occupancy(self.wiring.problem, strict))
+        return self._learn(made, strict)
 
-    def _learn(self, made: CutModel, point: Floats, sequence: list[int], use: Bytes) -> bool:
-        """Cut at first runs or watch second runs that break the budget, as the excess says."""
-        budget, ops = self.record.budget, self.wiring.problem.ops
-        first = int(first_run_excess(ops, sequence, use, budget).max())
-        if 2 * first < int(use.max()) - budget and self._watch(made, point, sequence, use):
-            return True
-        return self._add_cuts(sequence, use) or self._watch(made, point, sequence, use)
+    def _learn(self, made: CutModel, sequence: list[int]) -> bool:
+        """Cut at first runs, or where that is done at second runs, that break the budget."""
+        use = occupancy(self.wiring.problem, sequence)
+        many = max(1, min(MANY, self.most - len(made.spans.cuts))) if self.placing else 1
+        return self._add_cuts(sequence, use, many) or self._split(made, sequence, use)
 
-    def _add_cuts(self, sequence: list[int], use: Bytes) -> bool:
+    def _add_cuts(self, sequence: list[int], use: Bytes, many: int) -> bool:
         """Cut at the stages with the largest excess, or the ones before them."""
         left = stage_excess(self.wiring.problem.ops, sequence, use, self.record.budget)
         apart, least = max(1, len(left) // 50), int(left.max()) // 3
-        many = MANY if self.placing and len(self.cuts) >= MANY else 1
         added = False
         while many > 0 and int(left.max()) > least:
             stage = int(left.argmax())
@@ -329,7 +363,7 @@ class LazyCuts:
                 self.cuts.append(cut)
                 added = True
             elif not added:
-                return False  # the worst breach is inside a stage: watch it
+                return False  # the worst breach is inside a stage: split it
             many -= 1
         return added
 
@@ -344,20 +378,21 @@ class LazyCuts:
         near = (cut for cut in (stage, stage - 1) if cut >= 0 and cut not in self.cuts)
         return next(near, None)
 
-    def _watch(self, made: CutModel, point: Floats, sequence: list[int], use: Bytes) -> bool:
-        """Add memory rows at second runs that break the budget; True when one cuts ``point``."""
-        record, wiring = self.record, self.wiring
-        added = False
-        found = breaches(wiring, made.spans.cuts, sequence, use, record.budget)
-        for breach in found[:WATCHED]:
-            watch, proven = certify(made, point, breach)
-            if proven <= record.budget:
-                continue
-            for known in self.watches:
-                if known.place == watch.place:
-                    added |= known.merge(watch)
-                    break
-            else:
-                self.watches.append(watch)
-                added = True
-        return added
+    def _split(self, made: CutModel, sequence: list[int], use: Bytes) -> bool:
+        """Split an interval at the worst second run over the budget; False when none can be."""
+        spans, seen = made.spans, set[int]()
+        ends, cuts = spans.ends(sequence), spans.cuts
+        worst, chosen = 0, None
+        for step, op in enumerate(sequence):
+            excess = int(use[step]) - self.record.budget
+            if op in seen and excess > worst:
+                b = next((b for b, end in enumerate(ends) if step <= end), len(ends))
+                if b < len(ends) and step == ends[b]:
+                    continue
+                split = Split(cuts[b - 1] if b else -1, cuts[b] if b < len(cuts) else -1, op)
+                if split not in self.splits:
+                    worst, chosen = excess, split
+            seen.add(op)
+        if chosen is not None:
+            self.splits.append(chosen)
+        return chosen is not None

@@ -19,6 +19,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 from onnxremat.schedule.devices import Followed, Moved, Ran
 
+NEVER = 1 << 60  # a step behind all others
+
 
 def stretches(
     followed: Followed, pairs: Sequence[tuple[str, str]], cuts: Collection[str]
@@ -29,16 +31,40 @@ def stretches(
         pairs: (input, output) tensors that a trainer binds to one buffer.
         cuts: names of ops before which to cut as well.
     """
+    return _stretches(followed, pairs, cuts, eager=False)
+
+
+def eager_cuts(followed: Followed, pairs: Sequence[tuple[str, str]]) -> set[str]:
+    """Ops before which to cut so that what another device needs leaves as early as it can be used.
+
+    A stretch that reads a value waits for it with its first op, so what counts is the next op that
+    begins on the other device, not the one that reads; and the stretch that makes it lasts until
+    the next op begins here. More partitions, each with its price: whether they pay is the
+    caller's to find out.
+    """
+    rows = _stretches(followed, pairs, (), eager=True)
+    return {row[0].op.name for _, row in rows}
+
+
+def _stretches(
+    followed: Followed, pairs: Sequence[tuple[str, str]], cuts: Collection[str], *, eager: bool
+) -> list[tuple[str, list[Ran]]]:
     runs: dict[str, list[Ran]] = {}
     for event in followed.events:
         if isinstance(event, Ran):
             runs.setdefault(event.device, []).append(event)
     moves = [event for event in followed.events if isinstance(event, Moved)]
     uses = _uses(followed)
+    begins = {device: [ran.step for ran in row] for device, row in runs.items()}
     found: list[tuple[str, list[Ran]]] = []
     for device, row in runs.items():
         waits = _waits(followed, device, pairs, uses)
-        scan = _Scan(device, row, moves, uses, waits, set(cuts))
+        sends = [
+            (move.step, _next(begins.get(move.target, ()), move.step) if eager
+             else _next(uses.get((move.value, move.target), ()), move.step))
+            for move in moves if move.source == device
+        ]  # fmt: skip
+        scan = _Scan(device, row, moves, sends, waits, set(cuts), eager)
         found += [(device, group) for group in scan.groups()]
     return sorted(found, key=lambda item: item[1][0].step)
 
@@ -51,21 +77,16 @@ class _Scan:
         device: str,
         row: list[Ran],
         moves: list[Moved],
-        uses: Mapping[tuple[str, str], Sequence[int]],
+        sends: list[tuple[int, int]],
         waits: Mapping[str, int],
         cuts: set[str],
+        eager: bool,
     ) -> None:
-        self.row, self.cuts = row, cuts
+        self.row, self.sends, self.waits, self.cuts, self.eager = row, sends, waits, cuts, eager
         self.arrivals: dict[str, list[int]] = {}
         for move in moves:
             if move.target == device:
                 self.arrivals.setdefault(move.value, []).append(move.step)
-        self.sends = [
-            (move.step, _next(uses.get((move.value, move.target), []), move.step))
-            for move in moves
-            if move.source == device
-        ]
-        self.waits = waits
 
     def groups(self) -> list[list[Ran]]:
         found = []
@@ -98,9 +119,11 @@ class _Scan:
 
     def _sent(self, start: int, end: int, sends: list[tuple[int, int]]) -> int:
         """The stretch ends earlier where a value leaves that is needed before its end."""
-        last = self.row[end - 1].step
         for leaves, needed in sends:
-            if leaves < last and needed < last:
+            last = over = self.row[end - 1].step
+            if self.eager:
+                over = self.row[end].step if end < len(self.row) else NEVER
+            if leaves < last and needed < over:
                 cut = next(i for i in range(start, end) if self.row[i].step > leaves)
                 end = min(end, max(cut, start + 1))
         return end
@@ -121,7 +144,7 @@ def _uses(followed: Followed) -> dict[tuple[str, str], list[int]]:
 def _next(steps: Sequence[int], step: int) -> int:
     """The first of some ascending steps behind ``step``; far away when there is none."""
     index = bisect_right(steps, step)
-    return steps[index] if index < len(steps) else 1 << 60
+    return steps[index] if index < len(steps) else NEVER
 
 
 def _waits(

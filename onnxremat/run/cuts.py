@@ -9,6 +9,7 @@ from pathlib import Path
 from onnxremat.device.machine import Machine
 from onnxremat.rewrite.partition import Copy, Key, Partition, Partitioned, partition
 from onnxremat.rewrite.pins import is_added
+from onnxremat.rewrite.stretches import eager_cuts
 from onnxremat.run.device_memory import DeviceBytes, device_bytes
 from onnxremat.run.inside import Known, insides
 from onnxremat.schedule.devices import Followed, Ran
@@ -24,6 +25,8 @@ def partition_within(
     pairs: Sequence[tuple[str, str]] = (),
     known: Known | None = None,
     folder: Path | None = None,
+    *,
+    eager: bool = False,
 ) -> Partitioned:
     """Partitions, cut further at the worst op of a device that is over its limit while that lets
     dead inputs go. A limit may stay missed: the caller looks.
@@ -32,11 +35,12 @@ def partition_within(
         scratch: bytes per device and op.
         limits: bytes per device.
         known, folder: see :func:`insides`.
+        eager: begin with :func:`~onnxremat.rewrite.stretches.eager_cuts`.
     """
-    cuts: set[str] = set()
-    parts = partition(followed, pairs=pairs)
-    known = {} if known is None else known
-    while len(cuts) < MOST:
+    cuts = eager_cuts(followed, pairs) if eager else set()
+    parts = partition(followed, pairs=pairs, cuts=cuts)
+    known, most = {} if known is None else known, len(cuts) + MOST
+    while len(cuts) < most:
         found = device_bytes(parts, machine, insides(parts, machine, scratch, known, folder))
         more = {
             op

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from onnxremat.run.executor import Executor
 from onnxremat.run.inside import Known, insides
 from onnxremat.run.streams import finish_times, overlaps
 from onnxremat.run.waits import waits_within, worst_case
-from onnxremat.schedule.devices import follow, settled
+from onnxremat.schedule.devices import Followed, follow, settled
 from onnxremat.schedule.plan import Plan, graph_hash
 
 FORMAT = 1
@@ -73,6 +73,11 @@ class Deployment:
     def side_by_side(self) -> bool:
         """Some partitions can run at the same time."""
         return overlaps(self.parts, self.machine)
+
+    @property
+    def kept(self) -> bool:
+        """One action after the other, every device keeps its limit, as predicted."""
+        return all(self.predicted[name].peak <= limit for name, limit in self.limits.items())
 
     @property
     def makespan(self) -> float:
@@ -164,26 +169,55 @@ def deploy(
     plan = settled(graph, plan, pairs)
     followed = follow(graph, plan)
     _check_machine(plan, machine)
-    scratch = {name: table.scratch for name, table in costs.items()}
     known = {} if known is None else known
-    parts = partition_within(followed, machine, scratch, limits, pairs, known, folder)
+
+    def cut(*, eager: bool) -> Deployment:
+        return _cut(
+            graph, plan, followed, machine, costs, limits, pairs, folder, known,
+            insist=insist, eager=eager,
+        )  # fmt: skip
+
+    made = cut(eager=False)
+    several = len({part.device for part in made.parts.partitions}) > 1
+    if several and not any(device.opaque for device in machine.devices):
+        # Partitions of the processor are cheap: more of them may let devices wait less.
+        made = min(made, cut(eager=True), key=lambda one: (not one.kept, one.makespan))
+    return made
+
+
+def _cut(
+    graph: Graph,
+    plan: Plan,
+    followed: Followed,
+    machine: Machine,
+    costs: Mapping[str, CostTable],
+    limits: Mapping[str, int],
+    pairs: Sequence[tuple[str, str]],
+    folder: Path | None,
+    known: Known,
+    *,
+    insist: bool,
+    eager: bool,
+) -> Deployment:
+    """One way to cut a plan, with all that is predicted of it; see :func:`deploy`."""
+    scratch = {name: table.scratch for name, table in costs.items()}
+    parts = partition_within(followed, machine, scratch, limits, pairs, known, folder, eager=eager)
     inside = insides(parts, machine, scratch, known, folder)
-    predicted = device_bytes(parts, machine, inside)
-    kept = all(predicted[name].peak <= limit for name, limit in limits.items())
-    waits = waits_within(parts, machine, inside, limits) if insist or kept else []
-    return Deployment(
+    made = Deployment(
         graph,
         plan.with_provenance(graph_hash=graph_hash(graph)),
         machine,
         parts,
         limits,
-        tuple(waits),
+        (),
         folder,
-        predicted,
-        worst_case(parts, machine, inside, waits),
-        action_seconds(parts, machine, costs),
+        device_bytes(parts, machine, inside),
+        seconds=action_seconds(parts, machine, costs),
         scratch=scratch,
     )
+    waits = waits_within(parts, machine, inside, limits) if insist or made.kept else []
+    worst = worst_case(parts, machine, inside, waits)
+    return replace(made, waits=tuple(waits), worst=worst)
 
 
 def _check_machine(plan: Plan, machine: Machine) -> None:

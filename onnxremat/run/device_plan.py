@@ -9,7 +9,7 @@ from math import inf
 
 import numpy as np
 
-from onnxremat.cost.boundaries import crossing_seconds
+from onnxremat.cost.boundaries import arriving_seconds, crossing_seconds, leaving_seconds
 from onnxremat.cost.table import CostTable
 from onnxremat.device.machine import Machine
 from onnxremat.errors import UsageError
@@ -119,6 +119,7 @@ def device_model(
         given=[
             _given(graph, machine, tables, name, home, reads) for name, home in inputs.items()
         ],
+        toll=_tolls(machine, tables, [graph.tensors[n].bytes for n in values]),
     )  # fmt: skip
     names = Names([*inputs, *(op.name for op in ops)], [*values, *inputs])
     return DeviceModel(graph, machine, reduced, problem, names)
@@ -255,12 +256,22 @@ def _copy_seconds(machine: Machine, tables: Mapping[str, CostTable], size: int) 
     def one(source: str, target: str) -> float:
         if source == target or not machine.linked(source, target):
             return inf
-        seconds = machine.link(source, target).seconds(size)
-        if source in tables and target in tables:
-            seconds += crossing_seconds(tables[source], tables[target], size)
-        return seconds
+        crossing = crossing_seconds(tables.get(source), tables.get(target), size)
+        return machine.link(source, target).seconds(size) + crossing
 
     return np.asarray([[one(a, b) for b in machine.names] for a in machine.names])
+
+
+def _tolls(machine: Machine, tables: Mapping[str, CostTable], sizes: Sequence[int]) -> Floats:
+    """Seconds of a move that keep the device it leaves, and the one it comes to, from their ops:
+    both end a session and begin another. Shape (2, D, m)."""
+    found = np.zeros((2, len(machine.names), len(sizes)))
+    for row, name in enumerate(machine.names):
+        if name in tables:
+            table = tables[name]
+            found[0, row] = [leaving_seconds(table, size) for size in sizes]
+            found[1, row] = [arriving_seconds(table, size) for size in sizes]
+    return found
 
 
 def by_start(problem: DeviceProblem, schedule: Schedule, limits: Sequence[int]) -> Schedule:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
+from dataclasses import replace
+from pathlib import Path
 from random import Random
 
 import numpy as np
+import onnx
 import pytest
 
 import onnxremat.run.executor as executor_module
@@ -16,7 +20,8 @@ from onnxremat.graph.ir import Graph
 from onnxremat.ort.feeds import seeded_feeds
 from onnxremat.ort.infer import build_graph
 from onnxremat.rewrite.partition import Copy, Partition, Partitioned, partition
-from onnxremat.run.deployment import Deployment, deploy
+from onnxremat.run.action_times import action_seconds
+from onnxremat.run.deployment import Deployment, deploy, read_deployment
 from onnxremat.run.device_memory import device_bytes
 from onnxremat.run.executor import Executor
 from onnxremat.run.inside import insides
@@ -129,6 +134,39 @@ def test_ops_that_need_not_wait_run_before_the_value_arrives() -> None:
     parts = parts_of(graph, assigned(graph, device_of, processors(2)))
     mine = [[op.name for op in p.graph.ops] for p in parts.partitions if p.device == "cpu:0"]
     assert mine == [names[1:3], names[3:]]
+
+
+def test_cutting_early_is_taken_where_it_lets_a_device_wait_less() -> None:
+    """The second device reads ``a`` late, in a stretch that begins early: as one partition of the
+    first device, that stretch waits for ``d``; cut behind ``a``, both are busy."""
+    graph = graph_of("""g (float[8, 8] x) => (float[8, 8] y, float[8, 8] z) {
+        a = Sin(x)  p = Cos(x)  b = Cos(a)  c = Sin(b)  d = Cos(c)  q = Sin(p)  r = Add(q, a)
+        y = Cos(d)  z = Sin(r)
+    }""")
+    a, p, b, c, d, q, r, y, z = (op.name for op in graph.ops)
+    mine, theirs = "cpu:0", "cpu:1"
+    plan = Plan((
+        Compute(a, 0, mine), Transfer("a", mine, theirs), Compute(b, 0, mine),
+        Compute(c, 0, mine), Compute(p, 0, theirs), Compute(d, 0, mine), Compute(y, 0, mine),
+        Compute(q, 0, theirs), Compute(r, 0, theirs), Compute(z, 0, theirs),
+    ))  # fmt: skip
+    machine = processors(2)
+    table = CostTable({op.name: 1e-3 for op in graph.ops}, {}, "given")
+    made = deploy(graph, plan, machine, dict.fromkeys(machine.names, table))
+    rows = [[op.name for op in part.graph.ops] for part in made.parts.partitions]
+    assert rows[0] == [a]
+    assert made.makespan < 6.5e-3
+    plain = replace(made, parts=parts_of(graph, plan), seconds={})
+    seconds = action_seconds(plain.parts, machine, dict.fromkeys(machine.names, table))
+    assert replace(plain, seconds=seconds).makespan > made.makespan + 1e-3
+    assert read_back(made).parts.actions == made.parts.actions
+
+
+def read_back(made: Deployment) -> Deployment:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "out.onnx"
+        onnx.save(made.model(), path)
+        return read_deployment(path)
 
 
 def test_a_swapped_value_takes_no_room_while_it_is_away() -> None:

@@ -6,7 +6,12 @@ import threading
 
 import pytest
 
-from onnxremat.cost.boundaries import CALL, crossing_seconds
+from onnxremat.cost.boundaries import (
+    CALL,
+    arriving_seconds,
+    crossing_seconds,
+    leaving_seconds,
+)
 from onnxremat.cost.table import CostTable
 from onnxremat.device.machine import Link, Machine
 from onnxremat.run.action_times import action_seconds
@@ -42,6 +47,10 @@ def test_what_goes_between_sessions_goes_through_memory() -> None:
     assert action_seconds(made.parts, machine(), costs) == made.seconds
     priced = crossing_seconds(costs["cpu:0"], costs["cpu:1"], 4000)
     assert priced == pytest.approx(CALL + 2e-6 + 3 * 4000 / 1e9)
+    out, into = leaving_seconds(costs["cpu:0"], 4000), arriving_seconds(costs["cpu:1"], 4000)
+    assert out + into == pytest.approx(priced + CALL)
+    assert crossing_seconds(costs["cpu:0"], None, 4000) == out
+    assert crossing_seconds(None, costs["cpu:1"], 4000) == into
 
 
 def test_who_waits_for_another_stream_is_woken() -> None:

@@ -22,7 +22,8 @@ def random_device_problem(
     seed: int, ops: int, *, devices: int = 2, plain: bool = False, kept: float = 0.15
 ) -> DeviceProblem:
     """A random problem; unless ``plain`` with workspace, in-place, several outputs, kept values,
-    ops that run once, pins, missing links, weights, colocation, given inputs and storage devices.
+    ops that run once, pins, missing links, weights, colocation, given inputs, storage devices and
+    copies that keep devices busy.
     """
     draw = Random(seed)
     base = random_problem(seed, ops, plain=plain, kept=kept)
@@ -61,6 +62,7 @@ def random_device_problem(
         goal=[draw.choice([-1, draw.randrange(devices)]) for _ in range(base.values)],
         work=np.asarray([[w * draw.choice([0, 1]) for w in base.work] for _ in range(devices)]),
         given=given,
+        toll=np.random.default_rng(seed).uniform(0, 0.1 * (seed % 2), (2, devices, base.values)),
     )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from math import inf
 
 import numpy as np
@@ -14,15 +15,16 @@ from onnxremat.plan.formulations.cuts import (
     NEVER,
     CutModel,
     Spans,
+    Split,
     build,
     fixed_spans,
     free_spans,
     project,
+    with_splits,
 )
 from onnxremat.plan.formulations.extract import late_remakes, without_unread
 from onnxremat.plan.formulations.holds import Holds
 from onnxremat.plan.formulations.paths import add_paths, violated
-from onnxremat.plan.formulations.watches import add_watches
 from onnxremat.plan.lazy import LazyCuts
 from onnxremat.plan.problem import Problem
 from onnxremat.plan.record import Record
@@ -40,10 +42,23 @@ def budgets(problem: Problem) -> list[int]:
     return sorted({low - 1, low, (2 * low + high) // 3, (low + 2 * high) // 3, high})
 
 
-def both_spans(wiring: Wiring, cuts: list[int]) -> list[Spans]:
+def both_spans(wiring: Wiring, cuts: list[int], splits: list[Split] | None = None) -> list[Spans]:
     """The cuts for the base order, and for any order where they allow that."""
     free = free_spans(wiring, cuts)
-    return [fixed_spans(wiring.problem.ops, cuts), *([] if free is None else [free])]
+    both = [fixed_spans(wiring.problem.ops, cuts), *([] if free is None else [free])]
+    return [with_splits(spans, splits or []) for spans in both]
+
+
+def drawn_splits(ops: int, cuts: list[int], seed: int, many: int) -> list[Split]:
+    """Random intervals split at random ops, some of them again."""
+    rng, order, splits = np.random.default_rng(seed), [-1, *sorted(set(cuts)), -1], list[Split]()
+    for _ in range(many):
+        at = int(rng.integers(1, len(order)))
+        op = int(rng.integers(0, ops // 2))
+        if op not in (order[at - 1], order[at]):
+            splits.append(Split(order[at - 1], order[at], op))
+            order.insert(at, ops + len(splits) - 1)
+    return splits
 
 
 def just_enough(wiring: Wiring, span: Spans, many: int) -> Iterator[tuple[CutModel, list[int]]]:
@@ -109,10 +124,11 @@ def test_cut_optimum_is_a_lower_bound(seed: int) -> None:
     for budget in budgets(problem)[:3]:
         for fixed_order in (True, False):
             exact = optimum(problem, budget, fixed_order=fixed_order)
-            for cuts in ([2], [1, 3], [1, 2, 3, 4, 5]):
+            for cuts in ([2], [1, 3], [3, 4], [1, 2, 3, 4, 5]):
                 spans = fixed_spans(problem.ops, cuts) if fixed_order else free_spans(wiring, cuts)
                 if spans is None:
                     continue
+                spans = with_splits(spans, drawn_splits(problem.ops, cuts, seed, 4))
                 made = build(wiring, spans, budget)
                 result, _ = minimise(made.model, Limits(seconds=5))
                 if result.outcome is Outcome.INFEASIBLE:
@@ -135,8 +151,8 @@ def test_smallest_budget_brackets_the_truth(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_watched_second_runs_hold_for_every_sequence(seed: int) -> None:
-    """Rows learnt from one budget hold for random sequences, whatever their order and repeats."""
+def test_cuts_at_second_runs_hold_for_every_sequence(seed: int) -> None:
+    """Splits learnt at one budget or drawn hold for all, whatever their order and repeats."""
     problem = random_problem(seed, 12, kept=0.08, frozen=0.1)
     top, low = peak(problem, problem.store_all()), largest_need(Wiring(problem)).bytes
     record = Record(problem, (top + 2 * low) // 3, 10.0, 1e-6)
@@ -146,12 +162,16 @@ def test_watched_second_runs_hold_for_every_sequence(seed: int) -> None:
     for _ in range(12):
         if not lazy.round():
             break
-    for span in both_spans(lazy.wiring, lazy.cuts):
-        for made, sequence in just_enough(lazy.wiring, span, 25):
-            add_watches(made, lazy.watches)
-            point = project(made, sequence)
-            assert made.model.violation(point) < EPS
-            assert made.seconds(made.model.objective(point)) <= seconds(problem, sequence) + EPS
+    again = 0
+    for splits in (lazy.splits, drawn_splits(problem.ops, lazy.cuts, seed, 9)):
+        for span in both_spans(lazy.wiring, lazy.cuts, splits):
+            for made, sequence in just_enough(lazy.wiring, span, 25):
+                point = project(made, sequence)
+                assert made.model.violation(point) < EPS
+                assert made.seconds(made.model.objective(point)) <= seconds(problem, sequence) + EPS
+                parts = zip(span.cuts, pairwise([-1, *span.ends(sequence)]), strict=True)
+                again += sum(span.split(cut) is not None and a < b for cut, (a, b) in parts)
+    assert again > 0  # ops ran where intervals are split
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -161,7 +181,7 @@ def test_path_rows_hold_for_every_sequence(seed: int) -> None:
     wiring, rng = Wiring(problem), np.random.default_rng(seed)
     cuts = sorted(rng.choice(problem.ops - 1, size=4, replace=False).tolist())
     broken = 0
-    for span in both_spans(wiring, cuts):
+    for span in both_spans(wiring, cuts, drawn_splits(problem.ops, cuts, seed, seed % 3)):
         made = build(wiring, span, peak(problem, problem.store_all()))
         points = rng.random((20, made.model.columns)) ** 3
         paths = [path for point in points for _, path in violated(made, point, 0.1)]
@@ -179,7 +199,7 @@ def test_hold_rows_hold_for_every_sequence(seed: int) -> None:
     wiring, rng = Wiring(problem), np.random.default_rng(seed)
     cuts = sorted(rng.choice(problem.ops - 1, size=4, replace=False).tolist())
     broken = 0
-    for span in both_spans(wiring, cuts):
+    for span in both_spans(wiring, cuts, drawn_splits(problem.ops, cuts, seed, seed % 3)):
         made = build(wiring, span, largest_need(wiring).bytes // 3)
         points = rng.random((20, made.model.columns)) ** 3
         rows = Holds(made)

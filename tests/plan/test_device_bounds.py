@@ -17,7 +17,7 @@ from onnxremat.plan.devices import (
     seconds,
     solve_devices,
 )
-from onnxremat.plan.devices.bounds import NO_LIMIT, makespan_bound, misfit
+from onnxremat.plan.devices.bounds import NO_LIMIT, makespan_bound, misfit, quick_makespan_bound
 from onnxremat.plan.devices.cuts import build
 from onnxremat.plan.devices.extract import late_schedule, without_unread
 from onnxremat.plan.devices.layout import Layout
@@ -26,7 +26,7 @@ from onnxremat.plan.devices.project import project
 from onnxremat.plan.devices.search import Search
 from onnxremat.plan.formulations import xengine
 from onnxremat.plan.formulations.cuts import Spans, fixed_spans, free_spans
-from onnxremat.plan.problem import Status
+from onnxremat.plan.problem import Problem, Rows, Status
 from onnxremat.plan.solvers import SOLVERS, Limits, Outcome
 from onnxremat.plan.wiring import Wiring
 from tests.plan.device_oracle import optimum, random_device_problem, random_schedule
@@ -148,14 +148,31 @@ def test_makespan_bound_and_search(seed: int) -> None:
         return
     least, kind = makespan_bound(layout, Limits(seconds=5))
     assert kind in ("critical path", "load")
+    quick, _ = quick_makespan_bound(problem)
     for which in range(5):
         schedule = random_schedule(problem, which, fixed_order=False)
         if schedule is not None:
-            assert makespan(problem, schedule, [NO_LIMIT] * 2) >= least - EPS
+            assert makespan(problem, schedule, [NO_LIMIT] * 2) >= max(least, quick) - EPS
     found = solve_devices(problem, budgets, objective="makespan", time_limit=0.5)
     if found.schedule is not None:
         assert found.value == makespan(problem, found.schedule, budgets)
         assert least - EPS <= found.certificate.bound <= found.value <= found.time + EPS
+
+
+def test_quick_makespan_bound_weighs_devices_by_what_they_are_good_at() -> None:
+    """Ten ops that take 1 and 3 seconds, and ten that take 3 and 1: 10 seconds of each."""
+    base = random_problem(1, 20, plain=True)
+    base = Problem(**{**base.__dict__, "reads": Rows.of([[] for _ in range(20)])})
+    cost = np.asarray([[1.0] * 10 + [3.0] * 10, [3.0] * 10 + [1.0] * 10])
+    copy = np.ones((2, 2, base.values))
+    assert quick_makespan_bound(from_problem(base, cost, copy)) == (
+        pytest.approx(10, abs=1e-6), "load",
+    )  # fmt: skip
+    slow = np.stack([cost[0], np.full(20, np.inf)])
+    assert quick_makespan_bound(from_problem(base, slow, copy))[0] == pytest.approx(40, abs=1e-6)
+    twice = np.stack([np.ones(20), np.full(20, 3.0)])  # 15 on the first, 5 on the second
+    found, _ = quick_makespan_bound(from_problem(base, twice, copy))
+    assert 14 < found <= 15
 
 
 @pytest.mark.parametrize("seed", range(16))

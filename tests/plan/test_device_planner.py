@@ -15,6 +15,7 @@ from onnxremat.plan.devices import (
     Schedule,
     Step,
     from_problem,
+    makespan,
     occupancy,
     peaks,
     solve_devices,
@@ -22,8 +23,9 @@ from onnxremat.plan.devices import (
 )
 from onnxremat.plan.devices.extract import without_unread
 from onnxremat.plan.devices.layout import Layout
+from onnxremat.plan.devices.problem import first_runs
 from onnxremat.plan.devices.retime import retimed
-from onnxremat.plan.devices.search import Search
+from onnxremat.plan.devices.search import Lists, Search
 from onnxremat.plan.problem import Problem, Rows, Status
 from tests.plan.device_oracle import random_device_problem, random_schedule
 from tests.plan.graphs import skip_chain, small_transformer
@@ -219,6 +221,76 @@ def test_makespan_objective_uses_both_devices_at_once() -> None:
     assert found.status is Status.OPTIMAL
     assert found.makespan == pytest.approx(4)
     assert found.time == pytest.approx(8)
+
+
+def test_thousands_of_ops_are_spread_over_two_devices_in_seconds() -> None:
+    base = small_transformer(130)
+    assert base.ops > 2000
+    copy = np.broadcast_to(0.005 * base.size * base.cost.mean(), (2, 2, base.values))
+    problem = from_problem(base, np.stack([base.cost] * 2), copy, toll=0.3 * copy)
+    budgets = [share(base, 0.8)] * 2
+    begin = time.monotonic()
+    found = solve_devices(problem, budgets, objective="makespan", time_limit=3)
+    assert time.monotonic() - begin < 6
+    assert found.schedule is not None
+    assert found.makespan < 0.8 * problem.reference
+    assert found.peaks == tuple(peaks(problem, found.schedule))
+    assert max(found.peaks) <= budgets[0]
+    assert 0.5 * problem.reference * (1 - 1e-6) <= found.certificate.bound <= found.makespan
+
+
+def test_a_makespan_run_that_is_stopped_at_once_has_a_plan() -> None:
+    base = small_transformer(12)
+    seen: list[float] = []
+    begin = time.monotonic()
+    found = solve_devices(
+        two_devices(base), [share(base, 0.9)] * 2, objective="makespan", time_limit=60,
+        progress=lambda best, *_: seen.append(best), stop=lambda: min(seen, default=inf) < inf,
+    )  # fmt: skip
+    assert time.monotonic() - begin < 10
+    assert found.schedule is not None
+    assert found.value == min(seen)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_list_scheduling_is_valid_and_says_what_is_within_budgets(seed: int) -> None:
+    problem = random_device_problem(seed, 25, devices=2 + seed % 2, kept=0.05)
+    schedule = random_schedule(problem, seed)
+    if schedule is None:
+        return
+    layout, fixed = Layout(problem), seed % 4 == 0
+    budgets = [int(0.9 * b) + 1 for b in peaks(problem, schedule)]
+    lists = Lists(Search(layout, budgets, free_order=not fixed, seed=seed), fixed)
+    within: list[Schedule] = []
+    lists.run(0.1, lambda: False, within.append)
+    spans = [makespan(problem, found, budgets) for found in within]
+    assert all((peaks(problem, found) <= budgets).all() for found in within)
+    assert all((peaks(problem, found) > budgets).any() for found in lists.over())
+    if fixed:
+        for found in (*within, *lists.over()):
+            assert first_runs(found) == list(range(problem.ops))
+    if spans:
+        assert spans[-1] <= spans[0] * 1.01
+
+
+def test_list_scheduling_finds_the_best_of_two_chains() -> None:
+    """Two chains with one value between them that is dear to move."""
+    base = Problem(
+        cost=np.ones(9),
+        work=np.zeros(9, np.int64),
+        reads=Rows.of([[], [], [0], [1], [2], [3], [4], [5], [6, 7]]),
+        writes=Rows.of([[op] for op in range(9)]),
+        size=np.ones(9, np.int64),
+        keep=np.zeros(9, np.bool_),
+        inplace=Rows.of([[] for _ in range(9)]),
+        recompute=np.ones(9, np.bool_),
+    )
+    problem = from_problem(base, np.ones((2, 9)), np.full((2, 2, 9), 1.5))
+    within: list[Schedule] = []
+    Lists(Search(Layout(problem), [9, 9], free_order=True), fixed_order=False).run(
+        0.2, lambda: False, within.append
+    )
+    assert makespan(problem, within[-1], [9, 9]) == pytest.approx(4 + 1.5 + 1)
 
 
 def test_unknown_options_are_refused() -> None:

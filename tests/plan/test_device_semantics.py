@@ -187,6 +187,23 @@ def test_compiled_evaluator_refuses_what_the_reference_refuses(
         assert (search.replay(rest) is not None) == valid
 
 
+def test_a_copy_with_a_toll_keeps_both_devices_from_their_next_ops() -> None:
+    base = Problem(**{**chain([1, 1, 1, 1]).__dict__, "reads": Rows.of([[], [0], [], []])})
+    schedule = Schedule((Step(0, 0), Step(2, 1), Step(0, 1, 0), Step(3, 0), Step(1, 1)), (-1,) * 4)
+    toll = np.stack([np.full((2, 4), 0.25), np.full((2, 4), 0.5)])
+    cost, copy = np.ones((2, 4)), np.full((2, 2, 4), 2.0)
+    for given_toll, starts in ((None, [0, 0, 1, 1, 3]), (toll, [0, 0, 1, 1.25, 3])):
+        problem = from_problem(base, cost, copy, toll=given_toll)
+        assert timing(problem, schedule, [9, 9]).start.tolist() == starts
+        assert seconds(problem, schedule) == 6
+    late = Schedule((Step(0, 0), Step(2, 1), Step(0, 1, 0), Step(3, 1), Step(1, 0)), (-1,) * 4)
+    assert timing(from_problem(base, cost, copy, toll=toll), late, [9, 9]).start.tolist() == [
+        0, 0, 1, 1.5, 1.25,
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="toll has an entry above"):
+        from_problem(base, cost, copy, toll=toll * 5)
+
+
 @settings(max_examples=150, deadline=None)
 @given(*CASES)
 def test_streams_respect_inputs_order_and_memory(

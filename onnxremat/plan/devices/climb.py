@@ -15,12 +15,16 @@ from onnxremat.plan.devices.problem import (
     Step,
     default_hold,
 )
-from onnxremat.plan.devices.record import DeviceRecord
-from onnxremat.plan.devices.search import Search
+from onnxremat.plan.devices.record import PACE, DeviceRecord
+from onnxremat.plan.devices.search import Lists, Search
 from onnxremat.plan.problem import Rows
 
 DEPTHS = ((2, 1.0), (0, 1.0), (2, 0.5), (6, 1.0))  # greedy: (depth, power)
 LARGE = 1000  # ops from which polishing takes noticeable time
+LISTING = 0.5  # share of the time for list scheduling where there are many ops
+REPAIR = 0.1  # share of the time left for the repair of one such schedule
+HOT, MILD = 0.6, 0.05  # mean op costs that annealing starts at; mild leaves good lists good
+SMALL = 400  # ops below which the sum of all steps is planned first for the makespan too
 SERIAL = 0.4  # share of the time for the sum of all steps when the makespan is wanted
 
 
@@ -78,6 +82,24 @@ class DeviceClimb:
             rank[op] = here
         return renamed(found.schedule, rank)
 
+    def listed(self) -> None:
+        """List scheduling: what is within the budgets is offered, the best that is not repaired."""
+        record = self.record
+        lists = Lists(self.search, record.fixed_order)
+        share = LISTING if self.layout.problem.ops > SMALL else 0.3 * LISTING
+        lists.run(
+            share * record.left,
+            lambda: record.stopped() or record.closed,
+            lambda found: self.offer(found, "list scheduling"),
+        )
+        for start in lists.over():
+            until = record.begin + record.elapsed + REPAIR * record.left
+            if record.stopped() or record.closed:
+                break
+            fitted = self.search.fit(start, until, record.stopped, *DEPTHS[0])
+            if fitted is not None:
+                self.offer(fitted, "list scheduling")
+
     def greedy(self, *, quick: bool = False) -> None:
         """Greedy repair of every op on one device, for each device that runs them all.
 
@@ -124,12 +146,15 @@ class DeviceClimb:
     def anneal(self, search: Search, seconds: float, done: Callable[[], bool]) -> None:
         """Anneal from the best schedule (or the best start), then drop what is not needed.
 
-        Where bounds hold for the base order only, first runs keep it every other time.
+        Where bounds hold for the base order only, first runs keep it every other time. For the
+        makespan the walk begins mild, with few ops every other time.
         """
         record = self.record
         self.turns += 1
         loose = record.parallel or self.lazy.free or self.turns % 2 == 0
         search.free_order = loose and not record.fixed_order
+        mild = record.parallel and record.best is not None
+        mild &= self.layout.problem.ops > SMALL or self.turns % 2 == 1
         start = self.best(not search.free_order) or self.start or self.lazy.last
         if start is None or search.replay(start) is None:
             return
@@ -139,6 +164,7 @@ class DeviceClimb:
             lambda: record.stopped() or record.closed or done(),
             lambda found: self.offer(found, "annealing"),
             parallel=record.parallel,
+            heat=MILD if mild else HOT,
         )
         late = record.stopped() and self.layout.problem.ops > LARGE
         best = self.best(not search.free_order)
@@ -149,12 +175,13 @@ class DeviceClimb:
         """Lazy cuts and search until the gap is closed or time is up."""
         record = self.record
         if record.parallel:
-            self._serial_first()
+            if record.best is None or self.layout.problem.ops < SMALL:
+                self._serial_first()
             self.lazy = replace_cuts(self.cuts(parallel=True), self.lazy)
-        first = self.start is None
+        first = self.start is None and not (record.parallel and record.best)
         if first:
             self.greedy(quick=True)
-        more = self._round()
+        more = self._pays() and self._round()
         if record.closed or record.stopped():
             return
         if first:
@@ -180,6 +207,11 @@ class DeviceClimb:
         self.lazy.cuts, self.start, self.merit = other.lazy.cuts, other.start, other.merit
         if part.best is not None:
             record.offer(part.best.schedule, part.best.planner)
+
+    def _pays(self) -> bool:
+        """Whether a model can be solved in its share of the time."""
+        record = self.record
+        return not record.parallel or self.layout.problem.ops < PACE * record.limit
 
     def _round(self) -> bool:
         return not self.record.stopped() and self.lazy.round()

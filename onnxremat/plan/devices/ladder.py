@@ -1,6 +1,7 @@
 """The planner over several devices: a ladder of methods, each adding a schedule, a bound, or both.
 
-1. what fits nowhere; the least load and the critical path;
+1. what fits nowhere; the least load and the critical path; for the makespan list scheduling, which
+   has a plan for thousands of ops in milliseconds;
 2. the best placement with copies, memory being no matter (a MILP without cuts);
 3. lazy cuts one at a time, each repaired by moving copies, by solving with smaller budgets and by
    greedy insertion of remakes and copies;
@@ -14,10 +15,10 @@ from importlib import import_module
 from math import inf, isfinite
 from time import monotonic
 
-from onnxremat.plan.devices.bounds import NO_LIMIT, makespan_bound, misfit
+from onnxremat.plan.devices.bounds import NO_LIMIT, makespan_bound, misfit, quick_makespan_bound
 from onnxremat.plan.devices.layout import Layout
 from onnxremat.plan.devices.problem import DeviceProblem, Schedule, least_seconds
-from onnxremat.plan.devices.record import DeviceRecord, Progress, Stop
+from onnxremat.plan.devices.record import PACE, DeviceRecord, Progress, Stop
 from onnxremat.plan.devices.solution import DeviceSolution
 from onnxremat.plan.order import best_order
 from onnxremat.plan.problem import peak
@@ -89,23 +90,36 @@ def _trivial(record: DeviceRecord, layout: Layout, solver: str) -> bool:
         record.raise_bound(inf, "largest op", any_order=True)
         return True
     record.raise_bound(least_seconds(record.problem), "least run", any_order=True)
-    seconds = max(0.05, min(0.1 * record.limit, record.left))
-    least, why = makespan_bound(layout, Limits(seconds=seconds, stop=record.stop), solver)
+    least, why = quick_makespan_bound(record.problem)
     record.raise_bound(least, why, any_order=True, parallel=True)
+    if not record.parallel:
+        _bound_makespan(record, layout, solver)
     return record.closed
+
+
+def _bound_makespan(record: DeviceRecord, layout: Layout, solver: str) -> None:
+    """The bound of every makespan that takes a linear program, where that can be solved in time."""
+    if record.problem.ops < PACE * record.limit and not (record.closed or record.stopped()):
+        seconds = max(0.05, min(0.1 * record.limit, record.left))
+        least, why = makespan_bound(layout, Limits(seconds=seconds, stop=record.stop), solver)
+        record.raise_bound(least, why, any_order=True, parallel=True)
 
 
 def _climb(record: DeviceRecord, layout: Layout, solver: str, threads: int, seed: int) -> None:
     """Lazy cuts and annealing in the base order, or in one with less peak where that is better."""
     from onnxremat.plan.devices.climb import DeviceClimb
 
-    climbs = [
-        DeviceClimb.of(record, order, solver, threads, seed) for order in _orders(record, layout)
-    ]
-    best = climbs[0]
+    best = DeviceClimb.of(record, record.problem.skeleton.store_all(), solver, threads, seed)
+    if record.parallel:
+        best.listed()
+        _bound_makespan(record, layout, solver)
+    orders = [] if record.parallel and record.best is not None else _orders(record, layout)
+    climbs = [best, *(DeviceClimb.of(record, order, solver, threads, seed) for order in orders)]
     if len(climbs) > 1:
         for climb in climbs:
             climb.greedy(quick=True)
+        if record.parallel:
+            climbs[1].listed()
         best = max(climbs, key=lambda climb: climb.merit)
     record.follow(best.named)
     if not record.closed:
@@ -113,16 +127,16 @@ def _climb(record: DeviceRecord, layout: Layout, solver: str, threads: int, seed
 
 
 def _orders(record: DeviceRecord, layout: Layout) -> list[list[int]]:
-    """The base order, and one with a clearly smaller peak where there is one."""
+    """An order with a clearly smaller peak than the base order, where there is one."""
     skeleton = record.problem.skeleton
     base = skeleton.store_all()
     if record.fixed_order:
-        return [base]
+        return []
     seconds = min(2.0, 0.05 * record.limit, max(0.0, record.left))
     found = best_order(layout.wiring, seconds, enough=min(record.budgets), stop=record.stopped)
     if found.order == base or peak(skeleton, found.order) > BETTER * peak(skeleton, base):
-        return [base]
-    return [base, found.order]
+        return []
+    return [found.order]
 
 
 def warm_up() -> float:

@@ -64,6 +64,7 @@ def from_problem(
     weight: ArrayLike | None = None,
     fixed: ArrayLike | None = None,
     given: Sequence[Given] = (),
+    toll: ArrayLike | None = None,
 ) -> DeviceProblem:
     """A single-device problem on several devices.
 
@@ -82,6 +83,7 @@ def from_problem(
             the bytes of ``weight`` on every device that computes, 0 on the others.
         given: graph inputs held on a device; each becomes an op in front, so ops of ``problem``
             are numbered from ``len(given)`` on, and a value after those of ``problem``.
+        toll: seconds of a copy of each value that keep its two devices busy, shape (2, D, m).
 
     Raises:
         ValueError: shapes that do not fit, negative numbers, or an op that can run nowhere.
@@ -115,6 +117,7 @@ def from_problem(
         uses=uses if uses is not None else Rows.of([[] for _ in range(ops)]),
         weight=weights,
         fixed=_fixed(problem, seconds, weights, fixed),
+        toll=None if toll is None else np.array(toll, np.float64),
     )
     made = _with_given(base, given) if given else base
     _validate(made)
@@ -160,6 +163,7 @@ def _with_given(base: DeviceProblem, given: Sequence[Given]) -> DeviceProblem:
         weight=base.weight,
         fixed=base.fixed,
         given=count,
+        toll=None if base.toll is None else np.dstack([base.toll, np.zeros((2, devices, count))]),
     )
 
 
@@ -176,15 +180,20 @@ def _validate(problem: DeviceProblem) -> None:
         ("cost", (devices, ops)), ("work", (devices, ops)), ("size", (devices, values)),
         ("copy", (devices, devices, values)), ("keep", (values,)), ("goal", (values,)),
         ("recompute", (ops,)), ("group", (ops,)), ("fixed", (devices,)),
+        ("tolls", (2, devices, values)),
     ):  # fmt: skip
         array = getattr(problem, name)
         _expect(name, array, shape)
-        if name in ("cost", "work", "size", "copy", "fixed") and not bool((array >= 0).all()):
+        if name in ("cost", "work", "size", "copy", "fixed", "tolls") and not bool(
+            (array >= 0).all()
+        ):
             raise ValueError(f"{name} has a negative entry or one that is no number")
     for name, rows in (("reads", problem.reads), ("writes", problem.writes),
                        ("inplace", problem.inplace), ("uses", problem.uses)):  # fmt: skip
         if len(rows) != ops:
             raise ValueError(f"{name} has {len(rows)} rows for {ops} ops")
+    if (problem.copy < np.maximum(problem.tolls[0][:, None], problem.tolls[1])).any():
+        raise ValueError("toll has an entry above the seconds of a copy")
     if (problem.goal >= devices).any():
         raise ValueError(f"a goal names a device above {devices - 1}")
     nowhere = np.flatnonzero(~np.isfinite(problem.cost).any(axis=0))

@@ -9,6 +9,9 @@ starts as soon as
   in the order of the list, each as soon as there is room,
 - the other readers of a buffer that its output takes over have finished.
 
+A copy may keep the two devices busy for a part of its time (``DeviceProblem.toll``): it puts that
+off what each runs after it in the list.
+
 What is granted counts as in use; an instance gives its memory back when all steps that read it
 have finished. So no device ever has more in use than its budget, and a step waits at most for the
 end of all steps before it: the makespan is never above the sum of all steps.
@@ -23,7 +26,14 @@ from math import inf
 
 import numpy as np
 
-from onnxremat.plan.devices.problem import DeviceProblem, Ledger, Schedule, durations, ledger
+from onnxremat.plan.devices.problem import (
+    RUN,
+    DeviceProblem,
+    Ledger,
+    Schedule,
+    durations,
+    ledger,
+)
 from onnxremat.plan.problem import Floats
 
 
@@ -49,7 +59,14 @@ def timing(problem: DeviceProblem, schedule: Schedule, budgets: Sequence[int]) -
     Raises:
         InvalidScheduleError: the schedule cannot be carried out.
     """
-    return _Streams(problem, schedule, budgets, ledger(problem, schedule)).run()
+    return timing_of(problem, schedule, budgets, ledger(problem, schedule))
+
+
+def timing_of(
+    problem: DeviceProblem, schedule: Schedule, budgets: Sequence[int], book: Ledger
+) -> Timing:
+    """:func:`timing` of a schedule whose ledger is known."""
+    return _Streams(problem, schedule, budgets, book).run()
 
 
 def makespan(problem: DeviceProblem, schedule: Schedule, budgets: Sequence[int]) -> float:
@@ -115,6 +132,10 @@ class _Streams:
     def _finish(self, step: int, end: float) -> None:
         item, device, source = self.steps[step]
         self.stream[source, device] = end
+        if source >= 0:
+            for which, busy in enumerate((source, device)):
+                toll = float(self.problem.tolls[which, busy, item])
+                self.stream[RUN, busy] = self.stream.get((RUN, busy), 0.0) + toll
         if source < 0 and self.problem.work[device, item]:
             self._give_back(device, end, int(self.problem.work[device, item]))
         for instance in self.book.made[step]:

@@ -88,6 +88,9 @@ class DeviceProblem:
         weight: bytes of each weight, shape (w,).
         fixed: bytes resident throughout on each device, shape (D,).
         given: number of leading ops that only stand for graph inputs.
+        toll: seconds of a copy's own that also keep the device it comes from (0) and the one it
+            goes to (1) from running ops, shape (2, D, m), no more than the copy takes; None for
+            links that do it all by themselves. They count in the makespan only.
     """
 
     names: tuple[str, ...]
@@ -106,6 +109,7 @@ class DeviceProblem:
     weight: Bytes
     fixed: Bytes
     given: int = 0
+    toll: Floats | None = None
 
     @property
     def devices(self) -> int:
@@ -121,6 +125,13 @@ class DeviceProblem:
     def values(self) -> int:
         """Number of values, m."""
         return int(self.size.shape[1])
+
+    @cached_property
+    def tolls(self) -> Floats:
+        """``toll``, zeros where there is none, shape (2, D, m)."""
+        if self.toll is None:
+            return np.zeros((2, self.devices, self.values))
+        return self.toll
 
     @cached_property
     def skeleton(self) -> Problem:

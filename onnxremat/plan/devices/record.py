@@ -10,12 +10,14 @@ from time import monotonic
 
 import numpy as np
 
-from onnxremat.plan.devices.makespan import makespan
+from onnxremat.plan.devices.makespan import timing_of
 from onnxremat.plan.devices.problem import (
     DeviceProblem,
     InvalidScheduleError,
     Schedule,
+    bytes_of,
     first_runs,
+    ledger,
     peaks,
     seconds,
 )
@@ -26,6 +28,7 @@ Progress = Callable[[float, float, str], None]
 Stop = Callable[[], bool]
 
 WORTH = 5e-3  # share of the reference time that a moved first run must gain
+PACE = 150  # ops per second of the time limit up to which a model of all ops can be solved
 SLACK = 1e-9  # relative rounding of sums of seconds
 
 
@@ -177,9 +180,11 @@ class DeviceRecord:
             known = self.kept if in_order else self.moved
             if known is not None and not self.parallel and took >= known.time * (1 - 1e-12):
                 return False
-            if (peaks(self.problem, schedule) > np.asarray(self.budgets)).any():
+            book = ledger(self.problem, schedule)
+            use = bytes_of(self.problem, schedule, book).max(axis=1, initial=0)
+            if (use > np.asarray(self.budgets)).any():
                 return False
-            span = makespan(self.problem, schedule, self.budgets)
+            span = timing_of(self.problem, schedule, self.budgets, book).makespan
         except InvalidScheduleError:
             return False
         found = Found(schedule, took, span, planner)

@@ -24,6 +24,14 @@ c_1 < c_2 < ... of the dependency order still fix the interval of ancestors and 
 first runs may fall in a range of intervals (``earliest``..``latest``), and the bound holds for
 every order of the ops.
 
+Where first runs are used up, an interval is *split* at the first run of an op w in it: a cut like
+the others if w runs there, else the end of the interval before, and the part before it is empty:
+
+    base_w E[b-1, w] + sum_{u not in reads_w, writes_w} size_u X[b, u] <= budget - fixed
+    E[b-1, v] <= E[b-1, w] for all v,   E[b, w] <= E[b-1, w]
+
+These hold for every sequence too, whatever the order and number of runs in the interval.
+
 Sizes in the memory row are whole multiples of their common divisor, so the right-hand side is
 rounded down to one (Chvatal and Gomory): training graphs of equal layers have few sizes.
 
@@ -33,9 +41,10 @@ the Memory Wall with Optimal Tensor Rematerialization", MLSys 2020, section 4.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import gcd
+from typing import NamedTuple
 
 import numpy as np
 
@@ -49,8 +58,15 @@ SCALE = 1000.0  # store-all time and budget, in model units
 TINY = 1e-6  # share of the budget up to which a value does not keep sizes from being rounded
 
 
-Runs = dict[tuple[int, int], int]  # (interval, op) -> runs of a sequence
-Implied = tuple[int, int, Callable[[int, Runs, list[set[int]]], bool]]  # column, interval, test
+class Split(NamedTuple):
+    """A cut at the first run of ``op`` between two adjacent cuts ``start`` and ``end`` (or -1).
+
+    Where the op does not run between them, the cut coincides with ``start``.
+    """
+
+    start: int
+    end: int
+    op: int
 
 
 @dataclass(frozen=True)
@@ -58,15 +74,55 @@ class Spans:
     """Cuts and what they say about first runs.
 
     Attributes:
-        cuts: ops c_1..c_K in the order their first runs happen.
+        cuts: c_1..c_K in the order they happen: an op stands for its first run, ``ops + i`` for
+            split i.
         earliest, latest: range of intervals that the first run of each op may fall in.
         any_order: True when the ranges hold for every order of the ops.
+        splits: those that cuts may stand for.
     """
 
     cuts: tuple[int, ...]
     earliest: list[int]
     latest: list[int]
     any_order: bool
+    splits: tuple[Split, ...] = ()
+
+    def split(self, cut: int) -> Split | None:
+        """The split that a cut stands for, None for a first run."""
+        ops = len(self.earliest)
+        return self.splits[cut - ops] if cut >= ops else None
+
+    def ends(self, sequence: Sequence[int]) -> list[int]:
+        """Last step of each interval that a cut ends: that of the one before where it is empty."""
+        first: dict[int, int] = {}
+        for step, op in enumerate(sequence):
+            first.setdefault(op, step)
+        at = {cut: first[cut] for cut in self.cuts if self.split(cut) is None}
+        for cut in sorted(cut for cut in self.cuts if cut not in at):
+            start, end, op = self.splits[cut - len(self.earliest)]
+            begin = at.get(start, -1)
+            steps = range(begin + 1, at.get(end, len(sequence) - 1) + 1)
+            at[cut] = next((step for step in steps if sequence[step] == op), begin)
+        return [at[cut] for cut in self.cuts]
+
+
+def with_splits(spans: Spans, splits: Sequence[Split]) -> Spans:
+    """Spans with those of the splits, in their order, whose two cuts are adjacent.
+
+    Not one at the op that ends its interval, which would split nothing off.
+    """
+    cuts, early, late = list(spans.cuts), spans.earliest, spans.latest
+    ops = len(early)
+    for number, (start, end, chosen) in enumerate(splits):
+        at = cuts.index(start) + 1 if start in cuts else 0
+        if (cuts[at - 1] if at else -1, cuts[at] if at < len(cuts) else -1) != (start, end):
+            continue
+        if chosen == (splits[end - ops].op if end >= ops else end):
+            continue
+        early = [b + (b > at or (b == at and op == end)) for op, b in enumerate(early)]
+        late = [b + (b >= at) for b in late]
+        cuts.insert(at, ops + number)
+    return Spans(tuple(cuts), early, late, spans.any_order, tuple(splits))
 
 
 def fixed_spans(ops: int, cuts: Sequence[int]) -> Spans:
@@ -105,8 +161,6 @@ class CutModel:
     run: list[list[int]] = field(default_factory=list)
     carry: list[list[int]] = field(default_factory=list)
     takeover: list[tuple[int, int, int]] = field(default_factory=list)  # (column, cut, value)
-    twice: dict[tuple[int, int], int] = field(default_factory=dict)  # (interval, op) -> column
-    implied: list[Implied] = field(default_factory=list)  # added by watches
     memory: dict[int, int] = field(default_factory=dict)  # cut to its memory row
 
     @property
@@ -133,8 +187,9 @@ class CutModel:
             chosen = (b for b in range(early, late) if point[self.run[b][op]] > 0.5)
             rows[next(chosen, late)].append(op)
         for interval, cut in enumerate(self.spans.cuts):
-            rows[interval].remove(cut)
-            rows[interval].append(cut)
+            if self.spans.split(cut) is None:
+                rows[interval].remove(cut)
+                rows[interval].append(cut)
         return rows
 
 
@@ -149,7 +204,11 @@ def build(wiring: Wiring, spans: Spans, budget: int) -> CutModel:
         _add_inputs(made, interval)
         if interval:
             _add_carries(made, interval)
-            _add_memory(made, interval)
+            split = spans.split(spans.cuts[interval - 1])
+            if split is None:
+                _add_memory(made, interval)
+            else:
+                _add_split(made, interval, split.op)
     _add_first_runs(made)
     return made
 
@@ -197,12 +256,16 @@ def _add_columns(made: CutModel, interval: int, wanted: list[bool]) -> None:
 def _add_inputs(made: CutModel, interval: int) -> None:
     wiring, row = made.wiring, made.model.row
     run, carry, producer = made.run[interval], made.carry[interval], wiring.producer
+    cut = made.spans.cuts[interval] if interval + 1 < made.intervals else NEVER
+    split = made.spans.split(cut)
     for op, reads in enumerate(wiring.reads):
         here = run[op]
         if here == NEVER:
             continue
         for value in reads:
             held, remade = carry[value], run[producer[value]]
+            if split is not None and producer[value] == split.op:
+                remade = NEVER  # it runs at the end of the interval
             if held == ALWAYS or remade == ALWAYS:
                 continue
             sources = [(j, 1.0) for j in (held, remade) if j >= 0]
@@ -261,6 +324,29 @@ def _add_memory(made: CutModel, interval: int) -> None:
     _add_limit(made, op, weight, room, whole=len(candidates) < 2)
 
 
+def _add_split(made: CutModel, interval: int, op: int) -> None:
+    """Rows of the split before an interval: the part before ends with its op, or is empty."""
+    wiring, model, before = made.wiring, made.model, made.run[interval - 1]
+    size, here = wiring.size, before[op]
+    present = set(wiring.reads[op]) | set(wiring.writes[op])
+    base = wiring.work[op] + sum(size[u] for u in present)
+    base -= max((size[u] for u in wiring.inplace[op]), default=0)
+    room = made.budget - wiring.problem.fixed
+    scale = SCALE / max(1, made.budget)
+    terms = [(here, base * scale)] if here >= 0 else []
+    for value, column in enumerate(made.carry[interval]):
+        if value in present or not size[value]:
+            continue
+        if column == ALWAYS:
+            room -= size[value]
+        elif column >= 0:
+            terms.append((column, size[value] * scale))
+    made.memory[made.spans.cuts[interval - 1]] = model.row(terms, upper=room * scale)
+    for column in (*before, made.run[interval][op]):
+        if column >= 0 and column != here:
+            model.row([(column, -1.0), *([(here, 1.0)] if here >= 0 else [])], lower=0.0)
+
+
 def _add_limit(made: CutModel, op: int, weight: dict[int, int], room: int, *, whole: bool) -> None:
     """Append the memory row of a cut, rounded where sizes have a common divisor.
 
@@ -294,16 +380,16 @@ def project(made: CutModel, sequence: Sequence[int]) -> Floats:
     Feasible for the model when the sequence is within its budget; its objective is at most the
     time of the sequence. Used to start solvers, and in tests to show that the bound is valid.
     """
-    wiring, cuts = made.wiring, made.spans.cuts
+    wiring = made.wiring
     keep = wiring.keep
     point = np.zeros(made.model.columns)
     interval, held = 0, [False] * wiring.problem.values
+    ends = made.spans.ends(sequence)
     born = [-1] * wiring.problem.values  # interval of the current instance
-    seen: set[int] = set()
     spanned: list[set[int]] = [set() for _ in range(made.intervals)]
-    runs: Runs = {}
-    for op in sequence:
-        runs[interval, op] = runs.get((interval, op), 0) + 1
+    for step, op in enumerate(sequence):
+        while interval < len(ends) and step > ends[interval]:
+            interval += 1
         for value in wiring.reads[op]:
             for b in range(born[value] + 1, interval + 1):
                 spanned[b].add(value)
@@ -312,9 +398,6 @@ def project(made: CutModel, sequence: Sequence[int]) -> Floats:
         for value in wiring.writes[op]:
             if not (keep[value] and held[value]):
                 born[value], held[value] = interval, True
-        if op not in seen and interval < len(cuts) and op == cuts[interval]:
-            interval += 1
-        seen.add(op)
     for value, kept in enumerate(keep):
         if kept:
             for b in range(born[value] + 1, made.intervals):
@@ -328,9 +411,4 @@ def project(made: CutModel, sequence: Sequence[int]) -> Floats:
         if value not in spanned[b] and b not in taken:
             point[column] = 1.0
             taken.add(b)
-    for key, column in made.twice.items():
-        point[column] = float(runs.get(key, 0) > 1)
-    for presence, b, present in made.implied:
-        if present(b, runs, spanned):
-            point[presence] = 1.0
     return point

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -111,77 +110,3 @@ def stage_excess(ops: int, sequence: Sequence[int], use: Bytes, budget: int) -> 
             stage = sequence[step]
         excess[stage] = max(int(excess[stage]), int(use[step]) - budget)
     return excess
-
-
-def first_run_excess(ops: int, sequence: Sequence[int], use: Bytes, budget: int) -> Bytes:
-    """Excess over the budget at the first run of each op, shape (ops,)."""
-    excess = np.zeros(ops, np.int64)
-    seen: set[int] = set()
-    for op, bytes_ in zip(sequence, use.tolist(), strict=True):
-        if op not in seen:
-            excess[op] = max(0, bytes_ - budget)
-            seen.add(op)
-    return excess
-
-
-@dataclass(frozen=True)
-class Breach:
-    """A second run over the budget: where, and what is in memory besides its inputs and outputs."""
-
-    excess: int
-    interval: int
-    op: int
-    stage: int  # op whose first run comes next
-    live: tuple[int, ...]
-    ran: frozenset[int]  # ops that run in the interval
-
-
-def breaches(
-    wiring: Wiring, cuts: Sequence[int], sequence: Sequence[int], use: Bytes, budget: int
-) -> list[Breach]:
-    """Second runs over the budget that are the first run of their op in an interval, worst first.
-
-    Args:
-        cuts: ops whose first runs end the intervals, in that order.
-        use: bytes per step of ``sequence``.
-    """
-    interval, seen = 0, set[int]()
-    ran: list[set[int]] = [set() for _ in range(len(cuts) + 1)]
-    found: list[tuple[int, int, int]] = []  # step, interval, op
-    stages: dict[int, int] = {}  # step of a breach to the op whose first run comes next
-    for step, op in enumerate(sequence):
-        if op in seen and op not in ran[interval] and use[step] > budget:
-            found.append((step, interval, op))
-        if op not in seen:
-            for before, _, _ in reversed(found):
-                if before in stages:
-                    break
-                stages[before] = op
-        ran[interval].add(op)
-        if op not in seen and interval < len(cuts) and op == cuts[interval]:
-            interval += 1
-        seen.add(op)
-    found.sort(key=lambda item: -int(use[item[0]]))
-    lives = _lifetimes(wiring, sequence)
-    result = []
-    for step, b, op in found:
-        around = {*wiring.reads[op], *wiring.writes[op]}
-        live = tuple(v for v, birth, death in lives if birth < step < death and v not in around)
-        stage = stages.get(step, -1)
-        result.append(Breach(int(use[step]) - budget, b, op, stage, live, frozenset(ran[b])))
-    return result
-
-
-def _lifetimes(wiring: Wiring, sequence: Sequence[int]) -> list[tuple[int, int, int]]:
-    """(value, birth step, last step) of every instance; kept values last past the end."""
-    born: dict[int, int] = {}
-    death: dict[tuple[int, int], int] = {}
-    for step, op in enumerate(sequence):
-        for value in wiring.reads[op]:
-            if not wiring.keep[value]:
-                death[value, born[value]] = step
-        for value in wiring.writes[op]:
-            if not (wiring.keep[value] and value in born):
-                born[value] = step
-                death[value, step] = len(sequence) if wiring.keep[value] else step
-    return [(value, birth, last) for (value, birth), last in death.items()]

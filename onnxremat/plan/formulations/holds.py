@@ -94,7 +94,8 @@ class Holds:
         """Values that are surely read in interval ``b`` after the first run of an op in it."""
         if (b, op) not in self._needed:
             wiring, spans, known = self.made.wiring, self.made.spans, self.made.run[b]
-            after = [spans.cuts[b]] if op != spans.cuts[b] else []
+            end = spans.cuts[b]
+            after = [end] if op != end and spans.split(end) is None else []
             if known[op] == ALWAYS:
                 later = wiring.descendant_ops(op) if spans.any_order else range(op + 1, len(known))
                 after += [j for j in later if known[j] == ALWAYS]

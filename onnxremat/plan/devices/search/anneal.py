@@ -1,7 +1,7 @@
 """Simulated annealing over schedules on several devices.
 
 Objective: value + price x excess area, where the value is the sum of all steps, or the makespan
-with a thousandth of the sum. The price rises while the schedule is over budget and falls while it
+with a hundredth of the sum. The price rises while the schedule is over budget and falls while it
 is not, so the walk follows the border of the feasible set.
 """
 
@@ -25,7 +25,9 @@ from onnxremat.plan.devices.search.moves import LONG, ROOT, move
 from onnxremat.plan.devices.search.streams import makespan
 from onnxremat.plan.problem import Bytes, Floats, Ints
 
-SERIAL = 1e-3  # weight of the sum of all steps beside the makespan
+SERIAL = (
+    1e-2  # weight of the sum of all steps beside the makespan: what idle devices do is not free
+)
 DEAR = 100.0  # times the first price at which the price starts again, at as small a share of it
 
 

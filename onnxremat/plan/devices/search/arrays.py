@@ -25,6 +25,7 @@ I32 = types.Array(types.int32, 1, "C")
 I64 = types.Array(types.int64, 1, "C")
 F64 = types.Array(types.float64, 1, "C")
 U8 = types.Array(types.uint8, 1, "C")
+U8_2D = types.Array(types.uint8, 2, "C")
 I32_2D = types.Array(types.int32, 2, "C")
 I64_2D = types.Array(types.int64, 2, "C")
 F64_2D = types.Array(types.float64, 2, "C")
@@ -54,6 +55,7 @@ class Arrays(NamedTuple):
     producer: NDArray[np.int32]
     again: NDArray[np.uint8]  # ops that may run a second time
     group: NDArray[np.int32]
+    toll: NDArray[np.float64]  # (2, D, m)
 
 
 class Scratch(NamedTuple):
@@ -83,7 +85,7 @@ class Scratch(NamedTuple):
 ARRAYS = types.NamedTuple(
     (
         F64_2D, I64_2D, I64_2D, F64_3D, I32, I32, I32, I32, I32, I32, I32, I32, I64, I64, U8, I32,
-        I32, U8, I32,
+        I32, U8, I32, F64_3D,
     ),
     Arrays,
 )  # fmt: skip
@@ -128,6 +130,7 @@ def arrays_of(layout: Layout) -> Arrays:
         producer=_ints(layout.wiring.producer),
         again=np.asarray(layout.recomputable, np.uint8),
         group=_ints(problem.group),
+        toll=np.ascontiguousarray(problem.tolls, np.float64),
     )
 
 

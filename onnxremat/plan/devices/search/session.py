@@ -21,6 +21,7 @@ from onnxremat.plan.problem import Bytes, Ints
 
 GROWTH = 5  # schedules may have this many times as many steps as there are ops
 SLICE = 0.05  # seconds between looks at the clock
+SELDOM = 10  # times the time that telling of an improvement takes before the next is told
 
 
 class Figures(NamedTuple):
@@ -50,17 +51,18 @@ class Search:
         self.arrays = arrays_of(layout)
         self.room = GROWTH * layout.problem.ops + 256
         self.scratch = scratch_for(self.arrays, self.room, seed)
-        self._steps, self._trial, self._spare = (np.zeros(self.room, np.int32) for _ in range(3))
+        # The steps of the schedule at hand, as numbers, and two lists to edit.
+        self.codes, self._trial, self._spare = (np.zeros(self.room, np.int32) for _ in range(3))
         self.left: Schedule | None = None
 
     def replay(self, schedule: Schedule) -> Figures | None:
         """Figures of a schedule, or None when it is not valid (or far too long)."""
         steps, hold = self._load(schedule), _ints(schedule.hold)
         if steps < 0 or not evaluate(
-            self.arrays, self.scratch, self._steps, steps, hold, self.budget, self.free_order
+            self.arrays, self.scratch, self.codes, steps, hold, self.budget, self.free_order
         ):
             return None
-        span = makespan(self.arrays, self.scratch, self._steps, steps, self.budget)
+        span = makespan(self.arrays, self.scratch, self.codes, steps, self.budget)
         seconds, area = self.scratch.figures[:2].tolist()
         return Figures(seconds, span, tuple(self.scratch.peak.tolist()), area)
 
@@ -69,7 +71,7 @@ class Search:
         steps, hold = self._load(schedule), _ints(schedule.hold)
         if steps < 0:
             return None
-        count = mend(self.arrays, self.scratch, self._steps, steps, hold, self._trial)
+        count = mend(self.arrays, self.scratch, self.codes, steps, hold, self._trial)
         if count < 0:
             return None
         mode = (hold, self.budget, self.free_order)
@@ -103,26 +105,26 @@ class Search:
         over = np.zeros((self.layout.problem.devices, self.room + 2), np.int64)
         while True:
             steps = fill(
-                self.arrays, self.scratch, self._steps, steps, hold, self.budget, self.free_order,
+                self.arrays, self.scratch, self.codes, steps, hold, self.budget, self.free_order,
                 depth, power, batch, 4, self._trial, self._spare, over,
             )  # fmt: skip
             met = self.scratch.figures[1] <= 0
             if met or steps < 0 or time.monotonic() > until or stop():
                 break
-        self.left = Schedule(unpack(self._steps[: abs(steps)]), schedule.hold)
+        self.left = Schedule(unpack(self.codes[: abs(steps)]), schedule.hold)
         return self.polished(self.left) if met else None
 
     def polished(self, schedule: Schedule) -> Schedule:
         """Delete copies and second runs that the budgets do not need."""
         steps, hold = self._load(schedule), _ints(schedule.hold)
         mode = (hold, self.budget, self.free_order)
-        args = (self.arrays, self.scratch, self._steps)
+        args = (self.arrays, self.scratch, self.codes)
         steps = prune(*args, steps, *mode)
         if steps < 0:
             return schedule
         if self.scratch.figures[1] <= 0:
             steps = polish(*args, steps, *mode, self._trial)
-        return Schedule(unpack(self._steps[:steps]), schedule.hold)
+        return Schedule(unpack(self.codes[:steps]), schedule.hold)
 
     def anneal(
         self,
@@ -134,7 +136,7 @@ class Search:
         parallel: bool = False,
         heat: float = 0.6,
     ) -> None:
-        """Anneal from a schedule; ``improved`` is called with each better feasible one.
+        """Anneal from a schedule; ``improved`` is called with better feasible ones.
 
         Args:
             parallel: minimise the makespan instead of the sum of all steps.
@@ -144,21 +146,25 @@ class Search:
             return
         walker = _Walker(self, schedule, heat, parallel)
         begin = now = time.monotonic()
-        moves, known = 20, walker.best
+        moves, known, told, took = 20, walker.best, 0.0, 0.0
         while now < begin + seconds and not stop():
             walker.step((now - begin) / seconds, moves)
             later = time.monotonic()
             moves = int(min(1e6, max(10, moves * SLICE / max(1e-4, later - now))))
             now = later
-            if walker.best < known:
+            if walker.best < known and now - told > SELDOM * took:
                 known = walker.best
                 improved(walker.found())
+                told = time.monotonic()
+                took = told - now
+        if walker.best < known:
+            improved(walker.found())
 
     def _load(self, schedule: Schedule) -> int:
         steps = len(schedule.steps)
         if steps > self.room - 64:
             return -1
-        self._steps[:steps] = pack(schedule.steps)
+        self.codes[:steps] = pack(schedule.steps)
         return steps
 
 
@@ -180,7 +186,7 @@ class _Walker:
         mean_size = max(1.0, float(problem.size.mean()) if problem.values else 1.0)
         self.hot, self.cold = heat * mean_cost, 0.004 * mean_cost
         arrays, scratch = search.arrays, search.scratch
-        args = (arrays, scratch, search._steps, self.steps)
+        args = (arrays, scratch, search.codes, self.steps)
         evaluate(*args, self.hold, search.budget, search.free_order)
         area = float(scratch.figures[1])
         value = value_of(*args, search.budget, parallel)
@@ -188,7 +194,7 @@ class _Walker:
         self.state = np.asarray([price, inf, 0, value, area, price])
         if area <= 0:
             self.state[1], self.state[2] = value, self.steps
-            self.kept[: self.steps] = search._steps[: self.steps]
+            self.kept[: self.steps] = search.codes[: self.steps]
 
     @property
     def best(self) -> float:
@@ -204,7 +210,7 @@ class _Walker:
         heat = self.hot * (self.cold / self.hot) ** min(1.0, share)
         search = self.search
         self.steps = walk(
-            search.arrays, search.scratch, search._steps, self.steps, self.hold, search.budget,
+            search.arrays, search.scratch, search.codes, self.steps, self.hold, search.budget,
             search.free_order, self.parallel, heat, moves, self.state, search._trial,
             search._spare, self.kept, self.kept_hold,
         )  # fmt: skip

@@ -20,8 +20,10 @@ from onnxremat.plan.problem import Bytes, Floats, Ints
 
 
 @compiled(types.void(F64_2D, I64_2D, I64, types.int64, types.float64, types.int64))
-def _push(when: Floats, amount: Bytes, count: Bytes, device: int, time: float, bytes_: int) -> None:
-    """Add a return of memory to the heap of a device."""
+def heap_push(
+    when: Floats, amount: Bytes, count: Bytes, device: int, time: float, bytes_: int
+) -> None:
+    """Add an item to a heap (of a device: bytes it gets back), least time first."""
     k = count[device]
     count[device] += 1
     while k > 0 and when[device, (k - 1) // 2] > time:
@@ -33,8 +35,8 @@ def _push(when: Floats, amount: Bytes, count: Bytes, device: int, time: float, b
 
 
 @compiled(types.void(F64_2D, I64_2D, I64, types.int64))
-def _pop(when: Floats, amount: Bytes, count: Bytes, device: int) -> None:
-    """Remove the earliest return of memory from the heap of a device."""
+def heap_pop(when: Floats, amount: Bytes, count: Bytes, device: int) -> None:
+    """Remove the first item of a heap."""
     count[device] -= 1
     last = count[device]
     time, bytes_ = when[device, last], amount[device, last]
@@ -84,24 +86,27 @@ def makespan(p: Arrays, s: Scratch, schedule: Ints, steps: int, budget: Bytes) -
         while waiting[d] > 0 and (when[d, 0] <= grant or free[d] < need):
             grant = max(grant, when[d, 0])
             free[d] += amount[d, 0]
-            _pop(when, amount, waiting, d)
+            heap_pop(when, amount, waiting, d)
         begin = max(begin, grant)
         end = begin + (p.cost[d, item] if source < 0 else p.copy[source, d, item])
         last = max(last, end)
         stream[source + 1, d], granted[d] = end, grant
+        if source >= 0:
+            stream[0, source] += p.toll[0, source, item]
+            stream[0, d] += p.toll[1, d, item]
         free[d] -= need
         if work > 0:
-            _push(when, amount, waiting, d, end, work)
+            heap_push(when, amount, waiting, d, end, work)
         for instance in range(s.first[step], s.first[step + 1]):
             made[instance] = done[instance] = end
             if s.death[instance] == step:
-                _push(when, amount, waiting, d, end, p.size[d, s.owner[instance]])
+                heap_push(when, amount, waiting, d, end, p.size[d, s.owner[instance]])
         for k in range(s.looks[step], s.looks[step + 1]):
             instance = s.read[k]
             done[instance] = max(done[instance], end)
             if s.death[instance] == step and instance != taken:
                 where = s.place[instance]
-                _push(
+                heap_push(
                     when, amount, waiting, where, done[instance], p.size[where, s.owner[instance]]
                 )
     return last
