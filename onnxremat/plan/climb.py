@@ -17,6 +17,8 @@ from onnxremat.plan.wiring import Wiring, reordered
 HEATS = (0.6, 0.05)  # of annealing by turns, in mean op costs: afresh, and near the best
 LONG = 0.04  # seconds per op that a run afresh takes at most: what is gained by more is luck
 COOL = 0.02  # of annealing from a sequence over budget
+COOLS = (0.02, 0.1, 0.04, 0.2)  # the same beside the solver, by turns
+SHORT = 0.4  # of the seconds of a run afresh, for each of those
 DEPTHS = ((0, 1.0), (2, 1.0), (6, 1.0), (0, 0.5), (2, 0.5), (6, 0.5))  # greedy: (depth, power)
 
 
@@ -102,15 +104,29 @@ class Climb:
         return min(found)[1] if found else None
 
     def anneal(
-        self, search: Search, seconds: float, done: Callable[[], bool], heat: float = HEATS[0]
+        self,
+        search: Search,
+        seconds: float,
+        done: Callable[[], bool],
+        heat: float = HEATS[0],
+        start: list[int] | None = None,
     ) -> None:
-        """Anneal from the best sequence (or the best start), then drop what is not needed."""
+        """Anneal from the best sequence (or the best start), then drop what is not needed.
+
+        Args:
+            start: a sequence, perhaps over budget, to start from instead.
+        """
         record = self.record
+
+        def better(found: list[int], took: float) -> None:
+            if took < record.time:
+                self.offer(found, "annealing")
+
         search.anneal(
-            self._best(),
+            self._best() if start is None else start,
             min(seconds, record.left),
             lambda: record.stopped() or record.closed or done(),
-            lambda found, _: self.offer(found, "annealing"),
+            better,
             heat=heat,
         )
         if record.sequence is not None and not record.closed:
@@ -167,6 +183,7 @@ class Climb:
 
         def walk() -> None:
             seconds = 1.0 + 0.002 * self.wiring.problem.ops
+            heats = cycle(COOLS)
             while not (record.closed or record.stopped() or finished.is_set()):
                 if record.left < 2.5 * seconds:
                     seconds = 0.8 * record.left
@@ -175,6 +192,9 @@ class Climb:
                 if record.time < known:
                     self.anneal(search, 0.25 * seconds, finished.is_set, HEATS[1])
                 seconds = min(2.0 * seconds, LONG * self.wiring.problem.ops)
+                for sequence in self.lazy.read:
+                    heat = next(heats)
+                    self.anneal(search, SHORT * seconds, finished.is_set, heat, sequence)
 
         thread = Thread(target=walk, name="annealing", daemon=True)
         thread.start()

@@ -47,6 +47,7 @@ SHRINKS = 2  # re-solves with a smaller budget per round
 BRIEF = 2.0  # seconds of a solve up to which it is worth solving again like that
 REPAIR = 0.25  # seconds of repair for each second of a solve
 ENOUGH = 0.02  # seconds of repair per op at most
+READ = 3  # sequences that are kept for the search to start from
 
 
 @dataclass
@@ -72,6 +73,7 @@ class LazyCuts:
     rows: list[Row] = field(default_factory=list)
     placing: bool = False  # cuts are placed by the continuous relaxation
     loss: float = LOSS
+    read: list[list[int]] = field(default_factory=list)  # the last rounds' sequences over budget
     asked: set[int] = field(default_factory=set)  # cuts where an integer solution broke the budget
     most: int = 0  # cuts, splits included, that the next round can afford
     beside: bool = False  # the search runs in a thread of its own meanwhile
@@ -102,6 +104,7 @@ class LazyCuts:
         if excess <= 0:  # optimal for the relaxation: only the solver's gap is left
             self.slack *= 0.2
             return result.outcome is Outcome.OPTIMAL and self.slack > 1e-4
+        self.read = [*self.read, sequence][-READ:]
         if excess <= NEAR * record.budget and result.seconds < BRIEF:
             self._shrink(spans, excess)
         if not record.closed and not record.stopped():
