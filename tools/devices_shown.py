@@ -32,8 +32,8 @@ from onnxremat.run.deployment import Deployment, deploy
 from onnxremat.run.device_plan import device_model
 from onnxremat.run.optimize_devices import optimize_devices
 from onnxremat.run.prepare import Prepared, Settings, prepare
-from onnxremat.run.verify_devices import DeviceVerification, verify_devices
-from onnxremat.schedule.assign import assigned, earliest_finish
+from onnxremat.run.verify_devices import DeviceVerification
+from onnxremat.schedule.assign import assigned
 from onnxremat.units import parse_budget
 
 MIB = 1 << 20
@@ -220,15 +220,14 @@ def _timed(made: Deployment, prepared: Prepared) -> list[Timing]:
 
 def _branches() -> bool:
     machine = the_machine("cpu-2x1")
-    settings = Settings(threads=1, target="onnxruntime", fresh=True)
     with undisturbed():
-        prepared = prepare(models.build("inception", batch=8, size=224), settings)
+        prepared = prepare(
+            models.build("inception", batch=8, size=224),
+            Settings(threads=1, target="onnxruntime", fresh=True),
+        )
         tables = device_costs(prepared.graph, machine, prepared.feeds)
-    plan = earliest_finish(prepared.graph, machine, covered(tables))
-    made = deploy(prepared.graph, plan, machine, tables, pairs=prepared.in_place)
-    assert prepared.feeds is not None
-    row = Row("inception", "infer", made, verify_devices(made, prepared.feeds),
-              _timed(made, prepared))  # fmt: skip
+    made, found = _planned(prepared, machine, {}, "makespan")
+    row = Row("inception", "infer", made, found, _timed(made, prepared))
     gain = min(t.ratio for t in row.timings if t.name.endswith("alone"))
     planned = min(table.total for table in tables.values()) / made.makespan
     print(HEAD, row, f"gain {gain:.2f}x (planned {planned:.2f}x, at least 1.30x)", sep="\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -36,6 +37,7 @@ from onnxremat.schedule.devices import Followed, follow, settled
 from onnxremat.schedule.plan import Plan, graph_hash
 
 FORMAT = 1
+CLEARLY = 0.93  # share of the predicted time at which more partitions are taken
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Deployment:
         predicted: bytes per device, one action after the other; empty when read from a file.
         worst: bytes no device can exceed side by side; likewise.
         seconds: predicted seconds per action, of the costs of its ops; likewise.
-        tried: median seconds per action in a trial run (:mod:`onnxremat.run.trial`); empty before.
+        tried: seconds per action, in each run of a trial (:mod:`onnxremat.run.trial`).
         scratch: bytes of workspace per device and op.
     """
 
@@ -66,7 +68,7 @@ class Deployment:
     predicted: Mapping[str, DeviceBytes] = field(default_factory=dict)
     worst: Mapping[str, int] = field(default_factory=dict)
     seconds: Mapping[int, float] = field(default_factory=dict)
-    tried: Mapping[int, float] = field(default_factory=dict)
+    tried: tuple[Mapping[int, float], ...] = ()
     scratch: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     @property
@@ -82,8 +84,9 @@ class Deployment:
     @property
     def makespan(self) -> float:
         """Predicted seconds of a run, devices side by side where they can be: of what its actions
-        took in a trial run, if there was one."""
-        return self._makespan(self.tried or self.seconds)
+        took in the runs of a trial, if there was one. Each run is simulated, and the median taken:
+        actions that are now quick, now slow make others wait longer than their medians tell."""
+        return statistics.median(map(self._makespan, self.tried or (self.seconds,)))
 
     @property
     def makespan_of_costs(self) -> float:
@@ -181,7 +184,9 @@ def deploy(
     several = len({part.device for part in made.parts.partitions}) > 1
     if several and not any(device.opaque for device in machine.devices):
         # Partitions of the processor are cheap: more of them may let devices wait less.
-        made = min(made, cut(eager=True), key=lambda one: (not one.kept, one.makespan))
+        other = cut(eager=True)
+        if (not other.kept, other.makespan) < (not made.kept, CLEARLY * made.makespan):
+            return other
     return made
 
 

@@ -51,7 +51,7 @@ def tried(
     seconds: float = SECONDS,
     stop: Callable[[], bool] | None = None,
 ) -> Deployment:
-    """The deployment with the median seconds of each of its actions, run as it will be.
+    """The deployment with the seconds of each of its actions, run as it will be.
 
     Args:
         seconds: to spend on runs, more than a few of them provided.
@@ -72,8 +72,8 @@ def tried(
             if late or (count and stop is not None and stop()):
                 break
             executor.run(given)
-        took = {index: statistics.median(row) for index, row in executor.took.items()}
-    return replace(made, tried=took)
+        rows = list(zip(*executor.took.values(), strict=True))
+    return replace(made, tried=tuple(dict(zip(executor.took, row, strict=True)) for row in rows))
 
 
 def corrected(
@@ -89,14 +89,15 @@ def corrected(
         opaque: whether a device's provider does.
     """
     found = dict(tables)
+    usually = {i: statistics.median(run[i] for run in made.tried) for i in made.tried[0]}
     for name, table in tables.items():
         parts = {
             index: part
             for index, part in enumerate(made.parts.actions)
-            if isinstance(part, Partition) and part.device == name and index in made.tried
+            if isinstance(part, Partition) and part.device == name
         }
         ops = {index: _seconds(table, part) for index, part in parts.items()}
-        took = {i: made.tried[i] - (made.seconds[i] - ops[i]) for i in parts}
+        took = {i: usually[i] - (made.seconds[i] - ops[i]) for i in parts}
         if not sum(ops.values()):
             continue
         extra = _common(list(ops.values()), list(took.values())) if opaque[name] else 0.0

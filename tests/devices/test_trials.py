@@ -51,7 +51,7 @@ def with_times(made: Deployment, took: dict[str, list[float]]) -> Deployment:
     """As if a trial had told these seconds of the partitions of each device."""
     rows = {name: iter(row) for name, row in took.items()}
     devices = {i: getattr(a, "device", None) for i, a in enumerate(made.parts.actions)}
-    return replace(made, tried={i: next(rows[d]) if d else 0.0 for i, d in devices.items()})
+    return replace(made, tried=({i: next(rows[d]) if d else 0.0 for i, d in devices.items()},))
 
 
 def test_corrected_costs_tell_what_the_trial_told(there_and_back: Deployment) -> None:
@@ -59,7 +59,7 @@ def test_corrected_costs_tell_what_the_trial_told(there_and_back: Deployment) ->
     made = with_times(there_and_back, took)
     costs = corrected(tables(made), made, opaque=HERE)
     told = action_seconds(made.parts, made.machine, costs)
-    assert told == pytest.approx(made.tried)
+    assert told == pytest.approx(made.tried[0])
     assert replace(made, seconds=told).makespan_of_costs == pytest.approx(made.makespan)
     assert costs["cpu:0"].source == "given, corrected by a trial run"
     # What ran on the other device is thought to be as much dearer here as the rest was.
@@ -79,7 +79,7 @@ def test_what_all_calls_have_in_common_is_the_price_of_a_call() -> None:
     table = CostTable({op.name: (i + 1) * 1e-3 for i, op in enumerate(graph.ops)}, {}, "given")
     costs = dict.fromkeys(HERE, table)
     made = deploy(graph, assigned(graph, places, machine), machine, costs)
-    made = replace(made, tried={i: 2 * s + 5e-3 for i, s in made.seconds.items() if s})
+    made = replace(made, tried=({i: 2 * s + 5e-3 for i, s in made.seconds.items()},))
     found = corrected(costs, made, opaque={"cpu:0": True, "cpu:1": False})
     assert found["cpu:0"].call == pytest.approx(5e-3, rel=0.02)
     doubled = found["cpu:0"].seconds
@@ -102,14 +102,17 @@ def test_a_trial_times_every_action_and_leaves_the_inputs_alone() -> None:
     made = deploy(prepared.graph, plan, machine, dict.fromkeys(HERE, table),
                   pairs=prepared.in_place)  # fmt: skip
     found = tried(made, prepared.feeds, seconds=0.05)
-    assert set(found.tried) == set(range(len(made.parts.actions)))
-    assert all(seconds > 0 for seconds in found.tried.values())
-    assert found.makespan >= max(found.tried.values())
+    assert len(found.tried) >= 5
+    for run in found.tried:
+        assert set(run) == set(range(len(made.parts.actions)))
+        assert all(seconds > 0 for seconds in run.values())
+    spans = sorted(replace(found, tried=(run,)).makespan for run in found.tried)
+    assert spans[0] <= found.makespan <= spans[-1]
     assert found.makespan_of_costs == made.makespan
     for name, value in prepared.feeds.items():
         assert (value == before[name]).all()
     stopped = tried(made, prepared.feeds, seconds=60, stop=lambda: True)
-    assert set(stopped.tried) == set(found.tried)
+    assert len(stopped.tried) == 1
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +131,7 @@ def test_the_plan_that_is_quickest_in_its_trial_is_taken(
             i: s * (10 if getattr(made.parts.actions[i], "device", "") == "cpu:1" else 1.5)
             for i, s in made.seconds.items()
         }
-        found = replace(made, tried=slow)
+        found = replace(made, tried=(slow,))
         seen.append(found.makespan)
         return found
 
