@@ -45,6 +45,7 @@ DEARER = 1.8  # times the seconds that one cut more makes a round take
 NEAR = 0.1  # share of the budget that the excess may be for a repair by a smaller budget
 SHRINKS = 2  # re-solves with a smaller budget per round
 BRIEF = 2.0  # seconds of a solve up to which it is worth solving again like that
+PART = 0.05  # of the time left, up to which it is as well
 REPAIR = 0.25  # seconds of repair for each second of a solve
 ENOUGH = 0.02  # seconds of repair per op at most
 READ = 3  # sequences that are kept for the search to start from
@@ -105,7 +106,7 @@ class LazyCuts:
             self.slack *= 0.2
             return result.outcome is Outcome.OPTIMAL and self.slack > 1e-4
         self.read = [*self.read, sequence][-READ:]
-        if excess <= NEAR * record.budget and result.seconds < BRIEF:
+        if excess <= NEAR * record.budget and result.seconds < max(BRIEF, PART * record.left):
             self._shrink(spans, excess)
         if not record.closed and not record.stopped():
             self._fit(sequence, min(REPAIR * result.seconds, ENOUGH * self.wiring.problem.ops))
