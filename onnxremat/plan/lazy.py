@@ -158,10 +158,8 @@ class LazyCuts:
                 break
         else:
             return
-        pool, few = (
-            list(self.cuts),
-            self._thin(relaxed, best - self.loss * (record.time - record.bound)),
-        )
+        pool = list(self.cuts)
+        few = self._thin(relaxed, best - self.loss * (record.time - record.bound))
         self._swap(few, pool, record.elapsed + 0.5 * PLACING * record.left)
 
     def _thin(self, relaxed: Relaxed, least: float) -> Relaxed:

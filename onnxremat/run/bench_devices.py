@@ -35,8 +35,7 @@ def bench_devices(
     puts on the processor: its own fall-back. Rounds are shuffled; a turn is a run that brings the
     contender's data near, as the run before does in a loop, and one that is timed."""
     # A training step updates its state in place, wherever it runs.
-    state = {old: np.array(feeds[old]) for old, _ in made.parts.pairs}
-    given = {name: value for name, value in feeds.items() if name not in state}
+    state, given = made.state_and_rest(feeds)
     with ExitStack() as stack:
         contenders: dict[str, Runner] = {}
         planned = stack.enter_context(made.executor(state))

@@ -7,6 +7,7 @@ import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ class Deployment:
     tried: tuple[Mapping[int, float], ...] = ()
     scratch: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def side_by_side(self) -> bool:
         """Some partitions can run at the same time."""
         return overlaps(self.parts, self.machine)
@@ -81,7 +82,7 @@ class Deployment:
         """One action after the other, every device keeps its limit, as predicted."""
         return all(self.predicted[name].peak <= limit for name, limit in self.limits.items())
 
-    @property
+    @cached_property
     def makespan(self) -> float:
         """Predicted seconds of a run, devices side by side where they can be: of what its actions
         took in the runs of a trial, if there was one. Each run is simulated, and the median taken:
@@ -98,6 +99,13 @@ class Deployment:
             self.parts, self.machine, seconds, self.waits, overlap=self.side_by_side
         )
         return max((end for _, end in times), default=0.0)
+
+    def state_and_rest(
+        self, feeds: Mapping[str, np.ndarray]
+    ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Copies of the inputs that a run updates in place, and the other inputs."""
+        state = {old: np.array(feeds[old]) for old, _ in self.parts.pairs}
+        return state, {name: value for name, value in feeds.items() if name not in state}
 
     def executor(
         self,

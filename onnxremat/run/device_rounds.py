@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from math import inf, isfinite, isinf
+from math import inf, isinf
 
 from onnxremat.cost.table import CostTable
 from onnxremat.device.machine import Machine
@@ -180,12 +180,16 @@ class DeviceRounds:
         found = self._solved(priced, aims, min(limit, max(5.0, first.plan_seconds / 4)), warm)
         if found.schedule is None or not self.price:
             return found
-        budgets = [int(aims.get(name, NO_LIMIT)) for name in self.machine.names]
         return replace(
             found,
             time=seconds(model.problem, found.schedule),
-            makespan=makespan(model.problem, found.schedule, budgets),
+            makespan=makespan(model.problem, found.schedule, self._numbers()),
         )
+
+    def _numbers(self) -> list[int]:
+        """Bytes per device that plans are made for."""
+        aims = {**self.limits, **self.aims}
+        return [int(aims.get(name, NO_LIMIT)) for name in self.machine.names]
 
     def _lower(self, made: Deployment, solution: DeviceSolution, over: Mapping[str, int]) -> None:
         """Plan for less from here on. A partition of a provider that compiles it holds its buffers
@@ -251,9 +255,7 @@ class DeviceRounds:
             cost_source="; ".join(f"{name}: {t.source}" for name, t in tables.items()),
             settings=self.prepared.settings.to_json(),
         )
-        aims = [self.aims.get(n, self.limits.get(n, inf)) for n in self.machine.names]
-        numbers = [int(a) if isfinite(a) else NO_LIMIT for a in aims]
-        plan = model.plan(solution.schedule, provenance, numbers)
+        plan = model.plan(solution.schedule, provenance, self._numbers())
         return deploy(
             self.prepared.graph, plan, self.machine, tables, limits=self.limits,
             pairs=self.prepared.in_place, folder=self.prepared.folder, insist=False,

@@ -60,8 +60,7 @@ def tried(
     Raises:
         MissingComponentError, ModelError: it cannot be run.
     """
-    state = {old: np.array(feeds[old]) for old, _ in made.parts.pairs}
-    given = {name: value for name, value in feeds.items() if name not in state}
+    state, given = made.state_and_rest(feeds)
     with made.executor(state, kind=TimedExecutor) as executor:
         assert isinstance(executor, TimedExecutor)
         executor.run(given)  # buffers are made

@@ -204,18 +204,24 @@ def test_two_threads_agree_with_one() -> None:
     assert one.time == pytest.approx(both.time, rel=1e-4)
 
 
+def ones(reads: list[list[int]]) -> Problem:
+    """Ops that take a second and make a value of a byte each, read by others as given."""
+    ops = len(reads)
+    return Problem(
+        cost=np.ones(ops),
+        work=np.zeros(ops, np.int64),
+        reads=Rows.of(reads),
+        writes=Rows.of([[op] for op in range(ops)]),
+        size=np.ones(ops, np.int64),
+        keep=np.zeros(ops, np.bool_),
+        inplace=Rows.of([[] for _ in range(ops)]),
+        recompute=np.ones(ops, np.bool_),
+    )
+
+
 def test_makespan_objective_uses_both_devices_at_once() -> None:
     """Two independent chains: one after the other in time, side by side in makespan."""
-    base = Problem(
-        cost=np.ones(8),
-        work=np.zeros(8, np.int64),
-        reads=Rows.of([[op - 1] if op % 4 else [] for op in range(8)]),
-        writes=Rows.of([[op] for op in range(8)]),
-        size=np.ones(8, np.int64),
-        keep=np.zeros(8, np.bool_),
-        inplace=Rows.of([[] for _ in range(8)]),
-        recompute=np.ones(8, np.bool_),
-    )
+    base = ones([[op - 1] if op % 4 else [] for op in range(8)])
     problem = from_problem(base, np.ones((2, 8)), np.full((2, 2, 8), 5.0))
     found = solve_devices(problem, [10, 10], objective="makespan", time_limit=10)
     assert found.status is Status.OPTIMAL
@@ -275,16 +281,7 @@ def test_list_scheduling_is_valid_and_says_what_is_within_budgets(seed: int) -> 
 
 def test_list_scheduling_finds_the_best_of_two_chains() -> None:
     """Two chains with one value between them that is dear to move."""
-    base = Problem(
-        cost=np.ones(9),
-        work=np.zeros(9, np.int64),
-        reads=Rows.of([[], [], [0], [1], [2], [3], [4], [5], [6, 7]]),
-        writes=Rows.of([[op] for op in range(9)]),
-        size=np.ones(9, np.int64),
-        keep=np.zeros(9, np.bool_),
-        inplace=Rows.of([[] for _ in range(9)]),
-        recompute=np.ones(9, np.bool_),
-    )
+    base = ones([[], [], [0], [1], [2], [3], [4], [5], [6, 7]])
     problem = from_problem(base, np.ones((2, 9)), np.full((2, 2, 9), 1.5))
     within: list[Schedule] = []
     Lists(Search(Layout(problem), [9, 9], free_order=True), fixed_order=False).run(

@@ -25,9 +25,7 @@ from onnxremat.plan.devices.search.moves import LONG, ROOT, move
 from onnxremat.plan.devices.search.streams import makespan
 from onnxremat.plan.problem import Bytes, Floats, Ints
 
-SERIAL = (
-    1e-2  # weight of the sum of all steps beside the makespan: what idle devices do is not free
-)
+SERIAL = 1e-2  # weight of the sum beside the makespan: what idle devices do is not free
 DEAR = 100.0  # times the first price at which the price starts again, at as small a share of it
 
 
