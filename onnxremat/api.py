@@ -43,6 +43,7 @@ from onnxremat.run.max_batch import LARGEST, Batches, MaxBatch, open_dimension
 from onnxremat.run.max_batch import max_batch as largest_batch
 from onnxremat.run.optimize_devices import DeviceResult
 from onnxremat.run.optimize_devices import optimize_devices as plan_devices
+from onnxremat.run.plan_parts import plan_best
 from onnxremat.run.planned import prepare_for
 from onnxremat.run.planners import STANDARD, Comparison, compare_planners
 from onnxremat.run.prepare import Prepared, Settings, Source, prepare, read_source
@@ -144,10 +145,12 @@ def optimize(
     limit = one_budget(budget)
     options = options or PlanOptions()
     prepared = prepare(source, settings or Settings(), say)
-    if write_model is not None:
-        write_prepared(prepared, limit, options.method, Path(write_model), say)
     say("planning")
-    outcome = plan_within(prepared, limit, options, memory_bytes())
+    if write_model is None:
+        prepared, outcome = plan_best(prepared, limit, options, memory_bytes(), say)
+    else:  # that model is one of the whole batch
+        write_prepared(prepared, limit, options.method, Path(write_model), say)
+        outcome = plan_within(prepared, limit, options, memory_bytes())
     return OptimizeResult(**vars(finish(prepared, outcome, bench_seconds, say, options.stop)))
 
 
@@ -209,7 +212,7 @@ def plan(
     """
     limit = one_budget(budget)
     prepared = prepare(source, settings or Settings(), say)
-    return plan_within(prepared, limit, options or PlanOptions(), memory_bytes())
+    return plan_best(prepared, limit, options or PlanOptions(), memory_bytes(), say)[1]
 
 
 def read_plan(path: str | os.PathLike[str]) -> Plan:

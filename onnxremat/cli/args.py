@@ -90,6 +90,14 @@ Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Processes that p
 FixedOrder = Annotated[
     bool, typer.Option("--fixed-order", help="Keep the file's order of first runs.")
 ]
+SplitBatch = Annotated[
+    str,
+    typer.Option(
+        "--split-batch",
+        help="Compute the batch of an inference in parts, which need less at a time: so many, or "
+        "of so many rows each (5,3); 1 keeps it whole. auto: where --devices are quicker so.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 Verbose = Annotated[
     int, typer.Option("--verbose", "-v", count=True, help="Say more (-vv: tracebacks).")
@@ -169,6 +177,26 @@ def _size(text: str) -> int | None:
     if not (text.isascii() and text.isdigit() and len(text) < 19):
         return None
     return int(text) or None
+
+
+def parse_split(text: str) -> tuple[int, ...] | None:
+    """``auto`` (None), a number of parts, or the rows of each.
+
+    Raises:
+        UsageError: something else.
+    """
+    if text == "auto":
+        return None
+    try:
+        found = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        found = (0,)
+    if min(found) < 1:
+        raise UsageError(
+            f"--split-batch '{text}' is not understood",
+            hint="a number of parts (--split-batch 2), or rows of each (--split-batch 5,3)",
+        )
+    return () if found == (1,) else found
 
 
 def make_settings(

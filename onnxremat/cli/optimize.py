@@ -73,6 +73,7 @@ def command(
     seed: args.Seed = 0,
     threads: args.Threads = 0,
     fixed_order: args.FixedOrder = False,
+    split_batch: args.SplitBatch = "auto",
     data: args.Data = None,
     measure: args.Measure = True,
     fresh: args.Fresh = False,
@@ -103,6 +104,7 @@ def command(
     settings = args.make_settings(
         shape, dim, target, threads, seed, data, measure, fresh, fixed_order
     )
+    settings = replace(settings, split_batch=args.parse_split(split_batch))
     if train:
         made = training.make_training(
             loss, loss_output, optimizer, trainable, freeze, batch_norm, clip_norm, clip_value,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +17,7 @@ from onnxremat.graph.onnx_io import atomic, check_writable
 from onnxremat.plan.export import SUFFIXES
 from onnxremat.plan.methods import Method
 from onnxremat.report.suffix import check_suffix
-from onnxremat.run.closed_loop import Outcome, carry_solution, plan_within
+from onnxremat.run.closed_loop import Outcome, carry_solution
 from onnxremat.run.exchange import (
     model_words,
     no_model,
@@ -26,6 +26,7 @@ from onnxremat.run.exchange import (
     write_formulation,
 )
 from onnxremat.run.graph_plan import facts_of, plan_graph
+from onnxremat.run.plan_parts import plan_best
 from onnxremat.run.subject import Subject, read_subject
 from onnxremat.units import format_seconds, one_budget
 
@@ -68,6 +69,7 @@ def command(
     seed: args.Seed = 0,
     threads: args.Threads = 0,
     fixed_order: args.FixedOrder = False,
+    split_batch: args.SplitBatch = "auto",
     data: args.Data = None,
     measure: args.Measure = True,
     fresh: args.Fresh = False,
@@ -90,6 +92,7 @@ def command(
     settings = args.make_settings(
         shape, dim, target, threads, seed, data, measure, fresh, fixed_order
     )
+    settings = replace(settings, split_batch=args.parse_split(split_batch))
     with voice.working() as interrupt:
         subject = read_subject(source, settings, voice.say)
         if elsewhere and elsewhere.write:
@@ -116,7 +119,8 @@ def command(
                 facts = plan_graph(subject, limit, options)
                 text = json.dumps(facts)
             else:
-                outcome = plan_within(subject.model[0], limit, options, memory_bytes())
+                model = subject.model[0]
+                _, outcome = plan_best(model, limit, options, memory_bytes(), voice.say)
                 facts, text = _facts(outcome), outcome.plan.dumps()
         interrupt.at_once = False  # there is something to keep now
         _tell(voice, facts, output, text, as_json)

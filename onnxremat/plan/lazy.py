@@ -344,7 +344,12 @@ class LazyCuts:
         if strict is None:
             return False
         self._offer(strict, "lazy-cuts")
-        return self._learn(made, strict)
+        if self._learn(made, strict):
+            return True
+        if not (self.free and self.placing):
+            return False
+        self.free = False  # cuts that hold for the one order are all that is left
+        return True
 
     def _learn(self, made: CutModel, sequence: list[int]) -> bool:
         """Cut at first runs, or where that is done at second runs, that break the budget."""
@@ -364,19 +369,22 @@ class LazyCuts:
             if cut is not None:
                 self.cuts.append(cut)
                 added = True
-            elif not added:
+            elif not added and not self.placing:
                 return False  # the worst breach is inside a stage: split it
             many -= 1
         return added
 
     def _cut_near(self, stage: int) -> int | None:
-        """An op to cut at for a breach at a stage: one that keeps the bound valid for any order."""
+        """An op to cut at for a breach at a stage: one that keeps the bound valid for any order,
+        if there is one. Where cuts are placed by the dozen another one is not worth losing that."""
         ops = self.wiring.problem.ops
         if self.free:
             for step in (0, -1, 1, -2, 2, -3, 3):
                 cut = stage + step
                 if 0 <= cut < ops and cut not in self.cuts and self._chained([*self.cuts, cut]):
                     return cut
+            if self.placing:
+                return None
         near = (cut for cut in (stage, stage - 1) if cut >= 0 and cut not in self.cuts)
         return next(near, None)
 

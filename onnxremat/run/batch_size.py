@@ -19,7 +19,15 @@ from onnx import numpy_helper
 
 from onnxremat.errors import ModelError, OnnxrematError, UnsupportedError, UsageError
 from onnxremat.grad import training_of
-from onnxremat.graph.ir import Graph, Op
+from onnxremat.graph.batch import (
+    SHAPES,
+    batched_inputs,
+    dependents,
+    made_batches,
+    said_shape,
+    scaled_shape,
+)
+from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import inline_functions, read_small_weights, to_model, write_model
 from onnxremat.ort.feeds import seeded_feeds
 from onnxremat.ort.infer import bind, build_graph
@@ -27,10 +35,6 @@ from onnxremat.ort.profile import run_session
 from onnxremat.ort.session import DEFAULT, open_session, session_options
 from onnxremat.run.compare import compare
 from onnxremat.run.prepare import Source, read_source
-
-# Position of the input that says a shape.
-SHAPES = {"Reshape": 1, "Expand": 1, "ConstantOfShape": 0, "Resize": 3}
-MADE = ("Expand", "ConstantOfShape")  # these may make a batch out of nothing
 
 
 def set_batch(source: Source, target: str | os.PathLike[str], batch: int) -> dict[str, Any]:
@@ -45,7 +49,7 @@ def set_batch(source: Source, target: str | os.PathLike[str], batch: int) -> dic
     model, folder, name = read_source(source)
     _refuse_training(model)
     model = read_small_weights(inline_functions(model), folder)
-    inputs, old = _batched(model)
+    inputs, old = batched_inputs(model)
     if isinstance(old, str):
         made = bind(model, dims={old: batch} | _others(model, old))
         write_model(made, target, folder)
@@ -66,20 +70,6 @@ def _refuse_training(model: onnx.ModelProto) -> None:
         "the model is a training step, whose constants depend on the batch size",
         hint="set the batch size of the inference model, then make the step again",
     )
-
-
-def _batched(model: onnx.ModelProto) -> tuple[list[str], int | str]:
-    """Inputs with a batch dimension, and that dimension: a number, or a name."""
-    constants = {t.name for t in model.graph.initializer}
-    leading: dict[str, int | str] = {}
-    for value in model.graph.input:
-        dims = value.type.tensor_type.shape.dim
-        if value.name not in constants and dims:
-            leading[value.name] = dims[0].dim_param or dims[0].dim_value
-    old = next(iter(leading.values()), 0)
-    if not old:
-        raise UsageError("the model has no input with a batch dimension of known size or name")
-    return [name for name, size in leading.items() if size == old], old
 
 
 def _others(model: onnx.ModelProto, batch: str) -> dict[str, int]:
@@ -110,66 +100,20 @@ def _changed(
         if dims and dims[0].dim_value == old:
             dims[0].dim_value = new
     del model.graph.value_info[:]
-    depends = _depends(graph, inputs)
+    depends, made = dependents(graph, inputs), made_batches(graph, old)
     changed = 0
     for node, op in zip(model.graph.node, graph.ops, strict=True):
-        position = SHAPES.get(op.op_type, -1)
-        if not op.standard or not 0 <= position < len(op.inputs) or not op.inputs[position]:
+        shape = said_shape(graph, op)
+        if shape is None or not (op.inputs[0] in depends or op.outputs[0] in made):
             continue
-        shape = _constant(graph, op.inputs[position])
-        if shape is None:
-            continue
-        if op.inputs[0] not in depends and not (op.op_type in MADE and shape[:1] == [old]):
-            continue
-        scaled = _scaled(op, shape, old, new)
+        scaled = scaled_shape(op, shape, old, new)
         if scaled != shape:
             changed += 1
             name = f"{op.name}/shape_of_batch_{new}"
             array = np.asarray(scaled, np.int64)
             model.graph.initializer.append(numpy_helper.from_array(array, name))
-            node.input[position] = name
+            node.input[SHAPES[op.op_type]] = name
     return model, changed
-
-
-def _depends(graph: Graph, inputs: Sequence[str]) -> set[str]:
-    found = set(inputs)
-    for op in graph.ops:
-        if any(name in found for name in op.reads):
-            found.update(op.writes)
-    return found
-
-
-def _constant(graph: Graph, name: str) -> list[int] | None:
-    """Values of a constant tensor of integers, None when it is computed."""
-    for tensor in graph.model.graph.initializer:
-        if tensor.name == name:
-            return [int(v) for v in numpy_helper.to_array(tensor).ravel()]
-    if name in graph.producer:
-        op = graph.ops[graph.producer[name]]
-        for attribute in op.node.attribute:
-            if op.op_type == "Constant" and attribute.name == "value":
-                return [int(v) for v in numpy_helper.to_array(attribute.t).ravel()]
-            if op.op_type == "Constant" and attribute.name == "value_ints":
-                return list(attribute.ints)
-    return None
-
-
-def _scaled(op: Op, shape: Sequence[int], old: int, new: int) -> list[int]:
-    """The shape with its batch dimension changed: the leading one where that is a multiple of
-    the old batch, else the first that is; a -1 takes it up by itself."""
-    found = list(shape)
-    multiples = [i for i, size in enumerate(found) if size > 0 and size % old == 0]
-    if found[:1] == [old] or op.op_type != "Reshape":
-        places = [0] if found[:1] == [old] else []
-    elif old == 1:
-        places = [] if -1 in found or found[:1] == [0] else multiples[:1]
-    elif multiples[:1] == [0] or not (-1 in found or found[:1] == [0]):
-        places = multiples[:1]
-    else:
-        places = []
-    for place in places:
-        found[place] = found[place] // old * new
-    return found
 
 
 def _compare(

@@ -11,6 +11,7 @@ import numpy as np
 
 from onnxremat.device.machine import Device
 from onnxremat.errors import MissingComponentError, ModelError
+from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort.binding import wrap
 from onnxremat.ort.providers import open_on
@@ -26,6 +27,7 @@ def bench_devices(
     made: Deployment,
     feeds: Mapping[str, np.ndarray],
     *,
+    whole: Graph | None = None,
     seconds: float = 10.0,
     rounds: tuple[int, int] = (5, 200),
     stop: Callable[[], bool] | None = None,
@@ -33,7 +35,13 @@ def bench_devices(
     """Time the deployment (the reference, first), the same one partition after the other, and the
     whole graph in one session per device; what that device's provider does not take, onnxruntime
     puts on the processor: its own fall-back. Rounds are shuffled; a turn is a run that brings the
-    contender's data near, as the run before does in a loop, and one that is timed."""
+    contender's data near, as the run before does in a loop, and one that is timed.
+
+    Args:
+        whole: the graph for one session; the deployment's own, which may have its batch in parts,
+            when None.
+        seconds, rounds: to spend in all; fewest and most rounds.
+    """
     # A training step updates its state in place, wherever it runs.
     state, given = made.state_and_rest(feeds)
     with ExitStack() as stack:
@@ -45,22 +53,24 @@ def bench_devices(
             contenders["one by one"] = lambda: alone.run(given)
         for device in made.machine.devices:
             if device.computes:
-                runner = _whole(made, device, feeds)
+                runner = _whole(made, whole or made.graph, device, feeds)
                 if runner is not None:
                     contenders[f"{device.name} alone"] = runner
         times = _rounds(list(contenders.values()), seconds, rounds, stop)
     return [timing(name, row, times[0]) for name, row in zip(contenders, times, strict=True)]
 
 
-def _whole(made: Deployment, device: Device, feeds: Mapping[str, np.ndarray]) -> Runner | None:
+def _whole(
+    made: Deployment, graph: Graph, device: Device, feeds: Mapping[str, np.ndarray]
+) -> Runner | None:
     """The whole graph in one session on a device; None where it does not run there."""
     try:
-        session = open_on(device, to_model(made.graph), TUNED, made.folder)
+        session = open_on(device, to_model(graph), TUNED, made.folder)
     except (MissingComponentError, ModelError):
         return None
-    values = {n: wrap(np.array(feeds[n], order="C")) for n in made.graph.inputs}
+    values = {n: wrap(np.array(feeds[n], order="C")) for n in graph.inputs}
     fixed = {} if device.opaque else {new: values[old] for old, new in made.parts.pairs}
-    stage = Stage(session, device, made.graph.outputs, fixed)
+    stage = Stage(session, device, graph.outputs, fixed)
     for name, value in values.items():
         stage.bind(name, value)
     return lambda: stage.run([])

@@ -25,6 +25,7 @@ from onnxremat.run.bench import Timing
 from onnxremat.run.bench_devices import bench_devices
 from onnxremat.run.closed_loop import PlanOptions
 from onnxremat.run.deployment import Deployment
+from onnxremat.run.device_parts import may_split, whole_or_in_parts
 from onnxremat.run.device_plan import transfers
 from onnxremat.run.device_rounds import DeviceRounds
 from onnxremat.run.exchange import (
@@ -42,10 +43,12 @@ class DeviceResult:
     """A model on several devices, within the budget of each.
 
     Attributes:
+        prepared: the model as it was planned, in parts where that is quicker.
         tables: costs per device.
         verification, timings: None and empty where a device is not here.
         absent: why it was not run, per device that is not here.
         written: figures of the model that was written, empty for none.
+        notes: what a user should know of how it was prepared.
     """
 
     prepared: Prepared
@@ -56,6 +59,7 @@ class DeviceResult:
     timings: tuple[Timing, ...]
     absent: Mapping[str, str] = field(default_factory=dict)
     written: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def facts(self) -> dict[str, Any]:
         """All figures as plain data: bytes, seconds, shares."""
@@ -77,6 +81,7 @@ class DeviceResult:
         ]
         return {
             "model": self.prepared.name,
+            "split_batch": list(self.prepared.settings.split_batch or ()),
             "status": found.status.value,
             "objective": found.objective,
             "machine": made.machine.name,
@@ -103,7 +108,7 @@ class DeviceResult:
             else [],
             "not_here": dict(self.absent),
             "written_model": dict(self.written),
-            "notes": list(found.notes),
+            "notes": [*self.notes, *found.notes],
         }
 
     def save(self, path: str | Path) -> list[Path]:
@@ -160,24 +165,12 @@ def optimize_devices(
         prepared, machine, pins, limits, options, objective,
         prepared.feeds is not None and not absent, say, during,
     )  # fmt: skip
-    model = rounds.model(tables)
-    written: dict[str, Any] = {}
-    aims = [limits.get(name, NO_LIMIT) for name in machine.names]
-    if write_model is not None:
-        say("writing the model")
-        written = write_device_formulation(
-            model.problem, aims, options.method.formulation, write_model,
-            most_columns=options.method.most_columns,
-        )  # fmt: skip
-        say(model_words(written, write_model))
-    given = None
-    if read_solution is not None:
-        say("replaying the solution")
-        given = read_device_formulation(
-            model.problem, aims, options.method.formulation, read_solution,
-            most_columns=options.method.most_columns,
-        )  # fmt: skip
-    found = rounds.best(tables, given)
+    written, given = _exchanged(rounds, tables, write_model, read_solution)
+    notes: tuple[str, ...] = ()
+    if files or not may_split(rounds):
+        found = rounds.best(tables, given)
+    else:
+        rounds, found, notes = whole_or_in_parts(rounds, tables)
     timings: list[Timing] = []
     if found.verification is not None:
         _refuse_wrong(found.verification)
@@ -185,12 +178,39 @@ def optimize_devices(
             say("timing")
             with during():
                 timings = bench_devices(
-                    found.made, prepared.feeds, seconds=bench_seconds, stop=options.stop
-                )
+                    found.made, prepared.feeds, whole=prepared.graph, seconds=bench_seconds,
+                    stop=options.stop,
+                )  # fmt: skip
     return DeviceResult(
-        prepared, found.made, found.solution, found.tables, found.verification, tuple(timings),
-        absent, written,
+        rounds.prepared, found.made, found.solution, found.tables, found.verification,
+        tuple(timings), absent, written, notes,
     )  # fmt: skip
+
+
+def _exchanged(
+    rounds: DeviceRounds,
+    tables: Mapping[str, CostTable],
+    write_model: Path | None,
+    read_solution: Path | None,
+) -> tuple[dict[str, Any], DeviceSolution | None]:
+    """Figures of the formulation that was written, and the solution of it that was read."""
+    method, say = rounds.options.method, rounds.say
+    problem = rounds.model(tables).problem
+    aims = [rounds.limits.get(name, NO_LIMIT) for name in rounds.machine.names]
+    written: dict[str, Any] = {}
+    given = None
+    if write_model is not None:
+        say("writing the model")
+        written = write_device_formulation(
+            problem, aims, method.formulation, write_model, most_columns=method.most_columns
+        )
+        say(model_words(written, write_model))
+    if read_solution is not None:
+        say("replaying the solution")
+        given = read_device_formulation(
+            problem, aims, method.formulation, read_solution, most_columns=method.most_columns
+        )
+    return written, given
 
 
 def _objective(machine: Machine, method: Method, objective: str, files: Sequence[Path]) -> str:

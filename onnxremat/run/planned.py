@@ -99,6 +99,7 @@ def prepare_for(
             shapes=settings.shapes or kept.get("shapes", {}),
             dims=settings.dims or kept.get("dims", {}),
             target=kept.get("target", settings.target),
+            split_batch=tuple(kept.get("split_batch", ())),
         ),
         say or (lambda _: None),
     )

@@ -33,6 +33,7 @@ from onnxremat.ort.profile import Feeds, Profile, profile
 from onnxremat.ort.session import DEFAULT, TUNED, Options
 from onnxremat.rewrite.restore import restored
 from onnxremat.run.measure import weight_bytes
+from onnxremat.run.parts import in_parts
 from onnxremat.schedule.simulate import Rules, simulate
 from onnxremat.units import format_bytes
 
@@ -55,6 +56,8 @@ class Settings:
         fresh: measure costs even when they are cached.
         fixed_order: keep the file's order of first runs.
         train: make a training step of the model first.
+        split_batch: compute the batch in parts: so many, or of so many rows each; whole where
+            empty. None leaves it to the planner of several devices.
     """
 
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
@@ -67,6 +70,7 @@ class Settings:
     fresh: bool = False
     fixed_order: bool = False
     train: Training | None = None
+    split_batch: tuple[int, ...] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """What preparing the same graph again needs."""
@@ -74,6 +78,7 @@ class Settings:
             "shapes": {name: list(shape) for name, shape in self.shapes.items()},
             "dims": dict(self.dims),
             "target": self.target,
+            **({"split_batch": list(self.split_batch)} if self.split_batch else {}),
         }
 
 
@@ -164,7 +169,41 @@ def prepare(
         options = replace(DEFAULT, threads=settings.threads)
         baseline = profile(bound, feeds, options, runs=1, folder=folder)
         original = _with_measured_shapes(original, bound, feeds, folder)
+    return _for_planning(name, folder, original, feeds, baseline, settings, say)
+
+
+def prepare_split(
+    prepared: Prepared, split: tuple[int, ...], progress: Progress | None = None
+) -> Prepared:
+    """The same model, its batch computed in parts.
+
+    Args:
+        split: rows of each part, or the number of equal parts.
+
+    Raises:
+        UsageError: as :func:`prepare`.
+        UnsupportedError: rows of the batch depend on each other, or an output has no batch.
+    """
+    original = build_graph(prepared.original, prepared.folder)
+    settings = replace(prepared.settings, split_batch=split)
+    return _for_planning(
+        prepared.name, prepared.folder, original, prepared.feeds, prepared.baseline, settings,
+        progress or (lambda _: None),
+    )  # fmt: skip
+
+
+def _for_planning(
+    name: str,
+    folder: Path | None,
+    original: Graph,
+    feeds: Feeds | None,
+    baseline: Profile | None,
+    settings: Settings,
+    say: Progress,
+) -> Prepared:
+    """The original optimised for its target, ordered and priced."""
     say("optimising the graph as onnxruntime does at load")
+    bound = to_model(original)
     graph = without_dead_ops(build_graph(optimise(bound, settings.target, folder), folder))
     graph = with_shapes(
         graph, {n: (t.dtype, t.shape) for n, t in original.tensors.items() if t.shape}
@@ -172,7 +211,14 @@ def prepare(
     if feeds is not None:
         graph = _with_measured_shapes(graph, to_model(graph), feeds, folder)
     require_shapes(graph)
-    graph = _base_order(graph, original, settings.fixed_order)
+    listed = original
+    if settings.split_batch:
+        # Afterwards, so that parts share weights that are made from others (with a normalisation
+        # folded in).
+        say("splitting the batch")
+        listed = graph = in_parts(graph, settings.split_batch, feeds, folder)
+        require_shapes(graph)
+    graph = _base_order(graph, listed, settings.fixed_order)
     measured = None
     if feeds is None:
         costs = analytic_costs(graph)

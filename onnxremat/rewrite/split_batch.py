@@ -1,0 +1,140 @@
+"""A batch computed in parts: slices of the inputs, a copy of the graph for each, joined results.
+
+Fission along the batch (MAGIS, section 4.2, of the whole graph): one part after the other needs the
+activations of one part only, and parts on different devices run side by side. Weights and what does
+not depend on the batch are shared. Whether rows are independent of each other is not decided here
+(a normalisation over the batch looks like any other op): the caller compares results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from onnxremat.errors import UnsupportedError, UsageError
+from onnxremat.graph.batch import (
+    SHAPES,
+    batched_inputs,
+    dependents,
+    made_batches,
+    said_shape,
+    scaled_shape,
+)
+from onnxremat.graph.ir import Graph, Op
+from onnxremat.graph.onnx_io import to_model
+
+STATED = 10  # opset from which Slice reads its bounds as inputs
+
+
+def rows_of_parts(batch: int, split: Sequence[int]) -> tuple[int, ...]:
+    """Rows of each part: as given, or of so many equal parts where one number is given.
+
+    Raises:
+        UsageError: the parts are not those of a batch of this size.
+    """
+    if len(split) > 1:
+        if sum(split) != batch or min(split) < 1:
+            text = ",".join(map(str, split))
+            raise UsageError(
+                f"parts of {text} rows are not a batch of {batch}",
+                hint="give rows that add up to the batch, or the number of parts",
+            )
+        return tuple(split)
+    (parts,) = split
+    if not 1 <= parts <= batch:
+        raise UsageError(
+            f"a batch of {batch} cannot be split into {parts} parts",
+            hint=f"from 1 to {batch}",
+        )
+    return tuple(batch // parts + (index < batch % parts) for index in range(parts))
+
+
+def split_batch(graph: Graph, split: Sequence[int]) -> onnx.ModelProto:
+    """The model that computes the batch in parts, one after the other as listed.
+
+    Args:
+        graph: with bound shapes.
+        split: rows of each part, or the number of equal parts.
+
+    Raises:
+        UsageError: no input has a batch dimension, or the parts do not make up the batch.
+        UnsupportedError: an output has no batch dimension.
+    """
+    inputs, batch = batched_inputs(graph.model)
+    assert isinstance(batch, int)
+    rows = rows_of_parts(batch, split)
+    inside = dependents(graph, {*inputs, *made_batches(graph, batch)})
+    for name in graph.outputs:
+        if name not in inside or (graph.tensors[name].shape or ())[:1] != (batch,):
+            raise UnsupportedError(
+                f"output '{name}' does not have the batch as its leading dimension",
+                why="its parts cannot be joined",
+                hint="leave the batch whole",
+            )
+    made = _Parts(graph, inputs, batch, inside)
+    shared = [op for op in graph.ops if not inside.intersection(op.writes)]
+    copies = [op for index in range(len(rows)) for op in made.part(index, rows)]
+    joins = [made.join(name, len(rows)) for name in graph.outputs]
+    model = to_model(graph.with_ops([*shared, *copies, *joins]))
+    del model.graph.value_info[:]  # of the whole batch
+    model.graph.initializer.extend(made.constants)
+    return model
+
+
+class _Parts:
+    """Copies of what depends on the batch."""
+
+    def __init__(self, graph: Graph, inputs: Sequence[str], batch: int, inside: set[str]) -> None:
+        self.graph, self.inputs, self.batch, self.inside = graph, inputs, batch, inside
+        self.made = made_batches(graph, batch)
+        self.constants: list[onnx.TensorProto] = []
+
+    def part(self, index: int, rows: Sequence[int]) -> list[Op]:
+        """The ops of one part."""
+        end = "/part" + str(index)
+        names = {name: name + end for name in self.inside}
+        start = sum(rows[:index])
+        ops = [self._slice(name, names[name], start, start + rows[index]) for name in self.inputs]
+        for op in self.graph.ops:
+            if self.inside.intersection(op.writes):
+                copy = op.renamed(op.name + end, names)
+                ops.append(self._scaled(op, copy, rows[index]))
+        return ops
+
+    def join(self, name: str, parts: int) -> Op:
+        """The op that puts an output together."""
+        pieces = [f"{name}/part{index}" for index in range(parts)]
+        node = onnx.helper.make_node("Concat", pieces, [name], name=f"{name}/joined", axis=0)
+        return _op(node)
+
+    def _slice(self, name: str, piece: str, start: int, end: int) -> Op:
+        if self.graph.opsets[""] < STATED:
+            node = onnx.helper.make_node(
+                "Slice", [name], [piece], name=piece, axes=[0], starts=[start], ends=[end]
+            )
+            return _op(node)
+        bounds = [self._constant(f"{piece}/{what}", [value])
+                  for what, value in (("start", start), ("end", end), ("axis", 0))]  # fmt: skip
+        return _op(onnx.helper.make_node("Slice", [name, *bounds], [piece], name=piece))
+
+    def _scaled(self, op: Op, copy: Op, rows: int) -> Op:
+        """With the rows of the part instead of the batch in the shape that the op is told."""
+        shape = said_shape(self.graph, op)
+        if shape is None or not (op.inputs[0] in self.inside or op.outputs[0] in self.made):
+            return copy
+        scaled = scaled_shape(op, shape, self.batch, rows)
+        if scaled == shape:
+            return copy
+        told = self._constant(f"{copy.name}/shape", scaled)
+        return copy.renamed(copy.name, {copy.inputs[SHAPES[op.op_type]]: told})
+
+    def _constant(self, name: str, values: Sequence[int]) -> str:
+        self.constants.append(numpy_helper.from_array(np.asarray(values, np.int64), name))
+        return name
+
+
+def _op(node: onnx.NodeProto) -> Op:
+    return Op(node.name, node.op_type, node.domain, tuple(node.input), tuple(node.output), (), node)

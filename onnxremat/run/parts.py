@@ -1,0 +1,72 @@
+"""A model whose batch is computed in parts, checked against the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from onnxremat.errors import ModelError, UnsupportedError, UsageError
+from onnxremat.grad import training_of
+from onnxremat.graph.ir import Graph
+from onnxremat.graph.onnx_io import to_model
+from onnxremat.graph.order import without_dead_ops
+from onnxremat.ort.infer import build_graph
+from onnxremat.ort.profile import Feeds, run_session
+from onnxremat.ort.session import DEFAULT, open_session, session_options
+from onnxremat.rewrite.split_batch import split_batch
+from onnxremat.run.compare import compare
+
+WHOLE = "leave out --split-batch"
+
+
+def in_parts(graph: Graph, split: Sequence[int], feeds: Feeds | None, folder: Path | None) -> Graph:
+    """The graph with its batch in parts; see :func:`split_batch`.
+
+    Args:
+        feeds: inputs on which both graphs must give the same.
+
+    Raises:
+        UsageError: a training step, nothing to run on, or wrong parts.
+        UnsupportedError: rows depend on each other, or the parts do not run.
+    """
+    _refuse_training(graph)
+    if feeds is None:
+        raise UsageError(
+            "a batch in parts is checked by running the model", hint="leave out --no-measure"
+        )
+    model = split_batch(graph, split)
+    try:
+        made = without_dead_ops(build_graph(model, folder))
+        found = _outputs(made, feeds, folder)
+    except ModelError as error:
+        raise UnsupportedError(
+            "the model does not run with its batch in parts", why=error.why or error.what,
+            hint=f"the batch size is in a constant, or rows depend on each other: {WHOLE}",
+        ) from error  # fmt: skip
+    one = compare(found, _outputs(graph, feeds, folder))
+    if not one.ok:
+        raise UnsupportedError(
+            f"output '{one.output}' is another one with the batch in parts",
+            why=f"its rows depend on each other: they differ by {one.worst:.2g}",
+            hint=WHOLE,
+        )
+    return made
+
+
+def _refuse_training(graph: Graph) -> None:
+    try:
+        training_of(graph.model)
+    except ModelError:
+        return
+    raise UsageError(
+        "the batch of a training step cannot be split after the fact",
+        why="its loss and gradients are sums over all rows",
+        hint="--accumulate N makes a step of N smaller batches",
+    )
+
+
+def _outputs(graph: Graph, feeds: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
+    session = open_session(to_model(graph), session_options(DEFAULT), folder)
+    names = [value.name for value in session.get_outputs()]
+    return dict(zip(names, run_session(session, feeds), strict=True))

@@ -1,0 +1,170 @@
+"""The batch of an inference computed in parts: same results, less memory, refusals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import pytest
+
+from onnxremat import api
+from onnxremat.errors import (
+    InfeasibleError,
+    NoPlanError,
+    OverBudgetError,
+    UnsupportedError,
+    UsageError,
+)
+from onnxremat.grad import Settings as Training
+from onnxremat.graph.ir import Graph
+from onnxremat.graph.onnx_io import to_model
+from onnxremat.ort.feeds import seeded_feeds
+from onnxremat.ort.infer import build_graph
+from onnxremat.ort.profile import run_session
+from onnxremat.ort.session import open_session, session_options
+from onnxremat.plan.devices import warm_up
+from onnxremat.rewrite.split_batch import rows_of_parts, split_batch
+from onnxremat.run.closed_loop import PlanOptions
+from onnxremat.run.device_parts import shares
+from onnxremat.run.optimize_devices import optimize_devices
+from onnxremat.run.parts import in_parts
+from onnxremat.run.prepare import Settings, prepare, prepare_split
+from tests.devices.plans import processors
+from tests.toolbox import ONE, graph_of, parse
+
+# The batch is in two shapes, in a tensor made of nothing, and in the body of an If.
+SHAPED = """g (float[6, 4] x, bool c) => (float[6, 4] y, float[6, 2] z) {
+    w = Constant<value_ints: ints = [12, 2]>()
+    a = Reshape(x, w)
+    b = Sin(a)
+    s = Constant<value_ints: ints = [6, 1]>()
+    made = ConstantOfShape<value: tensor = float[1] {1.5}>(s)
+    t = Constant<value_ints: ints = [6, 4]>()
+    d = Reshape(b, t)
+    e = Add(d, made)
+    y = If(c) <
+        then_branch = yes () => (float[6, 4] p) { p = Cos(e) },
+        else_branch = no () => (float[6, 4] q) { q = Neg(e) }
+    >
+    from = Constant<value_ints: ints = [0]>()
+    to = Constant<value_ints: ints = [2]>()
+    along = Constant<value_ints: ints = [1]>()
+    z = Slice(y, from, to, along)
+}"""
+MEAN = """g (float[4, 4] x) => (float[4, 4] y) {
+    m = ReduceMean<axes: ints = [0], keepdims: int = 1>(x)
+    y = Sub(x, m)
+}"""
+
+
+def outputs(graph: Graph, seed: int = 0) -> list[np.ndarray]:
+    session = open_session(to_model(graph), session_options(ONE), None)
+    return run_session(session, seeded_feeds(graph, seed))
+
+
+def wide_chain(layers: int = 6) -> onnx.ModelProto:
+    """Activations of 1 MiB each for the whole batch, hardly any weights."""
+    steps = "\n".join(f"h{i + 1} = {('Sin', 'Cos')[i % 2]}(h{i})" for i in range(layers))
+    return parse(
+        f"""g (float[8, 32768] x) => (float[8] y) {{
+        h0 = Tanh(x)
+        {steps}
+        s = Add(h{layers}, h0)
+        y = ReduceSum<keepdims: int = 0>(s, k)
+    }}""".replace("=> (float[8] y) {", "=> (float[8] y) <int64[1] k = {1}> {")
+    )
+
+
+@pytest.mark.parametrize("split", [(2,), (6,), (5, 1), (1, 2, 3)])
+def test_parts_give_what_the_whole_does(split: tuple[int, ...]) -> None:
+    graph = graph_of(SHAPED)
+    made = build_graph(split_batch(graph, split))
+    for seed in range(3):
+        for found, wanted in zip(outputs(made, seed), outputs(graph, seed), strict=True):
+            np.testing.assert_array_equal(found, wanted)
+
+
+def test_parts_of_old_opsets() -> None:
+    graph = graph_of("g (float[4, 3] x) => (float[4, 3] y) { y = Relu(x) }", opset=9, ir=4)
+    made = build_graph(split_batch(graph, (3, 1)))
+    np.testing.assert_array_equal(outputs(made)[0], outputs(graph)[0])
+
+
+def test_rows_of_parts() -> None:
+    assert rows_of_parts(7, (3,)) == (3, 2, 2)
+    assert rows_of_parts(7, (5, 2)) == (5, 2)
+    for wrong in ((8,), (5, 1), (7, 0), (0,)):
+        with pytest.raises(UsageError):
+            rows_of_parts(7, wrong)
+
+
+def test_rows_that_depend_on_each_other_are_refused() -> None:
+    graph = graph_of(MEAN, opset=13)
+    with pytest.raises(UnsupportedError, match="another one"):
+        in_parts(graph, (2,), seeded_feeds(graph), None)
+
+
+def test_outputs_without_a_batch_are_refused() -> None:
+    graph = graph_of("g (float[4, 3] x) => (float[3, 4] y) { y = Transpose(x) }")
+    with pytest.raises(UnsupportedError, match="leading dimension"):
+        split_batch(graph, (2,))
+
+
+def test_a_training_step_is_refused() -> None:
+    model = parse("""g (float[4, 3] x) => (float[4, 2] y)
+        <float[3, 2] w = {1, 2, 3, 4, 5, 6}> { y = MatMul(x, w) }""")
+    with pytest.raises(UsageError, match="training step"):
+        prepare(model, Settings(threads=1, train=Training(), split_batch=(2,)))
+
+
+def test_without_a_run_nothing_is_split() -> None:
+    with pytest.raises(UsageError, match="checked by running"):
+        prepare(wide_chain(), Settings(measure=False, split_batch=(2,)))
+
+
+def test_parts_need_less_and_a_plan_is_applied_again() -> None:
+    settings = Settings(threads=1)
+    whole = prepare(wide_chain(), settings)
+    parts = prepare_split(whole, (4,))
+    assert parts.store_all_peak < 0.5 * whole.store_all_peak
+    assert parts.baseline_peak == whole.baseline_peak
+    budget = int(0.5 * whole.store_all_peak)
+    with pytest.raises(InfeasibleError, match="split-batch 2"):
+        api.optimize(wide_chain(), budget=budget, settings=settings, bench_seconds=0)
+    options = PlanOptions(time_limit=5.0, threads=1)
+    split = replace(settings, split_batch=(4,))
+    result = api.optimize(
+        wide_chain(), budget=budget, settings=split, options=options, bench_seconds=0
+    )
+    facts = result.facts()
+    assert facts["peak_measured_bytes"] <= budget
+    again = api.apply(wide_chain(), result.plan, settings=settings)
+    assert again.plan.steps == result.plan.steps
+
+
+def test_shares_end_together() -> None:
+    assert shares(8, [1.0, 1.0]) == [4, 4]
+    assert shares(8, [1.0, 3.0]) == [6, 2]
+    assert shares(1, [1.0, 1.0]) == [1]
+    assert shares(8, [1.0, 100.0]) == [8]
+
+
+def test_devices_take_parts_where_the_whole_does_not_fit() -> None:
+    """Side by side a row of ops needs two activations of the whole batch on a device."""
+    warm_up()
+    machine = processors(2)
+    prepared = prepare(wide_chain(), Settings(threads=1, target="none"))
+    budgets = machine.budgets(str(int(1.7 * (1 << 20))))
+    options = PlanOptions(time_limit=2.0, threads=1)
+    whole = replace(prepared, settings=replace(prepared.settings, split_batch=()))
+    with pytest.raises((InfeasibleError, NoPlanError, OverBudgetError)):
+        optimize_devices(whole, machine, budgets, options, bench_seconds=0)
+    result = optimize_devices(prepared, machine, budgets, options, bench_seconds=0)
+    facts = result.facts()
+    assert facts["split_batch"] == [4, 4]
+    assert any("does not fit" in note for note in facts["notes"])
+    assert result.verification is not None
+    assert result.verification.ok
+    for row in facts["devices"]:
+        assert row["peak_measured_bytes"] <= row["budget_bytes"]
