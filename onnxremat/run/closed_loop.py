@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from onnxremat.device.host import processors
-from onnxremat.errors import InfeasibleError, NoPlanError, OverBudgetError, UsageError
-from onnxremat.graph.batch import batched_inputs
+from onnxremat.errors import InfeasibleError, NoPlanError, OverBudgetError
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort.offline import lasting_tensors
@@ -229,7 +228,7 @@ def _loop(
                 works=smallest.outcome.budget,
                 lower=smallest.lower,
                 why=smallest.why,
-                notes=(*prepared.notes, *_smaller(prepared)),
+                notes=prepared.notes,
             )
         plan = _as_plan(prepared, reduced, solution, first, limit)
         outcome, excess = _within(prepared, plan, limit, attempt)
@@ -346,17 +345,6 @@ class _Asked:
             folder=self.prepared.folder,
         )  # fmt: skip
         return [kernel.name for kernel in ran.kernels]
-
-
-def _smaller(prepared: Prepared) -> tuple[str, ...]:
-    """What else would make an inference need less."""
-    if prepared.in_place or prepared.settings.split_batch:
-        return ()
-    try:
-        _, batch = batched_inputs(prepared.original)
-    except UsageError:
-        return ()
-    return ("--split-batch 2 (half of the batch at a time)",) if batch != 1 else ()
 
 
 def _as_plan(

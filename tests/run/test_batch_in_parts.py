@@ -124,23 +124,47 @@ def test_without_a_run_nothing_is_split() -> None:
 
 
 def test_parts_need_less_and_a_plan_is_applied_again() -> None:
-    settings = Settings(threads=1)
-    whole = prepare(wide_chain(), settings)
-    parts = prepare_split(whole, (4,))
-    assert parts.store_all_peak < 0.5 * whole.store_all_peak
-    assert parts.baseline_peak == whole.baseline_peak
-    budget = int(0.5 * whole.store_all_peak)
-    with pytest.raises(InfeasibleError, match="split-batch 2"):
-        api.optimize(wide_chain(), budget=budget, settings=settings, bench_seconds=0)
-    options = PlanOptions(time_limit=5.0, threads=1)
-    split = replace(settings, split_batch=(4,))
+    """The whole cannot keep half of its peak: unless it is asked for, the batch is split."""
+    settings, options = Settings(threads=1), PlanOptions(time_limit=5.0, threads=1)
+    prepared = prepare(wide_chain(), settings)
+    parts = prepare_split(prepared, (4,))
+    assert parts.store_all_peak < 0.5 * prepared.store_all_peak
+    assert parts.baseline_peak == prepared.baseline_peak
+    budget = int(0.5 * prepared.store_all_peak)
+    whole = replace(settings, split_batch=())
+    with pytest.raises(InfeasibleError):
+        api.optimize(wide_chain(), budget=budget, settings=whole, options=options, bench_seconds=0)
     result = api.optimize(
-        wide_chain(), budget=budget, settings=split, options=options, bench_seconds=0
+        wide_chain(), budget=budget, settings=settings, options=options, bench_seconds=0
     )
     facts = result.facts()
     assert facts["peak_measured_bytes"] <= budget
+    assert facts["recomputed_ops"] == 0
+    assert any("4 parts (whole: does not fit" in note for note in facts["notes"])
     again = api.apply(wide_chain(), result.plan, settings=settings)
     assert again.plan.steps == result.plan.steps
+
+
+def test_parts_beat_recomputation() -> None:
+    """Each dear op is needed early and late: what does not fit is run twice, or in parts."""
+    body = "\n".join(f"a{i} = Erf(x{i})\nx{i + 1} = Sin(a{i})" for i in range(4))
+    ends = "\n".join(f"s{i + 1} = Add(s{i}, a{3 - i})" for i in range(4))
+    model = parse(f"""g (float[8, 32768] x0) => (float[8, 32768] s4) {{
+        {body}
+        s0 = Cos(x4)
+        {ends}
+    }}""")
+    settings, options = Settings(threads=1), PlanOptions(time_limit=5.0, threads=1)
+    peak = prepare(model, settings).store_all_peak
+    results = [
+        api.optimize(
+            model, budget=int(0.7 * peak), settings=replace(settings, split_batch=split),
+            options=options, bench_seconds=0,
+        )
+        for split in ((), None)
+    ]  # fmt: skip
+    assert [result.facts()["recomputed_ops"] > 0 for result in results] == [True, False]
+    assert results[1].prepared.settings.split_batch == (2,)
 
 
 def test_shares_end_together() -> None:
