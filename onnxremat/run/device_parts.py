@@ -18,6 +18,7 @@ from onnxremat.graph.batch import batched_inputs
 from onnxremat.run.device_rounds import Carried, DeviceRounds
 from onnxremat.run.prepare import Prepared, prepare_split
 
+PART = 0.3  # of the time to plan, for the batch in parts: list scheduling is near the best there
 NO_FIT = (InfeasibleError, NoPlanError, OverBudgetError)
 Chosen = tuple[DeviceRounds, Carried, tuple[str, ...]]
 
@@ -51,12 +52,15 @@ def whole_or_in_parts(rounds: DeviceRounds, tables: Mapping[str, CostTable]) -> 
     if parts is None:
         return rounds, rounds.best(tables), ()
     failed: Exception | None = None
+    rounds = _within(rounds, 1 - PART)
     try:
         whole = rounds.best(tables)
     except NO_FIT as error:
         failed = error
     rounds.say("planning the batch in parts")
-    others = replace(rounds, prepared=parts, aims={}, price={}, known={})
+    others = _within(
+        replace(rounds, prepared=parts, aims={}, price={}, known={}), PART / (1 - PART)
+    )
     costs = device_costs(
         parts.graph, rounds.machine, parts.feeds, folder=parts.folder,
         fresh=parts.settings.fresh, say=rounds.say,
@@ -76,6 +80,12 @@ def whole_or_in_parts(rounds: DeviceRounds, tables: Mapping[str, CostTable]) -> 
         return rounds, whole, ()
     text = f"the batch is computed in parts of {rows} rows: {ours * 1e3:.3g} ms, whole "
     return others, found, (f"{text}{theirs * 1e3:.3g} ms (--split-batch 1 keeps it whole)",)
+
+
+def _within(rounds: DeviceRounds, share: float) -> DeviceRounds:
+    """With a share of the time to plan."""
+    options = replace(rounds.options, time_limit=share * rounds.options.time_limit)
+    return replace(rounds, options=options)
 
 
 def _prepared(rounds: DeviceRounds, tables: Mapping[str, CostTable]) -> Prepared | None:
