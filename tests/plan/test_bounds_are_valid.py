@@ -26,7 +26,7 @@ from onnxremat.plan.formulations.extract import late_remakes, without_unread
 from onnxremat.plan.formulations.holds import Holds
 from onnxremat.plan.formulations.paths import add_paths, violated
 from onnxremat.plan.lazy import LazyCuts
-from onnxremat.plan.problem import Problem
+from onnxremat.plan.problem import Problem, Rows
 from onnxremat.plan.record import Record
 from onnxremat.plan.relaxed import tighten
 from onnxremat.plan.solvers import Limits, Outcome, minimise
@@ -253,3 +253,37 @@ def test_a_solution_read_strictly_runs_ops_where_the_solution_does(seed: int) ->
         if op not in seen and interval < len(cuts) and op == cuts[interval]:
             interval += 1
         seen.add(op)
+
+
+def test_cuts_by_the_dozen_keep_the_bound_for_any_order() -> None:
+    """A cut on a side branch holds for one order only: it is added where nothing else is left."""
+    problem = branched(60)
+    lazy = LazyCuts(
+        Wiring(problem), Record(problem, 1, 1.0, 1e-6), list(range(problem.ops)),
+        lambda _s, _t: None, cuts=[30],
+    )  # fmt: skip
+    beside = 45  # amid a branch as long as all that are tried
+    lazy.placing = True
+    assert lazy._cut_near(beside) is None
+    assert lazy._cut_near(20) == 20
+    assert lazy._spans().any_order
+    lazy.placing = False
+    lazy.cuts.append(lazy._cut_near(beside))
+    assert lazy.cuts == [30, beside]
+    assert not lazy._spans().any_order
+
+
+def branched(ops: int) -> Problem:
+    """A chain in which ops 40 to 49 read op 30 and only op 59 reads them, beside the chain."""
+    reads = [[op - 1] if op else [] for op in range(ops)]
+    reads[40], reads[50], reads[59] = [30], [39], [49, 58]
+    return Problem(
+        cost=np.ones(ops),
+        work=np.zeros(ops, np.int64),
+        reads=Rows.of(reads),
+        writes=Rows.of([[op] for op in range(ops)]),
+        size=np.full(ops, 8, np.int64),
+        keep=np.zeros(ops, np.bool_),
+        inplace=Rows.of([[] for _ in range(ops)]),
+        recompute=np.ones(ops, np.bool_),
+    )
