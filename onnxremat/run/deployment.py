@@ -56,6 +56,8 @@ class Deployment:
         worst: bytes no device can exceed side by side; likewise.
         seconds: predicted seconds per action, of the costs of its ops; likewise.
         tried: seconds per action, in each run of a trial (:mod:`onnxremat.run.trial`).
+        around: seconds of a run of the trial beside its actions: inputs are bound, results handed
+            out.
         scratch: bytes of workspace per device and op.
     """
 
@@ -70,6 +72,7 @@ class Deployment:
     worst: Mapping[str, int] = field(default_factory=dict)
     seconds: Mapping[int, float] = field(default_factory=dict)
     tried: tuple[Mapping[int, float], ...] = ()
+    around: float = 0.0
     scratch: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     @cached_property
@@ -87,14 +90,15 @@ class Deployment:
         """Predicted seconds of a run, devices side by side where they can be: of what its actions
         took in the runs of a trial, if there was one. Each run is simulated, and the median taken:
         actions that are now quick, now slow make others wait longer than their medians tell."""
-        return statistics.median(map(self._makespan, self.tried or (self.seconds,)))
+        return self.around + statistics.median(map(self.makespan_of, self.tried or (self.seconds,)))
 
     @property
     def makespan_of_costs(self) -> float:
         """The same of the costs of ops alone."""
-        return self._makespan(self.seconds)
+        return self.makespan_of(self.seconds)
 
-    def _makespan(self, seconds: Mapping[int, float]) -> float:
+    def makespan_of(self, seconds: Mapping[int, float]) -> float:
+        """When the last action ends, given the seconds of each."""
         times = finish_times(
             self.parts, self.machine, seconds, self.waits, overlap=self.side_by_side
         )

@@ -110,9 +110,7 @@ class DeviceRounds:
             except (InfeasibleError, NoPlanError, OverBudgetError):
                 break
             same = found.made.plan.steps == best.made.plan.steps
-            last = replace(found, made=replace(found.made, tried=best.made.tried)) if same else (
-                self._tried(found)
-            )  # fmt: skip
+            last = _tried_like(found, best.made) if same else self._tried(found)
             if same or last.made.makespan < best.made.makespan:
                 best = last
             if same:
@@ -276,6 +274,11 @@ class DeviceRounds:
             f"no plan found for {name} within {text}", why=why,
             hint=f"{hint}, or more time: --time-limit",
         )  # fmt: skip
+
+
+def _tried_like(found: Carried, other: Deployment) -> Carried:
+    """With the trial of another deployment of the same plan."""
+    return replace(found, made=replace(found.made, tried=other.tried, around=other.around))
 
 
 def _as_thought(made: Deployment) -> bool:

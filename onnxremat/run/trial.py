@@ -65,14 +65,20 @@ def tried(
         assert isinstance(executor, TimedExecutor)
         executor.run(given)  # buffers are made
         executor.took.clear()
+        walls: list[float] = []
         begin = time.perf_counter()
         for count in range(RUNS[1]):
-            late = time.perf_counter() - begin > seconds and count >= RUNS[0]
+            start = time.perf_counter()
+            late = start - begin > seconds and count >= RUNS[0]
             if late or (count and stop is not None and stop()):
                 break
             executor.run(given)
+            walls.append(time.perf_counter() - start)
         rows = list(zip(*executor.took.values(), strict=True))
-    return replace(made, tried=tuple(dict(zip(executor.took, row, strict=True)) for row in rows))
+    runs = tuple(dict(zip(executor.took, row, strict=True)) for row in rows)
+    pairs = zip(walls, map(made.makespan_of, runs), strict=True)
+    around = statistics.median(wall - simulated for wall, simulated in pairs)
+    return replace(made, tried=runs, around=max(0.0, around))
 
 
 def corrected(
