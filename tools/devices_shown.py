@@ -232,7 +232,11 @@ def _timed(made: Deployment, prepared: Prepared) -> tuple[float, list[Timing]]:
     for _ in range(TURNS):
         with undisturbed():
             predicted.append(tried(made, feeds, seconds=TRIAL_SECONDS).makespan)
-            turns.append(bench_devices(made, feeds, whole=prepared.graph, seconds=BENCH_SECONDS))
+            turns.append(
+                bench_devices(
+                    made, feeds, whole=prepared.graph, seconds=BENCH_SECONDS, rounds=(3, 200)
+                )
+            )
     timings = [
         replace(
             rows[0],

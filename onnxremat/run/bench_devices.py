@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -21,6 +22,7 @@ from onnxremat.run.bench import Timing, timing
 from onnxremat.run.deployment import Deployment
 
 Runner = Callable[[], object]
+TIMED = 3  # runs of a turn
 
 
 def bench_devices(
@@ -35,7 +37,7 @@ def bench_devices(
     """Time the deployment (the reference, first), the same one partition after the other, and the
     whole graph in one session per device; what that device's provider does not take, onnxruntime
     puts on the processor: its own fall-back. Rounds are shuffled; a turn is a run that brings the
-    contender's data near, as the run before does in a loop, and one that is timed.
+    contender's data near, as the run before does in a loop, and some that are timed: their median.
 
     Args:
         whole: the graph for one session; the deployment's own, which may have its batch in parts,
@@ -95,7 +97,11 @@ def _rounds(
         shuffle.shuffle(turn)
         for index in turn:
             runners[index]()
-            begin = time.perf_counter()
-            runners[index]()
-            times[index].append(time.perf_counter() - begin)
+            times[index].append(statistics.median(_seconds(runners[index]) for _ in range(TIMED)))
     return times
+
+
+def _seconds(runner: Runner) -> float:
+    begin = time.perf_counter()
+    runner()
+    return time.perf_counter() - begin
