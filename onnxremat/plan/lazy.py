@@ -211,7 +211,7 @@ class LazyCuts:
         left = self.record.left
         if len(self.cuts) == 1:
             return left
-        share = 0.3 if not self.placing else 0.6 if self.beside else 0.5
+        share = 0.3 if not self.placing else 0.9 if self.beside else 0.5
         return max(10.0, share * left)
 
     def _relax(self, made: CutModel, seconds: float = inf) -> Relaxed | None:
