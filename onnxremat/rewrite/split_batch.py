@@ -27,6 +27,7 @@ from onnxremat.graph.ir import Graph, Op
 from onnxremat.graph.onnx_io import to_model
 
 STATED = 10  # opset from which Slice reads its bounds as inputs
+BROADCAST = ("Add", "Concat", "Div", "Mul", "Sub", "Where")  # may read a batch that is a constant
 
 
 def rows_of_parts(batch: int, split: Sequence[int]) -> tuple[int, ...]:
@@ -91,6 +92,8 @@ class _Parts:
         self.graph, self.inputs, self.batch, self.inside = graph, inputs, batch, inside
         self.made = made_batches(graph, batch)
         self.constants: list[onnx.TensorProto] = []
+        self.repeated = _repeated(graph, batch, inside)
+        self._names: set[str] = set()
 
     def part(self, index: int, rows: Sequence[int]) -> list[Op]:
         """The ops of one part."""
@@ -100,7 +103,7 @@ class _Parts:
         ops = [self._slice(name, names[name], start, start + rows[index]) for name in self.inputs]
         for op in self.graph.ops:
             if self.inside.intersection(op.writes):
-                copy = op.renamed(op.name + end, names)
+                copy = op.renamed(op.name + end, names | self._repeats(op, rows[index]))
                 ops.append(self._scaled(op, copy, rows[index]))
         return ops
 
@@ -131,9 +134,39 @@ class _Parts:
         told = self._constant(f"{copy.name}/shape", scaled)
         return copy.renamed(copy.name, {copy.inputs[SHAPES[op.op_type]]: told})
 
+    def _repeats(self, op: Op, rows: int) -> dict[str, str]:
+        """Constants of the whole batch that an op reads, as ones of the rows of a part."""
+        if op.op_type not in BROADCAST:
+            return {}
+        found = {name: f"{name}/rows{rows}" for name in op.reads if name in self.repeated}
+        for name, part in found.items():
+            if part not in self._names:
+                self._names.add(part)
+                self.constants.append(numpy_helper.from_array(self.repeated[name][:rows], part))
+        return found
+
     def _constant(self, name: str, values: Sequence[int]) -> str:
         self.constants.append(numpy_helper.from_array(np.asarray(values, np.int64), name))
         return name
+
+
+def _repeated(graph: Graph, batch: int, inside: set[str]) -> dict[str, np.ndarray]:
+    """Constants that are one row, repeated for the batch: onnxruntime folds a token that is
+    expanded to the batch into such a one."""
+    read = {
+        name
+        for op in graph.ops
+        if op.op_type in BROADCAST and inside.intersection(op.writes)
+        for name in op.reads
+        if len(shape := graph.tensors[name].shape or ()) > 1 and shape[0] == batch > 1
+    }
+    found = {}
+    for tensor in graph.model.graph.initializer:
+        if tensor.name in read and tensor.data_location != onnx.TensorProto.EXTERNAL:
+            values = numpy_helper.to_array(tensor)
+            if (values == values[:1]).all():
+                found[tensor.name] = values
+    return found
 
 
 def _op(node: onnx.NodeProto) -> Op:

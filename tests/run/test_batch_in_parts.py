@@ -85,6 +85,16 @@ def test_parts_give_what_the_whole_does(split: tuple[int, ...]) -> None:
             np.testing.assert_array_equal(found, wanted)
 
 
+def test_a_constant_that_is_repeated_for_the_batch() -> None:
+    """A class token, expanded to the batch and folded into a constant."""
+    graph = graph_of("""g (float[2, 1, 3] x) => (float[2, 2, 3] y)
+        <float[2, 1, 3] token = {1, 2, 3, 1, 2, 3}> {
+        y = Concat<axis: int = 1>(token, x)
+    }""")
+    made = build_graph(split_batch(graph, (2,)))
+    np.testing.assert_array_equal(outputs(made)[0], outputs(graph)[0])
+
+
 def test_parts_of_old_opsets() -> None:
     graph = graph_of("g (float[4, 3] x) => (float[4, 3] y) { y = Relu(x) }", opset=9, ir=4)
     made = build_graph(split_batch(graph, (3, 1)))
