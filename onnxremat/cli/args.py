@@ -95,8 +95,8 @@ SplitBatch = Annotated[
     typer.Option(
         "--split-batch",
         help="Compute the batch of an inference in parts, which need less at a time: so many, or "
-        "of so many rows each (5,3); 1 keeps it whole. auto: where that is quicker than recomputing, "
-        "or than dealing out ops to --devices.",
+        "of so many rows each (5,3); 1 keeps it whole. auto: where that is quicker than "
+        "recomputing, or than dealing out ops to --devices.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
