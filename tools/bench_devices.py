@@ -7,7 +7,7 @@
 
 Without ``--planned`` ops are assigned greedily by earliest finish, and memory is not looked at.
 ``--threads`` gives every processor device so many. ``--boundary`` prices going from partition to
-partition; ``--must-show`` runs that and all of devices_shown.py, in some 15 minutes. Timing is done
+partition; ``--must-show`` runs that and all of devices_shown.py, in some 35 minutes. Timing is done
 in short stretches at real-time priority where the system allows. Exit code 1 when a check fails.
 """
 
