@@ -128,3 +128,7 @@ class StoppedError(OnnxrematError):
     """Stopped by Ctrl-C before there was anything to keep."""
 
     exit_code = 130
+
+
+# No plan keeps the budget: proven, not found, or only when carried out.
+NO_FIT = (InfeasibleError, NoPlanError, OverBudgetError)

@@ -22,7 +22,7 @@ from onnxremat.cost.devices import covered, device_costs
 from onnxremat.cost.table import CostTable
 from onnxremat.device.files import read_machine
 from onnxremat.device.machine import PROVIDERS, Machine
-from onnxremat.errors import InfeasibleError, NoPlanError, OnnxrematError, OverBudgetError
+from onnxremat.errors import NO_FIT, InfeasibleError, OnnxrematError
 from onnxremat.grad import Settings as Training
 from onnxremat.graph.ir import Graph
 from onnxremat.ort.providers import missing
@@ -178,7 +178,7 @@ def _within_shares(
         limits = {device: int(share * need) for device, need in needs.items()}
         try:
             made, found = _on_several(prepared, machine, limits, objective)
-        except (InfeasibleError, NoPlanError, OverBudgetError):
+        except NO_FIT:
             if share == SHARES[-1]:
                 raise
             continue

@@ -22,7 +22,7 @@ import onnx
 
 from onnxremat.errors import ModelError
 from onnxremat.graph.dtypes import ORT_NAMES
-from onnxremat.ort.session import Options, first_line, open_session, session_options
+from onnxremat.ort.session import DEFAULT, Options, first_line, open_session, session_options
 
 Feeds = Mapping[str, np.ndarray]
 SIZES_KEY = "session.collect_node_memory_stats_to_file"
@@ -142,6 +142,17 @@ def run_session(session: Any, feeds: Feeds, runs: int = 1) -> list[Any]:
         except Exception as error:
             raise ModelError("the model does not run", why=first_line(error)) from error
     return outputs
+
+
+def named_outputs(model: onnx.ModelProto, feeds: Feeds, folder: Path | None) -> dict[str, Any]:
+    """What a model returns under default options, by name.
+
+    Raises:
+        ModelError: onnxruntime refuses it, or the run fails.
+    """
+    session = open_session(model, session_options(DEFAULT), folder)
+    names = [value.name for value in session.get_outputs()]
+    return dict(zip(names, run_session(session, feeds), strict=True))
 
 
 def _scratch_bytes(path: Path) -> dict[str, int]:

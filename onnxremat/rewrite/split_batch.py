@@ -67,7 +67,8 @@ def split_batch(graph: Graph, split: Sequence[int]) -> onnx.ModelProto:
     inputs, batch = batched_inputs(graph.model)
     assert isinstance(batch, int)
     rows = rows_of_parts(batch, split)
-    inside = dependents(graph, {*inputs, *made_batches(graph, batch)})
+    made = _Parts(graph, inputs, batch)
+    inside = made.inside
     for name in graph.outputs:
         if name not in inside or (graph.tensors[name].shape or ())[:1] != (batch,):
             raise UnsupportedError(
@@ -75,7 +76,6 @@ def split_batch(graph: Graph, split: Sequence[int]) -> onnx.ModelProto:
                 why="its parts cannot be joined",
                 hint="leave the batch whole",
             )
-    made = _Parts(graph, inputs, batch, inside)
     shared = [op for op in graph.ops if not inside.intersection(op.writes)]
     copies = [op for index in range(len(rows)) for op in made.part(index, rows)]
     joins = [made.join(name, len(rows)) for name in graph.outputs]
@@ -88,11 +88,12 @@ def split_batch(graph: Graph, split: Sequence[int]) -> onnx.ModelProto:
 class _Parts:
     """Copies of what depends on the batch."""
 
-    def __init__(self, graph: Graph, inputs: Sequence[str], batch: int, inside: set[str]) -> None:
-        self.graph, self.inputs, self.batch, self.inside = graph, inputs, batch, inside
+    def __init__(self, graph: Graph, inputs: Sequence[str], batch: int) -> None:
+        self.graph, self.inputs, self.batch = graph, inputs, batch
         self.made = made_batches(graph, batch)
+        self.inside = dependents(graph, {*inputs, *self.made})
         self.constants: list[onnx.TensorProto] = []
-        self.repeated = _repeated(graph, batch, inside)
+        self.repeated = _repeated(graph, batch, self.inside)
         self._names: set[str] = set()
 
     def part(self, index: int, rows: Sequence[int]) -> list[Op]:

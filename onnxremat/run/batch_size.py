@@ -8,8 +8,7 @@ every output row has to be what it was.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +30,7 @@ from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import inline_functions, read_small_weights, to_model, write_model
 from onnxremat.ort.feeds import seeded_feeds
 from onnxremat.ort.infer import bind, build_graph
-from onnxremat.ort.profile import run_session
-from onnxremat.ort.session import DEFAULT, open_session, session_options
+from onnxremat.ort.profile import named_outputs
 from onnxremat.run.compare import compare
 from onnxremat.run.prepare import Source, read_source
 
@@ -127,9 +125,9 @@ def _compare(
     feeds = seeded_feeds(graph)
     rows = np.arange(new) % old
     again = {name: value[rows] if name in inputs else value for name, value in feeds.items()}
-    before = _run(to_model(graph), feeds, folder)
+    before = named_outputs(to_model(graph), feeds, folder)
     try:
-        after = _run(made, again, folder)
+        after = named_outputs(made, again, folder)
     except OnnxrematError as error:
         raise UnsupportedError(
             f"the model does not run with batch size {new}",
@@ -146,11 +144,3 @@ def _compare(
                 hint="rows depend on each other, or the batch size is in a constant; export the "
                 "model with an open batch dimension, and give --dim",
             )
-
-
-def _run(
-    model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], folder: Path | None
-) -> dict[str, np.ndarray]:
-    session = open_session(model, session_options(replace(DEFAULT)), folder)
-    names = [value.name for value in session.get_outputs()]
-    return dict(zip(names, run_session(session, feeds), strict=True))

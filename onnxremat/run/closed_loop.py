@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from onnxremat.device.host import processors
-from onnxremat.errors import InfeasibleError, NoPlanError, OverBudgetError
+from onnxremat.errors import NO_FIT, NoPlanError, OverBudgetError
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort.offline import lasting_tensors
@@ -58,6 +58,11 @@ class PlanOptions:
     progress: Callable[[float, float, str], None] | None = None
     stop: Callable[[], bool] | None = None
 
+    @property
+    def stopped(self) -> bool:
+        """Asked now: end planning with the best so far."""
+        return self.stop is not None and self.stop()
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -103,7 +108,7 @@ def plan_within(
         NoPlanError: none found in time, or stopped before planning began.
         OverBudgetError: measured peaks stay over the budget.
     """
-    if options.stop is not None and options.stop():
+    if options.stopped:
         raise NoPlanError("stopped before planning began")
     reduced = reduce(prepared.graph, prepared.costs, prepared.weights)
     limit = budget.resolve(device_bytes=device_bytes, peak_bytes=prepared.baseline_peak)
@@ -161,8 +166,7 @@ def _at_minimum(prepared: Prepared, reduced: Reduced, options: PlanOptions) -> O
     smallest = _smallest(prepared, reduced, options)
     outcome = smallest.outcome
     # Where nothing quicker fits, the smallest plan itself it is, unless a method was asked for.
-    misses = (InfeasibleError, NoPlanError, OverBudgetError)
-    with suppress(*misses) if options.method == AUTO else nullcontext():
+    with suppress(*NO_FIT) if options.method == AUTO else nullcontext():
         outcome = _loop(prepared, reduced, outcome.budget, options, smallest, rounds=2)
     lower = smallest.lower
     note = f"no budget below {format_bytes(lower)} ({lower} B) can work: {smallest.why}"
@@ -195,7 +199,7 @@ def _loop(
     aim, first, excess, seconds_left = limit, None, 0, options.time_limit
     warm = smallest.sequence if smallest else warm
     for attempt in range(rounds):
-        halted = options.stop is not None and options.stop()
+        halted = options.stopped
         repair = attempt > 0 and halted  # the plan at hand only has to be made to fit
         solution = plan_by(
             options.method,

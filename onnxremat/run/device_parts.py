@@ -7,19 +7,11 @@ from dataclasses import replace
 
 from onnxremat.cost.devices import device_costs
 from onnxremat.cost.table import CostTable
-from onnxremat.errors import (
-    InfeasibleError,
-    NoPlanError,
-    OverBudgetError,
-    UnsupportedError,
-    UsageError,
-)
-from onnxremat.graph.batch import batched_inputs
+from onnxremat.errors import NO_FIT, UnsupportedError, UsageError
 from onnxremat.run.device_rounds import Carried, DeviceRounds
 from onnxremat.run.prepare import Prepared, prepare_split
 
 PART = 0.3  # of the time to plan, for the batch in parts: list scheduling is near the best there
-NO_FIT = (InfeasibleError, NoPlanError, OverBudgetError)
 Chosen = tuple[DeviceRounds, Carried, tuple[str, ...]]
 
 
@@ -91,12 +83,7 @@ def _within(rounds: DeviceRounds, share: float) -> DeviceRounds:
 def _prepared(rounds: DeviceRounds, tables: Mapping[str, CostTable]) -> Prepared | None:
     """The model with a part of the batch for every device, None where there are none."""
     prepared = rounds.prepared
-    try:
-        _, batch = batched_inputs(prepared.original)
-    except UsageError:
-        return None
-    assert isinstance(batch, int)
-    rows = shares(batch, [table.total for table in _able(prepared, tables)])
+    rows = shares(prepared.batch, [table.total for table in _able(prepared, tables)])
     if len(rows) < 2:
         return None
     try:

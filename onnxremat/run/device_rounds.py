@@ -11,7 +11,7 @@ from math import inf, isinf
 
 from onnxremat.cost.table import CostTable
 from onnxremat.device.machine import Machine
-from onnxremat.errors import InfeasibleError, NoPlanError, OverBudgetError
+from onnxremat.errors import NO_FIT, InfeasibleError, NoPlanError, OverBudgetError
 from onnxremat.plan.devices import (
     DeviceProblem,
     DeviceSolution,
@@ -101,13 +101,13 @@ class DeviceRounds:
         if given or self.options.method.formulation:  # the plan of that model, with its costs
             return best
         for _ in range(TRIALS - 1):
-            if not last.made.tried or self._stopped() or _as_thought(last.made):
+            if not last.made.tried or self.options.stopped or _as_thought(last.made):
                 break
             opaque = {device.name: device.opaque for device in self.machine.devices}
             costs = corrected(last.tables, last.made, opaque=opaque)
             try:
                 found = self.within(costs, warm=best.solution.schedule)
-            except (InfeasibleError, NoPlanError, OverBudgetError):
+            except NO_FIT:
                 break
             same = found.made.plan.steps == best.made.plan.steps
             last = _tried_like(found, best.made) if same else self._tried(found)
@@ -221,9 +221,6 @@ class DeviceRounds:
         with self.during():
             made = tried(found.made, self.prepared.feeds, stop=self.options.stop)
         return replace(found, made=made)
-
-    def _stopped(self) -> bool:
-        return self.options.stop is not None and self.options.stop()
 
     def _solved(
         self, model: DeviceModel, aims: Mapping[str, float], limit: float, warm: Schedule | None

@@ -259,7 +259,7 @@ class _Search:
             self.trials[good] = self._polished(self.trials[good])
 
     def _stopped(self) -> bool:
-        return self.options.stop is not None and self.options.stop()
+        return self.options.stopped
 
     def answer(self) -> MaxBatch:
         trials = [self.trials[batch] for batch in sorted(self.trials)]
@@ -354,4 +354,4 @@ class _Watch:
             self.options.progress(best, bound, stage)
 
     def stopped(self) -> bool:
-        return self.decided or (self.options.stop is not None and self.options.stop())
+        return self.decided or self.options.stopped

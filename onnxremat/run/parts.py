@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from onnxremat.errors import ModelError, UnsupportedError, UsageError
 from onnxremat.grad import training_of
@@ -12,8 +11,7 @@ from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.graph.order import without_dead_ops
 from onnxremat.ort.infer import build_graph
-from onnxremat.ort.profile import Feeds, run_session
-from onnxremat.ort.session import DEFAULT, open_session, session_options
+from onnxremat.ort.profile import Feeds, named_outputs
 from onnxremat.rewrite.split_batch import split_batch
 from onnxremat.run.compare import compare
 
@@ -38,13 +36,13 @@ def in_parts(graph: Graph, split: Sequence[int], feeds: Feeds | None, folder: Pa
     model = split_batch(graph, split)
     try:
         made = without_dead_ops(build_graph(model, folder))
-        found = _outputs(made, feeds, folder)
+        found = named_outputs(to_model(made), feeds, folder)
     except ModelError as error:
         raise UnsupportedError(
             "the model does not run with its batch in parts", why=error.why or error.what,
             hint=f"the batch size is in a constant, or rows depend on each other: {WHOLE}",
         ) from error  # fmt: skip
-    one = compare(found, _outputs(graph, feeds, folder))
+    one = compare(found, named_outputs(to_model(graph), feeds, folder))
     if not one.ok:
         raise UnsupportedError(
             f"output '{one.output}' is another one with the batch in parts",
@@ -64,9 +62,3 @@ def _refuse_training(graph: Graph) -> None:
         why="its loss and gradients are sums over all rows",
         hint="--accumulate N makes a step of N smaller batches",
     )
-
-
-def _outputs(graph: Graph, feeds: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
-    session = open_session(to_model(graph), session_options(DEFAULT), folder)
-    names = [value.name for value in session.get_outputs()]
-    return dict(zip(names, run_session(session, feeds), strict=True))

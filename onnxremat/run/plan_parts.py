@@ -5,21 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from onnxremat.errors import (
-    InfeasibleError,
-    NoPlanError,
-    OverBudgetError,
-    UnsupportedError,
-    UsageError,
-)
-from onnxremat.graph.batch import batched_inputs
+from onnxremat.errors import NO_FIT, UnsupportedError, UsageError
 from onnxremat.plan.methods import AUTO
 from onnxremat.run.closed_loop import Outcome, PlanOptions, plan_within
 from onnxremat.run.prepare import Prepared, prepare_split
 from onnxremat.units import Budget
 
 LITTLE = 0.01  # overhead of the whole batch up to which parts are not tried
-NO_FIT = (InfeasibleError, NoPlanError, OverBudgetError)
 
 
 def plan_best(
@@ -42,10 +34,10 @@ def plan_best(
     whole: Outcome | None = None
     try:
         whole = plan_within(prepared, budget, options, device_bytes, explain=False)
-        if whole.plan.provenance.overhead <= LITTLE or _stopped(options):
+        if whole.plan.provenance.overhead <= LITTLE or options.stopped:
             return prepared, whole
     except NO_FIT:
-        if _stopped(options):
+        if options.stopped:
             raise
     found = _in_parts(prepared, budget, limit, batch, options, device_bytes, whole, say)
     if found and (whole is None or _seconds(found[1]) < _seconds(whole)):
@@ -74,7 +66,7 @@ def _in_parts(
         parts *= 2
     try:
         split = prepare_split(prepared, (parts,), say)
-        while split.store_all_peak > limit and 2 * parts <= batch and not _stopped(options):
+        while split.store_all_peak > limit and 2 * parts <= batch and not options.stopped:
             parts *= 2
             split = prepare_split(prepared, (parts,), say)
     except (UsageError, UnsupportedError):  # rows depend on each other, no output has a batch
@@ -92,19 +84,8 @@ def _batch(prepared: Prepared, options: PlanOptions) -> int:
     """Rows that may be computed in parts, 0 for none."""
     settings = prepared.settings
     asked = settings.split_batch is not None or settings.fixed_order or options.method != AUTO
-    if asked or prepared.in_place or prepared.feeds is None:
-        return 0
-    try:
-        _, batch = batched_inputs(prepared.original)
-    except UsageError:
-        return 0
-    assert isinstance(batch, int)
-    return batch
+    return 0 if asked or prepared.in_place or prepared.feeds is None else prepared.batch
 
 
 def _seconds(outcome: Outcome) -> float:
     return outcome.plan.provenance.seconds
-
-
-def _stopped(options: PlanOptions) -> bool:
-    return options.stop is not None and options.stop()

@@ -16,6 +16,7 @@ from onnxremat.cost.table import CostTable
 from onnxremat.errors import ModelError, UsageError
 from onnxremat.grad import Settings as Training
 from onnxremat.grad import differentiate, training_of
+from onnxremat.graph.batch import batched_inputs
 from onnxremat.graph.ir import Graph, Role, Tensor
 from onnxremat.graph.onnx_io import from_graphsurgeon, inline_functions, read_model, to_model
 from onnxremat.graph.order import (
@@ -120,6 +121,15 @@ class Prepared:
             return tuple(training_of(self.original).updates.items())
         except ModelError:  # no training step
             return ()
+
+    @property
+    def batch(self) -> int:
+        """Rows of the batch, 0 where no input has one."""
+        try:
+            _, rows = batched_inputs(self.original)
+        except UsageError:
+            return 0
+        return int(rows)  # its dimensions are bound
 
     @property
     def tuned(self) -> Options:

@@ -7,8 +7,7 @@ from typing import Any
 from onnxremat.graph.onnx_io import inline_functions, to_model
 from onnxremat.ort.feeds import load_feeds, seeded_feeds
 from onnxremat.ort.infer import bind, build_graph
-from onnxremat.ort.profile import Feeds, run_session
-from onnxremat.ort.session import DEFAULT, open_session, session_options
+from onnxremat.ort.profile import Feeds, named_outputs
 from onnxremat.run.prepare import Settings, read_source
 
 
@@ -24,6 +23,4 @@ def reference_outputs(source: Any, settings: Settings) -> tuple[Feeds, dict[str,
         feeds = load_feeds(settings.data, graph)
     else:
         feeds = seeded_feeds(graph, settings.seed)
-    session = open_session(to_model(graph), session_options(DEFAULT), folder)
-    names = [value.name for value in session.get_outputs()]
-    return feeds, dict(zip(names, run_session(session, feeds), strict=True))
+    return feeds, named_outputs(to_model(graph), feeds, folder)

@@ -38,6 +38,21 @@ def training(size: list[int], cost: list[float], inputs: list[list[int]]) -> Pro
     )
 
 
+def ones(reads: list[list[int]]) -> Problem:
+    """Ops that take a second and make a value of a byte each, read by others as given."""
+    ops = len(reads)
+    return Problem(
+        cost=np.ones(ops),
+        work=np.zeros(ops, np.int64),
+        reads=Rows.of(reads),
+        writes=Rows.of([[op] for op in range(ops)]),
+        size=np.ones(ops, np.int64),
+        keep=np.zeros(ops, np.bool_),
+        inplace=Rows.of([[] for _ in range(ops)]),
+        recompute=np.ones(ops, np.bool_),
+    )
+
+
 def skip_chain(length: int, seed: int, skip: float = 0.0) -> Problem:
     """A chain of ``length // 2`` forward ops, some with a second input further back."""
     draw = Random(seed)

@@ -26,11 +26,12 @@ from onnxremat.plan.formulations.extract import late_remakes, without_unread
 from onnxremat.plan.formulations.holds import Holds
 from onnxremat.plan.formulations.paths import add_paths, violated
 from onnxremat.plan.lazy import LazyCuts
-from onnxremat.plan.problem import Problem, Rows
+from onnxremat.plan.problem import Problem
 from onnxremat.plan.record import Record
 from onnxremat.plan.relaxed import tighten
 from onnxremat.plan.solvers import Limits, Outcome, minimise
 from onnxremat.plan.wiring import Wiring
+from tests.plan.graphs import ones
 from tests.plan.oracle import optimum, random_problem, random_sequence
 
 EPS = 1e-6
@@ -277,13 +278,4 @@ def branched(ops: int) -> Problem:
     """A chain in which ops 40 to 49 read op 30 and only op 59 reads them, beside the chain."""
     reads = [[op - 1] if op else [] for op in range(ops)]
     reads[40], reads[50], reads[59] = [30], [39], [49, 58]
-    return Problem(
-        cost=np.ones(ops),
-        work=np.zeros(ops, np.int64),
-        reads=Rows.of(reads),
-        writes=Rows.of([[op] for op in range(ops)]),
-        size=np.full(ops, 8, np.int64),
-        keep=np.zeros(ops, np.bool_),
-        inplace=Rows.of([[] for _ in range(ops)]),
-        recompute=np.ones(ops, np.bool_),
-    )
+    return ones(reads)

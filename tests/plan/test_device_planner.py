@@ -28,7 +28,7 @@ from onnxremat.plan.devices.retime import retimed
 from onnxremat.plan.devices.search import Lists, Search
 from onnxremat.plan.problem import Problem, Rows, Status
 from tests.plan.device_oracle import random_device_problem, random_schedule
-from tests.plan.graphs import skip_chain, small_transformer
+from tests.plan.graphs import ones, skip_chain, small_transformer
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -202,21 +202,6 @@ def test_two_threads_agree_with_one() -> None:
     both = solve_devices(problem, budgets, time_limit=20, threads=2)
     assert one.status is both.status is Status.OPTIMAL
     assert one.time == pytest.approx(both.time, rel=1e-4)
-
-
-def ones(reads: list[list[int]]) -> Problem:
-    """Ops that take a second and make a value of a byte each, read by others as given."""
-    ops = len(reads)
-    return Problem(
-        cost=np.ones(ops),
-        work=np.zeros(ops, np.int64),
-        reads=Rows.of(reads),
-        writes=Rows.of([[op] for op in range(ops)]),
-        size=np.ones(ops, np.int64),
-        keep=np.zeros(ops, np.bool_),
-        inplace=Rows.of([[] for _ in range(ops)]),
-        recompute=np.ones(ops, np.bool_),
-    )
 
 
 def test_makespan_objective_uses_both_devices_at_once() -> None:
