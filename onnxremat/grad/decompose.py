@@ -3,7 +3,7 @@ whose condition is known."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -24,13 +24,16 @@ from onnxremat.graph.ir import Graph, Op
 MICROSOFT = "com.microsoft"
 
 
-def decomposed(graph: Graph) -> onnx.ModelProto | None:
+def decomposed(graph: Graph, variable: Collection[str] = ()) -> onnx.ModelProto | None:
     """The model with such ops replaced, None when there are none.
+
+    Args:
+        variable: initializers that may be trained, so not constant.
 
     Raises:
         UnsupportedError: a fused op uses a feature that is not written out here.
     """
-    constant_of = Constants(graph)
+    constant_of = Constants(graph, variable)
     makers = [_maker(graph, op, constant_of) for op in graph.ops]
     if not any(makers):
         return None

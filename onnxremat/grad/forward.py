@@ -55,9 +55,17 @@ class Statistic:
     rest: float
 
 
-def read_forward(model: onnx.ModelProto, folder: Path | None, opset: int = OLDEST) -> Graph:
+def read_forward(
+    model: onnx.ModelProto,
+    folder: Path | None,
+    opset: int = OLDEST,
+    variable: Collection[str] = (),
+) -> Graph:
     """The graph of a model at opset 18 (or a later one) or later, its big weights turned into
     inputs.
+
+    Args:
+        variable: initializers that may be trained, so that nothing is folded from them.
 
     Raises:
         ModelError: the model is not valid.
@@ -68,11 +76,11 @@ def read_forward(model: onnx.ModelProto, folder: Path | None, opset: int = OLDES
     light = _with_gelu(_expanded(_upgraded(light, opset)))
     graph = _typed(light)
     for _ in range(ROUNDS):  # sizes decide on branches, and branches hold sizes
-        written_out = decomposed(graph)
+        written_out = decomposed(graph, variable)
         if written_out is not None:
             graph = _typed(written_out)
         elif unknown_shapes(graph):
-            graph = _inferred_on(_typed(_folded(graph)))
+            graph = _inferred_on(_typed(_folded(graph, variable)))
         else:
             break
     require_shapes(graph)
@@ -228,9 +236,9 @@ def _graph_of(model: onnx.ModelProto) -> Graph:
     return Graph(ops, tensors, inputs, outputs, shell(model))
 
 
-def _folded(graph: Graph) -> onnx.ModelProto:
+def _folded(graph: Graph, variable: Collection[str]) -> onnx.ModelProto:
     """Known values that shapes depend on turned into initializers."""
-    constant_of = Constants(graph)
+    constant_of = Constants(graph, variable)
     model = onnx.ModelProto()
     model.CopyFrom(graph.model)
     for op in graph.ops:

@@ -62,7 +62,7 @@ class Evaluator:
         shapes = {name: trainer.types[name][0] for name in about.data}
         bound = bind(inline_functions(source), shapes)
         held = {v.input for v in about.variables if v.initial == "model"}
-        graph = prediction_graph(bound, about.prediction, held, folder)
+        graph = prediction_graph(bound, about.prediction, held, folder, about.restored)
         session = open_session(graph, session_options(Options(threads=threads)), folder)
         state = {v.name: trainer.state[v.name] for v in session.get_inputs() if v.name in held}
         self._session = BoundSession(session, state, {}, [about.prediction])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -13,6 +13,7 @@ from onnx import helper, numpy_helper
 
 from onnxremat.errors import UsageError
 from onnxremat.grad.description import Variable
+from onnxremat.grad.unfold import Restored, apply_restored
 from onnxremat.graph.onnx_io import read_model
 
 Source: TypeAlias = onnx.ModelProto | str | os.PathLike[str]
@@ -31,9 +32,10 @@ class FirstValues:
 
     Args:
         sources: arrays, a model, or a model's file; the first that has a name counts.
+        restored: what was undone of the exporter's work when the step was made.
     """
 
-    def __init__(self, *sources: Weights | None) -> None:
+    def __init__(self, *sources: Weights | None, restored: Sequence[Restored] = ()) -> None:
         self._arrays: dict[str, np.ndarray] = {}
         self._stored: dict[str, tuple[onnx.TensorProto, str]] = {}
         for source in sources:
@@ -43,6 +45,7 @@ class FirstValues:
                 self._arrays.update(source)
                 continue
             model, folder = open_source(source)
+            model = apply_restored(model, restored, folder)
             for tensor in model.graph.initializer:
                 self._stored.setdefault(tensor.name, (tensor, str(folder or "")))
 

@@ -17,12 +17,13 @@ from onnxremat.errors import ModelError, UsageError
 from onnxremat.grad.blocked import require_block
 from onnxremat.grad.description import Training, training_of
 from onnxremat.grad.dropout import COUNTER
+from onnxremat.grad.unfold import apply_restored, fold_restored
 from onnxremat.grad.update import RATE, SHARE, update_of
 from onnxremat.graph.onnx_io import write_model
+from onnxremat.graph.tensor_files import drop_leftovers, read_tensors, write_tensors
 from onnxremat.ort.binding import BoundSession
 from onnxremat.ort.session import TUNED, Options, open_session, session_options
 from onnxremat.run.batches import Batch, Data, check_arrays, check_labels
-from onnxremat.run.checkpoint import drop_leftovers, read_tensors, write_tensors
 from onnxremat.run.rates import Schedule
 from onnxremat.run.state import FirstValues, Source, Weights, input_types, open_source
 
@@ -103,7 +104,7 @@ class Trainer:
         self.types = input_types(model)
         self._loss_scale, self._total = loss_scale, 0
         self._sums: tuple[str, ...] = ()
-        first = FirstValues(weights, model)
+        first = FirstValues(weights, model, restored=self.training.restored)
         variables = self.training.variables
         self.state = {v.input: first.of(v, *self.types[v.input]) for v in variables}
         if seed and COUNTER in self.state:
@@ -303,13 +304,14 @@ class Trainer:
         """
         source, folder = open_source(model)
         result = onnx.ModelProto()
-        result.CopyFrom(source)
+        result.CopyFrom(apply_restored(source, self.training.restored, folder))
         trained = [v.input for v in self.training.variables if v.initial == "model"]
         stored = {tensor.name: tensor for tensor in result.graph.initializer}
         for name in trained:
             if name not in stored:
                 raise UsageError(f"the model has no initializer '{name}'")
             stored[name].CopyFrom(numpy_helper.from_array(self.state[name], name))
+        result = fold_restored(result, self.training.restored)
         if path is not None:
             write_model(result, path, weights_from=folder)
         return result

@@ -14,7 +14,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from onnxremat.run.checkpoint import read_tensors
+from onnxremat.graph.tensor_files import read_tensors
 from tests.cli.conftest import Command, listing
 from tests.conftest import ROOT
 from tests.run.test_train import BATCH, ROWS, arrays, net

@@ -20,9 +20,9 @@ from onnx import helper, numpy_helper
 
 from onnxremat.errors import ModelError, UsageError
 from onnxremat.grad import differentiate
+from onnxremat.graph.tensor_files import read_tensors, write_tensors
 from onnxremat.ort.denormals import denormals_as_zero
 from onnxremat.run.batches import Arrays, Loader, open_data
-from onnxremat.run.checkpoint import read_tensors, write_tensors
 from onnxremat.run.rates import Schedule
 from onnxremat.run.train import Trainer
 
@@ -197,7 +197,7 @@ def test_damaged_checkpoint_is_an_error(tmp_path: Path, cut: int) -> None:
     file = tmp_path / "c.safetensors"
     write_tensors(file, {"a": np.ones(8, np.float32)})
     file.write_bytes(file.read_bytes()[:cut])
-    with pytest.raises(ModelError, match="cannot read the checkpoint"):
+    with pytest.raises(ModelError, match="cannot read the tensors"):
         read_tensors(file)
 
 
