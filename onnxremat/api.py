@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +162,9 @@ def differentiate(
     shapes: Mapping[str, Sequence[int]] | None = None,
     dims: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
-    """Write one training step of a model, in standard ONNX operators; returns what it holds.
+    """Write one training step of a model, in standard ONNX operators; returns what it holds:
+    under ``weights`` what became of each initializer, and why; under ``warnings`` what may not be
+    as the user thinks.
 
     Raises:
         UsageError, ModelError: wrong input or settings.
@@ -182,6 +184,9 @@ def differentiate(
         "learning_rate": about.rate,
         "optimizer": about.optimizer,
         "outputs": [value.name for value in step.graph.output][:1],
+        "weights": [asdict(weight) for weight in about.weights],
+        "warnings": list(about.warnings),
+        "restored": [entry.to_dict() for entry in about.restored],
     }
 
 

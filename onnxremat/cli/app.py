@@ -10,9 +10,11 @@ import signal
 import sys
 import threading
 import traceback
+import warnings
 from types import FrameType
+from typing import Any
 
-from onnxremat.errors import OnnxrematError, StoppedError
+from onnxremat.errors import OnnxrematError, StoppedError, TrainingWarning
 
 
 def main() -> None:
@@ -35,6 +37,7 @@ def _abandoned(threads: set[threading.Thread]) -> bool:
 
 def _code() -> int:
     """Run; the exit code."""
+    _show_warnings()
     try:
         _run()
     except SystemExit as end:
@@ -55,6 +58,19 @@ def _code() -> int:
         sys.stderr.write(f"error: {error.strerror or error}: {error.filename or ''}\n")
         return 1
     return 0
+
+
+def _show_warnings() -> None:
+    """Ours as a line for people; quiet or not, they are about what is not as it seems."""
+    others = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *where: Any) -> None:
+        if issubclass(category, TrainingWarning):
+            sys.stderr.write(f"warning: {message}\n")
+        else:
+            others(message, category, *where)
+
+    warnings.showwarning = show  # type: ignore[assignment]  # the rest is passed on
 
 
 def _run() -> None:

@@ -212,7 +212,9 @@ class _Judge:
                 kind = Kind.FROZEN if marked else Kind.CONSTANT
                 return Origin(kind, why, label, told=why == MASK)
         why = "a parameter, says the exporter" if marked else "a float initializer"
-        if label:
+        if label and not made:
+            why = f"folded by the exporter, read as {label}"
+        elif label:
             why = f"made from {label}, says the exporter"
             if is_computed(self.marks.folded.get(self.source.get(name, name), ())):
                 why += ", with computations between that are not trained through"
