@@ -294,7 +294,7 @@ def _verdict(
 
 def _steps(case: Exported, row: Row, scratch: Path | None) -> None:
     """Steps of SGD, compared for the parameters that are trained as a whole."""
-    step = differentiate(case.model, optimizer="sgd", loss=case.net.loss, initializers=True)
+    step = differentiate(case.model, optimizer="sgd", loss=case.net.loss)
     bad = {*row.missing, *row.partly}
     with_gradient = autograd.gradients(case.net, case.module).of
     whole = [n for n in case.index.trained if n not in bad and n in with_gradient]
@@ -308,7 +308,7 @@ def _race(
     case: Exported, step: onnx.ModelProto, made: onnx.ModelProto | Path, want: autograd.Steps
 ) -> tuple[float, float]:
     """Relative errors of losses and of parameters after the steps."""
-    trainer = Trainer(made, step, rate=case.net.rate, threads=1)
+    trainer = Trainer(made, case.model, rate=case.net.rate, threads=1)
     about = trainer.training
     sources = {v.input: case.index.source(trainer.state[v.input]) for v in about.parameters}
     feeds = case.feeds(about, step)

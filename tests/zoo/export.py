@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import logging
 import os
@@ -91,8 +92,10 @@ def why(error: Exception) -> str:
 
 
 def fingerprint(module: torch.nn.Module) -> int:
-    """Changes when the net, a weight or a buffer does."""
+    """Changes when the net, its code, a weight or a buffer does."""
     code = zlib.crc32(repr(module).encode())
+    for kind in sorted({type(part) for part in module.modules()}, key=lambda kind: kind.__name__):
+        code = zlib.crc32(inspect.getsource(kind).encode(), code)
     for value in module.state_dict().values():
         code = zlib.crc32(np.ascontiguousarray(value.numpy()).tobytes(), code)
     return code

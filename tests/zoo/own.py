@@ -115,8 +115,9 @@ class _GraphAttention(nn.Module):
         h, (start, end) = self.linear(x), (edges[0], edges[1])
         score = (h @ self.source)[start] + (h @ self.target)[end]
         weight = torch.exp(torch.nn.functional.leaky_relu(score, 0.2))
-        total = torch.zeros_like(x[:, 0]).index_add(0, end, weight)
-        sums = torch.zeros_like(h).index_add(0, end, weight[:, None] * h[start])
+        total = torch.zeros_like(h[:, 0]).scatter_add(0, end, weight)
+        sent = weight[:, None] * h[start]
+        sums = torch.zeros_like(h).scatter_add(0, end[:, None].expand_as(sent), sent)
         return sums / (total[:, None] + 1e-6)
 
 
