@@ -24,6 +24,7 @@ _PLACEHOLDER = "pkg.torch.onnx.original_node_name"
 _FOLDED = "pkg.onnxscript.optimizer.folded_from"
 _READS = "pkg.torch.onnx.fx_node"
 _SCOPES = "pkg.torch.onnx.name_scopes"
+_RULES = "pkg.onnxscript.rewriter.rule_name"
 
 # Names that exporters make up: for constants of the code, and for what they fold.
 _NAMELESS = re.compile(r"_?val_\d+$|onnx::|/|Constant|const_|\d+$|.*_output_\d+$")
@@ -64,6 +65,7 @@ class Marks:
         kinds: ``PARAMETER`` or ``BUFFER`` (and PyTorch's other kinds) by initializer.
         folded: names a folded initializer was made from, without those that exporters make up.
         placeholders: name of the initializer in PyTorch's graph, by initializer.
+        norms: convolutions that a batch normalization was folded into.
         trained, frozen, buffers: names listed by :func:`onnxremat.export`; None without a list.
         tied: alias to the name whose tensor it is.
     """
@@ -71,10 +73,17 @@ class Marks:
     kinds: Mapping[str, str] = field(default_factory=dict)
     folded: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     placeholders: Mapping[str, str] = field(default_factory=dict)
+    norms: tuple[str, ...] = ()
     trained: frozenset[str] | None = None
     frozen: frozenset[str] = frozenset()
     buffers: frozenset[str] = frozenset()
     tied: Mapping[str, str] = field(default_factory=dict)
+
+    def nameless(self, name: str) -> bool:
+        """An initializer whose name the exporter made up. Where it says what the parameters are,
+        also one with the name of a result (``zeros_like_1``)."""
+        made = bool(self.kinds) and name not in self.kinds and "." not in name and _is_result(name)
+        return is_nameless(name) or made
 
 
 def marks_of(model: onnx.ModelProto) -> Marks:
@@ -97,6 +106,7 @@ def marks_of(model: onnx.ModelProto) -> Marks:
         kinds={n: e[_KIND] for n, e in entries.items() if _KIND in e},
         folded=folded,
         placeholders={n: e[_PLACEHOLDER] for n, e in entries.items() if _PLACEHOLDER in e},
+        norms=folded_norms(model),
     )
     return _with_list(marks, model)
 
@@ -156,6 +166,22 @@ def _is_result(name: str) -> bool:
 
 def _stem(name: str) -> str:
     return re.sub(r"_\d+$", "", name)
+
+
+def folded_norms(model: onnx.ModelProto) -> tuple[str, ...]:
+    """Convolutions that a batch normalization was folded into: by what PyTorch's exporter says
+    about the node, or because its older one gave the weight another name. Named by the weight."""
+    found = []
+    for node in model.graph.node:
+        if node.op_type not in ("Conv", "ConvTranspose", "Gemm") or len(node.input) < 2:
+            continue
+        rules = next((e.value for e in node.metadata_props if e.key == _RULES), "")
+        weight = node.input[1]
+        if "BatchNorm" in rules:
+            found.append(weight)
+        elif re.match(r"onnx::Conv\w*_\d+$", weight):
+            found.append(module_of(node) or weight)
+    return tuple(found)
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ class Inventory:
         origins: what each floating-point initializer is.
         missing: parameters given that the file does not have, neither by name nor by value.
         merged: initializers that may be several parameters which the exporter merged.
+        norms: convolutions that the exporter folded a batch normalization into.
     """
 
     model: onnx.ModelProto
@@ -41,6 +42,7 @@ class Inventory:
     origins: Mapping[str, Origin]
     missing: tuple[str, ...] = ()
     merged: tuple[str, ...] = ()
+    norms: tuple[str, ...] = ()
 
     @property
     def learned(self) -> list[str]:
@@ -93,6 +95,7 @@ def take_inventory(
         origins,
         _missing(given, marks, restored, origins),
         _merged(result, folder, marks, origins),
+        marks.norms,
     )
 
 
@@ -332,6 +335,13 @@ def warnings_of(
         found.append(
             f"{len(resting)} batch normalizations keep to their running statistics, because these "
             f"are no initializers of the file: {names}"
+        )
+    if inventory.norms:
+        names = ", ".join(inventory.norms[:3]) + (", ..." * (len(inventory.norms) > 3))
+        found.append(
+            f"the exporter folded {len(inventory.norms)} batch normalizations into convolutions "
+            f"({names}): these are trained with a bias instead; to keep them, export with "
+            "onnxremat.export, or as docs/exporting.md says"
         )
     if inventory.missing:
         names = ", ".join(inventory.missing[:6]) + (", ..." * (len(inventory.missing) > 6))

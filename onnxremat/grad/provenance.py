@@ -27,7 +27,6 @@ from onnxremat.grad.marks import (
     Marks,
     is_buffer_name,
     is_computed,
-    is_nameless,
     module_of,
     parameters_among,
 )
@@ -137,9 +136,12 @@ class _Judge:
         told = self._told(file_name, label, sources, folded)
         return told or self._judged(name, label, bool(sources))
 
+    def _nameless(self, name: str) -> bool:
+        return self.marks.nameless(self.source.get(name, name))
+
     def _by_reader(self, name: str) -> str:
         """A likely name for a folded weight: that of the module that reads it."""
-        if not is_nameless(self.source.get(name, name)) or len(self.readers.get(name, ())) != 1:
+        if not self._nameless(name) or len(self.readers.get(name, ())) != 1:
             return ""
         node, position = self.readers[name][0]
         part = _PARTS.get(node.op_type, {}).get(position)
@@ -201,7 +203,7 @@ class _Judge:
         marked = self.marks.kinds.get(name) == "PARAMETER"
         if is_buffer_name(name) and not marked:
             return Origin(Kind.BUFFER, f"named as buffers are ('{name.rsplit('.', 1)[-1]}')")
-        nameless = is_nameless(self.source.get(name, name)) and not made and not marked
+        nameless = self._nameless(name) and not made and not marked
         size = self.stored.size(name)
         if size <= 1 and not marked and (nameless or "." not in name):
             return Origin(Kind.CONSTANT, "a single number")
@@ -225,7 +227,7 @@ class _Judge:
         groups: dict[tuple[int, ...], list[tuple[str, np.ndarray]]] = {}
         for name, origin in found.items():
             shape = self.stored.shape(name)
-            if origin.kind is not Kind.PARAMETER or not is_nameless(name) or len(shape) < 2:
+            if origin.kind is not Kind.PARAMETER or not self._nameless(name) or len(shape) < 2:
                 continue
             if self.stored.size(name) <= LIMIT and self.stored.readable(name):
                 value = self.stored.value(name).astype(np.float64)

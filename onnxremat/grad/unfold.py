@@ -145,7 +145,7 @@ class _Finder:
         done = {entry.tensor for entry in self.found}
         for name in self.floats:
             small = 1 < self.stored.size(name) <= LIMIT and name not in done
-            if small and (is_nameless(name) or name in self.marks.folded):
+            if small and (self.marks.nameless(name) or name in self.marks.folded):
                 self._smaller(name)
         return self.found
 

@@ -104,7 +104,7 @@ class Trainer:
         self.types = input_types(model)
         self._loss_scale, self._total = loss_scale, 0
         self._sums: tuple[str, ...] = ()
-        first = FirstValues(weights, model, restored=self.training.restored)
+        first = FirstValues(weights, model)
         variables = self.training.variables
         self.state = {v.input: first.of(v, *self.types[v.input]) for v in variables}
         if seed and COUNTER in self.state:
