@@ -231,7 +231,7 @@ class _Judge:
                 continue
             if self.stored.size(name) <= LIMIT and self.stored.readable(name):
                 value = self.stored.value(name).astype(np.float64)
-                if np.abs(value).max(initial=2.0) <= 1.001:
+                if np.abs(value).max(initial=0.0) <= 1.001:
                     groups.setdefault(shape, []).append((name, value))
         made = {}
         for values in groups.values():

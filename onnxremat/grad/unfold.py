@@ -179,6 +179,8 @@ class _Finder:
         calls: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
         readers: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
         for node in self.model.graph.node:
+            if node.output and node.output[0] in copied:
+                continue  # an Identity that becomes a tensor of its own
             about = reading_of(node)
             for position, name in enumerate(node.input):
                 if name in self.stored.tensors or name in copied:
