@@ -26,6 +26,7 @@ from onnxremat.graph.onnx_io import (
     to_model,
     to_ops,
 )
+from onnxremat.graph.sequences import without_sequences
 from onnxremat.ort.infer import (
     build_graph,
     require_shapes,
@@ -68,7 +69,7 @@ def read_forward(model: onnx.ModelProto, folder: Path | None, opset: int = OLDES
     light = _with_gelu(_expanded(_upgraded(light, opset)))
     graph = _typed(light)
     for _ in range(ROUNDS):  # sizes decide on branches, and branches hold sizes
-        written_out = decomposed(graph)
+        written_out = decomposed(graph) or without_sequences(graph, Constants(graph))
         if written_out is not None:
             graph = _typed(written_out)
         elif unknown_shapes(graph):
