@@ -35,7 +35,9 @@ def _renamed(node: onnx.NodeProto, names: Mapping[str, str], prefix: str) -> onn
     for field in (copy.input, copy.output):
         field[:] = [names.get(name, name) for name in field]
     for attribute in copy.attribute:
-        for body in (attribute.g, *attribute.graphs):
+        # To change a graph that is not there, if only to leave it empty, would make one.
+        single = [attribute.g] if attribute.HasField("g") else []
+        for body in (*single, *attribute.graphs):
             inner = [_renamed(each, names, "") for each in body.node]
             del body.node[:]
             body.node.extend(inner)

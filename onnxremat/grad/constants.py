@@ -16,6 +16,7 @@ LIMIT = 1 << 16  # elements up to which a value is computed
 # Cheap and exact everywhere: shape arithmetic as exporters write it, and masks made from it.
 FOLDABLE = frozenset(
     [
+        "Abs",
         "Add",
         "And",
         "Cast",
@@ -23,12 +24,15 @@ FOLDABLE = frozenset(
         "Concat",
         "Constant",
         "ConstantOfShape",
+        "CumSum",
         "Div",
         "Equal",
         "Expand",
         "Flatten",
         "Floor",
         "Gather",
+        "GatherElements",
+        "GatherND",
         "Greater",
         "GreaterOrEqual",
         "Identity",
@@ -48,6 +52,7 @@ FOLDABLE = frozenset(
         "ReduceProd",
         "ReduceSum",
         "Reshape",
+        "ScatterElements",
         "ScatterND",
         "Slice",
         "Sqrt",

@@ -195,10 +195,13 @@ def affine_grid(call: Call) -> Cotangents:
     dy[n, p] (place of p, 1)**T.
 
     Raises:
-        UnsupportedError: a size computed at run time.
+        UnsupportedError: a size computed at run time, or a single element between aligned corners,
+            which onnxruntime puts on the last and PyTorch in the middle.
     """
     t, sizes = call.tape, [int(size) for size in call.value(1)][2:]
     aligned = bool(call.attribute("align_corners", 0))
+    if aligned and 1 in sizes:
+        raise call.unsupported("align_corners with an axis of one element is not differentiated")
     places = np.meshgrid(*(_places(size, aligned) for size in sizes), indexing="ij")
     # The first coordinate belongs to the last axis.
     rows = np.stack([*(place.reshape(-1) for place in reversed(places)), np.ones(math.prod(sizes))])
@@ -210,5 +213,5 @@ def affine_grid(call: Call) -> Cotangents:
 def _places(size: int, aligned: bool) -> np.ndarray:
     """Coordinates from -1 to 1, of the centres of the outer elements or of their outer sides."""
     if aligned:
-        return np.linspace(-1.0, 1.0, size) if size > 1 else np.zeros(1)
+        return np.linspace(-1.0, 1.0, size)
     return (2 * np.arange(size) + 1) / size - 1.0
