@@ -26,6 +26,7 @@ from onnxremat.graph.onnx_io import (
     to_model,
     to_ops,
 )
+from onnxremat.graph.sequences import without_sequences
 from onnxremat.ort.infer import (
     build_graph,
     require_shapes,
@@ -77,8 +78,10 @@ def read_forward(
     graph = _typed(light)
     for _ in range(ROUNDS):  # sizes decide on branches, and branches hold sizes
         written_out = decomposed(graph, variable)
+        if written_out is None:
+            written_out = without_sequences(graph, Constants(graph, variable))
         if written_out is not None:
-            graph = _typed(written_out)
+            graph = _typed(_expanded(written_out))
         elif unknown_shapes(graph):
             graph = _inferred_on(_typed(_folded(graph, variable)))
         else:

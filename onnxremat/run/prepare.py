@@ -16,6 +16,7 @@ from onnxremat.cost.table import CostTable
 from onnxremat.errors import ModelError, UsageError
 from onnxremat.grad import Settings as Training
 from onnxremat.grad import differentiate, training_of
+from onnxremat.grad.constants import Constants
 from onnxremat.graph.batch import batched_inputs
 from onnxremat.graph.ir import Graph, Role, Tensor
 from onnxremat.graph.onnx_io import from_graphsurgeon, inline_functions, read_model, to_model
@@ -26,6 +27,7 @@ from onnxremat.graph.order import (
     reordered,
     without_dead_ops,
 )
+from onnxremat.graph.sequences import without_sequences
 from onnxremat.graph.traits import DOMAINS
 from onnxremat.ort.feeds import load_feeds, seeded_feeds
 from onnxremat.ort.infer import bind, build_graph, require_shapes, with_shapes
@@ -91,6 +93,7 @@ class Prepared:
         name: file name, for people.
         folder: where external weights are.
         original: the bound model, not optimised.
+        plain: the same with known sequences as plain tensors, no size of it from a run.
         graph: optimised for the target, in the base order of planning.
         feeds: inputs for measuring, None when nothing is measured.
         costs: seconds and scratch per op.
@@ -104,6 +107,7 @@ class Prepared:
     name: str
     folder: Path | None
     original: onnx.ModelProto
+    plain: Graph
     graph: Graph
     feeds: Feeds | None
     costs: CostTable
@@ -171,6 +175,7 @@ def prepare(
         step = settings.train.on_this_machine() if settings.target == "host" else settings.train
         bound = differentiate(bound, folder=folder, settings=step)
     original = without_dead_ops(build_graph(bound, folder))
+    plain = _in_tensors(original, folder)
     bound = to_model(original)
     feeds = _feeds(original, settings)
     baseline = None
@@ -179,7 +184,7 @@ def prepare(
         options = replace(DEFAULT, threads=settings.threads)
         baseline = profile(bound, feeds, options, runs=1, folder=folder)
         original = _with_measured_shapes(original, bound, feeds, folder)
-    return _for_planning(name, folder, original, feeds, baseline, settings, say)
+    return _for_planning(name, folder, original, plain, feeds, baseline, settings, say)
 
 
 def prepare_split(
@@ -197,8 +202,8 @@ def prepare_split(
     original = build_graph(prepared.original, prepared.folder)
     settings = replace(prepared.settings, split_batch=split)
     return _for_planning(
-        prepared.name, prepared.folder, original, prepared.feeds, prepared.baseline, settings,
-        progress or (lambda _: None),
+        prepared.name, prepared.folder, original, prepared.plain, prepared.feeds,
+        prepared.baseline, settings, progress or (lambda _: None),
     )  # fmt: skip
 
 
@@ -206,6 +211,7 @@ def _for_planning(
     name: str,
     folder: Path | None,
     original: Graph,
+    plain: Graph,
     feeds: Feeds | None,
     baseline: Profile | None,
     settings: Settings,
@@ -214,14 +220,13 @@ def _for_planning(
     """The original optimised for its target, ordered and priced."""
     say("optimising the graph as onnxruntime does at load")
     bound = to_model(original)
-    graph = without_dead_ops(build_graph(optimise(bound, settings.target, folder), folder))
-    graph = with_shapes(
-        graph, {n: (t.dtype, t.shape) for n, t in original.tensors.items() if t.shape}
-    )
+    listed = with_shapes(plain, _sizes(original))
+    optimised = optimise(to_model(listed), settings.target, folder)
+    graph = without_dead_ops(build_graph(optimised, folder))
+    graph = with_shapes(graph, {n: found for n, found in _sizes(listed).items() if found[1]})
     if feeds is not None:
         graph = _with_measured_shapes(graph, to_model(graph), feeds, folder)
     require_shapes(graph)
-    listed = original
     if settings.split_batch:
         # Afterwards, so that parts share weights that are made from others (with a normalisation
         # folded in).
@@ -245,8 +250,8 @@ def _for_planning(
         held = weight_bytes(original, baseline, level=DEFAULT.level, folder=folder)
         peak = held + baseline.live_peak
     return Prepared(
-        name, folder, bound, graph, feeds, costs, weights, peak, baseline, store_all, settings,
-        _notes(settings.target, store_all, peak),
+        name, folder, bound, plain, graph, feeds, costs, weights, peak, baseline, store_all,
+        settings, _notes(settings.target, store_all, peak),
     )  # fmt: skip
 
 
@@ -309,6 +314,19 @@ def _with_measured_shapes(
                 if tensors[name].shape is None:
                     tensors[name] = Tensor(name, 0, (), 0, tensors[name].role)
     return graph.with_ops(graph.ops, tensors)
+
+
+def _in_tensors(graph: Graph, folder: Path | None) -> Graph:
+    """The graph with sequences of known tensors as these tensors: the same values, and every one
+    of a size that can be planned."""
+    while (model := without_sequences(graph, Constants(graph))) is not None:
+        graph = with_shapes(build_graph(model, folder), _sizes(graph))
+    return graph
+
+
+def _sizes(graph: Graph) -> dict[str, tuple[int, tuple[int, ...]]]:
+    """Element type and shape of every tensor whose shape is known."""
+    return {n: (t.dtype, t.shape) for n, t in graph.tensors.items() if t.shape is not None}
 
 
 def _base_order(graph: Graph, original: Graph, fixed: bool) -> Graph:

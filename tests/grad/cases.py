@@ -547,3 +547,63 @@ _MORE_CONVS: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
 ]
 for _x, _w, _attributes in _MORE_CONVS:
     case("Conv", normal(*_x), normal(*_w), normal(_w[0]), **_attributes)
+
+# ---- sampling, transforms and columns ------------------------------------------------------------
+_grid = Fixed(inside(2, 3, 4, 2) * 1.7)
+for _opset, _modes in ((16, ("bilinear", "nearest", "bicubic")), (20, ("linear", "cubic"))):
+    for _mode in _modes:
+        for _padding in ("zeros", "border", "reflection"):
+            for _aligned in (0, 1):
+                _settings = {"mode": _mode, "padding_mode": _padding, "align_corners": _aligned}
+                case("GridSample", normal(2, 3, 5, 4), _grid, opsets=(_opset,), exact=False,
+                     **_settings)  # fmt: skip
+for _padding in ("zeros", "border", "reflection"):
+    for _aligned in (0, 1):
+        # between elements, where the result is smooth: both are differentiated
+        _at = (2 * np.array([-1.3, -0.7, 0.4, 1.7, 2.6, 4.5]) + 1) / 4 - 1
+        _at = np.stack(np.meshgrid(_at, _at[::-1]), -1)[None] * (4 / 3 if _aligned else 1)
+        case("GridSample", normal(1, 2, 4, 4), _at, opsets=(20,), exact=False,
+             padding_mode=_padding, align_corners=_aligned)  # fmt: skip
+        case("GridSample", normal(1, 2, 4, 4), _at[:, :2], opsets=(22,), exact=False,
+             mode="cubic", padding_mode=_padding, align_corners=_aligned)  # fmt: skip
+        for _mode in ("linear", "nearest"):
+            case("GridSample", normal(1, 2, 3, 4, 3), Fixed(inside(1, 2, 3, 2, 3) * 1.8),
+                 opsets=(20,), exact=False, mode=_mode, padding_mode=_padding,
+                 align_corners=_aligned)  # fmt: skip
+case("GridSample", normal(1, 2, 3, 4, 3), np.asarray(inside(1, 2, 2, 2, 3)) * 0.3 + 0.04,
+     opsets=(20,), exact=False)  # fmt: skip
+for _aligned in (0, 1):
+    case("AffineGrid", normal(2, 2, 3), ints(2, 1, 4, 5), align_corners=_aligned, opsets=(20,),
+         exact=False)  # fmt: skip
+    case("AffineGrid", normal(2, 3, 4), ints(2, 1, 4, 2 - (not _aligned), 3), align_corners=_aligned, opsets=(20,),
+         exact=False)  # fmt: skip
+for _length in (None, fixed(np.array(8)), fixed(np.array(4))):
+    for _parts, _flags in ((1, {}), (2, {}), (1, {"onesided": 1}), (2, {"inverse": 1})):
+        _signal = normal(2, 6, 3, _parts)
+        case("DFT", _signal, _length, fixed(np.array(1)), opsets=(20,), **_flags)
+        case("DFT", _signal, _length, opsets=(17,), axis=-2, **_flags)
+for _length in (None, fixed(np.array(11))):  # 6 elements of 10 or 11
+    case("DFT", normal(2, 6, 3, 2), _length, fixed(np.array(1)), opsets=(20,), inverse=1,
+         onesided=1)  # fmt: skip
+case("DFT", normal(2, 3, 5, 1), onesided=1, opsets=(20,))
+_step, _frame = fixed(np.array(3)), fixed(np.array(8))
+case("STFT", normal(2, 21, 1), _step, positive(8), _frame, opsets=(17, 20))
+case("STFT", normal(2, 20, 1), fixed(np.array(4)), positive(8))
+case("STFT", normal(1, 20, 2), _step, None, _frame, onesided=0)
+case("STFT", normal(1, 20, 1), fixed(np.array(9)), None, _frame, onesided=0)
+for _attributes in (
+    {},
+    {"pads": [1, 0, 0, 1], "strides": [2, 1]},
+    {"dilations": [1, 2], "pads": [0, 1, 1, 0]},
+):
+    _wide = [4 + _attributes.get("pads", [0] * 4)[0] + _attributes.get("pads", [0] * 4)[2],
+             5 + _attributes.get("pads", [0] * 4)[1] + _attributes.get("pads", [0] * 4)[3]]  # fmt: skip
+    _windows = [(n - d * (k - 1) - 1) // s + 1 for n, d, k, s in zip(
+        _wide, _attributes.get("dilations", [1, 1]), (2, 3), _attributes.get("strides", [1, 1]),
+        strict=True)]  # fmt: skip
+    case("Col2Im", normal(2, 12, _windows[0] * _windows[1]), ints(4, 5), ints(2, 3), exact=False,
+         **_attributes)  # fmt: skip
+case("Mod", apart(3, 4), positive(3, 4), fmod=1, opsets=(13, 18))
+case("Mod", apart(3, 4), positive(4), fmod=1)
+for _order in (1, 2, 3):
+    case("GlobalLpPool", apart(2, 3, 4, 4), p=_order, opsets=(13, 18), exact=False)

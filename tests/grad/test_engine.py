@@ -162,6 +162,18 @@ def test_branch_taken_for_sure_is_differentiated(yes: bool) -> None:
     np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_attributes_in_a_branch_taken_for_sure_stay_as_they_are() -> None:
+    """onnxruntime refuses an attribute with two values, such as an axis with a (empty) graph."""
+    outs = [onnx.ValueInfoProto(name="r")]
+    body = helper.make_graph([node("Concat", "h h", "r", axis=1)], "body", [], outs)
+    other = helper.make_graph([node("Concat", "x h", "r", axis=1)], "other", [], outs)
+    branch = helper.make_node("If", ["yes"], ["y"], then_branch=body, else_branch=other)
+    made = model([node("MatMul", "x w", "h"), branch], [2, 6], w=W, yes=np.array(True))
+    graph = differentiate(made, loss="mse", optimizer=None)
+    (axis,) = (n.attribute[0] for n in graph.graph.node if n.op_type == "Concat")
+    assert [kind.name for kind, _ in axis.ListFields()] == ["name", "i", "type"]
+
+
 def scanning(rows: str) -> onnx.ModelProto:
     """h = x w; y = h plus running sums over the rows of ``rows`` by a Scan."""
     info = helper.make_tensor_value_info

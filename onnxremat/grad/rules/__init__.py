@@ -4,8 +4,10 @@ from onnxremat.grad.rules import (
     activation,
     arithmetic,
     batchnorm,
+    columns,
     contrib,
     conv,
+    fourier,
     gated,
     indexing,
     layout,
@@ -18,14 +20,17 @@ from onnxremat.grad.rules import (
     recurrent,
     reduction,
     resize,
+    sampling,
 )
 
 __all__ = [
     "activation",
     "arithmetic",
     "batchnorm",
+    "columns",
     "contrib",
     "conv",
+    "fourier",
     "gated",
     "indexing",
     "layout",
@@ -38,4 +43,5 @@ __all__ = [
     "recurrent",
     "reduction",
     "resize",
+    "sampling",
 ]

@@ -316,3 +316,11 @@ def cumsum(call: Call) -> Cotangents:
         exclusive=exclusive,
     )
     return [made, None]
+
+
+@vjp("Mod", reads="x0 x1 y0")
+def mod(call: Call) -> Cotangents:
+    """y = a - b n, n the whole part of a / b. da = dy, db = -n dy."""
+    t, (a, b) = call.tape, call.op.inputs
+    whole = t.op("Round", t.div(t.sub(a, call.y), b)) if call.need(1) else ""
+    return [call.dy, t.neg(t.mul(call.dy, whole)) if whole else None]

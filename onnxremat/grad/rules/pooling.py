@@ -192,6 +192,17 @@ def global_max_pool(call: Call) -> Cotangents:
     return [t.mul(hit, t.div(call.dy, count))]
 
 
+@vjp("GlobalLpPool", reads="x0 y0")
+def global_lp_pool(call: Call) -> Cotangents:
+    """y = (sum over space of |x|**p)**(1/p). dx = x |x|**(p-2) dy y**(1-p), 0 where y is 0."""
+    t, order = call.tape, call.attribute("p", 2)
+    safe = t.where(t.compare("Equal", call.y, 0.0), 1.0, call.y)
+    ratio = t.div(call.x, safe)
+    if order != 2:
+        ratio = t.mul(t.op("Sign", call.x), t.op("Pow", t.op("Abs", ratio), order - 1.0))
+    return [t.mul(ratio, call.dy)]
+
+
 @vjp("MaxUnpool", reads="x1")
 def max_unpool(call: Call) -> Cotangents:
     """y = x put at places of a larger tensor. dx = dy at these places."""

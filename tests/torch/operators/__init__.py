@@ -17,6 +17,7 @@ from tests.torch.operators.products import PRODUCTS
 from tests.torch.operators.recurrent import RECURRENT
 from tests.torch.operators.reduction import REDUCTION
 from tests.torch.operators.resize import RESIZE
+from tests.torch.operators.sampling import SAMPLING
 
 OPERATORS: dict[str, Operator] = {
     **ELEMENTWISE,
@@ -28,5 +29,6 @@ OPERATORS: dict[str, Operator] = {
     **LAYOUT,
     **INDEXING,
     **RESIZE,
+    **SAMPLING,
     **ATTENTION,
 }
