@@ -139,11 +139,27 @@ class _Scatter:
         return self.call.shape(0), self.call.shape(2)
 
     def into(self, data: str, updates: str, reduction: str) -> str:
-        """``updates`` into ``data``."""
-        return self.call.tape.op(
-            self.put, data, self.call.op.inputs[1], updates, shape=self.shapes[0],
-            reduction=reduction, **self.attributes,
+        """``updates`` into ``data``. ScatterND reduces in several threads at once, wrongly where
+        indices repeat: it is done element by element in one thread instead."""
+        t, indices = self.call.tape, self.call.op.inputs[1]
+        if self.put == "ScatterND" and reduction != "none":
+            return self._one_by_one(data, updates, reduction)
+        return t.op(
+            self.put, data, indices, updates, shape=self.shapes[0], reduction=reduction,
+            **self.attributes,
         )  # fmt: skip
+
+    def _one_by_one(self, data: str, updates: str, reduction: str) -> str:
+        t, indices, shape = self.call.tape, self.call.op.inputs[1], self.shapes[0]
+        depth = t.shape(indices)[-1]
+        length, width = math.prod(shape[:depth]), math.prod(shape[depth:])
+        count = t.size(indices) // depth
+        places = t.reshape(_flat(t, indices, shape[:depth]), (count, 1))
+        made = t.op(
+            "ScatterElements", t.reshape(data, (length, width)), t.expand(places, (count, width)),
+            t.reshape(updates, (count, width)), shape=(length, width), axis=0, reduction=reduction,
+        )  # fmt: skip
+        return t.reshape(made, shape)
 
     def back(self, data: str) -> str:
         """What lies at the places of the updates."""
