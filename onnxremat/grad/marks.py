@@ -47,7 +47,8 @@ constant_pad_nd pad movedim tile lift_fresh_copy unflatten narrow meshgrid
 """
 _MAKES = """
 arange zeros ones full zeros_like ones_like full_like new_zeros new_ones linspace triu tril eq
-ne gt lt ge le scalar_tensor empty new_full meshgrid
+ne gt lt ge le scalar_tensor empty new_full meshgrid fill value shape size sym_size
+slice_scatter select_scatter scatter index_put copy
 """
 _COMPUTES = """
 cos sin exp log pow outer ger reciprocal mul div add sub neg sqrt rsqrt sigmoid softplus tanh
@@ -66,6 +67,8 @@ class Marks:
         folded: names a folded initializer was made from, without those that exporters make up.
         placeholders: name of the initializer in PyTorch's graph, by initializer.
         norms: convolutions that a batch normalization was folded into.
+        constants: values of Constant nodes, which PyTorch's exporters write for constants of the
+            code only (older ones of other frameworks keep weights there).
         trained, frozen, buffers: names listed by :func:`onnxremat.export`; None without a list.
         tied: alias to the name whose tensor it is.
     """
@@ -74,6 +77,7 @@ class Marks:
     folded: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     placeholders: Mapping[str, str] = field(default_factory=dict)
     norms: tuple[str, ...] = ()
+    constants: frozenset[str] = frozenset()
     trained: frozenset[str] | None = None
     frozen: frozenset[str] = frozenset()
     buffers: frozenset[str] = frozenset()
@@ -107,6 +111,7 @@ def marks_of(model: onnx.ModelProto) -> Marks:
         folded=folded,
         placeholders={n: e[_PLACEHOLDER] for n, e in entries.items() if _PLACEHOLDER in e},
         norms=folded_norms(model),
+        constants=_constants(model) if model.producer_name == "pytorch" else frozenset(),
     )
     return _with_list(marks, model)
 
@@ -131,6 +136,11 @@ def _with_list(marks: Marks, model: onnx.ModelProto) -> Marks:
     return replace(marks, trained=trained, frozen=frozen, buffers=buffers, tied=tied)
 
 
+def _constants(model: onnx.ModelProto) -> frozenset[str]:
+    nodes = (node for node in model.graph.node if node.op_type == "Constant")
+    return frozenset(name for node in nodes for name in node.output)
+
+
 def _names(text: str) -> tuple[str, ...]:
     try:
         found = ast.literal_eval(text)
@@ -146,7 +156,8 @@ def is_nameless(name: str) -> bool:
 
 def is_buffer_name(name: str) -> bool:
     """Libraries give such names to buffers."""
-    return name.rsplit(".", 1)[-1] in BUFFERS
+    last = name.rsplit(".", 1)[-1]
+    return last in BUFFERS or re.match(r"_?(lifted_tensor|tensor_constant)_?\d+$", last) is not None
 
 
 def parameters_among(sources: Iterable[str]) -> tuple[str, ...]:

@@ -76,8 +76,8 @@ def take_inventory(
     Raises:
         UsageError: parameters that cannot be read, or of another model.
     """
-    model = constants_stored(model)
     marks = marks_of(model)
+    model = constants_stored(model)
     given = None if parameters is None else read_given(parameters)
     if given is not None:
         made = matched(model, folder, given)
@@ -322,6 +322,7 @@ def warnings_of(
         ("constant", "taken for a constant, not trained: {why}"),
         ("buffer", "taken for a buffer, not trained: {why}"),
         ("frozen", "taken for a table that is not trained: {why}"),
+        ("trained", "{why}"),
     ):
         found += _grouped(inventory, rows, status, text)
     for name in inventory.merged:
@@ -359,6 +360,8 @@ def _grouped(inventory: Inventory, rows: Sequence[Weight], status: str, text: st
     for row in rows:
         origin = inventory.origins[row.name]
         guessed = status == "unreached" or (not origin.told and row.why == origin.why)
+        if status == "trained":
+            guessed = origin.computed
         if row.status == status and guessed and _size(row) > FEW:
             why = row.why.split(", with '", 1)[0]
             groups.setdefault(why, []).append(row.label or row.name)

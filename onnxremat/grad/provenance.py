@@ -71,12 +71,15 @@ class Origin:
         why: the reason, for people.
         label: its name in the framework, where the exporter made another one up.
         told: the file or the user says so; otherwise it is judged by name or values.
+        computed: the exporter computed it from parameters, so that training it is not training
+            these.
     """
 
     kind: Kind
     why: str
     label: str = ""
     told: bool = False
+    computed: bool = False
 
 
 def origins_of(
@@ -183,6 +186,8 @@ class _Judge:
     ) -> Origin | None:
         """By what PyTorch's exporter says."""
         kind = self.marks.kinds.get(name)
+        if name in self.marks.constants:
+            return Origin(Kind.CONSTANT, "a constant of the code, says the exporter", told=True)
         if kind == "BUFFER":
             return Origin(Kind.BUFFER, "a buffer, says the exporter", told=True)
         if kind is not None and kind != "PARAMETER":
@@ -218,8 +223,11 @@ class _Judge:
             why = f"folded by the exporter, read as {label}"
         elif label:
             why = f"made from {label}, says the exporter"
-            if is_computed(self.marks.folded.get(self.source.get(name, name), ())):
-                why += ", with computations between that are not trained through"
+            file_name = self.source.get(name, name)
+            folded = self.marks.folded.get(file_name, ())
+            if is_computed((file_name, *folded)) or any(map(is_buffer_name, folded)):
+                why = f"the exporter computed it from {label}, in place of which it is trained"
+                return Origin(Kind.PARAMETER, why, label, computed=True)
         return Origin(Kind.PARAMETER, why, label, marked)
 
     def _rotations(self, found: Mapping[str, Origin]) -> dict[str, Origin]:
