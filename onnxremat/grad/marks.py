@@ -53,6 +53,9 @@ slice_scatter select_scatter scatter index_put copy
 _COMPUTES = """
 cos sin exp log pow outer ger reciprocal mul div add sub neg sqrt rsqrt sigmoid softplus tanh
 where masked_fill einsum matmul mm bmm abs clamp floor round remainder cumsum sum mean max min
+linear addmm conv1d conv2d conv3d layer_norm group_norm batch_norm softmax relu gelu silu norm
+var std prod square clamp_min clamp_max logical_not logical_and logical_or bitwise_not erf log1p
+expm1
 """
 _COMPUTING = frozenset(_COMPUTES.split())
 _RESULTS = frozenset(f"{_MOVES} {_MAKES} {_COMPUTES}".split())
@@ -85,9 +88,19 @@ class Marks:
 
     def nameless(self, name: str) -> bool:
         """An initializer whose name the exporter made up. Where it says what the parameters are,
-        also one with the name of a result (``zeros_like_1``)."""
-        made = bool(self.kinds) and name not in self.kinds and "." not in name and _is_result(name)
+        also one that is none of them (``zeros_like_1``, ``tmp``)."""
+        made = bool(self.kinds) and name not in self.kinds and "." not in name
         return is_nameless(name) or made
+
+
+def _results(model: onnx.ModelProto) -> set[str]:
+    """Names of values in PyTorch's graph, as far as its exporter tells them."""
+    found = {name for node in model.graph.node for name in node.output}
+    for node in model.graph.node:
+        about = reading_of(node)
+        if about is not None:
+            found.update(re.findall(r"%(\w+)", about.call))
+    return found
 
 
 def marks_of(model: onnx.ModelProto) -> Marks:
@@ -102,10 +115,12 @@ def marks_of(model: onnx.ModelProto) -> Marks:
         found = {entry.key: entry.value for entry in item.metadata_props}
         if found and item.name in stored:
             entries.setdefault(item.name, {}).update(found)
-    folded = {}
+    folded, results = {}, _results(model)
     for name, entry in entries.items():
         if _FOLDED in entry:
-            folded[name] = tuple(n for n in _names(entry[_FOLDED]) if not is_nameless(n))
+            made = {n for n in _names(entry[_FOLDED]) if n in results and not _is_result(n)}
+            names = (n for n in _names(entry[_FOLDED]) if not is_nameless(n) and n not in made)
+            folded[name] = tuple(names)
     marks = Marks(
         kinds={n: e[_KIND] for n, e in entries.items() if _KIND in e},
         folded=folded,
@@ -176,7 +191,7 @@ def _is_result(name: str) -> bool:
 
 
 def _stem(name: str) -> str:
-    return re.sub(r"_\d+$", "", name)
+    return re.sub(r"(_\d+)+$", "", name)
 
 
 def folded_norms(model: onnx.ModelProto) -> tuple[str, ...]:

@@ -137,7 +137,7 @@ class _Judge:
         if use is not None:
             return use
         told = self._told(file_name, label, sources, folded)
-        return told or self._judged(name, label, bool(sources))
+        return told or self._judged(name, label, any("." in source for source in sources))
 
     def _nameless(self, name: str) -> bool:
         return self.marks.nameless(self.source.get(name, name))
@@ -208,7 +208,7 @@ class _Judge:
         marked = self.marks.kinds.get(name) == "PARAMETER"
         if is_buffer_name(name) and not marked:
             return Origin(Kind.BUFFER, f"named as buffers are ('{name.rsplit('.', 1)[-1]}')")
-        nameless = self._nameless(name) and not made and not marked
+        nameless = (self._nameless(name) or bool(label)) and not made and not marked
         size = self.stored.size(name)
         if size <= 1 and not marked and (nameless or "." not in name):
             return Origin(Kind.CONSTANT, "a single number")
@@ -219,13 +219,14 @@ class _Judge:
                 kind = Kind.FROZEN if marked else Kind.CONSTANT
                 return Origin(kind, why, label, told=why == MASK)
         why = "a parameter, says the exporter" if marked else "a float initializer"
-        if label and not made:
+        file_name = self.source.get(name, name)
+        folded = self.marks.folded.get(file_name, ())
+        if label and not folded:
             why = f"folded by the exporter, read as {label}"
         elif label:
             why = f"made from {label}, says the exporter"
-            file_name = self.source.get(name, name)
-            folded = self.marks.folded.get(file_name, ())
-            if is_computed((file_name, *folded)) or any(map(is_buffer_name, folded)):
+            mixed = name not in self.source and any(map(is_buffer_name, folded))
+            if mixed or is_computed((file_name, *folded)):
                 why = f"the exporter computed it from {label}, in place of which it is trained"
                 return Origin(Kind.PARAMETER, why, label, computed=True)
         return Origin(Kind.PARAMETER, why, label, marked)
