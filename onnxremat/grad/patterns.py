@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-LIMIT = 1 << 24  # elements of a tensor up to which its values are looked at
+LIMIT = 1 << 22  # elements of a tensor up to which its values are looked at
 FEW = 4  # elements from which a progression is one
 MASKED = -1e4  # what masks hide with, or below
 MASK = "it holds what masks hide with"  # which no weight does
@@ -28,9 +28,14 @@ def made_by_code(x: np.ndarray) -> str:
         return found
     if (x == np.rint(x)).all():
         return "it holds whole numbers only"
-    if len(np.unique(x)) == 2 and x.size > FEW:
+    if x.size > FEW and _two_numbers(x):
         return "it holds two numbers only, as a mask does"
     return ""
+
+
+def _two_numbers(x: np.ndarray) -> bool:
+    others = x[x != x.flat[0]]
+    return bool(others.size and (others == others[0]).all())
 
 
 def regular(x: np.ndarray) -> str:
@@ -41,10 +46,9 @@ def regular(x: np.ndarray) -> str:
     with np.errstate(all="ignore"):
         if not np.isfinite(x).all() or x.min() <= MASKED:
             return MASK
-        x = x.astype(np.float64)
         if is_progression(x):
             return "its values are a progression"
-        if is_sinusoidal(x):
+        if is_sinusoidal(x[:FEW]) and is_sinusoidal(x):
             return "its values are sines and cosines"
     return ""
 
@@ -53,8 +57,10 @@ def is_progression(x: np.ndarray) -> bool:
     """Equal differences or ratios along one axis, the same numbers along all others."""
     longer = [axis for axis, d in enumerate(x.shape) if d > 1]
     for axis in longer:
-        row = np.moveaxis(x, axis, -1).reshape(-1, x.shape[axis])
-        if x.shape[axis] >= FEW and (row == row[0]).all() and _steady(row[0]):
+        if x.shape[axis] < FEW:
+            continue
+        row = np.moveaxis(x, axis, -1)[(0,) * (x.ndim - 1)].astype(np.float64)
+        if _steady(row) and (np.moveaxis(x, axis, -1) == row.astype(x.dtype)).all():
             return True
     return False
 
@@ -76,7 +82,7 @@ def is_sinusoidal(x: np.ndarray) -> bool:
     width = x.shape[-1] if x.ndim else 0
     if x.ndim < 2 or width < FEW or width % 2 or np.abs(x).max() > 1.001:
         return False
-    rows = x.reshape(-1, width)
+    rows = x.reshape(-1, width).astype(np.float64)
     rows = rows[np.abs(rows).max(axis=1) > 0]
     half, quarter = width // 2, width // 4
     pairs = [(rows[:, :half], rows[:, half:]), (rows[:, 0::2], rows[:, 1::2])]
@@ -109,6 +115,9 @@ def shared_elements(x: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
     if x.dtype != np.float32 or x.size < 8:
         return None
     flat = np.ascontiguousarray(x).reshape(-1)
+    looked_at = flat[:: max(1, flat.size // 8)][:8]
+    if all(np.count_nonzero(flat == value) == 1 for value in looked_at):
+        return None  # without the sorting that follows
     values, first, place = np.unique(flat, return_index=True, return_inverse=True)
     rich = (values.view(np.uint32) & 0xFFF) != 0
     if 2 * len(values) > flat.size or len(values) < FEW or rich.mean() < 0.75:

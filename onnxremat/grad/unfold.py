@@ -256,7 +256,7 @@ class _Finder:
                 ((other, perm) for other, known in free if (perm := _alike(known, value))), None
             )
             if match is None:
-                if not is_constant(value) and not made_by_code(value):
+                if value.size > LIMIT or not made_by_code(value):
                     free.append((name, value))
             else:
                 self.found.append(Restored("tie", match[0], name, axes=match[1]))
