@@ -93,7 +93,11 @@ def _take(t: Tape, data: str, indices: str) -> str:
 
 def _elements(t: Tape, rows: str, indices: str, length: int) -> str:
     """Element by element, in one thread. Seen flat, since the kernel is quicker with one axis; and
-    into several tables, which are added up, since a sum of many numbers one by one is inexact."""
+    into several tables, which are added up, since a sum of many numbers one by one is inexact. The
+    CPU provider's kernel adds no 16-bit numbers."""
+    kept = t.dtype(rows)
+    if kept in (T.FLOAT16, T.BFLOAT16):
+        return t.cast(_elements(t, t.cast(rows, T.FLOAT), indices, length), kept)
     count, width = t.shape(rows)
     tables, size = ceil(count / _IN_TURN), length * width
     kind = T.INT32 if tables * size < 2**31 else T.INT64
@@ -203,12 +207,15 @@ def _segments(t: Tape, rows: str, indices: str, length: int) -> str:
 
 
 def _padded(count: int) -> int:
-    """Least number above ``count`` that :func:`_totals` can divide into whole blocks."""
-    unit = 1
-    while count // unit >= _AT_ONCE_AGAIN:
-        unit *= _SORTED // 2
-    unit *= 2
-    return (count // unit + 1) * unit
+    """Least number above ``count`` that :func:`_totals` divides into whole blocks, and the ends of
+    these, of which there are 2 / _SORTED as many, too."""
+    fewer, unit = 1, 1
+    while True:
+        padded = (count // unit + 1) * unit
+        if padded // fewer < _AT_ONCE_AGAIN:
+            return padded
+        fewer *= _SORTED // 2
+        unit = 2 * fewer
 
 
 def _same(t: Tape, lines: str, columns: str, kind: int) -> str:
