@@ -30,7 +30,8 @@ def main(arguments: list[str] | None = None) -> int:
 
     torch.set_num_threads(1)
     nets, exporters = _nets(asked), asked.exporter or _exporters()
-    folder = cache_folder(asked.cache)
+    kept = tempfile.TemporaryDirectory(prefix="zoo-")
+    folder = asked.cache or cache_folder(Path(kept.name))
     rows = []
     print(HEAD, flush=True)
     for net in nets:

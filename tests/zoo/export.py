@@ -7,7 +7,6 @@ import inspect
 import io
 import logging
 import os
-import tempfile
 import warnings
 import zlib
 from collections.abc import Iterator
@@ -37,10 +36,9 @@ class NotExportedError(Exception):
     """PyTorch's exporter cannot export the net; the text says why."""
 
 
-def cache_folder(given: Path | None = None) -> Path:
-    """Where files are kept from run to run: as given, else ``ONNXREMAT_ZOO``, else nowhere."""
-    named = given or os.environ.get("ONNXREMAT_ZOO")
-    folder = Path(named) if named else Path(tempfile.mkdtemp(prefix="zoo-"))
+def cache_folder(given: Path) -> Path:
+    """Where files are kept from run to run: what ``ONNXREMAT_ZOO`` names, else as given."""
+    folder = Path(os.environ.get("ONNXREMAT_ZOO") or given)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
