@@ -17,8 +17,10 @@ import numpy as np
 import onnx
 import torch
 
+import onnxremat
 from tests.zoo.registry import Architecture
 
+OURS = "onnxremat"  # onnxremat.export
 # How each exporter is called. The first and the third are what one gets without asking.
 EXPORTERS: dict[str, dict[str, Any]] = {
     "dynamo": {"dynamo": True},
@@ -29,6 +31,7 @@ EXPORTERS: dict[str, dict[str, Any]] = {
         "training": torch.onnx.TrainingMode.PRESERVE,
         "do_constant_folding": False,
     },
+    OURS: {},
 }
 
 
@@ -70,6 +73,9 @@ def exported(
 def export(net: Architecture, module: torch.nn.Module, exporter: str, path: Path) -> None:
     """Write the file."""
     data = net.data()
+    if exporter == OURS:
+        onnxremat.export(module, data, path, input_names=[f"input{k}" for k in range(len(data))])
+        return
     settings = {
         "input_names": [f"input{k}" for k in range(len(data))],
         "output_names": ["prediction"],
