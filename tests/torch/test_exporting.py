@@ -4,6 +4,7 @@ PyTorch's gradient, and the module left alone."""
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import nn
 
 import onnxremat
 from onnxremat.errors import UnsupportedError, UsageError, VerificationError
-from onnxremat.exporting.facts import KEY, parameters_of
+from onnxremat.exporting.facts import KEY, Parameters, parameters_of
 from onnxremat.ort.session import Options, open_session, session_options
 
 EXPORTERS = ["dynamo", "legacy"]
@@ -71,35 +72,45 @@ def state(module: nn.Module) -> list[Any]:
     return [modes, wanted, {k: v.numpy().tobytes() for k, v in module.state_dict().items()}]
 
 
-@pytest.fixture
-def everything() -> nn.Module:
+@dataclass
+class Made:
+    """An exported net in training mode, what export said, and the file."""
+
+    net: nn.Module
+    told: Parameters
+    model: onnx.ModelProto
+
+
+@pytest.fixture(scope="module", params=EXPORTERS)
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
     torch.manual_seed(0)
-    return Everything()
+    net, path = Everything(), tmp_path_factory.mktemp("net") / "net.onnx"
+    net.layer1.eval()
+    before, random = state(net), torch.random.get_rng_state()
+    told = onnxremat.export(net, WORDS, path, exporter=request.param)
+    assert state(net) == before, "the module is left as it was"
+    assert torch.equal(torch.random.get_rng_state(), random)
+    assert [file.name for file in path.parent.iterdir()] == ["net.onnx"]
+    return Made(net, told, onnx.load(path))
 
 
-@pytest.mark.parametrize("exporter", EXPORTERS)
-def test_every_parameter_is_in_the_file_under_its_name(
-    everything: nn.Module, exporter: str, tmp_path: Path
-) -> None:
-    onnxremat.export(everything, WORDS, tmp_path / "net.onnx", exporter=exporter)
-    found = stored(onnx.load(tmp_path / "net.onnx"))
-    for name, value in everything.named_parameters():
+def test_every_parameter_is_in_the_file_under_its_name(made: Made) -> None:
+    found = stored(made.model)
+    for name, value in made.net.named_parameters():
         if name.startswith("unused"):
             assert name not in found
             continue
         np.testing.assert_array_equal(found[name], value.detach().numpy(), err_msg=name)
     for name in ("ones", "norm1.running_mean", "norm2.running_var"):
-        np.testing.assert_array_equal(found[name], everything.get_buffer(name).numpy())
+        np.testing.assert_array_equal(found[name], made.net.get_buffer(name).numpy())
     assert "out.weight" not in found, "tied: stored as words.weight"
 
 
-@pytest.mark.parametrize("exporter", EXPORTERS)
-def test_metadata_say_what_is_what(everything: nn.Module, exporter: str, tmp_path: Path) -> None:
-    told = onnxremat.export(everything, (WORDS,), tmp_path / "net.onnx", exporter=exporter)
-    model = onnx.load(tmp_path / "net.onnx")
-    assert parameters_of(model) == told
-    assert [e.key for e in model.metadata_props].count(KEY) == 1
-    own = [n for n, p in everything.named_parameters() if p.requires_grad and "unused" not in n]
+def test_metadata_say_what_is_what(made: Made) -> None:
+    told = made.told
+    assert parameters_of(made.model) == told
+    assert [e.key for e in made.model.metadata_props].count(KEY) == 1
+    own = [n for n, p in made.net.named_parameters() if p.requires_grad and "unused" not in n]
     assert list(told.trained) == own
     assert told.frozen == ("still",)
     assert told.tied == {"out.weight": "words.weight"}
@@ -107,34 +118,34 @@ def test_metadata_say_what_is_what(everything: nn.Module, exporter: str, tmp_pat
     assert {"ones", "norm1.running_mean"} <= set(told.buffers)
 
 
-@pytest.mark.parametrize("exporter", EXPORTERS)
-def test_the_module_is_left_as_it_was(everything: nn.Module, exporter: str, tmp_path: Path) -> None:
-    everything.train()
-    everything.layer1.eval()
-    before, random = state(everything), torch.random.get_rng_state()
-    onnxremat.export(everything, WORDS, tmp_path / "net.onnx", exporter=exporter)
-    onnxremat.check_export(everything, tmp_path / "net.onnx", WORDS)
-    assert state(everything) == before
-    assert torch.equal(torch.random.get_rng_state(), random)
-    assert all(p.grad is None for p in everything.parameters())
-
-
-@pytest.mark.parametrize("exporter", EXPORTERS)
-def test_dropout_and_normalization_are_single_ops(
-    everything: nn.Module, exporter: str, tmp_path: Path
-) -> None:
-    onnxremat.export(everything, WORDS, tmp_path / "net.onnx", exporter=exporter)
-    model = onnx.load(tmp_path / "net.onnx")
-    norms = [n for n in model.graph.node if n.op_type == "BatchNormalization"]
+def test_dropout_and_normalization_are_single_ops(made: Made) -> None:
+    norms = [n for n in made.model.graph.node if n.op_type == "BatchNormalization"]
     assert [list(n.input[1:]) for n in norms] == [
         [f"norm{k}.{part}" for part in ("weight", "bias", "running_mean", "running_var")]
         for k in (1, 2)
     ]
-    (drop,) = [n for n in model.graph.node if n.op_type == "Dropout"]
+    (drop,) = [n for n in made.model.graph.node if n.op_type == "Dropout"]
     assert len(drop.input) == 2, "as the file stands it passes everything"
-    onnxremat.export(everything, WORDS, tmp_path / "net.onnx", exporter=exporter, dropout=False)
-    kinds = [n.op_type for n in onnx.load(tmp_path / "net.onnx").graph.node]
-    assert "Dropout" not in kinds
+    (ratio,) = [
+        numpy_helper.to_array(n.attribute[0].t)
+        for n in made.model.graph.node
+        if n.output[0] == drop.input[1]
+    ]
+    assert float(ratio) == 0.25
+
+
+def test_without_dropout(tmp_path: Path) -> None:
+    onnxremat.export(Everything(), WORDS, tmp_path / "net.onnx", exporter="legacy", dropout=False)
+    assert "Dropout" not in [n.op_type for n in onnx.load(tmp_path / "net.onnx").graph.node]
+
+
+def test_a_check_leaves_the_module_as_it_was(tmp_path: Path) -> None:
+    net = Images().train()
+    onnxremat.export(net, PICTURES, tmp_path / "net.onnx", exporter="legacy")
+    before = state(net)
+    onnxremat.check_export(net, tmp_path / "net.onnx", PICTURES)
+    assert state(net) == before
+    assert all(p.grad is None for p in net.parameters())
 
 
 @pytest.mark.parametrize("exporter", EXPORTERS)
@@ -161,8 +172,12 @@ def test_inputs_by_name(tmp_path: Path) -> None:
 
     given = {"b": torch.ones(2, 4), "a": torch.zeros(2, 4)}
     for exporter in EXPORTERS:
-        onnxremat.export(Pair(), given, tmp_path / "net.onnx", exporter=exporter)
+        net = Pair()
+        onnxremat.export(net, given, tmp_path / "net.onnx", exporter=exporter)
         assert {i.name for i in onnx.load(tmp_path / "net.onnx").graph.input} == {"a", "b"}
+        session = open_session(onnx.load(tmp_path / "net.onnx"), session_options(Options()))
+        (found,) = session.run(None, {name: x.numpy() for name, x in given.items()})
+        np.testing.assert_allclose(found, net(**given)["sum"].detach().numpy(), rtol=1e-5)
 
 
 @pytest.mark.parametrize("exporter", EXPORTERS)

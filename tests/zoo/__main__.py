@@ -32,6 +32,11 @@ def main(arguments: list[str] | None = None) -> int:
     nets, exporters = _nets(asked), asked.exporter or _exporters()
     kept = tempfile.TemporaryDirectory(prefix="zoo-")
     folder = asked.cache or cache_folder(Path(kept.name))
+    if asked.files:
+        from tests.zoo.held import table
+
+        print(table(nets, exporters, folder))
+        return 0
     rows = []
     print(HEAD, flush=True)
     for net in nets:
@@ -61,6 +66,7 @@ def _asked(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--no-optimise", action="store_true", help="leave out the smaller step")
     parser.add_argument("--sample", action="store_true", help="only the ten nets of every test run")
+    parser.add_argument("--files", action="store_true", help="only what the files hold")
     parser.add_argument("--json", type=Path, help="append every row to this file")
     return parser.parse_args(arguments)
 
