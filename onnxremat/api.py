@@ -10,6 +10,7 @@ compare    in.onnx + budgets -> every planner side by side
 max_batch  in.onnx + budget -> the largest batch that fits
 load       result -> a ready onnxruntime session
 optimize_devices, load_devices   the same over several devices
+export, check_export   PyTorch module -> a file that can be trained, and whether it can
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from onnxremat.device.files import read_machine
 from onnxremat.device.host import memory_bytes
 from onnxremat.device.machine import Machine
 from onnxremat.errors import UsageError
+from onnxremat.exporting.check import check_export
+from onnxremat.exporting.write import export
 from onnxremat.grad import Settings as Training
 from onnxremat.grad import differentiate as add_backward
 from onnxremat.grad import training_of
@@ -67,8 +70,10 @@ __all__ = [
     "Training",
     "Verification",
     "apply",
+    "check_export",
     "compare",
     "differentiate",
+    "export",
     "load",
     "load_devices",
     "max_batch",

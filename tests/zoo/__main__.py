@@ -30,7 +30,13 @@ def main(arguments: list[str] | None = None) -> int:
 
     torch.set_num_threads(1)
     nets, exporters = _nets(asked), asked.exporter or _exporters()
-    folder = cache_folder(asked.cache)
+    kept = tempfile.TemporaryDirectory(prefix="zoo-")
+    folder = asked.cache or cache_folder(Path(kept.name))
+    if asked.files:
+        from tests.zoo.held import table
+
+        print(table(nets, exporters, folder))
+        return 0
     rows = []
     print(HEAD, flush=True)
     for net in nets:
@@ -60,6 +66,7 @@ def _asked(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--no-optimise", action="store_true", help="leave out the smaller step")
     parser.add_argument("--sample", action="store_true", help="only the ten nets of every test run")
+    parser.add_argument("--files", action="store_true", help="only what the files hold")
     parser.add_argument("--json", type=Path, help="append every row to this file")
     return parser.parse_args(arguments)
 
@@ -82,7 +89,7 @@ def _exporters() -> list[str]:
 
 HEAD = (
     f"{'net':20} {'exporter':13} {'whole':>5} {'part':>4} {'none':>4} {'twice':>5} {'other':>5} "
-    f"{'gradient':>8} {'':5} {'losses':>7} {'values':>7} {'budget':>6} {'then':>7} {'s':>4}"
+    f"{'gradient':>8} {'':5} {'losses':>7} {'values':>7} {'':5} {'budget':>6} {'then':>7} {'s':>4}"
 )
 
 
@@ -94,9 +101,10 @@ def line(row) -> str:  # type: ignore[no-untyped-def]
     figures = (
         f"{row.trained:5} {len(row.partly):4} {len(row.missing):4} {len(row.doubled):5} "
         f"{len(row.foreign):5} {row.gradient:8.1e} {row.verdict:5} {row.stepped:7.0e} "
-        f"{row.moved:7.0e} {row.budget:5.2f}x {row.planned:7.0e} {row.seconds:4.0f}"
+        f"{row.moved:7.0e} {row.drift:5} {row.budget:5.2f}x {row.planned:7.0e} {row.seconds:4.0f}"
     )
-    return "\n".join([head + figures, *(f"    {text}" for text in row.wrong())])
+    altered = [f"    (PyTorch's exporter: {row.altered})"] if row.altered else []
+    return "\n".join([head + figures, *altered, *(f"    OFF {text}" for text in row.wrong())])
 
 
 def summary(rows: list) -> int:
@@ -104,6 +112,8 @@ def summary(rows: list) -> int:
     kinds: dict[str, Counter[str]] = {}
     for row in rows:
         kind = "not exported" if row.refused else "off" if row.wrong() else "right"
+        if row.altered and kind == "right":
+            kind = "altered by PyTorch's exporter"
         kinds.setdefault(row.exporter, Counter())[kind] += 1
     print()
     for exporter, count in kinds.items():

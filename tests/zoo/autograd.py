@@ -29,16 +29,23 @@ class Steps:
     parameters: dict[str, np.ndarray]
 
 
-def trainer_of(module: torch.nn.Module, real: torch.dtype = torch.float32) -> torch.nn.Module:
+def norms_of(module: torch.nn.Module) -> dict[str, torch.nn.Module]:
+    """Its batch normalizations."""
+    kind = torch.nn.modules.batchnorm._BatchNorm
+    return {name: part for name, part in module.named_modules() if isinstance(part, kind)}
+
+
+def trainer_of(
+    module: torch.nn.Module, norms: Collection[str], real: torch.dtype = torch.float32
+) -> torch.nn.Module:
     """A copy of a module that normalises by the batch and is otherwise as it was exported.
 
-    Only normalizations are put into training mode: whatever else a module does differently then
-    (stochastic depth, masks, second heads) the exported file does not.
+    Only normalizations are put into training mode, the given ones: whatever else a module does
+    differently then (stochastic depth, masks, second heads) the exported file does not.
     """
     made = copy.deepcopy(module).to(real)
-    for part in made.modules():
-        if isinstance(part, torch.nn.modules.batchnorm._BatchNorm):
-            part.train()
+    for name, part in norms_of(made).items():
+        part.train(name in norms)
     return made
 
 
@@ -54,10 +61,14 @@ def loss_of(
 
 
 def gradients(
-    net: Architecture, module: torch.nn.Module, seed: int = 0, real: torch.dtype = torch.float32
+    net: Architecture,
+    module: torch.nn.Module,
+    norms: Collection[str],
+    seed: int = 0,
+    real: torch.dtype = torch.float32,
 ) -> Gradients:
     """By autograd, in arrays of float64."""
-    made = trainer_of(module, real)
+    made = trainer_of(module, norms, real)
     loss = loss_of(net, made, seed, real)
     loss.backward()
     found = {
@@ -67,17 +78,22 @@ def gradients(
 
 
 def descend(
-    net: Architecture, module: torch.nn.Module, trained: Collection[str], steps: int
+    net: Architecture,
+    module: torch.nn.Module,
+    trained: Collection[str],
+    steps: int,
+    seed: int = 0,
+    real: torch.dtype = torch.float32,
 ) -> Steps:
     """Steps of SGD on one batch, of the given parameters."""
-    made = trainer_of(module)
+    made = trainer_of(module, norms_of(module), real)
     parameters = dict(made.named_parameters())
     optimizer = torch.optim.SGD([parameters[name] for name in trained], net.rate)
     losses = []
     for _ in range(steps):
         made.zero_grad()
-        loss = loss_of(net, made, 0)
+        loss = loss_of(net, made, seed, real)
         loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))
-    return Steps(losses, {name: parameters[name].detach().numpy() for name in trained})
+    return Steps(losses, {name: parameters[name].detach().double().numpy() for name in trained})

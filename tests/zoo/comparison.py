@@ -21,7 +21,7 @@ from onnxremat.run.state import FirstValues, input_types
 from onnxremat.run.train import Trainer
 from tests.zoo import autograd
 from tests.zoo.export import NotExportedError, exported, silence
-from tests.zoo.provenance import Gathered, Index, Source, gather
+from tests.zoo.provenance import Gathered, Index, Source, floats_in, gather
 from tests.zoo.registry import Architecture
 
 EXACT = 1e-4  # error of a gradient, against its norm
@@ -29,6 +29,7 @@ STEPS, STEPS_EXACT = 5, 1e-5  # of SGD: losses and parameters, relative
 # Smaller than this against the largest, a gradient is 0 in exact arithmetic.
 VANISHING = 1e-6
 SEEDS = 3  # batches to try before a difference is no kink
+DRIFT = 3.0  # times as far from float64 as PyTorch's own float32: allowed to steps
 PLANNING, GAP = 5.0, 0.02  # seconds, and a plan that is good enough
 
 
@@ -41,7 +42,10 @@ class Row:
         failed: why a step could not be made or run.
         trained, partly, missing: parameters of PyTorch whose gradient is whole, partly there, not
             there.
-        doubled: parameters with elements that are trained in two places, which drift apart.
+        doubled: parameters that are trained as two tensors, which drift apart.
+        absent: parameters that the file itself does not hold: PyTorch folded them into others.
+        spread: parameters of which the file holds copies within one tensor: PyTorch gathered or
+            expanded them.
         foreign: trained tensors with numbers of no trained parameter, and whose they are.
         gradient: the worst relative error of a whole parameter's gradient.
         at: that parameter.
@@ -51,6 +55,7 @@ class Row:
         unsteady: numbers of threads with which two runs differ.
         loss: relative error of the loss.
         stepped, moved: after five steps of SGD, relative errors of losses and parameters.
+        drift: as ``verdict``, of the steps.
         budget: of the optimised step, as a share of the original's peak, 0 where it has none.
         planned: as ``stepped`` and ``moved`` together, of the optimised step.
         unplanned: why there is no optimised step.
@@ -65,6 +70,8 @@ class Row:
     partly: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     doubled: list[str] = field(default_factory=list)
+    absent: list[str] = field(default_factory=list)
+    spread: list[str] = field(default_factory=list)
     foreign: list[str] = field(default_factory=list)
     gradient: float = 0.0
     at: str = ""
@@ -74,10 +81,21 @@ class Row:
     loss: float = 0.0
     stepped: float = 0.0
     moved: float = 0.0
+    drift: str = ""
     budget: float = 0.0
     planned: float = 0.0
     unplanned: str = ""
     seconds: float = 0.0
+
+    @property
+    def altered(self) -> str:
+        """What PyTorch's exporter made of parameters, so that no file can train them as the module
+        does; "" where they are all there."""
+        parts = [
+            (self.absent, f"{len(self.absent)} folded into others: {_few(self.absent)}"),
+            (self.spread, f"{len(self.spread)} copied within a tensor: {_few(self.spread)}"),
+        ]
+        return "; ".join(text for names, text in parts if names)
 
     def wrong(self) -> list[str]:
         """What is not as it should be; nothing for a net that PyTorch does not export."""
@@ -94,10 +112,15 @@ class Row:
                 f"gradient of {self.at} off by {self.gradient:.1e}",
             ),
             (self.unsteady, f"two runs differ with {self.unsteady} threads"),
-            (self.stepped > STEPS_EXACT, f"losses of SGD off by {self.stepped:.1e}"),
-            (self.moved > STEPS_EXACT, f"parameters after SGD off by {self.moved:.1e}"),
+            (
+                max(self.stepped, self.moved) > STEPS_EXACT and not self.drift,
+                f"after SGD losses off by {self.stepped:.1e}, parameters by {self.moved:.1e}",
+            ),
             (self.unplanned, f"not optimised: {self.unplanned}"),
-            (self.planned > STEPS_EXACT, f"SGD off by {self.planned:.1e} once optimised"),
+            (
+                self.planned > max(STEPS_EXACT, 1.01 * max(self.stepped, self.moved)),
+                f"after SGD, once optimised, off by {self.planned:.1e}",
+            ),
         ]
         return [text for true, text in found if true]
 
@@ -114,6 +137,16 @@ class Exported:
     module: torch.nn.Module
     model: onnx.ModelProto
     index: Index
+
+    @property
+    def norms(self) -> list[str]:
+        """Batch normalizations that are ops of the file, not folded into convolutions."""
+        held = np.concatenate([a.reshape(-1) for a in floats_in(self.model).values()])
+        return [
+            name
+            for name, norm in autograd.norms_of(self.module).items()
+            if np.isin(norm.running_var.numpy(), held).all()
+        ]
 
     def feeds(self, about: Training, step: onnx.ModelProto, seed: int = 0) -> dict[str, np.ndarray]:
         """Data and target."""
@@ -154,7 +187,8 @@ def compare(
     case = Exported(net, module, model, Index(module))
     try:
         _gradients(case, row, threads)
-        _steps(case, row, scratch if optimise else None)
+        if not row.altered:  # what is folded or copied trains otherwise, and all else with it
+            _steps(case, row, scratch if optimise else None)
     except Exception as error:  # whatever goes wrong is what the zoo is to find
         row.failed = _told(error)
     return row
@@ -175,14 +209,14 @@ def _gradients(case: Exported, row: Row, threads: Sequence[int]) -> None:
     names = [name for name, _ in training_of(step).gradients]
     first = _first_values(step, case.model, names)
     sources = {name: case.index.source(first[name]) for name in names}
-    want = autograd.gradients(case.net, case.module)
+    want = autograd.gradients(case.net, case.module, case.norms)
     for count in threads:
         found, loss, same = _run_twice(case, step, first, count)
         gathered = gather(case.index, sources, found, mean=False)
         if not same:
             row.unsteady.append(count)
         if count == threads[0]:
-            _account(case.index, row, sources, gathered, want)
+            _account(case, row, sources, gathered, want)
             row.loss = abs(loss / want.loss - 1.0)
         errors = _errors(row, case.index, gathered, want)
         row.threads[count] = max(errors.values(), default=0.0)
@@ -214,32 +248,39 @@ def _run_twice(
 
 
 def _account(
-    index: Index,
+    case: Exported,
     row: Row,
     sources: Mapping[str, Source],
     gathered: Gathered,
     want: autograd.Gradients,
 ) -> None:
     """Which parameters are trained, and what else is."""
-    for name in index.trained:
+    held = floats_in(case.model)
+    there = gather(case.index, {n: case.index.source(a) for n, a in held.items()}, held, mean=False)
+    single = {n: gather(case.index, {n: s}, {n: s.places}, mean=False) for n, s in sources.items()}
+    for name in case.index.trained:
         needed = want.of.get(name, np.zeros(0)) != 0
         if not needed.any():
             continue  # it has no part in the loss
         times = gathered.times[name]
         if (times[needed] > 0).all():
             row.trained += 1
+        elif not (there.times[name][needed] > 0).all():
+            row.absent.append(name)
         else:
             (row.partly if (times > 0).any() else row.missing).append(name)
-        if (times > 1).any():
+        if any((each.times[name] > 1).any() for each in single.values()):
+            row.spread.append(name)
+        elif (times > 1).any():
             row.doubled.append(name)
-    trained = set(index.trained)
+    trained = set(case.index.trained)
     for name, source in sources.items():
         others = [owner for owner in source.owners if owner not in trained]
-        if not source.owners:
+        if not source.owners and not row.absent:
             row.foreign.append(f"{name} (of no parameter)")
         elif others:
             row.foreign.append(f"{name} (of {others[0]})")
-        elif (source.places < 0).any():
+        elif source.owners and (source.places < 0).any():
             row.foreign.append(f"{name} (partly constant)")
 
 
@@ -249,7 +290,7 @@ def _errors(
     """Relative error per parameter that is trained as a whole; of one whose gradient is 0 in exact
     arithmetic, the error against the largest gradient (and allowed less, see VANISHING)."""
     largest = max((float(np.linalg.norm(g)) for g in want.of.values()), default=1.0)
-    bad = {*row.missing, *row.partly}
+    bad = {*row.missing, *row.partly, *row.absent}
     errors = {}
     for name in index.trained:
         if name in bad or name not in want.of:
@@ -277,10 +318,10 @@ def _verdict(
         results = session.run(names, {**case.feeds(about, step, seed), **first})
         found = dict(zip((p for p, _ in about.gradients), results, strict=True))
         gathered = gather(case.index, sources, found, mean=False)
-        single = want if seed == 0 else autograd.gradients(case.net, case.module, seed)
+        single = want if seed == 0 else autograd.gradients(case.net, case.module, case.norms, seed)
         if seed and max(_errors(row, case.index, gathered, single).values()) <= EXACT:
             return "kink"
-        exact = autograd.gradients(case.net, case.module, seed, torch.float64)
+        exact = autograd.gradients(case.net, case.module, case.norms, seed, torch.float64)
         ours = _errors(row, case.index, gathered, exact)
         as_ours = Gathered({n: single.of.get(n, np.zeros(1)) for n in case.index.trained}, {})
         theirs = _errors(row, case.index, as_ours, exact)
@@ -296,35 +337,56 @@ def _steps(case: Exported, row: Row, scratch: Path | None) -> None:
     """Steps of SGD, compared for the parameters that are trained as a whole."""
     step = differentiate(case.model, optimizer="sgd", loss=case.net.loss)
     bad = {*row.missing, *row.partly}
-    with_gradient = autograd.gradients(case.net, case.module).of
+    with_gradient = autograd.gradients(case.net, case.module, case.norms).of
     whole = [n for n in case.index.trained if n not in bad and n in with_gradient]
-    want = autograd.descend(case.net, case.module, whole, STEPS)
-    row.stepped, row.moved = _race(case, step, step, want)
+    for seed in range(SEEDS):
+        want = autograd.descend(case.net, case.module, whole, STEPS, seed)
+        found = _stepped(case, step, whole, seed)
+        errors = _apart(found, want)
+        if seed == 0:
+            row.stepped, row.moved = errors
+        if max(errors) <= STEPS_EXACT:
+            row.drift = "kink" if seed else ""
+            break
+        exact = autograd.descend(case.net, case.module, whole, STEPS, seed, torch.float64)
+        if max(_apart(found, exact)) <= DRIFT * max(_apart(want, exact)):
+            row.drift = "torch"
+            break
     if scratch is not None:
-        _optimised(case, row, step, want, scratch / "optimised.onnx")
+        _optimised(case, row, step, whole, scratch / "optimised.onnx")
 
 
-def _race(
-    case: Exported, step: onnx.ModelProto, made: onnx.ModelProto | Path, want: autograd.Steps
-) -> tuple[float, float]:
-    """Relative errors of losses and of parameters after the steps."""
+def _stepped(
+    case: Exported, made: onnx.ModelProto | Path, names: Sequence[str], seed: int = 0
+) -> autograd.Steps:
+    """Steps of ours: losses, and the module's parameters after them."""
     trainer = Trainer(made, case.model, rate=case.net.rate, threads=1)
     about = trainer.training
     sources = {v.input: case.index.source(trainer.state[v.input]) for v in about.parameters}
-    feeds = case.feeds(about, step)
+    step = made if isinstance(made, onnx.ModelProto) else onnx.load(made)
+    feeds = case.feeds(about, step, seed)
     losses = [trainer.step(feeds) for _ in range(STEPS)]
     after = gather(case.index, sources, trainer.state, mean=True)
-    loss = max(abs(a / b - 1.0) for a, b in zip(losses, want.losses, strict=True))
-    errors = [0.0]
-    for name, value in want.parameters.items():
-        known = after.times[name] > 0
-        off = np.linalg.norm(after.of[name][known] - value[known])
-        errors.append(float(off / max(np.linalg.norm(value), 1e-12)))
-    return loss, max(errors)
+    start = dict(case.module.named_parameters())
+    values = {}
+    for name in names:  # elements that have no part in the loss need not be there
+        known, old = after.times[name] > 0, start[name].detach().double().numpy()
+        values[name] = np.where(known, after.of[name], old)
+    return autograd.Steps(losses, values)
+
+
+def _apart(ours: autograd.Steps, theirs: autograd.Steps) -> tuple[float, float]:
+    """Relative errors of losses, and of parameters in the Euclidean norm; the worst of each."""
+    loss = max(abs(a / b - 1.0) for a, b in zip(ours.losses, theirs.losses, strict=True))
+    errors = [
+        float(np.linalg.norm(ours.parameters[n] - v) / max(float(np.linalg.norm(v)), 1e-12))
+        for n, v in theirs.parameters.items()
+    ]
+    return loss, max(errors, default=0.0)
 
 
 def _optimised(
-    case: Exported, row: Row, step: onnx.ModelProto, want: autograd.Steps, path: Path
+    case: Exported, row: Row, step: onnx.ModelProto, names: Sequence[str], path: Path
 ) -> None:
     settings = Settings(threads=1)
     options = PlanOptions(time_limit=PLANNING, gap=GAP)
@@ -346,4 +408,5 @@ def _optimised(
         return
     row.budget = made.outcome.budget / made.prepared.baseline_peak
     made.save(path)
-    row.planned = max(_race(case, step, path, want))
+    want = autograd.descend(case.net, case.module, names, STEPS)
+    row.planned = max(_apart(_stepped(case, path, names), want))
