@@ -17,9 +17,9 @@ from onnxremat.plan.model import Model
 from onnxremat.plan.solvers import SOLVERS, Limits, Outcome, Result, minimise, refused
 from onnxremat.plan.solvers import base
 from onnxremat.plan.solvers.base import ABANDONED, run_apart
+from tests.limits import LONG
 
 UNKNOWN = 1e19  # solvers write numbers beyond this for none
-LONG = 300.0  # seconds: a limit that is not what is tested, and that no slow machine reaches
 
 
 def knapsack(products: bool = False) -> Model:

@@ -12,6 +12,7 @@ import pytest
 
 from onnxremat.plan import workers
 from onnxremat.plan.workers import Failure, run_tasks
+from tests.limits import LONG
 
 Stop = Callable[[], bool]
 
@@ -71,7 +72,7 @@ def test_a_task_that_never_answers_is_ended_at_its_limit_and_the_next_begun() ->
 def test_stop_ends_early_with_what_was_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "GRACE", 300.0)  # for an answer, however busy the machine is
+    monkeypatch.setattr(workers, "GRACE", LONG)
     begun = [str(tmp_path / str(k)) for k in range(5)]
     both = lambda: all(Path(file).exists() for file in begun[:2])  # noqa: E731
     found = list(run_tasks(patient, begun, jobs=2, stop=both))
@@ -97,7 +98,7 @@ def test_leaving_early_ends_the_processes() -> None:
     assert next(tasks) == ("fine", "fine")
     process = tasks.gi_frame.f_locals["idle"][0].process
     tasks.close()
-    assert process.wait(timeout=300) != 0
+    assert process.wait(timeout=LONG) != 0
 
 
 @pytest.mark.parametrize("jobs", [1, 3])
