@@ -122,8 +122,8 @@ def test_fixed_order_is_kept_and_free_order_is_no_worse() -> None:
     for seed in range(6):
         problem = random_problem(seed, 24, plain=True)
         budget = share(problem, 0.85)
-        fixed = solve(problem, budget, time_limit=1, fixed_order=True)
-        free = solve(problem, budget, time_limit=1)
+        fixed = solve(problem, budget, time_limit=LONG, fixed_order=True)
+        free = solve(problem, budget, time_limit=LONG)
         if fixed.sequence is not None:
             assert list(dict.fromkeys(fixed.sequence)) == list(range(problem.ops))
             assert free.time <= fixed.time + 1e-9
@@ -155,7 +155,7 @@ def _runs(problem: Problem, order: list[int]) -> bool:
 
 def test_smallest_budget_is_found_and_explained() -> None:
     problem = skip_chain(40, 7)
-    bytes_, sequence, bound, why = smallest_budget(problem, time_limit=3)
+    bytes_, sequence, bound, why = smallest_budget(problem, time_limit=LONG, stop=after(100))
     assert bound <= peak(problem, sequence) <= bytes_ < share(problem, 0.6)
     assert str(bound) in why
 
