@@ -61,6 +61,7 @@ class Settings:
         train: make a training step of the model first.
         split_batch: compute the batch in parts: so many, or of so many rows each; whole where
             empty. None leaves it to the planner of several devices.
+        costs: prices the ops of a graph, instead of measuring them or estimating.
     """
 
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
@@ -74,6 +75,7 @@ class Settings:
     fixed_order: bool = False
     train: Training | None = None
     split_batch: tuple[int, ...] | None = None
+    costs: Callable[[Graph], CostTable] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """What preparing the same graph again needs."""
@@ -235,7 +237,9 @@ def _for_planning(
         require_shapes(graph)
     graph = _base_order(graph, listed, settings.fixed_order)
     measured = None
-    if feeds is None:
+    if settings.costs is not None:
+        costs = settings.costs(graph)
+    elif feeds is None:
         costs = analytic_costs(graph)
     else:
         say("measuring the cost of every op")
