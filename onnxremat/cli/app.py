@@ -12,6 +12,7 @@ import threading
 import traceback
 from types import FrameType
 
+from onnxremat.cli.interrupt import WATCH
 from onnxremat.errors import OnnxrematError, StoppedError
 
 
@@ -67,7 +68,8 @@ def _run() -> None:
         from onnxremat.cli.commands import app
 
         signal.signal(signal.SIGINT, _stop)
-        app()
+        with WATCH.watching():
+            app()
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -80,6 +82,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 def _stop(number: int, frame: FrameType | None) -> None:
     """Not KeyboardInterrupt, which typer would answer for us, and without a word."""
+    WATCH.answered()
     raise StoppedError("interrupted")
 
 

@@ -119,7 +119,8 @@ class _Parts:
         if split is None:
             return None
         over = f"recomputing takes {whole.plan.provenance.overhead:+.1%}" if whole else ""
-        made = attempt(_noted(split, parts, over or "does not fit"), limit, self.options)
+        split = _noted(split, parts, over or "does not fit")
+        made = attempt(split, limit, self.options)
         return (split, made) if isinstance(made, Outcome) else None
 
     @property
