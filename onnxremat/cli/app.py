@@ -14,6 +14,7 @@ import warnings
 from types import FrameType
 from typing import Any
 
+from onnxremat.cli.interrupt import WATCH
 from onnxremat.errors import OnnxrematError, StoppedError, TrainingWarning
 
 
@@ -83,7 +84,8 @@ def _run() -> None:
         from onnxremat.cli.commands import app
 
         signal.signal(signal.SIGINT, _stop)
-        app()
+        with WATCH.watching():
+            app()
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -96,6 +98,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 def _stop(number: int, frame: FrameType | None) -> None:
     """Not KeyboardInterrupt, which typer would answer for us, and without a word."""
+    WATCH.answered()
     raise StoppedError("interrupted")
 
 

@@ -31,7 +31,7 @@ from onnxremat.graph.sequences import without_sequences
 from onnxremat.graph.traits import DOMAINS
 from onnxremat.ort.feeds import load_feeds, seeded_feeds
 from onnxremat.ort.infer import bind, build_graph, require_shapes, with_shapes
-from onnxremat.ort.offline import TARGETS, optimise
+from onnxremat.ort.offline import TARGETS, Optimised, optimised_for
 from onnxremat.ort.profile import Feeds, Profile, profile
 from onnxremat.ort.session import DEFAULT, TUNED, Options
 from onnxremat.rewrite.restore import restored
@@ -203,10 +203,11 @@ def prepare_split(
     """
     original = build_graph(prepared.original, prepared.folder)
     settings = replace(prepared.settings, split_batch=split)
-    return _for_planning(
+    made = _for_planning(
         prepared.name, prepared.folder, original, prepared.plain, prepared.feeds,
         prepared.baseline, settings, progress or (lambda _: None),
     )  # fmt: skip
+    return replace(made, notes=tuple(dict.fromkeys((*prepared.notes, *made.notes))))
 
 
 def _for_planning(
@@ -223,8 +224,9 @@ def _for_planning(
     say("optimising the graph as onnxruntime does at load")
     bound = to_model(original)
     listed = with_shapes(plain, _sizes(original))
-    optimised = optimise(to_model(listed), settings.target, folder)
-    graph = without_dead_ops(build_graph(optimised, folder))
+    made = optimised_for(to_model(listed), settings.target, folder)
+    asked, settings = settings.target, replace(settings, target=made.target)
+    graph = without_dead_ops(build_graph(made.model, folder))
     graph = with_shapes(graph, {n: found for n, found in _sizes(listed).items() if found[1]})
     if feeds is not None:
         graph = _with_measured_shapes(graph, to_model(graph), feeds, folder)
@@ -255,7 +257,7 @@ def _for_planning(
         peak = held + baseline.live_peak
     return Prepared(
         name, folder, bound, plain, graph, feeds, costs, weights, peak, baseline, store_all,
-        settings, _notes(settings.target, store_all, peak),
+        settings, _notes(asked, made, store_all, peak),
     )  # fmt: skip
 
 
@@ -351,13 +353,19 @@ def _unmeasured(original: Graph) -> int:
     return simulate(ordered, Rules(reuse=True), scratch=scratch, weight_bytes=weights).peak
 
 
-def _notes(target: str, store_all: int, original: int) -> tuple[str, ...]:
-    if target == "host" or store_all <= original:
-        return ()
-    return (
-        f"onnxruntime runs the original in {format_bytes(original)} because it fuses more at load; "
-        "--target host plans that graph (a file for this kind of processor)",
-    )
+def _notes(asked: str, made: Optimised, store_all: int, original: int) -> tuple[str, ...]:
+    notes = []
+    if made.target != asked:
+        notes.append(
+            f"optimised for --target {made.target}, not {asked}: onnxruntime does not open what it "
+            f"makes of this model for {asked} ({made.why})"
+        )
+    elif asked != "host" and store_all > original:
+        notes.append(
+            f"onnxruntime runs the original in {format_bytes(original)} because it fuses more at "
+            "load; --target host plans that graph (a file for this kind of processor)"
+        )
+    return tuple(notes)
 
 
 def inputs_bytes(graph: Graph) -> int:

@@ -170,6 +170,13 @@ class Trainer:
                 self.update(rate)
         return results
 
+    def abandon(self) -> None:
+        """Stop the step that is on, from any thread; it raises StoppedError, and the state is good
+        for nothing any more: what is kept is the last checkpoint."""
+        self._session.abandon()
+        if self._update is not None:
+            self._update.abandon()
+
     def update(self, rate: float | None = None) -> None:
         """Update with the mean of the gradients gathered so far, be they fewer than a full set;
         nothing happens when there are none."""
