@@ -14,7 +14,8 @@ from onnxremat.grad.losses import (
 from onnxremat.grad.optimizers import SGD, Adagrad, Adam, Lamb, Optimizer
 from onnxremat.grad.registry import non_differentiable, vjp
 from onnxremat.grad.scaling import LossScale
-from onnxremat.grad.step import Settings, differentiate
+from onnxremat.grad.settings import Settings
+from onnxremat.grad.step import differentiate
 from onnxremat.grad.update import update_of
 
 __all__ = [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
@@ -12,19 +11,18 @@ from onnx import TensorProto as T
 from onnx import helper
 
 import onnxremat.grad.rules  # noqa: F401  (registers the rules)
-from onnxremat.errors import ModelError, TrainingWarning, UnsupportedError, UsageError
+from onnxremat.errors import TrainingWarning, UnsupportedError, UsageError
 from onnxremat.grad.assembly import named, needed
 from onnxremat.grad.blocked import DOMAIN as BLOCKED
 from onnxremat.grad.blocked import KEY as BLOCK
-from onnxremat.grad.blocked import block_size, with_blocked_convolutions
+from onnxremat.grad.blocked import with_blocked_convolutions
 from onnxremat.grad.constants import Constants
 from onnxremat.grad.description import KEY, Training, Variable
 from onnxremat.grad.dropout import COUNTER, is_dropping, with_counted_masks, without_dropout
 from onnxremat.grad.engine import Backward, Walk, dependents
 from onnxremat.grad.forward import Statistic, read_forward, train_dropout, train_statistics
-from onnxremat.grad.given import Parameters
 from onnxremat.grad.losses import Loss, find_loss, settings_of
-from onnxremat.grad.optimizers import Optimizer, find_optimizer
+from onnxremat.grad.optimizers import find_optimizer
 from onnxremat.grad.ordering import Readers
 from onnxremat.grad.parameters import (
     choose_parameters,
@@ -33,8 +31,9 @@ from onnxremat.grad.parameters import (
     weights_of,
 )
 from onnxremat.grad.portable import without_training_kernels
-from onnxremat.grad.precision import OPSETS, autocast, check_precision
+from onnxremat.grad.precision import OPSETS, autocast
 from onnxremat.grad.scaling import EXPONENT, LossScale, only_finite
+from onnxremat.grad.settings import Settings, check_settings
 from onnxremat.grad.tape import Tape
 from onnxremat.grad.update import KEY as UPDATE
 from onnxremat.grad.update import RATE, Clip, Gathered, emit_updates, pack, update_graph
@@ -44,76 +43,6 @@ from onnxremat.graph.onnx_io import to_model
 
 LOSS, TARGET, SCALE = "loss", "labels", "loss_scale"
 IR_VERSION = 10  # the first with metadata of nodes
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How a training step is made.
-
-    Attributes:
-        loss: name, or a Loss with its own settings; ignored with ``loss_output``.
-        prediction: output the loss compares with the target; the first by default.
-        loss_output: output of a model that computes its loss itself.
-        optimizer: name, or an Optimizer with its own settings; None returns gradients.
-        trainable, freeze: patterns of parameter names, see
-            :func:`onnxremat.grad.parameters.choose_parameters`.
-        parameters: what is trained, where the file cannot say: names, a state dict, the PyTorch
-            module, or a file of names or of a state dict (:mod:`onnxremat.grad.given`).
-        tie: whether initializers with the same irregular numbers (perhaps transposed) are one
-            parameter, as tied weights are after an export.
-        strict: raise an error where otherwise there would be a warning.
-        batch_norm: ``train`` normalises by the batch where a scale or bias is trained, ``frozen``
-            uses the running statistics.
-        dropout: whether Dropout drops; without, it passes everything. See
-            :mod:`onnxremat.grad.dropout`.
-        clip_norm: largest norm of all gradients together.
-        clip_value: largest magnitude of a gradient's elements.
-        accumulate: batches whose gradients are averaged before an update. Above 1 the step adds
-            gradients up, and the update is a graph of its own (:func:`update_of`).
-        precision: ``fp32``, or ``fp16`` or ``bf16`` for mixed precision (parameters and optimizer
-            state stay float32), see :mod:`onnxremat.grad.precision`.
-        loss_scale: take a factor for the loss as an input, or a :class:`LossScale` that finds its
-            own size and skips updates; with ``fp16`` and an optimizer the latter is the default.
-        outputs: outputs of the model that the step returns as well.
-        initializers: keep first values in the file, as initializers that inputs override.
-        in_place: order updates after the last reader of the old value.
-        variants: rule variant per operator type; by default each op has the one that keeps least.
-        portable: avoid what only the CPU provider runs (training-mode BatchNormalization).
-        blocked: channels per block of this machine's blocked convolutions (``block_size()``), 0
-            for a file that runs anywhere; see :mod:`onnxremat.grad.blocked`.
-    """
-
-    loss: str | Loss = "cross-entropy"
-    prediction: str | None = None
-    loss_output: str | None = None
-    optimizer: str | Optimizer | None = "sgd"
-    trainable: Sequence[str] | None = None
-    freeze: Sequence[str] = ()
-    parameters: Parameters = None
-    tie: bool = True
-    strict: bool = False
-    batch_norm: str = "train"
-    dropout: bool = True
-    clip_norm: float | None = None
-    clip_value: float | None = None
-    accumulate: int = 1
-    precision: str = "fp32"
-    loss_scale: bool | LossScale = False
-    outputs: Sequence[str] = ()
-    initializers: bool = False
-    in_place: bool = True
-    variants: Mapping[str, str] | None = None
-    portable: bool = False
-    blocked: int = 0
-
-    def on_this_machine(self) -> Settings:
-        """These settings with the blocked convolutions of this machine, where it has them."""
-        if self.portable or self.blocked:
-            return self
-        try:
-            return replace(self, blocked=block_size())
-        except ModelError:  # an onnxruntime without them
-            return self
 
 
 def differentiate(
@@ -166,8 +95,7 @@ class _Builder:
 
     def __init__(self, model: onnx.ModelProto, settings: Settings, folder: Path | None) -> None:
         self.settings = settings
-        _check(model, settings)
-        check_precision(settings.precision)
+        check_settings(model, settings)
         self.optimizer = find_optimizer(settings.optimizer) if settings.optimizer else None
         self.dynamic = self._dynamic_scale()
         self.stock = take_inventory(model, folder, settings.parameters, settings.tie)
@@ -524,28 +452,4 @@ class _Builder:
             weights=self.rows,
             warnings=self.warnings,
             restored=self.stock.restored,
-        )
-
-
-def _check(model: onnx.ModelProto, settings: Settings) -> None:
-    """Raises:
-    UsageError: a setting out of range, or the model is a step already.
-    """
-    if any(entry.key == KEY for entry in model.metadata_props):
-        raise UsageError(
-            "the model is a training step already", hint="give the model that it was made from"
-        )
-    if settings.batch_norm not in ("train", "frozen"):
-        raise UsageError(
-            f"unknown batch_norm '{settings.batch_norm}'", hint="it is train or frozen"
-        )
-    for name in ("clip_norm", "clip_value"):
-        limit = getattr(settings, name)
-        if limit is not None and not limit > 0:
-            raise UsageError(f"{name} is {limit}, gradients cannot be that small")
-    if settings.accumulate < 1:
-        raise UsageError(f"an update cannot average {settings.accumulate} batches")
-    if settings.accumulate > 1 and settings.optimizer is None:
-        raise UsageError(
-            "without an optimizer nothing is accumulated", hint="the caller adds gradients up"
         )
