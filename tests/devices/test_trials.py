@@ -184,10 +184,10 @@ def test_partitions_that_hold_their_buffers_for_good_become_fewer(
     step = to_model(training_chain(3, 16, 512))
     chain = prepare(step, Settings(threads=1, target="none", measure=False))
     machine = processors(2)
+    products = {op.name: op.op_type == "MatMul" for op in chain.graph.ops}
     tables = {
         name: CostTable(
-            {op.name: 1e-3 if (op.op_type == "MatMul") == there else 3e-3 for op in chain.graph.ops},
-            {}, "given",
+            {op: 1e-3 if product == there else 3e-3 for op, product in products.items()}, {}, "given"
         )
         for name, there in (("cpu:0", False), ("cpu:1", True))
     }  # fmt: skip
