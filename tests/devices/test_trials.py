@@ -187,7 +187,9 @@ def test_partitions_that_hold_their_buffers_for_good_become_fewer(
     products = {op.name: op.op_type == "MatMul" for op in chain.graph.ops}
     tables = {
         name: CostTable(
-            {op: 1e-3 if product == there else 3e-3 for op, product in products.items()}, {}, "given"
+            {op: 1e-3 if product == there else 3e-3 for op, product in products.items()},
+            {},
+            "given",
         )
         for name, there in (("cpu:0", False), ("cpu:1", True))
     }  # fmt: skip
