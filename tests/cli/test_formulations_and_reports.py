@@ -93,7 +93,8 @@ def test_the_whole_flow_on_two_devices(cli: Command, step: Path, name: str) -> N
 def test_the_written_model_is_the_one_that_is_solved(cli: Command, net: Path) -> None:
     """SCIP, from the file, finds the time that the plan has."""
     said = cli(
-        "optimize", net, "out.onnx", *TWO, "--budget", "64KiB", *PATIENT, "--no-warm-start", "--pin",
+        "optimize", net, "out.onnx", *TWO, "--budget", "64KiB", *PATIENT, "--no-warm-start",
+        "--pin",
         "Exp=cpu:1", "--pin", "Sin=cpu:0", "--formulation", "xengine-miqp", "--write-model",
         "net.mps", "--json",
     )  # fmt: skip

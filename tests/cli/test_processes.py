@@ -34,23 +34,23 @@ from onnxremat.cli.app import main; main()
 # With a line as soon as there is a plan, which else only a terminal shows.
 TOLD = """
 import math, sys
-from onnxremat.cli.console import Console
+from onnxremat.cli.console import Voice
 def planning(self, best, bound, stage):
     if math.isfinite(best):
         print("- found a plan", file=sys.stderr, flush=True)
-Console.planning = planning
+Voice.planning = planning
 """
 # Ctrl-C as a stage begins, once or more.
 INTERRUPTED = """
 import os, signal, sys
-from onnxremat.cli.console import Console
-say = Console.say
+from onnxremat.cli.console import Voice
+say = Voice.say
 def interrupted(self, stage):
     say(self, stage)
     for _ in range({times}):
         if stage.startswith("{stage}"):
             os.kill(os.getpid(), signal.SIGINT)
-Console.say = interrupted
+Voice.say = interrupted
 """
 FOR_EVER = ("--gap", 0, "--time-limit", 10 * LONG)  # until it is interrupted
 GIB = 1 << 30
@@ -85,8 +85,8 @@ def long_plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_interrupt_keeps_the_best_plan(tmp_path: Path, long_plan: Path, warm: None) -> None:
     process = start(
-        tmp_path, "optimize", long_plan, "out.onnx", "-b", "0.35x", *FOR_EVER, "--no-measure",
-        "--json", code=TOLD + RUN,
+        tmp_path, "optimize", long_plan, "out.onnx", "-b", "0.35x", "--gap", 0, "--time-limit",
+        LONG, "--no-measure", "--json", code=TOLD + RUN,
     )  # fmt: skip
     read_until(process, "- found a plan")
     process.send_signal(signal.SIGINT)

@@ -15,6 +15,7 @@ from onnxremat.grad import differentiate, training_of
 from onnxremat.grad.blocked import DOMAIN, block_size
 from onnxremat.ort.session import Options, open_session, session_options
 from onnxremat.run.train import Trainer
+from tests.limits import work
 
 SMALL: dict[str, dict[str, Any]] = {
     "lenet": {"batch": 4},

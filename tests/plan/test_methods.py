@@ -193,8 +193,8 @@ def test_formulations_tell_incumbent_and_bound() -> None:
     problem = small_transformer(1)
     told: list[tuple[float, float, str]] = []
     found = solve_formulation(
-        problem, share(problem, 0.9), "checkmate", time_limit=LONG, warm_start=False, solver="highs",
-        progress=lambda best, bound, stage: told.append((best, bound, stage)),
+        problem, share(problem, 0.9), "checkmate", time_limit=LONG, warm_start=False,
+        solver="highs", progress=lambda best, bound, stage: told.append((best, bound, stage)),
     )  # fmt: skip
     mine = [(best, bound) for best, bound, stage in told if stage == "checkmate"]
     assert mine

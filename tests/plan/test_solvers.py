@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from onnxremat.plan.model import Model
-from onnxremat.plan.solvers import SOLVERS, Limits, Outcome, Result, minimise, refused
-from onnxremat.plan.solvers import base
+from onnxremat.plan.solvers import SOLVERS, Limits, Outcome, Result, base, minimise, refused
 from onnxremat.plan.solvers.base import ABANDONED, run_apart
 from tests.limits import LONG
 
