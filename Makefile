@@ -6,8 +6,10 @@ MODEL ?= unet
 JOBS ?= auto
 # Pinned: a range may draw gigabytes of CUDA libraries. PIP_INDEX_URL chooses where it comes from.
 TORCH ?= torch==2.13.0
+# In one call with PyTorch, or another build of it may be drawn in.
+ZOO ?= $(TORCH) torchvision==0.28.0 timm transformers onnxscript
 
-.PHONY: demo test test-torch check format bench bench-devices bench-plan bench-train regress clean
+.PHONY: demo test test-torch test-zoo test-zoo-sample check format bench bench-devices bench-plan bench-train regress clean
 
 demo: $(VENV)/ready
 	MODEL=$(MODEL) $(BIN)/python tools/demo.py
@@ -17,6 +19,12 @@ test: $(VENV)/dev
 
 test-torch: $(VENV)/torch
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist load -m torch tests/torch tests/cli
+
+test-zoo: $(VENV)/zoo
+	$(BIN)/python -m tests.zoo $(ARGS)
+
+test-zoo-sample: $(VENV)/zoo
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist load -m 'zoo and sample' tests/zoo
 
 check: $(VENV)/dev
 	$(BIN)/ruff format --check .
@@ -59,6 +67,11 @@ $(VENV)/dev: $(VENV)/ready
 $(VENV)/torch: $(VENV)/dev
 	$(BIN)/python -m pip install --quiet '$(TORCH)'
 	$(BIN)/python -m pip install --quiet --editable '.[dev,torch]'
+	@touch $@
+
+$(VENV)/zoo: $(VENV)/dev
+	$(BIN)/python -m pip install --quiet $(ZOO)
+	$(BIN)/python -m pip install --quiet --editable '.[dev,zoo]'
 	@touch $@
 
 clean:

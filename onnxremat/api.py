@@ -10,6 +10,7 @@ compare    in.onnx + budgets -> every planner side by side
 max_batch  in.onnx + budget -> the largest batch that fits
 load       result -> a ready onnxruntime session
 optimize_devices, load_devices   the same over several devices
+export, check_export   PyTorch module -> a file that can be trained, and whether it can
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from onnxremat.device.files import read_machine
 from onnxremat.device.host import memory_bytes
 from onnxremat.device.machine import Machine
 from onnxremat.errors import UsageError
+from onnxremat.exporting.check import check_export
+from onnxremat.exporting.write import export
 from onnxremat.grad import Settings as Training
 from onnxremat.grad import differentiate as add_backward
 from onnxremat.grad import training_of
@@ -67,8 +70,10 @@ __all__ = [
     "Training",
     "Verification",
     "apply",
+    "check_export",
     "compare",
     "differentiate",
+    "export",
     "load",
     "load_devices",
     "max_batch",
@@ -162,7 +167,9 @@ def differentiate(
     shapes: Mapping[str, Sequence[int]] | None = None,
     dims: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
-    """Write one training step of a model, in standard ONNX operators; returns what it holds.
+    """Write one training step of a model, in standard ONNX operators; returns what it holds:
+    under ``weights`` what became of each initializer, and why; under ``warnings`` what may not be
+    as the user thinks.
 
     Raises:
         UsageError, ModelError: wrong input or settings.
@@ -182,6 +189,9 @@ def differentiate(
         "learning_rate": about.rate,
         "optimizer": about.optimizer,
         "outputs": [value.name for value in step.graph.output][:1],
+        "weights": [asdict(weight) for weight in about.weights],
+        "warnings": list(about.warnings),
+        "restored": [entry.to_dict() for entry in about.restored],
     }
 
 

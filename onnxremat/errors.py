@@ -130,5 +130,10 @@ class StoppedError(OnnxrematError):
     exit_code = 130
 
 
+class TrainingWarning(UserWarning):
+    """A training step may not be what its user thinks it is: something is not trained, guessed, or
+    shared."""
+
+
 # No plan keeps the budget: proven, not found, or only when carried out.
 NO_FIT = (InfeasibleError, NoPlanError, OverBudgetError)

@@ -10,9 +10,12 @@ import signal
 import sys
 import threading
 import traceback
+import warnings
 from types import FrameType
+from typing import Any
 
-from onnxremat.errors import OnnxrematError, StoppedError
+from onnxremat.cli.interrupt import WATCH
+from onnxremat.errors import OnnxrematError, StoppedError, TrainingWarning
 
 
 def main() -> None:
@@ -35,6 +38,7 @@ def _abandoned(threads: set[threading.Thread]) -> bool:
 
 def _code() -> int:
     """Run; the exit code."""
+    _show_warnings()
     try:
         _run()
     except SystemExit as end:
@@ -57,6 +61,19 @@ def _code() -> int:
     return 0
 
 
+def _show_warnings() -> None:
+    """Ours as a line for people; quiet or not, they are about what is not as it seems."""
+    others = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *where: Any) -> None:
+        if issubclass(category, TrainingWarning):
+            sys.stderr.write(f"warning: {message}\n")
+        else:
+            others(message, category, *where)
+
+    warnings.showwarning = show  # type: ignore[assignment]  # the rest is passed on
+
+
 def _run() -> None:
     """Load the commands and run the one asked for.
 
@@ -67,7 +84,8 @@ def _run() -> None:
         from onnxremat.cli.commands import app
 
         signal.signal(signal.SIGINT, _stop)
-        app()
+        with WATCH.watching():
+            app()
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -80,6 +98,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 def _stop(number: int, frame: FrameType | None) -> None:
     """Not KeyboardInterrupt, which typer would answer for us, and without a word."""
+    WATCH.answered()
     raise StoppedError("interrupted")
 
 

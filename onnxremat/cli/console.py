@@ -7,7 +7,7 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -15,26 +15,34 @@ from typing import Any
 from rich.console import Console
 from rich.status import Status
 
+from onnxremat.cli.interrupt import WATCH
 from onnxremat.errors import NoPlanError, OverBudgetError, StoppedError
 from onnxremat.units import format_bytes, format_seconds
 
 
 class Interrupt:
-    """First Ctrl-C: stop planning and keep the best so far. Second: give up.
+    """First Ctrl-C: stop planning and keep the best so far. Second, or first where nobody has asked
+    yet whether to stop: give up.
 
     Attributes:
         at_once: what runs has nothing to keep: give up at the first.
     """
 
     def __init__(self) -> None:
-        self.asked = self.at_once = False
+        self.asked = self.at_once = self._heeded = False
 
     def __call__(self) -> bool:
+        self._heeded = True
         return self.asked
 
+    @property
+    def gives_up(self) -> bool:
+        """Whether Ctrl-C now ends what runs."""
+        return self.asked or self.at_once or not self._heeded
+
     def handle(self, number: int, frame: FrameType | None) -> None:
-        given_up = self.asked or self.at_once
-        self.asked = True
+        given_up, self.asked = self.gives_up, True
+        WATCH.answered()
         if given_up:
             raise KeyboardInterrupt
 
@@ -55,8 +63,11 @@ class Voice:
         self._stage, self._since = "", 0.0
 
     @contextmanager
-    def working(self) -> Iterator[Interrupt]:
+    def working(self, abandon: Callable[[], None] | None = None) -> Iterator[Interrupt]:
         """Show what is being done; Ctrl-C asks for the best so far.
+
+        Args:
+            abandon: stops what runs, from another thread, where it takes long to answer Ctrl-C.
 
         Raises:
             StoppedError: there is none.
@@ -67,7 +78,8 @@ class Voice:
         try:
             if self._status:
                 self._status.start()
-            yield interrupt
+            with WATCH.told(lambda: not (abandon or interrupt.gives_up), abandon):
+                yield interrupt
         except (KeyboardInterrupt, NoPlanError, OverBudgetError) as error:
             if interrupt.asked:  # it had no time to find one
                 raise StoppedError("interrupted before a plan was found") from error

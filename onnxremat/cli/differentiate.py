@@ -23,6 +23,9 @@ def command(
     optimizer: training.Optimizer = "sgd",
     trainable: training.Trainable = None,
     freeze: training.Freeze = None,
+    parameters: training.Parameters = None,
+    tie: training.Tie = True,
+    strict: training.Strict = False,
     batch_norm: training.BatchNorm = "train",
     clip_norm: training.ClipNorm = None,
     clip_value: training.ClipValue = None,
@@ -32,6 +35,9 @@ def command(
     target: training.Target = "portable",
     shape: args.Shape = None,
     dim: args.Dim = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="A row for every initializer.")
+    ] = False,
     as_json: args.Json = False,
     quiet: args.Quiet = False,
 ) -> None:
@@ -40,7 +46,7 @@ def command(
     api.check_paths(source, target_file)
     settings = training.make_training(
         loss, loss_output, optimizer, trainable, freeze, batch_norm, clip_norm, clip_value,
-        accumulate, initializers, precision,
+        accumulate, initializers, precision, parameters, tie, strict,
     )  # fmt: skip
     if target not in ("portable", "host"):
         raise UsageError(f"unknown target '{target}'", hint="it is portable or host")
@@ -51,6 +57,10 @@ def command(
             source, target_file, settings=settings, shapes=args.parse_shapes(shape),
             dims=args.parse_dims(dim),
         )  # fmt: skip
+    from onnxremat.grad import Weight
+    from onnxremat.report.weights import weights_table
+
+    voice.table(weights_table([Weight(**row) for row in facts["weights"]], verbose))
     voice.note(
         f"{facts['nodes']} nodes, {facts['parameters']} parameters, loss '{facts['loss']}', "
         f"target '{facts['target']}'"

@@ -58,6 +58,9 @@ def command(
     optimizer: training.Optimizer = "sgd",
     trainable: training.Trainable = None,
     freeze: training.Freeze = None,
+    parameters: training.Parameters = None,
+    tie: training.Tie = True,
+    strict: training.Strict = False,
     batch_norm: training.BatchNorm = "train",
     clip_norm: training.ClipNorm = None,
     clip_value: training.ClipValue = None,
@@ -108,7 +111,7 @@ def command(
     if train:
         made = training.make_training(
             loss, loss_output, optimizer, trainable, freeze, batch_norm, clip_norm, clip_value,
-            accumulate, initializers, precision,
+            accumulate, initializers, precision, parameters, tie, strict,
         )  # fmt: skip
         settings = replace(settings, train=made)
     with voice.working() as interrupt:

@@ -13,8 +13,8 @@ from onnxremat.cli import args
 from onnxremat.cli.console import Interrupt, Voice
 from onnxremat.errors import StoppedError, UsageError
 from onnxremat.graph.onnx_io import check_writable
+from onnxremat.graph.tensor_files import drop_leftovers
 from onnxremat.run.batches import Arrays, Data, check_arrays, open_data
-from onnxremat.run.checkpoint import drop_leftovers
 from onnxremat.run.evaluate import Evaluator
 from onnxremat.run.rates import Schedule
 from onnxremat.run.train import Progress, Trainer
@@ -178,29 +178,34 @@ class _Run:
         if trainer.progress.epoch >= self.epochs:
             voice.note(f"nothing to train: {trainer.progress.epoch} epochs are done")
             return
-        with voice.working() as interrupt:
+        with voice.working(self._abandon) as interrupt:
             voice.say(f"training from step {trainer.progress.step}")
             try:
                 trainer.fit(
                     self.batches, self.epochs, checkpoint=self.checkpoint, every=self.every,
                     on_step=lambda progress, loss: self._step(progress, loss, interrupt),
-                    on_epoch=self._epoch,
+                    on_epoch=lambda progress: self._epoch(progress, interrupt),
                 )  # fmt: skip
             except _Asked as asked:
                 raise self._kept(export, weights) from asked
-            except KeyboardInterrupt as stopped:
+            except (KeyboardInterrupt, StoppedError) as stopped:
                 hint = "--resume goes on from the last checkpoint" if self.checkpoint else ""
                 raise StoppedError("interrupted in the middle of a step", hint=hint) from stopped
+
+    def _abandon(self) -> None:
+        """Stop the run that is on: it takes too long to wait for."""
+        self.trainer.abandon()
+        if self.evaluator:
+            self.evaluator.abandon()
 
     def _step(self, progress: Progress, loss: float, interrupt: Interrupt) -> None:
         self.voice.update(
             f"epoch {progress.epoch + 1}/{self.epochs}, "
             f"batch {progress.batch}/{len(self.batches)}, loss {loss:.4f}"
         )
-        if interrupt():
-            raise _Asked
+        _heed(interrupt)
 
-    def _epoch(self, progress: Progress) -> None:
+    def _epoch(self, progress: Progress, interrupt: Interrupt) -> None:
         losses = progress.losses[self.since :]
         self.since = len(progress.losses)
         row: dict[str, Any] = {"epoch": progress.epoch, "step": progress.step}
@@ -209,7 +214,10 @@ class _Run:
             row["loss"] = sum(losses) / len(losses)
             text += f"  loss {row['loss']:.4f}"
         if self.evaluator and self.held_out:
-            score = self.evaluator.score(self.held_out)
+            try:
+                score = self.evaluator.score(self.held_out, lambda: _heed(interrupt))
+            except StoppedError as stopped:  # between two steps: the state is whole
+                raise _Asked from stopped
             row |= {"validation_loss": score.loss, "accuracy": score.accuracy}
             text += f"  validation {score}"
         self.rows.append(row)
@@ -225,6 +233,14 @@ class _Run:
             trainer.export(weights, export)
             return StoppedError(place, why=f"{export} holds the weights so far")
         return StoppedError(place, why="nothing was kept", hint="--checkpoint FILE keeps it")
+
+
+def _heed(interrupt: Interrupt) -> None:
+    """Raises:
+    _Asked: Ctrl-C was pressed.
+    """
+    if interrupt():
+        raise _Asked
 
 
 class _Asked(Exception):  # noqa: N818

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -21,6 +22,18 @@ Trainable = Annotated[
     list[str] | None, typer.Option("--trainable", help="Pattern of parameters to train.")
 ]
 Freeze = Annotated[list[str] | None, typer.Option("--freeze", help="Pattern of ones to keep.")]
+Parameters = Annotated[
+    Path | None,
+    typer.Option(
+        "--parameters",
+        help="What is trained, exactly: a text file of names, or a state dict as .safetensors, "
+        ".npz, .pt (its values tell where an exporter lost the names).",
+    ),
+]
+Tie = Annotated[
+    bool, typer.Option("--tie/--no-tie", help="Train equal initializers as one, or apart.")
+]
+Strict = Annotated[bool, typer.Option("--strict", help="Warnings about parameters are errors.")]
 BatchNorm = Annotated[str, typer.Option(help="train (batch statistics) or frozen.")]
 ClipNorm = Annotated[float | None, typer.Option(help="Largest norm of all gradients together.")]
 ClipValue = Annotated[float | None, typer.Option(help="Largest magnitude of an element.")]
@@ -54,6 +67,9 @@ def make_training(
     accumulate: int,
     initializers: bool,
     precision: str = "fp32",
+    parameters: Path | None = None,
+    tie: bool = True,
+    strict: bool = False,
 ) -> Settings:
     """Training settings from the shared options."""
     return Settings(
@@ -62,6 +78,9 @@ def make_training(
         optimizer=None if optimizer == "none" else optimizer,
         trainable=trainable or None,
         freeze=freeze or (),
+        parameters=parameters,
+        tie=tie,
+        strict=strict,
         batch_norm=batch_norm,
         clip_norm=clip_norm,
         clip_value=clip_value,

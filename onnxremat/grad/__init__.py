@@ -1,7 +1,7 @@
 """Training graphs: any inference model becomes a training step in standard ONNX operators."""
 
 from onnxremat.grad.blocked import block_size
-from onnxremat.grad.description import Training, Variable, training_of
+from onnxremat.grad.description import Training, Variable, Weight, training_of
 from onnxremat.grad.losses import (
     AbsoluteError,
     BinaryCrossEntropy,
@@ -34,6 +34,7 @@ __all__ = [
     "Settings",
     "Training",
     "Variable",
+    "Weight",
     "block_size",
     "differentiate",
     "non_differentiable",

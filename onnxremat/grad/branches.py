@@ -21,13 +21,13 @@ def taken_branch(w: Writer) -> None:
         copy.CopyFrom(tensor)
         copy.name = names[tensor.name]
         w.initializers.append(copy)
-    w.nodes.extend(_renamed(node, names, f"{w.op.name}/") for node in body.node)
+    w.nodes.extend(renamed_node(node, names, f"{w.op.name}/") for node in body.node)
     for value, output in zip(body.output, w.op.outputs, strict=True):
         if output:
             w("Identity", names.get(value.name, value.name), to=output)
 
 
-def _renamed(node: onnx.NodeProto, names: Mapping[str, str], prefix: str) -> onnx.NodeProto:
+def renamed_node(node: onnx.NodeProto, names: Mapping[str, str], prefix: str) -> onnx.NodeProto:
     """A node with its values renamed, those that bodies inside it read as well."""
     copy = onnx.NodeProto()
     copy.CopyFrom(node)
@@ -38,7 +38,7 @@ def _renamed(node: onnx.NodeProto, names: Mapping[str, str], prefix: str) -> onn
         # To change a graph that is not there, if only to leave it empty, would make one.
         single = [attribute.g] if attribute.HasField("g") else []
         for body in (*single, *attribute.graphs):
-            inner = [_renamed(each, names, "") for each in body.node]
+            inner = [renamed_node(each, names, "") for each in body.node]
             del body.node[:]
             body.node.extend(inner)
             for value in body.output:

@@ -20,6 +20,7 @@ FOLDABLE = frozenset(
         "Add",
         "And",
         "Cast",
+        "CastLike",
         "Ceil",
         "Concat",
         "Constant",

@@ -1,9 +1,10 @@
-"""Ops replaced by others that have gradient rules: fused operators of onnxruntime's tools, and If
-whose condition is known."""
+"""Ops replaced by others that have gradient rules: fused operators of onnxruntime's tools, If whose
+condition is known, and Loop whose number of runs is."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,20 +19,25 @@ from onnxremat.grad.attention import (
 )
 from onnxremat.grad.branches import taken_branch
 from onnxremat.grad.constants import Constants
+from onnxremat.grad.loops import runs_of_loop, write_out
 from onnxremat.grad.writer import Writer
 from onnxremat.graph.ir import Graph, Op
 
 MICROSOFT = "com.microsoft"
 
 
-def decomposed(graph: Graph) -> onnx.ModelProto | None:
+def decomposed(graph: Graph, variable: Collection[str] = ()) -> onnx.ModelProto | None:
     """The model with such ops replaced, None when there are none.
+
+    Args:
+        variable: initializers that may be trained, so not constant.
 
     Raises:
         UnsupportedError: a fused op uses a feature that is not written out here.
     """
-    constant_of = Constants(graph)
-    makers = [_maker(graph, op, constant_of) for op in graph.ops]
+    constant_of = Constants(graph, variable)
+    varying = _varying(graph, variable)
+    makers = [_maker(graph, op, constant_of, varying) for op in graph.ops]
     if not any(makers):
         return None
     model = onnx.ModelProto()
@@ -50,7 +56,24 @@ def decomposed(graph: Graph) -> onnx.ModelProto | None:
     return model
 
 
-def _maker(graph: Graph, op: Op, constant_of: Constants) -> Callable[[Writer], None] | None:
+def _varying(graph: Graph, variable: Collection[str]) -> set[str]:
+    """Tensors that follow from what may be trained."""
+    found = set(variable)
+    for op in graph.ops:
+        if not found.isdisjoint(op.reads):
+            found.update(op.writes)
+    return found
+
+
+def _maker(
+    graph: Graph, op: Op, constant_of: Constants, varying: Collection[str]
+) -> Callable[[Writer], None] | None:
+    if op.op_type == "Loop" and op.standard:
+        if not any(name in varying for name in op.reads):
+            return None
+        known = {n: value for n in op.reads if (value := constant_of(n)) is not None}
+        runs = runs_of_loop(graph, op, known)
+        return None if runs is None else partial(write_out, runs=runs)
     if op.op_type == "If" and op.standard:
         return taken_branch if constant_of(op.inputs[0]) is not None else None
     if op.domain != MICROSOFT or any(graph.tensors[name].shape is None for name in op.reads):

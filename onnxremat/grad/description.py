@@ -10,6 +10,7 @@ from typing import Any
 import onnx
 
 from onnxremat.errors import ModelError
+from onnxremat.grad.unfold import Restored
 
 KEY = "onnxremat.training"
 
@@ -27,6 +28,29 @@ class Variable:
     input: str
     output: str
     initial: str
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A floating-point initializer of the model, and what the step does with it.
+
+    Attributes:
+        name: in the file, or of the tensor it is trained as.
+        label: its name in the framework, where the exporter made another one up.
+        shape: dimensions.
+        status: ``trained``, ``frozen`` (on request), ``unreached`` (nothing leads from it to the
+            loss), or what it is instead of a parameter: ``buffer``, ``statistic``, ``setting``,
+            ``constant``.
+        why: the reason.
+        tied: tensors of the file that are made from it.
+    """
+
+    name: str
+    label: str
+    shape: tuple[int, ...]
+    status: str
+    why: str
+    tied: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -51,6 +75,9 @@ class Training:
         loss_kind, loss_settings: class of the loss and its fields.
         prediction: tensor of the original model that the loss compares with the target.
         classes: labels are below this number, 0 where the target is no class.
+        weights: every floating-point initializer of the model, and what became of it.
+        warnings: what may not be as the user thinks.
+        restored: what was undone of the exporter's work, see :mod:`onnxremat.grad.unfold`.
     """
 
     loss: str = ""
@@ -69,6 +96,9 @@ class Training:
     loss_settings: Mapping[str, Any] = field(default_factory=dict)
     prediction: str = ""
     classes: int = 0
+    weights: tuple[Weight, ...] = ()
+    warnings: tuple[str, ...] = ()
+    restored: tuple[Restored, ...] = ()
 
     @property
     def variables(self) -> tuple[Variable, ...]:
@@ -97,12 +127,19 @@ class Training:
                 raise ModelError("the training graph was made by a later onnxremat")
             for key in ("parameters", "states"):
                 data[key] = tuple(Variable(**entry) for entry in data[key])
-            for key in ("data", "outputs"):
-                data[key] = tuple(data[key])
+            for key in ("data", "outputs", "warnings"):
+                data[key] = tuple(data.get(key, ()))
+            data["weights"] = tuple(_weight(entry) for entry in data.get("weights", ()))
+            data["restored"] = tuple(Restored.from_dict(e) for e in data.get("restored", ()))
             data["gradients"] = tuple((a, b) for a, b in data["gradients"])
             return cls(**data)
         except (KeyError, TypeError, ValueError) as error:
             raise ModelError(f"unreadable training description: {error}") from error
+
+
+def _weight(data: Mapping[str, Any]) -> Weight:
+    shape, tied = tuple(data["shape"]), tuple(data["tied"])
+    return Weight(**{**data, "shape": shape, "tied": tied})
 
 
 def training_of(model: onnx.ModelProto) -> Training:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import onnx
@@ -14,6 +14,7 @@ from onnxremat.grad.description import Training
 from onnxremat.grad.forward import read_forward
 from onnxremat.grad.losses import Loss, loss_of
 from onnxremat.grad.tape import Shape, Tape
+from onnxremat.grad.unfold import Restored, apply_restored
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
 
@@ -21,7 +22,11 @@ OPSET, IR_VERSION = 18, 10
 
 
 def prediction_graph(
-    model: onnx.ModelProto, prediction: str, held: Collection[str], folder: Path | None = None
+    model: onnx.ModelProto,
+    prediction: str,
+    held: Collection[str],
+    folder: Path | None = None,
+    restored: Sequence[Restored] = (),
 ) -> onnx.ModelProto:
     """The part of a model, in inference mode, that makes what its loss looks at.
 
@@ -30,11 +35,13 @@ def prediction_graph(
         prediction: the tensor, as the description of its training step names it.
         held: initializers that become inputs, because a trainer holds their values.
         folder: where external weights lie.
+        restored: what its training step says was undone of the exporter's work.
 
     Raises:
         UsageError: the model does not make it, or lacks a held initializer: it is another model.
     """
-    graph = read_forward(model, folder)
+    model = apply_restored(model, restored, folder)
+    graph = read_forward(model, folder, variable=held)
     # The graph has big weights as inputs.
     stored = {t.name: t for t in (*graph.model.graph.initializer, *model.graph.initializer)}
     strange = sorted(name for name in held if name not in stored and name not in graph.inputs)

@@ -36,7 +36,7 @@ from onnxremat.ort.infer import (
 )
 
 FLOAT, BOOL = onnx.TensorProto.FLOAT, onnx.TensorProto.BOOL
-ROUNDS = 8
+ROUNDS = 64  # of writing out and inferring sizes, each of which finds something new
 OLDEST = 18  # the first opset with scatter-add and axes as inputs in all reductions
 
 
@@ -56,9 +56,17 @@ class Statistic:
     rest: float
 
 
-def read_forward(model: onnx.ModelProto, folder: Path | None, opset: int = OLDEST) -> Graph:
+def read_forward(
+    model: onnx.ModelProto,
+    folder: Path | None,
+    opset: int = OLDEST,
+    variable: Collection[str] = (),
+) -> Graph:
     """The graph of a model at opset 18 (or a later one) or later, its big weights turned into
     inputs.
+
+    Args:
+        variable: initializers that may be trained, so that nothing is folded from them.
 
     Raises:
         ModelError: the model is not valid.
@@ -68,14 +76,18 @@ def read_forward(model: onnx.ModelProto, folder: Path | None, opset: int = OLDES
     light = _without_listed_weights(weights_as_inputs(model))
     light = _with_gelu(_expanded(_upgraded(light, opset)))
     graph = _typed(light)
+    unknown = -1
     for _ in range(ROUNDS):  # sizes decide on branches, and branches hold sizes
-        written_out = decomposed(graph) or without_sequences(graph, Constants(graph))
+        written_out = decomposed(graph, variable)
+        if written_out is None:
+            written_out = without_sequences(graph, Constants(graph, variable))
         if written_out is not None:
-            graph = _typed(written_out)
-        elif unknown_shapes(graph):
-            graph = _inferred_on(_typed(_folded(graph)))
-        else:
+            graph = _typed(_expanded(written_out))
+        elif (left := len(unknown_shapes(graph))) in (0, unknown):
             break
+        else:
+            unknown = left
+            graph = _inferred_on(_typed(_folded(graph, variable)))
     require_shapes(graph)
     return bias_apart(pool_first(fuse_gelu(graph)))
 
@@ -229,9 +241,9 @@ def _graph_of(model: onnx.ModelProto) -> Graph:
     return Graph(ops, tensors, inputs, outputs, shell(model))
 
 
-def _folded(graph: Graph) -> onnx.ModelProto:
+def _folded(graph: Graph, variable: Collection[str]) -> onnx.ModelProto:
     """Known values that shapes depend on turned into initializers."""
-    constant_of = Constants(graph)
+    constant_of = Constants(graph, variable)
     model = onnx.ModelProto()
     model.CopyFrom(graph.model)
     for op in graph.ops:

@@ -1,84 +1,379 @@
-"""Which initializers are trained."""
+"""Which tensors of a model are trained, and what is said about all others."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from pathlib import Path
+
+import onnx
 
 from onnxremat.errors import UsageError
+from onnxremat.grad.description import Weight
+from onnxremat.grad.given import Given, Parameters, matched, read_given
+from onnxremat.grad.marks import Marks, marks_of, reading_of
+from onnxremat.grad.patterns import is_constant
+from onnxremat.grad.provenance import Kind, Origin, origins_of
+from onnxremat.grad.stored import Stored
 from onnxremat.grad.tape import FLOATS
-from onnxremat.graph.ir import Graph, Op
+from onnxremat.grad.unfold import Restored, apply_restored, constants_stored, find_restored
+from onnxremat.graph.ir import Graph
 
-# Inputs that hold settings or statistics, not parameters.
-SETTINGS = {
-    "BatchNormalization": (3, 4), "Clip": (1, 2), "Dropout": (1,), "GRU": (5,), "LSTM": (5, 6),
-    "OneHot": (2,), "Pad": (2,), "Pow": (1,), "RNN": (5,), "Resize": (1, 2), "Upsample": (1,),
-}  # fmt: skip
-# Exporters write constants of the code under such names; parameters keep the module's.
-CONSTANT_PREFIXES = ("/", "val_", "Constant", "const_", "_val_")
+FEW = 16  # elements up to which an initializer without a gradient is not worth a warning
+LEARNED = (Kind.PARAMETER, Kind.FROZEN)
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """The initializers of a model, each parameter once.
+
+    Attributes:
+        model: with what exporters did to parameters undone.
+        restored: what was undone.
+        origins: what each floating-point initializer is.
+        missing: parameters given that the file does not have, neither by name nor by value.
+        merged: initializers that may be several parameters which the exporter merged.
+        norms: convolutions that the exporter folded a batch normalization into.
+    """
+
+    model: onnx.ModelProto
+    restored: tuple[Restored, ...]
+    origins: Mapping[str, Origin]
+    missing: tuple[str, ...] = ()
+    merged: tuple[str, ...] = ()
+    norms: tuple[str, ...] = ()
+
+    @property
+    def learned(self) -> list[str]:
+        """Parameters, trained or not."""
+        return [name for name, origin in self.origins.items() if origin.kind in LEARNED]
+
+    @property
+    def trained(self) -> list[str]:
+        """What is trained where nothing else is said."""
+        return [n for n, origin in self.origins.items() if origin.kind is Kind.PARAMETER]
+
+    def tied_to(self, name: str) -> tuple[str, ...]:
+        """Tensors of the file that are made from a parameter."""
+        return tuple(
+            entry.tensor
+            for entry in self.restored
+            if entry.parameter == name and entry.how == "tie"
+        )
+
+
+def take_inventory(
+    model: onnx.ModelProto, folder: Path | None, parameters: Parameters = None, tie: bool = True
+) -> Inventory:
+    """Look at every floating-point initializer of a model.
+
+    Args:
+        folder: where external weights lie.
+        parameters: what the user says is trained, see :func:`onnxremat.grad.given.read_given`.
+        tie: whether equal tensors of irregular numbers are one parameter.
+
+    Raises:
+        UsageError: parameters that cannot be read, or of another model.
+    """
+    marks = marks_of(model)
+    model = constants_stored(model)
+    given = None if parameters is None else read_given(parameters)
+    if given is not None:
+        made = matched(model, folder, given)
+        marks = replace(
+            marks, folded={**marks.folded, **{n: s for n, s in made.items() if s != (n,)}}
+        )
+    restored = find_restored(model, folder, marks, tie)
+    result = apply_restored(model, restored, folder)
+    cores = {e.parameter: e.tensor for e in restored if e.how in ("expand", "share")}
+    told = None if given is None else given.trained
+    origins = origins_of(result, folder, marks, cores, told)
+    return Inventory(
+        result,
+        tuple(restored),
+        origins,
+        _missing(given, marks, restored, origins),
+        _merged(result, folder, marks, origins),
+        marks.norms,
+    )
+
+
+def _missing(
+    given: Given | None, marks: Marks, restored: Sequence[Restored], origins: Mapping[str, Origin]
+) -> tuple[str, ...]:
+    """Trained parameters of a list that the file does not have.
+
+    Raises:
+        UsageError: it has none of them.
+    """
+    if given is None:
+        return ()
+    there = set(origins) | {name for sources in marks.folded.values() for name in sources}
+    there |= {entry.parameter for entry in restored}
+    wanted = [name for name, trained in given.trained.items() if trained]
+    missing = tuple(name for name in wanted if name not in there)
+    if len(missing) == len(wanted):
+        raise UsageError(
+            "the model has none of the parameters given",
+            why=f"they are {', '.join(missing[:4])}, ...; it has {', '.join([*origins][:4])}, ...",
+            hint="give those of the model that was exported; onnxremat.export keeps their names",
+        )
+    if missing and not given.values:
+        raise UsageError(
+            f"the model has no parameter '{missing[0]}' ({len(missing)} of {len(wanted)} given)",
+            why="the exporter renamed it or folded it into something else",
+            hint="give the state dict or the module, whose values tell; or export with "
+            "onnxremat.export",
+        )
+    return missing
+
+
+def _merged(
+    model: onnx.ModelProto, folder: Path | None, marks: Marks, origins: Mapping[str, Origin]
+) -> tuple[str, ...]:
+    """Parameters of equal elements with several readers that the file does not tell apart."""
+    stored = Stored(model, folder)
+    readers: dict[str, list[onnx.NodeProto]] = {}
+    for node in model.graph.node:
+        for name in set(node.input):
+            readers.setdefault(name, []).append(node)
+    found = []
+    for name, origin in origins.items():
+        nodes = readers.get(name, [])
+        if origin.kind is not Kind.PARAMETER or len(nodes) < 2 or stored.size(name) < 2:
+            continue
+        ends, own = stored.ends(name), marks.placeholders.get(name)
+        if ends is None or ends[0] != ends[1] or marks.trained is not None:
+            continue
+        known = [about for node in nodes if (about := reading_of(node)) is not None]
+        alike = len(known) == len(nodes) and all(own in about.tensors for about in known)
+        if not alike and is_constant(stored.value(name)):
+            found.append(name)
+    return tuple(found)
+
+
+# ---- choose ------------------------------------------------------------------------------------
 
 
 def choose_parameters(
     graph: Graph,
-    weights: Sequence[str],
+    inventory: Inventory,
     trainable: Sequence[str] | None,
     freeze: Sequence[str],
 ) -> tuple[str, ...]:
-    """Names of the tensors to train, in the order of ``weights``.
+    """Names of the tensors to train, in the order of the file.
 
-    By default every floating-point initializer is trained that is not a scalar, not a setting or
-    statistic of an operator, and not named as exporters name constants. With ``trainable``
-    patterns, exactly the initializers and inputs that match; ``freeze`` takes away from either.
+    By default what :class:`Inventory` takes for parameters. With ``trainable``, exactly the
+    initializers that match, by their name here or in the framework: a pattern with wildcards those
+    that are parameters or buffers, a plain name any initializer or input. ``freeze`` takes away.
 
     Raises:
-        UsageError: a pattern that matches nothing, or nothing left to train.
+        UsageError: a pattern that matches nothing, a name that cannot be trained, or nothing left.
     """
-    floats = [name for name in weights if graph.tensors[name].dtype in FLOATS]
-    if trainable is None:
-        chosen = learned(graph, weights)
-    else:
-        inputs = [n for n in graph.inputs if n not in floats and graph.tensors[n].dtype in FLOATS]
-        chosen = _matching(floats + inputs, trainable, "--trainable")
-    frozen = set(_matching(chosen, freeze, "--freeze"))
+    origins = inventory.origins
+    chosen = inventory.trained
+    if trainable is not None:
+        chosen = _asked_for(graph, inventory, trainable)
+    frozen = set(_matching(chosen, freeze, origins, "--freeze"))
     chosen = [name for name in chosen if name not in frozen]
     if not chosen:
         raise UsageError(
             "there is nothing to train",
-            why=f"the model has {len(floats)} floating-point initializers, none of them chosen",
-            hint="name parameters with --trainable PATTERN",
+            why=f"the model has {len(origins)} floating-point initializers, none of them chosen",
+            hint="name parameters with --trainable PATTERN, or all of them with --parameters FILE",
         )
     return tuple(chosen)
 
 
-def learned(graph: Graph, weights: Sequence[str]) -> list[str]:
-    """The initializers that look like parameters, trained or not."""
-    settings = _settings(graph.ops)
+def _asked_for(graph: Graph, inventory: Inventory, patterns: Sequence[str]) -> list[str]:
+    origins = inventory.origins
+    open_kinds = (Kind.PARAMETER, Kind.FROZEN, Kind.BUFFER)
+    wide = [name for name, origin in origins.items() if origin.kind in open_kinds]
+    names = [p for p in patterns if not _is_pattern(p)]
+    chosen = set(_matching(wide, [p for p in patterns if _is_pattern(p)], origins, "--trainable"))
+    for name in names:
+        chosen.update(_named(graph, inventory, name))
+    inputs = [name for name in graph.inputs if name in chosen and name not in origins]
+    return [name for name in origins if name in chosen] + inputs
+
+
+def _named(graph: Graph, inventory: Inventory, name: str) -> list[str]:
+    """The tensors of a plain name, which have to be trainable."""
+    origins = inventory.origins
+    found = [n for n, origin in origins.items() if name == n or name in _labels(origin)]
+    for each in found:
+        if origins[each].kind in (Kind.STATISTIC, Kind.SETTING):
+            raise UsageError(
+                f"--trainable '{name}' cannot be trained", why=f"it holds {origins[each].why}"
+                if origins[each].kind is Kind.STATISTIC else f"it is {origins[each].why}",
+            )  # fmt: skip
+    if found:
+        return found
+    made = next(
+        (e for e in inventory.restored if e.tensor == name and e.parameter in origins), None
+    )
+    if made is not None:
+        return [made.parameter]
+    if name in graph.tensors and graph.tensors[name].dtype not in FLOATS:
+        raise UsageError(
+            f"--trainable '{name}' cannot be trained", why="it does not hold floating-point numbers"
+        )
+    if name in graph.inputs:
+        return [name]
+    if name in graph.producer:
+        op = graph.ops[graph.producer[name]]
+        raise UsageError(
+            f"--trainable '{name}' cannot be trained",
+            why=f"it is computed, by node {op.name} ({op.op_type})",
+        )
+    raise _no_match(name, list(origins), origins, "--trainable")
+
+
+def _is_pattern(text: str) -> bool:
+    return any(sign in text for sign in "*?[")
+
+
+def _labels(origin: Origin) -> list[str]:
+    return origin.label.split(", ") if origin.label else []
+
+
+def _matching(
+    names: Sequence[str], patterns: Sequence[str], origins: Mapping[str, Origin], option: str
+) -> list[str]:
+    def known_as(name: str) -> list[str]:
+        return [name, *(_labels(origins[name]) if name in origins else [])]
+
+    for pattern in patterns:
+        if not any(fnmatchcase(each, pattern) for n in names for each in known_as(n)):
+            raise _no_match(pattern, names, origins, option)
+    return [n for n in names if any(fnmatchcase(each, p) for p in patterns for each in known_as(n))]
+
+
+def _no_match(
+    pattern: str, names: Sequence[str], origins: Mapping[str, Origin], option: str
+) -> UsageError:
+    shown = [n if n not in origins or not origins[n].label else origins[n].label for n in names]
+    return UsageError(
+        f"{option} '{pattern}' matches no parameter",
+        hint="parameters are " + ", ".join(shown[:8]) + (", ..." * (len(shown) > 8)),
+    )
+
+
+# ---- report ------------------------------------------------------------------------------------
+
+
+def weights_of(
+    inventory: Inventory,
+    chosen: Collection[str],
+    reached: Collection[str],
+    connected: Collection[str],
+    kept: Collection[str],
+) -> tuple[Weight, ...]:
+    """What became of every floating-point initializer.
+
+    Args:
+        chosen: what was to be trained.
+        reached: of these, what has a gradient.
+        connected: of these, what the loss depends on.
+        kept: statistics that the step updates.
+    """
+    shapes = {t.name: tuple(t.dims) for t in inventory.model.graph.initializer}
+    rows = []
+    for name, origin in inventory.origins.items():
+        status, why = _status(name, origin, chosen, reached, connected, kept)
+        tied = inventory.tied_to(name)
+        rows.append(Weight(name, origin.label, shapes[name], status, why, tied))
+    return tuple(rows)
+
+
+def _status(
+    name: str,
+    origin: Origin,
+    chosen: Collection[str],
+    reached: Collection[str],
+    connected: Collection[str],
+    kept: Collection[str],
+) -> tuple[str, str]:
+    if name in reached:
+        return "trained", origin.why if origin.kind is Kind.PARAMETER else "asked for"
+    if name in chosen and name in connected:
+        return "unreached", "the loss depends on it only through operators without a gradient"
+    if name in chosen:
+        return "unreached", "the loss does not depend on it"
+    if origin.kind is Kind.PARAMETER:
+        return "frozen", "as asked for"
+    if origin.kind is Kind.STATISTIC and name not in kept:
+        return origin.kind.value, "running statistics, used as they are"
+    return origin.kind.value, origin.why
+
+
+def warnings_of(
+    inventory: Inventory, rows: Sequence[Weight], resting: Sequence[str]
+) -> tuple[str, ...]:
+    """What may not be as the user thinks.
+
+    Args:
+        resting: BatchNormalization ops that train a scale or bias but use running statistics.
+    """
+    found = []
+    for status, text in (
+        ("unreached", "no gradient: {why}"),
+        ("constant", "taken for a constant, not trained: {why}"),
+        ("buffer", "taken for a buffer, not trained: {why}"),
+        ("frozen", "taken for a table that is not trained: {why}"),
+        ("trained", "{why}"),
+    ):
+        found += _grouped(inventory, rows, status, text)
+    for name in inventory.merged:
+        found.append(
+            f"'{name}' is read by several operators and all its elements are equal: the exporter "
+            "may have merged several parameters, which are then trained as one (export trained "
+            "weights, or with onnxremat.export)"
+        )
+    if resting:
+        names = ", ".join(resting[:3]) + (", ..." * (len(resting) > 3))
+        found.append(
+            f"{len(resting)} batch normalizations keep to their running statistics, because these "
+            f"are no initializers of the file: {names}"
+        )
+    if inventory.norms:
+        names = ", ".join(inventory.norms[:3]) + (", ..." * (len(inventory.norms) > 3))
+        found.append(
+            f"the exporter folded {len(inventory.norms)} batch normalizations into convolutions "
+            f"({names}): these are trained with a bias instead; to keep them, export with "
+            "onnxremat.export, or as docs/exporting.md says"
+        )
+    if inventory.missing:
+        names = ", ".join(inventory.missing[:6]) + (", ..." * (len(inventory.missing) > 6))
+        found.append(
+            f"{len(inventory.missing)} of the parameters given are not in the file, neither by "
+            f"name nor by value (the exporter computed with them): {names}"
+        )
+    return tuple(found)
+
+
+def _grouped(inventory: Inventory, rows: Sequence[Weight], status: str, text: str) -> list[str]:
+    """One line per reason, with the names it is about; nothing about what the file or the user
+    says itself."""
+    groups: dict[str, list[str]] = {}
+    for row in rows:
+        origin = inventory.origins[row.name]
+        guessed = status == "unreached" or (not origin.told and row.why == origin.why)
+        if status == "trained":
+            guessed = origin.computed
+        if row.status == status and guessed and _size(row) > FEW:
+            why = row.why.split(", with '", 1)[0]
+            groups.setdefault(why, []).append(row.label or row.name)
     return [
-        name
-        for name in weights
-        if graph.tensors[name].dtype in FLOATS
-        and graph.tensors[name].shape != ()
-        and name not in settings
-        and not name.startswith(CONSTANT_PREFIXES)
+        f"{', '.join(names[:4])}{f' and {len(names) - 4} more' * (len(names) > 4)}: "
+        + text.format(why=why)
+        for why, names in groups.items()
     ]
 
 
-def _settings(ops: Sequence[Op]) -> set[str]:
-    """Tensors that occur only as settings."""
-    setting: set[str] = set()
-    other: set[str] = set()
-    for op in ops:
-        places = SETTINGS.get(op.op_type, ())
-        for position, name in enumerate(op.inputs):
-            (setting if position in places else other).add(name)
-    return setting - other
-
-
-def _matching(names: Sequence[str], patterns: Sequence[str], option: str) -> list[str]:
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            raise UsageError(
-                f"{option} '{pattern}' matches no parameter",
-                hint="parameters are " + ", ".join(names[:8]) + (", ..." * (len(names) > 8)),
-            )
-    return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
+def _size(row: Weight) -> int:
+    size = 1
+    for d in row.shape:
+        size *= d
+    return size

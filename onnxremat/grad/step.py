@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from onnx import TensorProto as T
 from onnx import helper
 
 import onnxremat.grad.rules  # noqa: F401  (registers the rules)
-from onnxremat.errors import ModelError, UnsupportedError, UsageError
+from onnxremat.errors import ModelError, TrainingWarning, UnsupportedError, UsageError
 from onnxremat.grad.assembly import named, needed
 from onnxremat.grad.blocked import DOMAIN as BLOCKED
 from onnxremat.grad.blocked import KEY as BLOCK
@@ -21,10 +22,16 @@ from onnxremat.grad.description import KEY, Training, Variable
 from onnxremat.grad.dropout import COUNTER, is_dropping, with_counted_masks, without_dropout
 from onnxremat.grad.engine import Backward, Walk, dependents
 from onnxremat.grad.forward import Statistic, read_forward, train_dropout, train_statistics
+from onnxremat.grad.given import Parameters
 from onnxremat.grad.losses import Loss, find_loss, settings_of
 from onnxremat.grad.optimizers import Optimizer, find_optimizer
 from onnxremat.grad.ordering import Readers
-from onnxremat.grad.parameters import choose_parameters, learned
+from onnxremat.grad.parameters import (
+    choose_parameters,
+    take_inventory,
+    warnings_of,
+    weights_of,
+)
 from onnxremat.grad.portable import without_training_kernels
 from onnxremat.grad.precision import OPSETS, autocast, check_precision
 from onnxremat.grad.scaling import EXPONENT, LossScale, only_finite
@@ -48,7 +55,13 @@ class Settings:
         prediction: output the loss compares with the target; the first by default.
         loss_output: output of a model that computes its loss itself.
         optimizer: name, or an Optimizer with its own settings; None returns gradients.
-        trainable, freeze: patterns of parameter names.
+        trainable, freeze: patterns of parameter names, see
+            :func:`onnxremat.grad.parameters.choose_parameters`.
+        parameters: what is trained, where the file cannot say: names, a state dict, the PyTorch
+            module, or a file of names or of a state dict (:mod:`onnxremat.grad.given`).
+        tie: whether initializers with the same irregular numbers (perhaps transposed) are one
+            parameter, as tied weights are after an export.
+        strict: raise an error where otherwise there would be a warning.
         batch_norm: ``train`` normalises by the batch where a scale or bias is trained, ``frozen``
             uses the running statistics.
         dropout: whether Dropout drops; without, it passes everything. See
@@ -76,6 +89,9 @@ class Settings:
     optimizer: str | Optimizer | None = "sgd"
     trainable: Sequence[str] | None = None
     freeze: Sequence[str] = ()
+    parameters: Parameters = None
+    tie: bool = True
+    strict: bool = False
     batch_norm: str = "train"
     dropout: bool = True
     clip_norm: float | None = None
@@ -111,7 +127,11 @@ def differentiate(
 
     Inputs are the model's own, the target, parameters, state and the learning rate; outputs the
     loss and every new parameter and state (or, without an optimizer, the gradients). What is what
-    is told by ``training_of(result)``.
+    is told by ``training_of(result)``, also what became of each initializer (``weights``).
+
+    Warns:
+        TrainingWarning: initializers taken for constants, or without a gradient; batch
+            normalizations that cannot be trained; parameters that the exporter may have merged.
 
     Args:
         model: an inference model with all input sizes bound.
@@ -121,14 +141,24 @@ def differentiate(
     Raises:
         ModelError: the model is not valid, or a size in it is not known.
         UnsupportedError: an operator on the way to a trained parameter has no gradient rule.
-        UsageError: an unknown option, name or pattern.
+        UsageError: an unknown option, name or pattern; a warning, with ``strict``.
     """
     if settings is None:
         settings = Settings(**options)  # type: ignore[arg-type]
     elif options:
         raise UsageError("give either settings or options")
     source = to_model(model) if isinstance(model, Graph) else model
-    return _Builder(source, settings, Path(folder) if folder else None).build()
+    builder = _Builder(source, settings, Path(folder) if folder else None)
+    made = builder.build()
+    if builder.warnings and settings.strict:
+        raise UsageError(
+            f"{len(builder.warnings)} things may not be as you think, with --strict an error",
+            why="; ".join(builder.warnings),
+            hint="say what is trained: --parameters, --trainable, --freeze",
+        )
+    for text in builder.warnings:
+        warnings.warn(text, TrainingWarning, stacklevel=2)
+    return made
 
 
 class _Builder:
@@ -140,17 +170,20 @@ class _Builder:
         check_precision(settings.precision)
         self.optimizer = find_optimizer(settings.optimizer) if settings.optimizer else None
         self.dynamic = self._dynamic_scale()
+        self.stock = take_inventory(model, folder, settings.parameters, settings.tie)
+        model = self.stock.model
         self.weights = {tensor.name: tensor for tensor in model.graph.initializer}
-        graph = read_forward(model, folder, OPSETS[settings.precision])
-        self.parameters = choose_parameters(
-            graph, list(self.weights), settings.trainable, settings.freeze
+        variable = {*self.stock.learned, *(settings.trainable or ())}
+        graph = read_forward(model, folder, OPSETS[settings.precision], variable)
+        self.chosen = self.parameters = choose_parameters(
+            graph, self.stock, settings.trainable, settings.freeze
         )
-        self.original = graph
+        self.warnings: tuple[str, ...] = ()
         self.statistics: tuple[Statistic, ...] = ()
-        norms = self._trained_norms(graph) if settings.batch_norm == "train" else set()
+        norms, self.resting = self._trained_norms(graph)
         graph, self.statistics = train_statistics(graph, norms)
         graph = train_dropout(graph) if settings.dropout else without_dropout(graph)
-        parameters = {*self.parameters, *learned(graph, list(self.weights))}
+        parameters = {*self.parameters, *self.stock.learned}
         self.cast = autocast(graph, settings.precision, self.weights, parameters)
         self.graph = self.cast.graph
         taken = [op.name for op in self.graph.ops] + list(self.weights)
@@ -171,16 +204,24 @@ class _Builder:
         fits = s.precision == "fp16" and self.optimizer is not None and not asked
         return LossScale() if fits else None
 
-    def _trained_norms(self, graph: Graph) -> set[str]:
-        trained = set(self.parameters)
-        return {
-            op.name
-            for op in graph.ops
-            if op.op_type == "BatchNormalization"
-            and op.standard
-            and trained.intersection(op.inputs[1:3])
-            and all(name in self.weights for name in op.inputs[3:5])
-        }
+    def _trained_norms(self, graph: Graph) -> tuple[set[str], list[str]]:
+        """Batch normalizations that are to use the batch, and those that should but cannot: their
+        statistics are no initializers."""
+        if self.settings.batch_norm != "train":
+            return set(), []
+        trained = dependents(graph.ops, self.parameters, Tape(graph.tensors, 0, ()))
+        able: set[str] = set()
+        resting = []
+        for op in graph.ops:
+            if op.op_type != "BatchNormalization" or not op.standard:
+                continue
+            if trained.isdisjoint(op.inputs[1:3]):
+                continue
+            if all(name in self.weights for name in op.inputs[3:5]):
+                able.add(op.name)
+            else:
+                resting.append(op.name)
+        return able, resting
 
     def build(self) -> onnx.ModelProto:
         """The whole step."""
@@ -389,6 +430,7 @@ class _Builder:
     def _assemble(self, walked: Backward) -> onnx.ModelProto:
         if self.optimizer is None:
             self.inputs += list(self.parameters)
+        self._look_at_weights(walked)
         every = self._dropped((*walked.forward, *self.tape.ops))
         ops, outputs = named(self.tape, every, self.outputs)
         if self.settings.portable:
@@ -402,6 +444,24 @@ class _Builder:
         frame = self._frame(ops, inputs, outputs, read)
         known = {n: self.tape.tensors[n] for n in read | {o for op in ops for o in op.writes}}
         return to_model(Graph(tuple(ops), known, tuple(inputs), tuple(outputs), frame))
+
+    def _look_at_weights(self, walked: Backward) -> None:
+        """Say what became of each initializer."""
+        read: set[str] = {self.outputs[LOSS]}
+        for op in reversed((*walked.forward, *self.tape.ops)):
+            if not read.isdisjoint(op.writes):
+                read.update(op.reads)
+        named = [n for n in self.settings.trainable or () if n in self.chosen]
+        lost = [n for n in named if n not in self.parameters]
+        if lost:
+            why = "only through operators without a gradient" if lost[0] in read else "not at all"
+            raise UsageError(
+                f"--trainable '{lost[0]}' cannot be trained",
+                why=f"the loss depends on it {why}",
+            )
+        kept = {entry.name for entry in self.statistics}
+        self.rows = weights_of(self.stock, self.chosen, self.parameters, read, kept)
+        self.warnings = warnings_of(self.stock, self.rows, self.resting)
 
     def _frame(
         self, ops: Sequence[Op], inputs: Sequence[str], outputs: Sequence[str], read: set[str]
@@ -461,6 +521,9 @@ class _Builder:
             loss_settings=self.loss_settings,
             prediction=self.prediction,
             classes=self.classes,
+            weights=self.rows,
+            warnings=self.warnings,
+            restored=self.stock.restored,
         )
 
 

@@ -84,7 +84,7 @@ class Op:
         """A copy with another name (and origin, where given) whose tensors are renamed."""
         node = self.node
         if any(captured in names for captured in self.captures):
-            node = _rename_captures(node, names)
+            node = rename_captures(node, names)
         return replace(
             self,
             name=name,
@@ -168,6 +168,7 @@ def captures(node: onnx.NodeProto) -> tuple[str, ...]:
     found: list[str] = []
     for body in subgraphs(node):
         inner = {value.name for value in body.input} | {t.name for t in body.initializer}
+        inner |= {t.values.name for t in body.sparse_initializer}
         for child in body.node:
             found += [n for n in (*child.input, *captures(child)) if n and n not in inner]
             inner.update(child.output)
@@ -175,18 +176,19 @@ def captures(node: onnx.NodeProto) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _rename_captures(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:
+def rename_captures(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:
     """A copy of a control-flow node whose bodies read renamed outer tensors."""
     copy = onnx.NodeProto()
     copy.CopyFrom(node)
     for body in subgraphs(copy):
         inner = {value.name for value in body.input} | {t.name for t in body.initializer}
+        inner |= {t.values.name for t in body.sparse_initializer}
         inner |= {name for child in body.node for name in child.output}
         outer = {old: new for old, new in names.items() if old not in inner}
         for child in body.node:
             child.input[:] = [outer.get(name, name) for name in child.input]
             if subgraphs(child):
-                child.CopyFrom(_rename_captures(child, outer))
+                child.CopyFrom(rename_captures(child, outer))
         # A body output that is an outer tensor cannot be renamed in the signature without an op.
         for out in body.output:
             if out.name in outer:

@@ -67,9 +67,17 @@ def has_bodies(op: Op) -> bool:
     return any(a.type in (5, 10) for a in op.node.attribute)
 
 
+def is_racing(op: Op) -> bool:
+    """A ScatterND with a reduction: its kernel divides the updates among threads, so that where
+    indices repeat, sums are lost, other ones each time."""
+    if op.op_type != "ScatterND" or op.domain not in ONNX:
+        return False
+    return any(a.name == "reduction" and a.s not in (b"", b"none") for a in op.node.attribute)
+
+
 def is_random(op: Op) -> bool:
     """Running it again gives other values (Dropout only in training mode)."""
-    if op.op_type in RANDOM:
+    if op.op_type in RANDOM or is_racing(op):
         return True
     if op.op_type == "Dropout" and op.domain in ONNX:
         return len(op.inputs) > 2 and bool(op.inputs[2])

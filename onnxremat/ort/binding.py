@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper
 
-from onnxremat.errors import ModelError, UsageError
+from onnxremat.errors import ModelError, StoppedError, UsageError
 from onnxremat.graph.dtypes import ORT_NAMES
 from onnxremat.ort.denormals import denormals_as_zero
 from onnxremat.ort.session import first_line
@@ -47,7 +47,10 @@ class BoundSession:
         updates: Mapping[str, str],
         results: Sequence[str],
     ) -> None:
+        import onnxruntime as ort
+
         self._session = session
+        self._run = ort.RunOptions()
         self._binding = session.io_binding()
         self._state = dict(state)
         self._values = {name: wrap(array) for name, array in self._state.items()}
@@ -69,6 +72,7 @@ class BoundSession:
         Raises:
             UsageError: an input is missing, or of another shape or type.
             ModelError: onnxruntime stopped.
+            StoppedError: :meth:`abandon` was called; the state may be half updated.
         """
         for name, info in self._inputs.items():
             if name not in feeds:
@@ -78,14 +82,20 @@ class BoundSession:
             self._feed(name, info, np.asarray(feeds[name]))
         with denormals_as_zero():
             try:
-                self._session.run_with_iobinding(self._binding)
+                self._session.run_with_iobinding(self._binding, self._run)
             except Exception as error:  # onnxruntime raises a dozen unrelated types
+                if self._run.terminate:
+                    raise StoppedError("interrupted in the middle of a run") from error
                 raise ModelError(
                     "onnxruntime stopped in the middle of a run",
                     why=first_line(error),
                     hint="look for values out of range in the data, such as ids beyond a table",
                 ) from error
         return {name: array.copy() for name, array in self._results.items()}
+
+    def abandon(self) -> None:
+        """Stop the run that is on, before its next kernel, and every later one; from any thread."""
+        self._run.terminate = True
 
     def _feed(self, name: str, info: Any, array: np.ndarray) -> None:
         """Copy a value into the buffer that is bound once."""

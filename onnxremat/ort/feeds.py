@@ -93,12 +93,24 @@ def index_range(graph: Graph, name: str) -> int:
 
 
 def _axis_length(graph: Graph, data: str, op: Op) -> int:
-
+    """Length of the axis that an op indexes, 0 where it is not known."""
     if op.op_type == "OneHot":
         return 2  # the depth is a value, not a shape: stay in range of any
-    shape = graph.tensors[data].shape or (2,)
+    tensor = graph.tensors.get(data)
+    shape = tensor.shape if tensor is not None else None
+    if shape is None:
+        return 0
+    if op.op_type in ("GatherND", "ScatterND"):
+        return min(shape[: _indexed_axes(graph, op)], default=0)
     axis = next((a.i for a in op.node.attribute if a.name == "axis"), _AXIS.get(op.op_type, 0))
-    return shape[axis] if shape else 2
+    return shape[axis] if -len(shape) <= axis < len(shape) else 0
+
+
+def _indexed_axes(graph: Graph, op: Op) -> int | None:
+    """Leading axes that a row of indices goes into, None for all there may be."""
+    rows = graph.tensors[op.inputs[1]].shape
+    batch = next((a.i for a in op.node.attribute if a.name == "batch_dims"), 0)
+    return batch + rows[-1] if rows else None
 
 
 def load_feeds(path: Path, graph: Graph) -> dict[str, np.ndarray]:

@@ -1,20 +1,24 @@
 """Offline optimisation: the graph onnxruntime would make at load, as a model of its own.
 
-What is planned must be what runs, so the graph is fused first and planned afterwards.
+What is planned must be what runs, so the graph is fused first and planned afterwards. onnxruntime
+does not promise that it opens a file that it saved: :func:`optimised_for` makes sure.
 """
 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
 
+from onnxremat.errors import ModelError
 from onnxremat.graph.dtypes import tensor_bytes
-from onnxremat.graph.ir import Op
+from onnxremat.graph.ir import Op, captures, rename_captures, subgraphs
 from onnxremat.graph.onnx_io import to_ops
 from onnxremat.ort.infer import is_big, weights_as_inputs
-from onnxremat.ort.session import Options, open_session, session_options
+from onnxremat.ort.session import DEFAULT, TUNED, Options, open_session, session_options
 from onnxremat.ort.weights import held_bytes
 
 # What a file may contain: standard operators (runs anywhere), onnxruntime's fused operators (runs
@@ -22,6 +26,51 @@ from onnxremat.ort.weights import held_bytes
 TARGETS = {"none": "disable", "portable": "basic", "onnxruntime": "extended", "host": "all"}
 UNFOLD = 64 << 10  # bytes from which a folded constant is worth making anew
 HEAVY = 512 << 20  # bytes of weights from which the structure alone is optimised
+LADDER = tuple(TARGETS)  # each one's operators are among the next one's
+OURS = "/ort"  # ends the names of constants that onnxruntime made
+
+
+@dataclass(frozen=True)
+class Optimised:
+    """A model after onnxruntime's load-time optimisations, that onnxruntime opens again.
+
+    Attributes:
+        target: what it was really optimised for, a key of :data:`TARGETS`.
+        why: what onnxruntime said of the target that was asked for, "" where it was kept.
+    """
+
+    model: onnx.ModelProto
+    target: str
+    why: str = ""
+
+
+def optimised_for(model: onnx.ModelProto, target: str, folder: Path | None) -> Optimised:
+    """The model optimised for ``target``, or for the next lower one whose result onnxruntime opens
+    both with the options of plans and with its own. ``none`` leaves the model as it is.
+
+    Args:
+        target: a key of :data:`TARGETS`.
+        folder: where the external weights of ``model`` are.
+    """
+    why = ""
+    for lower in reversed(LADDER[1 : LADDER.index(target) + 1]):
+        try:
+            made = optimise(model, lower, folder)
+            _require_opens(made, folder)
+        except ModelError as error:
+            why = why or error.why or error.what
+        else:
+            return Optimised(made, lower, why)
+    return Optimised(model, "none", why)
+
+
+def _require_opens(model: onnx.ModelProto, folder: Path | None) -> None:
+    """Raises:
+    ModelError: the model does not open, with the options of plans or with onnxruntime's own.
+    """
+    light = weights_as_inputs(model) if weight_bytes(model) > HEAVY else model
+    for options in (TUNED, DEFAULT):
+        open_session(light, session_options(options), folder)
 
 
 def optimise(model: onnx.ModelProto, target: str, folder: Path | None) -> onnx.ModelProto:
@@ -115,7 +164,8 @@ def _restored(model: onnx.ModelProto, optimised: onnx.ModelProto, heavy: bool) -
         del field[:]
         field.extend(kept)
     weights = {t.name for t in model.graph.initializer}
-    used = {name for node in graph.node for name in node.input} | {v.name for v in graph.output}
+    used = {name for node in graph.node for name in (*node.input, *captures(node))}
+    used |= {v.name for v in graph.output}
     initializers = [t for t in graph.initializer if t.name in used]
     if heavy:
         have = {t.name for t in initializers}
@@ -130,7 +180,8 @@ def _restored(model: onnx.ModelProto, optimised: onnx.ModelProto, heavy: bool) -
     graph.input.extend(v for v in model.graph.input if v.name not in weights)
     _restore_nodes(model, graph)
     _unfold(model, graph)
-    present = {node.domain for node in graph.node} | {""}
+    _name_apart(graph, set(_names(model.graph)))
+    present = {node.domain for node in _all_nodes(graph)} | {""}
     imports = [entry for entry in result.opset_import if entry.domain in present]
     del result.opset_import[:]
     result.opset_import.extend(imports)
@@ -146,6 +197,46 @@ def _restore_nodes(model: onnx.ModelProto, graph: onnx.GraphProto) -> None:
             node.doc_string = source.doc_string
             if not node.metadata_props:
                 node.metadata_props.extend(source.metadata_props)
+
+
+def _name_apart(graph: onnx.GraphProto, known: set[str]) -> None:
+    """Give the constants that onnxruntime made (the shapes around a fused MatMul + Add, say) names
+    that it does not give itself: at the next load it would make one of the same name, and stop.
+
+    Args:
+        known: names of the model before; these stay.
+    """
+    taken, names = {*known, *_names(graph)}, {}
+    for tensor in graph.initializer:
+        if tensor.name not in known:
+            new = tensor.name.removesuffix(OURS) + OURS
+            while new in taken:
+                new += "_"
+            taken.add(new)
+            names[tensor.name] = tensor.name = new
+    for node in graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        if names.keys() & set(captures(node)):
+            node.CopyFrom(rename_captures(node, names))
+        for body in subgraphs(node):
+            _name_apart(body, taken - {t.name for t in body.initializer} | known)
+
+
+def _names(graph: onnx.GraphProto) -> Iterator[str]:
+    """Names of all tensors of a graph and of the bodies in it."""
+    yield from (value.name for value in (*graph.input, *graph.initializer))
+    for node in graph.node:
+        yield from node.output
+        for body in subgraphs(node):
+            yield from _names(body)
+
+
+def _all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """Nodes of a graph and of the bodies in it."""
+    for node in graph.node:
+        yield node
+        for body in subgraphs(node):
+            yield from _all_nodes(body)
 
 
 def _unfold(model: onnx.ModelProto, graph: onnx.GraphProto) -> None:

@@ -145,7 +145,8 @@ def refused(source: str | bytes, error: Exception) -> ModelError:
         "onnxruntime refuses the model",
         where=where,
         why=first_line(error),
-        hint="check that this onnxruntime runs the model at all",
+        hint="a model of yours: does onnxruntime.InferenceSession(FILE) open it? A file of "
+        "onnxremat's: please report the model it was made from",
     )
 
 

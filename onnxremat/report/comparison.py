@@ -198,6 +198,8 @@ def _arena_words(facts: Facts) -> str:
 
 
 def _output_words(facts: Facts) -> str:
+    if facts.get("changing_outputs"):
+        return f"change from run to run without any plan already, {facts['changing_outputs']}"
     words = []
     if facts.get("bit_equal") is not None:
         same = "bit-equal to" if facts["bit_equal"] else "differ from"

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import onnx
 
-from onnxremat.errors import UsageError
+from onnxremat.errors import ModelError, UsageError
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.rewrite.gates import add_gates
@@ -65,15 +65,21 @@ def rewrite(graph: Graph, plan: Plan, runtime: Runtime | None = None) -> Rewritt
     gated = add_gates(expand(graph, plan.sequence))
     if runtime is None:
         return Rewritten(add_pins(gated), plan)
-    lasting = runtime.lasting(gated)
+    lasting = set(runtime.lasting(gated))
     extra: set[str] = set()
-    pinned = add_pins(gated, extra, lasting)
+    pinned = tried = add_pins(gated, extra, lasting)
     for _ in range(PIN_ROUNDS):
-        found = misplaced(gated, runtime.executed(pinned)) - extra
+        try:
+            found = misplaced(gated, runtime.executed(tried)) - extra
+        except ModelError:  # a pin stands in the way of a fusion after all
+            break
+        pinned = tried
         if not found:
             break
         extra |= found
-        pinned = add_pins(gated, extra, lasting)
+        # They ran under their names: with pins about, onnxruntime may fuse less than without.
+        lasting |= {name for op in gated.ops if op.name in found for name in op.writes}
+        tried = add_pins(gated, extra, lasting)
     return Rewritten(pinned, plan)
 
 

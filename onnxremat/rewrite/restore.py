@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx
 
+from onnxremat.graph.ir import rename_captures
 from onnxremat.graph.onnx_io import ORIGIN
 from onnxremat.rewrite.annotate import NODE_KEYS
 from onnxremat.rewrite.emit import KEY, metadata
@@ -33,9 +34,10 @@ def restored(model: onnx.ModelProto) -> onnx.ModelProto:
             same.update(zip(node.output, by_name[origin].output, strict=False))
         else:
             kept.append(node)
-    nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in kept]
+    same = {name: _last(same, name) for name in same}
+    nodes = [rename_captures(node, same) for node in kept]
     for node in nodes:
-        node.input[:] = [_last(same, name) for name in node.input]
+        node.input[:] = [same.get(name, name) for name in node.input]
         kept_facts = [(e.key, e.value) for e in node.metadata_props if e.key not in NODE_KEYS]
         if len(kept_facts) < len(node.metadata_props):
             del node.metadata_props[:]

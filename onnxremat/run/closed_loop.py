@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any
 
 from onnxremat.device.host import processors
-from onnxremat.errors import NO_FIT, NoPlanError, OverBudgetError
+from onnxremat.errors import InfeasibleError, NoPlanError, OverBudgetError
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort.offline import lasting_tensors
@@ -30,7 +31,8 @@ from onnxremat.schedule.updates import updates_last
 from onnxremat.units import Budget, format_bytes
 
 ROUNDS = 6
-REPAIR, REPAIR_GAP = 4.0, 0.02  # seconds and gap of a round after planning was stopped
+REPAIR, REPAIR_GAP = 4.0, 0.02  # most seconds, and gap, of a round after planning has ended
+ROOM, MOST_ROOM = 0.2, 5.0  # share and most seconds of the time that the first round leaves
 SLOW = 20.0  # seconds of a run from which the default order is predicted, not tried
 
 
@@ -39,7 +41,8 @@ class PlanOptions:
     """How to search for a plan.
 
     Attributes:
-        time_limit: seconds for the planner.
+        time_limit: seconds for planning, repetitions included. Beyond it only a plan at hand is
+            made to fit, in a fifth of it per attempt, each half as long as the one before.
         gap: good enough, as a share of the store-all time.
         solver: ``auto``, ``scip``, ``highs`` or ``gurobi``.
         seed: of the search.
@@ -47,6 +50,7 @@ class PlanOptions:
         method: planner or formulation, the ladder by default.
         progress: told (best seconds, bound seconds, stage) when either moves.
         stop: asked now and then; True ends planning with the best so far.
+        until: when planning has to end, on the clock ``now``; set when it begins.
     """
 
     time_limit: float = 60.0
@@ -57,11 +61,31 @@ class PlanOptions:
     method: Method = AUTO
     progress: Callable[[float, float, str], None] | None = None
     stop: Callable[[], bool] | None = None
+    until: float = inf
+    now: Callable[[], float] = time.monotonic
 
     @property
     def stopped(self) -> bool:
         """Asked now: end planning with the best so far."""
         return self.stop is not None and self.stop()
+
+    def begun(self) -> PlanOptions:
+        """The same with the time limit running, from now on unless it is already."""
+        return self if self.until < inf else replace(self, until=self.now() + self.time_limit)
+
+    def within(self, share: float) -> PlanOptions:
+        """The same with a share of the time that is left."""
+        return replace(self, until=self.now() + share * self.left)
+
+    @property
+    def left(self) -> float:
+        """Seconds of planning that are left."""
+        return max(0.0, min(self.time_limit, self.until - self.now()))
+
+    @property
+    def least(self) -> float:
+        """Seconds for what has to be done even when the time is over."""
+        return min(REPAIR, ROOM * self.time_limit)
 
 
 @dataclass(frozen=True)
@@ -88,6 +112,33 @@ class Outcome:
     why: str = ""
 
 
+@dataclass(frozen=True)
+class Unfit:
+    """No plan that keeps ``limit`` bytes was found.
+
+    Attributes:
+        solution: the planner's answer for the whole budget.
+        excess: bytes that the last plan took too many when carried out; 0 where there was none.
+    """
+
+    reduced: Reduced
+    limit: int
+    solution: Solution
+    excess: int = 0
+
+    def error(self, prepared: Prepared) -> InfeasibleError | NoPlanError | OverBudgetError:
+        """What is known without looking for a budget that works."""
+        if not self.excess:
+            fixed = prepared.settings.fixed_order
+            return unexplained(prepared.name, self.limit, self.solution, fixed)
+        return OverBudgetError(
+            f"no plan keeps within {format_bytes(self.limit)} when carried out",
+            why=f"the last one needs {format_bytes(self.limit + self.excess)}",
+            hint=f"--budget {self.limit + self.excess}",
+            excess=self.excess,
+        )
+
+
 def plan_within(
     prepared: Prepared,
     budget: Budget,
@@ -108,17 +159,35 @@ def plan_within(
         NoPlanError: none found in time, or stopped before planning began.
         OverBudgetError: measured peaks stay over the budget.
     """
-    if options.stopped:
-        raise NoPlanError("stopped before planning began")
-    reduced = reduce(prepared.graph, prepared.costs, prepared.weights)
+    options = options.begun()
     limit = budget.resolve(device_bytes=device_bytes, peak_bytes=prepared.baseline_peak)
     if limit is None:
-        return _at_minimum(prepared, reduced, options)
-    return _loop(prepared, reduced, limit, options, warm=warm, explain=explain)
+        return at_minimum(prepared, smallest(prepared, options.within(0.5)), options)
+    made = attempt(prepared, limit, options, warm)
+    if isinstance(made, Outcome):
+        return made
+    chosen = options.method != AUTO
+    if not explain or (chosen and made.excess):
+        raise made.error(prepared)
+    if chosen and made.solution.status is not Status.INFEASIBLE:
+        raise given_up(options.method.name, prepared.name, limit, made.solution)
+    least = smallest(prepared, options.within(0.5))
+    if least.outcome.budget <= limit and not chosen:
+        return least.as_answer(made)
+    raise refusal(
+        prepared.name,
+        limit,
+        made.solution,
+        fixed_order=prepared.settings.fixed_order,
+        works=least.outcome.budget,
+        lower=least.lower,
+        why=least.why,
+        notes=prepared.notes,
+    )
 
 
 @dataclass(frozen=True)
-class _Smallest:
+class Smallest:
     """The smallest plan found, carried out; and why less than ``lower`` bytes cannot work."""
 
     outcome: Outcome
@@ -126,18 +195,31 @@ class _Smallest:
     lower: int
     why: str
 
+    def as_answer(self, unfit: Unfit) -> Outcome:
+        """The outcome as the plan for a budget for which no other was found in time."""
+        proof = unfit.solution.certificate
+        return _restated(
+            self.outcome,
+            unfit.limit,
+            bound=min(proof.bound, self.outcome.plan.provenance.seconds),
+            bound_kind=proof.kind,
+            any_order=proof.any_order,
+        )
 
-def _smallest(prepared: Prepared, reduced: Reduced, options: PlanOptions) -> _Smallest:
-    """What the smallest plan takes when carried out."""
+
+def smallest(prepared: Prepared, options: PlanOptions) -> Smallest:
+    """What the smallest plan that is found in time takes when carried out."""
+    _require_time(options)
+    reduced = reduce(prepared.graph, prepared.costs, prepared.weights)
     found, sequence, lower, why = smallest_budget(
         reduced.problem,
-        time_limit=max(5.0, options.time_limit / 2),
+        time_limit=max(options.least, options.left),
         fixed_order=prepared.settings.fixed_order,
         seed=options.seed,
         stop=options.stop,
     )
     store_all = seconds(reduced.problem, reduced.problem.store_all())
-    smallest = Solution(
+    solution = Solution(
         status=Status.FEASIBLE,
         sequence=tuple(sequence),
         time=seconds(reduced.problem, sequence),
@@ -146,12 +228,12 @@ def _smallest(prepared: Prepared, reduced: Reduced, options: PlanOptions) -> _Sm
         planner="smallest-budget",
         plan_seconds=0.0,
     )
-    made = carry_out(prepared, _as_plan(prepared, reduced, smallest, smallest, found))
+    made = carry_out(prepared, _as_plan(prepared, reduced, solution, solution, found))
     limit = max(made.predicted.peak, made.measured.peak if made.measured else 0)
-    return _Smallest(_restated(made, limit), list(sequence), lower, _named(reduced, why))
+    return Smallest(_restated(made, limit), list(sequence), lower, named(reduced, why))
 
 
-def _named(reduced: Reduced, why: str) -> str:
+def named(reduced: Reduced, why: str) -> str:
     """The planner's reason with the names of ops instead of their numbers."""
 
     def name(found: re.Match[str]) -> str:
@@ -161,17 +243,20 @@ def _named(reduced: Reduced, why: str) -> str:
     return re.sub(r"\bop (\d+)", name, why)
 
 
-def _at_minimum(prepared: Prepared, reduced: Reduced, options: PlanOptions) -> Outcome:
-    """The smallest budget, at the least time."""
-    smallest = _smallest(prepared, reduced, options)
-    outcome = smallest.outcome
-    # Where nothing quicker fits, the smallest plan itself it is, unless a method was asked for.
-    with suppress(*NO_FIT) if options.method == AUTO else nullcontext():
-        outcome = _loop(prepared, reduced, outcome.budget, options, smallest, rounds=2)
-    lower = smallest.lower
-    note = f"no budget below {format_bytes(lower)} ({lower} B) can work: {smallest.why}"
-    notes = (*outcome.plan.provenance.notes, note)
-    return replace(_restated(outcome, outcome.budget, notes=notes), lower=lower, why=smallest.why)
+def at_minimum(prepared: Prepared, least: Smallest, options: PlanOptions) -> Outcome:
+    """The smallest budget, at the least time.
+
+    Raises:
+        As :func:`plan_within`, where a method was asked for.
+    """
+    made = attempt(prepared, least.outcome.budget, options, least.sequence, rounds=2)
+    if isinstance(made, Unfit):
+        if options.method != AUTO:
+            raise made.error(prepared)
+        made = least.outcome  # nothing quicker fits
+    note = f"no budget below {format_bytes(least.lower)} ({least.lower} B) can work: {least.why}"
+    notes = (*made.plan.provenance.notes, note)
+    return replace(_restated(made, made.budget, notes=notes), lower=least.lower, why=least.why)
 
 
 def _restated(outcome: Outcome, budget: int, **facts: Any) -> Outcome:
@@ -181,84 +266,72 @@ def _restated(outcome: Outcome, budget: int, **facts: Any) -> Outcome:
     return replace(outcome, budget=budget, plan=plan, rewritten=rewritten)
 
 
-def _loop(
+def with_notes(outcome: Outcome, *notes: str) -> Outcome:
+    """The outcome with more to say about its plan."""
+    kept = (*outcome.plan.provenance.notes, *notes)
+    return _restated(outcome, outcome.budget, notes=kept)
+
+
+def _require_time(options: PlanOptions) -> None:
+    if options.stopped:
+        raise NoPlanError("stopped before planning began")
+
+
+def attempt(
     prepared: Prepared,
-    reduced: Reduced,
     limit: int,
     options: PlanOptions,
-    smallest: _Smallest | None = None,
-    rounds: int = ROUNDS,
     warm: Sequence[int] | None = None,
-    explain: bool = True,
-) -> Outcome:
-    """Plan and carry out, with the excess taken off, until the budget is kept.
+    *,
+    rounds: int = ROUNDS,
+) -> Outcome | Unfit:
+    """Plan and carry out, with the excess taken off, until ``limit`` bytes are kept.
 
-    Args:
-        smallest: the smallest plan, where it is known: a start, and the way out.
+    Raises:
+        NoPlanError: stopped before planning began.
     """
-    aim, first, excess, seconds_left = limit, None, 0, options.time_limit
-    warm = smallest.sequence if smallest else warm
-    for attempt in range(rounds):
-        halted = options.stopped
-        repair = attempt > 0 and halted  # the plan at hand only has to be made to fit
+    _require_time(options)
+    options = options.begun()
+    reduced = reduce(prepared.graph, prepared.costs, prepared.weights)
+    aim, first, excess, late = limit, None, 0, 0
+    for round_ in range(rounds):
+        over = options.stopped or options.left <= 0
+        late += round_ > 0 and over  # the plan at hand only has to be made to fit
         solution = plan_by(
             options.method,
             reduced.problem,
             aim,
-            gap=max(options.gap, REPAIR_GAP) if repair else options.gap,
+            gap=max(options.gap, REPAIR_GAP) if late else options.gap,
             fixed_order=prepared.settings.fixed_order,
             warm=warm,
             progress=options.progress,
-            time_limit=min(seconds_left, REPAIR) if repair else seconds_left,
+            time_limit=_round_seconds(options, round_, late, first),
             seed=options.seed,
             threads=options.threads,
             solver=options.solver,
-            stop=None if repair else options.stop,
+            stop=None if late else options.stop,
         )
         first = first or solution  # its bound is the one for the whole budget
         if solution.sequence is None:
-            if attempt:
-                break
-            if options.method != AUTO and solution.status is not Status.INFEASIBLE:
-                raise given_up(options.method.name, prepared.name, limit, solution)
-            if not explain:
-                raise unexplained(prepared.name, limit, solution, prepared.settings.fixed_order)
-            smallest = smallest or _smallest(prepared, reduced, options)
-            raise refusal(
-                prepared.name,
-                limit,
-                solution,
-                fixed_order=prepared.settings.fixed_order,
-                works=smallest.outcome.budget,
-                lower=smallest.lower,
-                why=smallest.why,
-                notes=prepared.notes,
-            )
+            break
         plan = _as_plan(prepared, reduced, solution, first, limit)
-        outcome, excess = _within(prepared, plan, limit, attempt)
+        outcome, excess = _within(prepared, plan, limit, round_)
         if outcome is not None:
             return outcome
         # Gates and pins take a few bytes each: leave room for as many as this plan had.
-        aim = min(aim, solution.peak) - excess - 256 * (attempt + 1)
+        aim = min(aim, solution.peak) - excess - 256 * (round_ + 1)
         warm = solution.sequence
-        seconds_left = min(options.time_limit, max(5.0, first.plan_seconds / 8))
-    if explain and options.method == AUTO and first is not None:
-        smallest = smallest or _smallest(prepared, reduced, options)
-        if smallest.outcome.budget <= limit:
-            proof = first.certificate
-            return _restated(
-                smallest.outcome,
-                limit,
-                bound=min(proof.bound, smallest.outcome.plan.provenance.seconds),
-                bound_kind=proof.kind,
-                any_order=proof.any_order,
-            )
-    raise OverBudgetError(
-        f"no plan keeps within {format_bytes(limit)} when carried out",
-        why=f"the last one needs {format_bytes(limit + excess)}",
-        hint=f"--budget {limit + excess}",
-        excess=excess,
-    )
+    assert first is not None
+    return Unfit(reduced, limit, first, excess)
+
+
+def _round_seconds(options: PlanOptions, round_: int, late: int, first: Solution | None) -> float:
+    """Seconds of a round: the first leaves some for those that make its plan fit."""
+    if late:
+        return float(options.least * 0.5 ** (late - 1))
+    if first is None:
+        return max(options.least, options.left - min(MOST_ROOM, ROOM * options.left))
+    return max(options.least, min(options.left, max(MOST_ROOM, first.plan_seconds / 8)))
 
 
 def carry_solution(prepared: Prepared, reduced: Reduced, solution: Solution, limit: int) -> Outcome:

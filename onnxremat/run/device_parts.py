@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from onnxremat.cost.devices import device_costs
 from onnxremat.cost.table import CostTable
+from onnxremat.device.machine import Machine
 from onnxremat.errors import NO_FIT, UnsupportedError, UsageError
 from onnxremat.run.device_rounds import Carried, DeviceRounds
 from onnxremat.run.prepare import Prepared, prepare_split
 
 PART = 0.3  # of the time to plan, for the batch in parts: list scheduling is near the best there
+Costs = Callable[[Prepared], Mapping[str, CostTable]]
 Chosen = tuple[DeviceRounds, Carried, tuple[str, ...]]
 
 
@@ -30,9 +32,27 @@ def may_split(rounds: DeviceRounds) -> bool:
     )
 
 
-def whole_or_in_parts(rounds: DeviceRounds, tables: Mapping[str, CostTable]) -> Chosen:
+def measured_on(machine: Machine, say: Callable[[str], None]) -> Costs:
+    """What ops take on the devices of a machine: measured where they are here."""
+
+    def costs(prepared: Prepared) -> dict[str, CostTable]:
+        return device_costs(
+            prepared.graph, machine, prepared.feeds, folder=prepared.folder,
+            fresh=prepared.settings.fresh, say=say,
+        )  # fmt: skip
+
+    return costs
+
+
+def whole_or_in_parts(
+    rounds: DeviceRounds, tables: Mapping[str, CostTable], costs: Costs
+) -> Chosen:
     """The quicker of two plans in their trials: of the whole batch, and of a part of it for every
     device; the only one that keeps the limits where one does not.
+
+    Args:
+        tables: of the whole.
+        costs: prices the batch in parts.
 
     Returns:
         the rounds of the plan, the plan, and what to tell.
@@ -53,12 +73,8 @@ def whole_or_in_parts(rounds: DeviceRounds, tables: Mapping[str, CostTable]) -> 
     others = _within(
         replace(rounds, prepared=parts, aims={}, price={}, known={}), PART / (1 - PART)
     )
-    costs = device_costs(
-        parts.graph, rounds.machine, parts.feeds, folder=parts.folder,
-        fresh=parts.settings.fresh, say=rounds.say,
-    )  # fmt: skip
     try:
-        found = others.best(costs)
+        found = others.best(costs(parts))
     except NO_FIT:
         if failed:
             raise failed from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,7 +63,7 @@ class Evaluator:
         shapes = {name: trainer.types[name][0] for name in about.data}
         bound = bind(inline_functions(source), shapes)
         held = {v.input for v in about.variables if v.initial == "model"}
-        graph = prediction_graph(bound, about.prediction, held, folder)
+        graph = prediction_graph(bound, about.prediction, held, folder, about.restored)
         session = open_session(graph, session_options(Options(threads=threads)), folder)
         state = {v.name: trainer.state[v.name] for v in session.get_inputs() if v.name in held}
         self._session = BoundSession(session, state, {}, [about.prediction])
@@ -72,11 +73,18 @@ class Evaluator:
         self._loss = (loss or loss_for(about)) if about.target else None
         self._scorers: dict[tuple[int, ...], Any] = {}
 
-    def score(self, data: Arrays) -> Score:
+    def abandon(self) -> None:
+        """Stop the run that is on, from any thread; it raises StoppedError."""
+        self._session.abandon()
+
+    def score(self, data: Arrays, between: Callable[[], None] | None = None) -> Score:
         """Loss and accuracy over all rows.
 
         The last batch is filled up with rows that do not count. Where a row of the prediction is
         not a row of the data, rows that do not fill a batch are left out.
+
+        Args:
+            between: called before each batch.
 
         Raises:
             UsageError: the data do not suit the step.
@@ -85,6 +93,8 @@ class Evaluator:
         total: dict[str, float] = {}
         done = 0
         for start in range(0, data.rows, self._size):
+            if between is not None:
+                between()
             rows = np.arange(start, min(start + self._size, data.rows))
             found = self._batch(data, rows)
             if found is None:

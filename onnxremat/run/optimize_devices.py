@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from onnxremat.cost.devices import device_costs
 from onnxremat.cost.table import CostTable
 from onnxremat.device.machine import Machine
 from onnxremat.errors import (
@@ -25,7 +24,7 @@ from onnxremat.run.bench import Timing
 from onnxremat.run.bench_devices import bench_devices
 from onnxremat.run.closed_loop import PlanOptions
 from onnxremat.run.deployment import Deployment
-from onnxremat.run.device_parts import may_split, whole_or_in_parts
+from onnxremat.run.device_parts import Costs, may_split, measured_on, whole_or_in_parts
 from onnxremat.run.device_plan import transfers
 from onnxremat.run.device_rounds import DeviceRounds
 from onnxremat.run.exchange import (
@@ -131,6 +130,7 @@ def optimize_devices(
     bench_seconds: float = 6.0,
     write_model: Path | None = None,
     read_solution: Path | None = None,
+    costs: Costs | None = None,
     during: Callable[[], AbstractContextManager[object]] = nullcontext,
     say: Callable[[str], None] | None = None,
 ) -> DeviceResult:
@@ -144,6 +144,7 @@ def optimize_devices(
             (``options.method``) minimises the time.
         write_model: write the formulation as ``.mps`` or ``.lp`` before it is solved.
         read_solution: take the plan from a solution of the formulation instead of solving it.
+        costs: prices the ops of a prepared model on every device, instead of measuring them.
         during: entered while something is timed (to keep other work away, say).
 
     Raises:
@@ -154,10 +155,8 @@ def optimize_devices(
     say = say or (lambda _: None)
     files = [path for path in (write_model, read_solution) if path is not None]
     objective = _objective(machine, options.method, objective, files)
-    tables = device_costs(
-        prepared.graph, machine, prepared.feeds, folder=prepared.folder,
-        fresh=prepared.settings.fresh, say=say,
-    )  # fmt: skip
+    costs = costs or measured_on(machine, say)
+    tables = costs(prepared)
     peaks = dict.fromkeys(machine.names, prepared.baseline_peak)
     limits = machine.limits(budgets, peaks)
     absent = _absent(machine)
@@ -170,7 +169,7 @@ def optimize_devices(
     if files or not may_split(rounds):
         found = rounds.best(tables, given)
     else:
-        rounds, found, notes = whole_or_in_parts(rounds, tables)
+        rounds, found, notes = whole_or_in_parts(rounds, tables, costs)
     timings: list[Timing] = []
     if found.verification is not None:
         _refuse_wrong(found.verification)

@@ -31,7 +31,7 @@ from onnxremat.graph.sequences import without_sequences
 from onnxremat.graph.traits import DOMAINS
 from onnxremat.ort.feeds import load_feeds, seeded_feeds
 from onnxremat.ort.infer import bind, build_graph, require_shapes, with_shapes
-from onnxremat.ort.offline import TARGETS, optimise
+from onnxremat.ort.offline import TARGETS, Optimised, optimised_for
 from onnxremat.ort.profile import Feeds, Profile, profile
 from onnxremat.ort.session import DEFAULT, TUNED, Options
 from onnxremat.rewrite.restore import restored
@@ -61,6 +61,7 @@ class Settings:
         train: make a training step of the model first.
         split_batch: compute the batch in parts: so many, or of so many rows each; whole where
             empty. None leaves it to the planner of several devices.
+        costs: prices the ops of a graph, instead of measuring them or estimating.
     """
 
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
@@ -74,6 +75,7 @@ class Settings:
     fixed_order: bool = False
     train: Training | None = None
     split_batch: tuple[int, ...] | None = None
+    costs: Callable[[Graph], CostTable] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """What preparing the same graph again needs."""
@@ -201,10 +203,11 @@ def prepare_split(
     """
     original = build_graph(prepared.original, prepared.folder)
     settings = replace(prepared.settings, split_batch=split)
-    return _for_planning(
+    made = _for_planning(
         prepared.name, prepared.folder, original, prepared.plain, prepared.feeds,
         prepared.baseline, settings, progress or (lambda _: None),
     )  # fmt: skip
+    return replace(made, notes=tuple(dict.fromkeys((*prepared.notes, *made.notes))))
 
 
 def _for_planning(
@@ -221,8 +224,9 @@ def _for_planning(
     say("optimising the graph as onnxruntime does at load")
     bound = to_model(original)
     listed = with_shapes(plain, _sizes(original))
-    optimised = optimise(to_model(listed), settings.target, folder)
-    graph = without_dead_ops(build_graph(optimised, folder))
+    made = optimised_for(to_model(listed), settings.target, folder)
+    asked, settings = settings.target, replace(settings, target=made.target)
+    graph = without_dead_ops(build_graph(made.model, folder))
     graph = with_shapes(graph, {n: found for n, found in _sizes(listed).items() if found[1]})
     if feeds is not None:
         graph = _with_measured_shapes(graph, to_model(graph), feeds, folder)
@@ -235,7 +239,9 @@ def _for_planning(
         require_shapes(graph)
     graph = _base_order(graph, listed, settings.fixed_order)
     measured = None
-    if feeds is None:
+    if settings.costs is not None:
+        costs = settings.costs(graph)
+    elif feeds is None:
         costs = analytic_costs(graph)
     else:
         say("measuring the cost of every op")
@@ -251,7 +257,7 @@ def _for_planning(
         peak = held + baseline.live_peak
     return Prepared(
         name, folder, bound, plain, graph, feeds, costs, weights, peak, baseline, store_all,
-        settings, _notes(settings.target, store_all, peak),
+        settings, _notes(asked, made, store_all, peak),
     )  # fmt: skip
 
 
@@ -347,13 +353,19 @@ def _unmeasured(original: Graph) -> int:
     return simulate(ordered, Rules(reuse=True), scratch=scratch, weight_bytes=weights).peak
 
 
-def _notes(target: str, store_all: int, original: int) -> tuple[str, ...]:
-    if target == "host" or store_all <= original:
-        return ()
-    return (
-        f"onnxruntime runs the original in {format_bytes(original)} because it fuses more at load; "
-        "--target host plans that graph (a file for this kind of processor)",
-    )
+def _notes(asked: str, made: Optimised, store_all: int, original: int) -> tuple[str, ...]:
+    notes = []
+    if made.target != asked:
+        notes.append(
+            f"optimised for --target {made.target}, not {asked}: onnxruntime does not open what it "
+            f"makes of this model for {asked} ({made.why})"
+        )
+    elif asked != "host" and store_all > original:
+        notes.append(
+            f"onnxruntime runs the original in {format_bytes(original)} because it fuses more at "
+            "load; --target host plans that graph (a file for this kind of processor)"
+        )
+    return tuple(notes)
 
 
 def inputs_bytes(graph: Graph) -> int:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+import onnx
 
 from onnxremat.graph.onnx_io import inline_functions, to_model
 from onnxremat.ort.feeds import load_feeds, seeded_feeds
@@ -17,10 +20,20 @@ def reference_outputs(source: Any, settings: Settings) -> tuple[Feeds, dict[str,
     Raises:
         ModelError: the original cannot be read or run.
     """
+    model, feeds, folder = reference_model(source, settings)
+    return feeds, named_outputs(model, feeds, folder)
+
+
+def reference_model(source: Any, settings: Settings) -> tuple[onnx.ModelProto, Feeds, Path | None]:
+    """The original with its dimensions bound, inputs for it, and the folder of its weights.
+
+    Raises:
+        ModelError: the original cannot be read.
+    """
     model, folder, _ = read_source(source)
     graph = build_graph(bind(inline_functions(model), settings.shapes, settings.dims), folder)
     if settings.data is not None:
         feeds = load_feeds(settings.data, graph)
     else:
         feeds = seeded_feeds(graph, settings.seed)
-    return feeds, named_outputs(to_model(graph), feeds, folder)
+    return to_model(graph), feeds, folder

@@ -39,6 +39,8 @@ def refusal(
     works: int,
     lower: int,
     why: str,
+    counts: bool = True,
+    how: str = "",
     notes: Sequence[str] = (),
 ) -> InfeasibleError | NoPlanError:
     """Proven, with the smallest budget that works; or not found in time.
@@ -51,10 +53,13 @@ def refusal(
         solution: the planner's answer without a sequence.
         works: smallest budget with a plan, in bytes.
         lower: proven lower bound on every budget in bytes, ``why`` its reason.
+        counts: whether the answer is about all that can be done; there may be another way.
+        how: what the smallest budget takes.
         notes: further things to try.
     """
-    any_order = solution.certificate.any_order or fixed_order
-    hint = f"--budget {works} ({format_bytes(works)}, the smallest budget with a plan)"
+    any_order = counts and (solution.certificate.any_order or fixed_order)
+    best = "the smallest budget with a plan" + (f", {how}" if how else "")
+    hint = f"--budget {works} ({format_bytes(works)}, {best})"
     hint = "; ".join([hint, *notes])
     need = f"at least {format_bytes(lower)} ({lower} B) are needed: {why}"
     if limit < lower or (solution.status is Status.INFEASIBLE and any_order):

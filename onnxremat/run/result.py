@@ -22,6 +22,7 @@ from onnxremat.run.closed_loop import Outcome
 from onnxremat.run.compare import Difference, compare
 from onnxremat.run.load import options_path, write_options
 from onnxremat.run.prepare import Prepared, inputs_bytes
+from onnxremat.run.repeats import Repeats, repeats, why
 from onnxremat.schedule.plan import Plan
 
 
@@ -36,6 +37,8 @@ class Finished:
         against_store_all: outputs against the same graph without recomputation: bit-equal, or
             the result is refused.
         timings: store-all, result, original; paired; empty when not timed.
+        changing: what changes from run to run in the graph without recomputation already, "" for
+            nothing; such outputs may differ as much as between two runs.
     """
 
     prepared: Prepared
@@ -43,6 +46,7 @@ class Finished:
     against_original: Difference | None
     against_store_all: Difference | None
     timings: tuple[Timing, ...]
+    changing: str = ""
 
     @property
     def plan(self) -> Plan:
@@ -101,6 +105,7 @@ class Finished:
             else None,
             "target": self.prepared.settings.target,
             "cost_source": self.prepared.costs.source,
+            "changing_outputs": self.changing or None,
             "notes": list(facts.notes),
         }
 
@@ -136,10 +141,11 @@ def finish(
     session = open_session(store_all.model(), session_options(prepared.tuned), prepared.folder)
     names = [value.name for value in session.get_outputs()]
     reference = dict(zip(names, run_session(session, prepared.feeds), strict=True))
-    del session
     same = compare(outcome.measured.outputs, reference)
     close = compare(outcome.measured.outputs, prepared.baseline.outputs)
-    if not (same.bit_equal or same.ok):
+    own = Repeats("", 0.0) if same.bit_equal else repeats(session, prepared.feeds)
+    del session
+    if not (same.bit_equal or same.ok or own.allows(same.worst)):
         raise VerificationError(
             "the planned model computes something else",
             where=f"output {same.output}",
@@ -155,7 +161,10 @@ def finish(
     if bench_seconds > 0:
         say("timing")
         timings = _bench(prepared, store_all, outcome, bench_seconds, stop)
-    return Finished(prepared, outcome, close, same, tuple(timings))
+    changing = (
+        "" if own.same else f"'{own.output}' by up to {own.spread:.1e}: {why(prepared.graph)}"
+    )
+    return Finished(prepared, outcome, close, same, tuple(timings), changing)
 
 
 def _base(prepared: Prepared) -> list[str]:

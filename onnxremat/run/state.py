@@ -12,7 +12,8 @@ import onnx
 from onnx import helper, numpy_helper
 
 from onnxremat.errors import UsageError
-from onnxremat.grad.description import Variable
+from onnxremat.grad.description import KEY, Variable, training_of
+from onnxremat.grad.unfold import Restored, apply_restored
 from onnxremat.graph.onnx_io import read_model
 
 Source: TypeAlias = onnx.ModelProto | str | os.PathLike[str]
@@ -30,20 +31,22 @@ class FirstValues:
     """Initial values by name, read one at a time.
 
     Args:
-        sources: arrays, a model, or a model's file; the first that has a name counts.
+        sources: arrays, a model, or a model's file; the first that has a name counts. Where one is
+            a training step, what it undid of the exporter's work is undone in the models too.
     """
 
     def __init__(self, *sources: Weights | None) -> None:
         self._arrays: dict[str, np.ndarray] = {}
         self._stored: dict[str, tuple[onnx.TensorProto, str]] = {}
+        models = []
         for source in sources:
-            if source is None:
-                continue
             if isinstance(source, Mapping):
                 self._arrays.update(source)
-                continue
-            model, folder = open_source(source)
-            for tensor in model.graph.initializer:
+            elif source is not None:
+                models.append(open_source(source))
+        restored = [entry for model, _ in models for entry in _restored(model)]
+        for model, folder in models:
+            for tensor in apply_restored(model, restored, folder).graph.initializer:
                 self._stored.setdefault(tensor.name, (tensor, str(folder or "")))
 
     def of(self, variable: Variable, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -71,6 +74,11 @@ class FirstValues:
                 hint="give the model that the training graph was made from",
             )
         return np.array(value, dtype, order="C")
+
+
+def _restored(model: onnx.ModelProto) -> tuple[Restored, ...]:
+    is_step = any(entry.key == KEY for entry in model.metadata_props)
+    return training_of(model).restored if is_step else ()
 
 
 def input_types(model: onnx.ModelProto) -> dict[str, tuple[tuple[int, ...], np.dtype]]:

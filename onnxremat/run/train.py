@@ -17,12 +17,13 @@ from onnxremat.errors import ModelError, UsageError
 from onnxremat.grad.blocked import require_block
 from onnxremat.grad.description import Training, training_of
 from onnxremat.grad.dropout import COUNTER
+from onnxremat.grad.unfold import apply_restored, fold_restored
 from onnxremat.grad.update import RATE, SHARE, update_of
 from onnxremat.graph.onnx_io import write_model
+from onnxremat.graph.tensor_files import drop_leftovers, read_tensors, write_tensors
 from onnxremat.ort.binding import BoundSession
 from onnxremat.ort.session import TUNED, Options, open_session, session_options
 from onnxremat.run.batches import Batch, Data, check_arrays, check_labels
-from onnxremat.run.checkpoint import drop_leftovers, read_tensors, write_tensors
 from onnxremat.run.rates import Schedule
 from onnxremat.run.state import FirstValues, Source, Weights, input_types, open_source
 
@@ -169,6 +170,13 @@ class Trainer:
                 self.update(rate)
         return results
 
+    def abandon(self) -> None:
+        """Stop the step that is on, from any thread; it raises StoppedError, and the state is good
+        for nothing any more: what is kept is the last checkpoint."""
+        self._session.abandon()
+        if self._update is not None:
+            self._update.abandon()
+
     def update(self, rate: float | None = None) -> None:
         """Update with the mean of the gradients gathered so far, be they fewer than a full set;
         nothing happens when there are none."""
@@ -303,13 +311,14 @@ class Trainer:
         """
         source, folder = open_source(model)
         result = onnx.ModelProto()
-        result.CopyFrom(source)
+        result.CopyFrom(apply_restored(source, self.training.restored, folder))
         trained = [v.input for v in self.training.variables if v.initial == "model"]
         stored = {tensor.name: tensor for tensor in result.graph.initializer}
         for name in trained:
             if name not in stored:
                 raise UsageError(f"the model has no initializer '{name}'")
             stored[name].CopyFrom(numpy_helper.from_array(self.state[name], name))
+        result = fold_restored(result, self.training.restored)
         if path is not None:
             write_model(result, path, weights_from=folder)
         return result

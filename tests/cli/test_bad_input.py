@@ -13,6 +13,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from tests.cli.conftest import Command, listing
+from tests.limits import LONG
 from tests.toolbox import parse
 
 QUICK = ("--bench-seconds", 0, "--time-limit", 1, "-b", "0.8x")
@@ -205,7 +206,7 @@ def test_infeasible_budget_gives_the_smallest_with_its_proof(
     lower = said.err.split("at least")[1].split("(")[1].split(" B")[0]
     assert 40000 < int(lower) <= int(smallest)
     for _ in range(3):  # gates take some bytes that only carrying out shows: one more hint
-        again = cli("optimize", chain, "-b", smallest, "--time-limit", 4, "--dry-run",
+        again = cli("optimize", chain, "-b", smallest, "--time-limit", LONG, "--dry-run",
                     "--bench-seconds", 0, "--no-measure", "--json")  # fmt: skip
         if again.code == 0:
             break

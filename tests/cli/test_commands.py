@@ -14,8 +14,9 @@ import pytest
 from onnxremat.errors import OnnxrematError
 from tests.cli.conftest import Command, Said, listing
 from tests.conftest import ROOT
+from tests.limits import LONG
 
-QUICK = ("--bench-seconds", 0, "--time-limit", 3, "--seed", 1)
+PATIENT = ("--bench-seconds", 0, "--time-limit", LONG, "--seed", 1)
 NUMBERS = (
     "budget_bytes", "baseline_peak_bytes", "peak_predicted_bytes", "peak_measured_bytes",
     "overhead_planned", "bound", "gap", "plan_seconds", "recomputed_ops",
@@ -29,14 +30,14 @@ def planned(tmp_path_factory: pytest.TempPathFactory, chain: Path, warm: None) -
     import onnxremat
 
     made = onnxremat.optimize(
-        chain, budget="0.7x", bench_seconds=0, options=onnxremat.PlanOptions(time_limit=3)
+        chain, budget="0.7x", bench_seconds=0, options=onnxremat.PlanOptions(time_limit=LONG)
     )
     made.save(out)
     return out, made.facts()
 
 
 def test_optimize(cli: Command, folder: Path, chain: Path, warm: None) -> None:
-    said = cli("optimize", chain, "out.onnx", "--budget", "0.7x", *QUICK, "--json")
+    said = cli("optimize", chain, "out.onnx", "--budget", "0.7x", *PATIENT, "--json")
     assert said.code == 0, said.err
     facts = said.facts
     for name in NUMBERS:
@@ -58,7 +59,7 @@ def test_optimize(cli: Command, folder: Path, chain: Path, warm: None) -> None:
 def test_optimize_with_everything(cli: Command, folder: Path, chain: Path, warm: None) -> None:
     said = cli(
         "optimize", chain, "-o", "out.onnx", "-b", "0.75x", "--bench-seconds", 0.2, "--time-limit",
-        3, "--fixed-order", "--target", "host", "--solver", "highs", "--threads", 1, "-v",
+        LONG, "--fixed-order", "--target", "host", "--solver", "highs", "--threads", 1, "-v",
         "--plot", "memory.svg", "--trace", "trace.json", "--json",
     )  # fmt: skip
     assert said.code == 0, said.err
@@ -72,7 +73,7 @@ def test_optimize_with_everything(cli: Command, folder: Path, chain: Path, warm:
 
 
 def test_dry_run_writes_nothing(cli: Command, folder: Path, chain: Path) -> None:
-    said = cli("optimize", chain, "-b", "2x", "--dry-run", *QUICK, "--json")
+    said = cli("optimize", chain, "-b", "2x", "--dry-run", *PATIENT, "--json")
     assert said.code == 0, said.err
     assert said.facts["recomputed_ops"] == 0
     assert listing() == []
@@ -81,7 +82,7 @@ def test_dry_run_writes_nothing(cli: Command, folder: Path, chain: Path) -> None
 def test_without_measuring_nothing_is_claimed(
     cli: Command, folder: Path, chain: Path, warm: None
 ) -> None:
-    said = cli("optimize", chain, "out.onnx", "-b", "0.7x", "--no-measure", *QUICK, "--json")
+    said = cli("optimize", chain, "out.onnx", "-b", "0.7x", "--no-measure", *PATIENT, "--json")
     assert said.code == 0, said.err
     for name in ("peak_measured_bytes", "overhead_measured", "order_kept", "bit_equal"):
         assert said.facts[name] is None, name
@@ -90,14 +91,14 @@ def test_without_measuring_nothing_is_claimed(
 
 
 def test_smallest_budget(cli: Command, folder: Path, chain: Path, warm: None) -> None:
-    said = cli("optimize", chain, "out.onnx", "-b", "min", *QUICK, "--json")
+    said = cli("optimize", chain, "out.onnx", "-b", "min", *PATIENT, "--time-limit", 3, "--json")
     assert said.code == 0, said.err
     assert said.facts["peak_measured_bytes"] <= said.facts["budget_bytes"]
     assert any("no budget below" in note for note in said.facts["notes"])
 
 
 def test_quiet_says_nothing(cli: Command, folder: Path, chain: Path) -> None:
-    said = cli("optimize", chain, "out.onnx", "-b", "2x", *QUICK, "-q")
+    said = cli("optimize", chain, "out.onnx", "-b", "2x", *PATIENT, "-q")
     assert said == Said(0, "", "")
     assert Path("out.onnx").exists()
 
@@ -105,7 +106,7 @@ def test_quiet_says_nothing(cli: Command, folder: Path, chain: Path) -> None:
 def test_text_goes_to_stdout_and_progress_to_stderr(
     cli: Command, folder: Path, chain: Path
 ) -> None:
-    said = cli("optimize", chain, "out.onnx", "-b", "2x", *QUICK)
+    said = cli("optimize", chain, "out.onnx", "-b", "2x", *PATIENT)
     assert said.code == 0
     assert "peak" in said.out
     assert "- planning" in said.err
@@ -114,14 +115,14 @@ def test_text_goes_to_stdout_and_progress_to_stderr(
 
 def test_file_names_are_no_markup(cli: Command, folder: Path, chain: Path) -> None:
     Path("odd[").mkdir()
-    said = cli("optimize", chain, "odd[/b] [red]x.onnx", "-b", "2x", *QUICK)
+    said = cli("optimize", chain, "odd[/b] [red]x.onnx", "-b", "2x", *PATIENT)
     assert said.code == 0, said.err
     assert "odd[/b] [red]x.onnx" in said.err.replace("\n", " ")
 
 
 def test_symbolic_dimensions(cli: Command, folder: Path, symbolic: Path) -> None:
     for options in (("--dim", "batch=4"), ("--shape", "x:4,64"), ("--shape", "x:[4, 64]")):
-        said = cli("optimize", symbolic, "out.onnx", "-b", "2x", *QUICK, *options, "--json")
+        said = cli("optimize", symbolic, "out.onnx", "-b", "2x", *PATIENT, *options, "--json")
         assert said.code == 0, said.err
         made = onnx.load("out.onnx")
         (dims,) = [[d.dim_value for d in v.type.tensor_type.shape.dim] for v in made.graph.input]
@@ -136,12 +137,12 @@ def test_inputs_from_a_file(cli: Command, folder: Path, chain: Path, planned: tu
     with np.load("out.npz") as out:
         assert set(out.files) == {f"dw{i}" for i in range(4)}
     assert cli("verify", chain, planned[0], "--data", "feeds.npz").code == 0
-    said = cli("optimize", chain, "o.onnx", "-b", "2x", *QUICK, "--data", "feeds.npz")
+    said = cli("optimize", chain, "o.onnx", "-b", "2x", *PATIENT, "--data", "feeds.npz")
     assert said.code == 0, said.err
 
 
 def test_plan_and_apply(cli: Command, folder: Path, chain: Path, warm: None) -> None:
-    said = cli("plan", chain, "-b", "0.7x", "-o", "plan.json", "--time-limit", 3, "--json")
+    said = cli("plan", chain, "-b", "0.7x", "-o", "plan.json", "--time-limit", LONG, "--json")
     assert said.code == 0, said.err
     for name in ("status", "budget_bytes", "peak_predicted_bytes", "overhead_planned", "bound",
                  "gap", "plan_seconds", "recomputed_ops"):  # fmt: skip
@@ -236,7 +237,7 @@ def test_python_snippet_opens_the_model(cli: Command, folder: Path, planned: tup
 def test_sweep(cli: Command, folder: Path, chain: Path, warm: None) -> None:
     said = cli(
         "sweep", chain, "-b", "0.9x", "-b", "0.7x", "-o", "curve.json", "--plot", "curve.png",
-        "--time-limit", 2, "--json",
+        "--time-limit", LONG, "--json",
     )  # fmt: skip
     assert said.code == 0, said.err
     assert json.loads(Path("curve.json").read_text()) == said.facts
@@ -303,10 +304,10 @@ def test_exit_codes_are_the_documented_ones() -> None:
 def test_a_result_can_be_optimised_again(
     cli: Command, folder: Path, chain: Path, planned: tuple
 ) -> None:
-    loose = cli("optimize", chain, "loose.onnx", "-b", "0.85x", *QUICK, "--json")
+    loose = cli("optimize", chain, "loose.onnx", "-b", "0.85x", *PATIENT, "--json")
     assert loose.facts["recomputed_ops"] > 0
     tight = planned[1]["budget_bytes"] + 4096
-    said = cli("optimize", "loose.onnx", "out.onnx", "-b", tight, *QUICK, "--json")
+    said = cli("optimize", "loose.onnx", "out.onnx", "-b", tight, *PATIENT, "--json")
     assert said.code == 0, said.err
     assert said.facts["recomputed_ops"] > 0
     onnx.checker.check_model("out.onnx", full_check=True)

@@ -11,11 +11,12 @@ import pytest
 
 from onnxremat.graph.onnx_io import to_model
 from tests.cli.conftest import Command, listing
+from tests.limits import LONG
 from tests.plan.readers import scip
 from tests.toolbox import parse, training_chain
 
 TWO = ("--devices", "cpu-2x1")
-QUICK = ("--time-limit", 5, "--bench-seconds", 0)
+PATIENT = ("--time-limit", LONG, "--bench-seconds", 0)
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def peaks_of(matrices: dict[str, Any]) -> dict[str, int]:
 @pytest.mark.parametrize("name", ["xengine-miqp", "xengine-linear"])
 def test_the_whole_flow_on_two_devices(cli: Command, step: Path, name: str) -> None:
     said = cli(
-        "optimize", step, "out.onnx", *TWO, "--budget", "cpu:0=120KiB,cpu:1=110KiB", *QUICK,
+        "optimize", step, "out.onnx", *TWO, "--budget", "cpu:0=120KiB,cpu:1=110KiB", *PATIENT,
         "--pin", "MatMul=cpu:0", "--pin", "Tanh=cpu:1", "--formulation", name, "--write-model",
         "step.mps", "--json",
     )  # fmt: skip
@@ -92,7 +93,7 @@ def test_the_whole_flow_on_two_devices(cli: Command, step: Path, name: str) -> N
 def test_the_written_model_is_the_one_that_is_solved(cli: Command, net: Path) -> None:
     """SCIP, from the file, finds the time that the plan has."""
     said = cli(
-        "optimize", net, "out.onnx", *TWO, "--budget", "64KiB", *QUICK, "--no-warm-start", "--pin",
+        "optimize", net, "out.onnx", *TWO, "--budget", "64KiB", *PATIENT, "--no-warm-start", "--pin",
         "Exp=cpu:1", "--pin", "Sin=cpu:0", "--formulation", "xengine-miqp", "--write-model",
         "net.mps", "--json",
     )  # fmt: skip
@@ -106,7 +107,7 @@ def test_the_written_model_is_the_one_that_is_solved(cli: Command, net: Path) ->
     assert facts["status"] == "optimal"
     given = ("--pin", "Exp=cpu:1", "--pin", "Sin=cpu:0", "--formulation", "xengine-miqp")
     back = cli(
-        "optimize", net, "back.onnx", *TWO, "--budget", "64KiB", *QUICK, *given,
+        "optimize", net, "back.onnx", *TWO, "--budget", "64KiB", *PATIENT, *given,
         "--read-solution", "net.sol", "--json",
     )  # fmt: skip
     assert back.code == 0, back.err
@@ -114,7 +115,7 @@ def test_the_written_model_is_the_one_that_is_solved(cli: Command, net: Path) ->
     assert back.facts["seconds_planned"] == pytest.approx(facts["seconds_planned"], rel=2e-3)
     assert {check["ok"] for check in back.facts["checks"]} == {True}
     less = cli(
-        "optimize", net, "less.onnx", *TWO, "--budget", "40KiB", *QUICK, *given,
+        "optimize", net, "less.onnx", *TWO, "--budget", "40KiB", *PATIENT, *given,
         "--read-solution", "net.sol",
     )  # fmt: skip
     less.assert_refused(2, "takes 48.0 KiB", "on 'cpu:")
@@ -128,7 +129,7 @@ def test_the_written_model_is_the_one_that_is_solved(cli: Command, net: Path) ->
 def test_a_device_that_is_not_here_is_planned_for_all_the_same(cli: Command, net: Path) -> None:
     Path("cpu_gpu.txt").write_text("cpu_0;cpu;0;1;0\ngpu_0;gpu;0;1;0\n")
     given = ("--devices", "cpu_gpu.txt", "--formulation", "xengine-miqp", "--write-model", "m.lp")
-    said = cli("optimize", net, "out.onnx", *given, *QUICK)
+    said = cli("optimize", net, "out.onnx", *given, *PATIENT)
     if "gpu_0' is not here" not in said.err:
         pytest.skip("there is a GPU")
     assert said.code == 0, said.err
@@ -138,7 +139,7 @@ def test_a_device_that_is_not_here_is_planned_for_all_the_same(cli: Command, net
     reported = cli("report", "out.onnx", "--matrices")
     assert reported.code == 0, reported.err
     assert "gpu_0" in reported.out
-    cli("optimize", net, "out.onnx", *given, *QUICK, "--pin", "*=gpu_1").assert_refused(
+    cli("optimize", net, "out.onnx", *given, *PATIENT, "--pin", "*=gpu_1").assert_refused(
         2, "has no device 'gpu_1'"
     )
 
@@ -159,15 +160,15 @@ def test_a_device_that_is_not_here_is_planned_for_all_the_same(cli: Command, net
 def test_what_does_not_go_together(
     cli: Command, net: Path, more: tuple[object, ...], words: tuple[str, ...]
 ) -> None:
-    cli("optimize", net, "out.onnx", *TWO, *more, *QUICK).assert_refused(2, *words)
+    cli("optimize", net, "out.onnx", *TWO, *more, *PATIENT).assert_refused(2, *words)
     assert listing() == ["net.onnx"]
 
 
 def test_one_device(cli: Command, step: Path) -> None:
     """Written and solved; the report's rows have the predicted peak."""
     said = cli(
-        "optimize", step, "out.onnx", "-b", "0.8x", *QUICK, "--formulation", "checkmate",
-        "--write-model", "step.mps", "--json",
+        "optimize", step, "out.onnx", "-b", "0.8x", *PATIENT, "--gap", 0.02, "--formulation",
+        "checkmate", "--write-model", "step.mps", "--json",
     )  # fmt: skip
     assert said.code == 0, said.err
     assert "wrote step.mps: checkmate" in said.err
@@ -189,7 +190,7 @@ def test_one_device(cli: Command, step: Path) -> None:
 
 def test_drawn_matrices(cli: Command, net: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
-    said = cli("optimize", net, "out.onnx", "-b", "60KiB", *QUICK, "-q")
+    said = cli("optimize", net, "out.onnx", "-b", "60KiB", *PATIENT, "-q")
     assert said.code == 0, said.err
     shown = cli("report", "out.onnx", "--matrices").out
     assert shown.count("●") == 5 + 1  # one first run per timestep, and the legend
@@ -202,7 +203,7 @@ def test_drawn_matrices(cli: Command, net: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_plan_by_itself_needs_its_model(cli: Command, step: Path, net: Path) -> None:
-    said = cli("plan", step, "-o", "plan.json", "-b", "0.8x", "--time-limit", 2, "--json")
+    said = cli("plan", step, "-o", "plan.json", "-b", "0.8x", *PATIENT[:2], "--json")
     assert said.code == 0, said.err
     cli("report", "plan.json").assert_refused(2, "--model IN.onnx")
     cli("report", "plan.json", "--model", net).assert_refused(2, "belongs to another model")

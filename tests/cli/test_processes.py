@@ -20,6 +20,7 @@ from onnxremat.graph.onnx_io import to_model
 from onnxremat.plan import peak
 from tests.cli.conftest import listing
 from tests.conftest import ROOT
+from tests.limits import LONG
 from tests.plan.graphs import graph_file, small_transformer
 from tests.toolbox import training_chain
 
@@ -30,12 +31,34 @@ if status.exists():
     atexit.register(lambda: sys.stderr.write(status.read_text()))
 from onnxremat.cli.app import main; main()
 """
+# With a line as soon as there is a plan, which else only a terminal shows.
+TOLD = """
+import math, sys
+from onnxremat.cli.console import Console
+def planning(self, best, bound, stage):
+    if math.isfinite(best):
+        print("- found a plan", file=sys.stderr, flush=True)
+Console.planning = planning
+"""
+# Ctrl-C as a stage begins, once or more.
+INTERRUPTED = """
+import os, signal, sys
+from onnxremat.cli.console import Console
+say = Console.say
+def interrupted(self, stage):
+    say(self, stage)
+    for _ in range({times}):
+        if stage.startswith("{stage}"):
+            os.kill(os.getpid(), signal.SIGINT)
+Console.say = interrupted
+"""
+FOR_EVER = ("--gap", 0, "--time-limit", 10 * LONG)  # until it is interrupted
 GIB = 1 << 30
 
 
-def start(folder: Path, *args: object) -> subprocess.Popen[str]:
+def start(folder: Path, *args: object, code: str = RUN) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", RUN, *map(str, args)],
+        [sys.executable, "-c", code, *map(str, args)],
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -62,13 +85,12 @@ def long_plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_interrupt_keeps_the_best_plan(tmp_path: Path, long_plan: Path, warm: None) -> None:
     process = start(
-        tmp_path, "optimize", long_plan, "out.onnx", "-b", "0.35x", "--gap", 0, "--time-limit", 120,
-        "--no-measure", "--json",
+        tmp_path, "optimize", long_plan, "out.onnx", "-b", "0.35x", *FOR_EVER, "--no-measure",
+        "--json", code=TOLD + RUN,
     )  # fmt: skip
-    read_until(process, "- planning")
-    time.sleep(4)
+    read_until(process, "- found a plan")
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=40)
+    out, err = process.communicate(timeout=5 * LONG)
     assert process.returncode == 0, err
     facts = json.loads(out)
     assert facts["recomputed_ops"] > 0
@@ -79,12 +101,10 @@ def test_interrupt_keeps_the_best_plan(tmp_path: Path, long_plan: Path, warm: No
 
 def test_interrupt_before_any_plan(tmp_path: Path, long_plan: Path) -> None:
     process = start(
-        tmp_path, "optimize", long_plan, "out.onnx", "-b", "0.25x", "--gap", 0, "--time-limit", 120,
-        "--json",
+        tmp_path, "optimize", long_plan, "out.onnx", "-b", "0.25x", *FOR_EVER, "--json",
+        code=INTERRUPTED.format(stage="reading", times=1) + RUN,
     )  # fmt: skip
-    read_until(process, "- reading")
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=5 * LONG)
     assert process.returncode == 130, err
     assert out == ""
     assert "Traceback" not in err
@@ -94,13 +114,10 @@ def test_interrupt_before_any_plan(tmp_path: Path, long_plan: Path) -> None:
 
 def test_second_interrupt_gives_up_at_once(tmp_path: Path, long_plan: Path, warm: None) -> None:
     process = start(
-        tmp_path, "optimize", long_plan, "out.onnx", "-b", "0.35x", "--gap", 0, "--time-limit", 120
-    )
-    read_until(process, "- measuring the original")
-    for _ in range(2):
-        process.send_signal(signal.SIGINT)
-        time.sleep(0.05)
-    out, err = process.communicate(timeout=30)
+        tmp_path, "optimize", long_plan, "out.onnx", "-b", "0.35x", *FOR_EVER,
+        code=INTERRUPTED.format(stage="measuring the original", times=2) + RUN,
+    )  # fmt: skip
+    out, err = process.communicate(timeout=LONG)
     assert process.returncode == 130, err
     assert (out, "Traceback" in err) == ("", False)
     assert listing(tmp_path) == []
@@ -116,14 +133,11 @@ def test_interrupts_at_any_moment(
     problem = small_transformer(12)
     graph = graph_file(problem, tmp_path / "graph.json")
     process = start(
-        tmp_path, "plan", graph, "-b", "0.35x", "--gap", 0, "--time-limit", 120, "-o", "plan.json",
-        "--json", *options,
+        tmp_path, "plan", graph, "-b", "0.35x", *FOR_EVER, "-o", "plan.json", "--json", *options,
     )  # fmt: skip
-    time.sleep(Random(seed).uniform(0.0, 5.0))
+    time.sleep(Random(seed).uniform(0.0, 5.0))  # whatever it is at by then
     process.send_signal(signal.SIGINT)
-    begin = time.monotonic()
-    out, err = process.communicate(timeout=60)
-    assert time.monotonic() - begin < 30
+    out, err = process.communicate(timeout=5 * LONG)  # half of its limit
     assert "Traceback" not in err or process.returncode == -signal.SIGINT
     if process.returncode == 0:
         facts = json.loads(out)
@@ -140,7 +154,7 @@ def test_closed_pipe_is_no_traceback(tmp_path: Path, long_plan: Path) -> None:
     process = start(tmp_path, "inspect", long_plan, "--json")
     process.stdout.close()  # type: ignore[union-attr]
     err = process.stderr.read()  # type: ignore[union-attr]
-    assert process.wait(timeout=30) in (0, 1)
+    assert process.wait(timeout=LONG) in (0, 1)
     assert "Traceback" not in err
 
 
@@ -188,7 +202,7 @@ def test_three_gib_of_weights_stay_on_disk(tmp_path: Path, warm: None) -> None:
         tmp_path, "optimize", path, "out.onnx", "-b", "1x", "--no-measure", "--time-limit", 5,
         "--json",
     )  # fmt: skip
-    out, err = process.communicate(timeout=300)
+    out, err = process.communicate(timeout=5 * LONG)
     assert process.returncode == 0, err
     assert json.loads(out)["weight_bytes"] >= 3 * GIB
     # Not ru_maxrss: it counts the parent's pages from before the child's exec.

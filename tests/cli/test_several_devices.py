@@ -11,6 +11,7 @@ import pytest
 from onnxremat.device.files import parse_machine
 from onnxremat.graph.onnx_io import to_model
 from tests.cli.conftest import Command, listing
+from tests.limits import LONG
 from tests.toolbox import parse, training_chain
 
 
@@ -24,7 +25,7 @@ def step(folder: Path) -> Path:
 def test_optimize_verify_bench_export(cli: Command, folder: Path, step: Path) -> None:
     said = cli(
         "optimize", step, "out.onnx", "--devices", "cpu-2x1", "--budget", "cpu:0=1MiB,cpu:1=1MiB",
-        "--time-limit", 2, "--bench-seconds", 0, "--json",
+        "--time-limit", LONG, "--gap", 1, "--bench-seconds", 0, "--json",
     )  # fmt: skip
     assert said.code == 0, said.err
     facts = said.facts

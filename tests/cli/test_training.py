@@ -14,9 +14,10 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from onnxremat.run.checkpoint import read_tensors
+from onnxremat.graph.tensor_files import read_tensors
 from tests.cli.conftest import Command, listing
 from tests.conftest import ROOT
+from tests.limits import LONG
 from tests.run.test_train import BATCH, ROWS, arrays, net
 
 LOADER = """
@@ -282,7 +283,7 @@ def test_interrupt_keeps_what_there_is(work: Path, keep: str) -> None:
         if line.startswith("epoch 3/"):
             break
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=LONG)
     assert process.returncode == 130
     assert (out, "Traceback" in err) == ("", False)
     assert "error: interrupted after step" in err
@@ -302,7 +303,7 @@ def test_a_full_disk_keeps_the_old_checkpoint(work: Path, cli: Command) -> None:
     process = start(
         *training("--checkpoint", "c.safetensors", "--epochs", 2), "--resume", limit=1000
     )
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=LONG)
     assert (process.returncode, out) == (2, "")
     assert "error: cannot write c.safetensors" in err
     assert "the file before is untouched" in err

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from random import Random
 
+from onnxremat.cost.analytic import analytic_costs
+from onnxremat.cost.table import CostTable
 from onnxremat.device.machine import PROVIDERS, Device, Link, Machine
 from onnxremat.graph.ir import Graph
+from onnxremat.run.prepare import Prepared
 from onnxremat.schedule.plan import Compute, Free, Plan, Step, Transfer
 from tests.toolbox import random_sequence
 
@@ -17,6 +20,12 @@ def processors(count: int = 2, *, shared: bool = True) -> Machine:
         Link(a.name, b.name, 1e10, 1e-6, shared) for a in devices for b in devices if a is not b
     )
     return Machine(devices, links)
+
+
+def priced(prepared: Prepared, machine: Machine) -> dict[str, CostTable]:
+    """What ops take by a roofline, the same on every device: given, not measured."""
+    table = analytic_costs(prepared.graph)
+    return {device.name: table for device in machine.devices if device.computes}
 
 
 def random_plan(graph: Graph, draw: Random, machine: Machine, share: float = 0.3) -> Plan:

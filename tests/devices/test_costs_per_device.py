@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from onnxremat.cost import links
 from onnxremat.cost.analytic import Roofline
 from onnxremat.cost.detect import detect
 from onnxremat.cost.devices import device_costs, estimated, roofline
@@ -58,15 +59,36 @@ def test_links_are_measured_by_copies() -> None:
     link = measure_link(a, b)
     assert link.shared  # one memory: values are handed over
     assert link.origin == "measured"
-    assert 1e8 < link.bandwidth < 1e12
-    assert 0 < link.latency < 0.1
+    assert link.bandwidth > 0
+    assert link.latency > 0
+
+
+def test_bandwidth_and_latency_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock that a copy moves by its bytes, and a look by a little."""
+    now = [0.0]
+
+    def clock() -> float:
+        now[0] += 2e-6
+        return now[0]
+
+    def copy(value, target, copies):
+        now[0] += 1e-3 + value.numpy().nbytes / 2e9
+
+    monkeypatch.setattr(links, "moved", copy)
+    a, b = processors(2).devices
+    handed = measure_link(a, b, clock)
+    assert handed.bandwidth == pytest.approx(2e9)
+    assert handed.latency == pytest.approx(1e-6)  # half of there and back
+    crossed = measure_link(a, Device("cuda:0", PROVIDERS["cuda"]), clock)
+    assert crossed.bandwidth == pytest.approx(2e9)
+    assert crossed.latency == pytest.approx(1e-3 + 2e-6, rel=1e-3)
 
 
 def test_detection_writes_a_machine_file() -> None:
     machine = detect()
     assert machine.devices[0].name == "cpu"
-    assert machine.devices[0].flops > 1e8
-    assert machine.devices[0].bandwidth > 1e8
+    assert machine.devices[0].flops > 0
+    assert machine.devices[0].bandwidth > 0
     again = parse_machine(machine_toml(machine), "detected")
     assert again.names == machine.names
 

@@ -290,13 +290,15 @@ def test_a_boundary_costs_less_than_30_microseconds() -> None:
     feeds = seeded_feeds(graph)
     with many.executor() as first, one.executor() as second:
         best = [min(_seconds(executor, feeds) for _ in range(300)) for executor in (first, second)]
+    assert min(best) > 0
     assert (best[0] - best[1]) / 15 < 30e-6
 
 
 def _seconds(executor, feeds) -> float:
-    begin = time.perf_counter()
+    """Of this thread on its processor, not of others that run meanwhile."""
+    begin = time.thread_time()
     executor.run(feeds)
-    return time.perf_counter() - begin
+    return time.thread_time() - begin
 
 
 def test_one_session_places_ops_by_their_annotations() -> None:

@@ -33,6 +33,7 @@ from onnxremat.schedule.assign import assigned, by_pattern, earliest_finish, rou
 from onnxremat.schedule.devices import follow
 from onnxremat.schedule.plan import Compute, Free, Plan, Transfer
 from tests.devices.plans import processors, random_plan
+from tests.limits import LONG
 from tests.toolbox import graph_of, random_dag, run, training_chain
 
 MACHINE = processors(3)
@@ -277,7 +278,7 @@ def test_a_budget_that_is_too_small_is_refused_with_what_is_needed() -> None:
 def test_partitions_really_run_at_the_same_time() -> None:
     """Both devices are inside a session at once: each waits for the other there."""
     graph, made = branches()
-    meet = threading.Barrier(2, timeout=20)
+    meet = threading.Barrier(2, timeout=LONG)
     firsts = {i for i, a in enumerate(made.parts.actions)
               if isinstance(a, Partition) and a.graph.inputs == ("x",)}  # fmt: skip
     assert len(firsts) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import onnx
@@ -24,11 +25,12 @@ from onnxremat.run.optimize_devices import DeviceResult, optimize_devices
 from onnxremat.run.prepare import Prepared, Settings, prepare
 from onnxremat.run.verify_devices import verify_devices
 from onnxremat.schedule.plan import Compute, Transfer
-from tests.devices.plans import processors
+from tests.devices.plans import priced, processors
+from tests.limits import LONG
 from tests.plan.device_oracle import random_device_problem
 from tests.toolbox import graph_of, parse, training_chain
 
-QUICK = PlanOptions(time_limit=1.0, threads=1)
+ANY = PlanOptions(time_limit=LONG, gap=1.0, threads=1)  # the first plan that fits
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -42,17 +44,24 @@ def chain() -> Prepared:
     return prepare(to_model(training_chain(8, 16, 512)), Settings(threads=1, target="none"))
 
 
-def optimized(prepared: Prepared, machine: Machine, budget: str, **more: object) -> DeviceResult:
+def optimized(
+    prepared: Prepared,
+    machine: Machine,
+    budget: str,
+    options: PlanOptions = ANY,
+    **more: object,
+) -> DeviceResult:
     return optimize_devices(
-        prepared, machine, machine.budgets(budget), QUICK, bench_seconds=0, **more
-    )
+        prepared, machine, machine.budgets(budget), options, bench_seconds=0,
+        costs=partial(priced, machine=machine), **more,
+    )  # fmt: skip
 
 
 def test_a_later_round_proves_nothing_of_the_whole_budgets() -> None:
     """It plans for less, as the first plan took more when it was carried out."""
     problem = random_device_problem(1, 6, plain=True)
     budgets = [1000, 1000]
-    found = solve_devices(problem, budgets, time_limit=2, fixed_order=True)
+    found = solve_devices(problem, budgets, time_limit=LONG, fixed_order=True)
     low = replace(found, certificate=Certificate(0.5 * found.time, "first", True))
     tight = replace(found, certificate=Certificate(found.time, "second", True))
     told = proven(problem, tight, low, gap=1e-3)
@@ -148,7 +157,7 @@ def test_swapping_to_a_device_that_only_stores() -> None:
     model = device_model(graph, machine, tables)
     sizes = sorted(graph.tensors[n].bytes for op in graph.ops for n in op.writes)
     budget = 4 * sizes[-1] + graph.weight_bytes + 6 * 4096
-    solution = solve_devices(model.problem, [budget, float("inf")], time_limit=8, threads=1)
+    solution = solve_devices(model.problem, [budget, float("inf")], time_limit=LONG, threads=1)
     assert solution.schedule is not None
     plan = model.plan(solution.schedule, provenance_of(solution), [budget, 1 << 60])
     moves = [step for step in plan.steps if isinstance(step, Transfer)]

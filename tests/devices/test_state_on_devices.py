@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -19,9 +20,10 @@ from onnxremat.run.optimize_devices import optimize_devices
 from onnxremat.run.prepare import Prepared, Settings, prepare
 from onnxremat.run.state_homes import state_homes
 from onnxremat.units import parse_budget
-from tests.devices.plans import processors
+from tests.devices.plans import priced, processors
+from tests.limits import LONG
 
-QUICK = PlanOptions(time_limit=2.0, threads=1)
+ANY = PlanOptions(time_limit=LONG, gap=1.0, threads=1)  # the first plan that fits
 
 
 def holders(count: int) -> Machine:
@@ -75,10 +77,15 @@ def test_two_devices_hold_the_state_that_one_cannot(step: Prepared) -> None:
     assert least > state_bytes(step)
     limit = least - 1
     with pytest.raises(InfeasibleError, match="cannot run within") as refused:
-        optimize_devices(step, one, {"cpu:0": parse_budget(limit)}, QUICK, bench_seconds=0)
+        optimize_devices(
+            step, one, {"cpu:0": parse_budget(limit)}, ANY, bench_seconds=0,
+            costs=partial(priced, machine=one),
+        )  # fmt: skip
     assert f"{least} bytes on cpu:0" in refused.value.why
     budgets = dict.fromkeys(machine.names, parse_budget(limit))
-    result = optimize_devices(step, machine, budgets, QUICK, bench_seconds=0)
+    result = optimize_devices(
+        step, machine, budgets, ANY, bench_seconds=0, costs=partial(priced, machine=machine)
+    )
     assert result.verification is not None
     assert result.verification.ok, result.verification.checks
     held = result.verification.measured

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import pytest
@@ -11,6 +11,7 @@ import pytest
 from onnxremat.cost.boundaries import call_seconds
 from onnxremat.cost.table import CostTable
 from onnxremat.device.machine import Device
+from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.report.device_tables import device_table
 from onnxremat.rewrite.partition import Partition
@@ -25,10 +26,11 @@ from onnxremat.run.prepare import Prepared, Settings, prepare
 from onnxremat.run.trial import corrected, tried
 from onnxremat.schedule.assign import assigned
 from tests.devices.plans import processors
+from tests.limits import LONG
 from tests.toolbox import graph_of, training_chain
 
-LONG = " ".join(f"v{i + 1} = Sin(v{i})" for i in range(12))
-CHAIN = f"g (float[1000] v0) => (float[1000] v12) {{ {LONG} }}"
+SINES = " ".join(f"v{i + 1} = Sin(v{i})" for i in range(12))
+CHAIN = f"g (float[1000] v0) => (float[1000] v12) {{ {SINES} }}"
 HERE = {"cpu:0": False, "cpu:1": False}
 
 
@@ -116,12 +118,22 @@ def test_a_trial_times_every_action_and_leaves_the_inputs_alone() -> None:
 
 
 @pytest.fixture(scope="module")
-def chain() -> Prepared:
-    return prepare(to_model(training_chain(8, 16, 512)), Settings(threads=1, target="none"))
+def branches() -> Prepared:
+    """Two chains of five ops that run side by side, each op for a millisecond."""
+    rows = [f"{v}{i + 1} = {op}({v}{i})" for v, op in (("a", "Sin"), ("b", "Cos")) for i in range(5)]
+    graph = graph_of(f"""g (float[64, 64] a0, float[64, 64] b0) => (float[64, 64] y) {{
+        {" ".join(rows)}  y = Add(a5, b5)
+    }}""")
+    settings = Settings(threads=1, target="none", split_batch=(), costs=millisecond)
+    return prepare(to_model(graph), settings)
+
+
+def millisecond(graph: Graph) -> CostTable:
+    return CostTable({op.name: 1e-3 for op in graph.ops}, {}, "given")
 
 
 def test_the_plan_that_is_quickest_in_its_trial_is_taken(
-    chain: Prepared, monkeypatch: pytest.MonkeyPatch
+    branches: Prepared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Trials that tell of a device ten times slower than thought move the work away from it."""
     seen: list[float] = []
@@ -146,11 +158,14 @@ def test_the_plan_that_is_quickest_in_its_trial_is_taken(
         yield
 
     result = optimize_devices(
-        chain, machine, machine.budgets("2x"), PlanOptions(time_limit=1.0, threads=1),
-        objective="makespan", bench_seconds=0, during=during,
+        branches, machine, machine.budgets("2x"),
+        PlanOptions(time_limit=LONG, gap=0.1, threads=1), objective="makespan", bench_seconds=0,
+        costs=lambda prepared: dict.fromkeys(machine.names, prepared.costs), during=during,
     )  # fmt: skip
     assert result.deployment.makespan == min(seen)
     assert entered == len(seen) > 1
+    assert result.deployment.makespan < 0.5 * seen[0]
+    assert {part.device for part in result.deployment.parts.partitions} == {"cpu:0"}
     facts = result.facts()
     assert facts["tried"]
     assert facts["makespan_predicted"] == min(seen)
@@ -159,10 +174,20 @@ def test_the_plan_that_is_quickest_in_its_trial_is_taken(
 
 
 def test_partitions_that_hold_their_buffers_for_good_become_fewer(
-    chain: Prepared, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each partition on a provider that compiles it takes room: few of them fit, and are found."""
+    """Each partition on a provider that compiles it takes room: few of them fit, and are found.
+    Products are quick there and all else is slow, so that the first plan has many."""
+    step = to_model(training_chain(3, 16, 512))
+    chain = prepare(step, Settings(threads=1, target="none", measure=False))
     machine = processors(2)
+    tables = {
+        name: CostTable(
+            {op.name: 1e-3 if (op.op_type == "MatMul") == there else 3e-3 for op in chain.graph.ops},
+            {}, "given",
+        )
+        for name, there in (("cpu:0", False), ("cpu:1", True))
+    }  # fmt: skip
     room = 4 << 20
     real = inside.predicted_inside
 
@@ -180,13 +205,12 @@ def test_partitions_that_hold_their_buffers_for_good_become_fewer(
 
     monkeypatch.setattr(DeviceRounds, "_lower", noted)
     most = int(0.8 * chain.baseline_peak)
-    limits = f"cpu:0={most},cpu:1={2 * room + most}"
-    result = optimize_devices(
-        replace(chain, feeds=None), machine, machine.budgets(limits), PlanOptions(time_limit=1.0),
-        objective="makespan", bench_seconds=0,
+    rounds = DeviceRounds(
+        chain, machine, (), {"cpu:0": most, "cpu:1": 2 * room + most},
+        PlanOptions(time_limit=LONG, threads=1), "time", False, lambda _: None, nullcontext,
     )  # fmt: skip
-    assert result.deployment.predicted["cpu:1"].peak <= 2 * room + most
+    made = rounds.within(tables).made
+    assert made.predicted["cpu:1"].peak <= 2 * room + most
     assert planned
     assert planned[0] > 2  # the first plan had too many
-    there = sum(part.device == "cpu:1" for part in result.deployment.parts.partitions)
-    assert there <= 2
+    assert sum(part.device == "cpu:1" for part in made.parts.partitions) <= 2

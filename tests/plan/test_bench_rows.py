@@ -13,6 +13,7 @@ from onnxremat.plan import Problem, peak
 from onnxremat.plan.bounds import largest_need
 from onnxremat.plan.wiring import Wiring
 from tests.conftest import ROOT
+from tests.limits import LONG
 from tests.plan.graphs import graph_file, skip_chain
 
 
@@ -52,8 +53,11 @@ def test_study_files_are_read_where_they_are(plan_rows: object, tmp_path: Path) 
 
 def test_a_run_leaves_a_table_and_its_figures(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, ROOT / "tools" / "bench_plan.py", "--only", "vgg16", "--json", "f.jsonl"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
+        [
+            sys.executable, ROOT / "tools" / "bench_plan.py", "--only", "vgg16", "--json",
+            "f.jsonl", "--seconds", str(LONG),
+        ],
+        cwd=tmp_path, capture_output=True, text=True, timeout=9 * LONG, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in (tmp_path / "f.jsonl").read_text().splitlines()]

@@ -31,6 +31,7 @@ from onnxremat.plan.record import Record
 from onnxremat.plan.relaxed import tighten
 from onnxremat.plan.solvers import Limits, Outcome, minimise
 from onnxremat.plan.wiring import Wiring
+from tests.limits import LONG
 from tests.plan.graphs import ones
 from tests.plan.oracle import optimum, random_problem, random_sequence
 
@@ -131,7 +132,7 @@ def test_cut_optimum_is_a_lower_bound(seed: int) -> None:
                     continue
                 spans = with_splits(spans, drawn_splits(problem.ops, cuts, seed, 4))
                 made = build(wiring, spans, budget)
-                result, _ = minimise(made.model, Limits(seconds=5))
+                result, _ = minimise(made.model, Limits(seconds=LONG))
                 if result.outcome is Outcome.INFEASIBLE:
                     assert exact == inf
                 else:
@@ -156,7 +157,7 @@ def test_cuts_at_second_runs_hold_for_every_sequence(seed: int) -> None:
     """Splits learnt at one budget or drawn hold for all, whatever their order and repeats."""
     problem = random_problem(seed, 12, kept=0.08, frozen=0.1)
     top, low = peak(problem, problem.store_all()), largest_need(Wiring(problem)).bytes
-    record = Record(problem, (top + 2 * low) // 3, 10.0, 1e-6)
+    record = Record(problem, (top + 2 * low) // 3, LONG, 1e-6)
     lazy = LazyCuts(
         Wiring(problem), record, list(range(problem.ops)), lambda _s, _t: None, free=bool(seed % 2)
     )
@@ -224,11 +225,11 @@ def test_tightened_relaxation_is_a_lower_bound(seed: int, fixed_order: bool) -> 
         if spans is None:
             continue
         made = build(wiring, spans, budget)
-        relaxed = tighten(made, [], seconds=5)
+        relaxed = tighten(made, [], seconds=LONG)
         if relaxed is not None:
             assert made.seconds(relaxed.bound) <= exact + EPS
             again = build(wiring, spans, budget)  # the rows that are left give what they gave
-            more = tighten(again, relaxed.rows, seconds=5)
+            more = tighten(again, relaxed.rows, seconds=LONG)
             assert more is not None
             assert made.seconds(relaxed.bound) - EPS <= made.seconds(more.bound) <= exact + EPS
 
@@ -240,7 +241,7 @@ def test_a_solution_read_strictly_runs_ops_where_the_solution_does(seed: int) ->
     cuts = [4, 6, 7, 9]
     top, low = peak(problem, problem.store_all()), largest_need(Wiring(problem)).bytes
     made = build(Wiring(problem), fixed_spans(problem.ops, cuts), (top + 2 * low) // 3)
-    result, _ = minimise(made.model, Limits(seconds=5))
+    result, _ = minimise(made.model, Limits(seconds=LONG))
     assert result.point is not None
     point = result.point
     first, carried = made.first_runs(point), made.carried(point)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from math import inf
 
 import numpy as np
@@ -29,6 +28,7 @@ from onnxremat.plan.formulations.cuts import Spans, fixed_spans, free_spans
 from onnxremat.plan.problem import Problem, Rows, Status
 from onnxremat.plan.solvers import SOLVERS, Limits, Outcome
 from onnxremat.plan.wiring import Wiring
+from tests.limits import LONG
 from tests.plan.device_oracle import optimum, random_device_problem, random_schedule
 from tests.plan.oracle import random_problem
 
@@ -85,7 +85,7 @@ def test_cut_optimum_is_a_lower_bound(seed: int) -> None:
             assert exact == inf
         for spans in spans_of(layout, seed, fixed_order=fixed_order):
             made = build(layout, spans, budgets)
-            result = HIGHS.solve(made.model, Limits(seconds=5))
+            result = HIGHS.solve(made.model, Limits(seconds=LONG))
             if result.outcome is Outcome.INFEASIBLE:
                 assert exact == inf
             else:
@@ -102,7 +102,7 @@ def test_planner_finds_the_optimum_and_proves_no_more(seed: int) -> None:
     exact = optimum(problem, budgets, fixed_order=fixed_order)
     found: list[float] = []
     answer = solve_devices(
-        problem, budgets, time_limit=10 if exact < inf else 0.3, fixed_order=fixed_order,
+        problem, budgets, time_limit=LONG if exact < inf else 0.3, fixed_order=fixed_order,
         seed=seed, progress=lambda best, _bound, _stage: found.append(best),
         stop=lambda: bool(found) and found[-1] <= exact + EPS < inf,
     )  # fmt: skip
@@ -129,7 +129,7 @@ def test_solutions_of_the_relaxation_become_valid_schedules(seed: int) -> None:
     layout = Layout(problem)
     for spans in spans_of(layout, seed, fixed_order=True):
         made = build(layout, spans, budgets)
-        result = HIGHS.solve(made.model, Limits(seconds=5))
+        result = HIGHS.solve(made.model, Limits(seconds=LONG))
         if result.point is None:
             continue
         schedule = late_schedule(made, result.point)
@@ -146,7 +146,7 @@ def test_makespan_bound_and_search(seed: int) -> None:
     budgets = budgets_of(problem, 2)
     if budgets is None:
         return
-    least, kind = makespan_bound(layout, Limits(seconds=5))
+    least, kind = makespan_bound(layout, Limits(seconds=LONG))
     assert kind in ("critical path", "load")
     quick, _ = quick_makespan_bound(problem)
     for which in range(5):
@@ -186,9 +186,9 @@ def test_xengine_is_never_better_and_equal_where_memory_is_no_matter(seed: int) 
     low, high = largest_need(wiring).bytes, 10**6
     for budget in (low + seed % 5, high):
         made = xengine.build(problem, [budget] * 2, linear=True)
-        staged = HIGHS.solve(made.model, Limits(seconds=20))
+        staged = HIGHS.solve(made.model, Limits(seconds=LONG))
         exact = optimum(problem, [budget] * 2, fixed_order=True)
-        answer = solve_devices(problem, [budget] * 2, time_limit=3, fixed_order=True)
+        answer = solve_devices(problem, [budget] * 2, time_limit=LONG, fixed_order=True)
         assert answer.certificate.bound <= exact + EPS
         if staged.outcome is Outcome.INFEASIBLE:
             continue
@@ -203,10 +203,8 @@ def test_oracle_knows_a_case_by_hand() -> None:
     """Two ops of 3 bytes each on devices of 4: the second must read a copy, or run beside."""
     base = random_problem(0, 2, plain=True)
     base = type(base)(**{**base.__dict__, "size": np.asarray([3, 1])})
-    begin = time.monotonic()
     problem = from_problem(base, [[1.0, 9.0], [5.0, 1.0]], np.full((2, 2, base.values), 0.5))
     chained = bool(base.reads.lists()[1])
     expected = 1.0 + 1.0 + (0.5 if chained else 0.0)
     assert optimum(problem, [4, 4], fixed_order=True) == expected
     assert solve_devices(problem, [4, 4]).time == pytest.approx(expected)
-    assert time.monotonic() - begin < 30

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from math import inf
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from onnxremat.plan.problem import Status
 from onnxremat.plan.solvers import Limits
 from onnxremat.plan.solvers.scip import Scip
 from onnxremat.run.exchange import write_device_formulation
+from tests.limits import LONG, work
 from tests.plan.device_oracle import random_device_problem, staged_optimum
 from tests.plan.readers import LINEAR, QUADRATIC
 from tests.plan.test_formulations import budgets_of
@@ -31,7 +31,7 @@ def test_solved_is_the_best_staged_schedule(seed: int, name: str, warm: bool) ->
     problem = random_device_problem(seed, 4, kept=0.3)
     budgets = budgets_of(problem, seed)
     exact = staged_optimum(problem, budgets)
-    found = solve_device_formulation(problem, budgets, name, time_limit=10, warm_start=warm)
+    found = solve_device_formulation(problem, budgets, name, time_limit=LONG, warm_start=warm)
     if exact == inf:
         assert found.schedule is None
         return
@@ -49,11 +49,11 @@ def test_a_bound_of_staged_schedules_is_called_that() -> None:
     """A problem whose best staged schedule is worse than the best of all in its order."""
     problem = random_device_problem(196, 7)
     budgets = budgets_of(problem, 0)
-    found = solve_device_formulation(problem, budgets, "xengine-linear", time_limit=10)
+    found = solve_device_formulation(problem, budgets, "xengine-linear", time_limit=LONG)
     assert found.certificate.staged
     assert not found.certificate.any_order
     assert found.status is Status.OPTIMAL
-    free = solve_devices(problem, budgets, time_limit=2, fixed_order=True)
+    free = solve_devices(problem, budgets, time_limit=LONG, fixed_order=True)
     assert found.certificate.bound > free.time + 1
     said = " ".join(found.notes)
     assert "holds for staged schedules" in said
@@ -68,7 +68,7 @@ def small() -> tuple[DeviceProblem, list[int]]:
 
 def test_impossible_budgets_are_proven_so() -> None:
     problem = random_device_problem(3, 4, plain=True)
-    found = solve_device_formulation(problem, [1, 1], "xengine-miqp", time_limit=5)
+    found = solve_device_formulation(problem, [1, 1], "xengine-miqp", time_limit=LONG)
     assert found.status is Status.INFEASIBLE
     assert "more than the budget of each" in found.notes[0]
 
@@ -83,10 +83,11 @@ def test_other_formulations_are_refused(name: str) -> None:
 
 def test_large_models_are_refused_before_they_are_built() -> None:
     problem = random_device_problem(0, 150, plain=True)
-    begin = time.monotonic()
-    with pytest.raises(UsageError, match=r"on 2 devices has [0-9,]{7,} columns") as refused:
+    with (
+        work(2.0),
+        pytest.raises(UsageError, match=r"on 2 devices has [0-9,]{7,} columns") as refused,
+    ):
         formulate_devices(problem, [300, 300], "xengine-miqp", most_columns=100_000)
-    assert time.monotonic() - begin < 2
     assert "n = 150 ops" in refused.value.why
     assert "--max-columns" in refused.value.hint
 
@@ -115,9 +116,9 @@ def test_a_warm_point_with_products_is_taken_by_scip() -> None:
     """A schedule as a point of the model: a solver without time has it, or nothing."""
     problem = random_device_problem(30, 14, plain=True)
     budgets = [int(1.2 * bytes_) for bytes_ in budgets_of(problem, 3)]
-    quick = solve_devices(problem, budgets, time_limit=1, fixed_order=True)
+    quick = solve_devices(problem, budgets, time_limit=LONG, fixed_order=True)
     made = formulate_devices(problem, budgets, "xengine-miqp")
-    record = DeviceRecord(problem, tuple(budgets), 10.0, 1e-5)
+    record = DeviceRecord(problem, tuple(budgets), LONG, 1e-5)
     point = _point(made, record, quick)
     assert point is not None
     assert made.model.violation(point) < 1e-6

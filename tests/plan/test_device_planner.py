@@ -27,6 +27,7 @@ from onnxremat.plan.devices.problem import first_runs
 from onnxremat.plan.devices.retime import retimed
 from onnxremat.plan.devices.search import Lists, Search
 from onnxremat.plan.problem import Problem, Rows, Status
+from tests.limits import LONG, Planned, work
 from tests.plan.device_oracle import random_device_problem, random_schedule
 from tests.plan.graphs import ones, skip_chain, small_transformer
 
@@ -57,7 +58,7 @@ def share(problem: Problem, part: float) -> int:
 def test_training_graphs_on_two_devices_are_proven_in_seconds(part: float) -> None:
     base = small_transformer(6)
     problem, budget = two_devices(base), share(base, part)
-    found = solve_devices(problem, [budget] * 2, time_limit=30, gap=1e-5)
+    found = solve_devices(problem, [budget] * 2, time_limit=LONG, gap=1e-5)
     assert found.status is Status.OPTIMAL
     assert found.gap <= 1e-5
     assert found.schedule is not None
@@ -70,7 +71,7 @@ def test_training_graphs_on_two_devices_are_proven_in_seconds(part: float) -> No
 def test_the_cheaper_of_swapping_and_recomputing_is_chosen(link: float, swaps: bool) -> None:
     base = small_transformer(3)
     problem = with_host(base, link)
-    found = solve_devices(problem, [share(base, 0.6), inf], time_limit=30)
+    found = solve_devices(problem, [share(base, 0.6), inf], time_limit=LONG)
     assert found.status is Status.OPTIMAL
     assert found.schedule is not None
     copies = sum(not step.runs for step in found.schedule.steps)
@@ -92,7 +93,7 @@ def test_swapping_and_recomputing_mix_when_each_is_cheaper_somewhere() -> None:
         inplace=Rows.of([[] for _ in range(6)]),
         recompute=np.ones(6, np.bool_),
     )
-    found = solve_devices(with_host(base, 1.0), [26, inf], time_limit=10)
+    found = solve_devices(with_host(base, 1.0), [26, inf], time_limit=LONG)
     assert found.status is Status.OPTIMAL
     assert found.schedule is not None
     moved = {step.item for step in found.schedule.steps if not step.runs}
@@ -119,7 +120,7 @@ def test_pins_groups_goals_and_weights_are_kept() -> None:
         base, cost, copy, allowed=allowed, group=group, goal=goal, uses=uses, weight=[500]
     )
     budgets = [share(base, 0.8), share(base, 0.8) + 500]
-    found = solve_devices(problem, budgets, time_limit=20)
+    found = solve_devices(problem, budgets, time_limit=LONG)
     assert found.schedule is not None
     where: dict[int, set[int]] = {}
     for step in found.schedule.steps:
@@ -148,7 +149,7 @@ def test_a_second_device_makes_an_infeasible_budget_feasible() -> None:
         sum(int(base.size[v]) for v in {*reads, *writes})
         for reads, writes in zip(base.reads.lists(), base.writes.lists(), strict=True)
     )
-    found = solve_devices(with_host(base, 0.01), [need + 8, inf], time_limit=20, gap=1e-3)
+    found = solve_devices(with_host(base, 0.01), [need + 8, inf], time_limit=LONG, gap=1e-3)
     assert found.schedule is not None
     assert found.peaks[0] <= need + 8
 
@@ -156,24 +157,23 @@ def test_a_second_device_makes_an_infeasible_budget_feasible() -> None:
 def test_stop_and_time_limit_end_the_run_with_the_best_so_far() -> None:
     base = small_transformer(25)
     problem, budget = two_devices(base), share(base, 0.25)
-    begin = time.monotonic()
+    seen, begin = Planned(), time.monotonic()
     found = solve_devices(
-        problem, [budget] * 2, time_limit=60, stop=lambda: time.monotonic() - begin > 3
+        problem, [budget] * 2, time_limit=LONG, progress=seen.progress, stop=seen.stop
     )
-    assert time.monotonic() - begin < 15
+    assert time.monotonic() - begin < LONG / 2
     assert found.schedule is not None
     assert found.status is Status.FEASIBLE
     assert found.certificate.bound <= found.time
-    begin = time.monotonic()
-    solve_devices(problem, [budget] * 2, time_limit=1.0)
-    assert time.monotonic() - begin < 8
+    with work(8.0):
+        solve_devices(problem, [budget] * 2, time_limit=1.0)
 
 
 def test_progress_tells_every_move_and_the_gap_never_grows() -> None:
     base = small_transformer(6)
     seen: list[tuple[float, float]] = []
     found = solve_devices(
-        two_devices(base), [share(base, 0.7)] * 2, time_limit=10,
+        two_devices(base), [share(base, 0.7)] * 2, time_limit=LONG,
         progress=lambda best, bound, _: seen.append((best, bound)),
     )  # fmt: skip
     gaps = [best - bound for best, bound in seen]
@@ -198,8 +198,8 @@ def test_warm_start_is_taken_or_ignored() -> None:
 def test_two_threads_agree_with_one() -> None:
     base = small_transformer(5)
     problem, budgets = two_devices(base), [share(base, 0.6)] * 2
-    one = solve_devices(problem, budgets, time_limit=20)
-    both = solve_devices(problem, budgets, time_limit=20, threads=2)
+    one = solve_devices(problem, budgets, time_limit=LONG)
+    both = solve_devices(problem, budgets, time_limit=LONG, threads=2)
     assert one.status is both.status is Status.OPTIMAL
     assert one.time == pytest.approx(both.time, rel=1e-4)
 
@@ -208,7 +208,7 @@ def test_makespan_objective_uses_both_devices_at_once() -> None:
     """Two independent chains: one after the other in time, side by side in makespan."""
     base = ones([[op - 1] if op % 4 else [] for op in range(8)])
     problem = from_problem(base, np.ones((2, 8)), np.full((2, 2, 8), 5.0))
-    found = solve_devices(problem, [10, 10], objective="makespan", time_limit=10)
+    found = solve_devices(problem, [10, 10], objective="makespan", time_limit=LONG)
     assert found.status is Status.OPTIMAL
     assert found.makespan == pytest.approx(4)
     assert found.time == pytest.approx(8)
@@ -220,11 +220,14 @@ def test_thousands_of_ops_are_spread_over_two_devices_in_seconds() -> None:
     copy = np.broadcast_to(0.005 * base.size * base.cost.mean(), (2, 2, base.values))
     problem = from_problem(base, np.stack([base.cost] * 2), copy, toll=0.3 * copy)
     budgets = [share(base, 0.8)] * 2
-    begin = time.monotonic()
-    found = solve_devices(problem, budgets, objective="makespan", time_limit=3)
-    assert time.monotonic() - begin < 6
+    seen = Planned(0.8 * problem.reference)
+    with work(6.0):
+        found = solve_devices(
+            problem, budgets, objective="makespan", time_limit=LONG, progress=seen.progress,
+            stop=seen.stop,
+        )  # fmt: skip
     assert found.schedule is not None
-    assert found.makespan < 0.8 * problem.reference
+    assert found.makespan <= 0.8 * problem.reference
     assert found.peaks == tuple(peaks(problem, found.schedule))
     assert max(found.peaks) <= budgets[0]
     assert 0.5 * problem.reference * (1 - 1e-6) <= found.certificate.bound <= found.makespan
@@ -232,15 +235,14 @@ def test_thousands_of_ops_are_spread_over_two_devices_in_seconds() -> None:
 
 def test_a_makespan_run_that_is_stopped_at_once_has_a_plan() -> None:
     base = small_transformer(12)
-    seen: list[float] = []
-    begin = time.monotonic()
+    seen, begin = Planned(), time.monotonic()
     found = solve_devices(
-        two_devices(base), [share(base, 0.9)] * 2, objective="makespan", time_limit=60,
-        progress=lambda best, *_: seen.append(best), stop=lambda: min(seen, default=inf) < inf,
+        two_devices(base), [share(base, 0.9)] * 2, objective="makespan", time_limit=LONG,
+        progress=seen.progress, stop=seen.stop,
     )  # fmt: skip
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < LONG / 2
     assert found.schedule is not None
-    assert found.value == min(seen)
+    assert found.value == min(seen.told)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -269,10 +271,11 @@ def test_list_scheduling_finds_the_best_of_two_chains() -> None:
     base = ones([[], [], [0], [1], [2], [3], [4], [5], [6, 7]])
     problem = from_problem(base, np.ones((2, 9)), np.full((2, 2, 9), 1.5))
     within: list[Schedule] = []
+    best = pytest.approx(4 + 1.5 + 1)
     Lists(Search(Layout(problem), [9, 9], free_order=True), fixed_order=False).run(
-        0.2, lambda: False, within.append
+        LONG, lambda: bool(within) and makespan(problem, within[-1], [9, 9]) == best, within.append
     )
-    assert makespan(problem, within[-1], [9, 9]) == pytest.approx(4 + 1.5 + 1)
+    assert makespan(problem, within[-1], [9, 9]) == best
 
 
 def test_unknown_options_are_refused() -> None:
@@ -311,7 +314,7 @@ def test_annealing_leaves_an_infeasible_start() -> None:
     start = Schedule(tuple(Step(op, 0) for op in range(base.ops)), (-1,) * base.values)
     search = Search(Layout(problem), [share(base, 0.7), 10**9])
     kept: list[Schedule] = []
-    search.anneal(start, 20, lambda: bool(kept), kept.append)
+    search.anneal(start, LONG, lambda: bool(kept), kept.append)
     assert kept
     assert peaks(problem, kept[0])[0] <= share(base, 0.7)
 

@@ -17,6 +17,7 @@ from onnxremat.plan.formulations.stages import StageModel
 from onnxremat.plan.problem import Problem, Rows
 from onnxremat.plan.solvers import SOLVERS, Limits, Outcome
 from onnxremat.plan.wiring import Wiring
+from tests.limits import LONG
 from tests.plan import oracle
 from tests.plan.device_oracle import (
     optimum,
@@ -49,7 +50,7 @@ def test_formulations_agree_with_the_exact_optimum(seed: int) -> None:
     exact = oracle.staged_optimum(problem, budget)
     assert oracle.optimum(problem, budget, fixed_order=True) <= exact
     for name, made in all_formulations(wiring, budget).items():
-        result = SOLVERS["highs"].solve(made.model, Limits(seconds=10))
+        result = SOLVERS["highs"].solve(made.model, Limits(seconds=LONG))
         if exact == inf:
             assert result.outcome is Outcome.INFEASIBLE, name
             continue
@@ -89,7 +90,7 @@ def test_two_devices_products_linear_form_and_brute_force_agree(seed: int) -> No
     for linear, solver in ((True, "highs"), (False, "scip")):
         made = xengine.build(problem, budgets, linear=linear)
         assert xengine.columns(problem, budgets, linear=linear) == made.model.columns
-        result = SOLVERS[solver].solve(made.model, Limits(seconds=20))
+        result = SOLVERS[solver].solve(made.model, Limits(seconds=LONG))
         if exact == inf:
             assert result.outcome is Outcome.INFEASIBLE
             continue
@@ -124,7 +125,7 @@ def test_three_devices_and_points_of_schedules(seed: int) -> None:
     for linear, solver in ((True, "highs"), (False, "scip")):
         made = xengine.build(problem, budgets, linear=linear)
         assert xengine.columns(problem, budgets, linear=linear) == made.model.columns
-        result = SOLVERS[solver].solve(made.model, Limits(seconds=20))
+        result = SOLVERS[solver].solve(made.model, Limits(seconds=LONG))
         if result.point is None:
             assert result.outcome is Outcome.INFEASIBLE
             continue
@@ -138,7 +139,7 @@ def test_three_devices_and_points_of_schedules(seed: int) -> None:
         for column in np.flatnonzero(made.model.integer).tolist():
             lower[column] = upper[column] = float(column in chosen)
         fixed = replace(made.model, lower=lower, upper=upper)
-        again = SOLVERS[solver].solve(fixed, Limits(seconds=20))
+        again = SOLVERS[solver].solve(fixed, Limits(seconds=LONG))
         assert made.seconds(again.objective) == pytest.approx(objectives[-1], abs=1e-3)
     assert not objectives or objectives[0] == pytest.approx(objectives[1], abs=1e-3)
 
@@ -153,4 +154,4 @@ def test_memory_is_not_pooled_over_devices() -> None:
     problem = from_problem(base, np.ones((2, 2)), np.full((2, 2, 2), 0.1))
     for budgets, outcome in (([5, 5], Outcome.INFEASIBLE), ([5, 7], Outcome.OPTIMAL)):
         made = xengine.build(problem, budgets)
-        assert SOLVERS["scip"].solve(made.model, Limits(10)).outcome is outcome
+        assert SOLVERS["scip"].solve(made.model, Limits(LONG)).outcome is outcome

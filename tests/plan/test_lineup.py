@@ -8,10 +8,11 @@ from onnxremat.plan import Certificate, Problem, Solution, Status, peak
 from onnxremat.plan.baselines import BASELINES
 from onnxremat.plan.lineup import Conditions, Entry, beaten, line_up
 from onnxremat.plan.methods import AUTO, plan_by
+from tests.limits import LONG, Planned
 from tests.plan.graphs import skip_chain, small_transformer
 from tests.plan.oracle import random_problem
 
-GIVEN = Conditions(3.0, 1e-4, 0, 1, "auto", fixed_order=False, most_columns=10**5)
+GIVEN = Conditions(LONG, 1e-4, 0, 1, "auto", fixed_order=False, most_columns=10**5)
 GRAPHS = {
     "chain": skip_chain(60, 1),
     "skips": skip_chain(60, 2, skip=0.3),
@@ -26,12 +27,18 @@ def test_no_published_rule_beats_ours(graph: str, part: float, warm: None) -> No
     problem = GRAPHS[graph]
     budget = int(part * peak(problem, problem.store_all()))
     entries = [Entry(name, budget, planner(problem, budget)) for name, planner in BASELINES.items()]
-    entries.append(Entry("auto", budget, plan_by(AUTO, problem, budget, time_limit=10, gap=1e-4)))
-    assert list(beaten(entries, "auto", 1e-4 * float(problem.cost.sum()))) == []
+    noise = 1e-4 * float(problem.cost.sum())
+    best = min(entry.solution.time for entry in entries if entry.solution is not None)
+    seen = Planned(best + noise)  # it may stop where nobody beats it any more
+    ours = plan_by(
+        AUTO, problem, budget, time_limit=LONG, gap=1e-4, progress=seen.progress, stop=seen.stop
+    )
+    entries.append(Entry("auto", budget, ours))
+    assert list(beaten(entries, "auto", noise)) == []
 
 
 def test_every_planner_answers_in_its_turn() -> None:
-    problem = GRAPHS["chain"]
+    problem = skip_chain(24, 1)
     top = peak(problem, problem.store_all())
     names = ["auto", "store-all", "dtr", "checkmate"]
     said: list[Entry] = []
@@ -51,7 +58,7 @@ def test_every_planner_answers_in_its_turn() -> None:
 
 
 def test_a_planner_that_fails_is_an_entry_with_the_reason() -> None:
-    tight = Conditions(3.0, 1e-4, 0, 1, "auto", fixed_order=False, most_columns=10)
+    tight = Conditions(1.0, 1e-4, 0, 1, "auto", fixed_order=False, most_columns=10)
     problem: Problem = GRAPHS["chain"]
     (entry,) = line_up(problem, [100], ["checkmate"], tight)
     assert entry.solution is None

@@ -17,6 +17,7 @@ from onnxremat.plan.lineup import method_of
 from onnxremat.plan.methods import PLANNERS, Method, plan_by
 from onnxremat.plan.solvers import SOLVERS, Limits, Outcome, Result, refused
 from onnxremat.plan.wiring import Wiring
+from tests.limits import LONG, Planned, work
 from tests.plan.graphs import skip_chain, small_transformer
 from tests.plan.oracle import optimum, random_problem, staged_optimum
 
@@ -27,7 +28,7 @@ ONLY_FREE = random_problem(99, 7, plain=True), 32  # best 25.5, no staged sequen
 
 @pytest.fixture(autouse=True)
 def _warm(warm: None) -> None:
-    """The compiled search is ready, so that short limits are spent on planning."""
+    """The compiled search is ready, so that none of the work counted is spent on compiling."""
 
 
 def share(problem: Problem, part: float) -> int:
@@ -38,7 +39,11 @@ def share(problem: Problem, part: float) -> int:
 def test_every_planner_is_judged_alike(name: str) -> None:
     problem = skip_chain(24, 1)
     budget = share(problem, 0.7)
-    found = plan_by(method_of(name, 10**6), problem, budget, time_limit=2, gap=1e-4)
+    seen = Planned(looks=20)  # the search proves nothing: it would go on
+    found = plan_by(
+        method_of(name, 10**6), problem, budget, time_limit=LONG, gap=1e-4,
+        progress=seen.progress, stop=seen.stop if name == "search" else None,
+    )  # fmt: skip
     best = optimum_of(problem, budget)
     assert found.certificate.bound <= best + 1e-6
     if found.sequence is None:
@@ -53,7 +58,7 @@ def test_every_planner_is_judged_alike(name: str) -> None:
 
 
 def optimum_of(problem: Problem, budget: int) -> float:
-    found = solve(problem, budget, time_limit=10, gap=1e-6)
+    found = solve(problem, budget, time_limit=LONG, gap=1e-6)
     assert found.status is Status.OPTIMAL
     return found.time
 
@@ -69,7 +74,7 @@ def test_staged_formulations_answer_for_their_class(
     best, staged = optimum(problem, budget, fixed_order=True), staged_optimum(problem, budget)
     assert best == 13.0 < staged == 14.5
     found = solve_formulation(
-        problem, budget, name, time_limit=4, warm_start=warm_start, solver=solver
+        problem, budget, name, time_limit=LONG, warm_start=warm_start, solver=solver
     )
     assert found.status is Status.OPTIMAL
     assert found.time == pytest.approx(staged)
@@ -82,7 +87,7 @@ def test_staged_formulations_answer_for_their_class(
 def test_no_staged_sequence_is_no_proof_for_others() -> None:
     problem, budget = ONLY_FREE
     assert staged_optimum(problem, budget) == inf
-    found = solve_formulation(problem, budget, "checkmate", time_limit=4)
+    found = solve_formulation(problem, budget, "checkmate", time_limit=LONG)
     assert found.status is Status.UNKNOWN
     assert any("no solution" in note for note in found.notes)
     assert found.certificate.bound <= optimum(problem, budget, fixed_order=True) + 1e-9
@@ -100,7 +105,7 @@ def test_the_warm_start_is_a_point_of_the_model(name: str, monkeypatch: pytest.M
 
     monkeypatch.setattr(SOLVERS["highs"], "solve", watch)
     budget = share(problem, 0.7)
-    solve_formulation(problem, budget, name, time_limit=2, solver="highs")
+    solve_formulation(problem, budget, name, time_limit=LONG, solver="highs")
     made = formulate(Wiring(problem), budget, name)
     warm = given[-1].warm
     assert warm is not None
@@ -127,13 +132,11 @@ def test_sizes_are_known_before_building(name: str, seed: int) -> None:
 
 def test_large_models_are_refused_before_they_are_built() -> None:
     problem = small_transformer(60)
-    begin = time.monotonic()
     for name in STAGED:
-        with pytest.raises(UsageError, match="columns") as refused_:
+        with work(1.0), pytest.raises(UsageError, match="columns") as refused_:
             plan_by(Method(formulation=name, warm_start=False), problem, share(problem, 0.8))
         assert "--formulation cuts" in refused_.value.hint
         assert f"n = {problem.ops}" in refused_.value.why
-    assert time.monotonic() - begin < 3
 
 
 def test_names_that_are_none() -> None:
@@ -159,7 +162,11 @@ def test_without_any_solver_there_is_still_a_plan(
     for name, solver in SOLVERS.items():
         monkeypatch.setattr(solver, "unavailable", lambda name=name: f"{name} is not installed")
     problem = skip_chain(40, 1)
-    found = plan_by(Method(planner), problem, share(problem, 0.7), time_limit=1.5)
+    seen = Planned(looks=20)
+    found = plan_by(
+        Method(planner), problem, share(problem, 0.7), time_limit=LONG, progress=seen.progress,
+        stop=seen.stop,
+    )  # fmt: skip
     assert "highs is not installed" in found.notes
     assert "scip is not installed" in found.notes
     if planner == "auto":  # the search alone
@@ -176,7 +183,7 @@ def test_a_crashing_solver_is_replaced(name: str, monkeypatch: pytest.MonkeyPatc
     problem = skip_chain(16, 1)
     found = plan_by(
         Method(formulation=name, warm_start=False), problem, share(problem, 0.7), solver="highs",
-        time_limit=5,
+        time_limit=LONG,
     )  # fmt: skip
     assert "HiGHS failed: segmentation fault" in found.notes
     assert found.status is Status.OPTIMAL
@@ -186,7 +193,7 @@ def test_formulations_tell_incumbent_and_bound() -> None:
     problem = small_transformer(1)
     told: list[tuple[float, float, str]] = []
     found = solve_formulation(
-        problem, share(problem, 0.9), "checkmate", time_limit=6, warm_start=False, solver="highs",
+        problem, share(problem, 0.9), "checkmate", time_limit=LONG, warm_start=False, solver="highs",
         progress=lambda best, bound, stage: told.append((best, bound, stage)),
     )  # fmt: skip
     mine = [(best, bound) for best, bound, stage in told if stage == "checkmate"]
@@ -199,12 +206,13 @@ def test_formulations_tell_incumbent_and_bound() -> None:
 
 def test_interrupted_formulations_keep_what_there_is() -> None:
     problem = small_transformer(4)
+    stages: set[str] = set()
     begin = time.monotonic()
     found = solve_formulation(
-        problem, share(problem, 0.5), "checkmate", time_limit=60,
-        stop=lambda: time.monotonic() > begin + 2,
+        problem, share(problem, 0.5), "checkmate", time_limit=LONG,
+        progress=lambda _best, _bound, stage: stages.add(stage), stop=lambda: "checkmate" in stages,
     )  # fmt: skip
-    assert time.monotonic() - begin < 12
+    assert time.monotonic() - begin < LONG / 2
     assert found.sequence is not None
     assert found.certificate.bound <= found.time
 
@@ -216,8 +224,8 @@ def test_products_fall_back_from_solvers_that_take_none() -> None:
 
     problem = random_problem(1, 4)
     model = xengine.build(two_devices(problem, 1), [budget_of(problem, 1)] * 2).model
-    result, notes = minimise(model, Limits(10), "highs")
+    result, notes = minimise(model, Limits(LONG), "highs")
     assert notes == ["HiGHS takes no quadratic terms of binaries"]
     assert result.outcome is Outcome.OPTIMAL
     linear = replace(model, quadratic_cost=[])
-    assert minimise(linear, Limits(10), "highs")[1] == []
+    assert minimise(linear, Limits(LONG), "highs")[1] == []

@@ -11,6 +11,7 @@ import pytest
 from onnxremat.plan import Certificate, Problem, Solution, Status, peak, seconds, solve
 from onnxremat.plan.record import Stop
 from onnxremat.plan.sweep import Point, budgets_between, sweep, tightened
+from tests.limits import LONG
 from tests.plan.graphs import skip_chain
 
 PROBLEM = skip_chain(40, 9, skip=0.2)
@@ -24,7 +25,7 @@ class Ladder:
     problem: Problem
 
     def __call__(self, budget: int, warm: Sequence[int] | None, stop: Stop | None) -> Solution:
-        return solve(self.problem, budget, time_limit=2, warm=warm, stop=stop)
+        return solve(self.problem, budget, time_limit=LONG, warm=warm, stop=stop)
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

@@ -14,8 +14,8 @@ from onnx import helper, numpy_helper
 from onnxremat import api
 from onnxremat.errors import ModelError, UsageError
 from onnxremat.grad import SGD, differentiate, training_of, update_of
+from onnxremat.graph.tensor_files import read_tensors
 from onnxremat.run.batches import Arrays, Batch
-from onnxremat.run.checkpoint import read_tensors
 from onnxremat.run.rates import Schedule
 from onnxremat.run.train import Trainer
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import onnx
 import pytest
 
 from onnxremat import api
+from onnxremat.cost.table import CostTable
 from onnxremat.errors import (
     InfeasibleError,
     NoPlanError,
@@ -30,7 +32,8 @@ from onnxremat.run.device_parts import shares
 from onnxremat.run.optimize_devices import optimize_devices
 from onnxremat.run.parts import in_parts
 from onnxremat.run.prepare import Settings, prepare, prepare_split
-from tests.devices.plans import processors
+from tests.devices.plans import priced, processors
+from tests.limits import LONG
 from tests.toolbox import ONE, graph_of, parse
 
 # The batch is in two shapes, in a tensor made of nothing, and in the body of an If.
@@ -155,6 +158,16 @@ def test_parts_need_less_and_a_plan_is_applied_again() -> None:
     assert again.plan.steps == result.plan.steps
 
 
+def dear(graph: Graph) -> CostTable:
+    """Seconds by the bytes that an op writes, ten times as many for Erf."""
+    seconds = {
+        op.name: (10.0 if op.op_type == "Erf" else 1.0)
+        * sum(graph.tensors[name].bytes for name in op.writes) / (1 << 30)
+        for op in graph.ops
+    }  # fmt: skip
+    return CostTable(seconds, {}, "given")
+
+
 def test_parts_beat_recomputation() -> None:
     """Each dear op is needed early and late: what does not fit is run twice, or in parts."""
     body = "\n".join(f"a{i} = Erf(x{i})\nx{i + 1} = Sin(a{i})" for i in range(4))
@@ -164,7 +177,7 @@ def test_parts_beat_recomputation() -> None:
         s0 = Cos(x4)
         {ends}
     }}""")
-    settings, options = Settings(threads=1), PlanOptions(time_limit=5.0, threads=1)
+    settings, options = Settings(threads=1, costs=dear), PlanOptions(time_limit=LONG, threads=1)
     peak = prepare(model, settings).store_all_peak
     results = [
         api.optimize(
@@ -188,13 +201,14 @@ def test_devices_take_parts_where_the_whole_does_not_fit() -> None:
     """Side by side a row of ops needs two activations of the whole batch on a device."""
     warm_up()
     machine = processors(2)
+    costs = partial(priced, machine=machine)
     prepared = prepare(wide_chain(), Settings(threads=1, target="none"))
     budgets = machine.budgets(str(int(1.7 * (1 << 20))))
-    options = PlanOptions(time_limit=2.0, threads=1)
+    options = PlanOptions(time_limit=LONG, gap=1.0, threads=1)  # the first plan that fits
     whole = replace(prepared, settings=replace(prepared.settings, split_batch=()))
     with pytest.raises((InfeasibleError, NoPlanError, OverBudgetError)):
-        optimize_devices(whole, machine, budgets, options, bench_seconds=0)
-    result = optimize_devices(prepared, machine, budgets, options, bench_seconds=0)
+        optimize_devices(whole, machine, budgets, options, bench_seconds=0, costs=costs)
+    result = optimize_devices(prepared, machine, budgets, options, bench_seconds=0, costs=costs)
     facts = result.facts()
     assert facts["split_batch"] == [4, 4]
     assert any("does not fit" in note for note in facts["notes"])

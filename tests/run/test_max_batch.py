@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 
@@ -15,14 +15,15 @@ from onnxremat.cost.analytic import analytic_costs
 from onnxremat.cost.scaled import scaled_costs
 from onnxremat.errors import InfeasibleError, StoppedError, UsageError
 from onnxremat.ort.infer import bind, build_graph
-from onnxremat.plan import peak, solve
+from onnxremat.plan import peak
 from onnxremat.run.max_batch import MaxBatch
-from tests.plan.graphs import graph_file, skip_chain
+from tests.limits import LONG
+from tests.plan.graphs import graph_file, ones
 from tests.toolbox import parse
 
 DEPTH = 8
 ESTIMATED = onnxremat.Settings(measure=False)
-QUICK = onnxremat.PlanOptions(time_limit=3)
+PATIENT = onnxremat.PlanOptions(time_limit=LONG)
 
 
 def there_and_back(dims: str = "batch, 256", depth: int = DEPTH) -> onnx.ModelProto:
@@ -38,7 +39,7 @@ def there_and_back(dims: str = "batch, 256", depth: int = DEPTH) -> onnx.ModelPr
 
 @pytest.fixture(scope="module")
 def found(warm: None) -> MaxBatch:
-    return onnxremat.max_batch(there_and_back(), budget=65536, settings=ESTIMATED, options=QUICK)
+    return onnxremat.max_batch(there_and_back(), budget=65536, settings=ESTIMATED, options=PATIENT)
 
 
 def test_the_answer_fits_and_one_more_does_not(found: MaxBatch) -> None:
@@ -49,7 +50,7 @@ def test_the_answer_fits_and_one_more_does_not(found: MaxBatch) -> None:
     assert best.peak <= 65536 < best.store_all_peak
     dims = {"batch": best.batch}
     made = api.plan(
-        there_and_back(), budget=65536, options=QUICK,
+        there_and_back(), budget=65536, options=PATIENT,
         settings=onnxremat.Settings(measure=False, dims=dims),
     )  # fmt: skip
     assert made.predicted.peak <= 65536
@@ -59,7 +60,7 @@ def test_the_answer_fits_and_one_more_does_not(found: MaxBatch) -> None:
         api.plan(
             there_and_back(),
             budget=65536,
-            options=QUICK,
+            options=PATIENT,
             settings=onnxremat.Settings(measure=False, dims=dims),
         )
 
@@ -76,7 +77,7 @@ def test_every_trial_is_told(found: MaxBatch) -> None:
 
 def test_a_limit_on_extra_time(found: MaxBatch) -> None:
     tight = onnxremat.max_batch(
-        there_and_back(), budget=65536, max_overhead=0.2, settings=ESTIMATED, options=QUICK
+        there_and_back(), budget=65536, max_overhead=0.2, settings=ESTIMATED, options=PATIENT
     )
     assert tight.best.batch < found.best.batch
     assert tight.best.overhead is not None
@@ -89,7 +90,7 @@ def test_a_limit_on_extra_time(found: MaxBatch) -> None:
 
 def test_nothing_larger_is_tried_than_asked() -> None:
     found = onnxremat.max_batch(
-        there_and_back(), budget="1MiB", most=8, settings=ESTIMATED, options=QUICK
+        there_and_back(), budget="1MiB", most=8, settings=ESTIMATED, options=PATIENT
     )
     assert found.best.batch == 8
     assert not found.proven
@@ -97,7 +98,7 @@ def test_nothing_larger_is_tried_than_asked() -> None:
 
 def test_not_even_one() -> None:
     with pytest.raises(InfeasibleError, match="batch 1 "):
-        onnxremat.max_batch(there_and_back(), budget=2000, settings=ESTIMATED, options=QUICK)
+        onnxremat.max_batch(there_and_back(), budget=2000, settings=ESTIMATED, options=PATIENT)
 
 
 def test_stopped_before_anything_fitted() -> None:
@@ -107,14 +108,13 @@ def test_stopped_before_anything_fitted() -> None:
 
 
 def test_stopping_keeps_what_fitted() -> None:
-    begin = time.monotonic()
     seen: list[str] = []
-    options = onnxremat.PlanOptions(time_limit=3, stop=lambda: len(seen) > 3)
+    options = onnxremat.PlanOptions(time_limit=LONG, stop=lambda: len(seen) > 3)
     found = onnxremat.max_batch(
         there_and_back(), budget=65536, settings=ESTIMATED, options=options, say=seen.append
     )
     assert found.best.batch >= 1
-    assert time.monotonic() - begin < 20
+    assert len(seen) <= 5  # nothing is begun once it was asked to stop
 
 
 @pytest.mark.parametrize(
@@ -136,23 +136,22 @@ def test_wrong_questions(dims: str, options: dict, words: str) -> None:
 def test_other_dimensions_are_bound() -> None:
     settings = onnxremat.Settings(measure=False, dims={"wide": 256})
     found = onnxremat.max_batch(
-        there_and_back("batch, wide"), budget=65536, most=16, settings=settings, options=QUICK
+        there_and_back("batch, wide"), budget=65536, most=16, settings=settings, options=PATIENT
     )
     assert found.dimension == "batch"
 
 
 def test_graph_files_are_scaled(tmp_path: Path, warm: None) -> None:
     """A plan for k times the batch within B is one for the file within B / k."""
-    problem = replace(small := skip_chain(24, 1), size=1000 * small.size)
+    # The first value waits for the last op, or is made again: 30 kB or 21, which its reader needs.
+    problem = replace(ones([[], [0], [1], [2, 0]]), size=np.asarray([10, 10, 10, 1]) * 1000)
     path = graph_file(problem, tmp_path / "graph.json")
-    budget = 3 * peak(problem, problem.store_all())
-    options = onnxremat.PlanOptions(time_limit=0.3)
-    best = onnxremat.max_batch(path, budget=budget, options=options).best.batch
-    assert best > 3
-    assert solve(problem, budget // best, time_limit=3).sequence is not None
-    assert solve(problem, budget // (best + 1), time_limit=0.5).sequence is None
-    whole = onnxremat.max_batch(path, budget=budget, file_batch=2, options=options)
-    assert 2 * best <= whole.best.batch < 2 * (best + 1)
+    assert peak(problem, problem.store_all()) == 30_000
+    found = onnxremat.max_batch(path, budget=90_000, options=PATIENT)
+    assert (found.best.batch, found.proven) == (90_000 // 21_000, True)
+    assert found.best.overhead == pytest.approx(1 / 4)
+    whole = onnxremat.max_batch(path, budget=90_000, file_batch=2, options=PATIENT)
+    assert (whole.best.batch, whole.proven) == (2 * 90_000 // 21_000, True)
 
 
 def test_measured_costs_are_scaled() -> None:
@@ -171,7 +170,7 @@ def test_measured_costs_are_scaled() -> None:
 def test_costs_are_measured_at_a_batch_that_fits_unplanned() -> None:
     said: list[str] = []
     found = onnxremat.max_batch(
-        there_and_back(depth=4), budget=65536, most=16, say=said.append, options=QUICK
+        there_and_back(depth=4), budget=65536, most=16, say=said.append, options=PATIENT
     )
     (measured,) = [words for words in said if "measuring" in words]
     assert int(measured.split()[-1]) <= found.best.batch

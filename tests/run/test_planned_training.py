@@ -8,11 +8,13 @@ import pytest
 
 import models
 from onnxremat import api
+from onnxremat.cost.analytic import analytic_costs
 from onnxremat.grad import Settings as Training
 from onnxremat.grad import differentiate, training_of
 from onnxremat.graph.onnx_io import to_ops
 from onnxremat.ort.session import TUNED
 from onnxremat.run.train import Trainer
+from tests.limits import LONG
 
 MODELS = {
     "mlp": {"batch": 2048, "width": 64},
@@ -33,8 +35,8 @@ def test_planned_steps_learn_what_unplanned_steps_learn(name: str) -> None:
         plain,
         budget="0.7x",
         # As given: onnxruntime's rewrites change the last bits, and Adam makes them large.
-        settings=api.Settings(target="none", threads=1),
-        options=api.PlanOptions(time_limit=5),
+        settings=api.Settings(target="none", threads=1, costs=analytic_costs),
+        options=api.PlanOptions(time_limit=LONG),
         bench_seconds=0,
     )
     if name == "mlp":
@@ -59,8 +61,9 @@ def test_planned_steps_learn_what_unplanned_steps_learn(name: str) -> None:
 def test_no_op_reads_a_parameter_after_its_update() -> None:
     plain = differentiate(build("mlp"), settings=Training(optimizer="sgd"))
     planned = api.optimize(
-        plain, budget="0.6x", options=api.PlanOptions(time_limit=5), bench_seconds=0
-    ).model
+        plain, budget="0.6x", settings=api.Settings(costs=analytic_costs),
+        options=api.PlanOptions(time_limit=LONG), bench_seconds=0,
+    ).model  # fmt: skip
     ops = to_ops(planned)
     made = {tensor: step for step, op in enumerate(ops) for tensor in op.writes}
     for variable in training_of(planned).variables:

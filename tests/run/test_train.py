@@ -20,9 +20,9 @@ from onnx import helper, numpy_helper
 
 from onnxremat.errors import ModelError, UsageError
 from onnxremat.grad import differentiate
+from onnxremat.graph.tensor_files import read_tensors, write_tensors
 from onnxremat.ort.denormals import denormals_as_zero
 from onnxremat.run.batches import Arrays, Loader, open_data
-from onnxremat.run.checkpoint import read_tensors, write_tensors
 from onnxremat.run.rates import Schedule
 from onnxremat.run.train import Trainer
 
@@ -106,9 +106,11 @@ def test_seeds_of_dropout() -> None:
 
 EPOCHS = 30
 SCRIPT = """
-import os, sys, time
+import os, signal, sys, time
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
+import onnxremat
+package = str(Path(onnxremat.__file__).parent)
 from tests.run.test_train import EPOCHS, Arrays, BATCH, arrays, trainer
 if "hang" in sys.argv:  # in the middle of the fourth checkpoint
     real, left = os.fsync, [3]
@@ -116,13 +118,21 @@ if "hang" in sys.argv:  # in the middle of the fourth checkpoint
         if not left[0]:
             os.truncate(handle, 100)
             Path(sys.argv[1] + ".hangs").touch()
-            time.sleep(60)
+            time.sleep(3600)
         left[0] -= 1
         real(handle)
     os.fsync = fsync
 run, file = trainer(0.3, 2), Path(sys.argv[1])
 if file.exists():
     run.resume(file)
+if "kill" in sys.argv:  # after so many lines of the package, once there is a checkpoint
+    lines = [int(sys.argv[-1])]
+    def line(frame, event, _):
+        if not lines[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        lines[0] -= event == "line" and file.exists()
+        return line
+    sys.settrace(lambda frame, *_: line if frame.f_code.co_filename.startswith(package) else None)
 run.fit(Arrays(arrays(), BATCH), EPOCHS, checkpoint=file, every=1)
 """
 
@@ -135,15 +145,21 @@ class Killed:
         self.command = [sys.executable, "-c", SCRIPT, str(file), root]
         self.environment = {**os.environ, "PYTHONPATH": root}
 
-    def kill(self, when: Path, delay: float, *options: str) -> bool:
-        """Start it, kill it ``delay`` after a file is there; whether it was still running."""
+    def kill(self, when: Path, *options: str) -> None:
+        """Start it, kill it when a file is there."""
         process = subprocess.Popen([*self.command, *options], env=self.environment)
         while not when.exists():
             assert process.poll() is None
             time.sleep(0.002)
-        time.sleep(delay)
         process.send_signal(signal.SIGKILL)
-        return process.wait() == -signal.SIGKILL
+        assert process.wait() == -signal.SIGKILL
+
+    def kill_at(self, line: int) -> int:
+        """Start it, let it kill itself at a line that it runs; batches done by the checkpoint."""
+        command = [*self.command, "kill", str(line)]
+        ended = subprocess.run(command, env=self.environment, check=False)
+        assert ended.returncode == -signal.SIGKILL
+        return int(read_tensors(self.file)[1]["step"])
 
     def finish(self) -> None:
         """The rest without a kill; the result has the bits of an uninterrupted run."""
@@ -159,21 +175,18 @@ class Killed:
 
 
 def test_kills_at_random_moments_change_no_bit(tmp_path: Path) -> None:
-    """Kill -9 again and again, with dropout and accumulation. Nearly all of the time of this
-    run goes into checkpoints."""
-    killed = Killed(tmp_path / "run.safetensors")
-    draw, alive = Random(3), []
-    for _ in range(4):
-        alive.append(killed.kill(killed.file, draw.uniform(0, 0.12)))
-        read_tensors(killed.file)
-    assert alive[0], "the run was over before the first kill"
+    """Kill -9 again and again, with dropout and accumulation. Many lines of this run are those of
+    checkpoints."""
+    killed, draw = Killed(tmp_path / "run.safetensors"), Random(3)
+    done = [killed.kill_at(draw.randrange(8000)) for _ in range(4)]
+    assert 0 < done[0] < done[-1] < EPOCHS * ROWS // BATCH, done
     killed.finish()
 
 
 def test_a_kill_in_the_middle_of_a_checkpoint_keeps_the_one_before(tmp_path: Path) -> None:
     killed = Killed(tmp_path / "run.safetensors")
     hangs = tmp_path / "run.safetensors.hangs"
-    assert killed.kill(hangs, 0, "hang")
+    killed.kill(hangs, "hang")
     hangs.unlink()
     assert len(list(tmp_path.glob(".run.safetensors.*"))) == 1
     assert read_tensors(killed.file)[1]["step"] == "3"
@@ -197,7 +210,7 @@ def test_damaged_checkpoint_is_an_error(tmp_path: Path, cut: int) -> None:
     file = tmp_path / "c.safetensors"
     write_tensors(file, {"a": np.ones(8, np.float32)})
     file.write_bytes(file.read_bytes()[:cut])
-    with pytest.raises(ModelError, match="cannot read the checkpoint"):
+    with pytest.raises(ModelError, match="cannot read the tensors"):
         read_tensors(file)
 
 

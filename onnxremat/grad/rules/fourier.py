@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from onnx import TensorProto as T
 
@@ -66,7 +68,7 @@ def _transform(call: Call, a: str, axis: int, inverse: bool) -> str:
     """The transform of its whole length, complex."""
     t = call.tape
     shape = (*t.shape(a)[:-1], 2)
-    settings: dict[str, int] = {"inverse": int(inverse)}
+    settings: dict[str, Any] = {"inverse": int(inverse)}
     inputs = [a]
     if call.version < AXIS_AS_INPUT:
         settings["axis"] = axis

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from onnx import TensorProto as T
 
 from onnxremat.grad.call import Call
 from onnxremat.grad.registry import Cotangents, vjp
+from onnxremat.grad.rules.row_sums import sum_rows
 from onnxremat.grad.rules.runs import runs_of, sum_of_runs
 from onnxremat.grad.tape import Shape, Tape
 
@@ -33,21 +35,31 @@ def gather(call: Call) -> Cotangents:
     rest = [k for k in range(t.rank(call.dy)) if k not in moved]
     rows = t.transpose(call.dy, [*moved, *rest])
     others = [d for k, d in enumerate(shape) if k != axis]
-    count = t.size(indices)
-    zeros = t.filled(0.0, (shape[axis], *others), t.dtype(call.dy))
-    made = t.op(
-        "ScatterND", zeros, t.reshape(_from_zero(t, indices, shape[axis], known), (count, 1)),
-        t.reshape(rows, (count, *others)), shape=(shape[axis], *others), reduction="add",
-    )  # fmt: skip
+    rows = t.reshape(rows, (t.size(indices), math.prod(others)))
+    ids = t.reshape(_from_zero(t, indices, shape[axis], known), (t.size(indices),))
+    made = t.reshape(_put(t, rows, ids, shape[axis], known), (shape[axis], *others))
     back = [*range(1, axis + 1), 0, *range(axis + 1, len(shape))]
     return [t.transpose(made, back), None]
 
 
+def _put(t: Tape, rows: str, places: str, length: int, known: np.ndarray | None) -> str:
+    """Rows [N, D] added up at places [N] of [length, D]."""
+    if (
+        known is None
+        or not known.size
+        or len(set((known % length).reshape(-1).tolist())) < known.size
+    ):
+        return sum_rows(t, rows, places, length)
+    zeros = t.filled(0.0, (length, t.shape(rows)[1]), t.dtype(rows))
+    places = t.reshape(t.cast(places, T.INT64), (known.size, 1))
+    return t.op("ScatterND", zeros, places, rows, shape=t.shape(zeros))  # no place twice
+
+
 def _from_zero(t: Tape, indices: str, length: int, known: np.ndarray | None) -> str:
-    """Indices without negative ones (they count from the end), as int64."""
+    """Indices without negative ones (they count from the end), as int32."""
     if known is not None:
-        return t.constant(np.where(known < 0, known + length, known), T.INT64)
-    indices = t.cast(indices, T.INT64)
+        return t.constant(np.where(known < 0, known + length, known), T.INT32)
+    indices = t.cast(indices, T.INT32)
     return t.where(t.compare("Less", indices, 0), t.add(indices, length), indices)
 
 
@@ -68,10 +80,23 @@ def _scatter_elements(call: Call, updates: str, axis: int) -> str:
 @vjp("GatherND", reads="x1")
 def gather_nd(call: Call) -> Cotangents:
     """y = slices of x by index tuples. dx = dy added up there."""
-    t, indices = call.tape, call.op.inputs[1]
+    t, indices, shape = call.tape, call.op.inputs[1], call.shape()
     indices = _with_batch(t, indices, call.attribute("batch_dims", 0))
-    made = t.op("ScatterND", t.zeros(call.x), indices, call.dy, shape=call.shape(), reduction="add")
-    return [made, None]
+    depth = t.shape(indices)[-1]
+    count, width = t.size(indices) // depth, math.prod(shape[depth:])
+    places = _flat(t, indices, shape[:depth])
+    rows = t.reshape(call.dy, (count, width))
+    made = sum_rows(t, rows, t.reshape(places, (count,)), math.prod(shape[:depth]))
+    return [t.reshape(made, shape), None]
+
+
+def _flat(t: Tape, tuples: str, lengths: Shape) -> str:
+    """Index tuples (in the last axis) of axes of these lengths, as indices of all in one, int32."""
+    steps = [math.prod(lengths[k + 1 :]) for k in range(len(lengths))]
+    tuples = t.cast(tuples, T.INT32)
+    ends = t.constant(np.array(lengths), T.INT32)
+    tuples = t.where(t.compare("Less", tuples, 0), t.add(tuples, ends), tuples)
+    return t.sum(t.mul(tuples, t.constant(np.array(steps), T.INT32)), [t.rank(tuples) - 1])
 
 
 def _with_batch(t: Tape, indices: str, batch: int) -> str:
@@ -114,11 +139,27 @@ class _Scatter:
         return self.call.shape(0), self.call.shape(2)
 
     def into(self, data: str, updates: str, reduction: str) -> str:
-        """``updates`` into ``data``."""
-        return self.call.tape.op(
-            self.put, data, self.call.op.inputs[1], updates, shape=self.shapes[0],
-            reduction=reduction, **self.attributes,
+        """``updates`` into ``data``. ScatterND reduces in several threads at once, wrongly where
+        indices repeat: it is done element by element in one thread instead."""
+        t, indices = self.call.tape, self.call.op.inputs[1]
+        if self.put == "ScatterND" and reduction != "none":
+            return self._one_by_one(data, updates, reduction)
+        return t.op(
+            self.put, data, indices, updates, shape=self.shapes[0], reduction=reduction,
+            **self.attributes,
         )  # fmt: skip
+
+    def _one_by_one(self, data: str, updates: str, reduction: str) -> str:
+        t, indices, shape = self.call.tape, self.call.op.inputs[1], self.shapes[0]
+        depth = t.shape(indices)[-1]
+        length, width = math.prod(shape[:depth]), math.prod(shape[depth:])
+        count = t.size(indices) // depth
+        places = t.reshape(_flat(t, indices, shape[:depth]), (count, 1))
+        made = t.op(
+            "ScatterElements", t.reshape(data, (length, width)), t.expand(places, (count, width)),
+            t.reshape(updates, (count, width)), shape=(length, width), axis=0, reduction=reduction,
+        )  # fmt: skip
+        return t.reshape(made, shape)
 
     def back(self, data: str) -> str:
         """What lies at the places of the updates."""

@@ -1,4 +1,4 @@
-"""Checkpoints in the safetensors format, written so that a kill loses at most the newest.
+"""Tensors in the safetensors format, written so that a kill loses at most the newest.
 
 A file is eight bytes with the length of a JSON header, the header (per tensor its type, shape
 and place), and the raw values. Any safetensors reader opens it.
@@ -81,8 +81,8 @@ def read_tensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         known = isinstance(error, OSError) and error.strerror
         raise ModelError(
-            f"cannot read the checkpoint {path}",
+            f"cannot read the tensors in {path}",
             why=known or "it is cut short, or another kind of file",
-            hint="give a .safetensors file that a training run wrote",
+            hint="give a .safetensors file (a checkpoint, or a state dict)",
         ) from error
     return tensors, facts

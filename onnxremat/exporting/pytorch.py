@@ -1,0 +1,277 @@
+"""PyTorch's side of an export: its modules, and its two exporters."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from onnxremat.errors import MissingComponentError, UsageError
+from onnxremat.exporting.facts import Parameters
+
+Inputs: TypeAlias = Any  # a tensor, a tuple or list of them, or a dict by argument name
+SHELL = "onnxremat_shell"  # prefix of names in a legacy export
+BATCH = "batch"
+PLAIN = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def need_torch() -> Any:
+    """The ``torch`` module.
+
+    Raises:
+        MissingComponentError: it is not installed.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingComponentError(
+            "PyTorch is not installed",
+            why="a module can only be exported or checked where PyTorch can run it",
+            hint="pip install 'onnxremat[torch]'",
+        ) from error
+    return torch
+
+
+def need_module(module: Any) -> Any:
+    """The module.
+
+    Raises:
+        UsageError: it is none.
+        MissingComponentError: PyTorch is not installed.
+    """
+    torch = need_torch()
+    if not isinstance(module, torch.nn.Module):
+        raise UsageError(
+            f"a {type(module).__name__} is no torch.nn.Module", hint="give the module itself"
+        )
+    return module
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Example inputs as a call takes them, and their names.
+
+    Attributes:
+        positional, named: as in ``module(*positional, **named)``.
+        names: of all tensors, in this order.
+    """
+
+    positional: tuple[Any, ...]
+    named: dict[str, Any]
+    names: tuple[str, ...]
+
+    @property
+    def tensors(self) -> tuple[Any, ...]:
+        """In the order of ``names``."""
+        return (*self.positional, *self.named.values())
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """By name, for onnxruntime."""
+        return {
+            n: np.ascontiguousarray(t.detach().cpu().numpy())
+            for n, t in zip(self.names, self.tensors, strict=True)
+        }
+
+    def with_tensors(self, tensors: Sequence[Any]) -> Arguments:
+        """The same call with other values."""
+        count = len(self.positional)
+        named = dict(zip(self.named, tensors[count:], strict=True))
+        return Arguments(tuple(tensors[:count]), named, self.names)
+
+
+def arguments(module: Any, given: Inputs, names: Sequence[str] | None = None) -> Arguments:
+    """Example inputs sorted out; names are those of ``forward`` unless given.
+
+    Raises:
+        UsageError: not tensors, or other than as many names.
+    """
+    torch = need_torch()
+    named = dict(given) if isinstance(given, Mapping) else {}
+    positional: tuple[Any, ...] = ()
+    if not named:
+        positional = tuple(given) if isinstance(given, list | tuple) else (given,)
+    odd = [v for v in (*positional, *named.values()) if not torch.is_tensor(v)]
+    if odd or not (positional or named):
+        raise UsageError(
+            "example inputs are tensors",
+            why=f"there is a {type(odd[0]).__name__} among them" if odd else "there are none",
+            hint="wrap the module in one that takes tensors only",
+        )
+    told = list(names or [*_argument_names(module, len(positional)), *named])
+    if len(told) != len(positional) + len(named):
+        raise UsageError(f"{len(told)} input names for {len(positional) + len(named)} inputs")
+    taken = {*dict(module.named_parameters()), *dict(module.named_buffers())}
+    told = [f"{name}_input" if name in taken and not names else name for name in told]
+    return Arguments(positional, named, tuple(told))
+
+
+def _argument_names(module: Any, count: int) -> list[str]:
+    known = inspect.signature(module.forward).parameters.values()
+    names = [p.name for p in known if p.kind in PLAIN][:count]
+    return names if len(names) == count else [f"input{k}" for k in range(count)]
+
+
+def facts_of(module: Any) -> Parameters:
+    """The names of a module's parameters and buffers; ``unused`` is not known yet."""
+    own = dict(module.named_parameters())
+    name_of = {id(p): name for name, p in own.items()}
+    every = module.named_parameters(remove_duplicate=False)
+    return Parameters(
+        trained=tuple(name for name, p in own.items() if p.requires_grad),
+        frozen=tuple(name for name, p in own.items() if not p.requires_grad),
+        buffers=tuple(name for name, _ in module.named_buffers()),
+        tied={name: name_of[id(p)] for name, p in every if name not in own},
+    )
+
+
+def values_of(module: Any) -> dict[str, np.ndarray]:
+    """Every parameter and buffer by name."""
+    every = (*module.named_parameters(), *module.named_buffers())
+    return {name: value.detach().cpu().numpy() for name, value in every}
+
+
+# ---- state of a module -----------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def untouched(module: Any) -> Iterator[None]:
+    """Whatever the block does to modes, buffers, gradients wanted and random numbers is undone."""
+    torch = need_torch()
+    modes = {part: part.training for part in module.modules()}
+    buffers = [(b, b.detach().clone()) for b in module.buffers()]
+    wanted = [(p, p.requires_grad, p.grad) for p in module.parameters()]
+    fast = torch.backends.mha.get_fastpath_enabled()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.backends.mha.set_fastpath_enabled(False)  # one fused op, which no exporter knows
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        for part, mode in modes.items():
+            part.training = mode
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+        for parameter, grad_wanted, gradient in wanted:
+            parameter.requires_grad_(grad_wanted)
+            parameter.grad = gradient
+
+
+def set_modes(module: Any, *, dropout: bool = False, batch_norm: bool = False) -> None:
+    """Eval mode, but for dropout layers and batch normalizations where asked."""
+    torch = need_torch()
+    module.eval()
+    for part in module.modules():
+        if dropout and isinstance(part, torch.nn.modules.dropout._DropoutNd) and part.p > 0:
+            part.training = True
+        if batch_norm and isinstance(part, torch.nn.modules.batchnorm._BatchNorm):
+            part.training = True
+
+
+def outputs_of(module: Any, given: Arguments) -> list[Any]:
+    """Results of a call, flat."""
+    return list(need_torch().utils._pytree.tree_leaves(_called(module, given)))
+
+
+def _called(module: Any, given: Arguments) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return module(*given.positional, **given.named)
+
+
+# ---- exporters -------------------------------------------------------------------------------
+
+
+def by_dynamo(
+    module: Any, given: Arguments, path: Path, opset: int | None, batched: Sequence[str],
+    outputs: Sequence[str] | None,
+) -> None:  # fmt: skip
+    """The exporter over torch.export, told to leave parameters alone."""
+    torch = need_torch()
+    shapes = {"dynamic_shapes": _dynamic_shapes(module, given, batched)} if batched else {}
+    with _quiet():
+        torch.onnx.export(
+            module, given.positional, str(path), kwargs=given.named or None, dynamo=True,
+            optimize=False, verbose=False, opset_version=opset, input_names=list(given.names),
+            output_names=list(outputs) if outputs else None, external_data=True,
+            keep_initializers_as_inputs=False, **shapes,
+        )  # fmt: skip
+
+
+def _dynamic_shapes(module: Any, given: Arguments, batched: Sequence[str]) -> dict[str, Any]:
+    """What torch.export takes: by argument of ``forward``, which dimensions vary."""
+    size = need_torch().export.Dim(BATCH)
+    each = [{0: size} if name in batched else None for name in given.names]
+    count = len(given.positional)
+    known = inspect.signature(module.forward).parameters
+    plain = [n for n, p in known.items() if p.kind in PLAIN]
+    shapes: dict[str, Any] = dict(zip(plain, each[:count], strict=False))
+    spread = [name for name, p in known.items() if p.kind is p.VAR_POSITIONAL]
+    if spread and count > len(plain):
+        shapes[spread[0]] = tuple(each[len(plain) : count])
+    named = dict(zip(given.named, each[count:], strict=True))
+    other = {name: shape for name, shape in named.items() if name not in known}
+    shapes.update({name: shape for name, shape in named.items() if name in known})
+    gathered = [name for name, p in known.items() if p.kind is p.VAR_KEYWORD]
+    return {**shapes, **({gathered[0]: other} if other and gathered else {})}
+
+
+def by_tracing(
+    module: Any, given: Arguments, path: Path, opset: int | None, batched: Sequence[str],
+    outputs: Sequence[str] | None,
+) -> None:  # fmt: skip
+    """The exporter over torch.jit.trace, told to leave parameters alone.
+
+    It merges initializers of equal value unless the module it is given is in training mode. So it
+    is given a shell in training mode around the module, which is not.
+    """
+    torch = need_torch()
+    count = len(given.positional)
+    keys = list(given.named)
+
+    class Shell(torch.nn.Module):  # type: ignore[name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.add_module(SHELL, module)
+
+        def forward(self, *values: Any) -> Any:
+            named = dict(zip(keys, values[count:], strict=True))
+            return getattr(self, SHELL)(*values[:count], **named)
+
+    modes = {part: part.training for part in module.modules()}
+    shell = Shell()
+    shell.training = True
+    for part, mode in modes.items():
+        part.training = mode
+    axes: dict[str, dict[int, str]] = {name: {0: BATCH} for name in batched}
+    if batched and outputs:
+        axes.update({name: {0: BATCH} for name in outputs})
+    with _quiet():
+        torch.onnx.export(
+            shell, given.tensors, str(path), dynamo=False, opset_version=opset,
+            training=torch.onnx.TrainingMode.PRESERVE, do_constant_folding=False,
+            input_names=list(given.names), output_names=list(outputs) if outputs else None,
+            dynamic_axes=axes or None, keep_initializers_as_inputs=False,
+        )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Exporters warn of what does not matter here, and print a graph when they fail."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    with warnings.catch_warnings(), Path(os.devnull).open("w") as nowhere:
+        warnings.simplefilter("ignore")
+        with contextlib.redirect_stdout(nowhere):
+            try:
+                yield
+            finally:
+                logging.disable(level)

@@ -1,0 +1,217 @@
+"""A module written as an ONNX file that can be trained."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from onnxremat.errors import OnnxrematError, UnsupportedError, UsageError, VerificationError
+from onnxremat.exporting.facts import Parameters, parameters_of
+from onnxremat.exporting.pytorch import (
+    Arguments,
+    Inputs,
+    arguments,
+    by_dynamo,
+    by_tracing,
+    facts_of,
+    need_module,
+    need_torch,
+    outputs_of,
+    set_modes,
+    untouched,
+    values_of,
+)
+from onnxremat.exporting.restore import restored
+from onnxremat.graph.onnx_io import check_writable, write_model
+from onnxremat.ort.session import Options, open_session, session_options
+
+EXPORTERS = {"dynamo": by_dynamo, "legacy": by_tracing}
+# Of the largest element of an output: what another order of float32 sums may make of a deep net.
+ALLOWED = 1e-3
+
+
+def export(
+    module: Any,
+    example_inputs: Inputs,
+    path: str | os.PathLike[str],
+    *,
+    dynamic_batch: bool = False,
+    opset: int | None = None,
+    exporter: str = "auto",
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+    dropout: bool = True,
+) -> Parameters:
+    """Write an ONNX file of a PyTorch module in which every parameter can be trained.
+
+    Each parameter is an initializer of its own, in its own layout, under its name in
+    ``module.named_parameters()``; tied parameters are one. Batch normalization is one op that reads
+    its running statistics; dropout layers are Dropout ops that pass everything until
+    ``differentiate`` switches them on. What is a trained or frozen parameter and what a buffer is
+    in the metadata, under ``onnxremat.parameters``, which ``differentiate`` reads. The module
+    itself is left as it was. The file is compared with the module on the example inputs and written
+    only where their outputs agree.
+
+    Dropout that a module applies by a function call, with ``self.training`` (in attention, between
+    layers of an LSTM), is not in the file.
+
+    Args:
+        module: a ``torch.nn.Module``.
+        example_inputs: a tensor, a tuple of tensors, or a dict of tensors by argument name.
+        path: the file; weights beyond 1.9 GB go into ``<name>.data`` beside it.
+        dynamic_batch: leave the first dimension open, of all inputs that have the batch size of
+            the first.
+        opset: of the file; by default the exporter's.
+        exporter: ``dynamo`` (torch.export), ``legacy`` (torch.jit.trace), or ``auto``: the first,
+            and the second where the first fails.
+        input_names: by default those of ``forward``.
+        output_names: by default the exporter's.
+        dropout: keep dropout layers.
+
+    Returns:
+        What the metadata says.
+
+    Raises:
+        MissingComponentError: PyTorch is not installed, or the dynamo exporter's onnxscript.
+        UsageError: no module, no tensors, an unknown exporter, or the file cannot be written.
+        UnsupportedError: PyTorch cannot export the module, or did not keep a parameter.
+        VerificationError: the file computes something else than the module.
+    """
+    need_module(module)
+    if exporter not in (*EXPORTERS, "auto"):
+        raise UsageError(f"unknown exporter '{exporter}'", hint="it is dynamo, legacy or auto")
+    target = Path(path)
+    check_writable(target)
+    given = _with_rows(arguments(module, example_inputs, input_names), dynamic_batch)
+    batched = _batched(given) if dynamic_batch else ()
+    refusals: list[OnnxrematError] = []
+    for name in EXPORTERS if exporter == "auto" else (exporter,):
+        with tempfile.TemporaryDirectory(prefix="onnxremat-") as folder, untouched(module):
+            try:
+                model = _exported(
+                    module, given, name, Path(folder), opset, batched, output_names, dropout
+                )
+                _check(module, given, model, batched)
+            except OnnxrematError as error:
+                refusals.append(error)
+                continue
+            write_model(model, target)
+            facts = parameters_of(model)
+            assert facts is not None
+            return facts
+    raise refusals[0]
+
+
+def _exported(
+    module: Any, given: Arguments, exporter: str, folder: Path, opset: int | None,
+    batched: Sequence[str], outputs: Sequence[str] | None, dropout: bool,
+) -> onnx.ModelProto:  # fmt: skip
+    """What one exporter makes of the module, restored."""
+    needed = _needed(module, given)
+    facts, values = facts_of(module), values_of(module)
+    set_modes(module, dropout=dropout)
+    file = folder / "exported.onnx"
+    try:
+        EXPORTERS[exporter](module, given, file, opset, batched, outputs)
+    except Exception as error:  # whatever the traced code raises
+        raise UnsupportedError(
+            f"PyTorch's {exporter} exporter cannot export this {type(module).__name__}",
+            why=_reason(error),
+            hint="the message is PyTorch's; try the other exporter, or change the module",
+        ) from error
+    return restored(onnx.load(str(file)), facts, values, needed)
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of the innermost cause that has one."""
+    chain: list[BaseException] = [error]
+    while chain[-1].__cause__ is not None:
+        chain.append(chain[-1].__cause__)
+    for each in reversed(chain):
+        lines = str(each).strip().splitlines()
+        if lines:
+            return f"{type(each).__name__}: {lines[0]}"[:300]
+    return type(error).__name__
+
+
+def _needed(module: Any, given: Arguments) -> set[str]:
+    """Parameters, frozen ones too, that some output depends on."""
+    torch = need_torch()
+    set_modes(module)
+    wanted = {p: p.requires_grad for p in module.parameters()}
+    try:
+        for parameter in wanted:
+            parameter.requires_grad_(parameter.is_floating_point())
+        with torch.enable_grad():
+            made = [y for y in outputs_of(module, given) if torch.is_tensor(y) and y.requires_grad]
+            if not made:
+                return set()
+            total = torch.stack([y.double().square().sum() for y in made]).sum()
+        named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
+        found = torch.autograd.grad(total, [p for _, p in named], allow_unused=True)
+    finally:
+        for parameter, grad_wanted in wanted.items():
+            parameter.requires_grad_(grad_wanted)
+    return {name for (name, _), g in zip(named, found, strict=True) if g is not None}
+
+
+def _batched(given: Arguments) -> tuple[str, ...]:
+    rows = given.tensors[0].shape[0] if given.tensors[0].dim() else -1
+    pairs = zip(given.names, given.tensors, strict=True)
+    return tuple(name for name, t in pairs if t.dim() and t.shape[0] == rows)
+
+
+def _with_rows(given: Arguments, dynamic: bool) -> Arguments:
+    """At least two rows: exporters take a batch of one for a fixed size."""
+    if not dynamic or not given.tensors[0].dim() or given.tensors[0].shape[0] != 1:
+        return given
+    return _twice(given)
+
+
+def _twice(given: Arguments) -> Arguments:
+    torch, batched = need_torch(), _batched(given)
+    pairs = zip(given.names, given.tensors, strict=True)
+    return given.with_tensors([torch.cat([t, t]) if n in batched else t for n, t in pairs])
+
+
+def _check(module: Any, given: Arguments, model: onnx.ModelProto, batched: Sequence[str]) -> None:
+    """The file computes what the module does in eval mode, for another batch size too.
+
+    Raises:
+        VerificationError: it does not.
+    """
+    torch = need_torch()
+    set_modes(module)
+    session = open_session(model, session_options(Options(pattern=False)))
+    names = [value.name for value in session.get_inputs()]
+    for call in (given, _twice(given)) if batched else (given,):
+        with torch.no_grad():
+            want = [
+                y.detach().cpu().numpy() for y in outputs_of(module, call) if torch.is_tensor(y)
+            ]
+        arrays = call.arrays()
+        found = session.run(None, {name: arrays[name] for name in names})
+        for k, (ours, theirs) in enumerate(zip(found, want, strict=False)):
+            error = _error(np.asarray(ours), theirs)
+            if not error <= ALLOWED:
+                raise VerificationError(
+                    f"output {k} of the exported file is not that of the module",
+                    why=f"off by {error:.1e} of its largest element (allowed {ALLOWED})",
+                    hint="a random operator, or control flow that depends on data: "
+                    "try the other exporter",
+                )
+
+
+def _error(ours: np.ndarray, theirs: np.ndarray) -> float:
+    if ours.shape != theirs.shape:
+        return float("inf")
+    if not theirs.size:
+        return 0.0
+    off = np.abs(ours.astype(np.float64) - theirs.astype(np.float64))
+    return float(off.max() / max(float(np.abs(theirs.astype(np.float64)).max()), 1e-12))

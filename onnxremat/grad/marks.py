@@ -1,0 +1,253 @@
+"""What exporters write into a file about its initializers, and what their names give away.
+
+PyTorch's exporter (dynamo) says for each initializer whether it was a parameter or a buffer, and
+for each folded constant the names it was folded from; its nodes name the module they belong to and
+the tensors they read. PyTorch's older exporter says nothing; what it folds is named after the
+reader (``onnx::MatMul_12``). :func:`onnxremat.export` writes the whole list into the metadata.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+import onnx
+
+from onnxremat.errors import ModelError
+
+KEY = "onnxremat.parameters"  # metadata of the model, written by onnxremat.export
+_KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
+_PLACEHOLDER = "pkg.torch.onnx.original_node_name"
+_FOLDED = "pkg.onnxscript.optimizer.folded_from"
+_READS = "pkg.torch.onnx.fx_node"
+_SCOPES = "pkg.torch.onnx.name_scopes"
+_RULES = "pkg.onnxscript.rewriter.rule_name"
+
+# Names that exporters make up: for constants of the code, and for what they fold.
+_NAMELESS = re.compile(r"_?val_\d+$|onnx::|/|Constant|const_|\d+$|.*_output_\d+$")
+# Last part of the names that libraries give to buffers.
+_BUFFERS = """
+running_mean running_var num_batches_tracked inv_freq original_inv_freq cos_cached sin_cached
+freqs_cis freqs rope_freqs position_ids pos_ids relative_coords_table relative_position_index
+rel_pos_index attn_mask attention_mask causal_mask mask masked_bias final_logits_bias
+embed_scale sinusoid_inp filt blur_kernel alibi slopes window mel_filters pixel_mean pixel_std
+anchors anchor_points
+"""
+BUFFERS = frozenset(_BUFFERS.split())
+# Operators of PyTorch that move elements, that make tensors, and that change numbers: names of
+# folded values begin with them.
+_MOVES = """
+t view reshape permute transpose expand expand_as unsqueeze squeeze slice select cat stack clone
+alias detach index index_select embedding gather split split_with_sizes chunk unbind getitem
+flatten repeat roll flip contiguous _to_copy to convert_element_type_default _unsafe_view
+constant_pad_nd pad movedim tile lift_fresh_copy unflatten narrow meshgrid
+"""
+_MAKES = """
+arange zeros ones full zeros_like ones_like full_like new_zeros new_ones linspace triu tril eq
+ne gt lt ge le scalar_tensor empty new_full meshgrid fill value shape size sym_size
+slice_scatter select_scatter scatter index_put copy
+"""
+_COMPUTES = """
+cos sin exp log pow outer ger reciprocal mul div add sub neg sqrt rsqrt sigmoid softplus tanh
+where masked_fill einsum matmul mm bmm abs clamp floor round remainder cumsum sum mean max min
+linear addmm conv1d conv2d conv3d layer_norm group_norm batch_norm softmax relu gelu silu norm
+var std prod square clamp_min clamp_max logical_not logical_and logical_or bitwise_not erf log1p
+expm1
+"""
+_COMPUTING = frozenset(_COMPUTES.split())
+_RESULTS = frozenset(f"{_MOVES} {_MAKES} {_COMPUTES}".split())
+
+
+@dataclass(frozen=True)
+class Marks:
+    """What a file says about its initializers.
+
+    Attributes:
+        kinds: ``PARAMETER`` or ``BUFFER`` (and PyTorch's other kinds) by initializer.
+        folded: names a folded initializer was made from, without those that exporters make up.
+        placeholders: name of the initializer in PyTorch's graph, by initializer.
+        norms: convolutions that a batch normalization was folded into.
+        constants: values of Constant nodes, which PyTorch's exporters write for constants of the
+            code only (older ones of other frameworks keep weights there).
+        trained, frozen, buffers: names listed by :func:`onnxremat.export`; None without a list.
+        tied: alias to the name whose tensor it is.
+    """
+
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    folded: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    placeholders: Mapping[str, str] = field(default_factory=dict)
+    norms: tuple[str, ...] = ()
+    constants: frozenset[str] = frozenset()
+    trained: frozenset[str] | None = None
+    frozen: frozenset[str] = frozenset()
+    buffers: frozenset[str] = frozenset()
+    tied: Mapping[str, str] = field(default_factory=dict)
+
+    def nameless(self, name: str) -> bool:
+        """An initializer whose name the exporter made up. Where it says what the parameters are,
+        also one that is none of them (``zeros_like_1``, ``tmp``)."""
+        made = bool(self.kinds) and name not in self.kinds and "." not in name
+        return is_nameless(name) or made
+
+
+def _results(model: onnx.ModelProto) -> set[str]:
+    """Names of values in PyTorch's graph, as far as its exporter tells them."""
+    found = {name for node in model.graph.node for name in node.output}
+    for node in model.graph.node:
+        about = reading_of(node)
+        if about is not None:
+            found.update(re.findall(r"%(\w+)", about.call))
+    return found
+
+
+def marks_of(model: onnx.ModelProto) -> Marks:
+    """Everything the file says.
+
+    Raises:
+        ModelError: the list in its metadata is damaged.
+    """
+    stored = {tensor.name for tensor in model.graph.initializer}
+    entries: dict[str, dict[str, str]] = {}
+    for item in (*model.graph.value_info, *model.graph.initializer, *model.graph.input):
+        found = {entry.key: entry.value for entry in item.metadata_props}
+        if found and item.name in stored:
+            entries.setdefault(item.name, {}).update(found)
+    folded, results = {}, _results(model)
+    for name, entry in entries.items():
+        if _FOLDED in entry:
+            made = {n for n in _names(entry[_FOLDED]) if n in results and not _is_result(n)}
+            names = (n for n in _names(entry[_FOLDED]) if not is_nameless(n) and n not in made)
+            folded[name] = tuple(names)
+    marks = Marks(
+        kinds={n: e[_KIND] for n, e in entries.items() if _KIND in e},
+        folded=folded,
+        placeholders={n: e[_PLACEHOLDER] for n, e in entries.items() if _PLACEHOLDER in e},
+        norms=folded_norms(model),
+        constants=_constants(model) if model.producer_name == "pytorch" else frozenset(),
+    )
+    return _with_list(marks, model)
+
+
+def _with_list(marks: Marks, model: onnx.ModelProto) -> Marks:
+    """The marks, and the list that :func:`onnxremat.export` writes."""
+    text = next((entry.value for entry in model.metadata_props if entry.key == KEY), None)
+    if text is None:
+        return marks
+    try:
+        data = json.loads(text)
+        trained, frozen, buffers = (
+            frozenset(map(str, data[key])) for key in ("trained", "frozen", "buffers")
+        )
+        tied = {str(k): str(v) for k, v in data.get("tied", {}).items()}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ModelError(
+            f"the list of parameters in the file ('{KEY}') cannot be read",
+            why=str(error),
+            hint="export the model again, or take the entry out of its metadata",
+        ) from error
+    return replace(marks, trained=trained, frozen=frozen, buffers=buffers, tied=tied)
+
+
+def _constants(model: onnx.ModelProto) -> frozenset[str]:
+    nodes = (node for node in model.graph.node if node.op_type == "Constant")
+    return frozenset(name for node in nodes for name in node.output)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    try:
+        found = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return ()
+    return tuple(map(str, found)) if isinstance(found, (list, tuple)) else ()
+
+
+def is_nameless(name: str) -> bool:
+    """The name is one that an exporter made up."""
+    return _NAMELESS.match(name) is not None
+
+
+def is_buffer_name(name: str) -> bool:
+    """Libraries give such names to buffers."""
+    last = name.rsplit(".", 1)[-1]
+    return last in BUFFERS or re.match(r"_?(lifted_tensor|tensor_constant)_?\d+$", last) is not None
+
+
+def parameters_among(sources: Iterable[str]) -> tuple[str, ...]:
+    """Of the names a constant was folded from, those that may be parameters: not buffers by their
+    name, and not results of PyTorch's operators (``cos_1``, ``unsqueeze_2``)."""
+    return tuple(n for n in sources if not is_buffer_name(n) and ("." in n or not _is_result(n)))
+
+
+def is_computed(sources: Iterable[str]) -> bool:
+    """Numbers were changed on the way, not only moved."""
+    return any(_stem(name) in _COMPUTING for name in sources if "." not in name)
+
+
+def _is_result(name: str) -> bool:
+    return _stem(name) in _RESULTS
+
+
+def _stem(name: str) -> str:
+    return re.sub(r"(_\d+)+$", "", name)
+
+
+def folded_norms(model: onnx.ModelProto) -> tuple[str, ...]:
+    """Convolutions that a batch normalization was folded into: by what PyTorch's exporter says
+    about the node, or because its older one gave the weight another name. Named by the weight."""
+    found = []
+    for node in model.graph.node:
+        if node.op_type not in ("Conv", "ConvTranspose", "Gemm") or len(node.input) < 2:
+            continue
+        rules = next((e.value for e in node.metadata_props if e.key == _RULES), "")
+        weight = node.input[1]
+        if "BatchNorm" in rules:
+            found.append(weight)
+        elif re.match(r"onnx::Conv\w*_\d+$", weight):
+            found.append(module_of(node) or weight)
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A node as PyTorch's exporter describes it.
+
+    Attributes:
+        call: PyTorch's node, one for all ONNX nodes made of it.
+        scope: module, as ``layers.0.norm``.
+        tensors: parameters and buffers it reads, by PyTorch's names (``p_layers_0_norm_weight``).
+    """
+
+    call: str
+    scope: str
+    tensors: tuple[str, ...]
+
+    def named(self, tensor: str) -> str:
+        """Name of a tensor it reads, as the module has it; "" where that is not known."""
+        flat = self.scope.replace(".", "_")
+        for prefix in ("p_", "b_"):
+            start = prefix + (f"{flat}_" if flat else "")
+            if tensor.startswith(start):
+                return f"{self.scope}.{tensor[len(start) :]}" if self.scope else tensor[2:]
+        return ""
+
+
+def module_of(node: onnx.NodeProto) -> str:
+    """The module a node belongs to, as both of PyTorch's exporters say; "" where they do not."""
+    about = reading_of(node)
+    if about is not None:
+        return about.scope
+    path = node.name.split("/")
+    return ".".join(path[1:-1]) if node.name.startswith("/") else ""
+
+
+def reading_of(node: onnx.NodeProto) -> Reading | None:
+    """What PyTorch's exporter says about a node, None where it says nothing."""
+    entry = {item.key: item.value for item in node.metadata_props}
+    scopes = _names(entry.get(_SCOPES, ""))
+    if _READS not in entry or not scopes:
+        return None
+    tensors = tuple(re.findall(r"%([pb]_\w+)", entry[_READS].split("args = ", 1)[-1]))
+    return Reading(entry[_READS], scopes[-2] if len(scopes) > 1 else "", tensors)

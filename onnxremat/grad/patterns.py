@@ -1,0 +1,128 @@
+"""What the values of a tensor say about where it comes from: made by code, or learned.
+
+Trained and freshly drawn weights are irregular numbers. What code makes has a rule: masks,
+positions, frequencies, tables of sines and cosines.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+LIMIT = 1 << 22  # elements of a tensor up to which its values are looked at
+FEW = 4  # elements from which a progression is one
+MASKED = -1e4  # what masks hide with, or below
+MASK = "it holds what masks hide with"  # which no weight does
+
+
+def is_constant(x: np.ndarray) -> bool:
+    """All elements are equal."""
+    return bool(x.size and (x == x.flat[0]).all())
+
+
+def made_by_code(x: np.ndarray) -> str:
+    """Why a tensor whose name says nothing holds no learned numbers, "" where it may."""
+    if is_constant(x):
+        return "all its elements are equal"
+    found = regular(x)
+    if found:
+        return found
+    if (x == np.rint(x)).all():
+        return "it holds whole numbers only"
+    if x.size > FEW and _two_numbers(x):
+        return "it holds two numbers only, as a mask does"
+    return ""
+
+
+def _two_numbers(x: np.ndarray) -> bool:
+    others = x[x != x.flat[0]]
+    return bool(others.size and (others == others[0]).all())
+
+
+def regular(x: np.ndarray) -> str:
+    """The rule that the values of a tensor follow: mask, progression, sines and cosines; "" if
+    none of these."""
+    if x.size < FEW or is_constant(x):
+        return ""
+    with np.errstate(all="ignore"):
+        if not np.isfinite(x).all() or x.min() <= MASKED:
+            return MASK
+        if is_progression(x):
+            return "its values are a progression"
+        if is_sinusoidal(x[:FEW]) and is_sinusoidal(x):
+            return "its values are sines and cosines"
+    return ""
+
+
+def is_progression(x: np.ndarray) -> bool:
+    """Equal differences or ratios along one axis, the same numbers along all others."""
+    longer = [axis for axis, d in enumerate(x.shape) if d > 1]
+    for axis in longer:
+        if x.shape[axis] < FEW:
+            continue
+        row = np.moveaxis(x, axis, -1)[(0,) * (x.ndim - 1)].astype(np.float64)
+        if _steady(row) and (np.moveaxis(x, axis, -1) == row.astype(x.dtype)).all():
+            return True
+    return False
+
+
+def _steady(row: np.ndarray) -> bool:
+    steps = np.diff(row)
+    scale = np.abs(row).max()
+    if np.abs(steps).min() > 0 and np.ptp(steps) <= 1e-5 * scale:
+        return True
+    if (row > 0).all() or (row < 0).all():
+        ratios = row[1:] / row[:-1]
+        return bool(np.abs(ratios - 1).min() > 1e-3 and np.ptp(ratios) <= 1e-4 * ratios.max())
+    return False
+
+
+def is_sinusoidal(x: np.ndarray) -> bool:
+    """Rows of sines and cosines of the same angles, side by side, in turns or in quarters; rows of
+    zeros (for padding, or a class token) may be among them."""
+    width = x.shape[-1] if x.ndim else 0
+    if x.ndim < 2 or width < FEW or width % 2 or np.abs(x).max() > 1.001:
+        return False
+    rows = x.reshape(-1, width).astype(np.float64)
+    rows = rows[np.abs(rows).max(axis=1) > 0]
+    half, quarter = width // 2, width // 4
+    pairs = [(rows[:, :half], rows[:, half:]), (rows[:, 0::2], rows[:, 1::2])]
+    if width % 4 == 0:
+        parts = [rows[:, k * quarter : (k + 1) * quarter] for k in range(4)]
+        pairs.append((np.hstack(parts[0::2]), np.hstack(parts[1::2])))
+    return any(are_sine_and_cosine(a, b) for a, b in pairs)
+
+
+def are_sine_and_cosine(a: np.ndarray, b: np.ndarray) -> bool:
+    """Squares add up to 1 everywhere."""
+    return a.shape == b.shape and a.size > 0 and bool(np.abs(a * a + b * b - 1).max() <= 2e-3)
+
+
+def repeated_axes(x: np.ndarray) -> tuple[int, ...]:
+    """Axes along which all slices are equal: where a smaller tensor was expanded."""
+    return tuple(
+        axis
+        for axis in range(x.ndim)
+        if x.shape[axis] > 1 and (x == np.take(x, [0], axis=axis)).all()
+    )
+
+
+def shared_elements(x: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    """Distinct values, and which of them each element is, where a smaller table was indexed.
+
+    Numbers of full precision do not repeat by chance. None where most are distinct, or where they
+    are of lower precision (weights stored in 16 bits repeat without being shared).
+    """
+    if x.dtype != np.float32 or x.size < 8:
+        return None
+    flat = np.ascontiguousarray(x).reshape(-1)
+    looked_at = flat[:: max(1, flat.size // 8)][:8]
+    if all(np.count_nonzero(flat == value) == 1 for value in looked_at):
+        return None  # without the sorting that follows
+    values, first, place = np.unique(flat, return_index=True, return_inverse=True)
+    rich = (values.view(np.uint32) & 0xFFF) != 0
+    if 2 * len(values) > flat.size or len(values) < FEW or rich.mean() < 0.75:
+        return None
+    order = np.argsort(first)
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    return values[order], rank[place].reshape(x.shape)

@@ -1,0 +1,268 @@
+"""What each floating-point initializer of a file is: a parameter, or something else, and why.
+
+An ONNX file does not say which initializers a framework trains. In this order, the first that
+knows decides:
+
+1. names, a state dict or a module given by the user (``parameters=``);
+2. the list that :func:`onnxremat.export` writes;
+3. how operators use it: settings (the ratio of a Dropout), running statistics;
+4. PyTorch's exporter: kinds PARAMETER and BUFFER, and the names a folded constant was made from;
+5. its name, where that is one libraries give to buffers (``inv_freq``, ``attn_mask``, ...);
+6. its values: masks, progressions, tables of sines and cosines are made by code. Where an exporter
+   made the name up, so are equal elements, whole numbers, and values of two kinds;
+7. anything else is a parameter; single numbers only where they have a module's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from onnxremat.grad.marks import (
+    Marks,
+    is_buffer_name,
+    is_computed,
+    module_of,
+    parameters_among,
+)
+from onnxremat.grad.patterns import LIMIT, MASK, are_sine_and_cosine, made_by_code, regular
+from onnxremat.grad.stored import Stored
+from onnxremat.grad.tape import FLOATS
+from onnxremat.graph.ir import captures
+
+# Inputs that hold settings or statistics, not parameters.
+SETTINGS = {
+    "BatchNormalization": (3, 4), "Clip": (1, 2), "Dropout": (1,), "GRU": (5,), "LSTM": (5, 6),
+    "OneHot": (2,), "Pad": (2,), "Pow": (1,), "RNN": (5,), "Resize": (1, 2), "Upsample": (1,),
+    "Range": (0, 1, 2), "Sin": (0,), "Cos": (0,),
+}  # fmt: skip
+# What a module calls the tensor that an operator reads at an input.
+_RECURRENT = {1: "weight_ih", 2: "weight_hh", 3: "bias"}
+_PARTS = {
+    "MatMul": {0: "weight", 1: "weight"}, "Gemm": {1: "weight", 2: "bias"},
+    "Conv": {1: "weight", 2: "bias"}, "ConvTranspose": {1: "weight", 2: "bias"},
+    "Add": {0: "bias", 1: "bias"}, "Mul": {0: "scale", 1: "scale"}, "Gather": {0: "weight"},
+    "LSTM": _RECURRENT, "GRU": _RECURRENT, "RNN": _RECURRENT,
+}  # fmt: skip
+
+
+class Kind(StrEnum):
+    """What an initializer is."""
+
+    PARAMETER = "parameter"
+    FROZEN = "frozen"  # a parameter that the framework does not train
+    BUFFER = "buffer"
+    STATISTIC = "statistic"
+    SETTING = "setting"
+    CONSTANT = "constant"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What an initializer is, and how that is known.
+
+    Attributes:
+        kind: see :class:`Kind`.
+        why: the reason, for people.
+        label: its name in the framework, where the exporter made another one up.
+        told: the file or the user says so; otherwise it is judged by name or values.
+        computed: the exporter computed it from parameters, so that training it is not training
+            these.
+    """
+
+    kind: Kind
+    why: str
+    label: str = ""
+    told: bool = False
+    computed: bool = False
+
+
+def origins_of(
+    model: onnx.ModelProto,
+    folder: Path | None,
+    marks: Marks,
+    labels: Mapping[str, str] | None = None,
+    given: Mapping[str, bool] | None = None,
+) -> dict[str, Origin]:
+    """What each floating-point initializer of a model is, by name.
+
+    Args:
+        model: with its parameters restored (:mod:`onnxremat.grad.unfold`).
+        folder: where external weights lie; without, their values do not count.
+        marks: what the file says.
+        labels: tensors that others were made from, by the new name.
+        given: names that the user lists, and whether each is trained; then nothing else is.
+    """
+    return _Judge(model, folder, marks, labels or {}, given).run()
+
+
+class _Judge:
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        folder: Path | None,
+        marks: Marks,
+        labels: Mapping[str, str],
+        given: Mapping[str, bool] | None,
+    ) -> None:
+        self.model, self.marks, self.given = model, marks, given
+        self.stored = Stored(model, folder)
+        self.source = labels
+        self.readers = _readers(model)
+        self.uses = {
+            name: [(node.op_type, position) for node, position in found]
+            for name, found in self.readers.items()
+        }
+
+    def run(self) -> dict[str, Origin]:
+        names = [t.name for t in self.model.graph.initializer if t.data_type in FLOATS]
+        found = {name: self._origin(name) for name in names}
+        return {**found, **self._rotations(found)}
+
+    def _origin(self, name: str) -> Origin:
+        file_name = self.source.get(name, name)
+        folded = self.marks.folded.get(file_name, ())
+        sources = parameters_among(folded)
+        label = "" if name in sources else ", ".join(sources) or self._by_reader(name)
+        use = self._use(name)
+        if self.given is not None and use is None:
+            return self._given(name, label, folded)
+        if self.marks.trained is not None and (listed := self._listed(name, file_name)):
+            return listed
+        if use is not None:
+            return use
+        told = self._told(file_name, label, sources, folded)
+        return told or self._judged(name, label, any("." in source for source in sources))
+
+    def _nameless(self, name: str) -> bool:
+        return self.marks.nameless(self.source.get(name, name))
+
+    def _by_reader(self, name: str) -> str:
+        """A likely name for a folded weight: that of the module that reads it."""
+        if not self._nameless(name) or len(self.readers.get(name, ())) != 1:
+            return ""
+        node, position = self.readers[name][0]
+        part = _PARTS.get(node.op_type, {}).get(position)
+        scope = module_of(node)
+        return f"{scope}.{part}" if scope and part else ""
+
+    def _given(self, name: str, label: str, sources: Sequence[str]) -> Origin:
+        """By the user's list. A folded tensor is trained if something that it is made of is."""
+        assert self.given is not None
+        known = [n for n in (name, *sources) if n in self.given]
+        if any(self.given[n] for n in known):
+            return Origin(Kind.PARAMETER, "in the list given", label, True)
+        if known:
+            return Origin(Kind.FROZEN, "the module does not train it", label, True)
+        return Origin(Kind.CONSTANT, "not in the list given", label, True)
+
+    def _listed(self, name: str, file_name: str) -> Origin | None:
+        marks = self.marks
+        for each in (name, file_name):
+            if each in (marks.trained or ()):
+                return Origin(Kind.PARAMETER, "a parameter, says the file", told=True)
+            if each in marks.frozen:
+                return Origin(Kind.FROZEN, "the module did not train it", told=True)
+            if each in marks.buffers and self._use(name) is None:
+                return Origin(Kind.BUFFER, "a buffer, says the file", told=True)
+        return None
+
+    def _use(self, name: str) -> Origin | None:
+        places = self.uses.get(name, [])
+        if not places or any(k not in SETTINGS.get(kind, ()) for kind, k in places):
+            return None
+        if all(kind == "BatchNormalization" for kind, _ in places):
+            return Origin(Kind.STATISTIC, "running statistics", told=True)
+        kinds = ", ".join(sorted({kind for kind, _ in places}))
+        return Origin(Kind.SETTING, f"a setting of {kinds}", told=True)
+
+    def _told(
+        self, name: str, label: str, sources: Sequence[str], folded: Sequence[str]
+    ) -> Origin | None:
+        """By what PyTorch's exporter says."""
+        kind = self.marks.kinds.get(name)
+        if name in self.marks.constants:
+            return Origin(Kind.CONSTANT, "a constant of the code, says the exporter", told=True)
+        if kind == "BUFFER":
+            return Origin(Kind.BUFFER, "a buffer, says the exporter", told=True)
+        if kind is not None and kind != "PARAMETER":
+            return Origin(Kind.CONSTANT, f"{kind.lower()}, says the exporter", told=True)
+        if name not in self.marks.folded:
+            return None
+        if not sources:
+            why = "made by code, says the exporter"
+            buffers = [each for each in folded if is_buffer_name(each)]
+            return Origin(Kind.CONSTANT, f"made from {buffers[0]}" if buffers else why, told=True)
+        known = [self.marks.kinds.get(each) for each in sources]
+        if known and all(each == "BUFFER" for each in known):
+            return Origin(Kind.BUFFER, f"made from buffer {sources[0]}", label, True)
+        return None
+
+    def _judged(self, name: str, label: str, made: bool) -> Origin:
+        """By name and values."""
+        marked = self.marks.kinds.get(name) == "PARAMETER"
+        if is_buffer_name(name) and not marked:
+            return Origin(Kind.BUFFER, f"named as buffers are ('{name.rsplit('.', 1)[-1]}')")
+        nameless = (self._nameless(name) or bool(label)) and not made and not marked
+        size = self.stored.size(name)
+        if size <= 1 and not marked and (nameless or "." not in name):
+            return Origin(Kind.CONSTANT, "a single number")
+        if size <= LIMIT and self.stored.readable(name):
+            value = self.stored.value(name)
+            why = made_by_code(value) if nameless else regular(value)
+            if why:
+                kind = Kind.FROZEN if marked else Kind.CONSTANT
+                return Origin(kind, why, label, told=why == MASK)
+        why = "a parameter, says the exporter" if marked else "a float initializer"
+        file_name = self.source.get(name, name)
+        folded = self.marks.folded.get(file_name, ())
+        if label and not folded:
+            why = f"folded by the exporter, read as {label}"
+        elif label:
+            why = f"made from {label}, says the exporter"
+            mixed = name not in self.source and any(map(is_buffer_name, folded))
+            if mixed or is_computed((file_name, *folded)):
+                why = f"the exporter computed it from {label}, in place of which it is trained"
+                return Origin(Kind.PARAMETER, why, label, computed=True)
+        return Origin(Kind.PARAMETER, why, label, marked)
+
+    def _rotations(self, found: Mapping[str, Origin]) -> dict[str, Origin]:
+        """Two tensors without names, one of cosines and one of sines of the same angles."""
+        groups: dict[tuple[int, ...], list[tuple[str, np.ndarray]]] = {}
+        for name, origin in found.items():
+            shape = self.stored.shape(name)
+            if origin.kind is not Kind.PARAMETER or not self._nameless(name) or len(shape) < 2:
+                continue
+            if self.stored.size(name) <= LIMIT and self.stored.readable(name):
+                value = self.stored.value(name).astype(np.float64)
+                if np.abs(value).max(initial=0.0) <= 1.001:
+                    groups.setdefault(shape, []).append((name, value))
+        made = {}
+        for values in groups.values():
+            for index, (first, a) in enumerate(values):
+                for second, b in values[index + 1 :]:
+                    if are_sine_and_cosine(a, b):
+                        for name, other in ((first, second), (second, first)):
+                            why = f"sines and cosines, with '{other}'"
+                            made[name] = Origin(Kind.CONSTANT, why)
+        return made
+
+
+def _readers(model: onnx.ModelProto) -> dict[str, list[tuple[onnx.NodeProto, int]]]:
+    """Every reader and which input it reads, by tensor; Identity is looked through."""
+    alias: dict[str, str] = {}
+    found: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
+    for node in model.graph.node:
+        if node.op_type == "Identity":
+            alias[node.output[0]] = alias.get(node.input[0], node.input[0])
+            continue
+        for position, name in enumerate(node.input):
+            found.setdefault(alias.get(name, name), []).append((node, position))
+        for name in captures(node):
+            found.setdefault(alias.get(name, name), []).append((node, -1))
+    return found

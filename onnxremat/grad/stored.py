@@ -1,0 +1,76 @@
+"""Initializers of a model, read when they are looked at, wherever they lie."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from onnxremat.errors import ModelError
+
+
+class Stored:
+    """Values of the initializers of a model.
+
+    Args:
+        model: the model.
+        folder: where its external weights lie; without, those cannot be read.
+    """
+
+    def __init__(self, model: onnx.ModelProto, folder: Path | None = None) -> None:
+        self._folder = folder
+        self.tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+
+    def add(self, tensors: Iterable[onnx.TensorProto]) -> None:
+        """Let further tensors be looked at as well."""
+        self.tensors.update((tensor.name, tensor) for tensor in tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Dimensions."""
+        return tuple(self.tensors[name].dims)
+
+    def size(self, name: str) -> int:
+        """Number of elements."""
+        return math.prod(self.tensors[name].dims)
+
+    def readable(self, name: str) -> bool:
+        """Its value is at hand."""
+        external = self.tensors[name].data_location == onnx.TensorProto.EXTERNAL
+        return not external or self._folder is not None
+
+    def value(self, name: str) -> np.ndarray:
+        """The whole tensor.
+
+        Raises:
+            ModelError: it lies in a file that is not at hand.
+        """
+        if not self.readable(name):
+            raise ModelError(
+                f"the value of weight '{name}' is not at hand",
+                why="it lies in a file of its own, and no folder was given",
+                hint="give the model as a path, or the folder of its weights",
+            )
+        return numpy_helper.to_array(self.tensors[name], str(self._folder or ""))
+
+    def ends(self, name: str) -> tuple[bytes, bytes] | None:
+        """First and last element, without reading the rest; None where that is not possible."""
+        tensor = self.tensors[name]
+        width = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.data_type)).itemsize
+        if not self.readable(name) or not self.size(name):
+            return None
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            where = {entry.key: entry.value for entry in tensor.external_data}
+            start = int(where.get("offset", 0))
+            with (Path(self._folder or "") / where["location"]).open("rb") as file:
+                file.seek(start)
+                first = file.read(width)
+                file.seek(start + (self.size(name) - 1) * width)
+                return first, file.read(width)
+        if tensor.raw_data:
+            return tensor.raw_data[:width], tensor.raw_data[-width:]
+        whole = numpy_helper.to_array(tensor).reshape(-1)
+        return whole[:1].tobytes(), whole[-1:].tobytes()

@@ -1,0 +1,428 @@
+"""What exporters do to parameters, undone.
+
+Exporters of inference models keep equal tensors once, write one tensor of the framework twice
+(once as it is, once transposed), and store what an expanded or indexed parameter comes to. None of
+that changes an inference. A training step needs each parameter once, by itself:
+
+copy      an Identity of a tensor that the exporter merged with an equal one: a tensor of its own
+use       one reader of a merged tensor, told apart by the module it belongs to
+tie       a copy of another tensor, perhaps transposed: made from it
+expand    equal slices: made from one of them
+share     elements that repeat, as in a gathered table: made from the distinct ones
+
+:func:`find_restored` decides from the file alone, :func:`apply_restored` carries it out on any
+model of that structure, so that first values are found and trained ones are written back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from onnxremat.grad.marks import Marks, is_nameless, parameters_among, reading_of
+from onnxremat.grad.patterns import LIMIT, is_constant, made_by_code, repeated_axes, shared_elements
+from onnxremat.grad.stored import Stored
+from onnxremat.grad.tape import FLOATS
+from onnxremat.graph.ir import captures
+
+SMALLEST_TIE = 16  # elements from which equal irregular values are no chance
+_CONSTANT_FIELDS = ("value", "value_float", "value_floats")
+
+
+@dataclass(frozen=True)
+class Restored:
+    """One thing undone.
+
+    Attributes:
+        how: copy, use, tie, expand or share.
+        parameter: the tensor that is trained in place of ``tensor``.
+        tensor: what the file has: an initializer, or the output of an Identity (``copy``).
+        node, position: the reader and its input, for ``use``; the reader by its first output.
+        axes: permutation for ``tie``, repeated axes for ``expand``.
+    """
+
+    how: str
+    parameter: str
+    tensor: str
+    node: str = ""
+    position: int = -1
+    axes: tuple[int, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """For the metadata of a training step."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Restored:
+        """The reverse of :meth:`to_dict`."""
+        return cls(**{**data, "axes": tuple(data.get("axes", ()))})
+
+
+def constants_stored(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with floating-point Constant nodes of more than one element as initializers: old
+    exporters keep weights in such nodes. The model itself where it has none."""
+    values = [_constant_value(node) for node in model.graph.node]
+    if not any(values):
+        return model
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    pairs = zip(model.graph.node, values, strict=True)
+    del result.graph.node[:]
+    result.graph.node.extend(node for node, value in pairs if value is None)
+    result.graph.initializer.extend(value for value in values if value is not None)
+    return result
+
+
+def _constant_value(node: onnx.NodeProto) -> onnx.TensorProto | None:
+    if node.op_type != "Constant" or node.domain not in ("", "ai.onnx"):
+        return None
+    for attribute in node.attribute:
+        if attribute.name not in _CONSTANT_FIELDS:
+            continue
+        found = helper.get_attribute_value(attribute)
+        if not isinstance(found, onnx.TensorProto):
+            found = numpy_helper.from_array(np.asarray(found, np.float32))
+        if found.data_type in FLOATS and np.prod(found.dims, dtype=int) > 1:
+            return _named(found, node.output[0])
+    return None
+
+
+def _named(tensor: onnx.TensorProto, name: str) -> onnx.TensorProto:
+    copy = onnx.TensorProto()
+    copy.CopyFrom(tensor)
+    copy.name = name
+    return copy
+
+
+def _copy(node: onnx.NodeProto) -> onnx.NodeProto:
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    return copy
+
+
+# ---- find --------------------------------------------------------------------------------------
+
+
+def find_restored(
+    model: onnx.ModelProto, folder: Path | None, marks: Marks, tie: bool = True
+) -> list[Restored]:
+    """What exporters did to the parameters of a model.
+
+    Args:
+        model: with its Constant nodes stored (:func:`constants_stored`).
+        folder: where external weights lie.
+        marks: what the file says about its initializers.
+        tie: whether equal tensors of irregular numbers are one parameter.
+    """
+    return _Finder(model, folder, marks).run(tie)
+
+
+class _Finder:
+    def __init__(self, model: onnx.ModelProto, folder: Path | None, marks: Marks) -> None:
+        self.model, self.marks, self.stored = model, marks, Stored(model, folder)
+        self.floats = [t.name for t in model.graph.initializer if t.data_type in FLOATS]
+        self.taken = set(self.stored.tensors)
+        self.taken |= {name for node in model.graph.node for name in (*node.input, *node.output)}
+        self.found: list[Restored] = []
+        self.statistics = {
+            name
+            for node in model.graph.node
+            if node.op_type == "BatchNormalization"
+            for name in node.input[3:5]
+        }
+
+    def run(self, tie: bool) -> list[Restored]:
+        self._copies()
+        self._uses()
+        if tie:
+            self._ties()
+        done = {entry.tensor for entry in self.found}
+        for name in self.floats:
+            small = 1 < self.stored.size(name) <= LIMIT and name not in done
+            if small and (self.marks.nameless(name) or name in self.marks.folded):
+                self._smaller(name)
+        return self.found
+
+    def _constant(self, name: str) -> bool:
+        """All elements of an initializer are equal."""
+        ends = self.stored.ends(name)
+        if ends is None or ends[0] != ends[1] or self.stored.size(name) > LIMIT:
+            return False
+        return is_constant(self.stored.value(name))
+
+    def _copies(self) -> None:
+        """Identity nodes of initializers, as PyTorch's older exporter writes for merged ones.
+
+        Irregular numbers are equal because one tensor has two names; zeros and ones are equal
+        by chance, and running statistics are always a tensor of their own.
+        """
+        source = {name: name for name in self.floats}
+        for node in self.model.graph.node:
+            if node.op_type != "Identity" or node.input[0] not in source:
+                continue
+            name = source[node.output[0]] = source[node.input[0]]
+            made = node.output[0]
+            if made in self.statistics or (not is_nameless(made) and self._constant(name)):
+                self.found.append(Restored("copy", made, name))
+
+    def _uses(self) -> None:
+        """Readers of tensors that the exporter merged: of zeros and ones, by what PyTorch's
+        exporter says each reader reads; of running statistics, always."""
+        copied = {entry.parameter for entry in self.found}
+        constant = {name for name in self.floats if self._constant(name)}
+        calls: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
+        readers: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
+        for node in self.model.graph.node:
+            if node.output and node.output[0] in copied:
+                continue  # an Identity that becomes a tensor of its own
+            about = reading_of(node)
+            for position, name in enumerate(node.input):
+                if name in self.stored.tensors or name in copied:
+                    readers.setdefault(name, []).append((node, position))
+                    if about is not None and name in self.floats:
+                        calls.setdefault(about.call, []).append((node, position))
+        moved = self._told_apart(calls, constant)
+        for name in self.floats:
+            self._own_statistics(
+                name, [r for r in readers.get(name, ()) if _place(*r) not in moved]
+            )
+
+    def _told_apart(
+        self, calls: Mapping[str, list[tuple[onnx.NodeProto, int]]], constant: set[str]
+    ) -> set[tuple[str, int]]:
+        moved: set[tuple[str, int]] = set()
+        names: dict[str, str] = {}  # PyTorch's name to the tensor made for it
+        for places in calls.values():
+            about = reading_of(places[0][0])
+            assert about is not None
+            if len(places) != len(about.tensors):
+                continue
+            for (node, position), token in zip(places, about.tensors, strict=True):
+                name = node.input[position]
+                own = self.marks.placeholders.get(name)
+                if name not in constant or own is None or own == token:
+                    continue
+                if token not in names:
+                    names[token] = self._fresh(about.named(token) or token)
+                where = _place(node, position)
+                self.found.append(Restored("use", names[token], name, *where))
+                moved.add(where)
+        return moved
+
+    def _own_statistics(self, name: str, readers: Sequence[tuple[onnx.NodeProto, int]]) -> None:
+        """Every normalisation gets running statistics that nothing else reads."""
+        held = [r for r in readers if r[0].op_type == "BatchNormalization" and r[1] in (3, 4)]
+        keep = held[:1] if len(held) == len(readers) else []
+        for node, position in held:
+            if (node, position) not in keep:
+                kind = "running_mean" if position == 3 else "running_var"
+                made = self._fresh(f"{node.name or node.output[0]}.{kind}")
+                self.found.append(Restored("use", made, name, *_place(node, position)))
+
+    def _fresh(self, stem: str) -> str:
+        name, count = stem, 1
+        while name in self.taken:
+            name, count = f"{stem}_{count}", count + 1
+        self.taken.add(name)
+        return name
+
+    def _ties(self) -> None:
+        """Initializers with the numbers of another, perhaps transposed. The one that kept its name
+        is the parameter; of two, the first."""
+        groups: dict[Any, list[str]] = {}
+        for name in self.floats:
+            size = self.stored.size(name)
+            ends = self.stored.ends(name) if size >= SMALLEST_TIE else None
+            if ends is not None and ends[0] != ends[1]:
+                kind = self.stored.tensors[name].data_type
+                dims = tuple(sorted(self.stored.shape(name)))
+                groups.setdefault((kind, dims, ends), []).append(name)
+        for names in groups.values():
+            if len(names) > 1:
+                names.sort(key=is_nameless)  # stable: named ones first
+                self._tie_among(names)
+
+    def _tie_among(self, names: Sequence[str]) -> None:
+        free: list[tuple[str, np.ndarray]] = []
+        for name in names:
+            value = self.stored.value(name)
+            match = next(
+                ((other, perm) for other, known in free if (perm := _alike(known, value))), None
+            )
+            if match is None:
+                if value.size > LIMIT or not made_by_code(value):
+                    free.append((name, value))
+            else:
+                self.found.append(Restored("tie", match[0], name, axes=match[1]))
+
+    def _smaller(self, name: str) -> None:
+        """A folded tensor that was made from a smaller one."""
+        value = self.stored.value(name)
+        if made_by_code(value):
+            return
+        axes = repeated_axes(value)
+        if axes:
+            self.found.append(Restored("expand", self._core(name, "slice"), name, axes=axes))
+        elif shared_elements(value) is not None:
+            self.found.append(Restored("share", self._core(name, "elements"), name))
+
+    def _core(self, name: str, suffix: str) -> str:
+        sources = parameters_among(self.marks.folded.get(name, ()))
+        return self._fresh(f"{sources[0] if len(sources) == 1 else name}.{suffix}")
+
+
+def _place(node: onnx.NodeProto, position: int) -> tuple[str, int]:
+    return node.output[0], position
+
+
+def _alike(known: np.ndarray, value: np.ndarray) -> tuple[int, ...] | None:
+    """The permutation of axes that makes ``value`` of ``known``."""
+    straight = tuple(range(known.ndim))
+    if known.shape == value.shape and np.array_equal(known, value):
+        return straight
+    if known.ndim == 2 and known.shape[::-1] == value.shape and np.array_equal(known.T, value):
+        return (1, 0)
+    return None
+
+
+# ---- carry out ---------------------------------------------------------------------------------
+
+
+def apply_restored(
+    model: onnx.ModelProto, restored: Sequence[Restored], folder: Path | None = None
+) -> onnx.ModelProto:
+    """The model with its parameters as they are trained: the same function, other initializers.
+
+    Entries about tensors that the model does not have are passed over (it has the parameters
+    already, having been written by a trainer, say).
+    """
+    model = constants_stored(model)
+    if not restored:
+        return model
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    stored = Stored(result, folder)
+    nodes: list[onnx.NodeProto] = []  # that make what the file stored
+    added: list[onnx.TensorProto] = []
+    dropped: set[str] = set()
+    readers = {node.output[0]: node for node in result.graph.node if node.output}
+    for entry in restored:
+        if entry.tensor not in stored.tensors:
+            continue
+        if entry.how == "copy" and readers[entry.parameter].op_type == "Identity":
+            readers[entry.parameter].op_type = "onnxremat.dropped"
+            added.append(_renamed(stored, entry.tensor, entry.parameter))
+        elif entry.how == "use" and entry.node in readers:
+            readers[entry.node].input[entry.position] = entry.parameter
+            added.append(_renamed(stored, entry.tensor, entry.parameter))
+        elif entry.how in _MAKERS:
+            dropped.add(entry.tensor)
+            _MAKERS[entry.how](entry, stored, nodes, added)
+    nodes += [_copy(n) for n in result.graph.node if n.op_type != "onnxremat.dropped"]
+    del result.graph.node[:]
+    result.graph.node.extend(nodes)
+    names = {tensor.name: tensor for tensor in added}
+    read = {name for node in nodes for name in (*node.input, *captures(node))}
+    read |= {value.name for value in result.graph.output}
+    kept = [
+        _named(t, t.name)
+        for t in result.graph.initializer
+        if t.name not in dropped and (t.name in read or not _was_merged(t.name, restored))
+    ]
+    del result.graph.initializer[:]
+    result.graph.initializer.extend([*kept, *names.values()])
+    return result
+
+
+def fold_restored(model: onnx.ModelProto, restored: Sequence[Restored]) -> onnx.ModelProto:
+    """The reverse of ties, expansions and shared elements in a model of inline weights: what the
+    file held is stored again, with the values the parameters have now."""
+    stored = Stored(model)
+    undone = {e.tensor: e for e in restored if e.how in _MAKERS and e.tensor not in stored.tensors}
+    kept = []
+    for node in model.graph.node:
+        entry = undone.get(node.output[0] if node.output else "")
+        if entry is None or entry.parameter not in stored.tensors:
+            kept.append(_copy(node))
+            continue
+        value = stored.value(entry.parameter)
+        if entry.how == "tie":
+            value = value.transpose(entry.axes)
+        elif entry.how == "expand":
+            value = np.broadcast_to(value, stored.value(node.input[1]))
+        else:
+            value = value[stored.value(node.input[1])]
+        made = numpy_helper.from_array(np.ascontiguousarray(value), entry.tensor)
+        model.graph.initializer.append(made)
+    del model.graph.node[:]
+    model.graph.node.extend(kept)
+    read = {name for node in kept for name in (*node.input, *captures(node))}
+    helpers = {f"{name}/{end}" for name in undone for end in ("shape", "index")}
+    helpers |= {entry.parameter for entry in undone.values()}
+    left = [
+        _named(t, t.name)
+        for t in model.graph.initializer
+        if t.name in read or t.name not in helpers
+    ]
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(left)
+    return model
+
+
+def _was_merged(name: str, restored: Sequence[Restored]) -> bool:
+    return any(entry.tensor == name and entry.how in ("copy", "use") for entry in restored)
+
+
+def _renamed(stored: Stored, source: str, name: str) -> onnx.TensorProto:
+    return _named(stored.tensors[source], name)
+
+
+Maker = Callable[
+    [Restored, Stored, list[onnx.NodeProto], list[onnx.TensorProto]],
+    None,
+]
+
+
+def _tied(
+    entry: Restored, _: Stored, nodes: list[onnx.NodeProto], __: list[onnx.TensorProto]
+) -> None:
+    straight = entry.axes == tuple(range(len(entry.axes)))
+    kind, attributes = ("Identity", {}) if straight else ("Transpose", {"perm": entry.axes})
+    nodes.append(_node(kind, [entry.parameter], entry.tensor, **attributes))
+
+
+def _expanded(
+    entry: Restored, stored: Stored, nodes: list[onnx.NodeProto], added: list[onnx.TensorProto]
+) -> None:
+    value = stored.value(entry.tensor)
+    places = tuple(slice(0, 1) if k in entry.axes else slice(None) for k in range(value.ndim))
+    core = np.ascontiguousarray(value[places])
+    shape = f"{entry.tensor}/shape"
+    added.append(numpy_helper.from_array(core, entry.parameter))
+    added.append(numpy_helper.from_array(np.array(value.shape, np.int64), shape))
+    nodes.append(_node("Expand", [entry.parameter, shape], entry.tensor))
+
+
+def _shared(
+    entry: Restored, stored: Stored, nodes: list[onnx.NodeProto], added: list[onnx.TensorProto]
+) -> None:
+    value = stored.value(entry.tensor)
+    found = shared_elements(value)
+    values, places = found if found else (value.reshape(-1), np.arange(value.size))
+    index = f"{entry.tensor}/index"
+    added.append(numpy_helper.from_array(np.ascontiguousarray(values), entry.parameter))
+    added.append(numpy_helper.from_array(places.astype(np.int64).reshape(value.shape), index))
+    nodes.append(_node("Gather", [entry.parameter, index], entry.tensor, axis=0))
+
+
+_MAKERS: dict[str, Maker] = {"tie": _tied, "expand": _expanded, "share": _shared}
+
+
+def _node(kind: str, inputs: Sequence[str], output: str, **attributes: Any) -> onnx.NodeProto:
+    return helper.make_node(kind, inputs, [output], name=f"{output}/{kind}", **attributes)

@@ -1,0 +1,71 @@
+"""What became of each initializer of a model when its training step was made."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from onnxremat.grad.description import Weight
+from onnxremat.report.tables import plain_table
+
+ORDER = ("trained", "unreached", "frozen", "constant", "buffer", "statistic", "setting")
+
+
+def weights_table(weights: Sequence[Weight], every: bool = False) -> RenderableType:
+    """A row per initializer; those that differ only in the numbers in their names share one.
+
+    Args:
+        weights: of :class:`onnxremat.grad.Training`.
+        every: a row for each.
+    """
+    table = plain_table()
+    table.add_column("parameter")
+    table.add_column("", justify="right", no_wrap=True)
+    table.add_column("shape", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    table.add_column("why, and what is tied to it")
+    for group in _groups(weights, every):
+        first = group[0]
+        count = f"{len(group)} x" if len(group) > 1 else ""
+        why = first.why + (f"; tied: {', '.join(first.tied)}" if first.tied else "")
+        cells = (_name(group), count, _shape(first), first.status, why)
+        table.add_row(*(Text(cell) for cell in cells))
+    return table
+
+
+def _groups(weights: Sequence[Weight], every: bool) -> list[list[Weight]]:
+    groups: dict[object, list[Weight]] = {}
+    for weight in weights:
+        if every:
+            key: object = weight.name
+        else:
+            names = tuple(map(_without_numbers, (weight.label or weight.name, weight.why)))
+            key = (names, weight.shape, weight.status, tuple(map(_without_numbers, weight.tied)))
+        groups.setdefault(key, []).append(weight)
+    rank = {status: place for place, status in enumerate(ORDER)}
+    return sorted(groups.values(), key=lambda group: rank.get(group[0].status, len(rank)))
+
+
+def _without_numbers(name: str) -> str:
+    return re.sub(r"\d+", "*", name)
+
+
+def _name(group: Sequence[Weight]) -> str:
+    """The name in the framework, with the file's where that is another; numbers that differ
+    within the group as stars."""
+    first = group[0]
+    text = f"{first.label} (in the file {first.name})" if first.label else first.name
+    return text if len(group) == 1 else _without_numbers(text)
+
+
+def _shape(weight: Weight) -> str:
+    return " x ".join(map(str, weight.shape)) or "1 number"
+
+
+def summary(weights: Sequence[Weight]) -> str:
+    """One line: how many are what."""
+    counts = {status: sum(w.status == status for w in weights) for status in ORDER}
+    return ", ".join(f"{count} {status}" for status, count in counts.items() if count)

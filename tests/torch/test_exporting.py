@@ -1,0 +1,242 @@
+"""``onnxremat.export`` and ``check_export``: every parameter in the file under its own name, with
+PyTorch's gradient, and the module left alone."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+from torch import nn
+
+import onnxremat
+from onnxremat.errors import UnsupportedError, UsageError, VerificationError
+from onnxremat.exporting.facts import KEY, Parameters, parameters_of
+from onnxremat.ort.session import Options, open_session, session_options
+
+EXPORTERS = ["dynamo", "legacy"]
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+class Everything(nn.Module):
+    """What exporters merge, fold, tie or drop: equal values, equal weights, recurrent layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(10, 8)
+        self.norm1, self.norm2 = nn.BatchNorm1d(8), nn.BatchNorm1d(8)
+        self.layer1, self.layer2 = nn.LayerNorm(8), nn.LayerNorm(8)
+        self.rnn, self.drop = nn.LSTM(8, 8, batch_first=True), nn.Dropout(0.25)
+        self.token = nn.Parameter(torch.zeros(1, 1, 8))
+        self.still = nn.Parameter(torch.ones(8), requires_grad=False)
+        self.register_buffer("ones", torch.ones(8))
+        self.out, self.unused = nn.Linear(8, 10, bias=False), nn.Linear(2, 2)
+        self.out.weight = self.words.weight
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        h = self.layer2(self.layer1(self.words(words) + self.token * self.still)) * self.ones
+        h = self.drop(self.rnn(h)[0])
+        return self.out(self.norm2(self.norm1(h.transpose(1, 2))).transpose(1, 2))
+
+
+class Images(nn.Module):
+    """Convolutions and rectifiers, whose parameters are large enough for any exporter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(3, 16, 3), nn.Conv2d(16, 16, 3)
+        self.norm, self.out = nn.BatchNorm2d(16), nn.Linear(16, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(torch.relu(self.norm(self.conv2(torch.relu(self.conv1(x))))).mean((2, 3)))
+
+
+WORDS = torch.arange(15).reshape(3, 5) % 10
+PICTURES = torch.from_numpy(np.random.default_rng(0).standard_normal((2, 3, 12, 12))).float()
+
+
+def stored(model: onnx.ModelProto) -> dict[str, np.ndarray]:
+    return {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+
+
+def state(module: nn.Module) -> list[Any]:
+    """All that an export must not change."""
+    modes = [part.training for part in module.modules()]
+    wanted = [p.requires_grad for p in module.parameters()]
+    return [modes, wanted, {k: v.numpy().tobytes() for k, v in module.state_dict().items()}]
+
+
+@dataclass
+class Made:
+    """An exported net in training mode, what export said, and the file."""
+
+    net: nn.Module
+    told: Parameters
+    model: onnx.ModelProto
+
+
+@pytest.fixture(scope="module", params=EXPORTERS)
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    torch.manual_seed(0)
+    net, path = Everything(), tmp_path_factory.mktemp("net") / "net.onnx"
+    net.layer1.eval()
+    before, random = state(net), torch.random.get_rng_state()
+    told = onnxremat.export(net, WORDS, path, exporter=request.param)
+    assert state(net) == before, "the module is left as it was"
+    assert torch.equal(torch.random.get_rng_state(), random)
+    assert [file.name for file in path.parent.iterdir()] == ["net.onnx"]
+    return Made(net, told, onnx.load(path))
+
+
+def test_every_parameter_is_in_the_file_under_its_name(made: Made) -> None:
+    found = stored(made.model)
+    for name, value in made.net.named_parameters():
+        if name.startswith("unused"):
+            assert name not in found
+            continue
+        np.testing.assert_array_equal(found[name], value.detach().numpy(), err_msg=name)
+    for name in ("ones", "norm1.running_mean", "norm2.running_var"):
+        np.testing.assert_array_equal(found[name], made.net.get_buffer(name).numpy())
+    assert "out.weight" not in found, "tied: stored as words.weight"
+
+
+def test_metadata_say_what_is_what(made: Made) -> None:
+    told = made.told
+    assert parameters_of(made.model) == told
+    assert [e.key for e in made.model.metadata_props].count(KEY) == 1
+    own = [n for n, p in made.net.named_parameters() if p.requires_grad and "unused" not in n]
+    assert list(told.trained) == own
+    assert told.frozen == ("still",)
+    assert told.tied == {"out.weight": "words.weight"}
+    assert told.unused == ("unused.weight", "unused.bias")
+    assert {"ones", "norm1.running_mean"} <= set(told.buffers)
+
+
+def test_dropout_and_normalization_are_single_ops(made: Made) -> None:
+    norms = [n for n in made.model.graph.node if n.op_type == "BatchNormalization"]
+    assert [list(n.input[1:]) for n in norms] == [
+        [f"norm{k}.{part}" for part in ("weight", "bias", "running_mean", "running_var")]
+        for k in (1, 2)
+    ]
+    (drop,) = [n for n in made.model.graph.node if n.op_type == "Dropout"]
+    assert len(drop.input) == 2, "as the file stands it passes everything"
+    (ratio,) = [
+        numpy_helper.to_array(n.attribute[0].t)
+        for n in made.model.graph.node
+        if n.output[0] == drop.input[1]
+    ]
+    assert float(ratio) == 0.25
+
+
+def test_without_dropout(tmp_path: Path) -> None:
+    onnxremat.export(Everything(), WORDS, tmp_path / "net.onnx", exporter="legacy", dropout=False)
+    assert "Dropout" not in [n.op_type for n in onnx.load(tmp_path / "net.onnx").graph.node]
+
+
+def test_a_check_leaves_the_module_as_it_was(tmp_path: Path) -> None:
+    net = Images().train()
+    onnxremat.export(net, PICTURES, tmp_path / "net.onnx", exporter="legacy")
+    before = state(net)
+    onnxremat.check_export(net, tmp_path / "net.onnx", PICTURES)
+    assert state(net) == before
+    assert all(p.grad is None for p in net.parameters())
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+def test_open_batch(exporter: str, tmp_path: Path) -> None:
+    net = Images().eval()
+    path = tmp_path / "net.onnx"
+    onnxremat.export(net, PICTURES[:1], path, exporter=exporter, dynamic_batch=True)
+    model = onnx.load(path)
+    assert model.graph.input[0].type.tensor_type.shape.dim[0].dim_param
+    session = open_session(model, session_options(Options()))
+    x = torch.cat([PICTURES] * 3)
+    (found,) = session.run(None, {"x": x.numpy()})
+    np.testing.assert_allclose(found, net(x).detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_inputs_by_name(tmp_path: Path) -> None:
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mix = nn.Linear(4, 4)
+
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"sum": self.mix(a) + b}
+
+    given = {"b": torch.ones(2, 4), "a": torch.zeros(2, 4)}
+    for exporter in EXPORTERS:
+        net = Pair()
+        onnxremat.export(net, given, tmp_path / "net.onnx", exporter=exporter)
+        assert {i.name for i in onnx.load(tmp_path / "net.onnx").graph.input} == {"a", "b"}
+        session = open_session(onnx.load(tmp_path / "net.onnx"), session_options(Options()))
+        (found,) = session.run(None, {name: x.numpy() for name, x in given.items()})
+        np.testing.assert_allclose(found, net(**given)["sum"].detach().numpy(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+def test_exported_files_train_as_the_module(exporter: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = Images()
+    onnxremat.export(net, PICTURES, tmp_path / "net.onnx", exporter=exporter)
+    for given in (PICTURES, None):
+        found = onnxremat.check_export(net, tmp_path / "net.onnx", given).require()
+        assert len(found.parameters) == 8
+        assert all(p.trained and p.error is not None for p in found.parameters)
+
+
+def test_a_folded_parameter_is_found(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 5))
+    x = torch.ones(2, 7, 64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(net, (x,), str(tmp_path / "net.onnx"), dynamo=False)
+    found = onnxremat.check_export(net, tmp_path / "net.onnx", x)
+    assert not found.ok
+    assert "0.weight: not in the file" in "\n".join(found.problems)
+    assert "not in the file" in str(found)
+    with pytest.raises(VerificationError, match=r"onnxremat\.export"):
+        found.require()
+
+
+def test_a_wrong_gradient_is_found(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = Images()
+    onnxremat.export(net, PICTURES, tmp_path / "net.onnx", exporter="legacy")
+    model = onnx.load(tmp_path / "net.onnx")
+    for node in model.graph.node:
+        for attribute in node.attribute:
+            if attribute.name == "epsilon":
+                attribute.f = 0.3
+    onnx.save(model, tmp_path / "net.onnx")
+    found = onnxremat.check_export(net, tmp_path / "net.onnx", PICTURES)
+    assert any("gradient is off" in problem for problem in found.problems)
+
+
+def test_nothing_is_written_when_it_fails(tmp_path: Path) -> None:
+    class Random(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * torch.rand_like(x)
+
+    class Python(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.fft.hfft(x) if float(x.sum()) > 1e9 else torch.from_numpy(x.numpy() * 2)
+
+    path = tmp_path / "net.onnx"
+    with pytest.raises((VerificationError, UnsupportedError)):
+        onnxremat.export(Random(), PICTURES, path, exporter="legacy")
+    with pytest.raises(UnsupportedError, match="cannot export this Python"):
+        onnxremat.export(Python(), PICTURES, path, exporter="dynamo")
+    with pytest.raises(UsageError, match="no torch"):
+        onnxremat.export(lambda x: x, PICTURES, path)
+    with pytest.raises(UsageError, match="tensors"):
+        onnxremat.export(Images(), [[1.0]], path)
+    with pytest.raises(UsageError, match="unknown exporter"):
+        onnxremat.export(Images(), PICTURES, path, exporter="torch")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,59 @@
+"""Every net of the zoo, by every exporter, trains as it does in PyTorch.
+
+``-m 'zoo and sample'`` takes ten nets. ``python -m tests.zoo`` prints the figures.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+
+from tests.zoo import MISSING, WHY_MISSING
+
+if MISSING:
+    pytest.skip(WHY_MISSING, allow_module_level=True)
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import torch
+
+    from tests.zoo.architectures import ARCHITECTURES
+    from tests.zoo.comparison import compare
+    from tests.zoo.export import EXPORTERS, cache_folder
+
+pytestmark = pytest.mark.zoo
+
+# Of the sample, the exporters whose step is compared after `optimize` as well.
+OPTIMISED = ("legacy-train",)
+CASES = [
+    pytest.param(
+        net,
+        exporter,
+        id=f"{net}-{exporter}",
+        marks=[pytest.mark.sample] if about.sample else [],
+    )
+    for net, about in ARCHITECTURES.items()
+    for exporter in EXPORTERS
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize(("net", "exporter"), CASES)
+def test_trains_as_in_pytorch(
+    net: str, exporter: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    every = "sample" not in request.config.getoption("markexpr")
+    row = compare(
+        ARCHITECTURES[net], exporter, cache_folder(tmp_path), scratch=tmp_path,
+        threads=(1, 2, 4) if every else (1, 2), optimise=every or exporter in OPTIMISED,
+    )  # fmt: skip
+    if row.refused:
+        pytest.skip(f"PyTorch does not export it: {row.refused}")
+    assert row.trained, "no parameter was compared"
+    assert not row.wrong(), "\n".join(row.wrong())
