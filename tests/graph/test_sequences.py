@@ -25,7 +25,8 @@ KNOWN = {
         {{ q = SplitToSequence<axis=1>(x, s) u = SequenceAt(q, a) v = SequenceAt(q, c)
            w = Mul(v, v) z = Pad(w, p) p = Constant<value_ints=[0,0,0,2]>()
            t = Add(u, z) r = Constant<value_ints=[0,0,0,2]>() y = Pad(t, r) }}""",
-    "sizes": f"""g ({X}) => (float[2,2] y) <int64[3] s = {{2, 3, 2}}, int64 a = {{0}}, int64 c = {{2}}>
+    "sizes": f"""g ({X}) => (float[2,2] y) 
+        <int64[3] s = {{2, 3, 2}}, int64 a = {{0}}, int64 c = {{2}}>
         {{ q = SplitToSequence<axis=-1>(x, s) u = SequenceAt(q, a) v = SequenceAt(q, c)
            y = Sub(u, v) }}""",
     "sizes through arithmetic": f"""g ({X}) => (float[2,4] y) <int64 one = {{1}}, int64 two = {{2}}>
@@ -42,14 +43,18 @@ KNOWN = {
     "concatenated": f"""g ({X}) => (float[4,7] y)
         {{ e = Exp(x) q = SequenceConstruct(x, e) y = ConcatFromSequence<axis=0>(q) }}""",
     "stacked": f"""g ({X}) => (float[2,7,2] y)
-        {{ e = Exp(x) q = SequenceConstruct(x, e) y = ConcatFromSequence<axis=-1, new_axis=1>(q) }}""",
+        {{ e = Exp(x) q = SequenceConstruct(x, e)
+           y = ConcatFromSequence<axis=-1, new_axis=1>(q) }}""",
     "changed": f"""g ({X}) => (float[6,7] y) <int64 a = {{0}}, int64 c = {{-1}}>
         {{ e = Exp(x) n = Neg(x) q = SequenceEmpty<dtype=1>() q1 = SequenceInsert(q, x)
            q2 = SequenceInsert(q1, e, a) q3 = SequenceInsert(q2, n, c) q4 = Identity(q3)
-           q5 = SequenceErase(q4, a) q6 = SequenceInsert(q5, e) y = ConcatFromSequence<axis=0>(q6) }}""",
+           q5 = SequenceErase(q4, a) q6 = SequenceInsert(q5, e)
+           y = ConcatFromSequence<axis=0>(q6) }}""",
     "length": f"""g ({X}) => (float[2,7] y) <int64 s = {{2}}>
-        {{ q = SplitToSequence<axis=1>(x, s) n = SequenceLength(q) f = Cast<to=1>(n) y = Mul(x, f) }}""",
-    "read in a body": f"""g ({X}) => (float[2,4] y) <bool b = {{1}}, int64 s = {{4}}, int64 a = {{0}}>
+        {{ q = SplitToSequence<axis=1>(x, s) n = SequenceLength(q) f = Cast<to=1>(n)
+           y = Mul(x, f) }}""",
+    "read in a body": f"""g ({X}) => (float[2,4] y)
+        <bool b = {{1}}, int64 s = {{4}}, int64 a = {{0}}>
         {{ q = SplitToSequence<axis=1>(x, s) u = SequenceAt(q, a)
            y = If(b) <then_branch = t () => (float[2,4] k) {{ k = Exp(u) }},
                       else_branch = f () => (float[2,4] k) {{ k = Neg(u) }}> }}""",
@@ -61,13 +66,15 @@ UNKNOWN = {
     "sizes of the run": f"""g ({X}, int64 s) => (float[2,N] y) <int64 a = {{0}}>
         {{ q = SplitToSequence<axis=1>(x, s) y = SequenceAt(q, a) }}""",
     "length of the run": f"""g ({X}) => (float[1,N] y) <int64 s = {{1}}, int64 a = {{0}}>
-        {{ k = NonZero(x) q = SplitToSequence<axis=0>(k, s) i = SequenceAt(q, a) y = Cast<to=1>(i) }}""",
+        {{ k = NonZero(x) q = SplitToSequence<axis=0>(k, s) i = SequenceAt(q, a)
+           y = Cast<to=1>(i) }}""",
     "another reader": f"""g ({X}, int64 a) => (float[2,3] y) <int64 s = {{3}}, int64 c = {{1}}>
         {{ q = SplitToSequence<axis=1>(x, s) q1 = Identity(q) u = SequenceAt(q1, c)
            v = SequenceAt(q, a) y = Add(u, v) }}""",
     "an output": f"""g ({X}) => (seq(float[2,N]) q, float[2,3] y) <int64 s = {{3}}, int64 a = {{0}}>
         {{ q = SplitToSequence<axis=1>(x, s) y = SequenceAt(q, a) }}""",
-    "in a body": f"""g ({X}, bool b) => (float[2,3] y) <int64 s = {{3}}, int64 a = {{0}}, int64 c = {{1}}>
+    "in a body": f"""g ({X}, bool b) => (float[2,3] y)
+        <int64 s = {{3}}, int64 a = {{0}}, int64 c = {{1}}>
         {{ q = SplitToSequence<axis=1>(x, s) u = SequenceAt(q, a)
            v = If(b) <then_branch = t () => (float[2,3] k) {{ k = SequenceAt(q, a) }},
                       else_branch = f () => (float[2,3] k) {{ k = SequenceAt(q, c) }}>

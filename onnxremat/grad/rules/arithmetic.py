@@ -105,7 +105,8 @@ def _pow_base(call: Call) -> str | None:
             return t.mul(call.dy, t.mul(t.mul(a, a), 3.0))
         return t.mul(call.dy, t.mul(t.op("Pow", a, exponent - 1.0), exponent))
     b = t.cast(b, t.dtype(a))
-    return t.mul(call.dy, t.mul(b, t.op("Pow", a, t.sub(b, 1.0))))
+    none = t.compare("Equal", b, 0.0)  # there 0 a**0, not 0 a**-1, which is no number where a is 0
+    return t.mul(call.dy, t.mul(b, t.op("Pow", a, t.sub(t.where(none, 1.0, b), 1.0))))
 
 
 @vjp("Min", reads="x* y0")
