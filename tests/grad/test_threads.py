@@ -17,7 +17,7 @@ from onnx import helper, numpy_helper
 from onnxremat.grad.rules import row_sums
 from onnxremat.grad.tape import Tape
 from tests.grad.checking import Case, Fixed, build, gradients
-from tests.grad.large import RUNS, SCATTERS, THREADS, backward, different, error, results
+from tests.grad.large import RACING, RUNS, SCATTERS, THREADS, backward, different, error, results
 
 FORMULATIONS = (row_sums._elements, row_sums._one_hot, row_sums._blocks, row_sums._segments)
 
@@ -63,7 +63,7 @@ def test_same_bits_and_right_with_any_number_of_threads(case: Case) -> None:
 
 def test_no_reduction_races() -> None:
     """No gradient has a ScatterND that reduces, whose kernel adds from several threads at once."""
-    for case in SCATTERS:
+    for case in (*SCATTERS, *RACING):
         model, _ = backward(case, np.float32)
         for node in model.graph.node:
             if node.op_type == "ScatterND" and node.name != "node":
