@@ -229,7 +229,9 @@ def _for_planning(
         # Afterwards, so that parts share weights that are made from others (with a normalisation
         # folded in).
         say("splitting the batch")
-        listed = graph = in_parts(graph, settings.split_batch, feeds, folder)
+        graph = in_parts(graph, settings.split_batch, feeds, folder)
+        assert feeds is not None  # or there were no parts
+        listed = graph = _with_measured_shapes(graph, to_model(graph), feeds, folder)
         require_shapes(graph)
     graph = _base_order(graph, listed, settings.fixed_order)
     measured = None
