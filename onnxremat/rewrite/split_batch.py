@@ -26,31 +26,24 @@ from onnxremat.graph.batch import (
 from onnxremat.graph.ir import Graph, Op
 from onnxremat.graph.onnx_io import to_model
 
-# Operators whose rows are those of their inputs of the same rank.
-ROWWISE = frozenset(
-    [
-        "Add",
-        "And",
-        "Div",
-        "Equal",
-        "Greater",
-        "Less",
-        "MatMul",
-        "Max",
-        "Min",
-        "Mul",
-        "Or",
-        "Pow",
-        "Sub",
-        "Sum",
-        "Where",
-        "Xor",
-    ]
-)
 STATED = 10  # opset from which Slice reads its bounds as inputs
 # Operators that may read a batch that is a constant, with the axis that it has there.
 BROADCAST = dict.fromkeys(("Add", "Concat", "Div", "Mul", "Sub", "Where"), 0)
 REPEATED = {**BROADCAST, "LSTM": 1, "GRU": 1, "RNN": 1}  # the state that a recurrence begins with
+# Operators whose rows are those of their inputs of the same rank.
+ROWWISE = (
+    *BROADCAST,
+    "And",
+    "Equal",
+    "Greater",
+    "Less",
+    "MatMul",
+    "Max",
+    "Min",
+    "Or",
+    "Pow",
+    "Sum",
+)
 
 
 def rows_of_parts(batch: int, split: Sequence[int]) -> tuple[int, ...]:
@@ -142,7 +135,12 @@ class _Parts:
     def _shared_rows(self, op: Op) -> list[str]:
         """What an op of a part reads rows of, though it is made of no input: a mask, positions."""
         shape = self.graph.tensors[op.outputs[0]].shape or ()
-        if op.op_type not in ROWWISE or shape[:1] != (self.batch,) or self.batch < 2:
+        if (
+            op.op_type not in ROWWISE
+            or op.op_type == "Concat"
+            or shape[:1] != (self.batch,)
+            or self.batch < 2
+        ):
             return []
         return [
             name
