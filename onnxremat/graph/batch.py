@@ -43,12 +43,18 @@ def dependents(graph: Graph, names: Collection[str]) -> set[str]:
 
 
 def made_batches(graph: Graph, batch: int) -> set[str]:
-    """Tensors that are made with the batch as a constant leading dimension."""
+    """Tensors that are made with the batch as a constant leading dimension, of what has none."""
     return {
         op.outputs[0]
         for op in graph.ops
         if op.op_type in MADE and (said_shape(graph, op) or [])[:1] == [batch]
-    }
+        and not (op.op_type == "Expand" and _rows(graph, op.inputs[0]) == batch > 1)
+    }  # fmt: skip
+
+
+def _rows(graph: Graph, name: str) -> int:
+    """The leading dimension of a tensor, 0 where it has none."""
+    return next(iter(graph.tensors[name].shape or ()), 0)
 
 
 def said_shape(graph: Graph, op: Op) -> list[int] | None:

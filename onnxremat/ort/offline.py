@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
+from onnx import TensorProto
 
 from onnxremat.errors import ModelError
 from onnxremat.graph.dtypes import tensor_bytes
 from onnxremat.graph.ir import Op, captures, rename_captures, subgraphs
 from onnxremat.graph.onnx_io import to_ops
+from onnxremat.graph.traits import ONNX
 from onnxremat.ort.infer import is_big, weights_as_inputs
 from onnxremat.ort.session import DEFAULT, TUNED, Options, open_session, session_options
 from onnxremat.ort.weights import held_bytes
@@ -27,6 +29,12 @@ TARGETS = {"none": "disable", "portable": "basic", "onnxruntime": "extended", "h
 UNFOLD = 64 << 10  # bytes from which a folded constant is worth making anew
 HEAVY = 512 << 20  # bytes of weights from which the structure alone is optimised
 LADDER = tuple(TARGETS)  # each one's operators are among the next one's
+# Values of a Constant that are no tensors, with their element types.
+_PLAIN = {
+    "value_float": TensorProto.FLOAT, "value_floats": TensorProto.FLOAT,
+    "value_int": TensorProto.INT64, "value_ints": TensorProto.INT64,
+    "value_string": TensorProto.STRING, "value_strings": TensorProto.STRING,
+}  # fmt: skip
 OURS = "/ort"  # ends the names of constants that onnxruntime made
 
 
@@ -61,7 +69,39 @@ def optimised_for(model: onnx.ModelProto, target: str, folder: Path | None) -> O
             why = why or error.why or error.what
         else:
             return Optimised(made, lower, why)
-    return Optimised(model, "none", why)
+    return Optimised(optimise(model, "none", folder), "none", why)
+
+
+def _constants_as_weights(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model as every session holds it: a Constant is a weight, no op that runs."""
+    found = {i: t for i, node in enumerate(model.graph.node) if (t := _constant(node)) is not None}
+    if not found:
+        return model
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    kept = [node for i, node in enumerate(model.graph.node) if i not in found]
+    del made.graph.node[:]
+    made.graph.node.extend(kept)
+    made.graph.initializer.extend(found.values())
+    return made
+
+
+def _constant(node: onnx.NodeProto) -> onnx.TensorProto | None:
+    """The value of a Constant, named as its output; None for other ops and for sparse ones."""
+    if node.op_type != "Constant" or node.domain not in ONNX or len(node.attribute) != 1:
+        return None
+    (said,) = node.attribute
+    tensor = onnx.TensorProto()
+    if said.name == "value":
+        tensor.CopyFrom(said.t)
+        tensor.name = node.output[0]
+        return tensor
+    if said.name not in _PLAIN:
+        return None
+    value = onnx.helper.get_attribute_value(said)
+    dims = [len(value)] if isinstance(value, list) else []
+    values = value if isinstance(value, list) else [value]
+    return onnx.helper.make_tensor(node.output[0], _PLAIN[said.name], dims, values)
 
 
 def _require_opens(model: onnx.ModelProto, folder: Path | None) -> None:
@@ -87,6 +127,7 @@ def optimise(model: onnx.ModelProto, target: str, folder: Path | None) -> onnx.M
     Raises:
         ModelError: onnxruntime refuses the model.
     """
+    model = _constants_as_weights(model)
     if target == "none":
         return model
     heavy = weight_bytes(model) > HEAVY

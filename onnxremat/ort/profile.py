@@ -25,6 +25,7 @@ from onnxremat.graph.dtypes import ORT_NAMES
 from onnxremat.ort.session import DEFAULT, Options, first_line, open_session, session_options
 
 Feeds = Mapping[str, np.ndarray]
+SEQUENCES = ("SplitToSequence", "SequenceConstruct", "SequenceInsert", "SequenceErase")
 SIZES_KEY = "session.collect_node_memory_stats_to_file"
 
 
@@ -212,13 +213,15 @@ def _kernels(
             for dtype, shape in entry.items()
         )
         in_use = _in_use(row)
+        # What goes into a sequence is in use when the kernel ends: it is no scratch.
+        scratched = 0 if args["op_name"] in SEQUENCES else row["scratch"]
         if index == 0:
             delta = int(args.get("mem_requested_in_use_delta", 0))
             weights = in_use - delta
         seconds = statistics.median(run[index]["dur"] for run in timed) * 1e-6
         made.append(
             Kernel(
-                name, args["op_name"], seconds, in_use - weights, row["scratch"], outputs,
+                name, args["op_name"], seconds, in_use - weights, scratched, outputs,
                 args.get("provider", ""),
             )
         )  # fmt: skip

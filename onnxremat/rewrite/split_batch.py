@@ -27,7 +27,23 @@ from onnxremat.graph.ir import Graph, Op
 from onnxremat.graph.onnx_io import to_model
 
 STATED = 10  # opset from which Slice reads its bounds as inputs
-BROADCAST = ("Add", "Concat", "Div", "Mul", "Sub", "Where")  # may read a batch that is a constant
+# Operators that may read a batch that is a constant, with the axis that it has there.
+BROADCAST = dict.fromkeys(("Add", "Concat", "Div", "Mul", "Sub", "Where"), 0)
+REPEATED = {**BROADCAST, "LSTM": 1, "GRU": 1, "RNN": 1}  # the state that a recurrence begins with
+# Operators whose rows are those of their inputs of the same rank.
+ROWWISE = (
+    *BROADCAST,
+    "And",
+    "Equal",
+    "Greater",
+    "Less",
+    "MatMul",
+    "Max",
+    "Min",
+    "Or",
+    "Pow",
+    "Sum",
+)
 
 
 def rows_of_parts(batch: int, split: Sequence[int]) -> tuple[int, ...]:
@@ -53,12 +69,15 @@ def rows_of_parts(batch: int, split: Sequence[int]) -> tuple[int, ...]:
     return tuple(batch // parts + (index < batch % parts) for index in range(parts))
 
 
-def split_batch(graph: Graph, split: Sequence[int]) -> onnx.ModelProto:
+def split_batch(
+    graph: Graph, split: Sequence[int], *, makes_batches: bool = True
+) -> onnx.ModelProto:
     """The model that computes the batch in parts, one after the other as listed.
 
     Args:
         graph: with bound shapes.
         split: rows of each part, or the number of equal parts.
+        makes_batches: take constants of the batch's length for batches made of nothing.
 
     Raises:
         UsageError: no input has a batch dimension, or the parts do not make up the batch.
@@ -67,7 +86,7 @@ def split_batch(graph: Graph, split: Sequence[int]) -> onnx.ModelProto:
     inputs, batch = batched_inputs(graph.model)
     assert isinstance(batch, int)
     rows = rows_of_parts(batch, split)
-    made = _Parts(graph, inputs, batch)
+    made = _Parts(graph, inputs, batch, makes_batches)
     inside = made.inside
     for name in graph.outputs:
         if name not in inside or (graph.tensors[name].shape or ())[:1] != (batch,):
@@ -88,9 +107,9 @@ def split_batch(graph: Graph, split: Sequence[int]) -> onnx.ModelProto:
 class _Parts:
     """Copies of what depends on the batch."""
 
-    def __init__(self, graph: Graph, inputs: Sequence[str], batch: int) -> None:
+    def __init__(self, graph: Graph, inputs: Sequence[str], batch: int, makes: bool) -> None:
         self.graph, self.inputs, self.batch = graph, inputs, batch
-        self.made = made_batches(graph, batch)
+        self.made = made_batches(graph, batch) if makes else set()
         self.inside = dependents(graph, {*inputs, *self.made})
         self.constants: list[onnx.TensorProto] = []
         self.repeated = _repeated(graph, batch, self.inside)
@@ -104,9 +123,32 @@ class _Parts:
         ops = [self._slice(name, names[name], start, start + rows[index]) for name in self.inputs]
         for op in self.graph.ops:
             if self.inside.intersection(op.writes):
-                copy = op.renamed(op.name + end, names | self._repeats(op, rows[index]))
+                renames = names | self._repeats(op, rows[index])
+                for name in self._shared_rows(op):
+                    if name not in renames:
+                        piece = renames[name] = names[name] = f"{name}/rows{end}"
+                        ops.append(self._slice(name, piece, start, start + rows[index]))
+                copy = op.renamed(op.name + end, renames)
                 ops.append(self._scaled(op, copy, rows[index]))
         return ops
+
+    def _shared_rows(self, op: Op) -> list[str]:
+        """What an op of a part reads rows of, though it is made of no input: a mask, positions."""
+        shape = self.graph.tensors[op.outputs[0]].shape or ()
+        if (
+            op.op_type not in ROWWISE
+            or op.op_type == "Concat"
+            or shape[:1] != (self.batch,)
+            or self.batch < 2
+        ):
+            return []
+        return [
+            name
+            for name in op.reads
+            if name not in self.inside
+            and len(own := self.graph.tensors[name].shape or ()) == len(shape)
+            and own[0] == self.batch
+        ]
 
     def join(self, name: str, parts: int) -> Op:
         """The op that puts an output together."""
@@ -137,13 +179,15 @@ class _Parts:
 
     def _repeats(self, op: Op, rows: int) -> dict[str, str]:
         """Constants of the whole batch that an op reads, as ones of the rows of a part."""
-        if op.op_type not in BROADCAST:
+        if op.op_type not in REPEATED:
             return {}
-        found = {name: f"{name}/rows{rows}" for name in op.reads if name in self.repeated}
+        axis = REPEATED[op.op_type]
+        found = {n: f"{n}/rows{rows}" for n in op.reads if (n, axis) in self.repeated}
         for name, part in found.items():
             if part not in self._names:
                 self._names.add(part)
-                self.constants.append(numpy_helper.from_array(self.repeated[name][:rows], part))
+                values = self.repeated[name, axis].take(range(rows), axis)
+                self.constants.append(numpy_helper.from_array(values, part))
         return found
 
     def _constant(self, name: str, values: Sequence[int]) -> str:
@@ -151,22 +195,27 @@ class _Parts:
         return name
 
 
-def _repeated(graph: Graph, batch: int, inside: set[str]) -> dict[str, np.ndarray]:
-    """Constants that are one row, repeated for the batch: onnxruntime folds a token that is
-    expanded to the batch into such a one."""
+def _repeated(graph: Graph, batch: int, inside: set[str]) -> dict[tuple[str, int], np.ndarray]:
+    """Constants, and the axis along which they are one row repeated for the batch: onnxruntime
+    folds a token that is expanded to the batch into such a one."""
     read = {
-        name
+        (name, axis)
         for op in graph.ops
-        if op.op_type in BROADCAST and inside.intersection(op.writes)
+        if (axis := REPEATED.get(op.op_type, -1)) >= 0 and inside.intersection(op.writes)
         for name in op.reads
-        if len(shape := graph.tensors[name].shape or ()) > 1 and shape[0] == batch > 1
+        if len(shape := graph.tensors[name].shape or ()) > 1 and shape[axis] == batch > 1
+    }
+    stored = {
+        tensor.name: tensor
+        for tensor in graph.model.graph.initializer
+        if tensor.data_location != onnx.TensorProto.EXTERNAL
     }
     found = {}
-    for tensor in graph.model.graph.initializer:
-        if tensor.name in read and tensor.data_location != onnx.TensorProto.EXTERNAL:
-            values = numpy_helper.to_array(tensor)
-            if (values == values[:1]).all():
-                found[tensor.name] = values
+    for name, axis in read:
+        if name in stored:
+            values = numpy_helper.to_array(stored[name])
+            if (values == values.take([0], axis)).all():
+                found[name, axis] = values
     return found
 
 

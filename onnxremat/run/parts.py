@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import onnx
+
 from onnxremat.errors import ModelError, UnsupportedError, UsageError
 from onnxremat.grad import training_of
 from onnxremat.graph.ir import Graph
@@ -33,7 +35,17 @@ def in_parts(graph: Graph, split: Sequence[int], feeds: Feeds | None, folder: Pa
         raise UsageError(
             "a batch in parts is checked by running the model", hint="leave out --no-measure"
         )
-    model = split_batch(graph, split)
+    try:
+        return _checked(graph, split_batch(graph, split), feeds, folder)
+    except UnsupportedError as error:
+        try:  # a constant that is as long as the batch may be something else
+            return _checked(graph, split_batch(graph, split, makes_batches=False), feeds, folder)
+        except UnsupportedError:
+            raise error from None
+
+
+def _checked(graph: Graph, model: onnx.ModelProto, feeds: Feeds, folder: Path | None) -> Graph:
+    """The graph of a model in parts, which has to give what the whole does."""
     try:
         made = without_dead_ops(build_graph(model, folder))
         found = named_outputs(to_model(made), feeds, folder)

@@ -105,7 +105,6 @@ class _Parts:
         """A plan of as few parts as need no recomputation, or of the most there can be."""
         room = limit - self.prepared.weights
         if room <= 0:
-            self.why = "the weights alone are over the budget"
             return None
         parts = 2
         while parts * room < self._values and 2 * parts <= self.batch:

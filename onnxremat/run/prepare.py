@@ -27,6 +27,7 @@ from onnxremat.graph.order import (
     reordered,
     without_dead_ops,
 )
+from onnxremat.graph.sequence_bytes import sequence_bytes
 from onnxremat.graph.sequences import without_sequences
 from onnxremat.graph.traits import DOMAINS
 from onnxremat.ort.feeds import load_feeds, seeded_feeds
@@ -235,7 +236,9 @@ def _for_planning(
         # Afterwards, so that parts share weights that are made from others (with a normalisation
         # folded in).
         say("splitting the batch")
-        listed = graph = in_parts(graph, settings.split_batch, feeds, folder)
+        graph = in_parts(graph, settings.split_batch, feeds, folder)
+        assert feeds is not None  # or there were no parts
+        listed = graph = _with_measured_shapes(graph, to_model(graph), feeds, folder)
         require_shapes(graph)
     graph = _base_order(graph, listed, settings.fixed_order)
     measured = None
@@ -257,7 +260,7 @@ def _for_planning(
         peak = held + baseline.live_peak
     return Prepared(
         name, folder, bound, plain, graph, feeds, costs, weights, peak, baseline, store_all,
-        settings, _notes(asked, made, store_all, peak),
+        settings, (*_notes(asked, made, store_all, peak), *_sequence_notes(graph)),
     )  # fmt: skip
 
 
@@ -316,9 +319,10 @@ def _with_measured_shapes(
     tensors = dict(with_shapes(graph, shapes).tensors)
     for op in graph.ops:
         if op.name in {k.name for k in found.kernels}:
-            for name in op.writes:  # sequences and the like: their size is not ours to plan
+            for name in op.writes:  # sequences and the like
                 if tensors[name].shape is None:
-                    tensors[name] = Tensor(name, 0, (), 0, tensors[name].role)
+                    size = sequence_bytes(op, tensors) or 0
+                    tensors[name] = Tensor(name, 0, (), size, tensors[name].role)
     return graph.with_ops(graph.ops, tensors)
 
 
@@ -366,6 +370,22 @@ def _notes(asked: str, made: Optimised, store_all: int, original: int) -> tuple[
             "load; --target host plans that graph (a file for this kind of processor)"
         )
     return tuple(notes)
+
+
+def _sequence_notes(graph: Graph) -> tuple[str, ...]:
+    unknown = [
+        name
+        for op in graph.ops
+        if sequence_bytes(op, graph.tensors) is None
+        for name in op.writes
+        if not graph.tensors[name].dtype
+    ]
+    if not unknown:
+        return ()
+    return (
+        f"{len(unknown)} values are no tensors ('{unknown[0]}' the first): their bytes are not "
+        "predicted, only measured",
+    )
 
 
 def inputs_bytes(graph: Graph) -> int:
