@@ -158,3 +158,13 @@ def test_a_model_with_sequences_is_optimised_like_one_without(tmp_path: Path) ->
     model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
     result = onnxremat.optimize(model, budget="1.0x")
     assert not [n.op_type for n in result.model.graph.node if "Sequence" in n.op_type]
+
+
+def test_sizes_that_a_run_shows_do_not_make_a_sequence_known() -> None:
+    """How many elements of x are not 0 is seen when the model is measured, and may be another
+    number in the next run."""
+    body = """g (float[2,7] x) => (float[2,N] y) <int64 s = {4}, int64 a = {0}>
+        { k = NonZero(x) f = Cast<to=1>(k) q = SplitToSequence<axis=1>(f, s) i = SequenceAt(q, a)
+          j = Exp(i) y = Neg(j) }"""
+    result = onnxremat.optimize(parse(body), budget="2.0x")
+    assert "SplitToSequence" in [node.op_type for node in result.model.graph.node]

@@ -30,6 +30,7 @@ from tests.torch import layers  # which adds to the functions
 from tests.torch.functions import FUNCTIONS, Function
 
 assert layers
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # PyTorch's own
 TOLERANCE = 1e-5
 # What the older exporter (PyTorch 2.13) refuses.
 NOT_EXPORTED = (
