@@ -73,6 +73,16 @@ def _original_overhead(facts: Facts) -> str:
     return "" if ratio is None else signed(ratio - 1)
 
 
+def _to_original(name: str = "") -> Cell:
+    """Time against the original's, of what takes ``name`` more than the graph that stores all."""
+
+    def cell(facts: Facts) -> str:
+        ratio, more = facts.get("original_time_ratio"), facts.get(name) if name else 0.0
+        return signed((1 + more) / ratio - 1) if ratio and more is not None else ""
+
+    return cell
+
+
 def _nodes_after(facts: Facts) -> str:
     if facts.get("ops") is None or facts.get("recomputed_ops") is None:
         return ""
@@ -110,7 +120,12 @@ COMPARISON = (
     ),
     Line(
         "step time", _original_overhead, _reference,
-        lambda facts: signed(facts.get("overhead_planned")), _measured_overhead, ends=True,
+        lambda facts: signed(facts.get("overhead_planned")), _measured_overhead,
+    ),
+    Line(
+        "  to the original's",
+        lambda facts: "reference" if facts.get("original_time_ratio") else "", _to_original(),
+        _to_original("overhead_planned"), _to_original("overhead_measured"), ends=True,
     ),
     Line("nodes", _nothing, _text_of("ops"), _nodes_after, _nothing),
     Line("  recomputed", _nothing, _nothing, _text_of("recomputed_ops"), _nothing),
@@ -182,7 +197,8 @@ def _default_words(facts: Facts) -> str:
         return ""
     budget = facts.get("budget_bytes")
     words = f"peak {format_bytes(peak)}"
-    return words + (f", {peak / budget:.1%} of the budget" if budget else "")
+    words += f", {peak / budget:.1%} of the budget" if budget else ""
+    return words + (": only the planned options keep it" if budget and peak > budget else "")
 
 
 def _arena_words(facts: Facts) -> str:

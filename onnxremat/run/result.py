@@ -85,6 +85,9 @@ class Finished:
             "overhead_measured": timing["result"].ratio - 1 if "result" in timing else None,
             "overhead_spread": timing["result"].spread if "result" in timing else None,
             "original_time_ratio": timing["original"].ratio if "original" in timing else None,
+            "overhead_to_original": timing["result"].ratio / timing["original"].ratio - 1
+            if "original" in timing
+            else None,
             "step_seconds": timing["result"].seconds if "result" in timing else None,
             "bound": facts.bound_overhead,
             "bound_kind": facts.bound_kind,

@@ -68,6 +68,9 @@ def test_before_after_compares() -> None:
     assert line(text, "step time").split() == [
         "+5.00%", "reference", "+12.34%", "+13.11%", "+/-", "0.4%",
     ]  # fmt: skip
+    assert line(text, "to the original's").split() == [
+        "reference", "-4.76%", "+6.99%", "+7.72%",
+    ]  # fmt: skip
     assert line(text, "nodes").split() == ["353", str(353 + 41 + 17)]
     assert line(text, "recomputed").split() == ["41"]
     assert line(text, "gates and pins").split() == ["17"]
@@ -80,7 +83,10 @@ def test_before_after_states_the_rest() -> None:
     assert line(text, "one run").strip() == "81.5 ms, median"
     assert "+12.00% in any order (cuts), gap 0.340%" in line(text, "proven")
     assert "+1.02%" in line(text, "prediction")
-    assert "123 MiB, 123.0% of the budget" in line(text, "default options")
+    said = line(text, "default options")
+    assert "123 MiB, 123.0% of the budget: only the planned options keep it" in said
+    less = as_text(before_after(FACTS | {"peak_default_options_bytes": 100 << 20}), width=200)
+    assert line(less, "default options").strip() == "peak 100 MiB, 100.0% of the budget"
     assert "130 MiB" in line(text, "arena")
     assert "310 MiB under default options" in line(text, "arena")
     assert "7.00 MiB" in line(text, "weights")

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxremat.errors import UsageError
+from onnxremat.errors import ModelError, UsageError
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import inline_functions, read_model, to_model, write_model
 from onnxremat.graph.order import without_dead_ops
@@ -22,6 +22,7 @@ from onnxremat.ort.profile import profile
 from onnxremat.ort.session import Options
 from onnxremat.rewrite.emit import metadata, rewrite, unpack
 from onnxremat.rewrite.pins import is_added
+from onnxremat.rewrite.restore import restored
 from onnxremat.schedule.plan import Plan
 from tests.toolbox import ONE, graph_of, parse, training_chain
 
@@ -387,3 +388,55 @@ def test_options_do_not_change_what_is_computed() -> None:
     for other in results[1:]:
         for name, value in results[0].items():
             np.testing.assert_allclose(other[name], value, rtol=1e-4, atol=1e-5)
+
+
+class Fusing:
+    """onnxruntime with a fusion that takes the Transpose, unless there is a pin somewhere: then it
+    runs, late."""
+
+    def __init__(self, refuses: bool = False) -> None:
+        self.refuses, self.asked = refuses, 0
+
+    def lasting(self, graph: Graph) -> set[str]:
+        return {name for op in graph.ops for name in op.writes} - {"t"}
+
+    def executed(self, graph: Graph) -> list[str]:
+        self.asked += 1
+        pinned = {op.inputs[0] for op in graph.ops if op.name.startswith("onnxremat.pin")}
+        if "t" in pinned and self.refuses:
+            raise ModelError("onnxruntime refuses the model")
+        order = ["a", "t", "m", "y"] if "t" in pinned else ["a", "m", "t", "y"]
+        makers = {op.outputs[0]: op.name for op in graph.ops}
+        return [makers[name] for name in order]
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_pins_on_what_pins_kept_from_being_fused(refuses: bool) -> None:
+    graph = graph_of("""g (float[3, 3] x, float[3, 3] w) => (float[3, 3] y) {
+        a = Sin(x)
+        t = Transpose(w)
+        m = MatMul(a, t)
+        y = MatMul(m, t)
+    }""")
+    runtime = Fusing(refuses)
+    made = rewrite(graph, Plan.of(graph, [op.name for op in graph.ops]), runtime)
+    pinned = {op.inputs[0] for op in made.graph.ops if op.name.startswith("onnxremat.pin")}
+    assert ("t" in pinned) is not refuses
+    assert runtime.asked == 2
+
+
+def test_bodies_that_read_a_copy_are_restored() -> None:
+    graph = graph_of("""g (float[4] x, bool c) => (float[4] y, float[4] z) {
+        a = Sin(x)
+        z = Cos(a)
+        y = If(c) <
+            then_branch = yes () => (float[4] p) { p = Neg(a) },
+            else_branch = no () => (float[4] q) { q = Abs(a) }
+        >
+    }""")
+    one, two, branch = (op.name for op in graph.ops)
+    made = rewrite(graph, Plan.of(graph, [one, two, one, branch]))
+    assert any(op.origin == one for op in made.graph.ops)
+    again = build_graph(restored(made.model()))
+    assert [op.name for op in again.ops] == [one, two, branch]
+    assert again.ops[2].captures == ("a",)

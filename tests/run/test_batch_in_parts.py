@@ -98,6 +98,49 @@ def test_a_constant_that_is_repeated_for_the_batch() -> None:
     np.testing.assert_array_equal(outputs(made)[0], outputs(graph)[0])
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        # A mask that is made of no input, and used by every row.
+        """g (float[4, 1, 3] x) => (float[4, 2, 3] y) <int64[3] s = {4, 2, 3}, float[4, 1, 1] r> {
+            from = Constant<value_float: float = 0.0>()
+            to = Constant<value_float: float = 4.0>()
+            step = Constant<value_float: float = 1.0>()
+            n = Range(from, to, step)
+            t = Constant<value_ints: ints = [4, 1, 1]>()
+            r = Reshape(n, t)
+            mask = Expand(r, s)
+            y = Add(x, mask)
+        }""",
+        # As many channels as rows: what is made for them has nothing to do with the batch.
+        """g (float[4, 2, 3, 3] x) => (float[4, 4, 3, 3] y)
+            <int64[1] four = {4}, float[4, 2, 1, 1] w = {1, 2, 3, 4, 5, 6, 7, 8}> {
+            b = ConstantOfShape(four)
+            y = Conv(x, w, b)
+        }""",
+    ],
+    ids=["mask", "as-many-channels"],
+)
+def test_what_only_looks_like_a_batch_and_what_is_one(body: str) -> None:
+    graph = graph_of(body)
+    made = in_parts(graph, (2,), seeded_feeds(graph), None)
+    np.testing.assert_array_equal(outputs(made)[0], outputs(graph)[0])
+
+
+def test_the_state_that_a_recurrence_begins_with() -> None:
+    """[directions, batch, hidden], folded into a constant."""
+    graph = graph_of("""g (float[4, 3, 2] x) => (float[4, 3, 2] y)
+        <float[1, 2, 2] w = {1, 2, 3, 4}, float[1, 2, 2] r = {1, 0, 0, 1},
+         float[1, 4, 2] h = {1, 2, 1, 2, 1, 2, 1, 2}, int64[1] axis = {1}> {
+        t = Transpose<perm = [1, 0, 2]>(x)
+        o, last = RNN<hidden_size = 2>(t, w, r, , , h)
+        f = Squeeze(o, axis)
+        y = Transpose<perm = [1, 0, 2]>(f)
+    }""")
+    made = in_parts(graph, (2,), seeded_feeds(graph), None)
+    np.testing.assert_array_equal(outputs(made)[0], outputs(graph)[0])
+
+
 def test_parts_of_old_opsets() -> None:
     graph = graph_of("g (float[4, 3] x) => (float[4, 3] y) { y = Relu(x) }", opset=9, ir=4)
     made = build_graph(split_batch(graph, (3, 1)))
@@ -188,6 +231,44 @@ def test_parts_beat_recomputation() -> None:
     ]  # fmt: skip
     assert [result.facts()["recomputed_ops"] > 0 for result in results] == [True, False]
     assert results[1].prepared.settings.split_batch == (2,)
+
+
+def test_the_least_memory_counts_parts() -> None:
+    """min is below what the whole batch can do, and what a refusal says works does."""
+    settings, options = Settings(threads=1), PlanOptions(time_limit=4.0, threads=1)
+    whole = replace(settings, split_batch=())
+    least = [
+        api.optimize(wide_chain(), budget="min", settings=each, options=options, bench_seconds=0)
+        for each in (settings, whole)
+    ]
+    peaks = [result.facts()["peak_measured_bytes"] for result in least]
+    assert peaks[0] < 0.3 * peaks[1]
+    notes = least[0].facts()["notes"]
+    assert any("in 8 parts" in note for note in notes)
+    assert any("with the batch whole or in 2, 4, 8 parts" in note for note in notes)
+    with pytest.raises((InfeasibleError, NoPlanError)) as refused:
+        api.optimize(
+            wide_chain(), budget=peaks[0] // 2, settings=settings, options=options, bench_seconds=0
+        )
+    works = refused.value.smallest
+    assert works is not None
+    assert works <= 1.01 * peaks[0]
+    assert "the batch in 8 parts" in refused.value.hint
+    kept = api.optimize(
+        wide_chain(), budget=works, settings=settings, options=options, bench_seconds=0
+    )
+    assert kept.facts()["peak_measured_bytes"] <= works
+
+
+def test_why_a_batch_stays_whole_is_said() -> None:
+    model = parse(MEAN.replace("[4, 4]", "[4, 4096]"), opset=13)
+    settings, options = Settings(threads=1), PlanOptions(time_limit=4.0, threads=1)
+    found = api.optimize(model, budget="min", settings=settings, options=options, bench_seconds=0)
+    said = "the batch stays whole: output 'y' is another one with the batch in parts"
+    assert any(note.startswith(said) for note in found.facts()["notes"])
+    with pytest.raises(InfeasibleError) as refused:
+        api.optimize(model, budget=4096, settings=settings, options=options, bench_seconds=0)
+    assert said in refused.value.hint
 
 
 def test_shares_end_together() -> None:

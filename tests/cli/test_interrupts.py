@@ -1,0 +1,107 @@
+"""Ctrl-C while onnxruntime runs something that never ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from onnxremat import api
+from onnxremat.errors import StoppedError
+from onnxremat.ort.binding import BoundSession
+from onnxremat.ort.session import TUNED, open_session, session_options
+from tests.toolbox import parse
+
+ROOT = Path(__file__).resolve().parents[2]
+# The Loop stands for a run that takes long: 2^60 rounds of one addition, where n is positive.
+ENDLESS = """g (float[4, 3] x, int64 n) => (float[4, 2] y)
+    <float[3, 2] w = {1, 2, 3, 4, 5, 6}, int64 rounds = {1152921504606846976}, bool go = {1},
+     float zero = {0}, float waited> {
+    many = Mul(n, rounds)
+    waited = Loop(many, go, zero) <body = b (int64 i, bool on, float seen)
+        => (bool still, float more) {
+        still = Identity(on)
+        one = Constant<value_float: float = 1.0>()
+        more = Mul(seen, one)
+    }>
+    h = Add(x, waited)
+    y = MatMul(h, w)
+}"""
+
+
+def start(*arguments: object) -> subprocess.Popen[str]:
+    code = "from onnxremat.cli.app import main; main()"
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+
+
+def interrupted(process: subprocess.Popen[str], at: str) -> str:
+    """Press Ctrl-C when a line is printed; what the process said besides."""
+    assert process.stderr is not None
+    for line in process.stderr:
+        if at in line:
+            break
+    process.send_signal(signal.SIGINT)
+    try:
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert (process.returncode, out) == (130, ""), err
+    assert "Traceback" not in err
+    return err
+
+
+@pytest.fixture
+def endless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    onnx.save(parse(ENDLESS), "net.onnx")
+    np.savez(
+        "slow.npz", x=np.zeros((8, 3), np.float32), n=np.ones(8, np.int64),
+        labels=np.zeros(8, np.int64),
+    )  # fmt: skip
+    np.savez("one.npz", x=np.zeros((4, 3), np.float32), n=np.array(1))
+    return tmp_path
+
+
+def test_a_run_is_abandoned_from_another_thread() -> None:
+    session = open_session(parse(ENDLESS), session_options(TUNED))
+    bound = BoundSession(session, {}, {}, ["y"])
+    feeds = {"x": np.zeros((4, 3), np.float32), "n": np.array(0)}
+    assert bound.run(feeds)["y"].shape == (4, 2)
+    timer = threading.Timer(0.2, bound.abandon)
+    timer.start()
+    with pytest.raises(StoppedError, match="interrupted"):
+        bound.run({**feeds, "n": np.array(1)})
+    timer.join()
+
+
+def test_optimize_ends_while_the_model_runs(endless: Path) -> None:
+    process = start("optimize", "net.onnx", "out.onnx", "--data", "one.npz")
+    assert "error: interrupted" in interrupted(process, "- measuring the original")
+    assert not Path("out.onnx").exists()
+
+
+def test_train_ends_in_the_middle_of_a_step(endless: Path) -> None:
+    """Half a step is not kept: there is no checkpoint yet."""
+    body = ENDLESS.replace("int64 n)", "int64[4] n)").replace("Mul(n,", "Mul(first,")
+    body = body.replace("many =", "first = ReduceMax<keepdims: int = 0>(n)  many =")
+    onnx.save(parse(body), "net.onnx")
+    api.differentiate("net.onnx", "step.onnx")
+    process = start(
+        "train", "step.onnx", "--weights", "net.onnx", "--data", "slow.npz",
+        "--checkpoint", "kept.safetensors",
+    )  # fmt: skip
+    err = interrupted(process, "- training from step 0")
+    assert "error: interrupted in the middle of a step" in err
+    assert "--resume goes on from the last checkpoint" in err
+    assert not Path("kept.safetensors").exists()
