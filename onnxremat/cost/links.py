@@ -32,7 +32,9 @@ def measure_link(source: Device, target: Device, clock: Clock = time.perf_counte
     big, small = SIZES[-1], SIZES[0]
     bandwidth = (big - small) / max(times[big] - times[small], 1e-9)
     shared = source.in_host_memory and target.in_host_memory
-    latency = handover_seconds(clock=clock) if shared else max(0.0, times[small] - small / bandwidth)
+    latency = (
+        handover_seconds(clock=clock) if shared else max(0.0, times[small] - small / bandwidth)
+    )
     return Link(source.name, target.name, bandwidth, latency, shared, "measured")
 
 

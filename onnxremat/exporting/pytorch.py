@@ -266,12 +266,17 @@ def by_tracing(
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Exporters warn of what does not matter here, and print a graph when they fail."""
+    core = need_torch()._C
+    switch = getattr(core, "_jit_set_onnx_log_enabled", lambda _: None)
+    printing = getattr(core, "_jit_is_onnx_log_enabled", lambda: True)()
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
+    switch(False)
     with warnings.catch_warnings(), Path(os.devnull).open("w") as nowhere:
         warnings.simplefilter("ignore")
         with contextlib.redirect_stdout(nowhere):
             try:
                 yield
             finally:
+                switch(printing)
                 logging.disable(level)

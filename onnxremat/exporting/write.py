@@ -28,6 +28,7 @@ from onnxremat.exporting.pytorch import (
     values_of,
 )
 from onnxremat.exporting.restore import restored
+from onnxremat.exporting.simplify import simplified
 from onnxremat.graph.onnx_io import check_writable, write_model
 from onnxremat.ort.session import Options, open_session, session_options
 
@@ -97,7 +98,6 @@ def export(
                 model = _exported(
                     module, given, name, Path(folder), opset, batched, output_names, dropout
                 )
-                _check(module, given, model, batched)
             except OnnxrematError as error:
                 refusals.append(error)
                 continue
@@ -112,7 +112,7 @@ def _exported(
     module: Any, given: Arguments, exporter: str, folder: Path, opset: int | None,
     batched: Sequence[str], outputs: Sequence[str] | None, dropout: bool,
 ) -> onnx.ModelProto:  # fmt: skip
-    """What one exporter makes of the module, restored."""
+    """What one exporter makes of the module, restored, simplified, and compared with it."""
     needed = _needed(module, given)
     facts, values = facts_of(module), values_of(module)
     set_modes(module, dropout=dropout)
@@ -125,7 +125,16 @@ def _exported(
             why=_reason(error),
             hint="the message is PyTorch's; try the other exporter, or change the module",
         ) from error
-    return restored(onnx.load(str(file)), facts, values, needed)
+    model = restored(onnx.load(str(file)), facts, values, needed)
+    kept = {*facts.trained, *facts.frozen}
+    kept |= {name for name in facts.buffers if values[name].dtype.kind == "f"}
+    smaller = restored(simplified(model, kept), facts, values, needed)
+    try:
+        _check(module, given, smaller, batched)
+    except OnnxrematError:  # what was exported may still be right
+        _check(module, given, model, batched)
+        return model
+    return smaller
 
 
 def _reason(error: BaseException) -> str:

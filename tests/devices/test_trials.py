@@ -120,7 +120,9 @@ def test_a_trial_times_every_action_and_leaves_the_inputs_alone() -> None:
 @pytest.fixture(scope="module")
 def branches() -> Prepared:
     """Two chains of five ops that run side by side, each op for a millisecond."""
-    rows = [f"{v}{i + 1} = {op}({v}{i})" for v, op in (("a", "Sin"), ("b", "Cos")) for i in range(5)]
+    rows = [
+        f"{v}{i + 1} = {op}({v}{i})" for v, op in (("a", "Sin"), ("b", "Cos")) for i in range(5)
+    ]
     graph = graph_of(f"""g (float[64, 64] a0, float[64, 64] b0) => (float[64, 64] y) {{
         {" ".join(rows)}  y = Add(a5, b5)
     }}""")

@@ -126,11 +126,9 @@ def test_dropout_and_normalization_are_single_ops(made: Made) -> None:
     ]
     (drop,) = [n for n in made.model.graph.node if n.op_type == "Dropout"]
     assert len(drop.input) == 2, "as the file stands it passes everything"
-    (ratio,) = [
-        numpy_helper.to_array(n.attribute[0].t)
-        for n in made.model.graph.node
-        if n.output[0] == drop.input[1]
-    ]
+    constants = {n.output[0]: n.attribute[0].t for n in made.model.graph.node if n.attribute}
+    constants |= {t.name: t for t in made.model.graph.initializer}
+    ratio = numpy_helper.to_array(constants[drop.input[1]])
     assert float(ratio) == 0.25
 
 
@@ -159,6 +157,33 @@ def test_open_batch(exporter: str, tmp_path: Path) -> None:
     x = torch.cat([PICTURES] * 3)
     (found,) = session.run(None, {"x": x.numpy()})
     np.testing.assert_allclose(found, net(x).detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+def test_sizes_and_sequences_are_folded_and_parameters_are_not(
+    exporter: str, tmp_path: Path
+) -> None:
+    """Sequences have no gradient; a position table is read at places that depend on the size."""
+
+    class Split(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.places, self.mix = nn.Embedding(16, 64), nn.Linear(64, 128)
+            self.drop = nn.Dropout(0.5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x + self.places(torch.arange(x.shape[1]))
+            a, b = self.mix(self.drop(x)).split(64, 2)
+            return a * torch.sigmoid(b)
+
+    torch.manual_seed(0)
+    net, x = Split(), torch.randn(2, 9, 64)
+    onnxremat.export(net, x, tmp_path / "net.onnx", exporter=exporter, dynamic_batch=True)
+    kinds = [n.op_type for n in onnx.load(tmp_path / "net.onnx").graph.node]
+    assert "Dropout" in kinds
+    assert not {"SplitToSequence", "SequenceAt"} & set(kinds)
+    found = onnxremat.check_export(net, tmp_path / "net.onnx", x).require()
+    assert [p.name for p in found.parameters] == ["places.weight", "mix.weight", "mix.bias"]
 
 
 def test_inputs_by_name(tmp_path: Path) -> None:
