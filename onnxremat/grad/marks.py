@@ -70,8 +70,6 @@ class Marks:
         folded: names a folded initializer was made from, without those that exporters make up.
         placeholders: name of the initializer in PyTorch's graph, by initializer.
         norms: convolutions that a batch normalization was folded into.
-        constants: values of Constant nodes, which PyTorch's exporters write for constants of the
-            code only (older ones of other frameworks keep weights there).
         trained, frozen, buffers: names listed by :func:`onnxremat.export`; None without a list.
         tied: alias to the name whose tensor it is.
     """
@@ -80,7 +78,6 @@ class Marks:
     folded: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     placeholders: Mapping[str, str] = field(default_factory=dict)
     norms: tuple[str, ...] = ()
-    constants: frozenset[str] = frozenset()
     trained: frozenset[str] | None = None
     frozen: frozenset[str] = frozenset()
     buffers: frozenset[str] = frozenset()
@@ -126,7 +123,6 @@ def marks_of(model: onnx.ModelProto) -> Marks:
         folded=folded,
         placeholders={n: e[_PLACEHOLDER] for n, e in entries.items() if _PLACEHOLDER in e},
         norms=folded_norms(model),
-        constants=_constants(model) if model.producer_name == "pytorch" else frozenset(),
     )
     return _with_list(marks, model)
 
@@ -149,11 +145,6 @@ def _with_list(marks: Marks, model: onnx.ModelProto) -> Marks:
             hint="export the model again, or take the entry out of its metadata",
         ) from error
     return replace(marks, trained=trained, frozen=frozen, buffers=buffers, tied=tied)
-
-
-def _constants(model: onnx.ModelProto) -> frozenset[str]:
-    nodes = (node for node in model.graph.node if node.op_type == "Constant")
-    return frozenset(name for node in nodes for name in node.output)
 
 
 def _names(text: str) -> tuple[str, ...]:

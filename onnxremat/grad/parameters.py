@@ -76,8 +76,8 @@ def take_inventory(
     Raises:
         UsageError: parameters that cannot be read, or of another model.
     """
-    marks = marks_of(model)
     model = constants_stored(model)
+    marks = marks_of(model)
     given = None if parameters is None else read_given(parameters)
     if given is not None:
         made = matched(model, folder, given)

@@ -186,8 +186,6 @@ class _Judge:
     ) -> Origin | None:
         """By what PyTorch's exporter says."""
         kind = self.marks.kinds.get(name)
-        if name in self.marks.constants:
-            return Origin(Kind.CONSTANT, "a constant of the code, says the exporter", told=True)
         if kind == "BUFFER":
             return Origin(Kind.BUFFER, "a buffer, says the exporter", told=True)
         if kind is not None and kind != "PARAMETER":

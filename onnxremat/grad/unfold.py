@@ -66,7 +66,10 @@ class Restored:
 
 def constants_stored(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model with floating-point Constant nodes of more than one element as initializers: old
-    exporters keep weights in such nodes. The model itself where it has none."""
+    exporters keep weights in such nodes. The model itself where it has none, or is from PyTorch,
+    whose exporters write constants of the code that way, never parameters."""
+    if model.producer_name == "pytorch":
+        return model
     values = [_constant_value(node) for node in model.graph.node]
     if not any(values):
         return model
