@@ -324,7 +324,7 @@ class _Branches(torch.nn.Module):
         return self.head(torch.cat([y.mean((2, 3)) for y in n.stages(x)], 1))
 
 
-@architecture("timm", images(32), sample=True)
+@architecture("timm", images(32))
 def eva() -> Net:
     return _timm("eva02_tiny_patch14_224", img_size=32, patch_size=8, depth=2, embed_dim=32,
                  num_heads=4)  # fmt: skip
@@ -341,8 +341,11 @@ def _classifier(kind: type, config: object) -> Net:
     return Called(kind(config), "input_ids attention_mask", "logits")
 
 
-def _decoder(kind: type, config: hf.PretrainedConfig) -> Net:
-    return Called(kind(config), "input_ids", "logits", use_cache=False)
+def _decoder(
+    kind: type, config: hf.PretrainedConfig, names: str = "input_ids attention_mask"
+) -> Net:
+    # Without a mask they look for packed sequences, which PyTorch's legacy exporter does not know.
+    return Called(kind(config), names, "logits", use_cache=False)
 
 
 @architecture("transformers", tokens(12), ones(2, 12), sample=True)
@@ -395,14 +398,14 @@ def fnet() -> Net:
     return Called(hf.FNetForSequenceClassification(config), "input_ids", "logits")
 
 
-@architecture("transformers", tokens(12), sample=True)
+@architecture("transformers", tokens(12), ones(2, 12), sample=True)
 def gpt2() -> Net:
     config = hf.GPT2Config(vocab_size=64, n_positions=32, n_embd=32, n_layer=2, n_head=4,
                            resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)  # fmt: skip
     return _decoder(hf.GPT2LMHeadModel, config)
 
 
-@architecture("transformers", tokens(12))
+@architecture("transformers", tokens(12), ones(2, 12))
 def opt() -> Net:
     config = hf.OPTConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, ffn_dim=64,
                           max_position_embeddings=32, num_attention_heads=4, dropout=0.0,
@@ -410,35 +413,35 @@ def opt() -> Net:
     return _decoder(hf.OPTForCausalLM, config)
 
 
-@architecture("transformers", tokens(12))
+@architecture("transformers", tokens(12), ones(2, 12))
 def bloom() -> Net:
     config = hf.BloomConfig(vocab_size=64, hidden_size=32, n_layer=2, n_head=4)
     return _decoder(hf.BloomForCausalLM, config)
 
 
-@architecture("transformers", tokens(12))
+@architecture("transformers", tokens(12), ones(2, 12))
 def gpt_neox() -> Net:
     return _decoder(hf.GPTNeoXForCausalLM, hf.GPTNeoXConfig(**SMALL))
 
 
-@architecture("transformers", tokens(12), sample=True)
+@architecture("transformers", tokens(12), ones(2, 12), sample=True)
 def llama() -> Net:
     return _decoder(hf.LlamaForCausalLM, hf.LlamaConfig(**SMALL, num_key_value_heads=2))
 
 
-@architecture("transformers", tokens(12))
+@architecture("transformers", tokens(12), ones(2, 12))
 def mistral() -> Net:
     config = hf.MistralConfig(**SMALL, num_key_value_heads=2, sliding_window=6)
     return _decoder(hf.MistralForCausalLM, config)
 
 
-@architecture("transformers", tokens(12))
+@architecture("transformers", tokens(12), ones(2, 12))
 def qwen2() -> Net:
     config = hf.Qwen2Config(**SMALL, num_key_value_heads=2, tie_word_embeddings=True)
     return _decoder(hf.Qwen2ForCausalLM, config)
 
 
-@architecture("transformers", tokens(12))
+@architecture("transformers", tokens(12), ones(2, 12))
 def phi() -> Net:
     return _decoder(hf.PhiForCausalLM, hf.PhiConfig(**SMALL))
 
@@ -446,7 +449,7 @@ def phi() -> Net:
 @architecture("transformers", tokens(12))
 def mamba() -> Net:
     config = hf.MambaConfig(vocab_size=64, hidden_size=16, state_size=4, num_hidden_layers=2)
-    return _decoder(hf.MambaForCausalLM, config)
+    return _decoder(hf.MambaForCausalLM, config, "input_ids")
 
 
 @architecture("transformers", tokens(10), tokens(8))

@@ -54,7 +54,8 @@ def exported(
     Raises:
         NotExportedError: also remembered by the cache.
     """
-    stem = f"{net.name}-{exporter}-{fingerprint(module):08x}-{torch.__version__}"
+    shapes = zlib.crc32(repr([(x.dtype, tuple(x.shape)) for x in net.data()]).encode())
+    stem = f"{net.name}-{exporter}-{fingerprint(module):08x}-{shapes:08x}-{torch.__version__}"
     path, refusal = folder / f"{stem}.onnx", folder / f"{stem}.txt"
     if refusal.exists():
         raise NotExportedError(refusal.read_text())
