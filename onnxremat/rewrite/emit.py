@@ -57,7 +57,8 @@ def rewrite(graph: Graph, plan: Plan, runtime: Runtime | None = None) -> Rewritt
 
     Args:
         runtime: lets the pins suit what onnxruntime fuses at load under default options; without
-            it they hold for a session that fuses nothing.
+            it they hold for a session that fuses nothing. Pins that make it refuse the model are
+            left out.
 
     Raises:
         UsageError: the plan does not fit the graph.
@@ -67,7 +68,7 @@ def rewrite(graph: Graph, plan: Plan, runtime: Runtime | None = None) -> Rewritt
         return Rewritten(add_pins(gated), plan)
     lasting = set(runtime.lasting(gated))
     extra: set[str] = set()
-    pinned = tried = add_pins(gated, extra, lasting)
+    pinned, tried = gated, add_pins(gated, extra, lasting)
     for _ in range(PIN_ROUNDS):
         try:
             found = misplaced(gated, runtime.executed(tried)) - extra
