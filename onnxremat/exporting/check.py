@@ -115,6 +115,7 @@ class ExportCheck:
 
     def __str__(self) -> str:
         width = max((len(p.name) for p in self.parameters), default=9)
+        width = max(width, len("parameter"))
         rows = [f"{'parameter':{width}}  in file  trained  gradient error"]
         for p in self.parameters:
             error = "" if p.error is None else f"{p.error:.1e}"

@@ -95,7 +95,7 @@ def googlenet() -> Net:
     return _without(net, *parts, fc=torch.nn.Linear(256, 10))
 
 
-@architecture("torchvision", images(80, batch=2), rate=1e-3)
+@architecture("torchvision", images(80, batch=2), rate=1e-5)
 def inception_v3() -> Net:
     net = tv.Inception3(num_classes=10, aux_logits=False, init_weights=False, dropout=0.0)
     return torch.nn.Sequential(*list(net.children())[:9], net.avgpool, torch.nn.Flatten(),

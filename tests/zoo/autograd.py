@@ -53,6 +53,8 @@ def loss_of(
     net: Architecture, module: torch.nn.Module, seed: int, real: torch.dtype = torch.float32
 ) -> torch.Tensor:
     """The loss on the data of a seed."""
+    for part in module.modules():  # LeViT keeps what it computed of parameters in eval mode
+        getattr(part, "attention_bias_cache", {}).clear()
     data = [x.to(real) if x.is_floating_point() else x for x in net.data(seed)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -100,7 +100,8 @@ def fingerprint(module: torch.nn.Module) -> int:
     """Changes when the net, its code, a weight or a buffer does."""
     code = zlib.crc32(repr(module).encode())
     for kind in sorted({type(part) for part in module.modules()}, key=lambda kind: kind.__name__):
-        code = zlib.crc32(inspect.getsource(kind).encode(), code)
+        with contextlib.suppress(OSError):  # a class made at run time
+            code = zlib.crc32(inspect.getsource(kind).encode(), code)
     for value in module.state_dict().values():
         code = zlib.crc32(np.ascontiguousarray(value.numpy()).tobytes(), code)
     return code
@@ -110,6 +111,7 @@ def fingerprint(module: torch.nn.Module) -> int:
 def silence() -> Iterator[None]:
     """Exporters print and warn a lot."""
     logging.disable(logging.CRITICAL)
+    torch._C._jit_set_onnx_log_enabled(False)  # prints whole graphs
     with (
         warnings.catch_warnings(),
         contextlib.redirect_stdout(io.StringIO()),
