@@ -318,8 +318,9 @@ def apply_restored(
     for entry in restored:
         if entry.tensor not in stored.tensors:
             continue
-        if entry.how == "copy" and readers[entry.parameter].op_type == "Identity":
-            readers[entry.parameter].op_type = "onnxremat.dropped"
+        maker = readers.get(entry.parameter)
+        if entry.how == "copy" and maker is not None and maker.op_type == "Identity":
+            maker.op_type = "onnxremat.dropped"
             added.append(_renamed(stored, entry.tensor, entry.parameter))
         elif entry.how == "use" and entry.node in readers:
             readers[entry.node].input[entry.position] = entry.parameter

@@ -17,6 +17,7 @@ from onnxremat.errors import ModelError, UsageError
 from onnxremat.grad import Settings as Training
 from onnxremat.grad import differentiate, training_of
 from onnxremat.grad.constants import Constants
+from onnxremat.grad.description import KEY as STEP
 from onnxremat.graph.batch import batched_inputs
 from onnxremat.graph.ir import Graph, Role, Tensor
 from onnxremat.graph.onnx_io import from_graphsurgeon, inline_functions, read_model, to_model
@@ -177,6 +178,7 @@ def prepare(
         # The portable graph uses no kernels of one processor; a file for this one may.
         step = settings.train.on_this_machine() if settings.target == "host" else settings.train
         bound = differentiate(bound, folder=folder, settings=step)
+    bound, dropped = _without_first_values(bound)
     original = without_dead_ops(build_graph(bound, folder))
     plain = _in_tensors(original, folder)
     bound = to_model(original)
@@ -187,7 +189,25 @@ def prepare(
         options = replace(DEFAULT, threads=settings.threads)
         baseline = profile(bound, feeds, options, runs=1, folder=folder)
         original = _with_measured_shapes(original, bound, feeds, folder)
-    return _for_planning(name, folder, original, plain, feeds, baseline, settings, say)
+    made = _for_planning(name, folder, original, plain, feeds, baseline, settings, say)
+    return replace(made, notes=(*dropped, *made.notes))
+
+
+def _without_first_values(model: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[str, ...]]:
+    """A training step whose parameters and state are inputs only, and a note where the file held
+    first values: as initializers they would be taken for constants."""
+    if not any(entry.key == STEP for entry in model.metadata_props):
+        return model, ()
+    held = {variable.input for variable in training_of(model).variables}
+    kept = [tensor for tensor in model.graph.initializer if tensor.name not in held]
+    if len(kept) == len(model.graph.initializer):
+        return model, ()
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    del result.graph.initializer[:]
+    result.graph.initializer.extend(kept)
+    note = "first values of parameters and state are left out: train with --weights STEP or MODEL"
+    return result, (note,)
 
 
 def prepare_split(

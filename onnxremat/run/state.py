@@ -46,7 +46,9 @@ class FirstValues:
                 models.append(open_source(source))
         restored = [entry for model, _ in models for entry in _restored(model)]
         for model, folder in models:
-            for tensor in apply_restored(model, restored, folder).graph.initializer:
+            if not _is_step(model):
+                model = apply_restored(model, restored, folder)
+            for tensor in model.graph.initializer:
                 self._stored.setdefault(tensor.name, (tensor, str(folder or "")))
 
     def of(self, variable: Variable, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -76,9 +78,12 @@ class FirstValues:
         return np.array(value, dtype, order="C")
 
 
+def _is_step(model: onnx.ModelProto) -> bool:
+    return any(entry.key == KEY for entry in model.metadata_props)
+
+
 def _restored(model: onnx.ModelProto) -> tuple[Restored, ...]:
-    is_step = any(entry.key == KEY for entry in model.metadata_props)
-    return training_of(model).restored if is_step else ()
+    return training_of(model).restored if _is_step(model) else ()
 
 
 def input_types(model: onnx.ModelProto) -> dict[str, tuple[tuple[int, ...], np.dtype]]:

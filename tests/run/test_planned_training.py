@@ -69,3 +69,18 @@ def test_no_op_reads_a_parameter_after_its_update() -> None:
     for variable in training_of(planned).variables:
         readers = [step for step, op in enumerate(ops) if variable.input in op.reads]
         assert max(readers) <= made[variable.output], variable.input
+
+
+def test_first_values_in_a_step_are_no_constants_of_the_planned_one() -> None:
+    model = models.build("mlp", batch=64, width=16)
+    step = differentiate(model, optimizer="sgd", initializers=True)
+    planned = api.optimize(
+        step, budget="1.0x",
+        settings=api.Settings(target="none", threads=1, costs=analytic_costs),
+        options=api.PlanOptions(time_limit=LONG), bench_seconds=0,
+    )  # fmt: skip
+    assert any("first values" in note for note in planned.prepared.notes)
+    held = {variable.input for variable in training_of(step).variables}
+    assert held <= {value.name for value in planned.model.graph.input}
+    trainer = Trainer(planned.model, step, rate=1e-3, threads=1)
+    assert set(trainer.state) == held
