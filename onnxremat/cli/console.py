@@ -43,7 +43,8 @@ class Interrupt:
     def handle(self, number: int, frame: FrameType | None) -> None:
         given_up, self.asked = self.gives_up, True
         WATCH.answered()
-        if given_up:
+        if given_up and not WATCH.leaving:
+            WATCH.leaving = True
             raise KeyboardInterrupt
 
 
