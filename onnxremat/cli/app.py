@@ -83,7 +83,6 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 def _stop(number: int, frame: FrameType | None) -> None:
     """Not KeyboardInterrupt, which typer would answer for us, and without a word."""
-    WATCH.answered()
     if not WATCH.leaving:
         WATCH.leaving = True
         raise StoppedError("interrupted")

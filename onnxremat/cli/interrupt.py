@@ -36,7 +36,9 @@ class Watch:
     """Ends what takes too long to answer Ctrl-C.
 
     The bytes of signals stay in the pipe until a Python handler takes them out: what is in there
-    is not answered yet, however late this thread gets to look.
+    is not answered yet, however late this thread gets to look. A handler that raises leaves them
+    there: the answer is the end of the command, and an exception may get lost on its way out of
+    compiled code.
 
     Attributes:
         abandon: tells what runs to stop; called from a thread.
@@ -52,7 +54,7 @@ class Watch:
         self._ended = threading.Event()
 
     def answered(self) -> None:
-        """A Python handler has run."""
+        """A Python handler has run, and what runs will heed it."""
         with suppress(OSError):  # nothing there, or nobody watches
             os.read(self._source, 4096)
 
