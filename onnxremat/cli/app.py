@@ -23,7 +23,8 @@ def main() -> None:
     before = threading.enumerate()
     code = _code()
     left = set(threading.enumerate()) - set(before)
-    if left and _abandoned(left):  # a solver still runs: leave without waiting for it
+    # A solver still runs, or a run was given up: leave without waiting, and deaf to more signals.
+    if WATCH.leaving or (left and _abandoned(left)):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -87,7 +88,7 @@ def _run() -> None:
         with WATCH.watching():
             app()
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, _stop if WATCH.leaving else before)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
@@ -98,8 +99,9 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 def _stop(number: int, frame: FrameType | None) -> None:
     """Not KeyboardInterrupt, which typer would answer for us, and without a word."""
-    WATCH.answered()
-    raise StoppedError("interrupted")
+    if not WATCH.leaving:
+        WATCH.leaving = True
+        raise StoppedError("interrupted")
 
 
 def _report(error: OnnxrematError) -> None:

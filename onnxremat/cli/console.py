@@ -42,8 +42,10 @@ class Interrupt:
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         given_up, self.asked = self.gives_up, True
-        WATCH.answered()
-        if given_up:
+        if not given_up:
+            WATCH.answered()
+        elif not WATCH.leaving:
+            WATCH.leaving = True
             raise KeyboardInterrupt
 
 

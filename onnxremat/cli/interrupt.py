@@ -7,13 +7,16 @@ once, and onnxruntime lets other threads go on while it works.
 
 from __future__ import annotations
 
+import fcntl
 import os
+import select
 import signal
-import sys
+import struct
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 GRACE = 1.0  # seconds without an answer until what runs is told to stop
 PATIENCE = 2.0  # seconds without an answer until the process ends
@@ -32,35 +35,49 @@ def _never() -> bool:
 class Watch:
     """Ends what takes too long to answer Ctrl-C.
 
+    The bytes of signals stay in the pipe until a Python handler takes them out: what is in there
+    is not answered yet, however late this thread gets to look. A handler that raises leaves them
+    there: the answer is the end of the command, and an exception may get lost on its way out of
+    compiled code.
+
     Attributes:
         abandon: tells what runs to stop; called from a thread.
         deferred: whether what runs may first come to an end, because its result is kept.
+        leaving: the command is ending: further signals change nothing.
     """
 
     def __init__(self) -> None:
         self.abandon: Callable[[], None] = _nothing
         self.deferred: Callable[[], bool] = _never
-        self._answer = 0.0
-        self._waiting = 0
+        self.leaving = False
+        self._source = -1
+        self._ended = threading.Event()
 
     def answered(self) -> None:
-        """A Python handler has run."""
-        self._answer, self._waiting = time.monotonic(), 0
+        """A Python handler has run, and what runs will heed it."""
+        with suppress(OSError):  # nothing there, or nobody watches
+            os.read(self._source, 4096)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Watch while the block runs, in the main thread."""
-        source, sink = os.pipe()
+        self._source, sink = os.pipe()
+        os.set_blocking(self._source, False)
         os.set_blocking(sink, False)
+        self.leaving = False
+        self._ended.clear()
         before = signal.set_wakeup_fd(sink, warn_on_full_buffer=False)
-        thread = threading.Thread(target=self._watch, args=(source,), daemon=True)
+        thread = threading.Thread(target=self._watch, daemon=True)
         thread.start()
         try:
             yield
         finally:
             signal.set_wakeup_fd(before)
-            os.close(sink)  # ends the thread
+            self._ended.set()
+            os.close(sink)  # wakes the thread
             thread.join(PATIENCE + GRACE)
+            os.close(self._source)
+            self._source = -1
 
     @contextmanager
     def told(
@@ -74,30 +91,30 @@ class Watch:
         finally:
             self.abandon, self.deferred = before
 
-    def _watch(self, source: int) -> None:
-        with os.fdopen(source, "rb", buffering=0) as pipe:
-            while numbers := pipe.read(64):
-                if signal.SIGINT in numbers:
-                    self._pressed(time.monotonic(), numbers.count(signal.SIGINT))
+    def _watch(self) -> None:
+        while True:
+            select.select([self._source], [], [])
+            if self._ended.is_set():
+                return
+            self._pressed(time.monotonic())
 
-    def _pressed(self, begin: float, times: int) -> None:
-        self._waiting += times
-        if self._answers(begin, GRACE):
-            return
-        self.abandon()
-        if self._answers(begin, PATIENCE) or (self._waiting == 1 and self.deferred()):
-            return
-        os.write(2, (b"\x1b[?25h" if os.isatty(2) else b"") + NEWS)
-        sys.stdout.flush()
-        os._exit(130)
-
-    def _answers(self, begin: float, seconds: float) -> bool:
-        """Whether a handler runs within so many seconds of ``begin``, or did just before it."""
-        while self._answer < begin - POLL:
-            if time.monotonic() > begin + seconds:
-                return False
+    def _pressed(self, begin: float) -> None:
+        """From a signal to its answer."""
+        told = False
+        while (waiting := self._waiting()) and not self._ended.is_set():
+            late = time.monotonic() - begin
+            if late > GRACE and not told:
+                self.abandon()
+                told = True
+            if late > PATIENCE and (waiting > 1 or not self.deferred()):
+                os.write(2, (b"\x1b[?25h" if os.isatty(2) else b"") + NEWS)
+                os._exit(130)
             time.sleep(POLL)
-        return True
+
+    def _waiting(self) -> int:
+        """Signals that no handler has answered."""
+        (count,) = struct.unpack("i", fcntl.ioctl(self._source, termios.FIONREAD, b"\0" * 4))
+        return int(count)
 
 
 WATCH = Watch()

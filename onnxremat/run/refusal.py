@@ -58,7 +58,7 @@ def refusal(
         notes: further things to try.
     """
     any_order = counts and (solution.certificate.any_order or fixed_order)
-    best = "the smallest budget with a plan" + (f", {how}" if how else "")
+    best = "the smallest budget that a plan was found for" + (f", {how}" if how else "")
     hint = f"--budget {works} ({format_bytes(works)}, {best})"
     hint = "; ".join([hint, *notes])
     need = f"at least {format_bytes(lower)} ({lower} B) are needed: {why}"
