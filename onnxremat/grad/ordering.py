@@ -9,6 +9,13 @@ from onnx import TensorProto as T
 from onnxremat.grad.tape import Tape
 from onnxremat.graph.ir import Op
 
+# Operators whose output is their first input in another shape or type: a view of it, or gone once
+# onnxruntime has optimised the graph. Where the other inputs come from does not matter.
+VIEWS = frozenset(
+    ["Cast", "CastLike", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Tile"]
+    + ["Transpose", "Unsqueeze"]
+)
+
 
 class Readers:
     """Who reads a tensor, and who is sure to have run before another tensor is made.
@@ -39,9 +46,9 @@ class Readers:
     def late(self, parameter: str, gradient: str) -> list[str]:
         """An output of each op that uses a parameter and may run after its gradient is made.
 
-        What only the parameter enters (a Transpose, Slice or multiple of it) is no use yet: it
-        may be a view, and runtimes fuse it into the op that uses it, which then reads the
-        parameter itself, and later.
+        What only the parameter enters (a Transpose, Slice or multiple of it) is no use yet, nor is
+        a view whose shape or type is computed: runtimes fuse it into the op that uses it, which
+        then reads the parameter itself, and later.
         """
         at = self._index.get(gradient)
         done = self._before[at] if at is not None else 0
@@ -50,7 +57,8 @@ class Readers:
         while waiting:
             for index in self._readers.get(waiting.pop(), ()):
                 op = self._ops[index]
-                if all(name in derived or name in self._constants for name in op.reads):
+                view = op.op_type in VIEWS and op.inputs[0] in derived
+                if view or all(name in derived or name in self._constants for name in op.reads):
                     fresh = [name for name in op.writes if name not in derived]
                     derived.update(fresh)
                     waiting += fresh

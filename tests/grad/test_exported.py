@@ -19,7 +19,8 @@ from onnxremat.grad import differentiate, training_of
 from onnxremat.grad.marks import KEY
 from onnxremat.grad.parameters import take_inventory
 from onnxremat.grad.unfold import apply_restored, fold_restored
-from onnxremat.run.train import Trainer
+from onnxremat.ort.session import open_session, session_options
+from onnxremat.run.train import UNPLANNED, Trainer
 
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 PLACEHOLDER = "pkg.torch.onnx.original_node_name"
@@ -493,3 +494,36 @@ def test_folded_normalizations_are_told() -> None:
     net = model(nodes, {"onnx::Conv_3": draw(3, 2, 3, 3), "onnx::Conv_4": draw(3)}, x=(4, 2, 8, 8))
     with pytest.warns(TrainingWarning, match=r"folded 1 batch normalizations .*stem\.conv"):
         differentiate(net, optimizer=None)
+
+
+@pytest.mark.parametrize("view", ["CastLike", "Reshape", "Unsqueeze"])
+def test_a_view_of_a_parameter_is_read_before_the_update(view: str) -> None:
+    """PyTorch's exporter writes views whose type or shape follows from data; the update in place
+    waits for those who read through them."""
+    nodes = [
+        node("MatMul", ["x", "v"], "h"),
+        {
+            "CastLike": node("CastLike", ["scale", "h"], "view"),
+            "Reshape": node("Reshape", ["scale", "sizes"], "view"),
+            "Unsqueeze": node("Unsqueeze", ["scale", "axes"], "view"),
+        }[view],
+        node("Shape", ["h"], "shape"), node("Slice", ["shape", "one", "two"], "sizes"),
+        node("Sub", ["sizes", "six"], "axes"), node("Mul", ["h", "view"], "k"),
+        node("Tanh", ["k"], "l"), node("MatMul", ["l", "w"], "y"),
+    ]  # fmt: skip
+    order = [0, 2, 3, 4, 1, 5, 6, 7]
+    weights = {
+        "v": draw(6, 6), "scale": draw(6), "w": draw(6, 3), "one": np.array([1]),
+        "two": np.array([2]), "six": np.array([6]),
+    }  # fmt: skip
+    net = model([nodes[k] for k in order], weights)
+    step = differentiate(net, optimizer="sgd", loss="mse")
+    trainer = Trainer(step, net, rate=0.5, threads=1)
+    feeds = {"x": draw(4, 6), "labels": draw(4, 3)}
+    session = open_session(step, session_options(UNPLANNED))
+    names = [output.name for output in session.get_outputs()]
+    rate = {trainer.training.rate: np.array(0.5, np.float32)}
+    apart = dict(zip(names, session.run(None, {**feeds, **rate, **trainer.values()}), strict=True))
+    trainer.step(feeds)
+    for variable in trainer.training.variables:
+        np.testing.assert_array_equal(trainer.state[variable.input], apart[variable.output])
