@@ -294,7 +294,7 @@ def _by_onnxruntime(model: onnx.ModelProto, module: Any, given: Arguments) -> di
         _with_total(bound, shapes), loss_output=TOTAL, optimizer=None, dropout=False
     )
     about = training_of(step)
-    types, first = input_types(step), FirstValues(model)
+    types, first = input_types(step), FirstValues(model, step)
     names = [name for name, _ in about.gradients]
     feeds = {name: first.of(Variable(name, "", "model"), *types[name]) for name in names}
     feeds |= {name: array for name, array in arrays.items() if name in types}
@@ -312,7 +312,9 @@ def _with_total(model: onnx.ModelProto, shapes: list[tuple[int, ...] | None]) ->
         if shape is None:
             continue
         name = f"{SEED_PREFIX}{k}"
-        graph.initializer.append(numpy_helper.from_array(_cotangent(k, shape), name))
+        # In a node, as constants of the code are, so that nobody takes it for a parameter.
+        seed = numpy_helper.from_array(_cotangent(k, shape), name)
+        graph.node.append(helper.make_node("Constant", [], [name], value=seed))
         graph.node.append(helper.make_node("Mul", [value.name, name], [f"{name}_part"]))
         graph.node.append(
             helper.make_node("ReduceSum", [f"{name}_part"], [f"{name}_sum"], keepdims=0)

@@ -36,7 +36,8 @@ from onnxremat.ort.infer import (
 )
 
 FLOAT, BOOL = onnx.TensorProto.FLOAT, onnx.TensorProto.BOOL
-ROUNDS = 64  # of writing out and inferring sizes, each of which finds something new
+ROUNDS = 64  # of writing out and inferring sizes
+IDLE = 4  # such rounds that may find no further size before one does
 OLDEST = 18  # the first opset with scatter-add and axes as inputs in all reductions
 
 
@@ -76,18 +77,20 @@ def read_forward(
     light = _without_listed_weights(weights_as_inputs(model))
     light = _with_gelu(_expanded(_upgraded(light, opset)))
     graph = _typed(light)
-    unknown = -1
+    least, idle = len(graph.tensors), 0
     for _ in range(ROUNDS):  # sizes decide on branches, and branches hold sizes
         written_out = decomposed(graph, variable)
         if written_out is None:
             written_out = without_sequences(graph, Constants(graph, variable))
         if written_out is not None:
-            graph = _typed(_expanded(written_out))
-        elif (left := len(unknown_shapes(graph))) in (0, unknown):
+            graph, idle = _typed(_expanded(written_out)), 0
+            continue
+        left = len(unknown_shapes(graph))
+        idle = 0 if left < least else idle + 1
+        least = min(least, left)
+        if not left or idle > IDLE:
             break
-        else:
-            unknown = left
-            graph = _inferred_on(_typed(_folded(graph, variable)))
+        graph = _inferred_on(_typed(_folded(graph, variable)))
     require_shapes(graph)
     return bias_apart(pool_first(fuse_gelu(graph)))
 

@@ -11,10 +11,8 @@ from onnxremat.graph.ir import Op
 
 # Operators whose output is their first input in another shape or type: a view of it, or gone once
 # onnxruntime has optimised the graph. Where the other inputs come from does not matter.
-VIEWS = frozenset(
-    ["Cast", "CastLike", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Tile"]
-    + ["Transpose", "Unsqueeze"]
-)
+_MOVING = "Cast CastLike Expand Flatten Identity Reshape Slice Squeeze Tile Transpose Unsqueeze"
+VIEWS = frozenset(_MOVING.split())
 
 
 class Readers:

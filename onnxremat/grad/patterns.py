@@ -6,9 +6,12 @@ positions, frequencies, tables of sines and cosines.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 import numpy as np
 
 LIMIT = 1 << 22  # elements of a tensor up to which its values are looked at
+HEAD = 256  # elements that two tensors are compared by before all are
 FEW = 4  # elements from which a progression is one
 MASKED = -1e4  # what masks hide with, or below
 MASK = "it holds what masks hide with"  # which no weight does
@@ -95,6 +98,27 @@ def is_sinusoidal(x: np.ndarray) -> bool:
 def are_sine_and_cosine(a: np.ndarray, b: np.ndarray) -> bool:
     """Squares add up to 1 everywhere."""
     return a.shape == b.shape and a.size > 0 and bool(np.abs(a * a + b * b - 1).max() <= 2e-3)
+
+
+def rotations(names: Iterable[str], read: Callable[[str], np.ndarray]) -> dict[str, str]:
+    """Tensors of cosines and of sines of the same angles, each with its partner.
+
+    Args:
+        read: gives the tensor of a name; few are held at a time.
+    """
+    groups: dict[tuple[int, ...], list[tuple[str, np.ndarray]]] = {}
+    for name in names:
+        value = read(name)
+        if value.ndim >= 2 and np.abs(value).max(initial=0.0) <= 1.001:
+            head = value.reshape(-1)[:HEAD].astype(np.float64)
+            groups.setdefault(value.shape, []).append((name, head))
+    found: dict[str, str] = {}
+    for group in groups.values():
+        for index, (first, a) in enumerate(group):
+            for second, b in group[index + 1 :]:
+                if are_sine_and_cosine(a, b) and are_sine_and_cosine(read(first), read(second)):
+                    found.update({first: second, second: first})
+    return found
 
 
 def repeated_axes(x: np.ndarray) -> tuple[int, ...]:

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-import numpy as np
 import onnx
 
 from onnxremat.grad.marks import (
@@ -30,7 +29,7 @@ from onnxremat.grad.marks import (
     module_of,
     parameters_among,
 )
-from onnxremat.grad.patterns import LIMIT, MASK, are_sine_and_cosine, made_by_code, regular
+from onnxremat.grad.patterns import LIMIT, MASK, made_by_code, regular, rotations
 from onnxremat.grad.stored import Stored
 from onnxremat.grad.tape import FLOATS
 from onnxremat.graph.ir import captures
@@ -170,6 +169,8 @@ class _Judge:
                 return Origin(Kind.FROZEN, "the module did not train it", told=True)
             if each in marks.buffers and self._use(name) is None:
                 return Origin(Kind.BUFFER, "a buffer, says the file", told=True)
+        if self._use(name) is None:
+            return Origin(Kind.CONSTANT, "not among the parameters that the file lists", told=True)
         return None
 
     def _use(self, name: str) -> Origin | None:
@@ -231,24 +232,18 @@ class _Judge:
 
     def _rotations(self, found: Mapping[str, Origin]) -> dict[str, Origin]:
         """Two tensors without names, one of cosines and one of sines of the same angles."""
-        groups: dict[tuple[int, ...], list[tuple[str, np.ndarray]]] = {}
-        for name, origin in found.items():
-            shape = self.stored.shape(name)
-            if origin.kind is not Kind.PARAMETER or not self._nameless(name) or len(shape) < 2:
-                continue
-            if self.stored.size(name) <= LIMIT and self.stored.readable(name):
-                value = self.stored.value(name).astype(np.float64)
-                if np.abs(value).max(initial=0.0) <= 1.001:
-                    groups.setdefault(shape, []).append((name, value))
-        made = {}
-        for values in groups.values():
-            for index, (first, a) in enumerate(values):
-                for second, b in values[index + 1 :]:
-                    if are_sine_and_cosine(a, b):
-                        for name, other in ((first, second), (second, first)):
-                            why = f"sines and cosines, with '{other}'"
-                            made[name] = Origin(Kind.CONSTANT, why)
-        return made
+        names = [
+            name
+            for name, origin in found.items()
+            if origin.kind is Kind.PARAMETER
+            and self._nameless(name)
+            and self.stored.size(name) <= LIMIT
+            and self.stored.readable(name)
+        ]
+        return {
+            name: Origin(Kind.CONSTANT, f"sines and cosines, with '{other}'")
+            for name, other in rotations(names, self.stored.value).items()
+        }
 
 
 def _readers(model: onnx.ModelProto) -> dict[str, list[tuple[onnx.NodeProto, int]]]:

@@ -26,7 +26,14 @@ import onnx
 from onnx import helper, numpy_helper
 
 from onnxremat.grad.marks import Marks, is_nameless, parameters_among, reading_of
-from onnxremat.grad.patterns import LIMIT, is_constant, made_by_code, repeated_axes, shared_elements
+from onnxremat.grad.patterns import (
+    LIMIT,
+    is_constant,
+    made_by_code,
+    repeated_axes,
+    rotations,
+    shared_elements,
+)
 from onnxremat.grad.stored import Stored
 from onnxremat.grad.tape import FLOATS
 from onnxremat.graph.ir import captures
@@ -141,14 +148,24 @@ class _Finder:
         }
 
     def run(self, tie: bool) -> list[Restored]:
+        if self.marks.trained is not None:
+            return []  # onnxremat.export keeps every parameter by itself
         self._copies()
         self._uses()
         if tie:
             self._ties()
         done = {entry.tensor for entry in self.found}
-        for name in self.floats:
-            small = 1 < self.stored.size(name) <= LIMIT and name not in done
-            if small and (self.marks.nameless(name) or name in self.marks.folded):
+        folded = [
+            name
+            for name in self.floats
+            if 1 < self.stored.size(name) <= LIMIT
+            and name not in done
+            and self.stored.readable(name)
+            and (self.marks.nameless(name) or name in self.marks.folded)
+        ]
+        turned = rotations(folded, self.stored.value)
+        for name in folded:
+            if name not in turned:
                 self._smaller(name)
         return self.found
 

@@ -571,7 +571,9 @@ for _padding in ("zeros", "border", "reflection"):
             case("GridSample", normal(1, 2, 3, 4, 3), Fixed(inside(1, 2, 3, 2, 3) * 1.8),
                  opsets=(20,), exact=False, mode=_mode, padding_mode=_padding,
                  align_corners=_aligned)  # fmt: skip
-case("GridSample", normal(1, 2, 3, 4, 3), np.asarray(inside(1, 2, 2, 2, 3)) * 0.3 + 0.04,
+# In pixels, between elements, then as the operator counts them along W, H and D.
+_between = np.resize([0.3, 1.6, 0.6, 1.3, 0.4, 1.7, 0.7], (1, 2, 2, 2, 3))
+case("GridSample", normal(1, 2, 3, 4, 3), (2 * _between + 1) / np.array([3, 4, 3]) - 1,
      opsets=(20,), exact=False)  # fmt: skip
 for _aligned in (0, 1):
     case("AffineGrid", normal(2, 2, 3), ints(2, 1, 4, 5), align_corners=_aligned, opsets=(20,),
