@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import numpy as np
@@ -269,8 +268,9 @@ def test_bench_sets_the_plan_beside_each_device(chain: Deployment) -> None:
     assert all(timing.seconds > 0 for timing in timings)
 
 
-def test_a_boundary_costs_less_than_30_microseconds() -> None:
-    """Sixteen partitions in a row on two devices against one session of the same sixteen ops."""
+def test_partitions_in_a_row_are_run_by_one_thread() -> None:
+    """Sixteen partitions in a row on two devices and one session of the same sixteen ops: the same
+    bits, and no thread waits for another (tools/bench_boundary.py has what a boundary takes)."""
     text = " ".join(f"v{i + 1} = Sin(v{i})" for i in range(16))
     graph = graph_of(f"g (float[16] v0) => (float[16] v16) {{ {text} }}")
     machine = Machine(
@@ -289,16 +289,10 @@ def test_a_boundary_costs_less_than_30_microseconds() -> None:
     assert not many.side_by_side  # nothing could overlap: one thread runs it all
     feeds = seeded_feeds(graph)
     with many.executor() as first, one.executor() as second:
-        best = [min(_seconds(executor, feeds) for _ in range(300)) for executor in (first, second)]
-    assert min(best) > 0
-    assert (best[0] - best[1]) / 15 < 30e-6
-
-
-def _seconds(executor, feeds) -> float:
-    """Of this thread on its processor, not of others that run meanwhile."""
-    begin = time.thread_time()
-    executor.run(feeds)
-    return time.thread_time() - begin
+        results = [executor.run(feeds) for executor in (first, second)]
+    assert results[0].keys() == results[1].keys()
+    for name, value in results[0].items():
+        np.testing.assert_array_equal(value, results[1][name])
 
 
 def test_one_session_places_ops_by_their_annotations() -> None:

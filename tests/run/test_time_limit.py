@@ -14,6 +14,7 @@ from onnxremat.run.closed_loop import PlanOptions, plan_within
 from onnxremat.run.plan_parts import plan_best
 from onnxremat.run.prepare import Prepared, Settings, prepare
 from onnxremat.units import one_budget
+from tests.limits import LONG
 from tests.run.test_batch_in_parts import wide_chain
 
 LIMIT = 6.0
@@ -38,7 +39,9 @@ class Clock:
     ) -> Any:
         self._take(time_limit)
         budget = 1 << 60 if self.generous else budget
-        return plan_by(method, problem, budget, time_limit=2.0, **options)
+        # Generous ones are there at once, however slow the machine; others need not be found.
+        real = LONG if self.generous else 2.0
+        return plan_by(method, problem, budget, time_limit=real, **options)
 
     def _smallest(self, problem: Any, *, time_limit: float, **options: Any) -> Any:
         from onnxremat.plan import smallest_budget
@@ -51,7 +54,7 @@ class Clock:
 
 
 @pytest.fixture
-def prepared() -> Prepared:
+def prepared(warm: None) -> Prepared:
     return prepare(wide_chain(), Settings(threads=1, measure=False))
 
 
