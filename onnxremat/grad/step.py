@@ -137,7 +137,9 @@ class _Builder:
         statistics are no initializers."""
         if self.settings.batch_norm != "train":
             return set(), []
-        trained = dependents(graph.ops, self.parameters, Tape(graph.tensors, 0, ()))
+        tape = Tape(graph.tensors, 0, ())
+        trained = dependents(graph.ops, self.parameters, tape)
+        data = dependents(graph.ops, {*graph.inputs} - {*self.weights} | {*self.parameters}, tape)
         able: set[str] = set()
         resting = []
         for op in graph.ops:
@@ -147,7 +149,7 @@ class _Builder:
                 continue
             if all(name in self.weights for name in op.inputs[3:5]):
                 able.add(op.name)
-            else:
+            elif data.isdisjoint(op.inputs[3:5]):  # else they are computed, and differentiated
                 resting.append(op.name)
         return able, resting
 

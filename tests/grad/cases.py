@@ -206,6 +206,8 @@ for _shape in ((4, 3), (2, 3, 5), (2, 3, 4, 4)):
     _channels = [positive(3), normal(3), normal(3), positive(3)]
     case("BatchNormalization", normal(*_shape), *_channels[:2], *map(fixed, _channels[2:]),
          opsets=(14, 18), epsilon=1e-3)  # fmt: skip
+    # statistics that are computed from what is trained, as nets that standardise weights do
+    case("BatchNormalization", normal(*_shape), *_channels, opsets=(18,), epsilon=1e-3)
     case("BatchNormalization", normal(*_shape), *_channels[:2], *map(fixed, _channels[2:]),
          opsets=(14, 18), epsilon=1e-3, training_mode=1, momentum=0.0, outputs=3)  # fmt: skip
     case("LayerNormalization", normal(*_shape), positive(_shape[-1]), normal(_shape[-1]),

@@ -53,23 +53,30 @@ def textbook(call: Call) -> Cotangents:
 
 
 def _frozen(call: Call) -> Cotangents:
-    """Statistics are constants: dx = dy s / sqrt(v + e)."""
+    """Statistics are given: dx = dy s / sqrt(v + e). They get a gradient where they are computed
+    from what is trained (weights that a net standardises itself): dm = -s sum(dy) / sqrt(v + e),
+    dv = -s ds / 2 (v + e)."""
     t, dy = call.tape, call.dy
     _, scale, _, mean, variance = call.op.inputs
     axes = _axes(call)
-    dx = None
+    dx = dscale = dmean = dvariance = None
     if call.need(0):
         zeros = t.constant([0.0] * call.shape()[1], t.dtype(scale))
         dx = t.op(
             "BatchNormalization", dy, scale, zeros, zeros, variance, shape=call.shape(),
             epsilon=call.attribute("epsilon", 1e-5),
         )  # fmt: skip
-    total = t.sum(dy, axes) if call.need(1) or call.need(2) else None
-    dscale = None
-    if call.need(1) and total is not None:
+    if not any(call.need(place) for place in (1, 2, 3, 4)):
+        return [dx, None, None, None, None]
+    total, inverse = t.sum(dy, axes), _inverse(call, variance)
+    if call.need(1) or call.need(4):
         moment = t.sum(t.mul(dy, call.x), axes)
-        dscale = t.mul(_inverse(call, variance), t.sub(moment, t.mul(mean, total)))
-    return [dx, dscale, total, None, None]
+        dscale = t.mul(inverse, t.sub(moment, t.mul(mean, total)))
+    if call.need(3):
+        dmean = t.neg(t.mul(total, t.mul(scale, inverse)))
+    if call.need(4) and dscale is not None:
+        dvariance = t.mul(t.mul(t.mul(dscale, -0.5), scale), t.mul(inverse, inverse))
+    return [dx, dscale, total, dmean, dvariance]
 
 
 def _axes(call: Call) -> list[int]:

@@ -12,7 +12,9 @@ def _batch_norm(n: Node) -> list[Tensor]:
     x, scale, bias, mean, variance = (n[k] for k in range(5))
     epsilon, keep = n.get("epsilon", 1e-5), n.get("momentum", 0.9)
     if not n.get("training_mode", 0):
-        return [F.batch_norm(x, mean, variance, scale, bias, False, 0.0, epsilon)]
+        shape = (1, -1, *[1] * (x.dim() - 2))  # F.batch_norm has no gradient for the statistics
+        mean, variance, scale, bias = (row.view(shape) for row in (mean, variance, scale, bias))
+        return [(x - mean) / (variance + epsilon).sqrt() * scale + bias]
     y = F.batch_norm(x, None, None, scale, bias, True, 0.0, epsilon)
     # ONNX, unlike PyTorch, moves the running variance towards that of the batch with divisor n.
     axes = [axis for axis in range(x.dim()) if axis != 1]
