@@ -13,7 +13,6 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxremat.errors import OnnxrematError, UsageError, VerificationError
-from onnxremat.exporting.facts import Parameters
 from onnxremat.exporting.pytorch import (
     Arguments,
     Inputs,
@@ -28,6 +27,7 @@ from onnxremat.exporting.pytorch import (
 )
 from onnxremat.grad import differentiate, training_of
 from onnxremat.grad.description import Variable
+from onnxremat.grad.listed import Parameters
 from onnxremat.graph.onnx_io import read_model
 from onnxremat.ort.infer import bind
 from onnxremat.ort.session import Options, open_session, session_options

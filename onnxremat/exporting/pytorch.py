@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from onnxremat.errors import MissingComponentError, UsageError
-from onnxremat.exporting.facts import Parameters
+from onnxremat.grad.listed import Parameters
 
 Inputs: TypeAlias = Any  # a tensor, a tuple or list of them, or a dict by argument name
 SHELL = "onnxremat_shell"  # prefix of names in a legacy export

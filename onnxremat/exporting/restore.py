@@ -10,8 +10,8 @@ import onnx
 from onnx import numpy_helper
 
 from onnxremat.errors import UnsupportedError
-from onnxremat.exporting.facts import KEY, Parameters
 from onnxremat.exporting.pytorch import SHELL
+from onnxremat.grad.listed import KEY, Parameters
 
 
 def restored(

@@ -12,7 +12,6 @@ import numpy as np
 import onnx
 
 from onnxremat.errors import OnnxrematError, UnsupportedError, UsageError, VerificationError
-from onnxremat.exporting.facts import Parameters, parameters_of
 from onnxremat.exporting.pytorch import (
     Arguments,
     Inputs,
@@ -29,6 +28,7 @@ from onnxremat.exporting.pytorch import (
 )
 from onnxremat.exporting.restore import restored
 from onnxremat.exporting.simplify import simplified
+from onnxremat.grad.listed import Parameters, parameters_of
 from onnxremat.graph.onnx_io import check_writable, write_model
 from onnxremat.ort.session import Options, open_session, session_options
 

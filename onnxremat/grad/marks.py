@@ -9,16 +9,14 @@ reader (``onnx::MatMul_12``). :func:`onnxremat.export` writes the whole list int
 from __future__ import annotations
 
 import ast
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import onnx
 
-from onnxremat.errors import ModelError
+from onnxremat.grad.listed import parameters_of
 
-KEY = "onnxremat.parameters"  # metadata of the model, written by onnxremat.export
 _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 _PLACEHOLDER = "pkg.torch.onnx.original_node_name"
 _FOLDED = "pkg.onnxscript.optimizer.folded_from"
@@ -71,7 +69,6 @@ class Marks:
         placeholders: name of the initializer in PyTorch's graph, by initializer.
         norms: convolutions that a batch normalization was folded into.
         trained, frozen, buffers: names listed by :func:`onnxremat.export`; None without a list.
-        tied: alias to the name whose tensor it is.
     """
 
     kinds: Mapping[str, str] = field(default_factory=dict)
@@ -81,7 +78,6 @@ class Marks:
     trained: frozenset[str] | None = None
     frozen: frozenset[str] = frozenset()
     buffers: frozenset[str] = frozenset()
-    tied: Mapping[str, str] = field(default_factory=dict)
 
     def nameless(self, name: str) -> bool:
         """An initializer whose name the exporter made up. Where it says what the parameters are,
@@ -129,22 +125,15 @@ def marks_of(model: onnx.ModelProto) -> Marks:
 
 def _with_list(marks: Marks, model: onnx.ModelProto) -> Marks:
     """The marks, and the list that :func:`onnxremat.export` writes."""
-    text = next((entry.value for entry in model.metadata_props if entry.key == KEY), None)
-    if text is None:
+    listed = parameters_of(model)
+    if listed is None:
         return marks
-    try:
-        data = json.loads(text)
-        trained, frozen, buffers = (
-            frozenset(map(str, data[key])) for key in ("trained", "frozen", "buffers")
-        )
-        tied = {str(k): str(v) for k, v in data.get("tied", {}).items()}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ModelError(
-            f"the list of parameters in the file ('{KEY}') cannot be read",
-            why=str(error),
-            hint="export the model again, or take the entry out of its metadata",
-        ) from error
-    return replace(marks, trained=trained, frozen=frozen, buffers=buffers, tied=tied)
+    return replace(
+        marks,
+        trained=frozenset(listed.trained),
+        frozen=frozenset(listed.frozen),
+        buffers=frozenset(listed.buffers),
+    )
 
 
 def _names(text: str) -> tuple[str, ...]:

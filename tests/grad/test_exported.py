@@ -16,7 +16,7 @@ from onnx import helper, numpy_helper
 
 from onnxremat.errors import ModelError, TrainingWarning, UsageError
 from onnxremat.grad import differentiate, training_of
-from onnxremat.grad.marks import KEY
+from onnxremat.grad.listed import KEY
 from onnxremat.grad.parameters import take_inventory
 from onnxremat.grad.unfold import apply_restored, fold_restored
 from onnxremat.ort.session import open_session, session_options
@@ -449,7 +449,7 @@ def test_the_list_in_the_file_decides() -> None:
     net.metadata_props.add(key=KEY, value=json.dumps(listed))
     assert statuses(differentiate(net, optimizer=None)) == {"val_1": "buffer", "b": "trained"}
     net.metadata_props[0].value = "{"
-    with pytest.raises(ModelError, match="list of parameters in the file"):
+    with pytest.raises(ModelError, match="unreadable metadata"):
         differentiate(net)
 
 

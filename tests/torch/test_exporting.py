@@ -17,7 +17,7 @@ from torch import nn
 
 import onnxremat
 from onnxremat.errors import UnsupportedError, UsageError, VerificationError
-from onnxremat.exporting.facts import KEY, Parameters, parameters_of
+from onnxremat.grad.listed import KEY, Parameters, parameters_of
 from onnxremat.ort.session import Options, open_session, session_options
 
 EXPORTERS = ["dynamo", "legacy"]

@@ -1,4 +1,4 @@
-"""What the names of a file's initializers mean, kept in its metadata."""
+"""What a file's initializers were in the framework, kept in its metadata by ``onnxremat.export``."""
 
 from __future__ import annotations
 
