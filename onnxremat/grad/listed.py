@@ -1,4 +1,4 @@
-"""What a file's initializers were in the framework, kept in its metadata by ``onnxremat.export``."""
+"""What initializers were in the framework, as ``onnxremat.export`` keeps it in the metadata."""
 
 from __future__ import annotations
 
