@@ -219,8 +219,14 @@ def module_of(node: onnx.NodeProto) -> str:
     about = reading_of(node)
     if about is not None:
         return about.scope
-    path = node.name.split("/")
-    return ".".join(path[1:-1]) if node.name.startswith("/") else ""
+    if not node.name.startswith("/"):
+        return ""
+    path: list[str] = []
+    for part in node.name.split("/")[1:-1]:
+        if path and part.startswith(f"{path[-1]}."):  # /layers/layers.0/norm
+            path.pop()
+        path.append(part)
+    return ".".join(path)
 
 
 def reading_of(node: onnx.NodeProto) -> Reading | None:

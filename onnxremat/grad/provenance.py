@@ -217,13 +217,13 @@ class _Judge:
             if why:
                 kind = Kind.FROZEN if marked else Kind.CONSTANT
                 return Origin(kind, why, label, told=why == MASK)
-        why = "a parameter, says the exporter" if marked else "a float initializer"
+        why = "a parameter, says the exporter" if marked else "a named weight"
         file_name = self.source.get(name, name)
         folded = self.marks.folded.get(file_name, ())
         if label and not folded:
-            why = f"folded by the exporter, read as {label}"
+            why = "folded; named after its reader"
         elif label:
-            why = f"made from {label}, says the exporter"
+            why = "folded, says the exporter"
             mixed = name not in self.source and any(map(is_buffer_name, folded))
             if mixed or is_computed((file_name, *folded)):
                 why = f"the exporter computed it from {label}, in place of which it is trained"
