@@ -84,7 +84,7 @@ class Voice:
                 yield interrupt
         except (KeyboardInterrupt, NoPlanError, OverBudgetError) as error:
             if interrupt.asked:  # it had no time to find one
-                raise StoppedError("interrupted before a plan was found") from error
+                raise StoppedError("interrupted before there was a result") from error
             raise
         finally:
             if self._status:

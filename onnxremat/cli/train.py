@@ -179,8 +179,8 @@ class _Run:
             voice.note(f"nothing to train: {trainer.progress.epoch} epochs are done")
             return
         with voice.working(self._abandon) as interrupt:
-            voice.say(f"training from step {trainer.progress.step}")
             try:
+                voice.say(f"training from step {trainer.progress.step}")
                 trainer.fit(
                     self.batches, self.epochs, checkpoint=self.checkpoint, every=self.every,
                     on_step=lambda progress, loss: self._step(progress, loss, interrupt),
