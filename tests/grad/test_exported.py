@@ -527,3 +527,20 @@ def test_a_view_of_a_parameter_is_read_before_the_update(view: str) -> None:
     trainer.step(feeds)
     for variable in trainer.training.variables:
         np.testing.assert_array_equal(trainer.state[variable.input], apart[variable.output])
+
+
+def test_sizes_by_a_square_root_are_known() -> None:
+    """Position tables that are resized: the side of the grid is the root of its length."""
+    nodes = [
+        node("Pow", ["length", "half"], "root"), node("Cast", ["root"], "side", to=T.INT64),
+        node("Unsqueeze", ["side", "zero"], "row"), node("Concat", ["row", "row"], "grid", axis=0),
+        node("Reshape", ["table", "grid"], "square"), node("Transpose", ["square"], "turned"),
+        node("Reshape", ["turned", "flat"], "line"), node("Add", ["x", "line"], "a"),
+        node("MatMul", ["a", "w"], "y"),
+    ]  # fmt: skip
+    weights = {
+        "length": np.array(9.0, np.float32), "half": np.array(0.5, np.float32),
+        "zero": np.array([0]), "flat": np.array([9]), "table": draw(9), "w": draw(9, 3),
+    }  # fmt: skip
+    step = differentiate(model(nodes, weights, x=(4, 9)), optimizer=None)
+    assert {name for name, _ in training_of(step).gradients} == {"table", "w"}
