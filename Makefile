@@ -57,7 +57,7 @@ $(VENV)/ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable .
-	$(BIN)/python -c "from onnxremat.plan import devices, search; search.warm_up(); devices.warm_up()"
+	$(BIN)/python -c "from onnxremat.planner import devices, search; search.warm_up(); devices.warm_up()"
 	@touch $@
 
 $(VENV)/dev: $(VENV)/ready

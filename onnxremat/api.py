@@ -26,6 +26,8 @@ from onnxremat.device.files import read_machine
 from onnxremat.device.host import memory_bytes
 from onnxremat.device.machine import Machine
 from onnxremat.errors import UsageError
+from onnxremat.execute.deployment import read_deployment
+from onnxremat.execute.executor import Executor
 from onnxremat.exporting.check import check_export
 from onnxremat.exporting.write import export
 from onnxremat.grad import Settings as Training
@@ -33,28 +35,26 @@ from onnxremat.grad import differentiate as add_backward
 from onnxremat.grad import training_of
 from onnxremat.graph.onnx_io import check_writable, inline_functions, read_model, write_model
 from onnxremat.ort.infer import bind
-from onnxremat.plan.methods import Method
+from onnxremat.pipeline.batch_split import plan_best
+from onnxremat.pipeline.closed_loop import Outcome, PlanOptions, carry_out, plan_within
+from onnxremat.pipeline.model_files import write_prepared
+from onnxremat.pipeline.optimize_devices import DeviceResult
+from onnxremat.pipeline.optimize_devices import optimize_devices as plan_devices
+from onnxremat.pipeline.planned import prepare_for
+from onnxremat.pipeline.prepare import Prepared, Settings, Source, prepare, read_source
+from onnxremat.pipeline.result import Finished, finish
+from onnxremat.pipeline.study_problem import is_graph_file, read_subject
+from onnxremat.pipeline.verify import Verification, verify
+from onnxremat.planner.methods import Method
 from onnxremat.report.tables import as_text, before_after
 from onnxremat.rewrite.emit import metadata, unpack
-from onnxremat.run.closed_loop import Outcome, PlanOptions, carry_out, plan_within
-from onnxremat.run.curve import Curve, SweepPoint, curve
-from onnxremat.run.deployment import read_deployment
-from onnxremat.run.exchange import write_prepared
-from onnxremat.run.executor import Executor
-from onnxremat.run.load import load
-from onnxremat.run.max_batch import LARGEST, Batches, MaxBatch, open_dimension
-from onnxremat.run.max_batch import max_batch as largest_batch
-from onnxremat.run.optimize_devices import DeviceResult
-from onnxremat.run.optimize_devices import optimize_devices as plan_devices
-from onnxremat.run.plan_parts import plan_best
-from onnxremat.run.planned import prepare_for
-from onnxremat.run.planners import STANDARD, Comparison, compare_planners
-from onnxremat.run.prepare import Prepared, Settings, Source, prepare, read_source
-from onnxremat.run.result import Finished, finish
-from onnxremat.run.subject import is_graph_file, read_subject
-from onnxremat.run.verify import Verification, verify
 from onnxremat.schedule.plan import Plan
 from onnxremat.schedule.simulate import Timeline, simulate
+from onnxremat.session.load import load
+from onnxremat.studies.curve import Curve, SweepPoint, curve
+from onnxremat.studies.max_batch import LARGEST, Batches, MaxBatch, open_dimension
+from onnxremat.studies.max_batch import max_batch as largest_batch
+from onnxremat.studies.planners import STANDARD, Comparison, compare_planners
 from onnxremat.units import one_budget, parse_budget
 
 __all__ = [

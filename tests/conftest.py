@@ -37,7 +37,7 @@ def _private_cost_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture(scope="session")
 def warm() -> None:
     """The compiled search is ready, so that short time limits are spent on planning."""
-    from onnxremat.plan.search import warm_up
+    from onnxremat.planner.search import warm_up
 
     warm_up()
 

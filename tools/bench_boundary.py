@@ -9,9 +9,9 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from onnxremat.device.files import read_machine
+from onnxremat.execute.executor import Executor
 from onnxremat.ort.infer import build_graph
 from onnxremat.rewrite.partition import partition
-from onnxremat.run.executor import Executor
 from onnxremat.schedule.assign import assigned, round_robin
 from onnxremat.schedule.devices import follow, settled
 

@@ -32,15 +32,15 @@ from onnxremat.cost.devices import covered, device_costs
 from onnxremat.device.files import read_machine
 from onnxremat.device.host import processors
 from onnxremat.device.machine import PROVIDERS, Machine
+from onnxremat.execute.deployment import Deployment, deploy
 from onnxremat.grad import Settings as Training
 from onnxremat.ort.providers import missing
-from onnxremat.run.bench import Timing
-from onnxremat.run.bench_devices import bench_devices
-from onnxremat.run.closed_loop import PlanOptions
-from onnxremat.run.deployment import Deployment, deploy
-from onnxremat.run.optimize_devices import optimize_devices
-from onnxremat.run.prepare import Prepared, Settings, prepare
-from onnxremat.run.verify_devices import DeviceVerification, verify_devices
+from onnxremat.pipeline.bench import Timing
+from onnxremat.pipeline.bench_devices import bench_devices
+from onnxremat.pipeline.closed_loop import PlanOptions
+from onnxremat.pipeline.optimize_devices import optimize_devices
+from onnxremat.pipeline.prepare import Prepared, Settings, prepare
+from onnxremat.pipeline.verify_devices import DeviceVerification, verify_devices
 from onnxremat.schedule.assign import assigned, earliest_finish, split
 from onnxremat.units import format_bytes, format_seconds
 

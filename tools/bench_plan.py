@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from onnxremat.plan import Status, peak, seconds, solve
+from onnxremat.planner import Status, peak, seconds, solve
 
 MOST_MEMORY = 4096  # MiB, of every row up to 10 000 ops
 MOST_OPS = 10_000  # beyond, memory is shown and not judged
@@ -57,7 +57,7 @@ def measure(row: Row, folder: Path | None, threads: int) -> dict[str, Any]:
 
 
 def _alone(row: Row, problem: Any, threads: int) -> dict[str, Any]:
-    from onnxremat.plan.search import warm_up
+    from onnxremat.planner.search import warm_up
 
     warm_up()
     everything = problem.store_all()
@@ -85,7 +85,7 @@ def _devices(row: Row, problem: Any, threads: int) -> dict[str, Any]:
     try:
         import device_instances
 
-        from onnxremat.plan.devices import solve_devices, warm_up
+        from onnxremat.planner.devices import solve_devices, warm_up
     except ImportError as error:
         return {"skipped": f"no planner for devices: {error}"}
     warm_up()

@@ -110,7 +110,7 @@ def ours(
 ) -> dict[str, Any]:
     """A step of the training graph (or of a planned one in a file) through the Trainer."""
     from onnxremat.grad import differentiate
-    from onnxremat.run.train import Trainer
+    from onnxremat.training.trainer import Trainer
 
     model, feeds, labels = data(net)
     graph = file or differentiate(model, settings=training(portable))
@@ -212,7 +212,7 @@ def plan_file(net: str, threads: int, budget: int, path: Path) -> dict[str, Any]
 def plan_child(net: str, threads: int, budget: str, path: str) -> dict[str, Any]:
     """What :func:`plan_file` runs."""
     from onnxremat import optimize
-    from onnxremat.run.prepare import Settings
+    from onnxremat.pipeline.prepare import Settings
 
     settings = Settings(train=training(), target="host", threads=threads)
     result = optimize(data(net)[0], budget=budget, settings=settings, bench_seconds=0.0)

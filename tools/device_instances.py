@@ -6,8 +6,8 @@ from random import Random
 
 import numpy as np
 
-from onnxremat.plan.devices import DeviceProblem, from_problem
-from onnxremat.plan.problem import Problem
+from onnxremat.planner.devices import DeviceProblem, from_problem
+from onnxremat.planner.problem import Problem
 
 
 def two_devices(problem: Problem, *, seed: int = 0, link: float = 0.3) -> DeviceProblem:

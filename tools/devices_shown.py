@@ -23,19 +23,19 @@ from onnxremat.cost.table import CostTable
 from onnxremat.device.files import read_machine
 from onnxremat.device.machine import PROVIDERS, Machine
 from onnxremat.errors import NO_FIT, InfeasibleError, OnnxrematError
+from onnxremat.execute.calibration import tried
+from onnxremat.execute.deployment import Deployment, deploy
 from onnxremat.grad import Settings as Training
 from onnxremat.graph.ir import Graph
 from onnxremat.ort.providers import missing
-from onnxremat.plan.devices.bounds import least_budgets
-from onnxremat.run.bench import Timing
-from onnxremat.run.bench_devices import bench_devices
-from onnxremat.run.closed_loop import PlanOptions
-from onnxremat.run.deployment import Deployment, deploy
-from onnxremat.run.device_plan import device_model
-from onnxremat.run.optimize_devices import optimize_devices
-from onnxremat.run.prepare import Prepared, Settings, prepare
-from onnxremat.run.trial import tried
-from onnxremat.run.verify_devices import DeviceVerification
+from onnxremat.pipeline.bench import Timing
+from onnxremat.pipeline.bench_devices import bench_devices
+from onnxremat.pipeline.closed_loop import PlanOptions
+from onnxremat.pipeline.device_plan import device_model
+from onnxremat.pipeline.optimize_devices import optimize_devices
+from onnxremat.pipeline.prepare import Prepared, Settings, prepare
+from onnxremat.pipeline.verify_devices import DeviceVerification
+from onnxremat.planner.devices.bounds import least_budgets
 from onnxremat.schedule.assign import assigned
 from onnxremat.units import parse_budget
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from plan_instances import training_graph
 
-from onnxremat.plan.problem import Problem
+from onnxremat.planner.problem import Problem
 
 FLOPS, BANDWIDTH = 10e12, 0.5e12  # of a data centre GPU in single precision, half its peaks
 DISPATCH = 10e-6  # seconds per op

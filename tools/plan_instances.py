@@ -8,7 +8,7 @@ from random import Random
 
 import numpy as np
 
-from onnxremat.plan.problem import Problem, Rows
+from onnxremat.planner.problem import Problem, Rows
 
 
 def training_graph(

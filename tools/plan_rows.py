@@ -10,8 +10,8 @@ from typing import Any
 from plan_convnets import NETS
 from plan_instances import random_layered, transformer
 
-from onnxremat.plan.graph_files import read_graph
-from onnxremat.plan.problem import Problem
+from onnxremat.planner.graph_files import read_graph
+from onnxremat.planner.problem import Problem
 
 STUDY = {
     "vgg16": "vgg16_b256_train.json",

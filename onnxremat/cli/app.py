@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def _abandoned(threads: set[threading.Thread]) -> bool:
-    from onnxremat.plan.solvers.base import ABANDONED
+    from onnxremat.planner.solvers.base import ABANDONED
 
     return any(thread.name == ABANDONED for thread in threads)
 

@@ -11,11 +11,11 @@ import typer
 from onnxremat.device.host import processors
 from onnxremat.errors import UsageError
 from onnxremat.graph.onnx_io import check_writable
-from onnxremat.plan.formulate import FORMULATIONS, MOST_COLUMNS
-from onnxremat.plan.methods import AUTO, PLANNERS, Method
+from onnxremat.pipeline.closed_loop import PlanOptions
+from onnxremat.pipeline.prepare import Settings
+from onnxremat.planner.formulate import FORMULATIONS, MOST_COLUMNS
+from onnxremat.planner.methods import AUTO, PLANNERS, Method
 from onnxremat.report.suffix import check_suffix
-from onnxremat.run.closed_loop import PlanOptions
-from onnxremat.run.prepare import Settings
 
 Model = Annotated[Path, typer.Argument(help="ONNX model.", show_default=False)]
 Budget = Annotated[

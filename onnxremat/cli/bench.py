@@ -9,7 +9,7 @@ import typer
 
 from onnxremat.cli import args, several
 from onnxremat.cli.console import Voice
-from onnxremat.run.contest import contest
+from onnxremat.pipeline.bench_models import contest
 
 NAME = "bench"
 

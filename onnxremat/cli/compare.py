@@ -11,8 +11,8 @@ from onnxremat import api
 from onnxremat.cli import args
 from onnxremat.cli.console import Voice
 from onnxremat.errors import OnnxrematError, StoppedError
-from onnxremat.plan.methods import Method
-from onnxremat.run.planners import STANDARD
+from onnxremat.planner.methods import Method
+from onnxremat.studies.planners import STANDARD
 
 NAME = "compare"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from onnxremat.cli import args
 from onnxremat.cli.console import Voice
 from onnxremat.errors import MissingComponentError
-from onnxremat.run.checkup import checkup
+from onnxremat.pipeline.doctor import checkup
 
 NAME = "doctor"
 

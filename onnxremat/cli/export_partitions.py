@@ -20,8 +20,8 @@ def command(
     quiet: args.Quiet = False,
 ) -> None:
     """Write the partitions of a model for programs in C, C++, C# or Java."""
-    from onnxremat.run.deployment import read_deployment
-    from onnxremat.run.exported import export_partitions
+    from onnxremat.execute.deployment import read_deployment
+    from onnxremat.execute.exported import export_partitions
 
     voice = Voice(as_json, quiet)
     made = read_deployment(planned)

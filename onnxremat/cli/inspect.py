@@ -13,7 +13,7 @@ from onnxremat.cli.console import Voice, percent, size
 from onnxremat.graph.onnx_io import read_model
 from onnxremat.ort.offline import weight_bytes
 from onnxremat.rewrite.emit import metadata
-from onnxremat.run.load import options_of, snippets
+from onnxremat.session.load import options_of, snippets
 
 NAME = "inspect"
 

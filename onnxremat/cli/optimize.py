@@ -13,8 +13,8 @@ from onnxremat.cli import args, several, training
 from onnxremat.cli.console import Voice
 from onnxremat.errors import UsageError
 from onnxremat.graph.onnx_io import check_writable
-from onnxremat.plan.export import SUFFIXES
-from onnxremat.plan.methods import Method
+from onnxremat.planner.export import SUFFIXES
+from onnxremat.planner.methods import Method
 from onnxremat.report.suffix import check_suffix
 from onnxremat.units import one_budget
 

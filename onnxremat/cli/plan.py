@@ -14,20 +14,20 @@ from onnxremat.cli.console import Voice, percent, size
 from onnxremat.device.host import memory_bytes
 from onnxremat.errors import UsageError
 from onnxremat.graph.onnx_io import atomic, check_writable
-from onnxremat.plan.export import SUFFIXES
-from onnxremat.plan.methods import Method
-from onnxremat.report.suffix import check_suffix
-from onnxremat.run.closed_loop import Outcome, carry_solution
-from onnxremat.run.exchange import (
+from onnxremat.pipeline.batch_split import plan_best
+from onnxremat.pipeline.closed_loop import Outcome, carry_solution
+from onnxremat.pipeline.model_files import (
     model_words,
     no_model,
     number_of_bytes,
     read_formulation,
     write_formulation,
 )
-from onnxremat.run.graph_plan import facts_of, plan_graph
-from onnxremat.run.plan_parts import plan_best
-from onnxremat.run.subject import Subject, read_subject
+from onnxremat.pipeline.study_problem import Subject, read_subject
+from onnxremat.planner.export import SUFFIXES
+from onnxremat.planner.methods import Method
+from onnxremat.report.suffix import check_suffix
+from onnxremat.studies.graph_file import facts_of, plan_graph
 from onnxremat.units import format_seconds, one_budget
 
 NAME = "plan"

@@ -11,7 +11,7 @@ from onnxremat import api
 from onnxremat.cli import args
 from onnxremat.cli.console import Voice, size
 from onnxremat.graph.onnx_io import atomic, check_writable
-from onnxremat.run.prepare import Prepared
+from onnxremat.pipeline.prepare import Prepared
 from onnxremat.units import format_seconds
 
 NAME = "profile"

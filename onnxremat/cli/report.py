@@ -11,7 +11,7 @@ from onnxremat import api
 from onnxremat.cli import args
 from onnxremat.cli.console import Voice
 from onnxremat.errors import UsageError
-from onnxremat.run.planned import Planned, plan_of_model, read_planned
+from onnxremat.pipeline.planned import Planned, plan_of_model, read_planned
 
 NAME = "report"
 

@@ -9,7 +9,7 @@ import typer
 
 from onnxremat.cli import args
 from onnxremat.cli.console import Voice, size
-from onnxremat.run.once import run_once
+from onnxremat.pipeline.run_once import run_once
 from onnxremat.units import format_seconds
 
 NAME = "run"

@@ -22,7 +22,7 @@ def command(
     quiet: args.Quiet = False,
 ) -> None:
     """Give a model that was exported with a fixed batch size another one, and check its rows."""
-    from onnxremat.run.batch_size import set_batch
+    from onnxremat.pipeline.batch_size import set_batch
 
     voice = Voice(as_json, quiet)
     api.check_paths(source, target_file)

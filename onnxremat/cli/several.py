@@ -14,11 +14,11 @@ from onnxremat.cli.console import Voice, size
 from onnxremat.device.machine import Machine
 from onnxremat.errors import OverBudgetError, UsageError, VerificationError
 from onnxremat.graph.onnx_io import read_model
+from onnxremat.pipeline.closed_loop import PlanOptions
+from onnxremat.pipeline.model_files import model_words
+from onnxremat.pipeline.prepare import Settings
+from onnxremat.pipeline.verify import Check
 from onnxremat.rewrite.emit import metadata
-from onnxremat.run.closed_loop import PlanOptions
-from onnxremat.run.exchange import model_words
-from onnxremat.run.prepare import Settings
-from onnxremat.run.verify import Check
 
 Devices = Annotated[
     str | None,
@@ -133,10 +133,10 @@ def verify(voice: Voice, original: Path, result: Path, settings: Settings) -> No
     Raises:
         VerificationError, OverBudgetError: it does not pass.
     """
-    from onnxremat.run.compare import compare
-    from onnxremat.run.deployment import read_deployment
-    from onnxremat.run.reference import reference_outputs
-    from onnxremat.run.verify_devices import tolerance, verify_devices
+    from onnxremat.execute.deployment import read_deployment
+    from onnxremat.pipeline.reference import reference_outputs
+    from onnxremat.pipeline.verify_devices import tolerance, verify_devices
+    from onnxremat.session.compare import compare
 
     made = read_deployment(result)
     kept = made.plan.provenance.settings
@@ -174,10 +174,10 @@ def verify(voice: Voice, original: Path, result: Path, settings: Settings) -> No
 
 def bench(voice: Voice, path: Path, settings: Settings, seconds: float, stop: Any) -> None:
     """A model on several devices against each of them alone."""
+    from onnxremat.execute.deployment import read_deployment
     from onnxremat.ort.feeds import load_feeds, seeded_feeds
+    from onnxremat.pipeline.bench_devices import bench_devices
     from onnxremat.report.tables import bench_table
-    from onnxremat.run.bench_devices import bench_devices
-    from onnxremat.run.deployment import read_deployment
 
     made = read_deployment(path)
     feeds = load_feeds(settings.data, made.graph) if settings.data else None

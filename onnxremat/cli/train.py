@@ -14,10 +14,10 @@ from onnxremat.cli.console import Interrupt, Voice
 from onnxremat.errors import StoppedError, UsageError
 from onnxremat.graph.onnx_io import check_writable
 from onnxremat.graph.tensor_files import drop_leftovers
-from onnxremat.run.batches import Arrays, Data, check_arrays, open_data
-from onnxremat.run.evaluate import Evaluator
-from onnxremat.run.rates import Schedule
-from onnxremat.run.train import Progress, Trainer
+from onnxremat.training.data import Arrays, Data, check_arrays, open_data
+from onnxremat.training.evaluation import Evaluator
+from onnxremat.training.schedules import Schedule
+from onnxremat.training.trainer import Progress, Trainer
 
 NAME = "train"
 

@@ -1,0 +1,1 @@
+"""Which devices and links has a machine? Detection and machine files."""

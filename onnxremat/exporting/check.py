@@ -31,7 +31,7 @@ from onnxremat.grad.listed import Parameters
 from onnxremat.graph.onnx_io import read_model
 from onnxremat.ort.infer import bind
 from onnxremat.ort.session import Options, open_session, session_options
-from onnxremat.run.state import FirstValues, input_types
+from onnxremat.training.state import FirstValues, input_types
 
 EXACT = 1e-4  # of a gradient's norm
 VANISHING = 1e-6  # of the largest gradient's norm: smaller ones are 0 in exact arithmetic

@@ -1,0 +1,1 @@
+"""How are results shown? Tables, plots, traces: data in, text or a file out."""

@@ -14,7 +14,7 @@ from onnxremat.units import format_bytes, format_seconds
 
 
 class Trial(Protocol):
-    """One batch; see :class:`onnxremat.run.max_batch.Trial`."""
+    """One batch; see :class:`onnxremat.studies.max_batch.Trial`."""
 
     @property
     def batch(self) -> int: ...

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from onnxremat.errors import UsageError
 from onnxremat.graph.onnx_io import atomic
-from onnxremat.run.planned import Planned
+from onnxremat.pipeline.planned import Planned
 from onnxremat.schedule.timesteps import Timesteps
 from onnxremat.units import format_bytes
 

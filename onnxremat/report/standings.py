@@ -15,7 +15,7 @@ from onnxremat.units import format_bytes, format_seconds
 
 
 class Standing(Protocol):
-    """One planner at one budget; see :class:`onnxremat.run.planners.Standing`."""
+    """One planner at one budget; see :class:`onnxremat.studies.planners.Standing`."""
 
     @property
     def planner(self) -> str: ...

@@ -17,10 +17,10 @@ from rich.text import Text
 
 from onnxremat.cost.table import CostTable
 from onnxremat.graph.ir import Graph
+from onnxremat.pipeline.bench import Timing
 from onnxremat.report.comparison import COMPARISON, Facts, signed, size, statements
 from onnxremat.report.recomputed import Recomputed, recomputed_ops
 from onnxremat.report.sweep import Point
-from onnxremat.run.bench import Timing
 from onnxremat.schedule.plan import Plan
 from onnxremat.units import format_bytes, format_seconds
 

@@ -1,0 +1,1 @@
+"""Which ONNX model carries out a plan? Duplicates, gates, pins, partitions."""

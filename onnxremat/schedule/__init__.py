@@ -1,0 +1,1 @@
+"""What does a plan mean? Steps, their bytes by onnxruntime's rules, their file format."""

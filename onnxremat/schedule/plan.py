@@ -167,7 +167,12 @@ class Plan:
         facts = {
             name: getattr(self.provenance, name) for name in self.provenance.__dataclass_fields__
         }
-        return {"format": "onnxremat.plan", "version": VERSION, "provenance": facts, "steps": steps}
+        return {
+            "format": "onnxremat.plan",
+            "version": VERSION,
+            "provenance": facts,
+            "steps": steps,
+        }
 
     def dumps(self) -> str:
         """Compact JSON text."""

@@ -18,8 +18,8 @@ import pytest
 from onnx import numpy_helper
 
 from onnxremat.cli.app import main
-from onnxremat.run.batches import Arrays
-from onnxremat.run.rates import Schedule
+from onnxremat.training.data import Arrays
+from onnxremat.training.schedules import Schedule
 from tests.conftest import ROOT
 
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn, which is not installed")

@@ -12,7 +12,7 @@ import pytest
 from onnxremat.graph.onnx_io import to_model
 from tests.cli.conftest import Command, listing
 from tests.limits import LONG
-from tests.plan.readers import scip
+from tests.planner.readers import scip
 from tests.toolbox import parse, training_chain
 
 TWO = ("--devices", "cpu-2x1")

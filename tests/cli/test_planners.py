@@ -9,16 +9,16 @@ from pathlib import Path
 import onnx
 import pytest
 
-from onnxremat.plan import peak
-from onnxremat.plan.baselines import BASELINES
-from onnxremat.plan.formulate import FORMULATIONS
-from onnxremat.plan.graph_files import read_graph
-from onnxremat.plan.methods import PLANNERS
-from onnxremat.plan.solvers import SOLVERS
+from onnxremat.planner import peak
+from onnxremat.planner.baselines import BASELINES
+from onnxremat.planner.formulate import FORMULATIONS
+from onnxremat.planner.graph_files import read_graph
+from onnxremat.planner.methods import PLANNERS
+from onnxremat.planner.solvers import SOLVERS
 from tests.cli.conftest import Command, Said, listing
 from tests.limits import LONG
-from tests.plan.graphs import graph_file, skip_chain, small_transformer
-from tests.plan.readers import LINEAR
+from tests.planner.graphs import graph_file, skip_chain, small_transformer
+from tests.planner.readers import LINEAR
 
 QUICK = ("--time-limit", 1)  # where nothing is left to the planner, or it would never end
 PATIENT = ("--time-limit", LONG)
@@ -258,8 +258,8 @@ def test_compare_shows_a_table_and_takes_planners(cli: Command, graph: Path) -> 
 def test_compare_says_when_it_is_beaten(
     cli: Command, graph: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from onnxremat.plan.lineup import Entry, line_up
-    from onnxremat.run import planners
+    from onnxremat.planner.lineup import Entry, line_up
+    from onnxremat.studies import planners
 
     def worse(*given: object, **options: object) -> list[Entry]:
         found = line_up(*given, **options)  # type: ignore[arg-type]

@@ -17,11 +17,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxremat.graph.onnx_io import to_model
-from onnxremat.plan import peak
+from onnxremat.planner import peak
 from tests.cli.conftest import listing
 from tests.conftest import ROOT
 from tests.limits import LONG
-from tests.plan.graphs import graph_file, small_transformer
+from tests.planner.graphs import graph_file, small_transformer
 from tests.toolbox import training_chain
 
 RUN = """

@@ -8,7 +8,7 @@ from onnxremat.cost.analytic import analytic_costs
 from onnxremat.cost.table import CostTable
 from onnxremat.device.machine import PROVIDERS, Device, Link, Machine
 from onnxremat.graph.ir import Graph
-from onnxremat.run.prepare import Prepared
+from onnxremat.pipeline.prepare import Prepared
 from onnxremat.schedule.plan import Compute, Free, Plan, Step, Transfer
 from tests.toolbox import random_sequence
 

@@ -13,23 +13,23 @@ from models import build
 from onnxremat.cost.table import CostTable
 from onnxremat.device.machine import PROVIDERS, Device, Link, Machine
 from onnxremat.errors import MissingComponentError, ModelError, UnsupportedError, UsageError
+from onnxremat.execute.annotated import load_annotated
+from onnxremat.execute.deployment import Deployment, deploy, read_deployment
+from onnxremat.execute.exported import MANIFEST, export_partitions, load_partitions
 from onnxremat.grad import Settings as Training
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model, write_model
 from onnxremat.ort.feeds import seeded_feeds
 from onnxremat.ort.session import DEFAULT, open_session, session_options
+from onnxremat.pipeline.bench_devices import bench_devices
+from onnxremat.pipeline.prepare import Prepared, Settings, prepare
+from onnxremat.pipeline.verify_devices import run_whole, verify_devices
 from onnxremat.rewrite.annotate import NODE_KEYS
 from onnxremat.rewrite.restore import restored
-from onnxremat.run.annotated import load_annotated
-from onnxremat.run.bench_devices import bench_devices
-from onnxremat.run.compare import compare
-from onnxremat.run.deployment import Deployment, deploy, read_deployment
-from onnxremat.run.exported import MANIFEST, export_partitions, load_partitions
-from onnxremat.run.prepare import Prepared, Settings, prepare
-from onnxremat.run.verify_devices import run_whole, verify_devices
 from onnxremat.schedule.assign import assigned, round_robin
 from onnxremat.schedule.devices import settled
 from onnxremat.schedule.plan import Compute, Plan, Provenance, Transfer
+from onnxremat.session.compare import compare
 from tests.devices.plans import processors
 from tests.toolbox import graph_of, run, training_chain
 

@@ -12,16 +12,16 @@ from onnxremat.cost.devices import covered, device_costs
 from onnxremat.cost.table import CostTable
 from onnxremat.device.files import read_machine
 from onnxremat.device.machine import PROVIDERS, Device
+from onnxremat.execute.deployment import Deployment, deploy
 from onnxremat.grad import Settings as Training
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort.providers import open_on, plugin_options
 from onnxremat.ort.session import TUNED
+from onnxremat.pipeline.prepare import Prepared, Settings, prepare
+from onnxremat.pipeline.verify_devices import run_whole, verify_devices
 from onnxremat.rewrite.openvino import for_openvino
-from onnxremat.run.compare import compare
-from onnxremat.run.deployment import Deployment, deploy
-from onnxremat.run.prepare import Prepared, Settings, prepare
-from onnxremat.run.verify_devices import run_whole, verify_devices
 from onnxremat.schedule.assign import assigned, split
+from onnxremat.session.compare import compare
 from tests.devices.any_processor import openvino_here
 from tests.toolbox import graph_of
 

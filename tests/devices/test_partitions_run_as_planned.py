@@ -12,23 +12,23 @@ import numpy as np
 import onnx
 import pytest
 
-import onnxremat.run.executor as executor_module
+import onnxremat.execute.executor as executor_module
 from onnxremat.cost.table import CostTable
 from onnxremat.device.machine import Machine
 from onnxremat.errors import ModelError, OverBudgetError, UsageError
+from onnxremat.execute.action_times import action_seconds
+from onnxremat.execute.deployment import Deployment, deploy, read_deployment
+from onnxremat.execute.device_memory import device_bytes
+from onnxremat.execute.executor import Executor
+from onnxremat.execute.inside import insides
+from onnxremat.execute.metered import record
+from onnxremat.execute.streams import before, finish_times, stream_names
+from onnxremat.execute.waits import waits_within, worst_case
 from onnxremat.graph.ir import Graph
 from onnxremat.ort.feeds import seeded_feeds
 from onnxremat.ort.infer import build_graph
+from onnxremat.pipeline.verify_devices import verify_devices
 from onnxremat.rewrite.partition import Copy, Partition, Partitioned, partition
-from onnxremat.run.action_times import action_seconds
-from onnxremat.run.deployment import Deployment, deploy, read_deployment
-from onnxremat.run.device_memory import device_bytes
-from onnxremat.run.executor import Executor
-from onnxremat.run.inside import insides
-from onnxremat.run.record import record
-from onnxremat.run.streams import before, finish_times, stream_names
-from onnxremat.run.verify_devices import verify_devices
-from onnxremat.run.waits import waits_within, worst_case
 from onnxremat.schedule.assign import assigned, by_pattern, earliest_finish, round_robin, split
 from onnxremat.schedule.devices import follow
 from onnxremat.schedule.plan import Compute, Free, Plan, Transfer

@@ -12,22 +12,22 @@ import pytest
 from onnxremat.cost.table import CostTable
 from onnxremat.device.machine import PROVIDERS, STORAGE, Device, Link, Machine
 from onnxremat.errors import InfeasibleError, UsageError
+from onnxremat.execute.deployment import deploy
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort.feeds import seeded_feeds
-from onnxremat.plan.devices import solve_devices, warm_up
-from onnxremat.plan.devices.steps import provenance_of
-from onnxremat.plan.problem import Certificate, Status
-from onnxremat.run.closed_loop import PlanOptions
-from onnxremat.run.deployment import deploy
-from onnxremat.run.device_plan import device_model
-from onnxremat.run.device_rounds import proven
-from onnxremat.run.optimize_devices import DeviceResult, optimize_devices
-from onnxremat.run.prepare import Prepared, Settings, prepare
-from onnxremat.run.verify_devices import verify_devices
+from onnxremat.pipeline.closed_loop import PlanOptions
+from onnxremat.pipeline.device_plan import device_model
+from onnxremat.pipeline.device_rounds import proven
+from onnxremat.pipeline.optimize_devices import DeviceResult, optimize_devices
+from onnxremat.pipeline.prepare import Prepared, Settings, prepare
+from onnxremat.pipeline.verify_devices import verify_devices
+from onnxremat.planner.devices import solve_devices, warm_up
+from onnxremat.planner.devices.steps import provenance_of
+from onnxremat.planner.problem import Certificate, Status
 from onnxremat.schedule.plan import Compute, Transfer
 from tests.devices.plans import priced, processors
 from tests.limits import LONG
-from tests.plan.device_oracle import random_device_problem
+from tests.planner.device_oracle import random_device_problem
 from tests.toolbox import graph_of, parse, training_chain
 
 ANY = PlanOptions(time_limit=LONG, gap=1.0, threads=1)  # the first plan that fits

@@ -14,10 +14,10 @@ from onnxremat.cost.boundaries import (
 )
 from onnxremat.cost.table import CostTable
 from onnxremat.device.machine import Link, Machine
-from onnxremat.run.action_times import action_seconds
-from onnxremat.run.deployment import deploy
-from onnxremat.run.streams import finish_times
-from onnxremat.run.tokens import Token
+from onnxremat.execute.action_times import action_seconds
+from onnxremat.execute.deployment import deploy
+from onnxremat.execute.streams import finish_times
+from onnxremat.execute.tokens import Token
 from onnxremat.schedule.assign import assigned
 from tests.devices.plans import processors
 from tests.toolbox import graph_of

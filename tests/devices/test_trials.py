@@ -11,19 +11,20 @@ import pytest
 from onnxremat.cost.boundaries import call_seconds
 from onnxremat.cost.table import CostTable
 from onnxremat.device.machine import Device
+from onnxremat.execute import inside
+from onnxremat.execute.action_times import action_seconds
+from onnxremat.execute.calibration import corrected, tried
+from onnxremat.execute.deployment import Deployment, deploy
+from onnxremat.execute.inside import Inside
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
+from onnxremat.pipeline import device_rounds
+from onnxremat.pipeline.closed_loop import PlanOptions
+from onnxremat.pipeline.device_rounds import DeviceRounds
+from onnxremat.pipeline.optimize_devices import optimize_devices
+from onnxremat.pipeline.prepare import Prepared, Settings, prepare
 from onnxremat.report.device_tables import device_table
 from onnxremat.rewrite.partition import Partition
-from onnxremat.run import device_rounds, inside
-from onnxremat.run.action_times import action_seconds
-from onnxremat.run.closed_loop import PlanOptions
-from onnxremat.run.deployment import Deployment, deploy
-from onnxremat.run.device_rounds import DeviceRounds
-from onnxremat.run.inside import Inside
-from onnxremat.run.optimize_devices import optimize_devices
-from onnxremat.run.prepare import Prepared, Settings, prepare
-from onnxremat.run.trial import corrected, tried
 from onnxremat.schedule.assign import assigned
 from tests.devices.plans import processors
 from tests.limits import LONG

@@ -20,7 +20,7 @@ from onnxremat.grad.listed import KEY
 from onnxremat.grad.parameters import take_inventory
 from onnxremat.grad.unfold import apply_restored, fold_restored
 from onnxremat.ort.session import open_session, session_options
-from onnxremat.run.train import UNPLANNED, Trainer
+from onnxremat.training.trainer import UNPLANNED, Trainer
 
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 PLACEHOLDER = "pkg.torch.onnx.original_node_name"

@@ -18,7 +18,7 @@ from onnxremat.grad.forward import read_forward
 from onnxremat.grad.tape import Tape
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort.session import Options, open_session, session_options
-from onnxremat.run.train import Trainer
+from onnxremat.training.trainer import Trainer
 from tests.toolbox import parse
 
 F = onnx.TensorProto.FLOAT

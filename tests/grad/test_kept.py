@@ -13,7 +13,7 @@ import onnxruntime as ort
 import pytest
 
 from onnxremat.grad import Variable, differentiate, training_of
-from onnxremat.run.state import FirstValues, input_types
+from onnxremat.training.state import FirstValues, input_types
 
 FILES = sorted((Path(__file__).parent / "exported").glob("*.onnx"))
 EXACT = 1e-4  # of a gradient, against its norm

@@ -14,7 +14,7 @@ from onnxremat.errors import ModelError
 from onnxremat.grad import differentiate, training_of
 from onnxremat.grad.blocked import DOMAIN, block_size
 from onnxremat.ort.session import Options, open_session, session_options
-from onnxremat.run.train import Trainer
+from onnxremat.training.trainer import Trainer
 from tests.limits import work
 
 SMALL: dict[str, dict[str, Any]] = {

@@ -13,7 +13,7 @@ from onnx import helper, numpy_helper
 from onnxremat.grad import Lamb, Optimizer, differentiate, training_of
 from onnxremat.grad.ordering import Readers
 from onnxremat.graph.onnx_io import to_ops
-from onnxremat.run.train import Trainer
+from onnxremat.training.trainer import Trainer
 
 RNG = np.random.default_rng(5)
 X, Z = (

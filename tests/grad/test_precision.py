@@ -16,8 +16,8 @@ from onnxremat.grad import LossScale, differentiate, training_of
 from onnxremat.grad.precision import FOLLOWING, INSIDE, NARROW
 from onnxremat.grad.scaling import EXPONENT, GOOD
 from onnxremat.ort.infer import build_graph
-from onnxremat.run.train import Trainer
 from onnxremat.schedule.simulate import simulate
+from onnxremat.training.trainer import Trainer
 from tests.grad.cases import CASES
 from tests.grad.checking import Case, build
 

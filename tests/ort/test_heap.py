@@ -26,8 +26,8 @@ from onnxremat.ort.offline import optimise
 from onnxremat.ort.profile import profile
 from onnxremat.ort.session import Options
 from onnxremat.rewrite.emit import rewrite
-from onnxremat.run.measure import weight_bytes
 from onnxremat.schedule.plan import Plan
+from onnxremat.session.measure import weight_bytes
 from tests.conftest import ROOT
 from tests.toolbox import ONE, PLAIN, random_sequence, training_chain
 

@@ -16,7 +16,7 @@ from onnxremat.ort.infer import build_graph
 from onnxremat.ort.offline import optimise, optimised_for
 from onnxremat.ort.profile import named_outputs, run_session
 from onnxremat.ort.session import DEFAULT, TUNED, open_session, session_options
-from onnxremat.run.prepare import Settings, prepare
+from onnxremat.pipeline.prepare import Settings, prepare
 from tests.toolbox import ONE, graph_of, names, parse, run
 
 W1, W2, W3 = (", ".join("1" if i % 9 == k else "0.5" for i in range(64)) for k in range(3))

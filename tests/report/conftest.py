@@ -8,9 +8,9 @@ import pytest
 
 from onnxremat.graph.ir import Graph
 from onnxremat.rewrite.emit import Rewritten, rewrite
-from onnxremat.run.measure import Measurement, measure
 from onnxremat.schedule.plan import Plan
 from onnxremat.schedule.simulate import Timeline, simulate
+from onnxremat.session.measure import Measurement, measure
 from tests.toolbox import ONE, seeded_feeds, training_chain
 
 LAYERS = 5

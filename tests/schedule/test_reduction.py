@@ -17,12 +17,12 @@ from onnxremat.graph.ir import Graph, Op, Role, Tensor
 from onnxremat.graph.order import without_dead_ops
 from onnxremat.graph.traits import is_alias
 from onnxremat.ort.infer import bind, build_graph
-from onnxremat.plan import seconds
-from onnxremat.plan.problem import occupancy
-from onnxremat.plan.reduce import Reduced, reduce
+from onnxremat.planner import seconds
+from onnxremat.planner.problem import occupancy
+from onnxremat.planner.reduce import Reduced, reduce
 from onnxremat.schedule.expand import expand
 from onnxremat.schedule.simulate import simulate
-from tests.plan.oracle import random_sequence
+from tests.planner.oracle import random_sequence
 from tests.toolbox import graph_of, random_dag, training_chain
 
 OFTEN = settings(

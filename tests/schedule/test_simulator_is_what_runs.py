@@ -22,9 +22,9 @@ from onnxremat.ort.profile import Profile, profile
 from onnxremat.ort.session import Options
 from onnxremat.rewrite.emit import rewrite
 from onnxremat.rewrite.pins import is_added
-from onnxremat.run.measure import measure, predict
 from onnxremat.schedule.plan import Plan
 from onnxremat.schedule.simulate import Rules, Timeline, simulate
+from onnxremat.session.measure import measure, predict
 from tests.toolbox import ONE, PLAIN, graph_of, names, random_dag, random_sequence, run
 
 OFTEN = settings(

@@ -19,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxremat.grad import Adam, differentiate
 from onnxremat.ort.session import Options, open_session, session_options
-from onnxremat.run.train import Trainer
+from onnxremat.training.trainer import Trainer
 from tests.torch.graph import TorchGraph
 from tests.torch.kinks import GuidedGraph, Overruled, deciding
 from tests.torch.node import Tensor

@@ -28,7 +28,7 @@ from onnx import numpy_helper
 
 import models
 from onnxremat.grad import differentiate
-from onnxremat.run.train import Trainer
+from onnxremat.training.trainer import Trainer
 from tests.torch.comparison import (
     Race,
     agreement,

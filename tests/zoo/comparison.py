@@ -15,10 +15,10 @@ from onnxremat.errors import InfeasibleError, NoPlanError, OnnxrematError
 from onnxremat.grad import Training, differentiate, training_of
 from onnxremat.grad.description import Variable
 from onnxremat.ort.session import Options, open_session, session_options
-from onnxremat.run.closed_loop import PlanOptions
-from onnxremat.run.prepare import Settings
-from onnxremat.run.state import FirstValues, input_types
-from onnxremat.run.train import Trainer
+from onnxremat.pipeline.closed_loop import PlanOptions
+from onnxremat.pipeline.prepare import Settings
+from onnxremat.training.state import FirstValues, input_types
+from onnxremat.training.trainer import Trainer
 from tests.zoo import autograd
 from tests.zoo.export import NotExportedError, exported, silence
 from tests.zoo.provenance import Gathered, Index, Source, floats_in, gather

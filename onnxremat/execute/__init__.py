@@ -1,0 +1,1 @@
+"""How do several sessions run as one model? Partitions on devices: streams, copies, bytes."""

@@ -1,0 +1,296 @@
+"""A plan over devices made ready to run: settled, cut, checked against budgets, written, read."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from onnxremat.cost.table import CostTable
+from onnxremat.device.files import machine_toml, parse_machine
+from onnxremat.device.machine import Machine
+from onnxremat.errors import ModelError, UsageError
+from onnxremat.execute.action_times import action_seconds
+from onnxremat.execute.device_memory import DeviceBytes, device_bytes
+from onnxremat.execute.executor import Executor
+from onnxremat.execute.inside import Known, insides
+from onnxremat.execute.partition_cuts import partition_within
+from onnxremat.execute.streams import finish_times, overlaps
+from onnxremat.execute.waits import waits_within, worst_case
+from onnxremat.grad import training_of
+from onnxremat.graph.ir import Graph
+from onnxremat.graph.onnx_io import read_model
+from onnxremat.ort.infer import build_graph
+from onnxremat.ort.session import TUNED
+from onnxremat.rewrite.annotate import annotated, summary
+from onnxremat.rewrite.emit import metadata, pack, set_metadata, unpack
+from onnxremat.rewrite.partition import Partitioned, partition
+from onnxremat.rewrite.restore import restored
+from onnxremat.schedule.devices import Followed, follow, settled
+from onnxremat.schedule.plan import Plan, graph_hash
+
+FORMAT = 1
+CLEARLY = 0.93  # share of the predicted time at which more partitions are taken
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A model on several devices.
+
+    Attributes:
+        graph: the graph the plan belongs to.
+        plan: runs, moves and frees on devices.
+        parts: the partitions.
+        limits: bytes per device, for those that have a limit.
+        waits: (before, after) actions, so that devices side by side keep their limits.
+        folder: where external weights are.
+        predicted: bytes per device, one action after the other; empty when read from a file.
+        worst: bytes no device can exceed side by side; likewise.
+        seconds: predicted seconds per action, of the costs of its ops; likewise.
+        tried: seconds per action, in each run of a trial (:mod:`onnxremat.execute.calibration`).
+        around: seconds of a run of the trial beside its actions: inputs are bound, results handed
+            out.
+        scratch: bytes of workspace per device and op.
+    """
+
+    graph: Graph
+    plan: Plan
+    machine: Machine
+    parts: Partitioned
+    limits: Mapping[str, int]
+    waits: tuple[tuple[int, int], ...]
+    folder: Path | None
+    predicted: Mapping[str, DeviceBytes] = field(default_factory=dict)
+    worst: Mapping[str, int] = field(default_factory=dict)
+    seconds: Mapping[int, float] = field(default_factory=dict)
+    tried: tuple[Mapping[int, float], ...] = ()
+    around: float = 0.0
+    scratch: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+    @cached_property
+    def side_by_side(self) -> bool:
+        """Some partitions can run at the same time."""
+        return overlaps(self.parts, self.machine)
+
+    @property
+    def kept(self) -> bool:
+        """One action after the other, every device keeps its limit, as predicted."""
+        return all(self.predicted[name].peak <= limit for name, limit in self.limits.items())
+
+    @cached_property
+    def makespan(self) -> float:
+        """Predicted seconds of a run, devices side by side where they can be: of what its actions
+        took in the runs of a trial, if there was one. Each run is simulated, and the median taken:
+        actions that are now quick, now slow make others wait longer than their medians tell."""
+        return self.around + statistics.median(map(self.makespan_of, self.tried or (self.seconds,)))
+
+    @property
+    def makespan_of_costs(self) -> float:
+        """The same of the costs of ops alone."""
+        return self.makespan_of(self.seconds)
+
+    def makespan_of(self, seconds: Mapping[int, float]) -> float:
+        """When the last action ends, given the seconds of each."""
+        times = finish_times(
+            self.parts, self.machine, seconds, self.waits, overlap=self.side_by_side
+        )
+        return max((end for _, end in times), default=0.0)
+
+    def state_and_rest(
+        self, feeds: Mapping[str, np.ndarray]
+    ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Copies of the inputs that a run updates in place, and the other inputs."""
+        state = {old: np.array(feeds[old]) for old, _ in self.parts.pairs}
+        return state, {name: value for name, value in feeds.items() if name not in state}
+
+    def executor(
+        self,
+        state: Mapping[str, np.ndarray] | None = None,
+        overlap: bool | None = None,
+        kind: type[Executor] = Executor,
+    ) -> Executor:
+        """Ready to run.
+
+        Raises:
+            MissingComponentError, ModelError, UsageError: see :class:`Executor`.
+        """
+        return kind(
+            self.parts, self.machine, folder=self.folder, state=state, overlap=overlap,
+            waits=self.waits, limits=self.limits,
+        )  # fmt: skip
+
+    def model(self, facts: Mapping[str, Any] | None = None) -> onnx.ModelProto:
+        """One valid model with all of this in its metadata."""
+        made = annotated(self.parts)
+        about = {
+            "format": FORMAT,
+            "machine": machine_toml(self.machine),
+            "limits": dict(self.limits),
+            "cuts": list(self.parts.cuts),
+            "waits": [list(pair) for pair in self.waits],
+            "scratch": {
+                device: {op: size for op, size in row.items() if size}
+                for device, row in self.scratch.items()
+            },
+            **summary(self.parts),
+        }
+        set_metadata(
+            made,
+            {
+                "plan": pack(self.plan),
+                "options": json.dumps(TUNED.to_json()),
+                "devices": json.dumps(about),
+                **({"facts": json.dumps(dict(facts))} if facts else {}),
+            },
+        )
+        return made
+
+
+def deploy(
+    graph: Graph,
+    plan: Plan,
+    machine: Machine,
+    costs: Mapping[str, CostTable],
+    *,
+    limits: Mapping[str, int] | None = None,
+    pairs: Sequence[tuple[str, str]] = (),
+    folder: Path | None = None,
+    insist: bool = True,
+    known: Known | None = None,
+) -> Deployment:
+    """Cut a plan to partitions that keep the limits, and predict bytes and seconds.
+
+    Args:
+        graph: the graph the plan belongs to.
+        costs: per device.
+        limits: bytes per device.
+        pairs: (input, output) tensors that a trainer binds to one buffer.
+        insist: a limit that is not kept one by one is an error; else see ``predicted``.
+        known: what partitions hold, kept from plan to plan of one graph.
+
+    Raises:
+        UsageError: the plan does not fit the graph or the machine.
+        OverBudgetError: a device does not keep its limit.
+    """
+    limits = dict(limits or {})
+    plan = settled(graph, plan, pairs)
+    followed = follow(graph, plan)
+    _check_machine(plan, machine)
+    known = {} if known is None else known
+
+    def cut(*, eager: bool) -> Deployment:
+        return _cut(
+            graph, plan, followed, machine, costs, limits, pairs, folder, known,
+            insist=insist, eager=eager,
+        )  # fmt: skip
+
+    made = cut(eager=False)
+    several = len({part.device for part in made.parts.partitions}) > 1
+    if several and not any(device.opaque for device in machine.devices):
+        # Partitions of the processor are cheap: more of them may let devices wait less.
+        other = cut(eager=True)
+        if (not other.kept, other.makespan) < (not made.kept, CLEARLY * made.makespan):
+            return other
+    return made
+
+
+def _cut(
+    graph: Graph,
+    plan: Plan,
+    followed: Followed,
+    machine: Machine,
+    costs: Mapping[str, CostTable],
+    limits: Mapping[str, int],
+    pairs: Sequence[tuple[str, str]],
+    folder: Path | None,
+    known: Known,
+    *,
+    insist: bool,
+    eager: bool,
+) -> Deployment:
+    """One way to cut a plan, with all that is predicted of it; see :func:`deploy`."""
+    scratch = {name: table.scratch for name, table in costs.items()}
+    parts = partition_within(followed, machine, scratch, limits, pairs, known, folder, eager=eager)
+    inside = insides(parts, machine, scratch, known, folder)
+    made = Deployment(
+        graph,
+        plan.with_provenance(graph_hash=graph_hash(graph)),
+        machine,
+        parts,
+        limits,
+        (),
+        folder,
+        device_bytes(parts, machine, inside),
+        seconds=action_seconds(parts, machine, costs),
+        scratch=scratch,
+    )
+    waits = waits_within(parts, machine, inside, limits) if insist or made.kept else []
+    worst = worst_case(parts, machine, inside, waits)
+    return replace(made, waits=tuple(waits), worst=worst)
+
+
+def _check_machine(plan: Plan, machine: Machine) -> None:
+    for step in plan.steps:
+        if hasattr(step, "device"):
+            machine.device(step.device)
+        else:
+            machine.link(step.source, step.target)
+
+
+def read_deployment(path: str | os.PathLike[str]) -> Deployment:
+    """What :meth:`Deployment.model` wrote.
+
+    Raises:
+        UsageError: the model carries no plan over devices, or a damaged one.
+        ModelError: the file cannot be read, or was changed after it was planned.
+    """
+    model = read_model(path)
+    facts = metadata(model)
+    if "devices" not in facts or "plan" not in facts:
+        raise UsageError(
+            f"{path} carries no plan over several devices",
+            hint="make one with: onnxremat optimize IN OUT --devices machine.toml",
+        )
+    try:
+        about = json.loads(facts["devices"])
+        if about["format"] != FORMAT:
+            raise UsageError(
+                f"the partitions of {path} are of format {about['format']}",
+                why=f"this onnxremat reads format {FORMAT}",
+                hint="plan again",
+            )
+        machine = parse_machine(about["machine"])
+        waits = tuple((int(a), int(b)) for a, b in about["waits"])
+        limits = {str(name): int(size) for name, size in about["limits"].items()}
+        cuts = [str(name) for name in about["cuts"]]
+        scratch = {str(name): dict(row) for name, row in about.get("scratch", {}).items()}
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"the device plan in {path} is damaged", why=repr(error)) from error
+    plan = unpack(facts["plan"])
+    folder = Path(path).parent
+    graph = build_graph(restored(model), folder)
+    if graph_hash(graph) != plan.provenance.graph_hash:
+        raise ModelError(
+            f"{path} was changed after it was planned",
+            why="its ops or sizes are not those of the plan it carries",
+            hint="plan again",
+        )
+    pairs = training_pairs(model)
+    parts = partition(follow(graph, plan), pairs=pairs, cuts=cuts)
+    return Deployment(graph, plan, machine, parts, limits, waits, folder, scratch=scratch)
+
+
+def training_pairs(model: onnx.ModelProto) -> tuple[tuple[str, str], ...]:
+    """Inputs and outputs of a training step that a trainer binds to one buffer; none otherwise."""
+    try:
+        return tuple((v.input, v.output) for v in training_of(model).variables)
+    except ModelError:
+        return ()

@@ -1,0 +1,114 @@
+"""Bytes per device of a partitioned model, predicted and measured the same way.
+
+On a device: the weights of all its partitions, which stay; values between partitions, from when
+they are made or arrive to the end of the last partition or copy that uses them; and, while a
+partition runs, what it holds inside. Inputs the caller holds in the same memory count nowhere;
+a copy of them in another memory counts there. State updated in place takes no second buffer, and
+counts where it is updated when that device holds its state (``Device.holds_state``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from onnxremat.device.machine import Machine
+from onnxremat.execute.inside import Inside
+from onnxremat.rewrite.partition import Copy, Partition, Partitioned
+
+
+@dataclass(frozen=True)
+class DeviceBytes:
+    """What one device holds over a run, one entry per op (or kernel, or copy) in order.
+
+    Attributes:
+        resident: weights, and inputs of another memory.
+        steps: (action, op) of each entry; the op is "" for a copy.
+        held: bytes while it goes on, resident ones included.
+        how: ``predicted``, ``counted`` (by the allocator) or ``heap of the
+            process`` (its growth, for providers that allocate on their own).
+        between: bytes after each action, whichever device it was on.
+    """
+
+    device: str
+    resident: int
+    steps: tuple[tuple[int, str], ...]
+    held: tuple[int, ...]
+    how: str
+    between: tuple[int, ...] = ()
+
+    @property
+    def peak(self) -> int:
+        """Bytes at the worst entry."""
+        return max(self.held, default=self.resident)
+
+    @property
+    def worst(self) -> tuple[int, str]:
+        """(action, op) of the worst entry."""
+        index = max(range(len(self.held)), key=self.held.__getitem__, default=-1)
+        return self.steps[index] if index >= 0 else (-1, "")
+
+
+def device_bytes(
+    parts: Partitioned, machine: Machine, inside: Mapping[int, Inside]
+) -> dict[str, DeviceBytes]:
+    """Bytes per device, actions being carried out one after the other.
+
+    Args:
+        inside: what each partition holds, by action.
+    """
+    sizes = {name: tensor.bytes for name, tensor in parts.graph.tensors.items()}
+    resident = dict.fromkeys(machine.names, 0)
+    for index, found in inside.items():
+        resident[parts.actions[index].device] += found.weights  # type: ignore[union-attr]
+    for name, device in placed_inputs(parts, machine):
+        resident[device] += sizes[name]
+    between = dict(resident)
+    steps: dict[str, list[tuple[int, str]]] = {name: [] for name in machine.names}
+    held: dict[str, list[int]] = {name: [] for name in machine.names}
+    after: dict[str, list[int]] = {name: [] for name in machine.names}
+    for index, action in enumerate(parts.actions):
+        writes = [key for key in parts.uses[index][1] if key not in parts.in_place]
+        if isinstance(action, Copy):
+            between[action.target] += sizes[action.value]
+            steps[action.target].append((index, ""))
+            held[action.target].append(between[action.target])
+        else:
+            at, found = action.device, inside[index]
+            steps[at] += [(index, op) for op in found.ops]
+            held[at] += [between[at] + extra for extra in found.held]
+            between[at] += sum(sizes[key[0]] for key in writes)
+        for key in parts.dies[index]:
+            if key not in parts.in_place:
+                between[key[1]] -= sizes[key[0]]
+        for name in machine.names:
+            after[name].append(between[name])
+    used = {part.device: inside[i].how for i, part in enumerate(parts.actions)
+            if isinstance(part, Partition)}  # fmt: skip
+    return {
+        name: DeviceBytes(
+            name, resident[name], tuple(steps[name]), tuple(held[name]),
+            used.get(name, "counted"), tuple(after[name]),
+        )
+        for name in machine.names
+    }  # fmt: skip
+
+
+def placed_inputs(parts: Partitioned, machine: Machine) -> set[tuple[str, str]]:
+    """(input, device) where an input of the model counts all the time: where it is read without
+    having been moved there, in a memory other than the caller's; and state on the device that
+    updates it, or reads it so, when that holds its state."""
+    found, olds = set(), {new: old for old, new in parts.pairs}
+    state = set(olds.values())
+    for part, (reads, _) in zip(parts.actions, parts.uses, strict=True):
+        if not isinstance(part, Partition):
+            continue
+        device = machine.device(part.device)
+        came = {key[0] for key in reads}
+        names = {n for n in part.graph.inputs if n in parts.graph.inputs and n not in came}
+        if device.holds_state:
+            names = (names & state) | {olds[n] for n in part.graph.outputs if n in olds}
+        elif device.in_host_memory:
+            continue
+        found |= {(name, part.device) for name in names}
+    return found

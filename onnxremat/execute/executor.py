@@ -1,0 +1,291 @@
+"""Runs a partitioned model: one session per partition, values handed on without numpy.
+
+Each device is a stream of partitions in plan order, each link that really copies a stream of
+copies; streams are threads, and wait for each other only where the plan makes them
+(onnxruntime runs without holding Python's lock). A plan in which nothing can run at the same time
+runs in the calling thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from onnxremat.device.machine import PROVIDERS, Device, Machine
+from onnxremat.errors import ModelError
+from onnxremat.execute.given_values import GivenValues, memory
+from onnxremat.execute.pools import ready_made
+from onnxremat.execute.stream_threads import StreamThread
+from onnxremat.execute.streams import overlaps, streams
+from onnxremat.execute.traffic import traffic
+from onnxremat.graph.ir import Graph
+from onnxremat.graph.onnx_io import to_model
+from onnxremat.ort.denormals import denormals_as_zero
+from onnxremat.ort.profile import SIZES_KEY, Profile, ended
+from onnxremat.ort.providers import assigned, open_on, require
+from onnxremat.ort.session import TUNED, first_line
+from onnxremat.ort.values import (
+    Copies,
+    Stage,
+    as_array,
+    moved,
+    share_arena,
+    share_gpu_arena,
+    shared_empty,
+    view,
+)
+from onnxremat.rewrite.partition import Copy, Key, Partition, Partitioned, part_graph
+
+
+class Executor:
+    """A partitioned model, ready to run again and again.
+
+    Args:
+        parts: what to run.
+        machine: what its devices are.
+        folder: where external weights are.
+        state: array per input that the model updates in place; read and overwritten.
+        overlap: run devices side by side; when it pays, by default (None).
+        waits: further (before, after) pairs of actions, that keep memory within budgets.
+        limits: bytes per device; CUDA's pool is made no larger.
+        models: the model of each partition, instead of those made from ``parts``.
+        record: folder for profiles; runs are then one action after the other, each session
+            with a pool of its own, so that its bytes can be told apart.
+
+    Raises:
+        MissingComponentError: a device's provider is not here.
+        UsageError: a device or link is missing, or state of another shape.
+        ModelError: onnxruntime refuses a partition.
+    """
+
+    def __init__(
+        self,
+        parts: Partitioned,
+        machine: Machine,
+        *,
+        folder: Path | None = None,
+        state: Mapping[str, np.ndarray] | None = None,
+        overlap: bool | None = None,
+        waits: Sequence[tuple[int, int]] = (),
+        limits: Mapping[str, int] | None = None,
+        models: Sequence[onnx.ModelProto | Path] | None = None,
+        record: Path | None = None,
+    ) -> None:
+        self.parts, self.machine, self.copies = parts, machine, Copies()
+        self._check(limits or {})
+        self._given = GivenValues(parts, machine, state or {}, self.copies)
+        self._traffic = traffic(parts, machine, self._given.updated)
+        # Inputs that are copied to another memory for every run.
+        self._sent = [
+            (name, index, device)
+            for name, row in self._traffic.readers.items()
+            for index, device in row
+            if self._given.memory(name) != memory(device)
+            or (device.opaque and name not in self._given.pool)
+        ]
+        self._store: dict[Key, Any] = {}
+        self._left: dict[Key, int] = {}
+        self._lock = threading.Lock()
+        self._record, self._runs = record, 0
+        self.stages = self._open(folder, models)
+        for name in state or {}:
+            self._show(name)
+        side_by_side = overlaps(parts, machine) if overlap is None else overlap
+        side_by_side &= record is None
+        self._streams = streams(parts, machine, waits) if side_by_side else []
+        self._threads = [StreamThread(stream, self.act) for stream in self._streams[1:]]
+
+    # ---- making ----------------------------------------------------------------------------
+
+    def _check(self, limits: Mapping[str, int]) -> None:
+        """Every device and link is there; the pools of GPUs are no larger than their limits."""
+        for name in dict.fromkeys(part.device for part in self.parts.partitions):
+            device = self.machine.device(name)
+            require(device)
+            if device.provider == PROVIDERS["cuda"]:
+                share_gpu_arena(device.index, limits.get(name, 0))
+        for copy in self.parts.copies:
+            self.machine.link(copy.source, copy.target)
+
+    def _open(
+        self, folder: Path | None, models: Sequence[onnx.ModelProto | Path] | None
+    ) -> dict[int, Stage]:
+        stages = {}
+        for index, action in enumerate(self.parts.actions):
+            if not isinstance(action, Partition):
+                continue
+            device = self.machine.device(action.device)
+            model = to_model(part_graph(action, device)) if models is None else models[action.index]
+            session = open_on(
+                device, model, TUNED, folder,
+                entries=self._entries(index),
+                prefix=str(self._record / f"profile{index}") if self._record else "",
+            )  # fmt: skip
+            stages[index] = Stage(
+                session, device, action.graph.outputs, self._fixed(index, action, device),
+                self._makers(action),
+            )  # fmt: skip
+        return stages
+
+    def _fixed(self, index: int, part: Partition, device: Device) -> dict[str, Any]:
+        """State that a partition writes new values into."""
+        updated = self._given.updated
+        return {
+            new: self._given[updated[new]]
+            for new, _, _ in self._traffic.updates[index]
+            if _in_place(part.graph, updated[new], new, device)
+        }
+
+    def _makers(self, part: Partition) -> dict[str, Callable[[], Any]]:
+        """How to make the results that a plugin provider will read."""
+        tensors, pool = self.parts.graph.tensors, self._given.pool
+        return {
+            name: partial(shared_empty, pool[name], tensors[name].dtype, tensors[name].shape or ())
+            for name in ready_made(part, pool, self._given.updated)
+        }
+
+    def _entries(self, index: int) -> dict[str, str]:
+        if self._record:
+            return {SIZES_KEY: str(self._record / f"sizes{index}.csv")}
+        return {"session.use_env_allocators": "1"} if share_arena() else {}
+
+    def profiles(self, warmup: int = 0) -> dict[int, Profile]:
+        """What each partition did, by action; for executors that record. Ends the recording."""
+        assert self._record is not None
+        return {
+            index: ended(
+                stage.session, self._record / f"sizes{index}.csv", self._runs - warmup, warmup
+            )
+            for index, stage in self.stages.items()
+        }
+
+    def taken(self, index: int) -> dict[str, str]:
+        """Node to the provider that took it, of the partition that is action ``index``."""
+        return assigned(self.stages[index].session)
+
+    # ---- running ---------------------------------------------------------------------------
+
+    def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """One run. An array that was given before is not bound again: write into it in place.
+
+        Returns:
+            every graph output but updated state, as arrays of their own.
+
+        Raises:
+            UsageError: an input is missing, or of another shape or type.
+            ModelError: a session fails; state may have been updated in part.
+        """
+        for name in self._given.feed(feeds):
+            self._show(name)
+        self._runs += 1
+        self._left = dict(self._traffic.uses)
+        self._store.clear()
+        for name, index, device in self._sent:
+            value = self._given[name]
+            if self._given.memory(name) != memory(device):
+                value = moved(value, device, self.copies)
+            self.stages[index].bind(name, value)
+        if self._streams:
+            self._side_by_side()
+        else:
+            with denormals_as_zero():
+                for index in range(len(self.parts.actions)):
+                    self.act(index)
+        return {
+            name: as_array(self._store.pop(key), self.copies)
+            for name, key in self._traffic.final.items()
+            if name not in self._given.updated
+        }
+
+    def act(self, index: int) -> None:
+        """Carry out one action."""
+        action = self.parts.actions[index]
+        if isinstance(action, Copy):
+            self._copy(index, action)
+        else:
+            fresh = [(name, self._store[key]) for name, key in self._traffic.takes[index]]
+            try:
+                values = self.stages[index].run(fresh)
+            except Exception as error:  # onnxruntime raises a dozen unrelated types
+                raise ModelError(
+                    f"partition {action.name} does not run", why=first_line(error)
+                ) from error
+            fresh.clear()
+            self._keep(index, values)
+            values.clear()
+        reads, writes = self.parts.uses[index]
+        with self._lock:
+            for key in reads:
+                self._left[key] -= 1
+            for key in (*reads, *writes):
+                if not self._left[key]:
+                    self._store.pop(key, None)
+
+    def _keep(self, index: int, values: list[Any]) -> None:
+        """Take over what a partition made."""
+        made = dict(zip(self.stages[index].names, values, strict=True))
+        for key in self._traffic.makes[index]:
+            self._store[key] = made[key[0]]
+        for key in self._traffic.updates[index]:
+            state = self._given[self._given.updated[key[0]]]
+            if key[0] in made:  # it could not be written in place
+                self.copies.between += 1
+                np.copyto(view(state), view(made[key[0]]))
+            self._store[key] = state
+
+    def _copy(self, index: int, action: Copy) -> None:
+        (target,) = self.parts.uses[index][1]
+        reads = self.parts.uses[index][0]
+        value = self._store[reads[0]] if reads else self._given[action.value]
+        if not self._traffic.shared[index]:
+            value = moved(value, self.machine.device(action.target), self.copies)
+        self._store[target] = value
+
+    def _show(self, name: str) -> None:
+        """Bind a graph input wherever it is read where it lies."""
+        for index, device in self._traffic.readers.get(name, ()):
+            if (name, index, device) not in self._sent:
+                self.stages[index].bind(name, self._given[name])
+
+    def pull_state(self) -> None:
+        """Bring state that is kept elsewhere (in a GPU's memory, or shared with a plugin provider)
+        back into the caller's arrays; what the processor updates is in them already."""
+        self._given.pull_state()
+
+    # ---- streams ---------------------------------------------------------------------------
+
+    def _side_by_side(self) -> None:
+        for thread in self._threads:
+            thread.begin()
+        with denormals_as_zero():
+            error = self._streams[0].run(self.act)
+        errors = [error, *(thread.error() for thread in self._threads)]
+        for found in errors:
+            if found is not None:
+                self._store.clear()
+                raise found
+
+    def close(self) -> None:
+        """End the threads."""
+        for thread in self._threads:
+            thread.end()
+        self._threads = []
+
+    def __enter__(self) -> Executor:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _in_place(graph: Graph, old: str, new: str, device: Device) -> bool:
+    """Whether a partition may write a new value over the old one. A provider that compiles it may
+    run the update before another reader of the old value."""
+    others = [op for op in graph.ops if old in op.reads and new not in op.writes]
+    return not (device.opaque and others)

@@ -1,0 +1,254 @@
+"""A partitioned model as one ONNX file per partition and a manifest, and back.
+
+The manifest says which file runs on which device, what goes in and out, in which order partitions
+and copies run, what may run at the same time, when a value is no longer needed, and the session
+options: all that a program in C, C++, C# or Java needs. Every file's hash is in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from onnxremat.device.files import machine_toml, parse_machine
+from onnxremat.device.machine import Machine
+from onnxremat.errors import ModelError, UsageError
+from onnxremat.execute.deployment import Deployment
+from onnxremat.execute.executor import Executor
+from onnxremat.graph.dtypes import tensor_bytes
+from onnxremat.graph.ir import Graph, Op, Role, Tensor
+from onnxremat.graph.onnx_io import atomic, to_model, write_model
+from onnxremat.graph.subgraph import subgraph
+from onnxremat.ort.session import LEVELS, TUNED, config_entries
+from onnxremat.rewrite.partition import Action, Copy, Partition, Partitioned, part_graph
+from onnxremat.schedule.devices import Followed, Moved, Ran
+
+FORMAT, VERSION = "onnxremat.partitions", 1
+MANIFEST = "manifest.json"
+
+
+def export_partitions(made: Deployment, folder: Path) -> list[Path]:
+    """Write every partition and the manifest; returns the files written.
+
+    Raises:
+        UsageError: the folder holds other files, or cannot be written.
+    """
+    _prepare_folder(folder)
+    written: list[Path] = []
+    rows: list[dict[str, Any]] = []
+    for index, action in enumerate(made.parts.actions):
+        row: dict[str, Any] = {
+            "after": list(made.parts.after[index]),
+            "frees": [list(key[:2]) for key in made.parts.dies[index]],
+        }
+        if isinstance(action, Copy):
+            row |= {"copy": action.value, "source": action.source, "target": action.target}
+        else:
+            files = _write(action, made, folder)
+            written += files
+            row |= {
+                "partition": action.name,
+                "device": action.device,
+                "file": files[0].name,
+                "sha256": {path.name: _hash(path) for path in files},
+                "nodes": [op.name for op in action.graph.ops],
+                "inputs": _signature(action.graph, action.graph.inputs),
+                "outputs": _signature(action.graph, action.graph.outputs),
+            }
+        rows.append(row)
+    manifest = folder / MANIFEST
+    with atomic(manifest) as temporary:
+        temporary.write_text(json.dumps(_manifest(made, rows), indent=1) + "\n")
+    return [*written, manifest]
+
+
+def _prepare_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot write to {folder}", why=error.strerror or str(error)) from error
+    there = {path.name for path in folder.iterdir()}
+    ours = _earlier(folder) if MANIFEST in there else set()
+    if there - ours:
+        raise UsageError(
+            f"{folder} holds other files",
+            why=", ".join(sorted(there - ours)[:5]),
+            hint="give an empty folder, or one that does not exist yet",
+        )
+    for name in ours:  # parts that are no more would mislead
+        (folder / name).unlink(missing_ok=True)
+
+
+def _earlier(folder: Path) -> set[str]:
+    """Files of an earlier export."""
+    rows = _read_manifest(folder).get("actions", [])
+    return {MANIFEST} | {name for row in rows for name in row.get("sha256", ())}
+
+
+def _write(part: Partition, made: Deployment, folder: Path) -> list[Path]:
+    device = made.machine.device(part.device)
+    model = to_model(part_graph(part, device))
+    if made.folder is not None:
+        onnx.load_external_data_for_model(model, str(made.folder))
+    name = re.sub(r"[^A-Za-z0-9_.-]", "_", part.name)
+    return write_model(model, folder / f"{name}.onnx")
+
+
+def _manifest(made: Deployment, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    graph = made.graph
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "machine": machine_toml(made.machine),
+        "inputs": _signature(graph, graph.inputs),
+        "outputs": _signature(graph, graph.outputs),
+        "final": dict(made.parts.followed.final),
+        "state": [list(pair) for pair in made.parts.pairs],
+        "limits": dict(made.limits),
+        "waits": [list(pair) for pair in made.waits],
+        "session": {
+            "SetSessionGraphOptimizationLevel": LEVELS[TUNED.level],
+            "execution_order": "PRIORITY_BASED",
+            "EnableMemPattern": TUNED.pattern,
+            "enable_mem_reuse": TUNED.reuse,
+            "EnableCpuMemArena": TUNED.arena,
+            "AddSessionConfigEntry": config_entries(TUNED),
+        },
+        "actions": rows,
+    }
+
+
+def _signature(graph: Graph, names: tuple[str, ...]) -> dict[str, Any]:
+    return {
+        name: {
+            "type": helper.tensor_dtype_to_string(graph.tensors[name].dtype).split(".")[-1],
+            "shape": list(graph.tensors[name].shape or ()),
+        }
+        for name in names
+    }
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# ---- reading back ----------------------------------------------------------------------------
+
+
+def load_partitions(
+    folder: str | os.PathLike[str],
+    *,
+    machine: Machine | None = None,
+    state: Mapping[str, np.ndarray] | None = None,
+    overlap: bool | None = None,
+) -> Executor:
+    """Ready to run what :func:`export_partitions` wrote.
+
+    Args:
+        machine: with devices of the same names, instead of the one planned for.
+        state: array per input that the model updates in place.
+
+    Raises:
+        UsageError: no manifest, or a damaged one.
+        ModelError: a partition's file is missing, or not what was exported.
+        MissingComponentError: a device's provider is not here.
+    """
+    base = Path(folder)
+    data = _read_manifest(base)
+    try:
+        parts = _partitioned(data)
+        target = machine or parse_machine(data["machine"])
+        waits = [(int(a), int(b)) for a, b in data["waits"]]
+        files = {
+            row["partition"]: (base / row["file"], row["sha256"])
+            for row in data["actions"]
+            if "file" in row
+        }
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UsageError(f"{base / MANIFEST} is damaged", why=repr(error)) from error
+    for name, (_, hashes) in files.items():
+        for file, expected in hashes.items():
+            _check(base / file, expected, name)
+    models = [files[part.name][0] for part in parts.partitions]
+    return Executor(parts, target, state=state, overlap=overlap, waits=waits, models=models)
+
+
+def _read_manifest(base: Path) -> dict[str, Any]:
+    path = base / MANIFEST
+    if not path.is_file():
+        raise UsageError(
+            f"no {MANIFEST} in {base}", hint="onnxremat export-partitions OUT.onnx FOLDER"
+        )
+    try:
+        data = json.loads(path.read_text())
+    except (ValueError, UnicodeDecodeError, OSError) as error:
+        raise UsageError(f"{path} is not readable", why=str(error)) from error
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise UsageError(f"{path} is no manifest of partitions")
+    if data.get("version") != VERSION:
+        raise UsageError(
+            f"{path} is of version {data.get('version')}", why=f"this onnxremat reads {VERSION}"
+        )
+    return data
+
+
+def _check(path: Path, expected: str, part: str) -> None:
+    if not path.is_file():
+        raise ModelError(
+            f"partition {part} is missing: no file {path}", hint="export the partitions again"
+        )
+    if _hash(path) != expected:
+        raise ModelError(
+            f"partition {part} was changed after it was exported",
+            where=str(path),
+            why="its hash is not that of the manifest",
+            hint="export the partitions again",
+        )
+
+
+def _partitioned(data: Mapping[str, Any]) -> Partitioned:
+    """Partitions of which only the signatures are known: each is one op."""
+    tensors: dict[str, Tensor] = {}
+    events: list[Ran | Moved] = []
+    for step, row in enumerate(data["actions"]):
+        if "copy" in row:
+            events.append(Moved(step, row["copy"], row["source"], row["target"]))
+            continue
+        for names in (row["inputs"], row["outputs"]):
+            tensors |= {name: _tensor(name, about) for name, about in names.items()}
+        node = onnx.NodeProto(op_type="Partition", name=row["partition"])
+        op = Op(
+            row["partition"], "Partition", "", tuple(row["inputs"]), tuple(row["outputs"]), (), node
+        )
+        events.append(Ran(step, op, row["device"]))
+    for name, about in data["inputs"].items():
+        tensors[name] = _tensor(name, about, Role.INPUT)
+    ops = tuple(event.op for event in events if isinstance(event, Ran))
+    graph = Graph(ops, tensors, tuple(data["inputs"]), tuple(data["outputs"]), onnx.ModelProto())
+    actions: list[Action] = []
+    for event in events:
+        if isinstance(event, Moved):
+            actions.append(Copy(event.value, event.source, event.target, event.step))
+            continue
+        index = sum(isinstance(action, Partition) for action in actions)
+        part = subgraph(graph, [event.op], set(event.op.outputs))
+        actions.append(Partition(index, event.device, event.step, part))
+    pairs = tuple((str(old), str(new)) for old, new in data["state"])
+    followed = Followed(graph, tuple(events), dict(data["final"]))
+    return Partitioned(followed, tuple(actions), pairs)
+
+
+def _tensor(name: str, about: Mapping[str, Any], role: Role = Role.ACTIVATION) -> Tensor:
+    dtype = onnx.TensorProto.DataType.Value(about["type"])
+    shape = tuple(int(size) for size in about["shape"])
+    return Tensor(name, dtype, shape, tensor_bytes(dtype, shape), role)

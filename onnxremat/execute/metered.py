@@ -1,0 +1,73 @@
+"""A partitioned model run under the meter: profiles, providers, bytes."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from onnxremat.device.machine import Machine
+from onnxremat.execute.device_memory import DeviceBytes, device_bytes
+from onnxremat.execute.executor import Executor
+from onnxremat.execute.inside import measured_inside, opaque_inside
+from onnxremat.execute.pools import pooled
+from onnxremat.ort.profile import Profile
+from onnxremat.rewrite.partition import Partition, Partitioned
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A run of a partitioned model under the meter.
+
+    Attributes:
+        profiles: per action.
+        taken: node to provider, per action.
+        bytes: per device.
+        outputs: what it returned.
+    """
+
+    profiles: dict[int, Profile]
+    taken: dict[int, dict[str, str]]
+    bytes: dict[str, DeviceBytes]
+    outputs: dict[str, np.ndarray]
+
+
+def record(
+    parts: Partitioned,
+    machine: Machine,
+    feeds: Mapping[str, np.ndarray],
+    *,
+    folder: Path | None = None,
+    state: Mapping[str, np.ndarray] | None = None,
+    runs: int = 1,
+) -> Recorded:
+    """Run under the meter, one action after the other.
+
+    Args:
+        runs: measured runs after a first one; bytes are of the last.
+
+    Raises:
+        MissingComponentError, ModelError: see :class:`Executor`.
+    """
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        Executor(parts, machine, folder=folder, state=state, record=Path(scratch)) as executor,
+    ):
+        for _ in range(1 + runs):
+            outputs = executor.run(feeds)
+        taken = {index: executor.taken(index) for index in executor.stages}
+        profiles = executor.profiles(warmup=1)
+    inside, pool = {}, pooled(parts, machine)
+    updated = [new for old, new in parts.pairs if old in (state or {})]
+    for index, part in enumerate(parts.actions):
+        if isinstance(part, Partition):
+            device = machine.device(part.device)
+            inside[index] = (
+                opaque_inside(part, device, folder)
+                if device.opaque
+                else measured_inside(part, profiles[index], updated, pool)
+            )
+    return Recorded(profiles, taken, device_bytes(parts, machine, inside), outputs)

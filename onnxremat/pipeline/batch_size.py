@@ -1,0 +1,146 @@
+"""Another batch size for a model that was exported with a fixed one.
+
+The leading dimension of the inputs is changed, and with it the shapes that are written into the
+model as constants (of Reshape, Expand and the like). Then both models run on the same rows, and
+every output row has to be what it was.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from onnxremat.errors import ModelError, OnnxrematError, UnsupportedError, UsageError
+from onnxremat.grad import training_of
+from onnxremat.graph.batch import (
+    SHAPES,
+    batched_inputs,
+    dependents,
+    made_batches,
+    said_shape,
+    scaled_shape,
+)
+from onnxremat.graph.ir import Graph
+from onnxremat.graph.onnx_io import inline_functions, read_small_weights, to_model, write_model
+from onnxremat.ort.feeds import seeded_feeds
+from onnxremat.ort.infer import bind, build_graph
+from onnxremat.ort.profile import named_outputs
+from onnxremat.pipeline.prepare import Source, read_source
+from onnxremat.session.compare import compare
+
+
+def set_batch(source: Source, target: str | os.PathLike[str], batch: int) -> dict[str, Any]:
+    """Write the model with another batch size; returns what was changed.
+
+    Raises:
+        UsageError: the model has no input with a batch dimension, or is a training step.
+        UnsupportedError: rows of the result differ from rows of the original, or it does not run.
+    """
+    if batch < 1:
+        raise UsageError(f"batch size {batch} is not positive")
+    model, folder, name = read_source(source)
+    _refuse_training(model)
+    model = read_small_weights(inline_functions(model), folder)
+    inputs, old = batched_inputs(model)
+    if isinstance(old, str):
+        made = bind(model, dims={old: batch} | _others(model, old))
+        write_model(made, target, folder)
+        return {"model": name, "inputs": inputs, "before": old, "after": batch, "constants": 0}
+    graph = build_graph(bind(model), folder)
+    made, changed = _changed(to_model(graph), graph, inputs, old, batch)
+    _compare(graph, made, inputs, old, batch, folder)
+    write_model(made, target, folder)
+    return {"model": name, "inputs": inputs, "before": old, "after": batch, "constants": changed}
+
+
+def _refuse_training(model: onnx.ModelProto) -> None:
+    try:
+        training_of(model)
+    except ModelError:
+        return
+    raise UsageError(
+        "the model is a training step, whose constants depend on the batch size",
+        hint="set the batch size of the inference model, then make the step again",
+    )
+
+
+def _others(model: onnx.ModelProto, batch: str) -> dict[str, int]:
+    names = {
+        dim.dim_param
+        for value in model.graph.input
+        for dim in value.type.tensor_type.shape.dim
+        if dim.dim_param and dim.dim_param != batch
+    }
+    if names:
+        raise UsageError(
+            f"other dimensions are open too: {', '.join(sorted(names))}",
+            hint="the batch size need not be fixed: give --dim "
+            + f"{batch}=N with every command instead",
+        )
+    return {}
+
+
+def _changed(
+    model: onnx.ModelProto, graph: Graph, inputs: Sequence[str], old: int, new: int
+) -> tuple[onnx.ModelProto, int]:
+    """The model with new leading dimensions and constants, and how many constants changed."""
+    for value in model.graph.input:
+        if value.name in inputs:
+            value.type.tensor_type.shape.dim[0].dim_value = new
+    for value in model.graph.output:
+        dims = value.type.tensor_type.shape.dim
+        if dims and dims[0].dim_value == old:
+            dims[0].dim_value = new
+    del model.graph.value_info[:]
+    depends, made = dependents(graph, inputs), made_batches(graph, old)
+    changed = 0
+    for node, op in zip(model.graph.node, graph.ops, strict=True):
+        shape = said_shape(graph, op)
+        if shape is None or not (op.inputs[0] in depends or op.outputs[0] in made):
+            continue
+        scaled = scaled_shape(op, shape, old, new)
+        if scaled != shape:
+            changed += 1
+            name = f"{op.name}/shape_of_batch_{new}"
+            array = np.asarray(scaled, np.int64)
+            model.graph.initializer.append(numpy_helper.from_array(array, name))
+            node.input[SHAPES[op.op_type]] = name
+    return model, changed
+
+
+def _compare(
+    graph: Graph,
+    made: onnx.ModelProto,
+    inputs: Sequence[str],
+    old: int,
+    new: int,
+    folder: Path | None,
+) -> None:
+    feeds = seeded_feeds(graph)
+    rows = np.arange(new) % old
+    again = {name: value[rows] if name in inputs else value for name, value in feeds.items()}
+    before = named_outputs(to_model(graph), feeds, folder)
+    try:
+        after = named_outputs(made, again, folder)
+    except OnnxrematError as error:
+        raise UnsupportedError(
+            f"the model does not run with batch size {new}",
+            why=error.why or error.what,
+            hint="export it with an open batch dimension, and give --dim",
+        ) from error
+    for name, value in before.items():
+        wanted = value[rows] if value.ndim and value.shape[0] == old else value
+        one = compare({name: after[name]}, {name: wanted})
+        if not one.ok:
+            raise UnsupportedError(
+                f"output '{name}' is another one with batch size {new}",
+                why=f"its rows differ by {one.worst:.2g}, or it has another shape",
+                hint="rows depend on each other, or the batch size is in a constant; export the "
+                "model with an open batch dimension, and give --dim",
+            )

@@ -1,0 +1,76 @@
+"""A model whose batch is computed in parts, checked against the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import onnx
+
+from onnxremat.errors import ModelError, UnsupportedError, UsageError
+from onnxremat.grad import training_of
+from onnxremat.graph.ir import Graph
+from onnxremat.graph.onnx_io import to_model
+from onnxremat.graph.order import without_dead_ops
+from onnxremat.ort.infer import build_graph
+from onnxremat.ort.profile import Feeds, named_outputs
+from onnxremat.rewrite.split_batch import split_batch
+from onnxremat.session.compare import compare
+
+WHOLE = "leave out --split-batch"
+
+
+def in_parts(graph: Graph, split: Sequence[int], feeds: Feeds | None, folder: Path | None) -> Graph:
+    """The graph with its batch in parts; see :func:`split_batch`.
+
+    Args:
+        feeds: inputs on which both graphs must give the same.
+
+    Raises:
+        UsageError: a training step, nothing to run on, or wrong parts.
+        UnsupportedError: rows depend on each other, or the parts do not run.
+    """
+    _refuse_training(graph)
+    if feeds is None:
+        raise UsageError(
+            "a batch in parts is checked by running the model", hint="leave out --no-measure"
+        )
+    try:
+        return _checked(graph, split_batch(graph, split), feeds, folder)
+    except UnsupportedError as error:
+        try:  # a constant that is as long as the batch may be something else
+            return _checked(graph, split_batch(graph, split, makes_batches=False), feeds, folder)
+        except UnsupportedError:
+            raise error from None
+
+
+def _checked(graph: Graph, model: onnx.ModelProto, feeds: Feeds, folder: Path | None) -> Graph:
+    """The graph of a model in parts, which has to give what the whole does."""
+    try:
+        made = without_dead_ops(build_graph(model, folder))
+        found = named_outputs(to_model(made), feeds, folder)
+    except ModelError as error:
+        raise UnsupportedError(
+            "the model does not run with its batch in parts", why=error.why or error.what,
+            hint=f"the batch size is in a constant, or rows depend on each other: {WHOLE}",
+        ) from error  # fmt: skip
+    one = compare(found, named_outputs(to_model(graph), feeds, folder))
+    if not one.ok:
+        raise UnsupportedError(
+            f"output '{one.output}' is another one with the batch in parts",
+            why=f"its rows depend on each other: they differ by {one.worst:.2g}",
+            hint=WHOLE,
+        )
+    return made
+
+
+def _refuse_training(graph: Graph) -> None:
+    try:
+        training_of(graph.model)
+    except ModelError:
+        return
+    raise UsageError(
+        "the batch of a training step cannot be split after the fact",
+        why="its loss and gradients are sums over all rows",
+        hint="--accumulate N makes a step of N smaller batches",
+    )

@@ -1,0 +1,232 @@
+"""An inference within a budget: its batch whole, or in parts where that is quicker or leaner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from onnxremat.errors import OnnxrematError, UnsupportedError, UsageError
+from onnxremat.pipeline.closed_loop import (
+    Outcome,
+    PlanOptions,
+    Smallest,
+    Unfit,
+    at_minimum,
+    attempt,
+    named,
+    plan_within,
+    smallest,
+    with_notes,
+)
+from onnxremat.pipeline.prepare import Prepared, prepare_split
+from onnxremat.pipeline.refusal import refusal
+from onnxremat.planner.bounds import largest_need
+from onnxremat.planner.methods import AUTO
+from onnxremat.planner.reduce import reduce
+from onnxremat.planner.wiring import Wiring
+from onnxremat.units import Budget
+
+LITTLE = 0.01  # overhead of the whole batch up to which parts are not tried
+WHOLE = 0.6  # share of the time for a plan of the whole batch, where parts are another way
+MOST_OPS = 8000  # of a graph in parts, where the least memory is looked for
+LEANER = 0.99  # share of the bytes needed by half as many parts from which more are tried
+
+
+def plan_best(
+    prepared: Prepared,
+    budget: Budget,
+    options: PlanOptions,
+    device_bytes: int,
+    say: Callable[[str], None] | None = None,
+) -> tuple[Prepared, Outcome]:
+    """The quicker of two plans that keep the budget: of the whole batch, and of as few parts of it
+    as fit without recomputation; or, for ``min``, the leaner of them. Training steps, and what was
+    asked for as it is, stay whole.
+
+    Raises:
+        As :func:`plan_within`, of the whole batch and of its parts.
+    """
+    options = options.begun()
+    limit = budget.resolve(device_bytes=device_bytes, peak_bytes=prepared.baseline_peak)
+    batch = _batch(prepared, options)
+    if batch < 2:
+        return prepared, plan_within(prepared, budget, options, device_bytes)
+    parts = _Parts(prepared, batch, options, say)
+    if limit is None:
+        return parts.at_minimum()
+    made = attempt(prepared, limit, options.within(WHOLE))
+    whole = made if isinstance(made, Outcome) else None
+    if whole and (whole.plan.provenance.overhead <= LITTLE or options.stopped):
+        return prepared, whole
+    if isinstance(made, Unfit) and options.stopped:
+        raise made.error(prepared)
+    found = parts.within(limit, whole)
+    if found and (whole is None or _seconds(found[1]) < _seconds(whole)):
+        return found
+    if isinstance(made, Unfit):
+        return parts.settled(made)
+    return prepared, with_notes(made, parts.words) if parts.why else made
+
+
+@dataclass
+class _Parts:
+    """Plans with the batch in parts.
+
+    Attributes:
+        splits: the model in so many parts, whole included, as far as it was asked for.
+        why: why it does not go in parts, "" where it does.
+    """
+
+    prepared: Prepared
+    batch: int
+    options: PlanOptions
+    say: Callable[[str], None] | None
+    splits: dict[int, Prepared] = field(default_factory=dict)
+    why: str = ""
+
+    def __post_init__(self) -> None:
+        self.splits[1] = self.prepared
+
+    @property
+    def words(self) -> str:
+        """Why the batch is whole, for people."""
+        return f"the batch stays whole: {self.why}"
+
+    def split(self, parts: int) -> Prepared | None:
+        """The model in so many parts, None where it does not go."""
+        if parts not in self.splits and not self.why:
+            try:
+                self.splits[parts] = prepare_split(self.prepared, (parts,), self.say)
+            except (UsageError, UnsupportedError) as error:
+                self.why = _sentence(error)
+        return self.splits.get(parts)
+
+    def within(self, limit: int, whole: Outcome | None) -> tuple[Prepared, Outcome] | None:
+        """A plan of as few parts as need no recomputation, or of the most there can be."""
+        room = limit - self.prepared.weights
+        if room <= 0:
+            return None
+        parts = 2
+        while parts * room < self._values and 2 * parts <= self.batch:
+            parts *= 2
+        split = self.split(parts)
+        while split and split.store_all_peak > limit and 2 * parts <= self.batch:
+            if self.options.stopped:
+                break
+            parts *= 2
+            split = self.split(parts)
+        if split is None:
+            return None
+        over = f"recomputing takes {whole.plan.provenance.overhead:+.1%}" if whole else ""
+        split = _noted(split, parts, over or "does not fit")
+        made = attempt(split, limit, self.options)
+        return (split, made) if isinstance(made, Outcome) else None
+
+    @property
+    def _values(self) -> int:
+        """Bytes of the whole batch beside the weights."""
+        return self.prepared.store_all_peak - self.prepared.weights
+
+    def least(self) -> tuple[int, Smallest]:
+        """The smallest plan found of whole and parts, and in how many; its ``lower`` holds for all
+        that were tried."""
+        needs = self._needs()
+        best: tuple[int, Smallest] | None = None
+        for parts in sorted(needs, key=lambda count: needs[count]):
+            lower, _ = needs[parts]
+            if best and (lower >= best[1].outcome.budget or self.options.left <= 0):
+                break
+            split = self.splits[parts]
+            noted = _noted(split, parts, "needs more") if parts > 1 else split
+            found = smallest(noted, self.options.within(0.5))
+            if best is None or found.outcome.budget < best[1].outcome.budget:
+                best = parts, found
+        assert best is not None
+        lower, why = min(needs.values())
+        return best[0], replace(best[1], lower=lower, why=why)
+
+    def _needs(self) -> dict[int, tuple[int, str]]:
+        """Bytes that no plan of so many parts goes below, and why; more and more parts while they
+        need clearly less."""
+        needs = {1: self._need(1)}
+        parts = 1
+        while parts < self.batch and not self.options.stopped:
+            more = min(2 * parts, self.batch)
+            if more * len(self.prepared.graph.ops) > MOST_OPS or self.split(more) is None:
+                break
+            needs[more] = self._need(more)
+            if needs[more][0] > LEANER * needs[parts][0] and more > 2:
+                break
+            parts = more
+        return needs
+
+    def _need(self, parts: int) -> tuple[int, str]:
+        split = self.splits[parts]
+        reduced = reduce(split.graph, split.costs, split.weights)
+        need = largest_need(Wiring(reduced.problem))
+        return need.bytes, named(reduced, need.why)
+
+    def tried(self) -> str:
+        """The numbers of parts that were looked at."""
+        counts = [str(count) for count in sorted(self.splits) if count > 1]
+        return f"with the batch whole or in {', '.join(counts)} parts" if counts else ""
+
+    def at_minimum(self) -> tuple[Prepared, Outcome]:
+        """The least memory, at the least time."""
+        parts, least = self.least()
+        split = self.splits[parts]
+        if parts > 1:
+            split = _noted(split, parts, "needs more")
+        least = replace(least, why=", ".join(filter(None, (self.tried(), least.why))))
+        made = at_minimum(split, least, self.options)
+        return split, with_notes(made, self.words) if self.why else made
+
+    def settled(self, unfit: Unfit) -> tuple[Prepared, Outcome]:
+        """The smallest plan, where it keeps the budget.
+
+        Raises:
+            InfeasibleError, NoPlanError: it does not; with the smallest budget that works.
+        """
+        parts, least = self.least()
+        if least.outcome.budget <= unfit.limit:
+            return self.splits[parts], least.as_answer(unfit)
+        one = len(self.splits) == 1
+        every = one or self.batch in self.splits
+        tried = self.tried()
+        raise refusal(
+            self.prepared.name,
+            unfit.limit,
+            unfit.solution,
+            fixed_order=False,
+            works=least.outcome.budget,
+            lower=least.lower if every else self._floor(),
+            why=", ".join(filter(None, (tried, least.why))) if every else "weights and results",
+            counts=one,
+            how=f"the batch in {parts} parts" if parts > 1 else "",
+            notes=(*self.prepared.notes, *([self.words] if self.why else [])),
+        )
+
+    def _floor(self) -> int:
+        """Bytes of weights and results, which are there in any number of parts."""
+        graph = self.prepared.graph
+        return self.prepared.weights + sum(graph.tensors[name].bytes for name in graph.outputs)
+
+
+def _noted(split: Prepared, parts: int, why: str) -> Prepared:
+    note = f"the batch is computed in {parts} parts (whole: {why}; --split-batch 1 keeps it whole)"
+    return replace(split, notes=(*split.notes, note))
+
+
+def _sentence(error: OnnxrematError) -> str:
+    return f"{error.what} ({error.why})" if error.why else error.what
+
+
+def _batch(prepared: Prepared, options: PlanOptions) -> int:
+    """Rows that may be computed in parts, 0 for none."""
+    settings = prepared.settings
+    asked = settings.split_batch is not None or settings.fixed_order or options.method != AUTO
+    return 0 if asked or prepared.in_place or prepared.feeds is None else prepared.batch
+
+
+def _seconds(outcome: Outcome) -> float:
+    return outcome.plan.provenance.seconds

@@ -1,0 +1,99 @@
+"""Does this installation work? Packages, runtime behaviour, solvers."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+
+from onnxremat.graph.ir import Graph
+from onnxremat.ort.infer import build_graph
+from onnxremat.ort.session import TUNED
+from onnxremat.rewrite.emit import rewrite
+from onnxremat.schedule.plan import Plan
+from onnxremat.session.measure import measure
+
+_RUNTIMES = (
+    "onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml",
+    "onnxruntime-training",
+)  # fmt: skip
+
+
+@dataclass
+class Row:
+    """One thing checked; ``needed`` ones must be ok."""
+
+    name: str
+    ok: bool
+    needed: bool
+    text: str
+
+
+def checkup() -> list[Row]:
+    """Check packages, the runtime's contract (order kept, duplicates kept, peak as predicted),
+    and every solver by a small problem."""
+    rows = [
+        _package(name)
+        for name in ("onnx", "onnx-graphsurgeon", "numpy", "numba", "typer", "rich", "matplotlib")
+    ]
+    found = [f"{n} {v}" for n in _RUNTIMES if (v := _version(n))]
+    rows.append(Row("one onnxruntime flavour", len(found) == 1, True, ", ".join(found) or "none"))
+    rows.append(_attempt("recomputation survives", _contract, needed=True))
+    rows += _solvers()
+    return rows
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _package(name: str) -> Row:
+    version = _version(name)
+    return Row(name, version is not None, True, version or "not installed")
+
+
+def _attempt(name: str, check: Callable[[], str], *, needed: bool) -> Row:
+    try:
+        return Row(name, True, needed, check())
+    except Exception as error:  # a check-up reports every failure
+        return Row(name, False, needed, str(error).splitlines()[0])
+
+
+def _chain() -> Graph:
+    text = """<ir_version: 9, opset_import: ["" : 18]>
+    g (float[64, 256] x) => (float[64, 256] y) {
+       a = Sin(x)  b = Cos(a)  c = Sin(b)  d = Cos(c)  e = Mul(d, b)  y = Add(e, a)
+    }"""
+    model = onnx.parser.parse_model(text)
+    return build_graph(model)
+
+
+def _contract() -> str:
+    graph = _chain()
+    names = [op.name for op in graph.ops]
+    # a, b, c, then everything again for the end: a recomputation that merging would undo.
+    sequence = [*names[:4], names[0], names[1], names[4], names[5]]
+    made = rewrite(graph, Plan.of(graph, sequence))
+    feeds = {"x": np.ones((64, 256), np.float32)}
+    found = measure(made.graph, made.model(), feeds, TUNED)
+    if not found.order_kept or found.missing:
+        raise RuntimeError("this onnxruntime changes the planned order")
+    if abs(found.prediction_error) > 0.05:
+        raise RuntimeError(f"predicted peak is off by {found.prediction_error:+.1%}")
+    return f"order kept, peak {found.peak} B, predicted {found.prediction_error:+.2%}"
+
+
+def _solvers() -> list[Row]:
+    from onnxremat.planner.solvers import SOLVERS
+
+    rows = []
+    for name, solver in SOLVERS.items():
+        reason = solver.unavailable()
+        rows.append(Row(f"solver {name}", reason is None, name == "highs", reason or "ready"))
+    return rows

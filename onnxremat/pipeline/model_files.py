@@ -1,0 +1,279 @@
+"""Formulations written for solvers elsewhere, and the solutions of these solvers read back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from onnxremat.errors import UsageError
+from onnxremat.graph.onnx_io import atomic
+from onnxremat.pipeline.prepare import Prepared
+from onnxremat.pipeline.study_problem import Subject, prepared_subject
+from onnxremat.planner.devices import DeviceProblem, DeviceSolution, InvalidScheduleError, peaks
+from onnxremat.planner.devices.bounds import NO_LIMIT
+from onnxremat.planner.devices.problem import least_seconds
+from onnxremat.planner.devices.record import DeviceRecord
+from onnxremat.planner.export import SUFFIXES, write_model
+from onnxremat.planner.formulate import MOST_COLUMNS, Formulated, formulate, formulate_devices
+from onnxremat.planner.formulations.extract import stage_excess
+from onnxremat.planner.methods import Method
+from onnxremat.planner.model import Model
+from onnxremat.planner.problem import (
+    Certificate,
+    Floats,
+    Problem,
+    Solution,
+    Status,
+    occupancy,
+    seconds,
+)
+from onnxremat.planner.solution_files import SolutionFileError, read_solution
+from onnxremat.planner.wiring import Wiring
+from onnxremat.units import Budget, format_bytes
+
+
+def write_formulation(
+    subject: Subject,
+    limit: int,
+    name: str,
+    path: Path,
+    *,
+    cut_ops: Sequence[int] = (),
+    most_columns: int = MOST_COLUMNS,
+) -> dict[str, Any]:
+    """Write the model of a formulation as ``.mps`` or ``.lp``; returns its figures.
+
+    Raises:
+        UsageError: unknown formulation, a model that is too large, or a wrong cut.
+    """
+    made = formulate(
+        Wiring(subject.problem), limit, name, cut_ops=cut_ops, most_columns=most_columns
+    )
+    written = _written(made.model, path)
+    return {
+        "model": subject.name,
+        "formulation": name,
+        "budget_bytes": limit,
+        **written,
+        "cuts": list(made.cuts),
+        "seconds_per_objective_unit": made.unit,
+    }
+
+
+def write_prepared(
+    prepared: Prepared, budget: Budget, method: Method, path: Path, say: Callable[[str], None]
+) -> None:
+    """Write the formulation that a prepared model is about to be planned with, ``cuts`` when the
+    method names none.
+
+    Raises:
+        UsageError: a budget that is not a number, a method that is no formulation, or a model that
+            is too large.
+    """
+    subject = prepared_subject(prepared)
+    limit = number_of_bytes(subject, budget)
+    if method.planner != "auto":
+        raise no_model(method.planner)
+    say("writing the model")
+    facts = write_formulation(
+        subject, limit, method.formulation or "cuts", path, most_columns=method.most_columns
+    )
+    say(model_words(facts, path))
+
+
+def number_of_bytes(subject: Subject, budget: Budget) -> int:
+    """The budget in bytes; a written model needs a number.
+
+    Raises:
+        UsageError: it is ``min``.
+    """
+    limit = subject.limit(budget)
+    if limit is None:
+        raise UsageError(
+            "the budget of a written model is a number", hint="--budget 2GiB or --budget 0.6x"
+        )
+    return limit
+
+
+def no_model(planner: str) -> UsageError:
+    """A planner that is no formulation was asked to write one."""
+    return UsageError(f"--planner {planner} writes no model", hint="name one with --formulation")
+
+
+def model_words(facts: Mapping[str, Any], path: Path) -> str:
+    """What was written, for people."""
+    words = (
+        f"wrote {path}: {facts['formulation']}, {facts['columns']} columns "
+        f"({facts['integer_columns']} integer), {facts['rows']} rows"
+    )
+    return words + (f", {facts['products']} products" if facts["products"] else "")
+
+
+def write_device_formulation(
+    problem: DeviceProblem,
+    budgets: Sequence[int],
+    name: str,
+    path: Path,
+    *,
+    most_columns: int = MOST_COLUMNS,
+) -> dict[str, Any]:
+    """Write the model of a formulation for a budget in bytes per device; returns its figures.
+
+    Raises:
+        UsageError: not a formulation for several devices, or a model that is too large.
+    """
+    made = formulate_devices(problem, budgets, name, most_columns=most_columns)
+    written = _written(made.model, path)
+    return {
+        "formulation": name,
+        "budget_bytes": {
+            name: limit if limit < NO_LIMIT else None
+            for name, limit in zip(problem.names, budgets, strict=True)
+        },
+        **written,
+        "seconds_per_objective_unit": made.unit,
+        "file": str(path),
+    }
+
+
+def _written(model: Model, path: Path) -> dict[str, int]:
+    """Write a model by the suffix of the path; its size.
+
+    Raises:
+        UsageError: another suffix.
+    """
+    if path.suffix.lower() not in SUFFIXES:
+        raise UsageError(f"{path}: a model file ends in {' or '.join(SUFFIXES)}")
+    with atomic(path) as temporary:
+        write_model(model, temporary, path.suffix.lower())
+    return {
+        "columns": model.columns,
+        "integer_columns": sum(model.integer),
+        "rows": model.rows,
+        "products": len(model.quadratic_cost) + sum(map(len, model.quadratic_rows.values())),
+    }
+
+
+def read_formulation(
+    subject: Subject,
+    limit: int,
+    name: str,
+    path: Path,
+    *,
+    cut_ops: Sequence[int] = (),
+    most_columns: int = MOST_COLUMNS,
+) -> Solution:
+    """The plan that a solution file stands for, replayed against the budget.
+
+    The file proves nothing that could be checked: the bound is that of storing everything.
+
+    Raises:
+        UsageError: the file is no solution of this model, or its plan is not valid or takes more
+            than ``limit`` bytes.
+    """
+    made = formulate(
+        Wiring(subject.problem), limit, name, cut_ops=cut_ops, most_columns=most_columns
+    )
+    point = _point(made.model, path)
+    sequence = made.sequence(point)
+    if sequence is None:
+        raise UsageError(f"{path} holds no plan", why="it runs an op again that may run only once")
+    problem = subject.problem
+    bytes_ = _replayed(problem, limit, made, sequence, path)
+    total = seconds(problem, problem.store_all())
+    return Solution(
+        Status.FEASIBLE, tuple(sequence), seconds(problem, sequence), bytes_,
+        Certificate(total, "store-all", any_order=True), f"{name} ({path.name})", 0.0,
+        notes=("read from a solution file: no bound but that of storing everything",),
+    )  # fmt: skip
+
+
+def read_device_formulation(
+    problem: DeviceProblem,
+    budgets: Sequence[int],
+    name: str,
+    path: Path,
+    *,
+    most_columns: int = MOST_COLUMNS,
+) -> DeviceSolution:
+    """The schedule that a solution file stands for, judged against the budgets in bytes.
+
+    The file proves nothing that could be checked: the bound is each op once on its best device.
+
+    Raises:
+        UsageError: the file is no solution of this model, or its schedule cannot be carried out or
+            takes more than a budget.
+    """
+    made = formulate_devices(problem, budgets, name, most_columns=most_columns)
+    point = _point(made.model, path)
+    try:
+        schedule = made.schedule(point)
+        held = peaks(problem, schedule).tolist()
+    except InvalidScheduleError as error:
+        raise UsageError(f"the plan of {path} cannot run", why=str(error)) from error
+    for device, count, limit in zip(problem.names, held, budgets, strict=True):
+        if count > limit:
+            raise UsageError(
+                f"the plan of {path} takes {format_bytes(count)} ({count} B) of "
+                f"{format_bytes(limit)} ({limit} B) on '{device}'",
+                hint="give the budgets that the model was written with",
+            )
+    record = DeviceRecord(problem, tuple(budgets), 0.0, 0.0, fixed_order=True)
+    record.raise_bound(least_seconds(problem), "least run", any_order=True)
+    record.notes.append("read from a solution file: no bound but each op once on its best device")
+    record.offer(schedule, f"{name} ({path.name})")
+    return record.solution()
+
+
+def _point(model: Model, path: Path) -> Floats:
+    """The point of a solution file.
+
+    Raises:
+        UsageError: it is none of this model.
+    """
+    try:
+        return read_solution(model, path)
+    except SolutionFileError as error:
+        raise UsageError(
+            f"{path} holds no plan",
+            why=str(error).removeprefix(f"{path}: "),
+            hint="give the formulation, budget and options that the model was written with; "
+            "SCIP, Gurobi and HiGHS (styles raw, pretty, sparse) files are read",
+        ) from error
+
+
+def _replayed(
+    problem: Problem, limit: int, made: Formulated, sequence: list[int], path: Path
+) -> int:
+    """Peak bytes of a sequence, by the simulator.
+
+    Raises:
+        UsageError: it cannot run, or takes more than ``limit`` bytes.
+    """
+    try:
+        use = occupancy(problem, sequence)
+    except ValueError as error:
+        raise UsageError(f"the plan of {path} cannot run", why=str(error)) from error
+    seen: set[int] = set()
+    for op in sequence:
+        if op in seen and not problem.recompute[op]:
+            raise UsageError(f"the plan of {path} is not allowed", why=f"op {op} may run only once")
+        seen.add(op)
+    highest = int(use.max(initial=problem.fixed))
+    if highest <= limit:
+        return highest
+    step, hint = int(use.argmax()), "give the budget that the model was written with"
+    if made.name == "cuts":
+        worst = int(stage_excess(problem.ops, sequence, use, limit).argmax())
+        more = next((op for op in (worst, worst - 1) if op >= 0 and op not in made.cuts), None)
+        hint = "between cuts the relaxation forgets memory: try --formulation checkmate"
+        if more is not None:
+            hint = "the limit holds at the cuts only: write and solve again with "
+            hint += " ".join(f"--cut {op}" for op in sorted((*made.cuts, more)))
+    raise UsageError(
+        f"the plan of {path} takes {format_bytes(highest)} ({highest} B) "
+        f"of {format_bytes(limit)} ({limit} B)",
+        where=f"step {step}, op {sequence[step]}",
+        hint=hint,
+    )

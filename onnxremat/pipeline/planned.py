@@ -1,0 +1,169 @@
+"""A planned model read back: its plan timestep by timestep, with the bytes of each device."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from onnxremat.errors import UsageError
+from onnxremat.execute.deployment import Deployment, read_deployment
+from onnxremat.execute.device_memory import device_bytes
+from onnxremat.execute.inside import insides
+from onnxremat.graph.ir import Graph
+from onnxremat.graph.onnx_io import read_model
+from onnxremat.ort.infer import build_graph
+from onnxremat.ort.session import Options
+from onnxremat.pipeline.prepare import Prepared, Settings, Source, prepare
+from onnxremat.rewrite.emit import metadata, rewrite, unpack
+from onnxremat.rewrite.pins import is_added
+from onnxremat.rewrite.restore import restored
+from onnxremat.schedule.plan import Plan, graph_hash
+from onnxremat.schedule.timesteps import Timesteps, timesteps
+from onnxremat.session.load import options_of
+from onnxremat.session.measure import predict
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What a file says about its plan.
+
+    Attributes:
+        facts: figures written with it.
+        plan: the steps.
+        steps: the same by timestep.
+        bytes: the most a device holds in each timestep, by the simulator, session by session:
+            (device, timestep) -> bytes.
+        budgets: bytes per device that has one.
+    """
+
+    facts: Mapping[str, Any]
+    plan: Plan
+    steps: Timesteps
+    bytes: Mapping[tuple[str, int], int]
+    budgets: Mapping[str, int]
+
+
+def read_planned(path: Path) -> Planned:
+    """A model that onnxremat wrote, for one device or several.
+
+    Raises:
+        UsageError: it carries no plan.
+        ModelError: it cannot be read, or was changed after it was planned.
+    """
+    model = read_model(path)
+    facts = metadata(model)
+    if "plan" not in facts:
+        raise UsageError(
+            f"{path} carries no plan",
+            hint="make one with: onnxremat optimize IN.onnx OUT.onnx --budget 0.6x",
+        )
+    figures, scratch = (_object(facts.get(name, "{}"), path) for name in ("facts", "scratch"))
+    if "devices" in facts:
+        return _several(read_deployment(path), figures)
+    plan = unpack(facts["plan"])
+    graph = build_graph(restored(model), path.parent)
+    carried = build_graph(model, path.parent)
+    weights = figures.get("weight_bytes")
+    return _single(graph, plan, carried, options_of(model), scratch, weights, figures)
+
+
+def _object(text: str, path: Path) -> dict[str, Any]:
+    """Raises:
+    UsageError: it is no JSON object.
+    """
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"the facts in {path} are damaged", why=str(error)) from error
+    if not isinstance(found, dict):
+        raise UsageError(f"the facts in {path} are damaged", hint="plan again")
+    return found
+
+
+def prepare_for(
+    plan: Plan, source: Source, settings: Settings, say: Callable[[str], None] | None = None
+) -> Prepared:
+    """Prepare a model as it was when the plan was made; shapes and dims of ``settings`` go first.
+
+    Raises:
+        UsageError: the plan belongs to another model.
+    """
+    kept = plan.provenance.settings
+    prepared = prepare(
+        source,
+        replace(
+            settings,
+            shapes=settings.shapes or kept.get("shapes", {}),
+            dims=settings.dims or kept.get("dims", {}),
+            target=kept.get("target", settings.target),
+            split_batch=tuple(kept.get("split_batch", ())),
+        ),
+        say or (lambda _: None),
+    )
+    if graph_hash(prepared.graph) != plan.provenance.graph_hash:
+        raise UsageError(
+            "the plan belongs to another model",
+            why="ops or sizes of the prepared graph differ (another file, shape or onnxruntime)",
+            hint="plan again with: onnxremat plan",
+        )
+    return prepared
+
+
+def plan_of_model(plan: Plan, source: Path, settings: Settings) -> Planned:
+    """A plan by itself with the model that it was made for; bytes by estimated workspace.
+
+    Raises:
+        UsageError: the plan belongs to another model, or is one for several devices.
+    """
+    if any(getattr(step, "device", "") != "cpu" for step in plan.steps):
+        raise UsageError("the plan is for several devices", hint="report the model: OUT.onnx")
+    prepared = prepare_for(plan, source, settings)
+    carried = rewrite(prepared.graph, plan).graph
+    scratch, weights = prepared.costs.scratch, prepared.weights
+    return _single(prepared.graph, plan, carried, prepared.tuned, scratch, weights, {})
+
+
+def _single(
+    graph: Graph,
+    plan: Plan,
+    carried: Graph,
+    options: Options,
+    scratch: Mapping[str, int],
+    weights: int | None,
+    figures: Mapping[str, Any],
+) -> Planned:
+    line = predict(carried, options, scratch=scratch, weights=weights)
+    steps = timesteps(graph, plan, ("cpu",))
+    held: dict[tuple[str, int], int] = {}
+    first, t = {name: at for at, name in enumerate(steps.ops)}, 0
+    for index, name in enumerate(line.ops):
+        total = line.weight_bytes + line.live[index] + line.scratch[index]
+        held["cpu", t] = max(held.get(("cpu", t), 0), total)
+        if first.get(name) == t and not is_added(name):
+            t = min(t + 1, len(steps.ops) - 1)
+    budget = plan.provenance.budget
+    return Planned(figures, plan, steps, held, {"cpu": budget} if budget else {})
+
+
+def _several(made: Deployment, figures: Mapping[str, Any]) -> Planned:
+    steps = timesteps(made.graph, made.plan, made.machine.names)
+    inside = insides(made.parts, made.machine, made.scratch, measure=False)
+    ran = {event.op.name: event.step for event in made.parts.followed.runs}
+    begins = [steps.at[action.begin] for action in made.parts.actions]
+    held: dict[tuple[str, int], int] = {}
+    for name, found in device_bytes(made.parts, made.machine, inside).items():
+        at = 0
+        for (action, op), total in zip(found.steps, found.held, strict=True):
+            if op in ran:
+                at = steps.at[ran[op]]
+            elif not is_added(op):  # a copy, or a partition that is one op to its provider
+                at = begins[action]
+            held[name, at] = max(held.get((name, at), 0), total)
+        for t in range(len(steps.ops)):
+            if (name, t) not in held:  # idle: what it holds after the last action begun by then
+                last = max((i for i, begin in enumerate(begins) if begin <= t), default=-1)
+                held[name, t] = found.between[last] if last >= 0 else found.resident
+    return Planned(figures, made.plan, steps, held, made.limits)

@@ -1,0 +1,413 @@
+"""From a model file to the graph that is planned: bound, optimised offline, ordered, priced."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import onnx
+
+from onnxremat.cost.analytic import analytic_costs
+from onnxremat.cost.measure import measure_costs
+from onnxremat.cost.table import CostTable
+from onnxremat.errors import ModelError, UsageError
+from onnxremat.grad import Settings as Training
+from onnxremat.grad import differentiate, training_of
+from onnxremat.grad.constants import Constants
+from onnxremat.grad.description import KEY as STEP
+from onnxremat.graph.batch import batched_inputs
+from onnxremat.graph.ir import Graph, Role, Tensor
+from onnxremat.graph.onnx_io import from_graphsurgeon, inline_functions, read_model, to_model
+from onnxremat.graph.order import (
+    default_order,
+    file_order,
+    priority_order,
+    reordered,
+    without_dead_ops,
+)
+from onnxremat.graph.sequence_bytes import sequence_bytes
+from onnxremat.graph.sequences import without_sequences
+from onnxremat.graph.traits import DOMAINS
+from onnxremat.ort.feeds import load_feeds, seeded_feeds
+from onnxremat.ort.infer import bind, build_graph, require_shapes, with_shapes
+from onnxremat.ort.offline import TARGETS, Optimised, optimised_for
+from onnxremat.ort.profile import Feeds, Profile, profile
+from onnxremat.ort.session import DEFAULT, TUNED, Options
+from onnxremat.pipeline.batch_slices import in_parts
+from onnxremat.rewrite.restore import restored
+from onnxremat.schedule.simulate import Rules, simulate
+from onnxremat.session.measure import weight_bytes
+from onnxremat.units import format_bytes
+
+Progress = Callable[[str], None]
+Source: TypeAlias = str | os.PathLike[str] | onnx.ModelProto
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a model is prepared and measured.
+
+    Attributes:
+        shapes: full shape per input.
+        dims: size per symbolic dimension.
+        target: what the file may contain, a key of ``TARGETS``.
+        threads: intra-op threads, 0 for one per core.
+        seed: of made-up inputs.
+        data: ``.npz`` file with inputs to measure and verify on.
+        measure: run the model; without it costs are estimated and nothing is verified.
+        fresh: measure costs even when they are cached.
+        fixed_order: keep the file's order of first runs.
+        train: make a training step of the model first.
+        split_batch: compute the batch in parts: so many, or of so many rows each; whole where
+            empty. None leaves it to the planner of several devices.
+        costs: prices the ops of a graph, instead of measuring them or estimating.
+    """
+
+    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    dims: Mapping[str, int] = field(default_factory=dict)
+    target: str = "portable"
+    threads: int = 0
+    seed: int = 0
+    data: Path | None = None
+    measure: bool = True
+    fresh: bool = False
+    fixed_order: bool = False
+    train: Training | None = None
+    split_batch: tuple[int, ...] | None = None
+    costs: Callable[[Graph], CostTable] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """What preparing the same graph again needs."""
+        return {
+            "shapes": {name: list(shape) for name, shape in self.shapes.items()},
+            "dims": dict(self.dims),
+            "target": self.target,
+            **({"split_batch": list(self.split_batch)} if self.split_batch else {}),
+        }
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A model ready to be planned.
+
+    Attributes:
+        name: file name, for people.
+        folder: where external weights are.
+        original: the bound model, not optimised.
+        plain: the same with known sequences as plain tensors, no size of it from a run.
+        graph: optimised for the target, in the base order of planning.
+        feeds: inputs for measuring, None when nothing is measured.
+        costs: seconds and scratch per op.
+        weights: resident bytes of the weights.
+        baseline_peak: bytes of the original under default options, measured where possible.
+        baseline: its profile, None when nothing is measured.
+        store_all_peak: predicted bytes of ``graph`` in its order, nothing recomputed.
+        notes: what a user should know.
+    """
+
+    name: str
+    folder: Path | None
+    original: onnx.ModelProto
+    plain: Graph
+    graph: Graph
+    feeds: Feeds | None
+    costs: CostTable
+    weights: int
+    baseline_peak: int
+    baseline: Profile | None
+    store_all_peak: int
+    settings: Settings
+    notes: tuple[str, ...] = ()
+
+    @property
+    def in_place(self) -> tuple[tuple[str, str], ...]:
+        """Inputs and outputs of a training step that a trainer binds to one buffer."""
+        try:
+            return tuple(training_of(self.original).updates.items())
+        except ModelError:  # no training step
+            return ()
+
+    @property
+    def batch(self) -> int:
+        """Rows of the batch, 0 where no input has one."""
+        try:
+            _, rows = batched_inputs(self.original)
+        except UsageError:
+            return 0
+        return int(rows)  # its dimensions are bound
+
+    @property
+    def tuned(self) -> Options:
+        """Options the plan is made for."""
+        return replace(TUNED, threads=self.settings.threads)
+
+    @property
+    def default(self) -> Options:
+        """Options of a session opened without any, threads aside."""
+        return replace(DEFAULT, threads=self.settings.threads)
+
+
+def prepare(
+    source: Source,
+    settings: Settings,
+    progress: Progress | None = None,
+) -> Prepared:
+    """Read, bind, optimise, order and price a model.
+
+    Args:
+        source: a file, or a model in memory.
+        progress: told what is being done.
+
+    Raises:
+        ModelError: not readable, not valid, or onnxruntime refuses it.
+        UsageError: wrong target, shape, dimension or inputs.
+    """
+    say = progress or (lambda _: None)
+    if settings.target not in TARGETS:
+        raise UsageError(f"unknown target '{settings.target}'", hint="one of " + ", ".join(TARGETS))
+    say("reading the model")
+    model, folder, name = read_source(source)
+    model = restored(model)
+    _check_domains(model)
+    bound = bind(inline_functions(model), settings.shapes, settings.dims)
+    if settings.train is not None:
+        say("adding the backward pass")
+        # The portable graph uses no kernels of one processor; a file for this one may.
+        step = settings.train.on_this_machine() if settings.target == "host" else settings.train
+        bound = differentiate(bound, folder=folder, settings=step)
+    bound, dropped = _without_first_values(bound)
+    original = without_dead_ops(build_graph(bound, folder))
+    plain = _in_tensors(original, folder)
+    bound = to_model(original)
+    feeds = _feeds(original, settings)
+    baseline = None
+    if feeds is not None:
+        say("measuring the original")
+        options = replace(DEFAULT, threads=settings.threads)
+        baseline = profile(bound, feeds, options, runs=1, folder=folder)
+        original = _with_measured_shapes(original, bound, feeds, folder)
+    made = _for_planning(name, folder, original, plain, feeds, baseline, settings, say)
+    return replace(made, notes=(*dropped, *made.notes))
+
+
+def _without_first_values(model: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[str, ...]]:
+    """A training step whose parameters and state are inputs only, and a note where the file held
+    first values: as initializers they would be taken for constants."""
+    if not any(entry.key == STEP for entry in model.metadata_props):
+        return model, ()
+    held = {variable.input for variable in training_of(model).variables}
+    kept = [tensor for tensor in model.graph.initializer if tensor.name not in held]
+    if len(kept) == len(model.graph.initializer):
+        return model, ()
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    del result.graph.initializer[:]
+    result.graph.initializer.extend(kept)
+    note = "first values of parameters and state are left out: train with --weights STEP or MODEL"
+    return result, (note,)
+
+
+def prepare_split(
+    prepared: Prepared, split: tuple[int, ...], progress: Progress | None = None
+) -> Prepared:
+    """The same model, its batch computed in parts.
+
+    Args:
+        split: rows of each part, or the number of equal parts.
+
+    Raises:
+        UsageError: as :func:`prepare`.
+        UnsupportedError: rows of the batch depend on each other, or an output has no batch.
+    """
+    original = build_graph(prepared.original, prepared.folder)
+    settings = replace(prepared.settings, split_batch=split)
+    made = _for_planning(
+        prepared.name, prepared.folder, original, prepared.plain, prepared.feeds,
+        prepared.baseline, settings, progress or (lambda _: None),
+    )  # fmt: skip
+    return replace(made, notes=tuple(dict.fromkeys((*prepared.notes, *made.notes))))
+
+
+def _for_planning(
+    name: str,
+    folder: Path | None,
+    original: Graph,
+    plain: Graph,
+    feeds: Feeds | None,
+    baseline: Profile | None,
+    settings: Settings,
+    say: Progress,
+) -> Prepared:
+    """The original optimised for its target, ordered and priced."""
+    say("optimising the graph as onnxruntime does at load")
+    bound = to_model(original)
+    listed = with_shapes(plain, _sizes(original))
+    made = optimised_for(to_model(listed), settings.target, folder)
+    asked, settings = settings.target, replace(settings, target=made.target)
+    graph = without_dead_ops(build_graph(made.model, folder))
+    graph = with_shapes(graph, {n: found for n, found in _sizes(listed).items() if found[1]})
+    if feeds is not None:
+        graph = _with_measured_shapes(graph, to_model(graph), feeds, folder)
+    require_shapes(graph)
+    if settings.split_batch:
+        # Afterwards, so that parts share weights that are made from others (with a normalisation
+        # folded in).
+        say("splitting the batch")
+        graph = in_parts(graph, settings.split_batch, feeds, folder)
+        assert feeds is not None  # or there were no parts
+        listed = graph = _with_measured_shapes(graph, to_model(graph), feeds, folder)
+        require_shapes(graph)
+    graph = _base_order(graph, listed, settings.fixed_order)
+    measured = None
+    if settings.costs is not None:
+        costs = settings.costs(graph)
+    elif feeds is None:
+        costs = analytic_costs(graph)
+    else:
+        say("measuring the cost of every op")
+        costs, measured = measure_costs(
+            graph, feeds, threads=settings.threads, folder=folder, fresh=settings.fresh
+        )
+    weights = weight_bytes(graph, measured)
+    store_all = simulate(graph, scratch=costs.scratch, weight_bytes=weights).peak
+    if baseline is None:
+        peak = _unmeasured(original)
+    else:
+        held = weight_bytes(original, baseline, level=DEFAULT.level, folder=folder)
+        peak = held + baseline.live_peak
+    return Prepared(
+        name, folder, bound, plain, graph, feeds, costs, weights, peak, baseline, store_all,
+        settings, (*_notes(asked, made, store_all, peak), *_sequence_notes(graph)),
+    )  # fmt: skip
+
+
+def read_source(source: Source) -> tuple[onnx.ModelProto, Path | None, str]:
+    """A model, the folder of its external weights, and a name for people.
+
+    Args:
+        source: a file, an ``onnx.ModelProto`` or an ``onnx_graphsurgeon.Graph``.
+
+    Raises:
+        ModelError: see :func:`read_model`.
+        UsageError: something else.
+    """
+    if isinstance(source, onnx.ModelProto):
+        return source, None, source.graph.name or "model"
+    if isinstance(source, str | os.PathLike):
+        path = Path(source)
+        return read_model(path), path.parent, path.name
+    model = from_graphsurgeon(source)
+    return model, None, model.graph.name or "model"
+
+
+def _check_domains(model: onnx.ModelProto) -> None:
+    local = {(f.domain, f.name) for f in model.functions}
+    for node in model.graph.node:
+        if node.domain not in DOMAINS and (node.domain, node.op_type) not in local:
+            raise ModelError(
+                f"operator {node.op_type} of domain '{node.domain}' is not known",
+                where=f"node {node.name or node.op_type}",
+                why="stock onnxruntime has no kernel for it",
+                hint="replace it with standard operators, or export it as a model function",
+            )
+
+
+def _feeds(graph: Graph, settings: Settings) -> Feeds | None:
+    if not settings.measure:
+        return None
+    if settings.data is not None:
+        return load_feeds(settings.data, graph)
+    return seeded_feeds(graph, settings.seed)
+
+
+def _with_measured_shapes(
+    graph: Graph, model: onnx.ModelProto, feeds: Feeds, folder: Path | None
+) -> Graph:
+    """Sizes that only a run shows (data-dependent shapes), where inference left any open."""
+    if all(graph.tensors[name].shape is not None for op in graph.ops for name in op.writes):
+        return graph
+    found = profile(model, feeds, TUNED, folder=folder)
+    by_name = {op.name: op for op in graph.ops}
+    shapes = {}
+    for kernel in found.kernels:
+        op = by_name.get(kernel.name)
+        if op is not None:
+            shapes.update(dict(zip(op.writes, kernel.outputs, strict=False)))
+    tensors = dict(with_shapes(graph, shapes).tensors)
+    for op in graph.ops:
+        if op.name in {k.name for k in found.kernels}:
+            for name in op.writes:  # sequences and the like
+                if tensors[name].shape is None:
+                    size = sequence_bytes(op, tensors) or 0
+                    tensors[name] = Tensor(name, 0, (), size, tensors[name].role)
+    return graph.with_ops(graph.ops, tensors)
+
+
+def _in_tensors(graph: Graph, folder: Path | None) -> Graph:
+    """The graph with sequences of known tensors as these tensors: the same values, and every one
+    of a size that can be planned."""
+    while (model := without_sequences(graph, Constants(graph))) is not None:
+        graph = with_shapes(build_graph(model, folder), _sizes(graph))
+    return graph
+
+
+def _sizes(graph: Graph) -> dict[str, tuple[int, tuple[int, ...]]]:
+    """Element type and shape of every tensor whose shape is known."""
+    return {n: (t.dtype, t.shape) for n, t in graph.tensors.items() if t.shape is not None}
+
+
+def _base_order(graph: Graph, original: Graph, fixed: bool) -> Graph:
+    """The better of the file's order and onnxruntime's own, by predicted peak."""
+    listed = [name for op in original.ops for name in op.writes]
+    choices = [file_order(graph, listed)]
+    if not fixed:
+        choices += [reordered(graph, default_order(graph)), graph]
+    settled = [reordered(choice, priority_order(choice)) for choice in choices]
+    return min(settled, key=lambda g: simulate(g).peak)
+
+
+def _unmeasured(original: Graph) -> int:
+    """Predicted peak of the original under default options, its ops not fused."""
+    ordered = reordered(original, default_order(original))
+    scratch = analytic_costs(original).scratch
+    weights = weight_bytes(original)
+    return simulate(ordered, Rules(reuse=True), scratch=scratch, weight_bytes=weights).peak
+
+
+def _notes(asked: str, made: Optimised, store_all: int, original: int) -> tuple[str, ...]:
+    notes = []
+    if made.target != asked:
+        notes.append(
+            f"optimised for --target {made.target}, not {asked}: onnxruntime does not open what it "
+            f"makes of this model for {asked} ({made.why})"
+        )
+    elif asked != "host" and store_all > original:
+        notes.append(
+            f"onnxruntime runs the original in {format_bytes(original)} because it fuses more at "
+            "load; --target host plans that graph (a file for this kind of processor)"
+        )
+    return tuple(notes)
+
+
+def _sequence_notes(graph: Graph) -> tuple[str, ...]:
+    unknown = [
+        name
+        for op in graph.ops
+        if sequence_bytes(op, graph.tensors) is None
+        for name in op.writes
+        if not graph.tensors[name].dtype
+    ]
+    if not unknown:
+        return ()
+    return (
+        f"{len(unknown)} values are no tensors ('{unknown[0]}' the first): their bytes are not "
+        "predicted, only measured",
+    )
+
+
+def inputs_bytes(graph: Graph) -> int:
+    """Bytes the caller holds for the inputs; no budget counts them."""
+    return sum(t.bytes for t in graph.tensors.values() if t.role is Role.INPUT)

@@ -1,0 +1,63 @@
+"""Run any model once (or a few times) under the meter."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnxremat.graph.onnx_io import atomic, check_writable, inline_functions, to_model
+from onnxremat.ort.feeds import load_feeds, seeded_feeds
+from onnxremat.ort.infer import bind, build_graph
+from onnxremat.ort.profile import profile
+from onnxremat.ort.session import DEFAULT
+from onnxremat.pipeline.prepare import Settings, read_source
+from onnxremat.rewrite.emit import metadata
+from onnxremat.session.load import options_of
+from onnxremat.session.measure import weight_bytes
+
+
+def run_once(
+    source: str | Path, settings: Settings, runs: int, default_options: bool, save: Path | None
+) -> dict[str, Any]:
+    """Run a model and say what it took.
+
+    Args:
+        default_options: ignore the options a planned model carries.
+        save: write the outputs there (``.npz``).
+
+    Raises:
+        UsageError, ModelError: unreadable model, inputs or output path.
+    """
+    if save is not None:
+        check_writable(save)
+    model, folder, _ = read_source(source)
+    planned = "plan" in metadata(model) and not default_options
+    options = replace(options_of(model) if planned else DEFAULT, threads=settings.threads)
+    bound = bind(inline_functions(model), settings.shapes, settings.dims)
+    graph = build_graph(bound, folder)
+    feeds = (
+        load_feeds(settings.data, graph) if settings.data else seeded_feeds(graph, settings.seed)
+    )
+    found = profile(to_model(graph), feeds, options, runs=runs, folder=folder)
+    if save is not None:
+        arrays: dict[str, Any] = {
+            n: v for n, v in found.outputs.items() if isinstance(v, np.ndarray)
+        }
+        with atomic(save) as temporary, temporary.open("wb") as file:
+            np.savez(file, **arrays)
+    weights = weight_bytes(graph, found, level=options.level, folder=folder)
+    return {
+        "peak_measured_bytes": weights + found.live_peak,
+        "weight_bytes": weights,
+        "arena_bytes": found.arena_bytes,
+        "kernels": len(found.kernels),
+        "seconds": found.seconds,
+        "options": options.to_json(),
+        "outputs": {
+            name: {"shape": list(np.shape(value)), "dtype": str(getattr(value, "dtype", ""))}
+            for name, value in found.outputs.items()
+        },
+    }

@@ -1,0 +1,87 @@
+"""What is planned: a model, or a graph file of a planner study, as one problem of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from onnxremat.device.host import memory_bytes
+from onnxremat.errors import ModelError
+from onnxremat.pipeline.prepare import Prepared, Settings, Source, prepare
+from onnxremat.planner.graph_files import GraphFileError, read_graph
+from onnxremat.planner.problem import Problem, peak, seconds
+from onnxremat.planner.reduce import Reduced, reduce
+from onnxremat.units import Budget
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A problem to plan.
+
+    Attributes:
+        name: for people.
+        problem: sizes and costs.
+        baseline_peak: bytes that shares of the budget refer to: the unoptimised model's peak, or
+            that of storing everything in a graph file's order.
+        model: the prepared model and its reduction, None for a graph file.
+        fixed_order: keep first runs in the base order.
+    """
+
+    name: str
+    problem: Problem
+    baseline_peak: int
+    model: tuple[Prepared, Reduced] | None
+    fixed_order: bool
+
+    @property
+    def store_all_seconds(self) -> float:
+        """Seconds without recomputation."""
+        return seconds(self.problem, self.problem.store_all())
+
+    @property
+    def store_all_peak(self) -> int:
+        """Bytes without recomputation, in the base order."""
+        return peak(self.problem, self.problem.store_all())
+
+    def limit(self, budget: Budget) -> int | None:
+        """Bytes of a budget, None for ``min``; a graph file has no device but its peak."""
+        whole = memory_bytes() if self.model else self.baseline_peak
+        return budget.resolve(device_bytes=whole, peak_bytes=self.baseline_peak)
+
+
+def is_graph_file(source: Source) -> bool:
+    """True for the path of a ``.json`` file."""
+    return isinstance(source, str | Path) and Path(source).suffix == ".json"
+
+
+def read_subject(
+    source: Source, settings: Settings, say: Callable[[str], None] | None = None
+) -> Subject:
+    """Read a graph file, or prepare a model.
+
+    Raises:
+        ModelError: neither.
+        UsageError: wrong shapes, target or inputs of a model.
+    """
+    if isinstance(source, str | Path) and is_graph_file(source):
+        return _graph_file(Path(source), settings.fixed_order)
+    return prepared_subject(prepare(source, settings, say))
+
+
+def prepared_subject(prepared: Prepared) -> Subject:
+    """The problem of a prepared model."""
+    reduced = reduce(prepared.graph, prepared.costs, prepared.weights)
+    return Subject(
+        prepared.name, reduced.problem, prepared.baseline_peak, (prepared, reduced),
+        prepared.settings.fixed_order,
+    )  # fmt: skip
+
+
+def _graph_file(path: Path, fixed_order: bool) -> Subject:
+    try:
+        problem = read_graph(path)
+    except GraphFileError as error:
+        raise ModelError("not a graph file", where=str(path), why=str(error)) from error
+    top = peak(problem, problem.store_all())
+    return Subject(path.name, problem, top, None, fixed_order)

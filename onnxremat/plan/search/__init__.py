@@ -1,7 +1,0 @@
-"""Compiled search over sequences: exact evaluation, greedy insertion, polish and annealing."""
-
-from __future__ import annotations
-
-from onnxremat.plan.search.session import Search, warm_up
-
-__all__ = ["Search", "warm_up"]

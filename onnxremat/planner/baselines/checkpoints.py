@@ -1,0 +1,125 @@
+"""Checkpoint rules: hold a chosen set of forward values, remake the rest when they are read.
+
+The forward part is what runs up to the peak of the store-all sequence (for a training graph: up to
+the loss). Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016: checkpoints at the
+ends of segments, sqrt(n) of them (section 4.1) or as a byte threshold says (algorithm 3). Segment
+ends are articulation values: the only forward value that is live there (algorithm of Feng and
+Huang, "Optimal Gradient Checkpoint Search for Arbitrary Computation Graphs", CVPR 2021, in spirit).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import isqrt
+
+from onnxremat.planner.baselines.verdict import fastest_within
+from onnxremat.planner.formulations.extract import late_remakes
+from onnxremat.planner.problem import Problem, Solution, occupancy
+from onnxremat.planner.wiring import Wiring
+
+MOST_STEPS = 2_000_000  # beyond this, recomputing everything is not tried
+
+
+def store_all(problem: Problem, budget: int) -> Solution:
+    """Run every op once, in the base order."""
+    return fastest_within(problem, budget, "store-all", [problem.store_all()])
+
+
+def recompute_all(problem: Problem, budget: int) -> Solution:
+    """Hold no forward value that can be remade: every later op remakes what it reads."""
+    wiring, turn = Wiring(problem), turning_point(Wiring(problem))
+    later = range(turn + 1, problem.ops)
+    if len(later) * turn > MOST_STEPS:
+        return fastest_within(problem, budget, "recompute-all", [])
+    stay = {
+        value
+        for value, op in enumerate(wiring.producer)
+        if op > turn or not wiring.recomputable[op]
+    }
+    intervals = [range(turn + 1), *([op] for op in later)]
+    carried = [set[int](), *(stay for _ in later)]
+    sequence = late_remakes(wiring, intervals, carried)
+    return fastest_within(problem, budget, "recompute-all", [sequence])
+
+
+def articulation(problem: Problem, budget: int) -> Solution:
+    """Hold every articulation value."""
+    wiring = Wiring(problem)
+    return fastest_within(problem, budget, "articulation", [holding(wiring, articulations(wiring))])
+
+
+def chen_sqrt(problem: Problem, budget: int) -> Solution:
+    """Hold every sqrt(n)-th articulation value."""
+    wiring = Wiring(problem)
+    ends = articulations(wiring)
+    step = max(1, isqrt(len(ends)))
+    return fastest_within(problem, budget, "chen-sqrt", [holding(wiring, ends[step - 1 :: step])])
+
+
+def every_block(problem: Problem, budget: int) -> Solution:
+    """Hold every k-th articulation value, for the k that is fastest within the budget."""
+    wiring = Wiring(problem)
+    ends = articulations(wiring)
+    steps = sorted({1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, len(ends)} & {*range(1, 10**6)})
+    sequences = (holding(wiring, ends[k - 1 :: k]) for k in steps if k <= len(ends))
+    return fastest_within(problem, budget, "every-block", sequences)
+
+
+def chen_greedy(problem: Problem, budget: int) -> Solution:
+    """Hold an articulation value when the bytes since the last one pass a threshold.
+
+    Thresholds are tried from small to large, as the paper's search over budgets does.
+    """
+    wiring = Wiring(problem)
+    ends = articulations(wiring)
+    turn = turning_point(wiring)
+    total = sum(wiring.size[v] for op in range(turn + 1) for v in wiring.writes[op])
+    thresholds = (total * k // 64 for k in range(65))
+    sequences = (holding(wiring, _above(wiring, ends, limit)) for limit in thresholds)
+    return fastest_within(problem, budget, "chen-greedy", sequences)
+
+
+def turning_point(wiring: Wiring) -> int:
+    """Op at the peak of the store-all sequence: the last of the forward part."""
+    problem = wiring.problem
+    return int(occupancy(problem, problem.store_all()).argmax())
+
+
+def articulations(wiring: Wiring) -> list[int]:
+    """Values that are alone in being read by later forward ops once they are made."""
+    turn = turning_point(wiring)
+    last = [
+        max((r for r in wiring.readers[v] if r <= turn), default=-1)
+        for v in range(wiring.problem.values)
+    ]
+    found: list[int] = []
+    live: set[int] = set()
+    for op in range(turn + 1):
+        live = {v for v in live if last[v] > op}
+        live |= {v for v in wiring.writes[op] if last[v] > op}
+        if len(live) == 1 and next(iter(live)) in wiring.writes[op]:
+            found.append(next(iter(live)))
+    return found
+
+
+def holding(wiring: Wiring, held: Iterable[int]) -> list[int] | None:
+    """Sequence that holds only ``held`` (and what cannot be remade) across the turning point."""
+    ops, turn = wiring.problem.ops, turning_point(wiring)
+    if turn + 1 >= ops:
+        return wiring.problem.store_all()
+    kept = set(held)
+    kept |= {v for v, op in enumerate(wiring.producer) if not wiring.recomputable[op]}
+    kept |= {*wiring.reads[turn], *wiring.writes[turn]}
+    return late_remakes(wiring, [range(turn + 1), range(turn + 1, ops)], [set(), kept])
+
+
+def _above(wiring: Wiring, ends: list[int], limit: int) -> list[int]:
+    held, since, at = [], 0, 0
+    for value in ends:
+        maker = wiring.producer[value]
+        since += sum(wiring.size[v] for op in range(at, maker + 1) for v in wiring.writes[op])
+        at = maker + 1
+        if since > limit:
+            held.append(value)
+            since = 0
+    return held

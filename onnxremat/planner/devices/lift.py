@@ -1,0 +1,201 @@
+"""Device problems from single-device ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from onnxremat.planner.devices.problem import ANY, DeviceProblem
+from onnxremat.planner.problem import Bytes, Floats, Ints, Problem, Rows
+
+MOST = 15  # devices: the search packs a step into 32 bits
+
+
+@dataclass(frozen=True)
+class Given:
+    """A graph input that the caller holds on a device, where it takes no room.
+
+    Attributes:
+        size: bytes it takes on any other device it is copied to.
+        home: device that has it.
+        readers: ops of the model that read it.
+        copy: seconds to copy it, shape (D, D).
+    """
+
+    size: int
+    home: int
+    readers: tuple[int, ...]
+    copy: Floats
+
+
+def copy_seconds(size: ArrayLike, latency: ArrayLike, bandwidth: ArrayLike) -> Floats:
+    """Seconds to copy each value over each link: latency + bytes / bandwidth.
+
+    Args:
+        size: bytes, shape (m,).
+        latency: seconds, shape (D, D).
+        bandwidth: bytes per second, shape (D, D); 0 where there is no link.
+
+    Returns:
+        Shape (D, D, m), ``inf`` without a link; the diagonal is ``inf`` too.
+    """
+    rate = np.array(bandwidth, np.float64)
+    np.fill_diagonal(rate, 0.0)
+    moved = np.asarray(size, np.float64) / np.where(rate > 0, rate, np.inf)[:, :, None]
+    seconds: Floats = np.asarray(latency, np.float64)[:, :, None] + moved
+    seconds[rate <= 0] = np.inf
+    return seconds
+
+
+def from_problem(
+    problem: Problem,
+    cost: ArrayLike,
+    copy: ArrayLike,
+    *,
+    names: Sequence[str] | None = None,
+    work: ArrayLike | None = None,
+    allowed: ArrayLike | None = None,
+    group: Sequence[int] | None = None,
+    goal: Sequence[int] | None = None,
+    uses: Rows | None = None,
+    weight: ArrayLike | None = None,
+    fixed: ArrayLike | None = None,
+    given: Sequence[Given] = (),
+    toll: ArrayLike | None = None,
+) -> DeviceProblem:
+    """A single-device problem on several devices.
+
+    Args:
+        problem: ops, values, in-place and kept values; its costs and workspace are defaults only.
+        cost: seconds per run, shape (D, n); ``inf`` where an op cannot run, a whole row for a
+            device that only stores (swapping).
+        copy: seconds per copy, shape (D, D, m); ``inf`` without a link. See :func:`copy_seconds`.
+        names: of the devices; ``device0, device1, ..`` when None.
+        work: workspace bytes, shape (D, n); that of ``problem`` on every device when None.
+        allowed: where each op may run, shape (D, n) of booleans (pins); everywhere when None.
+        group: colocation group per op, -1 for none.
+        goal: device per value where it must be at the end, -1 for any; for kept values only.
+        uses, weight: weights each op reads (n rows) and their bytes.
+        fixed: bytes resident throughout per device, shape (D,). When None: ``problem.fixed`` less
+            the bytes of ``weight`` on every device that computes, 0 on the others.
+        given: graph inputs held on a device; each becomes an op in front, so ops of ``problem``
+            are numbered from ``len(given)`` on, and a value after those of ``problem``.
+        toll: seconds of a copy of each value that keep its two devices busy, shape (2, D, m).
+
+    Raises:
+        ValueError: shapes that do not fit, negative numbers, or an op that can run nowhere.
+    """
+    seconds = np.array(cost, np.float64, ndmin=2)
+    devices, ops = seconds.shape
+    if allowed is not None:
+        seconds = np.where(np.asarray(allowed, np.bool_), seconds, np.inf)
+    links = np.array(copy, np.float64)
+    _expect("cost", seconds, (devices, problem.ops))
+    _expect("copy", links, (devices, devices, problem.values))
+    links[np.arange(devices), np.arange(devices)] = np.inf
+    space = np.broadcast_to(problem.work if work is None else np.asarray(work), (devices, ops))
+    sizes = np.broadcast_to(problem.size, (devices, problem.values))
+    weights = np.asarray([] if weight is None else weight, np.int64)
+    base = DeviceProblem(
+        names=tuple(names) if names else tuple(f"device{d}" for d in range(devices)),
+        cost=seconds,
+        work=np.array(space, np.int64),
+        size=np.array(sizes, np.int64),
+        copy=links,
+        reads=problem.reads,
+        writes=problem.writes,
+        inplace=problem.inplace,
+        keep=problem.keep,
+        goal=np.where(problem.keep, ANY if goal is None else np.asarray(goal), ANY).astype(
+            np.int32
+        ),
+        recompute=problem.recompute,
+        group=np.asarray([ANY] * ops if group is None else group, np.int32),
+        uses=uses if uses is not None else Rows.of([[] for _ in range(ops)]),
+        weight=weights,
+        fixed=_fixed(problem, seconds, weights, fixed),
+        toll=None if toll is None else np.array(toll, np.float64),
+    )
+    made = _with_given(base, given) if given else base
+    _validate(made)
+    return made
+
+
+def _fixed(
+    problem: Problem, cost: Floats, weights: Bytes, fixed: ArrayLike | None
+) -> NDArray[np.int64]:
+    if fixed is not None:
+        return np.array(fixed, np.int64, ndmin=1)
+    rest = max(0, problem.fixed - int(weights.sum()))
+    return np.where(np.isfinite(cost).any(axis=1), rest, 0).astype(np.int64)
+
+
+def _with_given(base: DeviceProblem, given: Sequence[Given]) -> DeviceProblem:
+    """Source ops in front, their values at the end."""
+    count, devices = len(given), base.devices
+    cost = np.full((devices, count), np.inf)
+    size = np.repeat(np.asarray([[item.size for item in given]], np.int64), devices, axis=0)
+    copy = np.stack([np.asarray(item.copy, np.float64) for item in given], axis=2)
+    reads = base.reads.lists()
+    for k, item in enumerate(given):
+        cost[item.home, k], size[item.home, k] = 0.0, 0
+        for op in item.readers:
+            reads[op].append(base.values + k)
+    none: list[list[int]] = [[] for _ in given]
+    ids: Ints = np.full(count, ANY, np.int32)
+    return DeviceProblem(
+        names=base.names,
+        cost=np.hstack([cost, base.cost]),
+        work=np.hstack([np.zeros((devices, count), np.int64), base.work]),
+        size=np.hstack([base.size, size]),
+        copy=np.concatenate([base.copy, copy], axis=2),
+        reads=Rows.of(none + reads),
+        writes=Rows.of([[base.values + k] for k in range(count)] + base.writes.lists()),
+        inplace=Rows.of(none + base.inplace.lists()),
+        keep=np.concatenate([base.keep, np.zeros(count, np.bool_)]),
+        goal=np.concatenate([base.goal, ids]),
+        recompute=np.concatenate([np.ones(count, np.bool_), base.recompute]),
+        group=np.concatenate([ids, base.group]),
+        uses=Rows.of(none + base.uses.lists()),
+        weight=base.weight,
+        fixed=base.fixed,
+        given=count,
+        toll=None if base.toll is None else np.dstack([base.toll, np.zeros((2, devices, count))]),
+    )
+
+
+def _expect(name: str, array: NDArray[np.generic], shape: tuple[int, ...]) -> None:
+    if array.shape != shape:
+        raise ValueError(f"{name} has shape {array.shape}, expected {shape}")
+
+
+def _validate(problem: DeviceProblem) -> None:
+    devices, ops, values = problem.devices, problem.ops, problem.values
+    if devices > MOST:
+        raise ValueError(f"{devices} devices: at most {MOST} are supported")
+    for name, shape in (
+        ("cost", (devices, ops)), ("work", (devices, ops)), ("size", (devices, values)),
+        ("copy", (devices, devices, values)), ("keep", (values,)), ("goal", (values,)),
+        ("recompute", (ops,)), ("group", (ops,)), ("fixed", (devices,)),
+        ("tolls", (2, devices, values)),
+    ):  # fmt: skip
+        array = getattr(problem, name)
+        _expect(name, array, shape)
+        if name in ("cost", "work", "size", "copy", "fixed", "tolls") and not bool(
+            (array >= 0).all()
+        ):
+            raise ValueError(f"{name} has a negative entry or one that is no number")
+    for name, rows in (("reads", problem.reads), ("writes", problem.writes),
+                       ("inplace", problem.inplace), ("uses", problem.uses)):  # fmt: skip
+        if len(rows) != ops:
+            raise ValueError(f"{name} has {len(rows)} rows for {ops} ops")
+    if (problem.copy < np.maximum(problem.tolls[0][:, None], problem.tolls[1])).any():
+        raise ValueError("toll has an entry above the seconds of a copy")
+    if (problem.goal >= devices).any():
+        raise ValueError(f"a goal names a device above {devices - 1}")
+    nowhere = np.flatnonzero(~np.isfinite(problem.cost).any(axis=0))
+    if len(nowhere):
+        raise ValueError(f"op {nowhere[0]} can run on no device: allow it somewhere")

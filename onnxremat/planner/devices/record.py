@@ -1,0 +1,265 @@
+"""The best schedule and the best bounds so far, with the clock and the caller's hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from threading import RLock
+from time import monotonic
+
+import numpy as np
+
+from onnxremat.planner.devices.makespan import timing_of
+from onnxremat.planner.devices.problem import (
+    DeviceProblem,
+    InvalidScheduleError,
+    Schedule,
+    bytes_of,
+    first_runs,
+    ledger,
+    peaks,
+    seconds,
+)
+from onnxremat.planner.devices.solution import DeviceSolution
+from onnxremat.planner.problem import Certificate, Status
+
+Progress = Callable[[float, float, str], None]
+Stop = Callable[[], bool]
+
+WORTH = 5e-3  # share of the reference time that a moved first run must gain
+PACE = 150  # ops per second of the time limit up to which a model of all ops can be solved
+SLACK = 1e-9  # relative rounding of sums of seconds
+
+
+@dataclass
+class Bound:
+    """A proven lower bound in seconds and the argument behind it."""
+
+    seconds: float
+    kind: str
+
+    def lift(self, seconds: float, kind: str) -> bool:
+        """Take a larger bound; False when it is not larger."""
+        seconds = seconds * (1 - SLACK) if seconds < inf else seconds
+        if seconds <= self.seconds:
+            return False
+        self.seconds, self.kind = seconds, kind
+        return True
+
+
+@dataclass(frozen=True)
+class Found:
+    """A schedule within budget: seconds of all steps, makespan, and the method that found it."""
+
+    schedule: Schedule
+    time: float
+    span: float
+    planner: str
+
+
+@dataclass
+class DeviceRecord:
+    """State of one planning run. All schedules are in the caller's op numbers.
+
+    Two schedules are kept: the best with first runs in ``order``, to which ``ordered`` bounds
+    apply, and the best with another order.
+
+    Attributes:
+        problem, budgets: what is being solved.
+        limit: seconds of wall clock.
+        gap: share of the reference time at which found and bound count as equal.
+        parallel: the objective is the makespan.
+        progress, stop: the caller's hooks.
+        fixed_order: first runs must keep the base order.
+        order: order of first runs for which ``ordered`` bounds hold.
+        kept, moved: the best schedule in that order, and in any other.
+        free, ordered: bounds of the sum of all steps for every order, and for ``order``.
+        span: bound of the makespan, for every order.
+    """
+
+    problem: DeviceProblem
+    budgets: tuple[int, ...]
+    limit: float
+    gap: float
+    parallel: bool = False
+    progress: Progress | None = None
+    stop: Stop | None = None
+    fixed_order: bool = False
+    order: tuple[int, ...] = ()
+    kept: Found | None = None
+    moved: Found | None = None
+    trace: list[tuple[float, float, float]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    begin: float = field(default_factory=monotonic)
+    lock: RLock = field(default_factory=RLock)  # the search may run beside the solver
+
+    def __post_init__(self) -> None:
+        self.total = self.problem.reference
+        self.free, self.ordered, self.span = (Bound(0.0, "none") for _ in range(3))
+        computing = int(np.isfinite(self.problem.cost).any(axis=1).sum())
+        links = int(np.isfinite(self.problem.copy).any(axis=2).sum())
+        self.streams = max(1, computing + links)  # that can be busy at the same time
+        self.order = self.order or tuple(range(self.problem.ops))
+
+    @property
+    def elapsed(self) -> float:
+        """Wall seconds since the start."""
+        return monotonic() - self.begin
+
+    @property
+    def left(self) -> float:
+        """Wall seconds that remain."""
+        return self.limit - self.elapsed
+
+    def stopped(self) -> bool:
+        """True when time is up or the caller asked to stop."""
+        return self.left <= 0 or (self.stop is not None and self.stop())
+
+    @property
+    def best(self) -> Found | None:
+        """The schedule to hand out.
+
+        Leaving the order that a bound is proven for loses that bound. It is worth that when it
+        beats what the order allows, gains clearly, or leaves the smaller gap.
+        """
+        with self.lock:
+            kept, moved = self.kept, self.moved
+            if kept is None or moved is None:
+                return kept or moved
+            if self.parallel or kept.time <= moved.time:
+                return kept if self._rank(kept) <= self._rank(moved) else moved
+            gains = kept.time - moved.time
+            proven = max(0.0, self.ordered.seconds - self.free.seconds)
+            beats = moved.time < self.ordered.seconds
+            return moved if beats or gains > min(proven, WORTH * self.total) else kept
+
+    @property
+    def value(self) -> float:
+        """Objective of the best schedule, in seconds (``inf`` without one)."""
+        best = self.best
+        return inf if best is None else self._rank(best)[0]
+
+    @property
+    def certificate(self) -> Bound:
+        """Bound of the objective that applies to the best schedule.
+
+        Without a schedule, the bound of one order says nothing about the others.
+        """
+        if self.parallel:
+            return self.span
+        best = self.best
+        applies = self.fixed_order if best is None else best is self.kept
+        stronger = self.ordered.seconds > self.free.seconds * (1 + SLACK)
+        return self.ordered if applies and stronger else self.free
+
+    @property
+    def bound(self) -> float:
+        """Seconds of :attr:`certificate`."""
+        return self.certificate.seconds
+
+    @property
+    def infeasible(self) -> bool:
+        """True when it is proven that no schedule fits."""
+        return inf in (self.free.seconds, self.span.seconds) or (
+            self.fixed_order and self.ordered.seconds == inf
+        )
+
+    @property
+    def closed(self) -> bool:
+        """True when the best schedule is optimal within the gap, or the budgets infeasible."""
+        return self.infeasible or self.value - self.bound <= self.gap * self.total
+
+    def offer(self, schedule: Schedule, planner: str) -> bool:
+        """Take a schedule if it is valid, within budget and better; it is judged here."""
+        in_order = tuple(first_runs(schedule)) == self.order
+        if self.fixed_order and not in_order:
+            return False
+        try:
+            took = seconds(self.problem, schedule)
+            known = self.kept if in_order else self.moved
+            if known is not None and not self.parallel and took >= known.time * (1 - 1e-12):
+                return False
+            book = ledger(self.problem, schedule)
+            use = bytes_of(self.problem, schedule, book).max(axis=1, initial=0)
+            if (use > np.asarray(self.budgets)).any():
+                return False
+            span = timing_of(self.problem, schedule, self.budgets, book).makespan
+        except InvalidScheduleError:
+            return False
+        found = Found(schedule, took, span, planner)
+        with self.lock:
+            known, before = self.kept if in_order else self.moved, self.best
+            if known is not None and self._rank(found) >= self._rank(known):
+                return False
+            if in_order:
+                self.kept = found
+            else:
+                self.moved = found
+            if self.best is not before:
+                self._tell(planner)
+        return True
+
+    def follow(self, order: Sequence[int]) -> None:
+        """Let ``ordered`` bounds mean another order from here on."""
+        with self.lock:
+            known = [found for found in (self.kept, self.moved) if found is not None]
+            self.order, self.kept, self.moved = tuple(order), None, None
+            for found in sorted(known, key=self._rank):
+                if tuple(first_runs(found.schedule)) == self.order:
+                    self.kept = self.kept or found
+                else:
+                    self.moved = self.moved or found
+
+    def raise_bound(
+        self, bound: float, kind: str, *, any_order: bool, parallel: bool = False
+    ) -> None:
+        """Take a proven bound in seconds; ``inf`` proves the budgets infeasible.
+
+        Args:
+            parallel: it bounds the makespan (in every order), not the sum of all steps.
+        """
+        with self.lock:
+            which = self.span if parallel else self.free if any_order else self.ordered
+            lifted = which.lift(bound, kind)
+            if any_order and not parallel:  # the sum is at most what all streams take together
+                shared = f"{kind} over {self.streams} streams"
+                lifted = self.span.lift(bound / self.streams, shared) or lifted
+            if lifted:
+                self._tell(kind)
+
+    def solution(self) -> DeviceSolution:
+        """What to hand to the caller."""
+        best, proof = self.best, self.certificate
+        if self.infeasible:
+            proof = next(b for b in (self.free, self.ordered, self.span) if b.seconds == inf)
+        bound, top, status = proof.seconds, [], Status.UNKNOWN
+        if best is not None:
+            status = Status.OPTIMAL if self.closed else Status.FEASIBLE
+            top, bound = peaks(self.problem, best.schedule).tolist(), min(bound, self.value)
+        elif self.infeasible:
+            status = Status.INFEASIBLE
+        return DeviceSolution(
+            status=status,
+            objective="makespan" if self.parallel else "time",
+            schedule=None if best is None else best.schedule,
+            time=inf if best is None else best.time,
+            makespan=inf if best is None else best.span,
+            peaks=tuple(top),
+            certificate=Certificate(bound, proof.kind, proof is not self.ordered),
+            makespan_bound=self.span.seconds if best is None else min(self.span.seconds, best.span),
+            reference=self.total,
+            planner="none" if best is None else best.planner,
+            plan_seconds=self.elapsed,
+            trace=tuple(self.trace),
+            notes=tuple(self.notes),
+        )
+
+    def _rank(self, found: Found) -> tuple[float, float]:
+        """Objective first, the other number to break ties."""
+        return (found.span, found.time) if self.parallel else (found.time, found.span)
+
+    def _tell(self, stage: str) -> None:
+        self.trace.append((self.elapsed, self.value, self.bound))
+        if self.progress is not None:
+            self.progress(self.value, self.bound, stage)

@@ -1,0 +1,149 @@
+"""The smallest budget: a sequence for it and a proven lower bound with the reason."""
+
+from __future__ import annotations
+
+import time
+from math import inf
+
+from onnxremat.planner.bounds import largest_need
+from onnxremat.planner.ladder import solve
+from onnxremat.planner.order import best_order
+from onnxremat.planner.problem import Problem, Solution, Status, occupancy, peak
+from onnxremat.planner.record import Stop
+from onnxremat.planner.wiring import Wiring, reordered
+
+QUICK = 0.3  # share of the time for orders, greedy insertion and annealing
+PROBES = 5  # budgets that the whole ladder is asked about, at least, in the time that is left
+CLOSE = 0.002  # share of the budget at which bisection stops
+
+
+def smallest_budget(
+    problem: Problem,
+    *,
+    time_limit: float = 20,
+    fixed_order: bool = False,
+    seed: int = 0,
+    stop: Stop | None = None,
+) -> tuple[int, list[int], int, str]:
+    """Smallest budget at which a sequence is found.
+
+    First the search alone, bisecting on the budget; then the whole ladder, which finds plans at
+    budgets where greedy insertion fails and may prove others infeasible.
+
+    Returns:
+        (bytes, sequence, proven lower bound in bytes, one sentence that says why the bound holds).
+    """
+    begin = time.monotonic()
+    wiring = Wiring(problem)
+    need = largest_need(wiring, fixed_order=fixed_order)
+
+    def halted(share: float = 1.0) -> bool:
+        late = time.monotonic() > begin + share * time_limit
+        return late or (stop is not None and stop())
+
+    def early() -> bool:
+        return halted(QUICK)
+
+    best, sequence = peak(problem, problem.store_all()), problem.store_all()
+    orders = [sequence]
+    if not fixed_order and best > need.bytes:
+        found = best_order(wiring, 0.1 * time_limit, enough=need.bytes, stop=halted)
+        if found.order != sequence:
+            orders.insert(0, found.order)
+    for order in orders:
+        if best <= need.bytes:
+            break
+        descent = _Descent(problem, order, need.bytes, seed)
+        bytes_, steps = descent.run(begin + QUICK * time_limit, early)
+        if bytes_ < best:
+            best, sequence = bytes_, steps
+    low, why = need.bytes, need.why
+    tried = low
+    while best > low and best - tried > CLOSE * best and not halted():
+        middle = best - max(1, (best - tried) // 3)
+        seconds = max(0.3, time_limit * (1 - QUICK) / PROBES)
+        answer = _first_within(problem, middle, seconds, fixed_order, seed, stop)
+        if answer.sequence is not None:
+            best, sequence = answer.peak, list(answer.sequence)
+            continue
+        tried = middle + 1
+        if answer.status is Status.INFEASIBLE:
+            low = middle + 1
+            why = (
+                f"at {middle} bytes the cut relaxation ({answer.certificate.kind}) has no solution"
+            )
+    return best, sequence, low, why
+
+
+def _first_within(
+    problem: Problem, budget: int, seconds: float, fixed_order: bool, seed: int, stop: Stop | None
+) -> Solution:
+    """Any sequence within the budget, as soon as one is found."""
+    found: list[float] = []
+
+    def note(best: float, _bound: float, _stage: str) -> None:
+        if best < inf:
+            found.append(best)
+
+    return solve(
+        problem,
+        budget,
+        time_limit=seconds,
+        gap=1e-3,
+        seed=seed,
+        fixed_order=fixed_order,
+        progress=note,
+        stop=lambda: bool(found) or (stop is not None and stop()),
+    )
+
+
+class _Descent:
+    """Bisection on the budget in one order, with greedy insertion and short annealing."""
+
+    def __init__(self, problem: Problem, order: list[int], floor: int, seed: int) -> None:
+        from onnxremat.planner.search import Search  # compiled code: loaded when it is needed
+
+        self.order, self.floor, self.seed = order, floor, seed
+        self.problem = reordered(problem, order)
+        self.sequence = self.problem.store_all()
+        self.peak = int(occupancy(self.problem, self.sequence).max())
+        self.search = Search(self.problem, self.peak, seed=seed)
+
+    def run(self, until: float, halted: Stop) -> tuple[int, list[int]]:
+        """(bytes, sequence in the caller's numbers)."""
+        low = self.floor
+        patience = 0.05
+        while self.peak > low and not halted():
+            budget = (self.peak + low) // 2
+            found = self._within(budget, patience, until, halted)
+            if found is not None:
+                replay = self.search.replay(found)
+                assert replay is not None
+                self.sequence, self.peak = found, replay[1]
+            else:
+                low = budget + 1
+            if low >= self.peak or self.peak - low < 0.002 * self.peak:
+                low = self.floor
+                patience *= 4
+                if patience > 5:
+                    break
+        return self.peak, [self.order[op] for op in self.sequence]
+
+    def _within(self, budget: int, patience: float, until: float, halted: Stop) -> list[int] | None:
+        self.search.budget = budget
+        lefts = []
+        for start in (self.problem.store_all(), self.sequence):
+            for depth in (2, 6, 12):
+                found = self.search.fit(start, until, halted, depth, 0.5)
+                if found is not None:
+                    return found
+                lefts.append(list(self.search.left))
+        areas = [(self.search.replay(left) or (0, 0, float("inf")))[2] for left in lefts]
+        start = lefts[areas.index(min(areas))]
+        seconds = min(patience * (1 + self.problem.ops / 300), until - time.monotonic())
+        met: list[list[int]] = []
+        if seconds > 0:
+            self.search.anneal(
+                start, seconds, lambda: bool(met) or halted(), lambda found, _: met.append(found)
+            )
+        return met[-1] if met else None

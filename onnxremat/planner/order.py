@@ -1,0 +1,235 @@
+"""Order of the ops with the least peak when nothing is recomputed.
+
+Cheap orders first (base, breadth first, depth first both ways, greedy by growth), then a threshold
+search over sets of executed ops: is there an order within P bytes? Two rules keep it small. An op
+that fits and does not raise memory is run at once (running it later can only need more), and a set
+of executed ops is visited once. Bisection on P between the best order and the largest need of one
+op gives the optimum when the search is allowed to finish.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from onnxremat.planner.bounds import largest_need
+from onnxremat.planner.problem import peak
+from onnxremat.planner.wiring import Wiring
+
+STATES = 200_000  # executed sets one threshold search may visit
+
+
+@dataclass(frozen=True)
+class Order:
+    """An order of the ops, its peak in bytes without recomputation, and a proven lower bound."""
+
+    order: list[int]
+    peak: int
+    bound: int
+
+    @property
+    def proven(self) -> bool:
+        """True when no order has a smaller peak."""
+        return self.bound >= self.peak
+
+
+def best_order(
+    wiring: Wiring, seconds: float = 1.0, *, enough: int = 0, stop: Callable[[], bool] | None = None
+) -> Order:
+    """Minimum-peak order, exact when ``seconds`` suffice.
+
+    Args:
+        enough: bytes at which a smaller peak is no longer of use.
+        stop: polled; True ends the search with the best order so far.
+    """
+    problem, until = wiring.problem, time.monotonic() + seconds
+    starts = [list(range(problem.ops))]
+    best, order = peak(problem, starts[0]), starts[0]
+    bound = largest_need(wiring).bytes
+    for make in (_breadth_first, _greedy, _depth_first, _depth_first_reversed):
+        if best <= max(enough, bound) or time.monotonic() > until or (stop and stop()):
+            break
+        other = make(wiring)
+        bytes_ = peak(problem, other)
+        if bytes_ < best:
+            best, order = bytes_, other
+    while bound < best and best > enough:
+        limit = max(enough, (best + bound) // 2 if best > 1.002 * bound else best - 1)
+        answer = _Threshold(wiring, limit, until, stop).search()
+        if isinstance(answer, str):
+            break
+        if answer is None:
+            bound = limit + 1
+        else:
+            order = answer
+            best = peak(problem, order)
+    return Order(order, best, min(bound, best))
+
+
+def _breadth_first(wiring: Wiring) -> list[int]:
+    waiting = [len(row) for row in wiring.before]
+    queue = deque(op for op, count in enumerate(waiting) if count == 0)
+    order = []
+    while queue:
+        op = queue.popleft()
+        order.append(op)
+        for later in wiring.after[op]:
+            waiting[later] -= 1
+            if waiting[later] == 0:
+                queue.append(later)
+    return order
+
+
+def _depth_first(wiring: Wiring, *, last_input_first: bool = False) -> list[int]:
+    """Post-order from the sinks."""
+    seen, order = [False] * wiring.problem.ops, []
+    for root, after in enumerate(wiring.after):
+        if after:
+            continue
+        stack = [(root, 0)]
+        seen[root] = True
+        while stack:
+            op, k = stack.pop()
+            inputs = wiring.before[op]
+            if k == len(inputs):
+                order.append(op)
+                continue
+            stack.append((op, k + 1))
+            source = inputs[-1 - k] if last_input_first else inputs[k]
+            if not seen[source]:
+                seen[source] = True
+                stack.append((source, 0))
+    return order
+
+
+def _depth_first_reversed(wiring: Wiring) -> list[int]:
+    return _depth_first(wiring, last_input_first=True)
+
+
+def _greedy(wiring: Wiring) -> list[int]:
+    """Always the ready op with the least growth, then the least peak."""
+    run = _Memory(wiring)
+    order = []
+    while run.ready:
+        op = min(run.ready, key=lambda v: (run.growth(v), run.during(v), v))
+        order.append(op)
+        run.step(op)
+    return order
+
+
+class _Memory:
+    """Live bytes and ready ops of a partial order, with undo."""
+
+    def __init__(self, wiring: Wiring) -> None:
+        self.wiring = wiring
+        self.left = [len(row) for row in wiring.readers]
+        self.waiting = [len(row) for row in wiring.before]
+        self.ready = {op for op, count in enumerate(self.waiting) if count == 0}
+        self.live = wiring.problem.fixed
+        self.done = 0
+
+    def growth(self, op: int) -> int:
+        """Live bytes after ``op`` less live bytes before it."""
+        wiring = self.wiring
+        size, keep = wiring.size, wiring.keep
+        new = sum(size[v] for v in wiring.writes[op] if keep[v] or wiring.readers[v])
+        return new - sum(size[v] for v in wiring.reads[op] if self.left[v] == 1 and not keep[v])
+
+    def during(self, op: int) -> int:
+        """Bytes in use while ``op`` runs next."""
+        wiring = self.wiring
+        use = self.live + wiring.work[op] + sum(wiring.size[v] for v in wiring.writes[op])
+        for value in wiring.inplace[op]:
+            if self.left[value] == 1:
+                return use - wiring.size[value]
+        return use
+
+    def step(self, op: int) -> None:
+        """Run ``op``."""
+        self.live += self.growth(op)
+        for value in self.wiring.reads[op]:
+            self.left[value] -= 1
+        self.ready.discard(op)
+        self.done |= 1 << op
+        for later in self.wiring.after[op]:
+            self.waiting[later] -= 1
+            if self.waiting[later] == 0:
+                self.ready.add(later)
+
+    def undo(self, op: int) -> None:
+        """Take back the latest run."""
+        for later in self.wiring.after[op]:
+            if self.waiting[later] == 0:
+                self.ready.discard(later)
+            self.waiting[later] += 1
+        self.done &= ~(1 << op)
+        self.ready.add(op)
+        for value in self.wiring.reads[op]:
+            self.left[value] += 1
+        self.live -= self.growth(op)
+
+
+class _Threshold:
+    """Depth-first search for an order within ``limit`` bytes."""
+
+    def __init__(
+        self, wiring: Wiring, limit: int, until: float, stop: Callable[[], bool] | None
+    ) -> None:
+        self.run, self.limit, self.until, self.stop = _Memory(wiring), limit, until, stop
+        self.ops = wiring.problem.ops
+        self.visited: set[int] = set()
+
+    def search(self) -> list[int] | str | None:
+        """An order, None when there is none, or ``unknown`` when a limit was hit."""
+        run = self.run
+        order: list[int] = []
+        # a frame: ops run by force before the choice, and the choices left (best last)
+        frames: list[tuple[int, list[int]]] = []
+        while True:
+            forced = self._force(order)
+            if len(order) == self.ops:
+                return order
+            choices: list[int] = []
+            if run.done not in self.visited:
+                self.visited.add(run.done)
+                if self._exhausted():
+                    return "unknown"
+                fitting = [op for op in run.ready if run.during(op) <= self.limit]
+                choices = sorted(fitting, key=run.growth, reverse=True)
+            frames.append((forced, choices))
+            while frames and not frames[-1][1]:
+                count, _ = frames.pop()
+                self._back(order, count)
+                if not frames:
+                    return None
+                self._back(order, 1)  # the choice that led here
+            op = frames[-1][1].pop()
+            run.step(op)
+            order.append(op)
+
+    def _force(self, order: list[int]) -> int:
+        """Run ops that fit and do not raise memory; returns how many."""
+        run, count = self.run, 0
+        while True:
+            op = next(
+                (v for v in run.ready if run.growth(v) <= 0 and run.during(v) <= self.limit), None
+            )
+            if op is None:
+                return count
+            run.step(op)
+            order.append(op)
+            count += 1
+
+    def _back(self, order: list[int], count: int) -> None:
+        for _ in range(count):
+            self.run.undo(order.pop())
+
+    def _exhausted(self) -> bool:
+        states = len(self.visited)
+        if states > STATES:
+            return True
+        if states % 64:
+            return False
+        return time.monotonic() > self.until or bool(self.stop and self.stop())

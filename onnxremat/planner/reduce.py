@@ -1,0 +1,156 @@
+"""Graph to Problem, and a Solution's sequence back to a sequence of graph ops.
+
+The reduction contracts alias ops (Reshape and the like, which share their input's buffer) into
+the value they show: a reader of the view reads the value. ``Reduced.lift`` puts them back, each
+right before its first reader, again for every new copy of the value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from onnxremat.cost.table import CostTable
+from onnxremat.graph.ir import Graph, Op, Role
+from onnxremat.graph.traits import is_alias, may_recompute, takeover_inputs
+from onnxremat.planner.problem import Problem, Rows
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """A problem and the way back.
+
+    Attributes:
+        problem: numbers for planners; its ops are the graph's ops but contracted ones, in order.
+        graph: the graph it was made from.
+        index: problem op to graph op.
+        view: contracted op (graph index) to the graph op that makes its value, None when it
+            shows an input or a weight.
+    """
+
+    problem: Problem
+    graph: Graph
+    index: tuple[int, ...]
+    view: dict[int, int | None]
+
+    def lift(self, sequence: Sequence[int]) -> list[str]:
+        """Graph op names in execution order, contracted ops put back."""
+        ops, made = self.graph.ops, self.graph.producer
+        kept = set(self.graph.outputs)
+        runs: dict[int, int] = {}  # graph op -> how often it ran (once for kept values)
+        shown: dict[int, int] = {}  # contracted op -> the copy of its value it shows
+        order: list[str] = []
+
+        def show(index: int) -> None:
+            source = self.view[index]
+            copy = 1 if source is None else runs.get(source, 0)
+            if shown.get(index) == copy:
+                return
+            inner = made.get(ops[index].inputs[0])
+            if inner in self.view:
+                show(inner)
+            order.append(ops[index].name)
+            shown[index] = copy
+
+        for step in sequence:
+            index = self.index[step]
+            for name in ops[index].reads:
+                if made.get(name) in self.view:
+                    show(made[name])
+            order.append(ops[index].name)
+            if not (runs.get(index) and all(name in kept for name in ops[index].writes)):
+                runs[index] = runs.get(index, 0) + 1
+        for index in self.view:  # views that only a graph output or nothing reads
+            if index not in shown:
+                show(index)
+        return order
+
+    def project(self, names: Sequence[str]) -> list[int]:
+        """The inverse of :meth:`lift`: problem ops of a sequence of graph op names."""
+        where = {self.graph.ops[index].name: step for step, index in enumerate(self.index)}
+        return [where[name] for name in names if name in where]
+
+
+def reduce(graph: Graph, costs: CostTable, weight_bytes: int | None = None) -> Reduced:
+    """The planner's problem for a graph in its listed order.
+
+    Args:
+        costs: seconds and scratch per op.
+        weight_bytes: resident bytes of the weights; the initializers' own bytes when None.
+    """
+    view = _views(graph)
+    index = tuple(i for i in range(len(graph.ops)) if i not in view)
+    root = _roots(graph, view)
+    values: dict[str, int] = {}
+    writes, reads, inplace = [], [], []
+    for i in index:
+        op = graph.ops[i]
+        writes.append([values.setdefault(name, len(values)) for name in op.writes])
+        found = [values[root[name]] for name in op.reads if root.get(name) in values]
+        reads.append(list(dict.fromkeys(found)))
+        inplace.append(_takeover(graph, op, root, values))
+    names = list(values)
+    kept = set(graph.outputs)
+    seconds = [costs.seconds.get(graph.ops[i].name, 0.0) for i in index]
+    step_of = {i: step for step, i in enumerate(index)}
+    for contracted, source in view.items():
+        if source is not None:
+            seconds[step_of[source]] += costs.seconds.get(graph.ops[contracted].name, 0.0)
+    sizes = [graph.tensors[name].bytes for name in names]
+    problem = Problem(
+        cost=np.asarray(seconds, np.float64),
+        work=np.asarray([costs.scratch.get(graph.ops[i].name, 0) for i in index], np.int64),
+        reads=Rows.of(reads),
+        writes=Rows.of(writes),
+        size=np.asarray(sizes, np.int64),
+        keep=np.asarray([name in kept for name in names], np.bool_),
+        inplace=Rows.of(inplace),
+        recompute=np.asarray([may_recompute(graph.ops[i]) for i in index], np.bool_),
+        fixed=graph.weight_bytes if weight_bytes is None else weight_bytes,
+    )
+    return Reduced(problem, graph, index, view)
+
+
+def _views(graph: Graph) -> dict[int, int | None]:
+    """Alias ops that can be contracted, with the op that makes the value they show."""
+    made, outputs = graph.producer, set(graph.outputs)
+    view: dict[int, int | None] = {}
+    for index, op in enumerate(graph.ops):
+        if not is_alias(op) or op.outputs[0] in outputs:
+            continue
+        if any(name in made for name in op.inputs[1:] if name):
+            continue  # the new shape is computed: an op like any other
+        source = made.get(op.inputs[0])
+        view[index] = view.get(source, source) if source is not None else None
+        if source in view and view[source] is None:
+            view[index] = None
+    return view
+
+
+def _roots(graph: Graph, view: dict[int, int | None]) -> dict[str, str]:
+    """Tensor to the tensor whose buffer it is (itself for most)."""
+    root = {name: name for name, t in graph.tensors.items()}
+    for index in sorted(view):
+        op = graph.ops[index]
+        root[op.outputs[0]] = root[op.inputs[0]]
+    return root
+
+
+def _takeover(graph: Graph, op: Op, root: dict[str, str], values: dict[str, int]) -> list[int]:
+    out = graph.tensors[op.outputs[0]] if op.outputs and op.outputs[0] else None
+    if out is None or out.role is Role.OUTPUT:
+        return []
+    positions = [i for i in takeover_inputs(op) if op.inputs[i]]
+    if is_alias(op):  # not contracted: takes over its input when that dies
+        positions = [0]
+    found = []
+    for position in positions:
+        tensor = graph.tensors[op.inputs[position]]
+        home = root[tensor.name]
+        same = tensor.shape == out.shape or is_alias(op)
+        fits = same and tensor.bytes == out.bytes and home in values
+        if fits and graph.tensors[home].role is not Role.OUTPUT:
+            found.append(values[home])
+    return found

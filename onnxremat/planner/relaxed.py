@@ -1,0 +1,105 @@
+"""The continuous relaxation of a cut model, tightened by path and hold rows until none is broken.
+
+Its bound is proven by weak duality whatever the precision of the solver. The rows that matter at
+the end stay in the model, so that a mixed-integer solver starts from the tightened relaxation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import inf
+from time import monotonic
+
+import numpy as np
+
+from onnxremat.planner.formulations.cuts import CutModel
+from onnxremat.planner.formulations.holds import Hold, Holds
+from onnxremat.planner.formulations.paths import Path, add_paths, violated
+from onnxremat.planner.problem import Floats
+from onnxremat.planner.solvers import Limits, Relaxation
+
+Row = Path | Hold
+
+BROKEN = 0.02  # a path row counts as violated from here
+OVER = 4e-3  # a hold row does, as a share of the budget
+AT_ONCE = 4000  # path rows added before the relaxation is solved again, worst first
+EACH = 6  # hold rows per interval added then
+LOOSE = 0.3  # slack from which a path row is dropped at the end
+WIDE = 20.0  # the same for a hold row, in thousandths of the budget
+LEAST = 2e-4  # gain per solve, as a share of the objective over the store-all time, to go on
+
+
+@dataclass(frozen=True)
+class Relaxed:
+    """Where the tightening ended.
+
+    Attributes:
+        bound: proven, of the objective.
+        point: the last solution.
+        rows: path and hold rows that are left in the model.
+        price: of a byte at each cut, in the scale of the model.
+    """
+
+    bound: float
+    point: Floats
+    rows: list[Row]
+    price: dict[int, float]
+
+
+def add_rows(made: CutModel, rows: Iterable[Row]) -> list[Row]:
+    """Append path and hold rows that fit the intervals of a model; returns those."""
+    rows = list(rows)
+    paths = add_paths(made, [row for row in rows if isinstance(row, Path)])
+    holds = Holds(made).add(row for row in rows if isinstance(row, Hold))
+    return [*paths, *holds]
+
+
+def tighten(
+    made: CutModel,
+    known: Sequence[Row],
+    *,
+    seconds: float,
+    stop: Callable[[], bool] | None = None,
+    seed: int = 0,
+) -> Relaxed | None:
+    """Solve the relaxation, adding rows to the model; None when the first solve fails.
+
+    Args:
+        known: rows found before, which the model starts with.
+    """
+    model, first, end = made.model, made.model.rows, monotonic() + seconds
+    rows, holds = add_rows(made, known), Holds(made)
+    relaxation = Relaxation(model, seed)
+    best, solved = -inf, False
+    while relaxation.solve(Limits(seconds=end - monotonic(), stop=stop)):
+        gain = relaxation.bound - best
+        best, solved = max(best, relaxation.bound), True
+        if gain < LEAST * max(1.0, best - model.offset) or monotonic() > end:
+            break
+        if stop is not None and stop():
+            break
+        paths = sorted(violated(made, relaxation.point, BROKEN), key=lambda item: -item[0])
+        held = holds.violated(relaxation.point, OVER, EACH)
+        if not paths and not held:
+            break
+        rows += add_paths(made, [path for _, path in paths[:AT_ONCE]])
+        rows += holds.add(hold for _, hold in held)
+    if not solved:
+        model.cut_back(first)
+        return None
+    tight = _tight(made, first, rows, relaxation.point)
+    price = {cut: -float(relaxation.prices[row]) for cut, row in made.memory.items()}
+    model.cut_back(first)
+    return Relaxed(best, relaxation.point, add_rows(made, tight), price)
+
+
+def _tight(made: CutModel, first: int, rows: list[Row], point: Floats) -> list[Row]:
+    """Those of the rows, which begin at ``first`` in the model, that a point nearly breaks."""
+    start, index, value = made.model.matrix()
+    sums = np.concatenate([[0.0], np.cumsum(value * point[index])])
+    activity = sums[start[first + 1 :]] - sums[start[first:-1]]
+    over = activity - np.asarray(made.model.row_lower[first:])
+    under = np.asarray(made.model.row_upper[first:]) - activity
+    slack = np.minimum(over / LOOSE, under / WIDE)
+    return [row for row, far in zip(rows, slack.tolist(), strict=True) if far < 1.0]

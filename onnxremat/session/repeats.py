@@ -1,0 +1,75 @@
+"""Does a model give the same bits when it runs again?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from onnxremat.graph.ir import Graph
+from onnxremat.graph.traits import is_racing, is_random
+from onnxremat.ort.profile import Feeds, run_session
+from onnxremat.session.compare import compare
+
+RUNS = 4  # threads that race do not lose a sum every time
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """What several runs on the same inputs gave.
+
+    Attributes:
+        output: the first output whose bits changed, "" where none did.
+        spread: how far runs were apart, as :class:`Difference` measures it.
+    """
+
+    output: str
+    spread: float
+
+    @property
+    def same(self) -> bool:
+        """Every run gave the same bits."""
+        return not self.output
+
+    def allows(self, worst: float) -> bool:
+        """A difference to another model that this one's own runs have as well. Two runs were
+        seldom the ones farthest apart, so twice their distance is allowed."""
+        return not self.same and worst <= 2 * self.spread
+
+
+def repeats(session: Any, feeds: Feeds, runs: int = RUNS) -> Repeats:
+    """Run a session several times on the same inputs, with its own threads.
+
+    Raises:
+        ModelError: a run fails.
+    """
+    names = [value.name for value in session.get_outputs()]
+    first = dict(zip(names, run_session(session, feeds), strict=True))
+    output, spread = "", 0.0
+    for _ in range(runs - 1):
+        again = dict(zip(names, run_session(session, feeds), strict=True))
+        for name in names:
+            one = compare({name: again[name]}, {name: first[name]})
+            if not one.bit_equal:
+                output, spread = output or name, max(spread, one.worst)
+    return Repeats(output, spread)
+
+
+def why(graph: Graph) -> str:
+    """Operators of a graph that may change its outputs from run to run, and what to do."""
+    random = [op for op in graph.ops if is_random(op) and not is_racing(op)]
+    racing = [op for op in graph.ops if is_racing(op)]
+    words = []
+    if racing:
+        words.append(
+            f"{_named(racing[0].op_type, [op.name for op in racing])} with a reduction adds to one "
+            "place from several threads at once where indices repeat: use ScatterElements, make "
+            "the training step again, or run with one thread"
+        )
+    if random:
+        words.append(f"{_named(random[0].op_type, [op.name for op in random])} draws anew each run")
+    return "; ".join(words) or "no operator here is known for it; compare runs with one thread"
+
+
+def _named(kind: str, names: list[str]) -> str:
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"{kind} '{names[0]}'{more}"

@@ -1,0 +1,1 @@
+"""What would other budgets, planners or batch sizes give? Curves and comparisons."""

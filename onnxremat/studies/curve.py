@@ -1,0 +1,200 @@
+"""The memory-time curve of a model or a graph file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from math import inf
+from typing import Any
+
+import onnx
+
+from onnxremat.device.host import memory_bytes
+from onnxremat.errors import InfeasibleError, NoPlanError, OverBudgetError
+from onnxremat.pipeline.closed_loop import Outcome, PlanOptions, plan_within
+from onnxremat.pipeline.study_problem import Subject
+from onnxremat.planner import smallest_budget
+from onnxremat.planner.methods import AUTO
+from onnxremat.planner.problem import Certificate, Solution, Status, seconds
+from onnxremat.planner.record import Stop
+from onnxremat.planner.sweep import Point, budgets_between, sweep
+from onnxremat.studies.graph_file import plan_problem
+from onnxremat.units import Budget, format_bytes
+
+
+@dataclass(frozen=True)
+class SweepPoint:
+    """The answer for one budget; overhead and bound are fractions of the store-all time, sizes
+    are bytes. ``peak`` and ``overhead`` are None where no plan was found, ``bound`` where the
+    budget is proven infeasible."""
+
+    budget: int
+    peak: int | None
+    overhead: float | None
+    bound: float | None
+    any_order: bool
+    status: str
+    planner: str
+    plan_seconds: float
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The answers at several budgets.
+
+    Attributes:
+        subject: what was planned.
+        points: largest budget first.
+        infeasible_below: bytes; no smaller budget has a plan, for the reason in ``why``; 0 when
+            that was not asked.
+    """
+
+    subject: Subject
+    points: list[SweepPoint]
+    infeasible_below: int
+    why: str
+
+    def facts(self) -> dict[str, Any]:
+        """All figures as plain data."""
+        return {
+            "model": self.subject.name,
+            "baseline_peak_bytes": self.subject.baseline_peak,
+            "store_all_peak_bytes": self.subject.store_all_peak,
+            "infeasible_below_bytes": self.infeasible_below or None,
+            "infeasible_why": self.why or None,
+            "points": [asdict(point) for point in self.points],
+        }
+
+
+def curve(
+    subject: Subject,
+    budgets: Sequence[Budget] | None,
+    points: int,
+    options: PlanOptions,
+    jobs: int = 1,
+    say: Callable[[str], None] | None = None,
+) -> Curve:
+    """Plan at several budgets on predicted peaks; what is done by then when stopped.
+
+    Args:
+        budgets: None for ``points`` budgets from the unoptimised peak to the smallest one.
+        jobs: budgets planned at the same time, in processes of their own.
+    """
+    say = say or (lambda _: None)
+    known: list[Point] = []
+    below, why = 0, ""
+    if budgets is None:
+        say("looking for the smallest budget")
+        low, below, why = _lowest(subject, options)
+        known = [low] if options.method == AUTO else []
+        top = max(subject.baseline_peak, subject.store_all_peak, low.budget)
+        wanted = budgets_between(low.budget, top, points)
+    else:
+        wanted = [
+            subject.limit(budget) or _lowest(subject, options)[0].budget for budget in budgets
+        ]
+    count = len({*wanted} | {point.budget for point in known})
+    finished = len(known)
+
+    def done(point: Point) -> None:
+        nonlocal finished
+        finished += 1
+        say(f"{finished} of {count} budgets planned")
+
+    quiet = replace(
+        options, stop=None, progress=options.progress if jobs == 1 else None,
+        threads=max(1, options.threads // jobs),
+    )  # fmt: skip
+    found = sweep(
+        _Answer(_light(subject), quiet), wanted, known=known, jobs=jobs, stop=options.stop,
+        close=options.gap * subject.store_all_seconds, done=done,
+    )  # fmt: skip
+    return Curve(subject, [_row(subject, point) for point in found], below, why)
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """The planner for one budget of a subject."""
+
+    subject: Subject
+    options: PlanOptions
+
+    def __call__(self, budget: int, warm: Sequence[int] | None, stop: Stop | None) -> Solution:
+        options = replace(self.options, stop=stop)
+        if self.subject.model is None:
+            return plan_problem(self.subject, budget, options, warm)
+        prepared = self.subject.model[0]
+        size = Budget(str(budget), "bytes", budget)
+        try:
+            outcome = plan_within(prepared, size, options, memory_bytes(), warm, explain=False)
+        except InfeasibleError as error:
+            return _without(Status.INFEASIBLE, error.why)
+        except (NoPlanError, OverBudgetError) as error:
+            return _without(Status.UNKNOWN, error.why)
+        return _as_solution(self.subject, outcome)
+
+
+def _without(status: Status, why: str) -> Solution:
+    """No plan; every budget of a curve is planned in the same orders, so a proof holds for all."""
+    bound = inf if status is Status.INFEASIBLE else 0.0
+    proof = Certificate(bound, "none", any_order=True)
+    return Solution(status, None, inf, 0, proof, "none", 0.0, notes=(why,) if why else ())
+
+
+def _as_solution(subject: Subject, outcome: Outcome) -> Solution:
+    """A plan that was carried out, in the planner's terms."""
+    assert subject.model is not None
+    facts = outcome.plan.provenance
+    proof = Certificate(facts.bound, facts.bound_kind, facts.any_order, facts.staged)
+    return Solution(
+        Status(facts.status), tuple(subject.model[1].project(outcome.plan.sequence)),
+        facts.seconds, outcome.predicted.peak, proof, facts.planner, facts.plan_seconds,
+        notes=facts.notes,
+    )  # fmt: skip
+
+
+def _light(subject: Subject) -> Subject:
+    """The subject without what only measuring needs, cheap to hand to another process."""
+    if subject.model is None:
+        return subject
+    prepared, reduced = subject.model
+    described = onnx.ModelProto(metadata_props=prepared.original.metadata_props)
+    bare = replace(prepared, feeds=None, baseline=None, original=described)
+    return replace(subject, model=(bare, reduced))
+
+
+def _lowest(subject: Subject, options: PlanOptions) -> tuple[Point, int, str]:
+    """The smallest budget with a plan, the largest proven to have none, and why."""
+    if subject.model is None:
+        found, sequence, lower, why = smallest_budget(
+            subject.problem, time_limit=options.time_limit, fixed_order=subject.fixed_order,
+            seed=options.seed, stop=options.stop,
+        )  # fmt: skip
+        solution = plan_problem(subject, found, options, sequence)
+        if solution.sequence is None:  # another method than the one that found it
+            proof = Certificate(0.0, "none", any_order=True)
+            time = seconds(subject.problem, sequence)
+            solution = Solution(
+                Status.FEASIBLE, tuple(sequence), time, found, proof, "smallest-budget", 0.0
+            )
+        return Point(found, solution), lower, why
+    prepared = replace(subject.model[0], feeds=None)
+    outcome = plan_within(prepared, Budget("min", "min", 0.0), options, memory_bytes())
+    return Point(outcome.budget, _as_solution(subject, outcome)), outcome.lower, outcome.why
+
+
+def _row(subject: Subject, point: Point) -> SweepPoint:
+    found, store_all = point.solution, subject.store_all_seconds or 1.0
+    proof = found.certificate
+    status = found.status.value
+    if found.sequence is None:
+        proven = found.status is Status.INFEASIBLE and (proof.any_order or subject.fixed_order)
+        status = (
+            f"infeasible (at least {format_bytes(point.budget + 1)})" if proven else "none found"
+        )
+    bound = None if proof.bound == inf else max(0.0, proof.bound / store_all - 1)
+    there = found.sequence is not None
+    return SweepPoint(
+        point.budget, found.peak if there else None, found.time / store_all - 1 if there else None,
+        bound, proof.any_order, status, found.planner, found.plan_seconds,
+    )  # fmt: skip

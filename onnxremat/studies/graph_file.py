@@ -1,0 +1,87 @@
+"""Plans for graph files of planner studies: no model, only sizes and costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from onnxremat.pipeline.closed_loop import PlanOptions
+from onnxremat.pipeline.refusal import given_up, refusal
+from onnxremat.pipeline.study_problem import Subject
+from onnxremat.planner import smallest_budget
+from onnxremat.planner.methods import AUTO, plan_by
+from onnxremat.planner.problem import Solution, Status
+from onnxremat.units import Budget
+
+
+def plan_graph(subject: Subject, budget: Budget, options: PlanOptions) -> dict[str, Any]:
+    """Plan a graph file; a share of the budget means the store-all peak in the file's order.
+
+    Raises:
+        InfeasibleError, NoPlanError: no plan for the budget.
+        UsageError: unknown solver, or a formulation whose model is too large.
+    """
+    limit, warm = subject.limit(budget), None
+    if limit is None:
+        limit, warm, _, _ = _smallest(subject, options, options.time_limit / 2)
+    solution = plan_problem(subject, limit, options, warm)
+    if solution.sequence is None:
+        if options.method != AUTO and solution.status is not Status.INFEASIBLE:
+            raise given_up(options.method.name, subject.name, limit, solution)
+        works, _, lower, why = _smallest(subject, options, max(5.0, options.time_limit / 2))
+        raise refusal(
+            subject.name, limit, solution, fixed_order=subject.fixed_order, works=works,
+            lower=lower, why=why,
+        )  # fmt: skip
+    return facts_of(subject, limit, solution)
+
+
+def plan_problem(
+    subject: Subject, limit: int, options: PlanOptions, warm: Sequence[int] | None = None
+) -> Solution:
+    """The planner's answer for ``limit`` bytes, started from the sequence ``warm``."""
+    return plan_by(
+        options.method, subject.problem, limit, time_limit=options.time_limit, gap=options.gap,
+        seed=options.seed, threads=options.threads, solver=options.solver,
+        fixed_order=subject.fixed_order, warm=warm, progress=options.progress, stop=options.stop,
+    )  # fmt: skip
+
+
+def _smallest(
+    subject: Subject, options: PlanOptions, seconds: float
+) -> tuple[int, list[int], int, str]:
+    return smallest_budget(
+        subject.problem, time_limit=seconds, fixed_order=subject.fixed_order, seed=options.seed,
+        stop=options.stop,
+    )  # fmt: skip
+
+
+def facts_of(subject: Subject, limit: int, solution: Solution) -> dict[str, Any]:
+    """What is said about a plan: sizes in bytes, overhead, bound and gap as shares of the
+    store-all time."""
+    assert solution.sequence is not None
+    store_all = subject.store_all_seconds
+    bound = min(max(solution.certificate.bound, store_all), solution.time)
+    whole = store_all or 1.0
+    return {
+        "model": subject.name,
+        "status": solution.status.value,
+        "ops": subject.problem.ops,
+        "budget_bytes": limit,
+        "baseline_peak_bytes": subject.baseline_peak,
+        "peak_predicted_bytes": solution.peak,
+        "peak_measured_bytes": None,
+        "overhead_planned": (solution.time - store_all) / whole,
+        "overhead_measured": None,
+        "bound": (bound - store_all) / whole,
+        "bound_kind": solution.certificate.kind,
+        "bound_any_order": solution.certificate.any_order,
+        "bound_staged": solution.certificate.staged,
+        "gap": (solution.time - bound) / whole,
+        "plan_seconds": solution.plan_seconds,
+        "recomputed_ops": len(solution.sequence) - subject.problem.ops,
+        "planner": solution.planner,
+        "fixed_order": subject.fixed_order,
+        "sequence": list(solution.sequence),
+        "notes": list(solution.notes),
+    }

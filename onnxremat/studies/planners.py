@@ -1,0 +1,127 @@
+"""Planners side by side on a model or a graph file, as figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from onnxremat.pipeline.closed_loop import PlanOptions
+from onnxremat.pipeline.study_problem import Subject
+from onnxremat.planner import smallest_budget
+from onnxremat.planner.baselines import BASELINES
+from onnxremat.planner.lineup import Conditions, Entry, beaten, line_up, method_of
+from onnxremat.planner.problem import Status
+from onnxremat.units import Budget, format_bytes
+
+OURS = "auto"
+STANDARD = (OURS, *BASELINES)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One planner at one budget: sizes in bytes, shares of the store-all time, wall seconds.
+
+    ``overhead`` and ``peak`` are None without a plan, and ``why`` says the reason. ``bound`` and
+    ``gap`` are what is proven about our planner's answer, None for planners that prove nothing.
+    """
+
+    planner: str
+    budget: int
+    peak: int | None
+    overhead: float | None
+    seconds: float | None
+    bound: float | None
+    gap: float | None
+    any_order: bool
+    status: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All standings, and the sentences that say where another planner beat ours (a defect)."""
+
+    subject: Subject
+    standings: list[Standing]
+    defects: list[str]
+
+
+def compare_planners(
+    subject: Subject,
+    budgets: Sequence[Budget],
+    options: PlanOptions,
+    *,
+    planners: Sequence[str] = STANDARD,
+    jobs: int = 1,
+    say: Callable[[str], None] | None = None,
+) -> Comparison:
+    """Plan with every planner at every budget, on the planner's numbers; nothing is rewritten.
+
+    Args:
+        planners: names of planners and formulations; ours is added.
+        jobs: planners running at the same time.
+
+    Raises:
+        UsageError: unknown planner.
+    """
+    say = say or (lambda _: None)
+    names = list(dict.fromkeys((OURS, *planners)))
+    most = options.method.most_columns
+    for name in names:
+        method_of(name, most)
+    limits = [subject.limit(budget) or _smallest(subject, options) for budget in budgets]
+    limits = list(dict.fromkeys(limits))
+    conditions = Conditions(
+        options.time_limit, options.gap, options.seed, options.threads, options.solver,
+        subject.fixed_order, most,
+    )  # fmt: skip
+
+    def done(entry: Entry) -> None:
+        say(f"{entry.planner} at {format_bytes(entry.budget)}")
+
+    entries = line_up(
+        subject.problem, limits, names, conditions, jobs=jobs, stop=options.stop, done=done
+    )
+    total = subject.store_all_seconds
+    noise = max(options.gap, 1e-6) * total
+    defects = [_defect(subject, better, ours) for better, ours in beaten(entries, OURS, noise)]
+    return Comparison(subject, [_standing(entry, total or 1.0) for entry in entries], defects)
+
+
+def _smallest(subject: Subject, options: PlanOptions) -> int:
+    found, _, _, _ = smallest_budget(
+        subject.problem, time_limit=options.time_limit / 2, fixed_order=subject.fixed_order,
+        seed=options.seed, stop=options.stop,
+    )  # fmt: skip
+    return found
+
+
+def _standing(entry: Entry, total: float) -> Standing:
+    found = entry.solution
+    if found is None:
+        return Standing(
+            entry.planner, entry.budget, None, None, None, None, None, False, "failed", entry.why
+        )
+    proof = found.certificate
+    proven = entry.planner not in BASELINES and proof.bound < inf
+    bound = max(0.0, proof.bound / total - 1) if proven else None
+    overhead = found.time / total - 1 if entry.found else None
+    gap = None if bound is None or overhead is None else max(0.0, overhead - bound)
+    status = found.status.value
+    if not entry.found and found.status is not Status.INFEASIBLE:
+        status = "no plan"
+    return Standing(
+        entry.planner, entry.budget, found.peak if entry.found else None, overhead,
+        found.plan_seconds, bound, gap, proof.any_order, status, entry.why,
+    )  # fmt: skip
+
+
+def _defect(subject: Subject, better: Entry, ours: Entry) -> str:
+    at = f"{better.planner} beats {ours.planner} at {format_bytes(better.budget)}"
+    assert better.solution is not None
+    total = subject.store_all_seconds or 1.0
+    words = f"{better.solution.time / total - 1:+.4%}"
+    if ours.solution is None or not ours.found:
+        return f"{at}: {words} against no plan"
+    return f"{at}: {words} against {ours.solution.time / total - 1:+.4%}"

@@ -1,0 +1,1 @@
+"""How does a training step train? State in place, data, rates, checkpoints, evaluation."""

@@ -1,0 +1,381 @@
+"""The training loop over a training graph: state in place, checkpoints, export."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from onnxremat.errors import ModelError, UsageError
+from onnxremat.grad.blocked import require_block
+from onnxremat.grad.description import Training, training_of
+from onnxremat.grad.dropout import COUNTER
+from onnxremat.grad.unfold import apply_restored, fold_restored
+from onnxremat.grad.update import RATE, SHARE, update_of
+from onnxremat.graph.onnx_io import write_model
+from onnxremat.graph.tensor_files import drop_leftovers, read_tensors, write_tensors
+from onnxremat.ort.binding import BoundSession
+from onnxremat.ort.session import TUNED, Options, open_session, session_options
+from onnxremat.training.data import Batch, Data, check_arrays, check_labels
+from onnxremat.training.schedules import Schedule
+from onnxremat.training.state import FirstValues, Source, Weights, input_types, open_source
+
+# The memory pattern would double the peak of a training graph, and buffers held for a later value
+# of the same shape raise it by up to a third.
+UNPLANNED = Options(pattern=False, reuse=False)
+
+
+@dataclass
+class Progress:
+    """How far a run is.
+
+    Attributes:
+        step: batches done.
+        epoch, batch: the next batch.
+        updates: of the parameters; as many as steps unless gradients are accumulated.
+        gathered: batches whose gradients wait for an update.
+        losses: of all steps of this process, for a curve.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    batch: int = 0
+    updates: int = 0
+    gathered: int = 0
+    losses: list[float] = field(default_factory=list, init=False)
+
+
+COUNTS = ("step", "epoch", "batch", "updates", "gathered")  # of Progress, in a checkpoint
+
+
+class Trainer:
+    """Trains with a graph made by :func:`onnxremat.grad.differentiate`.
+
+    Parameters and optimizer state are arrays of this object that each step reads and overwrites;
+    there is no second copy of them. ``state`` has them by name, ``training`` says what they are,
+    ``progress`` how far the run is.
+
+    Args:
+        graph: the training graph, planned or not.
+        weights: where first values come from: the inference model (or its file), or arrays by
+            name. Not needed when the graph holds them.
+        rate: learning rate, or a schedule of it.
+        accumulate: batches whose gradients are averaged before an update, for graphs that were
+            differentiated to accumulate; by default as many as was said then.
+        seed: of dropout.
+        threads: intra-op threads, 0 for one per core.
+        providers: execution providers; state is kept in host memory.
+        loss_scale: value of the loss-scale input, for graphs that have one.
+        options: session options instead of those that suit the graph.
+
+    Raises:
+        ModelError: no training graph, or onnxruntime refuses it.
+        UsageError: a first value is missing or has another shape; the graph does not accumulate.
+    """
+
+    def __init__(
+        self,
+        graph: Source,
+        weights: Weights | None = None,
+        *,
+        rate: float | Schedule = 0.01,
+        accumulate: int | None = None,
+        seed: int = 0,
+        threads: int = 0,
+        providers: list[str] | None = None,
+        loss_scale: float = 1.0,
+        options: Options | None = None,
+    ) -> None:
+        model, folder = open_source(graph)
+        require_block(model)
+        self.training: Training = training_of(model)
+        update = update_of(model)
+        _check_kind(self.training, accumulate, update is not None)
+        self.rate = rate if isinstance(rate, Schedule) else Schedule(rate)
+        self.accumulate = accumulate or self.training.accumulate
+        self.progress = Progress()
+        self.types = input_types(model)
+        self._loss_scale, self._total = loss_scale, 0
+        self._sums: tuple[str, ...] = ()
+        first = FirstValues(weights, model)
+        variables = self.training.variables
+        self.state = {v.input: first.of(v, *self.types[v.input]) for v in variables}
+        if seed and COUNTER in self.state:
+            self.state[COUNTER][...] = np.random.default_rng(seed).integers(1 << 62)
+        settings = (threads, providers, options)
+        self._session = self._bound(_session(model, folder, self.state, *settings), self.training)
+        self._update = None if update is None else self._updater(update, first, *settings)
+
+    def _updater(self, update: onnx.ModelProto, first: FirstValues, *settings: Any) -> BoundSession:
+        about, types = training_of(update), input_types(update)
+        self._sums = tuple(name for _, name in about.gradients)
+        for variable in about.states:
+            # What the step reads as well is there already, and bound.
+            if variable.input not in self.state:
+                self.state[variable.input] = first.of(variable, *types[variable.input])
+        return self._bound(_session(update, None, {}, *settings), about)
+
+    def _bound(self, session: Any, about: Training) -> BoundSession:
+        read = {value.name for value in session.get_inputs()}
+        state = {name: array for name, array in self.state.items() if name in read}
+        results = [about.loss, *about.outputs] if about.loss else []
+        return BoundSession(session, state, about.updates, results)
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of a batch: the first dimension of the first data input."""
+        shape, _ = self.types[(*self.training.data, self.training.target)[0]]
+        return shape[0] if shape else 1
+
+    # ---- steps ---------------------------------------------------------------------------
+
+    def step(self, batch: Batch, rate: float | None = None) -> float:
+        """One step on a batch; returns the loss before the update.
+
+        Args:
+            batch: an array per data input, and the target.
+            rate: learning rate of this step instead of the schedule's.
+
+        Raises:
+            UsageError: an input is missing or of another shape or type, a label is no class.
+        """
+        return float(self.run(batch, rate)[self.training.loss])
+
+    def run(self, batch: Batch, rate: float | None = None) -> dict[str, np.ndarray]:
+        """One step; returns the loss and the model outputs asked for when the graph was made.
+
+        A step that accumulates updates once as many batches are gathered as it averages.
+        """
+        about, progress = self.training, self.progress
+        check_labels(about, batch)
+        feeds: dict[str, np.ndarray] = {**batch}
+        if about.rate:
+            feeds[about.rate] = np.array(self._rate(rate), np.float32)
+        if about.loss_scale:
+            feeds[about.loss_scale] = np.array(self._loss_scale, np.float32)
+        results = self._session.run(feeds)
+        progress.step += 1
+        if self._update is None:
+            progress.updates += 1
+        else:
+            progress.gathered += 1
+            if progress.gathered >= self.accumulate:
+                self.update(rate)
+        return results
+
+    def abandon(self) -> None:
+        """Stop the step that is on, from any thread; it raises StoppedError, and the state is good
+        for nothing any more: what is kept is the last checkpoint."""
+        self._session.abandon()
+        if self._update is not None:
+            self._update.abandon()
+
+    def update(self, rate: float | None = None) -> None:
+        """Update with the mean of the gradients gathered so far, be they fewer than a full set;
+        nothing happens when there are none."""
+        if self._update is None or not self.progress.gathered:
+            return
+        share = np.array(1.0 / self.progress.gathered, np.float32)
+        self._update.run({RATE: np.array(self._rate(rate), np.float32), SHARE: share})
+        for name in self._sums:
+            self.state[name].fill(0)
+        self.progress.gathered = 0
+        self.progress.updates += 1
+
+    def _rate(self, given: float | None) -> float:
+        return self.rate.at(self.progress.updates, self._total) if given is None else given
+
+    def fit(
+        self,
+        data: Data,
+        epochs: int,
+        *,
+        checkpoint: Path | None = None,
+        every: int = 0,
+        on_step: Callable[[Progress, float], None] | None = None,
+        on_epoch: Callable[[Progress], None] | None = None,
+    ) -> list[float]:
+        """Train over epochs, from where :attr:`progress` stands.
+
+        The last update of an epoch averages what is left where the batches do not fill it.
+
+        Args:
+            data: batches by epoch.
+            epochs: to train in all, those already done included.
+            checkpoint: file to write after each epoch, and every ``every`` steps.
+            on_step: called with the progress and the loss after each step.
+            on_epoch: called after each epoch (and its checkpoint).
+
+        Returns:
+            The loss of every step of this call.
+
+        Raises:
+            UsageError: the data do not suit the graph, or the loss is no number any more.
+        """
+        check_arrays(self.training, self.types, data)
+        progress, losses = self.progress, []
+        self._total = epochs * math.ceil(len(data) / self.accumulate)
+        while progress.epoch < epochs:
+            for batch in data.epoch(progress.epoch, progress.batch):
+                loss = self.step(batch)
+                progress.batch += 1
+                progress.losses.append(loss)
+                losses.append(loss)
+                if on_step is not None:
+                    on_step(progress, loss)
+                if checkpoint is not None and every and progress.step % every == 0:
+                    self._save_sound(checkpoint)
+            self.update()
+            progress.epoch, progress.batch = progress.epoch + 1, 0
+            self._save_sound(checkpoint)
+            if on_epoch is not None:
+                on_epoch(progress)
+        return losses
+
+    def _save_sound(self, checkpoint: Path | None) -> None:
+        """Stop rather than replace a sound checkpoint by one that holds no numbers."""
+        trained = (v.input for v in self.training.variables if v.initial == "model")
+        lost = next((name for name in trained if not np.isfinite(self.state[name]).all()), None)
+        if lost is not None:
+            raise UsageError(
+                f"'{lost}' holds no numbers any more",
+                where=_where_lost(self.progress),
+                why="training diverged, or the data hold infinities or values that are no numbers",
+                hint="a lower --rate, a --warmup, or a step made with --clip-norm 1",
+            )
+        if checkpoint is not None:
+            self.save(checkpoint)
+
+    # ---- state ---------------------------------------------------------------------------
+
+    def values(self) -> dict[str, np.ndarray]:
+        """Copies of all parameters and state."""
+        return {name: array.copy() for name, array in self.state.items()}
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a checkpoint: parameters, state and progress, in safetensors format.
+
+        A kill at any moment leaves either the old file or the new one.
+
+        Raises:
+            UsageError: it cannot be written.
+        """
+        progress = self.progress
+        facts = {name: str(getattr(progress, name)) for name in COUNTS}
+        empty = () if progress.gathered else self._sums
+        kept = {name: array for name, array in self.state.items() if name not in empty}
+        write_tensors(Path(path), kept, {"format": "onnxremat-checkpoint", "version": "1", **facts})
+
+    def resume(self, path: str | os.PathLike[str]) -> None:
+        """Go on from a checkpoint.
+
+        Raises:
+            ModelError: unreadable, or of another model.
+        """
+        drop_leftovers(Path(path))
+        tensors, facts = read_tensors(Path(path))
+        for name in self._sums:  # left out where they are empty
+            tensors.setdefault(name, np.zeros_like(self.state[name]))
+        odd = sorted(set(tensors) ^ set(self.state))
+        odd += [n for n, a in self.state.items() if n in tensors and not _alike(tensors[n], a)]
+        if odd:
+            raise ModelError(
+                f"{path} is a checkpoint of another training graph",
+                why=f"differing tensors: {', '.join(odd[:5])}",
+                hint="resume with the step it was made with, or start anew with another file",
+            )
+        try:
+            progress = Progress(**{key: int(facts[key]) for key in COUNTS})
+        except (KeyError, ValueError) as error:
+            raise ModelError(f"{path} does not say how far the run was", why=str(error)) from error
+        for name, array in self.state.items():
+            np.copyto(array, tensors[name])
+        self.progress = progress
+
+    def export(self, model: Source, path: str | os.PathLike[str] | None = None) -> onnx.ModelProto:
+        """The inference model with the trained parameters and running statistics.
+
+        Args:
+            model: the model that was differentiated.
+            path: where to write it, if anywhere.
+
+        Raises:
+            UsageError: the model lacks a parameter that was trained.
+        """
+        source, folder = open_source(model)
+        result = onnx.ModelProto()
+        result.CopyFrom(apply_restored(source, self.training.restored, folder))
+        trained = [v.input for v in self.training.variables if v.initial == "model"]
+        stored = {tensor.name: tensor for tensor in result.graph.initializer}
+        for name in trained:
+            if name not in stored:
+                raise UsageError(f"the model has no initializer '{name}'")
+            stored[name].CopyFrom(numpy_helper.from_array(self.state[name], name))
+        result = fold_restored(result, self.training.restored)
+        if path is not None:
+            write_model(result, path, weights_from=folder)
+        return result
+
+
+def _where_lost(progress: Progress) -> str:
+    """The step after the last one with a sound loss."""
+    sound = np.flatnonzero(np.isfinite(progress.losses))
+    first = progress.step - len(progress.losses) + (sound[-1] + 2 if len(sound) else 1)
+    if first > progress.step:
+        return f"step {progress.step}"
+    return f"the loss is {progress.losses[-1]} since step {first}"
+
+
+def _check_kind(about: Training, accumulate: int | None, gathers: bool) -> None:
+    if about.share:
+        raise UsageError("this is the update of a training step", hint="give the step itself")
+    if not about.optimizer:
+        raise UsageError(
+            "the graph returns gradients, it does not train",
+            hint="differentiate with an optimizer",
+        )
+    if accumulate and accumulate > 1 and not gathers:
+        raise UsageError(
+            "the step updates with every batch, it cannot accumulate",
+            hint=f"make it with: onnxremat differentiate --accumulate {accumulate}",
+        )
+
+
+def _alike(a: np.ndarray, b: np.ndarray) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype
+
+
+def _session(
+    model: onnx.ModelProto,
+    folder: Path | None,
+    state: Mapping[str, np.ndarray],
+    threads: int,
+    providers: list[str] | None,
+    options: Options | None,
+) -> Any:
+    """A session on the graph without the first values, which would only take memory."""
+    planned = any(entry.key == "onnxremat.plan" for entry in model.metadata_props)
+    light = model
+    if any(tensor.name in state for tensor in model.graph.initializer):
+        light = onnx.ModelProto()
+        light.CopyFrom(model)
+        kept = [tensor for tensor in light.graph.initializer if tensor.name not in state]
+        del light.graph.initializer[:]
+        light.graph.initializer.extend(kept)
+    chosen = options or replace(TUNED if planned else UNPLANNED, threads=threads)
+    made = session_options(chosen)
+    if not planned:
+        # It would hold what is made when it is needed: tensors of zeros as large as activations.
+        made.add_session_config_entry(
+            "optimization.disable_specified_optimizers", "ConstantFolding"
+        )
+    # The pool's threads; the calling thread is seen to at each run.
+    made.add_session_config_entry("session.set_denormal_as_zero", "1")
+    return open_session(light, made, folder, providers)

@@ -1,0 +1,299 @@
+"""The batch of an inference computed in parts: same results, less memory, refusals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import onnx
+import pytest
+
+from onnxremat import api
+from onnxremat.cost.table import CostTable
+from onnxremat.errors import (
+    InfeasibleError,
+    NoPlanError,
+    OverBudgetError,
+    UnsupportedError,
+    UsageError,
+)
+from onnxremat.grad import Settings as Training
+from onnxremat.graph.ir import Graph
+from onnxremat.graph.onnx_io import to_model
+from onnxremat.ort.feeds import seeded_feeds
+from onnxremat.ort.infer import build_graph
+from onnxremat.ort.profile import run_session
+from onnxremat.ort.session import open_session, session_options
+from onnxremat.pipeline.batch_slices import in_parts
+from onnxremat.pipeline.closed_loop import PlanOptions
+from onnxremat.pipeline.device_slices import shares
+from onnxremat.pipeline.optimize_devices import optimize_devices
+from onnxremat.pipeline.prepare import Settings, prepare, prepare_split
+from onnxremat.planner.devices import warm_up
+from onnxremat.rewrite.split_batch import rows_of_parts, split_batch
+from tests.devices.plans import priced, processors
+from tests.limits import LONG
+from tests.toolbox import ONE, graph_of, parse
+
+# The batch is in two shapes, in a tensor made of nothing, and in the body of an If.
+SHAPED = """g (float[6, 4] x, bool c) => (float[6, 4] y, float[6, 2] z) {
+    w = Constant<value_ints: ints = [12, 2]>()
+    a = Reshape(x, w)
+    b = Sin(a)
+    s = Constant<value_ints: ints = [6, 1]>()
+    made = ConstantOfShape<value: tensor = float[1] {1.5}>(s)
+    t = Constant<value_ints: ints = [6, 4]>()
+    d = Reshape(b, t)
+    e = Add(d, made)
+    y = If(c) <
+        then_branch = yes () => (float[6, 4] p) { p = Cos(e) },
+        else_branch = no () => (float[6, 4] q) { q = Neg(e) }
+    >
+    from = Constant<value_ints: ints = [0]>()
+    to = Constant<value_ints: ints = [2]>()
+    along = Constant<value_ints: ints = [1]>()
+    z = Slice(y, from, to, along)
+}"""
+MEAN = """g (float[4, 4] x) => (float[4, 4] y) {
+    m = ReduceMean<axes: ints = [0], keepdims: int = 1>(x)
+    y = Sub(x, m)
+}"""
+
+
+def outputs(graph: Graph, seed: int = 0) -> list[np.ndarray]:
+    session = open_session(to_model(graph), session_options(ONE), None)
+    return run_session(session, seeded_feeds(graph, seed))
+
+
+def wide_chain(layers: int = 6) -> onnx.ModelProto:
+    """Activations of 1 MiB each for the whole batch, hardly any weights."""
+    steps = "\n".join(f"h{i + 1} = {('Sin', 'Cos')[i % 2]}(h{i})" for i in range(layers))
+    return parse(
+        f"""g (float[8, 32768] x) => (float[8] y) {{
+        h0 = Tanh(x)
+        {steps}
+        s = Add(h{layers}, h0)
+        y = ReduceSum<keepdims: int = 0>(s, k)
+    }}""".replace("=> (float[8] y) {", "=> (float[8] y) <int64[1] k = {1}> {")
+    )
+
+
+@pytest.mark.parametrize("split", [(2,), (6,), (5, 1), (1, 2, 3)])
+def test_parts_give_what_the_whole_does(split: tuple[int, ...]) -> None:
+    graph = graph_of(SHAPED)
+    made = build_graph(split_batch(graph, split))
+    for seed in range(3):
+        for found, wanted in zip(outputs(made, seed), outputs(graph, seed), strict=True):
+            np.testing.assert_array_equal(found, wanted)
+
+
+def test_a_constant_that_is_repeated_for_the_batch() -> None:
+    """A class token, expanded to the batch and folded into a constant."""
+    graph = graph_of("""g (float[2, 1, 3] x) => (float[2, 2, 3] y)
+        <float[2, 1, 3] token = {1, 2, 3, 1, 2, 3}> {
+        y = Concat<axis: int = 1>(token, x)
+    }""")
+    made = build_graph(split_batch(graph, (2,)))
+    np.testing.assert_array_equal(outputs(made)[0], outputs(graph)[0])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        # A mask that is made of no input, and used by every row.
+        """g (float[4, 1, 3] x) => (float[4, 2, 3] y) <int64[3] s = {4, 2, 3}, float[4, 1, 1] r> {
+            from = Constant<value_float: float = 0.0>()
+            to = Constant<value_float: float = 4.0>()
+            step = Constant<value_float: float = 1.0>()
+            n = Range(from, to, step)
+            t = Constant<value_ints: ints = [4, 1, 1]>()
+            r = Reshape(n, t)
+            mask = Expand(r, s)
+            y = Add(x, mask)
+        }""",
+        # As many channels as rows: what is made for them has nothing to do with the batch.
+        """g (float[4, 2, 3, 3] x) => (float[4, 4, 3, 3] y)
+            <int64[1] four = {4}, float[4, 2, 1, 1] w = {1, 2, 3, 4, 5, 6, 7, 8}> {
+            b = ConstantOfShape(four)
+            y = Conv(x, w, b)
+        }""",
+    ],
+    ids=["mask", "as-many-channels"],
+)
+def test_what_only_looks_like_a_batch_and_what_is_one(body: str) -> None:
+    graph = graph_of(body)
+    made = in_parts(graph, (2,), seeded_feeds(graph), None)
+    np.testing.assert_array_equal(outputs(made)[0], outputs(graph)[0])
+
+
+def test_the_state_that_a_recurrence_begins_with() -> None:
+    """[directions, batch, hidden], folded into a constant."""
+    graph = graph_of("""g (float[4, 3, 2] x) => (float[4, 3, 2] y)
+        <float[1, 2, 2] w = {1, 2, 3, 4}, float[1, 2, 2] r = {1, 0, 0, 1},
+         float[1, 4, 2] h = {1, 2, 1, 2, 1, 2, 1, 2}, int64[1] axis = {1}> {
+        t = Transpose<perm = [1, 0, 2]>(x)
+        o, last = RNN<hidden_size = 2>(t, w, r, , , h)
+        f = Squeeze(o, axis)
+        y = Transpose<perm = [1, 0, 2]>(f)
+    }""")
+    made = in_parts(graph, (2,), seeded_feeds(graph), None)
+    np.testing.assert_array_equal(outputs(made)[0], outputs(graph)[0])
+
+
+def test_parts_of_old_opsets() -> None:
+    graph = graph_of("g (float[4, 3] x) => (float[4, 3] y) { y = Relu(x) }", opset=9, ir=4)
+    made = build_graph(split_batch(graph, (3, 1)))
+    np.testing.assert_array_equal(outputs(made)[0], outputs(graph)[0])
+
+
+def test_rows_of_parts() -> None:
+    assert rows_of_parts(7, (3,)) == (3, 2, 2)
+    assert rows_of_parts(7, (5, 2)) == (5, 2)
+    for wrong in ((8,), (5, 1), (7, 0), (0,)):
+        with pytest.raises(UsageError):
+            rows_of_parts(7, wrong)
+
+
+def test_rows_that_depend_on_each_other_are_refused() -> None:
+    graph = graph_of(MEAN, opset=13)
+    with pytest.raises(UnsupportedError, match="another one"):
+        in_parts(graph, (2,), seeded_feeds(graph), None)
+
+
+def test_outputs_without_a_batch_are_refused() -> None:
+    graph = graph_of("g (float[4, 3] x) => (float[3, 4] y) { y = Transpose(x) }")
+    with pytest.raises(UnsupportedError, match="leading dimension"):
+        split_batch(graph, (2,))
+
+
+def test_a_training_step_is_refused() -> None:
+    model = parse("""g (float[4, 3] x) => (float[4, 2] y)
+        <float[3, 2] w = {1, 2, 3, 4, 5, 6}> { y = MatMul(x, w) }""")
+    with pytest.raises(UsageError, match="training step"):
+        prepare(model, Settings(threads=1, train=Training(), split_batch=(2,)))
+
+
+def test_without_a_run_nothing_is_split() -> None:
+    with pytest.raises(UsageError, match="checked by running"):
+        prepare(wide_chain(), Settings(measure=False, split_batch=(2,)))
+
+
+def test_parts_need_less_and_a_plan_is_applied_again() -> None:
+    """The whole cannot keep half of its peak: unless it is asked for, the batch is split."""
+    settings, options = Settings(threads=1), PlanOptions(time_limit=5.0, threads=1)
+    prepared = prepare(wide_chain(), settings)
+    parts = prepare_split(prepared, (4,))
+    assert parts.store_all_peak < 0.5 * prepared.store_all_peak
+    assert parts.baseline_peak == prepared.baseline_peak
+    budget = int(0.5 * prepared.store_all_peak)
+    whole = replace(settings, split_batch=())
+    with pytest.raises(InfeasibleError):
+        api.optimize(wide_chain(), budget=budget, settings=whole, options=options, bench_seconds=0)
+    result = api.optimize(
+        wide_chain(), budget=budget, settings=settings, options=options, bench_seconds=0
+    )
+    facts = result.facts()
+    assert facts["peak_measured_bytes"] <= budget
+    assert facts["recomputed_ops"] == 0
+    assert any("4 parts (whole: does not fit" in note for note in facts["notes"])
+    again = api.apply(wide_chain(), result.plan, settings=settings)
+    assert again.plan.steps == result.plan.steps
+
+
+def dear(graph: Graph) -> CostTable:
+    """Seconds by the bytes that an op writes, ten times as many for Erf."""
+    seconds = {
+        op.name: (10.0 if op.op_type == "Erf" else 1.0)
+        * sum(graph.tensors[name].bytes for name in op.writes) / (1 << 30)
+        for op in graph.ops
+    }  # fmt: skip
+    return CostTable(seconds, {}, "given")
+
+
+def test_parts_beat_recomputation() -> None:
+    """Each dear op is needed early and late: what does not fit is run twice, or in parts."""
+    body = "\n".join(f"a{i} = Erf(x{i})\nx{i + 1} = Sin(a{i})" for i in range(4))
+    ends = "\n".join(f"s{i + 1} = Add(s{i}, a{3 - i})" for i in range(4))
+    model = parse(f"""g (float[8, 32768] x0) => (float[8, 32768] s4) {{
+        {body}
+        s0 = Cos(x4)
+        {ends}
+    }}""")
+    settings, options = Settings(threads=1, costs=dear), PlanOptions(time_limit=LONG, threads=1)
+    peak = prepare(model, settings).store_all_peak
+    results = [
+        api.optimize(
+            model, budget=int(0.7 * peak), settings=replace(settings, split_batch=split),
+            options=options, bench_seconds=0,
+        )
+        for split in ((), None)
+    ]  # fmt: skip
+    assert [result.facts()["recomputed_ops"] > 0 for result in results] == [True, False]
+    assert results[1].prepared.settings.split_batch == (2,)
+
+
+def test_the_least_memory_counts_parts() -> None:
+    """min is below what the whole batch can do, and what a refusal says works does."""
+    settings, options = Settings(threads=1), PlanOptions(time_limit=4.0, threads=1)
+    whole = replace(settings, split_batch=())
+    least = [
+        api.optimize(wide_chain(), budget="min", settings=each, options=options, bench_seconds=0)
+        for each in (settings, whole)
+    ]
+    peaks = [result.facts()["peak_measured_bytes"] for result in least]
+    assert peaks[0] < 0.3 * peaks[1]
+    notes = least[0].facts()["notes"]
+    assert any("in 8 parts" in note for note in notes)
+    assert any("with the batch whole or in 2, 4, 8 parts" in note for note in notes)
+    with pytest.raises((InfeasibleError, NoPlanError)) as refused:
+        api.optimize(
+            wide_chain(), budget=peaks[0] // 2, settings=settings, options=options, bench_seconds=0
+        )
+    works = refused.value.smallest
+    assert works is not None
+    assert works <= 1.01 * peaks[0]
+    assert "the batch in 8 parts" in refused.value.hint
+    kept = api.optimize(
+        wide_chain(), budget=works, settings=settings, options=options, bench_seconds=0
+    )
+    assert kept.facts()["peak_measured_bytes"] <= works
+
+
+def test_why_a_batch_stays_whole_is_said() -> None:
+    model = parse(MEAN.replace("[4, 4]", "[4, 4096]"), opset=13)
+    settings, options = Settings(threads=1), PlanOptions(time_limit=4.0, threads=1)
+    found = api.optimize(model, budget="min", settings=settings, options=options, bench_seconds=0)
+    said = "the batch stays whole: output 'y' is another one with the batch in parts"
+    assert any(note.startswith(said) for note in found.facts()["notes"])
+    with pytest.raises(InfeasibleError) as refused:
+        api.optimize(model, budget=4096, settings=settings, options=options, bench_seconds=0)
+    assert said in refused.value.hint
+
+
+def test_shares_end_together() -> None:
+    assert shares(8, [1.0, 1.0]) == [4, 4]
+    assert shares(8, [1.0, 3.0]) == [6, 2]
+    assert shares(1, [1.0, 1.0]) == [1]
+    assert shares(8, [1.0, 100.0]) == [8]
+
+
+def test_devices_take_parts_where_the_whole_does_not_fit() -> None:
+    """Side by side a row of ops needs two activations of the whole batch on a device."""
+    warm_up()
+    machine = processors(2)
+    costs = partial(priced, machine=machine)
+    prepared = prepare(wide_chain(), Settings(threads=1, target="none"))
+    budgets = machine.budgets(str(int(1.7 * (1 << 20))))
+    options = PlanOptions(time_limit=LONG, gap=1.0, threads=1)  # the first plan that fits
+    whole = replace(prepared, settings=replace(prepared.settings, split_batch=()))
+    with pytest.raises((InfeasibleError, NoPlanError, OverBudgetError)):
+        optimize_devices(whole, machine, budgets, options, bench_seconds=0, costs=costs)
+    result = optimize_devices(prepared, machine, budgets, options, bench_seconds=0, costs=costs)
+    facts = result.facts()
+    assert facts["split_batch"] == [4, 4]
+    assert any("does not fit" in note for note in facts["notes"])
+    assert result.verification is not None
+    assert result.verification.ok
+    for row in facts["devices"]:
+        assert row["peak_measured_bytes"] <= row["budget_bytes"]

@@ -1,0 +1,110 @@
+"""Models whose outputs change from run to run: said, and not blamed on a plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, parser
+
+import onnxremat
+from onnxremat.graph.onnx_io import to_model
+from onnxremat.graph.traits import may_recompute
+from onnxremat.ort.infer import build_graph
+from onnxremat.session.repeats import repeats, why
+from tests.toolbox import training_chain
+
+
+class Session:
+    """A session that gives one prepared set of outputs after the other."""
+
+    def __init__(self, *outputs: float) -> None:
+        self.outputs = iter(outputs)
+
+    def get_outputs(self) -> list[Any]:
+        return [helper.make_tensor_value_info(name, 1, [2]) for name in ("kept", "lost")]
+
+    def run(self, names: Any, feeds: Any) -> list[np.ndarray]:
+        return [np.ones(2, np.float32), np.array([next(self.outputs), 2.0], np.float32)]
+
+
+def test_names_the_output_that_changes() -> None:
+    assert repeats(Session(1, 1, 1, 1), {}).same
+    found = repeats(Session(1, 1, 1, 1.5), {})
+    assert (found.output, found.spread) == ("lost", 0.25)
+    assert found.allows(0.5)
+    assert not found.allows(0.51)
+    assert not repeats(Session(1, 1, 1, 1), {}).allows(0.0)
+
+
+def test_names_the_operator() -> None:
+    text = """<ir_version: 8, opset_import: ["" : 18]>
+    g (float[9, 4] x, int64[7, 1] i, float[7, 4] u) => (float[9, 4] y, float[9, 4] z) {
+        [put] z = ScatterND(x, i, u)
+        [added] y = ScatterND<reduction = "add">(x, i, u)
+    }"""
+    graph = build_graph(parser.parse_model(text))
+    assert "ScatterND 'added' with a reduction" in why(graph)
+    assert "put" not in why(graph).split("ScatterElements")[0].replace("output", "")
+    assert [may_recompute(op) for op in graph.ops] == [True, False]
+
+
+def noisy(model: onnx.ModelProto, scale: float) -> onnx.ModelProto:
+    """The model with random numbers added to its first output."""
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    output = made.graph.output[0].name
+    for node in made.graph.node:
+        node.output[:] = [f"{name}_still" if name == output else name for name in node.output]
+        node.input[:] = [f"{name}_still" if name == output else name for name in node.input]
+    draw = helper.make_node("RandomNormalLike", [f"{output}_still"], ["noise"], "draw", scale=scale)
+    add = helper.make_node("Add", [f"{output}_still", "noise"], [output], "add_noise")
+    made.graph.node.extend([draw, add])
+    return made
+
+
+@pytest.fixture(scope="module")
+def quick() -> dict[str, Any]:
+    return {
+        "budget": "0.95x",
+        "bench_seconds": 0,
+        "options": onnxremat.PlanOptions(time_limit=1),
+    }
+
+
+def checked(original: Any, result: Path) -> onnxremat.api.Verification:
+    return onnxremat.verify(original, result, seeds=1)
+
+
+def test_an_original_that_changes_is_not_blamed_on_the_result(
+    tmp_path: Path, quick: dict[str, Any]
+) -> None:
+    original = noisy(to_model(training_chain(3, 8, 32)), 1.0)
+    made = onnxremat.optimize(original, **quick)
+    assert "RandomNormalLike 'draw' draws anew" in made.facts()["changing_outputs"]
+    assert "change from run to run without any plan already" in made.report()
+    made.save(tmp_path / "out.onnx")
+    onnx.save(original, tmp_path / "in.onnx")
+    checks = {c.name: c for c in checked(tmp_path / "in.onnx", tmp_path / "out.onnx").checks}
+    same = checks["same bits in 4 runs"]
+    assert same.ok
+    assert "as in the original" in same.text
+    assert "'draw'" in same.text
+    assert "the original does from itself" in checks["same outputs on 1 inputs"].text
+
+
+def test_a_result_that_changes_fails(tmp_path: Path, quick: dict[str, Any]) -> None:
+    original = to_model(training_chain(3, 8, 32))
+    onnxremat.optimize(original, **quick).save(tmp_path / "out.onnx")
+    onnx.save(original, tmp_path / "in.onnx")
+    steady = {c.name: c for c in checked(tmp_path / "in.onnx", tmp_path / "out.onnx").checks}
+    assert steady["same bits in 4 runs"].ok
+    onnx.save(noisy(onnx.load(tmp_path / "out.onnx"), 1e-6), tmp_path / "out.onnx")
+    checks = {c.name: c for c in checked(tmp_path / "in.onnx", tmp_path / "out.onnx").checks}
+    assert checks["same outputs on 1 inputs"].ok
+    assert not checks["same bits in 4 runs"].ok
+    assert "RandomNormalLike 'draw'" in checks["same bits in 4 runs"].text
+    assert "as in the original" not in checks["same bits in 4 runs"].text

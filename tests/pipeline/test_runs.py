@@ -1,0 +1,170 @@
+"""Loading, comparing and timing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import onnxremat
+from onnxremat.errors import ModelError, UsageError
+from onnxremat.graph.onnx_io import to_model
+from onnxremat.ort.feeds import index_range, seeded_feeds
+from onnxremat.ort.profile import profile
+from onnxremat.ort.session import DEFAULT, TUNED, Options, config_entries
+from onnxremat.pipeline.bench import Contender, bench
+from onnxremat.rewrite.emit import rewrite
+from onnxremat.schedule.plan import Plan
+from onnxremat.session.compare import compare
+from onnxremat.session.load import options_of, snippets, write_options
+from onnxremat.session.measure import measure
+from tests.toolbox import ONE, graph_of, parse, training_chain
+
+F = np.float32
+
+
+def test_comparing_outputs() -> None:
+    a = {"y": np.asarray([1.0, np.nan, np.inf], F)}
+    assert compare(a, {"y": a["y"].copy()}).bit_equal
+    close = compare({"y": np.asarray([1.0, 2.0001], F)}, {"y": np.asarray([1.0, 2.0], F)})
+    assert (close.bit_equal, close.ok) == (False, True)
+    assert close.worst == pytest.approx(5e-5, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        {},
+        {"y": np.asarray([1.0, 3.0], F)},
+        {"y": np.asarray([1.0, np.nan], F)},
+        {"y": np.asarray([[1.0, 2.0]], F)},
+        {"y": np.asarray([1.0, 2.0], np.float64)},
+        {"y": [1.0, 2.0]},
+        {"y": None},
+    ],
+    ids=["missing", "value", "nan", "shape", "type", "list", "none"],
+)
+def test_differences_are_found(found: dict) -> None:
+    difference = compare(found, {"y": np.asarray([1.0, 2.0], F)})
+    assert not difference.ok
+    assert not difference.bit_equal
+    assert difference.output == "y"
+
+
+def test_one_wrong_output_among_many_is_named() -> None:
+    right = {name: np.ones(3, F) for name in "abc"}
+    assert compare(right | {"b": np.zeros(3, F)}, right).output == "b"
+    wrong = compare(right | {"b": np.ones(3, np.int64)}, right | {"b": np.asarray([1, 1, 2])})
+    assert (wrong.ok, wrong.output) == (False, "b")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
+    graph = training_chain(3, 16, 32)
+    names = [op.name for op in graph.ops]
+    made = rewrite(graph, Plan.of(graph, [*names[:4], names[0], *names[4:]]))
+    path = tmp_path_factory.mktemp("saved") / 'odd "name" \\ ü.onnx'
+    path.write_bytes(made.model({"options": json.dumps(TUNED.to_json())}).SerializeToString())
+    return path, seeded_feeds(graph)
+
+
+def test_load_gives_a_ready_session(saved: tuple[Path, dict]) -> None:
+    path, feeds = saved
+    session = onnxremat.load(path, threads=1)
+    found = session.run(None, feeds)
+    wanted = profile(path, feeds, ONE).outputs
+    assert [value.name for value in session.get_outputs()] == list(wanted)
+    for value, other in zip(found, wanted.values(), strict=True):
+        np.testing.assert_array_equal(value, other)
+    onnxremat.load(path, reuse=True, arena=False)
+
+
+def test_load_refuses_other_models(tmp_path: Path) -> None:
+    path = tmp_path / "plain.onnx"
+    onnx.save(parse("g (float[8] x) => (float[8] y) { y = Sin(x) }"), path)
+    with pytest.raises(UsageError, match="no plan"):
+        onnxremat.load(path)
+    with pytest.raises(ModelError, match="no such file"):
+        onnxremat.load(tmp_path / "gone.onnx")
+
+
+def test_options_travel_with_the_model(saved: tuple[Path, dict], tmp_path: Path) -> None:
+    assert options_of(onnx.load(saved[0])) == TUNED
+    written = write_options(tmp_path / "out.onnx", TUNED, {"budget_bytes": 5})
+    assert written.name == "out.onnx.options.json"
+    data = json.loads(written.read_text())
+    assert Options.from_json(data["session"]) == TUNED
+    assert data["onnxruntime"]["AddSessionConfigEntry"] == config_entries(TUNED)
+    assert data["plan"] == {"budget_bytes": 5}
+    with pytest.raises(UsageError, match="colour"):
+        Options.from_json({"colour": "red"})
+
+
+def test_snippets_say_all_that_load_does(saved: tuple[Path, dict]) -> None:
+    code = snippets(str(saved[0]), TUNED)
+    made: dict = {}
+    exec(code["Python"], made)  # also with quotes and backslashes in the name
+    options = made["options"]
+    assert options.enable_mem_pattern is options.enable_mem_reuse is False
+    for key, value in config_entries(TUNED).items():
+        assert options.get_session_config_entry(key) == value
+        for text in code.values():
+            assert f'("{key}", "{value}")' in text
+    assert config_entries(DEFAULT) == {}
+
+
+def test_measuring_sees_another_order() -> None:
+    graph = graph_of(
+        "g (float[64] x) => (float[64] y) { a = Sin(x) b = Cos(x) c = Exp(x) y = Sum(a, b, c) }"
+    )
+    feeds = seeded_feeds(graph)
+    assert measure(graph, to_model(graph), feeds, ONE).order_kept
+    turned = graph.with_ops([graph.ops[i] for i in (1, 0, 2, 3)])
+    assert not measure(turned, to_model(graph), feeds, ONE).order_kept
+
+
+def test_timing_is_paired() -> None:
+    graph = training_chain(2, 16, 16)
+    model = to_model(graph)
+    contenders = [Contender(name, model, ONE) for name in ("a", "b")]
+    first, second = bench(contenders, seeded_feeds(graph), seconds=0.05, rounds=(5, 20))
+    assert (first.name, first.ratio, first.spread) == ("a", 1.0, 0.0)
+    assert second.name == "b"
+    assert 5 <= first.rounds == second.rounds <= 20
+    stopped = bench(contenders, seeded_feeds(graph), seconds=60, stop=lambda: True)
+    assert stopped[0].rounds <= 2
+
+
+# Made-up inputs
+
+
+def test_seeded_inputs_are_the_same_every_time() -> None:
+    graph = training_chain(2, 16, 16)
+    first, again, other = (seeded_feeds(graph, seed) for seed in (1, 1, 2))
+    for name, value in first.items():
+        np.testing.assert_array_equal(value, again[name])
+        assert not np.array_equal(value, other[name])
+
+
+def test_indices_stay_in_range() -> None:
+    graph = graph_of(
+        """g (int64[4, 6] ids, int64[4] row, float[9, 8] table, bool[4] mask) => (y, z)
+        <int64[1] s = {24}> {
+        flat = Reshape(ids, s)  y = Gather(table, flat)  z = Gather<axis = 1>(table, row) }"""
+    )
+    assert (index_range(graph, "ids"), index_range(graph, "row")) == (9, 8)
+    for seed in range(20):
+        feeds = seeded_feeds(graph, seed)
+        assert feeds["ids"].max() < 9
+        assert feeds["row"].max() < 8
+        assert feeds["mask"].all()
+        profile(to_model(graph), feeds, ONE)
+
+
+def test_inputs_that_cannot_be_made_up_say_so() -> None:
+    texts = graph_of("g (string[3] x) => (string[3] y) { y = Identity(x) }")
+    with pytest.raises(UsageError, match="strings"):
+        seeded_feeds(texts)

@@ -1,0 +1,23 @@
+"""What a model may be given as."""
+
+from __future__ import annotations
+
+import onnx_graphsurgeon as gs
+import pytest
+
+import models
+from onnxremat.errors import UsageError
+from onnxremat.pipeline.prepare import Settings, prepare, read_source
+
+
+def test_graphsurgeon_graph_is_the_same_model() -> None:
+    model = models.build("mlp", batch=4, width=16, layers=3)
+    found = prepare(gs.import_onnx(model), Settings(measure=False))
+    wanted = prepare(model, Settings(measure=False))
+    assert [op.op_type for op in found.graph.ops] == [op.op_type for op in wanted.graph.ops]
+    assert found.store_all_peak == wanted.store_all_peak
+
+
+def test_anything_else_is_refused() -> None:
+    with pytest.raises(UsageError, match="cannot read a model from a dict"):
+        read_source({})  # type: ignore[arg-type]

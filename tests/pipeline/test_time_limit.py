@@ -1,0 +1,101 @@
+"""Planning in rounds keeps to one time limit, on a clock that planning alone moves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from onnxremat.errors import OverBudgetError
+from onnxremat.pipeline import closed_loop
+from onnxremat.pipeline.batch_split import plan_best
+from onnxremat.pipeline.closed_loop import PlanOptions, plan_within
+from onnxremat.pipeline.prepare import Prepared, Settings, prepare
+from onnxremat.planner.methods import plan_by
+from onnxremat.units import one_budget
+from tests.limits import LONG
+from tests.pipeline.test_batch_in_parts import wide_chain
+
+LIMIT = 6.0
+
+
+class Clock:
+    """Moved by every planner by all that it is given."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.given = 100.0, []
+        self.generous = False  # plans fit, whatever the budget
+        monkeypatch.setattr(closed_loop, "plan_by", self._planned)
+        monkeypatch.setattr(closed_loop, "smallest_budget", self._smallest)
+        self._before = plan_by, closed_loop.smallest_budget
+
+    def _take(self, seconds: float) -> None:
+        self.now += seconds
+        self.given.append(seconds)
+
+    def _planned(
+        self, method: Any, problem: Any, budget: int, *, time_limit: float, **options: Any
+    ) -> Any:
+        self._take(time_limit)
+        budget = 1 << 60 if self.generous else budget
+        # Generous ones are there at once, however slow the machine; others need not be found.
+        real = LONG if self.generous else 2.0
+        return plan_by(method, problem, budget, time_limit=real, **options)
+
+    def _smallest(self, problem: Any, *, time_limit: float, **options: Any) -> Any:
+        from onnxremat.planner import smallest_budget
+
+        self._take(time_limit)
+        return smallest_budget(problem, time_limit=1.0, **options)
+
+    def options(self) -> PlanOptions:
+        return PlanOptions(time_limit=LIMIT, threads=1, now=lambda: self.now)
+
+
+@pytest.fixture
+def prepared(warm: None) -> Prepared:
+    return prepare(wide_chain(), Settings(threads=1, measure=False))
+
+
+def test_rounds_share_the_time(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan that never fits when it is carried out: every round is over by something."""
+    clock = Clock(monkeypatch)
+    clock.generous = True
+    monkeypatch.setattr(closed_loop, "_within", lambda *_: (None, 1))
+    with pytest.raises(OverBudgetError):
+        plan_within(
+            prepared, one_budget(prepared.store_all_peak), clock.options(), 0, explain=False
+        )
+    assert len(clock.given) == closed_loop.ROUNDS
+    assert sum(clock.given[:2]) <= LIMIT + 1e-6
+    assert sum(clock.given) <= 1.5 * LIMIT
+
+
+def test_explaining_takes_little_more(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    with pytest.raises(Exception, match="no plan"):
+        plan_within(prepared, one_budget(prepared.store_all_peak // 3), clock.options(), 0)
+    assert sum(clock.given) <= 1.5 * LIMIT
+
+
+@pytest.mark.parametrize("budget", ["0.3x", "0.01x", "min"])
+def test_whole_and_parts_share_the_time(budget: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = prepare(wide_chain(), Settings(threads=1))
+    clock = Clock(monkeypatch)
+    try:
+        plan_best(measured, one_budget(budget), clock.options(), 0)
+    except Exception as error:
+        assert "no plan" in str(error)  # noqa: PT017
+    assert clock.given
+    assert sum(clock.given) <= 2 * LIMIT
+
+
+def test_a_new_limit_for_every_call(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sweep plans many budgets with the same options."""
+    clock = Clock(monkeypatch)
+    options = clock.options()
+    for _ in range(2):
+        plan_within(prepared, one_budget(prepared.store_all_peak), options, 0)
+    assert clock.given[0] == pytest.approx(clock.given[1])
+    assert replace(options).until == options.until

@@ -1,0 +1,93 @@
+"""Small training graphs for tests."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from random import Random
+
+import numpy as np
+
+from onnxremat.planner.problem import Problem, Rows
+
+
+def training(size: list[int], cost: list[float], inputs: list[list[int]]) -> Problem:
+    """Forward ops and one gradient op each, in reverse; a gradient reads its op's inputs."""
+    count = len(size)
+    readers: list[list[int]] = [[] for _ in range(count)]
+    for op, row in enumerate(inputs):
+        for value in row:
+            readers[value].append(op)
+    reads, sizes, costs = [list(row) for row in inputs], list(size), list(cost)
+    gradient: dict[int, int] = {}
+    for op in reversed(range(count)):
+        gradient[op] = len(sizes)
+        reads.append(sorted({*(gradient[r] for r in readers[op]), *inputs[op]} or {op}))
+        sizes.append(size[op])
+        costs.append(2 * cost[op])
+    total = len(sizes)
+    return Problem(
+        cost=np.asarray(costs),
+        work=np.zeros(total, np.int64),
+        reads=Rows.of(reads),
+        writes=Rows.of([[op] for op in range(total)]),
+        size=np.asarray(sizes, np.int64),
+        keep=np.zeros(total, np.bool_),
+        inplace=Rows.of([[] for _ in range(total)]),
+        recompute=np.ones(total, np.bool_),
+    )
+
+
+def ones(reads: list[list[int]]) -> Problem:
+    """Ops that take a second and make a value of a byte each, read by others as given."""
+    ops = len(reads)
+    return Problem(
+        cost=np.ones(ops),
+        work=np.zeros(ops, np.int64),
+        reads=Rows.of(reads),
+        writes=Rows.of([[op] for op in range(ops)]),
+        size=np.ones(ops, np.int64),
+        keep=np.zeros(ops, np.bool_),
+        inplace=Rows.of([[] for _ in range(ops)]),
+        recompute=np.ones(ops, np.bool_),
+    )
+
+
+def skip_chain(length: int, seed: int, skip: float = 0.0) -> Problem:
+    """A chain of ``length // 2`` forward ops, some with a second input further back."""
+    draw = Random(seed)
+    half = length // 2
+    inputs = [[op - 1] if op else [] for op in range(half)]
+    for op in range(3, half):
+        if draw.random() < skip:
+            inputs[op].insert(0, draw.randint(max(0, op - 8), op - 2))
+    size = [draw.randint(5, 20) for _ in range(half)]
+    return training(size, [float(draw.randint(1, 20)) for _ in range(half)], inputs)
+
+
+def small_transformer(layers: int) -> Problem:
+    """Eight forward ops a layer: norm, q, k, v, scores, context, residual, feed-forward."""
+    size, cost, inputs = [8], [1.0], [[]]
+    for _ in range(layers):
+        x = len(size) - 1
+        norm = x + 1
+        inputs += [[x], [norm], [norm], [norm], [norm + 1, norm + 2], [norm + 3, norm + 4]]
+        inputs += [[x, norm + 5], [norm + 6]]
+        size += [8, 8, 8, 8, 24, 8, 8, 8]
+        cost += [1.0, 4.0, 4.0, 4.0, 3.0, 3.0, 1.0, 8.0]
+    return training(size, cost, inputs)
+
+
+def graph_file(problem: Problem, path: Path) -> Path:
+    """A planner study's graph file of a problem in which op i makes value i."""
+    nodes = [
+        {"id": op, "cost_cpu": float(cost), "cost_ram": int(size)}
+        for op, (cost, size) in enumerate(zip(problem.cost, problem.size, strict=True))
+    ]
+    links = [
+        {"source": value, "target": op}
+        for op, row in enumerate(problem.reads.lists())
+        for value in row
+    ]
+    path.write_text(json.dumps({"graph": {}, "nodes": nodes, "links": links}))
+    return path

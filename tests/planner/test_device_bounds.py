@@ -1,0 +1,210 @@
+"""Several devices: bounds are valid, schedules are optimal, on instances small enough to know."""
+
+from __future__ import annotations
+
+from math import inf
+
+import numpy as np
+import pytest
+
+from onnxremat.planner.bounds import largest_need
+from onnxremat.planner.devices import (
+    DeviceProblem,
+    from_problem,
+    makespan,
+    peaks,
+    seconds,
+    solve_devices,
+)
+from onnxremat.planner.devices.bounds import NO_LIMIT, makespan_bound, misfit, quick_makespan_bound
+from onnxremat.planner.devices.cuts import build
+from onnxremat.planner.devices.extract import late_schedule, without_unread
+from onnxremat.planner.devices.layout import Layout
+from onnxremat.planner.devices.problem import first_runs
+from onnxremat.planner.devices.project import project
+from onnxremat.planner.devices.search import Search
+from onnxremat.planner.formulations import xengine
+from onnxremat.planner.formulations.cuts import Spans, fixed_spans, free_spans
+from onnxremat.planner.problem import Problem, Rows, Status
+from onnxremat.planner.solvers import SOLVERS, Limits, Outcome
+from onnxremat.planner.wiring import Wiring
+from tests.limits import LONG
+from tests.planner.device_oracle import optimum, random_device_problem, random_schedule
+from tests.planner.oracle import random_problem
+
+EPS = 1e-6
+HIGHS = SOLVERS["highs"]
+
+
+def budgets_of(problem: DeviceProblem, seed: int, low: float = 0.75) -> list[int] | None:
+    schedule = random_schedule(problem, seed)
+    if schedule is None:
+        return None
+    return [max(1, int((low + 0.15 * (seed % 4)) * b)) for b in peaks(problem, schedule)]
+
+
+def spans_of(layout: Layout, seed: int, *, fixed_order: bool) -> list[Spans]:
+    ops = layout.problem.ops
+    draw = np.random.default_rng(seed)
+    cuts = [draw.choice(ops, min(ops, count), replace=False).tolist() for count in (1, 2, 4)]
+    made = [fixed_spans(ops, c) if fixed_order else free_spans(layout.wiring, c) for c in cuts]
+    return [spans for spans in [*made, fixed_spans(ops, ())] if spans is not None]
+
+
+@pytest.mark.parametrize("seed", range(90))
+def test_every_schedule_satisfies_every_row(seed: int) -> None:
+    """Random schedules, projected on the model for their own peaks, break no row."""
+    problem = random_device_problem(seed, 2 + seed % 11, devices=2 + seed % 2, plain=seed % 7 == 0)
+    layout = Layout(problem)
+    for which in range(4):
+        schedule = random_schedule(problem, which, fixed_order=which % 2 == 0)
+        if schedule is None:
+            continue
+        schedule = without_unread(layout, schedule)
+        top = peaks(problem, schedule).tolist()
+        assert misfit(layout, top) is None
+        for spans in spans_of(layout, which, fixed_order=which % 2 == 0):
+            for loads in (False, True):
+                made = build(layout, spans, top, makespan=loads)
+                point = project(made, schedule)
+                assert made.model.violation(point) < EPS
+                took = makespan(problem, schedule, top) if loads else seconds(problem, schedule)
+                assert made.seconds(made.model.objective(point)) <= took + EPS
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_cut_optimum_is_a_lower_bound(seed: int) -> None:
+    problem = random_device_problem(seed, 4, plain=seed % 7 == 0)
+    budgets = budgets_of(problem, seed)
+    if budgets is None:
+        return
+    layout = Layout(problem)
+    for fixed_order in (True, False):
+        exact = optimum(problem, budgets, fixed_order=fixed_order)
+        if misfit(layout, budgets) is not None:
+            assert exact == inf
+        for spans in spans_of(layout, seed, fixed_order=fixed_order):
+            made = build(layout, spans, budgets)
+            result = HIGHS.solve(made.model, Limits(seconds=LONG))
+            if result.outcome is Outcome.INFEASIBLE:
+                assert exact == inf
+            else:
+                assert made.seconds(result.bound) <= exact + EPS
+
+
+@pytest.mark.parametrize("seed", range(130))
+def test_planner_finds_the_optimum_and_proves_no_more(seed: int) -> None:
+    problem = random_device_problem(seed, 4, plain=seed % 7 == 0, kept=0.1)
+    budgets = budgets_of(problem, seed)
+    if budgets is None:
+        return
+    fixed_order = bool(seed % 2)
+    exact = optimum(problem, budgets, fixed_order=fixed_order)
+    found: list[float] = []
+    answer = solve_devices(
+        problem, budgets, time_limit=LONG if exact < inf else 0.3, fixed_order=fixed_order,
+        seed=seed, progress=lambda best, _bound, _stage: found.append(best),
+        stop=lambda: bool(found) and found[-1] <= exact + EPS < inf,
+    )  # fmt: skip
+    if exact == inf:
+        assert answer.schedule is None
+        assert answer.status in (Status.INFEASIBLE, Status.UNKNOWN)
+        return
+    assert answer.schedule is not None
+    assert answer.time == pytest.approx(exact, abs=EPS)
+    assert (peaks(problem, answer.schedule) <= budgets).all()
+    if fixed_order:
+        assert first_runs(answer.schedule) == list(range(problem.ops))
+    if answer.certificate.any_order or fixed_order:
+        assert answer.certificate.bound <= exact + EPS
+    assert answer.makespan_bound <= answer.makespan <= answer.time + EPS
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_solutions_of_the_relaxation_become_valid_schedules(seed: int) -> None:
+    problem = random_device_problem(seed, 12, devices=2 + seed % 2, kept=0.08)
+    budgets = budgets_of(problem, seed, 0.85)
+    if budgets is None:
+        return
+    layout = Layout(problem)
+    for spans in spans_of(layout, seed, fixed_order=True):
+        made = build(layout, spans, budgets)
+        result = HIGHS.solve(made.model, Limits(seconds=LONG))
+        if result.point is None:
+            continue
+        schedule = late_schedule(made, result.point)
+        if schedule is not None:
+            assert Search(layout, [NO_LIMIT] * problem.devices).replay(schedule) is not None
+            if (peaks(problem, schedule) <= budgets).all():
+                assert seconds(problem, schedule) >= made.seconds(result.bound) - EPS
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_makespan_bound_and_search(seed: int) -> None:
+    problem = random_device_problem(seed, 8, kept=0.1)
+    layout = Layout(problem)
+    budgets = budgets_of(problem, 2)
+    if budgets is None:
+        return
+    least, kind = makespan_bound(layout, Limits(seconds=LONG))
+    assert kind in ("critical path", "load")
+    quick, _ = quick_makespan_bound(problem)
+    for which in range(5):
+        schedule = random_schedule(problem, which, fixed_order=False)
+        if schedule is not None:
+            assert makespan(problem, schedule, [NO_LIMIT] * 2) >= max(least, quick) - EPS
+    found = solve_devices(problem, budgets, objective="makespan", time_limit=0.5)
+    if found.schedule is not None:
+        assert found.value == makespan(problem, found.schedule, budgets)
+        assert least - EPS <= found.certificate.bound <= found.value <= found.time + EPS
+
+
+def test_quick_makespan_bound_weighs_devices_by_what_they_are_good_at() -> None:
+    """Ten ops that take 1 and 3 seconds, and ten that take 3 and 1: 10 seconds of each."""
+    base = random_problem(1, 20, plain=True)
+    base = Problem(**{**base.__dict__, "reads": Rows.of([[] for _ in range(20)])})
+    cost = np.asarray([[1.0] * 10 + [3.0] * 10, [3.0] * 10 + [1.0] * 10])
+    copy = np.ones((2, 2, base.values))
+    assert quick_makespan_bound(from_problem(base, cost, copy)) == (
+        pytest.approx(10, abs=1e-6), "load",
+    )  # fmt: skip
+    slow = np.stack([cost[0], np.full(20, np.inf)])
+    assert quick_makespan_bound(from_problem(base, slow, copy))[0] == pytest.approx(40, abs=1e-6)
+    twice = np.stack([np.ones(20), np.full(20, 3.0)])  # 15 on the first, 5 on the second
+    found, _ = quick_makespan_bound(from_problem(base, twice, copy))
+    assert 14 < found <= 15
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_xengine_is_never_better_and_equal_where_memory_is_no_matter(seed: int) -> None:
+    """XEngine's schedules are staged: each op at most once per stage, copies at fixed places."""
+    base = random_problem(seed, 4 + seed % 2, plain=True)
+    cost = np.stack([base.cost, base.cost * np.random.default_rng(seed).uniform(0.5, 3, base.ops)])
+    copy = 0.2 * np.broadcast_to(base.size, (2, 2, base.values)) + 0.1
+    problem = from_problem(base, cost, copy)
+    wiring = Wiring(base)
+    low, high = largest_need(wiring).bytes, 10**6
+    for budget in (low + seed % 5, high):
+        made = xengine.build(problem, [budget] * 2, linear=True)
+        staged = HIGHS.solve(made.model, Limits(seconds=LONG))
+        exact = optimum(problem, [budget] * 2, fixed_order=True)
+        answer = solve_devices(problem, [budget] * 2, time_limit=LONG, fixed_order=True)
+        assert answer.certificate.bound <= exact + EPS
+        if staged.outcome is Outcome.INFEASIBLE:
+            continue
+        best = made.seconds(staged.objective)
+        assert exact <= best + 1e-3
+        assert answer.time <= best + 1e-3
+        if budget == high:
+            assert exact == pytest.approx(best, abs=1e-3)
+
+
+def test_oracle_knows_a_case_by_hand() -> None:
+    """Two ops of 3 bytes each on devices of 4: the second must read a copy, or run beside."""
+    base = random_problem(0, 2, plain=True)
+    base = type(base)(**{**base.__dict__, "size": np.asarray([3, 1])})
+    problem = from_problem(base, [[1.0, 9.0], [5.0, 1.0]], np.full((2, 2, base.values), 0.5))
+    chained = bool(base.reads.lists()[1])
+    expected = 1.0 + 1.0 + (0.5 if chained else 0.0)
+    assert optimum(problem, [4, 4], fixed_order=True) == expected
+    assert solve_devices(problem, [4, 4]).time == pytest.approx(expected)

@@ -1,0 +1,337 @@
+"""The training loop: checkpoints survive a kill, export gives the trained model, data repeats."""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import helper, numpy_helper
+
+from onnxremat.errors import ModelError, UsageError
+from onnxremat.grad import differentiate
+from onnxremat.graph.tensor_files import read_tensors, write_tensors
+from onnxremat.ort.denormals import denormals_as_zero
+from onnxremat.training.data import Arrays, Loader, open_data
+from onnxremat.training.schedules import Schedule
+from onnxremat.training.trainer import Trainer
+
+ROWS, BATCH = 40, 8
+
+
+def net(dropout: float = 0.0) -> onnx.ModelProto:
+    """A small classifier with BatchNormalization, and Dropout if asked for."""
+    rng = np.random.default_rng(0)
+
+    def weight(name: str, *shape: int) -> onnx.TensorProto:
+        return numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32) * 0.5, name)
+
+    ones = [numpy_helper.from_array(np.ones(6, np.float32), name) for name in ("scale", "var")]
+    zeros = [numpy_helper.from_array(np.zeros(6, np.float32), name) for name in ("shift", "mean")]
+    nodes = [
+        helper.make_node("Gemm", ["x", "w1", "b1"], ["h"]),
+        helper.make_node("BatchNormalization", ["h", "scale", "shift", "mean", "var"], ["n"]),
+        helper.make_node("Relu", ["n"], ["a"]),
+        helper.make_node("Dropout", ["a", "ratio"], ["d"]),
+        helper.make_node("Gemm", ["d" if dropout else "a", "w2", "b2"], ["y"]),
+    ]
+    ratio = numpy_helper.from_array(np.array(dropout, np.float32), "ratio")
+    graph = helper.make_graph(
+        nodes, "net",
+        [helper.make_tensor_value_info("x", 1, [BATCH, 4])],
+        [helper.make_tensor_value_info("y", 1, [BATCH, 3])],
+        [weight("w1", 4, 6), weight("b1", 6), weight("w2", 6, 3), weight("b2", 3), *ones, *zeros,
+         ratio],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+def arrays() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((ROWS, 4)).astype(np.float32)
+    return {"x": x, "labels": (x[:, 0] > 0).astype(np.int64) + (x[:, 1] > 0.5)}
+
+
+def trainer(dropout: float = 0.0, accumulate: int = 1, **options: Any) -> Trainer:
+    graph = differentiate(net(dropout), optimizer="adamw", accumulate=accumulate)
+    return Trainer(graph, net(), rate=Schedule(0.02, "cosine", warmup=3), threads=1, **options)
+
+
+def test_fit_learns_and_reports() -> None:
+    seen: list[int] = []
+    run = trainer()
+    losses = run.fit(Arrays(arrays(), BATCH), 12, on_step=lambda p, _: seen.append(p.step))
+    assert seen == list(range(1, 61))
+    assert np.mean(losses[-5:]) < 0.6 * np.mean(losses[:5])
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+def test_resumed_run_equals_uninterrupted(tmp_path: Path, dropout: float) -> None:
+    data, file = Arrays(arrays(), BATCH), tmp_path / "run.safetensors"
+    whole = trainer(dropout)
+    whole.fit(data, 4)
+    first = trainer(dropout)
+
+    def stop(progress: object, _: float) -> None:
+        if getattr(progress, "step") == 8:  # noqa: B009
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        first.fit(data, 4, checkpoint=file, every=3, on_step=stop)
+    second = trainer(dropout)
+    second.resume(file)
+    assert second.progress.step == 6
+    second.fit(data, 4)
+    for name, value in whole.values().items():
+        np.testing.assert_array_equal(second.values()[name], value)
+
+
+def test_seeds_of_dropout() -> None:
+    """Another seed drops other elements; the same seed the same ones."""
+    losses = []
+    for seed in (0, 1, 1):
+        losses.append(trainer(0.4, seed=seed).fit(Arrays(arrays(), BATCH), 2))
+    assert losses[1] == losses[2] != losses[0]
+
+
+EPOCHS = 30
+SCRIPT = """
+import os, signal, sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+import onnxremat
+package = str(Path(onnxremat.__file__).parent)
+from tests.training.test_trainer import EPOCHS, Arrays, BATCH, arrays, trainer
+if "hang" in sys.argv:  # in the middle of the fourth checkpoint
+    real, left = os.fsync, [3]
+    def fsync(handle):
+        if not left[0]:
+            os.truncate(handle, 100)
+            Path(sys.argv[1] + ".hangs").touch()
+            time.sleep(3600)
+        left[0] -= 1
+        real(handle)
+    os.fsync = fsync
+run, file = trainer(0.3, 2), Path(sys.argv[1])
+if file.exists():
+    run.resume(file)
+if "kill" in sys.argv:  # after so many lines of the package, once there is a checkpoint
+    lines = [int(sys.argv[-1])]
+    def line(frame, event, _):
+        if not lines[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        lines[0] -= event == "line" and file.exists()
+        return line
+    sys.settrace(lambda frame, *_: line if frame.f_code.co_filename.startswith(package) else None)
+run.fit(Arrays(arrays(), BATCH), EPOCHS, checkpoint=file, every=1)
+"""
+
+
+class Killed:
+    """Training in a process of its own that is killed and started again."""
+
+    def __init__(self, file: Path) -> None:
+        self.file, root = file, str(Path(__file__).parents[2])
+        self.command = [sys.executable, "-c", SCRIPT, str(file), root]
+        self.environment = {**os.environ, "PYTHONPATH": root}
+
+    def kill(self, when: Path, *options: str) -> None:
+        """Start it, kill it when a file is there."""
+        process = subprocess.Popen([*self.command, *options], env=self.environment)
+        while not when.exists():
+            assert process.poll() is None
+            time.sleep(0.002)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+
+    def kill_at(self, line: int) -> int:
+        """Start it, let it kill itself at a line that it runs; batches done by the checkpoint."""
+        command = [*self.command, "kill", str(line)]
+        ended = subprocess.run(command, env=self.environment, check=False)
+        assert ended.returncode == -signal.SIGKILL
+        return int(read_tensors(self.file)[1]["step"])
+
+    def finish(self) -> None:
+        """The rest without a kill; the result has the bits of an uninterrupted run."""
+        assert subprocess.run(self.command, env=self.environment, check=False).returncode == 0
+        whole = trainer(0.3, 2)
+        whole.fit(Arrays(arrays(), BATCH), EPOCHS)
+        final = read_tensors(self.file)[0]
+        assert int(final["dropout.step"]) == EPOCHS * ROWS // BATCH
+        for name, value in final.items():
+            np.testing.assert_array_equal(whole.values()[name], value)
+        assert [path.name for path in self.file.parent.glob("*.safetensors*")] == [self.file.name]
+        assert not list(self.file.parent.glob(".*"))
+
+
+def test_kills_at_random_moments_change_no_bit(tmp_path: Path) -> None:
+    """Kill -9 again and again, with dropout and accumulation. Many lines of this run are those of
+    checkpoints."""
+    killed, draw = Killed(tmp_path / "run.safetensors"), Random(3)
+    done = [killed.kill_at(draw.randrange(8000)) for _ in range(4)]
+    assert 0 < done[0] < done[-1] < EPOCHS * ROWS // BATCH, done
+    killed.finish()
+
+
+def test_a_kill_in_the_middle_of_a_checkpoint_keeps_the_one_before(tmp_path: Path) -> None:
+    killed = Killed(tmp_path / "run.safetensors")
+    hangs = tmp_path / "run.safetensors.hangs"
+    killed.kill(hangs, "hang")
+    hangs.unlink()
+    assert len(list(tmp_path.glob(".run.safetensors.*"))) == 1
+    assert read_tensors(killed.file)[1]["step"] == "3"
+    killed.finish()
+
+
+def test_checkpoint_is_readable_by_safetensors(tmp_path: Path) -> None:
+    numpy_files = pytest.importorskip("safetensors.numpy", reason="safetensors is not installed")
+    values = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "n": np.array(3, np.int64)}
+    write_tensors(tmp_path / "c.safetensors", values, {"step": "3"})
+    found = numpy_files.load_file(tmp_path / "c.safetensors")
+    assert found.keys() == values.keys()
+    for name, value in values.items():
+        np.testing.assert_array_equal(found[name], value)
+    numpy_files.save_file(values, tmp_path / "d.safetensors")
+    np.testing.assert_array_equal(read_tensors(tmp_path / "d.safetensors")[0]["a"], values["a"])
+
+
+@pytest.mark.parametrize("cut", [0, 4, 20, -3])
+def test_damaged_checkpoint_is_an_error(tmp_path: Path, cut: int) -> None:
+    file = tmp_path / "c.safetensors"
+    write_tensors(file, {"a": np.ones(8, np.float32)})
+    file.write_bytes(file.read_bytes()[:cut])
+    with pytest.raises(ModelError, match="cannot read the tensors"):
+        read_tensors(file)
+
+
+def test_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    run = trainer()
+    write_tensors(tmp_path / "c.safetensors", {"a": np.ones(8, np.float32)})
+    with pytest.raises(ModelError, match="another training graph"):
+        run.resume(tmp_path / "c.safetensors")
+
+
+def test_export_holds_what_was_trained(tmp_path: Path) -> None:
+    run = trainer()
+    run.fit(Arrays(arrays(), BATCH), 20)
+    file = tmp_path / "trained.onnx"
+    run.export(net(), file)
+    session = ort.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    data = arrays()
+    right = 0
+    for start in range(0, ROWS, BATCH):
+        (scores,) = session.run(None, {"x": data["x"][start : start + BATCH]})
+        right += int((scores.argmax(1) == data["labels"][start : start + BATCH]).sum())
+    assert right >= 0.8 * ROWS
+    stored = {t.name: numpy_helper.to_array(t) for t in onnx.load(file).graph.initializer}
+    for name in ("w1", "b2", "scale", "mean", "var"):
+        np.testing.assert_array_equal(stored[name], run.values()[name])
+
+
+def test_frozen_parameters_stay() -> None:
+    graph = differentiate(net(), optimizer="sgd", freeze=["w1", "b1"])
+    run = Trainer(graph, net(), threads=1)
+    assert {v.input for v in run.training.parameters} == {"w2", "b2", "scale", "shift"}
+    assert "w1" in {t.name for t in graph.graph.initializer}
+
+
+def test_one_file_holds_its_first_values() -> None:
+    graph = differentiate(net(), optimizer="adam", initializers=True)
+    onnx.checker.check_model(graph)
+    alone, given = Trainer(graph, threads=1), trainer()
+    for name in ("w1", "b2", "var"):
+        np.testing.assert_array_equal(alone.values()[name], given.values()[name])
+    session = ort.InferenceSession(graph.SerializeToString(), providers=["CPUExecutionProvider"])
+    data = arrays()
+    feeds = {"x": data["x"][:BATCH], "labels": data["labels"][:BATCH]}
+    results = session.run(None, {**feeds, "learning_rate": np.array(0.1, np.float32)})
+    assert np.isfinite(float(results[0]))
+
+
+def test_missing_weights_are_named() -> None:
+    with pytest.raises(UsageError, match="no first value for 'w1'"):
+        Trainer(differentiate(net(), optimizer="sgd"), threads=1)
+
+
+def test_missing_and_misshapen_inputs_are_named() -> None:
+    run = trainer()
+    with pytest.raises(UsageError, match="no value for input 'labels'"):
+        run.step({"x": arrays()["x"][:BATCH]})
+    with pytest.raises(UsageError, match="shape"):
+        run.step({"x": arrays()["x"][:3], "labels": arrays()["labels"][:3]})
+
+
+def test_gradient_graph_does_not_train() -> None:
+    with pytest.raises(UsageError, match="returns gradients"):
+        Trainer(differentiate(net(), optimizer=None), net())
+
+
+def test_data_from_npz_folder_and_function(tmp_path: Path) -> None:
+    np.savez(tmp_path / "d.npz", **arrays())
+    (tmp_path / "folder").mkdir()
+    for name, value in arrays().items():
+        np.save(tmp_path / "folder" / f"{name}.npy", value)
+    (tmp_path / "load.py").write_text(
+        "import numpy as np\n"
+        "def batches(epoch):\n"
+        "    for k in range(3):\n"
+        "        yield {'x': np.full((8, 4), epoch + k, np.float32)}\n"
+    )
+    file, folder = (open_data(tmp_path / n, BATCH, seed=3) for n in ("d.npz", "folder"))
+    assert len(file) == len(folder) == ROWS // BATCH
+    for a, b in zip(file.epoch(2), folder.epoch(2), strict=True):
+        np.testing.assert_array_equal(a["x"], b["x"])
+        np.testing.assert_array_equal(a["labels"], b["labels"])
+    loader = open_data(f"{tmp_path / 'load.py'}:batches", BATCH)
+    assert isinstance(loader, Loader)
+    assert len(loader) == 3
+    assert [float(b["x"][0, 0]) for b in loader.epoch(5, start=1)] == [6.0, 7.0]
+    with pytest.raises(UsageError, match="no function"):
+        open_data(f"{tmp_path / 'load.py'}:absent", BATCH)
+    with pytest.raises(UsageError, match="cannot read"):
+        open_data(tmp_path / "absent.npz", BATCH)
+
+
+def test_epochs_see_every_row_once_in_new_order() -> None:
+    data = Arrays({"k": np.arange(ROWS)}, BATCH, seed=1)
+    orders = [[*np.concatenate([b["k"] for b in data.epoch(e)])] for e in (0, 1)]
+    assert sorted(orders[0]) == sorted(orders[1]) == list(range(ROWS))
+    assert orders[0] != orders[1]
+    assert [b["k"].tolist() for b in data.epoch(0, 2)] == [b["k"].tolist() for b in data.epoch(0)][
+        2:
+    ]
+    with pytest.raises(UsageError, match="do not fill"):
+        Arrays({"k": np.arange(3)}, BATCH)
+    with pytest.raises(UsageError, match="differ"):
+        Arrays({"k": np.arange(9), "j": np.arange(8)}, BATCH)
+
+
+def test_denormals_are_flushed_only_inside() -> None:
+    tiny = np.full(64, 1e-39, np.float32)
+    assert (tiny * np.float32(0.5)).max() > 0
+    with denormals_as_zero():
+        inside = (tiny * np.float32(0.5)).max()
+    assert inside == 0 or sys.platform != "linux" or platform.machine() != "x86_64"
+    assert (tiny * np.float32(0.5)).max() > 0
+
+
+def test_schedules() -> None:
+    warm = Schedule(1.0, "linear", warmup=4)
+    assert [warm.at(k, 12) for k in (0, 3, 4, 8, 12)] == [0.25, 1.0, 1.0, 0.5, 0.0]
+    cosine = Schedule(2.0, "cosine", floor=0.5)
+    assert cosine.at(0, 10) == 2.0
+    assert cosine.at(5, 10) == pytest.approx(1.25)
+    assert cosine.at(10, 10) == 0.5
+    assert Schedule(1.0, "step", every=3).at(7, 10) == pytest.approx(0.01)
+    with pytest.raises(UsageError, match="unknown schedule"):
+        Schedule(1.0, "exponential")
