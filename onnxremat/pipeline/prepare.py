@@ -31,6 +31,7 @@ from onnxremat.graph.order import (
 from onnxremat.graph.sequence_bytes import sequence_bytes
 from onnxremat.graph.sequences import without_sequences
 from onnxremat.graph.traits import DOMAINS
+from onnxremat.ort.blocks import require_block
 from onnxremat.ort.feeds import load_feeds, seeded_feeds
 from onnxremat.ort.infer import bind, build_graph, require_shapes, with_shapes
 from onnxremat.ort.offline import TARGETS, Optimised, optimised_for
@@ -170,6 +171,7 @@ def prepare(
         raise UsageError(f"unknown target '{settings.target}'", hint="one of " + ", ".join(TARGETS))
     say("reading the model")
     model, folder, name = read_source(source)
+    require_block(model)
     model = restored(model)
     _check_domains(model)
     bound = bind(inline_functions(model), settings.shapes, settings.dims)

@@ -11,8 +11,8 @@ from typing import Any
 import onnx
 
 from onnxremat.errors import UsageError
-from onnxremat.grad.blocked import require_block
 from onnxremat.graph.onnx_io import atomic, read_model
+from onnxremat.ort.blocks import require_block
 from onnxremat.ort.session import (
     LEVELS,
     TUNED,

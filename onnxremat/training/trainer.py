@@ -14,7 +14,6 @@ import onnx
 from onnx import numpy_helper
 
 from onnxremat.errors import ModelError, UsageError
-from onnxremat.grad.blocked import require_block
 from onnxremat.grad.description import Training, training_of
 from onnxremat.grad.dropout import COUNTER
 from onnxremat.grad.unfold import apply_restored, fold_restored
@@ -22,6 +21,7 @@ from onnxremat.grad.update import RATE, SHARE, update_of
 from onnxremat.graph.onnx_io import write_model
 from onnxremat.graph.tensor_files import drop_leftovers, read_tensors, write_tensors
 from onnxremat.ort.binding import BoundSession
+from onnxremat.ort.blocks import require_block
 from onnxremat.ort.session import TUNED, Options, open_session, session_options
 from onnxremat.training.data import Batch, Data, check_arrays, check_labels
 from onnxremat.training.schedules import Schedule
