@@ -36,7 +36,7 @@ from onnxremat.grad import training_of
 from onnxremat.graph.onnx_io import check_writable, inline_functions, read_model, write_model
 from onnxremat.ort.infer import bind
 from onnxremat.pipeline.batch_split import plan_best
-from onnxremat.pipeline.closed_loop import Outcome, PlanOptions, carry_out, plan_within
+from onnxremat.pipeline.closed_loop import Outcome, carry_out, plan_within
 from onnxremat.pipeline.model_files import write_prepared
 from onnxremat.pipeline.optimize_devices import DeviceResult
 from onnxremat.pipeline.optimize_devices import optimize_devices as plan_devices
@@ -45,7 +45,7 @@ from onnxremat.pipeline.prepare import Prepared, Settings, Source, prepare, read
 from onnxremat.pipeline.result import Finished, finish
 from onnxremat.pipeline.study_problem import is_graph_file, read_subject
 from onnxremat.pipeline.verify import Verification, verify
-from onnxremat.planner.methods import Method
+from onnxremat.planner.options import Method, PlanOptions
 from onnxremat.report.tables import as_text, before_after
 from onnxremat.rewrite.emit import metadata, unpack
 from onnxremat.schedule.plan import Plan

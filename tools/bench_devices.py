@@ -37,10 +37,10 @@ from onnxremat.grad import Settings as Training
 from onnxremat.ort.providers import missing
 from onnxremat.pipeline.bench import Timing
 from onnxremat.pipeline.bench_devices import bench_devices
-from onnxremat.pipeline.closed_loop import PlanOptions
 from onnxremat.pipeline.optimize_devices import optimize_devices
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
 from onnxremat.pipeline.verify_devices import DeviceVerification, verify_devices
+from onnxremat.planner.options import PlanOptions
 from onnxremat.schedule.assign import assigned, earliest_finish, split
 from onnxremat.units import format_bytes, format_seconds
 

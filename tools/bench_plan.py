@@ -31,6 +31,7 @@ from rich.table import Table
 from rich.text import Text
 
 from onnxremat.planner import Status, peak, seconds, solve
+from onnxremat.planner.options import PlanOptions
 
 MOST_MEMORY = 4096  # MiB, of every row up to 10 000 ops
 MOST_OPS = 10_000  # beyond, memory is shown and not judged
@@ -63,10 +64,7 @@ def _alone(row: Row, problem: Any, threads: int) -> dict[str, Any]:
     everything = problem.store_all()
     total = seconds(problem, everything)
     budget = int(row.share * peak(problem, everything))
-    found = solve(
-        problem, budget, time_limit=row.limit, gap=row.gap / 200, fixed_order=row.fixed,
-        threads=threads,
-    )  # fmt: skip
+    found = solve(problem, budget, _asked(row, threads))
     none = found.sequence is None
     return {
         "status": found.status.value,
@@ -92,9 +90,7 @@ def _devices(row: Row, problem: Any, threads: int) -> dict[str, Any]:
     make = {"two": device_instances.two_devices, "host": device_instances.with_host}[row.devices]
     top = peak(problem, problem.store_all())
     budgets = [row.share * top, row.share * top if row.devices == "two" else float("inf")]
-    found = solve_devices(
-        make(problem), budgets, time_limit=row.limit, gap=row.gap / 200, threads=threads
-    )
+    found = solve_devices(make(problem), budgets, _asked(row, threads))
     whole = found.reference
     none = found.schedule is None
     return {
@@ -107,6 +103,12 @@ def _devices(row: Row, problem: Any, threads: int) -> dict[str, Any]:
         "planner": found.planner,
         "seconds": found.plan_seconds,
     }
+
+
+def _asked(row: Row, threads: int) -> PlanOptions:
+    return PlanOptions(
+        time_limit=row.limit, gap=row.gap / 200, fixed_order=row.fixed, threads=threads
+    )
 
 
 def _memory() -> int:

@@ -30,12 +30,12 @@ from onnxremat.graph.ir import Graph
 from onnxremat.ort.providers import missing
 from onnxremat.pipeline.bench import Timing
 from onnxremat.pipeline.bench_devices import bench_devices
-from onnxremat.pipeline.closed_loop import PlanOptions
 from onnxremat.pipeline.device_plan import device_model
 from onnxremat.pipeline.optimize_devices import optimize_devices
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
 from onnxremat.pipeline.verify_devices import DeviceVerification
 from onnxremat.planner.devices.bounds import least_budgets
+from onnxremat.planner.options import PlanOptions
 from onnxremat.schedule.assign import assigned
 from onnxremat.units import parse_budget
 

@@ -11,10 +11,15 @@ import typer
 from onnxremat.device.host import processors
 from onnxremat.errors import UsageError
 from onnxremat.graph.onnx_io import check_writable
-from onnxremat.pipeline.closed_loop import PlanOptions
 from onnxremat.pipeline.prepare import Settings
-from onnxremat.planner.formulate import FORMULATIONS, MOST_COLUMNS
-from onnxremat.planner.methods import AUTO, PLANNERS, Method
+from onnxremat.planner.options import (
+    AUTO,
+    FORMULATIONS,
+    MOST_COLUMNS,
+    PLANNERS,
+    Method,
+    PlanOptions,
+)
 from onnxremat.report.suffix import check_suffix
 
 Model = Annotated[Path, typer.Argument(help="ONNX model.", show_default=False)]

@@ -11,7 +11,7 @@ from onnxremat import api
 from onnxremat.cli import args
 from onnxremat.cli.console import Voice
 from onnxremat.errors import OnnxrematError, StoppedError
-from onnxremat.planner.methods import Method
+from onnxremat.planner.options import Method
 from onnxremat.studies.planners import STANDARD
 
 NAME = "compare"

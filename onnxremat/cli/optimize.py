@@ -14,7 +14,7 @@ from onnxremat.cli.console import Voice
 from onnxremat.errors import UsageError
 from onnxremat.graph.onnx_io import check_writable
 from onnxremat.planner.export import SUFFIXES
-from onnxremat.planner.methods import Method
+from onnxremat.planner.options import Method
 from onnxremat.report.suffix import check_suffix
 from onnxremat.units import one_budget
 

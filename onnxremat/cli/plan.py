@@ -25,7 +25,7 @@ from onnxremat.pipeline.model_files import (
 )
 from onnxremat.pipeline.study_problem import Subject, read_subject
 from onnxremat.planner.export import SUFFIXES
-from onnxremat.planner.methods import Method
+from onnxremat.planner.options import Method
 from onnxremat.report.suffix import check_suffix
 from onnxremat.studies.graph_file import facts_of, plan_graph
 from onnxremat.units import format_seconds, one_budget

@@ -14,10 +14,10 @@ from onnxremat.cli.console import Voice, size
 from onnxremat.device.machine import Machine
 from onnxremat.errors import OverBudgetError, UsageError, VerificationError
 from onnxremat.graph.onnx_io import read_model
-from onnxremat.pipeline.closed_loop import PlanOptions
 from onnxremat.pipeline.model_files import model_words
 from onnxremat.pipeline.prepare import Settings
 from onnxremat.pipeline.verify import Check
+from onnxremat.planner.options import PlanOptions
 from onnxremat.rewrite.emit import metadata
 
 Devices = Annotated[

@@ -13,7 +13,7 @@ from onnxremat.cli import args, max_batch
 from onnxremat.cli.console import Voice
 from onnxremat.errors import StoppedError, UsageError
 from onnxremat.graph.onnx_io import atomic, check_writable
-from onnxremat.planner.methods import Method
+from onnxremat.planner.options import Method
 from onnxremat.report.suffix import check_suffix
 from onnxremat.units import format_bytes
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from onnxremat.errors import OnnxrematError, UnsupportedError, UsageError
 from onnxremat.pipeline.closed_loop import (
     Outcome,
-    PlanOptions,
     Smallest,
     Unfit,
     at_minimum,
@@ -21,7 +20,7 @@ from onnxremat.pipeline.closed_loop import (
 from onnxremat.pipeline.prepare import Prepared, prepare_split
 from onnxremat.pipeline.refusal import refusal
 from onnxremat.planner.bounds import largest_need
-from onnxremat.planner.methods import AUTO
+from onnxremat.planner.options import AUTO, PlanOptions
 from onnxremat.planner.reduce import reduce
 from onnxremat.planner.wiring import Wiring
 from onnxremat.units import Budget

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from math import inf
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from onnxremat.device.host import processors
 from onnxremat.errors import InfeasibleError, NoPlanError, OverBudgetError
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
@@ -19,7 +16,8 @@ from onnxremat.ort.session import Options
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.refusal import given_up, refusal, unexplained
 from onnxremat.planner import smallest_budget
-from onnxremat.planner.methods import AUTO, Method, plan_by
+from onnxremat.planner.methods import plan_by
+from onnxremat.planner.options import AUTO, ROOM, PlanOptions
 from onnxremat.planner.problem import Certificate, Solution, Status, seconds
 from onnxremat.planner.reduce import Reduced, reduce
 from onnxremat.rewrite.emit import Rewritten, rewrite
@@ -31,61 +29,9 @@ from onnxremat.session.measure import Measurement, measure, predict
 from onnxremat.units import Budget, format_bytes
 
 ROUNDS = 6
-REPAIR, REPAIR_GAP = 4.0, 0.02  # most seconds, and gap, of a round after planning has ended
-ROOM, MOST_ROOM = 0.2, 5.0  # share and most seconds of the time that the first round leaves
+REPAIR_GAP = 0.02  # of a round after planning has ended
+MOST_ROOM = 5.0  # seconds of the time that the first round leaves, at most
 SLOW = 20.0  # seconds of a run from which the default order is predicted, not tried
-
-
-@dataclass(frozen=True)
-class PlanOptions:
-    """How to search for a plan.
-
-    Attributes:
-        time_limit: seconds for planning, repetitions included. Beyond it only a plan at hand is
-            made to fit, in a fifth of it per attempt, each half as long as the one before.
-        gap: good enough, as a share of the store-all time.
-        solver: ``auto``, ``scip``, ``highs`` or ``gurobi``.
-        seed: of the search.
-        threads: of the planner; with two or more the search runs beside the solver.
-        method: planner or formulation, the ladder by default.
-        progress: told (best seconds, bound seconds, stage) when either moves.
-        stop: asked now and then; True ends planning with the best so far.
-        until: when planning has to end, on the clock ``now``; set when it begins.
-    """
-
-    time_limit: float = 60.0
-    gap: float = 5e-4
-    solver: str = "auto"
-    seed: int = 0
-    threads: int = field(default_factory=processors)
-    method: Method = AUTO
-    progress: Callable[[float, float, str], None] | None = None
-    stop: Callable[[], bool] | None = None
-    until: float = inf
-    now: Callable[[], float] = time.monotonic
-
-    @property
-    def stopped(self) -> bool:
-        """Asked now: end planning with the best so far."""
-        return self.stop is not None and self.stop()
-
-    def begun(self) -> PlanOptions:
-        """The same with the time limit running, from now on unless it is already."""
-        return self if self.until < inf else replace(self, until=self.now() + self.time_limit)
-
-    def within(self, share: float) -> PlanOptions:
-        """The same with a share of the time that is left."""
-        return replace(self, until=self.now() + share * self.left)
-
-    @property
-    def left(self) -> float:
-        """Seconds of planning that are left."""
-        return max(0.0, min(self.time_limit, self.until - self.now()))
-
-    @property
-    def least(self) -> float:
-        """Seconds for what has to be done even when the time is over."""
-        return min(REPAIR, ROOM * self.time_limit)
 
 
 @dataclass(frozen=True)
@@ -213,10 +159,10 @@ def smallest(prepared: Prepared, options: PlanOptions) -> Smallest:
     reduced = reduce(prepared.graph, prepared.costs, prepared.weights)
     found, sequence, lower, why = smallest_budget(
         reduced.problem,
-        time_limit=max(options.least, options.left),
-        fixed_order=prepared.settings.fixed_order,
-        seed=options.seed,
-        stop=options.stop,
+        replace(
+            options.lasting(max(options.least, options.left)),
+            fixed_order=prepared.settings.fixed_order,
+        ),
     )
     store_all = seconds(reduced.problem, reduced.problem.store_all())
     solution = Solution(
@@ -297,20 +243,13 @@ def attempt(
     for round_ in range(rounds):
         over = options.stopped or options.left <= 0
         late += round_ > 0 and over  # the plan at hand only has to be made to fit
-        solution = plan_by(
-            options.method,
-            reduced.problem,
-            aim,
+        asked = replace(
+            options.lasting(_round_seconds(options, round_, late, first)),
             gap=max(options.gap, REPAIR_GAP) if late else options.gap,
             fixed_order=prepared.settings.fixed_order,
-            warm=warm,
-            progress=options.progress,
-            time_limit=_round_seconds(options, round_, late, first),
-            seed=options.seed,
-            threads=options.threads,
-            solver=options.solver,
             stop=None if late else options.stop,
         )
+        solution = plan_by(reduced.problem, aim, asked, warm)
         first = first or solution  # its bound is the one for the whole budget
         if solution.sequence is None:
             break

@@ -16,7 +16,6 @@ from onnxremat.execute.calibration import corrected, tried
 from onnxremat.execute.deployment import Deployment, deploy
 from onnxremat.execute.device_memory import DeviceBytes
 from onnxremat.execute.inside import Known
-from onnxremat.pipeline.closed_loop import PlanOptions
 from onnxremat.pipeline.device_plan import DeviceModel, device_model
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.verify_devices import DeviceVerification, verify_devices
@@ -32,6 +31,7 @@ from onnxremat.planner.devices.bounds import NO_LIMIT
 from onnxremat.planner.devices.exact import solve_device_formulation
 from onnxremat.planner.devices.problem import first_runs, least_seconds
 from onnxremat.planner.devices.steps import provenance_of
+from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.problem import Certificate, Status
 from onnxremat.units import format_bytes
 
@@ -225,21 +225,14 @@ class DeviceRounds:
     def _solved(
         self, model: DeviceModel, aims: Mapping[str, float], limit: float, warm: Schedule | None
     ) -> DeviceSolution:
-        options, method = self.options, self.options.method
         budgets = [aims.get(name, inf) for name in self.machine.names]
-        if method.formulation:
-            return solve_device_formulation(
-                model.problem, budgets, method.formulation, time_limit=limit, gap=options.gap,
-                seed=options.seed, threads=options.threads, solver=options.solver,
-                warm_start=method.warm_start, most_columns=method.most_columns,
-                progress=options.progress, stop=options.stop,
-            )  # fmt: skip
-        return solve_devices(
-            model.problem, budgets, objective=self.objective, time_limit=limit, gap=options.gap,
-            seed=options.seed, threads=options.threads, solver=options.solver,
-            fixed_order=self.prepared.settings.fixed_order, warm=warm,
-            progress=options.progress, stop=options.stop,
+        options = replace(
+            self.options.lasting(limit), objective=self.objective,
+            fixed_order=self.prepared.settings.fixed_order,
         )  # fmt: skip
+        if options.method.formulation:
+            return solve_device_formulation(model.problem, budgets, options)
+        return solve_devices(model.problem, budgets, options, warm)
 
     def _deployed(
         self, model: DeviceModel, tables: Mapping[str, CostTable], solution: DeviceSolution

@@ -15,10 +15,10 @@ from onnxremat.planner.devices.bounds import NO_LIMIT
 from onnxremat.planner.devices.problem import least_seconds
 from onnxremat.planner.devices.record import DeviceRecord
 from onnxremat.planner.export import SUFFIXES, write_model
-from onnxremat.planner.formulate import MOST_COLUMNS, Formulated, formulate, formulate_devices
+from onnxremat.planner.formulate import Formulated, formulate, formulate_devices
 from onnxremat.planner.formulations.extract import stage_excess
-from onnxremat.planner.methods import Method
 from onnxremat.planner.model import Model
+from onnxremat.planner.options import MOST_COLUMNS, Method
 from onnxremat.planner.problem import (
     Certificate,
     Floats,

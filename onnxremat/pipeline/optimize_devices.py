@@ -19,7 +19,6 @@ from onnxremat.graph.onnx_io import write_model
 from onnxremat.ort.providers import missing
 from onnxremat.pipeline.bench import Timing
 from onnxremat.pipeline.bench_devices import bench_devices
-from onnxremat.pipeline.closed_loop import PlanOptions
 from onnxremat.pipeline.device_plan import transfers
 from onnxremat.pipeline.device_rounds import DeviceRounds
 from onnxremat.pipeline.device_slices import Costs, may_split, measured_on, whole_or_in_parts
@@ -33,7 +32,7 @@ from onnxremat.pipeline.verify_devices import DeviceVerification
 from onnxremat.planner.devices import DeviceSolution
 from onnxremat.planner.devices.bounds import NO_LIMIT
 from onnxremat.planner.formulate import check_for_devices
-from onnxremat.planner.methods import Method
+from onnxremat.planner.options import Method, PlanOptions
 from onnxremat.units import Budget
 
 

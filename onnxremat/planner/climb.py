@@ -10,6 +10,7 @@ from math import inf
 from threading import Event, Thread
 
 from onnxremat.planner.lazy import LazyCuts
+from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.record import Record
 from onnxremat.planner.search import Search
 from onnxremat.planner.wiring import Wiring, reordered
@@ -37,23 +38,23 @@ class Climb:
 
     @classmethod
     def of(
-        cls, record: Record, order: list[int], solver: str, threads: int, seed: int, *,
-        fixed_order: bool,
+        cls, record: Record, order: list[int], options: PlanOptions
     ) -> Climb:  # fmt: skip
         """Prepare for one order of the caller's ops."""
         same = order == list(range(record.problem.ops))
         problem = record.problem if same else reordered(record.problem, order)
         wiring = Wiring(problem)
-        search = Search(problem, record.budget, seed=seed)
+        search = Search(problem, record.budget, seed=options.seed)
+        beside = options.threads > 1
         lazy = LazyCuts(
-            wiring, record, order, lambda _s, _t: None, solver, max(1, threads - 1), seed,
-            free=not fixed_order, beside=threads > 1,
+            wiring, record, order, lambda _s, _t: None, options.solver,
+            max(1, options.threads - 1), options.seed, free=not options.fixed_order, beside=beside,
         )  # fmt: skip
         climb = cls(record, wiring, order, search, lazy)
         lazy.repair = climb.repair
-        search.free_order = not fixed_order
+        search.free_order = not options.fixed_order
         climb.start = problem.store_all()
-        climb.beside = threads > 1
+        climb.beside = beside
         return climb
 
     @cached_property

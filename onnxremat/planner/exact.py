@@ -12,11 +12,12 @@ from dataclasses import replace
 from math import inf
 
 from onnxremat.planner.bounds import largest_need
-from onnxremat.planner.formulate import MOST_COLUMNS, Formulated, formulate
+from onnxremat.planner.formulate import Formulated, formulate
 from onnxremat.planner.formulations.stages import SCALE
 from onnxremat.planner.ladder import solve
+from onnxremat.planner.options import AUTO, PlanOptions, Progress
 from onnxremat.planner.problem import Certificate, Floats, Problem, Solution, Status
-from onnxremat.planner.record import SLACK, Progress, Record, Stop
+from onnxremat.planner.record import SLACK, Record
 from onnxremat.planner.solvers import Limits, Outcome, Result, minimise
 from onnxremat.planner.wiring import Wiring
 
@@ -29,72 +30,49 @@ CLOSE = 4e-9  # relative rounding of bounds and sums of seconds
 def solve_formulation(
     problem: Problem,
     budget: int,
-    name: str,
-    *,
-    time_limit: float = 60,
-    gap: float = 1e-5,
-    seed: int = 0,
-    threads: int = 1,
-    solver: str = "auto",
-    warm_start: bool = True,
-    most_columns: int = MOST_COLUMNS,
+    options: PlanOptions,
     warm: Sequence[int] | None = None,
-    progress: Progress | None = None,
-    stop: Stop | None = None,
 ) -> Solution:
-    """Solve a staged formulation in base order; arguments as for ``solve``.
-
-    Args:
-        name: one of the staged formulations.
-        warm_start: start from a sequence that the ladder finds in a share of the time.
-        most_columns: larger models are refused.
+    """Solve the staged formulation of ``options.method`` in base order, as ``solve`` does.
 
     Raises:
-        UsageError: unknown name, or the model is too large.
-        ValueError: unknown solver.
+        UsageError: the model is too large.
     """
-    wiring = Wiring(problem)
-    record = Record(problem, budget, time_limit, gap, None, stop, fixed_order=True)
+    wiring, method = Wiring(problem), options.method
+    record = Record(
+        problem, budget, options.time_limit, options.gap, None, options.stop, fixed_order=True
+    )
     record.order = tuple(range(problem.ops))
     need = largest_need(wiring)
     if need.bytes > budget:
         record.notes.append(need.why)
         record.raise_bound(inf, "largest op", any_order=True)
         return record.solution()
-    first = _first(record, warm, seed, threads, solver, progress) if warm_start else None
+    first = _first(record, options, warm) if method.warm_start else None
     if record.bound == inf:
         return record.solution()
-    made = formulate(wiring, budget, name, most_columns=most_columns)
-    begun = _point(made, record, first, threads, solver)
+    made = formulate(wiring, budget, method.formulation, most_columns=method.most_columns)
+    begun = _point(made, record, first, options)
     limits = Limits(
         seconds=max(0.1, record.left),
-        gap=gap * SCALE,
-        threads=threads,
-        seed=seed,
+        gap=options.gap * SCALE,
+        threads=options.threads,
+        seed=options.seed,
         warm=begun,
         stop=record.stop,
-        progress=in_seconds(progress, made.unit, made.name, record.bound),
+        progress=in_seconds(options.progress, made.unit, made.name, record.bound),
     )
-    result, notes = minimise(made.model, limits, solver)
+    result, notes = minimise(made.model, limits, options.solver)
     record.notes.extend(notes)
     _take(record, made, result, first)
     return _answer(record, made, result)
 
 
-def _first(
-    record: Record,
-    warm: Sequence[int] | None,
-    seed: int,
-    threads: int,
-    solver: str,
-    progress: Progress | None,
-) -> Solution:
+def _first(record: Record, options: PlanOptions, warm: Sequence[int] | None) -> Solution:
     """The ladder's answer in base order; its bound is the record's from here on."""
-    found = solve(
-        record.problem, record.budget, time_limit=min(LONGEST_FIRST, FIRST * record.limit),
-        gap=record.gap, seed=seed, threads=threads, solver=solver, fixed_order=True, warm=warm,
-        progress=progress, stop=record.stop,
-    )  # fmt: skip
+    quick = options.lasting(min(LONGEST_FIRST, FIRST * record.limit))
+    quick = replace(quick, method=AUTO, fixed_order=True)
+    found = solve(record.problem, record.budget, quick, warm)
     proof = found.certificate
     bound = proof.bound * (1 + SLACK)  # it was lowered for rounding once already
     record.raise_bound(bound, proof.kind, any_order=proof.any_order)
@@ -102,7 +80,7 @@ def _first(
 
 
 def _point(
-    made: Formulated, record: Record, first: Solution | None, threads: int, solver: str
+    made: Formulated, record: Record, first: Solution | None, options: PlanOptions
 ) -> Floats | None:
     """The warm start as a point of the model: its runs are fixed, a solver fills in the rest."""
     if first is None or first.sequence is None or record.stopped():
@@ -115,8 +93,8 @@ def _point(
             lower[column] = upper[column] = float(key in wanted)
         most = min(LONGEST_FIRST, FIRST * record.limit, record.left)
         fixed = replace(model, lower=lower, upper=upper)
-        limits = Limits(seconds=most, gap=SCALE, threads=threads, stop=record.stop)
-        point = minimise(fixed, limits, solver)[0].point
+        limits = Limits(seconds=most, gap=SCALE, threads=options.threads, stop=record.stop)
+        point = minimise(fixed, limits, options.solver)[0].point
     if point is None:
         record.notes.append(
             f"the quick plan ({first.planner}) did not become a point of the {made.name} model: "

@@ -17,10 +17,9 @@ from onnxremat.planner.formulations import checkmate, cuts, retention, xengine
 from onnxremat.planner.formulations.extract import late_remakes
 from onnxremat.planner.formulations.stages import StageModel
 from onnxremat.planner.model import Model
+from onnxremat.planner.options import DEVICE_FORMULATIONS, FORMULATIONS, MOST_COLUMNS
 from onnxremat.planner.problem import Floats, occupancy
 from onnxremat.planner.wiring import Wiring
-
-MOST_COLUMNS = 400_000  # about a gigabyte while the model is built and handed to a solver
 
 
 @dataclass(frozen=True)
@@ -56,8 +55,6 @@ _STAGED: dict[str, Builder] = {
         xengine.single(wiring.problem), [budget], linear=True
     ),
 }
-FORMULATIONS = ("cuts", *_STAGED)
-DEVICE_FORMULATIONS = ("xengine-miqp", "xengine-linear")
 
 
 def formulate(

@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import inf
 
 from onnxremat.planner.baselines.checkpoints import (
@@ -21,69 +20,42 @@ from onnxremat.planner.baselines.checkpoints import (
     recompute_all,
 )
 from onnxremat.planner.bounds import largest_need, least_time
+from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.order import Order, best_order
 from onnxremat.planner.problem import Problem, Solution
-from onnxremat.planner.record import Progress, Record, Stop
+from onnxremat.planner.record import Record
 from onnxremat.planner.wiring import Wiring
 
 RULES = (articulation, chen_sqrt, every_block, recompute_all)  # mostly from fast and large to lean
 RULED = 600  # ops beyond which remaking everything takes more than a moment to write down
 
 
-@dataclass
-class _Options:
-    solver: str
-    threads: int
-    seed: int
-    fixed_order: bool
-    only: str
-
-
 def solve(
     problem: Problem,
     budget: int,
-    *,
-    time_limit: float = 60,
-    gap: float = 1e-5,
-    seed: int = 0,
-    threads: int = 1,
-    solver: str = "auto",
-    fixed_order: bool = False,
+    options: PlanOptions | None = None,
     warm: Sequence[int] | None = None,
-    progress: Progress | None = None,
-    stop: Stop | None = None,
-    only: str = "",
 ) -> Solution:
     """The fastest sequence within a budget, with a proven lower bound of its time.
 
     Args:
         budget: bytes, everything :func:`~onnxremat.planner.problem.occupancy` counts included.
-        time_limit: seconds of wall clock.
-        gap: share of the store-all time at which found and bound count as equal.
-        seed: of search and solvers.
-        threads: solver threads; with two or more the search runs beside the solver.
-        solver: ``auto``, ``highs``, ``scip`` or ``gurobi``; others stand in with a note.
-        fixed_order: first runs keep the order 0..n-1.
+        options: limits and hooks; of its method the rung that is to work alone.
         warm: a sequence to start from; ignored when it is invalid or over budget.
-        progress: called with (best seconds, bound, stage) when either number moves.
-        stop: polled; True ends the run soon with the best so far.
-        only: one rung alone: ``order``, ``cuts`` or ``search``; all of them when empty.
-
-    Raises:
-        ValueError: unknown solver name.
     """
-    from onnxremat.planner.solvers import SOLVERS
-
-    if solver != "auto" and solver not in SOLVERS:
-        raise ValueError(f"unknown solver {solver!r}: choose from auto, {', '.join(SOLVERS)}")
-    record = Record(problem, int(budget), float(time_limit), gap, progress, stop, fixed_order)
+    options = options or PlanOptions()
+    record = Record(
+        problem, int(budget), float(options.time_limit), options.gap, options.progress,
+        options.stop, options.fixed_order,
+    )  # fmt: skip
     record.order = tuple(range(problem.ops))
     wiring = Wiring(problem)
-    options = _Options(solver, threads, seed, fixed_order, only)
     if _trivial(record, wiring, options):
         return record.solution()
-    if warm is not None and (not fixed_order or tuple(dict.fromkeys(warm)) == record.order):
+    in_order = warm is not None and tuple(dict.fromkeys(warm)) == record.order
+    if warm is not None and (in_order or not options.fixed_order):
         record.offer(warm, "warm start")
+    only = options.method.rung
     if not only:
         _rules(record)
     starts = _starts(record, wiring, options)
@@ -92,7 +64,7 @@ def solve(
     return record.solution()
 
 
-def _trivial(record: Record, wiring: Wiring, options: _Options) -> bool:
+def _trivial(record: Record, wiring: Wiring, options: PlanOptions) -> bool:
     """Store everything, or prove that no sequence fits; True when that settles it."""
     need = largest_need(wiring, fixed_order=options.fixed_order)
     if need.bytes > record.budget:
@@ -116,7 +88,7 @@ def _rules(record: Record) -> None:
             record.offer(found.sequence, found.planner)
 
 
-def _starts(record: Record, wiring: Wiring, options: _Options) -> list[Order]:
+def _starts(record: Record, wiring: Wiring, options: PlanOptions) -> list[Order]:
     """Orders to plan in: the base order, and a better one where there is one."""
     base = Order(record.problem.store_all(), 0, 0)
     if options.fixed_order:
@@ -129,12 +101,11 @@ def _starts(record: Record, wiring: Wiring, options: _Options) -> list[Order]:
     return [base, found]
 
 
-def _climb(record: Record, starts: list[Order], options: _Options) -> None:
+def _climb(record: Record, starts: list[Order], options: PlanOptions) -> None:
     """Greedy where there is a choice of orders, then lazy cuts and annealing on the best one."""
     from onnxremat.planner.climb import Climb
 
-    climbs = [Climb.of(record, start.order, options.solver, options.threads, options.seed,
-                       fixed_order=options.fixed_order) for start in starts]  # fmt: skip
+    climbs = [Climb.of(record, start.order, options) for start in starts]
     best = climbs[0]
     if len(climbs) > 1:
         for climb in climbs:
@@ -142,4 +113,4 @@ def _climb(record: Record, starts: list[Order], options: _Options) -> None:
         best = max(climbs, key=lambda climb: climb.merit)
     record.order, record.order_bound = tuple(best.named), record.total
     if not record.closed:
-        {"cuts": best.cut, "search": best.walk}.get(options.only, best.run)()
+        {"cuts": best.cut, "search": best.walk}.get(options.method.rung, best.run)()

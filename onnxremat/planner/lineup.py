@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from onnxremat.planner.formulate import FORMULATIONS
-from onnxremat.planner.methods import Method, plan_by
+from onnxremat.planner.methods import plan_by
+from onnxremat.planner.options import FORMULATIONS, Method, PlanOptions, Stop
 from onnxremat.planner.problem import Problem, Solution
-from onnxremat.planner.record import Stop
 from onnxremat.planner.workers import Failure, run_tasks
 
 STARTING = 10.0  # seconds that a process may take to start, beyond its limit
@@ -31,19 +30,6 @@ class Entry:
         return self.solution is not None and self.solution.sequence is not None
 
 
-@dataclass(frozen=True)
-class Conditions:
-    """What planners are given: seconds each, gap as a share of the store-all time, and so on."""
-
-    time_limit: float
-    gap: float
-    seed: int
-    threads: int
-    solver: str
-    fixed_order: bool
-    most_columns: int
-
-
 def method_of(name: str, most_columns: int) -> Method:
     """A planner or a formulation by its name.
 
@@ -59,25 +45,27 @@ def line_up(
     problem: Problem,
     budgets: Sequence[int],
     planners: Sequence[str],
-    conditions: Conditions,
+    options: PlanOptions,
     *,
     jobs: int = 1,
-    stop: Stop | None = None,
     done: Callable[[Entry], None] | None = None,
 ) -> list[Entry]:
     """An entry per budget and planner, in that order; those done by then when stopped.
 
     Every planner runs in a process of its own that is ended when its time is over, because
     published rules look at no clock.
+
+    Args:
+        options: for each; the method is that of the planner.
     """
     from onnxremat.planner.search import warm_up
 
     warm_up()  # compiled once, here, and not in every process
     tasks = [(name, budget) for budget in budgets for name in planners]
-    function = _Runner(problem, replace(conditions, threads=max(1, conditions.threads // jobs)))
-    seconds = conditions.time_limit + STARTING
+    function = _Runner(problem, replace(options.quiet(), threads=max(1, options.threads // jobs)))
+    seconds = options.time_limit + STARTING
     found: dict[tuple[str, int], Entry] = {}
-    for task, answer in run_tasks(function, tasks, jobs=jobs, seconds=seconds, stop=stop):
+    for task, answer in run_tasks(function, tasks, jobs=jobs, seconds=seconds, stop=options.stop):
         name, budget = task
         failed = isinstance(answer, Failure)
         entry = Entry(name, budget, None, answer.why) if failed else answer
@@ -92,21 +80,18 @@ class _Runner:
     """The function of a process: one planner on one budget."""
 
     problem: Problem
-    conditions: Conditions
+    options: PlanOptions
 
     def __call__(self, task: tuple[str, int], stop: Stop) -> Entry:
-        (name, budget), given = task, self.conditions
-        method = method_of(name, given.most_columns)
+        name, budget = task
+        method = method_of(name, self.options.method.most_columns)
         if not method.published:  # loading compiled code is no part of planning
             from onnxremat.planner.search import warm_up
 
             warm_up()
         begin = time.monotonic()
-        solution = plan_by(
-            method, self.problem, budget, time_limit=given.time_limit, gap=given.gap,
-            seed=given.seed, threads=given.threads, solver=given.solver,
-            fixed_order=given.fixed_order, stop=stop,
-        )  # fmt: skip
+        options = replace(self.options, method=method, stop=stop)
+        solution = plan_by(self.problem, budget, options)
         solution = replace(solution, trace=(), plan_seconds=time.monotonic() - begin)
         return Entry(name, budget, solution, "; ".join(solution.notes))
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from math import inf
 
 from onnxremat.planner.bounds import largest_need
 from onnxremat.planner.ladder import solve
+from onnxremat.planner.options import AUTO, PlanOptions, Stop
 from onnxremat.planner.order import best_order
 from onnxremat.planner.problem import Problem, Solution, Status, occupancy, peak
-from onnxremat.planner.record import Stop
 from onnxremat.planner.wiring import Wiring, reordered
 
 QUICK = 0.3  # share of the time for orders, greedy insertion and annealing
@@ -18,14 +19,9 @@ CLOSE = 0.002  # share of the budget at which bisection stops
 
 
 def smallest_budget(
-    problem: Problem,
-    *,
-    time_limit: float = 20,
-    fixed_order: bool = False,
-    seed: int = 0,
-    stop: Stop | None = None,
+    problem: Problem, options: PlanOptions | None = None
 ) -> tuple[int, list[int], int, str]:
-    """Smallest budget at which a sequence is found.
+    """Smallest budget at which a sequence is found, whatever the method of the options.
 
     First the search alone, bisecting on the budget; then the whole ladder, which finds plans at
     budgets where greedy insertion fails and may prove others infeasible.
@@ -33,6 +29,8 @@ def smallest_budget(
     Returns:
         (bytes, sequence, proven lower bound in bytes, one sentence that says why the bound holds).
     """
+    options = options or PlanOptions()
+    time_limit, fixed_order, stop = options.time_limit, options.fixed_order, options.stop
     begin = time.monotonic()
     wiring = Wiring(problem)
     need = largest_need(wiring, fixed_order=fixed_order)
@@ -53,7 +51,7 @@ def smallest_budget(
     for order in orders:
         if best <= need.bytes:
             break
-        descent = _Descent(problem, order, need.bytes, seed)
+        descent = _Descent(problem, order, need.bytes, options.seed)
         bytes_, steps = descent.run(begin + QUICK * time_limit, early)
         if bytes_ < best:
             best, sequence = bytes_, steps
@@ -62,7 +60,7 @@ def smallest_budget(
     while best > low and best - tried > CLOSE * best and not halted():
         middle = best - max(1, (best - tried) // 3)
         seconds = max(0.3, time_limit * (1 - QUICK) / PROBES)
-        answer = _first_within(problem, middle, seconds, fixed_order, seed, stop)
+        answer = _first_within(problem, middle, options.lasting(seconds))
         if answer.sequence is not None:
             best, sequence = answer.peak, list(answer.sequence)
             continue
@@ -75,9 +73,7 @@ def smallest_budget(
     return best, sequence, low, why
 
 
-def _first_within(
-    problem: Problem, budget: int, seconds: float, fixed_order: bool, seed: int, stop: Stop | None
-) -> Solution:
+def _first_within(problem: Problem, budget: int, options: PlanOptions) -> Solution:
     """Any sequence within the budget, as soon as one is found."""
     found: list[float] = []
 
@@ -85,16 +81,11 @@ def _first_within(
         if best < inf:
             found.append(best)
 
-    return solve(
-        problem,
-        budget,
-        time_limit=seconds,
-        gap=1e-3,
-        seed=seed,
-        fixed_order=fixed_order,
-        progress=note,
-        stop=lambda: bool(found) or (stop is not None and stop()),
-    )
+    asked = replace(
+        options, gap=1e-3, method=AUTO, threads=1, progress=note,
+        stop=lambda: bool(found) or options.stopped,
+    )  # fmt: skip
+    return solve(problem, budget, asked)
 
 
 class _Descent:

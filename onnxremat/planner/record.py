@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 from threading import RLock
 from time import monotonic
 
+from onnxremat.planner.options import Progress, Stop
 from onnxremat.planner.problem import (
     Certificate,
     Problem,
@@ -16,9 +17,6 @@ from onnxremat.planner.problem import (
     occupancy,
     seconds,
 )
-
-Progress = Callable[[float, float, str], None]
-Stop = Callable[[], bool]
 
 WORTH = 5e-3  # share of the store-all time that a moved first run must gain
 SLACK = 1e-9  # relative rounding of sums of seconds

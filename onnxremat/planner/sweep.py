@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Protocol
 
+from onnxremat.planner.options import Stop
 from onnxremat.planner.problem import Certificate, Solution, Status
-from onnxremat.planner.record import Stop
 from onnxremat.planner.workers import Failure, run_tasks
 
 

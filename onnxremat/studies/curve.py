@@ -11,12 +11,11 @@ import onnx
 
 from onnxremat.device.host import memory_bytes
 from onnxremat.errors import InfeasibleError, NoPlanError, OverBudgetError
-from onnxremat.pipeline.closed_loop import Outcome, PlanOptions, plan_within
+from onnxremat.pipeline.closed_loop import Outcome, plan_within
 from onnxremat.pipeline.study_problem import Subject
 from onnxremat.planner import smallest_budget
-from onnxremat.planner.methods import AUTO
+from onnxremat.planner.options import AUTO, PlanOptions, Stop
 from onnxremat.planner.problem import Certificate, Solution, Status, seconds
-from onnxremat.planner.record import Stop
 from onnxremat.planner.sweep import Point, budgets_between, sweep
 from onnxremat.studies.graph_file import plan_problem
 from onnxremat.units import Budget, format_bytes
@@ -167,9 +166,8 @@ def _lowest(subject: Subject, options: PlanOptions) -> tuple[Point, int, str]:
     """The smallest budget with a plan, the largest proven to have none, and why."""
     if subject.model is None:
         found, sequence, lower, why = smallest_budget(
-            subject.problem, time_limit=options.time_limit, fixed_order=subject.fixed_order,
-            seed=options.seed, stop=options.stop,
-        )  # fmt: skip
+            subject.problem, replace(options, fixed_order=subject.fixed_order)
+        )
         solution = plan_problem(subject, found, options, sequence)
         if solution.sequence is None:  # another method than the one that found it
             proof = Certificate(0.0, "none", any_order=True)

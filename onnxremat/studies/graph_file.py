@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from onnxremat.pipeline.closed_loop import PlanOptions
 from onnxremat.pipeline.refusal import given_up, refusal
 from onnxremat.pipeline.study_problem import Subject
 from onnxremat.planner import smallest_budget
-from onnxremat.planner.methods import AUTO, plan_by
+from onnxremat.planner.methods import plan_by
+from onnxremat.planner.options import AUTO, PlanOptions
 from onnxremat.planner.problem import Solution, Status
 from onnxremat.units import Budget
 
@@ -40,20 +41,15 @@ def plan_problem(
     subject: Subject, limit: int, options: PlanOptions, warm: Sequence[int] | None = None
 ) -> Solution:
     """The planner's answer for ``limit`` bytes, started from the sequence ``warm``."""
-    return plan_by(
-        options.method, subject.problem, limit, time_limit=options.time_limit, gap=options.gap,
-        seed=options.seed, threads=options.threads, solver=options.solver,
-        fixed_order=subject.fixed_order, warm=warm, progress=options.progress, stop=options.stop,
-    )  # fmt: skip
+    asked = replace(options, fixed_order=subject.fixed_order)
+    return plan_by(subject.problem, limit, asked, warm)
 
 
 def _smallest(
     subject: Subject, options: PlanOptions, seconds: float
 ) -> tuple[int, list[int], int, str]:
-    return smallest_budget(
-        subject.problem, time_limit=seconds, fixed_order=subject.fixed_order, seed=options.seed,
-        stop=options.stop,
-    )  # fmt: skip
+    asked = replace(options.lasting(seconds), fixed_order=subject.fixed_order)
+    return smallest_budget(subject.problem, asked)
 
 
 def facts_of(subject: Subject, limit: int, solution: Solution) -> dict[str, Any]:

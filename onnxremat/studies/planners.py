@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
-from onnxremat.pipeline.closed_loop import PlanOptions
 from onnxremat.pipeline.study_problem import Subject
 from onnxremat.planner import smallest_budget
 from onnxremat.planner.baselines import BASELINES
-from onnxremat.planner.lineup import Conditions, Entry, beaten, line_up, method_of
+from onnxremat.planner.lineup import Entry, beaten, line_up, method_of
+from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.problem import Status
 from onnxremat.units import Budget, format_bytes
 
@@ -72,17 +72,12 @@ def compare_planners(
         method_of(name, most)
     limits = [subject.limit(budget) or _smallest(subject, options) for budget in budgets]
     limits = list(dict.fromkeys(limits))
-    conditions = Conditions(
-        options.time_limit, options.gap, options.seed, options.threads, options.solver,
-        subject.fixed_order, most,
-    )  # fmt: skip
+    asked = replace(options, fixed_order=subject.fixed_order)
 
     def done(entry: Entry) -> None:
         say(f"{entry.planner} at {format_bytes(entry.budget)}")
 
-    entries = line_up(
-        subject.problem, limits, names, conditions, jobs=jobs, stop=options.stop, done=done
-    )
+    entries = line_up(subject.problem, limits, names, asked, jobs=jobs, done=done)
     total = subject.store_all_seconds
     noise = max(options.gap, 1e-6) * total
     defects = [_defect(subject, better, ours) for better, ours in beaten(entries, OURS, noise)]
@@ -91,9 +86,9 @@ def compare_planners(
 
 def _smallest(subject: Subject, options: PlanOptions) -> int:
     found, _, _, _ = smallest_budget(
-        subject.problem, time_limit=options.time_limit / 2, fixed_order=subject.fixed_order,
-        seed=options.seed, stop=options.stop,
-    )  # fmt: skip
+        subject.problem,
+        replace(options.lasting(options.time_limit / 2), fixed_order=subject.fixed_order),
+    )
     return found
 
 

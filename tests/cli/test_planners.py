@@ -11,9 +11,8 @@ import pytest
 
 from onnxremat.planner import peak
 from onnxremat.planner.baselines import BASELINES
-from onnxremat.planner.formulate import FORMULATIONS
 from onnxremat.planner.graph_files import read_graph
-from onnxremat.planner.methods import PLANNERS
+from onnxremat.planner.options import FORMULATIONS, PLANNERS
 from onnxremat.planner.solvers import SOLVERS
 from tests.cli.conftest import Command, Said, listing
 from tests.limits import LONG

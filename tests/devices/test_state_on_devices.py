@@ -12,13 +12,13 @@ from models import build
 from onnxremat.device.machine import Machine
 from onnxremat.errors import InfeasibleError
 from onnxremat.grad import Settings as Training
-from onnxremat.pipeline.closed_loop import PlanOptions
 from onnxremat.pipeline.device_plan import device_model
 from onnxremat.pipeline.optimize_devices import optimize_devices
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
 from onnxremat.pipeline.state_homes import state_homes
 from onnxremat.planner.devices import warm_up
 from onnxremat.planner.devices.bounds import least_budgets
+from onnxremat.planner.options import PlanOptions
 from onnxremat.units import parse_budget
 from tests.devices.plans import priced, processors
 from tests.limits import LONG

@@ -19,10 +19,10 @@ from onnxremat.execute.inside import Inside
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.pipeline import device_rounds
-from onnxremat.pipeline.closed_loop import PlanOptions
 from onnxremat.pipeline.device_rounds import DeviceRounds
 from onnxremat.pipeline.optimize_devices import optimize_devices
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
+from onnxremat.planner.options import PlanOptions
 from onnxremat.report.device_tables import device_table
 from onnxremat.rewrite.partition import Partition
 from onnxremat.schedule.assign import assigned

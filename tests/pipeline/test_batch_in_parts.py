@@ -26,11 +26,11 @@ from onnxremat.ort.infer import build_graph
 from onnxremat.ort.profile import run_session
 from onnxremat.ort.session import open_session, session_options
 from onnxremat.pipeline.batch_slices import in_parts
-from onnxremat.pipeline.closed_loop import PlanOptions
 from onnxremat.pipeline.device_slices import shares
 from onnxremat.pipeline.optimize_devices import optimize_devices
 from onnxremat.pipeline.prepare import Settings, prepare, prepare_split
 from onnxremat.planner.devices import warm_up
+from onnxremat.planner.options import PlanOptions
 from onnxremat.rewrite.split_batch import rows_of_parts, split_batch
 from tests.devices.plans import priced, processors
 from tests.limits import LONG

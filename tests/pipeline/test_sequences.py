@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from onnxremat import api
-from onnxremat.pipeline.closed_loop import PlanOptions
 from onnxremat.pipeline.prepare import Settings
+from onnxremat.planner.options import PlanOptions
 from tests.toolbox import parse
 
 

@@ -10,9 +10,10 @@ import pytest
 from onnxremat.errors import OverBudgetError
 from onnxremat.pipeline import closed_loop
 from onnxremat.pipeline.batch_split import plan_best
-from onnxremat.pipeline.closed_loop import PlanOptions, plan_within
+from onnxremat.pipeline.closed_loop import plan_within
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
 from onnxremat.planner.methods import plan_by
+from onnxremat.planner.options import PlanOptions
 from onnxremat.units import one_budget
 from tests.limits import LONG
 from tests.pipeline.test_batch_in_parts import wide_chain
@@ -34,20 +35,18 @@ class Clock:
         self.now += seconds
         self.given.append(seconds)
 
-    def _planned(
-        self, method: Any, problem: Any, budget: int, *, time_limit: float, **options: Any
-    ) -> Any:
-        self._take(time_limit)
+    def _planned(self, problem: Any, budget: int, options: PlanOptions, warm: Any = None) -> Any:
+        self._take(options.time_limit)
         budget = 1 << 60 if self.generous else budget
         # Generous ones are there at once, however slow the machine; others need not be found.
         real = LONG if self.generous else 2.0
-        return plan_by(method, problem, budget, time_limit=real, **options)
+        return plan_by(problem, budget, options.lasting(real), warm)
 
-    def _smallest(self, problem: Any, *, time_limit: float, **options: Any) -> Any:
+    def _smallest(self, problem: Any, options: PlanOptions) -> Any:
         from onnxremat.planner import smallest_budget
 
-        self._take(time_limit)
-        return smallest_budget(problem, time_limit=1.0, **options)
+        self._take(options.time_limit)
+        return smallest_budget(problem, options.lasting(1.0))
 
     def options(self) -> PlanOptions:
         return PlanOptions(time_limit=LIMIT, threads=1, now=lambda: self.now)

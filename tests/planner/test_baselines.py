@@ -8,6 +8,7 @@ from onnxremat.planner import Status, occupancy, peak, seconds, solve
 from onnxremat.planner.baselines import BASELINES
 from onnxremat.planner.problem import Problem
 from tests.limits import LONG, Planned
+from tests.planner.asking import asked
 from tests.planner.graphs import skip_chain, small_transformer
 from tests.planner.oracle import random_problem
 
@@ -29,7 +30,7 @@ def test_baseline_is_valid_and_above_the_bound(name: str, graph: str, share: flo
     assert occupancy(problem, found.sequence).max() == found.peak <= budget
     assert seconds(problem, found.sequence) == pytest.approx(found.time)
     seen = Planned(found.time + 1e-9)  # it may stop where it is as good
-    best = solve(problem, budget, time_limit=LONG, progress=seen.progress, stop=seen.stop)
+    best = solve(problem, budget, asked(time_limit=LONG, progress=seen.progress, stop=seen.stop))
     assert best.time <= found.time + 1e-9
     assert best.certificate.bound <= found.time + 1e-9
 

@@ -32,6 +32,7 @@ from onnxremat.planner.relaxed import tighten
 from onnxremat.planner.solvers import Limits, Outcome, minimise
 from onnxremat.planner.wiring import Wiring
 from tests.limits import LONG
+from tests.planner.asking import asked
 from tests.planner.graphs import ones
 from tests.planner.oracle import optimum, random_problem, random_sequence
 
@@ -77,7 +78,7 @@ def test_solve_against_exact_optimum(seed: int, fixed_order: bool) -> None:
     problem = random_problem(seed, 4 + seed % 3)
     for budget in budgets(problem):
         exact = optimum(problem, budget, fixed_order=fixed_order)
-        found = solve(problem, budget, time_limit=0.15, fixed_order=fixed_order, seed=seed)
+        found = solve(problem, budget, asked(time_limit=0.15, fixed_order=fixed_order, seed=seed))
         certificate = found.certificate
         if certificate.any_order:
             assert certificate.bound <= optimum(problem, budget, fixed_order=False) + EPS
@@ -144,7 +145,7 @@ def test_smallest_budget_brackets_the_truth(seed: int) -> None:
     problem = random_problem(seed, 5)
     for fixed_order in (True, False):
         bytes_, sequence, bound, why = smallest_budget(
-            problem, time_limit=0.4, fixed_order=fixed_order
+            problem, asked(time_limit=0.4, fixed_order=fixed_order)
         )
         assert peak(problem, sequence) <= bytes_
         assert optimum(problem, bytes_, fixed_order=fixed_order) < inf

@@ -29,6 +29,7 @@ from onnxremat.planner.problem import Problem, Rows, Status
 from onnxremat.planner.solvers import SOLVERS, Limits, Outcome
 from onnxremat.planner.wiring import Wiring
 from tests.limits import LONG
+from tests.planner.asking import asked
 from tests.planner.device_oracle import optimum, random_device_problem, random_schedule
 from tests.planner.oracle import random_problem
 
@@ -102,10 +103,16 @@ def test_planner_finds_the_optimum_and_proves_no_more(seed: int) -> None:
     exact = optimum(problem, budgets, fixed_order=fixed_order)
     found: list[float] = []
     answer = solve_devices(
-        problem, budgets, time_limit=LONG if exact < inf else 0.3, fixed_order=fixed_order,
-        seed=seed, progress=lambda best, _bound, _stage: found.append(best),
-        stop=lambda: bool(found) and found[-1] <= exact + EPS < inf,
-    )  # fmt: skip
+        problem,
+        budgets,
+        asked(
+            time_limit=LONG if exact < inf else 0.3,
+            fixed_order=fixed_order,
+            seed=seed,
+            progress=lambda best, _bound, _stage: found.append(best),
+            stop=lambda: bool(found) and found[-1] <= exact + EPS < inf,
+        ),
+    )
     if exact == inf:
         assert answer.schedule is None
         assert answer.status in (Status.INFEASIBLE, Status.UNKNOWN)
@@ -153,7 +160,7 @@ def test_makespan_bound_and_search(seed: int) -> None:
         schedule = random_schedule(problem, which, fixed_order=False)
         if schedule is not None:
             assert makespan(problem, schedule, [NO_LIMIT] * 2) >= max(least, quick) - EPS
-    found = solve_devices(problem, budgets, objective="makespan", time_limit=0.5)
+    found = solve_devices(problem, budgets, asked(objective="makespan", time_limit=0.5))
     if found.schedule is not None:
         assert found.value == makespan(problem, found.schedule, budgets)
         assert least - EPS <= found.certificate.bound <= found.value <= found.time + EPS
@@ -188,7 +195,7 @@ def test_xengine_is_never_better_and_equal_where_memory_is_no_matter(seed: int) 
         made = xengine.build(problem, [budget] * 2, linear=True)
         staged = HIGHS.solve(made.model, Limits(seconds=LONG))
         exact = optimum(problem, [budget] * 2, fixed_order=True)
-        answer = solve_devices(problem, [budget] * 2, time_limit=LONG, fixed_order=True)
+        answer = solve_devices(problem, [budget] * 2, asked(time_limit=LONG, fixed_order=True))
         assert answer.certificate.bound <= exact + EPS
         if staged.outcome is Outcome.INFEASIBLE:
             continue
@@ -207,4 +214,4 @@ def test_oracle_knows_a_case_by_hand() -> None:
     chained = bool(base.reads.lists()[1])
     expected = 1.0 + 1.0 + (0.5 if chained else 0.0)
     assert optimum(problem, [4, 4], fixed_order=True) == expected
-    assert solve_devices(problem, [4, 4]).time == pytest.approx(expected)
+    assert solve_devices(problem, [4, 4], asked()).time == pytest.approx(expected)

@@ -13,11 +13,13 @@ from onnxremat.pipeline.model_files import write_device_formulation
 from onnxremat.planner.devices import DeviceProblem, peaks, seconds, solve_devices
 from onnxremat.planner.devices.exact import _point, solve_device_formulation
 from onnxremat.planner.devices.record import DeviceRecord
-from onnxremat.planner.formulate import DEVICE_FORMULATIONS, formulate_devices
+from onnxremat.planner.formulate import formulate_devices
+from onnxremat.planner.options import DEVICE_FORMULATIONS, Method
 from onnxremat.planner.problem import Status
 from onnxremat.planner.solvers import Limits
 from onnxremat.planner.solvers.scip import Scip
 from tests.limits import LONG, work
+from tests.planner.asking import asked
 from tests.planner.device_oracle import random_device_problem, staged_optimum
 from tests.planner.readers import LINEAR, QUADRATIC
 from tests.planner.test_formulations import budgets_of
@@ -31,7 +33,9 @@ def test_solved_is_the_best_staged_schedule(seed: int, name: str, warm: bool) ->
     problem = random_device_problem(seed, 4, kept=0.3)
     budgets = budgets_of(problem, seed)
     exact = staged_optimum(problem, budgets)
-    found = solve_device_formulation(problem, budgets, name, time_limit=LONG, warm_start=warm)
+    found = solve_device_formulation(
+        problem, budgets, asked(method=Method(formulation=name, warm_start=warm), time_limit=LONG)
+    )
     if exact == inf:
         assert found.schedule is None
         return
@@ -49,11 +53,13 @@ def test_a_bound_of_staged_schedules_is_called_that() -> None:
     """A problem whose best staged schedule is worse than the best of all in its order."""
     problem = random_device_problem(196, 7)
     budgets = budgets_of(problem, 0)
-    found = solve_device_formulation(problem, budgets, "xengine-linear", time_limit=LONG)
+    found = solve_device_formulation(
+        problem, budgets, asked(method=Method(formulation="xengine-linear"), time_limit=LONG)
+    )
     assert found.certificate.staged
     assert not found.certificate.any_order
     assert found.status is Status.OPTIMAL
-    free = solve_devices(problem, budgets, time_limit=LONG, fixed_order=True)
+    free = solve_devices(problem, budgets, asked(time_limit=LONG, fixed_order=True))
     assert found.certificate.bound > free.time + 1
     said = " ".join(found.notes)
     assert "holds for staged schedules" in said
@@ -68,7 +74,9 @@ def small() -> tuple[DeviceProblem, list[int]]:
 
 def test_impossible_budgets_are_proven_so() -> None:
     problem = random_device_problem(3, 4, plain=True)
-    found = solve_device_formulation(problem, [1, 1], "xengine-miqp", time_limit=LONG)
+    found = solve_device_formulation(
+        problem, [1, 1], asked(method=Method(formulation="xengine-miqp"), time_limit=LONG)
+    )
     assert found.status is Status.INFEASIBLE
     assert "more than the budget of each" in found.notes[0]
 
@@ -77,7 +85,7 @@ def test_impossible_budgets_are_proven_so() -> None:
 def test_other_formulations_are_refused(name: str) -> None:
     problem = random_device_problem(3, 4, plain=True)
     with pytest.raises(UsageError, match="not for several devices") as refused:
-        solve_device_formulation(problem, [99, 99], name)
+        solve_device_formulation(problem, [99, 99], asked(method=Method(formulation=name)))
     assert "xengine-miqp or xengine-linear" in refused.value.hint
 
 
@@ -116,7 +124,7 @@ def test_a_warm_point_with_products_is_taken_by_scip() -> None:
     """A schedule as a point of the model: a solver without time has it, or nothing."""
     problem = random_device_problem(30, 14, plain=True)
     budgets = [int(1.2 * bytes_) for bytes_ in budgets_of(problem, 3)]
-    quick = solve_devices(problem, budgets, time_limit=LONG, fixed_order=True)
+    quick = solve_devices(problem, budgets, asked(time_limit=LONG, fixed_order=True))
     made = formulate_devices(problem, budgets, "xengine-miqp")
     record = DeviceRecord(problem, tuple(budgets), LONG, 1e-5)
     point = _point(made, record, quick)

@@ -9,6 +9,7 @@ from math import inf
 import numpy as np
 import pytest
 
+from onnxremat.errors import UsageError
 from onnxremat.planner import peak
 from onnxremat.planner.devices import (
     DeviceProblem,
@@ -28,6 +29,7 @@ from onnxremat.planner.devices.retime import retimed
 from onnxremat.planner.devices.search import Lists, Search
 from onnxremat.planner.problem import Problem, Rows, Status
 from tests.limits import LONG, Planned, work
+from tests.planner.asking import asked
 from tests.planner.device_oracle import random_device_problem, random_schedule
 from tests.planner.graphs import ones, skip_chain, small_transformer
 
@@ -58,7 +60,7 @@ def share(problem: Problem, part: float) -> int:
 def test_training_graphs_on_two_devices_are_proven_in_seconds(part: float) -> None:
     base = small_transformer(6)
     problem, budget = two_devices(base), share(base, part)
-    found = solve_devices(problem, [budget] * 2, time_limit=LONG, gap=1e-5)
+    found = solve_devices(problem, [budget] * 2, asked(time_limit=LONG, gap=1e-5))
     assert found.status is Status.OPTIMAL
     assert found.gap <= 1e-5
     assert found.schedule is not None
@@ -71,7 +73,7 @@ def test_training_graphs_on_two_devices_are_proven_in_seconds(part: float) -> No
 def test_the_cheaper_of_swapping_and_recomputing_is_chosen(link: float, swaps: bool) -> None:
     base = small_transformer(3)
     problem = with_host(base, link)
-    found = solve_devices(problem, [share(base, 0.6), inf], time_limit=LONG)
+    found = solve_devices(problem, [share(base, 0.6), inf], asked(time_limit=LONG))
     assert found.status is Status.OPTIMAL
     assert found.schedule is not None
     copies = sum(not step.runs for step in found.schedule.steps)
@@ -93,7 +95,7 @@ def test_swapping_and_recomputing_mix_when_each_is_cheaper_somewhere() -> None:
         inplace=Rows.of([[] for _ in range(6)]),
         recompute=np.ones(6, np.bool_),
     )
-    found = solve_devices(with_host(base, 1.0), [26, inf], time_limit=LONG)
+    found = solve_devices(with_host(base, 1.0), [26, inf], asked(time_limit=LONG))
     assert found.status is Status.OPTIMAL
     assert found.schedule is not None
     moved = {step.item for step in found.schedule.steps if not step.runs}
@@ -120,7 +122,7 @@ def test_pins_groups_goals_and_weights_are_kept() -> None:
         base, cost, copy, allowed=allowed, group=group, goal=goal, uses=uses, weight=[500]
     )
     budgets = [share(base, 0.8), share(base, 0.8) + 500]
-    found = solve_devices(problem, budgets, time_limit=LONG)
+    found = solve_devices(problem, budgets, asked(time_limit=LONG))
     assert found.schedule is not None
     where: dict[int, set[int]] = {}
     for step in found.schedule.steps:
@@ -137,7 +139,7 @@ def test_pins_groups_goals_and_weights_are_kept() -> None:
 
 def test_budgets_that_fit_nothing_are_proven_with_a_reason() -> None:
     problem = two_devices(skip_chain(20, 3))
-    found = solve_devices(problem, [10, 12])
+    found = solve_devices(problem, [10, 12], asked())
     assert found.status is Status.INFEASIBLE
     assert found.certificate.bound == inf
     assert "device1" in found.notes[0]
@@ -149,7 +151,7 @@ def test_a_second_device_makes_an_infeasible_budget_feasible() -> None:
         sum(int(base.size[v]) for v in {*reads, *writes})
         for reads, writes in zip(base.reads.lists(), base.writes.lists(), strict=True)
     )
-    found = solve_devices(with_host(base, 0.01), [need + 8, inf], time_limit=LONG, gap=1e-3)
+    found = solve_devices(with_host(base, 0.01), [need + 8, inf], asked(time_limit=LONG, gap=1e-3))
     assert found.schedule is not None
     assert found.peaks[0] <= need + 8
 
@@ -159,23 +161,24 @@ def test_stop_and_time_limit_end_the_run_with_the_best_so_far() -> None:
     problem, budget = two_devices(base), share(base, 0.25)
     seen, begin = Planned(), time.monotonic()
     found = solve_devices(
-        problem, [budget] * 2, time_limit=LONG, progress=seen.progress, stop=seen.stop
+        problem, [budget] * 2, asked(time_limit=LONG, progress=seen.progress, stop=seen.stop)
     )
     assert time.monotonic() - begin < LONG / 2
     assert found.schedule is not None
     assert found.status is Status.FEASIBLE
     assert found.certificate.bound <= found.time
     with work(8.0):
-        solve_devices(problem, [budget] * 2, time_limit=1.0)
+        solve_devices(problem, [budget] * 2, asked(time_limit=1.0))
 
 
 def test_progress_tells_every_move_and_the_gap_never_grows() -> None:
     base = small_transformer(6)
     seen: list[tuple[float, float]] = []
     found = solve_devices(
-        two_devices(base), [share(base, 0.7)] * 2, time_limit=LONG,
-        progress=lambda best, bound, _: seen.append((best, bound)),
-    )  # fmt: skip
+        two_devices(base),
+        [share(base, 0.7)] * 2,
+        asked(time_limit=LONG, progress=lambda best, bound, _: seen.append((best, bound))),
+    )
     gaps = [best - bound for best, bound in seen]
     assert all(later <= gap for gap, later in itertools.pairwise(gaps))
     assert [entry[1:] for entry in found.trace] == seen
@@ -188,18 +191,18 @@ def test_warm_start_is_taken_or_ignored() -> None:
     on_first = Schedule(tuple(Step(op, 0) for op in range(base.ops)), (-1,) * base.values)
     late = lambda: True  # noqa: E731
     budget = share(base, 1.0)
-    taken = solve_devices(problem, [budget] * 2, warm=on_first, stop=late)
+    taken = solve_devices(problem, [budget] * 2, asked(stop=late), warm=on_first)
     assert taken.planner == "warm start"
     assert taken.schedule == on_first
-    ignored = solve_devices(problem, [budget - 1] * 2, warm=on_first, stop=late)
+    ignored = solve_devices(problem, [budget - 1] * 2, asked(stop=late), warm=on_first)
     assert ignored.schedule is None
 
 
 def test_two_threads_agree_with_one() -> None:
     base = small_transformer(5)
     problem, budgets = two_devices(base), [share(base, 0.6)] * 2
-    one = solve_devices(problem, budgets, time_limit=LONG)
-    both = solve_devices(problem, budgets, time_limit=LONG, threads=2)
+    one = solve_devices(problem, budgets, asked(time_limit=LONG))
+    both = solve_devices(problem, budgets, asked(time_limit=LONG, threads=2))
     assert one.status is both.status is Status.OPTIMAL
     assert one.time == pytest.approx(both.time, rel=1e-4)
 
@@ -208,7 +211,7 @@ def test_makespan_objective_uses_both_devices_at_once() -> None:
     """Two independent chains: one after the other in time, side by side in makespan."""
     base = ones([[op - 1] if op % 4 else [] for op in range(8)])
     problem = from_problem(base, np.ones((2, 8)), np.full((2, 2, 8), 5.0))
-    found = solve_devices(problem, [10, 10], objective="makespan", time_limit=LONG)
+    found = solve_devices(problem, [10, 10], asked(objective="makespan", time_limit=LONG))
     assert found.status is Status.OPTIMAL
     assert found.makespan == pytest.approx(4)
     assert found.time == pytest.approx(8)
@@ -223,9 +226,10 @@ def test_thousands_of_ops_are_spread_over_two_devices_in_seconds() -> None:
     seen = Planned(0.8 * problem.reference)
     with work(6.0):
         found = solve_devices(
-            problem, budgets, objective="makespan", time_limit=LONG, progress=seen.progress,
-            stop=seen.stop,
-        )  # fmt: skip
+            problem,
+            budgets,
+            asked(objective="makespan", time_limit=LONG, progress=seen.progress, stop=seen.stop),
+        )
     assert found.schedule is not None
     assert found.makespan <= 0.8 * problem.reference
     assert found.peaks == tuple(peaks(problem, found.schedule))
@@ -237,9 +241,10 @@ def test_a_makespan_run_that_is_stopped_at_once_has_a_plan() -> None:
     base = small_transformer(12)
     seen, begin = Planned(), time.monotonic()
     found = solve_devices(
-        two_devices(base), [share(base, 0.9)] * 2, objective="makespan", time_limit=LONG,
-        progress=seen.progress, stop=seen.stop,
-    )  # fmt: skip
+        two_devices(base),
+        [share(base, 0.9)] * 2,
+        asked(objective="makespan", time_limit=LONG, progress=seen.progress, stop=seen.stop),
+    )
     assert time.monotonic() - begin < LONG / 2
     assert found.schedule is not None
     assert found.value == min(seen.told)
@@ -280,12 +285,12 @@ def test_list_scheduling_finds_the_best_of_two_chains() -> None:
 
 def test_unknown_options_are_refused() -> None:
     problem = two_devices(skip_chain(10, 1))
-    with pytest.raises(ValueError, match="unknown solver"):
-        solve_devices(problem, [9, 9], solver="cplex")
-    with pytest.raises(ValueError, match="unknown objective"):
-        solve_devices(problem, [9, 9], objective="energy")
+    with pytest.raises(UsageError, match="unknown solver"):
+        solve_devices(problem, [9, 9], asked(solver="cplex"))
+    with pytest.raises(UsageError, match="unknown objective"):
+        solve_devices(problem, [9, 9], asked(objective="energy"))
     with pytest.raises(ValueError, match="1 budgets for 2 devices"):
-        solve_devices(problem, [9])
+        solve_devices(problem, [9], asked())
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -11,9 +11,10 @@ from onnxremat.planner import peak, seconds
 from onnxremat.planner.devices import peaks
 from onnxremat.planner.devices import seconds as seconds_of
 from onnxremat.planner.export import write_model
-from onnxremat.planner.formulate import FORMULATIONS, Formulated, formulate
+from onnxremat.planner.formulate import Formulated, formulate
 from onnxremat.planner.formulations import xengine
 from onnxremat.planner.model import Model
+from onnxremat.planner.options import FORMULATIONS
 from onnxremat.planner.solution_files import SolutionFileError, read_solution
 from onnxremat.planner.solvers import SOLVERS, Limits
 from onnxremat.planner.wiring import Wiring

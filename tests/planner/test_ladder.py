@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from onnxremat.errors import UsageError
 from onnxremat.planner import Problem, Rows, Status, peak, seconds, smallest_budget, solve
 from onnxremat.planner.baselines import BASELINES
 from onnxremat.planner.graph_files import GraphFileError, read_graph
@@ -17,6 +18,7 @@ from onnxremat.planner.order import best_order
 from onnxremat.planner.search import warm_up
 from onnxremat.planner.wiring import Wiring, reordered
 from tests.limits import LONG, after, work
+from tests.planner.asking import asked
 from tests.planner.graphs import skip_chain, small_transformer
 from tests.planner.oracle import random_problem
 
@@ -28,7 +30,7 @@ def share(problem: Problem, part: float) -> int:
 def test_budget_of_the_store_all_peak_costs_nothing_and_no_time() -> None:
     problem = small_transformer(40)
     with work(1.0):
-        found = solve(problem, share(problem, 1.0), time_limit=0.0)
+        found = solve(problem, share(problem, 1.0), asked(time_limit=0.0))
     assert found.status is Status.OPTIMAL
     assert found.sequence == tuple(range(problem.ops))
     assert found.certificate.any_order
@@ -39,14 +41,14 @@ def test_training_graphs_are_proven_in_seconds(part: float, warm: None) -> None:
     problem = small_transformer(12)
     total = seconds(problem, problem.store_all())
     with work(15.0):
-        found = solve(problem, share(problem, part), time_limit=LONG, gap=1e-4)
+        found = solve(problem, share(problem, part), asked(time_limit=LONG, gap=1e-4))
     assert found.status is Status.OPTIMAL
     assert found.gap(total) <= 1e-4
 
 
 def test_impossible_budget_is_proven_with_a_reason() -> None:
     problem = skip_chain(30, 3)
-    found = solve(problem, 10)
+    found = solve(problem, 10, asked())
     assert found.status is Status.INFEASIBLE
     assert found.certificate.bound == inf
     assert "bytes at once" in found.notes[0]
@@ -55,7 +57,7 @@ def test_impossible_budget_is_proven_with_a_reason() -> None:
 def test_stop_ends_the_run_with_the_best_so_far() -> None:
     problem = small_transformer(30)
     begin = time.monotonic()
-    found = solve(problem, share(problem, 0.2), time_limit=LONG, stop=after(20))
+    found = solve(problem, share(problem, 0.2), asked(time_limit=LONG, stop=after(20)))
     assert time.monotonic() - begin < LONG / 2
     assert found.certificate.bound <= found.time
     assert found.status in (Status.FEASIBLE, Status.OPTIMAL, Status.UNKNOWN)
@@ -69,7 +71,7 @@ def test_a_rule_that_fits_is_a_plan_at_once(rule: str, fixed_order: bool) -> Non
         ruled = BASELINES[rule](problem, share(problem, 0.8))
         assert ruled.sequence is not None
         found = solve(
-            problem, ruled.peak, time_limit=0.0, fixed_order=fixed_order, stop=lambda: True
+            problem, ruled.peak, asked(time_limit=0.0, fixed_order=fixed_order, stop=lambda: True)
         )
         assert found.sequence is not None
         assert peak(problem, found.sequence) <= ruled.peak
@@ -78,14 +80,16 @@ def test_a_rule_that_fits_is_a_plan_at_once(rule: str, fixed_order: bool) -> Non
 def test_time_limit_is_kept(warm: None) -> None:
     problem = small_transformer(30)
     with work(2 * 5.0):  # of two threads
-        solve(problem, share(problem, 0.2), time_limit=2, threads=2)
+        solve(problem, share(problem, 0.2), asked(time_limit=2, threads=2))
 
 
 def test_progress_is_monotone_and_ends_at_the_answer() -> None:
     problem = skip_chain(60, 2, skip=0.3)
     seen: list[tuple[float, float]] = []
     found = solve(
-        problem, share(problem, 0.6), time_limit=LONG, progress=lambda t, b, _: seen.append((t, b))
+        problem,
+        share(problem, 0.6),
+        asked(time_limit=LONG, progress=lambda t, b, _: seen.append((t, b))),
     )
     times = [t for t, _ in seen]
     assert times == sorted(times, reverse=True)
@@ -96,34 +100,34 @@ def test_progress_is_monotone_and_ends_at_the_answer() -> None:
 def test_warm_start_is_used_and_a_bad_one_ignored() -> None:
     problem = skip_chain(40, 5)
     budget = share(problem, 0.7)
-    first = solve(problem, budget, time_limit=LONG)
+    first = solve(problem, budget, asked(time_limit=LONG))
     assert first.sequence is not None
-    again = solve(problem, budget, time_limit=0.0, warm=first.sequence)
+    again = solve(problem, budget, asked(time_limit=0.0), warm=first.sequence)
     assert again.sequence == first.sequence
-    ignored = solve(problem, budget, time_limit=LONG, warm=[3, 2, 1])
+    ignored = solve(problem, budget, asked(time_limit=LONG), warm=[3, 2, 1])
     assert ignored.time <= first.time * 1.2
 
 
 @pytest.mark.parametrize("solver", ["highs", "scip", "gurobi"])
 def test_every_solver_reaches_the_same_optimum(solver: str) -> None:
     problem = small_transformer(3)
-    reference = solve(problem, share(problem, 0.6), time_limit=LONG)
-    found = solve(problem, share(problem, 0.6), time_limit=LONG, solver=solver)
+    reference = solve(problem, share(problem, 0.6), asked(time_limit=LONG))
+    found = solve(problem, share(problem, 0.6), asked(time_limit=LONG, solver=solver))
     assert reference.status is found.status is Status.OPTIMAL
     assert found.time == pytest.approx(reference.time, rel=1e-5)
 
 
 def test_unknown_solver_is_refused_at_once() -> None:
-    with pytest.raises(ValueError, match="unknown solver"):
-        solve(skip_chain(10, 1), 100, solver="cplex")
+    with pytest.raises(UsageError, match="unknown solver"):
+        solve(skip_chain(10, 1), 100, asked(solver="cplex"))
 
 
 def test_fixed_order_is_kept_and_free_order_is_no_worse() -> None:
     for seed in range(6):
         problem = random_problem(seed, 24, plain=True)
         budget = share(problem, 0.85)
-        fixed = solve(problem, budget, time_limit=LONG, fixed_order=True)
-        free = solve(problem, budget, time_limit=LONG)
+        fixed = solve(problem, budget, asked(time_limit=LONG, fixed_order=True))
+        free = solve(problem, budget, asked(time_limit=LONG))
         if fixed.sequence is not None:
             assert list(dict.fromkeys(fixed.sequence)) == list(range(problem.ops))
             assert free.time <= fixed.time + 1e-9
@@ -155,7 +159,7 @@ def _runs(problem: Problem, order: list[int]) -> bool:
 
 def test_smallest_budget_is_found_and_explained() -> None:
     problem = skip_chain(40, 7)
-    bytes_, sequence, bound, why = smallest_budget(problem, time_limit=LONG, stop=after(100))
+    bytes_, sequence, bound, why = smallest_budget(problem, asked(time_limit=LONG, stop=after(100)))
     assert bound <= peak(problem, sequence) <= bytes_ < share(problem, 0.6)
     assert str(bound) in why
 
@@ -173,8 +177,8 @@ def test_sequences_of_kept_values_and_one_run_ops() -> None:
         recompute=np.asarray([False, True, True, True, True]),
         fixed=3,
     )
-    assert solve(problem, 33, time_limit=LONG).status is Status.INFEASIBLE
-    assert solve(problem, 34, time_limit=LONG).sequence == (0, 1, 2, 3, 4)
+    assert solve(problem, 33, asked(time_limit=LONG)).status is Status.INFEASIBLE
+    assert solve(problem, 34, asked(time_limit=LONG)).sequence == (0, 1, 2, 3, 4)
 
 
 def test_values_that_cannot_be_remade_count_in_the_smallest_budget() -> None:
@@ -190,7 +194,7 @@ def test_values_that_cannot_be_remade_count_in_the_smallest_budget() -> None:
         inplace=Rows.of([[] for _ in range(count)]),
         recompute=np.asarray([False, True, True, True, True, True]),
     )
-    bytes_, _, bound, why = smallest_budget(problem, time_limit=LONG)
+    bytes_, _, bound, why = smallest_budget(problem, asked(time_limit=LONG))
     assert bytes_ == bound == 30
     assert "cannot be remade" in why
 

@@ -6,13 +6,15 @@ import pytest
 
 from onnxremat.planner import Certificate, Problem, Solution, Status, peak
 from onnxremat.planner.baselines import BASELINES
-from onnxremat.planner.lineup import Conditions, Entry, beaten, line_up
-from onnxremat.planner.methods import AUTO, plan_by
+from onnxremat.planner.lineup import Entry, beaten, line_up
+from onnxremat.planner.methods import plan_by
+from onnxremat.planner.options import Method
 from tests.limits import LONG, Planned
+from tests.planner.asking import asked
 from tests.planner.graphs import skip_chain, small_transformer
 from tests.planner.oracle import random_problem
 
-GIVEN = Conditions(LONG, 1e-4, 0, 1, "auto", fixed_order=False, most_columns=10**5)
+GIVEN = asked(time_limit=LONG, gap=1e-4, method=Method(most_columns=10**5))
 GRAPHS = {
     "chain": skip_chain(60, 1),
     "skips": skip_chain(60, 2, skip=0.3),
@@ -31,7 +33,7 @@ def test_no_published_rule_beats_ours(graph: str, part: float, warm: None) -> No
     best = min(entry.solution.time for entry in entries if entry.solution is not None)
     seen = Planned(best + noise)  # it may stop where nobody beats it any more
     ours = plan_by(
-        AUTO, problem, budget, time_limit=LONG, gap=1e-4, progress=seen.progress, stop=seen.stop
+        problem, budget, asked(time_limit=LONG, gap=1e-4, progress=seen.progress, stop=seen.stop)
     )
     entries.append(Entry("auto", budget, ours))
     assert list(beaten(entries, "auto", noise)) == []
@@ -58,7 +60,7 @@ def test_every_planner_answers_in_its_turn() -> None:
 
 
 def test_a_planner_that_fails_is_an_entry_with_the_reason() -> None:
-    tight = Conditions(1.0, 1e-4, 0, 1, "auto", fixed_order=False, most_columns=10)
+    tight = asked(time_limit=1.0, method=Method(most_columns=10))
     problem: Problem = GRAPHS["chain"]
     (entry,) = line_up(problem, [100], ["checkmate"], tight)
     assert entry.solution is None

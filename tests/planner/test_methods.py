@@ -12,12 +12,14 @@ from onnxremat.errors import UsageError
 from onnxremat.planner import Problem, Status, peak, seconds, solve
 from onnxremat.planner.baselines import BASELINES
 from onnxremat.planner.exact import solve_formulation, staged_runs
-from onnxremat.planner.formulate import FORMULATIONS, columns, formulate
+from onnxremat.planner.formulate import columns, formulate
 from onnxremat.planner.lineup import method_of
-from onnxremat.planner.methods import PLANNERS, Method, plan_by
+from onnxremat.planner.methods import plan_by
+from onnxremat.planner.options import FORMULATIONS, PLANNERS, PUBLISHED, SOLVER_NAMES, Method
 from onnxremat.planner.solvers import SOLVERS, Limits, Outcome, Result, refused
 from onnxremat.planner.wiring import Wiring
 from tests.limits import LONG, Planned, work
+from tests.planner.asking import asked
 from tests.planner.graphs import skip_chain, small_transformer
 from tests.planner.oracle import optimum, random_problem, staged_optimum
 
@@ -41,9 +43,16 @@ def test_every_planner_is_judged_alike(name: str) -> None:
     budget = share(problem, 0.7)
     seen = Planned(looks=20)  # the search proves nothing: it would go on
     found = plan_by(
-        method_of(name, 10**6), problem, budget, time_limit=LONG, gap=1e-4,
-        progress=seen.progress, stop=seen.stop if name == "search" else None,
-    )  # fmt: skip
+        problem,
+        budget,
+        asked(
+            method=method_of(name, 10**6),
+            time_limit=LONG,
+            gap=1e-4,
+            progress=seen.progress,
+            stop=seen.stop if name == "search" else None,
+        ),
+    )
     best = optimum_of(problem, budget)
     assert found.certificate.bound <= best + 1e-6
     if found.sequence is None:
@@ -58,7 +67,7 @@ def test_every_planner_is_judged_alike(name: str) -> None:
 
 
 def optimum_of(problem: Problem, budget: int) -> float:
-    found = solve(problem, budget, time_limit=LONG, gap=1e-6)
+    found = solve(problem, budget, asked(time_limit=LONG, gap=1e-6))
     assert found.status is Status.OPTIMAL
     return found.time
 
@@ -74,7 +83,11 @@ def test_staged_formulations_answer_for_their_class(
     best, staged = optimum(problem, budget, fixed_order=True), staged_optimum(problem, budget)
     assert best == 13.0 < staged == 14.5
     found = solve_formulation(
-        problem, budget, name, time_limit=LONG, warm_start=warm_start, solver=solver
+        problem,
+        budget,
+        asked(
+            method=Method(formulation=name, warm_start=warm_start), time_limit=LONG, solver=solver
+        ),
     )
     assert found.status is Status.OPTIMAL
     assert found.time == pytest.approx(staged)
@@ -87,7 +100,9 @@ def test_staged_formulations_answer_for_their_class(
 def test_no_staged_sequence_is_no_proof_for_others() -> None:
     problem, budget = ONLY_FREE
     assert staged_optimum(problem, budget) == inf
-    found = solve_formulation(problem, budget, "checkmate", time_limit=LONG)
+    found = solve_formulation(
+        problem, budget, asked(method=Method(formulation="checkmate"), time_limit=LONG)
+    )
     assert found.status is Status.UNKNOWN
     assert any("no solution" in note for note in found.notes)
     assert found.certificate.bound <= optimum(problem, budget, fixed_order=True) + 1e-9
@@ -105,7 +120,9 @@ def test_the_warm_start_is_a_point_of_the_model(name: str, monkeypatch: pytest.M
 
     monkeypatch.setattr(SOLVERS["highs"], "solve", watch)
     budget = share(problem, 0.7)
-    solve_formulation(problem, budget, name, time_limit=LONG, solver="highs")
+    solve_formulation(
+        problem, budget, asked(method=Method(formulation=name), time_limit=LONG, solver="highs")
+    )
     made = formulate(Wiring(problem), budget, name)
     warm = given[-1].warm
     assert warm is not None
@@ -134,7 +151,11 @@ def test_large_models_are_refused_before_they_are_built() -> None:
     problem = small_transformer(60)
     for name in STAGED:
         with work(1.0), pytest.raises(UsageError, match="columns") as refused_:
-            plan_by(Method(formulation=name, warm_start=False), problem, share(problem, 0.8))
+            plan_by(
+                problem,
+                share(problem, 0.8),
+                asked(method=Method(formulation=name, warm_start=False)),
+            )
         assert "--formulation cuts" in refused_.value.hint
         assert f"n = {problem.ops}" in refused_.value.why
 
@@ -149,7 +170,12 @@ def test_names_that_are_none() -> None:
     with pytest.raises(UsageError, match="exclude each other"):
         Method("dtr", "checkmate")
     with pytest.raises(UsageError, match="unknown solver"):
-        plan_by(Method(), skip_chain(8, 1), 100, solver="cplex")
+        plan_by(skip_chain(8, 1), 100, asked(solver="cplex"))
+
+
+def test_the_names_of_the_options_are_those_of_the_planners() -> None:
+    assert tuple(BASELINES) == PUBLISHED
+    assert {"auto", *SOLVERS} == set(SOLVER_NAMES)
 
 
 # Solvers that are missing or fail
@@ -164,9 +190,10 @@ def test_without_any_solver_there_is_still_a_plan(
     problem = skip_chain(40, 1)
     seen = Planned(looks=20)
     found = plan_by(
-        Method(planner), problem, share(problem, 0.7), time_limit=LONG, progress=seen.progress,
-        stop=seen.stop,
-    )  # fmt: skip
+        problem,
+        share(problem, 0.7),
+        asked(method=Method(planner), time_limit=LONG, progress=seen.progress, stop=seen.stop),
+    )
     assert "highs is not installed" in found.notes
     assert "scip is not installed" in found.notes
     if planner == "auto":  # the search alone
@@ -182,9 +209,10 @@ def test_a_crashing_solver_is_replaced(name: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(SOLVERS["highs"], "solve", crash)
     problem = skip_chain(16, 1)
     found = plan_by(
-        Method(formulation=name, warm_start=False), problem, share(problem, 0.7), solver="highs",
-        time_limit=LONG,
-    )  # fmt: skip
+        problem,
+        share(problem, 0.7),
+        asked(method=Method(formulation=name, warm_start=False), solver="highs", time_limit=LONG),
+    )
     assert "HiGHS failed: segmentation fault" in found.notes
     assert found.status is Status.OPTIMAL
 
@@ -193,9 +221,15 @@ def test_formulations_tell_incumbent_and_bound() -> None:
     problem = small_transformer(1)
     told: list[tuple[float, float, str]] = []
     found = solve_formulation(
-        problem, share(problem, 0.9), "checkmate", time_limit=LONG, warm_start=False,
-        solver="highs", progress=lambda best, bound, stage: told.append((best, bound, stage)),
-    )  # fmt: skip
+        problem,
+        share(problem, 0.9),
+        asked(
+            method=Method(formulation="checkmate", warm_start=False),
+            time_limit=LONG,
+            solver="highs",
+            progress=lambda best, bound, stage: told.append((best, bound, stage)),
+        ),
+    )
     mine = [(best, bound) for best, bound, stage in told if stage == "checkmate"]
     assert mine
     assert [best for best, _ in mine] == sorted((best for best, _ in mine), reverse=True)
@@ -209,9 +243,15 @@ def test_interrupted_formulations_keep_what_there_is() -> None:
     stages: set[str] = set()
     begin = time.monotonic()
     found = solve_formulation(
-        problem, share(problem, 0.5), "checkmate", time_limit=LONG,
-        progress=lambda _best, _bound, stage: stages.add(stage), stop=lambda: "checkmate" in stages,
-    )  # fmt: skip
+        problem,
+        share(problem, 0.5),
+        asked(
+            method=Method(formulation="checkmate"),
+            time_limit=LONG,
+            progress=lambda _best, _bound, stage: stages.add(stage),
+            stop=lambda: "checkmate" in stages,
+        ),
+    )
     assert time.monotonic() - begin < LONG / 2
     assert found.sequence is not None
     assert found.certificate.bound <= found.time

@@ -9,9 +9,10 @@ from math import inf
 import pytest
 
 from onnxremat.planner import Certificate, Problem, Solution, Status, peak, seconds, solve
-from onnxremat.planner.record import Stop
+from onnxremat.planner.options import Stop
 from onnxremat.planner.sweep import Point, budgets_between, sweep, tightened
 from tests.limits import LONG
+from tests.planner.asking import asked
 from tests.planner.graphs import skip_chain
 
 PROBLEM = skip_chain(40, 9, skip=0.2)
@@ -25,7 +26,7 @@ class Ladder:
     problem: Problem
 
     def __call__(self, budget: int, warm: Sequence[int] | None, stop: Stop | None) -> Solution:
-        return solve(self.problem, budget, time_limit=LONG, warm=warm, stop=stop)
+        return solve(self.problem, budget, asked(time_limit=LONG, stop=stop), warm=warm)
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

@@ -15,8 +15,8 @@ from onnxremat.errors import InfeasibleError, NoPlanError, OnnxrematError
 from onnxremat.grad import Training, differentiate, training_of
 from onnxremat.grad.description import Variable
 from onnxremat.ort.session import Options, open_session, session_options
-from onnxremat.pipeline.closed_loop import PlanOptions
 from onnxremat.pipeline.prepare import Settings
+from onnxremat.planner.options import PlanOptions
 from onnxremat.training.state import FirstValues, input_types
 from onnxremat.training.trainer import Trainer
 from tests.zoo import autograd

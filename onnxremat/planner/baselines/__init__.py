@@ -19,7 +19,7 @@ from onnxremat.planner.baselines.knapsack import knapsack, lp_rounding
 from onnxremat.planner.baselines.revolve import revolve
 from onnxremat.planner.baselines.verdict import Baseline
 
-BASELINES: dict[str, Baseline] = {
+BASELINES: dict[str, Baseline] = {  # named as ``options.PUBLISHED`` has them
     "store-all": store_all,
     "recompute-all": recompute_all,
     "chen-sqrt": chen_sqrt,

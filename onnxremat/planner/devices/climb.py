@@ -17,6 +17,7 @@ from onnxremat.planner.devices.problem import (
 )
 from onnxremat.planner.devices.record import PACE, DeviceRecord
 from onnxremat.planner.devices.search import Lists, Search
+from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.problem import Rows
 
 DEPTHS = ((2, 1.0), (0, 1.0), (2, 0.5), (6, 1.0))  # greedy: (depth, power)
@@ -40,32 +41,30 @@ class DeviceClimb:
     layout: Layout
     named: list[int]
     search: Search
-    solver: str
-    threads: int
-    seed: int
+    options: PlanOptions
     merit: tuple[float, float] = (-inf, -inf)  # of the greedy result: less excess, less time
     start: Schedule | None = None
     turns: int = 0  # of annealing
     lazy: LazyDeviceCuts = field(init=False)
 
     @classmethod
-    def of(
-        cls, record: DeviceRecord, order: list[int], solver: str, threads: int, seed: int
-    ) -> DeviceClimb:
+    def of(cls, record: DeviceRecord, order: list[int], options: PlanOptions) -> DeviceClimb:
         """Prepare for one order of the caller's ops."""
         problem = record.problem
         same = order == list(range(problem.ops))
         layout = Layout(problem if same else reordered(problem, order))
-        search = Search(layout, record.budgets, free_order=not record.fixed_order, seed=seed)
-        climb = cls(record, layout, order, search, solver, threads, seed)
+        search = Search(
+            layout, record.budgets, free_order=not record.fixed_order, seed=options.seed
+        )
+        climb = cls(record, layout, order, search, options)
         climb.lazy = climb.cuts(parallel=False)
         return climb
 
     def cuts(self, *, parallel: bool) -> LazyDeviceCuts:
         """Lazy cuts for the sum of all steps, or for the loads."""
         return LazyDeviceCuts(
-            self.layout, self.record, self.offer, self.repair, self.best, self.solver,
-            self.threads, self.seed, not self.record.fixed_order, parallel,
+            self.layout, self.record, self.offer, self.repair, self.best, self.options.solver,
+            self.options.threads, self.options.seed, not self.record.fixed_order, parallel,
         )  # fmt: skip
 
     def offer(self, schedule: Schedule, planner: str) -> None:
@@ -186,7 +185,7 @@ class DeviceClimb:
             return
         if first:
             self.greedy()
-        if self.threads > 1:
+        if self.options.threads > 1:
             self._run_beside(more)
         else:
             self._take_turns(more)
@@ -199,9 +198,7 @@ class DeviceClimb:
             progress=None, kept=None, moved=None, trace=[],
         )  # fmt: skip
         part.free, part.ordered = record.free, record.ordered
-        other = DeviceClimb(
-            part, self.layout, self.named, self.search, self.solver, self.threads, self.seed
-        )
+        other = DeviceClimb(part, self.layout, self.named, self.search, self.options)
         other.lazy = other.cuts(parallel=False)
         other.run()
         self.lazy.cuts, self.start, self.merit = other.lazy.cuts, other.start, other.merit
@@ -228,7 +225,7 @@ class DeviceClimb:
     def _run_beside(self, more: bool) -> None:
         """Lazy cuts here, annealing in a second thread (both leave the interpreter lock)."""
         record, finished = self.record, Event()
-        search = Search(self.layout, record.budgets, seed=self.seed + 1)
+        search = Search(self.layout, record.budgets, seed=self.options.seed + 1)
 
         def walk() -> None:
             seconds = 1.0 + 0.002 * self.layout.problem.ops

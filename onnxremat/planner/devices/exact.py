@@ -17,11 +17,12 @@ from onnxremat.planner.devices.bounds import NO_LIMIT, misfit
 from onnxremat.planner.devices.ladder import solve_devices
 from onnxremat.planner.devices.layout import Layout
 from onnxremat.planner.devices.problem import DeviceProblem, least_seconds
-from onnxremat.planner.devices.record import DeviceRecord, Progress, Stop
+from onnxremat.planner.devices.record import DeviceRecord
 from onnxremat.planner.devices.solution import DeviceSolution
 from onnxremat.planner.exact import in_seconds, staged_proof
-from onnxremat.planner.formulate import MOST_COLUMNS, DeviceFormulated, formulate_devices
+from onnxremat.planner.formulate import DeviceFormulated, formulate_devices
 from onnxremat.planner.formulations.stages import SCALE
+from onnxremat.planner.options import AUTO, PlanOptions
 from onnxremat.planner.problem import Floats, Status
 from onnxremat.planner.solvers import Limits, Outcome, Result, minimise
 
@@ -32,32 +33,25 @@ SHORTEST_FIRST, LONGEST_FIRST = 3.0, 10.0  # seconds, as far as half of the time
 def solve_device_formulation(
     problem: DeviceProblem,
     budgets: Sequence[float],
-    name: str,
-    *,
-    time_limit: float = 60,
-    gap: float = 1e-5,
-    seed: int = 0,
-    threads: int = 1,
-    solver: str = "auto",
-    warm_start: bool = True,
-    most_columns: int = MOST_COLUMNS,
-    progress: Progress | None = None,
-    stop: Stop | None = None,
+    options: PlanOptions,
 ) -> DeviceSolution:
-    """Solve XEngine's model for the sum of all runs and copies; arguments as ``solve_devices``.
-
-    Args:
-        name: one of ``DEVICE_FORMULATIONS``.
-        warm_start: start from a schedule that the ladder finds in a share of the time.
-        most_columns: larger models are refused.
+    """Solve the model of ``options.method`` for the sum of all runs and copies, as
+    ``solve_devices`` does.
 
     Raises:
-        UsageError: another name, or the model is too large.
-        ValueError: unknown solver.
+        UsageError: a formulation that is for one device, or the model is too large.
     """
+    method, solver = options.method, options.solver
     limits = tuple(int(b) if isfinite(b) else NO_LIMIT for b in budgets)
     record = DeviceRecord(
-        problem, limits, float(time_limit), gap, False, progress, stop, fixed_order=True
+        problem,
+        limits,
+        float(options.time_limit),
+        options.gap,
+        False,
+        options.progress,
+        options.stop,
+        fixed_order=True,
     )
     found = misfit(Layout(problem), limits)
     if found is not None:
@@ -65,10 +59,10 @@ def solve_device_formulation(
         record.raise_bound(inf, "largest op", any_order=True)
         return record.solution()
     record.raise_bound(least_seconds(problem), "least run", any_order=True)
-    made = formulate_devices(problem, limits, name, most_columns=most_columns)
+    made = formulate_devices(problem, limits, method.formulation, most_columns=method.most_columns)
     first, begun = None, None
-    if warm_start:
-        first = _first(record, seed, threads, solver)
+    if method.warm_start:
+        first = _first(record, options)
         if record.infeasible:
             return record.solution()
         begun = _point(made, record, first)
@@ -84,7 +78,8 @@ def solve_device_formulation(
     result, notes = minimise(
         made.model,
         Limits(
-            seconds=max(0.1, record.left), gap=gap * SCALE, threads=threads, seed=seed, warm=begun,
+            seconds=max(0.1, record.left), gap=options.gap * SCALE,
+            threads=options.threads, seed=options.seed, warm=begun,
             stop=record.stop, progress=told,
         ),
         solver,
@@ -100,13 +95,12 @@ def _share(record: DeviceRecord) -> float:
     return min(wanted, 0.5 * record.limit)
 
 
-def _first(record: DeviceRecord, seed: int, threads: int, solver: str) -> DeviceSolution:
+def _first(record: DeviceRecord, options: PlanOptions) -> DeviceSolution:
     """The ladder's answer in base order; its bound is the record's from here on."""
-    found = solve_devices(
-        record.problem, record.budgets, time_limit=_share(record),
-        gap=record.gap, seed=seed, threads=threads, solver=solver, fixed_order=True,
-        progress=record.progress, stop=record.stop,
-    )  # fmt: skip
+    quick = replace(
+        options.lasting(_share(record)), method=AUTO, objective="time", fixed_order=True
+    )
+    found = solve_devices(record.problem, record.budgets, quick)
     proof = found.certificate
     record.raise_bound(proof.bound, proof.kind, any_order=proof.any_order)
     return found

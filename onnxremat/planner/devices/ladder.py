@@ -18,67 +18,46 @@ from time import monotonic
 from onnxremat.planner.devices.bounds import NO_LIMIT, makespan_bound, misfit, quick_makespan_bound
 from onnxremat.planner.devices.layout import Layout
 from onnxremat.planner.devices.problem import DeviceProblem, Schedule, least_seconds
-from onnxremat.planner.devices.record import PACE, DeviceRecord, Progress, Stop
+from onnxremat.planner.devices.record import PACE, DeviceRecord
 from onnxremat.planner.devices.solution import DeviceSolution
+from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.order import best_order
 from onnxremat.planner.problem import peak
-from onnxremat.planner.solvers import SOLVERS, Limits
+from onnxremat.planner.solvers import Limits
 
-OBJECTIVES = ("time", "makespan")
 BETTER = 0.98  # share of the base order's peak at which another order is worth a try
 
 
 def solve_devices(
     problem: DeviceProblem,
     budgets: Sequence[float],
-    *,
-    objective: str = "time",
-    time_limit: float = 60,
-    gap: float = 1e-5,
-    seed: int = 0,
-    threads: int = 1,
-    solver: str = "auto",
-    fixed_order: bool = False,
+    options: PlanOptions | None = None,
     warm: Schedule | None = None,
-    progress: Progress | None = None,
-    stop: Stop | None = None,
 ) -> DeviceSolution:
     """The fastest schedule within a budget per device, with a proven lower bound of its time.
 
     Args:
         budgets: bytes per device, everything :func:`~onnxremat.planner.devices.occupancy` counts
             included; ``inf`` for a device without a limit.
-        objective: ``time``, the sum of all runs and copies, or ``makespan``, with devices and
-            links working side by side.
-        time_limit: seconds of wall clock.
-        gap: share of the reference time at which found and bound count as equal.
-        seed: of search and solvers.
-        threads: solver threads; with two or more the search runs beside the solver.
-        solver: ``auto``, ``highs``, ``scip`` or ``gurobi``; others stand in with a note.
-        fixed_order: first runs keep the order 0..n-1.
+        options: limits and hooks; the gap is a share of the reference time.
         warm: a schedule to start from; ignored when it is invalid or over budget.
-        progress: called with (best seconds, bound, stage) when either number moves.
-        stop: polled; True ends the run soon with the best so far.
 
     Raises:
-        ValueError: unknown solver or objective, or not one budget per device.
+        ValueError: not one budget per device.
     """
-    if solver != "auto" and solver not in SOLVERS:
-        raise ValueError(f"unknown solver {solver!r}: choose from auto, {', '.join(SOLVERS)}")
-    if objective not in OBJECTIVES:
-        raise ValueError(f"unknown objective {objective!r}: choose from {', '.join(OBJECTIVES)}")
+    options = options or PlanOptions()
     if len(budgets) != problem.devices:
         raise ValueError(f"{len(budgets)} budgets for {problem.devices} devices")
     limits = tuple(int(b) if isfinite(b) else NO_LIMIT for b in budgets)
     record = DeviceRecord(
-        problem, limits, float(time_limit), gap, objective == "makespan", progress, stop,
-        fixed_order,
+        problem, limits, float(options.time_limit), options.gap,
+        options.objective == "makespan", options.progress, options.stop, options.fixed_order,
     )  # fmt: skip
     layout = Layout(problem)
-    if not _trivial(record, layout, solver):
+    if not _trivial(record, layout, options.solver):
         if warm is not None:
             record.offer(warm, "warm start")
-        _climb(record, layout, solver, threads, seed)
+        _climb(record, layout, options)
     return record.solution()
 
 
@@ -105,16 +84,16 @@ def _bound_makespan(record: DeviceRecord, layout: Layout, solver: str) -> None:
         record.raise_bound(least, why, any_order=True, parallel=True)
 
 
-def _climb(record: DeviceRecord, layout: Layout, solver: str, threads: int, seed: int) -> None:
+def _climb(record: DeviceRecord, layout: Layout, options: PlanOptions) -> None:
     """Lazy cuts and annealing in the base order, or in one with less peak where that is better."""
     from onnxremat.planner.devices.climb import DeviceClimb
 
-    best = DeviceClimb.of(record, record.problem.skeleton.store_all(), solver, threads, seed)
+    best = DeviceClimb.of(record, record.problem.skeleton.store_all(), options)
     if record.parallel:
         best.listed()
-        _bound_makespan(record, layout, solver)
+        _bound_makespan(record, layout, options.solver)
     orders = [] if record.parallel and record.best is not None else _orders(record, layout)
-    climbs = [best, *(DeviceClimb.of(record, order, solver, threads, seed) for order in orders)]
+    climbs = [best, *(DeviceClimb.of(record, order, options) for order in orders)]
     if len(climbs) > 1:
         for climb in climbs:
             climb.greedy(quick=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 from threading import RLock
@@ -22,10 +22,8 @@ from onnxremat.planner.devices.problem import (
     seconds,
 )
 from onnxremat.planner.devices.solution import DeviceSolution
+from onnxremat.planner.options import Progress, Stop
 from onnxremat.planner.problem import Certificate, Status
-
-Progress = Callable[[float, float, str], None]
-Stop = Callable[[], bool]
 
 WORTH = 5e-3  # share of the reference time that a moved first run must gain
 PACE = 150  # ops per second of the time limit up to which a model of all ops can be solved

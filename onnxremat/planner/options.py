@@ -1,0 +1,153 @@
+"""What a planner is asked for: one object, handed whole to every planner."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from math import inf
+
+from onnxremat.device.host import processors
+from onnxremat.errors import UsageError
+
+Progress = Callable[[float, float, str], None]
+Stop = Callable[[], bool]
+
+RUNGS = ("cuts", "search", "order")  # of the ladder, each alone
+PUBLISHED = (
+    "store-all", "recompute-all", "chen-sqrt", "chen-greedy", "articulation", "every-block",
+    "revolve", "dtr", "farthest", "lp-rounding", "knapsack",
+)  # fmt: skip
+PLANNERS = ("auto", *RUNGS, *PUBLISHED)
+DEVICE_FORMULATIONS = ("xengine-miqp", "xengine-linear")
+FORMULATIONS = ("cuts", "checkmate", "retention", *DEVICE_FORMULATIONS)
+SOLVER_NAMES = ("auto", "highs", "gurobi", "scip")
+OBJECTIVES = ("time", "makespan")
+MOST_COLUMNS = 400_000  # about a gigabyte while the model is built and handed to a solver
+
+REPAIR, ROOM = 4.0, 0.2  # most seconds, and share of the limit, of what has to be done when late
+
+
+def _one_of(kind: str, name: str, names: tuple[str, ...]) -> None:
+    if name not in names:
+        raise UsageError(f"unknown {kind} '{name}'", hint="one of " + ", ".join(names))
+
+
+@dataclass(frozen=True)
+class Method:
+    """How to plan.
+
+    Attributes:
+        planner: one of :data:`PLANNERS`.
+        formulation: one of :data:`FORMULATIONS`, solved as it is written; empty for none.
+        warm_start: give a formulation's solver the ladder's sequence to start from.
+        most_columns: formulations with larger models are refused.
+
+    Raises:
+        UsageError: unknown name, or both a planner and a formulation.
+    """
+
+    planner: str = "auto"
+    formulation: str = ""
+    warm_start: bool = True
+    most_columns: int = MOST_COLUMNS
+
+    def __post_init__(self) -> None:
+        _one_of("planner", self.planner, PLANNERS)
+        _one_of("formulation", self.formulation, ("", *FORMULATIONS))
+        if self.formulation and self.planner != "auto":
+            raise UsageError(
+                f"--planner {self.planner} and --formulation {self.formulation} exclude each other",
+                hint="a formulation is a planner of its own",
+            )
+
+    @property
+    def name(self) -> str:
+        """What the user chose."""
+        return self.formulation or self.planner
+
+    @property
+    def published(self) -> bool:
+        """A published rule: it runs to its end, keeps the base order and proves nothing."""
+        return self.planner in PUBLISHED
+
+    @property
+    def rung(self) -> str:
+        """The rung of the ladder that is to work alone, empty for all of them."""
+        name = self.formulation or self.planner
+        return name if name in RUNGS else ""
+
+
+AUTO = Method()
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """How to search for a plan.
+
+    Attributes:
+        time_limit: seconds for planning, repetitions included. Beyond it only a plan at hand is
+            made to fit, in a fifth of it per attempt, each half as long as the one before.
+        gap: good enough, as a share of the store-all time.
+        solver: one of :data:`SOLVER_NAMES`; others stand in with a note.
+        seed: of the search and the solvers.
+        threads: of the planner; with two or more the search runs beside the solver.
+        method: planner or formulation, the ladder by default.
+        objective: what several devices minimise: ``time``, the sum of all runs and copies, or
+            ``makespan``, with devices and links working side by side.
+        fixed_order: first runs keep the order of the ops.
+        progress: told (best seconds, bound seconds, stage) when either moves.
+        stop: asked now and then; True ends planning with the best so far.
+        until: when planning has to end, on the clock ``now``; set when it begins.
+
+    Raises:
+        UsageError: unknown solver or objective.
+    """
+
+    time_limit: float = 60.0
+    gap: float = 5e-4
+    solver: str = "auto"
+    seed: int = 0
+    threads: int = field(default_factory=processors)
+    method: Method = AUTO
+    objective: str = "time"
+    fixed_order: bool = False
+    progress: Progress | None = None
+    stop: Stop | None = None
+    until: float = inf
+    now: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        _one_of("solver", self.solver, SOLVER_NAMES)
+        _one_of("objective", self.objective, OBJECTIVES)
+
+    @property
+    def stopped(self) -> bool:
+        """Asked now: end planning with the best so far."""
+        return self.stop is not None and self.stop()
+
+    def begun(self) -> PlanOptions:
+        """The same with the time limit running, from now on unless it is already."""
+        return self if self.until < inf else replace(self, until=self.now() + self.time_limit)
+
+    def within(self, share: float) -> PlanOptions:
+        """The same with a share of the time that is left."""
+        return replace(self, until=self.now() + share * self.left)
+
+    def lasting(self, seconds: float) -> PlanOptions:
+        """The same for a part of the planning that may take so many seconds."""
+        return replace(self, time_limit=seconds)
+
+    def quiet(self) -> PlanOptions:
+        """The same without the caller's hooks, for another process."""
+        return replace(self, progress=None, stop=None)
+
+    @property
+    def left(self) -> float:
+        """Seconds of planning that are left."""
+        return max(0.0, min(self.time_limit, self.until - self.now()))
+
+    @property
+    def least(self) -> float:
+        """Seconds for what has to be done even when the time is over."""
+        return min(REPAIR, ROOM * self.time_limit)
