@@ -44,11 +44,12 @@ class Climb:
         same = order == list(range(record.problem.ops))
         problem = record.problem if same else reordered(record.problem, order)
         wiring = Wiring(problem)
-        search = Search(problem, record.budget, seed=options.seed)
-        beside = options.threads > 1
+        search = Search(problem, record.budget, seed=options.seed, clock=record.clock)
+        beside = options.beside
         lazy = LazyCuts(
             wiring, record, order, lambda _s, _t: None, options.solver,
-            max(1, options.threads - 1), options.seed, free=not options.fixed_order, beside=beside,
+            max(1, options.solver_threads - 1), options.seed, free=not options.fixed_order,
+            beside=beside,
         )  # fmt: skip
         climb = cls(record, wiring, order, search, lazy)
         lazy.repair = climb.repair

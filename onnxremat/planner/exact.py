@@ -12,6 +12,7 @@ from dataclasses import replace
 from math import inf
 
 from onnxremat.planner.bounds import largest_need
+from onnxremat.planner.clock import UNITS
 from onnxremat.planner.formulate import Formulated, formulate
 from onnxremat.planner.formulations.stages import SCALE
 from onnxremat.planner.ladder import solve
@@ -40,7 +41,14 @@ def solve_formulation(
     """
     wiring, method = Wiring(problem), options.method
     record = Record(
-        problem, budget, options.time_limit, options.gap, None, options.stop, fixed_order=True
+        problem,
+        budget,
+        options.seconds,
+        options.gap,
+        None,
+        options.stop,
+        fixed_order=True,
+        clock=options.clock(),
     )
     record.order = tuple(range(problem.ops))
     need = largest_need(wiring)
@@ -56,10 +64,11 @@ def solve_formulation(
     limits = Limits(
         seconds=max(0.1, record.left),
         gap=options.gap * SCALE,
-        threads=options.threads,
+        threads=options.solver_threads,
         seed=options.seed,
         warm=begun,
         stop=record.stop,
+        clock=record.clock,
         progress=in_seconds(options.progress, made.unit, made.name, record.bound),
     )
     result, notes = minimise(made.model, limits, options.solver)
@@ -70,9 +79,11 @@ def solve_formulation(
 
 def _first(record: Record, options: PlanOptions, warm: Sequence[int] | None) -> Solution:
     """The ladder's answer in base order; its bound is the record's from here on."""
-    quick = options.lasting(min(LONGEST_FIRST, FIRST * record.limit))
+    share = min(FIRST, LONGEST_FIRST / max(LONGEST_FIRST, record.limit))
+    quick = options.lasting(share * options.time_limit)
     quick = replace(quick, method=AUTO, fixed_order=True)
     found = solve(record.problem, record.budget, quick, warm)
+    record.clock.spend(UNITS * found.plan_seconds)
     proof = found.certificate
     bound = proof.bound * (1 + SLACK)  # it was lowered for rounding once already
     record.raise_bound(bound, proof.kind, any_order=proof.any_order)
@@ -93,7 +104,13 @@ def _point(
             lower[column] = upper[column] = float(key in wanted)
         most = min(LONGEST_FIRST, FIRST * record.limit, record.left)
         fixed = replace(model, lower=lower, upper=upper)
-        limits = Limits(seconds=most, gap=SCALE, threads=options.threads, stop=record.stop)
+        limits = Limits(
+            seconds=most,
+            gap=SCALE,
+            threads=options.solver_threads,
+            stop=record.stop,
+            clock=record.clock,
+        )
         point = minimise(fixed, limits, options.solver)[0].point
     if point is None:
         record.notes.append(

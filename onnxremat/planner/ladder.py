@@ -45,8 +45,8 @@ def solve(
     """
     options = options or PlanOptions()
     record = Record(
-        problem, int(budget), float(options.time_limit), options.gap, options.progress,
-        options.stop, options.fixed_order,
+        problem, int(budget), options.seconds, options.gap, options.progress, options.stop,
+        options.fixed_order, clock=options.clock(),
     )  # fmt: skip
     record.order = tuple(range(problem.ops))
     wiring = Wiring(problem)
@@ -94,7 +94,9 @@ def _starts(record: Record, wiring: Wiring, options: PlanOptions) -> list[Order]
     if options.fixed_order:
         return [base]
     seconds = min(2.0, 0.05 * record.limit, max(0.0, record.left))
-    found = best_order(wiring, seconds, enough=record.budget, stop=record.stopped)
+    found = best_order(
+        wiring, seconds, enough=record.budget, stop=record.stopped, clock=record.clock
+    )
     record.offer(found.order, "best order")
     if found.order == base.order:
         return [base]

@@ -220,7 +220,9 @@ class LazyCuts:
         if len(self.cuts) == 1:
             return None
         seconds = min(seconds, 0.3 * record.left)
-        relaxed = tighten(made, self.rows, seconds=seconds, stop=self._over, seed=self.seed)
+        relaxed = tighten(
+            made, self.rows, Limits(seconds, seed=self.seed, stop=self._over, clock=record.clock)
+        )
         if relaxed is not None:
             self.rows = relaxed.rows
             bound = made.seconds(relaxed.bound)
@@ -264,6 +266,7 @@ class LazyCuts:
             warm=self._warm(made),
             stop=self._over,
             target=target,
+            clock=record.clock,
         )
         result, notes = minimise(made.model, limits, self.solver)
         record.notes.extend(note for note in notes if note not in record.notes)
@@ -290,7 +293,9 @@ class LazyCuts:
     def _raise(self, made: CutModel, result: Result) -> None:
         kind = self._kind(made)
         if result.outcome is Outcome.INFEASIBLE:
-            limits = Limits(seconds=max(1.0, self.record.left), stop=self.record.stop)
+            limits = Limits(
+                seconds=max(1.0, self.record.left), stop=self.record.stop, clock=self.record.clock
+            )
             if not confirm_infeasible(made.model, limits):
                 return
             self.record.raise_bound(inf, kind, any_order=made.spans.any_order)

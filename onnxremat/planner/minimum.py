@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from math import inf
 
 from onnxremat.planner.bounds import largest_need
+from onnxremat.planner.clock import UNITS, Clock
 from onnxremat.planner.ladder import solve
 from onnxremat.planner.options import AUTO, PlanOptions, Stop
 from onnxremat.planner.order import best_order
@@ -30,13 +30,14 @@ def smallest_budget(
         (bytes, sequence, proven lower bound in bytes, one sentence that says why the bound holds).
     """
     options = options or PlanOptions()
-    time_limit, fixed_order, stop = options.time_limit, options.fixed_order, options.stop
-    begin = time.monotonic()
+    time_limit, fixed_order, stop = options.seconds, options.fixed_order, options.stop
+    clock = options.clock()
+    begin = clock.now()
     wiring = Wiring(problem)
     need = largest_need(wiring, fixed_order=fixed_order)
 
     def halted(share: float = 1.0) -> bool:
-        late = time.monotonic() > begin + share * time_limit
+        late = clock.now() > begin + share * time_limit
         return late or (stop is not None and stop())
 
     def early() -> bool:
@@ -45,13 +46,13 @@ def smallest_budget(
     best, sequence = peak(problem, problem.store_all()), problem.store_all()
     orders = [sequence]
     if not fixed_order and best > need.bytes:
-        found = best_order(wiring, 0.1 * time_limit, enough=need.bytes, stop=halted)
+        found = best_order(wiring, 0.1 * time_limit, enough=need.bytes, stop=halted, clock=clock)
         if found.order != sequence:
             orders.insert(0, found.order)
     for order in orders:
         if best <= need.bytes:
             break
-        descent = _Descent(problem, order, need.bytes, options.seed)
+        descent = _Descent(problem, order, need.bytes, options.seed, clock)
         bytes_, steps = descent.run(begin + QUICK * time_limit, early)
         if bytes_ < best:
             best, sequence = bytes_, steps
@@ -59,8 +60,9 @@ def smallest_budget(
     tried = low
     while best > low and best - tried > CLOSE * best and not halted():
         middle = best - max(1, (best - tried) // 3)
-        seconds = max(0.3, time_limit * (1 - QUICK) / PROBES)
-        answer = _first_within(problem, middle, options.lasting(seconds))
+        share = max(0.3 / max(0.3, time_limit), (1 - QUICK) / PROBES)
+        answer = _first_within(problem, middle, options.lasting(share * options.time_limit))
+        clock.spend(UNITS * answer.plan_seconds)
         if answer.sequence is not None:
             best, sequence = answer.peak, list(answer.sequence)
             continue
@@ -91,14 +93,16 @@ def _first_within(problem: Problem, budget: int, options: PlanOptions) -> Soluti
 class _Descent:
     """Bisection on the budget in one order, with greedy insertion and short annealing."""
 
-    def __init__(self, problem: Problem, order: list[int], floor: int, seed: int) -> None:
+    def __init__(
+        self, problem: Problem, order: list[int], floor: int, seed: int, clock: Clock
+    ) -> None:
         from onnxremat.planner.search import Search  # compiled code: loaded when it is needed
 
         self.order, self.floor, self.seed = order, floor, seed
         self.problem = reordered(problem, order)
         self.sequence = self.problem.store_all()
         self.peak = int(occupancy(self.problem, self.sequence).max())
-        self.search = Search(self.problem, self.peak, seed=seed)
+        self.search, self.clock = Search(self.problem, self.peak, seed=seed, clock=clock), clock
 
     def run(self, until: float, halted: Stop) -> tuple[int, list[int]]:
         """(bytes, sequence in the caller's numbers)."""
@@ -131,7 +135,7 @@ class _Descent:
                 lefts.append(list(self.search.left))
         areas = [(self.search.replay(left) or (0, 0, float("inf")))[2] for left in lefts]
         start = lefts[areas.index(min(areas))]
-        seconds = min(patience * (1 + self.problem.ops / 300), until - time.monotonic())
+        seconds = min(patience * (1 + self.problem.ops / 300), until - self.clock.now())
         met: list[list[int]] = []
         if seconds > 0:
             self.search.anneal(

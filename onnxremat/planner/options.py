@@ -9,6 +9,7 @@ from math import inf
 
 from onnxremat.device.host import processors
 from onnxremat.errors import UsageError
+from onnxremat.planner.clock import UNITS, WALL, Clock, WorkClock
 
 Progress = Callable[[float, float, str], None]
 Stop = Callable[[], bool]
@@ -54,7 +55,8 @@ class Method:
 
     def __post_init__(self) -> None:
         _one_of("planner", self.planner, PLANNERS)
-        _one_of("formulation", self.formulation, ("", *FORMULATIONS))
+        if self.formulation:
+            _one_of("formulation", self.formulation, FORMULATIONS)
         if self.formulation and self.planner != "auto":
             raise UsageError(
                 f"--planner {self.planner} and --formulation {self.formulation} exclude each other",
@@ -88,6 +90,9 @@ class PlanOptions:
     Attributes:
         time_limit: seconds for planning, repetitions included. Beyond it only a plan at hand is
             made to fit, in a fifth of it per attempt, each half as long as the one before.
+        work: units of work (see :mod:`onnxremat.planner.clock`; about a millisecond each) for
+            each call of a planner, instead of seconds: same seed and work, same plan, on any
+            machine and however busy. No clock is looked at then, and one thread works.
         gap: good enough, as a share of the store-all time.
         solver: one of :data:`SOLVER_NAMES`; others stand in with a note.
         seed: of the search and the solvers.
@@ -101,10 +106,11 @@ class PlanOptions:
         until: when planning has to end, on the clock ``now``; set when it begins.
 
     Raises:
-        UsageError: unknown solver or objective.
+        UsageError: unknown solver or objective, or no work at all.
     """
 
     time_limit: float = 60.0
+    work: int | None = None
     gap: float = 5e-4
     solver: str = "auto"
     seed: int = 0
@@ -120,6 +126,8 @@ class PlanOptions:
     def __post_init__(self) -> None:
         _one_of("solver", self.solver, SOLVER_NAMES)
         _one_of("objective", self.objective, OBJECTIVES)
+        if self.work is not None and self.work < 1:
+            raise UsageError(f"a limit of {self.work} units of work", hint="1 or more")
 
     @property
     def stopped(self) -> bool:
@@ -135,8 +143,31 @@ class PlanOptions:
         return replace(self, until=self.now() + share * self.left)
 
     def lasting(self, seconds: float) -> PlanOptions:
-        """The same for a part of the planning that may take so many seconds."""
-        return replace(self, time_limit=seconds)
+        """The same for a part of the planning that may take so many seconds, or that share of
+        the work."""
+        if self.work is None:
+            return replace(self, time_limit=seconds)
+        share = min(1.0, seconds / max(1e-9, self.time_limit))
+        return replace(self, time_limit=seconds, work=max(1, round(share * self.work)))
+
+    def clock(self) -> Clock:
+        """What :attr:`seconds` are counted by."""
+        return WALL if self.work is None else WorkClock()
+
+    @property
+    def seconds(self) -> float:
+        """Limit of one call of a planner, on :meth:`clock`."""
+        return self.time_limit if self.work is None else self.work / UNITS
+
+    @property
+    def beside(self) -> bool:
+        """The search runs in a thread of its own beside the solver."""
+        return self.threads > 1 and self.work is None
+
+    @property
+    def solver_threads(self) -> int:
+        """Threads of a solver that works alone."""
+        return self.threads if self.work is None else 1
 
     def quiet(self) -> PlanOptions:
         """The same without the caller's hooks, for another process."""
@@ -144,7 +175,9 @@ class PlanOptions:
 
     @property
     def left(self) -> float:
-        """Seconds of planning that are left."""
+        """Seconds of planning that are left; all of them where work is counted instead."""
+        if self.work is not None:
+            return self.time_limit
         return max(0.0, min(self.time_limit, self.until - self.now()))
 
     @property

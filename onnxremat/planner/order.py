@@ -9,15 +9,16 @@ op gives the optimum when the search is allowed to finish.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from onnxremat.planner.bounds import largest_need
+from onnxremat.planner.clock import ORDERS, WALL, Clock
 from onnxremat.planner.problem import peak
 from onnxremat.planner.wiring import Wiring
 
+LOOK = 64  # sets between looks at the clock
 STATES = 200_000  # executed sets one threshold search may visit
 
 
@@ -36,7 +37,12 @@ class Order:
 
 
 def best_order(
-    wiring: Wiring, seconds: float = 1.0, *, enough: int = 0, stop: Callable[[], bool] | None = None
+    wiring: Wiring,
+    seconds: float = 1.0,
+    *,
+    enough: int = 0,
+    stop: Callable[[], bool] | None = None,
+    clock: Clock = WALL,
 ) -> Order:
     """Minimum-peak order, exact when ``seconds`` suffice.
 
@@ -44,12 +50,12 @@ def best_order(
         enough: bytes at which a smaller peak is no longer of use.
         stop: polled; True ends the search with the best order so far.
     """
-    problem, until = wiring.problem, time.monotonic() + seconds
+    problem, until = wiring.problem, clock.now() + seconds
     starts = [list(range(problem.ops))]
     best, order = peak(problem, starts[0]), starts[0]
     bound = largest_need(wiring).bytes
     for make in (_breadth_first, _greedy, _depth_first, _depth_first_reversed):
-        if best <= max(enough, bound) or time.monotonic() > until or (stop and stop()):
+        if best <= max(enough, bound) or clock.now() > until or (stop and stop()):
             break
         other = make(wiring)
         bytes_ = peak(problem, other)
@@ -57,7 +63,7 @@ def best_order(
             best, order = bytes_, other
     while bound < best and best > enough:
         limit = max(enough, (best + bound) // 2 if best > 1.002 * bound else best - 1)
-        answer = _Threshold(wiring, limit, until, stop).search()
+        answer = _Threshold(wiring, limit, until, stop, clock).search()
         if isinstance(answer, str):
             break
         if answer is None:
@@ -175,9 +181,11 @@ class _Threshold:
     """Depth-first search for an order within ``limit`` bytes."""
 
     def __init__(
-        self, wiring: Wiring, limit: int, until: float, stop: Callable[[], bool] | None
-    ) -> None:
+        self, wiring: Wiring, limit: int, until: float, stop: Callable[[], bool] | None,
+        clock: Clock,
+    ) -> None:  # fmt: skip
         self.run, self.limit, self.until, self.stop = _Memory(wiring), limit, until, stop
+        self.clock = clock
         self.ops = wiring.problem.ops
         self.visited: set[int] = set()
 
@@ -230,6 +238,7 @@ class _Threshold:
         states = len(self.visited)
         if states > STATES:
             return True
-        if states % 64:
+        if states % LOOK:
             return False
-        return time.monotonic() > self.until or bool(self.stop and self.stop())
+        self.clock.spend(LOOK / ORDERS)
+        return self.clock.now() > self.until or bool(self.stop and self.stop())

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import inf
+from math import inf, isnan, nan
 from threading import RLock
-from time import monotonic
 
+from onnxremat.planner.clock import WALL, Clock
 from onnxremat.planner.options import Progress, Stop
 from onnxremat.planner.problem import (
     Certificate,
@@ -28,7 +28,7 @@ class Record:
 
     Attributes:
         problem, budget: what is being solved.
-        limit: seconds of wall clock.
+        limit: seconds, on ``clock``.
         gap: share of the store-all time at which found and bound count as equal.
         progress, stop: the caller's hooks.
     """
@@ -51,27 +51,24 @@ class Record:
     order: tuple[int, ...] = ()
     trace: list[tuple[float, float, float]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    begin: float = field(default_factory=monotonic)
+    clock: Clock = WALL
+    begin: float = field(default=nan)
     lock: RLock = field(default_factory=RLock)  # the search may run beside the solver
 
     def __post_init__(self) -> None:
+        self.begin = self.clock.now() if isnan(self.begin) else self.begin
         self.total = float(self.problem.cost.sum())
         self.free_bound = self.order_bound = self.total
 
     @property
     def elapsed(self) -> float:
-        """Wall seconds since the start."""
-        return monotonic() - self.begin
+        """Seconds since the start."""
+        return self.clock.now() - self.begin
 
     @property
     def left(self) -> float:
-        """Wall seconds that remain."""
+        """Seconds that remain."""
         return self.limit - self.elapsed
-
-    @property
-    def until(self) -> float:
-        """``monotonic()`` at the end."""
-        return self.begin + self.limit
 
     def stopped(self) -> bool:
         """True when time is up or the caller asked to stop."""

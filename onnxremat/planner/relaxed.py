@@ -6,10 +6,9 @@ the end stay in the model, so that a mixed-integer solver starts from the tighte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from math import inf
-from time import monotonic
 
 import numpy as np
 
@@ -55,27 +54,21 @@ def add_rows(made: CutModel, rows: Iterable[Row]) -> list[Row]:
     return [*paths, *holds]
 
 
-def tighten(
-    made: CutModel,
-    known: Sequence[Row],
-    *,
-    seconds: float,
-    stop: Callable[[], bool] | None = None,
-    seed: int = 0,
-) -> Relaxed | None:
+def tighten(made: CutModel, known: Sequence[Row], limits: Limits) -> Relaxed | None:
     """Solve the relaxation, adding rows to the model; None when the first solve fails.
 
     Args:
         known: rows found before, which the model starts with.
     """
-    model, first, end = made.model, made.model.rows, monotonic() + seconds
+    clock, stop = limits.clock, limits.stop
+    model, first, end = made.model, made.model.rows, clock.now() + limits.seconds
     rows, holds = add_rows(made, known), Holds(made)
-    relaxation = Relaxation(model, seed)
+    relaxation = Relaxation(model, limits.seed)
     best, solved = -inf, False
-    while relaxation.solve(Limits(seconds=end - monotonic(), stop=stop)):
+    while relaxation.solve(replace(limits, seconds=end - clock.now())):
         gain = relaxation.bound - best
         best, solved = max(best, relaxation.bound), True
-        if gain < LEAST * max(1.0, best - model.offset) or monotonic() > end:
+        if gain < LEAST * max(1.0, best - model.offset) or clock.now() > end:
             break
         if stop is not None and stop():
             break

@@ -226,11 +226,11 @@ def test_tightened_relaxation_is_a_lower_bound(seed: int, fixed_order: bool) -> 
         if spans is None:
             continue
         made = build(wiring, spans, budget)
-        relaxed = tighten(made, [], seconds=LONG)
+        relaxed = tighten(made, [], Limits(seconds=LONG))
         if relaxed is not None:
             assert made.seconds(relaxed.bound) <= exact + EPS
             again = build(wiring, spans, budget)  # the rows that are left give what they gave
-            more = tighten(again, relaxed.rows, seconds=LONG)
+            more = tighten(again, relaxed.rows, Limits(seconds=LONG))
             assert more is not None
             assert made.seconds(relaxed.bound) - EPS <= made.seconds(more.bound) <= exact + EPS
 

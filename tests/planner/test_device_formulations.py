@@ -81,7 +81,7 @@ def test_impossible_budgets_are_proven_so() -> None:
     assert "more than the budget of each" in found.notes[0]
 
 
-@pytest.mark.parametrize("name", ["checkmate", "cuts", "best"])
+@pytest.mark.parametrize("name", ["checkmate", "cuts"])
 def test_other_formulations_are_refused(name: str) -> None:
     problem = random_device_problem(3, 4, plain=True)
     with pytest.raises(UsageError, match="not for several devices") as refused:

@@ -54,7 +54,11 @@ class DeviceClimb:
         same = order == list(range(problem.ops))
         layout = Layout(problem if same else reordered(problem, order))
         search = Search(
-            layout, record.budgets, free_order=not record.fixed_order, seed=options.seed
+            layout,
+            record.budgets,
+            free_order=not record.fixed_order,
+            seed=options.seed,
+            clock=record.clock,
         )
         climb = cls(record, layout, order, search, options)
         climb.lazy = climb.cuts(parallel=False)
@@ -64,7 +68,7 @@ class DeviceClimb:
         """Lazy cuts for the sum of all steps, or for the loads."""
         return LazyDeviceCuts(
             self.layout, self.record, self.offer, self.repair, self.best, self.options.solver,
-            self.options.threads, self.options.seed, not self.record.fixed_order, parallel,
+            self.options.solver_threads, self.options.seed, not self.record.fixed_order, parallel,
         )  # fmt: skip
 
     def offer(self, schedule: Schedule, planner: str) -> None:
@@ -149,6 +153,7 @@ class DeviceClimb:
         makespan the walk begins mild, with few ops every other time.
         """
         record = self.record
+        record.clock.spend(1)
         self.turns += 1
         loose = record.parallel or self.lazy.free or self.turns % 2 == 0
         search.free_order = loose and not record.fixed_order
@@ -185,7 +190,7 @@ class DeviceClimb:
             return
         if first:
             self.greedy()
-        if self.options.threads > 1:
+        if self.options.beside:
             self._run_beside(more)
         else:
             self._take_turns(more)

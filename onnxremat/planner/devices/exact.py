@@ -13,6 +13,7 @@ from math import inf, isfinite
 
 import numpy as np
 
+from onnxremat.planner.clock import UNITS
 from onnxremat.planner.devices.bounds import NO_LIMIT, misfit
 from onnxremat.planner.devices.ladder import solve_devices
 from onnxremat.planner.devices.layout import Layout
@@ -44,15 +45,9 @@ def solve_device_formulation(
     method, solver = options.method, options.solver
     limits = tuple(int(b) if isfinite(b) else NO_LIMIT for b in budgets)
     record = DeviceRecord(
-        problem,
-        limits,
-        float(options.time_limit),
-        options.gap,
-        False,
-        options.progress,
-        options.stop,
-        fixed_order=True,
-    )
+        problem, limits, options.seconds, options.gap, False, options.progress, options.stop,
+        fixed_order=True, clock=options.clock(),
+    )  # fmt: skip
     found = misfit(Layout(problem), limits)
     if found is not None:
         record.notes.append(found.why)
@@ -79,8 +74,8 @@ def solve_device_formulation(
         made.model,
         Limits(
             seconds=max(0.1, record.left), gap=options.gap * SCALE,
-            threads=options.threads, seed=options.seed, warm=begun,
-            stop=record.stop, progress=told,
+            threads=options.solver_threads, seed=options.seed, warm=begun,
+            stop=record.stop, progress=told, clock=record.clock,
         ),
         solver,
     )  # fmt: skip
@@ -98,9 +93,13 @@ def _share(record: DeviceRecord) -> float:
 def _first(record: DeviceRecord, options: PlanOptions) -> DeviceSolution:
     """The ladder's answer in base order; its bound is the record's from here on."""
     quick = replace(
-        options.lasting(_share(record)), method=AUTO, objective="time", fixed_order=True
+        options.lasting(_share(record) / record.limit * options.time_limit),
+        method=AUTO,
+        objective="time",
+        fixed_order=True,
     )
     found = solve_devices(record.problem, record.budgets, quick)
+    record.clock.spend(UNITS * found.plan_seconds)
     proof = found.certificate
     record.raise_bound(proof.bound, proof.kind, any_order=proof.any_order)
     return found
@@ -120,7 +119,9 @@ def _point(made: DeviceFormulated, record: DeviceRecord, first: DeviceSolution) 
             model, lower=lower, upper=upper, integer=[False] * model.columns, quadratic_cost=[]
         )
         most = min(_share(record), record.left)
-        point = minimise(fixed, Limits(seconds=most, gap=SCALE, stop=record.stop), "highs")[0].point
+        point = minimise(
+            fixed, Limits(seconds=most, gap=SCALE, stop=record.stop, clock=record.clock), "highs"
+        )[0].point
     if point is None:
         record.notes.append(
             f"the quick plan ({first.planner}) is no point of the {made.name} model: the solver "

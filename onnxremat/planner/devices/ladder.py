@@ -50,8 +50,9 @@ def solve_devices(
         raise ValueError(f"{len(budgets)} budgets for {problem.devices} devices")
     limits = tuple(int(b) if isfinite(b) else NO_LIMIT for b in budgets)
     record = DeviceRecord(
-        problem, limits, float(options.time_limit), options.gap,
+        problem, limits, options.seconds, options.gap,
         options.objective == "makespan", options.progress, options.stop, options.fixed_order,
+        clock=options.clock(),
     )  # fmt: skip
     layout = Layout(problem)
     if not _trivial(record, layout, options.solver):
@@ -80,7 +81,9 @@ def _bound_makespan(record: DeviceRecord, layout: Layout, solver: str) -> None:
     """The bound of every makespan that takes a linear program, where that can be solved in time."""
     if record.problem.ops < PACE * record.limit and not (record.closed or record.stopped()):
         seconds = max(0.05, min(0.1 * record.limit, record.left))
-        least, why = makespan_bound(layout, Limits(seconds=seconds, stop=record.stop), solver)
+        least, why = makespan_bound(
+            layout, Limits(seconds=seconds, stop=record.stop, clock=record.clock), solver
+        )
         record.raise_bound(least, why, any_order=True, parallel=True)
 
 
@@ -112,7 +115,11 @@ def _orders(record: DeviceRecord, layout: Layout) -> list[list[int]]:
     if record.fixed_order:
         return []
     seconds = min(2.0, 0.05 * record.limit, max(0.0, record.left))
-    found = best_order(layout.wiring, seconds, enough=min(record.budgets), stop=record.stopped)
+    found = best_order(
+        layout.wiring, seconds, enough=min(record.budgets), stop=record.stopped,
+        clock=record.clock,
+    )  # fmt: skip
+
     if found.order == base or peak(skeleton, found.order) > BETTER * peak(skeleton, base):
         return []
     return [found.order]

@@ -107,6 +107,7 @@ class LazyDeviceCuts:
             seed=self.seed,
             warm=self._warm(made),
             stop=record.stop,
+            clock=record.clock,
             target=(record.value - record.gap * record.total) / made.unit,
         )
         result, notes = minimise(made.model, limits, self.solver)
@@ -132,7 +133,9 @@ class LazyDeviceCuts:
         kind = ("placement", "single-cut")[count] if count < 2 else f"lazy-cuts({count})"
         any_order = made.spans.any_order
         if result.outcome is Outcome.INFEASIBLE:
-            limits = Limits(seconds=max(1.0, self.record.left), stop=self.record.stop)
+            limits = Limits(
+                seconds=max(1.0, self.record.left), stop=self.record.stop, clock=self.record.clock
+            )
             if confirm_infeasible(made.model, limits):
                 self.record.raise_bound(inf, kind, any_order=any_order)
         elif result.bound > -inf and (not self.parallel or any_order or self.record.fixed_order):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import inf
+from math import inf, isnan, nan
 from threading import RLock
-from time import monotonic
 
 import numpy as np
 
+from onnxremat.planner.clock import WALL, Clock
 from onnxremat.planner.devices.makespan import timing_of
 from onnxremat.planner.devices.problem import (
     DeviceProblem,
@@ -65,7 +65,7 @@ class DeviceRecord:
 
     Attributes:
         problem, budgets: what is being solved.
-        limit: seconds of wall clock.
+        limit: seconds, on ``clock``.
         gap: share of the reference time at which found and bound count as equal.
         parallel: the objective is the makespan.
         progress, stop: the caller's hooks.
@@ -89,10 +89,12 @@ class DeviceRecord:
     moved: Found | None = None
     trace: list[tuple[float, float, float]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    begin: float = field(default_factory=monotonic)
+    clock: Clock = WALL
+    begin: float = field(default=nan)
     lock: RLock = field(default_factory=RLock)  # the search may run beside the solver
 
     def __post_init__(self) -> None:
+        self.begin = self.clock.now() if isnan(self.begin) else self.begin
         self.total = self.problem.reference
         self.free, self.ordered, self.span = (Bound(0.0, "none") for _ in range(3))
         computing = int(np.isfinite(self.problem.cost).any(axis=1).sum())
@@ -102,12 +104,12 @@ class DeviceRecord:
 
     @property
     def elapsed(self) -> float:
-        """Wall seconds since the start."""
-        return monotonic() - self.begin
+        """Seconds since the start."""
+        return self.clock.now() - self.begin
 
     @property
     def left(self) -> float:
-        """Wall seconds that remain."""
+        """Seconds that remain."""
         return self.limit - self.elapsed
 
     def stopped(self) -> bool:

@@ -8,6 +8,7 @@ from math import inf
 
 import numpy as np
 
+from onnxremat.planner.clock import MOVES, PASSED, WALL, Clock
 from onnxremat.planner.problem import Bytes, Problem, Rows
 from onnxremat.planner.search.anneal import walk
 from onnxremat.planner.search.compiled import arrays_of, generator, scratch_for
@@ -17,6 +18,7 @@ from onnxremat.planner.search.greedy import fill, polish
 from onnxremat.planner.search.timeline import lay_out, line_for, read_out
 
 GROWTH = 4  # sequences may be this many times as long as the op list
+CHUNK = 2000  # moves between looks at a clock that counts them
 SLICE = 0.05  # seconds between looks at the clock
 LARGE, SPARSE, DENSE = 4000, 16, 6  # slots per step up to so many ops, and beyond
 
@@ -29,12 +31,15 @@ class Search:
         budget: bytes.
         free_order: let first runs leave the base order.
         seed: random seed.
+        clock: what limits are counted by.
     """
 
     def __init__(
-        self, problem: Problem, budget: int, *, free_order: bool = False, seed: int = 0
-    ) -> None:
+        self, problem: Problem, budget: int, *, free_order: bool = False, seed: int = 0,
+        clock: Clock = WALL,
+    ) -> None:  # fmt: skip
         self.problem, self.budget, self.free_order = problem, budget, free_order
+        self.clock = clock
         self.arrays = arrays_of(problem)
         self.room = GROWTH * problem.ops + 256
         self.scratch = scratch_for(self.arrays, self.room)
@@ -74,7 +79,7 @@ class Search:
         """Greedy insertion from a sequence, polished; None when the budget is not met.
 
         Args:
-            until: ``time.monotonic()`` to stop at.
+            until: when to stop, on the clock.
             depth: levels of ancestry one candidate may remake.
             power: exponent of the cost in the score.
         """
@@ -87,7 +92,8 @@ class Search:
         while True:
             steps = fill(*args, steps, *mode, depth, power, batch, 4, self._trial)
             met = self.scratch.figures[2] <= 0
-            if met or steps < 0 or time.monotonic() > until or stop():
+            self.clock.spend((1 + abs(steps)) / PASSED)
+            if met or steps < 0 or self.clock.now() > until or stop():
                 break
         self.left = self._sequence[: abs(steps)].tolist()
         if not met:
@@ -121,19 +127,23 @@ class Search:
             heat: starting temperature in mean op costs.
             target: seconds of compute at which to stop.
         """
+        self.clock.spend(1)
         if self.replay(sequence) is None:
             return None
         walker = _Walker(self, sequence, heat)
         if not walker.ready:
             return None
-        begin = now = time.monotonic()
-        moves = 20
+        clock = self.clock
+        begin = now = clock.now()
+        moves = CHUNK if clock.counted else 20
         known = inf
         while now < begin + seconds and not stop():
             share = (now - begin) / seconds
             walker.step(share, moves)
-            later = time.monotonic()
-            moves = int(min(1e6, max(10, moves * SLICE / max(1e-4, later - now))))
+            clock.spend(moves / MOVES)
+            later = clock.now()
+            if not clock.counted:
+                moves = int(min(1e6, max(10, moves * SLICE / max(1e-4, later - now))))
             now = later
             if walker.time < known:
                 known = walker.time

@@ -10,6 +10,7 @@ from threading import Thread
 from time import monotonic
 from typing import Protocol
 
+from onnxremat.planner.clock import ROWS, UNITS, WALL, Clock
 from onnxremat.planner.model import Model
 from onnxremat.planner.problem import Floats
 
@@ -29,7 +30,7 @@ class Limits:
     """When to stop, and what to start from.
 
     Attributes:
-        seconds: wall clock.
+        seconds: on ``clock``; where that counts work, of work.
         gap: absolute difference of objective and bound that counts as optimal.
         threads: solver threads.
         seed: random seed.
@@ -37,6 +38,7 @@ class Limits:
         stop: polled during the run; True ends it.
         progress: called with (objective, bound) when the solver reports them.
         target: the run may end as soon as the bound reaches this objective value.
+        clock: of the planner.
     """
 
     seconds: float = 60.0
@@ -47,6 +49,12 @@ class Limits:
     stop: Callable[[], bool] | None = None
     progress: Callable[[float, float], None] | None = None
     target: float = inf
+    clock: Clock = WALL
+
+    @property
+    def wall(self) -> float:
+        """Seconds of the wall that a solver may take."""
+        return FOREVER if self.clock.counted else max(0.01, self.seconds)
 
 
 @dataclass(frozen=True)
@@ -58,7 +66,7 @@ class Result:
         objective: of ``point``, ``inf`` without one.
         bound: proven lower bound of the objective (``inf`` when infeasible).
         point: best solution found, shape (columns,), or None.
-        seconds: wall time.
+        seconds: it took, on the clock of its limits.
         message: why a run was refused or ended, for a user to read.
     """
 
@@ -68,6 +76,30 @@ class Result:
     point: Floats | None
     seconds: float
     message: str = ""
+
+
+class Meter:
+    """The work of one run of a solver, where it is counted: a share for each look up."""
+
+    def __init__(self, model: Model, limits: Limits) -> None:
+        self.clock, self.begin = limits.clock, limits.clock.now()
+        self.end = self.begin + limits.seconds
+        self.each = max(1.0, model.rows / ROWS)
+        self.clock.spend(self.each)  # reading and simplifying the model
+
+    @property
+    def seconds(self) -> float:
+        """Taken so far."""
+        return self.clock.now() - self.begin
+
+    def spent(self) -> bool:
+        """Called at each look up; True when the work is done that was granted."""
+        self.clock.spend(self.each)
+        return self.clock.counted and self.clock.now() > self.end
+
+    def count(self, seconds: float) -> None:
+        """Work by another measure."""
+        self.clock.spend(UNITS * seconds)
 
 
 class Solver(Protocol):
@@ -87,6 +119,7 @@ class Solver(Protocol):
 
 ABANDONED = "abandoned solver"  # name of a thread that is left behind
 PATIENCE = 1.5  # seconds that a stopped solver has to answer with what it found
+FOREVER = 1e7  # seconds, for a solver whose work is counted
 LOOK = 0.05  # seconds between looks at ``stop``
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import time
+from dataclasses import replace
 from importlib.util import find_spec
 from math import inf
 from typing import Any
 
 import numpy as np
 
+from onnxremat.planner.clock import PIVOTS, UNITS
 from onnxremat.planner.model import Model
-from onnxremat.planner.solvers.base import Limits, Outcome, Result, refused, run_apart
+from onnxremat.planner.solvers.base import Limits, Meter, Outcome, Result, refused, run_apart
 
+INTERIOR = 100  # iterations of the simplex method that one of the interior point method takes
 PATIENT = 4.0  # seconds of the simplex method before the interior point method takes over
 
 
@@ -35,16 +37,16 @@ class Highs:
         reason = self.unavailable() or self.unfit(model)
         if reason:
             return refused(reason)
-        begin = time.monotonic()
         try:
-            return _run(model, limits, begin)
+            return _run(model, limits)
         except Exception as error:  # a failing solver must not end the planner
             return refused(f"HiGHS failed: {error}")
 
 
-def _run(model: Model, limits: Limits, begin: float) -> Result:
+def _run(model: Model, limits: Limits) -> Result:
     import highspy
 
+    meter = Meter(model, limits)
     highs = highspy.Highs()
     highs.setOptionValue("output_flag", False)
     highs.passModel(_linear_program(model, highspy))
@@ -53,16 +55,16 @@ def _run(model: Model, limits: Limits, begin: float) -> Result:
         start = highspy.HighsSolution()
         start.col_value = limits.warm.tolist()
         highs.setSolution(start)
-    _watch(highs, limits)
+    _watch(highs, limits, meter)
     ended: list[Any] = []
     if not run_apart(lambda: ended.append(_started(highs, highspy)), limits, lambda: None):
-        return Result(Outcome.UNKNOWN, inf, -inf, None, time.monotonic() - begin, "stopped")
+        return Result(Outcome.UNKNOWN, inf, -inf, None, meter.seconds, "stopped")
     if ended == [highspy.HighsStatus.kError]:
         return refused("HiGHS failed: it could not run this model")
     info = highs.getInfo()
     found = info.primal_solution_status == 2 and np.isfinite(info.objective_function_value)
     status = highs.getModelStatus()
-    seconds = time.monotonic() - begin
+    seconds = meter.seconds
     if status == highspy.HighsModelStatus.kInfeasible:
         return Result(Outcome.INFEASIBLE, inf, inf, None, seconds)
     if status == highspy.HighsModelStatus.kModelEmpty:
@@ -103,21 +105,25 @@ def _linear_program(model: Model, highspy: Any) -> Any:
 
 
 def _set_options(highs: Any, limits: Limits) -> None:
-    highs.setOptionValue("time_limit", float(max(0.01, limits.seconds)))
+    highs.setOptionValue("time_limit", float(limits.wall))
     highs.setOptionValue("threads", limits.threads)
     highs.setOptionValue("random_seed", limits.seed % (1 << 31))
     highs.setOptionValue("mip_abs_gap", limits.gap)
     highs.setOptionValue("mip_rel_gap", 1e-9)
 
 
-def _watch(highs: Any, limits: Limits) -> None:
+def _watch(highs: Any, limits: Limits, meter: Meter) -> None:
     """Poll ``stop`` and the target bound, and report progress, from HiGHS's callbacks."""
     stop, target, progress = limits.stop, limits.target, limits.progress
-    if stop is None and target == inf and progress is None:
+    if stop is None and target == inf and progress is None and not limits.clock.counted:
         return
 
     def interrupt(event: Any) -> None:
-        if (stop is not None and stop()) or event.data_out.mip_dual_bound >= target:
+        if (
+            meter.spent()
+            or (stop is not None and stop())
+            or event.data_out.mip_dual_bound >= target
+        ):
             event.data_in.user_interrupt = True
         moved(event)
 
@@ -161,13 +167,14 @@ class Relaxation:
         The simplex method goes on from the last solution; where it crawls, the interior point
         method takes over for good.
         """
-        begin = time.monotonic()
+        clock = limits.clock
+        end = clock.now() + limits.seconds
         self._append()
         if not self._interior and not self._run(min(limits.seconds, PATIENT), limits):
             self._interior = True
             self._highs.setOptionValue("solver", "ipm")
             self._highs.setOptionValue("run_crossover", "off")
-        if self._interior and not self._run(limits.seconds - time.monotonic() + begin, limits):
+        if self._interior and not self._run(end - clock.now(), limits):
             return False
         solution = self._highs.getSolution()
         self.point = np.clip(np.asarray(solution.col_value), 0.0, None)
@@ -194,7 +201,16 @@ class Relaxation:
         import highspy
 
         highs, ended = self._highs, list[Any]()
-        highs.setOptionValue("time_limit", highs.getRunTime() + max(0.01, seconds))
+        limits = replace(limits, seconds=seconds)
+        highs.setOptionValue("time_limit", highs.getRunTime() + limits.wall)
+        pivot = max(1.0, self.rows) / PIVOTS  # units of an iteration
+        if limits.clock.counted:
+            most = max(1, int(UNITS * max(0.0, seconds) / pivot))
+            highs.setOptionValue("simplex_iteration_limit", most)
+            highs.setOptionValue("ipm_iteration_limit", max(1, most // INTERIOR))
         if not run_apart(lambda: ended.append(_started(highs, highspy)), limits, lambda: None):
             return False
+        info = highs.getInfo()
+        done = max(0, info.simplex_iteration_count) + INTERIOR * max(0, info.ipm_iteration_count)
+        limits.clock.spend(pivot * (1 + done))
         return bool(highs.getModelStatus() == highspy.HighsModelStatus.kOptimal)

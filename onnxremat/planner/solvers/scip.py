@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from importlib.util import find_spec
 from math import inf, isfinite
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from onnxremat.planner.model import Model
-from onnxremat.planner.solvers.base import Limits, Outcome, Result, refused, run_apart
+from onnxremat.planner.solvers.base import Limits, Meter, Outcome, Result, refused, run_apart
 
 
 class Scip:
@@ -43,11 +42,11 @@ class Scip:
 def _run(model: Model, limits: Limits) -> Result:
     import pyscipopt
 
-    begin = time.monotonic()
+    meter = Meter(model, limits)
     scip = pyscipopt.Model(model.name)
     scip.hideOutput()
     columns, epigraph = _load(scip, model, pyscipopt)
-    left = limits.seconds - (time.monotonic() - begin)
+    left = limits.wall if limits.clock.counted else limits.seconds - meter.seconds
     scip.setParam("limits/time", float(max(0.01, left)))
     scip.setParam("limits/absgap", limits.gap)
     scip.setParam("randomization/randomseedshift", limits.seed % (1 << 31))
@@ -60,10 +59,10 @@ def _run(model: Model, limits: Limits) -> Result:
             rest = replace(model, offset=0.0, cost=[0.0] * model.columns)
             scip.setSolVal(start, epigraph, rest.objective(limits.warm))
         scip.addSol(start)
-    _watch(scip, limits, pyscipopt)
+    _watch(scip, limits, meter)
     if not run_apart(scip.optimizeNogil, limits, scip.interruptSolve):
-        return Result(Outcome.UNKNOWN, inf, -inf, None, time.monotonic() - begin, "stopped")
-    seconds = time.monotonic() - begin
+        return Result(Outcome.UNKNOWN, inf, -inf, None, meter.seconds, "stopped")
+    seconds = meter.seconds
     status = scip.getStatus()
     if status == "infeasible":
         return Result(Outcome.INFEASIBLE, inf, inf, None, seconds)
@@ -117,9 +116,11 @@ def _load(scip: Any, model: Model, pyscipopt: Any) -> tuple[list[Any], Any]:
     return columns, None
 
 
-def _watch(scip: Any, limits: Limits, pyscipopt: Any) -> None:
+def _watch(scip: Any, limits: Limits, meter: Meter) -> None:
+    import pyscipopt
+
     stop, target, progress = limits.stop, limits.target, limits.progress
-    if stop is None and target == inf and progress is None:
+    if stop is None and target == inf and progress is None and not limits.clock.counted:
         return
     events = pyscipopt.SCIP_EVENTTYPE
     watched = (events.NODESOLVED, events.LPSOLVED, events.BESTSOLFOUND)
@@ -130,7 +131,11 @@ def _watch(scip: Any, limits: Limits, pyscipopt: Any) -> None:
                 self.model.catchEvent(kind, self)
 
         def eventexec(self, event: Any) -> None:
-            if (stop is not None and stop()) or self.model.getDualbound() >= target:
+            if (
+                meter.spent()
+                or (stop is not None and stop())
+                or self.model.getDualbound() >= target
+            ):
                 self.model.interruptSolve()
             if progress is not None:
                 progress(float(self.model.getPrimalbound()), float(self.model.getDualbound()))

@@ -8,12 +8,12 @@ device; they are changed at random, and kept when the schedule that they lead to
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
+from onnxremat.planner.clock import PASSED
 from onnxremat.planner.devices.problem import Schedule
 from onnxremat.planner.devices.search.anneal import value_of
 from onnxremat.planner.devices.search.arrays import unpack
@@ -79,7 +79,8 @@ class Lists:
     ) -> None:
         """Try guesses for a while; schedules within budgets go to ``improved`` as they get
         better."""
-        begin, seconds = time.monotonic(), max(1e-3, seconds)
+        clock = self.search.clock
+        begin, seconds = clock.now(), max(1e-3, seconds)
         known, count, told, took = (np.inf, np.inf), 0, 0.0, 0.0
         here = guess = self._grid(0)
         pending: Schedule | None = None
@@ -87,17 +88,18 @@ class Lists:
             area, value, steps = self._pass(guess)
             if area <= 0 and value < self.least:
                 pending, self.least = self._schedule(steps), value
-            heat = HEAT * max(0.0, 1 - (time.monotonic() - begin) / seconds) ** COOL
+            heat = HEAT * max(0.0, 1 - (clock.now() - begin) / seconds) ** COOL
             if steps and (area, value * (1 + heat * np.log(self._random.random()))) <= known:
                 here, known = guess, (area, value)
             if area > 0 and steps and count < GRID * FIRST:
                 self._set_aside(value, count, steps)
-            now, count = time.monotonic(), count + 1
+            clock.spend((1 + abs(steps)) / PASSED)
+            now, count = clock.now(), count + 1
             hopeless = count == GRID * FIRST and known[0] == np.inf
             late = now > begin + seconds or hopeless or stop()
             if pending is not None and (late or now - told > SELDOM * took):
                 improved(pending)
-                pending, told = None, time.monotonic()
+                pending, told = None, clock.now()
                 took = told - now
             if late:
                 return

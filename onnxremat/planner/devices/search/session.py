@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from math import inf
 from typing import NamedTuple
 
 import numpy as np
 
+from onnxremat.planner.clock import PASSED, REPLAYED, WALL, Clock
 from onnxremat.planner.devices.layout import Layout
 from onnxremat.planner.devices.problem import Schedule
 from onnxremat.planner.devices.search.anneal import value_of, walk
@@ -20,6 +20,7 @@ from onnxremat.planner.devices.search.streams import makespan
 from onnxremat.planner.problem import Bytes, Ints
 
 GROWTH = 5  # schedules may have this many times as many steps as there are ops
+CHUNK = 200  # moves between looks at a clock that counts them
 SLICE = 0.05  # seconds between looks at the clock
 SELDOM = 10  # times the time that telling of an improvement takes before the next is told
 
@@ -41,12 +42,14 @@ class Search:
         budgets: bytes per device.
         free_order: let first runs leave the base order.
         seed: random seed.
+        clock: what limits are counted by.
     """
 
     def __init__(
-        self, layout: Layout, budgets: Sequence[int], *, free_order: bool = False, seed: int = 0
-    ) -> None:
-        self.layout, self.free_order = layout, free_order
+        self, layout: Layout, budgets: Sequence[int], *, free_order: bool = False,
+        seed: int = 0, clock: Clock = WALL,
+    ) -> None:  # fmt: skip
+        self.layout, self.free_order, self.clock = layout, free_order, clock
         self.budget: Bytes = np.asarray(budgets, np.int64)
         self.arrays = arrays_of(layout)
         self.room = GROWTH * layout.problem.ops + 256
@@ -93,7 +96,7 @@ class Search:
         Leaves what was reached in ``left``.
 
         Args:
-            until: ``time.monotonic()`` to stop at.
+            until: when to stop, on the clock.
             depth: levels of ancestry one candidate may remake.
             power: exponent of the cost in the score.
         """
@@ -109,7 +112,8 @@ class Search:
                 depth, power, batch, 4, self._trial, self._spare, over,
             )  # fmt: skip
             met = self.scratch.figures[1] <= 0
-            if met or steps < 0 or time.monotonic() > until or stop():
+            self.clock.spend((1 + abs(steps)) / PASSED)
+            if met or steps < 0 or self.clock.now() > until or stop():
                 break
         self.left = Schedule(unpack(self.codes[: abs(steps)]), schedule.hold)
         return self.polished(self.left) if met else None
@@ -145,17 +149,22 @@ class Search:
         if self.replay(schedule) is None:
             return
         walker = _Walker(self, schedule, heat, parallel)
-        begin = now = time.monotonic()
-        moves, known, told, took = 20, walker.best, 0.0, 0.0
+        clock = self.clock
+        begin = now = clock.now()
+        moves, known, told, took = (
+            CHUNK if clock.counted else 20, walker.best, 0.0, 0.0
+        )  # fmt: skip
         while now < begin + seconds and not stop():
             walker.step((now - begin) / seconds, moves)
-            later = time.monotonic()
-            moves = int(min(1e6, max(10, moves * SLICE / max(1e-4, later - now))))
+            clock.spend(moves * walker.steps / REPLAYED)
+            later = clock.now()
+            if not clock.counted:
+                moves = int(min(1e6, max(10, moves * SLICE / max(1e-4, later - now))))
             now = later
             if walker.best < known and now - told > SELDOM * took:
                 known = walker.best
                 improved(walker.found())
-                told = time.monotonic()
+                told = clock.now()
                 took = told - now
         if walker.best < known:
             improved(walker.found())
