@@ -59,7 +59,8 @@ class Rule:
         return f"{kind}{position}" in self.reads or f"{kind}*" in self.reads
 
     def cotangents(self, call: Call) -> Cotangents:
-        """What the function returns: one cotangent per input of the node.
+        """What the function returns: one cotangent per input of the node. Inputs that are the
+        same tensor may share one.
 
         Raises:
             OnnxrematError: not one per input, or None for one that is wanted: a gradient would
@@ -69,9 +70,10 @@ class Rule:
         inputs = call.op.inputs
         if len(found) != len(inputs):
             raise self._wrong(call, f"{len(found)} cotangents for {len(inputs)} inputs")
-        for position, cotangent in enumerate(found):
-            if cotangent is None and call.need(position):
-                raise self._wrong(call, f"no cotangent for input {position}, {inputs[position]}")
+        given = {name for name, cotangent in zip(inputs, found, strict=True) if cotangent}
+        for position, name in enumerate(inputs):
+            if call.need(position) and name not in given:
+                raise self._wrong(call, f"no cotangent for input {position}, {name}")
         return found
 
     def _wrong(self, call: Call, why: str) -> OnnxrematError:
