@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import onnx
@@ -14,6 +16,7 @@ from onnx.reference import ReferenceEvaluator
 
 from onnxremat.grad import differentiate, registry
 
+HALF = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 STEP = 1e-6
 DIRECTIONS = 3
 
@@ -68,6 +71,10 @@ def _array(entry: Any) -> np.ndarray:
     return entry.value if isinstance(entry, Fixed) else np.asarray(entry)
 
 
+def _floating(dtype: np.dtype) -> bool:
+    return dtype.kind == "f" or dtype == helper.tensor_dtype_to_np_dtype(TensorProto.BFLOAT16)
+
+
 def build(case: Case, opset: int, dtype: np.dtype) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
     """A model with the node and a random linear functional of its outputs as loss; the second
     result are the inputs to differentiate."""
@@ -80,7 +87,7 @@ def build(case: Case, opset: int, dtype: np.dtype) -> tuple[onnx.ModelProto, dic
         if array.dtype == np.float64:
             array = array.astype(dtype)
         names.append(name)
-        if isinstance(entry, Fixed) or not np.issubdtype(array.dtype, np.floating):
+        if isinstance(entry, Fixed) or not _floating(array.dtype):
             initializers.append(numpy_helper.from_array(array, name))
         else:
             kind = helper.np_dtype_to_tensor_dtype(array.dtype)
@@ -150,12 +157,30 @@ def _in_training_mode(model: onnx.ModelProto) -> bool:
     return any(a.name == "training_mode" and a.i for n in model.graph.node for a in n.attribute)
 
 
+@contextmanager
+def _rules_that_run() -> Iterator[set[tuple[str, str, str]]]:
+    """Domain, operator and variant of each rule that is looked up to be applied."""
+    ran: set[tuple[str, str, str]] = set()
+    find = registry.find
+
+    def noted(*arguments: Any) -> registry.Rule:
+        rule = find(*arguments)
+        ran.add((rule.domain, rule.op_type, rule.variant))
+        return rule
+
+    with patch.object(registry, "find", noted):
+        yield ran
+
+
 def check(case: Case, opset: int, variant: str | None = None) -> None:
     """Raises AssertionError where the rule is wrong."""
     dtype = np.dtype(np.float64 if case.exact else np.float32)
     model, values = build(case, opset, dtype)
     names = list(values)
-    backward = gradients(model, names, variant, case.op)
+    with _rules_that_run() as ran:
+        backward = gradients(model, names, variant, case.op)
+    if variant is not None:
+        assert (case.domain, case.op, variant) in ran, f"the rule '{variant}' never ran"
     if case.valid:
         onnx.checker.check_model(backward)
     _reads_what_it_declares(case, backward, variant)
@@ -224,11 +249,15 @@ def _single_precision(case: Case, opset: int, variant: str | None, want: dict) -
         assert error <= 3e-5 * scale, (name, error, scale)
 
 
-def half_precision(case: Case, opset: int) -> None:
-    """float16 and bfloat16 models are built and valid, with gradients of that type."""
-    for dtype in (np.dtype(np.float16),):
-        model, values = build(case, opset, dtype)
-        backward = gradients(model, list(values), None, case.op)
-        onnx.checker.check_model(backward, full_check=True)
-        for output in backward.graph.output:
-            assert output.type.tensor_type.elem_type == TensorProto.FLOAT16
+def half_precision(case: Case, opset: int, kind: int) -> None:
+    """The gradient model of a node in 16 bits (an element type of :data:`HALF`) is valid, and so
+    are its gradients' types. It is not run: the CPU has few such kernels."""
+    model, values = build(case, opset, helper.tensor_dtype_to_np_dtype(kind))
+    assert values
+    backward = gradients(model, list(values), None, case.op)
+    onnx.checker.check_model(backward, full_check=True)
+    assert {value.name for value in backward.graph.output} == {
+        "loss", *(f"{name}.grad" for name in values)
+    }  # fmt: skip
+    for output in backward.graph.output:
+        assert output.type.tensor_type.elem_type == kind
