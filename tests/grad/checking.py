@@ -17,7 +17,8 @@ from onnx.reference import ReferenceEvaluator
 from onnxremat.grad import differentiate, registry
 
 HALF = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
-STEP = 1e-6
+STEP = 1e-6  # of finite differences in float64
+COARSE = (1e-2, 1e-3)  # in float32, where rounding asks for long ones
 DIRECTIONS = 3
 
 
@@ -214,7 +215,6 @@ def _named(model: onnx.ModelProto, results: list[np.ndarray]) -> dict[str, np.nd
 
 def _finite_differences(case, model, values, got) -> None:
     forward, rng = _runner(model, case), np.random.default_rng(1)
-    step = STEP if case.exact else 1e-2
     tolerance = case.tolerance if case.exact else 2e-2
     for name, value in values.items():
         gradient = got.get(f"{name}.grad")
@@ -222,18 +222,26 @@ def _finite_differences(case, model, values, got) -> None:
         assert gradient.shape == value.shape, f"{name}: {gradient.shape} for {value.shape}"
         for _ in range(DIRECTIONS):
             direction = rng.standard_normal(value.shape).astype(value.dtype)
-            sides = [
-                float(
-                    forward(
-                        {**values, name: value + np.asarray(s * step * direction, value.dtype)}
-                    )[0]
-                )
-                for s in (1.0, -1.0)
-            ]
-            expected = (sides[0] - sides[1]) / (2 * step)
             actual = float(np.sum(gradient.astype(np.float64) * direction))
-            scale = float(np.sum(np.abs(gradient * direction))) + abs(expected) + 1e-3
-            assert abs(actual - expected) <= tolerance * scale, (name, actual, expected, scale)
+            scale = float(np.sum(np.abs(gradient * direction))) + 1e-3
+            found = [
+                _slope(forward, values, name, step * direction) / step
+                for step in ((STEP,) if case.exact else COARSE)
+            ]
+            # A kink within the longer step is none within the shorter one.
+            assert any(abs(actual - x) <= tolerance * (scale + abs(x)) for x in found), (
+                name, actual, found, scale
+            )  # fmt: skip
+
+
+def _slope(forward, values, name: str, change: np.ndarray) -> float:
+    """Half the difference that a change of one input, up and down, makes to the loss."""
+    value = values[name]
+    up, down = (
+        float(forward({**values, name: value + np.asarray(s * change, value.dtype)})[0])
+        for s in (1.0, -1.0)
+    )
+    return (up - down) / 2
 
 
 def _single_precision(case: Case, opset: int, variant: str | None, want: dict) -> None:
@@ -242,9 +250,12 @@ def _single_precision(case: Case, opset: int, variant: str | None, want: dict) -
     backward = gradients(model, list(values), variant, case.op)
     got = _named(backward, _session(backward)(values))
     assert got.keys() == want.keys()
+    # How much the loss changes with rounding of the inputs: its terms may cancel.
+    condition = sum(float(np.abs(values[n] * want[f"{n}.grad"]).sum()) for n in values
+                    if f"{n}.grad" in want)  # fmt: skip
     for name in got:
         expected = want[name].astype(np.float64)
-        scale = np.abs(expected).max(initial=0.0) + 1e-3
+        scale = np.abs(expected).max(initial=0.0) + (condition if name == "loss" else 0) + 1e-3
         error = np.abs(got[name] - expected).max(initial=0.0)
         assert error <= 3e-5 * scale, (name, error, scale)
 

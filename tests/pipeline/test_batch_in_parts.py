@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
-import onnx
 import pytest
 
 from onnxremat import api
@@ -34,7 +33,7 @@ from onnxremat.planner.options import PlanOptions
 from onnxremat.rewrite.split_batch import rows_of_parts, split_batch
 from tests.devices.plans import priced, processors
 from tests.limits import LONG
-from tests.toolbox import ONE, graph_of, parse
+from tests.toolbox import ONE, graph_of, parse, wide_chain
 
 # The batch is in two shapes, in a tensor made of nothing, and in the body of an If.
 SHAPED = """g (float[6, 4] x, bool c) => (float[6, 4] y, float[6, 2] z) {
@@ -64,19 +63,6 @@ MEAN = """g (float[4, 4] x) => (float[4, 4] y) {
 def outputs(graph: Graph, seed: int = 0) -> list[np.ndarray]:
     session = open_session(to_model(graph), session_options(ONE), None)
     return run_session(session, seeded_feeds(graph, seed))
-
-
-def wide_chain(layers: int = 6) -> onnx.ModelProto:
-    """Activations of 1 MiB each for the whole batch, hardly any weights."""
-    steps = "\n".join(f"h{i + 1} = {('Sin', 'Cos')[i % 2]}(h{i})" for i in range(layers))
-    return parse(
-        f"""g (float[8, 32768] x) => (float[8] y) {{
-        h0 = Tanh(x)
-        {steps}
-        s = Add(h{layers}, h0)
-        y = ReduceSum<keepdims: int = 0>(s, k)
-    }}""".replace("=> (float[8] y) {", "=> (float[8] y) <int64[1] k = {1}> {")
-    )
 
 
 @pytest.mark.parametrize("split", [(2,), (6,), (5, 1), (1, 2, 3)])

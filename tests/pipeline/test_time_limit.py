@@ -16,7 +16,7 @@ from onnxremat.planner.methods import plan_by
 from onnxremat.planner.options import PlanOptions
 from onnxremat.units import one_budget
 from tests.limits import LONG
-from tests.pipeline.test_batch_in_parts import wide_chain
+from tests.toolbox import wide_chain
 
 LIMIT = 6.0
 

@@ -11,8 +11,7 @@ from onnxremat.pipeline.bench import Timing
 from onnxremat.report.recomputed import recomputed_ops
 from onnxremat.report.tables import as_text, before_after, bench_table, recomputed, sweep_table
 from onnxremat.schedule.plan import Plan
-from tests.report.conftest import AGAIN, Case
-from tests.report.test_plots import ROWS
+from tests.report.conftest import AGAIN, ROWS, Case
 from tests.toolbox import graph_of
 
 FACTS: dict[str, Any] = {
