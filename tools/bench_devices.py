@@ -35,8 +35,7 @@ from onnxremat.device.machine import PROVIDERS, Machine
 from onnxremat.execute.deployment import Deployment, deploy
 from onnxremat.grad import Settings as Training
 from onnxremat.ort.providers import missing
-from onnxremat.pipeline.bench import Timing
-from onnxremat.pipeline.bench_devices import bench_devices
+from onnxremat.pipeline.bench import Timing, bench, beside_devices
 from onnxremat.pipeline.optimize_devices import optimize_devices
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
 from onnxremat.pipeline.verify_devices import DeviceVerification, verify_devices
@@ -67,7 +66,7 @@ def main() -> int:
         )
         prepared = prepare(spec.build({**known, **sizes}), settings)
         made, found = carried_out(prepared, machine, asked)
-        timings = bench_devices(made, prepared.feeds or {}, seconds=asked.seconds)
+        timings = bench(beside_devices(made), prepared.feeds or {}, seconds=asked.seconds)
         tell(f"{name}{' step' if asked.train else ''}", made, found, timings)
         failed |= not found.ok
     return int(failed)

@@ -17,8 +17,7 @@ from onnxremat.errors import (
 from onnxremat.execute.deployment import Deployment
 from onnxremat.graph.onnx_io import write_model
 from onnxremat.ort.providers import missing
-from onnxremat.pipeline.bench import Timing
-from onnxremat.pipeline.bench_devices import bench_devices
+from onnxremat.pipeline.bench import Timing, bench, beside_devices
 from onnxremat.pipeline.device_plan import transfers
 from onnxremat.pipeline.device_rounds import DeviceRounds
 from onnxremat.pipeline.device_slices import Costs, may_split, measured_on, whole_or_in_parts
@@ -175,9 +174,9 @@ def optimize_devices(
         if bench_seconds > 0 and prepared.feeds is not None:
             say("timing")
             with during():
-                timings = bench_devices(
-                    found.made, prepared.feeds, whole=prepared.graph, seconds=bench_seconds,
-                    stop=options.stop,
+                timings = bench(
+                    beside_devices(found.made, prepared.graph), prepared.feeds,
+                    seconds=bench_seconds, stop=options.stop,
                 )  # fmt: skip
     return DeviceResult(
         rounds.prepared, found.made, found.solution, found.tables, found.verification,

@@ -15,7 +15,7 @@ from onnxremat.errors import VerificationError
 from onnxremat.graph.onnx_io import check_writable, write_model
 from onnxremat.ort.profile import run_session
 from onnxremat.ort.session import open_session, session_options
-from onnxremat.pipeline.bench import Contender, Timing, bench
+from onnxremat.pipeline.bench import InSession, Timing, bench
 from onnxremat.pipeline.closed_loop import Outcome
 from onnxremat.pipeline.prepare import Prepared, inputs_bytes
 from onnxremat.rewrite.emit import Rewritten, rewrite
@@ -184,8 +184,8 @@ def _bench(
     assert prepared.feeds is not None
     folder = prepared.folder
     contenders = [
-        Contender("store-all", store_all.model(), prepared.tuned, folder),
-        Contender("result", outcome.rewritten.model(), prepared.tuned, folder),
-        Contender("original", prepared.original, prepared.default, folder),
+        InSession("store-all", store_all.model(), prepared.tuned, folder),
+        InSession("result", outcome.rewritten.model(), prepared.tuned, folder),
+        InSession("original", prepared.original, prepared.default, folder),
     ]
     return bench(contenders, prepared.feeds, seconds=bench_seconds, stop=stop)

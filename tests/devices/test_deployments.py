@@ -21,7 +21,7 @@ from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model, write_model
 from onnxremat.ort.feeds import seeded_feeds
 from onnxremat.ort.session import DEFAULT, open_session, session_options
-from onnxremat.pipeline.bench_devices import bench_devices
+from onnxremat.pipeline.bench import beside_devices, bench
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
 from onnxremat.pipeline.verify_devices import run_whole, verify_devices
 from onnxremat.rewrite.annotate import NODE_KEYS
@@ -260,7 +260,9 @@ def test_the_worst_case_is_never_below_one_by_one(step: Prepared) -> None:
 
 
 def test_bench_sets_the_plan_beside_each_device(chain: Deployment) -> None:
-    timings = bench_devices(chain, seeded_feeds(chain.graph), seconds=0.1, rounds=(2, 3))
+    timings = bench(
+        beside_devices(chain), seeded_feeds(chain.graph), seconds=0.1, rounds=(2, 3)
+    )
     names = [timing.name for timing in timings]
     assert names[0] == "as planned"
     assert {"cpu:0 alone", "cpu:1 alone"} <= set(names)
