@@ -25,6 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import bench_boundary
 import devices_shown
+from onnxremat.pipeline.optimize_devices import optimize_devices
+from onnxremat.pipeline.verify_devices import DeviceVerification, verify_devices
 from real_time import undisturbed
 
 import models
@@ -35,11 +37,8 @@ from onnxremat.device.machine import PROVIDERS, Machine
 from onnxremat.execute.deployment import Deployment, deploy
 from onnxremat.grad import Settings as Training
 from onnxremat.ort.providers import missing
-from onnxremat.pipeline.bench import Timing
-from onnxremat.pipeline.bench_devices import bench_devices
-from onnxremat.pipeline.optimize_devices import optimize_devices
+from onnxremat.pipeline.bench import Timing, bench, beside_devices
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
-from onnxremat.pipeline.verify_devices import DeviceVerification, verify_devices
 from onnxremat.planner.options import PlanOptions
 from onnxremat.schedule.assign import assigned, earliest_finish, split
 from onnxremat.units import format_bytes, format_seconds
@@ -67,7 +66,7 @@ def main() -> int:
         )
         prepared = prepare(spec.build({**known, **sizes}), settings)
         made, found = carried_out(prepared, machine, asked)
-        timings = bench_devices(made, prepared.feeds or {}, seconds=asked.seconds)
+        timings = bench(beside_devices(made), prepared.feeds or {}, seconds=asked.seconds)
         tell(f"{name}{' step' if asked.train else ''}", made, found, timings)
         failed |= not found.ok
     return int(failed)

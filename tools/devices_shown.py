@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from onnxremat.pipeline.optimize_devices import optimize_devices
+from onnxremat.pipeline.verify_devices import DeviceVerification
 from real_time import undisturbed
 
 import models
@@ -28,12 +30,9 @@ from onnxremat.execute.deployment import Deployment, deploy
 from onnxremat.grad import Settings as Training
 from onnxremat.graph.ir import Graph
 from onnxremat.ort.providers import missing
-from onnxremat.pipeline.bench import Timing
-from onnxremat.pipeline.bench_devices import bench_devices
+from onnxremat.pipeline.bench import Timing, bench, beside_devices
 from onnxremat.pipeline.device_plan import device_model
-from onnxremat.pipeline.optimize_devices import optimize_devices
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
-from onnxremat.pipeline.verify_devices import DeviceVerification
 from onnxremat.planner.devices.bounds import least_budgets
 from onnxremat.planner.options import PlanOptions
 from onnxremat.schedule.assign import assigned
@@ -233,8 +232,11 @@ def _timed(made: Deployment, prepared: Prepared) -> tuple[float, list[Timing]]:
         with undisturbed():
             predicted.append(tried(made, feeds, seconds=TRIAL_SECONDS).makespan)
             turns.append(
-                bench_devices(
-                    made, feeds, whole=prepared.graph, seconds=BENCH_SECONDS, rounds=(3, 200)
+                bench(
+                    beside_devices(made, prepared.graph),
+                    feeds,
+                    seconds=BENCH_SECONDS,
+                    rounds=(3, 200),
                 )
             )
     timings = [

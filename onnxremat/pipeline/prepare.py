@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -38,6 +39,7 @@ from onnxremat.ort.offline import TARGETS, Optimised, optimised_for
 from onnxremat.ort.profile import Feeds, Profile, profile
 from onnxremat.ort.session import DEFAULT, TUNED, Options
 from onnxremat.pipeline.batch_slices import in_parts
+from onnxremat.planner.reduce import Reduced, reduce
 from onnxremat.rewrite.restore import restored
 from onnxremat.schedule.simulate import Rules, simulate
 from onnxremat.session.measure import weight_bytes
@@ -107,6 +109,7 @@ class Prepared:
         baseline: its profile, None when nothing is measured.
         store_all_peak: predicted bytes of ``graph`` in its order, nothing recomputed.
         notes: what a user should know.
+        whole: the graph before its batch was split, None where it is whole.
     """
 
     name: str
@@ -122,6 +125,18 @@ class Prepared:
     store_all_peak: int
     settings: Settings
     notes: tuple[str, ...] = ()
+    whole: Graph | None = None
+
+    @cached_property
+    def reduced(self) -> Reduced:
+        """The planner's numbers for one session."""
+        return reduce(self.graph, self.costs, self.weights)
+
+    @property
+    def names(self) -> list[str]:
+        """Of the ops of these numbers, for people."""
+        ops = [self.graph.ops[index] for index in self.reduced.index]
+        return [f"{op.name} ({op.op_type})" for op in ops]
 
     @property
     def in_place(self) -> tuple[tuple[str, str], ...]:
@@ -230,7 +245,8 @@ def prepare_split(
         prepared.name, prepared.folder, original, prepared.plain, prepared.feeds,
         prepared.baseline, settings, progress or (lambda _: None),
     )  # fmt: skip
-    return replace(made, notes=tuple(dict.fromkeys((*prepared.notes, *made.notes))))
+    notes = tuple(dict.fromkeys((*prepared.notes, *made.notes)))
+    return replace(made, notes=notes, whole=prepared.whole or prepared.graph)
 
 
 def _for_planning(

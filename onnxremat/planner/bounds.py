@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from onnxremat.planner.reasons import Reason
 from onnxremat.planner.wiring import Wiring
 
 
@@ -61,7 +62,7 @@ def largest_need(wiring: Wiring, *, fixed_order: bool = False) -> Need:
     text = ", ".join(f"{name} {count}" for name, count in parts.items() if count)
     if takeover:
         text += f", less {takeover} that its output takes over in place"
-    return Need(needed[op], op, f"op {op} needs {needed[op]} bytes at once ({text})")
+    return Need(needed[op], op, Reason(f"{{op}} needs {needed[op]} bytes at once ({text})", op))
 
 
 def _all_results(wiring: Wiring, fixed_order: bool) -> Need | None:
@@ -80,10 +81,10 @@ def _all_results(wiring: Wiring, fixed_order: bool) -> Need | None:
 
     last = makers[-1] if fixed_order else min(makers, key=total)
     why = (
-        f"all kept results are in memory at the end: {total(last)} bytes with what op {last}, "
-        f"the cheapest to make the last of them, needs besides"
+        f"all kept results are in memory at the end: {total(last)} bytes with what {{op}}, "
+        "the cheapest to make the last of them, needs besides"
     )
-    return Need(total(last), last, why)
+    return Need(total(last), last, Reason(why, last))
 
 
 def _takeover(wiring: Wiring, op: int, fixed_order: bool) -> int:

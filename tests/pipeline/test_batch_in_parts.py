@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -25,13 +24,12 @@ from onnxremat.ort.infer import build_graph
 from onnxremat.ort.profile import run_session
 from onnxremat.ort.session import open_session, session_options
 from onnxremat.pipeline.batch_slices import in_parts
-from onnxremat.pipeline.device_slices import shares
-from onnxremat.pipeline.optimize_devices import optimize_devices
+from onnxremat.pipeline.device_ways import shares
 from onnxremat.pipeline.prepare import Settings, prepare, prepare_split
 from onnxremat.planner.devices import warm_up
 from onnxremat.planner.options import PlanOptions
 from onnxremat.rewrite.split_batch import rows_of_parts, split_batch
-from tests.devices.plans import priced, processors
+from tests.devices.plans import optimized, processors
 from tests.limits import LONG
 from tests.toolbox import ONE, graph_of, parse, wide_chain
 
@@ -268,18 +266,16 @@ def test_devices_take_parts_where_the_whole_does_not_fit() -> None:
     """Side by side a row of ops needs two activations of the whole batch on a device."""
     warm_up()
     machine = processors(2)
-    costs = partial(priced, machine=machine)
     prepared = prepare(wide_chain(), Settings(threads=1, target="none"))
-    budgets = machine.budgets(str(int(1.7 * (1 << 20))))
-    options = PlanOptions(time_limit=LONG, gap=1.0, threads=1)  # the first plan that fits
+    budget = str(int(1.7 * (1 << 20)))
     whole = replace(prepared, settings=replace(prepared.settings, split_batch=()))
     with pytest.raises((InfeasibleError, NoPlanError, OverBudgetError)):
-        optimize_devices(whole, machine, budgets, options, bench_seconds=0, costs=costs)
-    result = optimize_devices(prepared, machine, budgets, options, bench_seconds=0, costs=costs)
+        optimized(whole, machine, budget)
+    result = optimized(prepared, machine, budget)
     facts = result.facts()
     assert facts["split_batch"] == [4, 4]
     assert any("does not fit" in note for note in facts["notes"])
-    assert result.verification is not None
-    assert result.verification.ok
+    assert result.checks
+    assert all(check.ok for check in result.checks)
     for row in facts["devices"]:
         assert row["peak_measured_bytes"] <= row["budget_bytes"]

@@ -158,10 +158,10 @@ def test_recomputed_frees_only_what_is_given_back() -> None:
 
 def test_recomputed_table(case: Case) -> None:
     costs = CostTable(case.seconds, {}, "measured")
-    text = as_text(recomputed(case.plan, case.graph, costs, top=2))
+    text = as_text(recomputed(case.plan, case.graph, costs.seconds, top=2))
     assert "4 recomputations: 2 MatMul, 2 Tanh" in text
     assert line(text, f"all {AGAIN} ops").split()[0] == str(AGAIN)
     listed = [row for row in text.splitlines() if "8.00 KiB" in row]
     assert len(listed) == 2
     nothing = Plan.of(case.graph, [op.name for op in case.graph.ops])
-    assert "nothing is recomputed" in as_text(recomputed(nothing, case.graph, costs))
+    assert "nothing is recomputed" in as_text(recomputed(nothing, case.graph, costs.seconds))

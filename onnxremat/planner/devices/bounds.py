@@ -12,6 +12,7 @@ from onnxremat.planner.devices.layout import Layout
 from onnxremat.planner.devices.makespan import critical_path
 from onnxremat.planner.devices.problem import DeviceProblem
 from onnxremat.planner.formulations.cuts import fixed_spans
+from onnxremat.planner.reasons import Reason
 from onnxremat.planner.solvers import Limits, Outcome, minimise
 
 LOAD_TURNS = 30  # of the weights of devices
@@ -43,7 +44,8 @@ def misfit(layout: Layout, budgets: Sequence[int]) -> Misfit | None:
         parts = ", ".join(
             f"{_need(layout, worst, d)} bytes on {names[d]}" for d in layout.able[worst]
         )
-        return Misfit(worst, f"op {worst} needs at once {parts}, more than the budget of each")
+        why = Reason(f"{{op}} needs at once {parts}, more than the budget of each", worst)
+        return Misfit(worst, why)
     for d in layout.devices:
         kept = sum(layout.size[d][u] for u, goal in enumerate(layout.goal) if goal == d)
         kept += int(layout.problem.fixed[d])
