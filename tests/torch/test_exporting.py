@@ -3,7 +3,6 @@ PyTorch's gradient, and the module left alone."""
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
