@@ -306,7 +306,7 @@ def _for_planning(
     return Prepared(
         name, home, folder, bound, plain, graph, feeds, costs, weights, peak, baseline, store_all,
         settings, (*_notes(asked, made, store_all, peak), *_sequence_notes(graph)),
-        measured.outputs if measured else None,
+        outputs=measured.outputs if measured else None,
     )  # fmt: skip
 
 
