@@ -132,6 +132,7 @@ def model_source(
 ) -> str | bytes:
     """What ``InferenceSession`` takes; the options learn where the external weights are."""
     OPENED.sessions += 1
+    _trim()
     if isinstance(model, onnx.ModelProto):
         if folder is not None:
             made.add_session_config_entry(
@@ -140,6 +141,17 @@ def model_source(
         model = model.SerializeToString()
         OPENED.copied += len(model)
     return model if isinstance(model, bytes) else str(model)
+
+
+def _trim() -> None:
+    """Let the C library give back what earlier sessions freed (glibc only): it keeps blocks of up
+    to 32 MiB for itself, and the next session's weights seldom fit into these."""
+    import ctypes
+
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (AttributeError, OSError, TypeError):  # another C library
+        return
 
 
 # How onnxruntime says that no provider has a kernel: operator, opset, node.
