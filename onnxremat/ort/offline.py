@@ -24,7 +24,7 @@ from onnxremat.graph.onnx_io import to_ops
 from onnxremat.graph.traits import ONNX
 from onnxremat.graph.weights import WeightFolder, set_apart
 from onnxremat.ort.infer import build_graph, is_big, weights_as_inputs
-from onnxremat.ort.session import DEFAULT, Options, open_session, session_options
+from onnxremat.ort.session import Options, open_session, session_options
 from onnxremat.ort.weights import held_bytes
 
 # What a file may contain: standard operators (runs anywhere), onnxruntime's fused operators (runs
@@ -51,6 +51,7 @@ class Optimised:
         folder: where its external weights are.
         target: what it was really optimised for, a key of :data:`TARGETS`.
         why: what onnxruntime said of the target that was asked for, "" where it was kept.
+        lasting: :func:`lasting_tensors` of it, None where nobody asked.
     """
 
     model: onnx.ModelProto
@@ -58,6 +59,7 @@ class Optimised:
     folder: Path | None
     target: str
     why: str = ""
+    lasting: frozenset[str] | None = None
 
 
 def optimised_for(model: onnx.ModelProto, target: str, folder: Path | None) -> Optimised:
@@ -73,11 +75,11 @@ def optimised_for(model: onnx.ModelProto, target: str, folder: Path | None) -> O
         try:
             made, place = set_apart(optimise(model, lower, folder), folder)
             graph = build_graph(made, place)  # opened with the options of plans
-            _require_opens(made, place)
+            lasting = lasting_tensors(made, place)  # and with onnxruntime's own
         except ModelError as error:
             why = why or error.why or error.what
         else:
-            return Optimised(made, graph, place, lower, why)
+            return Optimised(made, graph, place, lower, why, frozenset(lasting))
     made, place = set_apart(optimise(model, "none", folder), folder)
     return Optimised(made, build_graph(made, place), place, "none", why)
 
@@ -112,14 +114,6 @@ def _constant(node: onnx.NodeProto) -> onnx.TensorProto | None:
     dims = [len(value)] if isinstance(value, list) else []
     values = value if isinstance(value, list) else [value]
     return onnx.helper.make_tensor(node.output[0], _PLAIN[said.name], dims, values)
-
-
-def _require_opens(model: onnx.ModelProto, folder: Path | None) -> None:
-    """Raises:
-    ModelError: the model does not open with onnxruntime's own options.
-    """
-    light = model if is_light(model) else weights_as_inputs(model)
-    open_session(light, _unpacked(session_options(DEFAULT)), folder)
 
 
 def _unpacked(made: Any) -> Any:

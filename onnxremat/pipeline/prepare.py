@@ -115,6 +115,8 @@ class Prepared:
         whole: the graph before its batch was split, None where it is whole.
         outputs: what ``graph`` returned for ``feeds`` under the options of plans, None where it
             was not run.
+        lasting: tensors of ``graph`` that are left when a session with default options has fused
+            it, None where that is not known.
     """
 
     name: str
@@ -133,6 +135,7 @@ class Prepared:
     notes: tuple[str, ...] = ()
     whole: Graph | None = None
     outputs: Mapping[str, Any] | None = None
+    lasting: frozenset[str] | None = None
 
     @cached_property
     def reduced(self) -> Reduced:
@@ -307,6 +310,7 @@ def _for_planning(
         name, home, folder, bound, plain, graph, feeds, costs, weights, peak, baseline, store_all,
         settings, (*_notes(asked, made, store_all, peak), *_sequence_notes(graph)),
         outputs=measured.outputs if measured else None,
+        lasting=None if settings.split_batch else made.lasting,
     )  # fmt: skip
 
 
