@@ -22,10 +22,12 @@ from onnxremat.device.machine import Device
 from onnxremat.errors import MissingComponentError, ModelError, UsageError
 from onnxremat.execute.deployment import Deployment, read_deployment
 from onnxremat.graph.ir import Graph
+from onnxremat.graph.light import read_structure
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort.binding import wrap
 from onnxremat.ort.feeds import load_feeds, seeded_feeds
 from onnxremat.ort.infer import bind, build_graph
+from onnxremat.ort.offline import weight_bytes
 from onnxremat.ort.profile import Feeds, run_session
 from onnxremat.ort.providers import open_on
 from onnxremat.ort.session import DEFAULT, TUNED, Options, open_session, session_options
@@ -38,6 +40,7 @@ Runner = Callable[[], object]
 Stop = Callable[[], bool]
 ROUNDS = (5, 60)
 TIMED = 3  # runs of a turn where data has to be brought near first
+TOGETHER = 256 << 20  # bytes of weights up to which all contenders are open at a time
 
 
 class Contender(Protocol):
@@ -52,6 +55,10 @@ class Contender(Protocol):
         """A turn begins with a run that is not timed: it brings the data near, as the run before
         does in a loop."""
 
+    @property
+    def weights(self) -> int:
+        """Bytes of weights that it holds while it is open; 0 where others depend on it."""
+
     def open(self, stack: ExitStack, feeds: Feeds) -> Runner | None:
         """What runs it once, open until the stack is left; None where it does not run."""
 
@@ -65,6 +72,13 @@ class InSession:
     options: Options
     folder: Path | None = None
     near: bool = False
+
+    @property
+    def weights(self) -> int:
+        """See :class:`Contender`."""
+        if isinstance(self.model, onnx.ModelProto):
+            return weight_bytes(self.model)
+        return weight_bytes(read_structure(self.model))
 
     def open(self, stack: ExitStack, feeds: Feeds) -> Runner:
         """See :class:`Contender`."""
@@ -81,6 +95,7 @@ class OnDevices:
     made: Deployment
     overlap: bool | None = None
     near: bool = True
+    weights: int = 0
 
     def open(self, stack: ExitStack, feeds: Feeds) -> Runner:
         """See :class:`Contender`. A training step updates its state in place, as a trainer does."""
@@ -98,6 +113,7 @@ class Alone:
     graph: Graph
     made: Deployment
     near: bool = True
+    weights: int = 0
 
     @property
     def name(self) -> str:
@@ -149,7 +165,8 @@ def bench(
     out.
 
     A run finds the caches as the run before left them, so no contender may always follow itself
-    or always another one.
+    or always another one. Where all together would hold much memory, one is open at a time, for
+    some runs in a row.
 
     Args:
         contenders: the first is the reference.
@@ -159,6 +176,10 @@ def bench(
     Raises:
         ModelError, MissingComponentError: the first does not run.
     """
+    if sum(one.weights for one in contenders) > TOGETHER:
+        times = _one_at_a_time(contenders, feeds, seconds, rounds, stop)
+        names = [one.name for one in contenders]
+        return [timing(name, row, times[0]) for name, row in zip(names, times, strict=True) if row]
     with ExitStack() as stack:
         opened = [(one.name, one.near, one.open(stack, feeds)) for one in contenders]
         runners = [(name, near, runner) for name, near, runner in opened if runner is not None]
@@ -192,6 +213,34 @@ def _rounds(
                 runner()
             count = TIMED if near else 1
             times[index].append(statistics.median(_seconds(runner) for _ in range(count)))
+    return times
+
+
+def _one_at_a_time(
+    contenders: Sequence[Contender],
+    feeds: Feeds,
+    seconds: float,
+    rounds: tuple[int, int],
+    stop: Stop | None,
+) -> list[list[float]]:
+    """Seconds of each run of each contender, opened anew for every turn; none of one that does not
+    run."""
+    times: list[list[float]] = [[] for _ in contenders]
+    shuffle = random.Random(0)
+    start = time.perf_counter()
+    while len(times[0]) < rounds[1]:
+        late = time.perf_counter() - start > seconds and len(times[0]) >= rounds[0]
+        if late or (stop and stop() and times[0]):
+            break
+        order = list(range(len(contenders)))
+        shuffle.shuffle(order)
+        for index in order:
+            with ExitStack() as stack:
+                runner = contenders[index].open(stack, feeds)
+                if runner is not None:
+                    runner()
+                    times[index] += [_seconds(runner) for _ in range(TIMED)]
+                del runner
     return times
 
 

@@ -15,7 +15,7 @@ from onnxremat.errors import InfeasibleError, NoPlanError
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort.offline import lasting_tensors
-from onnxremat.ort.profile import Feeds, profile, run_session
+from onnxremat.ort.profile import Feeds, Profile, named_outputs
 from onnxremat.ort.session import DEFAULT, Options, open_session, session_options
 from onnxremat.pipeline.artifact import CPU, Arrays, Check, Kind, Verified, excess
 from onnxremat.pipeline.bench import Contender, InSession
@@ -34,7 +34,7 @@ from onnxremat.schedule.plan import Plan, Provenance, graph_hash
 from onnxremat.schedule.simulate import Timeline
 from onnxremat.schedule.updates import updates_last
 from onnxremat.session.compare import Difference, compare
-from onnxremat.session.measure import Measurement, measure, predict
+from onnxremat.session.measure import Measurement, measure, predict, profiled
 from onnxremat.session.repeats import Repeats, repeats, why
 from onnxremat.units import format_bytes
 
@@ -52,6 +52,7 @@ class InOneSession:
         scratch, times: bytes of workspace and seconds per op.
         weights: resident bytes of the weights, None where it was read from a file.
         file: where it lies, None for a model in memory.
+        ran: inputs it was run on already, the options, and that run.
     """
 
     rewritten: Rewritten
@@ -61,6 +62,7 @@ class InOneSession:
     times: Mapping[str, float] = field(default_factory=dict)
     weights: int | None = None
     file: Path | None = None
+    ran: tuple[Feeds, Options, Profile] | None = field(default=None, repr=False)
 
     @property
     def graph(self) -> Graph:
@@ -95,8 +97,11 @@ class InOneSession:
 
     def under(self, options: Options, feeds: Feeds) -> Measurement:
         """One run under session options."""
+        found = None
+        if self.ran is not None and self.ran[0] is feeds and self.ran[1] == options:
+            found = self.ran[2]
         return measure(
-            self.graph, self.file or self.rewritten.model(), feeds, options,
+            self.graph, self.file or self.rewritten.model(), feeds, options, found=found,
             scratch=self.scratch, seconds=self.times, folder=self.folder,
         )  # fmt: skip
 
@@ -104,13 +109,12 @@ class InOneSession:
         """Outputs against the same graph without recomputation, and the order that was planned."""
         assert isinstance(run, SessionRun)
         assert prepared.feeds is not None
-        session = open_session(
-            store_all(prepared).model(), session_options(prepared.tuned), prepared.folder
-        )
-        names = [value.name for value in session.get_outputs()]
-        reference = dict(zip(names, run_session(session, prepared.feeds), strict=True))
+        reference = prepared.outputs
+        if reference is None:  # costs were known without a run
+            model, folder = store_all(prepared).model(), prepared.folder
+            reference = named_outputs(model, prepared.feeds, folder, prepared.tuned)
         same = compare(run.tuned.outputs, reference)
-        own = Repeats("", 0.0) if same.bit_equal else repeats(session, prepared.feeds)
+        own = Repeats("", 0.0) if same.bit_equal else _own_repeats(prepared)
         text = f"output '{same.output}' differs by {same.worst:.2g} from the same graph without "
         text += "recomputation"
         ok = same.bit_equal or same.ok or own.allows(same.worst)
@@ -127,7 +131,7 @@ class InOneSession:
         return [
             InSession("store-all", base, prepared.tuned, prepared.folder),
             InSession("result", self.rewritten.model(), prepared.tuned, prepared.folder),
-            InSession("original", prepared.original, prepared.default, prepared.folder),
+            InSession("original", prepared.original, prepared.default, prepared.home),
         ]
 
     def allows(self, difference: Difference) -> bool:
@@ -302,7 +306,11 @@ def carried(prepared: Prepared, plan: Plan) -> InOneSession:
     Raises:
         UsageError: the plan does not fit the graph.
     """
-    return session_of(prepared, rewrite(prepared.graph, plan, _Asked(prepared)))
+    asked = _Asked(prepared)
+    made = session_of(prepared, rewrite(prepared.graph, plan, asked))
+    if asked.last is None or asked.last[0] is not made.graph or prepared.feeds is None:
+        return made
+    return replace(made, ran=(prepared.feeds, prepared.default, asked.last[1]))
 
 
 def session_of(prepared: Prepared, rewritten: Rewritten) -> InOneSession:
@@ -319,22 +327,36 @@ def store_all(prepared: Prepared) -> Rewritten:
     return rewrite(prepared.graph, base)
 
 
-@dataclass(frozen=True)
+def _own_repeats(prepared: Prepared) -> Repeats:
+    """The graph with nothing recomputed, run again and again."""
+    assert prepared.feeds is not None
+    model, options = store_all(prepared).model(), session_options(prepared.tuned)
+    return repeats(open_session(model, options, prepared.folder), prepared.feeds)
+
+
+@dataclass
 class _Asked:
-    """Answers from onnxruntime itself, on the model's inputs."""
+    """Answers from onnxruntime itself, on the model's inputs.
+
+    Attributes:
+        last: the graph that was run last, and its run.
+    """
 
     prepared: Prepared
+    last: tuple[Graph, Profile] | None = None
 
     def lasting(self, graph: Graph) -> set[str]:
-        """Tensors left after fusion."""
+        """Tensors left after fusion; in which order ops are listed does not matter to it."""
+        if self.prepared.lasting is not None and not any(op.origin for op in graph.ops):
+            return set(self.prepared.lasting)
         return lasting_tensors(to_model(graph), self.prepared.folder)
 
     def executed(self, graph: Graph) -> list[str]:
         """Executed order; the listed one for models too slow to try out."""
         if self.prepared.feeds is None or self.prepared.costs.total > SLOW:
             return [op.name for op in graph.ops]
-        ran = profile(
-            to_model(graph), self.prepared.feeds, self.prepared.default,
-            folder=self.prepared.folder,
-        )  # fmt: skip
+        ran = profiled(
+            to_model(graph), self.prepared.feeds, self.prepared.default, self.prepared.folder
+        )
+        self.last = graph, ran
         return [kernel.name for kernel in ran.kernels]

@@ -21,7 +21,8 @@ from onnxremat.grad.constants import Constants
 from onnxremat.grad.description import KEY as STEP
 from onnxremat.graph.batch import batched_inputs
 from onnxremat.graph.ir import Graph, Role, Tensor
-from onnxremat.graph.onnx_io import from_graphsurgeon, inline_functions, read_model, to_model
+from onnxremat.graph.light import read_light
+from onnxremat.graph.onnx_io import from_graphsurgeon, inline_functions, to_model
 from onnxremat.graph.order import (
     default_order,
     file_order,
@@ -32,6 +33,7 @@ from onnxremat.graph.order import (
 from onnxremat.graph.sequence_bytes import sequence_bytes
 from onnxremat.graph.sequences import without_sequences
 from onnxremat.graph.traits import DOMAINS
+from onnxremat.graph.weights import set_apart
 from onnxremat.ort.blocks import require_block
 from onnxremat.ort.feeds import load_feeds, seeded_feeds
 from onnxremat.ort.infer import bind, build_graph, require_shapes, with_shapes
@@ -42,7 +44,7 @@ from onnxremat.pipeline.batch_slices import in_parts
 from onnxremat.planner.reduce import Reduced, reduce
 from onnxremat.rewrite.restore import restored
 from onnxremat.schedule.simulate import Rules, simulate
-from onnxremat.session.measure import weight_bytes
+from onnxremat.session.measure import profiled, weight_bytes
 from onnxremat.units import format_bytes
 
 Progress = Callable[[str], None]
@@ -98,7 +100,8 @@ class Prepared:
 
     Attributes:
         name: file name, for people.
-        folder: where external weights are.
+        home: where external weights of ``original`` are.
+        folder: where those of ``graph`` are.
         original: the bound model, not optimised.
         plain: the same with known sequences as plain tensors, no size of it from a run.
         graph: optimised for the target, in the base order of planning.
@@ -110,9 +113,14 @@ class Prepared:
         store_all_peak: predicted bytes of ``graph`` in its order, nothing recomputed.
         notes: what a user should know.
         whole: the graph before its batch was split, None where it is whole.
+        outputs: what ``graph`` returned for ``feeds`` under the options of plans, None where it
+            was not run.
+        lasting: tensors of ``graph`` that are left when a session with default options has fused
+            it, None where that is not known.
     """
 
     name: str
+    home: Path | None
     folder: Path | None
     original: onnx.ModelProto
     plain: Graph
@@ -126,6 +134,8 @@ class Prepared:
     settings: Settings
     notes: tuple[str, ...] = ()
     whole: Graph | None = None
+    outputs: Mapping[str, Any] | None = None
+    lasting: frozenset[str] | None = None
 
     @cached_property
     def reduced(self) -> Reduced:
@@ -204,7 +214,7 @@ def prepare(
     if feeds is not None:
         say("measuring the original")
         options = replace(DEFAULT, threads=settings.threads)
-        baseline = profile(bound, feeds, options, runs=1, folder=folder)
+        baseline = profiled(bound, feeds, options, folder)
         original = _with_measured_shapes(original, bound, feeds, folder)
     made = _for_planning(name, folder, original, plain, feeds, baseline, settings, say)
     return replace(made, notes=(*dropped, *made.notes))
@@ -239,10 +249,10 @@ def prepare_split(
         UsageError: as :func:`prepare`.
         UnsupportedError: rows of the batch depend on each other, or an output has no batch.
     """
-    original = build_graph(prepared.original, prepared.folder)
+    original = build_graph(prepared.original, prepared.home)
     settings = replace(prepared.settings, split_batch=split)
     made = _for_planning(
-        prepared.name, prepared.folder, original, prepared.plain, prepared.feeds,
+        prepared.name, prepared.home, original, prepared.plain, prepared.feeds,
         prepared.baseline, settings, progress or (lambda _: None),
     )  # fmt: skip
     notes = tuple(dict.fromkeys((*prepared.notes, *made.notes)))
@@ -251,7 +261,7 @@ def prepare_split(
 
 def _for_planning(
     name: str,
-    folder: Path | None,
+    home: Path | None,
     original: Graph,
     plain: Graph,
     feeds: Feeds | None,
@@ -263,9 +273,9 @@ def _for_planning(
     say("optimising the graph as onnxruntime does at load")
     bound = to_model(original)
     listed = with_shapes(plain, _sizes(original))
-    made = optimised_for(to_model(listed), settings.target, folder)
-    asked, settings = settings.target, replace(settings, target=made.target)
-    graph = without_dead_ops(build_graph(made.model, folder))
+    made = optimised_for(to_model(listed), settings.target, home)
+    asked, settings, folder = settings.target, replace(settings, target=made.target), made.folder
+    graph = without_dead_ops(made.graph)
     graph = with_shapes(graph, {n: found for n, found in _sizes(listed).items() if found[1]})
     if feeds is not None:
         graph = _with_measured_shapes(graph, to_model(graph), feeds, folder)
@@ -294,16 +304,19 @@ def _for_planning(
     if baseline is None:
         peak = _unmeasured(original)
     else:
-        held = weight_bytes(original, baseline, level=DEFAULT.level, folder=folder)
+        held = weight_bytes(original, baseline, level=DEFAULT.level, folder=home)
         peak = held + baseline.live_peak
     return Prepared(
-        name, folder, bound, plain, graph, feeds, costs, weights, peak, baseline, store_all,
+        name, home, folder, bound, plain, graph, feeds, costs, weights, peak, baseline, store_all,
         settings, (*_notes(asked, made, store_all, peak), *_sequence_notes(graph)),
+        outputs=measured.outputs if measured else None,
+        lasting=None if settings.split_batch else made.lasting,
     )  # fmt: skip
 
 
 def read_source(source: Source) -> tuple[onnx.ModelProto, Path | None, str]:
-    """A model, the folder of its external weights, and a name for people.
+    """A model, the folder of its external weights, and a name for people. Big weights that the
+    model held itself are kept apart: that folder is then a temporary one.
 
     Args:
         source: a file, an ``onnx.ModelProto`` or an ``onnx_graphsurgeon.Graph``.
@@ -312,13 +325,11 @@ def read_source(source: Source) -> tuple[onnx.ModelProto, Path | None, str]:
         ModelError: see :func:`read_model`.
         UsageError: something else.
     """
-    if isinstance(source, onnx.ModelProto):
-        return source, None, source.graph.name or "model"
     if isinstance(source, str | os.PathLike):
         path = Path(source)
-        return read_model(path), path.parent, path.name
-    model = from_graphsurgeon(source)
-    return model, None, model.graph.name or "model"
+        return *read_light(path), path.name
+    model = source if isinstance(source, onnx.ModelProto) else from_graphsurgeon(source)
+    return *set_apart(model, None), model.graph.name or "model"
 
 
 def _check_domains(model: onnx.ModelProto) -> None:
