@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from onnxremat.errors import OnnxrematError, UnsupportedError, UsageError
 from onnxremat.pipeline.closed_loop import Candidate, Unfit, attempt
 from onnxremat.pipeline.in_session import OneSession
-from onnxremat.pipeline.phases import OPTIMISE, Phases
+from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared, prepare_split
 from onnxremat.pipeline.refusal import refusal
 from onnxremat.pipeline.within_budget import (
@@ -90,8 +90,7 @@ class _Parts:
         """The model in so many parts, None where it does not go."""
         if parts not in self.splits and not self.why:
             try:
-                with self.log.phase(OPTIMISE):
-                    self.splits[parts] = prepare_split(self.prepared, (parts,), self.log)
+                self.splits[parts] = prepare_split(self.prepared, (parts,), self.log)
             except (UsageError, UnsupportedError) as error:
                 self.why = _sentence(error)
         return self.splits.get(parts)

@@ -285,6 +285,12 @@ def bench_files(
         UsageError: the models have different inputs.
     """
     contenders, feeds = _of_files(paths, settings)
+    if settings.threads and not any(isinstance(one, InSession) for one in contenders):
+        raise UsageError(
+            "--threads does not apply to a model over several devices",
+            why="its machine says how many threads each device has",
+            hint="leave it out, or plan again with other threads in the machine file",
+        )
     if len(contenders) == 1 and isinstance(contenders[0], OnDevices):
         contenders = beside_devices(contenders[0].made)
     return bench(contenders, feeds, seconds=seconds, stop=stop)

@@ -229,12 +229,13 @@ def _of_round(options: PlanOptions, late: int, first: Answer | None) -> PlanOpti
     planning has ended the plan at hand only has to be made to fit."""
     if late:
         seconds = options.least * 0.5 ** (late - 1)
-        return replace(options, time_limit=seconds, gap=max(options.gap, REPAIR_GAP), stop=None)
+        gap = max(options.gap, REPAIR_GAP)
+        return replace(options.lasting(seconds), gap=gap, stop=None)
     if first is None:
         seconds = options.left - min(MOST_ROOM, ROOM * options.left)
     else:
         seconds = min(options.left, max(MOST_ROOM, first.plan_seconds / 8))
-    return replace(options, time_limit=max(options.least, seconds))
+    return options.lasting(max(options.least, seconds))
 
 
 def carried_out(

@@ -19,7 +19,7 @@ from onnxremat.execute.calibration import corrected, tried
 from onnxremat.pipeline.bench import OnDevices, bench
 from onnxremat.pipeline.closed_loop import Candidate, Unfit, as_given, attempt
 from onnxremat.pipeline.over_devices import OverDevices
-from onnxremat.pipeline.phases import COSTS, MEASURE, OPTIMISE
+from onnxremat.pipeline.phases import COSTS, MEASURE
 from onnxremat.pipeline.prepare import Prepared, prepare_split
 from onnxremat.pipeline.several_devices import SeveralDevices
 from onnxremat.planner.devices import DeviceSolution, Schedule
@@ -228,8 +228,7 @@ def in_parts(target: SeveralDevices, trials: Trials) -> SeveralDevices | None:
     if len(rows) < 2:
         return None
     try:
-        with target.log.phase(OPTIMISE):
-            split = prepare_split(prepared, tuple(rows), target.log)
+        split = prepare_split(prepared, tuple(rows), target.log)
     except (UsageError, UnsupportedError):  # rows that depend on each other, a training step
         return None
     return replace(target, prepared=split, known={})

@@ -41,6 +41,7 @@ from onnxremat.ort.offline import TARGETS, Optimised, optimised_for
 from onnxremat.ort.profile import Feeds, Profile, profile
 from onnxremat.ort.session import DEFAULT, TUNED, Options
 from onnxremat.pipeline.batch_slices import in_parts
+from onnxremat.pipeline.phases import COSTS, MEASURE, OPTIMISE, READ, Phases
 from onnxremat.planner.reduce import Reduced, reduce
 from onnxremat.rewrite.restore import restored
 from onnxremat.schedule.simulate import Rules, simulate
@@ -191,17 +192,21 @@ def prepare(
         ModelError: not readable, not valid, or onnxruntime refuses it.
         UsageError: wrong target, shape, dimension or inputs.
     """
-    say = progress or (lambda _: None)
+    log = Phases.of(progress)
     if settings.target not in TARGETS:
         raise UsageError(f"unknown target '{settings.target}'", hint="one of " + ", ".join(TARGETS))
-    say("reading the model")
+    with log.phase(READ, "reading the model"):
+        return _prepared(source, settings, log)
+
+
+def _prepared(source: Source, settings: Settings, log: Phases) -> Prepared:
     model, folder, name = read_source(source)
     require_block(model)
     model = restored(model)
     _check_domains(model)
     bound = bind(inline_functions(model), settings.shapes, settings.dims)
     if settings.train is not None:
-        say("adding the backward pass")
+        log("adding the backward pass")
         # The portable graph uses no kernels of one processor; a file for this one may.
         step = settings.train.on_this_machine() if settings.target == "host" else settings.train
         bound = differentiate(bound, folder=folder, settings=step)
@@ -212,11 +217,12 @@ def prepare(
     feeds = _feeds(original, settings)
     baseline = None
     if feeds is not None:
-        say("measuring the original")
-        options = replace(DEFAULT, threads=settings.threads)
-        baseline = profiled(bound, feeds, options, folder)
+        with log.phase(MEASURE, "measuring the original"):
+            options = replace(DEFAULT, threads=settings.threads)
+            baseline = profiled(bound, feeds, options, folder)
         original = _with_measured_shapes(original, bound, feeds, folder)
-    made = _for_planning(name, folder, original, plain, feeds, baseline, settings, say)
+    with log.phase(OPTIMISE):
+        made = _for_planning(name, folder, original, plain, feeds, baseline, settings, log)
     return replace(made, notes=(*dropped, *made.notes))
 
 
@@ -251,10 +257,12 @@ def prepare_split(
     """
     original = build_graph(prepared.original, prepared.home)
     settings = replace(prepared.settings, split_batch=split)
-    made = _for_planning(
-        prepared.name, prepared.home, original, prepared.plain, prepared.feeds,
-        prepared.baseline, settings, progress or (lambda _: None),
-    )  # fmt: skip
+    log = Phases.of(progress)
+    with log.phase(OPTIMISE):
+        made = _for_planning(
+            prepared.name, prepared.home, original, prepared.plain, prepared.feeds,
+            prepared.baseline, settings, log,
+        )  # fmt: skip
     notes = tuple(dict.fromkeys((*prepared.notes, *made.notes)))
     return replace(made, notes=notes, whole=prepared.whole or prepared.graph)
 
@@ -267,10 +275,10 @@ def _for_planning(
     feeds: Feeds | None,
     baseline: Profile | None,
     settings: Settings,
-    say: Progress,
+    log: Phases,
 ) -> Prepared:
     """The original optimised for its target, ordered and priced."""
-    say("optimising the graph as onnxruntime does at load")
+    log("optimising the graph as onnxruntime does at load")
     bound = to_model(original)
     listed = with_shapes(plain, _sizes(original))
     made = optimised_for(to_model(listed), settings.target, home)
@@ -283,7 +291,7 @@ def _for_planning(
     if settings.split_batch:
         # Afterwards, so that parts share weights that are made from others (with a normalisation
         # folded in).
-        say("splitting the batch")
+        log("splitting the batch")
         graph = in_parts(graph, settings.split_batch, feeds, folder)
         assert feeds is not None  # or there were no parts
         listed = graph = _with_measured_shapes(graph, to_model(graph), feeds, folder)
@@ -295,10 +303,10 @@ def _for_planning(
     elif feeds is None:
         costs = analytic_costs(graph)
     else:
-        say("measuring the cost of every op")
-        costs, measured = measure_costs(
-            graph, feeds, threads=settings.threads, folder=folder, fresh=settings.fresh
-        )
+        with log.phase(COSTS, "measuring the cost of every op"):
+            costs, measured = measure_costs(
+                graph, feeds, threads=settings.threads, folder=folder, fresh=settings.fresh
+            )
     weights = weight_bytes(graph, measured)
     store_all = simulate(graph, scratch=costs.scratch, weight_bytes=weights).peak
     if baseline is None:

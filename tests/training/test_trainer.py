@@ -263,6 +263,21 @@ def test_data_from_npz_folder_and_function(tmp_path: Path) -> None:
         open_data(tmp_path / "absent.npz", BATCH)
 
 
+def test_a_module_beside_is_found_and_the_path_left_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "rows_beside.py").write_text(
+        "import numpy as np\n"
+        "def batches(epoch):\n"
+        "    yield {'x': np.full((8, 4), epoch, np.float32)}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    before = list(sys.path)
+    loader = open_data("rows_beside:batches", BATCH)
+    assert [float(b["x"][0, 0]) for b in loader.epoch(2)] == [2.0]
+    assert sys.path == before
+
+
 def test_epochs_see_every_row_once_in_new_order() -> None:
     data = Arrays({"k": np.arange(ROWS)}, BATCH, seed=1)
     orders = [[*np.concatenate([b["k"] for b in data.epoch(e)])] for e in (0, 1)]
