@@ -12,7 +12,7 @@ from threading import Event, Thread
 from onnxremat.planner.lazy import LazyCuts
 from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.record import Record
-from onnxremat.planner.search import Search
+from onnxremat.planner.search.session import SequenceSearch
 from onnxremat.planner.wiring import Wiring, reordered
 
 HEATS = (0.6, 0.05)  # of annealing by turns, in mean op costs: afresh, and near the best
@@ -30,7 +30,7 @@ class Climb:
     record: Record
     wiring: Wiring
     named: list[int]
-    search: Search
+    search: SequenceSearch
     lazy: LazyCuts
     merit: float = -inf  # of the greedy result: less time is better, then less excess
     start: list[int] = field(default_factory=list)
@@ -44,7 +44,7 @@ class Climb:
         same = order == list(range(record.problem.ops))
         problem = record.problem if same else reordered(record.problem, order)
         wiring = Wiring(problem)
-        search = Search(problem, record.budget, seed=options.seed, clock=record.clock)
+        search = SequenceSearch(problem, record.budget, seed=options.seed, clock=record.clock)
         beside = options.beside
         lazy = LazyCuts(
             wiring, record, order, lambda _s, _t: None, options.solver,
@@ -71,13 +71,13 @@ class Climb:
                 return
             until = record.begin + min(record.limit, record.elapsed + 0.2 * record.limit)
             found = self.search.fit(begin, until, record.stopped, depth, power)
-            replay = self.search.replay(found if found is not None else self.search.left)
+            replay = self.search.replay(found or self.search.left or [])
             if replay is None:
                 continue
-            took, _, area = replay
+            took, area = replay.seconds, replay.area
             merit = -took if found is not None else -1e9 * took - area
             if merit > self.merit:
-                self.merit, self.start = merit, found or list(self.search.left)
+                self.merit, self.start = merit, found or list(self.search.left or [])
             if found is not None:
                 self.offer(found, "greedy")
             if self.wiring.problem.ops > 3000 and record.sequence is not None:
@@ -97,7 +97,7 @@ class Climb:
             fitted = self.search.fit(sequence, until, record.stopped, depth, power)
             replay = None if fitted is None else self.search.replay(fitted)
             if fitted is not None and replay is not None:
-                found.append((replay[0], fitted))
+                found.append((replay.seconds, fitted))
         once = 0.2 + 0.001 * self.wiring.problem.ops
         while record.elapsed + once < begin + seconds and not record.stopped():
             self.search.anneal(
@@ -107,7 +107,7 @@ class Climb:
 
     def anneal(
         self,
-        search: Search,
+        search: SequenceSearch,
         seconds: float,
         done: Callable[[], bool],
         heat: float = HEATS[0],
@@ -176,7 +176,7 @@ class Climb:
     def _run_beside(self, more: bool) -> None:
         """Lazy cuts here, annealing in a second thread (both leave the interpreter lock)."""
         record, finished = self.record, Event()
-        search = Search(
+        search = SequenceSearch(
             self.wiring.problem,
             record.budget,
             free_order=self.search.free_order,

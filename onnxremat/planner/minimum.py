@@ -96,13 +96,14 @@ class _Descent:
     def __init__(
         self, problem: Problem, order: list[int], floor: int, seed: int, clock: Clock
     ) -> None:
-        from onnxremat.planner.search import Search  # compiled code: loaded when it is needed
+        from onnxremat.planner.search.session import SequenceSearch  # compiled: loaded when needed
 
         self.order, self.floor, self.seed = order, floor, seed
         self.problem = reordered(problem, order)
         self.sequence = self.problem.store_all()
         self.peak = int(occupancy(self.problem, self.sequence).max())
-        self.search, self.clock = Search(self.problem, self.peak, seed=seed, clock=clock), clock
+        self.search = SequenceSearch(self.problem, self.peak, seed=seed, clock=clock)
+        self.clock = clock
 
     def run(self, until: float, halted: Stop) -> tuple[int, list[int]]:
         """(bytes, sequence in the caller's numbers)."""
@@ -114,7 +115,7 @@ class _Descent:
             if found is not None:
                 replay = self.search.replay(found)
                 assert replay is not None
-                self.sequence, self.peak = found, replay[1]
+                self.sequence, self.peak = found, replay.peaks[0]
             else:
                 low = budget + 1
             if low >= self.peak or self.peak - low < 0.002 * self.peak:
@@ -132,8 +133,9 @@ class _Descent:
                 found = self.search.fit(start, until, halted, depth, 0.5)
                 if found is not None:
                     return found
-                lefts.append(list(self.search.left))
-        areas = [(self.search.replay(left) or (0, 0, float("inf")))[2] for left in lefts]
+                lefts.append(list(self.search.left or []))
+        replays = [self.search.replay(left) for left in lefts]
+        areas = [inf if replay is None else replay.area for replay in replays]
         start = lefts[areas.index(min(areas))]
         seconds = min(patience * (1 + self.problem.ops / 300), until - self.clock.now())
         met: list[list[int]] = []

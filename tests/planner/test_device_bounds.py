@@ -22,10 +22,10 @@ from onnxremat.planner.devices.extract import late_schedule, without_unread
 from onnxremat.planner.devices.layout import Layout
 from onnxremat.planner.devices.problem import first_runs
 from onnxremat.planner.devices.project import project
-from onnxremat.planner.devices.search import Search
 from onnxremat.planner.formulations import xengine
 from onnxremat.planner.formulations.cuts import Spans, fixed_spans, free_spans
 from onnxremat.planner.problem import Problem, Rows, Status
+from onnxremat.planner.search.session import Search
 from onnxremat.planner.solvers import SOLVERS, Limits, Outcome
 from onnxremat.planner.wiring import Wiring
 from tests.limits import LONG

@@ -26,8 +26,9 @@ from onnxremat.planner.devices.extract import without_unread
 from onnxremat.planner.devices.layout import Layout
 from onnxremat.planner.devices.problem import first_runs
 from onnxremat.planner.devices.retime import retimed
-from onnxremat.planner.devices.search import Lists, Search
 from onnxremat.planner.problem import Problem, Rows, Status
+from onnxremat.planner.search.lists import Lists
+from onnxremat.planner.search.session import Search
 from tests.limits import LONG, Planned, work
 from tests.planner.asking import asked
 from tests.planner.device_oracle import random_device_problem, random_schedule

@@ -6,19 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numba import njit
 
 from onnxremat.planner.problem import Problem, occupancy, seconds
-from onnxremat.planner.search.compiled import Arrays, arrays_of, generator
-from onnxremat.planner.search.timeline import (
-    Line,
-    cut,
-    lay_out,
-    line_for,
-    put,
-    read_out,
-    sweep,
-    undo,
-)
+from onnxremat.planner.search import timeline
+from onnxremat.planner.search.arrays import arrays_of_one
+from onnxremat.planner.search.compiled import generator
+from onnxremat.planner.search.timeline import Line, Single, lay_out, line_for, read_out, single_of
 from tests.planner.oracle import random_problem, random_sequence
 
 APART = 4  # slots per step
@@ -31,8 +25,18 @@ EDITS = st.lists(
 )
 
 
-def laid_out(problem: Problem, sequence: list[int], budget: int) -> tuple[Arrays, Line]:
-    arrays = arrays_of(problem)
+@njit
+def put(p: Single, t: Line, op: int, slot: int) -> bool:
+    return timeline.put(p, t, op, slot)
+
+
+@njit
+def cut(p: Single, t: Line, op: int, slot: int) -> bool:
+    return timeline.cut(p, t, op, slot)
+
+
+def laid_out(problem: Problem, sequence: list[int], budget: int) -> tuple[Single, Line]:
+    arrays = single_of(arrays_of_one(problem, budget))
     line = line_for(arrays, APART * (len(sequence) + 1), budget, generator(0))
     assert lay_out(arrays, line, np.asarray(sequence, np.int32), len(sequence))
     return arrays, line
@@ -57,7 +61,7 @@ def agree(problem: Problem, line: Line) -> None:
     )
 
 
-def edit(problem: Problem, arrays: Arrays, line: Line, kind: str, pick: int, where: float) -> bool:
+def edit(problem: Problem, arrays: Single, line: Line, kind: str, pick: int, where: float) -> bool:
     """One random edit; True when something changed."""
     if kind == "cut":
         slots = np.flatnonzero(line.op >= 0)
@@ -88,7 +92,7 @@ def test_bytes_time_and_excess_are_exact_after_every_edit_and_undone_together(
         agree(problem, line)
         if kind != "shift":  # two edits, of which the second may be refused
             assert (line.op.tolist() != known) == changed
-    undo(arrays, line)
+    timeline.undo(arrays, line)
     assert steps_of(line) == sequence
     agree(problem, line)
 
@@ -107,7 +111,7 @@ def test_runs_that_lose_their_readers_go_with_them(
         known = unread_runs(problem, line) | set(first.tolist())
         line.tally[2] = 0
         edit(problem, arrays, line, kind, pick, where)
-        sweep(arrays, line)
+        timeline.sweep(arrays, line)
         agree(problem, line)
         new = set(np.flatnonzero(line.op >= 0).tolist()) - set(taken.tolist())
         assert unread_runs(problem, line) <= known | new

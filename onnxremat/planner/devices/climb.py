@@ -16,9 +16,10 @@ from onnxremat.planner.devices.problem import (
     default_hold,
 )
 from onnxremat.planner.devices.record import PACE, DeviceRecord
-from onnxremat.planner.devices.search import Lists, Search
 from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.problem import Rows
+from onnxremat.planner.search.lists import Lists
+from onnxremat.planner.search.session import Search
 
 DEPTHS = ((2, 1.0), (0, 1.0), (2, 0.5), (6, 1.0))  # greedy: (depth, power)
 LARGE = 1000  # ops from which polishing takes noticeable time

@@ -1,30 +1,290 @@
-"""The search as the ladder uses it: one object per problem, budget and thread."""
+"""The search as the planner uses it: one object per problem, budgets and thread.
+
+Schedules of several devices and sequences of one are the same inside: steps as numbers.
+"""
 
 from __future__ import annotations
 
-import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from math import inf
+from functools import cached_property
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from onnxremat.planner.clock import MOVES, PASSED, WALL, Clock
-from onnxremat.planner.problem import Bytes, Problem, Rows
-from onnxremat.planner.search.anneal import walk
-from onnxremat.planner.search.compiled import arrays_of, generator, scratch_for
-from onnxremat.planner.search.edit import prune
+from onnxremat.planner.clock import MOVES, PASSED, REPLAYED, WALL, Clock
+from onnxremat.planner.devices.layout import Layout
+from onnxremat.planner.devices.problem import Schedule
+from onnxremat.planner.problem import Ints, Problem
+from onnxremat.planner.search.arrays import (
+    Arrays,
+    arrays_of,
+    arrays_of_one,
+    ops_of,
+    pack,
+    runs_of,
+    scratch_for,
+    unpack,
+)
+from onnxremat.planner.search.edit import mend, prune
 from onnxremat.planner.search.evaluate import evaluate
-from onnxremat.planner.search.greedy import fill, polish
-from onnxremat.planner.search.timeline import lay_out, line_for, read_out
+from onnxremat.planner.search.greedy import Pool, fill, polish, pool_for
 
-GROWTH = 4  # sequences may be this many times as long as the op list
-CHUNK = 2000  # moves between looks at a clock that counts them
+if TYPE_CHECKING:
+    from onnxremat.planner.search.streams import Streams
+
+GROWTH = 5  # schedules may have this many times as many steps as there are ops
+SPARE = 64  # steps that one handed in must be shorter than the room
+CHUNK = 200  # moves between looks at a clock that counts them
 SLICE = 0.05  # seconds between looks at the clock
-LARGE, SPARSE, DENSE = 4000, 16, 6  # slots per step up to so many ops, and beyond
+SELDOM = 10  # times the time that telling of an improvement takes before the next is told
+ROUNDS = 4  # of greedy repair between looks at the clock
+BATCHES = 400  # ops per candidate that greedy repair inserts at once
+
+Plan = TypeVar("Plan")
 
 
-class Search:
-    """Sequence search for one problem and budget.
+class Figures(NamedTuple):
+    """What a replay says: seconds, makespan, peak bytes per device, excess area in byte-steps."""
+
+    seconds: float
+    makespan: float
+    peaks: tuple[int, ...]
+    area: float
+
+
+class Walker(Protocol):
+    """An annealing run, by replay or incremental."""
+
+    steps: int
+
+    @property
+    def best(self) -> float:
+        """Best feasible value so far."""
+
+    @property
+    def ready(self) -> bool:
+        """The schedule to start from is one that the walk can work on."""
+
+    def found(self) -> tuple[Ints, Ints]:
+        """Best feasible schedule so far, and where its results end."""
+
+    def step(self, share: float, moves: int) -> None:
+        """Run moves at the temperature for this share of the run."""
+
+
+class _Search(ABC, Generic[Plan]):
+    """Search over plans of one kind, which are steps as numbers (and where results end) inside."""
+
+    def __init__(self, arrays: Arrays, seed: int, free_order: bool, clock: Clock) -> None:
+        self.arrays, self.clock = arrays, clock
+        self.devices, self.ops = arrays.cost.shape
+        self.room = GROWTH * self.ops + 256
+        self.scratch = scratch_for(arrays, self.room, seed)
+        self.codes: Ints = np.zeros(self.room, np.int32)  # the schedule at hand
+        self._hold: Ints = np.full(len(arrays.keep), -1, np.int32)
+        self.free_order = free_order
+        self.left: Plan | None = None
+
+    @abstractmethod
+    def _load(self, plan: Plan) -> int:
+        """Write a plan into ``codes`` and ``_hold``; its length, -1 when it is far too long."""
+
+    @abstractmethod
+    def _read(self, codes: Ints, hold: Ints) -> Plan:
+        """The plan of these steps."""
+
+    @property
+    def free_order(self) -> bool:
+        """First runs may leave the base order."""
+        return bool(self.arrays.free[0])
+
+    @free_order.setter
+    def free_order(self, free: bool) -> None:
+        self.arrays.free[0] = free
+
+    @cached_property
+    def streams(self) -> Streams:
+        """Work space of the makespan."""
+        from onnxremat.planner.search.streams import streams_for
+
+        return streams_for(self.arrays, self.scratch, self.room)
+
+    @cached_property
+    def _pool(self) -> Pool:
+        return pool_for(self.arrays, self.scratch, self.room)
+
+    def replay(self, plan: Plan) -> Figures | None:
+        """Figures of a plan, or None when it is not valid (or far too long)."""
+        steps = self._load(plan)
+        if steps < 0 or not evaluate(self.arrays, self.scratch, self.codes, steps, self._hold):
+            return None
+        seconds, area = self.scratch.figures.tolist()
+        return Figures(seconds, self._makespan(steps), tuple(self.scratch.peak.tolist()), area)
+
+    def _makespan(self, steps: int) -> float:
+        if self.devices == 1:
+            return float(self.scratch.figures[0])
+        from onnxremat.planner.search.streams import makespan
+
+        return float(makespan(self.arrays, self.scratch, self.streams, self.codes, steps))
+
+    def mended(self, plan: Plan) -> Plan | None:
+        """The plan with copies wherever a value is missing, and nothing unread; or None."""
+        steps = self._mend(plan)
+        return None if steps < 0 else self._read(self.codes[:steps], self._hold)
+
+    def _mend(self, plan: Plan) -> int:
+        steps, out = self._load(plan), self._pool.trial
+        if steps >= 0:
+            steps = mend(self.arrays, self.scratch, self.codes, steps, self._hold, out)
+        if steps >= 0:
+            self.codes[:steps] = out[:steps]
+            steps = prune(self.arrays, self.scratch, self.codes, steps, self._hold)
+        return int(steps)
+
+    def fit(
+        self, plan: Plan, until: float, stop: Callable[[], bool], depth: int, power: float
+    ) -> Plan | None:
+        """Greedy repair of a plan, polished; None when the budgets are not met.
+
+        Leaves what was reached in ``left``.
+
+        Args:
+            until: when to stop, on the clock.
+            depth: levels of ancestry one candidate may recompute.
+            power: exponent of the cost in the score.
+        """
+        steps = self._mend(plan)
+        if steps < 0:
+            return None
+        args = (self.arrays, self.scratch, self._pool, self.codes)
+        batch = max(1, self.ops // BATCHES)
+        while True:
+            steps = fill(*args, steps, self._hold, depth, power, batch, ROUNDS)
+            met = self.scratch.figures[1] <= 0
+            self.clock.spend((1 + abs(steps)) / PASSED)
+            if met or steps < 0 or self.clock.now() > until or stop():
+                break
+        self.left = self._read(self.codes[: abs(steps)], self._hold)
+        if not met:
+            return None
+        steps = polish(*args, steps, self._hold)
+        return self._read(self.codes[:steps], self._hold)
+
+    def polished(self, plan: Plan) -> Plan:
+        """Delete copies and second runs that the budgets do not need."""
+        steps = self._load(plan)
+        steps = prune(self.arrays, self.scratch, self.codes, steps, self._hold)
+        if steps < 0:
+            return plan
+        if self.scratch.figures[1] <= 0:
+            steps = polish(self.arrays, self.scratch, self._pool, self.codes, steps, self._hold)
+        return self._read(self.codes[:steps], self._hold)
+
+    def _anneal(
+        self,
+        plan: Plan,
+        seconds: float,
+        stop: Callable[[], bool],
+        improved: Callable[[Plan, float], None],
+        *,
+        parallel: bool,
+        heat: float,
+    ) -> None:
+        """Anneal from a plan; ``improved`` is told better feasible ones and their value."""
+        clock = self.clock
+        clock.spend(1)
+        steps = self._load(plan)
+        if steps < 0 or not evaluate(self.arrays, self.scratch, self.codes, steps, self._hold):
+            return
+        walker = self._walker(steps, heat, parallel)
+        if not walker.ready:
+            return
+        begin = now = clock.now()
+        moves, known, told, took = CHUNK if clock.counted else 20, walker.best, 0.0, 0.0
+        while now < begin + seconds and not stop():
+            walker.step((now - begin) / seconds, moves)
+            clock.spend(moves / MOVES if self.devices == 1 else moves * walker.steps / REPLAYED)
+            later = clock.now()
+            if not clock.counted:
+                moves = int(min(1e6, max(10, moves * SLICE / max(1e-4, later - now))))
+            now = later
+            if walker.best < known and now - told > SELDOM * took:
+                known = walker.best
+                improved(self._read(*walker.found()), known)
+                told = clock.now()
+                took = told - now
+        if walker.best < known:
+            improved(self._read(*walker.found()), walker.best)
+
+    def _walker(self, steps: int, heat: float, parallel: bool) -> Walker:
+        """An annealing run from the schedule at hand."""
+        codes, hold = self.codes[:steps], self._hold
+        if self.devices == 1:
+            from onnxremat.planner.search import incremental
+
+            random = self.scratch.random
+            return incremental.Walker(self.arrays, codes, hold, random, heat, self.room)
+        from onnxremat.planner.search import anneal
+
+        return anneal.Walker(
+            self.arrays, self.scratch, self.streams, codes, hold, heat, self.room, parallel
+        )
+
+
+class Search(_Search[Schedule]):
+    """Schedule search for one problem and its budgets.
+
+    Args:
+        layout: the problem, ops in base order.
+        budgets: bytes per device.
+        free_order: let first runs leave the base order.
+        seed: random seed.
+        clock: what limits are counted by.
+    """
+
+    def __init__(
+        self, layout: Layout, budgets: Sequence[int], *, free_order: bool = False, seed: int = 0,
+        clock: Clock = WALL,
+    ) -> None:  # fmt: skip
+        super().__init__(arrays_of(layout, budgets), seed, free_order, clock)
+        self.layout = layout
+
+    def _load(self, plan: Schedule) -> int:
+        steps = len(plan.steps)
+        if steps > self.room - SPARE:
+            return -1
+        self.codes[:steps], self._hold[:] = pack(plan.steps), plan.hold
+        return steps
+
+    def _read(self, codes: Ints, hold: Ints) -> Schedule:
+        return Schedule(unpack(codes), tuple(hold.tolist()))
+
+    def anneal(
+        self,
+        schedule: Schedule,
+        seconds: float,
+        stop: Callable[[], bool],
+        improved: Callable[[Schedule], None],
+        *,
+        parallel: bool = False,
+        heat: float = 0.6,
+    ) -> None:
+        """Anneal from a schedule; ``improved`` is called with better feasible ones.
+
+        Args:
+            seconds: on the clock.
+            parallel: minimise the makespan instead of the sum of all steps.
+            heat: starting temperature in mean op costs.
+        """
+        self._anneal(
+            schedule, seconds, stop, lambda found, _: improved(found), parallel=parallel, heat=heat
+        )
+
+
+class SequenceSearch(_Search[list[int]]):
+    """Search over sequences of one device.
 
     Args:
         problem: ops in base order.
@@ -38,181 +298,41 @@ class Search:
         self, problem: Problem, budget: int, *, free_order: bool = False, seed: int = 0,
         clock: Clock = WALL,
     ) -> None:  # fmt: skip
-        self.problem, self.budget, self.free_order = problem, budget, free_order
-        self.clock = clock
-        self.arrays = arrays_of(problem)
-        self.room = GROWTH * problem.ops + 256
-        self.scratch = scratch_for(self.arrays, self.room)
-        self.random = generator(seed)
-        self._sequence, self._trial = (np.zeros(self.room + 64, np.int32) for _ in range(2))
+        super().__init__(arrays_of_one(problem, budget), seed, free_order, clock)
+        self._hold[problem.keep] = 0
 
-    def replay(self, sequence: Sequence[int]) -> tuple[float, int, float] | None:
-        """(seconds, peak bytes, excess area) of a sequence, or None when it is not valid."""
-        steps = self._load(sequence)
-        if steps < 0:
-            return None
-        if not evaluate(
-            self.arrays, self.scratch, self._sequence, steps, self.budget, self.free_order
-        ):
-            return None
-        seconds, peak, area, _ = self.scratch.figures.tolist()
-        return seconds, int(peak), area
+    @property
+    def budget(self) -> int:
+        """Bytes."""
+        return int(self.arrays.budget[0])
 
-    def usage(self, sequence: Sequence[int]) -> Bytes:
-        """Bytes per step, equal to :func:`onnxremat.planner.problem.occupancy`.
+    @budget.setter
+    def budget(self, budget: int) -> None:
+        self.arrays.budget[0] = budget
 
-        Raises:
-            ValueError: the sequence is not valid.
-        """
-        if self.replay(sequence) is None:
-            raise ValueError("not a valid sequence")
-        return self.scratch.use[: len(sequence)].copy()
+    def _load(self, plan: Sequence[int]) -> int:
+        steps = len(plan)
+        if steps > self.room - SPARE:
+            return -1
+        self.codes[:steps] = runs_of(plan)
+        return steps
 
-    def fit(
-        self,
-        sequence: Sequence[int],
-        until: float,
-        stop: Callable[[], bool],
-        depth: int,
-        power: float,
-    ) -> list[int] | None:
-        """Greedy insertion from a sequence, polished; None when the budget is not met.
-
-        Args:
-            until: when to stop, on the clock.
-            depth: levels of ancestry one candidate may remake.
-            power: exponent of the cost in the score.
-        """
-        steps = self._load(sequence)
-        if steps < 0:
-            return None
-        batch = max(1, self.problem.ops // 400)
-        args = (self.arrays, self.scratch, self._sequence)
-        mode = (self.budget, self.free_order)
-        while True:
-            steps = fill(*args, steps, *mode, depth, power, batch, 4, self._trial)
-            met = self.scratch.figures[2] <= 0
-            self.clock.spend((1 + abs(steps)) / PASSED)
-            if met or steps < 0 or self.clock.now() > until or stop():
-                break
-        self.left = self._sequence[: abs(steps)].tolist()
-        if not met:
-            return None
-        return self.polished(self.left)
-
-    def polished(self, sequence: Sequence[int]) -> list[int]:
-        """Delete second runs that the budget does not need."""
-        steps = self._load(sequence)
-        mode = (self.budget, self.free_order)
-        args = (self.arrays, self.scratch, self._sequence)
-        steps = prune(*args, steps, *mode)
-        if self.scratch.figures[2] <= 0:
-            steps = polish(*args, steps, *mode, self._trial)
-        found: list[int] = self._sequence[:steps].tolist()
-        return found
+    def _read(self, codes: Ints, hold: Ints) -> list[int]:
+        return ops_of(codes)
 
     def anneal(
         self,
-        sequence: Sequence[int],
+        sequence: list[int],
         seconds: float,
         stop: Callable[[], bool],
         improved: Callable[[list[int], float], None],
         *,
         heat: float = 0.6,
-        target: float = -inf,
-    ) -> list[int] | None:
-        """Anneal from a sequence; ``improved`` is called with each better feasible one.
+    ) -> None:
+        """Anneal from a sequence; ``improved`` is called with better feasible ones and their time.
 
         Args:
+            seconds: on the clock.
             heat: starting temperature in mean op costs.
-            target: seconds of compute at which to stop.
         """
-        self.clock.spend(1)
-        if self.replay(sequence) is None:
-            return None
-        walker = _Walker(self, sequence, heat)
-        if not walker.ready:
-            return None
-        clock = self.clock
-        begin = now = clock.now()
-        moves = CHUNK if clock.counted else 20
-        known = inf
-        while now < begin + seconds and not stop():
-            share = (now - begin) / seconds
-            walker.step(share, moves)
-            clock.spend(moves / MOVES)
-            later = clock.now()
-            if not clock.counted:
-                moves = int(min(1e6, max(10, moves * SLICE / max(1e-4, later - now))))
-            now = later
-            if walker.time < known:
-                known = walker.time
-                improved(walker.found(), known)
-                if known <= target:
-                    break
-        return walker.found() if known < inf else None
-
-    def _load(self, sequence: Sequence[int]) -> int:
-        steps = len(sequence)
-        if steps > self.room - 64:
-            return -1
-        self._sequence[:steps] = sequence
-        return steps
-
-
-class _Walker:
-    """State of one annealing run from a valid sequence."""
-
-    def __init__(self, search: Search, sequence: Sequence[int], heat: float) -> None:
-        self.search = search
-        problem, self.room = search.problem, search.room
-        steps, apart = len(sequence), SPARSE if problem.ops <= LARGE else DENSE
-        self.line = line_for(search.arrays, apart * (steps + 1), search.budget, search.random)
-        self._spare, self._best = (np.zeros(self.room, np.int32) for _ in range(2))
-        self._spare[:steps] = sequence
-        self.ready = lay_out(search.arrays, self.line, self._spare, steps)
-        mean_cost = max(1e-300, float(problem.cost.mean()))
-        mean_size = max(1.0, float(problem.size.mean()) if problem.values else 1.0)
-        self.hot, self.cold = heat * mean_cost, 0.004 * mean_cost
-        seconds, area = self.line.sums.tolist()
-        self.state = np.asarray([4 * mean_cost / mean_size, inf, 0])
-        if area <= 0:
-            self.state[1], self.state[2] = seconds, steps
-            self._best[:steps] = sequence
-
-    @property
-    def time(self) -> float:
-        """Best feasible seconds so far."""
-        return float(self.state[1])
-
-    def found(self) -> list[int]:
-        """Best feasible sequence so far."""
-        sequence: list[int] = self._best[: int(self.state[2])].tolist()
-        return sequence
-
-    def step(self, share: float, moves: int) -> None:
-        """Run moves at the temperature for this share of the run."""
-        heat = self.hot * (self.cold / self.hot) ** min(1.0, share)
-        arrays, free = self.search.arrays, self.search.free_order
-        walk(arrays, self.line, self.room, free, heat, moves, self.state, self._spare, self._best)
-        steps = read_out(self.line, self._spare)
-        lay_out(arrays, self.line, self._spare, steps)  # evenly spread, and sums without drift
-
-
-def warm_up() -> float:
-    """Compile every kernel (or load it from the cache); returns the seconds it took."""
-    begin = time.monotonic()
-    problem = Problem(
-        cost=np.ones(3),
-        work=np.zeros(3, np.int64),
-        reads=Rows.of([[], [0], [0, 1]]),
-        writes=Rows.of([[0], [1], [2]]),
-        size=np.ones(3, np.int64),
-        keep=np.zeros(3, np.bool_),
-        inplace=Rows.of([[], [], []]),
-        recompute=np.ones(3, np.bool_),
-    )
-    search = Search(problem, 2)
-    search.fit([0, 1, 2], time.monotonic() + 1, lambda: False, 1, 1.0)
-    search.anneal([0, 1, 2], 0.01, lambda: False, lambda _s, _t: None)
-    return time.monotonic() - begin
+        self._anneal(sequence, seconds, stop, improved, parallel=False, heat=heat)

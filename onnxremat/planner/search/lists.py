@@ -15,12 +15,12 @@ import numpy as np
 
 from onnxremat.planner.clock import PASSED
 from onnxremat.planner.devices.problem import Schedule
-from onnxremat.planner.devices.search.anneal import value_of
-from onnxremat.planner.devices.search.arrays import unpack
-from onnxremat.planner.devices.search.decode import Pass, list_schedule, take_order
-from onnxremat.planner.devices.search.evaluate import evaluate
-from onnxremat.planner.devices.search.session import SELDOM, Search
-from onnxremat.planner.problem import Bytes, Floats, Ints, Rows
+from onnxremat.planner.problem import Bytes, Floats, Ints
+from onnxremat.planner.search.anneal import value_of
+from onnxremat.planner.search.arrays import runs_in, unpack
+from onnxremat.planner.search.decode import Pass, list_schedule, queue_for, take_order
+from onnxremat.planner.search.evaluate import evaluate
+from onnxremat.planner.search.session import SELDOM, Search
 
 AHEAD = (0.03, 0.0, 0.01, 0.1, 0.3, 1.0, 0.003, 0.02, 0.05, 0.2)  # shares of the ops: windows
 GRID = 6  # of these are tried first, with each reluctance
@@ -59,17 +59,12 @@ class Lists:
     def __init__(self, search: Search, fixed_order: bool) -> None:
         self.search, self.fixed_order, self.layout = search, fixed_order, search.layout
         problem = self.layout.problem
-        readers = Rows.of(self.layout.wiring.readers)
-        self._readers = (_ints(readers.start), _ints(readers.index))
         finite = problem.copy[np.isfinite(problem.copy)]
         self.copy = float(finite.mean()) if finite.size else 0.0
         self.urgency = _urgency(search)
         self._barred = _barred(search)
         self._state = _state(search)
-        self._order: Ints = np.zeros(problem.ops, np.int32)
-        most = problem.ops + problem.devices * problem.values
-        self._codes: Ints = np.zeros(most, np.int32)
-        self._start: Floats = np.zeros(most, np.float64)
+        self._queue = queue_for(problem.ops)
         self._random = np.random.default_rng(int(search.scratch.random[0] % (1 << 32)))
         self._wide: list[tuple[float, int, Schedule]] = []  # over budget: value, number
         self.least = np.inf  # best value within budgets
@@ -140,23 +135,21 @@ class Lists:
 
     def _pass(self, guess: Guess) -> tuple[float, float, int]:
         """Bytes over budget summed over steps, value, number of steps (0: no schedule)."""
-        search, mode = self.search, (self.search.budget, not self.fixed_order)
+        search = self.search
         window = 0 if self.fixed_order else guess.window
-        take_order(search.arrays, self.urgency, *self._readers, window, self._order)
-        steps = list_schedule(
-            search.arrays, self._begin(guess.bias), self._order, guess.reluctance, self._codes,
-            self._start,
-        )  # fmt: skip
+        take_order(search.arrays, self._queue, self.urgency, window)
+        order = self._queue.order
+        steps = list_schedule(search.arrays, self._begin(guess.bias), order, guess.reluctance)
         if not 0 <= steps <= search.room - 64:
             return np.inf, np.inf, 0
-        codes = self._codes
+        codes = self._state.out
         if not self.fixed_order:
-            codes[:steps] = codes[:steps][np.argsort(self._start[:steps], kind="stable")]
-        hold = self._hold(codes[:steps])
-        if not evaluate(search.arrays, search.scratch, codes, steps, hold, *mode):
+            codes[:steps] = codes[:steps][np.argsort(self._state.start[:steps], kind="stable")]
+        search.free_order = not self.fixed_order
+        if not evaluate(search.arrays, search.scratch, codes, steps, self._hold(codes[:steps])):
             return np.inf, np.inf, 0
         area = float(search.scratch.figures[1])
-        value = value_of(search.arrays, search.scratch, codes, steps, search.budget, True)
+        value = value_of(search.arrays, search.scratch, search.streams, codes, steps, True)
         return area, value, steps
 
     def _begin(self, bias: Floats) -> Pass:
@@ -166,19 +159,19 @@ class Lists:
         for clock in (state.link, state.free, state.used, state.home):
             clock.fill(0)
         np.copyto(state.live, problem.fixed)
-        np.copyto(state.unread, np.diff(self._readers[0]))
+        np.copyto(state.unread, np.diff(self.search.arrays.reader_start))
         np.add(bias, self._barred, out=state.bias)
         return state
 
     def _schedule(self, steps: int) -> Schedule:
-        codes = self._codes[:steps]
+        codes = self._state.out[:steps]
         return Schedule(unpack(codes), tuple(self._hold(codes).tolist()))
 
     def _hold(self, codes: Ints) -> Ints:
         """Where results end: at their goal, or where they are made."""
-        runs = codes[codes & 15 == 0]
         device = np.zeros(self.layout.problem.ops, np.int32)
-        device[runs >> 8] = runs >> 4 & 15
+        ops, where = runs_in(codes)
+        device[ops] = where
         arrays = self.search.arrays
         made = np.where(arrays.goal >= 0, arrays.goal, device[arrays.producer])
         return np.where(arrays.keep, made, -1).astype(np.int32)
@@ -195,6 +188,7 @@ def _barred(search: Search) -> Floats:
 def _state(search: Search) -> Pass:
     problem = search.layout.problem
     devices, ops, values = problem.devices, problem.ops, problem.values
+    most = ops + devices * values  # steps
     return Pass(
         there=np.zeros((devices, values), np.float64),
         link=np.zeros((devices, devices), np.float64),
@@ -206,6 +200,8 @@ def _state(search: Search) -> Pass:
         unread=np.zeros(values, np.int64),
         excess=_excess(search),
         bias=np.zeros((devices, ops), np.float64),
+        out=np.zeros(most, np.int32),
+        start=np.zeros(most, np.float64),
     )
 
 
@@ -216,7 +212,7 @@ def _excess(search: Search) -> Bytes:
     made = np.zeros((problem.devices, problem.ops), np.int64)
     for device in range(problem.devices):
         np.add.at(made[device], writes, problem.size[device, problem.writes.index])
-    return made + problem.work - search.budget[:, None]
+    return made + problem.work - search.arrays.budget[:, None]
 
 
 def _urgency(search: Search) -> Floats:
@@ -236,7 +232,3 @@ def _urgency(search: Search) -> Floats:
                 after = max(after, rank[reader] + way[value])
         rank[op] += after
     return np.asarray(rank, np.float64)
-
-
-def _ints(values: Ints) -> Ints:
-    return np.ascontiguousarray(values, np.int32)
