@@ -12,45 +12,46 @@ import onnx
 
 from onnxremat.errors import UsageError
 from onnxremat.grad.blocked import require_block
-from onnxremat.graph.onnx_io import atomic, read_model
-from onnxremat.ort.session import (
-    LEVELS,
-    TUNED,
-    Options,
-    config_entries,
-    give_back_at_once,
-    open_session,
-    session_options,
-)
+from onnxremat.graph.onnx_io import atomic
+from onnxremat.graph.wire import Light, existing, read_light
+from onnxremat.ort.session import LEVELS, TUNED, Options, config_entries
 from onnxremat.rewrite.emit import metadata
+from onnxremat.rewrite.pins import PREFIX as PIN
+from onnxremat.session.held import open_light
 
 OPTIONS_SUFFIX = ".options.json"
 
 
-def load(
-    path: str | os.PathLike[str], *, threads: int = 0, tight: bool = False, **changes: Any
-) -> Any:
+def load(path: str | os.PathLike[str], *, threads: int = 0, **changes: Any) -> Any:
     """A ready ``onnxruntime.InferenceSession`` for a model that onnxremat wrote.
+
+    The process holds what the plan says: weights once, and one slab of the planned bytes. Where
+    that cannot be had, the next best way is taken; ``describe()`` of the session says which, and
+    why. See docs/memory.md.
 
     Args:
         path: the model.
         threads: intra-op threads, 0 for one per core.
-        tight: let the process hold what is live and nothing else: no arena (which keeps some
-            20-60 % more), freed blocks given back at once. Slower, by what the system takes to
-            hand out fresh pages. Changes the C library's settings for the whole process.
-        changes: fields of :class:`onnxremat.ort.session.Options` to set otherwise.
+        changes: fields of :class:`onnxremat.ort.session.Options` to set otherwise; with
+            ``arena=False`` every block is asked of the C library.
 
     Raises:
         UsageError: the file was not written by onnxremat.
         ModelError: it cannot be read, or onnxruntime refuses it.
     """
-    model = read_model(path)
-    options = replace(options_of(model, str(path)), threads=threads, **changes)
-    require_block(model)
-    if tight:
-        options = replace(options, arena=False)
-        give_back_at_once()
-    return open_session(path, session_options(options))
+    file = existing(path)
+    options, light = _read(file, str(path), {"threads": threads, **changes})
+    require_block(light.head)
+    return open_light(file, light, options)
+
+
+def _read(file: Path, where: str, changes: dict[str, Any]) -> tuple[Options, Light]:
+    """The options to open a file with, and what of it has to be in memory."""
+    light = read_light(file, PIN)
+    options = replace(options_of(light.head, where), **changes)
+    if (options.level, options.order) != (TUNED.level, TUNED.order):
+        light = read_light(file)  # the pins keep the order
+    return options, light
 
 
 def options_of(model: onnx.ModelProto, where: str = "") -> Options:
