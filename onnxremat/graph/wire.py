@@ -45,6 +45,11 @@ class Light:
     head: onnx.ModelProto
     weights: int
 
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the file keeps weights in other files."""
+        return bool(self.head.graph.initializer)
+
 
 def existing(path: str | os.PathLike[str]) -> Path:
     """Raises:
@@ -68,7 +73,7 @@ def read_light(path: Path, without: str = "") -> Light:
     """
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            found = _model(data, path.name, without)
+            found = _model(data, path.resolve().name, without)
     except (OSError, ValueError, IndexError, DecodeError):
         read_model(path)  # says what is wrong with the file
         raise ModelError(f"cannot read {path}", why="its fields do not add up") from None

@@ -19,6 +19,11 @@ _FIXED = 0x10
 Range = tuple[int, int]
 
 
+def can_own() -> bool:
+    """Whether mapped weights can be made a session's own here."""
+    return MAPS.exists()
+
+
 def mapped(path: Path) -> set[Range]:
     """Where this process has mapped a file privately and writable, as onnxruntime does."""
     name, found = str(path.resolve()), set()

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnxremat.graph.wire import Light
-from onnxremat.memory.mapped import MAPS, make_own, mapped
+from onnxremat.memory.mapped import make_own, mapped
 from onnxremat.memory.native import missing, opening, trim
-from onnxremat.ort.session import Options, refused, session_options
+from onnxremat.ort.session import Options, refused
 
 if TYPE_CHECKING:
     from onnxremat.memory.session import PlannedSession
@@ -16,22 +15,22 @@ if TYPE_CHECKING:
 FOLDER = "session.model_external_initializers_file_folder_path"
 
 
-def open_light(file: Path, light: Light, options: Options) -> PlannedSession:
-    """A session of a model file whose big weights are left in it.
+def open_light(file: Path, content: bytes, made: Any, options: Options) -> PlannedSession:
+    """A session of a model whose big weights are left in its file (:mod:`onnxremat.graph.wire`).
+
+    Args:
+        file: where the weights are, and the whole model.
+        content: the model without them.
+        made: the ``onnxruntime.SessionOptions`` of ``options``, and what else is wanted.
 
     Raises:
         ModelError: onnxruntime refuses the model.
     """
-    made = session_options(options)
-    if not MAPS.exists():  # nothing could be made our own: onnxruntime reads the file as it does
-        return open_held(str(file), made, options)
-    made.add_session_config_entry(FOLDER, str(file.parent.resolve()))
+    made.add_session_config_entry(FOLDER, str(file.parent))
     with opening():
         before = mapped(file)
-        session = open_held(light.content, made, options, str(file))
+        session = open_held(content, made, options, str(file))
         make_own(mapped(file) - before)
-    # Where it is opened anew from, instead of a copy in memory.
-    session._model_path, session._model_bytes = str(file), None
     trim()
     return session
 

@@ -13,11 +13,12 @@ import onnx
 from onnxremat.errors import UsageError
 from onnxremat.grad.blocked import require_block
 from onnxremat.graph.onnx_io import atomic
-from onnxremat.graph.wire import Light, existing, read_light
-from onnxremat.ort.session import LEVELS, TUNED, Options, config_entries
+from onnxremat.graph.wire import existing, read_light
+from onnxremat.memory.mapped import can_own
+from onnxremat.ort.session import LEVELS, TUNED, Options, config_entries, session_options
 from onnxremat.rewrite.emit import metadata
 from onnxremat.rewrite.pins import PREFIX as PIN
-from onnxremat.session.held import open_light
+from onnxremat.session.held import open_held, open_light
 
 OPTIONS_SUFFIX = ".options.json"
 
@@ -40,18 +41,18 @@ def load(path: str | os.PathLike[str], *, threads: int = 0, **changes: Any) -> A
         ModelError: it cannot be read, or onnxruntime refuses it.
     """
     file = existing(path)
-    options, light = _read(file, str(path), {"threads": threads, **changes})
-    require_block(light.head)
-    return open_light(file, light, options)
-
-
-def _read(file: Path, where: str, changes: dict[str, Any]) -> tuple[Options, Light]:
-    """The options to open a file with, and what of it has to be in memory."""
     light = read_light(file, PIN)
-    options = replace(options_of(light.head, where), **changes)
+    options = replace(options_of(light.head, str(path)), threads=threads, **changes)
+    require_block(light.head)
+    made = session_options(options)
+    if not can_own() or (light.elsewhere and file.is_symlink()):
+        return open_held(str(file), made, options)
     if (options.level, options.order) != (TUNED.level, TUNED.order):
         light = read_light(file)  # the pins keep the order
-    return options, light
+    session = open_light(file.resolve(), light.content, made, options)
+    # Where providers are set anew from, instead of a copy in memory.
+    session._model_path, session._model_bytes = str(file), None
+    return session
 
 
 def options_of(model: onnx.ModelProto, where: str = "") -> Options:
