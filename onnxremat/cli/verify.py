@@ -52,8 +52,9 @@ def command(
     rise = found.resident
     if rise["planned"] is not None:
         voice.note(
-            f"a fresh process rises by {size(rise['planned'])} with the planned options, "
-            f"{size(rise['tight'])} loaded tight, {size(rise['default'])} with default options"
+            f"a fresh process rises by {size(rise['loaded'])} through onnxremat.load, "
+            f"{size(rise['planned'])} in a plain session with the planned options, "
+            f"{size(rise['default'])} with default options"
         )
     if as_json:
         voice.result(_facts(found))

@@ -45,8 +45,9 @@ class Verification:
         tuned: the run under the options of the plan.
         default: the run under onnxruntime's default options.
         facts: what the model says about itself.
-        resident: bytes a fresh process rises by: with the options of the plan (``planned``),
-            without the arena (``tight``), under default options (``default``); None where unknown.
+        resident: bytes a fresh process rises by: through ``onnxremat.load`` (``loaded``), a plain
+            session with the options of the plan (``planned``), under default options
+            (``default``); None where unknown.
     """
 
     checks: tuple[Check, ...]
@@ -123,11 +124,14 @@ def _resident(
 ) -> dict[str, int | None]:
     feeds = load_feeds(wanted.data, graph) if wanted.data else seeded_feeds(graph, wanted.seed)
     modes = {
+        "loaded": None,
         "planned": options,
-        "tight": replace(options, arena=False),
         "default": replace(DEFAULT, threads=options.threads),
     }
-    return {name: resident_rise(Path(result), feeds, mode) for name, mode in modes.items()}
+    return {
+        name: resident_rise(Path(result), feeds, mode, options.threads)
+        for name, mode in modes.items()
+    }
 
 
 def _planned_order(graph: Graph, planned: Plan) -> Check:

@@ -14,6 +14,7 @@ from onnxremat.errors import UsageError
 from onnxremat.grad.blocked import require_block
 from onnxremat.graph.onnx_io import atomic
 from onnxremat.graph.wire import existing, read_light
+from onnxremat.memory.arena import Region
 from onnxremat.memory.mapped import can_own
 from onnxremat.ort.session import LEVELS, TUNED, Options, config_entries, session_options
 from onnxremat.rewrite.emit import metadata
@@ -45,11 +46,17 @@ def load(path: str | os.PathLike[str], *, threads: int = 0, **changes: Any) -> A
     options = replace(options_of(light.head, str(path)), threads=threads, **changes)
     require_block(light.head)
     made = session_options(options)
+
+    def search() -> Region | str:
+        from onnxremat.session.region import find_region
+
+        return find_region(file, options)
+
     if not can_own() or (light.elsewhere and file.is_symlink()):
-        return open_held(str(file), made, options)
+        return open_held(str(file), made, options, search)
     if (options.level, options.order) != (TUNED.level, TUNED.order):
         light = read_light(file)  # the pins keep the order
-    session = open_light(file.resolve(), light.content, made, options)
+    session = open_light(file.resolve(), light.content, made, options, search)
     # Where providers are set anew from, instead of a copy in memory.
     session._model_path, session._model_bytes = str(file), None
     return session

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from onnxremat.ort.providers import CPU
 from onnxremat.ort.session import TUNED, Options, model_source, open_session, session_options
 from onnxremat.rewrite.pins import PREFIX as PIN
 from onnxremat.session.held import open_held, open_light
+from onnxremat.session.region import find_region
 from onnxremat.training.data import Batch, Data, check_arrays, check_labels
 from onnxremat.training.schedules import Schedule
 from onnxremat.training.state import (
@@ -122,7 +124,7 @@ class Trainer:
         if seed and COUNTER in self.state:
             self.state[COUNTER][...] = np.random.default_rng(seed).integers(1 << 62)
         settings = (threads, providers, options)
-        session = _session(step, self.state, *settings)
+        session = _session(step, self.state, self.training, *settings)
         self._how = getattr(session, "describe", str)
         self._session = self._bound(session, self.training)
         self._update = None if update is None else self._updater(update, first, *settings)
@@ -134,7 +136,7 @@ class Trainer:
             # What the step reads as well is there already, and bound.
             if variable.input not in self.state:
                 self.state[variable.input] = first.of(variable, *types[variable.input])
-        return self._bound(_session(Step(update, None, None), {}, *settings), about)
+        return self._bound(_session(Step(update, None, None), {}, about, *settings), about)
 
     def _bound(self, session: Any, about: Training) -> BoundSession:
         read = {value.name for value in session.get_inputs()}
@@ -373,6 +375,7 @@ def _alike(a: np.ndarray, b: np.ndarray) -> bool:
 def _session(
     step: Step,
     state: Mapping[str, np.ndarray],
+    about: Training,
     threads: int,
     providers: list[str] | None,
     options: Options | None,
@@ -399,6 +402,12 @@ def _session(
     if providers and providers != [CPU]:
         return open_session(model, made, step.folder, providers)
     source = model_source(model, made, step.folder)
-    if step.file is None or isinstance(source, str):
+    if step.file is None:
         return open_held(source, made, chosen)
-    return open_light(step.file, source, made, chosen)
+    search = partial(find_region, step.file, chosen, _bound_outputs(about)) if planned else None
+    return open_light(step.file, source, made, chosen, search)
+
+
+def _bound_outputs(about: Training) -> list[str]:
+    """Outputs that the trainer gives memory for."""
+    return [*about.updates.values(), *([about.loss] if about.loss else []), *about.outputs]
