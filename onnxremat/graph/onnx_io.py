@@ -70,7 +70,7 @@ def read_model(path: str | os.PathLike[str]) -> onnx.ModelProto:
             why=f"{file.stat().st_size} bytes parsed to no node",
             hint="export or download it again",
         )
-    _check_external(model, file.parent)
+    check_external(model, file.parent)
     return model
 
 
@@ -117,7 +117,10 @@ def _count(tensor: onnx.TensorProto, entry: Mapping[str, str], key: str) -> int:
     return int(text)
 
 
-def _check_external(model: onnx.ModelProto, folder: Path) -> None:
+def check_external(model: onnx.ModelProto, folder: Path) -> None:
+    """Raises:
+    ModelError: a file that the weights lie in is missing or too short.
+    """
     for location, end in external_files(model).items():
         file = folder / location
         if not file.is_file():

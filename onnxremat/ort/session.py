@@ -202,19 +202,3 @@ def providers() -> list[str]:
     import onnxruntime as ort
 
     return list(ort.get_available_providers())
-
-
-def give_back_at_once() -> bool:
-    """Tell the C library to hand freed blocks of 64 KiB and more back to the system at once.
-
-    With the arena off, the process then holds what is live and nothing else. Whether the library
-    could be told (glibc only).
-    """
-    import ctypes
-
-    mmap_threshold, trim_threshold = -3, -1
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError, TypeError):  # another C library
-        return False
-    return bool(mallopt(mmap_threshold, 64 << 10)) and bool(mallopt(trim_threshold, 64 << 10))

@@ -37,9 +37,9 @@ class Verification:
         checks: in the order they were made.
         run: the last run of the result.
         facts: what the model says about itself.
-        resident: bytes a fresh process rises by: with the options of the plan (``planned``),
-            without the arena (``tight``), under default options (``default``); None where unknown,
-            empty for several devices.
+        resident: bytes a fresh process rises by: through ``onnxremat.load`` (``loaded``), a plain
+            session with the options of the plan (``planned``), under default options
+            (``default``); None where unknown.
     """
 
     checks: tuple[Check, ...]
@@ -60,9 +60,9 @@ class Verification:
             return [*self.run.words]
         return [
             *self.run.words,
-            f"a fresh process rises by {format_bytes(rise['planned'])} with the planned options, "
-            f"{format_bytes(rise['tight'])} loaded tight, {format_bytes(rise['default'])} with "
-            "default options",
+            f"a fresh process rises by {format_bytes(rise['loaded'])} through onnxremat.load, "
+            f"{format_bytes(rise['planned'])} in a plain session with the planned options, "
+            f"{format_bytes(rise['default'])} with default options",
         ]
 
     def figures(self) -> dict[str, Any]:
@@ -269,9 +269,12 @@ def _resident(original: Source, artifact: InOneSession, wanted: Settings) -> dic
     _, feeds, _ = reference_model(original, wanted)
     options = artifact.options
     modes = {
+        "loaded": None,
         "planned": options,
-        "tight": replace(options, arena=False),
         "default": replace(DEFAULT, threads=options.threads),
     }
     assert artifact.file is not None
-    return {name: resident_rise(artifact.file, feeds, mode) for name, mode in modes.items()}
+    return {
+        name: resident_rise(artifact.file, feeds, mode, options.threads)
+        for name, mode in modes.items()
+    }
