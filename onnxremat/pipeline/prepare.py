@@ -46,6 +46,7 @@ from onnxremat.session.measure import weight_bytes
 from onnxremat.units import format_bytes
 
 Progress = Callable[[str], None]
+AUTO = "auto"  # a target: the original as it is where that will do, else ``host``
 Source: TypeAlias = str | os.PathLike[str] | onnx.ModelProto
 
 
@@ -56,7 +57,8 @@ class Settings:
     Attributes:
         shapes: full shape per input.
         dims: size per symbolic dimension.
-        target: what the file may contain, a key of ``TARGETS``.
+        target: what the file may contain, a key of ``TARGETS``; or ``auto``: the original as it is
+            where it keeps the budget, else what onnxruntime runs on this processor (``host``).
         threads: intra-op threads, 0 for one per core.
         seed: of made-up inputs.
         data: ``.npz`` file with inputs to measure and verify on.
@@ -71,7 +73,7 @@ class Settings:
 
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     dims: Mapping[str, int] = field(default_factory=dict)
-    target: str = "portable"
+    target: str = AUTO
     threads: int = 0
     seed: int = 0
     data: Path | None = None
@@ -81,6 +83,10 @@ class Settings:
     train: Training | None = None
     split_batch: tuple[int, ...] | None = None
     costs: Callable[[Graph], CostTable] | None = None
+
+    def on_this_machine(self) -> Settings:
+        """The same with ``host`` for ``auto``."""
+        return replace(self, target="host") if self.target == AUTO else self
 
     def to_json(self) -> dict[str, Any]:
         """What preparing the same graph again needs."""
@@ -110,6 +116,7 @@ class Prepared:
         store_all_peak: predicted bytes of ``graph`` in its order, nothing recomputed.
         notes: what a user should know.
         whole: the graph before its batch was split, None where it is whole.
+        as_it_is: the original may be written as it is, where it keeps the budget.
     """
 
     name: str
@@ -126,6 +133,7 @@ class Prepared:
     settings: Settings
     notes: tuple[str, ...] = ()
     whole: Graph | None = None
+    as_it_is: bool = False
 
     @cached_property
     def reduced(self) -> Reduced:
@@ -182,8 +190,11 @@ def prepare(
         UsageError: wrong target, shape, dimension or inputs.
     """
     say = progress or (lambda _: None)
-    if settings.target not in TARGETS:
-        raise UsageError(f"unknown target '{settings.target}'", hint="one of " + ", ".join(TARGETS))
+    if settings.target not in (AUTO, *TARGETS):
+        names = ", ".join((AUTO, *TARGETS))
+        raise UsageError(f"unknown target '{settings.target}'", hint=f"one of {names}")
+    as_it_is = settings.target == AUTO and not settings.split_batch
+    settings = settings.on_this_machine()
     say("reading the model")
     model, folder, name = read_source(source)
     require_block(model)
@@ -207,7 +218,7 @@ def prepare(
         baseline = profile(bound, feeds, options, runs=1, folder=folder)
         original = _with_measured_shapes(original, bound, feeds, folder)
     made = _for_planning(name, folder, original, plain, feeds, baseline, settings, say)
-    return replace(made, notes=(*dropped, *made.notes))
+    return replace(made, notes=(*dropped, *made.notes), as_it_is=as_it_is)
 
 
 def _without_first_values(model: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[str, ...]]:
