@@ -36,7 +36,7 @@ def command(
     voice = Voice(as_json, quiet)
     api.check_paths(source, target_file)
     planned = api.read_plan(plan)
-    settings = args.make_settings(shape, dim, "portable", threads, seed, data, measure)
+    settings = args.make_settings(shape, dim, "auto", threads, seed, data, measure)
     with voice.working():
         result = api.apply(
             source, planned, settings=settings, bench_seconds=bench_seconds, say=voice.say

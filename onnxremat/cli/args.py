@@ -45,7 +45,8 @@ Target = Annotated[
     str,
     typer.Option(
         help="What the file may contain: none (as given), portable (standard operators), "
-        "onnxruntime (its fused operators), host (layouts of this processor too)."
+        "onnxruntime (its fused operators), host (layouts of this processor too); auto leaves it "
+        "as given where that keeps the budget, else host."
     ),
 ]
 Threads = Annotated[

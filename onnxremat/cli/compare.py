@@ -35,7 +35,7 @@ def command(
     max_columns: args.MaxColumns = args.LARGEST,
     shape: args.Shape = None,
     dim: args.Dim = None,
-    target: args.Target = "portable",
+    target: args.Target = "auto",
     time_limit: args.TimeLimit = 20.0,
     gap: args.Gap = 5e-5,
     solver: args.Solver = "auto",

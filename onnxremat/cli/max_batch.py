@@ -44,7 +44,7 @@ def command(
     loss: training.Loss = "cross-entropy",
     loss_output: training.LossOutput = None,
     optimizer: training.Optimizer = "sgd",
-    target: args.Target = "portable",
+    target: args.Target = "auto",
     time_limit: args.TimeLimit = 10.0,
     gap: args.Gap = 5e-4,
     solver: args.Solver = "auto",

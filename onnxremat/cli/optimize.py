@@ -73,7 +73,7 @@ def command(
     initializers: training.Initializers = False,
     shape: args.Shape = None,
     dim: args.Dim = None,
-    target: args.Target = "portable",
+    target: args.Target = "auto",
     time_limit: args.TimeLimit = 60.0,
     gap: args.Gap = 5e-4,
     solver: args.Solver = "auto",

@@ -64,7 +64,7 @@ def command(
     warm_start: args.WarmStart = True,
     shape: args.Shape = None,
     dim: args.Dim = None,
-    target: args.Target = "portable",
+    target: args.Target = "auto",
     time_limit: args.TimeLimit = 60.0,
     gap: args.Gap = 5e-5,
     solver: args.Solver = "auto",

@@ -25,7 +25,7 @@ def command(
     top: Annotated[int, typer.Option(min=0, help="How many ops to list.")] = 20,
     shape: args.Shape = None,
     dim: args.Dim = None,
-    target: args.Target = "portable",
+    target: args.Target = "auto",
     seed: args.Seed = 0,
     threads: args.Threads = 0,
     data: args.Data = None,

@@ -46,7 +46,7 @@ def command(
     max_columns: args.MaxColumns = args.LARGEST,
     shape: args.Shape = None,
     dim: args.Dim = None,
-    target: args.Target = "portable",
+    target: args.Target = "auto",
     time_limit: args.TimeLimit = 20.0,
     gap: args.Gap = 5e-4,
     solver: args.Solver = "auto",

@@ -33,7 +33,7 @@ def command(
     """Run both models: same outputs, planned order, predicted and measured peak, budget; over
     several devices also placement, and the bytes of each."""
     voice = Voice(as_json, quiet)
-    settings = args.make_settings(shape, dim, "portable", threads, seed, data, True)
+    settings = args.make_settings(shape, dim, "auto", threads, seed, data, True)
     with voice.working():
         voice.say("verifying")
         found = api.verify(original, result, settings=settings, seeds=seeds, budget=budget)

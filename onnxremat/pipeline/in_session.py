@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import onnx
 
@@ -130,7 +130,7 @@ class InOneSession:
         base = store_all(prepared).model()
         return [
             InSession("store-all", base, prepared.tuned, prepared.folder),
-            InSession("result", self.rewritten.model(), prepared.tuned, prepared.folder),
+            InSession("result", self.rewritten.model(), self.options, self.folder),
             InSession("original", prepared.original, prepared.default, prepared.home),
         ]
 
@@ -145,9 +145,10 @@ class InOneSession:
         about = {"options": options, "facts": json.dumps(dict(facts or {})), "scratch": scratch}
         return self.rewritten.model(about)
 
-    def told(self, **facts: Any) -> InOneSession:
+    def told(self, **facts: Any) -> Self:
         """See :class:`~onnxremat.pipeline.artifact.Artifact`."""
-        return replace(self, rewritten=Rewritten(self.graph, self.plan.with_provenance(**facts)))
+        plan = self.plan.with_provenance(**facts)
+        return replace(self, rewritten=replace(self.rewritten, plan=plan))
 
 
 @dataclass(frozen=True)

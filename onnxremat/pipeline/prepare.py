@@ -49,6 +49,7 @@ from onnxremat.session.measure import profiled, weight_bytes
 from onnxremat.units import format_bytes
 
 Progress = Callable[[str], None]
+AUTO = "auto"  # a target: the original as it is where that will do, else ``host``
 Source: TypeAlias = str | os.PathLike[str] | onnx.ModelProto
 
 
@@ -59,7 +60,8 @@ class Settings:
     Attributes:
         shapes: full shape per input.
         dims: size per symbolic dimension.
-        target: what the file may contain, a key of ``TARGETS``.
+        target: what the file may contain, a key of ``TARGETS``; or ``auto``: the original as it is
+            where it keeps the budget, else what onnxruntime runs on this processor (``host``).
         threads: intra-op threads, 0 for one per core.
         seed: of made-up inputs.
         data: ``.npz`` file with inputs to measure and verify on.
@@ -74,7 +76,7 @@ class Settings:
 
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     dims: Mapping[str, int] = field(default_factory=dict)
-    target: str = "portable"
+    target: str = AUTO
     threads: int = 0
     seed: int = 0
     data: Path | None = None
@@ -84,6 +86,10 @@ class Settings:
     train: Training | None = None
     split_batch: tuple[int, ...] | None = None
     costs: Callable[[Graph], CostTable] | None = None
+
+    def on_this_machine(self) -> Settings:
+        """The same with ``host`` for ``auto``."""
+        return replace(self, target="host") if self.target == AUTO else self
 
     def to_json(self) -> dict[str, Any]:
         """What preparing the same graph again needs."""
@@ -118,6 +124,7 @@ class Prepared:
             was not run.
         lasting: tensors of ``graph`` that are left when a session with default options has fused
             it, None where that is not known.
+        as_it_is: the original may be written as it is, where it keeps the budget.
     """
 
     name: str
@@ -137,6 +144,7 @@ class Prepared:
     whole: Graph | None = None
     outputs: Mapping[str, Any] | None = None
     lasting: frozenset[str] | None = None
+    as_it_is: bool = False
 
     @cached_property
     def reduced(self) -> Reduced:
@@ -193,10 +201,12 @@ def prepare(
         UsageError: wrong target, shape, dimension or inputs.
     """
     log = Phases.of(progress)
-    if settings.target not in TARGETS:
-        raise UsageError(f"unknown target '{settings.target}'", hint="one of " + ", ".join(TARGETS))
+    if settings.target not in (AUTO, *TARGETS):
+        names = ", ".join((AUTO, *TARGETS))
+        raise UsageError(f"unknown target '{settings.target}'", hint=f"one of {names}")
     with log.phase(READ, "reading the model"):
-        return _prepared(source, settings, log)
+        made = _prepared(source, settings.on_this_machine(), log)
+    return replace(made, as_it_is=settings.target == AUTO and not settings.split_batch)
 
 
 def _prepared(source: Source, settings: Settings, log: Phases) -> Prepared:
