@@ -11,7 +11,7 @@ from onnxremat import api
 from onnxremat.cli import args
 from onnxremat.cli.console import Voice, size
 from onnxremat.graph.onnx_io import atomic, check_writable
-from onnxremat.pipeline.prepare import Prepared
+from onnxremat.pipeline.prepare import Prepared, Settings
 from onnxremat.units import format_seconds
 
 NAME = "profile"
@@ -40,7 +40,9 @@ def command(
     voice = Voice(as_json, quiet)
     if output:
         check_writable(output)
-    settings = args.make_settings(shape, dim, target, threads, seed, data, measure, fresh)
+    settings = Settings(
+        args.parse_shapes(shape), args.parse_dims(dim), target, threads, seed, data, measure, fresh
+    )  # fmt: skip
     with voice.working():
         prepared = api.prepare(source, settings, voice.say)
     facts = _facts(prepared)

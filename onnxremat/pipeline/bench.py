@@ -81,7 +81,6 @@ class InSession:
         return weight_bytes(read_structure(self.model))
 
     def open(self, stack: ExitStack, feeds: Feeds) -> Runner:
-        """See :class:`Contender`."""
         model = str(self.model) if isinstance(self.model, Path) else self.model
         session = open_session(model, session_options(self.options), self.folder)
         return lambda: run_session(session, feeds)
@@ -121,7 +120,6 @@ class Alone:
         return f"{self.device.name} alone"
 
     def open(self, stack: ExitStack, feeds: Feeds) -> Runner | None:
-        """See :class:`Contender`."""
         try:
             session = open_on(self.device, to_model(self.graph), TUNED, self.made.folder)
         except (MissingComponentError, ModelError):

@@ -43,7 +43,7 @@ SLOW = 20.0  # seconds of a run from which the default order is predicted, not t
 
 @dataclass(frozen=True)
 class InOneSession:
-    """A plan rewritten to one model.
+    """A plan rewritten to one model: an :class:`~onnxremat.pipeline.artifact.Artifact`.
 
     Attributes:
         rewritten: the graph as it runs, and its plan.
@@ -71,7 +71,6 @@ class InOneSession:
 
     @property
     def plan(self) -> Plan:
-        """See :class:`~onnxremat.pipeline.artifact.Artifact`."""
         return self.rewritten.plan
 
     @property
@@ -88,11 +87,9 @@ class InOneSession:
         )  # fmt: skip
 
     def predict(self) -> Mapping[str, int]:
-        """See :class:`~onnxremat.pipeline.artifact.Artifact`."""
         return {} if self.weights is None else {CPU: self.timeline.peak}
 
     def measure(self, feeds: Feeds) -> SessionRun:
-        """See :class:`~onnxremat.pipeline.artifact.Artifact`."""
         return SessionRun(self, feeds)
 
     def under(self, options: Options, feeds: Feeds) -> Measurement:
@@ -126,7 +123,6 @@ class InOneSession:
         return Verified(same, (Check(Kind.OUTPUTS, "same outputs", ok, text), order), changing)
 
     def contenders(self, prepared: Prepared) -> list[Contender]:
-        """See :class:`~onnxremat.pipeline.artifact.Artifact`."""
         base = store_all(prepared).model()
         return [
             InSession("store-all", base, prepared.tuned, prepared.folder),
@@ -139,14 +135,12 @@ class InOneSession:
         return difference.ok
 
     def model(self, facts: Mapping[str, Any] | None = None) -> onnx.ModelProto:
-        """See :class:`~onnxremat.pipeline.artifact.Artifact`."""
         scratch = {op: size for op, size in self.scratch.items() if size}
         options = json.dumps(self.options.to_json() | {"threads": 0})
         about = {"options": options, "facts": json.dumps(dict(facts or {})), "scratch": scratch}
         return self.rewritten.model(about)
 
     def told(self, **facts: Any) -> Self:
-        """See :class:`~onnxremat.pipeline.artifact.Artifact`."""
         plan = self.plan.with_provenance(**facts)
         return replace(self, rewritten=replace(self.rewritten, plan=plan))
 
@@ -172,17 +166,14 @@ class SessionRun:
 
     @property
     def peaks(self) -> Mapping[str, int]:
-        """See :class:`~onnxremat.pipeline.artifact.Measured`."""
         return {CPU: self.tuned.peak}
 
     @property
     def unknowable(self) -> frozenset[str]:
-        """See :class:`~onnxremat.pipeline.artifact.Measured`."""
         return frozenset()
 
     @property
     def outputs(self) -> Mapping[str, Arrays]:
-        """See :class:`~onnxremat.pipeline.artifact.Measured`."""
         return {"planned options": self.tuned.outputs, "default options": self.plain.outputs}
 
     @property
@@ -208,7 +199,6 @@ class SessionRun:
         return ("peak " + "; ".join(parts),)
 
     def figures(self) -> dict[str, Any]:
-        """See :class:`~onnxremat.pipeline.artifact.Measured`."""
         return {
             "peak_measured_bytes": self.tuned.peak,
             "peak_default_options_bytes": self.plain.peak,

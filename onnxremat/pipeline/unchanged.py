@@ -122,5 +122,6 @@ def is_unchanged(options: Options) -> bool:
 def as_loaded(model: onnx.ModelProto, plan: Plan, folder: Path | None) -> Graph:
     """The graph that onnxruntime makes of an unchanged original, in the order of its plan; in the
     listed order where this processor makes another one."""
-    graph = build_graph(optimised_for(restored(model), "host", folder).model, folder)
+    made = optimised_for(restored(model), "host", folder)
+    graph = build_graph(made.model, made.folder)
     return _in_order(graph, list(plan.sequence)) or graph
