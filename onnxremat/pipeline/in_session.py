@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import onnx
 
@@ -64,6 +64,8 @@ class InOneSession:
     file: Path | None = None
     ran: tuple[Feeds, Options, Profile] | None = field(default=None, repr=False)
 
+    loaded: ClassVar[bool] = False  # the graph is what onnxruntime makes of the model at load
+
     @property
     def graph(self) -> Graph:
         """The rewritten graph, in planned order."""
@@ -99,7 +101,7 @@ class InOneSession:
             found = self.ran[2]
         return measure(
             self.graph, self.file or self.rewritten.model(), feeds, options, found=found,
-            scratch=self.scratch, seconds=self.times, folder=self.folder,
+            scratch=self.scratch, seconds=self.times, folder=self.folder, loaded=self.loaded,
         )  # fmt: skip
 
     def verified(self, prepared: Prepared, run: Any) -> Verified:

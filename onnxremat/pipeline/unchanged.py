@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import onnx
 
@@ -58,6 +58,8 @@ class AsItIs(Rewritten):
 @dataclass(frozen=True)
 class Unchanged(InOneSession):
     """The original in a session that optimises it at load."""
+
+    loaded: ClassVar[bool] = True
 
     @cached_property
     def timeline(self) -> Timeline:
