@@ -40,7 +40,7 @@ Runner = Callable[[], object]
 Stop = Callable[[], bool]
 ROUNDS = (5, 60)
 TIMED = 3  # runs of a turn where data has to be brought near first
-TOGETHER = 256 << 20  # bytes of weights up to which all contenders are open at a time
+TOGETHER = 128 << 20  # bytes of weights up to which all contenders are open at a time
 
 
 class Contender(Protocol):
