@@ -26,7 +26,7 @@ from onnxremat.planner.search.arrays import (
     scratch_for,
     unpack,
 )
-from onnxremat.planner.search.edit import mend, prune
+from onnxremat.planner.search.edit import mended
 from onnxremat.planner.search.evaluate import evaluate
 from onnxremat.planner.search.greedy import Pool, fill, polish, pool_for
 
@@ -136,12 +136,9 @@ class _Search(ABC, Generic[Plan]):
 
     def _mend(self, plan: Plan) -> int:
         steps, out = self._load(plan), self._pool.trial
-        if steps >= 0:
-            steps = mend(self.arrays, self.scratch, self.codes, steps, self._hold, out)
-        if steps >= 0:
-            self.codes[:steps] = out[:steps]
-            steps = prune(self.arrays, self.scratch, self.codes, steps, self._hold)
-        return int(steps)
+        if steps < 0:
+            return -1
+        return int(mended(self.arrays, self.scratch, self.codes, steps, self._hold, out))
 
     def fit(
         self, plan: Plan, until: float, stop: Callable[[], bool], depth: int, power: float
@@ -175,12 +172,9 @@ class _Search(ABC, Generic[Plan]):
     def polished(self, plan: Plan) -> Plan:
         """Delete copies and second runs that the budgets do not need."""
         steps = self._load(plan)
-        steps = prune(self.arrays, self.scratch, self.codes, steps, self._hold)
-        if steps < 0:
-            return plan
-        if self.scratch.figures[1] <= 0:
+        if steps >= 0:
             steps = polish(self.arrays, self.scratch, self._pool, self.codes, steps, self._hold)
-        return self._read(self.codes[:steps], self._hold)
+        return plan if steps < 0 else self._read(self.codes[:steps], self._hold)
 
     def _anneal(
         self,
