@@ -147,7 +147,9 @@ def carried_out(
         halves = split(prepared.graph, machine.names, takes[first])
         where = {op: at if op in takes[at] else first for op, at in halves.items()}
         plan = assigned(prepared.graph, where, machine, takes)
-    made = deploy(prepared.graph, plan, machine, tables, pairs=prepared.in_place)
+    made = deploy(
+        prepared.graph, plan, machine, tables, pairs=prepared.in_place, folder=prepared.folder
+    )
     return made, verify_deployment(made, prepared.feeds)
 
 

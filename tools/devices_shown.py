@@ -175,7 +175,7 @@ def _within_shares(
 ) -> Row:
     """Planned within the smallest share of each device's own need that can be planned."""
     with undisturbed():
-        tables = device_costs(prepared.graph, machine, prepared.feeds)
+        tables = device_costs(prepared.graph, machine, prepared.feeds, folder=prepared.folder)
     needs = _needs(prepared, machine, tables)
     for share in SHARES:
         limits = {device: int(share * need) for device, need in needs.items()}
@@ -210,7 +210,7 @@ def _needs(prepared: Prepared, machine: Machine, tables: Mapping[str, CostTable]
     for name in machine.names:
         places = {op.name: name if op.name in takes[name] else first for op in graph.ops}
         plan = assigned(graph, places, machine, takes)
-        made = deploy(graph, plan, machine, tables, pairs=prepared.in_place)
+        made = deploy(graph, plan, machine, tables, pairs=prepared.in_place, folder=prepared.folder)
         found[name] = made.predicted[name].peak
     return found
 
@@ -264,7 +264,7 @@ def _branches() -> bool:
             models.build("inception", batch=8, size=224),
             Settings(threads=1, target="onnxruntime", fresh=True),
         )
-        tables = device_costs(prepared.graph, machine, prepared.feeds)
+        tables = device_costs(prepared.graph, machine, prepared.feeds, folder=prepared.folder)
     longest = _longest_path(prepared.graph, tables[machine.names[0]])
     whole = replace(prepared, settings=replace(prepared.settings, split_batch=()))
     print(HEAD)
@@ -298,7 +298,7 @@ def _held_by_two(name: str) -> bool:
     settings = Settings(threads=1, train=Training(optimizer="adamw"), fresh=True)
     with undisturbed():
         prepared = prepare(models.build(name, **SIZES[name]), settings)
-        tables = device_costs(prepared.graph, machine, prepared.feeds)
+        tables = device_costs(prepared.graph, machine, prepared.feeds, folder=prepared.folder)
     one = Machine(machine.devices[:1], (), "one device")
     model = device_model(prepared.graph, Site(one), dict(_first(tables)), prepared.in_place)
     graph = prepared.graph

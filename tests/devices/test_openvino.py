@@ -33,12 +33,14 @@ pytestmark = pytest.mark.skipif(bool(WHY), reason=WHY)
 def deployed(prepared: Prepared) -> Deployment:
     machine = read_machine("cpu-openvino")
     machine = machine.with_devices([replace(d, threads=1) for d in machine.devices])
-    tables = device_costs(prepared.graph, machine, prepared.feeds)
+    tables = device_costs(prepared.graph, machine, prepared.feeds, folder=prepared.folder)
     halves = split(prepared.graph, machine.names, tables["cpu"].seconds)
     takes = covered(tables)
     device_of = {op: at if op in takes[at] else "cpu" for op, at in halves.items()}
     plan = assigned(prepared.graph, device_of, machine, takes)
-    return deploy(prepared.graph, plan, machine, tables, pairs=prepared.in_place)
+    return deploy(
+        prepared.graph, plan, machine, tables, pairs=prepared.in_place, folder=prepared.folder
+    )
 
 
 def test_inference_in_two_partitions() -> None:
