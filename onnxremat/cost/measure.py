@@ -60,7 +60,8 @@ def measure_costs(
         ModelError: onnxruntime refuses the model or a run fails.
     """
     path = cache_folder() / f"costs-{machine_key(threads)}.json"
-    known = {} if fresh else read_cache(path)
+    kept = read_cache(path)
+    known = {} if fresh else kept
     keys = {op.name: signature(graph, op) for op in graph.ops}
     if all(key in known for key in keys.values()):
         return _table(keys, known, "cached"), None
@@ -84,7 +85,7 @@ def measure_costs(
         key: [statistics.median(times) * scale + dispatch, scratch[key], dispatch]
         for key, times in samples.items()
     }
-    write_cache(path, {**known, **entries})
+    write_cache(path, {**kept, **entries})
     return _table(keys, {**known, **entries}, "measured"), measured
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import mmap
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import onnx
 from google.protobuf.message import DecodeError
 
-from onnxremat.graph.onnx_io import external_files, read_model
-from onnxremat.graph.outline import Malformed, Outline, outline
-from onnxremat.graph.weights import APART, LIGHT, WeightFolder, stretch
+from onnxremat.graph.onnx_io import read_model
+from onnxremat.graph.weights import APART, LIGHT, WeightFolder, place, stretch
+from onnxremat.graph.wire import Light, scanned
 
 
 def read_light(
@@ -28,22 +29,26 @@ def read_light(
         As :func:`read_model`; and UsageError: no room for the weights.
     """
     file = Path(path)
-    found = _outlined(file, LIGHT if into is None else 1)
+    found = _scanned(file, LIGHT if into is None else 1)
     if found is None:
         if into is None:
             return read_model(file), file.parent
         return onnx.load_model(str(file), load_external_data=False), into
-    try:
-        model = onnx.load_model_from_string(found.data)
-    except DecodeError:
-        return read_model(file), file.parent  # which says what is wrong
-    if into is None and (external_files(model) or not model.graph.node):
+    if into is None and found.elsewhere:
         return read_model(file), file.parent
+    model = onnx.load_model_from_string(found.content)
+    name = file.resolve().name
+    inside = [t for t in model.graph.initializer if (where := place(t)) and where.location == name]
     folder = into if into is not None else WeightFolder.make()
-    weights = model.graph.initializer
     with file.open("rb") as source:
-        folder.keep((weights[c.index], stretch(source, c.start, c.length)) for c in found.cuts)
+        folder.keep((tensor, _bytes(source, tensor)) for tensor in inside)
     return model, folder
+
+
+def _bytes(file: BinaryIO, tensor: onnx.TensorProto) -> Iterator[bytes]:
+    where = place(tensor)
+    assert where is not None
+    return stretch(file, where.start, where.length)
 
 
 def read_structure(path: str | os.PathLike[str]) -> onnx.ModelProto:
@@ -52,24 +57,22 @@ def read_structure(path: str | os.PathLike[str]) -> onnx.ModelProto:
     Raises:
         DecodeError: it is no model.
     """
-    found = _outlined(Path(path), 1)
+    found = _scanned(Path(path), 1)
     if found is None:
         return onnx.load_model(str(path), load_external_data=False)
-    return onnx.load_model_from_string(found.data)
+    return onnx.load_model_from_string(found.content)
 
 
-def _outlined(file: Path, least: int) -> Outline | None:
+def _scanned(file: Path, least: int) -> Light | None:
     """A model file without its big weights; None where these are less than ``least`` bytes, or it
     is no such file."""
     try:
         if file.stat().st_size < least:
             return None
-        with (
-            file.open("rb") as source,
-            mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
-            memoryview(mapped) as buffer,
-        ):
-            found = outline(buffer, APART)
-    except (OSError, Malformed, ValueError):
+        found = scanned(file, APART)
+        if found is None or found.weights < least:
+            return None
+        onnx.load_model_from_string(found.content)
+    except (OSError, DecodeError):
         return None
-    return found if sum(cut.length for cut in found.cuts) >= least else None
+    return found

@@ -21,7 +21,8 @@ import onnx
 
 from onnxremat.errors import UsageError
 from onnxremat.graph.dtypes import tensor_bytes
-from onnxremat.graph.outline import RAW, Filling, filled
+from onnxremat.graph.filling import Filling, filled
+from onnxremat.graph.protobuf import RAW
 
 APART = 1 << 20  # bytes from which a weight is kept apart; the values of smaller ones are looked at
 LIGHT = (

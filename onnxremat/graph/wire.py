@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,17 +17,19 @@ from google.protobuf.message import DecodeError
 
 from onnxremat.errors import ModelError
 from onnxremat.graph.onnx_io import check_external, read_model
+from onnxremat.graph.protobuf import BYTES as _BYTES
+from onnxremat.graph.protobuf import GRAPH as _GRAPH
+from onnxremat.graph.protobuf import INITIALIZER as _INITIALIZER
+from onnxremat.graph.protobuf import RAW as _RAW
+from onnxremat.graph.protobuf import fields as _fields
+from onnxremat.graph.protobuf import message as _message
 
 LARGE = 64 << 10  # bytes from which a weight stays in the file: each is one mapping
 
-# Field numbers of onnx.proto.
-_GRAPH, _METADATA = 7, 14  # of ModelProto
-_NODE, _INITIALIZER, _OUTPUT = 1, 5, 12  # of GraphProto
-_RAW, _EXTERNAL, _LOCATION = 9, 13, 14  # of TensorProto
-_BYTES = 2  # wire type of strings, bytes and messages
-_WIDTH = {1: 8, 5: 4}  # wire type to bytes, of numbers of fixed width
-
-Field = tuple[int, int, int, int, int]  # number, wire type, begin, begin of its content, end
+# Further field numbers of onnx.proto.
+_METADATA = 14  # of ModelProto
+_NODE, _OUTPUT = 1, 12  # of GraphProto
+_EXTERNAL, _LOCATION = 13, 14  # of TensorProto
 
 
 @dataclass(frozen=True)
@@ -81,13 +82,24 @@ def read_light(path: Path, without: str = "") -> Light:
     return found
 
 
-def _model(data: mmap.mmap, name: str, without: str) -> Light:
+def scanned(path: Path, large: int) -> Light | None:
+    """A model file without its weights of ``large`` bytes and more; external ones are not looked
+    for. None where it is no model."""
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return _model(data, path.resolve().name, "", large)
+    except (OSError, ValueError, IndexError, DecodeError):
+        return None
+
+
+def _model(data: mmap.mmap, name: str, without: str, large: int = LARGE) -> Light:
     head = onnx.ModelProto()
     parts: list[bytes] = []
     weights, nodes = 0, False
     for number, kind, begin, inside, end in _fields(data, 0, len(data)):
         if number == _GRAPH and kind == _BYTES:
             graph = _Graph(head, name, without)
+            graph.large = large
             graph.read(data, inside, end)
             parts += _message(_GRAPH, b"".join(graph.parts))
             weights, nodes = weights + graph.weights, nodes or bool(graph.nodes)
@@ -102,6 +114,8 @@ def _model(data: mmap.mmap, name: str, without: str) -> Light:
 
 class _Graph:
     """A graph less its big weights, field by field in ``parts``."""
+
+    large = LARGE
 
     def __init__(self, head: onnx.ModelProto, name: str, without: str) -> None:
         self.parts: list[bytes] = []
@@ -132,7 +146,7 @@ class _Graph:
                 self.parts[at] = b""
 
     def _initializer(self, data: mmap.mmap, start: int, inside: int, stop: int) -> None:
-        raw = _raw_data(data, inside, stop)
+        raw = _raw_data(data, inside, stop, self.large)
         if raw is not None:
             self.parts += _message(_INITIALIZER, _referring(data, (inside, stop), raw, self._name))
             self.weights += raw[1] - raw[0]
@@ -144,12 +158,12 @@ class _Graph:
                 self._head.graph.initializer.append(small)
 
 
-def _raw_data(data: mmap.mmap, begin: int, end: int) -> tuple[int, int] | None:
+def _raw_data(data: mmap.mmap, begin: int, end: int, large: int) -> tuple[int, int] | None:
     """Where the content of a big inline weight lies in the file; None of any other."""
-    if end - begin < LARGE:
+    if end - begin < large:
         return None
     fields = _fields(data, begin, end)
-    raws = [(i, e) for n, k, _, i, e in fields if n == _RAW and k == _BYTES and e - i >= LARGE]
+    raws = [(i, e) for n, k, _, i, e in fields if n == _RAW and k == _BYTES and e - i >= large]
     return raws[0] if len(raws) == 1 else None
 
 
@@ -165,51 +179,3 @@ def _referring(data: mmap.mmap, whole: tuple[int, int], raw: tuple[int, int], na
     for key, value in where.items():
         tail.external_data.add(key=key, value=str(value))
     return b"".join([*parts, tail.SerializeToString()])
-
-
-def _fields(data: mmap.mmap, at: int, end: int) -> Iterator[Field]:
-    """Raises ValueError where the bytes are no protobuf message."""
-    while at < end:
-        begin = at
-        key, at = _number(data, at)
-        kind = key & 7
-        if kind == _BYTES:
-            length, inside = _number(data, at)
-            at = inside + length
-        elif kind == 0:
-            inside = at
-            _, at = _number(data, at)
-        elif kind in _WIDTH:
-            inside, at = at, at + _WIDTH[kind]
-        else:
-            raise ValueError(f"wire type {kind}")
-        if at > end or key < 8:
-            raise ValueError("a field ends behind its message")
-        yield key >> 3, kind, begin, inside, at
-
-
-def _number(data: mmap.mmap, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value, at
-        shift += 7
-        if shift > 63:
-            raise ValueError("a number of more than ten bytes")
-
-
-def _varint(value: int) -> bytes:
-    parts = bytearray()
-    while value > 127:
-        parts.append(value & 127 | 128)
-        value >>= 7
-    parts.append(value)
-    return bytes(parts)
-
-
-def _message(number: int, content: bytes) -> tuple[bytes, bytes, bytes]:
-    """A field that holds a message."""
-    return _varint(number << 3 | _BYTES), _varint(len(content)), content

@@ -111,8 +111,7 @@ def profile(
     """
     with tempfile.TemporaryDirectory() as scratch:
         sizes = Path(scratch) / "memory.csv"
-        # The byte counters exist only with the arena, and only piecewise without a pattern.
-        made = session_options(replace(options, arena=True, pattern=False))
+        made = session_options(as_profiled(options))
         made.enable_profiling = True
         made.profile_file_prefix = str(Path(scratch) / "profile")
         made.add_session_config_entry(SIZES_KEY, str(sizes))
@@ -127,6 +126,12 @@ def profile(
         found = ended(session, sizes, runs, warmup)
         del session
     return replace(found, outputs=dict(zip(names, outputs, strict=True)), fused=structure)
+
+
+def as_profiled(options: Options) -> Options:
+    """The options of a session with the profiler on: the byte counters exist only with the arena,
+    and only piecewise without a pattern."""
+    return replace(options, arena=True, pattern=False)
 
 
 def ended(session: Any, sizes: Path, runs: int, warmup: int = 0) -> Profile:

@@ -15,7 +15,7 @@ from onnxremat.errors import InfeasibleError, NoPlanError
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort.offline import lasting_tensors
-from onnxremat.ort.profile import Feeds, Profile, named_outputs
+from onnxremat.ort.profile import Feeds, Profile, as_profiled, named_outputs
 from onnxremat.ort.session import DEFAULT, Options, open_session, session_options
 from onnxremat.pipeline.artifact import CPU, Arrays, Check, Kind, Verified, excess
 from onnxremat.pipeline.bench import Contender, InSession
@@ -96,13 +96,18 @@ class InOneSession:
 
     def under(self, options: Options, feeds: Feeds) -> Measurement:
         """One run under session options."""
-        found = None
-        if self.ran is not None and self.ran[0] is feeds and self.ran[1] == options:
-            found = self.ran[2]
         return measure(
-            self.graph, self.file or self.rewritten.model(), feeds, options, found=found,
+            self.graph, self.file or self.rewritten.model(), feeds, options,
+            found=self._found(options, feeds),
             scratch=self.scratch, seconds=self.times, folder=self.folder, loaded=self.loaded,
         )  # fmt: skip
+
+    def _found(self, options: Options, feeds: Feeds) -> Profile | None:
+        """The run that was made already, where it is of these inputs and options."""
+        if self.ran is None:
+            return None
+        inputs, under, ran = self.ran
+        return ran if inputs is feeds and as_profiled(under) == as_profiled(options) else None
 
     def verified(self, prepared: Prepared, run: Any) -> Verified:
         """Outputs against the same graph without recomputation, and the order that was planned."""

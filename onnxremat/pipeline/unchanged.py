@@ -76,7 +76,9 @@ def unchanged(prepared: Prepared, limit: int, log: Phases) -> Candidate | None:
     None where another target or a split was asked for, where nothing is measured, and where the
     order in which onnxruntime ran it cannot be told.
     """
-    if not prepared.as_it_is or prepared.baseline is None or prepared.baseline_peak > limit:
+    if not prepared.as_it_is or prepared.baseline is None or prepared.feeds is None:
+        return None
+    if prepared.baseline_peak > limit:
         return None
     ran = [kernel.name for kernel in prepared.baseline.kernels]
     graph = _in_order(prepared.graph, ran)
@@ -97,9 +99,9 @@ def unchanged(prepared: Prepared, limit: int, log: Phases) -> Candidate | None:
     options = replace(OPTIONS, threads=prepared.settings.threads)
     costs = prepared.costs
     artifact = Unchanged(
-        rewritten, options, prepared.home, costs.scratch, costs.seconds, prepared.weights
-    )
-    assert prepared.feeds is not None  # or there was no baseline
+        rewritten, options, prepared.home, costs.scratch, costs.seconds, prepared.weights,
+        ran=(prepared.feeds, options, prepared.baseline),
+    )  # fmt: skip
     with log.phase(MEASURE):
         measured = artifact.measure(prepared.feeds)
         limits = {CPU: limit}

@@ -45,6 +45,13 @@ def test_measured_then_cached(quick: Path) -> None:
     assert again.source == "measured"
 
 
+def test_measuring_anew_forgets_nothing_else(quick: Path) -> None:
+    one, other = training_chain(3, 32, 64), training_chain(3, 16, 32)
+    for graph in (one, other):
+        measure_costs(graph, seeded_feeds(graph), threads=1, fresh=True)
+    assert measure_costs(one, seeded_feeds(one), threads=1)[0].source == "cached"
+
+
 def test_costs_depend_on_threads_but_not_on_names(quick: Path) -> None:
     graph = graph_of("g (float[64, 64] x) => (float[64, 64] y) { a = MatMul(x, x) y = Sin(a) }")
     other = graph_of("g (float[64, 64] z) => (float[64, 64] q) { b = MatMul(z, z) q = Sin(b) }")

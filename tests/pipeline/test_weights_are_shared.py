@@ -102,7 +102,7 @@ def _plain(path: Path) -> onnx.ModelProto:
     return model
 
 
-@pytest.mark.parametrize("target", ["portable", "host"])
+@pytest.mark.parametrize("target", ["portable", "host", "auto"])
 @pytest.mark.parametrize("net", NETS)
 def test_the_written_model_is_the_same(
     net: str, target: str, tmp_path: Path, request: pytest.FixtureRequest
@@ -132,7 +132,7 @@ def test_weights_in_files_stay_there_or_come_together(apart: None, tmp_path: Pat
             NETS[net](), tmp_path / "in.onnx", save_as_external_data=True, location="w.bin",
             size_threshold=1024,
         )  # fmt: skip
-        found = _optimised(tmp_path / "in.onnx")
+        found = _optimised(tmp_path / "in.onnx", target="portable")
         found.result.save(tmp_path / "out.onnx")
         written = onnx.load(tmp_path / "out.onnx", load_external_data=False)
         assert set(external_files(written)) == files
@@ -148,11 +148,11 @@ def test_no_session_is_given_a_copy_of_the_weights(net: str, apart: None, tmp_pa
     onnx.save(NETS[net](), tmp_path / "in.onnx")
     size = (tmp_path / "in.onnx").stat().st_size
     done = _optimised(tmp_path / "in.onnx")
-    assert done.sessions >= 8
+    assert done.sessions >= 7
     assert done.copied < size  # all sessions together
 
 
-def test_sessions_of_one_optimisation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sessions_of_one_optimisation() -> None:
     """Raise these numbers only for a session that tells what no other one did:
 
     shapes of the original; its run; the graph optimised offline; shapes of that; whether and how it
@@ -160,10 +160,12 @@ def test_sessions_of_one_optimisation(tmp_path: Path, monkeypatch: pytest.Monkey
     default options, and under those of its plan. Timing opens original, result and store-all.
     """
     model = models.build("mlp", batch=8, width=16, layers=4)
-    assert _optimised(model).sessions == 9
-    assert _optimised(model, measure=False).sessions <= 5
+    assert _optimised(model, target="portable").sessions == 9
+    assert _optimised(model, target="portable", measure=False).sessions <= 5
+    assert _optimised(model).sessions == 7  # the original keeps the budget: no other result is run
     before = OPENED.sessions
-    onnxremat.optimize(model, budget="1.5x", settings=SETTINGS, options=OPTIONS, bench_seconds=0.01)
+    settings = onnxremat.Settings(threads=1, target="portable")
+    onnxremat.optimize(model, budget="1.5x", settings=settings, options=OPTIONS, bench_seconds=0.01)
     # Costs are known by now: no session for seconds, none for ops, but one for outputs.
     assert OPENED.sessions - before == 8 + 3
 
