@@ -9,7 +9,7 @@ TORCH ?= torch==2.13.0
 # In one call with PyTorch, or another build of it may be drawn in.
 ZOO ?= $(TORCH) torchvision==0.28.0 timm transformers onnxscript
 
-.PHONY: demo test coverage test-torch test-zoo test-zoo-sample check format bench bench-devices bench-plan bench-train regress clean
+.PHONY: demo test coverage test-torch test-zoo test-zoo-sample check format bench bench-devices bench-memory bench-plan bench-train regress clean
 
 demo: $(VENV)/ready
 	MODEL=$(MODEL) $(BIN)/python tools/demo.py
@@ -51,6 +51,9 @@ bench: $(VENV)/dev
 bench-devices: $(VENV)/dev
 	$(BIN)/python tools/bench_devices.py --must-show $(ARGS)
 
+bench-memory: $(VENV)/dev
+	$(BIN)/python tools/bench_memory.py $(ARGS)
+
 bench-plan: $(VENV)/dev
 	$(BIN)/python tools/bench_plan.py $(ARGS)
 
@@ -60,7 +63,7 @@ bench-train: $(VENV)/torch
 regress: $(VENV)/dev
 	$(BIN)/python tools/regress.py
 
-$(VENV)/ready: pyproject.toml
+$(VENV)/ready: pyproject.toml $(wildcard onnxremat/memory/*.c)
 	$(PYTHON) tools/require_python.py
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip

@@ -18,6 +18,7 @@ _POINTER = ctypes.c_void_p
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "slab_register": (_POINTER, []),
     "slab_unregister": (ctypes.c_int, [_POINTER]),
+    "slab_watch": (None, [_POINTER, ctypes.c_char_p]),
     "slab_error": (ctypes.c_char_p, []),
     "slab_begin": (ctypes.c_int, [_POINTER, _POINTER]),
     "slab_end": (ctypes.c_int64, [_POINTER]),
@@ -140,8 +141,14 @@ class Slab:
         if not self._at:
             raise RuntimeError(self._c.slab_error().decode())
 
+    def watch(self, file: str) -> None:
+        """Until :meth:`withdraw`, pages of ``file`` that a session has mapped and read, leave
+        memory as it reserves its own."""
+        self._c.slab_watch(self._at, file.encode())
+
     def withdraw(self) -> None:
         """No session made from now on gets it."""
+        self._c.slab_watch(self._at, None)
         self._c.slab_unregister(self._at)
 
     def trace(self, events: Events, offset: Integers, kept: Any, size: int) -> int:

@@ -10,6 +10,8 @@ where they hardly matter.
 
 from __future__ import annotations
 
+from random import Random
+
 import numpy as np
 
 from onnxremat.memory.events import Blocks, Events, Integers, blocks, profile, rounded
@@ -52,7 +54,7 @@ def _searched(found: Blocks, rounds: int) -> tuple[Integers, int]:
     best = place(found, np.concatenate([large[start], small]))
     for attempt in range(ATTEMPTS):
         order, (offset, top) = start, place(chosen, start)
-        chance = np.random.default_rng(attempt)
+        chance = Random(attempt)  # NumPy's draws in megabytes of library
         for _ in range(rounds // ATTEMPTS):
             if best[1] <= peak * ENOUGH:
                 return best
@@ -75,9 +77,7 @@ def _first_order(found: Blocks) -> Integers:
     return min((np.lexsort(key) for key in keys), key=lambda order: place(found, order)[1])
 
 
-def _moved(
-    found: Blocks, order: Integers, offset: Integers, chance: np.random.Generator
-) -> Integers:
+def _moved(found: Blocks, order: Integers, offset: Integers, chance: Random) -> Integers:
     """A block at the top, or one that lives beside it, goes to an earlier place in the order."""
     ends = offset + found.size
     block = int(chance.choice(np.flatnonzero(ends == ends.max())))
@@ -85,7 +85,7 @@ def _moved(
         beside = (found.first <= found.last[block]) & (found.last >= found.first[block])
         block = int(chance.choice(np.flatnonzero(beside)))
     at = int(np.flatnonzero(order == block)[0])
-    to = int(chance.integers(0, at or len(order)))
+    to = chance.randrange(at or len(order))
     return np.insert(np.delete(order, at), to, block)
 
 

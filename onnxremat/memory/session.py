@@ -107,13 +107,22 @@ class SlabSession(PlannedSession):
 
     Outputs belong to the caller. Let go before the next run, they and the slab together stay within
     the plan; held longer, they come on top.
+
+    Args:
+        file: that the weights are mapped from, if they are.
     """
 
     method = "slab"
 
+    def __init__(self, *given: Any, file: str = "", **more: Any) -> None:
+        self._file = file
+        super().__init__(*given, **more)
+
     def _create_inference_session(self, *given: Any, **more: Any) -> None:
         with opening():
             slab = Slab()
+            if self._file:
+                slab.watch(self._file)
             try:
                 super()._create_inference_session(*given, **more)
             finally:

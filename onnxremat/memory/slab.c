@@ -35,6 +35,7 @@ EXPORT void *PyInit__slab(void) { return NULL; }
 EXPORT int slab_here(void) { return 0; }
 #else
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -62,7 +63,7 @@ enum { GET_ERROR = 2, CREATE_ENV = 3, CPU_MEMORY_INFO = 69, DEFAULT_ALLOCATOR = 
 
 typedef struct { uint64_t size; int64_t slot; } Event; /* size 0: the slot is given back */
 
-enum { LARGE = 64 << 10, PAGE = 4096 };
+enum { LARGE = 64 << 10, PAGE = 4096, LETTING_GO = 2 << 20 };
 
 typedef struct {           /* a recorded run and its packing */
   int64_t count, slots;
@@ -92,6 +93,8 @@ typedef struct Slab {
   int64_t count, room, slots;
   int64_t planned, differed, elsewhere; /* runs: replayed whole, in part, and not at all */
   uint64_t reserved;       /* bytes of weights */
+  char *file;              /* whose mapped pages are not needed again, while the session is made */
+  uint64_t unseen;         /* bytes reserved since they were let go */
 } Slab;
 
 typedef struct {           /* before every block outside the slab */
@@ -313,9 +316,30 @@ static void slab_free(OrtAllocator *self, void *p) {
   drop(head);
 }
 
+/* Pages of a file that are mapped privately and writable, as onnxruntime maps weights: those read
+ * so far leave memory, and come back from the file if they are read again. */
+static void let_go(const char *file) {
+  char line[4400];
+  FILE *maps = fopen("/proc/self/maps", "re");
+  if (!maps) return;
+  while (fgets(line, sizeof line, maps)) {
+    unsigned long begin, end;
+    char rights[8], *path = strchr(line, '/');
+    if (!path || sscanf(line, "%lx-%lx %7s", &begin, &end, rights) != 3) continue;
+    path[strcspn(path, "\n")] = 0;
+    if (!strcmp(rights, "rw-p") && !strcmp(path, file))
+      madvise((void *)begin, end - begin, MADV_DONTNEED);
+  }
+  fclose(maps);
+}
+
 static void *slab_reserve(OrtAllocator *self, size_t size) { /* weights, packed or not */
   Slab *s = (Slab *)self;
   if (!size) return NULL;
+  if (s->file && (s->unseen += size) >= LETTING_GO) {
+    let_go(s->file);
+    s->unseen = 0;
+  }
   void *p = plain(size);
   if (!p) return NULL;
   ((Head *)p - 1)->reserved = size;
@@ -375,6 +399,13 @@ EXPORT Slab *slab_register(void) {
 EXPORT int slab_unregister(Slab *s) {
   typedef void *(*Drop)(void *, const void *);
   return failed(((Drop)ort()[UNREGISTER])(environment(), s->info));
+}
+
+/* While a session is made from a file that it maps: its kernels pack their weights one by one, and
+ * the originals would stay in memory beside the copies until the last reader is done. */
+EXPORT void slab_watch(Slab *s, const char *file) {
+  free(s->file);
+  s->file = file ? strdup(file) : NULL;
 }
 
 /* This thread begins a run: it is replayed, or recorded where there is no trace. 1 where the slab

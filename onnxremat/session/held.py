@@ -53,26 +53,26 @@ def open_held(
         made: the ``onnxruntime.SessionOptions`` of ``options``, and what else is wanted.
         search: finds the arena of one region, or says why there is none; asked where planned
             addresses cannot be had.
-        where: the file, for errors.
+        where: the file that the weights are mapped from, if any.
 
     Raises:
         ModelError: onnxruntime refuses the model.
     """
     try:
-        return _best(source, made, options, search)
+        return _best(source, made, options, search, where)
     except Exception as error:  # onnxruntime raises a dozen unrelated types
         raise refused(where or source, error) from error
 
 
 def _best(
-    source: str | bytes, made: Any, options: Options, search: Search | None
+    source: str | bytes, made: Any, options: Options, search: Search | None, file: str
 ) -> PlannedSession:
     from onnxremat.memory.session import SHARED, PlannedSession, RegionSession, SlabSession
 
     why = missing()
     if options.arena and not why:
         made.add_session_config_entry(SHARED, "1")
-        return SlabSession(source, made, providers=[CPU])
+        return SlabSession(source, made, providers=[CPU], file=file)
     region = search() if options.arena and search else ""
     if isinstance(region, Region):
         session: PlannedSession = RegionSession.opened(source, made, region)
