@@ -10,7 +10,7 @@ from onnxremat.planner.search.arrays import Arrays
 
 
 class Tuning(NamedTuple):
-    """Temperatures and prices, relative to the problem; docs/planner.md has what was measured."""
+    """Temperatures and prices, relative to the problem; docs/search.md has what was measured."""
 
     first: float = 4.0  # mean ops that one mean value over budget for one step costs at first
     cold: float = 0.004  # last temperature in mean op costs: below it nothing worse is taken

@@ -38,7 +38,7 @@ from onnxremat.planner.search.timeline import (
 
 
 class Tuning(NamedTuple):
-    """Limits of moves, and how often each is tried; docs/planner.md has what was measured.
+    """Limits of moves, and how often each is tried; docs/search.md has what was measured.
 
     Shares of moves add up: what is beyond the last moves a second run to another place.
     """

@@ -28,7 +28,7 @@ from onnxremat.planner.search.edit import copy_steps, delete, insert_one, mend, 
 
 
 class Tuning(NamedTuple):
-    """Limits of moves, and how often each is tried; docs/planner.md has what was measured.
+    """Limits of moves, and how often each is tried; docs/search.md has what was measured.
 
     Shares of moves add up: what is beyond the last moves a first run, where the order is free.
     """
