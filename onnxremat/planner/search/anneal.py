@@ -13,16 +13,24 @@ import numpy as np
 from numba import types
 
 from onnxremat.planner.problem import Floats, Ints
-from onnxremat.planner.search.arrays import ARRAYS, SCRATCH, Arrays, Scratch, prices
+from onnxremat.planner.search.arrays import ARRAYS, SCRATCH, Arrays, Scratch
 from onnxremat.planner.search.compiled import F64, I32, compiled, part, uniform
+from onnxremat.planner.search.cooling import TUNING as COOLING
+from onnxremat.planner.search.cooling import first_price, temperatures
 from onnxremat.planner.search.edit import copy_steps, prune
 from onnxremat.planner.search.evaluate import evaluate
-from onnxremat.planner.search.moves import LONG, ROOT, move
+from onnxremat.planner.search.moves import ROOT, STRETCH, move
 from onnxremat.planner.search.streams import STREAMS, Streams, makespan
 
-COLD = 0.004  # last temperature in mean op costs
-SERIAL = 1e-2  # weight of the sum beside the makespan: what idle devices do is not free
-DEAR = 100.0  # times the first price at which the price starts again, at as small a share of it
+
+class Tuning(NamedTuple):
+    """What the walk by replay adds to :mod:`.cooling`."""
+
+    serial: float = 1e-2  # weight of the sum beside the makespan: what idle devices do is not free
+    dear: float = 100.0  # times the first price at which it starts again, at as small a share of it
+
+
+TUNING = Tuning()
 
 
 class Walk(NamedTuple):
@@ -50,7 +58,7 @@ def value_of(
     """What the walk minimises, of the evaluated schedule."""
     if not parallel:
         return float(s.figures[0])
-    return makespan(p, s, t, schedule, steps) + SERIAL * s.figures[0]
+    return makespan(p, s, t, schedule, steps) + TUNING.serial * s.figures[0]
 
 
 @part
@@ -75,7 +83,7 @@ def walk(
     p: Arrays, s: Scratch, t: Streams, w: Walk, steps: int, parallel: bool, heat: float, moves: int
 ) -> int:
     """Try ``moves`` moves at temperature ``heat``; returns the length of the schedule."""
-    room = len(w.schedule) - 2 * ROOT - LONG
+    room = len(w.schedule) - 2 * ROOT - STRETCH
     score = w.state[3] + w.state[0] * w.state[4]
     for attempt in range(moves):
         copy_steps(w.schedule, steps, w.trial)
@@ -90,10 +98,10 @@ def walk(
             if mine <= score or uniform(s.random) < np.exp((score - mine) / heat):
                 _take(w, length, value, area)
                 steps, score = length, mine
-        if attempt % 50 == 49:
-            w.state[0] *= 1.02 if w.state[4] > 0 else 0.985
-            if w.state[0] > DEAR * w.state[5]:  # stuck over budget: let it climb out
-                w.state[0] = w.state[5] / DEAR
+        if (attempt + 1) % COOLING.every == 0:
+            w.state[0] *= COOLING.rise if w.state[4] > 0 else COOLING.fall
+            if w.state[0] > TUNING.dear * w.state[5]:  # stuck over budget: let it climb out
+                w.state[0] = w.state[5] / TUNING.dear
             score = w.state[3] + w.state[0] * w.state[4]
     return steps
 
@@ -117,8 +125,8 @@ class Walker:
     ) -> None:  # fmt: skip
         self.arrays, self.scratch, self.streams = arrays, scratch, streams
         self.steps, self.parallel = len(codes), parallel
-        mean_cost, price = prices(arrays)
-        self.hot, self.cold = heat * mean_cost, COLD * mean_cost
+        self.hot, self.cold = temperatures(arrays, heat)
+        price = first_price(arrays)
         schedule, trial, spare, best = (np.zeros(room, np.int32) for _ in range(4))
         schedule[: self.steps] = codes
         evaluate(arrays, scratch, schedule, self.steps, hold)

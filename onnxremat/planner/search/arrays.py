@@ -106,7 +106,6 @@ SCRATCH = types.NamedTuple(
     Scratch,
 )  # fmt: skip
 
-FIRST = 4  # mean ops that a step with one mean value over budget costs at first
 MOST_DEVICES = 15  # four bits, and 0 for a step that runs
 
 
@@ -229,15 +228,6 @@ def arrays_of_one(problem: Problem, budget: int) -> Arrays:
         group=np.full(ops, -1, np.int32),
         free=np.zeros(1, np.uint8),
     )
-
-
-def prices(arrays: Arrays) -> tuple[float, float]:
-    """Mean seconds of an op, and what a byte-step over budget costs at first in annealing: as many
-    mean ops as FIRST per mean value."""
-    finite = arrays.cost[np.isfinite(arrays.cost)]
-    mean_cost = max(1e-300, float(finite.mean()))
-    mean_size = max(1.0, float(arrays.size.mean()) if arrays.size.size else 1.0)
-    return mean_cost, FIRST * mean_cost / mean_size
 
 
 def _ints(values: Sequence[int] | Ints) -> Ints:

@@ -38,8 +38,19 @@ from onnxremat.planner.search.compiled import (
 from onnxremat.planner.search.edit import copy_steps, mend, prune, rank_by, sort
 from onnxremat.planner.search.evaluate import evaluate
 
-POOL = 64  # candidates kept per round
-WIDE = 24  # ops in one candidate at most
+
+class Tuning(NamedTuple):
+    """Sizes of a round."""
+
+    pool: int = 64  # candidates kept per round: as many as are tried when none helps
+    wide: int = 24  # ops in one candidate at most; work space is made for it
+    good: float = 0.8  # share of the best score from which others join it in a batch
+    rounds: int = 4  # between looks at the clock
+    batch: int = 400  # ops per candidate of a batch: one at a time in small problems
+
+
+TUNING = Tuning()
+POOL, WIDE = TUNING.pool, TUNING.wide
 WIDTH = WIDE + 4  # of a candidate: count, place and step of an early copy, then steps to insert
 
 
@@ -258,7 +269,7 @@ def _apply(q: Pool, schedule: Ints, steps: int, head: int, last: int) -> int:
     for step in range(steps + 1):
         for i in range(head, last):
             k = q.rank[i]
-            if q.score[k] < 0.8 * q.score[q.rank[head]]:
+            if q.score[k] < TUNING.good * q.score[q.rank[head]]:
                 continue
             base = k * WIDTH
             if q.what[base + 1] == step:

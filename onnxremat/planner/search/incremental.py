@@ -15,8 +15,10 @@ import numpy as np
 from numba import types
 
 from onnxremat.planner.problem import Floats, Ints
-from onnxremat.planner.search.arrays import Arrays, prices
+from onnxremat.planner.search.arrays import Arrays
 from onnxremat.planner.search.compiled import F64, I32, Random, below, compiled, part, uniform
+from onnxremat.planner.search.cooling import TUNING as COOLING
+from onnxremat.planner.search.cooling import first_price, temperatures
 from onnxremat.planner.search.timeline import (
     LINE,
     RUNS,
@@ -34,13 +36,37 @@ from onnxremat.planner.search.timeline import (
     undo,
 )
 
-ROOT = 12  # ops inserted by one move at most
-NEAR = 20  # steps that a run is moved by, at most
-FAR = 4096  # slots searched for one over budget
-DRAWS = 12  # values drawn to find one that is held at a slot
-LARGE, SPARSE, DENSE = 4000, 16, 6  # slots per step up to so many ops, and beyond
-COLD = 0.004  # last temperature in mean op costs
-CROWDED = 20  # moves that find no room before the steps are spread anew
+
+class Tuning(NamedTuple):
+    """Limits of moves, and how often each is tried; docs/search.md has what was measured.
+
+    Shares of moves add up: what is beyond the last moves a second run to another place.
+    """
+
+    root: int = 12  # ops inserted by one move at most; work space is made for it
+    near: int = 20  # steps that a run is moved by at most, when it is not moved anywhere
+    far: int = 4096  # slots searched for one over budget: more than most lines have
+    draws: int = 12  # values drawn to find one that is held at a slot
+    crowded: int = 20  # moves that find no room before the steps are spread anew
+    large: int = 4000  # ops up to which there are ``sparse`` slots a step, beyond ``dense``: the
+    sparse: int = 16  # bytes of all slots ought to fit the processor's cache
+    dense: int = 6
+    first: float = 0.10  # moves a first run, where the order is free
+    insert: float = 0.30  # inserts, at a slot over budget where there is one
+    over: float = 0.70  # of these
+    delete: float = 0.40  # deletes a second run
+    replace: float = 0.65  # deletes one, and relieves what is over budget then
+    cascade: float = 0.20  # of both: and second runs that follow it, each more with the next share
+    longer: float = 0.70
+    relief: int = 3  # values dropped for one deleted run at most
+    choice: int = 4  # values compared for each at most
+    exchange: float = 0.85  # deletes one and inserts another
+    twice: float = 0.25  # of these: and one more
+    nearby: float = 0.50  # of these and of shifts: not far
+
+
+TUNING = Tuning()
+ROOT = TUNING.root
 
 
 @part
@@ -56,7 +82,7 @@ def _ancestry(p: Single, t: Line, ops: Ints, at: int) -> int:
         for k in range(p.read_start[op], p.read_start[op + 1]):
             value = p.read_index[k]
             source = p.producer[value]
-            if p.keep[value] or p.again[source] == 0 or count >= ROOT:
+            if p.keep[value] or p.again[source] == 0 or count >= TUNING.root:
                 continue
             index = run_before(t, source, at)
             if t.last[value * RUNS + index] >= at or uniform(t.random) >= share:
@@ -129,7 +155,7 @@ def _move_first(p: Single, t: Line, apart: int) -> bool:
     """Move a random first run a little."""
     op = below(t.random, len(p.cost))
     slot = t.runs[op * RUNS]
-    to = _near(t, slot, NEAR * apart)
+    to = _near(t, slot, TUNING.near * apart)
     if to < 0 or not put(p, t, op, to):
         return False
     return cut(p, t, op, slot)
@@ -138,7 +164,7 @@ def _move_first(p: Single, t: Line, apart: int) -> bool:
 @part
 def _cut_neighbours(p: Single, t: Line, slot: int) -> None:
     """Delete second runs that follow a slot, as luck goes."""
-    while uniform(t.random) < 0.7:
+    while uniform(t.random) < TUNING.longer:
         while slot < len(t.op) and t.op[slot] < 0:
             slot += 1
         if slot == len(t.op):
@@ -153,7 +179,7 @@ def _over(t: Line, start: int, end: int) -> int:
     """A slot over budget between two slots, from a random one on, or -1."""
     budget, wide = t.budget[0], end - start + 1
     first = below(t.random, wide)
-    for k in range(min(wide, FAR)):
+    for k in range(min(wide, TUNING.far)):
         slot = start + (first + k) % wide
         if t.use[slot] > budget:
             return int(slot)
@@ -178,8 +204,8 @@ def _relieve(p: Single, t: Line, slot: int, ops: Ints) -> bool:
 
     Of a few such values, drawn at random, the one that frees most bytes for its cost.
     """
-    chosen, best, wanted = -1, -1.0, 1 + below(t.random, 4)
-    for _ in range(DRAWS):
+    chosen, best, wanted = -1, -1.0, 1 + below(t.random, TUNING.choice)
+    for _ in range(TUNING.draws):
         value = below(t.random, len(p.size))
         op = p.producer[value]
         if p.again[op] == 0 or p.keep[value]:
@@ -203,10 +229,10 @@ def _relieve(p: Single, t: Line, slot: int, ops: Ints) -> bool:
 def _move(p: Single, t: Line, apart: int, free_order: bool, ops: Ints) -> bool:
     """Apply one random move; False when it cannot be completed."""
     draw, area = uniform(t.random), t.sums[1]
-    if free_order and draw < 0.1:
+    if free_order and draw < TUNING.first:
         return _move_first(p, t, apart)
-    if draw < 0.3:
-        if area > 0 and uniform(t.random) < 0.7:
+    if draw < TUNING.insert:
+        if area > 0 and uniform(t.random) < TUNING.over:
             over = _over(t, 0, len(t.op) - 1)
             return over >= 0 and _relieve(p, t, over, ops)
         return _insert_recompute(p, t, _any_step(p, t), ops)
@@ -216,31 +242,31 @@ def _move(p: Single, t: Line, apart: int, free_order: bool, ops: Ints) -> bool:
     slot = t.runs[op * RUNS + 1 + below(t.random, t.many[op] - 1)]
     if not cut(p, t, op, slot):
         return False
-    if draw < 0.65:
-        if uniform(t.random) < 0.2:
+    if draw < TUNING.replace:
+        if uniform(t.random) < TUNING.cascade:
             _cut_neighbours(p, t, slot)
-        if draw < 0.4:
+        if draw < TUNING.delete:
             return True
-        for _ in range(1 + below(t.random, 3)):
+        for _ in range(1 + below(t.random, TUNING.relief)):
             if t.sums[1] <= area:
                 return True
             over = _over(t, t.tally[4], t.tally[5])
             if over < 0 or not _relieve(p, t, over, ops):
                 return True
         return True
-    if draw < 0.85:  # exchange
+    if draw < TUNING.exchange:  # exchange
         to = _any_step(p, t)
-        if uniform(t.random) < 0.5:
-            to = slot + below(t.random, 2 * NEAR * apart + 1) - NEAR * apart
+        if uniform(t.random) < TUNING.nearby:
+            to = slot + below(t.random, 2 * TUNING.near * apart + 1) - TUNING.near * apart
             to = min(max(0, to), len(t.op) - 1)
             while to < len(t.op) and t.op[to] < 0:
                 to += 1
         if to == len(t.op) or not _insert_recompute(p, t, to, ops):
             return False
-        if uniform(t.random) < 0.25:
+        if uniform(t.random) < TUNING.twice:
             return _insert_recompute(p, t, _any_step(p, t), ops)
         return True
-    far = NEAR * apart // 2 if uniform(t.random) < 0.5 else len(t.op)
+    far = TUNING.near * apart // 2 if uniform(t.random) < TUNING.nearby else len(t.op)
     to = _near(t, slot, far)
     return to >= 0 and (free_order or run_before(t, op, to) >= 0) and put(p, t, op, to)
 
@@ -276,9 +302,9 @@ def walk(p: Single, t: Line, w: Walk, free_order: bool, heat: float, moves: int)
         if t.tally[2] > 0:
             undo(p, t)
             t.sums[0], t.sums[1] = before, area
-        if attempt % 50 == 49:
-            state[0] *= 1.02 if t.sums[1] > 0 else 0.985
-            if t.tally[3] > CROWDED:
+        if (attempt + 1) % COOLING.every == 0:
+            state[0] *= COOLING.rise if t.sums[1] > 0 else COOLING.fall
+            if t.tally[3] > TUNING.crowded:
                 lay_out(p, t, w.spare, read_out(t, w.spare))
     return taken
 
@@ -301,12 +327,11 @@ class Walker:
         self._hold = hold.copy()
         self.single = single_of(arrays)
         ops, steps = len(self.single.cost), len(codes)
-        apart = SPARSE if ops <= LARGE else DENSE
+        apart = TUNING.sparse if ops <= TUNING.large else TUNING.dense
         self.line = line_for(self.single, apart * (steps + 1), int(arrays.budget[0]), random)
-        mean_cost, price = prices(arrays)
-        self.hot, self.cold = heat * mean_cost, COLD * mean_cost
+        self.hot, self.cold = temperatures(arrays, heat)
         best, spare = np.zeros(room, np.int32), np.zeros(room + ROOT + 1, np.int32)
-        self._walk = Walk(best, spare, np.asarray([price, np.inf, 0]))
+        self._walk = Walk(best, spare, np.asarray([first_price(arrays), np.inf, 0]))
         spare[:steps] = codes >> 8
         self.steps, self.free_order = steps, bool(arrays.free[0])
         self._ready: bool = lay_out(self.single, self.line, spare, steps)

@@ -20,18 +20,30 @@ from onnxremat.planner.search.anneal import value_of
 from onnxremat.planner.search.arrays import runs_in, unpack
 from onnxremat.planner.search.decode import Pass, list_schedule, queue_for, take_order
 from onnxremat.planner.search.evaluate import evaluate
-from onnxremat.planner.search.session import SELDOM, Search
+from onnxremat.planner.search.session import TUNING as SESSION
+from onnxremat.planner.search.session import Search
 
-AHEAD = (0.03, 0.0, 0.01, 0.1, 0.3, 1.0, 0.003, 0.02, 0.05, 0.2)  # shares of the ops: windows
-GRID = 6  # of these are tried first, with each reluctance
-EARNED = (4.0, 1.0, 16.0, 0.25, 0.5, 2.0, 8.0, 32.0)  # mean copies: what a copy must earn
-FIRST = 4  # of these are tried first
-CHANGED = 0.02  # share of the ops that get another preference at once
-HEAT = 0.001  # share of the value by which a guess may be worse at first
-COOL = 2  # power of the share of the time left in that
-RUNS = 0.3  # share of changes that are to neighbours in the base order
-STRENGTH = 3.0  # of a preference, in mean copies
-REPAIRED = 3  # schedules over budget that are worth a repair
+
+class Tuning(NamedTuple):
+    """What guesses are made of."""
+
+    # Windows, shares of the ops. The first ``grid`` are tried with the first ``copies`` below.
+    ahead: tuple[float, ...] = (0.03, 0.0, 0.01, 0.1, 0.3, 1.0, 0.003, 0.02, 0.05, 0.2)
+    # What a copy must earn, in mean copies.
+    earned: tuple[float, ...] = (4.0, 1.0, 16.0, 0.25, 0.5, 2.0, 8.0, 32.0)
+    grid: int = 6
+    copies: int = 4
+    changed: float = 0.02  # share of the ops that get another preference at once, at most
+    heat: float = 0.001  # share of the value by which a guess may be worse at first
+    cool: int = 2  # power of the share of the time left in that
+    again: float = 0.3  # of guesses with another window, and of those with another reluctance
+    runs: float = 0.3  # of changes that are to neighbours in the base order
+    strength: float = 3.0  # of a preference, in mean copies
+    repaired: int = 3  # schedules over budget that are worth a repair
+
+
+TUNING = Tuning()
+GRID = TUNING.grid * TUNING.copies  # first guesses, without preferences
 
 
 class Guess(NamedTuple):
@@ -83,22 +95,22 @@ class Lists:
             area, value, steps = self._pass(guess)
             if area <= 0 and value < self.least:
                 pending, self.least = self._schedule(steps), value
-            heat = HEAT * max(0.0, 1 - (clock.now() - begin) / seconds) ** COOL
+            heat = TUNING.heat * max(0.0, 1 - (clock.now() - begin) / seconds) ** TUNING.cool
             if steps and (area, value * (1 + heat * np.log(self._random.random()))) <= known:
                 here, known = guess, (area, value)
-            if area > 0 and steps and count < GRID * FIRST:
+            if area > 0 and steps and count < GRID:
                 self._set_aside(value, count, steps)
             clock.spend((1 + abs(steps)) / PASSED)
             now, count = clock.now(), count + 1
-            hopeless = count == GRID * FIRST and known[0] == np.inf
+            hopeless = count == GRID and known[0] == np.inf
             late = now > begin + seconds or hopeless or stop()
-            if pending is not None and (late or now - told > SELDOM * took):
+            if pending is not None and (late or now - told > SESSION.seldom * took):
                 improved(pending)
                 pending, told = None, clock.now()
                 took = told - now
             if late:
                 return
-            guess = self._grid(count) if count < GRID * FIRST else self._near(here)
+            guess = self._grid(count) if count < GRID else self._near(here)
 
     def over(self) -> list[Schedule]:
         """Schedules over budget that would be better than the best within, best first."""
@@ -106,31 +118,37 @@ class Lists:
 
     def _set_aside(self, value: float, number: int, steps: int) -> None:
         worst = max(self._wide, default=(np.inf, 0))[0]
-        if len(self._wide) < REPAIRED or value < worst:
-            self._wide = sorted([*self._wide, (value, number, self._schedule(steps))])[:REPAIRED]
+        if len(self._wide) < TUNING.repaired or value < worst:
+            self._wide = sorted([*self._wide, (value, number, self._schedule(steps))])[
+                : TUNING.repaired
+            ]
 
     def _grid(self, count: int) -> Guess:
         """One of the first guesses: no preferences."""
         problem = self.layout.problem
-        window = int(AHEAD[count % GRID] * problem.ops)
-        return Guess(window, EARNED[count // GRID % FIRST] * self.copy, np.zeros_like(problem.cost))
+        window = int(TUNING.ahead[count % TUNING.grid] * problem.ops)
+        return Guess(
+            window,
+            TUNING.earned[count // TUNING.grid % TUNING.copies] * self.copy,
+            np.zeros_like(problem.cost),
+        )
 
     def _near(self, guess: Guess) -> Guess:
         """Other preferences for a few ops, and now and then another window or reluctance."""
         draw, (devices, ops) = self._random, guess.bias.shape
         window, reluctance, bias = guess.window, guess.reluctance, guess.bias.copy()
-        if draw.random() < 0.3:
-            window = int(draw.choice(AHEAD) * ops)
-        if draw.random() < 0.3:
-            reluctance = float(draw.choice(EARNED)) * self.copy
-        many = int(np.exp(draw.uniform(0.0, np.log(1 + CHANGED * ops))))
+        if draw.random() < TUNING.again:
+            window = int(draw.choice(TUNING.ahead) * ops)
+        if draw.random() < TUNING.again:
+            reluctance = float(draw.choice(TUNING.earned)) * self.copy
+        many = int(np.exp(draw.uniform(0.0, np.log(1 + TUNING.changed * ops))))
         changed = draw.integers(ops, size=many)
-        if draw.random() < RUNS:  # neighbours in the base order instead
+        if draw.random() < TUNING.runs:  # neighbours in the base order instead
             changed = np.arange(changed[0], min(ops, changed[0] + many))
-            bias[draw.integers(devices), changed] = draw.normal(0.0, STRENGTH * self.copy)
+            bias[draw.integers(devices), changed] = draw.normal(0.0, TUNING.strength * self.copy)
             return Guess(window, reluctance, bias)
         there = draw.integers(devices, size=len(changed))
-        bias[there, changed] = draw.normal(0.0, STRENGTH * self.copy, len(changed))
+        bias[there, changed] = draw.normal(0.0, TUNING.strength * self.copy, len(changed))
         return Guess(window, reluctance, bias)
 
     def _pass(self, guess: Guess) -> tuple[float, float, int]:

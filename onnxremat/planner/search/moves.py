@@ -6,6 +6,8 @@ that change where ops run or what is copied use ``mend`` to bring the values tha
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numba import types
 
@@ -24,9 +26,38 @@ from onnxremat.planner.search.arrays import (
 from onnxremat.planner.search.compiled import I32, below, compiled, part, uniform
 from onnxremat.planner.search.edit import copy_steps, delete, insert_one, mend, sort
 
-ROOT = 16  # ops inserted by one move at most
-LONG = 32  # steps moved to another device at once at most
-NEAR = 20  # steps that one is moved by at most, when it is not moved anywhere
+
+class Tuning(NamedTuple):
+    """Limits of moves, and how often each is tried; docs/search.md has what was measured.
+
+    Shares of moves add up: what is beyond the last moves a first run, where the order is free.
+    """
+
+    root: int = 16  # ops inserted by one move at most; work space is made for it
+    stretch: int = 32  # steps moved to another device at once at most, beside one alone
+    near: int = 20  # steps that one is moved by at most, when it is not moved anywhere
+    levels: int = 5  # of ancestry that is recomputed, less one
+    alone: float = 0.60  # of recomputations: without ancestry
+    ancestor: float = 0.70  # of ancestors
+    before: float = 0.25  # of swaps: out before the last touch, whose op may take the value over
+    recompute: float = 0.20
+    copy: float = 0.27
+    swap: float = 0.37
+    delete: float = 0.55
+    exchange: float = 0.67
+    shift: float = 0.79
+    device: float = 0.93
+    trade: float = 0.97
+    output: float = 0.98
+    nearby: float = 0.50  # of exchanges: not far
+    for_copy: float = 0.25  # of exchanges: for a copy, for a swap, else for a recomputation
+    for_swap: float = 0.50
+    one: float = 0.50  # of changes of device: a single step
+    short: float = 0.60  # of shifts: not far
+
+
+TUNING = Tuning()
+ROOT, STRETCH = TUNING.root, TUNING.stretch
 
 
 @compiled(types.int64(ARRAYS, SCRATCH, types.int64))
@@ -54,7 +85,7 @@ def _insert_recompute(p: Arrays, s: Scratch, trial: Ints, steps: int, at: int, o
     if p.again[ops[0]] == 0 or not np.isfinite(p.cost[where, ops[0]]):
         return -1
     count, head = 1, 0
-    depth = 0 if uniform(s.random) < 0.6 else below(s.random, 5)
+    depth = 0 if uniform(s.random) < TUNING.alone else below(s.random, TUNING.levels)
     for _ in range(depth):
         end = count
         while head < end:
@@ -62,7 +93,7 @@ def _insert_recompute(p: Arrays, s: Scratch, trial: Ints, steps: int, at: int, o
                 maker = p.producer[p.read_index[k]]
                 if p.again[maker] == 0 or not np.isfinite(p.cost[where, maker]):
                     continue
-                if count >= ROOT or uniform(s.random) >= 0.7:
+                if count >= TUNING.root or uniform(s.random) >= TUNING.ancestor:
                     continue
                 known = False
                 for i in range(count):
@@ -136,7 +167,9 @@ def _insert_swap(p: Arrays, s: Scratch, trial: Ints, steps: int, at: int) -> int
     since = _last_touch(p, trial, at, value, where)
     if since < 0 or at - since < 2:
         return -1
-    out = since if uniform(s.random) < 0.25 else since + 1  # before: its last reader may take over
+    out = (
+        since if uniform(s.random) < TUNING.before else since + 1
+    )  # before: its last reader may take over
     steps = insert_one(trial, steps, at, copy_of(value, other, where))
     return insert_one(trial, steps, out, copy_of(value, where, other))
 
@@ -171,7 +204,7 @@ def _change_device(p: Arrays, s: Scratch, trial: Ints, steps: int) -> int:
     other = _other(s, len(p.fixed), where)
     if other < 0 or not np.isfinite(p.cost[other, item(code)]):
         return -1
-    stretch = 1 if uniform(s.random) < 0.5 else 2 + below(s.random, LONG)
+    stretch = 1 if uniform(s.random) < TUNING.one else 2 + below(s.random, TUNING.stretch)
     for step in range(at, min(steps, at + stretch)):
         here = trial[step]
         op = item(here)
@@ -230,12 +263,12 @@ def _exchange(p: Arrays, s: Scratch, trial: Ints, steps: int, ops: Ints) -> int:
         return -1
     steps = delete(trial, steps, at)
     to = below(s.random, steps)
-    if uniform(s.random) < 0.5:
-        to = min(steps - 1, max(0, at + below(s.random, 2 * NEAR + 1) - NEAR))
+    if uniform(s.random) < TUNING.nearby:
+        to = min(steps - 1, max(0, at + below(s.random, 2 * TUNING.near + 1) - TUNING.near))
     draw = uniform(s.random)
-    if draw < 0.25:
+    if draw < TUNING.for_copy:
         return _insert_copy(p, s, trial, steps, to)
-    if draw < 0.5:
+    if draw < TUNING.for_swap:
         return _insert_swap(p, s, trial, steps, to)
     return _insert_recompute(p, s, trial, steps, to, ops)
 
@@ -249,8 +282,8 @@ def _shift(p: Arrays, s: Scratch, trial: Ints, steps: int, any_step: bool) -> in
     code = trial[at]
     steps = delete(trial, steps, at)
     to = below(s.random, steps + 1)
-    if any_step or uniform(s.random) < 0.6:
-        to = min(steps, max(0, at + below(s.random, 2 * NEAR + 1) - NEAR))
+    if any_step or uniform(s.random) < TUNING.short:
+        to = min(steps, max(0, at + below(s.random, 2 * TUNING.near + 1) - TUNING.near))
     return insert_one(trial, steps, to, code)
 
 
@@ -258,24 +291,24 @@ def _shift(p: Arrays, s: Scratch, trial: Ints, steps: int, any_step: bool) -> in
 def move(p: Arrays, s: Scratch, trial: Ints, steps: int, hold: Ints, spare: Ints, ops: Ints) -> int:
     """Apply one random move; the new length, or -1."""
     draw = uniform(s.random)
-    if draw < 0.20:
+    if draw < TUNING.recompute:
         return _insert_recompute(p, s, trial, steps, below(s.random, steps), ops)
-    if draw < 0.27:
+    if draw < TUNING.copy:
         return _insert_copy(p, s, trial, steps, below(s.random, steps))
-    if draw < 0.37:
+    if draw < TUNING.swap:
         return _insert_swap(p, s, trial, steps, below(s.random, steps))
-    if draw < 0.55:
+    if draw < TUNING.delete:
         at = _removable(p, s, trial, steps)
         return delete(trial, steps, at) if at >= 0 else -1
-    if draw < 0.67:
+    if draw < TUNING.exchange:
         return _exchange(p, s, trial, steps, ops)
-    if draw < 0.79:
+    if draw < TUNING.shift:
         return _shift(p, s, trial, steps, False)
-    if draw >= 0.98:
+    if draw >= TUNING.output:
         return _shift(p, s, trial, steps, True) if p.free[0] else -1
-    if draw < 0.93:
+    if draw < TUNING.device:
         steps = _change_device(p, s, trial, steps)
-    elif draw < 0.97:
+    elif draw < TUNING.trade:
         steps = _swap_copy_recompute(p, s, trial, steps)
     elif not _change_output_device(p, s, hold):
         return -1

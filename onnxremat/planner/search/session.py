@@ -28,18 +28,25 @@ from onnxremat.planner.search.arrays import (
 )
 from onnxremat.planner.search.edit import mended
 from onnxremat.planner.search.evaluate import evaluate
+from onnxremat.planner.search.greedy import TUNING as GREEDY
 from onnxremat.planner.search.greedy import Pool, fill, polish, pool_for
 
 if TYPE_CHECKING:
     from onnxremat.planner.search.streams import Streams
 
-GROWTH = 5  # schedules may have this many times as many steps as there are ops
-SPARE = 64  # steps that one handed in must be shorter than the room
-CHUNK = 200  # moves between looks at a clock that counts them
-SLICE = 0.05  # seconds between looks at the clock
-SELDOM = 10  # times the time that telling of an improvement takes before the next is told
-ROUNDS = 4  # of greedy repair between looks at the clock
-BATCHES = 400  # ops per candidate that greedy repair inserts at once
+
+class Tuning(NamedTuple):
+    """How the search is driven."""
+
+    growth: int = 5  # schedules may have this many times as many steps as there are ops
+    spare: int = 64  # steps that one handed in must be shorter than that: what moves may add
+    first: int = 20  # moves before the first look at the clock
+    chunk: int = 200  # moves between looks at a clock that counts them
+    slice: float = 0.05  # seconds between looks at the wall's: soon enough for Ctrl-C
+    seldom: float = 10.0  # times as long as telling of an improvement took until the next is told
+
+
+TUNING = Tuning()
 
 Plan = TypeVar("Plan")
 
@@ -79,7 +86,7 @@ class _Search(ABC, Generic[Plan]):
     def __init__(self, arrays: Arrays, seed: int, free_order: bool, clock: Clock) -> None:
         self.arrays, self.clock = arrays, clock
         self.devices, self.ops = arrays.cost.shape
-        self.room = GROWTH * self.ops + 256
+        self.room = TUNING.growth * self.ops + 256
         self.scratch = scratch_for(arrays, self.room, seed)
         self.codes: Ints = np.zeros(self.room, np.int32)  # the schedule at hand
         self._hold: Ints = np.full(len(arrays.keep), -1, np.int32)
@@ -156,9 +163,9 @@ class _Search(ABC, Generic[Plan]):
         if steps < 0:
             return None
         args = (self.arrays, self.scratch, self._pool, self.codes)
-        batch = max(1, self.ops // BATCHES)
+        batch = max(1, self.ops // GREEDY.batch)
         while True:
-            steps = fill(*args, steps, self._hold, depth, power, batch, ROUNDS)
+            steps = fill(*args, steps, self._hold, depth, power, batch, GREEDY.rounds)
             met = self.scratch.figures[1] <= 0
             self.clock.spend((1 + abs(steps)) / PASSED)
             if met or steps < 0 or self.clock.now() > until or stop():
@@ -196,15 +203,20 @@ class _Search(ABC, Generic[Plan]):
         if not walker.ready:
             return
         begin = now = clock.now()
-        moves, known, told, took = CHUNK if clock.counted else 20, walker.best, 0.0, 0.0
+        moves, known, told, took = (
+            TUNING.chunk if clock.counted else TUNING.first,
+            walker.best,
+            0.0,
+            0.0,
+        )
         while now < begin + seconds and not stop():
             walker.step((now - begin) / seconds, moves)
             clock.spend(moves / MOVES if self.devices == 1 else moves * walker.steps / REPLAYED)
             later = clock.now()
             if not clock.counted:
-                moves = int(min(1e6, max(10, moves * SLICE / max(1e-4, later - now))))
+                moves = int(min(1e6, max(10, moves * TUNING.slice / max(1e-4, later - now))))
             now = later
-            if walker.best < known and now - told > SELDOM * took:
+            if walker.best < known and now - told > TUNING.seldom * took:
                 known = walker.best
                 improved(self._read(*walker.found()), known)
                 told = clock.now()
@@ -247,7 +259,7 @@ class Search(_Search[Schedule]):
 
     def _load(self, plan: Schedule) -> int:
         steps = len(plan.steps)
-        if steps > self.room - SPARE:
+        if steps > self.room - TUNING.spare:
             return -1
         self.codes[:steps], self._hold[:] = pack(plan.steps), plan.hold
         return steps
@@ -306,7 +318,7 @@ class SequenceSearch(_Search[list[int]]):
 
     def _load(self, plan: Sequence[int]) -> int:
         steps = len(plan)
-        if steps > self.room - SPARE:
+        if steps > self.room - TUNING.spare:
             return -1
         self.codes[:steps] = runs_of(plan)
         return steps
