@@ -34,7 +34,7 @@ from onnxremat.pipeline.device_plan import device_model
 from onnxremat.pipeline.optimize_devices import optimize_devices
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
 from onnxremat.pipeline.verify_devices import DeviceVerification
-from onnxremat.planner.devices.bounds import least_budgets
+from onnxremat.planner.bounds import least_budgets
 from onnxremat.planner.options import PlanOptions
 from onnxremat.schedule.assign import assigned
 from onnxremat.units import parse_budget

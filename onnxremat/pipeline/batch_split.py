@@ -21,8 +21,8 @@ from onnxremat.pipeline.prepare import Prepared, prepare_split
 from onnxremat.pipeline.refusal import refusal
 from onnxremat.planner.bounds import largest_need
 from onnxremat.planner.options import AUTO, PlanOptions
+from onnxremat.planner.problem_lists import ProblemLists
 from onnxremat.planner.reduce import reduce
-from onnxremat.planner.wiring import Wiring
 from onnxremat.units import Budget
 
 LITTLE = 0.01  # overhead of the whole batch up to which parts are not tried
@@ -162,7 +162,7 @@ class _Parts:
     def _need(self, parts: int) -> tuple[int, str]:
         split = self.splits[parts]
         reduced = reduce(split.graph, split.costs, split.weights)
-        need = largest_need(Wiring(reduced.problem))
+        need = largest_need(ProblemLists(reduced.problem))
         return need.bytes, named(reduced, need.why)
 
     def tried(self) -> str:

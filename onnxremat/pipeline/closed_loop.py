@@ -18,8 +18,10 @@ from onnxremat.pipeline.refusal import given_up, refusal, unexplained
 from onnxremat.planner import smallest_budget
 from onnxremat.planner.methods import plan_by
 from onnxremat.planner.options import AUTO, ROOM, PlanOptions
-from onnxremat.planner.problem import Certificate, Solution, Status, seconds
 from onnxremat.planner.reduce import Reduced, reduce
+from onnxremat.planner.schedule import Schedule
+from onnxremat.planner.semantics import seconds
+from onnxremat.planner.solution import Certificate, Solution, Status
 from onnxremat.rewrite.emit import Rewritten, rewrite
 from onnxremat.schedule.expand import settled
 from onnxremat.schedule.plan import Plan, Provenance, graph_hash
@@ -167,12 +169,11 @@ def smallest(prepared: Prepared, options: PlanOptions) -> Smallest:
     store_all = seconds(reduced.problem, reduced.problem.store_all())
     solution = Solution(
         status=Status.FEASIBLE,
-        sequence=tuple(sequence),
+        schedule=Schedule.of(reduced.problem, sequence),
         time=seconds(reduced.problem, sequence),
-        peak=found,
+        peaks=(found,),
         certificate=Certificate(store_all, "store-all", True),
         planner="smallest-budget",
-        plan_seconds=0.0,
     )
     made = carry_out(prepared, _as_plan(prepared, reduced, solution, solution, found))
     limit = max(made.predicted.peak, made.measured.peak if made.measured else 0)

@@ -19,20 +19,15 @@ from onnxremat.execute.inside import Known
 from onnxremat.pipeline.device_plan import DeviceModel, device_model
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.verify_devices import DeviceVerification, verify_devices
-from onnxremat.planner.devices import (
-    DeviceProblem,
-    DeviceSolution,
-    Schedule,
-    makespan,
-    seconds,
-    solve_devices,
-)
-from onnxremat.planner.devices.bounds import NO_LIMIT
-from onnxremat.planner.devices.exact import solve_device_formulation
-from onnxremat.planner.devices.problem import first_runs, least_seconds
-from onnxremat.planner.devices.steps import provenance_of
+from onnxremat.planner.incumbent import NO_LIMIT
+from onnxremat.planner.makespan import makespan
+from onnxremat.planner.methods import plan_by
 from onnxremat.planner.options import PlanOptions
-from onnxremat.planner.problem import Certificate, Status
+from onnxremat.planner.plan_steps import provenance_of
+from onnxremat.planner.problem import Problem
+from onnxremat.planner.schedule import Schedule
+from onnxremat.planner.semantics import seconds
+from onnxremat.planner.solution import Certificate, Solution, Status
 from onnxremat.units import format_bytes
 
 ROUNDS = 8  # plans for one table of costs, each for less than the one before
@@ -46,7 +41,7 @@ MOST = 2e-2  # above which it gets none
 class Carried:
     """A plan that was carried out."""
 
-    solution: DeviceSolution
+    solution: Solution
     made: Deployment
     verification: DeviceVerification | None
     tables: Mapping[str, CostTable]
@@ -88,7 +83,7 @@ class DeviceRounds:
             pairs=self.prepared.in_place, limits=self.limits,
         )  # fmt: skip
 
-    def best(self, tables: Mapping[str, CostTable], given: DeviceSolution | None = None) -> Carried:
+    def best(self, tables: Mapping[str, CostTable], given: Solution | None = None) -> Carried:
         """The plan that is quickest when tried out, or the only one.
 
         Args:
@@ -120,7 +115,7 @@ class DeviceRounds:
     def within(
         self,
         tables: Mapping[str, CostTable],
-        given: DeviceSolution | None = None,
+        given: Solution | None = None,
         warm: Schedule | None = None,
     ) -> Carried:
         """A plan that keeps the limits when it is carried out; see :meth:`best`.
@@ -129,7 +124,7 @@ class DeviceRounds:
             warm: a schedule to start from.
         """
         model = self.model(tables)
-        first: DeviceSolution | None = None
+        first: Solution | None = None
         over: dict[str, int] = {}
         for _ in range(1 if given else ROUNDS):
             solution = given or self._planned(model, tables, first, warm)
@@ -164,9 +159,9 @@ class DeviceRounds:
         self,
         model: DeviceModel,
         tables: Mapping[str, CostTable],
-        first: DeviceSolution | None,
+        first: Solution | None,
         warm: Schedule | None,
-    ) -> DeviceSolution:
+    ) -> Solution:
         """For all of the limits first, which proves something of them; then for what was learnt."""
         self.say("planning")
         limit = self.options.time_limit
@@ -189,7 +184,7 @@ class DeviceRounds:
         aims = {**self.limits, **self.aims}
         return [int(aims.get(name, NO_LIMIT)) for name in self.machine.names]
 
-    def _lower(self, made: Deployment, solution: DeviceSolution, over: Mapping[str, int]) -> None:
+    def _lower(self, made: Deployment, solution: Solution, over: Mapping[str, int]) -> None:
         """Plan for less from here on. A partition of a provider that compiles it holds its buffers
         for good: there, fewer partitions are what helps, and their price goes up."""
         for name, excess in over.items():
@@ -224,18 +219,16 @@ class DeviceRounds:
 
     def _solved(
         self, model: DeviceModel, aims: Mapping[str, float], limit: float, warm: Schedule | None
-    ) -> DeviceSolution:
+    ) -> Solution:
         budgets = [aims.get(name, inf) for name in self.machine.names]
         options = replace(
             self.options.lasting(limit), objective=self.objective,
             fixed_order=self.prepared.settings.fixed_order,
         )  # fmt: skip
-        if options.method.formulation:
-            return solve_device_formulation(model.problem, budgets, options)
-        return solve_devices(model.problem, budgets, options, warm)
+        return plan_by(model.problem, budgets, options, warm)
 
     def _deployed(
-        self, model: DeviceModel, tables: Mapping[str, CostTable], solution: DeviceSolution
+        self, model: DeviceModel, tables: Mapping[str, CostTable], solution: Solution
     ) -> Deployment:
         assert solution.schedule is not None
         provenance = replace(
@@ -250,9 +243,7 @@ class DeviceRounds:
             known=self.known,
         )  # fmt: skip
 
-    def _refusal(
-        self, model: DeviceModel, solution: DeviceSolution
-    ) -> InfeasibleError | NoPlanError:
+    def _refusal(self, model: DeviceModel, solution: Solution) -> InfeasibleError | NoPlanError:
         name = self.prepared.name
         text = ", ".join(f"{device}={format_bytes(n)}" for device, n in self.limits.items())
         why = "; ".join(solution.notes) or "no placement, order, recomputation or move fits"
@@ -283,15 +274,13 @@ def _excess(found: Mapping[str, DeviceBytes], limits: Mapping[str, int]) -> dict
     }
 
 
-def proven(
-    problem: DeviceProblem, solution: DeviceSolution, first: DeviceSolution, gap: float
-) -> DeviceSolution:
+def proven(problem: Problem, solution: Solution, first: Solution, gap: float) -> Solution:
     """The solution with what is proven of the whole budgets: a later round had smaller ones."""
     if solution is first or first.schedule is None or solution.schedule is None:
         return solution
     proof = first.certificate
-    if not proof.any_order and first_runs(first.schedule) != first_runs(solution.schedule):
-        proof = Certificate(least_seconds(problem), "least run", True)
+    if not proof.any_order and first.schedule.first_runs != solution.schedule.first_runs:
+        proof = Certificate(problem.least_seconds, "least run", True)
     found = replace(
         solution,
         certificate=replace(proof, bound=min(proof.bound, solution.value)),

@@ -29,10 +29,10 @@ from onnxremat.pipeline.model_files import (
 )
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.verify_devices import DeviceVerification
-from onnxremat.planner.devices import DeviceSolution
-from onnxremat.planner.devices.bounds import NO_LIMIT
 from onnxremat.planner.formulate import check_for_devices
+from onnxremat.planner.incumbent import NO_LIMIT
 from onnxremat.planner.options import Method, PlanOptions
+from onnxremat.planner.solution import Solution
 from onnxremat.units import Budget
 
 
@@ -51,7 +51,7 @@ class DeviceResult:
 
     prepared: Prepared
     deployment: Deployment
-    solution: DeviceSolution
+    solution: Solution
     tables: Mapping[str, CostTable]
     verification: DeviceVerification | None
     timings: tuple[Timing, ...]
@@ -190,7 +190,7 @@ def _exchanged(
     tables: Mapping[str, CostTable],
     write_model: Path | None,
     read_solution: Path | None,
-) -> tuple[dict[str, Any], DeviceSolution | None]:
+) -> tuple[dict[str, Any], Solution | None]:
     """Figures of the formulation that was written, and the solution of it that was read."""
     method, say = rounds.options.method, rounds.say
     problem = rounds.model(tables).problem

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from onnxremat.errors import InfeasibleError, NoPlanError
-from onnxremat.planner.problem import Solution, Status
+from onnxremat.planner.solution import Solution, Status
 from onnxremat.units import format_bytes
 
 

@@ -10,8 +10,10 @@ from onnxremat.planner.clock import UNITS, Clock
 from onnxremat.planner.ladder import solve
 from onnxremat.planner.options import AUTO, PlanOptions, Stop
 from onnxremat.planner.order import best_order
-from onnxremat.planner.problem import Problem, Solution, Status, occupancy, peak
-from onnxremat.planner.wiring import Wiring, reordered
+from onnxremat.planner.problem import Problem
+from onnxremat.planner.problem_lists import ProblemLists, reordered
+from onnxremat.planner.semantics import occupancy, peak
+from onnxremat.planner.solution import Solution, Status
 
 QUICK = 0.3  # share of the time for orders, greedy insertion and annealing
 PROBES = 5  # budgets that the whole ladder is asked about, at least, in the time that is left
@@ -33,7 +35,7 @@ def smallest_budget(
     time_limit, fixed_order, stop = options.seconds, options.fixed_order, options.stop
     clock = options.clock()
     begin = clock.now()
-    wiring = Wiring(problem)
+    wiring = ProblemLists(problem)
     need = largest_need(wiring, fixed_order=fixed_order)
 
     def halted(share: float = 1.0) -> bool:

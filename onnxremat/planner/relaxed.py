@@ -82,7 +82,9 @@ def tighten(made: CutModel, known: Sequence[Row], limits: Limits) -> Relaxed | N
         model.cut_back(first)
         return None
     tight = _tight(made, first, rows, relaxation.point)
-    price = {cut: -float(relaxation.prices[row]) for cut, row in made.memory.items()}
+    price = dict.fromkeys(made.spans.cuts, 0.0)
+    for (cut, _), row in made.memory.items():
+        price[cut] -= float(relaxation.prices[row])
     model.cut_back(first)
     return Relaxed(best, relaxation.point, add_rows(made, tight), price)
 

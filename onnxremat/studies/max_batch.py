@@ -27,8 +27,9 @@ from onnxremat.pipeline.closed_loop import plan_within
 from onnxremat.pipeline.prepare import Settings, Source, prepare, read_source
 from onnxremat.pipeline.study_problem import Subject, is_graph_file, read_subject
 from onnxremat.planner.options import PlanOptions
-from onnxremat.planner.problem import Problem, Solution, Status
+from onnxremat.planner.problem import Problem
 from onnxremat.planner.reduce import reduce
+from onnxremat.planner.solution import Solution, Status
 from onnxremat.studies.graph_file import plan_problem
 from onnxremat.units import Budget, format_bytes
 

@@ -20,10 +20,11 @@ from onnxremat.pipeline.device_rounds import proven
 from onnxremat.pipeline.optimize_devices import DeviceResult, optimize_devices
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
 from onnxremat.pipeline.verify_devices import verify_devices
-from onnxremat.planner.devices import solve_devices, warm_up
-from onnxremat.planner.devices.steps import provenance_of
+from onnxremat.planner.ladder import solve
 from onnxremat.planner.options import PlanOptions
-from onnxremat.planner.problem import Certificate, Status
+from onnxremat.planner.plan_steps import provenance_of
+from onnxremat.planner.searches import warm_up
+from onnxremat.planner.solution import Certificate, Status
 from onnxremat.schedule.plan import Compute, Transfer
 from tests.devices.plans import priced, processors
 from tests.limits import LONG
@@ -62,7 +63,7 @@ def test_a_later_round_proves_nothing_of_the_whole_budgets() -> None:
     """It plans for less, as the first plan took more when it was carried out."""
     problem = random_device_problem(1, 6, plain=True)
     budgets = [1000, 1000]
-    found = solve_devices(problem, budgets, asked(time_limit=LONG, fixed_order=True))
+    found = solve(problem, budgets, asked(time_limit=LONG, fixed_order=True))
     low = replace(found, certificate=Certificate(0.5 * found.time, "first", True))
     tight = replace(found, certificate=Certificate(found.time, "second", True))
     told = proven(problem, tight, low, gap=1e-3)
@@ -158,9 +159,7 @@ def test_swapping_to_a_device_that_only_stores() -> None:
     model = device_model(graph, machine, tables)
     sizes = sorted(graph.tensors[n].bytes for op in graph.ops for n in op.writes)
     budget = 4 * sizes[-1] + graph.weight_bytes + 6 * 4096
-    solution = solve_devices(
-        model.problem, [budget, float("inf")], asked(time_limit=LONG, threads=1)
-    )
+    solution = solve(model.problem, [budget, float("inf")], asked(time_limit=LONG, threads=1))
     assert solution.schedule is not None
     plan = model.plan(solution.schedule, provenance_of(solution), [budget, 1 << 60])
     moves = [step for step in plan.steps if isinstance(step, Transfer)]

@@ -16,9 +16,9 @@ from onnxremat.pipeline.device_plan import device_model
 from onnxremat.pipeline.optimize_devices import optimize_devices
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
 from onnxremat.pipeline.state_homes import state_homes
-from onnxremat.planner.devices import warm_up
-from onnxremat.planner.devices.bounds import least_budgets
+from onnxremat.planner.bounds import least_budgets
 from onnxremat.planner.options import PlanOptions
+from onnxremat.planner.searches import warm_up
 from onnxremat.units import parse_budget
 from tests.devices.plans import priced, processors
 from tests.limits import LONG

@@ -29,8 +29,8 @@ from onnxremat.pipeline.batch_slices import in_parts
 from onnxremat.pipeline.device_slices import shares
 from onnxremat.pipeline.optimize_devices import optimize_devices
 from onnxremat.pipeline.prepare import Settings, prepare, prepare_split
-from onnxremat.planner.devices import warm_up
 from onnxremat.planner.options import PlanOptions
+from onnxremat.planner.searches import warm_up
 from onnxremat.rewrite.split_batch import rows_of_parts, split_batch
 from tests.devices.plans import priced, processors
 from tests.limits import LONG

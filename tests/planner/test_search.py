@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onnxremat.planner.problem import occupancy, seconds
 from onnxremat.planner.search import Search
+from onnxremat.planner.semantics import occupancy, seconds
 from tests.planner.oracle import random_problem, random_sequence
 
 
@@ -20,7 +20,7 @@ def test_evaluator_equals_occupancy(seed: int, ops: int, which: int, fixed: bool
     problem = random_problem(seed, ops)
     sequence = random_sequence(problem, which, fixed_order=fixed)
     search = Search(problem, 20, free_order=not fixed)
-    use = occupancy(problem, sequence)
+    use = occupancy(problem, sequence)[0]
     allowed = all(
         problem.recompute[op] and not all(problem.keep[problem.writes[op]])
         for op in set(sequence)

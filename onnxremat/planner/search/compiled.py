@@ -15,7 +15,7 @@ from numba import types
 from numpy.typing import NDArray
 
 from onnxremat.planner.problem import Problem, Rows
-from onnxremat.planner.wiring import Wiring
+from onnxremat.planner.problem_lists import ProblemLists
 
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
@@ -83,27 +83,27 @@ def compiled(signature: Any, *, lean: bool = False) -> Callable[[Kernel], Kernel
 
 def arrays_of(problem: Problem) -> Arrays:
     """Flatten a problem for the kernels."""
-    wiring = Wiring(problem)
+    wiring = ProblemLists(problem)
     take_start = np.zeros(problem.ops + 1, np.int32)
     take_start[1:] = np.cumsum([len(row) for row in wiring.inplace])
     takes = [value for row in wiring.inplace for value in row]
     readers = Rows.of(wiring.readers)
     return Arrays(
-        cost=np.ascontiguousarray(problem.cost, np.float64),
-        work=np.ascontiguousarray(problem.work, np.int64),
+        cost=np.ascontiguousarray(problem.cost[0], np.float64),
+        work=np.ascontiguousarray(problem.work[0], np.int64),
         read_start=np.ascontiguousarray(problem.reads.start, np.int32),
         read_index=np.ascontiguousarray(problem.reads.index, np.int32),
         write_start=np.ascontiguousarray(problem.writes.start, np.int32),
         write_index=np.ascontiguousarray(problem.writes.index, np.int32),
         take_start=take_start,
         take_index=np.asarray(takes, np.int32),
-        size=np.ascontiguousarray(problem.size, np.int64),
+        size=np.ascontiguousarray(problem.size[0], np.int64),
         keep=problem.keep.astype(np.uint8),
         producer=problem.producer,
         reader_start=np.ascontiguousarray(readers.start, np.int32),
         reader_index=np.ascontiguousarray(readers.index, np.int32),
         again=np.asarray(wiring.recomputable, np.uint8),
-        fixed=np.asarray([problem.fixed], np.int64),
+        fixed=np.asarray(problem.fixed, np.int64),
     )
 
 

@@ -202,7 +202,7 @@ class _Walker:
 def warm_up() -> float:
     """Compile every kernel (or load it from the cache); returns the seconds it took."""
     begin = time.monotonic()
-    problem = Problem(
+    problem = Problem.single(
         cost=np.ones(3),
         work=np.zeros(3, np.int64),
         reads=Rows.of([[], [0], [0, 1]]),

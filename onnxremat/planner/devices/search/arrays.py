@@ -15,9 +15,9 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from onnxremat.planner.devices.layout import Layout
-from onnxremat.planner.devices.problem import Step
 from onnxremat.planner.problem import Ints, Rows
+from onnxremat.planner.problem_lists import ProblemLists
+from onnxremat.planner.schedule import Step
 
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
@@ -106,10 +106,10 @@ def compiled(signature: Any) -> Callable[[Kernel], Kernel]:
     return decorator
 
 
-def arrays_of(layout: Layout) -> Arrays:
+def arrays_of(layout: ProblemLists) -> Arrays:
     """Flatten a problem for the kernels."""
     problem = layout.problem
-    takes = Rows.of(layout.wiring.inplace)
+    takes = Rows.of(layout.inplace)
     return Arrays(
         cost=np.ascontiguousarray(problem.cost, np.float64),
         work=np.ascontiguousarray(problem.work, np.int64),
@@ -126,11 +126,11 @@ def arrays_of(layout: Layout) -> Arrays:
         weight=np.ascontiguousarray(problem.weight, np.int64),
         fixed=np.ascontiguousarray(problem.fixed, np.int64),
         keep=problem.keep.astype(np.uint8),
-        goal=_ints(layout.goal),
-        producer=_ints(layout.wiring.producer),
+        goal=_ints(layout.required),
+        producer=_ints(layout.producer),
         again=np.asarray(layout.recomputable, np.uint8),
         group=_ints(problem.group),
-        toll=np.ascontiguousarray(problem.tolls, np.float64),
+        toll=np.ascontiguousarray(problem.busy, np.float64),
     )
 
 

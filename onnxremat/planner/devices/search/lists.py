@@ -14,13 +14,13 @@ from typing import NamedTuple
 import numpy as np
 
 from onnxremat.planner.clock import PASSED
-from onnxremat.planner.devices.problem import Schedule
 from onnxremat.planner.devices.search.anneal import value_of
 from onnxremat.planner.devices.search.arrays import unpack
 from onnxremat.planner.devices.search.decode import Pass, list_schedule, take_order
 from onnxremat.planner.devices.search.evaluate import evaluate
 from onnxremat.planner.devices.search.session import SELDOM, Search
 from onnxremat.planner.problem import Bytes, Floats, Ints, Rows
+from onnxremat.planner.schedule import Schedule
 
 AHEAD = (0.03, 0.0, 0.01, 0.1, 0.3, 1.0, 0.003, 0.02, 0.05, 0.2)  # shares of the ops: windows
 GRID = 6  # of these are tried first, with each reluctance
@@ -59,7 +59,7 @@ class Lists:
     def __init__(self, search: Search, fixed_order: bool) -> None:
         self.search, self.fixed_order, self.layout = search, fixed_order, search.layout
         problem = self.layout.problem
-        readers = Rows.of(self.layout.wiring.readers)
+        readers = Rows.of(self.layout.readers)
         self._readers = (_ints(readers.start), _ints(readers.index))
         finite = problem.copy[np.isfinite(problem.copy)]
         self.copy = float(finite.mean()) if finite.size else 0.0
@@ -231,8 +231,8 @@ def _urgency(search: Search) -> Floats:
     way: list[float] = copy.tolist()
     for op in range(problem.ops - 1, -1, -1):
         after = 0.0
-        for value in layout.wiring.writes[op]:
-            for reader in layout.wiring.readers[value]:
+        for value in layout.writes[op]:
+            for reader in layout.readers[value]:
                 after = max(after, rank[reader] + way[value])
         rank[op] += after
     return np.asarray(rank, np.float64)

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import NamedTuple
 
 import numpy as np
 
 from onnxremat.planner.clock import PASSED, REPLAYED, WALL, Clock
-from onnxremat.planner.devices.layout import Layout
-from onnxremat.planner.devices.problem import Schedule
 from onnxremat.planner.devices.search.anneal import value_of, walk
 from onnxremat.planner.devices.search.arrays import arrays_of, pack, scratch_for, unpack
 from onnxremat.planner.devices.search.edit import mend, prune
@@ -18,20 +15,14 @@ from onnxremat.planner.devices.search.evaluate import evaluate
 from onnxremat.planner.devices.search.greedy import fill, polish
 from onnxremat.planner.devices.search.streams import makespan
 from onnxremat.planner.problem import Bytes, Ints
+from onnxremat.planner.problem_lists import ProblemLists
+from onnxremat.planner.schedule import Schedule
+from onnxremat.planner.semantics import Figures
 
 GROWTH = 5  # schedules may have this many times as many steps as there are ops
 CHUNK = 200  # moves between looks at a clock that counts them
 SLICE = 0.05  # seconds between looks at the clock
 SELDOM = 10  # times the time that telling of an improvement takes before the next is told
-
-
-class Figures(NamedTuple):
-    """What a replay says: seconds, makespan, peak bytes per device, excess area in byte-steps."""
-
-    seconds: float
-    makespan: float
-    peaks: tuple[int, ...]
-    area: float
 
 
 class Search:
@@ -46,7 +37,7 @@ class Search:
     """
 
     def __init__(
-        self, layout: Layout, budgets: Sequence[int], *, free_order: bool = False,
+        self, layout: ProblemLists, budgets: Sequence[int], *, free_order: bool = False,
         seed: int = 0, clock: Clock = WALL,
     ) -> None:  # fmt: skip
         self.layout, self.free_order, self.clock = layout, free_order, clock
@@ -60,7 +51,7 @@ class Search:
 
     def replay(self, schedule: Schedule) -> Figures | None:
         """Figures of a schedule, or None when it is not valid (or far too long)."""
-        steps, hold = self._load(schedule), _ints(schedule.hold)
+        steps, hold = self._load(schedule), _ints(schedule.placement)
         if steps < 0 or not evaluate(
             self.arrays, self.scratch, self.codes, steps, hold, self.budget, self.free_order
         ):
@@ -71,7 +62,7 @@ class Search:
 
     def mended(self, schedule: Schedule) -> Schedule | None:
         """The schedule with copies wherever a value is missing, and nothing unread; or None."""
-        steps, hold = self._load(schedule), _ints(schedule.hold)
+        steps, hold = self._load(schedule), _ints(schedule.placement)
         if steps < 0:
             return None
         count = mend(self.arrays, self.scratch, self.codes, steps, hold, self._trial)
@@ -81,7 +72,7 @@ class Search:
         if not evaluate(self.arrays, self.scratch, self._trial, count, *mode):
             return None
         count = prune(self.arrays, self.scratch, self._trial, count, *mode)
-        return Schedule(unpack(self._trial[:count]), schedule.hold)
+        return Schedule(unpack(self._trial[:count]), schedule.placement)
 
     def fit(
         self,
@@ -103,7 +94,7 @@ class Search:
         start = self.mended(schedule)
         if start is None:
             return None
-        steps, hold = self._load(start), _ints(start.hold)
+        steps, hold = self._load(start), _ints(start.placement)
         batch = max(1, self.layout.problem.ops // 400)
         over = np.zeros((self.layout.problem.devices, self.room + 2), np.int64)
         while True:
@@ -115,12 +106,12 @@ class Search:
             self.clock.spend((1 + abs(steps)) / PASSED)
             if met or steps < 0 or self.clock.now() > until or stop():
                 break
-        self.left = Schedule(unpack(self.codes[: abs(steps)]), schedule.hold)
+        self.left = Schedule(unpack(self.codes[: abs(steps)]), schedule.placement)
         return self.polished(self.left) if met else None
 
     def polished(self, schedule: Schedule) -> Schedule:
         """Delete copies and second runs that the budgets do not need."""
-        steps, hold = self._load(schedule), _ints(schedule.hold)
+        steps, hold = self._load(schedule), _ints(schedule.placement)
         mode = (hold, self.budget, self.free_order)
         args = (self.arrays, self.scratch, self.codes)
         steps = prune(*args, steps, *mode)
@@ -128,7 +119,7 @@ class Search:
             return schedule
         if self.scratch.figures[1] <= 0:
             steps = polish(*args, steps, *mode, self._trial)
-        return Schedule(unpack(self.codes[:steps]), schedule.hold)
+        return Schedule(unpack(self.codes[:steps]), schedule.placement)
 
     def anneal(
         self,
@@ -186,7 +177,7 @@ class _Walker:
 
     def __init__(self, search: Search, schedule: Schedule, heat: float, parallel: bool) -> None:
         self.search, self.parallel = search, parallel
-        self.steps, self.hold = search._load(schedule), _ints(schedule.hold)
+        self.steps, self.hold = search._load(schedule), _ints(schedule.placement)
         self.kept: Ints = np.zeros(search.room, np.int32)
         self.kept_hold = self.hold.copy()
         problem = search.layout.problem
