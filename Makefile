@@ -14,8 +14,10 @@ ZOO ?= $(TORCH) torchvision==0.28.0 timm transformers onnxscript
 demo: $(VENV)/ready
 	MODEL=$(MODEL) $(BIN)/python tools/demo.py
 
+# The whole path on a tiny model first: a broken installation shows in seconds.
 test: $(VENV)/dev
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile tests
+	$(BIN)/python -m pytest -q -x tests/test_tiny.py
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --ignore tests/test_tiny.py tests
 
 test-torch: $(VENV)/torch
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist load -m torch tests/torch tests/cli

@@ -63,6 +63,10 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import the API on first use: ``import onnxremat`` itself stays instant."""
+    if name == "load":  # a process that only runs a model needs no planner
+        from onnxremat.session.load import load
+
+        return load
     if name in __all__:
         from onnxremat import api
 

@@ -1,6 +1,6 @@
 """The public functions, one per command.
 
-optimize   in.onnx + budget -> a model that keeps it
+optimize   in.onnx + budget -> a model that keeps it, in one session or over devices
 prepare    in.onnx -> the graph that is planned, with costs
 plan       prepared model + budget -> plan
 apply      in.onnx + plan -> model
@@ -9,7 +9,7 @@ sweep      in.onnx -> memory-time curve
 compare    in.onnx + budgets -> every planner side by side
 max_batch  in.onnx + budget -> the largest batch that fits
 load       result -> a ready onnxruntime session
-optimize_devices, load_devices   the same over several devices
+load_devices   result for several devices -> ready to run
 export, check_export   PyTorch module -> a file that can be trained, and whether it can
 """
 
@@ -22,8 +22,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.console import RenderableType
+
 from onnxremat.device.files import read_machine
-from onnxremat.device.host import memory_bytes
 from onnxremat.device.machine import Machine
 from onnxremat.errors import UsageError
 from onnxremat.execute.deployment import read_deployment
@@ -36,16 +37,19 @@ from onnxremat.grad import training_of
 from onnxremat.graph.onnx_io import check_writable, inline_functions, read_model, write_model
 from onnxremat.ort.infer import bind
 from onnxremat.pipeline.batch_split import plan_best
-from onnxremat.pipeline.closed_loop import Outcome, carry_out, plan_within
-from onnxremat.pipeline.model_files import write_prepared
-from onnxremat.pipeline.optimize_devices import DeviceResult
-from onnxremat.pipeline.optimize_devices import optimize_devices as plan_devices
+from onnxremat.pipeline.closed_loop import Candidate
+from onnxremat.pipeline.in_session import InOneSession, SessionRun
+from onnxremat.pipeline.optimize import Request
+from onnxremat.pipeline.optimize import optimize as finish_request
+from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.planned import prepare_for
 from onnxremat.pipeline.prepare import Prepared, Settings, Source, prepare, read_source
-from onnxremat.pipeline.result import Finished, finish
+from onnxremat.pipeline.result import Result, Timed, finish
 from onnxremat.pipeline.study_problem import is_graph_file, read_subject
 from onnxremat.pipeline.verify import Verification, verify
+from onnxremat.pipeline.within_budget import applied
 from onnxremat.planner.options import Method, PlanOptions
+from onnxremat.report.device_tables import device_table
 from onnxremat.report.tables import as_text, before_after
 from onnxremat.rewrite.emit import metadata, unpack
 from onnxremat.schedule.plan import Plan
@@ -60,7 +64,6 @@ from onnxremat.units import one_budget, parse_budget
 __all__ = [
     "Comparison",
     "Curve",
-    "DeviceResult",
     "MaxBatch",
     "Method",
     "OptimizeResult",
@@ -90,73 +93,90 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class OptimizeResult(Finished):
+class OptimizeResult(Result):
     """A model within its budget: ``save(path)`` it, read its ``plan``, print its ``report()``."""
 
+    def table(self) -> RenderableType:
+        """Before and after, or what each device holds, as a rich table."""
+        facts = self.facts()
+        return device_table(facts) if "devices" in facts else before_after(facts)
+
     def report(self) -> str:
-        """The before/after table as text."""
-        return as_text(before_after(self.facts()))
+        """The same as text."""
+        return as_text(self.table())
 
     def draw(self, timeline: Path | None = None, trace: Path | None = None) -> None:
         """Write the memory timeline (``.png``, ``.svg``) and the Chrome/Perfetto trace.
 
         Raises:
-            UsageError: unknown suffix, or the folder is not writable.
+            UsageError: unknown suffix, the folder is not writable, or several devices.
         """
         from onnxremat.report.chrome_trace import write_trace
         from onnxremat.report.timeline import draw_timeline
 
-        made = self.outcome
-        profile = made.measured.profile if made.measured else None
-        graph = made.rewritten.graph
+        made, run = self.candidate.artifact, self.candidate.measured
+        if not isinstance(made, InOneSession):
+            raise no_drawings()
+        profile = run.tuned.profile if isinstance(run, SessionRun) else None
         if timeline:
             draw_timeline(
-                graph, made.predicted, timeline, measured=profile, budget=made.budget,
-                store_all=store_all_timeline(self.prepared), title=self.prepared.name,
+                made.graph, made.timeline, timeline, measured=profile,
+                budget=self.candidate.budget, store_all=store_all_timeline(self.prepared),
+                title=self.prepared.name,
             )  # fmt: skip
         if trace:
-            write_trace(graph, made.predicted, trace, measured=profile)
+            write_trace(made.graph, made.timeline, trace, measured=profile)
 
 
 def optimize(
     source: Source,
     *,
-    budget: str | int,
+    budget: str | int = "",
+    devices: Machine | str | os.PathLike[str] | None = None,
     settings: Settings | None = None,
     options: PlanOptions | None = None,
+    pins: Sequence[tuple[str, str]] = (),
+    objective: str = "auto",
     bench_seconds: float = 6.0,
     write_model: str | os.PathLike[str] | None = None,
+    read_solution: str | os.PathLike[str] | None = None,
     say: Say | None = None,
 ) -> OptimizeResult:
-    """Make a model keep a memory budget at the least extra time.
+    """Make a model keep a memory budget at the least extra time, in one session or over devices.
 
     Args:
         source: a file or a model in memory.
         budget: ``2GiB``, bytes, ``60%`` (of this machine's memory), ``0.6x`` (of the unoptimised
-            peak), ``min``.
+            peak), ``min``; with ``devices`` ``cpu=1GiB,cuda:0=6GiB``, one for every device, or ""
+            for the memories that the machine file gives.
+        devices: a machine file, the name of a shipped one, or a :class:`Machine`; None for one
+            session on the processor.
         settings: shapes, target, threads, and whether to measure.
         options: how to search.
+        pins: with ``devices``: (pattern of op names or types, device).
+        objective: with ``devices``: ``time`` of all runs and copies, ``makespan`` side by side, or
+            ``auto``.
         bench_seconds: time to spend on timing the result, 0 for none.
         write_model: write the formulation (of ``options``, else ``cuts``) as ``.mps`` or ``.lp``
             before it is solved.
+        read_solution: with ``devices``: a solution of that formulation, solved elsewhere, instead
+            of solving it.
         say: told what is being done.
 
     Raises:
-        UsageError, ModelError: wrong input.
+        UsageError, ModelError: wrong input, or options that do not go together.
         InfeasibleError, NoPlanError, OverBudgetError: the budget cannot be kept.
         VerificationError: the result computes something else (never seen; never written).
+        MissingComponentError: a device's provider is not here.
     """
-    say = say or (lambda _: None)
-    limit = one_budget(budget)
-    options = options or PlanOptions()
-    prepared = prepare(source, settings or Settings(), say)
-    say("planning")
-    if write_model is None:
-        prepared, outcome = plan_best(prepared, limit, options, memory_bytes(), say)
-    else:  # that model is one of the whole batch
-        write_prepared(prepared, limit, options.method, Path(write_model), say)
-        outcome = plan_within(prepared, limit, options, memory_bytes())
-    return OptimizeResult(**vars(finish(prepared, outcome, bench_seconds, say, options.stop)))
+    machine = devices if devices is None or isinstance(devices, Machine) else read_machine(devices)
+    request = Request(
+        budget, machine, options or PlanOptions(), pins, objective, bench_seconds,
+        Path(write_model) if write_model else None, Path(read_solution) if read_solution else None,
+    )  # fmt: skip
+    log = Phases.of(say)
+    prepared = prepare(source, settings or Settings(), log)
+    return finish_request(prepared, request, log, OptimizeResult)
 
 
 def differentiate(
@@ -214,15 +234,15 @@ def plan(
     settings: Settings | None = None,
     options: PlanOptions | None = None,
     say: Say | None = None,
-) -> Outcome:
-    """Decide only; the outcome's plan can be kept (``plan.dumps()``) and applied later.
+) -> Candidate:
+    """Decide only; the candidate's plan can be kept (``plan.dumps()``) and applied later.
 
     Raises:
         As :func:`optimize`.
     """
-    limit = one_budget(budget)
-    prepared = prepare(source, settings or Settings(), say)
-    return plan_best(prepared, limit, options or PlanOptions(), memory_bytes(), say)[1]
+    limit, log = one_budget(budget), Phases.of(say)
+    prepared = prepare(source, settings or Settings(), log)
+    return plan_best(prepared, limit, options or PlanOptions(), log)
 
 
 def read_plan(path: str | os.PathLike[str]) -> Plan:
@@ -256,13 +276,13 @@ def apply(
     """Carry out a plan made earlier.
 
     Raises:
-        UsageError: the plan belongs to another model.
+        UsageError: the plan belongs to another model, or is one for several devices.
         VerificationError: outputs or order differ.
     """
-    say = say or (lambda _: None)
-    prepared = prepare_for(planned, source, settings or Settings(), say)
-    outcome = carry_out(prepared, planned)
-    return OptimizeResult(**vars(finish(prepared, outcome, bench_seconds, say)))
+    log = Phases.of(say)
+    prepared = prepare_for(planned, source, settings or Settings(), log)
+    candidate = applied(prepared, planned, log)
+    return finish(OptimizeResult, candidate, Timed(bench_seconds), log)
 
 
 def sweep(
@@ -354,41 +374,10 @@ def max_batch(
 
 
 def optimize_devices(
-    source: Source,
-    *,
-    machine: Machine | str | os.PathLike[str],
-    budget: str | int = "",
-    settings: Settings | None = None,
-    options: PlanOptions | None = None,
-    pins: Sequence[tuple[str, str]] = (),
-    objective: str = "auto",
-    bench_seconds: float = 6.0,
-    write_model: str | os.PathLike[str] | None = None,
-    read_solution: str | os.PathLike[str] | None = None,
-    say: Say | None = None,
-) -> DeviceResult:
-    """Make a model run on several devices, each within its budget.
-
-    Args:
-        machine: a machine file, the name of a shipped one, or a :class:`Machine`.
-        budget: ``cpu=1GiB,cuda:0=6GiB``; a plain one for every device; "" for their memories.
-        pins: (pattern of op names or types, device).
-        objective: ``time`` of all runs and copies, ``makespan`` side by side, or ``auto``.
-        write_model: write the formulation of ``options`` (XEngine's) as ``.mps`` or ``.lp`` before
-            it is solved.
-        read_solution: a solution of that formulation, solved elsewhere, instead of solving it.
-
-    Raises:
-        As :func:`optimize`; and MissingComponentError: a device's provider is not here.
-    """
-    target = machine if isinstance(machine, Machine) else read_machine(machine)
-    budgets = target.budgets(budget) if budget else {}
-    prepared = prepare(source, settings or Settings(), say)
-    return plan_devices(
-        prepared, target, budgets, options or PlanOptions(), pins=pins, objective=objective,
-        bench_seconds=bench_seconds, write_model=Path(write_model) if write_model else None,
-        read_solution=Path(read_solution) if read_solution else None, say=say,
-    )  # fmt: skip
+    source: Source, *, machine: Machine | str | os.PathLike[str], **wanted: Any
+) -> OptimizeResult:
+    """:func:`optimize` with ``devices``, under its former name."""
+    return optimize(source, devices=machine, **wanted)
 
 
 def load_devices(
@@ -408,6 +397,15 @@ def load_devices(
         MissingComponentError: a device's provider is not here.
     """
     return read_deployment(path).executor(state, overlap)
+
+
+def no_drawings() -> UsageError:
+    """A timeline or trace was asked for of a model over several devices."""
+    return UsageError(
+        "--plot and --trace draw one session",
+        why="a plan over several devices has one timeline per device",
+        hint="leave them out; onnxremat report OUT --matrices shows the bytes of each device",
+    )
 
 
 def store_all_timeline(prepared: Prepared) -> Timeline:

@@ -179,6 +179,19 @@ def training_chain(layers: int = 6, width: int = 64, batch: int = 128, seed: int
     return build_graph(helper.make_model(made, opset_imports=opsets, ir_version=9))
 
 
+def wide_chain(layers: int = 6) -> onnx.ModelProto:
+    """Activations of 1 MiB each for the whole batch, hardly any weights."""
+    steps = "\n".join(f"h{i + 1} = {('Sin', 'Cos')[i % 2]}(h{i})" for i in range(layers))
+    return parse(
+        f"""g (float[8, 32768] x) => (float[8] y) {{
+        h0 = Tanh(x)
+        {steps}
+        s = Add(h{layers}, h0)
+        y = ReduceSum<keepdims: int = 0>(s, k)
+    }}""".replace("=> (float[8] y) {", "=> (float[8] y) <int64[1] k = {1}> {")
+    )
+
+
 def shapes(graph: Graph, found: Sequence[str]) -> list[int]:
     """Bytes of some tensors."""
     return [graph.tensors[name].bytes for name in found]

@@ -35,11 +35,10 @@ from onnxremat.device.machine import PROVIDERS, Machine
 from onnxremat.execute.deployment import Deployment, deploy
 from onnxremat.grad import Settings as Training
 from onnxremat.ort.providers import missing
-from onnxremat.pipeline.bench import Timing
-from onnxremat.pipeline.bench_devices import bench_devices
-from onnxremat.pipeline.optimize_devices import optimize_devices
+from onnxremat.pipeline.bench import Timing, bench, beside_devices
+from onnxremat.pipeline.optimize import Request, optimize
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
-from onnxremat.pipeline.verify_devices import DeviceVerification, verify_devices
+from onnxremat.pipeline.verify import Verification, verify_deployment
 from onnxremat.planner.options import PlanOptions
 from onnxremat.schedule.assign import assigned, earliest_finish, split
 from onnxremat.units import format_bytes, format_seconds
@@ -67,7 +66,7 @@ def main() -> int:
         )
         prepared = prepare(spec.build({**known, **sizes}), settings)
         made, found = carried_out(prepared, machine, asked)
-        timings = bench_devices(made, prepared.feeds or {}, seconds=asked.seconds)
+        timings = bench(beside_devices(made), prepared.feeds or {}, seconds=asked.seconds)
         tell(f"{name}{' step' if asked.train else ''}", made, found, timings)
         failed |= not found.ok
     return int(failed)
@@ -133,15 +132,13 @@ def the_machine(asked: argparse.Namespace) -> Machine:
 
 def carried_out(
     prepared: Prepared, machine: Machine, asked: argparse.Namespace
-) -> tuple[Deployment, DeviceVerification]:
+) -> tuple[Deployment, Verification]:
     """Planned or assigned, and verified."""
     assert prepared.feeds is not None
     if asked.planned:
-        budgets = machine.budgets(asked.budget) if asked.budget else {}
         options = PlanOptions(time_limit=asked.time_limit)
-        result = optimize_devices(prepared, machine, budgets, options, bench_seconds=0)
-        assert result.verification is not None
-        return result.deployment, result.verification
+        result = optimize(prepared, Request(asked.budget, machine, options, bench_seconds=0))
+        return result.deployment, verify_deployment(result.deployment, prepared.feeds)
     tables = device_costs(prepared.graph, machine, prepared.feeds, folder=prepared.folder)
     takes = covered(tables)
     plan = earliest_finish(prepared.graph, machine, takes)
@@ -151,16 +148,16 @@ def carried_out(
         where = {op: at if op in takes[at] else first for op, at in halves.items()}
         plan = assigned(prepared.graph, where, machine, takes)
     made = deploy(prepared.graph, plan, machine, tables, pairs=prepared.in_place)
-    return made, verify_devices(made, prepared.feeds)
+    return made, verify_deployment(made, prepared.feeds)
 
 
-def tell(name: str, made: Deployment, found: DeviceVerification, timings: list[Timing]) -> None:
+def tell(name: str, made: Deployment, found: Verification, timings: list[Timing]) -> None:
     """One model's rows."""
     parts = made.parts
     print(f"{name}: {len(parts.partitions)} partitions, {len(parts.copies)} copies")
     for check in found.checks:
         print(f"  {'ok  ' if check.ok else 'FAIL'} {check.name}: {check.text}")
-    for device, measured in found.measured.items():
+    for device, measured in found.run.recorded.bytes.items():
         print(f"  {device}: {format_bytes(measured.peak)} {measured.how}")
     best = min(t.seconds for t in timings if t.name.endswith("alone"))
     print(f"  predicted {format_seconds(made.makespan)}, best alone {format_seconds(best)}")

@@ -83,10 +83,10 @@ def _devices(row: Row, problem: Any, threads: int) -> dict[str, Any]:
     try:
         import device_instances
 
-        from onnxremat.planner.searches import warm_up
+        from onnxremat.planner.search import warm_up
     except ImportError as error:
         return {"skipped": f"no planner for devices: {error}"}
-    warm_up()
+    warm_up(2)
     make = {"two": device_instances.two_devices, "host": device_instances.with_host}[row.devices]
     top = peak(problem, problem.store_all())
     budgets = [row.share * top, row.share * top if row.devices == "two" else float("inf")]

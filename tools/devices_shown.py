@@ -28,16 +28,19 @@ from onnxremat.execute.deployment import Deployment, deploy
 from onnxremat.grad import Settings as Training
 from onnxremat.graph.ir import Graph
 from onnxremat.ort.providers import missing
-from onnxremat.pipeline.bench import Timing
-from onnxremat.pipeline.bench_devices import bench_devices
+from onnxremat.pipeline.artifact import Kind
+from onnxremat.pipeline.bench import Timing, bench, beside_devices
 from onnxremat.pipeline.device_plan import device_model
-from onnxremat.pipeline.optimize_devices import optimize_devices
+from onnxremat.pipeline.device_ways import Trials, measured_on, whole_or_in_parts
+from onnxremat.pipeline.over_devices import OverDevices
+from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
-from onnxremat.pipeline.verify_devices import DeviceVerification
+from onnxremat.pipeline.several_devices import SeveralDevices
+from onnxremat.pipeline.site import Site
+from onnxremat.pipeline.verify import Verification, verify_deployment
 from onnxremat.planner.bounds import least_budgets
 from onnxremat.planner.options import PlanOptions
 from onnxremat.schedule.assign import assigned
-from onnxremat.units import parse_budget
 
 MIB = 1 << 20
 SIZES: dict[str, dict[str, int]] = {
@@ -74,7 +77,7 @@ class Row:
     model: str
     mode: str
     made: Deployment
-    found: DeviceVerification
+    found: Verification
     predicted: float
     timings: list[Timing]
 
@@ -90,12 +93,12 @@ class Row:
 
     def __str__(self) -> str:
         checks = self.found.checks
-        same = [check for check in checks if check.name.startswith("same outputs")]
-        placed = all(c.ok for c in checks if c.name in ("placement", "executed order"))
+        same = [check for check in checks if check.kind is Kind.OUTPUTS]
+        placed = all(c.ok for c in checks if c.kind in (Kind.PLACEMENT, Kind.ORDER))
         held = "  ".join(
             f"{name} {self.made.predicted[name].peak / MIB:.1f}/{found.peak / MIB:.1f}/"
             + (f"{self.made.limits[name] / MIB:.1f}" if name in self.made.limits else "-")
-            for name, found in self.found.measured.items()
+            for name, found in self.found.run.recorded.bytes.items()
         )
         alone = "  ".join(
             f"{timing.name.removesuffix(' alone')} {timing.seconds / self.timings[0].seconds:.2f}x"
@@ -188,7 +191,7 @@ def _within_shares(
 
 def _on_several(
     prepared: Prepared, machine: Machine, limits: dict[str, int], objective: str
-) -> tuple[Deployment, DeviceVerification]:
+) -> tuple[Deployment, Verification]:
     """A plan that uses several devices: one that the planner would rather use alone gets less,
     until it does not hold the whole with what it gives up for that."""
     while True:
@@ -214,15 +217,17 @@ def _needs(prepared: Prepared, machine: Machine, tables: Mapping[str, CostTable]
 
 def _planned(
     prepared: Prepared, machine: Machine, limits: Mapping[str, int], objective: str
-) -> tuple[Deployment, DeviceVerification]:
-    budgets = {name: parse_budget(limit) for name, limit in limits.items()}
-    options = PlanOptions(time_limit=PLAN_SECONDS)
-    result = optimize_devices(
-        prepared, machine, budgets, options, objective=objective, bench_seconds=0,
-        during=undisturbed,
-    )  # fmt: skip
-    assert result.verification is not None
-    return result.deployment, result.verification
+) -> tuple[Deployment, Verification]:
+    """The best plan over several devices, be one device alone quicker or not."""
+    log, options = Phases(), PlanOptions(time_limit=PLAN_SECONDS)
+    costs = measured_on(machine, log)
+    given = {device.name: device.memory for device in machine.devices if device.memory}
+    site = Site(machine, {**given, **limits}, objective=objective)
+    target = SeveralDevices(prepared, site, costs(prepared), log)
+    found = whole_or_in_parts(target, Trials(options, costs, undisturbed)).artifact
+    assert isinstance(found, OverDevices)
+    assert prepared.feeds is not None
+    return found.made, verify_deployment(found.made, prepared.feeds)
 
 
 def _timed(made: Deployment, prepared: Prepared) -> tuple[float, list[Timing]]:
@@ -233,8 +238,11 @@ def _timed(made: Deployment, prepared: Prepared) -> tuple[float, list[Timing]]:
         with undisturbed():
             predicted.append(tried(made, feeds, seconds=TRIAL_SECONDS).makespan)
             turns.append(
-                bench_devices(
-                    made, feeds, whole=prepared.graph, seconds=BENCH_SECONDS, rounds=(3, 200)
+                bench(
+                    beside_devices(made, prepared.graph),
+                    feeds,
+                    seconds=BENCH_SECONDS,
+                    rounds=(3, 200),
                 )
             )
     timings = [
@@ -292,7 +300,7 @@ def _held_by_two(name: str) -> bool:
         prepared = prepare(models.build(name, **SIZES[name]), settings)
         tables = device_costs(prepared.graph, machine, prepared.feeds)
     one = Machine(machine.devices[:1], (), "one device")
-    model = device_model(prepared.graph, one, dict(_first(tables)), pairs=prepared.in_place)
+    model = device_model(prepared.graph, Site(one), dict(_first(tables)), prepared.in_place)
     graph = prepared.graph
     state = sum(graph.tensors[old].bytes for old, _ in prepared.in_place)
     (least,) = least_budgets(model.problem)
@@ -311,7 +319,7 @@ def _held_by_two(name: str) -> bool:
         print(f"  MISSED: {error}")
         return False
     row = Row(name, "step", made, found, *_timed(made, prepared))
-    homes = {device: held.resident for device, held in found.measured.items()}
+    homes = {device: held.resident for device, held in found.run.recorded.bytes.items()}
     print(HEAD, row, sep="\n")
     rest = sum(homes.values()) - state
     print(f"  resident: {homes} B, of state {state} B, {rest} B beside it (weights)", flush=True)

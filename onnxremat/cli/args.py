@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from onnxremat.cli.console import Voice
 from onnxremat.device.host import processors
 from onnxremat.errors import UsageError
 from onnxremat.graph.onnx_io import check_writable
+from onnxremat.pipeline.artifact import Check
 from onnxremat.pipeline.prepare import Settings
 from onnxremat.planner.options import (
     AUTO,
@@ -104,6 +106,24 @@ SplitBatch = Annotated[
         "recomputing, or than dealing out ops to --devices.",
     ),
 ]
+Devices = Annotated[
+    str | None,
+    typer.Option(
+        "--devices",
+        help="Plan for several devices: a machine file, or a shipped one's name "
+        "(onnxremat devices show NAME). Then --budget takes cpu=1GiB,cuda:0=6GiB.",
+    ),
+]
+Pin = Annotated[
+    list[str] | None,
+    typer.Option("--pin", help="With --devices: PATTERN=DEVICE, by op name or type (repeatable)."),
+]
+Objective = Annotated[
+    str,
+    typer.Option(
+        help="With --devices: time (of all runs and copies), makespan (devices side by side), auto."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 Verbose = Annotated[
     int, typer.Option("--verbose", "-v", count=True, help="Say more (-vv: tracebacks).")
@@ -183,6 +203,27 @@ def _size(text: str) -> int | None:
     if not (text.isascii() and text.isdigit() and len(text) < 19):
         return None
     return int(text) or None
+
+
+def parse_pins(texts: list[str] | None) -> list[tuple[str, str]]:
+    """``PATTERN=DEVICE``.
+
+    Raises:
+        UsageError: malformed.
+    """
+    pins = []
+    for text in texts or ():
+        pattern, _, device = (part.strip() for part in text.rpartition("="))
+        if not pattern or not device:
+            raise UsageError(f"--pin '{text}' is not understood", hint="--pin 'Conv*=cuda:0'")
+        pins.append((pattern, device))
+    return pins
+
+
+def tell_checks(voice: Voice, checks: Sequence[Check]) -> None:
+    """One line per check."""
+    for check in checks:
+        voice.note(f"{'PASSED' if check.ok else 'FAILED'}  {check.name}: {check.text}")
 
 
 def parse_split(text: str) -> tuple[int, ...] | None:

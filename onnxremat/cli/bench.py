@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from onnxremat.cli import args, several
+from onnxremat.cli import args
 from onnxremat.cli.console import Voice
-from onnxremat.pipeline.bench_models import contest
+from onnxremat.pipeline.bench import bench_files
 
 NAME = "bench"
 
@@ -26,24 +26,16 @@ def command(
     quiet: args.Quiet = False,
 ) -> None:
     """Time models in turn; medians and ratios to the first. Planned models run as planned,
-    others under default options. One model planned for several devices: against each of them."""
+    others under default options. One model planned for several devices alone: against each of
+    them."""
     from onnxremat.report.tables import bench_table
 
     voice = Voice(as_json, quiet)
     settings = args.make_settings(shape, dim, "none", threads, seed, data, True)
     with voice.working() as interrupt:
         voice.say("timing")
-        if len(models) == 1 and several.is_deployment(models[0]):
-            several.bench(voice, models[0], settings, seconds, interrupt)
-            return
-        timings = contest(models, settings, seconds, interrupt)
+        timings = bench_files(models, settings, seconds, interrupt)
     voice.table(bench_table(timings))
     if as_json:
-        rows = [
-            {
-                "model": t.name, "seconds": t.seconds, "ratio": t.ratio, "spread": t.spread,
-                "rounds": t.rounds,
-            }
-            for t in timings
-        ]  # fmt: skip
+        rows = [vars(timing) | {"model": timing.name} for timing in timings]
         voice.result({"timings": rows})

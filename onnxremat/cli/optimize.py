@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -9,14 +10,17 @@ from typing import Annotated
 import typer
 
 from onnxremat import api
-from onnxremat.cli import args, several, training
+from onnxremat.cli import args, training
 from onnxremat.cli.console import Voice
+from onnxremat.device.machine import Machine
 from onnxremat.errors import UsageError
 from onnxremat.graph.onnx_io import check_writable
+from onnxremat.pipeline.model_files import model_words
+from onnxremat.pipeline.over_devices import OverDevices
+from onnxremat.pipeline.phases import WRITE, Phases
 from onnxremat.planner.export import SUFFIXES
 from onnxremat.planner.options import Method
 from onnxremat.report.suffix import check_suffix
-from onnxremat.units import one_budget
 
 NAME = "optimize"
 
@@ -47,9 +51,9 @@ def command(
     ] = None,
     max_columns: args.MaxColumns = args.LARGEST,
     warm_start: args.WarmStart = True,
-    devices: several.Devices = None,
-    pin: several.Pin = None,
-    objective: several.Objective = "auto",
+    devices: args.Devices = None,
+    pin: args.Pin = None,
+    objective: args.Objective = "auto",
     train: Annotated[
         bool, typer.Option("--train", help="Make a training step of the model first.")
     ] = False,
@@ -95,14 +99,16 @@ def command(
     """Make a model keep a memory budget: IN.onnx OUT.onnx --budget 2GiB."""
     voice = Voice(as_json, quiet)
     out = _one_output(target_file, output)
-    limit = one_budget(budget) if devices is None else None
+    asked = context.get_parameter_source("budget")
+    if devices is not None and (asked is None or asked.name == "DEFAULT"):
+        budget = ""  # the memories of the machine file
     method = Method(planner, formulation, warm_start, max_columns)
     _check_output(source, out, dry_run)
     if write_model:
         check_suffix(write_model, SUFFIXES)
         check_writable(write_model)
-    if read_solution:
-        _check_solution(read_solution, devices)
+    if devices is not None and (plot or trace):
+        raise api.no_drawings()
     args.check_drawings(plot, trace)
     settings = args.make_settings(
         shape, dim, target, threads, seed, data, measure, fresh, fixed_order
@@ -114,45 +120,29 @@ def command(
             accumulate, initializers, precision, parameters, tie, strict,
         )  # fmt: skip
         settings = replace(settings, train=made)
+    log = Phases(voice.say)
     with voice.working() as interrupt:
         options = args.make_plan_options(
             time_limit, gap, solver, seed, voice.planning, interrupt, method, threads
         )
-        if limit is None:
-            assert devices is not None
-            given = context.get_parameter_source("budget")
-            several.optimize(
-                voice, source, None if dry_run else out, devices,
-                budget if given and given.name != "DEFAULT" else "", settings, options, pin,
-                objective, bench_seconds, write_model, read_solution,
-            )  # fmt: skip
-            return
         result = api.optimize(
-            source, budget=limit.text, settings=settings, options=options,
-            bench_seconds=bench_seconds, write_model=write_model, say=voice.say,
+            source, budget=budget, devices=devices, settings=settings, options=options,
+            pins=args.parse_pins(pin), objective=objective, bench_seconds=bench_seconds,
+            write_model=write_model, read_solution=read_solution, say=log,
         )  # fmt: skip
+        written: list[Path] = []
         if out and not dry_run:
-            voice.say("writing")
-            written = result.save(out)
-    _tell(voice, result, verbose)
+            with log.phase(WRITE, "writing"):
+                written = result.save(out)
+    _tell(voice, result, log if verbose else None)
     if plot or trace:
         result.draw(plot, trace)
-    if out and not dry_run:
+    if written:
         voice.note("wrote " + ", ".join(str(path) for path in written))
     if write_model:
-        voice.note(f"wrote {write_model}")
+        voice.note(model_words(result.written, write_model))
     if as_json:
         voice.result(result.facts())
-
-
-def _check_solution(path: Path, devices: str | None) -> None:
-    if devices is None:
-        raise UsageError(
-            "--read-solution goes with --devices here",
-            hint="for one device: onnxremat plan IN --read-solution F.sol -o plan.json, then apply",
-        )
-    if not path.is_file():
-        raise UsageError(f"no such file: {path}")
 
 
 def _one_output(first: Path | None, second: Path | None) -> Path | None:
@@ -169,13 +159,37 @@ def _check_output(source: Path, out: Path | None, dry_run: bool) -> None:
     api.check_paths(source, out)
 
 
-def _tell(voice: Voice, result: api.OptimizeResult, verbose: int) -> None:
-    from onnxremat.report.tables import before_after
-
-    voice.table(before_after(result.facts()))
+def _tell(voice: Voice, result: api.OptimizeResult, log: Phases | None) -> None:
+    """The table, what was verified over devices, notes; what is recomputed and the phases where
+    more was asked for."""
+    voice.table(result.table())
+    if isinstance(result.candidate.artifact, OverDevices):
+        args.tell_checks(voice, result.checks)
+        if result.verified is None:
+            _tell_absent(voice, result.absent, result.deployment.machine)
     for note in result.plan.provenance.notes:
         voice.note(note)
-    if verbose:
-        from onnxremat.report.tables import recomputed
+    if log is not None:
+        from onnxremat.report.tables import phases_table, recomputed
 
-        voice.table(recomputed(result.plan, result.prepared.graph, result.prepared.costs))
+        voice.table(recomputed(result.plan, result.prepared.graph, result.candidate.artifact.times))
+        voice.table(phases_table(log.seconds))
+
+
+def _tell_absent(voice: Voice, absent: Mapping[str, str], machine: Machine) -> None:
+    """Why nothing was run, and what the estimates of devices that are not here stand on."""
+    if not absent:
+        voice.note("not run (--no-measure): costs are analytic, figures are predictions")
+        return
+    for name, why in absent.items():
+        voice.note(f"device '{name}' is not here: {why}")
+        device = machine.device(name)
+        if device.computes and not (device.flops and device.bandwidth):
+            voice.note(
+                f"the file gives no speeds of '{name}': it is planned as a usual processor; "
+                "give flops and bandwidth in a machine file (docs/devices.md)"
+            )
+    voice.note(
+        "not run and not verified here: costs of devices that are not here are analytic, figures "
+        "are predictions; run onnxremat verify on the machine that has them"
+    )

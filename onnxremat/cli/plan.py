@@ -11,11 +11,12 @@ import typer
 
 from onnxremat.cli import args
 from onnxremat.cli.console import Voice, percent, size
-from onnxremat.device.host import memory_bytes
 from onnxremat.errors import UsageError
 from onnxremat.graph.onnx_io import atomic, check_writable
+from onnxremat.pipeline.artifact import CPU
 from onnxremat.pipeline.batch_split import plan_best
-from onnxremat.pipeline.closed_loop import Outcome, carry_solution
+from onnxremat.pipeline.closed_loop import Candidate, as_given
+from onnxremat.pipeline.in_session import OneSession
 from onnxremat.pipeline.model_files import (
     model_words,
     no_model,
@@ -23,6 +24,7 @@ from onnxremat.pipeline.model_files import (
     read_formulation,
     write_formulation,
 )
+from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.study_problem import Subject, read_subject
 from onnxremat.planner.export import SUFFIXES
 from onnxremat.planner.options import Method
@@ -119,9 +121,8 @@ def command(
                 facts = plan_graph(subject, limit, options)
                 text = json.dumps(facts)
             else:
-                model = subject.model[0]
-                _, outcome = plan_best(model, limit, options, memory_bytes(), voice.say)
-                facts, text = _facts(outcome), outcome.plan.dumps()
+                made = plan_best(subject.model, limit, options, Phases(voice.say))
+                facts, text = _facts(made), made.plan.dumps()
         interrupt.at_once = False  # there is something to keep now
         _tell(voice, facts, output, text, as_json)
 
@@ -169,8 +170,8 @@ def _from_solution(
     if subject.model is None:
         facts = facts_of(subject, limit, solution)
         return facts, json.dumps(facts)
-    outcome = carry_solution(*subject.model, solution, limit)
-    return _facts(outcome), outcome.plan.dumps()
+    made = as_given(OneSession(subject.model, limit, Phases()), solution)
+    return _facts(made), made.plan.dumps()
 
 
 def _tell_model(voice: Voice, facts: dict[str, Any], path: Path, as_json: bool) -> None:
@@ -195,13 +196,13 @@ def _tell(
         voice.result(facts)
 
 
-def _facts(outcome: Outcome) -> dict[str, Any]:
-    facts = outcome.plan.provenance
+def _facts(made: Candidate) -> dict[str, Any]:
+    facts = made.plan.provenance
     return {
         "status": facts.status,
-        "budget_bytes": outcome.budget,
-        "peak_predicted_bytes": outcome.predicted.peak,
-        "peak_measured_bytes": outcome.measured.peak if outcome.measured else None,
+        "budget_bytes": made.budget,
+        "peak_predicted_bytes": made.peak,
+        "peak_measured_bytes": made.measured.peaks[CPU] if made.measured else None,
         "overhead_planned": facts.overhead,
         "bound": facts.bound_overhead,
         "bound_kind": facts.bound_kind,
@@ -209,7 +210,7 @@ def _facts(outcome: Outcome) -> dict[str, Any]:
         "bound_staged": facts.staged,
         "gap": facts.gap,
         "plan_seconds": facts.plan_seconds,
-        "recomputed_ops": outcome.plan.recomputations,
+        "recomputed_ops": made.plan.recomputations,
         "planner": facts.planner,
         "notes": list(facts.notes),
     }

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from onnxremat import api
-from onnxremat.cli import args, several
-from onnxremat.cli.console import Voice, size
-from onnxremat.errors import OverBudgetError, VerificationError
+from onnxremat.cli import args
+from onnxremat.cli.console import Voice
+from onnxremat.pipeline.artifact import require
 
 NAME = "verify"
 
@@ -30,50 +30,16 @@ def command(
     as_json: args.Json = False,
     quiet: args.Quiet = False,
 ) -> None:
-    """Run both models: same outputs, planned order, predicted and measured peak, budget."""
+    """Run both models: same outputs, planned order, predicted and measured peak, budget; over
+    several devices also placement, and the bytes of each."""
     voice = Voice(as_json, quiet)
     settings = args.make_settings(shape, dim, "portable", threads, seed, data, True)
-    if several.is_deployment(result):
-        with voice.working():
-            voice.say("verifying")
-            several.verify(voice, original, result, settings)
-        return
     with voice.working():
         voice.say("verifying")
         found = api.verify(original, result, settings=settings, seeds=seeds, budget=budget)
-    for check in found.checks:
-        mark = "PASSED" if check.ok else "FAILED"
-        voice.note(f"{mark}  {check.name}: {check.text}")
-    tuned, plain = found.tuned, found.default
-    voice.note(
-        f"peak {size(tuned.peak)} (arena holds {size(tuned.arena_bytes)}) with the planned "
-        f"options; {size(plain.peak)} (arena {size(plain.arena_bytes)}) with default options"
-    )
-    rise = found.resident
-    if rise["planned"] is not None:
-        voice.note(
-            f"a fresh process rises by {size(rise['planned'])} with the planned options, "
-            f"{size(rise['tight'])} loaded tight, {size(rise['default'])} with default options"
-        )
+    args.tell_checks(voice, found.checks)
+    for line in found.words:
+        voice.note(line)
     if as_json:
-        voice.result(_facts(found))
-    failed = [check for check in found.checks if not check.ok]
-    if any(check.name == "measured peak within budget" for check in failed):
-        raise OverBudgetError("the measured peak misses the budget", why=failed[-1].text)
-    if failed:
-        raise VerificationError(
-            f"{result} does not pass", why="; ".join(f"{c.name}: {c.text}" for c in failed)
-        )
-
-
-def _facts(found: api.Verification) -> dict[str, object]:
-    return {
-        "ok": found.ok,
-        "checks": [{"name": c.name, "ok": c.ok, "text": c.text} for c in found.checks],
-        "peak_measured_bytes": found.tuned.peak,
-        "peak_predicted_bytes": found.facts.get("peak_predicted_bytes"),
-        "peak_default_options_bytes": found.default.peak,
-        "resident_bytes": found.resident,
-        "arena_bytes": found.tuned.arena_bytes,
-        "arena_default_options_bytes": found.default.arena_bytes,
-    }
+        voice.result(found.figures())
+    require(found.checks, f"{result} does not pass")

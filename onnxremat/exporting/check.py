@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxremat.errors import OnnxrematError, UsageError, VerificationError
+from onnxremat.exporting.held import Gathered, Numbers
 from onnxremat.exporting.pytorch import (
     Arguments,
     Inputs,
@@ -27,6 +28,7 @@ from onnxremat.exporting.pytorch import (
 )
 from onnxremat.grad import differentiate, training_of
 from onnxremat.grad.description import Variable
+from onnxremat.grad.given import Given, matched
 from onnxremat.grad.listed import Parameters
 from onnxremat.graph.onnx_io import read_model
 from onnxremat.ort.infer import bind
@@ -34,6 +36,7 @@ from onnxremat.ort.session import Options, open_session, session_options
 from onnxremat.training.state import FirstValues, input_types
 
 EXACT = 1e-4  # of a gradient's norm
+TOLD = 0.9  # of a parameter's elements with a gradient: trained as a whole
 VANISHING = 1e-6  # of the largest gradient's norm: smaller ones are 0 in exact arithmetic
 DRAWS = 3  # inputs: a rectifier within rounding of 0 is so for one, a wrong gradient for all
 ROWS, WORDS = 2, 2  # made-up inputs: of an open dimension, and below which integers are
@@ -47,10 +50,12 @@ class Checked:
     Attributes:
         name: in ``named_parameters()``.
         stored: whether the file has an initializer of this name, shape and value.
-        trained: whether ``differentiate`` trains it by default.
+        trained: whether ``differentiate`` trains it by default, all of it.
         wanted: whether PyTorch does.
         error: of its gradient, relative to the gradient's norm; None where there is none to
             compare.
+        under: tensors of the file that hold it under other names: transposed, say.
+        copied: whether the step trains an element of it twice, so that the copies drift apart.
     """
 
     name: str
@@ -58,14 +63,20 @@ class Checked:
     trained: bool
     wanted: bool
     error: float | None
+    under: tuple[str, ...] = ()
+    copied: bool = False
 
     @property
     def problem(self) -> str:
         """What is wrong, "" where nothing is."""
-        if self.wanted and not self.stored:
-            return "not in the file under its name, shape and value"
+        if self.wanted and not self.stored and not self.under:
+            return "not in the file, by name or by value"
         if self.wanted and not self.trained:
-            return "not trained"
+            return "not trained, or not all of it" + " unless it is listed (--parameters)" * bool(
+                self.under
+            )
+        if self.copied:
+            return "trained as several copies, which drift apart"
         if self.trained and not self.wanted:
             return "trained, though the module does not train it"
         if self.error is not None and not self.error <= EXACT:
@@ -120,7 +131,9 @@ class ExportCheck:
         for p in self.parameters:
             error = "" if p.error is None else f"{p.error:.1e}"
             told = f"  {p.problem}" if p.problem else ""
-            stored, trained = ("yes" if x else "no" for x in (p.stored, p.trained))
+            stored = "yes" if p.stored else "renamed" if p.under else "no"
+            trained = "yes" if p.trained else "no"
+            told += f"  as {', '.join(p.under)}" * bool(p.under and not p.stored)
             rows.append(f"{p.name:{width}}  {stored:7}  {trained:7}  {error:14}{told}".rstrip())
         rows += [f"{name}  trained, but no parameter of the module" for name in self.others]
         return "\n".join([*rows, *([self.failed] if self.failed else [])])
@@ -151,30 +164,58 @@ def check_export(
     facts = facts_of(module)
     with untouched(module):
         values = values_of(module)
+        own = {name: values[name] for name in (*facts.trained, *facts.frozen)}
         stored = {t.name: t for t in model.graph.initializer}
         whole = {name for name, v in values.items() if _same(stored.get(name), v)}
         try:
-            errors, trained, failed = *_best_errors(module, model, given), ""
+            found = _best_errors(module, model, given, Numbers(own))
         except OnnxrematError as error:
-            errors, trained, failed = {}, set(), f"no gradients: {error.what} ({error.why})"
-    return _told(facts, errors, trained, whole, failed)
+            found = _Found(failed=f"no gradients: {error.what} ({error.why})")
+    return _told(facts, found, whole, _renamed(model, own))
+
+
+@dataclass
+class _Found:
+    """Error per parameter with a part in the outputs, what is trained whole and how, and why
+    nothing was compared."""
+
+    errors: dict[str, float | None] = field(default_factory=dict)
+    trained: set[str] = field(default_factory=set)
+    gathered: Gathered = field(default_factory=Gathered)
+    failed: str = ""
+
+
+def _renamed(
+    model: onnx.ModelProto, values: Mapping[str, np.ndarray]
+) -> dict[str, tuple[str, ...]]:
+    """Initializers with other names that hold a parameter, or a part of it."""
+    found: dict[str, tuple[str, ...]] = {}
+    for tensor, sources in matched(model, None, Given(dict.fromkeys(values, True), values)).items():
+        for name in sources:
+            if name != tensor:
+                found[name] = (*found.get(name, ()), tensor)
+    return found
 
 
 def _told(
-    facts: Parameters, errors: Mapping[str, float | None], trained: set[str], whole: set[str],
-    failed: str,
-) -> ExportCheck:  # fmt: skip
+    facts: Parameters, found: _Found, whole: set[str], renamed: Mapping[str, tuple[str, ...]]
+) -> ExportCheck:
     """Parameters without a part in the outputs are not listed: neither side trains them."""
+    failed, under = bool(found.failed), found.gathered.under
     rows = [
         Checked(
-            name, name in whole, name in trained or (bool(failed) and name in whole),
-            name in facts.trained, errors.get(name),
+            name,
+            name in whole,
+            name in found.trained or (failed and name in whole),
+            name in facts.trained,
+            found.errors.get(name),
+            tuple(n for n in under.get(name, renamed.get(name, ())) if n != name),
+            name in found.gathered.copied,
         )
         for name in (*facts.trained, *facts.frozen)
-        if failed or name in errors or name in trained or name in facts.frozen
-    ]  # fmt: skip
-    others = sorted(trained - {*facts.trained, *facts.frozen})
-    return ExportCheck(tuple(rows), tuple(others), failed)
+        if failed or name in found.errors or name in under or name in facts.frozen
+    ]
+    return ExportCheck(tuple(rows), tuple(sorted(found.gathered.others)), found.failed)
 
 
 def _same(tensor: onnx.TensorProto | None, value: np.ndarray) -> bool:
@@ -211,33 +252,35 @@ def _inputs(module: Any, model: onnx.ModelProto, given: Inputs) -> Arguments:
     return Arguments(tuple(tensors), {}, tuple(names))
 
 
-def _best_errors(
-    module: Any, model: onnx.ModelProto, given: Arguments
-) -> tuple[dict[str, float | None], set[str]]:
-    """Error per parameter with a part in the outputs, the least over draws of the inputs that were
-    needed; and what is trained."""
-    best: dict[str, float | None] = {}
-    trained: set[str] = set()
+def _best_errors(module: Any, model: onnx.ModelProto, given: Arguments, numbers: Numbers) -> _Found:
+    """The errors are the least over draws of the inputs that were needed."""
+    found = _Found()
     for draw in range(DRAWS):
         call = _drawn(given, draw)
-        ours = _by_onnxruntime(model, module, call)
-        want = _by_autograd(module, call)
-        trained = set(ours)
+        found.gathered = numbers.gather(_by_onnxruntime(model, module, call))
+        ours, want = found.gathered.gradients, _by_autograd(module, call)
+        found.trained = {n for n in ours if n not in want or _whole(ours[n], want[n])}
         largest = max((float(np.linalg.norm(g)) for g in want.values()), default=1.0)
         for name, gradient in want.items():
             error = _error(ours.get(name), gradient, largest)
-            known = best.get(name)
-            best[name] = error if known is None or error is None else min(known, error)
-        if all(error is None or error <= EXACT for error in best.values()):
+            known = found.errors.get(name)
+            found.errors[name] = error if known is None or error is None else min(known, error)
+        if all(error is None or error <= EXACT for error in found.errors.values()):
             break
-    return best, trained
+    return found
+
+
+def _whole(ours: np.ndarray, want: np.ndarray) -> bool:
+    """Most elements with a gradient are trained; equal numbers cannot be told apart."""
+    needed = want != 0
+    return not needed.any() or bool((~np.isnan(ours[needed])).mean() > TOLD)
 
 
 def _error(ours: np.ndarray | None, want: np.ndarray, largest: float) -> float | None:
-    if ours is None or ours.shape != want.shape:
+    if ours is None:
         return None
     size = max(float(np.linalg.norm(want)), VANISHING * largest / EXACT, 1e-30)
-    return float(np.linalg.norm(ours.astype(np.float64) - want) / size)
+    return float(np.linalg.norm(np.where(np.isnan(ours), 0.0, ours - want)) / size)
 
 
 def _drawn(given: Arguments, draw: int) -> Arguments:
@@ -281,7 +324,10 @@ def _cotangent(k: int, shape: tuple[int, ...]) -> np.ndarray:
     return np.random.default_rng(100 + k).standard_normal(shape).astype(np.float32)
 
 
-def _by_onnxruntime(model: onnx.ModelProto, module: Any, given: Arguments) -> dict[str, np.ndarray]:
+def _by_onnxruntime(
+    model: onnx.ModelProto, module: Any, given: Arguments
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Value and gradient of every trained tensor."""
     torch = need_torch()
     set_modes(module)
     with torch.no_grad():
@@ -300,7 +346,7 @@ def _by_onnxruntime(model: onnx.ModelProto, module: Any, given: Arguments) -> di
     feeds |= {name: array for name, array in arrays.items() if name in types}
     session = open_session(step, session_options(Options(threads=1, pattern=False)))
     results = session.run([gradient for _, gradient in about.gradients], feeds)
-    return dict(zip(names, results, strict=True))
+    return {name: (feeds[name], g) for name, g in zip(names, results, strict=True)}
 
 
 def _with_total(model: onnx.ModelProto, shapes: list[tuple[int, ...] | None]) -> onnx.ModelProto:

@@ -1,6 +1,5 @@
 """Training graphs: any inference model becomes a training step in standard ONNX operators."""
 
-from onnxremat.grad.blocked import block_size
 from onnxremat.grad.description import Training, Variable, Weight, training_of
 from onnxremat.grad.losses import (
     AbsoluteError,
@@ -36,7 +35,6 @@ __all__ = [
     "Training",
     "Variable",
     "Weight",
-    "block_size",
     "differentiate",
     "non_differentiable",
     "training_of",

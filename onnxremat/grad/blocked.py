@@ -12,47 +12,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
 import onnx
 from onnx import helper
 
-from onnxremat.errors import ModelError
 from onnxremat.grad.tape import Tape
 from onnxremat.graph.ir import Op
-from onnxremat.ort.session import Options, open_session, session_options
+from onnxremat.ort.blocks import DOMAIN
 
-DOMAIN = "com.microsoft.nchwc"
-KEY = "onnxremat.block"  # metadata of a file with blocked convolutions: channels per block
 PLACES = 768  # output positions over all images from which dense convolutions gain
-
-
-def block_size() -> int:
-    """Channels per block on this machine: where the second pixel of channel 0 goes."""
-    shape = (1, 64, 1, 2)
-    graph = helper.make_graph(
-        [helper.make_node("ReorderInput", ["x"], ["y"], domain=DOMAIN)],
-        "probe",
-        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, shape)],
-        [onnx.ValueInfoProto(name="y")],
-    )
-    opsets = [helper.make_opsetid("", 18), helper.make_opsetid(DOMAIN, 1)]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
-    session = open_session(model, session_options(Options(threads=1)))
-    ramp = np.arange(math.prod(shape), dtype=np.float32).reshape(shape)
-    (found,) = session.run(None, {"x": ramp})
-    return int(np.flatnonzero(found.reshape(-1) == 1.0)[0])
-
-
-def require_block(model: onnx.ModelProto) -> None:
-    """Raises ModelError for a file made for processors with another block: it would run here, and
-    compute something else."""
-    made_for = next((int(e.value) for e in model.metadata_props if e.key == KEY), 0)
-    if made_for and made_for != block_size():
-        raise ModelError(
-            "the training graph was made for another kind of processor",
-            why=f"its convolutions take channels in blocks of {made_for}, here {block_size()}",
-            hint="make it on this machine, or anywhere without --target host",
-        )
 
 
 def with_blocked_convolutions(t: Tape, ops: Sequence[Op], block: int) -> list[Op]:

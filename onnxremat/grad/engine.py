@@ -79,6 +79,7 @@ class Walk:
 
         Raises:
             UnsupportedError: an op on the way has no rule, or its rule refuses the node.
+            OnnxrematError: a rule leaves out a cotangent that is wanted.
         """
         smooth = dependents(self._ops, wanted, self._tape)
         for name, cotangent in seeds.items():
@@ -111,12 +112,14 @@ class Walk:
                 seen,
                 self._tape,
                 cotangents,
-                tuple(bool(name) and name in smooth for name in op.inputs),
+                tuple(
+                    name in smooth and f"x{k}" not in rule.flat for k, name in enumerate(op.inputs)
+                ),
                 self._opsets.get(rule.domain, 1),
                 self._constant_of,
                 self._add_output,
             )
-            for position, cotangent in enumerate(rule.function(call)):
+            for position, cotangent in enumerate(rule.cotangents(call)):
                 if cotangent is not None and call.need(position):
                     self._accumulate(op.inputs[position], cotangent)
         self.spans[op.name] = range(start, len(self._tape.ops))

@@ -84,9 +84,12 @@ def take_inventory(
         marks = replace(
             marks, folded={**marks.folded, **{n: s for n, s in made.items() if s != (n,)}}
         )
-    restored = find_restored(model, folder, marks, tie)
+    restored = [
+        entry for entry in find_restored(model, folder, marks, tie)
+        if entry.how != "fill" or not _learned_zeros(entry, given)
+    ]  # fmt: skip
     result = apply_restored(model, restored, folder)
-    cores = {e.parameter: e.tensor for e in restored if e.how in ("expand", "share")}
+    cores = {e.parameter: e.tensor for e in restored if e.how in ("expand", "share", "fill")}
     told = None if given is None else given.trained
     origins = origins_of(result, folder, marks, cores, told)
     return Inventory(
@@ -96,6 +99,15 @@ def take_inventory(
         _missing(given, marks, restored, origins),
         _merged(result, folder, marks, origins),
         marks.norms,
+    )
+
+
+def _learned_zeros(entry: Restored, given: Given | None) -> bool:
+    """The zeros in a vector may be a parameter that is given: one of as many zeros."""
+    count = entry.axes[1] - entry.axes[0]
+    return given is not None and any(
+        value.size == count and not value.any() and given.trained[name]
+        for name, value in given.values.items()
     )
 
 
@@ -330,6 +342,15 @@ def warnings_of(
             f"'{name}' is read by several operators and all its elements are equal: the exporter "
             "may have merged several parameters, which are then trained as one (export trained "
             "weights, or with onnxremat.export)"
+        )
+    filled = [e.parameter for e in inventory.restored if e.how == "fill"]
+    filled = [name for name in filled if not inventory.origins[name].told]
+    if filled:
+        names = ", ".join(filled[:3]) + (", ..." * (len(filled) > 3))
+        found.append(
+            f"{len(filled)} vectors hold zeros between learned numbers, as where an exporter joins "
+            f"biases with a buffer: these zeros stay as they are ({names}; where they are a "
+            "parameter, --parameters says so)"
         )
     if resting:
         names = ", ".join(resting[:3]) + (", ..." * (len(resting) > 3))

@@ -41,6 +41,21 @@ def _two_numbers(x: np.ndarray) -> bool:
     return bool(others.size and (others == others[0]).all())
 
 
+def zero_block(x: np.ndarray) -> tuple[int, int] | None:
+    """Where the zeros begin and end in a vector that was joined from parts of equal length, one in
+    the middle zeros, the others irregular numbers; None if it is no such vector."""
+    if x.ndim != 1:
+        return None
+    zeros = np.flatnonzero(x == 0)
+    count = zeros.size
+    if count < FEW or zeros[-1] - zeros[0] + 1 != count or zeros[0] % count or x.size % count:
+        return None
+    rest, start = np.delete(x, zeros), int(zeros[0])
+    if not start or start == rest.size or made_by_code(rest):
+        return None
+    return start, start + count
+
+
 def regular(x: np.ndarray) -> str:
     """The rule that the values of a tensor follow: mask, progression, sines and cosines; "" if
     none of these."""

@@ -8,11 +8,12 @@ tensors alive, so that a planner can choose between them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from onnxremat.errors import UnsupportedError, UsageError
+from onnxremat.errors import OnnxrematError, UnsupportedError, UsageError
 
 if TYPE_CHECKING:
     from onnxremat.grad.call import Call
@@ -35,6 +36,7 @@ class Rule:
             ``y*`` are all inputs and all outputs.
         exact: whether it is as exact as the others for all values; one that is not is never taken
             unasked.
+        flat: inputs that the outputs do not depend on smoothly, as ``x1``: gradients stop there.
         function: emits the backward ops.
     """
 
@@ -46,6 +48,7 @@ class Rule:
     reads: frozenset[str]
     function: RuleFunction
     exact: bool = True
+    flat: frozenset[str] = frozenset()
 
     def holds(self, version: int) -> bool:
         """Whether the rule is meant for an opset version."""
@@ -54,6 +57,35 @@ class Rule:
     def may_read(self, kind: str, position: int) -> bool:
         """Whether forward input (``x``) or output (``y``) ``position`` is declared as read."""
         return f"{kind}{position}" in self.reads or f"{kind}*" in self.reads
+
+    def cotangents(self, call: Call) -> Cotangents:
+        """What the function returns: one cotangent per input of the node. Inputs that are the
+        same tensor may share one.
+
+        Raises:
+            OnnxrematError: not one per input, or None for one that is wanted: a gradient would
+                vanish in silence.
+        """
+        found = self.function(call)
+        inputs = call.op.inputs
+        if len(found) != len(inputs):
+            raise self._wrong(call, f"{len(found)} cotangents for {len(inputs)} inputs")
+        given = {name for name, cotangent in zip(inputs, found, strict=True) if cotangent}
+        for position, name in enumerate(inputs):
+            if call.need(position) and name not in given:
+                raise self._wrong(call, f"no cotangent for input {position}, {name}")
+        return found
+
+    def _wrong(self, call: Call, why: str) -> OnnxrematError:
+        name = f"{self.domain}.{self.op_type}" if self.domain else self.op_type
+        return OnnxrematError(
+            f"the gradient rule '{self.variant}' of {name} is wrong: "
+            f"{self.function.__module__}.{self.function.__qualname__}",
+            where=f"node {call.op.name}",
+            why=f"it returned {why}",
+            hint="a rule returns one cotangent per input; where the gradient is 0 by nature, "
+            'register it with flat="x1"',
+        )
 
 
 _RULES: dict[tuple[str, str], list[Rule]] = {}
@@ -68,6 +100,7 @@ def vjp(
     variant: str = "default",
     reads: str = "",
     exact: bool = True,
+    flat: str = "",
 ) -> Callable[[RuleFunction], RuleFunction]:
     """Register a function as the vector-Jacobian product of operators.
 
@@ -78,16 +111,35 @@ def vjp(
         variant: its name, where an operator has several.
         reads: forward tensors it reads, such as ``"x0 y0"``.
         exact: False for a variant that loses digits for some values.
+        flat: inputs without a gradient by nature, such as ``"x1"``.
+
+    Raises:
+        UsageError: ``reads`` or ``flat`` is not such a list, or versions are the wrong way round.
     """
+    read, still = _tensors("reads", reads, "xy", op_types), _tensors("flat", flat, "x", op_types)
+    if since > until:
+        raise UsageError(f"a rule of {', '.join(op_types)} holds from opset {since} to {until}")
 
     def register(function: RuleFunction) -> RuleFunction:
         for op_type in op_types:
-            names = frozenset(reads.split())
-            rule = Rule(op_type, domain, since, until, variant, names, function, exact)
+            rule = Rule(op_type, domain, since, until, variant, read, function, exact, still)
             _RULES.setdefault((domain, op_type), []).append(rule)
         return function
 
     return register
+
+
+def _tensors(setting: str, text: str, kinds: str, op_types: Sequence[str]) -> frozenset[str]:
+    """Words like ``x0``, ``y1`` and ``x*``."""
+    for word in text.split():
+        if not re.fullmatch(rf"[{kinds}](\d+|\*)", word):
+            raise UsageError(
+                f"{setting}={text!r} of the rule of {', '.join(op_types)} is not understood",
+                why=f"{word!r} is no tensor of a node",
+                hint="x0 is the first input, y0 the first output; x* and y* are all of them; "
+                "separate them by spaces",
+            )
+    return frozenset(text.split())
 
 
 def non_differentiable(*op_types: str, domain: str = "") -> None:

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 import onnx
 
 from onnxremat.errors import ModelError, UsageError
-from onnxremat.grad.blocked import block_size
 from onnxremat.grad.description import KEY
 from onnxremat.grad.given import Parameters
 from onnxremat.grad.losses import Loss
 from onnxremat.grad.optimizers import Optimizer
 from onnxremat.grad.precision import check_precision
 from onnxremat.grad.scaling import LossScale
+from onnxremat.ort.blocks import block_size
 
 
 @dataclass(frozen=True)

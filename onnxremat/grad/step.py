@@ -13,8 +13,6 @@ from onnx import helper
 import onnxremat.grad.rules  # noqa: F401  (registers the rules)
 from onnxremat.errors import TrainingWarning, UnsupportedError, UsageError
 from onnxremat.grad.assembly import named, needed
-from onnxremat.grad.blocked import DOMAIN as BLOCKED
-from onnxremat.grad.blocked import KEY as BLOCK
 from onnxremat.grad.blocked import with_blocked_convolutions
 from onnxremat.grad.constants import Constants
 from onnxremat.grad.description import KEY, Training, Variable
@@ -40,6 +38,7 @@ from onnxremat.grad.update import RATE, Clip, Gathered, emit_updates, pack, upda
 from onnxremat.grad.variants import least_kept
 from onnxremat.graph.ir import Graph, Op
 from onnxremat.graph.onnx_io import to_model
+from onnxremat.ort import blocks
 
 LOSS, TARGET, SCALE = "loss", "labels", "loss_scale"
 IR_VERSION = 10  # the first with metadata of nodes
@@ -373,7 +372,8 @@ class _Builder:
         inputs = [*data, *dict.fromkeys(self.inputs)]
         frame = self._frame(ops, inputs, outputs, read)
         known = {n: self.tape.tensors[n] for n in read | {o for op in ops for o in op.writes}}
-        return to_model(Graph(tuple(ops), known, tuple(inputs), tuple(outputs), frame))
+        made = Graph(tuple(ops), known, tuple(inputs), tuple(outputs), frame)
+        return to_model(blocks.add_guard(made, self.settings.blocked))
 
     def _look_at_weights(self, walked: Backward) -> None:
         """Say what became of each initializer."""
@@ -401,7 +401,7 @@ class _Builder:
         frame.producer_name = "onnxremat"
         frame.opset_import.extend(source.opset_import)
         if s.blocked:
-            frame.opset_import.append(helper.make_opsetid(BLOCKED, 1))
+            frame.opset_import.append(helper.make_opsetid(blocks.DOMAIN, 1))
         frame.graph.name = f"{source.graph.name or 'model'}_training"
         for field, names in ((frame.graph.input, inputs), (frame.graph.output, outputs)):
             field.extend(helper.make_tensor_value_info(n, t.dtype(n), t.shape(n)) for n in names)
@@ -419,7 +419,7 @@ class _Builder:
             self._zero_states(frame)
         frame.metadata_props.add(key=KEY, value=self._description(inputs).to_json())
         if s.blocked:
-            frame.metadata_props.add(key=BLOCK, value=str(s.blocked))
+            frame.metadata_props.add(key=blocks.KEY, value=str(s.blocked))
         if self.update is not None:
             frame.metadata_props.add(key=UPDATE, value=pack(self.update))
         return frame

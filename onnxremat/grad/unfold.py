@@ -9,6 +9,8 @@ use       one reader of a merged tensor, told apart by the module it belongs to
 tie       a copy of another tensor, perhaps transposed: made from it
 expand    equal slices: made from one of them
 share     elements that repeat, as in a gathered table: made from the distinct ones
+fill      a block of zeros among learned numbers, where a bias was joined with a buffer: made from
+          the rest
 
 :func:`find_restored` decides from the file alone, :func:`apply_restored` carries it out on any
 model of that structure, so that first values are found and trained ones are written back.
@@ -33,6 +35,7 @@ from onnxremat.grad.patterns import (
     repeated_axes,
     rotations,
     shared_elements,
+    zero_block,
 )
 from onnxremat.grad.stored import Stored
 from onnxremat.grad.tape import FLOATS
@@ -47,11 +50,12 @@ class Restored:
     """One thing undone.
 
     Attributes:
-        how: copy, use, tie, expand or share.
+        how: copy, use, tie, expand, share or fill.
         parameter: the tensor that is trained in place of ``tensor``.
         tensor: what the file has: an initializer, or the output of an Identity (``copy``).
         node, position: the reader and its input, for ``use``; the reader by its first output.
-        axes: permutation for ``tie``, repeated axes for ``expand``.
+        axes: permutation for ``tie``, repeated axes for ``expand``, where the zeros begin and end
+            for ``fill``.
     """
 
     how: str
@@ -291,6 +295,8 @@ class _Finder:
             self.found.append(Restored("expand", self._core(name, "slice"), name, axes=axes))
         elif shared_elements(value) is not None:
             self.found.append(Restored("share", self._core(name, "elements"), name))
+        elif block := zero_block(value):
+            self.found.append(Restored("fill", self._core(name, "learned"), name, axes=block))
 
     def _core(self, name: str, suffix: str) -> str:
         sources = parameters_among(self.marks.folded.get(name, ()))
@@ -366,8 +372,10 @@ def fold_restored(model: onnx.ModelProto, restored: Sequence[Restored]) -> onnx.
     file held is stored again, with the values the parameters have now."""
     stored = Stored(model)
     undone = {e.tensor: e for e in restored if e.how in _MAKERS and e.tensor not in stored.tensors}
-    kept = []
+    kept, parts = [], {name for tensor in undone for name in _filling(tensor)}
     for node in model.graph.node:
+        if parts.intersection(node.output):
+            continue
         entry = undone.get(node.output[0] if node.output else "")
         if entry is None or entry.parameter not in stored.tensors:
             kept.append(_copy(node))
@@ -377,6 +385,8 @@ def fold_restored(model: onnx.ModelProto, restored: Sequence[Restored]) -> onnx.
             value = value.transpose(entry.axes)
         elif entry.how == "expand":
             value = np.broadcast_to(value, stored.value(node.input[1]))
+        elif entry.how == "fill":
+            value = np.insert(value, [entry.axes[0]] * (entry.axes[1] - entry.axes[0]), 0)
         else:
             value = value[stored.value(node.input[1])]
         made = numpy_helper.from_array(np.ascontiguousarray(value), entry.tensor)
@@ -442,7 +452,31 @@ def _shared(
     nodes.append(_node("Gather", [entry.parameter, index], entry.tensor, axis=0))
 
 
-_MAKERS: dict[str, Maker] = {"tie": _tied, "expand": _expanded, "share": _shared}
+def _filled(
+    entry: Restored, stored: Stored, nodes: list[onnx.NodeProto], added: list[onnx.TensorProto]
+) -> None:
+    """What is learned is split where the zeros were, and joined with them again."""
+    value, (start, stop) = stored.value(entry.tensor), entry.axes
+    learned = np.delete(value, np.s_[start:stop])
+    added.append(numpy_helper.from_array(learned, entry.parameter))
+    sizes = numpy_helper.from_array(np.array([start, learned.size - start], np.int64))
+    zeros = numpy_helper.from_array(np.zeros(stop - start, value.dtype))
+    before, after, count, filling = _filling(entry.tensor)
+    nodes.append(helper.make_node("Constant", [], [count], name=count, value=sizes))
+    nodes.append(helper.make_node("Constant", [], [filling], name=filling, value=zeros))
+    split = [entry.parameter, count]
+    nodes.append(helper.make_node("Split", split, [before, after], name=f"{before}/Split", axis=0))
+    nodes.append(_node("Concat", [before, filling, after], entry.tensor, axis=0))
+
+
+def _filling(tensor: str) -> list[str]:
+    """Names of what a tensor with zeros is joined from, beside the parameter."""
+    return [f"{tensor}/{part}" for part in ("before", "after", "sizes", "zeros")]
+
+
+_MAKERS: dict[str, Maker] = {
+    "tie": _tied, "expand": _expanded, "share": _shared, "fill": _filled,
+}  # fmt: skip
 
 
 def _node(kind: str, inputs: Sequence[str], output: str, **attributes: Any) -> onnx.NodeProto:

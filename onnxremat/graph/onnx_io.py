@@ -1,7 +1,8 @@
 """ONNX files in and out; the border between files and :class:`Graph`.
 
 Weights in external files stay there: they are never read into memory, and on save they are
-referred to (same folder) or copied file to file (another folder).
+referred to (same folder) or copied file to file (another folder). Weights that were
+kept apart while the model was worked on (:mod:`onnxremat.graph.weights`) go back into its file.
 """
 
 from __future__ import annotations
@@ -21,6 +22,16 @@ from google.protobuf.message import DecodeError
 from onnxremat.errors import ModelError, UsageError
 from onnxremat.graph.dtypes import tensor_bytes
 from onnxremat.graph.ir import Graph, Op, captures
+from onnxremat.graph.weights import (
+    PAGE,
+    Place,
+    WeightFolder,
+    inline_bytes,
+    pieces,
+    place,
+    refer,
+    write_whole,
+)
 
 # Broken files: as protobuf, and in the text formats that onnx tells by the suffix.
 _BROKEN = (
@@ -59,7 +70,7 @@ def read_model(path: str | os.PathLike[str]) -> onnx.ModelProto:
             why=f"{file.stat().st_size} bytes parsed to no node",
             hint="export or download it again",
         )
-    _check_external(model, file.parent)
+    check_external(model, file.parent)
     return model
 
 
@@ -106,7 +117,10 @@ def _count(tensor: onnx.TensorProto, entry: Mapping[str, str], key: str) -> int:
     return int(text)
 
 
-def _check_external(model: onnx.ModelProto, folder: Path) -> None:
+def check_external(model: onnx.ModelProto, folder: Path) -> None:
+    """Raises:
+    ModelError: a file that the weights lie in is missing or too short.
+    """
     for location, end in external_files(model).items():
         file = folder / location
         if not file.is_file():
@@ -150,7 +164,8 @@ def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def shell(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Everything of a model but its nodes; big inline weights are moved, not copied twice."""
+    """A copy of everything of a model but its nodes, weights that the model holds itself included
+    (:func:`light.read_light` leaves it no big ones)."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     del copy.graph.node[:]
@@ -336,8 +351,9 @@ def write_model(
     Args:
         model: initializers inline, or external relative to ``weights_from``.
         path: the file to write.
-        weights_from: folder the external locations of ``model`` are relative to. When it is not
-            the output folder, the files are copied beside the output as ``<name>.data``.
+        weights_from: folder the external locations of ``model`` are relative to. Weights of a
+            :class:`WeightFolder` are written into the model. When another folder is not that of
+            the output, its files are copied beside the output as ``<name>.data``.
 
     Raises:
         UsageError: the folder is not writable.
@@ -345,7 +361,12 @@ def write_model(
     target = Path(path)
     external = external_files(model)
     written = []
-    if external and weights_from and weights_from.resolve() != target.parent.resolve():
+    own = isinstance(weights_from, WeightFolder)
+    if own or not external:
+        if inline_bytes(model) > INLINE_LIMIT:
+            written.append(_spill(model, target, weights_from))
+            own = False
+    elif weights_from and weights_from.resolve() != target.parent.resolve():
         renames = {
             location: target.name + (".data" if len(external) == 1 else f".{index}.data")
             for index, location in enumerate(sorted(external))
@@ -355,15 +376,12 @@ def write_model(
                 shutil.copyfile(weights_from / location, temporary)
             written.append(target.parent / name)
         model = _relocated(model, renames)
-    elif not external and _inline_bytes(model) > INLINE_LIMIT:
-        written.append(_spill(model, target))
-    with atomic(target) as temporary:
-        temporary.write_bytes(model.SerializeToString())
+    with atomic(target) as temporary, temporary.open("wb") as file:
+        if own and external:
+            write_whole(model, weights_from, file)
+        else:
+            file.write(model.SerializeToString())
     return [target, *written]
-
-
-def _inline_bytes(model: onnx.ModelProto) -> int:
-    return sum(len(tensor.raw_data) for tensor in model.graph.initializer)
 
 
 def _relocated(model: onnx.ModelProto, renames: Mapping[str, str]) -> onnx.ModelProto:
@@ -376,17 +394,15 @@ def _relocated(model: onnx.ModelProto, renames: Mapping[str, str]) -> onnx.Model
     return copy
 
 
-def _spill(model: onnx.ModelProto, target: Path) -> Path:
-    """Move big inline weights to ``<target>.data``; the model then refers to them."""
+def _spill(model: onnx.ModelProto, target: Path, folder: Path | None) -> Path:
+    """Move big weights to ``<target>.data``; the model then refers to them."""
     data = target.parent / (target.name + ".data")
     with atomic(data) as temporary, temporary.open("wb") as file:
         for tensor in model.graph.initializer:
-            if len(tensor.raw_data) < 1024:
+            if place(tensor) is None and len(tensor.raw_data) < 1024:
                 continue
-            file.write(b"\0" * (-file.tell() % 4096))
-            onnx.external_data_helper.set_external_data(
-                tensor, data.name, offset=file.tell(), length=len(tensor.raw_data)
-            )
-            file.write(tensor.raw_data)
-            tensor.ClearField("raw_data")
+            file.write(b"\0" * (-file.tell() % PAGE))
+            start = file.tell()
+            file.writelines(pieces(tensor, folder))
+            refer(tensor, Place(data.name, start, file.tell() - start))
     return data

@@ -7,20 +7,24 @@ does not promise that it opens a file that it saved: :func:`optimised_for` makes
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import onnx
 from onnx import TensorProto
 
 from onnxremat.errors import ModelError
 from onnxremat.graph.dtypes import tensor_bytes
-from onnxremat.graph.ir import Op, captures, rename_captures, subgraphs
+from onnxremat.graph.ir import Graph, Op, captures, rename_captures, subgraphs
+from onnxremat.graph.light import read_light, read_structure
 from onnxremat.graph.onnx_io import to_ops
 from onnxremat.graph.traits import ONNX
-from onnxremat.ort.infer import is_big, weights_as_inputs
-from onnxremat.ort.session import DEFAULT, TUNED, Options, open_session, session_options
+from onnxremat.graph.weights import WeightFolder, set_apart
+from onnxremat.ort.infer import build_graph, is_big, weights_as_inputs
+from onnxremat.ort.session import Options, open_session, session_options
 from onnxremat.ort.weights import held_bytes
 
 # What a file may contain: standard operators (runs anywhere), onnxruntime's fused operators (runs
@@ -43,13 +47,19 @@ class Optimised:
     """A model after onnxruntime's load-time optimisations, that onnxruntime opens again.
 
     Attributes:
+        graph: the same with sizes.
+        folder: where its external weights are.
         target: what it was really optimised for, a key of :data:`TARGETS`.
         why: what onnxruntime said of the target that was asked for, "" where it was kept.
+        lasting: :func:`lasting_tensors` of it, None where nobody asked.
     """
 
     model: onnx.ModelProto
+    graph: Graph
+    folder: Path | None
     target: str
     why: str = ""
+    lasting: frozenset[str] | None = None
 
 
 def optimised_for(model: onnx.ModelProto, target: str, folder: Path | None) -> Optimised:
@@ -63,13 +73,15 @@ def optimised_for(model: onnx.ModelProto, target: str, folder: Path | None) -> O
     why = ""
     for lower in reversed(LADDER[1 : LADDER.index(target) + 1]):
         try:
-            made = optimise(model, lower, folder)
-            _require_opens(made, folder)
+            made, place = set_apart(optimise(model, lower, folder), folder)
+            graph = build_graph(made, place)  # opened with the options of plans
+            lasting = lasting_tensors(made, place)  # and with onnxruntime's own
         except ModelError as error:
             why = why or error.why or error.what
         else:
-            return Optimised(made, lower, why)
-    return Optimised(optimise(model, "none", folder), "none", why)
+            return Optimised(made, graph, place, lower, why, frozenset(lasting))
+    made, place = set_apart(optimise(model, "none", folder), folder)
+    return Optimised(made, build_graph(made, place), place, "none", why)
 
 
 def _constants_as_weights(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -104,13 +116,10 @@ def _constant(node: onnx.NodeProto) -> onnx.TensorProto | None:
     return onnx.helper.make_tensor(node.output[0], _PLAIN[said.name], dims, values)
 
 
-def _require_opens(model: onnx.ModelProto, folder: Path | None) -> None:
-    """Raises:
-    ModelError: the model does not open, with the options of plans or with onnxruntime's own.
-    """
-    light = weights_as_inputs(model) if weight_bytes(model) > HEAVY else model
-    for options in (TUNED, DEFAULT):
-        open_session(light, session_options(options), folder)
+def _unpacked(made: Any) -> Any:
+    """The options for a session that never runs: its kernels pack no weights."""
+    made.add_session_config_entry("session.disable_prepacking", "1")
+    return made
 
 
 def optimise(model: onnx.ModelProto, target: str, folder: Path | None) -> onnx.ModelProto:
@@ -122,7 +131,8 @@ def optimise(model: onnx.ModelProto, target: str, folder: Path | None) -> onnx.M
 
     Args:
         target: a key of :data:`TARGETS`.
-        folder: where the external weights of ``model`` are.
+        folder: where the external weights of ``model`` are; new ones are kept there where it is a
+            :class:`WeightFolder`, else in the model.
 
     Raises:
         ModelError: onnxruntime refuses the model.
@@ -130,23 +140,29 @@ def optimise(model: onnx.ModelProto, target: str, folder: Path | None) -> onnx.M
     model = _constants_as_weights(model)
     if target == "none":
         return model
-    heavy = weight_bytes(model) > HEAVY
-    return _restored(model, _optimised(model, TARGETS[target], folder, heavy), heavy)
+    with _saved(model, TARGETS[target], folder) as path:
+        if isinstance(folder, WeightFolder):
+            fused, _ = read_light(path, folder)
+        else:
+            fused = onnx.load_model(str(path), load_external_data=False)
+    return _restored(model, fused)
 
 
-def _optimised(
-    model: onnx.ModelProto, level: str, folder: Path | None, heavy: bool
-) -> onnx.ModelProto:
-    source = _standalone(weights_as_inputs(model) if heavy else model, None if heavy else folder)
+@contextmanager
+def _saved(model: onnx.ModelProto, level: str, folder: Path | None) -> Iterator[Path]:
+    """What onnxruntime makes of a model at load, as a file; weights in ``folder`` that it leaves as
+    they are stay there."""
+    source = onnx.ModelProto()
+    source.CopyFrom(model if is_light(model) else weights_as_inputs(model))
     source.ir_version = max(source.ir_version, 4)
     for index, node in enumerate(source.graph.node):
         node.name = node.name or f"{node.op_type}_{index}"
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "optimised.onnx"
-        made = session_options(Options(level=level, threads=1))
+        made = _unpacked(session_options(Options(level=level, threads=1)))
         made.optimized_model_filepath = str(path)
         open_session(source, made, folder)
-        return onnx.load_model(str(path))
+        yield path
 
 
 def resident_weights(model: onnx.ModelProto, level: str, folder: Path | None) -> int:
@@ -156,13 +172,20 @@ def resident_weights(model: onnx.ModelProto, level: str, folder: Path | None) ->
     Raises:
         ModelError: onnxruntime refuses the model.
     """
-    heavy = weight_bytes(model) > HEAVY
-    fused = model if level == "disable" else _optimised(model, level, folder, heavy)
-    tensors = [*fused.graph.initializer]
-    if heavy and fused is not model:
-        tensors += [t for t in model.graph.initializer if is_big(t)]
+    if level == "disable":
+        return weights_held(model)
+    with _saved(model, level, folder) as path:
+        fused = read_structure(path)
+    kept = () if is_light(model) else [t for t in model.graph.initializer if is_big(t)]
+    return weights_held(fused, kept)
+
+
+def weights_held(model: onnx.ModelProto, further: Iterable[onnx.TensorProto] = ()) -> int:
+    """Bytes of the weights that a session holds for a model that it leaves as it is, and for those
+    of its inputs that are ``further`` weights."""
+    tensors = (*model.graph.initializer, *further)
     weights = {t.name: (t.data_type, tuple(t.dims)) for t in tensors}
-    return held_bytes(to_ops(fused), weights)
+    return held_bytes(to_ops(model), weights)
 
 
 def lasting_tensors(model: onnx.ModelProto, folder: Path | None) -> set[str]:
@@ -171,7 +194,8 @@ def lasting_tensors(model: onnx.ModelProto, folder: Path | None) -> set[str]:
     Raises:
         ModelError: onnxruntime refuses the model.
     """
-    fused = _optimised(model, "all", folder, weight_bytes(model) > HEAVY)
+    with _saved(model, "all", folder) as path:
+        fused = read_structure(path)
     return {name for node in fused.graph.node for name in node.output}
 
 
@@ -180,19 +204,13 @@ def weight_bytes(model: onnx.ModelProto) -> int:
     return sum(tensor_bytes(t.data_type, t.dims) for t in model.graph.initializer)
 
 
-def _standalone(model: onnx.ModelProto, folder: Path | None) -> onnx.ModelProto:
-    """A copy with external weights read in (only called for light models)."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    if folder is not None:
-        onnx.load_external_data_for_model(copy, str(folder))
-    return copy
+def is_light(model: onnx.ModelProto) -> bool:
+    """Whether onnxruntime may compute with the weights of a model while it optimises."""
+    return weight_bytes(model) <= HEAVY
 
 
-def _restored(model: onnx.ModelProto, optimised: onnx.ModelProto, heavy: bool) -> onnx.ModelProto:
+def _restored(model: onnx.ModelProto, result: onnx.ModelProto) -> onnx.ModelProto:
     """The optimised nodes in the original frame: signature, metadata, doc strings, names."""
-    result = onnx.ModelProto()
-    result.CopyFrom(optimised)
     for name in ("ir_version", "producer_name", "producer_version", "domain", "doc_string"):
         setattr(result, name, getattr(model, name))
     result.ir_version = max(result.ir_version, 4)
@@ -208,7 +226,7 @@ def _restored(model: onnx.ModelProto, optimised: onnx.ModelProto, heavy: bool) -
     used = {name for node in graph.node for name in (*node.input, *captures(node))}
     used |= {v.name for v in graph.output}
     initializers = [t for t in graph.initializer if t.name in used]
-    if heavy:
+    if not is_light(model):
         have = {t.name for t in initializers}
         initializers += [
             t

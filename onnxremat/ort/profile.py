@@ -13,7 +13,7 @@ import json
 import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ import onnx
 
 from onnxremat.errors import ModelError
 from onnxremat.graph.dtypes import ORT_NAMES
+from onnxremat.graph.light import read_structure
 from onnxremat.ort.session import DEFAULT, Options, first_line, open_session, session_options
 
 Feeds = Mapping[str, np.ndarray]
@@ -61,12 +62,15 @@ class Profile:
             want them, packed or not).
         arena_bytes: bytes the arena holds after the last run (it never gives them back).
         outputs: what the model returned, by name.
+        fused: what onnxruntime made of the model at load, without the bytes of big weights; None
+            where nobody asked.
     """
 
     kernels: tuple[Kernel, ...]
     weight_bytes: int
     arena_bytes: int
     outputs: dict[str, Any]
+    fused: onnx.ModelProto | None = field(default=None, repr=False)
 
     @property
     def live_peak(self) -> int:
@@ -92,6 +96,7 @@ def profile(
     runs: int = 1,
     warmup: int = 0,
     folder: Path | None = None,
+    fused: bool = False,
 ) -> Profile:
     """Run a model with the profiler on.
 
@@ -99,6 +104,7 @@ def profile(
         runs: measured runs; seconds are medians per kernel, bytes are of the last run.
         warmup: runs before them.
         folder: where external weights are, for a model in memory.
+        fused: keep what onnxruntime makes of the model.
 
     Raises:
         ModelError: onnxruntime refuses the model or a run fails.
@@ -110,12 +116,17 @@ def profile(
         made.enable_profiling = True
         made.profile_file_prefix = str(Path(scratch) / "profile")
         made.add_session_config_entry(SIZES_KEY, str(sizes))
+        saved = Path(scratch) / "fused.onnx"
+        if fused:
+            made.optimized_model_filepath = str(saved)
         session = open_session(str(model) if isinstance(model, Path) else model, made, folder)
+        structure = read_structure(saved) if fused else None
+        saved.unlink(missing_ok=True)
         names = [value.name for value in session.get_outputs()]
         outputs = run_session(session, feeds, warmup + runs)
         found = ended(session, sizes, runs, warmup)
         del session
-    return replace(found, outputs=dict(zip(names, outputs, strict=True)))
+    return replace(found, outputs=dict(zip(names, outputs, strict=True)), fused=structure)
 
 
 def ended(session: Any, sizes: Path, runs: int, warmup: int = 0) -> Profile:
@@ -145,13 +156,15 @@ def run_session(session: Any, feeds: Feeds, runs: int = 1) -> list[Any]:
     return outputs
 
 
-def named_outputs(model: onnx.ModelProto, feeds: Feeds, folder: Path | None) -> dict[str, Any]:
-    """What a model returns under default options, by name.
+def named_outputs(
+    model: onnx.ModelProto, feeds: Feeds, folder: Path | None, options: Options = DEFAULT
+) -> dict[str, Any]:
+    """What a model returns, by name; under onnxruntime's default options where none are given.
 
     Raises:
         ModelError: onnxruntime refuses it, or the run fails.
     """
-    session = open_session(model, session_options(DEFAULT), folder)
+    session = open_session(model, session_options(options), folder)
     names = [value.name for value in session.get_outputs()]
     return dict(zip(names, run_session(session, feeds), strict=True))
 

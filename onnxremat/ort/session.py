@@ -50,6 +50,21 @@ class Options:
         return cls(**data)
 
 
+@dataclass
+class Opened:
+    """What this process has given to onnxruntime so far.
+
+    Attributes:
+        sessions: how many were opened.
+        copied: bytes of models that were serialised for them; weights that lie in files are not
+            among these.
+    """
+
+    sessions: int = 0
+    copied: int = 0
+
+
+OPENED = Opened()
 DEFAULT = Options()
 # What plans are made for: nothing is fused, merged or moved at load, the listed order is the
 # executed order, and a buffer is given back as soon as its value is dead.
@@ -116,13 +131,27 @@ def model_source(
     model: onnx.ModelProto | str | os.PathLike[str] | bytes, made: Any, folder: Path | None
 ) -> str | bytes:
     """What ``InferenceSession`` takes; the options learn where the external weights are."""
+    OPENED.sessions += 1
+    _trim()
     if isinstance(model, onnx.ModelProto):
         if folder is not None:
             made.add_session_config_entry(
                 "session.model_external_initializers_file_folder_path", str(folder)
             )
         model = model.SerializeToString()
+        OPENED.copied += len(model)
     return model if isinstance(model, bytes) else str(model)
+
+
+def _trim() -> None:
+    """Let the C library give back what earlier sessions freed (glibc only): it keeps blocks of up
+    to 32 MiB for itself, and the next session's weights seldom fit into these."""
+    import ctypes
+
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (AttributeError, OSError, TypeError):  # another C library
+        return
 
 
 # How onnxruntime says that no provider has a kernel: operator, opset, node.
@@ -173,19 +202,3 @@ def providers() -> list[str]:
     import onnxruntime as ort
 
     return list(ort.get_available_providers())
-
-
-def give_back_at_once() -> bool:
-    """Tell the C library to hand freed blocks of 64 KiB and more back to the system at once.
-
-    With the arena off, the process then holds what is live and nothing else. Whether the library
-    could be told (glibc only).
-    """
-    import ctypes
-
-    mmap_threshold, trim_threshold = -3, -1
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError, TypeError):  # another C library
-        return False
-    return bool(mallopt(mmap_threshold, 64 << 10)) and bool(mallopt(trim_threshold, 64 << 10))

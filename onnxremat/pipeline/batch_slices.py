@@ -36,10 +36,11 @@ def in_parts(graph: Graph, split: Sequence[int], feeds: Feeds | None, folder: Pa
             "a batch in parts is checked by running the model", hint="leave out --no-measure"
         )
     try:
-        return _checked(graph, split_batch(graph, split), feeds, folder)
+        return _checked(graph, split_batch(graph, split, folder=folder), feeds, folder)
     except UnsupportedError as error:
         try:  # a constant that is as long as the batch may be something else
-            return _checked(graph, split_batch(graph, split, makes_batches=False), feeds, folder)
+            made = split_batch(graph, split, makes_batches=False, folder=folder)
+            return _checked(graph, made, feeds, folder)
         except UnsupportedError:
             raise error from None
 

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from onnxremat.errors import OnnxrematError, UnsupportedError, UsageError
-from onnxremat.pipeline.closed_loop import (
-    Outcome,
-    Smallest,
-    Unfit,
-    at_minimum,
-    attempt,
-    named,
-    plan_within,
-    smallest,
-    with_notes,
-)
+from onnxremat.pipeline.closed_loop import Candidate, Unfit, attempt
+from onnxremat.pipeline.in_session import OneSession
+from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared, prepare_split
 from onnxremat.pipeline.refusal import refusal
+from onnxremat.pipeline.within_budget import (
+    Smallest,
+    at_minimum,
+    bytes_of,
+    plan_within,
+    smallest,
+)
 from onnxremat.planner.bounds import largest_need
 from onnxremat.planner.options import AUTO, PlanOptions
 from onnxremat.planner.problem_lists import ProblemLists
-from onnxremat.planner.reduce import reduce
+from onnxremat.planner.reasons import named
+from onnxremat.planner.solution import Solution
 from onnxremat.units import Budget
 
 LITTLE = 0.01  # overhead of the whole batch up to which parts are not tried
@@ -32,12 +31,8 @@ LEANER = 0.99  # share of the bytes needed by half as many parts from which more
 
 
 def plan_best(
-    prepared: Prepared,
-    budget: Budget,
-    options: PlanOptions,
-    device_bytes: int,
-    say: Callable[[str], None] | None = None,
-) -> tuple[Prepared, Outcome]:
+    prepared: Prepared, budget: Budget, options: PlanOptions, log: Phases | None = None
+) -> Candidate:
     """The quicker of two plans that keep the budget: of the whole batch, and of as few parts of it
     as fit without recomputation; or, for ``min``, the leaner of them. Training steps, and what was
     asked for as it is, stay whole.
@@ -45,26 +40,26 @@ def plan_best(
     Raises:
         As :func:`plan_within`, of the whole batch and of its parts.
     """
-    options = options.begun()
-    limit = budget.resolve(device_bytes=device_bytes, peak_bytes=prepared.baseline_peak)
+    options, log = options.begun(), log or Phases()
+    limit = bytes_of(prepared, budget)
     batch = _batch(prepared, options)
     if batch < 2:
-        return prepared, plan_within(prepared, budget, options, device_bytes)
-    parts = _Parts(prepared, batch, options, say)
+        return plan_within(prepared, budget, options, log=log)
+    parts = _Parts(prepared, batch, options, log)
     if limit is None:
         return parts.at_minimum()
-    made = attempt(prepared, limit, options.within(WHOLE))
-    whole = made if isinstance(made, Outcome) else None
+    made = attempt(OneSession(prepared, limit, log), options.within(WHOLE))
+    whole = made if isinstance(made, Candidate) else None
     if whole and (whole.plan.provenance.overhead <= LITTLE or options.stopped):
-        return prepared, whole
+        return whole
     if isinstance(made, Unfit) and options.stopped:
-        raise made.error(prepared)
+        raise made.error()
     found = parts.within(limit, whole)
-    if found and (whole is None or _seconds(found[1]) < _seconds(whole)):
+    if found and (whole is None or found.artifact.seconds < whole.artifact.seconds):
         return found
     if isinstance(made, Unfit):
-        return parts.settled(made)
-    return prepared, with_notes(made, parts.words) if parts.why else made
+        return parts.settled(limit, made)
+    return made.noted(parts.words) if parts.why else made
 
 
 @dataclass
@@ -79,7 +74,7 @@ class _Parts:
     prepared: Prepared
     batch: int
     options: PlanOptions
-    say: Callable[[str], None] | None
+    log: Phases
     splits: dict[int, Prepared] = field(default_factory=dict)
     why: str = ""
 
@@ -95,12 +90,12 @@ class _Parts:
         """The model in so many parts, None where it does not go."""
         if parts not in self.splits and not self.why:
             try:
-                self.splits[parts] = prepare_split(self.prepared, (parts,), self.say)
+                self.splits[parts] = prepare_split(self.prepared, (parts,), self.log)
             except (UsageError, UnsupportedError) as error:
                 self.why = _sentence(error)
         return self.splits.get(parts)
 
-    def within(self, limit: int, whole: Outcome | None) -> tuple[Prepared, Outcome] | None:
+    def within(self, limit: int, whole: Candidate | None) -> Candidate | None:
         """A plan of as few parts as need no recomputation, or of the most there can be."""
         room = limit - self.prepared.weights
         if room <= 0:
@@ -118,8 +113,8 @@ class _Parts:
             return None
         over = f"recomputing takes {whole.plan.provenance.overhead:+.1%}" if whole else ""
         split = _noted(split, parts, over or "does not fit")
-        made = attempt(split, limit, self.options)
-        return (split, made) if isinstance(made, Outcome) else None
+        made = attempt(OneSession(split, limit, self.log), self.options)
+        return made if isinstance(made, Candidate) else None
 
     @property
     def _values(self) -> int:
@@ -133,12 +128,12 @@ class _Parts:
         best: tuple[int, Smallest] | None = None
         for parts in sorted(needs, key=lambda count: needs[count]):
             lower, _ = needs[parts]
-            if best and (lower >= best[1].outcome.budget or self.options.left <= 0):
+            if best and (lower >= best[1].candidate.budget or self.options.left <= 0):
                 break
             split = self.splits[parts]
             noted = _noted(split, parts, "needs more") if parts > 1 else split
-            found = smallest(noted, self.options.within(0.5))
-            if best is None or found.outcome.budget < best[1].outcome.budget:
+            found = smallest(noted, self.options.within(0.5), self.log)
+            if best is None or found.candidate.budget < best[1].candidate.budget:
                 best = parts, found
         assert best is not None
         lower, why = min(needs.values())
@@ -161,43 +156,42 @@ class _Parts:
 
     def _need(self, parts: int) -> tuple[int, str]:
         split = self.splits[parts]
-        reduced = reduce(split.graph, split.costs, split.weights)
-        need = largest_need(ProblemLists(reduced.problem))
-        return need.bytes, named(reduced, need.why)
+        need = largest_need(ProblemLists(split.reduced.problem))
+        return need.bytes, named(need.why, split.names)
 
     def tried(self) -> str:
         """The numbers of parts that were looked at."""
         counts = [str(count) for count in sorted(self.splits) if count > 1]
         return f"with the batch whole or in {', '.join(counts)} parts" if counts else ""
 
-    def at_minimum(self) -> tuple[Prepared, Outcome]:
+    def at_minimum(self) -> Candidate:
         """The least memory, at the least time."""
         parts, least = self.least()
         split = self.splits[parts]
         if parts > 1:
             split = _noted(split, parts, "needs more")
         least = replace(least, why=", ".join(filter(None, (self.tried(), least.why))))
-        made = at_minimum(split, least, self.options)
-        return split, with_notes(made, self.words) if self.why else made
+        made = at_minimum(split, least, self.options, self.log)
+        return made.noted(self.words) if self.why else made
 
-    def settled(self, unfit: Unfit) -> tuple[Prepared, Outcome]:
+    def settled(self, limit: int, unfit: Unfit[Solution]) -> Candidate:
         """The smallest plan, where it keeps the budget.
 
         Raises:
             InfeasibleError, NoPlanError: it does not; with the smallest budget that works.
         """
         parts, least = self.least()
-        if least.outcome.budget <= unfit.limit:
-            return self.splits[parts], least.as_answer(unfit)
+        if least.candidate.budget <= limit:
+            return least.as_answer(limit, unfit)
         one = len(self.splits) == 1
         every = one or self.batch in self.splits
         tried = self.tried()
         raise refusal(
             self.prepared.name,
-            unfit.limit,
-            unfit.solution,
+            limit,
+            unfit.found,
             fixed_order=False,
-            works=least.outcome.budget,
+            works=least.candidate.budget,
             lower=least.lower if every else self._floor(),
             why=", ".join(filter(None, (tried, least.why))) if every else "weights and results",
             counts=one,
@@ -225,7 +219,3 @@ def _batch(prepared: Prepared, options: PlanOptions) -> int:
     settings = prepared.settings
     asked = settings.split_batch is not None or settings.fixed_order or options.method != AUTO
     return 0 if asked or prepared.in_place or prepared.feeds is None else prepared.batch
-
-
-def _seconds(outcome: Outcome) -> float:
-    return outcome.plan.provenance.seconds

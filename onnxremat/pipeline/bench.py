@@ -1,28 +1,138 @@
-"""Paired, interleaved timing: medians and ratios that a busy machine does not bend."""
+"""Paired, interleaved timing: medians and ratios that a busy machine does not bend.
+
+A contender is a model in one session, or one planned for several devices; both become a function
+that runs it once, and all take turns in a shuffled order.
+"""
 
 from __future__ import annotations
 
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Protocol
 
+import numpy as np
 import onnx
 
+from onnxremat.device.machine import Device
+from onnxremat.errors import MissingComponentError, ModelError, UsageError
+from onnxremat.execute.deployment import Deployment, read_deployment
+from onnxremat.graph.ir import Graph
+from onnxremat.graph.light import read_structure
+from onnxremat.graph.onnx_io import to_model
+from onnxremat.ort.binding import wrap
+from onnxremat.ort.feeds import load_feeds, seeded_feeds
+from onnxremat.ort.infer import bind, build_graph
+from onnxremat.ort.offline import weight_bytes
 from onnxremat.ort.profile import Feeds, run_session
-from onnxremat.ort.session import Options, open_session, session_options
+from onnxremat.ort.providers import open_on
+from onnxremat.ort.session import DEFAULT, TUNED, Options, open_session, session_options
+from onnxremat.ort.values import Stage
+from onnxremat.pipeline.prepare import Settings, read_source
+from onnxremat.rewrite.emit import metadata, unpack
+from onnxremat.session.load import options_of
+
+Runner = Callable[[], object]
+Stop = Callable[[], bool]
+ROUNDS = (5, 60)
+TIMED = 3  # runs of a turn where data has to be brought near first
+TOGETHER = 256 << 20  # bytes of weights up to which all contenders are open at a time
+
+
+class Contender(Protocol):
+    """Something that can be timed."""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+
+    @property
+    def near(self) -> bool:
+        """A turn begins with a run that is not timed: it brings the data near, as the run before
+        does in a loop."""
+
+    @property
+    def weights(self) -> int:
+        """Bytes of weights that it holds while it is open; 0 where others depend on it."""
+
+    def open(self, stack: ExitStack, feeds: Feeds) -> Runner | None:
+        """What runs it once, open until the stack is left; None where it does not run."""
 
 
 @dataclass(frozen=True)
-class Contender:
-    """A model and the options it runs with."""
+class InSession:
+    """A model in one session, and the options it runs with."""
 
     name: str
     model: onnx.ModelProto | str | Path
     options: Options
     folder: Path | None = None
+    near: bool = False
+
+    @property
+    def weights(self) -> int:
+        """See :class:`Contender`."""
+        if isinstance(self.model, onnx.ModelProto):
+            return weight_bytes(self.model)
+        return weight_bytes(read_structure(self.model))
+
+    def open(self, stack: ExitStack, feeds: Feeds) -> Runner:
+        """See :class:`Contender`."""
+        model = str(self.model) if isinstance(self.model, Path) else self.model
+        session = open_session(model, session_options(self.options), self.folder)
+        return lambda: run_session(session, feeds)
+
+
+@dataclass(frozen=True)
+class OnDevices:
+    """A model over several devices; one partition after the other unless they may overlap."""
+
+    name: str
+    made: Deployment
+    overlap: bool | None = None
+    near: bool = True
+    weights: int = 0
+
+    def open(self, stack: ExitStack, feeds: Feeds) -> Runner:
+        """See :class:`Contender`. A training step updates its state in place, as a trainer does."""
+        state, given = self.made.state_and_rest(feeds)
+        executor = stack.enter_context(self.made.executor(state, self.overlap))
+        return lambda: executor.run(given)
+
+
+@dataclass(frozen=True)
+class Alone:
+    """The whole graph in one session on a device; what its provider does not take, onnxruntime
+    puts on the processor: its own fall-back."""
+
+    device: Device
+    graph: Graph
+    made: Deployment
+    near: bool = True
+    weights: int = 0
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.device.name} alone"
+
+    def open(self, stack: ExitStack, feeds: Feeds) -> Runner | None:
+        """See :class:`Contender`."""
+        try:
+            session = open_on(self.device, to_model(self.graph), TUNED, self.made.folder)
+        except (MissingComponentError, ModelError):
+            return None
+        values = {n: wrap(np.array(feeds[n], order="C")) for n in self.graph.inputs}
+        pairs = () if self.device.opaque else self.made.parts.pairs
+        fixed = {new: values[old] for old, new in pairs}
+        stage = Stage(session, self.device, self.graph.outputs, fixed)
+        for name, value in values.items():
+            stage.bind(name, value)
+        return lambda: stage.run([])
 
 
 @dataclass(frozen=True)
@@ -30,7 +140,7 @@ class Timing:
     """One contender's time against the first one's.
 
     Attributes:
-        seconds: median of its runs.
+        seconds: median of its turns.
         ratio: median over rounds of its time / the first contender's time of that round.
         spread: half the interquartile range of these ratios.
         rounds: how many rounds were run.
@@ -48,43 +158,96 @@ def bench(
     feeds: Feeds,
     *,
     seconds: float = 10.0,
-    rounds: tuple[int, int] = (5, 60),
-    stop: Callable[[], bool] | None = None,
+    rounds: tuple[int, int] = ROUNDS,
+    stop: Stop | None = None,
 ) -> list[Timing]:
-    """Run the contenders in turn, each round in a shuffled order.
+    """Run the contenders in turn, each round in a shuffled order; those that do not run are left
+    out.
 
     A run finds the caches as the run before left them, so no contender may always follow itself
-    or always another one.
+    or always another one. Where all together would hold much memory, one is open at a time, for
+    some runs in a row.
 
     Args:
         contenders: the first is the reference.
         seconds: stop after this long, within the limits of ``rounds``.
         stop: ends early when it says so (after one round at least).
+
+    Raises:
+        ModelError, MissingComponentError: the first does not run.
     """
-    sessions = [
-        open_session(
-            str(c.model) if isinstance(c.model, Path) else c.model,
-            session_options(c.options),
-            c.folder,
-        )
-        for c in contenders
-    ]
-    for session in sessions:
-        run_session(session, feeds, 2)
-    times: list[list[float]] = [[] for _ in sessions]
+    if sum(one.weights for one in contenders) > TOGETHER:
+        times = _one_at_a_time(contenders, feeds, seconds, rounds, stop)
+        names = [one.name for one in contenders]
+        return [timing(name, row, times[0]) for name, row in zip(names, times, strict=True) if row]
+    with ExitStack() as stack:
+        opened = [(one.name, one.near, one.open(stack, feeds)) for one in contenders]
+        runners = [(name, near, runner) for name, near, runner in opened if runner is not None]
+        for _, near, runner in runners:
+            for _ in range(1 if near else 2):
+                runner()
+        turns = [(near, runner) for _, near, runner in runners]
+        times = _rounds(turns, seconds, rounds, stop)
+    return [timing(name, row, times[0]) for (name, _, _), row in zip(runners, times, strict=True)]
+
+
+def _rounds(
+    turns: Sequence[tuple[bool, Runner]],
+    seconds: float,
+    rounds: tuple[int, int],
+    stop: Stop | None,
+) -> list[list[float]]:
+    """Seconds of each turn of each contender."""
+    times: list[list[float]] = [[] for _ in turns]
     shuffle = random.Random(0)
     start = time.perf_counter()
     while len(times[0]) < rounds[1]:
         late = time.perf_counter() - start > seconds and len(times[0]) >= rounds[0]
         if late or (stop and stop() and times[0]):
             break
-        turn = list(range(len(sessions)))
-        shuffle.shuffle(turn)
-        for index in turn:
-            begin = time.perf_counter()
-            run_session(sessions[index], feeds)
-            times[index].append(time.perf_counter() - begin)
-    return [timing(c.name, row, times[0]) for c, row in zip(contenders, times, strict=True)]
+        order = list(range(len(turns)))
+        shuffle.shuffle(order)
+        for index in order:
+            near, runner = turns[index]
+            if near:
+                runner()
+            count = TIMED if near else 1
+            times[index].append(statistics.median(_seconds(runner) for _ in range(count)))
+    return times
+
+
+def _one_at_a_time(
+    contenders: Sequence[Contender],
+    feeds: Feeds,
+    seconds: float,
+    rounds: tuple[int, int],
+    stop: Stop | None,
+) -> list[list[float]]:
+    """Seconds of each run of each contender, opened anew for every turn; none of one that does not
+    run."""
+    times: list[list[float]] = [[] for _ in contenders]
+    shuffle = random.Random(0)
+    start = time.perf_counter()
+    while len(times[0]) < rounds[1]:
+        late = time.perf_counter() - start > seconds and len(times[0]) >= rounds[0]
+        if late or (stop and stop() and times[0]):
+            break
+        order = list(range(len(contenders)))
+        shuffle.shuffle(order)
+        for index in order:
+            with ExitStack() as stack:
+                runner = contenders[index].open(stack, feeds)
+                if runner is not None:
+                    runner()
+                    times[index] += [_seconds(runner) for _ in range(TIMED)]
+                del runner
+    return times
+
+
+def _seconds(runner: Runner) -> float:
+    begin = time.perf_counter()
+    runner()
+    return time.perf_counter() - begin
 
 
 def timing(name: str, row: list[float], reference: list[float]) -> Timing:
@@ -93,3 +256,73 @@ def timing(name: str, row: list[float], reference: list[float]) -> Timing:
     quarter = len(ratios) // 4
     spread = (ratios[-1 - quarter] - ratios[quarter]) / 2
     return Timing(name, statistics.median(row), statistics.median(ratios), spread, len(row))
+
+
+def beside_devices(made: Deployment, whole: Graph | None = None) -> list[Contender]:
+    """A plan over several devices (the reference), the same one partition after the other, and the
+    whole graph on each device alone.
+
+    Args:
+        whole: the graph for one session; the deployment's own, which may have its batch in parts,
+            when None.
+    """
+    found: list[Contender] = [OnDevices("as planned", made)]
+    if made.side_by_side:
+        found.append(OnDevices("one by one", made, overlap=False))
+    devices = [device for device in made.machine.devices if device.computes]
+    return [*found, *(Alone(device, whole or made.graph, made) for device in devices)]
+
+
+def bench_files(
+    paths: Sequence[Path], settings: Settings, seconds: float, stop: Stop | None
+) -> list[Timing]:
+    """Time files in turn on the same inputs; planned models run as planned, others under default
+    options. One file for several devices alone: against each of them.
+
+    Open dimensions of unplanned models are bound as the planned ones were, unless given.
+
+    Raises:
+        UsageError: the models have different inputs.
+    """
+    contenders, feeds = _of_files(paths, settings)
+    if settings.threads and not any(isinstance(one, InSession) for one in contenders):
+        raise UsageError(
+            "--threads does not apply to a model over several devices",
+            why="its machine says how many threads each device has",
+            hint="leave it out, or plan again with other threads in the machine file",
+        )
+    if len(contenders) == 1 and isinstance(contenders[0], OnDevices):
+        contenders = beside_devices(contenders[0].made)
+    return bench(contenders, feeds, seconds=seconds, stop=stop)
+
+
+def _of_files(paths: Sequence[Path], settings: Settings) -> tuple[list[Contender], Feeds]:
+    read = [read_source(path) for path in paths]
+    kept: Mapping[str, Any] = {}
+    for model, _, _ in read:
+        facts = metadata(model)
+        if "plan" in facts:
+            kept = unpack(facts["plan"]).provenance.settings
+    contenders: list[Contender] = []
+    feeds: Feeds | None = None
+    for path, (model, folder, _) in zip(paths, read, strict=True):
+        facts = metadata(model)
+        planned = "plan" in facts
+        shapes = {} if planned else settings.shapes or kept.get("shapes", {})
+        dims = {} if planned else settings.dims or kept.get("dims", {})
+        graph = build_graph(bind(model, shapes, dims), folder)
+        if feeds is None:
+            made = load_feeds(settings.data, graph) if settings.data else None
+            feeds = made or seeded_feeds(graph, settings.seed)
+        elif set(graph.inputs) != set(feeds):
+            raise UsageError(
+                f"{path} has other inputs than {paths[0]}",
+                why=f"{', '.join(graph.inputs)} against {', '.join(feeds)}",
+            )
+        if "devices" in facts:
+            contenders.append(OnDevices(str(path), read_deployment(path)))
+            continue
+        options = replace(options_of(model) if planned else DEFAULT, threads=settings.threads)
+        contenders.append(InSession(str(path), to_model(graph), options, folder))
+    assert feeds is not None
+    return contenders, feeds

@@ -1,393 +1,274 @@
-"""Plan, rewrite, measure; and again with the excess taken off while the budget is missed."""
+"""Plan, build, look; and again for less while a device takes more than its budget.
+
+What is planned for is a :class:`Target`: one session on the processor, or several devices. The
+loop is the same for both, and so is what it gives back: a :class:`Candidate`.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, Protocol, TypeVar
 
 from onnxremat.errors import InfeasibleError, NoPlanError, OverBudgetError
-from onnxremat.graph.ir import Graph
-from onnxremat.graph.onnx_io import to_model
-from onnxremat.ort.offline import lasting_tensors
-from onnxremat.ort.profile import profile
-from onnxremat.ort.session import Options
+from onnxremat.ort.profile import Feeds
+from onnxremat.pipeline.artifact import CPU, Artifact, Measured, excess
+from onnxremat.pipeline.phases import BUILD, MEASURE, PLAN, Phases
 from onnxremat.pipeline.prepare import Prepared
-from onnxremat.pipeline.refusal import given_up, refusal, unexplained
-from onnxremat.planner import smallest_budget
-from onnxremat.planner.methods import plan_by
-from onnxremat.planner.options import AUTO, ROOM, PlanOptions
-from onnxremat.planner.reduce import Reduced, reduce
-from onnxremat.planner.schedule import Schedule
-from onnxremat.planner.semantics import seconds
-from onnxremat.planner.solution import Certificate, Solution, Status
-from onnxremat.rewrite.emit import Rewritten, rewrite
-from onnxremat.schedule.expand import settled
-from onnxremat.schedule.plan import Plan, Provenance, graph_hash
-from onnxremat.schedule.simulate import Timeline
-from onnxremat.schedule.updates import updates_last
-from onnxremat.session.measure import Measurement, measure, predict
-from onnxremat.units import Budget, format_bytes
+from onnxremat.planner.options import ROOM, PlanOptions
+from onnxremat.planner.solution import Status
+from onnxremat.schedule.plan import Plan
+from onnxremat.units import format_bytes
 
-ROUNDS = 6
-REPAIR_GAP = 0.02  # of a round after planning has ended
+ROUNDS = 8
+REPAIR_GAP = 0.02  # gap of a round after planning has ended
 MOST_ROOM = 5.0  # seconds of the time that the first round leaves, at most
-SLOW = 20.0  # seconds of a run from which the default order is predicted, not tried
+FOUND = (Status.OPTIMAL, Status.FEASIBLE)
+BESIDE = 256  # bytes of gates and pins that a round leaves room for, more in each
+
+
+class Answer(Protocol):
+    """What a planner answers."""
+
+    @property
+    def status(self) -> Status:
+        """Whether there is a plan."""
+
+    @property
+    def plan_seconds(self) -> float:
+        """Wall time spent."""
+
+
+S = TypeVar("S", bound=Answer)
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """A plan that keeps its budget, carried out.
+class Aim:
+    """What a round plans for.
 
     Attributes:
-        budget: bytes.
-        predicted: the simulator's timeline under the options the plan is made for.
-        measured: the run under these options, None without measuring.
-        measured_default: the run under onnxruntime's default options.
-        rounds: how often planning was repeated because the budget was missed.
+        limits: bytes per device; less than the budgets once carrying a plan out took more.
+        price: seconds per partition, likewise, on devices whose partitions hold their buffers.
+    """
+
+    limits: Mapping[str, float]
+    price: Mapping[str, float] = field(default_factory=dict)
+    rounds: int = 0
+
+    def less(self, planned: Mapping[str, float], over: Mapping[str, int]) -> Aim:
+        """The aim of the next round.
+
+        Args:
+            planned: bytes per device of the plan that took too much.
+            over: bytes by which it was over the budget.
+        """
+        rounds = self.rounds + 1
+        lower = {
+            name: min(self.limits.get(name, planned[name]), planned[name]) - more - BESIDE * rounds
+            for name, more in over.items()
+        }
+        return replace(self, limits={**self.limits, **lower}, rounds=rounds)
+
+
+class Target(Protocol[S]):
+    """A model, and what it is to run on."""
+
+    @property
+    def prepared(self) -> Prepared:
+        """The model."""
+
+    @property
+    def limits(self) -> Mapping[str, int]:
+        """Bytes per device that has a limit."""
+
+    @property
+    def feeds(self) -> Feeds | None:
+        """What plans are run on; None where nothing can be run."""
+
+    @property
+    def log(self) -> Phases:
+        """Told what goes on."""
+
+    def solve(self, aim: Aim, options: PlanOptions, warm: Any) -> S:
+        """Plan.
+
+        Args:
+            warm: where to start from, as :meth:`start` gives it.
+        """
+
+    def start(self, found: S) -> Any:
+        """A plan as the start of the next one."""
+
+    def build(self, aim: Aim, found: S, first: S) -> Artifact:
+        """The plan made ready to run, with what ``first`` proved of the whole budgets.
+
+        Args:
+            aim: what it was planned for.
+        """
+
+    def lower(self, aim: Aim, found: S, artifact: Artifact, over: Mapping[str, int]) -> Aim:
+        """What to plan for next; see :meth:`Aim.less`."""
+
+    def refusal(self, found: S) -> InfeasibleError | NoPlanError:
+        """Why there is no plan."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A plan that keeps its budgets, carried out.
+
+    Attributes:
+        prepared: the model as it was planned, its batch in parts or whole.
+        limits: bytes per device that has a limit.
+        measured: the run under the meter, None where nothing was run.
+        rounds: how often planning was repeated because a budget was missed.
         lower, why: no budget below ``lower`` bytes can work, where the smallest was asked for.
     """
 
-    plan: Plan
-    rewritten: Rewritten
-    budget: int
-    predicted: Timeline
-    measured: Measurement | None
-    measured_default: Measurement | None
-    rounds: int
+    prepared: Prepared
+    artifact: Artifact
+    limits: Mapping[str, int]
+    measured: Measured | None
+    rounds: int = 0
     lower: int = 0
     why: str = ""
 
+    @property
+    def plan(self) -> Plan:
+        """What is carried out."""
+        return self.artifact.plan
+
+    @property
+    def budget(self) -> int:
+        """Bytes of one session."""
+        return self.limits[CPU]
+
+    @property
+    def peak(self) -> int:
+        """Predicted bytes of one session."""
+        return self.artifact.predict()[CPU]
+
+    @property
+    def held(self) -> int:
+        """Bytes that one session takes, predicted and, where it was run, measured."""
+        return max(self.peak, self.measured.peaks[CPU] if self.measured else 0)
+
+    def told(self, **facts: Any) -> Candidate:
+        """The same with other facts about its plan, in what will be written too."""
+        return replace(self, artifact=self.artifact.told(**facts))
+
+    def noted(self, *notes: str) -> Candidate:
+        """The same with more to say about its plan."""
+        return self.told(notes=(*self.plan.provenance.notes, *notes))
+
 
 @dataclass(frozen=True)
-class Unfit:
-    """No plan that keeps ``limit`` bytes was found.
+class Unfit(Generic[S]):
+    """No plan that keeps the budgets was found.
 
     Attributes:
-        solution: the planner's answer for the whole budget.
-        excess: bytes that the last plan took too many when carried out; 0 where there was none.
+        found: the planner's answer for the whole budgets.
+        over: bytes by which the last plan missed them when carried out; empty where there was none.
     """
 
-    reduced: Reduced
-    limit: int
-    solution: Solution
-    excess: int = 0
+    target: Target[S]
+    found: S
+    over: Mapping[str, int]
 
-    def error(self, prepared: Prepared) -> InfeasibleError | NoPlanError | OverBudgetError:
-        """What is known without looking for a budget that works."""
-        if not self.excess:
-            fixed = prepared.settings.fixed_order
-            return unexplained(prepared.name, self.limit, self.solution, fixed)
+    def error(self) -> InfeasibleError | NoPlanError | OverBudgetError:
+        """What is known without looking for budgets that work."""
+        if not self.over:
+            return self.target.refusal(self.found)
+        limits = self.target.limits
+        worst = max(self.over, key=self.over.__getitem__)
+        needs = limits[worst] + self.over[worst]
+        device = f" device '{worst}'" if len(limits) > 1 else ""
         return OverBudgetError(
-            f"no plan keeps within {format_bytes(self.limit)} when carried out",
-            why=f"the last one needs {format_bytes(self.limit + self.excess)}",
-            hint=f"--budget {self.limit + self.excess}",
-            excess=self.excess,
+            f"no plan keeps{device} within {format_bytes(limits[worst])} when carried out",
+            why=f"the last one needs {format_bytes(needs)}",
+            hint=f"--budget {f'{worst}=' if device else ''}{needs}",
+            excess=self.over[worst],
         )
-
-
-def plan_within(
-    prepared: Prepared,
-    budget: Budget,
-    options: PlanOptions,
-    device_bytes: int,
-    warm: Sequence[int] | None = None,
-    *,
-    explain: bool = True,
-) -> Outcome:
-    """Find a plan whose measured (or, without measuring, predicted) peak is within the budget.
-
-    Args:
-        warm: ops of the reduced problem in execution order, to start from.
-        explain: look for the smallest budget that works before an error is raised.
-
-    Raises:
-        InfeasibleError: proven that no plan fits; carries the smallest budget that does.
-        NoPlanError: none found in time, or stopped before planning began.
-        OverBudgetError: measured peaks stay over the budget.
-    """
-    options = options.begun()
-    limit = budget.resolve(device_bytes=device_bytes, peak_bytes=prepared.baseline_peak)
-    if limit is None:
-        return at_minimum(prepared, smallest(prepared, options.within(0.5)), options)
-    made = attempt(prepared, limit, options, warm)
-    if isinstance(made, Outcome):
-        return made
-    chosen = options.method != AUTO
-    if not explain or (chosen and made.excess):
-        raise made.error(prepared)
-    if chosen and made.solution.status is not Status.INFEASIBLE:
-        raise given_up(options.method.name, prepared.name, limit, made.solution)
-    least = smallest(prepared, options.within(0.5))
-    if least.outcome.budget <= limit and not chosen:
-        return least.as_answer(made)
-    raise refusal(
-        prepared.name,
-        limit,
-        made.solution,
-        fixed_order=prepared.settings.fixed_order,
-        works=least.outcome.budget,
-        lower=least.lower,
-        why=least.why,
-        notes=prepared.notes,
-    )
-
-
-@dataclass(frozen=True)
-class Smallest:
-    """The smallest plan found, carried out; and why less than ``lower`` bytes cannot work."""
-
-    outcome: Outcome
-    sequence: list[int]
-    lower: int
-    why: str
-
-    def as_answer(self, unfit: Unfit) -> Outcome:
-        """The outcome as the plan for a budget for which no other was found in time."""
-        proof = unfit.solution.certificate
-        return _restated(
-            self.outcome,
-            unfit.limit,
-            bound=min(proof.bound, self.outcome.plan.provenance.seconds),
-            bound_kind=proof.kind,
-            any_order=proof.any_order,
-        )
-
-
-def smallest(prepared: Prepared, options: PlanOptions) -> Smallest:
-    """What the smallest plan that is found in time takes when carried out."""
-    _require_time(options)
-    reduced = reduce(prepared.graph, prepared.costs, prepared.weights)
-    found, sequence, lower, why = smallest_budget(
-        reduced.problem,
-        replace(
-            options.lasting(max(options.least, options.left)),
-            fixed_order=prepared.settings.fixed_order,
-        ),
-    )
-    store_all = seconds(reduced.problem, reduced.problem.store_all())
-    solution = Solution(
-        status=Status.FEASIBLE,
-        schedule=Schedule.of(reduced.problem, sequence),
-        time=seconds(reduced.problem, sequence),
-        peaks=(found,),
-        certificate=Certificate(store_all, "store-all", True),
-        planner="smallest-budget",
-    )
-    made = carry_out(prepared, _as_plan(prepared, reduced, solution, solution, found))
-    limit = max(made.predicted.peak, made.measured.peak if made.measured else 0)
-    return Smallest(_restated(made, limit), list(sequence), lower, named(reduced, why))
-
-
-def named(reduced: Reduced, why: str) -> str:
-    """The planner's reason with the names of ops instead of their numbers."""
-
-    def name(found: re.Match[str]) -> str:
-        op = reduced.graph.ops[reduced.index[int(found.group(1))]]
-        return f"{op.name} ({op.op_type})"
-
-    return re.sub(r"\bop (\d+)", name, why)
-
-
-def at_minimum(prepared: Prepared, least: Smallest, options: PlanOptions) -> Outcome:
-    """The smallest budget, at the least time.
-
-    Raises:
-        As :func:`plan_within`, where a method was asked for.
-    """
-    made = attempt(prepared, least.outcome.budget, options, least.sequence, rounds=2)
-    if isinstance(made, Unfit):
-        if options.method != AUTO:
-            raise made.error(prepared)
-        made = least.outcome  # nothing quicker fits
-    note = f"no budget below {format_bytes(least.lower)} ({least.lower} B) can work: {least.why}"
-    notes = (*made.plan.provenance.notes, note)
-    return replace(_restated(made, made.budget, notes=notes), lower=least.lower, why=least.why)
-
-
-def _restated(outcome: Outcome, budget: int, **facts: Any) -> Outcome:
-    """The outcome with other facts about its plan, in the plan that the model carries too."""
-    plan = outcome.plan.with_provenance(budget=budget, **facts)
-    rewritten = Rewritten(outcome.rewritten.graph, plan)
-    return replace(outcome, budget=budget, plan=plan, rewritten=rewritten)
-
-
-def with_notes(outcome: Outcome, *notes: str) -> Outcome:
-    """The outcome with more to say about its plan."""
-    kept = (*outcome.plan.provenance.notes, *notes)
-    return _restated(outcome, outcome.budget, notes=kept)
-
-
-def _require_time(options: PlanOptions) -> None:
-    if options.stopped:
-        raise NoPlanError("stopped before planning began")
 
 
 def attempt(
-    prepared: Prepared,
-    limit: int,
-    options: PlanOptions,
-    warm: Sequence[int] | None = None,
-    *,
-    rounds: int = ROUNDS,
-) -> Outcome | Unfit:
-    """Plan and carry out, with the excess taken off, until ``limit`` bytes are kept.
+    target: Target[S], options: PlanOptions, warm: Any = None, *, rounds: int = ROUNDS
+) -> Candidate | Unfit[S]:
+    """Plan and carry out until the budgets are kept.
+
+    Args:
+        warm: where to start from, as :meth:`Target.start` gives it.
 
     Raises:
         NoPlanError: stopped before planning began.
     """
-    _require_time(options)
+    if options.stopped:
+        raise NoPlanError("stopped before planning began")
     options = options.begun()
-    reduced = reduce(prepared.graph, prepared.costs, prepared.weights)
-    aim, first, excess, late = limit, None, 0, 0
+    aim, late = Aim(target.limits), 0
+    over: dict[str, int] = {}
+    first: S | None = None
     for round_ in range(rounds):
-        over = options.stopped or options.left <= 0
-        late += round_ > 0 and over  # the plan at hand only has to be made to fit
-        asked = replace(
-            options.lasting(_round_seconds(options, round_, late, first)),
-            gap=max(options.gap, REPAIR_GAP) if late else options.gap,
-            fixed_order=prepared.settings.fixed_order,
-            stop=None if late else options.stop,
-        )
-        solution = plan_by(reduced.problem, aim, asked, warm)
-        first = first or solution  # its bound is the one for the whole budget
-        if solution.sequence is None:
+        late += round_ > 0 and (options.stopped or options.left <= 0)
+        with target.log.phase(PLAN):
+            found = target.solve(aim, _of_round(options, late, first), warm)
+        first = first or found  # its bound is the one for the whole budgets
+        if found.status not in FOUND:
             break
-        plan = _as_plan(prepared, reduced, solution, first, limit)
-        outcome, excess = _within(prepared, plan, limit, round_)
-        if outcome is not None:
-            return outcome
-        # Gates and pins take a few bytes each: leave room for as many as this plan had.
-        aim = min(aim, solution.peak) - excess - 256 * (round_ + 1)
-        warm = solution.sequence
+        candidate, over = carried_out(target, aim, found, first)
+        if not over:
+            return replace(candidate, rounds=round_)
+        aim = target.lower(aim, found, candidate.artifact, over)
+        warm = target.start(found)
     assert first is not None
-    return Unfit(reduced, limit, first, excess)
+    return Unfit(target, first, over)
 
 
-def _round_seconds(options: PlanOptions, round_: int, late: int, first: Solution | None) -> float:
-    """Seconds of a round: the first leaves some for those that make its plan fit."""
+def _of_round(options: PlanOptions, late: int, first: Answer | None) -> PlanOptions:
+    """The options of a round: the first leaves time for those that make its plan fit, and once
+    planning has ended the plan at hand only has to be made to fit."""
     if late:
-        return float(options.least * 0.5 ** (late - 1))
+        seconds = options.least * 0.5 ** (late - 1)
+        gap = max(options.gap, REPAIR_GAP)
+        return replace(options.lasting(seconds), gap=gap, stop=None)
     if first is None:
-        return max(options.least, options.left - min(MOST_ROOM, ROOM * options.left))
-    return max(options.least, min(options.left, max(MOST_ROOM, first.plan_seconds / 8)))
+        seconds = options.left - min(MOST_ROOM, ROOM * options.left)
+    else:
+        seconds = min(options.left, max(MOST_ROOM, first.plan_seconds / 8))
+    return options.lasting(max(options.least, seconds))
 
 
-def carry_solution(prepared: Prepared, reduced: Reduced, solution: Solution, limit: int) -> Outcome:
-    """Carry out one given solution as it is.
+def carried_out(
+    target: Target[S], aim: Aim, found: S, first: S
+) -> tuple[Candidate, dict[str, int]]:
+    """A plan made ready and run, and the bytes by which it misses budgets. What is predicted comes
+    first: a plan that misses by that is not run."""
+    with target.log.phase(BUILD):
+        artifact = target.build(aim, found, first)
+        over = excess(artifact.predict(), target.limits)
+    measured = None
+    if not over and target.feeds is not None:
+        with target.log.phase(MEASURE):
+            measured = artifact.measure(target.feeds)
+            over = excess(measured.peaks, target.limits)
+    return Candidate(target.prepared, artifact, target.limits, measured), over
+
+
+def as_given(target: Target[S], found: S) -> Candidate:
+    """One given answer of a planner carried out as it is.
 
     Raises:
-        OverBudgetError: with its gates it takes more than ``limit`` bytes.
+        OverBudgetError: carried out it takes more than a budget.
     """
-    plan = _as_plan(prepared, reduced, solution, solution, limit)
-    outcome, excess = _within(prepared, plan, limit, 0)
-    if outcome is None:
+    candidate, over = carried_out(target, Aim(target.limits), found, found)
+    if over:
+        worst = max(over, key=over.__getitem__)
+        limit, more = target.limits[worst], over[worst]
         raise OverBudgetError(
-            f"the plan takes {format_bytes(limit + excess)} when carried out",
-            why=f"that is {excess} bytes over the budget of {limit} B",
-            hint=f"solve for {limit - excess} bytes, or allow --budget {limit + excess}",
-            excess=excess,
+            f"the plan takes {format_bytes(limit + more)} when carried out",
+            where=f"device '{worst}'" if len(target.limits) > 1 else "",
+            why=f"that is {more} bytes over the budget of {limit} B",
+            hint=f"solve for {limit - more} bytes, or allow {limit + more}",
+            excess=more,
         )
-    return outcome
-
-
-def _within(prepared: Prepared, plan: Plan, limit: int, attempt: int) -> tuple[Outcome | None, int]:
-    """The plan carried out, or how many bytes it misses the budget by.
-
-    The cheap check comes first: prediction, then the runs of the model that will be written.
-    """
-    predicted = _predicted(prepared, rewrite(prepared.graph, plan))
-    if predicted.peak > limit:
-        return None, predicted.peak - limit
-    outcome = replace(carry_out(prepared, plan), budget=limit, rounds=attempt)
-    peak = max(outcome.predicted.peak, outcome.measured.peak if outcome.measured else 0)
-    return (outcome, 0) if peak <= limit else (None, peak - limit)
-
-
-def carry_out(prepared: Prepared, plan: Plan) -> Outcome:
-    """Rewrite the model by a plan, suit the pins to onnxruntime's fusions, predict and measure.
-
-    Raises:
-        UsageError: the plan does not fit the graph.
-    """
-    rewritten = rewrite(prepared.graph, plan, _Asked(prepared))
-    budget = plan.provenance.budget
-    if prepared.feeds is None:
-        return Outcome(plan, rewritten, budget, _predicted(prepared, rewritten), None, None, 0)
-    found = _measured(prepared, rewritten, prepared.tuned)
-    plain = _measured(prepared, rewritten, prepared.default)
-    return Outcome(plan, rewritten, budget, found.predicted, found, plain, 0)
-
-
-def _predicted(prepared: Prepared, rewritten: Rewritten) -> Timeline:
-    return predict(
-        rewritten.graph,
-        prepared.tuned,
-        scratch=prepared.costs.scratch,
-        seconds=prepared.costs.seconds,
-        weights=prepared.weights,
-    )
-
-
-def _measured(prepared: Prepared, rewritten: Rewritten, options: Options) -> Measurement:
-    assert prepared.feeds is not None
-    return measure(
-        rewritten.graph,
-        rewritten.model(),
-        prepared.feeds,
-        options,
-        scratch=prepared.costs.scratch,
-        seconds=prepared.costs.seconds,
-        folder=prepared.folder,
-    )
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """Answers from onnxruntime itself, on the model's inputs."""
-
-    prepared: Prepared
-
-    def lasting(self, graph: Graph) -> set[str]:
-        """Tensors left after fusion."""
-        return lasting_tensors(to_model(graph), self.prepared.folder)
-
-    def executed(self, graph: Graph) -> list[str]:
-        """Executed order; the listed one for models too slow to try out."""
-        if self.prepared.feeds is None or self.prepared.costs.total > SLOW:
-            return [op.name for op in graph.ops]
-        ran = profile(
-            to_model(graph), self.prepared.feeds, self.prepared.default,
-            folder=self.prepared.folder,
-        )  # fmt: skip
-        return [kernel.name for kernel in ran.kernels]
-
-
-def _as_plan(
-    prepared: Prepared, reduced: Reduced, solution: Solution, first: Solution, limit: int
-) -> Plan:
-    assert solution.sequence is not None
-    store_all = seconds(reduced.problem, reduced.problem.store_all())
-    bound = max(first.certificate.bound, store_all)
-    gap = max(0.0, solution.time - bound) / store_all if store_all else 0.0
-    status = "optimal" if gap <= 1e-5 else "feasible"
-    provenance = Provenance(
-        planner=solution.planner,
-        status=status,
-        budget=limit,
-        bound=min(bound, solution.time),
-        bound_kind=first.certificate.kind,
-        any_order=first.certificate.any_order,
-        staged=first.certificate.staged,
-        seconds=solution.time,
-        store_all_seconds=store_all,
-        plan_seconds=first.plan_seconds + (solution.plan_seconds if solution is not first else 0),
-        graph_hash=graph_hash(prepared.graph),
-        cost_source=prepared.costs.source,
-        notes=(*prepared.notes, *solution.notes),
-        settings=prepared.settings.to_json(),
-    )
-    names = reduced.lift(solution.sequence)
-    names = settled(prepared.graph, updates_last(prepared.graph, names, prepared.in_place))
-    return Plan.of(prepared.graph, names, provenance)
+    return candidate

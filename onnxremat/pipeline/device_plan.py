@@ -14,6 +14,7 @@ from onnxremat.cost.table import CostTable
 from onnxremat.device.machine import Machine
 from onnxremat.errors import UsageError
 from onnxremat.graph.ir import Graph, Op, Role
+from onnxremat.pipeline.site import Site
 from onnxremat.pipeline.state_homes import state_homes
 from onnxremat.planner.makespan import timing
 from onnxremat.planner.over_devices import HostInput, over_devices
@@ -54,31 +55,27 @@ class DeviceModel:
 
 def device_model(
     graph: Graph,
-    machine: Machine,
+    site: Site,
     tables: Mapping[str, CostTable],
-    pins: Sequence[tuple[str, str]] = (),
-    *,
     pairs: Sequence[tuple[str, str]] = (),
-    limits: Mapping[str, int] | None = None,
 ) -> DeviceModel:
     """Numbers for the device planner.
 
     Args:
+        site: by its limits state is divided between devices that hold it.
         tables: costs per computing device; an op that is not in a table cannot run there.
-        pins: (pattern of op names or types, device): these ops run there alone.
         pairs: (input, output) tensors that share a buffer: the new value takes none of its own.
-        limits: bytes per device, by which state is dealt out to devices that hold it.
 
     Raises:
         UsageError: a pattern matches no op, or an op can run on no device.
     """
-    usual = next(iter(tables.values()))
-    reduced = reduce(graph, usual, 0)
+    machine, pins = site.machine, site.pins
+    reduced = reduce(graph, next(iter(tables.values())), 0)
     ops = [graph.ops[i] for i in reduced.index]
     root = _roots(graph, reduced)
-    cost, work = _costs(graph, machine, tables, ops)
+    cost, work = _costs(reduced, machine, tables)
     _check_pins(graph, machine, pins)
-    homes = state_homes(graph, machine, pairs, limits or {})
+    homes = state_homes(graph, machine, pairs, site.limits)
     allowed = _allowed(ops, machine, pins) & _at_home(ops, machine, pairs, homes)
     for index, op in enumerate(ops):
         if not np.isfinite(np.where(allowed, cost, np.inf)[:, index]).any():
@@ -121,17 +118,22 @@ def device_model(
 
 
 def _costs(
-    graph: Graph, machine: Machine, tables: Mapping[str, CostTable], ops: Sequence[Op]
+    reduced: Reduced, machine: Machine, tables: Mapping[str, CostTable]
 ) -> tuple[Floats, Floats]:
-    """Seconds and workspace per device and op."""
-    cost = np.full((len(machine.devices), len(ops)), np.inf)
-    work = np.zeros((len(machine.devices), len(ops)))
+    """Seconds and workspace per device and op; a view's seconds are those of what it shows."""
+    ops = reduced.graph.ops
+    place = {index: at for at, index in enumerate(reduced.index)}
+    views = [(ops[view].name, place[at]) for view, at in reduced.view.items() if at is not None]
+    cost = np.full((len(machine.devices), len(place)), np.inf)
+    work = np.zeros((len(machine.devices), len(place)))
     for row, device in enumerate(machine.devices):
         table = tables.get(device.name)
         if table is not None:
-            one = reduce(graph, table, 0).problem
-            there = np.asarray([op.name in table.seconds for op in ops])
-            cost[row], work[row] = np.where(there, one.cost[0], np.inf), one.work[0]
+            names = [ops[index].name for index in reduced.index]
+            cost[row] = [table.seconds.get(name, np.inf) for name in names]
+            work[row] = [table.scratch.get(name, 0) for name in names]
+            for name, at in views:
+                cost[row, at] += table.seconds.get(name, 0.0)
     return cost, work
 
 

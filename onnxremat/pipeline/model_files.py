@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +54,10 @@ def write_formulation(
 
 
 def write_prepared(
-    prepared: Prepared, budget: Budget, method: Method, path: Path, say: Callable[[str], None]
-) -> None:
+    prepared: Prepared, budget: Budget, method: Method, path: Path
+) -> dict[str, Any]:
     """Write the formulation that a prepared model is about to be planned with, ``cuts`` when the
-    method names none.
+    method names none; returns its figures.
 
     Raises:
         UsageError: a budget that is not a number, a method that is no formulation, or a model that
@@ -67,11 +67,9 @@ def write_prepared(
     limit = number_of_bytes(subject, budget)
     if method.planner != "auto":
         raise no_model(method.planner)
-    say("writing the model")
-    facts = write_formulation(
+    return write_formulation(
         subject, limit, method.formulation or "cuts", path, most_columns=method.most_columns
     )
-    say(model_words(facts, path))
 
 
 def number_of_bytes(subject: Subject, budget: Budget) -> int:
@@ -103,23 +101,19 @@ def model_words(facts: Mapping[str, Any], path: Path) -> str:
 
 
 def write_device_formulation(
-    problem: Problem,
-    budgets: Sequence[int],
-    name: str,
-    path: Path,
-    *,
-    most_columns: int = MOST_COLUMNS,
+    problem: Problem, budgets: Sequence[int], method: Method, path: Path
 ) -> dict[str, Any]:
     """Write the model of a formulation for a budget in bytes per device; returns its figures.
 
     Raises:
         UsageError: not a formulation for several devices, or a model that is too large.
     """
+    name = method.formulation
     check_for_devices(name)
-    made = formulate(ProblemLists(problem), budgets, name, most_columns=most_columns)
+    made = formulate(ProblemLists(problem), budgets, name, most_columns=method.most_columns)
     written = _written(made.model, path)
     return {
-        "formulation": name,
+        "formulation": method.formulation,
         "budget_bytes": {
             name: limit if limit < NO_LIMIT else None
             for name, limit in zip(problem.names, budgets, strict=True)
@@ -183,12 +177,7 @@ def read_formulation(
 
 
 def read_device_formulation(
-    problem: Problem,
-    budgets: Sequence[int],
-    name: str,
-    path: Path,
-    *,
-    most_columns: int = MOST_COLUMNS,
+    problem: Problem, budgets: Sequence[int], method: Method, path: Path
 ) -> Solution:
     """The schedule that a solution file stands for, judged against the budgets in bytes.
 
@@ -198,8 +187,9 @@ def read_device_formulation(
         UsageError: the file is no solution of this model, or its schedule cannot be carried out or
             takes more than a budget.
     """
+    name = method.formulation
     check_for_devices(name)
-    made = formulate(ProblemLists(problem), budgets, name, most_columns=most_columns)
+    made = formulate(ProblemLists(problem), budgets, name, most_columns=method.most_columns)
     point = _point(made.model, path)
     try:
         schedule = made.schedule(point)
@@ -217,7 +207,7 @@ def read_device_formulation(
     record = Incumbent(problem, tuple(budgets), 0.0, 0.0, fixed_order=True)
     record.raise_bound(problem.least_seconds, "least run", any_order=True)
     record.notes.append("read from a solution file: no bound but each op once on its best device")
-    record.offer(schedule, f"{name} ({path.name})")
+    record.offer(schedule, f"{method.formulation} ({path.name})")
     return record.solution()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -20,7 +21,8 @@ from onnxremat.grad.constants import Constants
 from onnxremat.grad.description import KEY as STEP
 from onnxremat.graph.batch import batched_inputs
 from onnxremat.graph.ir import Graph, Role, Tensor
-from onnxremat.graph.onnx_io import from_graphsurgeon, inline_functions, read_model, to_model
+from onnxremat.graph.light import read_light
+from onnxremat.graph.onnx_io import from_graphsurgeon, inline_functions, to_model
 from onnxremat.graph.order import (
     default_order,
     file_order,
@@ -31,15 +33,19 @@ from onnxremat.graph.order import (
 from onnxremat.graph.sequence_bytes import sequence_bytes
 from onnxremat.graph.sequences import without_sequences
 from onnxremat.graph.traits import DOMAINS
+from onnxremat.graph.weights import set_apart
+from onnxremat.ort.blocks import require_block
 from onnxremat.ort.feeds import load_feeds, seeded_feeds
 from onnxremat.ort.infer import bind, build_graph, require_shapes, with_shapes
 from onnxremat.ort.offline import TARGETS, Optimised, optimised_for
 from onnxremat.ort.profile import Feeds, Profile, profile
 from onnxremat.ort.session import DEFAULT, TUNED, Options
 from onnxremat.pipeline.batch_slices import in_parts
+from onnxremat.pipeline.phases import COSTS, MEASURE, OPTIMISE, READ, Phases
+from onnxremat.planner.reduce import Reduced, reduce
 from onnxremat.rewrite.restore import restored
 from onnxremat.schedule.simulate import Rules, simulate
-from onnxremat.session.measure import weight_bytes
+from onnxremat.session.measure import profiled, weight_bytes
 from onnxremat.units import format_bytes
 
 Progress = Callable[[str], None]
@@ -95,7 +101,8 @@ class Prepared:
 
     Attributes:
         name: file name, for people.
-        folder: where external weights are.
+        home: where external weights of ``original`` are.
+        folder: where those of ``graph`` are.
         original: the bound model, not optimised.
         plain: the same with known sequences as plain tensors, no size of it from a run.
         graph: optimised for the target, in the base order of planning.
@@ -106,9 +113,15 @@ class Prepared:
         baseline: its profile, None when nothing is measured.
         store_all_peak: predicted bytes of ``graph`` in its order, nothing recomputed.
         notes: what a user should know.
+        whole: the graph before its batch was split, None where it is whole.
+        outputs: what ``graph`` returned for ``feeds`` under the options of plans, None where it
+            was not run.
+        lasting: tensors of ``graph`` that are left when a session with default options has fused
+            it, None where that is not known.
     """
 
     name: str
+    home: Path | None
     folder: Path | None
     original: onnx.ModelProto
     plain: Graph
@@ -121,6 +134,20 @@ class Prepared:
     store_all_peak: int
     settings: Settings
     notes: tuple[str, ...] = ()
+    whole: Graph | None = None
+    outputs: Mapping[str, Any] | None = None
+    lasting: frozenset[str] | None = None
+
+    @cached_property
+    def reduced(self) -> Reduced:
+        """The planner's numbers for one session."""
+        return reduce(self.graph, self.costs, self.weights)
+
+    @property
+    def names(self) -> list[str]:
+        """Of the ops of these numbers, for people."""
+        ops = [self.graph.ops[index] for index in self.reduced.index]
+        return [f"{op.name} ({op.op_type})" for op in ops]
 
     @property
     def in_place(self) -> tuple[tuple[str, str], ...]:
@@ -165,16 +192,21 @@ def prepare(
         ModelError: not readable, not valid, or onnxruntime refuses it.
         UsageError: wrong target, shape, dimension or inputs.
     """
-    say = progress or (lambda _: None)
+    log = Phases.of(progress)
     if settings.target not in TARGETS:
         raise UsageError(f"unknown target '{settings.target}'", hint="one of " + ", ".join(TARGETS))
-    say("reading the model")
+    with log.phase(READ, "reading the model"):
+        return _prepared(source, settings, log)
+
+
+def _prepared(source: Source, settings: Settings, log: Phases) -> Prepared:
     model, folder, name = read_source(source)
+    require_block(model)
     model = restored(model)
     _check_domains(model)
     bound = bind(inline_functions(model), settings.shapes, settings.dims)
     if settings.train is not None:
-        say("adding the backward pass")
+        log("adding the backward pass")
         # The portable graph uses no kernels of one processor; a file for this one may.
         step = settings.train.on_this_machine() if settings.target == "host" else settings.train
         bound = differentiate(bound, folder=folder, settings=step)
@@ -185,11 +217,12 @@ def prepare(
     feeds = _feeds(original, settings)
     baseline = None
     if feeds is not None:
-        say("measuring the original")
-        options = replace(DEFAULT, threads=settings.threads)
-        baseline = profile(bound, feeds, options, runs=1, folder=folder)
+        with log.phase(MEASURE, "measuring the original"):
+            options = replace(DEFAULT, threads=settings.threads)
+            baseline = profiled(bound, feeds, options, folder)
         original = _with_measured_shapes(original, bound, feeds, folder)
-    made = _for_planning(name, folder, original, plain, feeds, baseline, settings, say)
+    with log.phase(OPTIMISE):
+        made = _for_planning(name, folder, original, plain, feeds, baseline, settings, log)
     return replace(made, notes=(*dropped, *made.notes))
 
 
@@ -222,32 +255,35 @@ def prepare_split(
         UsageError: as :func:`prepare`.
         UnsupportedError: rows of the batch depend on each other, or an output has no batch.
     """
-    original = build_graph(prepared.original, prepared.folder)
+    original = build_graph(prepared.original, prepared.home)
     settings = replace(prepared.settings, split_batch=split)
-    made = _for_planning(
-        prepared.name, prepared.folder, original, prepared.plain, prepared.feeds,
-        prepared.baseline, settings, progress or (lambda _: None),
-    )  # fmt: skip
-    return replace(made, notes=tuple(dict.fromkeys((*prepared.notes, *made.notes))))
+    log = Phases.of(progress)
+    with log.phase(OPTIMISE):
+        made = _for_planning(
+            prepared.name, prepared.home, original, prepared.plain, prepared.feeds,
+            prepared.baseline, settings, log,
+        )  # fmt: skip
+    notes = tuple(dict.fromkeys((*prepared.notes, *made.notes)))
+    return replace(made, notes=notes, whole=prepared.whole or prepared.graph)
 
 
 def _for_planning(
     name: str,
-    folder: Path | None,
+    home: Path | None,
     original: Graph,
     plain: Graph,
     feeds: Feeds | None,
     baseline: Profile | None,
     settings: Settings,
-    say: Progress,
+    log: Phases,
 ) -> Prepared:
     """The original optimised for its target, ordered and priced."""
-    say("optimising the graph as onnxruntime does at load")
+    log("optimising the graph as onnxruntime does at load")
     bound = to_model(original)
     listed = with_shapes(plain, _sizes(original))
-    made = optimised_for(to_model(listed), settings.target, folder)
-    asked, settings = settings.target, replace(settings, target=made.target)
-    graph = without_dead_ops(build_graph(made.model, folder))
+    made = optimised_for(to_model(listed), settings.target, home)
+    asked, settings, folder = settings.target, replace(settings, target=made.target), made.folder
+    graph = without_dead_ops(made.graph)
     graph = with_shapes(graph, {n: found for n, found in _sizes(listed).items() if found[1]})
     if feeds is not None:
         graph = _with_measured_shapes(graph, to_model(graph), feeds, folder)
@@ -255,7 +291,7 @@ def _for_planning(
     if settings.split_batch:
         # Afterwards, so that parts share weights that are made from others (with a normalisation
         # folded in).
-        say("splitting the batch")
+        log("splitting the batch")
         graph = in_parts(graph, settings.split_batch, feeds, folder)
         assert feeds is not None  # or there were no parts
         listed = graph = _with_measured_shapes(graph, to_model(graph), feeds, folder)
@@ -267,25 +303,28 @@ def _for_planning(
     elif feeds is None:
         costs = analytic_costs(graph)
     else:
-        say("measuring the cost of every op")
-        costs, measured = measure_costs(
-            graph, feeds, threads=settings.threads, folder=folder, fresh=settings.fresh
-        )
+        with log.phase(COSTS, "measuring the cost of every op"):
+            costs, measured = measure_costs(
+                graph, feeds, threads=settings.threads, folder=folder, fresh=settings.fresh
+            )
     weights = weight_bytes(graph, measured)
     store_all = simulate(graph, scratch=costs.scratch, weight_bytes=weights).peak
     if baseline is None:
         peak = _unmeasured(original)
     else:
-        held = weight_bytes(original, baseline, level=DEFAULT.level, folder=folder)
+        held = weight_bytes(original, baseline, level=DEFAULT.level, folder=home)
         peak = held + baseline.live_peak
     return Prepared(
-        name, folder, bound, plain, graph, feeds, costs, weights, peak, baseline, store_all,
+        name, home, folder, bound, plain, graph, feeds, costs, weights, peak, baseline, store_all,
         settings, (*_notes(asked, made, store_all, peak), *_sequence_notes(graph)),
+        outputs=measured.outputs if measured else None,
+        lasting=None if settings.split_batch else made.lasting,
     )  # fmt: skip
 
 
 def read_source(source: Source) -> tuple[onnx.ModelProto, Path | None, str]:
-    """A model, the folder of its external weights, and a name for people.
+    """A model, the folder of its external weights, and a name for people. Big weights that the
+    model held itself are kept apart: that folder is then a temporary one.
 
     Args:
         source: a file, an ``onnx.ModelProto`` or an ``onnx_graphsurgeon.Graph``.
@@ -294,13 +333,11 @@ def read_source(source: Source) -> tuple[onnx.ModelProto, Path | None, str]:
         ModelError: see :func:`read_model`.
         UsageError: something else.
     """
-    if isinstance(source, onnx.ModelProto):
-        return source, None, source.graph.name or "model"
     if isinstance(source, str | os.PathLike):
         path = Path(source)
-        return read_model(path), path.parent, path.name
-    model = from_graphsurgeon(source)
-    return model, None, model.graph.name or "model"
+        return *read_light(path), path.name
+    model = source if isinstance(source, onnx.ModelProto) else from_graphsurgeon(source)
+    return *set_apart(model, None), model.graph.name or "model"
 
 
 def _check_domains(model: onnx.ModelProto) -> None:

@@ -2,190 +2,261 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import onnx
 
 from onnxremat.errors import VerificationError
+from onnxremat.execute.deployment import Deployment
 from onnxremat.graph.onnx_io import check_writable, write_model
-from onnxremat.ort.profile import run_session
-from onnxremat.ort.session import open_session, session_options
-from onnxremat.pipeline.bench import Contender, Timing, bench
-from onnxremat.pipeline.closed_loop import Outcome
+from onnxremat.pipeline.artifact import Check, Kind, Verified
+from onnxremat.pipeline.bench import Timing, bench
+from onnxremat.pipeline.closed_loop import Candidate
+from onnxremat.pipeline.device_plan import transfers
+from onnxremat.pipeline.in_session import InOneSession, SessionRun
+from onnxremat.pipeline.over_devices import DevicesRun, OverDevices
+from onnxremat.pipeline.phases import TIME, VERIFY, Phases
 from onnxremat.pipeline.prepare import Prepared, inputs_bytes
-from onnxremat.rewrite.emit import Rewritten, rewrite
+from onnxremat.pipeline.verify import bytes_checks
 from onnxremat.rewrite.pins import is_added
 from onnxremat.schedule.plan import Plan
 from onnxremat.session.compare import Difference, compare
 from onnxremat.session.load import options_path, write_options
-from onnxremat.session.repeats import Repeats, repeats, why
 
 
 @dataclass(frozen=True)
-class Finished:
+class Result:
     """A model within its budget, with everything that is known about it.
 
     Attributes:
-        prepared: the model as planned.
-        outcome: plan, rewritten graph, prediction and measurement.
-        against_original: outputs against the original under default options.
-        against_store_all: outputs against the same graph without recomputation: bit-equal, or
-            the result is refused.
-        timings: store-all, result, original; paired; empty when not timed.
-        changing: what changes from run to run in the graph without recomputation already, "" for
-            nothing; such outputs may differ as much as between two runs.
+        candidate: the plan, carried out and measured.
+        verified: what its run showed, None where nothing was run.
+        against_original: outputs against the original under default options, likewise.
+        timings: paired; empty when not timed.
+        absent: why it was not run, per device that is not here.
+        written: figures of the formulation that was written, empty for none.
+        phases: seconds per phase so far.
     """
 
-    prepared: Prepared
-    outcome: Outcome
-    against_original: Difference | None
-    against_store_all: Difference | None
-    timings: tuple[Timing, ...]
-    changing: str = ""
+    candidate: Candidate
+    verified: Verified | None = None
+    against_original: Difference | None = None
+    timings: tuple[Timing, ...] = ()
+    absent: Mapping[str, str] = field(default_factory=dict)
+    written: Mapping[str, Any] = field(default_factory=dict)
+    phases: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def prepared(self) -> Prepared:
+        """The model as it was planned, in parts where that is quicker."""
+        return self.candidate.prepared
 
     @property
     def plan(self) -> Plan:
         """The plan that was carried out."""
-        return self.outcome.plan
+        return self.candidate.plan
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        """What was verified."""
+        return self.verified.checks if self.verified else ()
+
+    @property
+    def deployment(self) -> Deployment:
+        """The partitions, of a model for several devices."""
+        assert isinstance(self.candidate.artifact, OverDevices)
+        return self.candidate.artifact.made
 
     @property
     def model(self) -> onnx.ModelProto:
         """The ONNX model, its plan and options in the metadata."""
-        options = json.dumps(self.prepared.tuned.to_json() | {"threads": 0})
-        scratch = {op: size for op, size in self.prepared.costs.scratch.items() if size}
-        facts = {"options": options, "facts": json.dumps(self.facts()), "scratch": scratch}
-        return self.outcome.rewritten.model(facts)
+        return self.candidate.artifact.model(self.facts())
 
     def facts(self) -> dict[str, Any]:
         """All figures as plain data; overheads, bound and gap are fractions of the store-all
         time, sizes are bytes, times seconds. What was not measured is None."""
-        made, found = self.outcome, self.outcome.measured
-        plain, facts = self.outcome.measured_default, self.plan.provenance
-        added = [op for op in made.rewritten.graph.ops if is_added(op.name)]
-        timing = {t.name: t for t in self.timings}
-        return {
+        artifact, plan = self.candidate.artifact, self.plan.provenance
+        about = {
             "model": self.prepared.name,
-            "status": facts.status,
-            "budget_bytes": made.budget,
+            "status": plan.status,
+            "planner": plan.planner,
+            "plan_seconds": plan.plan_seconds,
+            "bound_kind": plan.bound_kind,
+            "bound_staged": plan.staged,
+            "rounds": self.candidate.rounds + 1,
             "baseline_peak_bytes": self.prepared.baseline_peak,
-            "store_all_peak_bytes": self.prepared.store_all_peak,
-            "peak_predicted_bytes": made.predicted.peak,
+            "split_batch": list(self.prepared.settings.split_batch or ()),
+            "target": self.prepared.settings.target,
+            "difference_to_original": self.against_original.worst
+            if self.against_original
+            else None,
+            "written_model": dict(self.written),
+            "seconds_by_phase": dict(self.phases),
+            "notes": list(plan.notes),
+        }
+        if isinstance(artifact, OverDevices):
+            return about | self._of_devices(artifact)
+        assert isinstance(artifact, InOneSession)
+        return about | self._of_session(artifact)
+
+    def _of_session(self, artifact: InOneSession) -> dict[str, Any]:
+        """Figures of one session."""
+        prepared, plan, run = self.prepared, self.plan.provenance, self.candidate.measured
+        found = run.tuned if isinstance(run, SessionRun) else None
+        plain = run.plain if isinstance(run, SessionRun) else None
+        timing = {t.name: t for t in self.timings}
+        result, original = timing.get("result"), timing.get("original")
+        return {
+            "budget_bytes": self.candidate.budget,
+            "store_all_peak_bytes": prepared.store_all_peak,
+            "peak_predicted_bytes": artifact.timeline.peak,
             "peak_measured_bytes": found.peak if found else None,
             "peak_default_options_bytes": plain.peak if plain else None,
             "arena_bytes": found.arena_bytes if found else None,
             "arena_default_options_bytes": plain.arena_bytes if plain else None,
-            "weight_bytes": made.predicted.weight_bytes,
-            "input_bytes": inputs_bytes(self.prepared.graph),
-            "overhead_planned": facts.overhead,
-            "overhead_measured": timing["result"].ratio - 1 if "result" in timing else None,
-            "overhead_spread": timing["result"].spread if "result" in timing else None,
-            "original_time_ratio": timing["original"].ratio if "original" in timing else None,
-            "overhead_to_original": timing["result"].ratio / timing["original"].ratio - 1
-            if "original" in timing
+            "weight_bytes": artifact.timeline.weight_bytes,
+            "input_bytes": inputs_bytes(prepared.graph),
+            "overhead_planned": plan.overhead,
+            "overhead_measured": result.ratio - 1 if result else None,
+            "overhead_spread": result.spread if result else None,
+            "original_time_ratio": original.ratio if original else None,
+            "overhead_to_original": result.ratio / original.ratio - 1
+            if result and original
             else None,
-            "step_seconds": timing["result"].seconds if "result" in timing else None,
-            "bound": facts.bound_overhead,
-            "bound_kind": facts.bound_kind,
-            "bound_any_order": facts.any_order,
-            "bound_staged": facts.staged,
-            "gap": facts.gap,
-            "planner": facts.planner,
-            "plan_seconds": facts.plan_seconds,
-            "rounds": made.rounds + 1,
-            "ops": len(self.prepared.graph.ops),
+            "step_seconds": result.seconds if result else None,
+            "bound": plan.bound_overhead,
+            "bound_any_order": plan.any_order,
+            "gap": plan.gap,
+            "ops": len(prepared.graph.ops),
             "recomputed_ops": self.plan.recomputations,
-            "added_ops": len(added),
+            "added_ops": sum(is_added(op.name) for op in artifact.graph.ops),
             "order_kept": found.order_kept if found else None,
             "order_kept_default_options": plain.order_kept and not plain.merged if plain else None,
-            "bit_equal": self.against_store_all.bit_equal if self.against_store_all else None,
-            "difference_to_original": self.against_original.worst
-            if self.against_original
-            else None,
-            "target": self.prepared.settings.target,
-            "cost_source": self.prepared.costs.source,
-            "changing_outputs": self.changing or None,
-            "notes": list(facts.notes),
+            "bit_equal": self.verified.same.bit_equal if self.verified else None,
+            "changing_outputs": (self.verified and self.verified.changing) or None,
+            "cost_source": prepared.costs.source,
+        }
+
+    def _of_devices(self, artifact: OverDevices) -> dict[str, Any]:
+        """Figures of partitions over devices."""
+        made, found, run = artifact.made, artifact.solution, self.candidate.measured
+        assert found is not None
+        measured = run.recorded.bytes if isinstance(run, DevicesRun) else {}
+        rows = [
+            {
+                "device": name,
+                "budget_bytes": made.limits.get(name),
+                "peak_predicted_bytes": made.predicted[name].peak,
+                "peak_worst_case_bytes": made.worst[name],
+                "peak_measured_bytes": measured[name].peak if name in measured else None,
+                "measured_how": measured[name].how if name in measured else None,
+                "cost_source": artifact.tables[name].source if name in artifact.tables else None,
+                "partitions": sum(part.device == name for part in made.parts.partitions),
+                "ops": sum(len(p.graph.ops) for p in made.parts.partitions if p.device == name),
+            }
+            for name in made.machine.names
+        ]
+        return {
+            "objective": found.objective,
+            "machine": made.machine.name,
+            "devices": rows,
+            "partitions": len(made.parts.partitions),
+            "copies": len(made.parts.copies),
+            "moves": transfers(made.plan),
+            "recomputed_ops": sum(1 for op in made.parts.graph.ops if op.origin),
+            "seconds_planned": found.time,
+            "makespan_planned": found.makespan,
+            "makespan_of_costs": made.makespan_of_costs,
+            "makespan_predicted": made.makespan,
+            "tried": bool(made.tried),
+            "bound_seconds": found.certificate.bound,
+            "gap": found.gap,
+            "best_single_device_seconds": found.reference,
+            "timings": [vars(timing) for timing in self.timings],
+            "checks": [vars(check) for check in self.checks],
+            "not_here": dict(self.absent),
         }
 
     def save(self, path: str | os.PathLike[str]) -> list[Path]:
-        """Check and write the model, its external weights where it has any, and the session
-        options (``<path>.options.json``); returns the files written.
+        """Check and write the model, its external weights where it has any, and for one session
+        its options (``<path>.options.json``); returns the files written.
 
         Raises:
             UsageError: the folder is not writable.
         """
         target = Path(path)
-        check_writable(options_path(target))
+        one = isinstance(self.candidate.artifact, InOneSession)
+        check_writable(options_path(target) if one else target)
         written = write_model(self.model, target, self.prepared.folder)
-        return [*written, write_options(target, self.prepared.tuned, self.facts())]
+        if one:
+            written = [*written, write_options(target, self.prepared.tuned, self.facts())]
+        return written
 
 
-def finish(
-    prepared: Prepared,
-    outcome: Outcome,
-    bench_seconds: float,
-    say: Callable[[str], None],
-    stop: Callable[[], bool] | None = None,
-) -> Finished:
-    """Verify outputs and order, and time the result.
+R = TypeVar("R", bound=Result)
+
+
+@dataclass(frozen=True)
+class Timed:
+    """How a result is timed.
+
+    Attributes:
+        seconds: to spend, 0 for none.
+        during: entered while it is timed.
+    """
+
+    seconds: float = 6.0
+    stop: Callable[[], bool] | None = None
+    during: Callable[[], AbstractContextManager[object]] = nullcontext
+
+
+def finish(kind: type[R], candidate: Candidate, timed: Timed, log: Phases, **more: Any) -> R:
+    """Verify what ran, and time it.
+
+    Args:
+        kind: of the result.
+        more: further fields of it.
 
     Raises:
-        VerificationError: outputs or executed order are not as planned.
+        VerificationError: outputs, order or placement are not as planned.
     """
-    if outcome.measured is None or prepared.baseline is None or prepared.feeds is None:
-        return Finished(prepared, outcome, None, None, ())
-    say("verifying")
-    store_all = rewrite(prepared.graph, Plan.of(prepared.graph, _base(prepared)))
-    session = open_session(store_all.model(), session_options(prepared.tuned), prepared.folder)
-    names = [value.name for value in session.get_outputs()]
-    reference = dict(zip(names, run_session(session, prepared.feeds), strict=True))
-    same = compare(outcome.measured.outputs, reference)
-    close = compare(outcome.measured.outputs, prepared.baseline.outputs)
-    own = Repeats("", 0.0) if same.bit_equal else repeats(session, prepared.feeds)
-    del session
-    if not (same.bit_equal or same.ok or own.allows(same.worst)):
-        raise VerificationError(
-            "the planned model computes something else",
-            where=f"output {same.output}",
-            why=f"it differs by {same.worst:.2g} from the same graph without recomputation",
-            hint="please report this model; nothing was written",
-        )
-    if not outcome.measured.order_kept:
-        raise VerificationError(
-            "onnxruntime ran the planned model in another order",
-            hint="please report this model and the onnxruntime version; nothing was written",
-        )
+    prepared, run = candidate.prepared, candidate.measured
+    if run is None or prepared.baseline is None or prepared.feeds is None:
+        return kind(candidate, phases=dict(log.seconds), **more)
+    with log.phase(VERIFY, "verifying"):
+        verified = candidate.artifact.verified(prepared, run)
+        _refuse_wrong(verified)
+        bytes_ = bytes_checks(candidate.artifact.predict(), run, candidate.limits)
+        close = compare(next(iter(run.outputs.values())), prepared.baseline.outputs)
     timings: list[Timing] = []
-    if bench_seconds > 0:
-        say("timing")
-        timings = _bench(prepared, store_all, outcome, bench_seconds, stop)
-    changing = (
-        "" if own.same else f"'{own.output}' by up to {own.spread:.1e}: {why(prepared.graph)}"
+    if timed.seconds > 0:
+        with log.phase(TIME, "timing"), timed.during():
+            contenders = candidate.artifact.contenders(prepared)
+            timings = bench(contenders, prepared.feeds, seconds=timed.seconds, stop=timed.stop)
+    return kind(
+        candidate,
+        Verified(verified.same, (*verified.checks, *bytes_), verified.changing),
+        close,
+        tuple(timings),
+        phases=dict(log.seconds),
+        **more,
     )
-    return Finished(prepared, outcome, close, same, tuple(timings), changing)
 
 
-def _base(prepared: Prepared) -> list[str]:
-    return [op.name for op in prepared.graph.ops]
-
-
-def _bench(
-    prepared: Prepared,
-    store_all: Rewritten,
-    outcome: Outcome,
-    bench_seconds: float,
-    stop: Callable[[], bool] | None,
-) -> list[Timing]:
-    assert prepared.feeds is not None
-    folder = prepared.folder
-    contenders = [
-        Contender("store-all", store_all.model(), prepared.tuned, folder),
-        Contender("result", outcome.rewritten.model(), prepared.tuned, folder),
-        Contender("original", prepared.original, prepared.default, folder),
-    ]
-    return bench(contenders, prepared.feeds, seconds=bench_seconds, stop=stop)
+def _refuse_wrong(verified: Verified) -> None:
+    failed = [check for check in verified.checks if not check.ok]
+    if not failed:
+        return
+    what = "the planned model computes something else"
+    if all(check.kind is not Kind.OUTPUTS for check in failed):
+        what = "onnxruntime ran the planned model otherwise than planned"
+    raise VerificationError(
+        what,
+        why="; ".join(f"{check.name}: {check.text}" for check in failed),
+        hint="please report this model and the onnxruntime version; nothing was written",
+    )

@@ -11,7 +11,6 @@ from onnxremat.errors import ModelError
 from onnxremat.pipeline.prepare import Prepared, Settings, Source, prepare
 from onnxremat.planner.graph_files import GraphFileError, read_graph
 from onnxremat.planner.problem import Problem
-from onnxremat.planner.reduce import Reduced, reduce
 from onnxremat.planner.semantics import peak, seconds
 from onnxremat.units import Budget
 
@@ -25,14 +24,14 @@ class Subject:
         problem: sizes and costs.
         baseline_peak: bytes that shares of the budget refer to: the unoptimised model's peak, or
             that of storing everything in a graph file's order.
-        model: the prepared model and its reduction, None for a graph file.
+        model: the prepared model, None for a graph file.
         fixed_order: keep first runs in the base order.
     """
 
     name: str
     problem: Problem
     baseline_peak: int
-    model: tuple[Prepared, Reduced] | None
+    model: Prepared | None
     fixed_order: bool
 
     @property
@@ -72,9 +71,8 @@ def read_subject(
 
 def prepared_subject(prepared: Prepared) -> Subject:
     """The problem of a prepared model."""
-    reduced = reduce(prepared.graph, prepared.costs, prepared.weights)
     return Subject(
-        prepared.name, reduced.problem, prepared.baseline_peak, (prepared, reduced),
+        prepared.name, prepared.reduced.problem, prepared.baseline_peak, prepared,
         prepared.settings.fixed_order,
     )  # fmt: skip
 

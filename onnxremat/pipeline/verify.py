@@ -1,39 +1,32 @@
-"""Original and result side by side: outputs, order, peaks."""
+"""Original and result side by side: outputs, order, placement, peaks."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from onnxremat.device.host import memory_bytes
-from onnxremat.graph.ir import Graph
+from onnxremat.errors import UsageError
+from onnxremat.execute.deployment import Deployment, read_deployment
 from onnxremat.graph.onnx_io import read_model
-from onnxremat.ort.feeds import load_feeds, seeded_feeds
 from onnxremat.ort.infer import build_graph
-from onnxremat.ort.session import DEFAULT, Options, open_session, session_options
+from onnxremat.ort.profile import Feeds
+from onnxremat.ort.session import DEFAULT, open_session, session_options
+from onnxremat.pipeline.artifact import CPU, NEAR, Artifact, Check, Kind, Measured
+from onnxremat.pipeline.in_session import InOneSession
+from onnxremat.pipeline.over_devices import OverDevices
 from onnxremat.pipeline.prepare import Settings, Source
 from onnxremat.pipeline.reference import reference_model, reference_outputs
-from onnxremat.rewrite.emit import metadata, unpack
-from onnxremat.rewrite.pins import is_added
-from onnxremat.schedule.plan import Plan
+from onnxremat.rewrite.emit import Rewritten, metadata, unpack
 from onnxremat.session.compare import Difference, compare
 from onnxremat.session.load import options_of
-from onnxremat.session.measure import Measurement, measure
 from onnxremat.session.repeats import RUNS, Repeats, repeats, why
 from onnxremat.session.resident import resident_rise
-from onnxremat.units import one_budget
-
-
-@dataclass(frozen=True)
-class Check:
-    """One thing verified."""
-
-    name: str
-    ok: bool
-    text: str
+from onnxremat.units import format_bytes, one_budget
 
 
 @dataclass(frozen=True)
@@ -42,23 +35,45 @@ class Verification:
 
     Attributes:
         checks: in the order they were made.
-        tuned: the run under the options of the plan.
-        default: the run under onnxruntime's default options.
+        run: the last run of the result.
         facts: what the model says about itself.
-        resident: bytes a fresh process rises by: with the options of the plan (``planned``),
-            without the arena (``tight``), under default options (``default``); None where unknown.
+        resident: bytes a fresh process rises by: through ``onnxremat.load`` (``loaded``), a plain
+            session with the options of the plan (``planned``), under default options
+            (``default``); None where unknown.
     """
 
     checks: tuple[Check, ...]
-    tuned: Measurement
-    default: Measurement
-    facts: dict[str, Any]
-    resident: dict[str, int | None]
+    run: Measured
+    facts: Mapping[str, Any]
+    resident: Mapping[str, int | None]
 
     @property
     def ok(self) -> bool:
         """Every check passed."""
         return all(check.ok for check in self.checks)
+
+    @property
+    def words(self) -> list[str]:
+        """Figures for people."""
+        rise = {how: size for how, size in self.resident.items() if size is not None}
+        if not rise:
+            return [*self.run.words]
+        return [
+            *self.run.words,
+            f"a fresh process rises by {format_bytes(rise['loaded'])} through onnxremat.load, "
+            f"{format_bytes(rise['planned'])} in a plain session with the planned options, "
+            f"{format_bytes(rise['default'])} with default options",
+        ]
+
+    def figures(self) -> dict[str, Any]:
+        """All of it as plain data."""
+        return {
+            "ok": self.ok,
+            "checks": [vars(check) for check in self.checks],
+            "peak_predicted_bytes": self.facts.get("peak_predicted_bytes"),
+            "resident_bytes": dict(self.resident),
+            **self.run.figures(),
+        }
 
 
 def verify(
@@ -70,7 +85,8 @@ def verify(
     budget: str | int | None = None,
 ) -> Verification:
     """Run original and result in stock onnxruntime and compare: outputs on seeded inputs,
-    executed against planned order, predicted against measured peak, peak against budget.
+    executed against planned order, predicted against measured peak, peak against budget; for
+    several devices also placement, and the bytes of each.
 
     Args:
         original: the model before.
@@ -81,83 +97,165 @@ def verify(
     Raises:
         UsageError, ModelError: files that cannot be compared.
     """
-    made = read_model(result)
-    options, facts = options_of(made, str(result)), metadata(made)
-    planned = unpack(facts["plan"])
-    numbers = json.loads(facts.get("facts", "{}"))
-    graph = build_graph(made, Path(result).parent)
+    written = _Written.read(Path(result), (settings or Settings()).threads)
     wanted = settings or Settings()
-    kept = planned.provenance.settings
+    kept = written.artifact.plan.provenance.settings
     wanted = replace(
         wanted,
         shapes=wanted.shapes or kept.get("shapes", {}),
         dims=wanted.dims or kept.get("dims", {}),
     )
-    options = replace(options, threads=wanted.threads)
-    checks = [_planned_order(graph, planned)]
-    outputs, tuned, plain = _compare_runs(original, Path(result), graph, wanted, options, seeds)
-    checks += [outputs, _steady(original, Path(result), graph, wanted, options)]
-    checks.append(_order("executed order", tuned))
-    checks.append(_order("executed order, default options", plain))
-    predicted = numbers.get("peak_predicted_bytes", tuned.predicted.peak)
-    error = predicted / tuned.peak - 1
-    checks.append(
-        Check("predicted peak", abs(error) <= 0.02, f"{predicted} B, {error:+.2%} of measured")
-    )
-    limit = planned.provenance.budget
-    if budget is not None:
-        resolved = one_budget(budget).resolve(
-            device_bytes=memory_bytes(), peak_bytes=numbers.get("baseline_peak_bytes", 0)
-        )
-        limit = resolved or limit
-    if limit:
-        text = f"{tuned.peak} B of {limit} B ({tuned.peak / limit:.1%})"
-        checks.append(Check("measured peak within budget", tuned.peak <= limit, text))
-    return Verification(
-        tuple(checks), tuned, plain, numbers, _resident(graph, result, wanted, options)
-    )
+    limits = written.limits if budget is None else written.limits_of(budget)
+    outputs, run = _outputs(original, written.artifact, wanted, max(1, seeds))
+    checks = [outputs, *run.checks]
+    resident: Mapping[str, int | None] = {}
+    if isinstance(written.artifact, InOneSession):
+        checks.append(_steady(original, written.artifact, wanted))
+        resident = _resident(original, written.artifact, wanted)
+    checks += bytes_checks(written.predicted, run, limits)
+    return Verification(tuple(checks), run, written.facts, resident)
 
 
-def _resident(
-    graph: Graph, result: str | os.PathLike[str], wanted: Settings, options: Options
-) -> dict[str, int | None]:
-    feeds = load_feeds(wanted.data, graph) if wanted.data else seeded_feeds(graph, wanted.seed)
-    modes = {
-        "planned": options,
-        "tight": replace(options, arena=False),
-        "default": replace(DEFAULT, threads=options.threads),
-    }
-    return {name: resident_rise(Path(result), feeds, mode) for name, mode in modes.items()}
+def verify_deployment(made: Deployment, feeds: Feeds) -> Verification:
+    """A model over several devices against one session of the same graph, and its bytes against
+    predictions and budgets.
+
+    Raises:
+        MissingComponentError, ModelError: it cannot be run.
+    """
+    artifact = OverDevices(made)
+    run = artifact.measure(feeds)
+    checks = (*run.checks, *bytes_checks(artifact.predict(), run, made.limits))
+    return Verification(checks, run, {}, {})
 
 
-def _planned_order(graph: Graph, planned: Plan) -> Check:
-    listed = [op.origin or op.name for op in graph.ops if not is_added(op.name)]
-    same = listed == list(planned.sequence)
-    return Check("model follows its plan", same, f"{len(listed)} ops")
+@dataclass(frozen=True)
+class _Written:
+    """A file that onnxremat wrote."""
+
+    artifact: Artifact
+    limits: Mapping[str, int]
+    facts: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, path: Path, threads: int) -> _Written:
+        """Raises:
+        UsageError: it carries no plan.
+        ModelError: it cannot be read, or was changed.
+        """
+        model = read_model(path)
+        about = metadata(model)
+        facts = json.loads(about.get("facts", "{}"))
+        if "devices" in about:
+            made = read_deployment(path)
+            return cls(OverDevices(made), made.limits, facts)
+        options = replace(options_of(model, str(path)), threads=threads)
+        plan = unpack(about["plan"])
+        rewritten = Rewritten(build_graph(model, path.parent), plan)
+        artifact = InOneSession(rewritten, options, path.parent, file=path)
+        budget = plan.provenance.budget
+        return cls(artifact, {CPU: budget} if budget else {}, facts)
+
+    @property
+    def predicted(self) -> Mapping[str, int]:
+        """Bytes per device, as it was planned."""
+        rows = self.facts.get("devices")
+        if rows is not None:
+            return {row["device"]: row["peak_predicted_bytes"] for row in rows}
+        peak = self.facts.get("peak_predicted_bytes")
+        return {} if peak is None else {CPU: peak}
+
+    def limits_of(self, budget: str | int) -> Mapping[str, int]:
+        """Bytes per device of another budget.
+
+        Raises:
+            UsageError: a share of a peak that the file does not know, or no number.
+        """
+        peak = self.facts.get("baseline_peak_bytes", 0)
+        if isinstance(self.artifact, OverDevices):
+            machine = self.artifact.made.machine
+            budgets = machine.budgets(budget)
+            relative = any(one.kind == "peak" for one in budgets.values())
+            found = machine.limits(budgets, dict.fromkeys(machine.names, peak))
+        else:
+            one = one_budget(budget)
+            relative = one.kind == "peak"
+            size = one.resolve(device_bytes=memory_bytes(), peak_bytes=peak)
+            if size is None:
+                raise UsageError(
+                    f"budget '{one.text}' is no number of bytes to check against",
+                    hint="--budget 2GiB or 0.6x",
+                )
+            found = {CPU: size}
+        if relative and not peak:
+            raise UsageError(
+                f"budget '{budget}' is a share of a peak that the file does not know",
+                hint="give bytes",
+            )
+        return found
 
 
-def _order(name: str, found: Measurement) -> Check:
-    text = f"{len(found.profile.kernels)} kernels as planned" if found.order_kept else "differs"
-    if found.missing:
-        text += f" ({len(found.missing)} ops fused by onnxruntime at load)"
-    if found.merged:
-        text += f", {len(found.merged)} recomputations merged away"
-    return Check(name, found.order_kept and not found.merged, text)
+def bytes_checks(
+    predicted: Mapping[str, int], run: Measured, limits: Mapping[str, int]
+) -> list[Check]:
+    """Measured bytes against what was predicted, and against the budgets."""
+    checks, several = [], len(run.peaks) > 1
+    for name, peak in run.peaks.items():
+        of = f" of {name}" if several else ""
+        if predicted.get(name) and peak:
+            error = predicted[name] / peak - 1
+            ok = name in run.unknowable or abs(error) <= NEAR
+            text = f"{predicted[name]} B, {error:+.2%} of measured"
+            checks.append(Check(Kind.PREDICTION, f"predicted peak{of}", ok, text))
+        if limits.get(name):
+            limit = limits[name]
+            text = f"{peak} B of {limit} B ({peak / limit:.1%})"
+            named = f"measured peak{of} within budget"
+            checks.append(Check(Kind.BUDGET, named, peak <= limit, text))
+    return checks
 
 
-def _steady(
-    original: Source, result: Path, graph: Graph, wanted: Settings, options: Options
-) -> Check:
+def _outputs(
+    original: Source, artifact: Artifact, wanted: Settings, seeds: int
+) -> tuple[Check, Measured]:
+    """Outputs of both models on several inputs, and the last run of the result."""
+    found: list[tuple[Difference, bool]] = []
+    run: Measured | None = None
+    for seed in range(seeds):
+        feeds, expected = reference_outputs(original, replace(wanted, seed=wanted.seed + seed))
+        run = artifact.measure(feeds)
+        differences = [compare(outputs, expected) for outputs in run.outputs.values()]
+        found += [(one, artifact.allows(one)) for one in differences]
+    assert run is not None
+    name = f"same outputs on {seeds} inputs"
+    worst, ok = max(found, key=lambda pair: (not pair[1], pair[0].worst))
+    if all(one.bit_equal for one, _ in found):
+        return Check(Kind.OUTPUTS, name, True, "bit-equal"), run
+    if ok:
+        text = f"within {worst.worst:.1e} of the largest value (allowed {worst.tolerance:.0e}: "
+        text += "onnxruntime re-orders float arithmetic when it optimises a graph)"
+        return Check(Kind.OUTPUTS, name, True, text), run
+    own = _own_repeats(original, wanted)
+    if own.allows(worst.worst):
+        text = f"'{worst.output}' differs by {worst.worst:.2g}, as the original does from itself "
+        return Check(Kind.OUTPUTS, name, True, f"{text}run to run (by {own.spread:.2g})"), run
+    text = f"output '{worst.output}' differs by {worst.worst:.2g}"
+    return Check(Kind.OUTPUTS, name, False, text), run
+
+
+def _steady(original: Source, artifact: InOneSession, wanted: Settings) -> Check:
     """The result run again and again. Where the original changes from run to run too, the result
     is not to blame: it passes, and the text says so."""
     name = f"same bits in {RUNS} runs"
-    feeds = load_feeds(wanted.data, graph) if wanted.data else seeded_feeds(graph, wanted.seed)
-    found = repeats(open_session(result, session_options(options)), feeds)
+    _, feeds, _ = reference_model(original, wanted)
+    assert artifact.file is not None
+    found = repeats(open_session(artifact.file, session_options(artifact.options)), feeds)
     if found.same:
-        return Check(name, True, f"{options.threads or 'all'} threads")
+        return Check(Kind.OUTPUTS, name, True, f"{artifact.options.threads or 'all'} threads")
     own = not _own_repeats(original, wanted).same
     text = f"output '{found.output}' changes by up to {found.spread:.1e} from run to run"
-    return Check(name, own, f"{text}{', as in the original' if own else ''}: {why(graph)}")
+    text += f"{', as in the original' if own else ''}: {why(artifact.graph)}"
+    return Check(Kind.OUTPUTS, name, own, text)
 
 
 def _own_repeats(original: Source, wanted: Settings) -> Repeats:
@@ -167,39 +265,16 @@ def _own_repeats(original: Source, wanted: Settings) -> Repeats:
     return repeats(open_session(model, options, folder), feeds)
 
 
-def _compare_runs(
-    original: Source, result: Path, graph: Graph, wanted: Settings, options: Options, seeds: int
-) -> tuple[Check, Measurement, Measurement]:
-    """Outputs of both models on several inputs, and the measured runs of the result."""
-    worst: Difference | None = None
-    exact = True
-    tuned = plain = None
-    for seed in range(max(1, seeds)):
-        feeds, expected = reference_outputs(original, replace(wanted, seed=wanted.seed + seed))
-        tuned = measure(graph, result, feeds, options)
-        plain = measure(graph, result, feeds, replace(DEFAULT, threads=options.threads))
-        for found in (tuned, plain):
-            one = compare(found.outputs, expected)
-            exact &= one.bit_equal
-            if worst is None or not one.ok or one.worst > worst.worst:
-                worst = one
-    assert worst is not None
-    assert tuned is not None
-    assert plain is not None
-    if not worst.ok:
-        own = _own_repeats(original, wanted)
-        if own.allows(worst.worst):
-            text = f"'{worst.output}' differs by {worst.worst:.2g}, as the original does from "
-            text += f"itself run to run (by {own.spread:.2g})"
-            return Check(f"same outputs on {max(1, seeds)} inputs", True, text), tuned, plain
-    text = (
-        "bit-equal"
-        if exact
-        else (
-            f"within {worst.worst:.1e} of the largest value (allowed {worst.tolerance:.0e}: "
-            "onnxruntime re-orders float arithmetic when it optimises a graph)"
-        )
-    )
-    if not worst.ok:
-        text = f"output '{worst.output}' differs by {worst.worst:.2g}"
-    return Check(f"same outputs on {max(1, seeds)} inputs", worst.ok, text), tuned, plain
+def _resident(original: Source, artifact: InOneSession, wanted: Settings) -> dict[str, int | None]:
+    _, feeds, _ = reference_model(original, wanted)
+    options = artifact.options
+    modes = {
+        "loaded": None,
+        "planned": options,
+        "default": replace(DEFAULT, threads=options.threads),
+    }
+    assert artifact.file is not None
+    return {
+        name: resident_rise(artifact.file, feeds, mode, options.threads)
+        for name, mode in modes.items()
+    }

@@ -14,6 +14,7 @@ from onnxremat.planner.incumbent import NO_LIMIT
 from onnxremat.planner.makespan import critical_path
 from onnxremat.planner.problem import Problem
 from onnxremat.planner.problem_lists import ProblemLists
+from onnxremat.planner.reasons import Reason
 from onnxremat.planner.solvers import Limits, Outcome, minimise
 
 LOAD_TURNS = 30  # of the weights of devices
@@ -60,7 +61,8 @@ def misfit(
         parts = ", ".join(
             f"{_need(lists, worst, d)} bytes on {names[d]}" for d in lists.able[worst]
         )
-        return Misfit(worst, f"op {worst} needs at once {parts}, more than the budget of each")
+        why = Reason(f"{{op}} needs at once {parts}, more than the budget of each", worst)
+        return Misfit(worst, why)
     for d in lists.devices:
         kept = sum(lists.size[d][u] for u, where in enumerate(lists.required) if where == d)
         kept += int(problem.fixed[d])
@@ -127,7 +129,7 @@ def largest_need(lists: ProblemLists, *, fixed_order: bool = False) -> Need:
     text = ", ".join(f"{name} {count}" for name, count in parts.items() if count)
     if takeover:
         text += f", less {takeover} that its output takes over in place"
-    return Need(needed[op], op, f"op {op} needs {needed[op]} bytes at once ({text})")
+    return Need(needed[op], op, Reason(f"{{op}} needs {needed[op]} bytes at once ({text})", op))
 
 
 def _all_results(lists: ProblemLists, fixed_order: bool) -> Need | None:
@@ -146,10 +148,10 @@ def _all_results(lists: ProblemLists, fixed_order: bool) -> Need | None:
 
     last = makers[-1] if fixed_order else min(makers, key=total)
     why = (
-        f"all kept results are in memory at the end: {total(last)} bytes with what op {last}, "
-        f"the cheapest to make the last of them, needs besides"
+        f"all kept results are in memory at the end: {total(last)} bytes with what {{op}}, "
+        "the cheapest to make the last of them, needs besides"
     )
-    return Need(total(last), last, why)
+    return Need(total(last), last, Reason(why, last))
 
 
 def _takeover(lists: ProblemLists, op: int, fixed_order: bool) -> int:

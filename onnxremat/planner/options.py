@@ -136,10 +136,14 @@ class PlanOptions:
 
     def begun(self) -> PlanOptions:
         """The same with the time limit running, from now on unless it is already."""
-        return self if self.until < inf else replace(self, until=self.now() + self.time_limit)
+        if self.until < inf or self.work is not None:  # work is no matter of when
+            return self
+        return replace(self, until=self.now() + self.time_limit)
 
     def within(self, share: float) -> PlanOptions:
-        """The same with a share of the time that is left."""
+        """The same with a share of the time that is left, or of the work."""
+        if self.work is not None:
+            return self.lasting(share * self.time_limit)
         return replace(self, until=self.now() + share * self.left)
 
     def lasting(self, seconds: float) -> PlanOptions:

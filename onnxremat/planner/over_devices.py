@@ -196,7 +196,7 @@ def _validate(problem: Problem) -> None:
     if (problem.copy < np.maximum(problem.busy[0][:, None], problem.busy[1])).any():
         raise ValueError("copy_busy has an entry above the seconds of a copy")
     if (problem.required >= devices).any():
-        raise ValueError(f"a required device above {devices - 1}")
+        raise ValueError(f"a value is required on a device above {devices - 1}")
     nowhere = np.flatnonzero(~np.isfinite(problem.cost).any(axis=0))
     if len(nowhere):
         raise ValueError(f"op {nowhere[0]} can run on no device: allow it somewhere")

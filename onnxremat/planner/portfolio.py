@@ -13,7 +13,7 @@ from onnxremat.planner.lazy_cuts import LazyCuts
 from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.problem_lists import ProblemLists, reordered
 from onnxremat.planner.schedule import Schedule, Step
-from onnxremat.planner.searches import Search, search_for
+from onnxremat.planner.search.session import Search
 
 Depths = tuple[tuple[int, float], ...]
 
@@ -99,9 +99,10 @@ class Portfolio:
         problem = incumbent.problem
         same = order == list(range(problem.ops))
         lists = ProblemLists(problem if same else reordered(problem, order))
-        search = search_for(
-            lists, incumbent, free_order=not incumbent.fixed_order, seed=options.seed
-        )
+        search = Search(
+            lists, incumbent.budgets, free_order=not incumbent.fixed_order, seed=options.seed,
+            clock=incumbent.clock,
+        )  # fmt: skip
         tuning = ONE_DEVICE if problem.devices == 1 else SEVERAL
         return cls(incumbent, lists, order, options, tuning, search)
 
@@ -188,10 +189,9 @@ class Portfolio:
 
     def listed(self) -> None:
         """List scheduling: what is within the budgets is offered, the best that is not repaired."""
-        from onnxremat.planner.devices.search import Lists, Search
+        from onnxremat.planner.search.lists import Lists  # compiled, for several devices only
 
         incumbent, tuning = self.incumbent, self.tuning
-        assert isinstance(self.search, Search)
         lists = Lists(self.search, incumbent.fixed_order)
         many = self.lists.problem.ops > tuning.small
         lists.run(
@@ -339,9 +339,10 @@ class Portfolio:
     def _walk(self, finished: Event) -> None:
         """Anneal afresh, near the best, and from what the cuts found over budget, in turn."""
         incumbent, tuning, ops = self.incumbent, self.tuning, self.lists.problem.ops
-        search = search_for(
-            self.lists, incumbent, free_order=self.search.free_order, seed=self.options.seed + 1
-        )
+        search = Search(
+            self.lists, incumbent.budgets, free_order=self.search.free_order,
+            seed=self.options.seed + 1, clock=incumbent.clock,
+        )  # fmt: skip
         seconds, cools = 1.0 + 0.002 * ops, cycle(tuning.cools)
         while not (incumbent.over() or finished.is_set()):
             if incumbent.left < 2.5 * seconds:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from onnxremat.cost.table import CostTable
 from onnxremat.graph.ir import Graph
 from onnxremat.pipeline.bench import Timing
 from onnxremat.report.comparison import COMPARISON, Facts, signed, size, statements
@@ -131,15 +130,17 @@ def _sweep_notes(rows: Sequence[Point]) -> str:
     return "\n".join([words, *dict.fromkeys(notes)])
 
 
-def recomputed(plan: Plan, graph: Graph, costs: CostTable, top: int = 15) -> RenderableType:
+def recomputed(
+    plan: Plan, graph: Graph, seconds: Mapping[str, float], top: int = 15
+) -> RenderableType:
     """What a plan recomputes: the ops that free most.
 
     Args:
         graph: the graph the plan was made for.
-        costs: seconds of its ops.
+        seconds: of one run, per op name.
         top: how many ops to list.
     """
-    rows = recomputed_ops(plan, graph, costs.seconds)
+    rows = recomputed_ops(plan, graph, seconds)
     table = plain_table()
     table.add_column("op", overflow="fold")
     table.add_column("type", no_wrap=True)
@@ -152,8 +153,8 @@ def recomputed(plan: Plan, graph: Graph, costs: CostTable, top: int = 15) -> Ren
         )  # fmt: skip
     rest = len(rows) - top
     label = f"all {len(rows)} ops" if rest > 0 else "together"
-    times, seconds = sum(r.times for r in rows), sum(r.seconds for r in rows)
-    table.add_row(label, "", str(times), "", format_seconds(seconds) if rows else "")
+    times, took = sum(r.times for r in rows), sum(r.seconds for r in rows)
+    table.add_row(label, "", str(times), "", format_seconds(took) if rows else "")
     return _titled("what is recomputed", table, _by_type(rows))
 
 
@@ -168,6 +169,21 @@ def _by_type(rows: Sequence[Recomputed]) -> str:
     more = len(counts) - len(kinds)
     kinds += [f"{more} other types"] if more > 0 else []
     return f"{counts.total()} recomputations: " + ", ".join(kinds)
+
+
+def phases_table(seconds: Mapping[str, float]) -> RenderableType:
+    """Where the time went.
+
+    Args:
+        seconds: by phase.
+    """
+    table = plain_table()
+    table.add_column("phase")
+    table.add_column("time", justify="right", no_wrap=True)
+    for name, took in seconds.items():
+        table.add_row(Text(name), format_seconds(took), end_section=name == list(seconds)[-1])
+    table.add_row("together", format_seconds(sum(seconds.values())))
+    return _titled("time by phase", table)
 
 
 def plain_table() -> Table:

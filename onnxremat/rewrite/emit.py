@@ -14,6 +14,7 @@ import onnx
 from onnxremat.errors import ModelError, UsageError
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
+from onnxremat.ort import blocks
 from onnxremat.rewrite.gates import add_gates
 from onnxremat.rewrite.pins import add_pins, misplaced
 from onnxremat.schedule.expand import expand
@@ -38,6 +39,8 @@ class Rewritten:
     def model(self, facts: Mapping[str, Any] | None = None) -> onnx.ModelProto:
         """The ONNX model; ``facts`` go into its metadata beside the plan."""
         made = to_model(self.graph)
+        if any(op.domain == blocks.DOMAIN for op in self.graph.ops):
+            facts = {**(facts or {}), "block": str(blocks.block_size())}
         set_metadata(made, {**(facts or {}), "plan": pack(self.plan)})
         return made
 
@@ -63,7 +66,7 @@ def rewrite(graph: Graph, plan: Plan, runtime: Runtime | None = None) -> Rewritt
     Raises:
         UsageError: the plan does not fit the graph.
     """
-    gated = add_gates(expand(graph, plan.sequence))
+    gated = blocks.add_guard(add_gates(expand(graph, plan.sequence)))
     if runtime is None:
         return Rewritten(add_pins(gated), plan)
     lasting = set(runtime.lasting(gated))

@@ -13,6 +13,7 @@ from onnxremat.device.machine import PROVIDERS, Device
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.order import priority_order, reordered
 from onnxremat.graph.subgraph import subgraph
+from onnxremat.ort.blocks import add_guard
 from onnxremat.rewrite.gates import add_gates
 from onnxremat.rewrite.openvino import for_openvino
 from onnxremat.rewrite.pins import add_pins
@@ -221,4 +222,4 @@ def part_graph(part: Partition, device: Device) -> Graph:
     order and duplicates, without where the provider compiles it."""
     if device.provider == PROVIDERS["openvino"]:
         return for_openvino(part.graph)
-    return part.graph if device.opaque else add_pins(add_gates(part.graph))
+    return part.graph if device.opaque else add_pins(add_guard(add_gates(part.graph)))

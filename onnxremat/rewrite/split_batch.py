@@ -9,6 +9,7 @@ not depend on the batch are shared. Whether rows are independent of each other i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -25,6 +26,7 @@ from onnxremat.graph.batch import (
 )
 from onnxremat.graph.ir import Graph, Op
 from onnxremat.graph.onnx_io import to_model
+from onnxremat.graph.weights import place
 
 STATED = 10  # opset from which Slice reads its bounds as inputs
 # Operators that may read a batch that is a constant, with the axis that it has there.
@@ -70,7 +72,11 @@ def rows_of_parts(batch: int, split: Sequence[int]) -> tuple[int, ...]:
 
 
 def split_batch(
-    graph: Graph, split: Sequence[int], *, makes_batches: bool = True
+    graph: Graph,
+    split: Sequence[int],
+    *,
+    makes_batches: bool = True,
+    folder: Path | None = None,
 ) -> onnx.ModelProto:
     """The model that computes the batch in parts, one after the other as listed.
 
@@ -78,6 +84,7 @@ def split_batch(
         graph: with bound shapes.
         split: rows of each part, or the number of equal parts.
         makes_batches: take constants of the batch's length for batches made of nothing.
+        folder: where external weights are; without it their values are not known.
 
     Raises:
         UsageError: no input has a batch dimension, or the parts do not make up the batch.
@@ -86,7 +93,8 @@ def split_batch(
     inputs, batch = batched_inputs(graph.model)
     assert isinstance(batch, int)
     rows = rows_of_parts(batch, split)
-    made = _Parts(graph, inputs, batch, makes_batches)
+    made_of_nothing = made_batches(graph, batch) if makes_batches else set()
+    made = _Parts(graph, inputs, batch, made_of_nothing, folder)
     inside = made.inside
     for name in graph.outputs:
         if name not in inside or (graph.tensors[name].shape or ())[:1] != (batch,):
@@ -107,12 +115,13 @@ def split_batch(
 class _Parts:
     """Copies of what depends on the batch."""
 
-    def __init__(self, graph: Graph, inputs: Sequence[str], batch: int, makes: bool) -> None:
-        self.graph, self.inputs, self.batch = graph, inputs, batch
-        self.made = made_batches(graph, batch) if makes else set()
+    def __init__(
+        self, graph: Graph, inputs: Sequence[str], batch: int, made: set[str], folder: Path | None
+    ) -> None:
+        self.graph, self.inputs, self.batch, self.made = graph, inputs, batch, made
         self.inside = dependents(graph, {*inputs, *self.made})
         self.constants: list[onnx.TensorProto] = []
-        self.repeated = _repeated(graph, batch, self.inside)
+        self.repeated = _repeated(graph, batch, self.inside, folder)
         self._names: set[str] = set()
 
     def part(self, index: int, rows: Sequence[int]) -> list[Op]:
@@ -195,7 +204,9 @@ class _Parts:
         return name
 
 
-def _repeated(graph: Graph, batch: int, inside: set[str]) -> dict[tuple[str, int], np.ndarray]:
+def _repeated(
+    graph: Graph, batch: int, inside: set[str], folder: Path | None
+) -> dict[tuple[str, int], np.ndarray]:
     """Constants, and the axis along which they are one row repeated for the batch: onnxruntime
     folds a token that is expanded to the batch into such a one."""
     read = {
@@ -208,12 +219,12 @@ def _repeated(graph: Graph, batch: int, inside: set[str]) -> dict[tuple[str, int
     stored = {
         tensor.name: tensor
         for tensor in graph.model.graph.initializer
-        if tensor.data_location != onnx.TensorProto.EXTERNAL
+        if folder is not None or place(tensor) is None
     }
     found = {}
     for name, axis in read:
         if name in stored:
-            values = numpy_helper.to_array(stored[name])
+            values = numpy_helper.to_array(stored[name], str(folder or ""))
             if (values == values.take([0], axis)).all():
                 found[name, axis] = values
     return found

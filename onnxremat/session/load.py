@@ -11,46 +11,55 @@ from typing import Any
 import onnx
 
 from onnxremat.errors import UsageError
-from onnxremat.grad.blocked import require_block
-from onnxremat.graph.onnx_io import atomic, read_model
-from onnxremat.ort.session import (
-    LEVELS,
-    TUNED,
-    Options,
-    config_entries,
-    give_back_at_once,
-    open_session,
-    session_options,
-)
+from onnxremat.graph.onnx_io import atomic
+from onnxremat.graph.wire import existing, read_light
+from onnxremat.memory.arena import Region
+from onnxremat.memory.mapped import can_own
+from onnxremat.ort.blocks import require_block
+from onnxremat.ort.session import LEVELS, TUNED, Options, config_entries, session_options
 from onnxremat.rewrite.emit import metadata
+from onnxremat.rewrite.pins import PREFIX as PIN
+from onnxremat.session.held import open_held, open_light
 
 OPTIONS_SUFFIX = ".options.json"
 
 
-def load(
-    path: str | os.PathLike[str], *, threads: int = 0, tight: bool = False, **changes: Any
-) -> Any:
+def load(path: str | os.PathLike[str], *, threads: int = 0, **changes: Any) -> Any:
     """A ready ``onnxruntime.InferenceSession`` for a model that onnxremat wrote.
+
+    The process holds what the plan says: weights once, and one slab of the planned bytes. Where
+    that cannot be had, the next best way is taken; ``describe()`` of the session says which, and
+    why. See docs/memory.md.
 
     Args:
         path: the model.
         threads: intra-op threads, 0 for one per core.
-        tight: let the process hold what is live and nothing else: no arena (which keeps some
-            20-60 % more), freed blocks given back at once. Slower, by what the system takes to
-            hand out fresh pages. Changes the C library's settings for the whole process.
-        changes: fields of :class:`onnxremat.ort.session.Options` to set otherwise.
+        changes: fields of :class:`onnxremat.ort.session.Options` to set otherwise; with
+            ``arena=False`` every block is asked of the C library.
 
     Raises:
         UsageError: the file was not written by onnxremat.
         ModelError: it cannot be read, or onnxruntime refuses it.
     """
-    model = read_model(path)
-    options = replace(options_of(model, str(path)), threads=threads, **changes)
-    require_block(model)
-    if tight:
-        options = replace(options, arena=False)
-        give_back_at_once()
-    return open_session(path, session_options(options))
+    file = existing(path)
+    light = read_light(file, PIN)
+    options = replace(options_of(light.head, str(path)), threads=threads, **changes)
+    require_block(light.head)
+    made = session_options(options)
+
+    def search() -> Region | str:
+        from onnxremat.session.region import find_region
+
+        return find_region(file, options)
+
+    if not can_own() or (light.elsewhere and file.is_symlink()):
+        return open_held(str(file), made, options, search)
+    if (options.level, options.order) != (TUNED.level, TUNED.order):
+        light = read_light(file)  # the pins keep the order
+    session = open_light(file.resolve(), light.content, made, options, search)
+    # Where providers are set anew from, instead of a copy in memory.
+    session._model_path, session._model_bytes = str(file), None
+    return session
 
 
 def options_of(model: onnx.ModelProto, where: str = "") -> Options:

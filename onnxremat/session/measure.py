@@ -12,7 +12,7 @@ import onnx
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.graph.order import default_order, priority_order, reordered
-from onnxremat.ort.offline import resident_weights
+from onnxremat.ort.offline import is_light, resident_weights, weights_held
 from onnxremat.ort.profile import Feeds, Profile, profile
 from onnxremat.ort.session import Options
 from onnxremat.ort.weights import held_by
@@ -63,9 +63,17 @@ def weight_bytes(
     folder: Path | None = None,
 ) -> int:
     """Resident bytes of the weights: as a session at that level holds them after folding, or
-    more where kernels keep packed copies."""
-    held = held_by(graph)
-    if level != "disable":
+    more where kernels keep packed copies.
+
+    Args:
+        measured: a run at that level; where it kept what onnxruntime made of the graph, that need
+            not be asked again.
+    """
+    if level == "disable":
+        held = held_by(graph)
+    elif measured is not None and measured.fused is not None:
+        held = weights_held(measured.fused)
+    else:
         held = resident_weights(to_model(graph), level, folder)
     return max(held, measured.weight_bytes if measured else 0)
 
@@ -94,6 +102,22 @@ def predict(
     )
 
 
+def profiled(
+    model: onnx.ModelProto | Path,
+    feeds: Feeds,
+    options: Options,
+    folder: Path | None = None,
+) -> Profile:
+    """A run with the profiler on, and what onnxruntime made of the model where it fuses.
+
+    Raises:
+        ModelError: onnxruntime refuses the model or the run fails.
+    """
+    light = isinstance(model, onnx.ModelProto) and is_light(model)
+    fused = light and options.level != "disable"
+    return profile(model, feeds, options, folder=folder, fused=fused)
+
+
 def measure(
     graph: Graph,
     model: onnx.ModelProto | Path,
@@ -103,18 +127,19 @@ def measure(
     scratch: Mapping[str, int] | None = None,
     seconds: Mapping[str, float] | None = None,
     folder: Path | None = None,
-    runs: int = 1,
+    found: Profile | None = None,
 ) -> Measurement:
     """Run a rewritten model and set what happened beside what was predicted.
 
     Args:
         graph: the rewritten graph (in planned order).
         model: the same as a model or file.
+        found: a run of it with these options, of :func:`profiled`, instead of another one.
 
     Raises:
         ModelError: onnxruntime refuses the model or the run fails.
     """
-    found = profile(model, feeds, options, folder=folder, runs=runs)
+    found = found or profiled(model, feeds, options, folder)
     planned = [op.name for op in graph.ops if not is_added(op.name)]
     ran = [k.name for k in found.kernels if not is_added(k.name)]
     common = set(planned) & set(ran)

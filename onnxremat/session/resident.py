@@ -17,17 +17,20 @@ from typing import Any
 import numpy as np
 
 from onnxremat.ort.profile import Feeds
-from onnxremat.ort.session import Options, give_back_at_once, open_session, session_options
+from onnxremat.ort.session import Options, open_session, session_options
+from onnxremat.session.load import load
 
 RUNS = 3
 
 
-def resident_rise(model: Path, feeds: Feeds, options: Options) -> int | None:
-    """Bytes by which a fresh process rises over the loaded session while it runs ``model``; None
+def resident_rise(
+    model: Path, feeds: Feeds, options: Options | None = None, threads: int = 0
+) -> int | None:
+    """Bytes by which a fresh process rises over the opened session while it runs ``model``; None
     where the system does not tell (no ``/proc``), or the run fails.
 
     Args:
-        options: with the arena off, freed blocks are given back to the system at once.
+        options: of a plain session; None: as :func:`onnxremat.load` opens it, with ``threads``.
     """
     if not Path("/proc/self/clear_refs").exists():
         return None
@@ -35,7 +38,8 @@ def resident_rise(model: Path, feeds: Feeds, options: Options) -> int | None:
         data = Path(folder) / "feeds.npz"
         arrays: dict[str, Any] = dict(feeds)
         np.savez(data, **arrays)
-        request = {"model": str(model), "feeds": str(data), "options": options.to_json()}
+        request = {"model": str(model), "feeds": str(data), "threads": threads}
+        request["options"] = options.to_json() if options else None
         done = subprocess.run(
             [sys.executable, "-m", "onnxremat.session.resident", json.dumps(request)],
             capture_output=True,
@@ -77,12 +81,13 @@ def _memory(field: str) -> int:
 
 
 def _child(request: dict[str, Any]) -> int:
-    options = Options.from_json(request["options"])
-    if not options.arena:
-        give_back_at_once()
     with np.load(request["feeds"]) as file:
         feeds = {name: file[name] for name in file.files}
-    session = open_session(request["model"], session_options(options))
+    if request["options"]:
+        options = session_options(Options.from_json(request["options"]))
+        session = open_session(request["model"], options)
+    else:
+        session = load(request["model"], threads=request["threads"])
     Path("/proc/self/clear_refs").write_text("5")
     before = _memory("VmRSS")
     for _ in range(RUNS):

@@ -9,10 +9,10 @@ from typing import Any
 
 import onnx
 
-from onnxremat.device.host import memory_bytes
 from onnxremat.errors import InfeasibleError, NoPlanError, OverBudgetError
-from onnxremat.pipeline.closed_loop import Outcome, plan_within
+from onnxremat.pipeline.closed_loop import Candidate
 from onnxremat.pipeline.study_problem import Subject
+from onnxremat.pipeline.within_budget import plan_within
 from onnxremat.planner import smallest_budget
 from onnxremat.planner.options import AUTO, PlanOptions, Stop
 from onnxremat.planner.schedule import Schedule
@@ -124,15 +124,14 @@ class _Answer:
         options = replace(self.options, stop=stop)
         if self.subject.model is None:
             return plan_problem(self.subject, budget, options, warm)
-        prepared = self.subject.model[0]
         size = Budget(str(budget), "bytes", budget)
         try:
-            outcome = plan_within(prepared, size, options, memory_bytes(), warm, explain=False)
+            made = plan_within(self.subject.model, size, options, warm, explain=False)
         except InfeasibleError as error:
             return _without(Status.INFEASIBLE, error.why)
         except (NoPlanError, OverBudgetError) as error:
             return _without(Status.UNKNOWN, error.why)
-        return _as_solution(self.subject, outcome)
+        return _as_solution(self.subject, made)
 
 
 def _without(status: Status, why: str) -> Solution:
@@ -142,15 +141,15 @@ def _without(status: Status, why: str) -> Solution:
     return unsolved(status, proof, (why,) if why else ())
 
 
-def _as_solution(subject: Subject, outcome: Outcome) -> Solution:
+def _as_solution(subject: Subject, made: Candidate) -> Solution:
     """A plan that was carried out, in the planner's terms."""
     assert subject.model is not None
-    facts = outcome.plan.provenance
+    facts = made.plan.provenance
     proof = Certificate(facts.bound, facts.bound_kind, facts.any_order, facts.staged)
     return Solution(
         Status(facts.status),
-        Schedule.of(subject.problem, subject.model[1].project(outcome.plan.sequence)),
-        facts.seconds, (outcome.predicted.peak,), proof, facts.planner, facts.plan_seconds,
+        Schedule.of(subject.problem, subject.model.reduced.project(made.plan.sequence)),
+        facts.seconds, (made.peak,), proof, facts.planner, facts.plan_seconds,
         notes=facts.notes,
     )  # fmt: skip
 
@@ -159,10 +158,9 @@ def _light(subject: Subject) -> Subject:
     """The subject without what only measuring needs, cheap to hand to another process."""
     if subject.model is None:
         return subject
-    prepared, reduced = subject.model
-    described = onnx.ModelProto(metadata_props=prepared.original.metadata_props)
-    bare = replace(prepared, feeds=None, baseline=None, original=described)
-    return replace(subject, model=(bare, reduced))
+    described = onnx.ModelProto(metadata_props=subject.model.original.metadata_props)
+    bare = replace(subject.model, feeds=None, baseline=None, original=described)
+    return replace(subject, model=bare)
 
 
 def _lowest(subject: Subject, options: PlanOptions) -> tuple[Point, int, str]:
@@ -184,9 +182,8 @@ def _lowest(subject: Subject, options: PlanOptions) -> tuple[Point, int, str]:
                 "smallest-budget",
             )
         return Point(found, solution), lower, why
-    prepared = replace(subject.model[0], feeds=None)
-    outcome = plan_within(prepared, Budget("min", "min", 0.0), options, memory_bytes())
-    return Point(outcome.budget, _as_solution(subject, outcome)), outcome.lower, outcome.why
+    made = plan_within(replace(subject.model, feeds=None), Budget("min", "min", 0.0), options)
+    return Point(made.budget, _as_solution(subject, made)), made.lower, made.why
 
 
 def _row(subject: Subject, point: Point) -> SweepPoint:

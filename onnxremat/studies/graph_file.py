@@ -22,14 +22,16 @@ def plan_graph(subject: Subject, budget: Budget, options: PlanOptions) -> dict[s
         InfeasibleError, NoPlanError: no plan for the budget.
         UsageError: unknown solver, or a formulation whose model is too large.
     """
+    options = options.begun()
     limit, warm = subject.limit(budget), None
     if limit is None:
-        limit, warm, _, _ = _smallest(subject, options, options.time_limit / 2)
-    solution = plan_problem(subject, limit, options, warm)
+        limit, warm, _, _ = _smallest(subject, options.within(0.5))
+    asked = options.lasting(max(options.least, options.left))
+    solution = plan_problem(subject, limit, asked, warm)
     if solution.sequence is None:
         if options.method != AUTO and solution.status is not Status.INFEASIBLE:
             raise given_up(options.method.name, subject.name, limit, solution)
-        works, _, lower, why = _smallest(subject, options, max(5.0, options.time_limit / 2))
+        works, _, lower, why = _smallest(subject, options)
         raise refusal(
             subject.name, limit, solution, fixed_order=subject.fixed_order, works=works,
             lower=lower, why=why,
@@ -45,9 +47,8 @@ def plan_problem(
     return plan_by(subject.problem, limit, asked, warm)
 
 
-def _smallest(
-    subject: Subject, options: PlanOptions, seconds: float
-) -> tuple[int, list[int], int, str]:
+def _smallest(subject: Subject, options: PlanOptions) -> tuple[int, list[int], int, str]:
+    seconds = max(options.least, options.left)
     asked = replace(options.lasting(seconds), fixed_order=subject.fixed_order)
     return smallest_budget(subject.problem, asked)
 

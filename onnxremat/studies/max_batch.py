@@ -23,12 +23,16 @@ from onnxremat.errors import (
     StoppedError,
     UsageError,
 )
-from onnxremat.pipeline.closed_loop import plan_within
 from onnxremat.pipeline.prepare import Settings, Source, prepare, read_source
-from onnxremat.pipeline.study_problem import Subject, is_graph_file, read_subject
+from onnxremat.pipeline.study_problem import (
+    Subject,
+    is_graph_file,
+    prepared_subject,
+    read_subject,
+)
+from onnxremat.pipeline.within_budget import plan_within
 from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.problem import Problem
-from onnxremat.planner.reduce import reduce
 from onnxremat.planner.solution import Solution, Status
 from onnxremat.studies.graph_file import plan_problem
 from onnxremat.units import Budget, format_bytes
@@ -119,11 +123,9 @@ class Batches:
         subject = self._bound(batch)
         if self._measured is None or subject.model is None or self._measured.model is None:
             return subject
-        reference, prepared = self._measured.model[0], subject.model[0]
+        reference, prepared = self._measured.model, subject.model
         costs = scaled_costs(reference.costs, reference.graph, prepared.graph)
-        prepared = replace(prepared, costs=costs, weights=reference.weights)
-        reduced = reduce(prepared.graph, costs, prepared.weights)
-        return replace(subject, problem=reduced.problem, model=(prepared, reduced))
+        return prepared_subject(replace(prepared, costs=costs, weights=reference.weights))
 
     def measure(self, limit: int, say: Callable[[str], None]) -> int:
         """Measure costs at the largest power of two whose unplanned model fits; returns it."""
@@ -150,12 +152,8 @@ class Batches:
                 subject, problem=problem, baseline_peak=ceil(subject.baseline_peak * part)
             )
         dims = {**self.settings.dims, self.dimension: batch}
-        prepared = prepare(self.source, replace(self.settings, dims=dims, measure=False, data=None))
-        reduced = reduce(prepared.graph, prepared.costs, prepared.weights)
-        return Subject(
-            prepared.name, reduced.problem, prepared.baseline_peak, (prepared, reduced),
-            self.settings.fixed_order,
-        )  # fmt: skip
+        settings = replace(self.settings, dims=dims, measure=False, data=None)
+        return prepared_subject(prepare(self.source, settings))
 
 
 def _scaled(problem: Problem, part: float) -> Problem:
@@ -318,13 +316,13 @@ class _Search:
         size, peak = Budget(str(self.limit), "bytes", self.limit), subject.store_all_peak
         warm = self.sequences[batch]
         try:
-            made = plan_within(subject.model[0], size, options, memory_bytes(), warm, explain=False)
+            made = plan_within(subject.model, size, options, warm, explain=False)
         except (NoPlanError, InfeasibleError, OverBudgetError) as error:
             return Trial(batch, "not found", peak, why=error.why or error.what)
         facts = made.plan.provenance
         over = facts.overhead > self.max_overhead * ROUNDED
         return Trial(
-            batch, "not found" if over else "fits", peak, made.predicted.peak, facts.overhead,
+            batch, "not found" if over else "fits", peak, made.peak, facts.overhead,
             facts.bound_overhead, facts.seconds,
             why="rewritten, it takes more than the limit on extra time" if over else "",
         )  # fmt: skip

@@ -249,6 +249,17 @@ def _is_module(text: str) -> bool:
     return all(part.isidentifier() for part in text.split("."))
 
 
+@contextmanager
+def _folder_at_hand() -> Iterator[None]:
+    """Modules of the working directory can be imported, inside."""
+    before = list(sys.path)
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
 def _function(path: str, name: str) -> Any:
     """A function of a Python file, or of a module (the folder at hand is searched, too)."""
     if path.endswith(".py"):
@@ -259,10 +270,8 @@ def _function(path: str, name: str) -> Any:
         with _blamed(path):
             spec.loader.exec_module(module)
     else:
-        if str(Path.cwd()) not in sys.path:
-            sys.path.insert(0, str(Path.cwd()))
         try:
-            with _blamed(f"module {path}"):
+            with _blamed(f"module {path}"), _folder_at_hand():
                 module = importlib.import_module(path)
         except UsageError as error:
             if not isinstance(error.__cause__, ModuleNotFoundError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
@@ -15,6 +16,8 @@ from onnxremat.errors import UsageError
 from onnxremat.grad.description import KEY, Variable, training_of
 from onnxremat.grad.unfold import Restored, apply_restored
 from onnxremat.graph.onnx_io import read_model
+from onnxremat.graph.wire import existing, read_light
+from onnxremat.memory.mapped import can_own
 
 Source: TypeAlias = onnx.ModelProto | str | os.PathLike[str]
 Weights: TypeAlias = Source | Mapping[str, np.ndarray]
@@ -27,29 +30,60 @@ def open_source(source: Source) -> tuple[onnx.ModelProto, Path | None]:
     return read_model(source), Path(source).parent
 
 
+@dataclass(frozen=True)
+class Step:
+    """A training graph as it was found.
+
+    Attributes:
+        model: the graph; big values may be left in files.
+        folder: where these files are.
+        file: the graph's own file, where big values were left in it.
+    """
+
+    model: onnx.ModelProto
+    folder: Path | None
+    file: Path | None
+
+
+def open_step(source: Source, without: str = "") -> Step:
+    """A training graph without its big first values, where it comes from a file.
+
+    Args:
+        without: see :func:`onnxremat.graph.wire.read_light`.
+    """
+    if isinstance(source, onnx.ModelProto):
+        return Step(source, None, None)
+    file = existing(source)
+    light = read_light(file, without) if can_own() and not file.is_symlink() else None
+    if light is None or light.elsewhere:
+        return Step(read_model(file), file.parent, None)
+    file = file.absolute()
+    return Step(onnx.ModelProto.FromString(light.content), file.parent, file)
+
+
 class FirstValues:
     """Initial values by name, read one at a time.
 
     Args:
-        sources: arrays, a model, or a model's file; the first that has a name counts. Where one is
-            a training step, what it undid of the exporter's work is undone in the models too.
+        weights: arrays, a model, or a model's file, which count first. What the training step undid
+            of an exporter's work is undone in the model too.
+        step: the training graph, which may hold them as well.
     """
 
-    def __init__(self, *sources: Weights | None) -> None:
+    def __init__(self, weights: Weights | None, step: Step | onnx.ModelProto) -> None:
         self._arrays: dict[str, np.ndarray] = {}
-        self._stored: dict[str, tuple[onnx.TensorProto, str]] = {}
-        models = []
-        for source in sources:
-            if isinstance(source, Mapping):
-                self._arrays.update(source)
-            elif source is not None:
-                models.append(open_source(source))
+        self._stored: dict[str, tuple[onnx.TensorProto, Path | None]] = {}
+        models = [(step, None) if isinstance(step, onnx.ModelProto) else (step.model, step.folder)]
+        if isinstance(weights, Mapping):
+            self._arrays.update(weights)
+        elif weights is not None:
+            models.insert(0, open_source(weights))
         restored = [entry for model, _ in models for entry in _restored(model)]
         for model, folder in models:
             if not _is_step(model):
                 model = apply_restored(model, restored, folder)
             for tensor in model.graph.initializer:
-                self._stored.setdefault(tensor.name, (tensor, str(folder or "")))
+                self._stored.setdefault(tensor.name, (tensor, folder))
 
     def of(self, variable: Variable, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         """A new array with the first value of a variable.
@@ -63,7 +97,7 @@ class FirstValues:
         if name in self._arrays:
             value = np.asarray(self._arrays[name])
         elif name in self._stored:
-            value = numpy_helper.to_array(*self._stored[name])
+            value = read_weight(*self._stored[name])
         else:
             raise UsageError(
                 f"no first value for '{name}'",
@@ -75,7 +109,21 @@ class FirstValues:
                 f"'{name}' has shape {value.shape}, the training graph wants {shape}",
                 hint="give the model that the training graph was made from",
             )
-        return np.array(value, dtype, order="C")
+        if name in self._arrays or not value.flags.writeable:
+            return np.array(value, dtype, order="C")
+        return np.ascontiguousarray(value, dtype)
+
+
+def read_weight(tensor: onnx.TensorProto, folder: Path | None) -> np.ndarray:
+    """The value of an initializer; of one that lies in a file, read straight into the array."""
+    where = {entry.key: entry.value for entry in tensor.external_data}
+    kind = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.data_type))
+    count = int(np.prod(tuple(tensor.dims), dtype=np.int64))
+    if folder is None or where.get("length") != str(count * kind.itemsize):
+        return numpy_helper.to_array(tensor, str(folder or ""))
+    offset = int(where.get("offset", 0))
+    value = np.fromfile(folder / where["location"], np.uint8, count * kind.itemsize, offset=offset)
+    return value.view(kind).reshape(tuple(tensor.dims))
 
 
 def _is_step(model: onnx.ModelProto) -> bool:

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ import onnx
 from onnx import numpy_helper
 
 from onnxremat.errors import ModelError, UsageError
-from onnxremat.grad.blocked import require_block
 from onnxremat.grad.description import Training, training_of
 from onnxremat.grad.dropout import COUNTER
 from onnxremat.grad.unfold import apply_restored, fold_restored
@@ -22,10 +22,23 @@ from onnxremat.grad.update import RATE, SHARE, update_of
 from onnxremat.graph.onnx_io import write_model
 from onnxremat.graph.tensor_files import drop_leftovers, read_tensors, write_tensors
 from onnxremat.ort.binding import BoundSession
-from onnxremat.ort.session import TUNED, Options, open_session, session_options
+from onnxremat.ort.blocks import require_block
+from onnxremat.ort.providers import CPU
+from onnxremat.ort.session import TUNED, Options, model_source, open_session, session_options
+from onnxremat.rewrite.pins import PREFIX as PIN
+from onnxremat.session.held import open_held, open_light
+from onnxremat.session.region import find_region
 from onnxremat.training.data import Batch, Data, check_arrays, check_labels
 from onnxremat.training.schedules import Schedule
-from onnxremat.training.state import FirstValues, Source, Weights, input_types, open_source
+from onnxremat.training.state import (
+    FirstValues,
+    Source,
+    Step,
+    Weights,
+    input_types,
+    open_source,
+    open_step,
+)
 
 # The memory pattern would double the peak of a training graph, and buffers held for a later value
 # of the same shape raise it by up to a third.
@@ -93,7 +106,8 @@ class Trainer:
         loss_scale: float = 1.0,
         options: Options | None = None,
     ) -> None:
-        model, folder = open_source(graph)
+        step = open_step(graph, PIN if options is None else "")
+        model = step.model
         require_block(model)
         self.training: Training = training_of(model)
         update = update_of(model)
@@ -104,13 +118,15 @@ class Trainer:
         self.types = input_types(model)
         self._loss_scale, self._total = loss_scale, 0
         self._sums: tuple[str, ...] = ()
-        first = FirstValues(weights, model)
+        first = FirstValues(weights, step)
         variables = self.training.variables
         self.state = {v.input: first.of(v, *self.types[v.input]) for v in variables}
         if seed and COUNTER in self.state:
             self.state[COUNTER][...] = np.random.default_rng(seed).integers(1 << 62)
         settings = (threads, providers, options)
-        self._session = self._bound(_session(model, folder, self.state, *settings), self.training)
+        session = _session(step, self.state, self.training, *settings)
+        self._how = getattr(session, "describe", str)
+        self._session = self._bound(session, self.training)
         self._update = None if update is None else self._updater(update, first, *settings)
 
     def _updater(self, update: onnx.ModelProto, first: FirstValues, *settings: Any) -> BoundSession:
@@ -120,13 +136,17 @@ class Trainer:
             # What the step reads as well is there already, and bound.
             if variable.input not in self.state:
                 self.state[variable.input] = first.of(variable, *types[variable.input])
-        return self._bound(_session(update, None, {}, *settings), about)
+        return self._bound(_session(Step(update, None, None), {}, about, *settings), about)
 
     def _bound(self, session: Any, about: Training) -> BoundSession:
         read = {value.name for value in session.get_inputs()}
         state = {name: array for name, array in self.state.items() if name in read}
         results = [about.loss, *about.outputs] if about.loss else []
         return BoundSession(session, state, about.updates, results)
+
+    def describe(self) -> str:
+        """How the session of the step holds its bytes, in a sentence or two."""
+        return self._how()
 
     @property
     def batch_size(self) -> int:
@@ -353,22 +373,23 @@ def _alike(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 def _session(
-    model: onnx.ModelProto,
-    folder: Path | None,
+    step: Step,
     state: Mapping[str, np.ndarray],
+    about: Training,
     threads: int,
     providers: list[str] | None,
     options: Options | None,
 ) -> Any:
     """A session on the graph without the first values, which would only take memory."""
+    model = step.model
     planned = any(entry.key == "onnxremat.plan" for entry in model.metadata_props)
-    light = model
     if any(tensor.name in state for tensor in model.graph.initializer):
         light = onnx.ModelProto()
         light.CopyFrom(model)
         kept = [tensor for tensor in light.graph.initializer if tensor.name not in state]
         del light.graph.initializer[:]
         light.graph.initializer.extend(kept)
+        model = light
     chosen = options or replace(TUNED if planned else UNPLANNED, threads=threads)
     made = session_options(chosen)
     if not planned:
@@ -378,4 +399,15 @@ def _session(
         )
     # The pool's threads; the calling thread is seen to at each run.
     made.add_session_config_entry("session.set_denormal_as_zero", "1")
-    return open_session(light, made, folder, providers)
+    if providers and providers != [CPU]:
+        return open_session(model, made, step.folder, providers)
+    source = model_source(model, made, step.folder)
+    if step.file is None:
+        return open_held(source, made, chosen)
+    search = partial(find_region, step.file, chosen, _bound_outputs(about)) if planned else None
+    return open_light(step.file, source, made, chosen, search)
+
+
+def _bound_outputs(about: Training) -> list[str]:
+    """Outputs that the trainer gives memory for."""
+    return [*about.updates.values(), *([about.loss] if about.loss else []), *about.outputs]

@@ -37,6 +37,17 @@ def test_optimize_verify_bench_export(cli: Command, folder: Path, step: Path) ->
     checked = cli("verify", step, "out.onnx", "--json")
     assert checked.code == 0, checked.err
     assert checked.facts["ok"]
+    for budget in ("10KiB", "cpu:0=1MiB,cpu:1=10KiB"):
+        said = cli("verify", step, "out.onnx", "--budget", budget, "--seeds", 3)
+        assert said.code == 6, said.err
+        assert "same outputs on 3 inputs" in said.err
+        assert "FAILED  measured peak of cpu:1 within budget" in said.err
+    assert cli("verify", step, "out.onnx", "--budget", "100x", "--seeds", 1).code == 0
+    cli("verify", step, "out.onnx", "--budget", "gpu=1MiB").assert_refused(2, "no device 'gpu'")
+    cli("bench", "out.onnx", "--threads", 2).assert_refused(2, "--threads does not apply")
+    both = cli("bench", step, "out.onnx", "--seconds", 0.1, "--json")
+    assert both.code == 0, both.err
+    assert [row["name"] for row in both.facts["timings"]] == [str(step), "out.onnx"]
     timed = cli("bench", "out.onnx", "--seconds", 0.1, "--json")
     assert timed.code == 0, timed.err
     assert timed.facts["timings"][0]["name"] == "as planned"
@@ -45,6 +56,23 @@ def test_optimize_verify_bench_export(cli: Command, folder: Path, step: Path) ->
     assert {Path(file).name for file in wrote.facts["files"]} == set(listing(Path("parts")))
     manifest = json.loads(Path("parts/manifest.json").read_text())
     assert parse_machine(manifest["machine"]).names == ("cpu:0", "cpu:1")
+
+
+def test_saying_more(cli: Command, folder: Path, step: Path) -> None:
+    """What is recomputed and the time by phase, for several devices and for one session."""
+    for more in (("--devices", "cpu-2x1", "--budget", "1MiB"), ("--budget", "2x")):
+        said = cli(
+            "optimize", step, "out.onnx", *more, "--time-limit", LONG, "--gap", 1, "-v",
+            "--bench-seconds", 0, "--json",
+        )  # fmt: skip
+        assert said.code == 0, said.err
+        assert "what is recomputed" in said.err
+        assert "time by phase" in said.err
+        phases = said.facts["seconds_by_phase"]
+        assert {
+            "read", "optimise offline", "costs", "plan", "build", "measure", "verify"
+        } <= phases.keys()  # fmt: skip
+        assert all(seconds >= 0 for seconds in phases.values())
 
 
 def test_without_a_budget_the_memory_of_the_file_holds(cli: Command, step: Path) -> None:
@@ -63,6 +91,10 @@ def test_without_a_budget_the_memory_of_the_file_holds(cli: Command, step: Path)
         (("--devices", "cpu-2x1", "--pin", "Conv=cpu:0"), 2, "matches no op"),
         (("--devices", "cpu-2x1", "--pin", "Tanh=gpu"), 2, "has no device 'gpu'"),
         (("--devices", "cpu-2x1", "--objective", "speed"), 2, "unknown objective 'speed'"),
+        (("--devices", "cpu-2x1", "--plot", "m.svg"), 2, "--plot and --trace draw one session"),
+        (("--devices", "cpu-2x1", "--trace", "t.json"), 2, "onnxremat report OUT --matrices"),
+        (("--pin", "Conv=cpu:0"), 2, "--pin goes with --devices"),
+        (("--objective", "time"), 2, "--objective goes with --devices"),
     ],
 )
 def test_wrong_options_are_refused(

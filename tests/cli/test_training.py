@@ -18,7 +18,7 @@ from onnxremat.graph.tensor_files import read_tensors
 from tests.cli.conftest import Command, listing
 from tests.conftest import ROOT
 from tests.limits import LONG
-from tests.training.test_trainer import BATCH, ROWS, arrays, net
+from tests.training.nets import BATCH, ROWS, arrays, net
 
 LOADER = """
 import numpy as np

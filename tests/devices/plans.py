@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
 from random import Random
 
 from onnxremat.cost.analytic import analytic_costs
 from onnxremat.cost.table import CostTable
 from onnxremat.device.machine import PROVIDERS, Device, Link, Machine
 from onnxremat.graph.ir import Graph
+from onnxremat.pipeline.optimize import Request, optimize
 from onnxremat.pipeline.prepare import Prepared
+from onnxremat.pipeline.result import Result
+from onnxremat.planner.options import PlanOptions
 from onnxremat.schedule.plan import Compute, Free, Plan, Step, Transfer
+from tests.limits import LONG
 from tests.toolbox import random_sequence
+
+ANY = PlanOptions(time_limit=LONG, gap=1.0, threads=1)  # the first plan that fits
 
 
 def processors(count: int = 2, *, shared: bool = True) -> Machine:
@@ -26,6 +33,19 @@ def priced(prepared: Prepared, machine: Machine) -> dict[str, CostTable]:
     """What ops take by a roofline, the same on every device: given, not measured."""
     table = analytic_costs(prepared.graph)
     return {device.name: table for device in machine.devices if device.computes}
+
+
+def optimized(
+    prepared: Prepared,
+    machine: Machine,
+    budget: str,
+    options: PlanOptions = ANY,
+    **more: object,
+) -> Result:
+    """Planned for a machine at given costs, run and verified, not timed."""
+    costs = partial(priced, machine=machine)
+    request = Request(budget, machine, options, bench_seconds=0, costs=costs, **more)
+    return optimize(prepared, request)
 
 
 def random_plan(graph: Graph, draw: Random, machine: Machine, share: float = 0.3) -> Plan:

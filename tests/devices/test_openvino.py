@@ -17,8 +17,9 @@ from onnxremat.grad import Settings as Training
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort.providers import open_on, plugin_options
 from onnxremat.ort.session import TUNED
+from onnxremat.pipeline.over_devices import run_whole
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
-from onnxremat.pipeline.verify_devices import run_whole, verify_devices
+from onnxremat.pipeline.verify import verify_deployment
 from onnxremat.rewrite.openvino import for_openvino
 from onnxremat.schedule.assign import assigned, split
 from onnxremat.session.compare import compare
@@ -45,10 +46,10 @@ def test_inference_in_two_partitions() -> None:
     made = deployed(prepared)
     assert {part.device for part in made.parts.partitions} == {"cpu", "openvino"}
     assert prepared.feeds is not None
-    found = verify_devices(made, prepared.feeds)
+    found = verify_deployment(made, prepared.feeds)
     assert found.ok, found.checks
-    assert found.measured["openvino"].how == "heap of the process"
-    assert found.measured["openvino"].peak > 0
+    assert found.run.recorded.bytes["openvino"].how == "heap of the process"
+    assert found.run.recorded.bytes["openvino"].peak > 0
 
 
 def test_a_training_step() -> None:

@@ -27,7 +27,7 @@ from onnxremat.execute.waits import waits_within, worst_case
 from onnxremat.graph.ir import Graph
 from onnxremat.ort.feeds import seeded_feeds
 from onnxremat.ort.infer import build_graph
-from onnxremat.pipeline.verify_devices import verify_devices
+from onnxremat.pipeline.verify import verify_deployment
 from onnxremat.rewrite.partition import Copy, Partition, Partitioned, partition
 from onnxremat.schedule.assign import assigned, by_pattern, earliest_finish, round_robin, split
 from onnxremat.schedule.devices import follow
@@ -259,7 +259,7 @@ def branches() -> tuple[Graph, Deployment]:
 
 def test_verification_sees_it_all() -> None:
     graph, made = branches()
-    found = verify_devices(made, seeded_feeds(graph))
+    found = verify_deployment(made, seeded_feeds(graph))
     assert found.ok, found.checks
     assert {check.name for check in found.checks} >= {
         "same outputs, one by one", "same outputs, side by side", "executed order", "placement",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -13,17 +12,12 @@ from onnxremat.device.machine import Machine
 from onnxremat.errors import InfeasibleError
 from onnxremat.grad import Settings as Training
 from onnxremat.pipeline.device_plan import device_model
-from onnxremat.pipeline.optimize_devices import optimize_devices
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
+from onnxremat.pipeline.site import Site
 from onnxremat.pipeline.state_homes import state_homes
 from onnxremat.planner.bounds import least_budgets
-from onnxremat.planner.options import PlanOptions
-from onnxremat.planner.searches import warm_up
-from onnxremat.units import parse_budget
-from tests.devices.plans import priced, processors
-from tests.limits import LONG
-
-ANY = PlanOptions(time_limit=LONG, gap=1.0, threads=1)  # the first plan that fits
+from onnxremat.planner.search import warm_up
+from tests.devices.plans import optimized, processors
 
 
 def holders(count: int) -> Machine:
@@ -33,7 +27,7 @@ def holders(count: int) -> Machine:
 
 @pytest.fixture(scope="module")
 def step() -> Prepared:
-    warm_up()
+    warm_up(2)
     model = build("mlp", batch=8)
     return prepare(model, Settings(threads=1, train=Training(optimizer="adamw")))
 
@@ -73,22 +67,16 @@ def test_two_devices_hold_the_state_that_one_cannot(step: Prepared) -> None:
     machine = holders(2)
     one = Machine(machine.devices[:1])
     costs = {"cpu:0": step.costs}
-    (least,) = least_budgets(device_model(step.graph, one, costs, pairs=step.in_place).problem)
+    (least,) = least_budgets(device_model(step.graph, Site(one), costs, step.in_place).problem)
     assert least > state_bytes(step)
     limit = least - 1
     with pytest.raises(InfeasibleError, match="cannot run within") as refused:
-        optimize_devices(
-            step, one, {"cpu:0": parse_budget(limit)}, ANY, bench_seconds=0,
-            costs=partial(priced, machine=one),
-        )  # fmt: skip
+        optimized(step, one, str(limit))
     assert f"{least} bytes on cpu:0" in refused.value.why
-    budgets = dict.fromkeys(machine.names, parse_budget(limit))
-    result = optimize_devices(
-        step, machine, budgets, ANY, bench_seconds=0, costs=partial(priced, machine=machine)
-    )
-    assert result.verification is not None
-    assert result.verification.ok, result.verification.checks
-    held = result.verification.measured
+    result = optimized(step, machine, str(limit))
+    assert result.checks
+    assert all(check.ok for check in result.checks), result.checks
+    held = result.candidate.measured.recorded.bytes
     weights = sum(t.bytes for t in step.graph.tensors.values() if t.role.value == "weight")
     resident = sum(found.resident for found in held.values())
     # Every byte of state counts on one device; weights of several partitions once in each.

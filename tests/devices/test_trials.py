@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -18,10 +18,14 @@ from onnxremat.execute.deployment import Deployment, deploy
 from onnxremat.execute.inside import Inside
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
-from onnxremat.pipeline import device_rounds
-from onnxremat.pipeline.device_rounds import DeviceRounds
-from onnxremat.pipeline.optimize_devices import optimize_devices
+from onnxremat.pipeline import device_ways
+from onnxremat.pipeline.artifact import Artifact
+from onnxremat.pipeline.closed_loop import Aim, Candidate, attempt
+from onnxremat.pipeline.optimize import Request, optimize
+from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
+from onnxremat.pipeline.several_devices import SeveralDevices
+from onnxremat.pipeline.site import Site
 from onnxremat.planner.options import PlanOptions
 from onnxremat.report.device_tables import device_table
 from onnxremat.rewrite.partition import Partition
@@ -151,7 +155,8 @@ def test_the_plan_that_is_quickest_in_its_trial_is_taken(
         seen.append(found.makespan)
         return found
 
-    monkeypatch.setattr(device_rounds, "tried", slow_second)
+    monkeypatch.setattr(device_ways, "tried", slow_second)
+    monkeypatch.setattr(device_ways, "never_slower", lambda target, best, trials: best)
     machine = processors(2)
     entered = 0
 
@@ -161,10 +166,13 @@ def test_the_plan_that_is_quickest_in_its_trial_is_taken(
         entered += 1
         yield
 
-    result = optimize_devices(
-        branches, machine, machine.budgets("2x"),
-        PlanOptions(time_limit=LONG, gap=0.2, threads=1), objective="makespan", bench_seconds=0,
-        costs=lambda prepared: dict.fromkeys(machine.names, prepared.costs), during=during,
+    result = optimize(
+        branches,
+        Request(
+            "2x", machine, PlanOptions(time_limit=LONG, gap=0.2, threads=1), objective="makespan",
+            bench_seconds=0, during=during,
+            costs=lambda prepared: dict.fromkeys(machine.names, prepared.costs),
+        ),
     )  # fmt: skip
     assert result.deployment.makespan == min(seen)
     assert entered == len(seen) > 1
@@ -203,19 +211,19 @@ def test_partitions_that_hold_their_buffers_for_good_become_fewer(
     monkeypatch.setattr(Device, "opaque", property(lambda device: device.name == "cpu:1"))
     monkeypatch.setattr(inside, "opaque_inside", held)
     planned: list[int] = []
-    lower = DeviceRounds._lower
+    lower = SeveralDevices.lower
 
-    def noted(self: DeviceRounds, made: Deployment, *rest: object) -> None:
-        planned.append(sum(part.device == "cpu:1" for part in made.parts.partitions))
-        lower(self, made, *rest)  # type: ignore[arg-type]
+    def noted(self: SeveralDevices, aim: Aim, found: object, artifact: Artifact, over: dict) -> Aim:
+        planned.append(sum(part.device == "cpu:1" for part in artifact.made.parts.partitions))
+        return lower(self, aim, found, artifact, over)
 
-    monkeypatch.setattr(DeviceRounds, "_lower", noted)
+    monkeypatch.setattr(SeveralDevices, "lower", noted)
     most = int(0.8 * chain.baseline_peak)
-    rounds = DeviceRounds(
-        chain, machine, (), {"cpu:0": most, "cpu:1": 2 * room + most},
-        PlanOptions(time_limit=LONG, threads=1), "time", False, lambda _: None, nullcontext,
-    )  # fmt: skip
-    made = rounds.within(tables).made
+    site = Site(machine, {"cpu:0": most, "cpu:1": 2 * room + most})
+    target = SeveralDevices(chain, site, tables, Phases())
+    candidate = attempt(target, PlanOptions(time_limit=LONG, threads=1))
+    assert isinstance(candidate, Candidate)
+    made = candidate.artifact.made
     assert made.predicted["cpu:1"].peak <= 2 * room + most
     assert planned
     assert planned[0] > 2  # the first plan had too many

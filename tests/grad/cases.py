@@ -7,28 +7,7 @@ from typing import Any
 import numpy as np
 
 from tests.grad.checking import Case, Fixed
-
-_RNG = np.random.default_rng(0)
-
-
-def normal(*shape: int) -> np.ndarray:
-    return np.asarray(_RNG.standard_normal(shape))
-
-
-def apart(*shape: int) -> np.ndarray:
-    """Values no two of which are close, and none close to 0: safe for max, sign and the like."""
-    count = int(np.prod(shape))
-    values = (np.arange(count) - count / 2 + 0.25) * 0.37
-    return _RNG.permutation(values).reshape(shape)
-
-
-def positive(*shape: int) -> np.ndarray:
-    return np.asarray(_RNG.uniform(0.5, 2.0, shape))
-
-
-def inside(*shape: int) -> np.ndarray:
-    """Values in (-0.8, 0.8)."""
-    return np.asarray(_RNG.uniform(-0.8, 0.8, shape))
+from tests.grad.draws import Draw, apart, generator, inside, normal, positive
 
 
 def ints(*values: int) -> Fixed:
@@ -36,7 +15,7 @@ def ints(*values: int) -> Fixed:
 
 
 def fixed(value: Any) -> Fixed:
-    return Fixed(np.asarray(value))
+    return Fixed(value if isinstance(value, Draw) else np.asarray(value))
 
 
 CASES: list[Case] = []
@@ -45,7 +24,14 @@ CASES: list[Case] = []
 def case(op: str, *inputs: Any, **settings: Any) -> None:
     """Register a case; what is no field of Case is an attribute of the node."""
     known = {k: settings.pop(k) for k in list(settings) if k in Case.__dataclass_fields__}
-    CASES.append(Case(op, inputs, settings, **known))
+    rng = generator(known.get("domain", ""), op, inputs, settings)
+    CASES.append(Case(op, tuple(_drawn(entry, rng) for entry in inputs), settings, **known))
+
+
+def _drawn(entry: Any, rng: np.random.Generator) -> Any:
+    if isinstance(entry, Fixed):
+        return Fixed(_drawn(entry.value, rng))
+    return entry.draw(rng) if isinstance(entry, Draw) else entry
 
 
 # ---- arithmetic --------------------------------------------------------------------------------
@@ -468,13 +454,13 @@ case("EmbedLayerNormalization", Fixed(np.array([[1, 4, 1], [0, 2, 3]], np.int32)
      Fixed(np.array([[1, 1, 0], [1, 1, 1]], np.int32)),
      Fixed(np.array([[1, 2, 3], [0, 1, 2]], np.int32)), outputs=3, used=(0, 2),
      **_fused)  # fmt: skip
-_image, _filters = normal(2, 3, 5, 5), normal(4, 3, 3, 3) / 3
+_image, _filters = normal(2, 3, 4, 5), normal(4, 3, 3, 3) / 3
 for _kind, *_values in (("Relu",), ("Sigmoid",), ("Tanh",), ("LeakyRelu", 0.2),
                         ("Clip", -4.0, 4.5), ("HardSigmoid", 0.1, 0.4)):  # fmt: skip
     _parameters = {"activation_params": _values} if _values else {}
     case("FusedConv", _image, _filters, normal(4), activation=_kind, pads=[1, 1, 1, 1],
          **_parameters, **_fused)  # fmt: skip
-case("FusedConv", _image, _filters, normal(4), normal(2, 4, 3, 3), activation="Relu", **_fused)
+case("FusedConv", _image, _filters, normal(4), normal(2, 4, 2, 3), activation="Relu", **_fused)
 case("FusedGemm", normal(2, 3), normal(4, 3), normal(4), transB=1, activation="LeakyRelu",
      activation_alpha=0.1, **_fused)  # fmt: skip
 for _flags in (
@@ -604,10 +590,7 @@ case("Mod", apart(3, 4), positive(4), fmod=1)
 for _order in (1, 2, 3):
     case("GlobalLpPool", apart(2, 3, 4, 4), p=_order, opsets=(13, 18), exact=False)
 
-# ---- with draws of their own, so that those above stay as they are -----------------------------
-_own = np.random.default_rng(1)
 for _shape in ((4, 3), (2, 3, 4, 4)):
     # statistics that are computed from what is trained, as nets that standardise weights do
-    _rows = [_own.standard_normal(3) for _ in range(3)]
-    case("BatchNormalization", _own.standard_normal(_shape), *_rows, _own.uniform(0.5, 2.0, 3),
+    case("BatchNormalization", normal(*_shape), normal(3), normal(3), normal(3), positive(3),
          opsets=(18,), epsilon=1e-3)  # fmt: skip

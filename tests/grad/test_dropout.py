@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxremat.grad import differentiate, training_of
 from onnxremat.grad.dropout import COUNTER, KEY
-from tests.rewrite.test_models_that_come_out import assert_same
+from tests.rewrite.rewritten import assert_same
 
 ROWS, COLUMNS = 96, 160
 

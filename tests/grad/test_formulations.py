@@ -13,10 +13,10 @@ from onnx import helper, numpy_helper
 import models
 from onnxremat.errors import ModelError
 from onnxremat.grad import Settings, differentiate
-from onnxremat.grad.blocked import DOMAIN, KEY, block_size
 from onnxremat.grad.forward import read_forward
 from onnxremat.grad.tape import Tape
 from onnxremat.graph.onnx_io import to_model
+from onnxremat.ort.blocks import DOMAIN, KEY, block_size
 from onnxremat.ort.session import Options, open_session, session_options
 from onnxremat.training.trainer import Trainer
 from tests.toolbox import parse

@@ -12,7 +12,7 @@ from onnx import numpy_helper
 import models
 from onnxremat.errors import ModelError
 from onnxremat.grad import differentiate, training_of
-from onnxremat.grad.blocked import DOMAIN, block_size
+from onnxremat.ort.blocks import DOMAIN, block_size
 from onnxremat.ort.session import Options, open_session, session_options
 from onnxremat.training.trainer import Trainer
 from tests.limits import work

@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from onnxremat.grad import registry
 from tests.grad.cases import CASES
-from tests.grad.checking import Case, check, half_precision
-
-
-def _variants(case: Case, opset: int) -> list[str | None]:
-    found = [
-        rule.variant
-        for rule in registry.rules()
-        if rule.op_type == case.op and rule.domain == case.domain and rule.holds(max(opset, 18))
-    ]
-    return list(dict.fromkeys(found)) if len(found) > 1 else [None]
-
-
-PARAMETERS = [
-    pytest.param(case, opset, variant, id=f"{case.label()}@{opset}-{variant or 'only'}")
-    for case in CASES
-    for opset in case.opsets
-    for variant in _variants(case, opset)
-]
+from tests.grad.checking import HALF, Case, check, half_precision
+from tests.grad.rule_cases import PARAMETERS, variants, without_a_case
 
 
 @pytest.mark.parametrize(("case", "opset", "variant"), PARAMETERS)
@@ -32,23 +18,28 @@ def test_rule_matches_finite_differences(case: Case, opset: int, variant: str | 
 
 
 def test_every_rule_has_a_case() -> None:
-    covered = {
-        (case.domain, case.op, variant)
-        for case in CASES
-        for opset in case.opsets
-        for variant in ([r.variant for r in registry.rules()
-                         if r.op_type == case.op and r.domain == case.domain])
-    }  # fmt: skip
-    # Upsample ends at opset 9: the forward graph is brought to 18, where it is a Resize.
-    missing = {
-        f"{rule.domain}.{rule.op_type}/{rule.variant}"
-        for rule in registry.rules()
-        if (rule.domain, rule.op_type, rule.variant) not in covered
-    }
-    assert not missing
+    assert not without_a_case(registry.rules())
 
 
+def test_a_rule_of_a_later_opset_is_not_covered_by_a_case_of_an_earlier_one() -> None:
+    rule = next(rule for rule in registry.rules() if rule.op_type == "Swish")
+    early = Case("Swish", (), opsets=(13,))
+    assert without_a_case([rule], [early]) == {".Swish/default"}
+    assert not without_a_case([rule], [replace(early, opsets=(13, 24))])
+
+
+def test_a_case_fails_where_its_rule_never_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the node becomes another operator on the way."""
+    monkeypatch.setattr(registry, "_RULES", dict(registry._RULES))
+    registry.vjp("Upsample")(lambda call: [None])
+    case = next(case for case in CASES if case.op == "Upsample")
+    assert variants(case, 9) == ["default"]
+    with pytest.raises(AssertionError, match="never ran"):
+        check(case, 9, "default")
+
+
+@pytest.mark.parametrize("kind", HALF)
 @pytest.mark.parametrize("op", ["MatMul", "Conv", "Relu", "LayerNormalization", "Softmax", "Gemm"])
-def test_half_precision_graphs_are_valid(op: str) -> None:
+def test_half_precision_graphs_are_valid(op: str, kind: int) -> None:
     case = next(case for case in CASES if case.op == op)
-    half_precision(case, 18)
+    half_precision(case, 22, kind)

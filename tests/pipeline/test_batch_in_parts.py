@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
-import onnx
 import pytest
 
 from onnxremat import api
@@ -26,15 +24,14 @@ from onnxremat.ort.infer import build_graph
 from onnxremat.ort.profile import run_session
 from onnxremat.ort.session import open_session, session_options
 from onnxremat.pipeline.batch_slices import in_parts
-from onnxremat.pipeline.device_slices import shares
-from onnxremat.pipeline.optimize_devices import optimize_devices
+from onnxremat.pipeline.device_ways import shares
 from onnxremat.pipeline.prepare import Settings, prepare, prepare_split
 from onnxremat.planner.options import PlanOptions
-from onnxremat.planner.searches import warm_up
+from onnxremat.planner.search import warm_up
 from onnxremat.rewrite.split_batch import rows_of_parts, split_batch
-from tests.devices.plans import priced, processors
+from tests.devices.plans import optimized, processors
 from tests.limits import LONG
-from tests.toolbox import ONE, graph_of, parse
+from tests.toolbox import ONE, graph_of, parse, wide_chain
 
 # The batch is in two shapes, in a tensor made of nothing, and in the body of an If.
 SHAPED = """g (float[6, 4] x, bool c) => (float[6, 4] y, float[6, 2] z) {
@@ -64,19 +61,6 @@ MEAN = """g (float[4, 4] x) => (float[4, 4] y) {
 def outputs(graph: Graph, seed: int = 0) -> list[np.ndarray]:
     session = open_session(to_model(graph), session_options(ONE), None)
     return run_session(session, seeded_feeds(graph, seed))
-
-
-def wide_chain(layers: int = 6) -> onnx.ModelProto:
-    """Activations of 1 MiB each for the whole batch, hardly any weights."""
-    steps = "\n".join(f"h{i + 1} = {('Sin', 'Cos')[i % 2]}(h{i})" for i in range(layers))
-    return parse(
-        f"""g (float[8, 32768] x) => (float[8] y) {{
-        h0 = Tanh(x)
-        {steps}
-        s = Add(h{layers}, h0)
-        y = ReduceSum<keepdims: int = 0>(s, k)
-    }}""".replace("=> (float[8] y) {", "=> (float[8] y) <int64[1] k = {1}> {")
-    )
 
 
 @pytest.mark.parametrize("split", [(2,), (6,), (5, 1), (1, 2, 3)])
@@ -280,20 +264,18 @@ def test_shares_end_together() -> None:
 
 def test_devices_take_parts_where_the_whole_does_not_fit() -> None:
     """Side by side a row of ops needs two activations of the whole batch on a device."""
-    warm_up()
+    warm_up(2)
     machine = processors(2)
-    costs = partial(priced, machine=machine)
     prepared = prepare(wide_chain(), Settings(threads=1, target="none"))
-    budgets = machine.budgets(str(int(1.7 * (1 << 20))))
-    options = PlanOptions(time_limit=LONG, gap=1.0, threads=1)  # the first plan that fits
+    budget = str(int(1.7 * (1 << 20)))
     whole = replace(prepared, settings=replace(prepared.settings, split_batch=()))
     with pytest.raises((InfeasibleError, NoPlanError, OverBudgetError)):
-        optimize_devices(whole, machine, budgets, options, bench_seconds=0, costs=costs)
-    result = optimize_devices(prepared, machine, budgets, options, bench_seconds=0, costs=costs)
+        optimized(whole, machine, budget)
+    result = optimized(prepared, machine, budget)
     facts = result.facts()
     assert facts["split_batch"] == [4, 4]
     assert any("does not fit" in note for note in facts["notes"])
-    assert result.verification is not None
-    assert result.verification.ok
+    assert result.checks
+    assert all(check.ok for check in result.checks)
     for row in facts["devices"]:
         assert row["peak_measured_bytes"] <= row["budget_bytes"]

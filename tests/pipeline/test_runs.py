@@ -15,7 +15,7 @@ from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort.feeds import index_range, seeded_feeds
 from onnxremat.ort.profile import profile
 from onnxremat.ort.session import DEFAULT, TUNED, Options, config_entries
-from onnxremat.pipeline.bench import Contender, bench
+from onnxremat.pipeline.bench import InSession, bench
 from onnxremat.rewrite.emit import rewrite
 from onnxremat.schedule.plan import Plan
 from onnxremat.session.compare import compare
@@ -129,7 +129,7 @@ def test_measuring_sees_another_order() -> None:
 def test_timing_is_paired() -> None:
     graph = training_chain(2, 16, 16)
     model = to_model(graph)
-    contenders = [Contender(name, model, ONE) for name in ("a", "b")]
+    contenders = [InSession(name, model, ONE) for name in ("a", "b")]
     first, second = bench(contenders, seeded_feeds(graph), seconds=0.05, rounds=(5, 20))
     assert (first.name, first.ratio, first.spread) == ("a", 1.0, 0.0)
     assert second.name == "b"

@@ -8,15 +8,16 @@ from typing import Any
 import pytest
 
 from onnxremat.errors import OverBudgetError
-from onnxremat.pipeline import closed_loop
+from onnxremat.pipeline import closed_loop, in_session, within_budget
+from onnxremat.pipeline.artifact import CPU
 from onnxremat.pipeline.batch_split import plan_best
-from onnxremat.pipeline.closed_loop import plan_within
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
+from onnxremat.pipeline.within_budget import plan_within
 from onnxremat.planner.methods import plan_by
 from onnxremat.planner.options import PlanOptions
 from onnxremat.units import one_budget
 from tests.limits import LONG
-from tests.pipeline.test_batch_in_parts import wide_chain
+from tests.toolbox import wide_chain
 
 LIMIT = 6.0
 
@@ -27,9 +28,8 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.given = 100.0, []
         self.generous = False  # plans fit, whatever the budget
-        monkeypatch.setattr(closed_loop, "plan_by", self._planned)
-        monkeypatch.setattr(closed_loop, "smallest_budget", self._smallest)
-        self._before = plan_by, closed_loop.smallest_budget
+        monkeypatch.setattr(in_session, "plan_by", self._planned)
+        monkeypatch.setattr(within_budget, "smallest_budget", self._smallest)
 
     def _take(self, seconds: float) -> None:
         self.now += seconds
@@ -61,11 +61,10 @@ def test_rounds_share_the_time(prepared: Prepared, monkeypatch: pytest.MonkeyPat
     """A plan that never fits when it is carried out: every round is over by something."""
     clock = Clock(monkeypatch)
     clock.generous = True
-    monkeypatch.setattr(closed_loop, "_within", lambda *_: (None, 1))
+    real = closed_loop.carried_out
+    monkeypatch.setattr(closed_loop, "carried_out", lambda *a: (real(*a)[0], {CPU: 1}))
     with pytest.raises(OverBudgetError):
-        plan_within(
-            prepared, one_budget(prepared.store_all_peak), clock.options(), 0, explain=False
-        )
+        plan_within(prepared, one_budget(prepared.store_all_peak), clock.options(), explain=False)
     assert len(clock.given) == closed_loop.ROUNDS
     assert sum(clock.given[:2]) <= LIMIT + 1e-6
     assert sum(clock.given) <= 1.5 * LIMIT
@@ -74,7 +73,7 @@ def test_rounds_share_the_time(prepared: Prepared, monkeypatch: pytest.MonkeyPat
 def test_explaining_takes_little_more(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     with pytest.raises(Exception, match="no plan"):
-        plan_within(prepared, one_budget(prepared.store_all_peak // 3), clock.options(), 0)
+        plan_within(prepared, one_budget(prepared.store_all_peak // 3), clock.options())
     assert sum(clock.given) <= 1.5 * LIMIT
 
 
@@ -83,7 +82,7 @@ def test_whole_and_parts_share_the_time(budget: str, monkeypatch: pytest.MonkeyP
     measured = prepare(wide_chain(), Settings(threads=1))
     clock = Clock(monkeypatch)
     try:
-        plan_best(measured, one_budget(budget), clock.options(), 0)
+        plan_best(measured, one_budget(budget), clock.options())
     except Exception as error:
         assert "no plan" in str(error)  # noqa: PT017
     assert clock.given
@@ -95,6 +94,6 @@ def test_a_new_limit_for_every_call(prepared: Prepared, monkeypatch: pytest.Monk
     clock = Clock(monkeypatch)
     options = clock.options()
     for _ in range(2):
-        plan_within(prepared, one_budget(prepared.store_all_peak), options, 0)
+        plan_within(prepared, one_budget(prepared.store_all_peak), options)
     assert clock.given[0] == pytest.approx(clock.given[1])
     assert replace(options).until == options.until

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from onnxremat.planner.bounds import largest_need, makespan_bound, misfit, quick_makespan_bound
-from onnxremat.planner.devices.search import Search
 from onnxremat.planner.formulations import xengine
 from onnxremat.planner.formulations.cuts import build
 from onnxremat.planner.formulations.extract import late_schedule, without_unread
@@ -23,6 +22,7 @@ from onnxremat.planner.makespan import makespan
 from onnxremat.planner.over_devices import over_devices
 from onnxremat.planner.problem import Problem, Rows
 from onnxremat.planner.problem_lists import ProblemLists
+from onnxremat.planner.search.session import Search
 from onnxremat.planner.semantics import peaks, seconds
 from onnxremat.planner.solution import Status
 from onnxremat.planner.solvers import SOLVERS, Limits, Outcome

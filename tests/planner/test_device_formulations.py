@@ -111,7 +111,7 @@ def test_written_models_have_the_same_optimum_elsewhere(name: str, tmp_path: Pat
     readers = QUADRATIC if name == "xengine-miqp" else LINEAR
     for suffix in (".mps", ".lp"):
         path = tmp_path / f"model{suffix}"
-        facts = write_device_formulation(problem, budgets, name, path)
+        facts = write_device_formulation(problem, budgets, Method(formulation=name), path)
         assert (facts["products"] > 0) == (name == "xengine-miqp")
         assert ("QUADOBJ" in path.read_text() or "QMATRIX" in path.read_text()) == (
             name == "xengine-miqp" and suffix == ".mps"

@@ -12,7 +12,6 @@ import pytest
 
 from onnxremat.errors import UsageError
 from onnxremat.planner import peak
-from onnxremat.planner.devices.search import Lists, Search
 from onnxremat.planner.formulations.extract import without_unread
 from onnxremat.planner.ladder import solve
 from onnxremat.planner.makespan import makespan
@@ -21,7 +20,9 @@ from onnxremat.planner.problem import Problem, Rows
 from onnxremat.planner.problem_lists import ProblemLists
 from onnxremat.planner.retime import retimed
 from onnxremat.planner.schedule import Schedule, Step
-from onnxremat.planner.searches import warm_up
+from onnxremat.planner.search import warm_up
+from onnxremat.planner.search.lists import Lists
+from onnxremat.planner.search.session import Search
 from onnxremat.planner.semantics import occupancy, peaks
 from onnxremat.planner.solution import Status
 from tests.limits import LONG, Planned, work
@@ -32,7 +33,7 @@ from tests.planner.graphs import ones, skip_chain, small_transformer
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiled() -> None:
-    warm_up()
+    warm_up(2)
 
 
 def two_devices(problem: Problem, seed: int = 0) -> Problem:
@@ -262,7 +263,7 @@ def test_list_scheduling_is_valid_and_says_what_is_within_budgets(seed: int) -> 
     assert all((peaks(problem, found) > budgets).any() for found in lists.over())
     if fixed:
         for found in (*within, *lists.over()):
-            assert found.first_runs == list(range(problem.ops))
+            assert found.first_runs == tuple(range(problem.ops))
     if spans:
         assert spans[-1] <= spans[0] * 1.01
 

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onnxremat.errors import UsageError
-from onnxremat.planner.devices.search import Search
 from onnxremat.planner.formulations.extract import without_unread
 from onnxremat.planner.makespan import critical_path, makespan, timing
 from onnxremat.planner.over_devices import HostInput, copy_seconds, over_devices
@@ -20,6 +19,7 @@ from onnxremat.planner.plan_steps import Names, from_plan, to_plan
 from onnxremat.planner.problem import Problem, Rows
 from onnxremat.planner.problem_lists import ProblemLists
 from onnxremat.planner.schedule import InvalidScheduleError, Schedule, Step
+from onnxremat.planner.search.session import Search
 from onnxremat.planner.semantics import bytes_of, durations, ledger, occupancy, peaks, seconds
 from onnxremat.schedule.plan import Compute, Plan, Transfer
 from tests.planner.device_oracle import random_device_problem, random_schedule
@@ -209,7 +209,7 @@ def test_a_copy_with_a_toll_keeps_both_devices_from_their_next_ops() -> None:
     assert timing(over_devices(base, cost, copy, copy_busy=toll), late, [9, 9]).start.tolist() == [
         0, 0, 1, 1.5, 1.25,
     ]  # fmt: skip
-    with pytest.raises(ValueError, match="toll has an entry above"):
+    with pytest.raises(ValueError, match="copy_busy has an entry above"):
         over_devices(base, cost, copy, copy_busy=toll * 5)
 
 
@@ -298,7 +298,7 @@ def test_lifting_checks_what_it_is_given() -> None:
         (np.ones((2, 2)), {}, "cost has shape"),
         (-np.ones((2, 3)), {}, "negative"),
         (np.full((2, 3), inf), {}, "on no device"),
-        (np.ones((2, 3)), {"goal": [0, 0, 5]}, None),
+        (np.ones((2, 3)), {"required": [0, 0, 5]}, None),
         (np.ones((2, 3)), {"group": [0, 0]}, "group has shape"),
         (np.ones((16, 3)), {}, "16 devices: at most 15"),
     ):
@@ -308,7 +308,7 @@ def test_lifting_checks_what_it_is_given() -> None:
             continue
         with pytest.raises(ValueError, match=why):
             over_devices(base, cost, links, **rest)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="goal names a device"):
+    with pytest.raises(ValueError, match="on a device above"):
         over_devices(chain([1, 2, 3], keep=2), np.ones((2, 3)), copy, required=[-1, -1, 5])
 
 

@@ -18,6 +18,25 @@ AGAIN = 4  # recomputed ops: a MatMul and a Tanh in each of two layers
 
 
 @dataclass(frozen=True)
+class Row:
+    budget: int
+    peak: int | None = None
+    overhead: float | None = None
+    bound: float | None = None
+    status: str = "none found"
+    plan_seconds: float = 0.0
+
+
+ROWS = [
+    Row(100 << 20, 95 << 20, -1e-16, 0.0, "optimal", 0.1),
+    Row(60 << 20, 59 << 20, 0.20, 0.15, "feasible", 2.0),
+    Row(80 << 20, 79 << 20, 0.05, 0.05, "optimal", 1.0),
+    Row(50 << 20),
+    Row(30 << 20, status="infeasible (at least 40.0 MiB)"),
+]
+
+
+@dataclass(frozen=True)
 class Case:
     """A plan carried out.
 

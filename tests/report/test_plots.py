@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,26 +22,7 @@ from onnxremat.report.timeline import View, draw_timeline, edges, measured_line
 from onnxremat.rewrite.pins import is_added
 from onnxremat.schedule.simulate import simulate
 from onnxremat.units import format_bytes
-from tests.report.conftest import Case
-
-
-@dataclass(frozen=True)
-class Row:
-    budget: int
-    peak: int | None = None
-    overhead: float | None = None
-    bound: float | None = None
-    status: str = "none found"
-    plan_seconds: float = 0.0
-
-
-ROWS = [
-    Row(100 << 20, 95 << 20, -1e-16, 0.0, "optimal", 0.1),
-    Row(60 << 20, 59 << 20, 0.20, 0.15, "feasible", 2.0),
-    Row(80 << 20, 79 << 20, 0.05, 0.05, "optimal", 1.0),
-    Row(50 << 20),
-    Row(30 << 20, status="infeasible (at least 40.0 MiB)"),
-]
+from tests.report.conftest import ROWS, Case, Row
 
 
 @pytest.fixture

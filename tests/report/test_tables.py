@@ -11,8 +11,7 @@ from onnxremat.pipeline.bench import Timing
 from onnxremat.report.recomputed import recomputed_ops
 from onnxremat.report.tables import as_text, before_after, bench_table, recomputed, sweep_table
 from onnxremat.schedule.plan import Plan
-from tests.report.conftest import AGAIN, Case
-from tests.report.test_plots import ROWS
+from tests.report.conftest import AGAIN, ROWS, Case
 from tests.toolbox import graph_of
 
 FACTS: dict[str, Any] = {
@@ -159,10 +158,10 @@ def test_recomputed_frees_only_what_is_given_back() -> None:
 
 def test_recomputed_table(case: Case) -> None:
     costs = CostTable(case.seconds, {}, "measured")
-    text = as_text(recomputed(case.plan, case.graph, costs, top=2))
+    text = as_text(recomputed(case.plan, case.graph, costs.seconds, top=2))
     assert "4 recomputations: 2 MatMul, 2 Tanh" in text
     assert line(text, f"all {AGAIN} ops").split()[0] == str(AGAIN)
     listed = [row for row in text.splitlines() if "8.00 KiB" in row]
     assert len(listed) == 2
     nothing = Plan.of(case.graph, [op.name for op in case.graph.ops])
-    assert "nothing is recomputed" in as_text(recomputed(nothing, case.graph, costs))
+    assert "nothing is recomputed" in as_text(recomputed(nothing, case.graph, costs.seconds))

@@ -3,7 +3,6 @@ PyTorch's gradient, and the module left alone."""
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -216,18 +215,73 @@ def test_exported_files_train_as_the_module(exporter: str, tmp_path: Path) -> No
         assert all(p.trained and p.error is not None for p in found.parameters)
 
 
-def test_a_folded_parameter_is_found(tmp_path: Path) -> None:
-    net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 5))
-    x = torch.ones(2, 7, 64)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(net, (x,), str(tmp_path / "net.onnx"), dynamo=False)
-    found = onnxremat.check_export(net, tmp_path / "net.onnx", x)
-    assert not found.ok
-    assert "0.weight: not in the file" in "\n".join(found.problems)
-    assert "not in the file" in str(found)
+def by_default(net: nn.Module, x: torch.Tensor, exporter: str, path: Path) -> Path:
+    """As PyTorch exports with default options, which fold parameters."""
+    torch.onnx.export(net.eval(), (x,), str(path), dynamo=exporter == "dynamo")
+    return path
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+def test_a_renamed_parameter_is_found_by_its_values(exporter: str, tmp_path: Path) -> None:
+    """A transposed weight, and gates that are reordered and joined."""
+
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cells, self.out = nn.GRU(6, 8, batch_first=True), nn.Linear(8, 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.out(self.cells(x)[0])
+
+    torch.manual_seed(0)
+    net, x = Recurrent(), torch.randn(2, 7, 6)
+    found = onnxremat.check_export(net, by_default(net, x, exporter, tmp_path / "n.onnx"), x)
+    assert found.ok, str(found)
+    rows = {p.name: p for p in found.parameters}
+    assert set(rows) == {name for name, _ in net.named_parameters()}
+    assert not rows["out.weight"].stored
+    assert rows["cells.bias_ih_l0"].under == rows["cells.bias_hh_l0"].under != ()
+    assert all(p.trained and p.error is not None and p.error < 1e-5 for p in found.parameters)
+    assert "renamed  yes" in str(found)
+
+
+def test_what_an_exporter_computed_from_a_parameter_is_not_taken_for_it(tmp_path: Path) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale, self.mix = nn.Parameter(torch.randn(8, 1)), nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.mix(x) @ torch.exp(self.scale)
+
+    net, x = Scaled(), torch.randn(3, 4, 8)
+    found = onnxremat.check_export(net, by_default(net, x, "dynamo", tmp_path / "n.onnx"), x)
+    rows = {p.name: p for p in found.parameters}
+    assert rows["mix.weight"].problem == ""
+    assert "not in the file, by name or by value" in rows["scale"].problem
+    assert len(found.others) == 1
     with pytest.raises(VerificationError, match=r"onnxremat\.export"):
         found.require()
+
+
+def test_copies_of_a_parameter_that_drift_apart_are_found(tmp_path: Path) -> None:
+    """A weight that is in the file transposed, and once more in what was folded from it."""
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.mix = nn.Embedding(9, 8), nn.Linear(8, 8, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.words(x)
+            return self.mix(h) + torch.cat([self.mix.weight[:, :3], self.mix.weight], 1)[:5, :8]
+
+    torch.manual_seed(0)
+    net, x = Tied(), torch.arange(10).reshape(2, 5) % 9
+    found = onnxremat.check_export(net, by_default(net, x, "dynamo", tmp_path / "n.onnx"), x)
+    (row,) = [p for p in found.parameters if p.name == "mix.weight"]
+    assert row.copied
+    assert "drift apart" in row.problem
 
 
 def test_a_wrong_gradient_is_found(tmp_path: Path) -> None:

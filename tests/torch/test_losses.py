@@ -19,7 +19,7 @@ from onnxremat.grad import (
     MeanSquaredError,
 )
 from onnxremat.grad.losses import LOSSES
-from tests.grad.test_losses import CROSS, cross_data, evaluate
+from tests.grad.loss_values import CROSS, cross_data, evaluate
 from tests.torch.node import Tensor
 
 RNG = np.random.default_rng(4)

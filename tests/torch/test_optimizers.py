@@ -11,7 +11,7 @@ import torch
 
 from onnxremat.grad import SGD, Adagrad, Adam, Optimizer
 from onnxremat.grad.optimizers import OPTIMIZERS
-from tests.grad.test_optimizers import RATE, W1, W2, X, Z, same, trained
+from tests.grad.two_layers import RATE, W1, W2, X, Z, same, trained
 from tests.torch.node import Tensor
 
 Make = Callable[[Iterable[Tensor]], torch.optim.Optimizer]

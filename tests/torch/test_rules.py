@@ -15,22 +15,14 @@ from onnx import helper, numpy_helper
 
 from onnxremat.grad import differentiate, registry
 from onnxremat.grad.dropout import COUNTER
-from tests.grad.cases import CASES
 from tests.grad.checking import Case, _session, build, gradients
-from tests.grad.test_rules import _variants
+from tests.grad.rule_cases import PARAMETERS, without_a_case
 from tests.torch.graph import TorchGraph
 from tests.torch.operators import OPERATORS
 
 TOLERANCE = 1e-5
 # Operator ("domain.Operator") to the reason why PyTorch can say nothing of its rule.
 WITHOUT_COUNTERPART: dict[str, str] = {}
-
-PARAMETERS = [
-    pytest.param(case, opset, variant, id=f"{case.label()}@{opset}-{variant or 'only'}")
-    for case in CASES
-    for opset in case.opsets
-    for variant in _variants(case, opset)
-]
 
 
 def _label(domain: str, op_type: str) -> str:
@@ -39,15 +31,9 @@ def _label(domain: str, op_type: str) -> str:
 
 def test_every_rule_is_compared() -> None:
     """A rule that PyTorch never sees fails here."""
-    compared = {
-        (_label(case.domain, case.op), rule.variant)
-        for case in CASES
-        for rule in registry.rules()
-        if (case.domain, case.op) == (rule.domain, rule.op_type)
-    }
-    rules = {(_label(rule.domain, rule.op_type), rule.variant) for rule in registry.rules()}
-    assert not {r for r in rules - compared if r[0] not in WITHOUT_COUNTERPART}
-    assert not {op for op, _ in rules if op not in OPERATORS and op not in WITHOUT_COUNTERPART}
+    assert not without_a_case(registry.rules())
+    every = {_label(rule.domain, rule.op_type) for rule in registry.rules()}
+    assert not {op for op in every if op not in OPERATORS and op not in WITHOUT_COUNTERPART}
     assert not set(WITHOUT_COUNTERPART) & set(OPERATORS), "has a counterpart: no exception needed"
 
 

@@ -13,7 +13,7 @@ from onnxremat.grad import BinaryCrossEntropy, CrossEntropy, Loss, differentiate
 from onnxremat.training.data import Arrays
 from onnxremat.training.evaluation import Evaluator
 from onnxremat.training.trainer import Trainer
-from tests.training.test_trainer import BATCH, arrays, net
+from tests.training.nets import BATCH, arrays, net
 
 RNG = np.random.default_rng(2)
 

@@ -10,13 +10,12 @@ import sys
 import time
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from onnx import helper, numpy_helper
+from onnx import numpy_helper
 
 from onnxremat.errors import ModelError, UsageError
 from onnxremat.grad import differentiate
@@ -25,46 +24,7 @@ from onnxremat.ort.denormals import denormals_as_zero
 from onnxremat.training.data import Arrays, Loader, open_data
 from onnxremat.training.schedules import Schedule
 from onnxremat.training.trainer import Trainer
-
-ROWS, BATCH = 40, 8
-
-
-def net(dropout: float = 0.0) -> onnx.ModelProto:
-    """A small classifier with BatchNormalization, and Dropout if asked for."""
-    rng = np.random.default_rng(0)
-
-    def weight(name: str, *shape: int) -> onnx.TensorProto:
-        return numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32) * 0.5, name)
-
-    ones = [numpy_helper.from_array(np.ones(6, np.float32), name) for name in ("scale", "var")]
-    zeros = [numpy_helper.from_array(np.zeros(6, np.float32), name) for name in ("shift", "mean")]
-    nodes = [
-        helper.make_node("Gemm", ["x", "w1", "b1"], ["h"]),
-        helper.make_node("BatchNormalization", ["h", "scale", "shift", "mean", "var"], ["n"]),
-        helper.make_node("Relu", ["n"], ["a"]),
-        helper.make_node("Dropout", ["a", "ratio"], ["d"]),
-        helper.make_node("Gemm", ["d" if dropout else "a", "w2", "b2"], ["y"]),
-    ]
-    ratio = numpy_helper.from_array(np.array(dropout, np.float32), "ratio")
-    graph = helper.make_graph(
-        nodes, "net",
-        [helper.make_tensor_value_info("x", 1, [BATCH, 4])],
-        [helper.make_tensor_value_info("y", 1, [BATCH, 3])],
-        [weight("w1", 4, 6), weight("b1", 6), weight("w2", 6, 3), weight("b2", 3), *ones, *zeros,
-         ratio],
-    )  # fmt: skip
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-
-
-def arrays() -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(1)
-    x = rng.standard_normal((ROWS, 4)).astype(np.float32)
-    return {"x": x, "labels": (x[:, 0] > 0).astype(np.int64) + (x[:, 1] > 0.5)}
-
-
-def trainer(dropout: float = 0.0, accumulate: int = 1, **options: Any) -> Trainer:
-    graph = differentiate(net(dropout), optimizer="adamw", accumulate=accumulate)
-    return Trainer(graph, net(), rate=Schedule(0.02, "cosine", warmup=3), threads=1, **options)
+from tests.training.nets import BATCH, ROWS, arrays, net, trainer
 
 
 def test_fit_learns_and_reports() -> None:
@@ -111,7 +71,8 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 import onnxremat
 package = str(Path(onnxremat.__file__).parent)
-from tests.training.test_trainer import EPOCHS, Arrays, BATCH, arrays, trainer
+from onnxremat.training.data import Arrays
+from tests.training.nets import BATCH, arrays, trainer
 if "hang" in sys.argv:  # in the middle of the fourth checkpoint
     real, left = os.fsync, [3]
     def fsync(handle):
@@ -133,7 +94,7 @@ if "kill" in sys.argv:  # after so many lines of the package, once there is a ch
         lines[0] -= event == "line" and file.exists()
         return line
     sys.settrace(lambda frame, *_: line if frame.f_code.co_filename.startswith(package) else None)
-run.fit(Arrays(arrays(), BATCH), EPOCHS, checkpoint=file, every=1)
+run.fit(Arrays(arrays(), BATCH), int(sys.argv[3]), checkpoint=file, every=1)
 """
 
 
@@ -142,7 +103,7 @@ class Killed:
 
     def __init__(self, file: Path) -> None:
         self.file, root = file, str(Path(__file__).parents[2])
-        self.command = [sys.executable, "-c", SCRIPT, str(file), root]
+        self.command = [sys.executable, "-c", SCRIPT, str(file), root, str(EPOCHS)]
         self.environment = {**os.environ, "PYTHONPATH": root}
 
     def kill(self, when: Path, *options: str) -> None:
@@ -300,6 +261,21 @@ def test_data_from_npz_folder_and_function(tmp_path: Path) -> None:
         open_data(f"{tmp_path / 'load.py'}:absent", BATCH)
     with pytest.raises(UsageError, match="cannot read"):
         open_data(tmp_path / "absent.npz", BATCH)
+
+
+def test_a_module_beside_is_found_and_the_path_left_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "rows_beside.py").write_text(
+        "import numpy as np\n"
+        "def batches(epoch):\n"
+        "    yield {'x': np.full((8, 4), epoch, np.float32)}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    before = list(sys.path)
+    loader = open_data("rows_beside:batches", BATCH)
+    assert [float(b["x"][0, 0]) for b in loader.epoch(2)] == [2.0]
+    assert sys.path == before
 
 
 def test_epochs_see_every_row_once_in_new_order() -> None:

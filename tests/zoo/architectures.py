@@ -503,7 +503,12 @@ def vitmae() -> Net:
                              decoder_num_attention_heads=4, decoder_hidden_size=32,
                              decoder_num_hidden_layers=1, decoder_intermediate_size=64,
                              hidden_dropout_prob=0.0, mask_ratio=0.5)  # fmt: skip
-    return Called(hf.ViTMAEForPreTraining(config), "pixel_values noise", "logits")
+    net = hf.ViTMAEForPreTraining(config)
+    # Frozen tables of sines and cosines, which pretrained weights have and a fresh net has not.
+    net.vit.embeddings.patch_embeddings.projection._is_hf_initialized = False
+    net.vit.embeddings.initialize_weights()
+    net.decoder.initialize_weights(net.vit.embeddings.patch_embeddings.num_patches)
+    return Called(net, "pixel_values noise", "logits")
 
 
 @architecture("transformers", images(64, batch=2))

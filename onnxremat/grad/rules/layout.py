@@ -18,7 +18,8 @@ def reshape(call: Call) -> Cotangents:
     return call.only(call.tape.reshape(call.dy, call.shape()))
 
 
-@vjp("Identity", "Cast", "CastLike")
+@vjp("Identity", "Cast")
+@vjp("CastLike", flat="x1")
 def identity(call: Call) -> Cotangents:
     """y = x, maybe in another type. dx = dy (the walk casts it to x's type)."""
     return call.only(call.dy)

@@ -1,4 +1,4 @@
-"""Resize and its ancestor Upsample."""
+"""Resize. Its ancestor Upsample is one by then: forward graphs are at opset 18 or later."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ CROP = "tf_crop_and_resize"
 
 
 @vjp("Resize", since=11)
-@vjp("Upsample", until=9)
 def resize(call: Call) -> Cotangents:
     """y = x interpolated, one axis after the other, each a fixed matrix. dx = dy times the
     transposed matrices; a pool where elements were just repeated. What lies outside of the
@@ -72,10 +71,9 @@ def _repeats(matrix: np.ndarray) -> bool:
 
 def _scale(call: Call, axis: int) -> float | None:
     """The scale the node asks for along an axis, None when it asks for a size."""
-    name = 1 if call.op.op_type == "Upsample" else 2
-    if call.op.op_type == "Resize" and call.input(3) is not None and call.input(2) is None:
+    if call.input(3) is not None and call.input(2) is None:
         return None
-    scales = call.value(name)
+    scales = call.value(2)
     if scales.size == 0:
         return None
     axes = [a % len(call.shape()) for a in call.attribute("axes", range(len(call.shape())))]

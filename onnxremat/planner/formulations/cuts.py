@@ -209,29 +209,29 @@ def _wanted(lists: ProblemLists, spans: Spans, interval: int) -> list[bool]:
 def _add_columns(made: CutModel, interval: int, price: float) -> None:
     lists, spans, model = made.lists, made.spans, made.model
     ops, values, keep, lone = lists.problem.ops, lists.problem.values, lists.keep, lists.lone
+    places, recomputable, costs, ables = lists.places, lists.recomputable, lists.cost, lists.able
+    earliest, latest = spans.earliest, spans.latest
     wanted = _wanted(lists, spans, interval)
     run = [[NEVER] * ops for _ in lists.devices]
     carry = [[NEVER] * values for _ in lists.devices]
     copied = {link: [NEVER] * values for link in lists.links}
     cut = spans.cuts[interval] if interval < len(spans.cuts) else NEVER
     for op, writes in enumerate(lists.writes):
-        early, late, able = spans.earliest[op], spans.latest[op], lists.able[op]
+        early, late, able = earliest[op], latest[op], ables[op]
         if early == late == interval and len(able) == 1:
             run[able[0]][op] = ALWAYS
-            model.offset += lists.cost[able[0]][op] * price
+            model.offset += costs[able[0]][op] * price
         elif early <= interval <= late or (
-            early < interval
-            and lists.recomputable[op]
-            and any(wanted[u] and not keep[u] for u in writes)
+            early < interval and recomputable[op] and any(wanted[u] and not keep[u] for u in writes)
         ):
             for d in able:
-                run[d][op] = model.binary(lists.cost[d][op] * price)
+                run[d][op] = model.binary(costs[d][op] * price)
         if early < interval:
             for u in writes:
                 if keep[u] and lone[u] >= 0 and late < interval:
                     carry[lone[u]][u] = ALWAYS
                 elif wanted[u]:
-                    for d in lists.places[u]:
+                    for d in places[u]:
                         carry[d][u] = model.binary()
         if copied and early <= interval and op != cut:
             _add_copies(made, copied, [u for u in writes if wanted[u]], price)
@@ -350,6 +350,7 @@ def _add_sources(made: CutModel, interval: int) -> None:
 
 def _add_carries(made: CutModel, interval: int, device: int) -> None:
     lists, producer, row = made.lists, made.lists.producer, made.model.row
+    keep, stays = lists.keep, (lists.lone, lists.required)
     before, ran = made.carry[interval - 1][device], made.run[interval - 1][device]
     into = [copied for (_, d), copied in made.copied[interval - 1].items() if d == device]
     for value, here in enumerate(made.carry[interval][device]):
@@ -361,7 +362,7 @@ def _add_carries(made: CutModel, interval: int, device: int) -> None:
             if into:
                 sources += [(copied[value], 1.0) for copied in into if copied[value] >= 0]
             row([*sources, (here, -1.0)], lower=0.0)
-        if lists.keep[value] and device in (lists.lone[value], lists.required[value]):
+        if keep[value] and device in (stays[0][value], stays[1][value]):
             for source in _arrivals(made, interval - 1, device, value):
                 _at_least(made, here, source)
 
@@ -540,8 +541,9 @@ def _add_limit(made: CutModel, at: Key, weight: dict[int, int], room: int, *, wh
 
 def _add_first_runs(made: CutModel) -> None:
     lists, spans, model = made.lists, made.spans, made.model
+    ables = lists.able
     for op, (early, late) in enumerate(zip(spans.earliest, spans.latest, strict=True)):
-        if early == late and len(lists.able[op]) == 1:
+        if early == late and len(ables[op]) == 1:
             continue
         terms: Terms = [(j, 1.0) for b in range(early, late + 1) for j in made.runs(b, op)]
         once = not lists.recomputable[op]

@@ -1,292 +1,155 @@
-"""Simulated annealing over sequences of op runs.
+"""Simulated annealing over schedules on several devices: every move is replayed.
 
-Moves: insert a remake of an input (with a random part of its ancestry) before a random step,
-delete a second run, move one, exchange one for another, and, when the order is free, move a first
-run. Second runs that a move leaves unread go with it. Objective: time + price x excess area; the
-price rises while the sequence is over budget and falls while it is not, so the walk follows the
-border of the feasible set.
+Objective: value + price x excess area, where the value is the sum of all steps, or the makespan
+with a hundredth of the sum. The price rises while the schedule is over budget and falls while it
+is not, so the walk follows the border of the feasible set.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 from numba import types
 
 from onnxremat.planner.problem import Floats, Ints
-from onnxremat.planner.search.compiled import ARRAYS, F64, I32, Arrays, compiled
-from onnxremat.planner.search.edit import below, uniform
-from onnxremat.planner.search.timeline import (
-    LINE,
-    RUNS,
-    Line,
-    cut,
-    lay_out,
-    put,
-    read_out,
-    run_before,
-    sweep,
-    undo,
-)
+from onnxremat.planner.search.arrays import ARRAYS, SCRATCH, Arrays, Scratch, prices
+from onnxremat.planner.search.compiled import F64, I32, compiled, part, uniform
+from onnxremat.planner.search.edit import copy_steps, prune
+from onnxremat.planner.search.evaluate import evaluate
+from onnxremat.planner.search.moves import LONG, ROOT, move
+from onnxremat.planner.search.streams import STREAMS, Streams, makespan
 
-ROOT = 12  # ops inserted by one move at most
-NEAR = 20  # steps that a run is moved by, at most
-FAR = 4096  # slots searched for one over budget
-DRAWS = 12  # values drawn to find one that is held at a slot
-CROWDED = 20  # moves that find no room before the steps are spread anew
+COLD = 0.004  # last temperature in mean op costs
+SERIAL = 1e-2  # weight of the sum beside the makespan: what idle devices do is not free
+DEAR = 100.0  # times the first price at which the price starts again, at as small a share of it
 
 
-@compiled(types.int64(ARRAYS, LINE, I32, types.int64), lean=True)
-def _ancestry(p: Arrays, t: Line, ops: Ints, at: int) -> int:
-    """Add to ``ops[0]`` a random part of what it needs and is gone by slot ``at``, in base order.
+class Walk(NamedTuple):
+    """State of a walk."""
 
-    Returns the number of ops. What is not added is held longer instead.
-    """
-    count, head, share = 1, 0, uniform(t.random)
-    while head < count:
-        op = ops[head]
-        head += 1
-        for k in range(p.read_start[op], p.read_start[op + 1]):
-            value = p.read_index[k]
-            source = p.producer[value]
-            if p.keep[value] or p.again[source] == 0 or count >= ROOT:
-                continue
-            index = run_before(t, source, at)
-            if t.last[value * RUNS + index] >= at or uniform(t.random) >= share:
-                continue
-            known = False
-            for i in range(count):
-                known = known or ops[i] == source
-            if not known:
-                ops[count] = source
-                count += 1
-    for i in range(1, count):
-        source, k = ops[i], i - 1
-        while k >= 0 and ops[k] > source:
-            ops[k + 1] = ops[k]
-            k -= 1
-        ops[k + 1] = source
-    return count
+    schedule: Ints
+    trial: Ints
+    spare: Ints
+    best: Ints
+    hold: Ints  # of the schedule
+    trial_hold: Ints
+    best_hold: Ints
+    ops: Ints  # work space of a move
+    state: Floats  # price of a byte-step over budget; best feasible value; length of ``best``;
+    # value and excess of the schedule; first price
 
 
-@compiled(types.boolean(ARRAYS, LINE, types.int64, types.int64, I32), lean=True)
-def _remake(p: Arrays, t: Line, op: int, at: int, ops: Ints) -> bool:
-    """Run ``op``, and perhaps some ops it reads from, before the step at a slot."""
-    ops[0] = op
-    count = _ancestry(p, t, ops, at)
-    room = 0
-    while at - room - 1 >= 0 and t.op[at - room - 1] < 0:
-        room += 1
-    if room < count:
-        t.tally[3] += 1
-        return False
-    for i in range(count):
-        if not put(p, t, ops[i], at - room + ((i + 1) * (room + 1)) // (count + 1) - 1):
-            return False
-    return True
+WALK = types.NamedTuple((I32, I32, I32, I32, I32, I32, I32, I32, F64), Walk)
 
 
-@compiled(types.boolean(ARRAYS, LINE, types.int64, I32), lean=True)
-def _sprout(p: Arrays, t: Line, at: int, ops: Ints) -> bool:
-    """Remake an input of the step at a slot; False when it cannot be."""
-    op = t.op[at]
-    many = p.read_start[op + 1] - p.read_start[op]
-    if many == 0:
-        return False
-    source = p.producer[p.read_index[p.read_start[op] + below(t.random, many)]]
-    return p.again[source] != 0 and _remake(p, t, source, at, ops)
+@compiled(types.float64(ARRAYS, SCRATCH, STREAMS, I32, types.int64, types.boolean), entry=True)
+def value_of(
+    p: Arrays, s: Scratch, t: Streams, schedule: Ints, steps: int, parallel: bool
+) -> float:
+    """What the walk minimises, of the evaluated schedule."""
+    if not parallel:
+        return float(s.figures[0])
+    return makespan(p, s, t, schedule, steps) + SERIAL * s.figures[0]
 
 
-@compiled(types.int64(ARRAYS, LINE), lean=True)
-def _any_step(p: Arrays, t: Line) -> int:
-    """Slot of a random step."""
-    pick = below(t.random, t.tally[0])
-    if pick < len(p.cost):
-        return int(t.runs[pick * RUNS])
-    op = t.extra[pick - len(p.cost)]
-    return int(t.runs[op * RUNS + 1 + below(t.random, t.many[op] - 1)])
-
-
-@compiled(types.int64(LINE, types.int64, types.int64), lean=True)
-def _near(t: Line, slot: int, far: int) -> int:
-    """A random empty slot at most ``far`` slots away (and a little), or -1."""
-    to = max(0, slot + below(t.random, 2 * far + 1) - far)
-    for k in range(to, min(to + 32, len(t.op))):
-        if t.op[k] < 0:
-            return int(k)
-    return -1
-
-
-@compiled(types.boolean(ARRAYS, LINE, types.int64), lean=True)
-def _move_first(p: Arrays, t: Line, apart: int) -> bool:
-    """Move a random first run a little."""
-    op = below(t.random, len(p.cost))
-    slot = t.runs[op * RUNS]
-    to = _near(t, slot, NEAR * apart)
-    if to < 0 or not put(p, t, op, to):
-        return False
-    return cut(p, t, op, slot)
-
-
-@compiled(types.void(ARRAYS, LINE, types.int64), lean=True)
-def _cut_neighbours(p: Arrays, t: Line, slot: int) -> None:
-    """Delete second runs that follow a slot, as luck goes."""
-    while uniform(t.random) < 0.7:
-        while slot < len(t.op) and t.op[slot] < 0:
-            slot += 1
-        if slot == len(t.op):
-            return
-        op = t.op[slot]
-        if t.runs[op * RUNS] == slot or not cut(p, t, op, slot):
-            return
-
-
-@compiled(types.int64(LINE, types.int64, types.int64), lean=True)
-def _over(t: Line, start: int, end: int) -> int:
-    """A slot over budget between two slots, from a random one on, or -1."""
-    budget, wide = t.budget[0], end - start + 1
-    first = below(t.random, wide)
-    for k in range(min(wide, FAR)):
-        slot = start + (first + k) % wide
-        if t.use[slot] > budget:
-            return int(slot)
-    return -1
-
-
-@compiled(types.int64(ARRAYS, LINE, types.int64, types.int64), lean=True)
-def _next_read(p: Arrays, t: Line, value: int, slot: int) -> int:
-    """First slot after ``slot`` that reads a value, or the end of the line."""
-    first = len(t.op)
-    for k in range(p.reader_start[value], p.reader_start[value + 1]):
-        op = p.reader_index[k]
-        index = run_before(t, op, slot + 1) + 1
-        if index < t.many[op]:
-            first = min(first, t.runs[op * RUNS + index])
-    return int(first)
-
-
-@compiled(types.boolean(ARRAYS, LINE, types.int64, I32), lean=True)
-def _relieve(p: Arrays, t: Line, slot: int, ops: Ints) -> bool:
-    """Drop at a slot a value that is held across it, and remake it before its next read.
-
-    Of a few such values, drawn at random, the one that frees most bytes for its cost.
-    """
-    chosen, best, wanted = -1, -1.0, 1 + below(t.random, 4)
-    for _ in range(DRAWS):
-        value = below(t.random, len(p.size))
-        op = p.producer[value]
-        if p.again[op] == 0 or p.keep[value]:
-            continue
-        index = run_before(t, op, slot)
-        if index < 0 or t.last[value * RUNS + index] <= slot:
-            continue
-        worth = p.size[value] / (p.cost[op] + 1e-12)
-        if worth > best:
-            chosen, best = value, worth
-        wanted -= 1
-        if wanted == 0:
-            break
-    if chosen < 0:
-        return False
-    at = _next_read(p, t, chosen, slot - 1)
-    return at > slot and at < len(t.op) and _remake(p, t, p.producer[chosen], at, ops)
-
-
-@compiled(types.boolean(ARRAYS, LINE, types.int64, types.boolean, I32), lean=True)
-def _move(p: Arrays, t: Line, apart: int, free_order: bool, ops: Ints) -> bool:
-    """Apply one random move; False when it cannot be completed."""
-    draw, area = uniform(t.random), t.sums[1]
-    if free_order and draw < 0.1:
-        return _move_first(p, t, apart)
-    if draw < 0.3:
-        if area > 0 and uniform(t.random) < 0.7:
-            over = _over(t, 0, len(t.op) - 1)
-            return over >= 0 and _relieve(p, t, over, ops)
-        return _sprout(p, t, _any_step(p, t), ops)
-    if t.tally[1] == 0:
-        return False
-    op = t.extra[below(t.random, t.tally[1])]
-    slot = t.runs[op * RUNS + 1 + below(t.random, t.many[op] - 1)]
-    if not cut(p, t, op, slot):
-        return False
-    if draw < 0.65:
-        if uniform(t.random) < 0.2:
-            _cut_neighbours(p, t, slot)
-        if draw < 0.4:
-            return True
-        for _ in range(1 + below(t.random, 3)):
-            if t.sums[1] <= area:
-                return True
-            over = _over(t, t.tally[4], t.tally[5])
-            if over < 0 or not _relieve(p, t, over, ops):
-                return True
-        return True
-    if draw < 0.85:  # exchange
-        to = _any_step(p, t)
-        if uniform(t.random) < 0.5:
-            to = slot + below(t.random, 2 * NEAR * apart + 1) - NEAR * apart
-            to = min(max(0, to), len(t.op) - 1)
-            while to < len(t.op) and t.op[to] < 0:
-                to += 1
-        if to == len(t.op) or not _sprout(p, t, to, ops):
-            return False
-        if uniform(t.random) < 0.25:
-            return _sprout(p, t, _any_step(p, t), ops)
-        return True
-    far = NEAR * apart // 2 if uniform(t.random) < 0.5 else len(t.op)
-    to = _near(t, slot, far)
-    return to >= 0 and (free_order or run_before(t, op, to) >= 0) and put(p, t, op, to)
+@part
+def _take(w: Walk, steps: int, value: float, area: float) -> None:
+    """The trial becomes the schedule, and the best one where it is."""
+    w.state[3], w.state[4] = value, area
+    copy_steps(w.trial, steps, w.schedule)
+    copy_steps(w.trial_hold, len(w.hold), w.hold)
+    if area <= 0 and value < w.state[1] * (1 - 1e-12):
+        w.state[1], w.state[2] = value, steps
+        copy_steps(w.trial, steps, w.best)
+        copy_steps(w.trial_hold, len(w.hold), w.best_hold)
 
 
 @compiled(
     types.int64(
-        ARRAYS,
-        LINE,
-        types.int64,
-        types.boolean,
-        types.float64,
-        types.int64,
-        F64,
-        I32,
-        I32,
+        ARRAYS, SCRATCH, STREAMS, WALK, types.int64, types.boolean, types.float64, types.int64
     ),
-    lean=True,
+    entry=True,
 )
 def walk(
-    p: Arrays,
-    t: Line,
-    room: int,
-    free_order: bool,
-    heat: float,
-    moves: int,
-    state: Floats,
-    spare: Ints,
-    best: Ints,
+    p: Arrays, s: Scratch, t: Streams, w: Walk, steps: int, parallel: bool, heat: float, moves: int
 ) -> int:
-    """Try ``moves`` moves at temperature ``heat``; returns how many were taken.
+    """Try ``moves`` moves at temperature ``heat``; returns the length of the schedule."""
+    room = len(w.schedule) - 2 * ROOT - LONG
+    score = w.state[3] + w.state[0] * w.state[4]
+    for attempt in range(moves):
+        copy_steps(w.schedule, steps, w.trial)
+        copy_steps(w.hold, len(w.hold), w.trial_hold)
+        length = move(p, s, w.trial, steps, w.trial_hold, w.spare, w.ops)
+        if 0 < length < room:
+            length = prune(p, s, w.trial, length, w.trial_hold)
+        if 0 < length < room:
+            area = s.figures[1]
+            value = value_of(p, s, t, w.trial, length, parallel)
+            mine = value + w.state[0] * area
+            if mine <= score or uniform(s.random) < np.exp((score - mine) / heat):
+                _take(w, length, value, area)
+                steps, score = length, mine
+        if attempt % 50 == 49:
+            w.state[0] *= 1.02 if w.state[4] > 0 else 0.985
+            if w.state[0] > DEAR * w.state[5]:  # stuck over budget: let it climb out
+                w.state[0] = w.state[5] / DEAR
+            score = w.state[3] + w.state[0] * w.state[4]
+    return steps
+
+
+class Walker:
+    """An annealing run.
 
     Args:
-        room: steps a sequence may have.
-        state: 0 price of a byte-step over budget, 1 best feasible time, 2 length of ``best``.
+        arrays: the problem.
+        scratch, streams: work space.
+        codes: a valid schedule.
+        hold: where its results end.
+        heat: starting temperature in mean op costs.
+        room: steps that a schedule may have.
+        parallel: minimise the makespan.
     """
-    ops = spare[len(spare) - ROOT - 1 :]
-    apart = len(t.op) // (t.tally[0] + 1)
-    taken = 0
-    for attempt in range(moves):
-        before, area = t.sums[0], t.sums[1]
-        t.tally[2] = 0
-        if _move(p, t, apart, free_order, ops):
-            sweep(p, t)
-            worse = t.sums[0] - before + state[0] * (t.sums[1] - area)
-            if t.tally[0] < room and (worse <= 0 or uniform(t.random) < np.exp(-worse / heat)):
-                t.tally[2] = 0
-                taken += 1
-                if t.sums[1] <= 0 and t.sums[0] < state[1] * (1 - 1e-9):
-                    state[1], state[2] = t.sums[0], read_out(t, best)
-        if t.tally[2] > 0:
-            undo(p, t)
-            t.sums[0], t.sums[1] = before, area
-        if attempt % 50 == 49:
-            state[0] *= 1.02 if t.sums[1] > 0 else 0.985
-            if t.tally[3] > CROWDED:
-                lay_out(p, t, spare, read_out(t, spare))
-    return taken
+
+    def __init__(
+        self, arrays: Arrays, scratch: Scratch, streams: Streams, codes: Ints, hold: Ints,
+        heat: float, room: int, parallel: bool,
+    ) -> None:  # fmt: skip
+        self.arrays, self.scratch, self.streams = arrays, scratch, streams
+        self.steps, self.parallel = len(codes), parallel
+        mean_cost, price = prices(arrays)
+        self.hot, self.cold = heat * mean_cost, COLD * mean_cost
+        schedule, trial, spare, best = (np.zeros(room, np.int32) for _ in range(4))
+        schedule[: self.steps] = codes
+        evaluate(arrays, scratch, schedule, self.steps, hold)
+        area = float(scratch.figures[1])
+        value = value_of(arrays, scratch, streams, schedule, self.steps, parallel)
+        state = np.asarray([price, np.inf, 0, value, area, price])
+        holds = (hold.copy(), hold.copy(), hold.copy())
+        ops: Ints = np.zeros(ROOT + 1, np.int32)
+        self._walk = Walk(schedule, trial, spare, best, *holds, ops, state)
+        if area <= 0:
+            state[1:3] = value, self.steps
+            self._walk.best[: self.steps] = codes
+
+    @property
+    def ready(self) -> bool:
+        """Any valid schedule is one to start from."""
+        return True
+
+    @property
+    def best(self) -> float:
+        """Best feasible value so far."""
+        return float(self._walk.state[1])
+
+    def found(self) -> tuple[Ints, Ints]:
+        """Best feasible schedule so far, and where its results end."""
+        return self._walk.best[: int(self._walk.state[2])], self._walk.best_hold
+
+    def step(self, share: float, moves: int) -> None:
+        """Run moves at the temperature for this share of the run."""
+        heat = self.hot * (self.cold / self.hot) ** min(1.0, share)
+        self.steps = walk(
+            self.arrays, self.scratch, self.streams, self._walk, self.steps, self.parallel, heat,
+            moves,
+        )  # fmt: skip

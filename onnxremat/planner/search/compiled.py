@@ -1,21 +1,23 @@
 """Numba with explicit signatures and an on-disk cache: no compiler and no build step for users.
 
-Kernels take one :class:`Arrays` (the problem) and one :class:`Scratch` (work space), both named
-tuples of flat arrays, so that every kernel has one signature and compiles once per machine.
+Kernels take named tuples of flat arrays, so that each has one signature and compiles once per
+machine, when its module is imported. What keeps that short: only *entries*, called from Python, get
+a wrapper that unpacks arguments; functions used in one place are *parts*, compiled as lines of the
+kernel that uses them; and no kernel makes an array, sorts or assigns slices with NumPy, which would
+compile thousands of lines of Numba's own. A kernel that makes no arrays needs no reference counts
+either: taking an array out of a named tuple counts twice, atomically, and left in, counting takes
+five sixths of the time of the search.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numba
 import numpy as np
 from numba import types
 from numpy.typing import NDArray
-
-from onnxremat.planner.problem import Problem, Rows
-from onnxremat.planner.problem_lists import ProblemLists
 
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
@@ -24,107 +26,51 @@ I64 = types.Array(types.int64, 1, "C")
 F64 = types.Array(types.float64, 1, "C")
 U8 = types.Array(types.uint8, 1, "C")
 U64 = types.Array(types.uint64, 1, "C")
+I32_2D = types.Array(types.int32, 2, "C")
+I64_2D = types.Array(types.int64, 2, "C")
+F64_2D = types.Array(types.float64, 2, "C")
+U8_2D = types.Array(types.uint8, 2, "C")
+F64_3D = types.Array(types.float64, 3, "C")
+
+Random = NDArray[np.uint64]
 
 
-class Arrays(NamedTuple):
-    """The problem as flat arrays; ``start``/``index`` pairs are compressed rows."""
-
-    cost: NDArray[np.float64]
-    work: NDArray[np.int64]
-    read_start: NDArray[np.int32]
-    read_index: NDArray[np.int32]
-    write_start: NDArray[np.int32]
-    write_index: NDArray[np.int32]
-    take_start: NDArray[np.int32]
-    take_index: NDArray[np.int32]
-    size: NDArray[np.int64]
-    keep: NDArray[np.uint8]
-    producer: NDArray[np.int32]
-    reader_start: NDArray[np.int32]
-    reader_index: NDArray[np.int32]
-    again: NDArray[np.uint8]  # ops that may run a second time
-    fixed: NDArray[np.int64]  # one entry: bytes resident throughout
-
-
-class Scratch(NamedTuple):
-    """Work space of one search thread; lengths follow :func:`scratch_for`."""
-
-    first: NDArray[np.int32]  # per step: number of its first instance
-    taker: NDArray[np.int32]  # per step: start of its takeover candidates
-    takes: NDArray[np.int32]  # candidate instances
-    death: NDArray[np.int32]  # per instance: last step that reads it
-    owner: NDArray[np.int32]  # per instance: value
-    current: NDArray[np.int32]  # per value: instance
-    seen: NDArray[np.int32]  # per op: stamp
-    uses: NDArray[np.int32]  # per step: reads of what it made
-    use: NDArray[np.int64]  # per step: bytes
-    figures: NDArray[np.float64]  # time, peak, excess area
-
-
-ARRAYS = types.NamedTuple(
-    (F64, I64, I32, I32, I32, I32, I32, I32, I64, U8, I32, I32, I32, U8, I64), Arrays
-)
-SCRATCH = types.NamedTuple((I32, I32, I32, I32, I32, I32, I32, I32, I64, F64), Scratch)
-
-
-def compiled(signature: Any, *, lean: bool = False) -> Callable[[Kernel], Kernel]:
+def compiled(signature: Any, *, entry: bool = False) -> Callable[[Kernel], Kernel]:
     """Compile a kernel for one signature, cached on disk, without the interpreter lock.
 
     Args:
-        lean: the kernel makes no arrays, so the arrays it is given need no reference counts. Taking
-            an array out of a named tuple counts twice, atomically: left in, counting takes five
-            sixths of the time of the search.
+        entry: Python calls it. Others are for kernels only: called from Python, they crash.
     """
     decorator: Callable[[Kernel], Kernel] = numba.njit(
-        signature, cache=True, nogil=True, error_model="numpy", _nrt=not lean
-    )
+        signature, cache=True, nogil=True, error_model="numpy", _nrt=False,
+        no_cpython_wrapper=not entry, no_cfunc_wrapper=True,
+    )  # fmt: skip
     return decorator
 
 
-def arrays_of(problem: Problem) -> Arrays:
-    """Flatten a problem for the kernels."""
-    wiring = ProblemLists(problem)
-    take_start = np.zeros(problem.ops + 1, np.int32)
-    take_start[1:] = np.cumsum([len(row) for row in wiring.inplace])
-    takes = [value for row in wiring.inplace for value in row]
-    readers = Rows.of(wiring.readers)
-    return Arrays(
-        cost=np.ascontiguousarray(problem.cost[0], np.float64),
-        work=np.ascontiguousarray(problem.work[0], np.int64),
-        read_start=np.ascontiguousarray(problem.reads.start, np.int32),
-        read_index=np.ascontiguousarray(problem.reads.index, np.int32),
-        write_start=np.ascontiguousarray(problem.writes.start, np.int32),
-        write_index=np.ascontiguousarray(problem.writes.index, np.int32),
-        take_start=take_start,
-        take_index=np.asarray(takes, np.int32),
-        size=np.ascontiguousarray(problem.size[0], np.int64),
-        keep=problem.keep.astype(np.uint8),
-        producer=problem.producer,
-        reader_start=np.ascontiguousarray(readers.start, np.int32),
-        reader_index=np.ascontiguousarray(readers.index, np.int32),
-        again=np.asarray(wiring.recomputable, np.uint8),
-        fixed=np.asarray(problem.fixed, np.int64),
-    )
+def part(function: Kernel) -> Kernel:
+    """A part of the one kernel (or the few) that uses it: compiled as if it stood there."""
+    inlined: Kernel = numba.njit(inline="always", error_model="numpy", _nrt=False)(function)
+    return inlined
 
 
-def scratch_for(arrays: Arrays, steps: int) -> Scratch:
-    """Work space for sequences of at most ``steps`` steps."""
-    widest = int(np.diff(arrays.write_start).max(initial=1))
-    taking = int(np.diff(arrays.take_start).max(initial=1))
-    return Scratch(
-        first=np.zeros(steps + 2, np.int32),
-        taker=np.zeros(steps + 2, np.int32),
-        takes=np.zeros(steps * max(1, taking) + 2, np.int32),
-        death=np.zeros(steps * max(1, widest) + 2, np.int32),
-        owner=np.zeros(steps * max(1, widest) + 2, np.int32),
-        current=np.zeros(len(arrays.size) + 1, np.int32),
-        seen=np.zeros(len(arrays.cost) + 1, np.int32),
-        uses=np.zeros(steps + 2, np.int32),
-        use=np.zeros(steps + 2, np.int64),
-        figures=np.zeros(4, np.float64),
-    )
+@compiled(types.int64(U64, types.int64))
+def below(random: Random, limit: int) -> int:
+    """Random integer in [0, limit) (xorshift64); ``random`` holds the state."""
+    x = random[0]
+    x ^= x << np.uint64(13)
+    x ^= x >> np.uint64(7)
+    x ^= x << np.uint64(17)
+    random[0] = x
+    return int((x >> np.uint64(11)) % np.uint64(limit))
 
 
-def generator(seed: int) -> NDArray[np.uint64]:
+@compiled(types.float64(U64))
+def uniform(random: Random) -> float:
+    """Random number in [0, 1)."""
+    return below(random, 1 << 53) / 9007199254740992.0
+
+
+def generator(seed: int) -> Random:
     """State of the random generator of one search."""
     return np.asarray([(seed * 2654435761 + 88172645463325252) % (1 << 64)], np.uint64)

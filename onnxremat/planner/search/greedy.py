@@ -1,321 +1,399 @@
-"""Greedy insertion of recomputations, and removal of those that turn out not to be needed.
+"""Greedy repair: drop a value where a device is over budget and bring it back when it is read.
 
-While the budget is broken: for every gap in the life of a value (two consecutive touches with
-over-budget steps between), price dropping the value in the gap and remaking it before its next
-read. Remaking takes its producer and, up to a depth, the producers of inputs that are gone by
-then; inputs at the last level are held longer instead. Score = (excess removed - excess added) /
-cost ** power. The best candidates are inserted.
+For every gap in the life of an instance (two consecutive touches with steps over budget between),
+price dropping it in the gap and bringing it back before its next read: by running its producer
+again there, up to a depth with the producers of inputs that are gone by then, or by copying it
+through another device. Inputs at the last level are held longer instead. Score = (excess removed -
+excess added) / cost ** power. The best candidates are inserted.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numba import types
-from numpy.typing import NDArray
 
-from onnxremat.planner.problem import Floats, Ints
-from onnxremat.planner.search.compiled import ARRAYS, F64, I32, SCRATCH, Arrays, Scratch, compiled
-from onnxremat.planner.search.edit import insert, prune
+from onnxremat.planner.problem import Bytes, Floats, Ints
+from onnxremat.planner.search.arrays import (
+    ARRAYS,
+    SCRATCH,
+    Arrays,
+    Flags,
+    Scratch,
+    copy_of,
+    device,
+    item,
+    run_of,
+    source,
+)
+from onnxremat.planner.search.compiled import (
+    F64,
+    I32,
+    I32_2D,
+    I64_2D,
+    U8,
+    compiled,
+    part,
+)
+from onnxremat.planner.search.edit import copy_steps, mend, prune, rank_by, sort
 from onnxremat.planner.search.evaluate import evaluate
 
 POOL = 64  # candidates kept per round
 WIDE = 24  # ops in one candidate at most
+WIDTH = WIDE + 4  # of a candidate: count, place and step of an early copy, then steps to insert
 
 
-@compiled(
-    types.float64(
-        ARRAYS,
-        SCRATCH,
-        I32,
-        types.int64,
-        types.int64,
-        types.int64,
-        types.int64,
-        I32,
-        I32,
-        types.int64,
-        types.int64,
-        I32,
-        I32,
-        types.int64,
-    ),
-    lean=True,
+class Pool(NamedTuple):
+    """Candidates of one round, and work space to price them."""
+
+    over: Bytes  # (D, steps): bytes above the budget; negative: room
+    now: Ints  # (D, m): current instance
+    touch: Ints  # per instance: last step that touched it
+    mark: Ints  # per op: number of the price that counts it
+    level: Ints  # per op of a candidate: levels above the value it is for
+    chosen: Ints  # ops of a candidate
+    price: Floats  # one entry: their seconds
+    score: Floats  # per candidate
+    where: Ints  # per candidate: step it goes before
+    what: Ints  # per candidate, WIDTH entries
+    key: Floats  # per candidate or step: what they are sorted by
+    rank: Ints  # candidates or steps in that order
+    gone: Flags  # per step: deleted
+    trial: Ints  # steps
+    spare: Ints  # steps
+
+
+POOLED = types.NamedTuple(
+    (I64_2D, I32_2D, I32, I32, I32, I32, F64, F64, I32, I32, F64, I32, U8, I32, I32), Pool
 )
-def _price(
-    p: Arrays,
-    s: Scratch,
-    sequence: Ints,
-    steps: int,
-    budget: int,
-    at: int,
-    depth: int,
-    now: Ints,
-    chosen: Ints,
-    since: int,
-    value: int,
-    mark: Ints,
-    level: Ints,
-    stamp: int,
-) -> float:
-    """Net excess removed by remaking ``value`` before step ``at``.
 
-    ``now`` is the current instance of each value before step ``at``; ``chosen[0]`` receives the
-    number of ops to insert and ``chosen[1:]`` the ops. -1 when the depth adds nothing new.
+
+def pool_for(arrays: Arrays, scratch: Scratch, steps: int) -> Pool:
+    """Work space for schedules of at most ``steps`` steps."""
+    longest = max(POOL, steps) + 2
+    return Pool(
+        over=np.zeros((len(arrays.fixed), steps + 2), np.int64),
+        now=np.zeros_like(scratch.current),
+        touch=np.zeros_like(scratch.owner),
+        mark=np.zeros_like(scratch.seen),
+        level=np.zeros(WIDE + 2, np.int32),
+        chosen=np.zeros(WIDE + 2, np.int32),
+        price=np.zeros(1, np.float64),
+        score=np.zeros(POOL, np.float64),
+        where=np.zeros(POOL, np.int32),
+        what=np.zeros(POOL * WIDTH, np.int32),
+        key=np.zeros(longest, np.float64),
+        rank=np.zeros(longest, np.int32),
+        gone=np.zeros(longest, np.uint8),
+        trial=np.zeros(steps, np.int32),
+        spare=np.zeros(steps, np.int32),
+    )
+
+
+@part
+def _excess(p: Arrays, s: Scratch, over: Bytes, schedule: Ints, steps: int) -> None:
+    """Bytes above the budget per device and step of an evaluated schedule (negative: room)."""
+    for d in range(len(p.fixed)):
+        for step in range(steps + 2):
+            over[d, step] = 0
+    for step in range(steps):
+        for instance in range(s.first[step], s.first[step + 1]):
+            d, size = s.place[instance], p.size[s.place[instance], s.owner[instance]]
+            over[d, step] += size
+            over[d, min(steps, s.death[instance]) + 1] -= size
+    for d in range(len(p.fixed)):
+        live = s.resident[d] - p.budget[d]
+        for step in range(steps):
+            live += over[d, step]
+            over[d, step] = live
+    for step in range(steps):
+        code = schedule[step]
+        if source(code) < 0:
+            d = device(code)
+            over[d, step] += p.work[d, item(code)]
+            if s.taken[step] >= 0:
+                over[d, step] -= p.size[d, s.owner[s.taken[step]]]
+
+
+@compiled(types.float64(I64_2D, types.int64, types.int64, types.int64, types.int64))
+def _relief(over: Bytes, d: int, start: int, end: int, size: int) -> float:
+    """Excess removed by taking ``size`` bytes off a device in steps [start, end)."""
+    total = 0
+    for step in range(start, end):
+        total += max(0, min(over[d, step], size))
+    return float(total)
+
+
+@compiled(types.float64(I64_2D, types.int64, types.int64, types.int64, types.int64))
+def _burden(over: Bytes, d: int, start: int, end: int, size: int) -> float:
+    """Excess added by putting ``size`` more bytes on a device in steps [start, end)."""
+    total = 0
+    for step in range(start, end):
+        total += max(0, min(over[d, step] + size, size))
+    return float(total)
+
+
+@part
+def _fetch_price(p: Arrays, now: Ints, value: int, to: int) -> float:
+    """Seconds of copying a value to a device, ``inf`` when it is nowhere."""
+    least = np.inf
+    for e in range(len(p.fixed)):
+        if e != to and now[e, value] >= 0:
+            least = min(least, p.copy[e, to, value])
+    return least
+
+
+@part
+def _recompute(
+    p: Arrays, s: Scratch, q: Pool, value: int, d: int, at: int, depth: int, stamp: int
+) -> float:
+    """Excess added by making ``value`` again on a device before step ``at``.
+
+    ``q.chosen`` receives the ops and, at the end, their number, ``q.price`` their seconds. -1 when
+    the depth adds nothing or it cannot be.
     """
-    size = p.size[value]
-    gain = 0.0
-    for step in range(since + 1, at):
-        over = s.use[step] - budget
-        if over > 0:
-            gain += min(over, size)
-    loss, biggest, count, head, grew = 0.0, size, 1, 0, depth == 0
-    chosen[1] = p.producer[value]
-    level[0] = 0
-    mark[p.producer[value]] = stamp
+    loss, biggest, count, head, grew = 0.0, p.size[d, value], 1, 0, depth == 0
+    q.chosen[0] = p.producer[value]
+    q.level[0] = 0
+    q.mark[p.producer[value]] = stamp
+    price = 1e-12
     while head < count:
-        op, deep = chosen[1 + head], level[head]
+        op, deep = q.chosen[head], q.level[head]
         head += 1
+        if p.again[op] == 0 or not np.isfinite(p.cost[d, op]):
+            return -1.0
+        price += p.cost[d, op]
         for k in range(p.read_start[op], p.read_start[op + 1]):
             need = p.read_index[k]
-            source = p.producer[need]
-            last = s.death[now[need]]
-            if mark[source] == stamp or last >= at or p.keep[need]:
+            maker, instance = p.producer[need], q.now[d, need]
+            if q.mark[maker] == stamp or (instance >= 0 and s.death[instance] >= at):
                 continue
-            weight = p.size[need]
+            weight = p.size[d, need]
             biggest = max(biggest, weight)
-            if deep < depth and p.again[source] and count < WIDE:
-                mark[source] = stamp
-                chosen[1 + count] = source
-                level[count] = deep + 1
+            if deep < depth and p.again[maker] and count < WIDE:
+                q.mark[maker] = stamp
+                q.chosen[count] = maker
+                q.level[count] = deep + 1
                 count += 1
                 grew = grew or deep + 1 == depth
-                continue
-            for step in range(last + 1, at):
-                over = s.use[step] + weight - budget
-                if over > 0:
-                    loss += min(over, weight)
-    if not grew:
+            elif instance >= 0:
+                loss += _burden(q.over, d, s.death[instance] + 1, at, weight)
+            else:
+                price += _fetch_price(p, q.now, need, d)
+    if not grew or not np.isfinite(price):
         return -1.0
-    over = s.use[at] + biggest - budget
-    if over > 0:
-        loss += min(over, size)
-    chosen[0] = count
-    for i in range(2, count + 1):  # base order
-        op, k = chosen[i], i - 1
-        while k >= 1 and chosen[k] > op:
-            chosen[k + 1] = chosen[k]
-            k -= 1
-        chosen[k + 1] = op
-    return gain - loss
+    sort(q.chosen, count)
+    q.chosen[WIDE + 1] = count
+    q.price[0] = price
+    return loss + _burden(q.over, d, at, at + 1, biggest)
 
 
-@compiled(    types.int64(
-        ARRAYS, SCRATCH, I32, types.int64, types.int64, types.int64, types.float64, F64, I32, I32,
-    )
-)  # fmt: skip
-def _candidates(
-    p: Arrays,
-    s: Scratch,
-    sequence: Ints,
-    steps: int,
-    budget: int,
-    depth: int,
-    power: float,
-    score: Floats,
-    where: Ints,
-    what: Ints,
-) -> int:
-    """Fill the pool with the best insertions for an evaluated sequence; returns their number."""
-    now = np.full(len(p.size), -1, np.int32)
-    touch = np.zeros(s.first[steps] + 1, np.int32)
-    mark = np.full(len(p.cost), -1, np.int32)
-    level = np.zeros(WIDE + 2, np.int32)
-    chosen = np.zeros(WIDE + 2, np.int32)
-    excess = np.zeros(steps + 1, np.int64)  # number of steps over budget before each step
-    for step in range(steps):
-        excess[step + 1] = excess[step] + (1 if s.use[step] > budget else 0)
-    found, stamp = 0, 0
-    for at in range(steps):
-        op = sequence[at]
-        for k in range(p.read_start[op], p.read_start[op + 1]):
-            value = p.read_index[k]
-            since = touch[now[value]]
-            touch[now[value]] = at
-            if at - since < 2 or p.keep[value] or p.again[p.producer[value]] == 0:
-                continue
-            if excess[at] == excess[since + 1]:
-                continue
-            for deep in range(depth + 1):
-                stamp += 1
-                net = _price(
-                    p, s, sequence, steps, budget, at, deep, now, chosen, since, value, mark,
-                    level, stamp,
-                )  # fmt: skip
-                if net == -1.0:
-                    break
-                if net <= 0:
-                    continue
-                cost = 1e-12
-                for i in range(1, chosen[0] + 1):
-                    cost += p.cost[chosen[i]]
-                worth = net / cost**power
-                slot = found
-                if found == POOL:
-                    slot = int(np.argmin(score))
-                    if score[slot] >= worth:
-                        continue
-                else:
-                    found += 1
-                score[slot] = worth
-                where[slot] = at
-                base = slot * (WIDE + 2)
-                for i in range(chosen[0] + 1):
-                    what[base + i] = chosen[i]
-        for instance in range(s.first[at], s.first[at + 1]):
-            if s.owner[instance] >= 0:
-                now[s.owner[instance]] = instance
-                touch[instance] = at
+@compiled(types.int64(POOLED, types.int64, types.float64, types.int64))
+def _slot(q: Pool, found: int, worth: float, at: int) -> int:
+    """Slot of the pool for a candidate of this worth, or -1."""
+    slot = found
+    if found >= POOL:
+        slot = 0
+        for k in range(1, POOL):
+            if q.score[k] < q.score[slot]:
+                slot = k
+        if q.score[slot] >= worth:
+            return -1
+    q.score[slot] = worth
+    q.where[slot] = at
+    return slot
+
+
+@part
+def _add_recompute(q: Pool, slot: int, d: int) -> None:
+    """Write the ops chosen for a device into a slot."""
+    base = slot * WIDTH
+    q.what[base], q.what[base + 1] = q.chosen[WIDE + 1], -1
+    for i in range(q.chosen[WIDE + 1]):
+        q.what[base + 3 + i] = run_of(q.chosen[i], d)
+
+
+@part
+def _swaps(
+    p: Arrays, s: Scratch, q: Pool, instance: int, since: int, at: int, power: float, gain: float,
+    found: int,
+) -> int:  # fmt: skip
+    """Candidates that keep an instance on another device between two touches."""
+    d, value = s.place[instance], s.owner[instance]
+    for e in range(len(p.fixed)):
+        if e == d or not np.isfinite(p.copy[e, d, value]):
+            continue
+        seconds, start = p.copy[e, d, value], since + 1
+        early = q.now[e, value] < 0
+        if early:
+            seconds += p.copy[d, e, value]
+        else:
+            start = min(at, s.death[q.now[e, value]] + 1)
+        loss = _burden(q.over, e, start, at, p.size[e, value])
+        if gain <= loss or not np.isfinite(seconds):
+            continue
+        slot = _slot(q, found, (gain - loss) / max(1e-12, seconds) ** power, at)
+        if slot < 0:
+            continue
+        found = max(found, slot + 1)
+        base = slot * WIDTH
+        q.what[base], q.what[base + 1] = 1, since + 1 if early else -1
+        q.what[base + 2] = copy_of(value, d, e)
+        q.what[base + 3] = copy_of(value, e, d)
     return found
 
 
-@compiled(    types.int64(
-        I32, types.int64, types.Array(types.int64, 1, "C"), types.int64, types.int64, types.int64,
-        F64, I32, I32, types.int64,
-    )
-)  # fmt: skip
-def _apply(
-    trial: Ints,
-    steps: int,
-    rank: NDArray[np.int64],
-    head: int,
-    many: int,
-    found: int,
-    score: Floats,
-    where: Ints,
-    what: Ints,
-    room: int,
-) -> int:
-    """Insert up to ``many`` candidates from ``head`` on, last position first."""
-    last = len(trial)
-    best = score[rank[head]]
-    taken = 0
-    used = np.zeros(found, np.uint8)
-    while taken < many and steps < room:
-        pick = -1  # the latest position below the last one, among good candidates
-        for i in range(head, min(found, head + many)):
-            k = rank[i]
-            if used[i] or score[k] < 0.8 * best or where[k] >= last:
+@compiled(types.int64(ARRAYS, SCRATCH, POOLED, types.int64, types.int64, types.float64))
+def _candidates(p: Arrays, s: Scratch, q: Pool, steps: int, depth: int, power: float) -> int:
+    """Fill the pool with the best insertions for an evaluated schedule; returns their number."""
+    q.now[:] = -1
+    q.mark[:] = -1
+    found, stamp = 0, 0
+    for at in range(steps):
+        for look in range(s.looks[at], s.looks[at + 1]):
+            instance = s.read[look]
+            since = q.touch[instance]
+            q.touch[instance] = at
+            d, value = s.place[instance], s.owner[instance]
+            if at - since < 2 or s.death[instance] >= steps:
                 continue
-            if pick < 0 or where[k] > where[rank[pick]]:
-                pick = i
-        if pick < 0:
-            break
-        used[pick] = 1
-        k = rank[pick]
-        base = k * (WIDE + 2)
-        steps = insert(trial, steps, where[k], what[base + 1 : base + 1 + what[base]], what[base])
-        last = where[k]
-        taken += 1
-    return steps
+            gain = _relief(q.over, d, since + 1, at, p.size[d, value])
+            if gain <= 0:
+                continue
+            for deep in range(depth + 1):
+                stamp += 1
+                loss = _recompute(p, s, q, value, d, at, deep, stamp)
+                if loss < 0:
+                    break
+                if gain > loss:
+                    slot = _slot(q, found, (gain - loss) / q.price[0] ** power, at)
+                    if slot >= 0:
+                        found = max(found, slot + 1)
+                        _add_recompute(q, slot, d)
+            found = _swaps(p, s, q, instance, since, at, power, gain, found)
+        for instance in range(s.first[at], s.first[at + 1]):
+            q.now[s.place[instance], s.owner[instance]] = instance
+            q.touch[instance] = at
+    return found
 
 
-@compiled(    types.int64(
-        ARRAYS, SCRATCH, I32, types.int64, types.int64, types.boolean, types.int64, types.float64,
-        types.int64, types.int64, I32,
-    )
+@part
+def _apply(q: Pool, schedule: Ints, steps: int, head: int, last: int) -> int:
+    """Write the schedule with the good candidates among those in [head, last) into ``q.trial``."""
+    count = 0
+    for step in range(steps + 1):
+        for i in range(head, last):
+            k = q.rank[i]
+            if q.score[k] < 0.8 * q.score[q.rank[head]]:
+                continue
+            base = k * WIDTH
+            if q.what[base + 1] == step:
+                if count >= len(q.trial):
+                    return -1
+                q.trial[count] = q.what[base + 2]
+                count += 1
+            if q.where[k] == step:
+                if count + q.what[base] >= len(q.trial):
+                    return -1
+                for j in range(q.what[base]):
+                    q.trial[count + j] = q.what[base + 3 + j]
+                count += q.what[base]
+        if step < steps:
+            if count >= len(q.trial):
+                return -1
+            q.trial[count] = schedule[step]
+            count += 1
+    return count
+
+
+@compiled(
+    types.int64(
+        ARRAYS, SCRATCH, POOLED, I32, types.int64, I32, types.int64, types.float64, types.int64,
+        types.int64,
+    ),
+    entry=True,
 )  # fmt: skip
 def fill(
-    p: Arrays,
-    s: Scratch,
-    sequence: Ints,
-    steps: int,
-    budget: int,
-    free_order: bool,
-    depth: int,
-    power: float,
-    batch: int,
-    rounds: int,
-    trial: Ints,
-) -> int:
-    """Insert recomputations until the budget holds, nothing helps, or ``rounds`` are done.
+    p: Arrays, s: Scratch, q: Pool, schedule: Ints, steps: int, hold: Ints, depth: int,
+    power: float, batch: int, rounds: int,
+) -> int:  # fmt: skip
+    """Insert recomputations and copies until the budgets hold, nothing helps, or ``rounds`` are
+    done.
 
     Returns the new length, negated when nothing helps any more; ``s.figures`` describes the result.
     """
-    score = np.zeros(POOL, np.float64)
-    where = np.zeros(POOL, np.int32)
-    what = np.zeros(POOL * (WIDE + 2), np.int32)
-    evaluate(p, s, sequence, steps, budget, free_order)
-    room = len(sequence) - 2 * WIDE
+    evaluate(p, s, schedule, steps, hold)
     for _ in range(rounds):
-        area = s.figures[2]
+        area = s.figures[1]
         if area <= 0:
             return steps
-        found = _candidates(p, s, sequence, steps, budget, depth, power, score, where, what)
-        rank = np.argsort(-score[:found])
+        _excess(p, s, q.over, schedule, steps)
+        found = _candidates(p, s, q, steps, depth, power)
+        for k in range(found):
+            q.key[k] = -q.score[k]
+        rank_by(q.key, q.rank, found)
         done = False
-        for lot in range(2):  # a batch first, then one at a time
-            many = batch if lot == 0 else 1
-            if lot == 0 and (batch == 1 or found == 0):
+        for attempt in range(found + 1):  # a batch first, then one at a time
+            if attempt == 0 and (batch == 1 or found == 0):
                 continue
-            for head in range(found):
-                if lot == 0 and head > 0:
-                    break
-                length = steps
-                trial[:steps] = sequence[:steps]
-                length = _apply(trial, steps, rank, head, many, found, score, where, what, room)
-                if evaluate(p, s, trial, length, budget, free_order) and s.figures[2] < area:
-                    length = prune(p, s, trial, length, budget, free_order)
-                    sequence[:length] = trial[:length]
-                    steps = length
-                    done = True
-                    break
-            if done:
+            head = max(0, attempt - 1)
+            last = min(found, head + (batch if attempt == 0 else 1))
+            length = _apply(q, schedule, steps, head, last)
+            if length > 0:
+                length = mend(p, s, q.trial, length, hold, q.spare)
+            if length > 0:
+                length = prune(p, s, q.spare, length, hold)
+            if length > 0 and s.figures[1] < area:
+                steps = copy_steps(q.spare, length, schedule)
+                done = True
                 break
         if not done:
-            evaluate(p, s, sequence, steps, budget, free_order)
+            evaluate(p, s, schedule, steps, hold)
             return -steps
     return steps
 
 
-@compiled(types.int64(ARRAYS, SCRATCH, I32, types.int64, types.int64, types.boolean, I32))
-def polish(
-    p: Arrays,
-    s: Scratch,
-    sequence: Ints,
-    steps: int,
-    budget: int,
-    free_order: bool,
-    trial: Ints,
-) -> int:
-    """Delete second runs that the budget does not need, dearest first; returns the new length."""
+@compiled(types.int64(I32, types.int64, U8, I32))
+def _left(schedule: Ints, steps: int, gone: Flags, out: Ints) -> int:
+    """Copy the steps that are not gone; returns their number."""
+    count = 0
+    for step in range(steps):
+        if gone[step] == 0:
+            out[count] = schedule[step]
+            count += 1
+    return count
+
+
+@compiled(types.int64(ARRAYS, SCRATCH, POOLED, I32, types.int64, I32), entry=True)
+def polish(p: Arrays, s: Scratch, q: Pool, schedule: Ints, steps: int, hold: Ints) -> int:
+    """Delete copies and second runs that the budgets do not need, dearest first."""
     changed = True
     while changed:
         changed = False
         s.seen[:] = 0
-        price = np.full(steps, 1.0)
         for step in range(steps):
-            if s.seen[sequence[step]]:
-                price[step] = -p.cost[sequence[step]]
-            s.seen[sequence[step]] = 1
-        rank = np.argsort(price)
-        gone = np.zeros(steps, np.uint8)
-        length = steps
+            code = schedule[step]
+            this, start = item(code), source(code)
+            q.gone[step] = 0
+            q.key[step] = 1.0
+            if start >= 0:
+                q.key[step] = -p.copy[start, device(code), this]
+            elif s.seen[this]:
+                q.key[step] = -p.cost[device(code), this]
+            else:
+                s.seen[this] = 1
+        rank_by(q.key, q.rank, steps)
         for i in range(steps):
-            step = rank[i]
-            if price[step] > 0:
+            step = q.rank[i]
+            if q.key[step] > 0:
                 break
-            count = 0
-            for k in range(length):
-                if gone[k] == 0 and k != step:
-                    trial[count] = sequence[k]
-                    count += 1
-            if evaluate(p, s, trial, count, budget, free_order) and s.figures[2] <= 0:
-                gone[step] = 1
+            q.gone[step] = 1
+            count = _left(schedule, steps, q.gone, q.trial)
+            if evaluate(p, s, q.trial, count, hold) and s.figures[1] <= 0:
                 changed = True
-        count = 0
-        for k in range(length):
-            if gone[k] == 0:
-                sequence[count] = sequence[k]
-                count += 1
-        steps = prune(p, s, sequence, count, budget, free_order)
+            else:
+                q.gone[step] = 0
+        steps = _left(schedule, steps, q.gone, schedule)
+        steps = prune(p, s, schedule, steps, hold)
     return steps

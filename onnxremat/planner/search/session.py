@@ -1,218 +1,243 @@
-"""The search as the ladder uses it: one object per problem, budget and thread."""
+"""The search as the planner uses it: one object per problem, budgets and thread.
+
+Inside, schedules are steps as numbers; those of one device are annealed by a walk of their own.
+"""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from math import inf
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from onnxremat.planner.clock import MOVES, PASSED, WALL, Clock
-from onnxremat.planner.problem import Bytes, Problem, Rows
-from onnxremat.planner.search.anneal import walk
-from onnxremat.planner.search.compiled import arrays_of, generator, scratch_for
-from onnxremat.planner.search.edit import prune
+from onnxremat.planner.clock import MOVES, PASSED, REPLAYED, WALL, Clock
+from onnxremat.planner.problem import Ints
+from onnxremat.planner.problem_lists import ProblemLists
+from onnxremat.planner.schedule import Schedule
+from onnxremat.planner.search.arrays import (
+    arrays_of,
+    pack,
+    scratch_for,
+    unpack,
+)
+from onnxremat.planner.search.edit import mend, prune
 from onnxremat.planner.search.evaluate import evaluate
-from onnxremat.planner.search.greedy import fill, polish
-from onnxremat.planner.search.timeline import lay_out, line_for, read_out
+from onnxremat.planner.search.greedy import Pool, fill, polish, pool_for
+from onnxremat.planner.semantics import Figures
 
-GROWTH = 4  # sequences may be this many times as long as the op list
-CHUNK = 2000  # moves between looks at a clock that counts them
+if TYPE_CHECKING:
+    from onnxremat.planner.search.streams import Streams
+
+GROWTH = 5  # schedules may have this many times as many steps as there are ops
+SPARE = 64  # steps that one handed in must be shorter than the room
+CHUNK = 200  # moves between looks at a clock that counts them
 SLICE = 0.05  # seconds between looks at the clock
-LARGE, SPARSE, DENSE = 4000, 16, 6  # slots per step up to so many ops, and beyond
+SELDOM = 10  # times the time that telling of an improvement takes before the next is told
+ROUNDS = 4  # of greedy repair between looks at the clock
+BATCHES = 400  # ops per candidate that greedy repair inserts at once
+
+
+class Walker(Protocol):
+    """An annealing run, by replay or incremental."""
+
+    steps: int
+
+    @property
+    def best(self) -> float:
+        """Best feasible value so far."""
+
+    @property
+    def ready(self) -> bool:
+        """The schedule to start from is one that the walk can work on."""
+
+    def found(self) -> tuple[Ints, Ints]:
+        """Best feasible schedule so far, and where its results end."""
+
+    def step(self, share: float, moves: int) -> None:
+        """Run moves at the temperature for this share of the run."""
 
 
 class Search:
-    """Sequence search for one problem and budget.
+    """Schedule search for one problem and its budgets.
 
     Args:
-        problem: ops in base order.
-        budget: bytes.
+        lists: the problem, ops in base order.
+        budgets: bytes per device.
         free_order: let first runs leave the base order.
         seed: random seed.
         clock: what limits are counted by.
     """
 
     def __init__(
-        self, problem: Problem, budget: int, *, free_order: bool = False, seed: int = 0,
-        clock: Clock = WALL,
+        self, lists: ProblemLists, budgets: Sequence[int], *, free_order: bool = False,
+        seed: int = 0, clock: Clock = WALL,
     ) -> None:  # fmt: skip
-        self.problem, self.budget, self.free_order = problem, budget, free_order
-        self.clock = clock
-        self.arrays = arrays_of(problem)
-        self.room = GROWTH * problem.ops + 256
-        self.scratch = scratch_for(self.arrays, self.room)
-        self.random = generator(seed)
-        self._sequence, self._trial = (np.zeros(self.room + 64, np.int32) for _ in range(2))
+        self.lists, self.clock = lists, clock
+        self.arrays = arrays_of(lists, budgets)
+        self.devices, self.ops = self.arrays.cost.shape
+        self.room = GROWTH * self.ops + 256
+        self.scratch = scratch_for(self.arrays, self.room, seed)
+        self.codes: Ints = np.zeros(self.room, np.int32)  # the schedule at hand
+        self._hold: Ints = np.full(len(self.arrays.keep), -1, np.int32)
+        self.free_order = free_order
+        self.left: Schedule | None = None
 
-    def replay(self, sequence: Sequence[int]) -> tuple[float, int, float] | None:
-        """(seconds, peak bytes, excess area) of a sequence, or None when it is not valid."""
-        steps = self._load(sequence)
-        if steps < 0:
+    def _load(self, schedule: Schedule) -> int:
+        """Write a schedule into ``codes`` and ``_hold``; its length, -1 when it is far too long."""
+        steps = len(schedule.steps)
+        if steps > self.room - SPARE:
+            return -1
+        self.codes[:steps], self._hold[:] = pack(schedule.steps), schedule.placement
+        return steps
+
+    def _read(self, codes: Ints, hold: Ints) -> Schedule:
+        return Schedule(unpack(codes), tuple(hold.tolist()))
+
+    def allow(self, budgets: Sequence[int]) -> None:
+        """Search within other budgets from here on, bytes per device."""
+        self.arrays.budget[:] = budgets
+
+    @property
+    def free_order(self) -> bool:
+        """First runs may leave the base order."""
+        return bool(self.arrays.free[0])
+
+    @free_order.setter
+    def free_order(self, free: bool) -> None:
+        self.arrays.free[0] = free
+
+    @cached_property
+    def streams(self) -> Streams:
+        """Work space of the makespan."""
+        from onnxremat.planner.search.streams import streams_for
+
+        return streams_for(self.arrays, self.scratch, self.room)
+
+    @cached_property
+    def _pool(self) -> Pool:
+        return pool_for(self.arrays, self.scratch, self.room)
+
+    def replay(self, schedule: Schedule) -> Figures | None:
+        """Figures of a schedule, or None when it is not valid (or far too long)."""
+        steps = self._load(schedule)
+        if steps < 0 or not evaluate(self.arrays, self.scratch, self.codes, steps, self._hold):
             return None
-        if not evaluate(
-            self.arrays, self.scratch, self._sequence, steps, self.budget, self.free_order
-        ):
-            return None
-        seconds, peak, area, _ = self.scratch.figures.tolist()
-        return seconds, int(peak), area
+        seconds, area = self.scratch.figures.tolist()
+        return Figures(seconds, self._makespan(steps), tuple(self.scratch.peak.tolist()), area)
 
-    def usage(self, sequence: Sequence[int]) -> Bytes:
-        """Bytes per step, equal to :func:`onnxremat.planner.problem.occupancy`.
+    def _makespan(self, steps: int) -> float:
+        if self.devices == 1:
+            return float(self.scratch.figures[0])
+        from onnxremat.planner.search.streams import makespan
 
-        Raises:
-            ValueError: the sequence is not valid.
-        """
-        if self.replay(sequence) is None:
-            raise ValueError("not a valid sequence")
-        return self.scratch.use[: len(sequence)].copy()
+        return float(makespan(self.arrays, self.scratch, self.streams, self.codes, steps))
+
+    def mended(self, schedule: Schedule) -> Schedule | None:
+        """The schedule with copies wherever a value is missing, and nothing unread; or None."""
+        steps = self._mend(schedule)
+        return None if steps < 0 else self._read(self.codes[:steps], self._hold)
+
+    def _mend(self, schedule: Schedule) -> int:
+        steps, out = self._load(schedule), self._pool.trial
+        if steps >= 0:
+            steps = mend(self.arrays, self.scratch, self.codes, steps, self._hold, out)
+        if steps >= 0:
+            self.codes[:steps] = out[:steps]
+            steps = prune(self.arrays, self.scratch, self.codes, steps, self._hold)
+        return int(steps)
 
     def fit(
-        self,
-        sequence: Sequence[int],
-        until: float,
-        stop: Callable[[], bool],
-        depth: int,
-        power: float,
-    ) -> list[int] | None:
-        """Greedy insertion from a sequence, polished; None when the budget is not met.
+        self, schedule: Schedule, until: float, stop: Callable[[], bool], depth: int, power: float
+    ) -> Schedule | None:
+        """Greedy repair of a schedule, polished; None when the budgets are not met.
+
+        Leaves what was reached in ``left``.
 
         Args:
             until: when to stop, on the clock.
-            depth: levels of ancestry one candidate may remake.
+            depth: levels of ancestry one candidate may recompute.
             power: exponent of the cost in the score.
         """
-        steps = self._load(sequence)
+        steps = self._mend(schedule)
         if steps < 0:
             return None
-        batch = max(1, self.problem.ops // 400)
-        args = (self.arrays, self.scratch, self._sequence)
-        mode = (self.budget, self.free_order)
+        args = (self.arrays, self.scratch, self._pool, self.codes)
+        batch = max(1, self.ops // BATCHES)
         while True:
-            steps = fill(*args, steps, *mode, depth, power, batch, 4, self._trial)
-            met = self.scratch.figures[2] <= 0
+            steps = fill(*args, steps, self._hold, depth, power, batch, ROUNDS)
+            met = self.scratch.figures[1] <= 0
             self.clock.spend((1 + abs(steps)) / PASSED)
             if met or steps < 0 or self.clock.now() > until or stop():
                 break
-        self.left = self._sequence[: abs(steps)].tolist()
+        self.left = self._read(self.codes[: abs(steps)], self._hold)
         if not met:
             return None
-        return self.polished(self.left)
+        steps = polish(*args, steps, self._hold)
+        return self._read(self.codes[:steps], self._hold)
 
-    def polished(self, sequence: Sequence[int]) -> list[int]:
-        """Delete second runs that the budget does not need."""
-        steps = self._load(sequence)
-        mode = (self.budget, self.free_order)
-        args = (self.arrays, self.scratch, self._sequence)
-        steps = prune(*args, steps, *mode)
-        if self.scratch.figures[2] <= 0:
-            steps = polish(*args, steps, *mode, self._trial)
-        found: list[int] = self._sequence[:steps].tolist()
-        return found
+    def polished(self, schedule: Schedule) -> Schedule:
+        """Delete copies and second runs that the budgets do not need."""
+        steps = self._load(schedule)
+        steps = prune(self.arrays, self.scratch, self.codes, steps, self._hold)
+        if steps < 0:
+            return schedule
+        if self.scratch.figures[1] <= 0:
+            steps = polish(self.arrays, self.scratch, self._pool, self.codes, steps, self._hold)
+        return self._read(self.codes[:steps], self._hold)
 
     def anneal(
         self,
-        sequence: Sequence[int],
+        schedule: Schedule,
         seconds: float,
         stop: Callable[[], bool],
-        improved: Callable[[list[int], float], None],
+        improved: Callable[[Schedule], None],
         *,
+        parallel: bool = False,
         heat: float = 0.6,
-        target: float = -inf,
-    ) -> list[int] | None:
-        """Anneal from a sequence; ``improved`` is called with each better feasible one.
+    ) -> None:
+        """Anneal from a schedule; ``improved`` is called with better feasible ones.
 
         Args:
+            seconds: on the clock.
+            parallel: minimise the makespan instead of the sum of all steps.
             heat: starting temperature in mean op costs.
-            target: seconds of compute at which to stop.
         """
-        self.clock.spend(1)
-        if self.replay(sequence) is None:
-            return None
-        walker = _Walker(self, sequence, heat)
-        if not walker.ready:
-            return None
         clock = self.clock
+        clock.spend(1)
+        steps = self._load(schedule)
+        if steps < 0 or not evaluate(self.arrays, self.scratch, self.codes, steps, self._hold):
+            return
+        walker = self._walker(steps, heat, parallel)
+        if not walker.ready:
+            return
         begin = now = clock.now()
-        moves = CHUNK if clock.counted else 20
-        known = inf
+        moves, known, told, took = CHUNK if clock.counted else 20, walker.best, 0.0, 0.0
         while now < begin + seconds and not stop():
-            share = (now - begin) / seconds
-            walker.step(share, moves)
-            clock.spend(moves / MOVES)
+            walker.step((now - begin) / seconds, moves)
+            clock.spend(moves / MOVES if self.devices == 1 else moves * walker.steps / REPLAYED)
             later = clock.now()
             if not clock.counted:
                 moves = int(min(1e6, max(10, moves * SLICE / max(1e-4, later - now))))
             now = later
-            if walker.time < known:
-                known = walker.time
-                improved(walker.found(), known)
-                if known <= target:
-                    break
-        return walker.found() if known < inf else None
+            if walker.best < known and now - told > SELDOM * took:
+                known = walker.best
+                improved(self._read(*walker.found()))
+                told = clock.now()
+                took = told - now
+        if walker.best < known:
+            improved(self._read(*walker.found()))
 
-    def _load(self, sequence: Sequence[int]) -> int:
-        steps = len(sequence)
-        if steps > self.room - 64:
-            return -1
-        self._sequence[:steps] = sequence
-        return steps
+    def _walker(self, steps: int, heat: float, parallel: bool) -> Walker:
+        """An annealing run from the schedule at hand."""
+        codes, hold = self.codes[:steps], self._hold
+        if self.devices == 1:
+            from onnxremat.planner.search import incremental
 
+            random = self.scratch.random
+            return incremental.Walker(self.arrays, codes, hold, random, heat, self.room)
+        from onnxremat.planner.search import anneal
 
-class _Walker:
-    """State of one annealing run from a valid sequence."""
-
-    def __init__(self, search: Search, sequence: Sequence[int], heat: float) -> None:
-        self.search = search
-        problem, self.room = search.problem, search.room
-        steps, apart = len(sequence), SPARSE if problem.ops <= LARGE else DENSE
-        self.line = line_for(search.arrays, apart * (steps + 1), search.budget, search.random)
-        self._spare, self._best = (np.zeros(self.room, np.int32) for _ in range(2))
-        self._spare[:steps] = sequence
-        self.ready = lay_out(search.arrays, self.line, self._spare, steps)
-        mean_cost = max(1e-300, float(problem.cost.mean()))
-        mean_size = max(1.0, float(problem.size.mean()) if problem.values else 1.0)
-        self.hot, self.cold = heat * mean_cost, 0.004 * mean_cost
-        seconds, area = self.line.sums.tolist()
-        self.state = np.asarray([4 * mean_cost / mean_size, inf, 0])
-        if area <= 0:
-            self.state[1], self.state[2] = seconds, steps
-            self._best[:steps] = sequence
-
-    @property
-    def time(self) -> float:
-        """Best feasible seconds so far."""
-        return float(self.state[1])
-
-    def found(self) -> list[int]:
-        """Best feasible sequence so far."""
-        sequence: list[int] = self._best[: int(self.state[2])].tolist()
-        return sequence
-
-    def step(self, share: float, moves: int) -> None:
-        """Run moves at the temperature for this share of the run."""
-        heat = self.hot * (self.cold / self.hot) ** min(1.0, share)
-        arrays, free = self.search.arrays, self.search.free_order
-        walk(arrays, self.line, self.room, free, heat, moves, self.state, self._spare, self._best)
-        steps = read_out(self.line, self._spare)
-        lay_out(arrays, self.line, self._spare, steps)  # evenly spread, and sums without drift
-
-
-def warm_up() -> float:
-    """Compile every kernel (or load it from the cache); returns the seconds it took."""
-    begin = time.monotonic()
-    problem = Problem.single(
-        cost=np.ones(3),
-        work=np.zeros(3, np.int64),
-        reads=Rows.of([[], [0], [0, 1]]),
-        writes=Rows.of([[0], [1], [2]]),
-        size=np.ones(3, np.int64),
-        keep=np.zeros(3, np.bool_),
-        inplace=Rows.of([[], [], []]),
-        recompute=np.ones(3, np.bool_),
-    )
-    search = Search(problem, 2)
-    search.fit([0, 1, 2], time.monotonic() + 1, lambda: False, 1, 1.0)
-    search.anneal([0, 1, 2], 0.01, lambda: False, lambda _s, _t: None)
-    return time.monotonic() - begin
+        return anneal.Walker(
+            self.arrays, self.scratch, self.streams, codes, hold, heat, self.room, parallel
+        )

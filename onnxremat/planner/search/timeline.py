@@ -14,40 +14,84 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import types
-from numpy.typing import NDArray
 
-from onnxremat.planner.problem import Ints
-from onnxremat.planner.search.compiled import ARRAYS, F64, I32, I64, U64, Arrays, compiled
+from onnxremat.planner.problem import Bytes, Floats, Ints
+from onnxremat.planner.search.arrays import Arrays, Flags
+from onnxremat.planner.search.compiled import (
+    F64,
+    I32,
+    I64,
+    U8,
+    U64,
+    Random,
+    compiled,
+    part,
+)
 
 EMPTY = 1 << 60  # taken off the bytes of a slot that holds no step
 RUNS = 24  # runs of one op at most
 LOG = 256  # edits of one move at most
 
 
+class Single(NamedTuple):
+    """What the arrays of a problem say about its one device."""
+
+    cost: Floats
+    work: Bytes
+    size: Bytes
+    read_start: Ints
+    read_index: Ints
+    write_start: Ints
+    write_index: Ints
+    take_start: Ints
+    take_index: Ints
+    reader_start: Ints
+    reader_index: Ints
+    keep: Flags
+    producer: Ints
+    again: Flags
+    resident: Bytes  # one entry: fixed bytes and weights
+
+
+SINGLE = types.NamedTuple(
+    (F64, I64, I64, I32, I32, I32, I32, I32, I32, I32, I32, U8, I32, U8, I64), Single
+)
+
+
+def single_of(arrays: Arrays) -> Single:
+    """The first device, which runs every op."""
+    weights = arrays.weight[np.unique(arrays.use_index)].sum()
+    rows = {name: getattr(arrays, name) for name in Single._fields[3:-1]}
+    return Single(
+        arrays.cost[0], arrays.work[0], arrays.size[0], **rows,
+        resident=np.array([arrays.fixed[0] + weights], np.int64),
+    )  # fmt: skip
+
+
 class Line(NamedTuple):
     """State of an edited sequence; lengths follow :func:`line_for`."""
 
-    op: NDArray[np.int32]  # per slot: op, or -1
-    use: NDArray[np.int64]  # per slot: bytes, less EMPTY where there is no step
-    take: NDArray[np.int64]  # per slot: bytes that an output takes over there
-    runs: NDArray[np.int32]  # per op, RUNS entries: slots of its runs, increasing
-    many: NDArray[np.int32]  # per op: number of runs
-    last: NDArray[np.int32]  # per value, RUNS entries: slot of the last read of each instance
-    extra: NDArray[np.int32]  # ops of second runs, in any order
-    place: NDArray[np.int32]  # per op, RUNS entries: its entries in ``extra``
-    log: NDArray[np.int32]  # edits of the move at hand: op + 1 put in (or its negative), slot
-    tally: NDArray[np.int64]  # steps, second runs, log entries, moves without room, latest excess
-    sums: NDArray[np.float64]  # time, excess area
-    budget: NDArray[np.int64]  # one entry: bytes
-    random: NDArray[np.uint64]  # one entry: state of the generator
+    op: Ints  # per slot: op, or -1
+    use: Bytes  # per slot: bytes, less EMPTY where there is no step
+    take: Bytes  # per slot: bytes that an output takes over there
+    runs: Ints  # per op, RUNS entries: slots of its runs, increasing
+    many: Ints  # per op: number of runs
+    last: Ints  # per value, RUNS entries: slot of the last read of each instance
+    extra: Ints  # ops of second runs, in any order
+    place: Ints  # per op, RUNS entries: its entries in ``extra``
+    log: Ints  # edits of the move at hand: op + 1 put in (or its negative), slot
+    tally: Bytes  # steps, second runs, log entries, moves without room, latest excess
+    sums: Floats  # time, excess area
+    budget: Bytes  # one entry: bytes
+    random: Random  # one entry: state of the generator
 
 
 LINE = types.NamedTuple((I32, I64, I64, I32, I32, I32, I32, I32, I32, I64, F64, I64, U64), Line)
 
 
-def line_for(arrays: Arrays, slots: int, budget: int, random: NDArray[np.uint64]) -> Line:
+def line_for(single: Single, slots: int, budget: int, random: Random) -> Line:
     """An empty line of time."""
-    ops, values = len(arrays.cost), len(arrays.size)
+    ops, values = len(single.cost), len(single.size)
     return Line(
         op=np.full(slots, -1, np.int32),
         use=np.zeros(slots, np.int64),
@@ -65,7 +109,7 @@ def line_for(arrays: Arrays, slots: int, budget: int, random: NDArray[np.uint64]
     )
 
 
-@compiled(types.void(LINE, types.int64, types.int64, types.int64), lean=True)
+@compiled(types.void(LINE, types.int64, types.int64, types.int64))
 def _shift(t: Line, start: int, end: int, change: int) -> None:
     """Add ``change`` bytes to slots start..end (both included), and the excess that makes."""
     budget, area, use = t.budget[0], 0, t.use[start : end + 1]
@@ -79,7 +123,7 @@ def _shift(t: Line, start: int, end: int, change: int) -> None:
         t.tally[4], t.tally[5] = start, end
 
 
-@compiled(types.int64(LINE, types.int64, types.int64), lean=True)
+@compiled(types.int64(LINE, types.int64, types.int64))
 def run_before(t: Line, op: int, slot: int) -> int:
     """Index of the last run of ``op`` before a slot, or -1."""
     index = t.many[op] - 1
@@ -88,8 +132,8 @@ def run_before(t: Line, op: int, slot: int) -> int:
     return int(index)
 
 
-@compiled(types.int64(ARRAYS, LINE, types.int64, types.int64, types.int64), lean=True)
-def _last_read(p: Arrays, t: Line, value: int, start: int, end: int) -> int:
+@compiled(types.int64(SINGLE, LINE, types.int64, types.int64, types.int64))
+def _last_read(p: Single, t: Line, value: int, start: int, end: int) -> int:
     """Last slot strictly between start and end that reads a value, or ``start``."""
     last = start
     for k in range(p.reader_start[value], p.reader_start[value + 1]):
@@ -102,8 +146,8 @@ def _last_read(p: Arrays, t: Line, value: int, start: int, end: int) -> int:
     return int(last)
 
 
-@compiled(types.void(ARRAYS, LINE, types.int64), lean=True)
-def _retake(p: Arrays, t: Line, slot: int) -> None:
+@compiled(types.void(SINGLE, LINE, types.int64))
+def _retake(p: Single, t: Line, slot: int) -> None:
     """Work out again what the step at a slot takes over, after a last read moved."""
     op = t.op[slot]
     if op < 0 or p.take_start[op] == p.take_start[op + 1]:
@@ -120,7 +164,7 @@ def _retake(p: Arrays, t: Line, slot: int) -> None:
         t.take[slot] = bytes_
 
 
-@compiled(types.void(LINE, types.int64, types.int64), lean=True)
+@part
 def _note(t: Line, edit: int, slot: int) -> None:
     """Remember an edit of the move at hand."""
     at = t.tally[2]
@@ -128,7 +172,7 @@ def _note(t: Line, edit: int, slot: int) -> None:
     t.tally[2] = at + 1
 
 
-@compiled(types.void(LINE, types.int64, types.int64), lean=True)
+@part
 def _enlist(t: Line, op: int, change: int) -> None:
     """Keep the list of second runs: one entry more, or one less, for ``op``."""
     if change > 0:
@@ -146,11 +190,8 @@ def _enlist(t: Line, op: int, change: int) -> None:
     t.tally[1] = end
 
 
-@compiled(
-    types.void(ARRAYS, LINE, types.int64, types.int64, types.int64, types.int64, types.int64),
-    lean=True,
-)
-def _make(p: Arrays, t: Line, value: int, base: int, index: int, many: int, slot: int) -> None:
+@part
+def _make(p: Single, t: Line, value: int, base: int, index: int, many: int, slot: int) -> None:
     """Start an instance of ``value`` at a slot: run ``index`` of its op, which had ``many``."""
     size, mine = p.size[value], value * RUNS
     if p.keep[value]:
@@ -172,8 +213,8 @@ def _make(p: Arrays, t: Line, value: int, base: int, index: int, many: int, slot
     _shift(t, slot, slot, size)
 
 
-@compiled(types.boolean(ARRAYS, LINE, types.int64, types.int64), lean=True)
-def put(p: Arrays, t: Line, op: int, slot: int) -> bool:
+@compiled(types.boolean(SINGLE, LINE, types.int64, types.int64))
+def put(p: Single, t: Line, op: int, slot: int) -> bool:
     """Run ``op`` at an empty slot; False, with nothing changed, when an input is not made."""
     many = t.many[op]
     if many >= RUNS or t.tally[2] >= LOG:
@@ -209,11 +250,8 @@ def put(p: Arrays, t: Line, op: int, slot: int) -> bool:
     return True
 
 
-@compiled(
-    types.void(ARRAYS, LINE, types.int64, types.int64, types.int64, types.int64, types.int64),
-    lean=True,
-)
-def _unmake(p: Arrays, t: Line, value: int, base: int, index: int, many: int, slot: int) -> None:
+@part
+def _unmake(p: Single, t: Line, value: int, base: int, index: int, many: int, slot: int) -> None:
     """End of the instance of ``value`` that started at a slot: run ``index`` of ``many``."""
     size, mine = p.size[value], value * RUNS
     if p.keep[value]:
@@ -232,8 +270,8 @@ def _unmake(p: Arrays, t: Line, value: int, base: int, index: int, many: int, sl
     _shift(t, slot, slot, -size)
 
 
-@compiled(types.boolean(ARRAYS, LINE, types.int64, types.int64), lean=True)
-def cut(p: Arrays, t: Line, op: int, slot: int) -> bool:
+@compiled(types.boolean(SINGLE, LINE, types.int64, types.int64))
+def cut(p: Single, t: Line, op: int, slot: int) -> bool:
     """Take out the run of ``op`` at a slot; False, with nothing changed, when it is needed."""
     base, many = op * RUNS, t.many[op]
     index = run_before(t, op, slot + 1)
@@ -270,8 +308,8 @@ def cut(p: Arrays, t: Line, op: int, slot: int) -> bool:
     return True
 
 
-@compiled(types.boolean(ARRAYS, LINE, types.int64, types.int64), lean=True)
-def unread(p: Arrays, t: Line, op: int, index: int) -> bool:
+@compiled(types.boolean(SINGLE, LINE, types.int64, types.int64))
+def unread(p: Single, t: Line, op: int, index: int) -> bool:
     """True when nobody reads what run ``index`` of an op made."""
     slot = t.runs[op * RUNS + index]
     for k in range(p.write_start[op], p.write_start[op + 1]):
@@ -281,8 +319,8 @@ def unread(p: Arrays, t: Line, op: int, index: int) -> bool:
     return True
 
 
-@compiled(types.void(ARRAYS, LINE), lean=True)
-def sweep(p: Arrays, t: Line) -> None:
+@part
+def sweep(p: Single, t: Line) -> None:
     """Take out second runs that the edits in the log left unread."""
     at = 0
     while at < t.tally[2]:
@@ -302,8 +340,8 @@ def sweep(p: Arrays, t: Line) -> None:
                 cut(p, t, source, t.runs[source * RUNS + index])
 
 
-@compiled(types.void(ARRAYS, LINE), lean=True)
-def undo(p: Arrays, t: Line) -> None:
+@part
+def undo(p: Single, t: Line) -> None:
     """Take back every edit of the log."""
     end = t.tally[2]
     for at in range(end - 1, -1, -1):
@@ -316,7 +354,7 @@ def undo(p: Arrays, t: Line) -> None:
     t.tally[2] = 0
 
 
-@compiled(types.int64(LINE, I32), lean=True)
+@compiled(types.int64(LINE, I32), entry=True)
 def read_out(t: Line, sequence: Ints) -> int:
     """The ops in order of time; returns their number."""
     steps = 0
@@ -327,11 +365,11 @@ def read_out(t: Line, sequence: Ints) -> int:
     return steps
 
 
-@compiled(types.boolean(ARRAYS, LINE, I32, types.int64), lean=True)
-def lay_out(p: Arrays, t: Line, sequence: Ints, steps: int) -> bool:
+@compiled(types.boolean(SINGLE, LINE, I32, types.int64), entry=True)
+def lay_out(p: Single, t: Line, sequence: Ints, steps: int) -> bool:
     """Put a valid sequence on the line, evenly spaced; False when an op runs too often."""
     t.op[:], t.take[:], t.many[:] = -1, 0, 0
-    t.use[:] = p.fixed[0] - EMPTY
+    t.use[:] = p.resident[0] - EMPTY
     t.tally[:] = 0
     t.sums[:] = 0.0
     apart = len(t.op) // (steps + 1)

@@ -1,0 +1,221 @@
+"""Big weights in a file of their own while a model is worked on.
+
+A rewrite copies a model many times, and every session is given one. With the weights apart a model
+says of each where its bytes lie, in the words of ONNX's external data: a copy is then a copy of the
+structure, and onnxruntime maps the bytes from the one file. They begin at multiples of a page:
+kernels are slower on weights that lie oddly, and sums over these differ in their last bits.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import weakref
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import onnx
+
+from onnxremat.errors import UsageError
+from onnxremat.graph.dtypes import tensor_bytes
+from onnxremat.graph.outline import RAW, Filling, filled
+
+APART = 1 << 20  # bytes from which a weight is kept apart; the values of smaller ones are looked at
+LIGHT = (
+    16 << 20
+)  # bytes of such weights below which a model keeps them: copies cost less than files
+PAGE = 4096
+CHUNK = 8 << 20
+
+if sys.platform == "win32":
+    from pathlib import WindowsPath as _Path
+else:
+    from pathlib import PosixPath as _Path
+
+
+class WeightFolder(_Path):
+    """A temporary folder with weights; :meth:`make` gives one that is removed when nobody holds it
+    any more, or the process ends. A weight in it counts as one that its model holds itself."""
+
+    @classmethod
+    def make(cls) -> WeightFolder:
+        """A new, empty one, in the system's folder for temporary files (``TMPDIR``).
+
+        Raises:
+            UsageError: no such folder can be made.
+        """
+        try:
+            folder = cls(tempfile.mkdtemp(prefix="onnxremat-weights-"))
+        except OSError as error:
+            raise _no_room(error) from error
+        weakref.finalize(folder, _remove, str(folder), os.getpid())
+        return folder
+
+    def keep(self, weights: Iterable[tuple[onnx.TensorProto, Iterable[bytes]]]) -> None:
+        """Write the bytes of weights to a new file, and say in each where they are.
+
+        Args:
+            weights: a tensor, and its raw data in pieces. Its own raw data goes.
+
+        Raises:
+            UsageError: the disk is full.
+        """
+        name = f"weights{sum(1 for _ in self.iterdir())}.data"
+        try:
+            with (Path(self) / name).open("xb") as file:
+                for tensor, pieces in weights:
+                    file.write(b"\0" * (-file.tell() % PAGE))
+                    start = file.tell()
+                    for piece in pieces:
+                        file.write(piece)
+                    refer(tensor, Place(name, start, file.tell() - start))
+        except OSError as error:
+            raise _no_room(error) from error
+
+
+def _remove(folder: str, owner: int) -> None:
+    if os.getpid() == owner:  # a forked process holds the path, too
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _no_room(error: OSError) -> UsageError:
+    return UsageError(
+        "the weights cannot be kept in a temporary file",
+        why=error.strerror or str(error),
+        hint=f"make room in {tempfile.gettempdir()}, or set TMPDIR to a folder with more",
+    )
+
+
+class Place(NamedTuple):
+    """Where the bytes of a weight lie: file in the weights' folder, first byte, how many."""
+
+    location: str
+    start: int
+    length: int
+
+
+def place(tensor: onnx.TensorProto) -> Place | None:
+    """Where the bytes of an external weight lie, None for one that its model holds."""
+    if tensor.data_location != onnx.TensorProto.EXTERNAL:
+        return None
+    said = {entry.key: entry.value for entry in tensor.external_data}
+    length = int(said.get("length") or 0) or tensor_bytes(tensor.data_type, tensor.dims)
+    return Place(said.get("location", ""), int(said.get("offset") or 0), length)
+
+
+def refer(tensor: onnx.TensorProto, where: Place) -> None:
+    """Let a tensor say that its bytes lie there; it no longer holds them itself."""
+    tensor.ClearField("raw_data")
+    del tensor.external_data[:]
+    for key, value in zip(("location", "offset", "length"), where, strict=True):
+        tensor.external_data.add(key=key, value=str(value))
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+
+
+def held(tensor: onnx.TensorProto) -> onnx.TensorProto:
+    """A copy that says nothing of a file, and holds no bytes."""
+    copy = onnx.TensorProto()
+    _merge(copy, tensor, ("raw_data", "external_data", "data_location"))
+    return copy
+
+
+def set_apart(model: onnx.ModelProto, folder: Path | None) -> tuple[onnx.ModelProto, Path | None]:
+    """The model with its big weights in a :class:`WeightFolder`, and that folder; or both as they
+    are, where there is little to be gained.
+
+    Args:
+        folder: where external weights of ``model`` lie; a WeightFolder takes the new ones, out of
+            another one the weights of the model are copied.
+    """
+    graph = model.graph
+    big = {i for i, t in enumerate(graph.initializer) if len(t.raw_data) >= APART}
+    if sum(len(graph.initializer[i].raw_data) for i in big) < LIGHT:
+        return model, folder
+    target = folder if isinstance(folder, WeightFolder) else WeightFolder.make()
+    others = set() if target is folder else {i for i, t in enumerate(graph.initializer) if place(t)}
+    made = onnx.ModelProto()
+    _merge(made, model, ("graph",))
+    _merge(made.graph, graph, ("initializer",))
+    waiting = []
+    for index, tensor in enumerate(graph.initializer):
+        if index in big | others:
+            made.graph.initializer.append(held(tensor))
+            waiting.append((made.graph.initializer[-1], pieces(tensor, folder)))
+        else:
+            made.graph.initializer.append(tensor)
+    target.keep(waiting)
+    return made, target
+
+
+def pieces(tensor: onnx.TensorProto, folder: Path | None) -> Iterator[bytes]:
+    """The raw data of a weight, a little at a time where it lies in a file of ``folder``."""
+    where = place(tensor)
+    if where is None:
+        yield tensor.raw_data
+        return
+    with (Path(folder or ".") / where.location).open("rb") as file:
+        yield from stretch(file, where.start, where.length)
+
+
+def stretch(file: BinaryIO, start: int, length: int) -> Iterator[bytes]:
+    """Bytes of a file, a little at a time.
+
+    Raises:
+        OSError: the file ends before.
+    """
+    file.seek(start)
+    while length:
+        piece = file.read(min(CHUNK, length))
+        if not piece:
+            raise OSError(f"{file.name} ends too early")
+        length -= len(piece)
+        yield piece
+
+
+def inline_bytes(model: onnx.ModelProto) -> int:
+    """Bytes of weights that the model holds, or a file holds for it."""
+    return sum(
+        where.length if (where := place(tensor)) else len(tensor.raw_data)
+        for tensor in model.graph.initializer
+    )
+
+
+def write_whole(model: onnx.ModelProto, folder: Path | None, file: BinaryIO) -> None:
+    """Write a model with the weights that lie in ``folder`` in it, one at a time: the bytes that it
+    would have if it had held them."""
+    weights = model.graph.initializer
+    tensors = [_around(index, tensor) for index, tensor in enumerate(weights)]
+    for part in filled(model.SerializeToString(), tensors):
+        if isinstance(part, Filling):
+            file.writelines(pieces(weights[part.key], folder))
+        else:
+            file.write(part)
+
+
+def _around(index: int, tensor: onnx.TensorProto) -> tuple[bytes, Filling, bytes] | None:
+    """The fields of an external weight before and behind its raw data, in the order of their
+    numbers, and how long that is."""
+    where = place(tensor)
+    if where is None:
+        return None
+    before, behind = held(tensor), held(tensor)
+    for field, _ in before.ListFields():
+        (before if field.number > RAW else behind).ClearField(field.name)
+    raw = Filling(index, where.length)
+    return before.SerializeToString(), raw, behind.SerializeToString()
+
+
+def _merge(target: Any, source: Any, skip: tuple[str, ...]) -> None:
+    """Copy the fields of a message, some left out (they may be big)."""
+    for field, value in source.ListFields():
+        if field.name in skip:
+            continue
+        if hasattr(value, "extend"):
+            getattr(target, field.name).extend(value)
+        elif field.message_type is not None:
+            getattr(target, field.name).CopyFrom(value)
+        else:
+            setattr(target, field.name, value)

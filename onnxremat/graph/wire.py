@@ -1,0 +1,215 @@
+"""A model file without its weights, read by scanning protobuf's wire format.
+
+Parsing a file as protobuf puts every inline weight into memory once more. The scan reads what lies
+between the weights and leaves each big one where it is, as a reference into the file itself: ONNX
+calls that external data, and onnxruntime maps it instead of copying it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError
+
+from onnxremat.errors import ModelError
+from onnxremat.graph.onnx_io import check_external, read_model
+
+LARGE = 64 << 10  # bytes from which a weight stays in the file: each is one mapping
+
+# Field numbers of onnx.proto.
+_GRAPH, _METADATA = 7, 14  # of ModelProto
+_NODE, _INITIALIZER, _OUTPUT = 1, 5, 12  # of GraphProto
+_RAW, _EXTERNAL, _LOCATION = 9, 13, 14  # of TensorProto
+_BYTES = 2  # wire type of strings, bytes and messages
+_WIDTH = {1: 8, 5: 4}  # wire type to bytes, of numbers of fixed width
+
+Field = tuple[int, int, int, int, int]  # number, wire type, begin, begin of its content, end
+
+
+@dataclass(frozen=True)
+class Light:
+    """A model file less its big weights.
+
+    Attributes:
+        content: the serialised model; big weights refer to the file they are in.
+        head: metadata, and the weights that the file itself keeps in others; nothing else.
+        weights: bytes left in the file.
+    """
+
+    content: bytes
+    head: onnx.ModelProto
+    weights: int
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the file keeps weights in other files."""
+        return bool(self.head.graph.initializer)
+
+
+def existing(path: str | os.PathLike[str]) -> Path:
+    """Raises:
+    ModelError: there is no such file.
+    """
+    file = Path(path)
+    if not file.is_file():
+        read_model(file)  # says so
+    return file
+
+
+def read_light(path: Path, without: str = "") -> Light:
+    """Read a model file without its big weights.
+
+    Args:
+        without: leave out nodes whose names begin so, if what they read is read by others or leaves
+            the graph, and what they make is read by nobody.
+
+    Raises:
+        ModelError: as :func:`onnxremat.graph.onnx_io.read_model`.
+    """
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            found = _model(data, path.resolve().name, without)
+    except (OSError, ValueError, IndexError, DecodeError):
+        read_model(path)  # says what is wrong with the file
+        raise ModelError(f"cannot read {path}", why="its fields do not add up") from None
+    check_external(found.head, path.parent)
+    return found
+
+
+def _model(data: mmap.mmap, name: str, without: str) -> Light:
+    head = onnx.ModelProto()
+    parts: list[bytes] = []
+    weights, nodes = 0, False
+    for number, kind, begin, inside, end in _fields(data, 0, len(data)):
+        if number == _GRAPH and kind == _BYTES:
+            graph = _Graph(head, name, without)
+            graph.read(data, inside, end)
+            parts += _message(_GRAPH, b"".join(graph.parts))
+            weights, nodes = weights + graph.weights, nodes or bool(graph.nodes)
+            continue
+        if number == _METADATA:
+            head.metadata_props.append(onnx.StringStringEntryProto.FromString(data[inside:end]))
+        parts.append(data[begin:end])
+    if not nodes:
+        raise ValueError("no graph")
+    return Light(b"".join(parts), head, weights)
+
+
+class _Graph:
+    """A graph less its big weights, field by field in ``parts``."""
+
+    def __init__(self, head: onnx.ModelProto, name: str, without: str) -> None:
+        self.parts: list[bytes] = []
+        self.weights, self.nodes = 0, 0
+        self._head, self._name, self._without = head, name, without.encode()
+
+    def read(self, data: mmap.mmap, begin: int, end: int) -> None:
+        dropped: list[tuple[int, onnx.NodeProto]] = []
+        read: set[str] = set()
+        for number, kind, start, inside, stop in _fields(data, begin, end):
+            if number == _INITIALIZER and kind == _BYTES:
+                self._initializer(data, start, inside, stop)
+                continue
+            field = data[start:stop]
+            if number == _NODE:
+                self.nodes += 1
+                if self._without:
+                    node = onnx.NodeProto.FromString(data[inside:stop])
+                    if self._without in field and node.name.encode().startswith(self._without):
+                        dropped.append((len(self.parts), node))
+                    else:
+                        read.update(node.input)
+            elif number == _OUTPUT:
+                read.add(onnx.ValueInfoProto.FromString(data[inside:stop]).name)
+            self.parts.append(field)
+        for at, node in dropped:
+            if read.issuperset(node.input) and not read.intersection(node.output):
+                self.parts[at] = b""
+
+    def _initializer(self, data: mmap.mmap, start: int, inside: int, stop: int) -> None:
+        raw = _raw_data(data, inside, stop)
+        if raw is not None:
+            self.parts += _message(_INITIALIZER, _referring(data, (inside, stop), raw, self._name))
+            self.weights += raw[1] - raw[0]
+            return
+        self.parts.append(data[start:stop])
+        if stop - inside < LARGE:  # of one that lies elsewhere this is all
+            small = onnx.TensorProto.FromString(data[inside:stop])
+            if small.data_location == onnx.TensorProto.EXTERNAL:
+                self._head.graph.initializer.append(small)
+
+
+def _raw_data(data: mmap.mmap, begin: int, end: int) -> tuple[int, int] | None:
+    """Where the content of a big inline weight lies in the file; None of any other."""
+    if end - begin < LARGE:
+        return None
+    fields = _fields(data, begin, end)
+    raws = [(i, e) for n, k, _, i, e in fields if n == _RAW and k == _BYTES and e - i >= LARGE]
+    return raws[0] if len(raws) == 1 else None
+
+
+def _referring(data: mmap.mmap, whole: tuple[int, int], raw: tuple[int, int], name: str) -> bytes:
+    """A weight that refers to the part of the file where its content is."""
+    parts = [
+        data[begin:end]
+        for number, _, begin, _, end in _fields(data, *whole)
+        if number not in (_RAW, _EXTERNAL, _LOCATION)
+    ]
+    tail = onnx.TensorProto(data_location=onnx.TensorProto.EXTERNAL)
+    where = {"location": name, "offset": raw[0], "length": raw[1] - raw[0]}
+    for key, value in where.items():
+        tail.external_data.add(key=key, value=str(value))
+    return b"".join([*parts, tail.SerializeToString()])
+
+
+def _fields(data: mmap.mmap, at: int, end: int) -> Iterator[Field]:
+    """Raises ValueError where the bytes are no protobuf message."""
+    while at < end:
+        begin = at
+        key, at = _number(data, at)
+        kind = key & 7
+        if kind == _BYTES:
+            length, inside = _number(data, at)
+            at = inside + length
+        elif kind == 0:
+            inside = at
+            _, at = _number(data, at)
+        elif kind in _WIDTH:
+            inside, at = at, at + _WIDTH[kind]
+        else:
+            raise ValueError(f"wire type {kind}")
+        if at > end or key < 8:
+            raise ValueError("a field ends behind its message")
+        yield key >> 3, kind, begin, inside, at
+
+
+def _number(data: mmap.mmap, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+        shift += 7
+        if shift > 63:
+            raise ValueError("a number of more than ten bytes")
+
+
+def _varint(value: int) -> bytes:
+    parts = bytearray()
+    while value > 127:
+        parts.append(value & 127 | 128)
+        value >>= 7
+    parts.append(value)
+    return bytes(parts)
+
+
+def _message(number: int, content: bytes) -> tuple[bytes, bytes, bytes]:
+    """A field that holds a message."""
+    return _varint(number << 3 | _BYTES), _varint(len(content)), content

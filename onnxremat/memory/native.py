@@ -1,0 +1,188 @@
+"""The compiled allocator: found, loaded, and called through ctypes."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnxremat.memory.events import EVENT, Events, Integers
+
+_POINTER = ctypes.c_void_p
+_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "slab_register": (_POINTER, []),
+    "slab_unregister": (ctypes.c_int, [_POINTER]),
+    "slab_error": (ctypes.c_char_p, []),
+    "slab_begin": (ctypes.c_int, [_POINTER, _POINTER]),
+    "slab_end": (ctypes.c_int64, [_POINTER]),
+    "slab_recorded": (None, [_POINTER, _POINTER]),
+    "slab_forget": (None, [_POINTER, _POINTER]),
+    "slab_close": (None, [_POINTER]),
+    "slab_counts": (None, [_POINTER, _POINTER]),
+    "place": (ctypes.c_int64, [_POINTER, ctypes.c_int64, *[_POINTER] * 4]),
+    "trace_new": (
+        _POINTER, [_POINTER, ctypes.c_int64, _POINTER, _POINTER, ctypes.c_int64, ctypes.c_size_t],
+    ),
+}  # fmt: skip
+
+
+@cache
+def _opened() -> Any:
+    """The library with its functions, or a sentence that says why there is none."""
+    built = sorted(Path(__file__).parent.glob("_slab*.so"))
+    if not built:
+        return "the package was installed without its compiled allocator"
+    try:
+        c = ctypes.CDLL(str(built[0]))
+        if not c.slab_here():
+            return "the compiled allocator serves Linux only"
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(c, name)
+            function.restype, function.argtypes = result, arguments
+    except (OSError, AttributeError) as error:
+        return f"the compiled allocator does not load: {error}"
+    return c
+
+
+@cache
+def library() -> Any:
+    """The library with onnxruntime's interface in its hands, or a sentence that says why not."""
+    c = _opened()
+    if isinstance(c, str):
+        return c
+    import onnxruntime as ort
+
+    try:  # opened before, or onnxruntime would close it together with the options
+        ort.SessionOptions().register_custom_ops_library(c._name)
+    except Exception as error:  # onnxruntime raises a dozen unrelated types
+        return f"onnxruntime does not take the allocator: {str(error).splitlines()[0]}"
+    return c
+
+
+def missing() -> str:
+    """Why planned addresses cannot be had here; "" where they can."""
+    found = library()
+    return found if isinstance(found, str) else ""
+
+
+_OPENING = threading.RLock()
+_STACK = 1 << 20  # bytes of a worker's stack, as on Windows; glibc's 8 MiB count against a limit
+
+
+@contextlib.contextmanager
+def opening() -> Iterator[None]:
+    """While a session is made: one at a time, since an allocator given to onnxruntime goes to any
+    session that is made; its worker threads with small stacks, where the C library lets us."""
+    with _OPENING:
+        try:
+            c = ctypes.CDLL(None)
+            get, put = c.pthread_getattr_default_np, c.pthread_setattr_default_np
+        except (AttributeError, OSError, TypeError):  # another C library
+            yield
+            return
+        before, small = ctypes.create_string_buffer(128), ctypes.create_string_buffer(128)
+        get(before)
+        get(small)
+        c.pthread_attr_setstacksize(small, ctypes.c_size_t(_STACK))
+        put(small)
+        try:
+            yield
+        finally:
+            put(before)
+
+
+def trim() -> None:
+    """Give what the C library keeps of freed blocks back to the system (glibc only)."""
+    with contextlib.suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+Place = Callable[[Integers, Integers, Integers, Integers], tuple[Integers, int]]
+
+
+@cache
+def compiled_place() -> Place | None:
+    """The compiled inner loop of packing, or None where nothing is compiled."""
+    c = _opened()
+    if isinstance(c, str):
+        return None
+
+    def place(
+        order: Integers, size: Integers, first: Integers, last: Integers
+    ) -> tuple[Integers, int]:
+        offset = np.zeros(len(size), np.int64)
+        rows = [np.ascontiguousarray(row, np.int64) for row in (order, size, first, last)]
+        given = [row.ctypes.data for row in rows]
+        top = c.place(given[0], len(order), *given[1:], offset.ctypes.data)
+        if top < 0:
+            raise MemoryError(len(order))
+        return offset, int(top)
+
+    return place
+
+
+class Slab:
+    """One allocator, for one session.
+
+    Raises:
+        RuntimeError: onnxruntime does not take it.
+    """
+
+    def __init__(self) -> None:
+        self._c = library()
+        self._at = self._c.slab_register()
+        if not self._at:
+            raise RuntimeError(self._c.slab_error().decode())
+
+    def withdraw(self) -> None:
+        """No session made from now on gets it."""
+        self._c.slab_unregister(self._at)
+
+    def trace(self, events: Events, offset: Integers, kept: Any, size: int) -> int:
+        """Handle of a run that can be replayed. The library copies the arrays."""
+        events, offset = np.ascontiguousarray(events), np.ascontiguousarray(offset, np.int64)
+        kept = np.ascontiguousarray(kept, np.int8)
+        made = self._c.trace_new(
+            events.ctypes.data, len(events), offset.ctypes.data, kept.ctypes.data, len(offset), size
+        )
+        if not made:
+            raise MemoryError(size)
+        return int(made)
+
+    def begin(self, trace: int | None) -> bool:
+        """This thread begins a run: replayed, or recorded without a trace. False where the slab is
+        taken and nothing begins."""
+        return not self._c.slab_begin(self._at, trace)
+
+    def end(self) -> int:
+        """This thread's run is over: 0 where it went as recorded, else another number; of a
+        recorded run how many events it had, -1 where they are unknown."""
+        return int(self._c.slab_end(self._at))
+
+    def recorded(self, count: int) -> Events:
+        """The ``count`` events of the run recorded last."""
+        found = np.empty(count, EVENT)
+        self._c.slab_recorded(self._at, found.ctypes.data)
+        return found
+
+    def forget(self, trace: int) -> None:
+        """Free a trace, while no run is on."""
+        self._c.slab_forget(self._at, trace)
+
+    def close(self) -> None:
+        """The session is gone. What callers still hold of it stays theirs."""
+        self._c.slab_close(self._at)
+
+    def counts(self) -> dict[str, int]:
+        """Runs that went as planned, that differed, that found the slab taken; bytes of weights
+        and of the slab; blocks live in it."""
+        found = (ctypes.c_int64 * 6)()
+        self._c.slab_counts(self._at, found)
+        names = ("planned", "differed", "elsewhere", "weights", "slab", "live")
+        return dict(zip(names, found, strict=True))

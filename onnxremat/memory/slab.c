@@ -1,0 +1,473 @@
+/* An OrtAllocator for stock onnxruntime that hands out planned addresses.
+ *
+ * A planned model runs on one thread of control in one order, so its session asks for and gives
+ * back the same blocks in the same order at every run. One run is recorded, its blocks are packed
+ * into one slab (packing.py), and later runs are replayed: the k-th request gets slab + offset[k].
+ *
+ * Safe by construction: an address of the slab is handed out only to the one thread that began a
+ * replayed run, and only while every event of that run so far (sizes asked, blocks given back)
+ * equals the recorded one, so the packing's proof that blocks do not overlap holds. At the first
+ * difference (another shape, an op whose sizes depend on data) the rest of the run is served with
+ * blocks of their own, and so is every other thread.
+ *
+ * Blocks that outlive the run (graph outputs) keep a place in the slab until its end, so that slab
+ * and outputs together stay within the packing. They are lent: the pages of that place move
+ * (mremap) into a block of their own, and back when it is given back, without a copy or a page
+ * fault. Where a caller still holds them as the next run begins, the place gets fresh pages.
+ *
+ * No header of Python's or onnxruntime's is needed. onnxruntime gives its C interface to
+ * RegisterCustomOps below (SessionOptions.register_custom_ops_library). Linux only; elsewhere the
+ * library is empty and says so. */
+#define _GNU_SOURCE
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef _WIN32
+#define EXPORT __declspec(dllexport)
+#else
+#define EXPORT __attribute__((visibility("default")))
+#endif
+
+/* Build tools for extension modules look for it; the library is loaded with ctypes. */
+EXPORT void *PyInit__slab(void) { return NULL; }
+
+#ifndef __linux__
+EXPORT int slab_here(void) { return 0; }
+#else
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#ifndef MREMAP_DONTUNMAP
+#define MREMAP_DONTUNMAP 4
+#endif
+
+EXPORT int slab_here(void) { return 1; }
+
+typedef struct OrtAllocator { /* as of version 18, up to Reserve */
+  uint32_t version;
+  void *(*Alloc)(struct OrtAllocator *, size_t);
+  void (*Free)(struct OrtAllocator *, void *);
+  const void *(*Info)(const struct OrtAllocator *);
+  void *(*Reserve)(struct OrtAllocator *, size_t);
+} OrtAllocator;
+typedef struct {
+  const void *(*GetApi)(uint32_t);
+  const char *(*GetVersionString)(void);
+} OrtApiBase;
+/* Positions in OrtApi; functions are only ever appended to it. */
+enum { GET_ERROR = 2, CREATE_ENV = 3, CPU_MEMORY_INFO = 69, DEFAULT_ALLOCATOR = 78,
+       RELEASE_STATUS = 93, REGISTER = 176, UNREGISTER = 177, API_VERSION = 16 };
+
+typedef struct { uint64_t size; int64_t slot; } Event; /* size 0: the slot is given back */
+
+enum { LARGE = 64 << 10, PAGE = 4096 };
+
+typedef struct {           /* a recorded run and its packing */
+  int64_t count, slots;
+  Event *events;
+  int64_t *offset;         /* of each slot in the slab */
+  char *kept;              /* of each slot: it outlives the run */
+  void **lent;             /* of each kept slot: the block that has its pages */
+  size_t bytes;
+} Trace;
+
+enum { IDLE, RECORD, REPLAY };
+
+typedef struct Slab {
+  OrtAllocator api;        /* first: the runtime's pointer is ours */
+  const void *info;
+  struct Slab *outer;      /* whose run this thread was in when the run began */
+  int lock, mode, synced, closed;
+  int64_t generation;      /* of the process: forked children have a later one */
+  int64_t run;             /* number of the run that is on */
+  char *slab;
+  size_t bytes;            /* of the slab */
+  int64_t live, lendings;  /* blocks in the slab; places whose pages are lent */
+  int64_t holes;           /* places that cannot be touched now */
+  Trace *trace;            /* replayed last */
+  int64_t at;              /* its next event */
+  Event *events;           /* of the run that is recorded */
+  int64_t count, room, slots;
+  int64_t planned, differed, elsewhere; /* runs: replayed whole, in part, and not at all */
+  uint64_t reserved;       /* bytes of weights */
+} Slab;
+
+typedef struct {           /* before every block outside the slab */
+  void *base;
+  size_t bytes;            /* mapped at base; 0: of the C library; 1: of onnxruntime's allocator */
+  Slab *slab;              /* that recorded or lends it, or NULL */
+  Trace *trace;            /* whose pages it has, or NULL */
+  int64_t slot, run;
+  size_t size;             /* asked for, where pages are lent */
+  size_t reserved;         /* asked for, of a weight */
+} Head;
+
+static const OrtApiBase *base;
+static int64_t generation;
+static _Thread_local Slab *running; /* whose run this thread is in */
+
+static void *const *ort(void) { return (void *const *)base->GetApi(API_VERSION); }
+
+static void take(Slab *s) {
+  if (s->generation != generation) { /* the thread that held it is not in this child */
+    s->generation = generation;
+    __atomic_store_n(&s->lock, 0, __ATOMIC_RELEASE);
+  }
+  while (__atomic_exchange_n(&s->lock, 1, __ATOMIC_ACQUIRE)) ;
+}
+static void give(Slab *s) { __atomic_store_n(&s->lock, 0, __ATOMIC_RELEASE); }
+
+static uintptr_t page_up(uintptr_t at) { return (at + PAGE - 1) & ~(uintptr_t)(PAGE - 1); }
+static uintptr_t page_down(uintptr_t at) { return at & ~(uintptr_t)(PAGE - 1); }
+
+/* ---- blocks of their own: large ones are mapped, so that they go back to the system ---- */
+
+static void *map(size_t bytes) {
+  void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  return p == MAP_FAILED ? NULL : p;
+}
+
+static void *headed(void *at, Head head) {
+  *(Head *)at = head;
+  return (char *)at + sizeof(Head);
+}
+
+static void *plain(size_t size) {
+  size_t bytes = size + sizeof(Head);
+  void *p = NULL;
+  if (bytes < size) return NULL;
+  if (size >= LARGE) {
+    if ((p = map(bytes))) return headed(p, (Head){.base = p, .bytes = bytes});
+  } else if (!posix_memalign(&p, 64, bytes)) return headed(p, (Head){.base = p});
+  /* Out of memory is said with a C++ exception, which onnxruntime's own allocator throws. */
+  OrtAllocator *own = NULL;
+  if (((void *(*)(OrtAllocator **))ort()[DEFAULT_ALLOCATOR])(&own) || !own) return NULL;
+  p = own->Alloc(own, bytes);
+  return p ? headed(p, (Head){.base = p, .bytes = 1}) : NULL;
+}
+
+static void drop(Head *head) {
+  OrtAllocator *own = NULL;
+  if (head->bytes > 1) munmap(head->base, head->bytes);
+  else if (!head->bytes) free(head->base);
+  else if (!((void *(*)(OrtAllocator **))ort()[DEFAULT_ALLOCATOR])(&own)) own->Free(own, head->base);
+}
+
+/* ---- outputs: pages of the slab that live elsewhere for a while ---- */
+
+/* The whole pages of a slot's place. */
+static size_t pages(const Slab *s, const Trace *t, int64_t slot, size_t size, uintptr_t *from) {
+  uintptr_t home = (uintptr_t)s->slab + t->offset[slot];
+  uintptr_t to = page_down(home + size);
+  *from = page_up(home);
+  return to > *from ? to - *from : 0;
+}
+
+static void *lend(Slab *s, Trace *t, int64_t slot, size_t size) {
+  uintptr_t from, home = (uintptr_t)s->slab + t->offset[slot], lead = home % PAGE;
+  size_t inner = pages(s, t, slot, size, &from);
+  if (!inner) return NULL;
+  size_t before = lead < sizeof(Head) ? lead + PAGE : lead; /* the block's begin, room for Head */
+  size_t bytes = page_up(before + size);
+  char *block = map(bytes);
+  if (!block) return NULL;
+  char *p = block + before;
+  void *to = p + (from - home);
+  int flags = MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP;
+  if (mremap((void *)from, inner, inner, flags, to) == MAP_FAILED) /* before Linux 5.7 */
+    madvise((void *)from, inner, MADV_DONTNEED);
+  mprotect((void *)from, inner, PROT_NONE); /* not counted twice by a limit on data */
+  s->holes++;
+  Head head = {.base = block, .bytes = bytes, .slab = s, .trace = t, .slot = slot, .size = size};
+  t->lent[slot] = headed(p - sizeof(Head), head);
+  s->lendings++;
+  return p;
+}
+
+/* A lent block comes home; its own pages around the lent ones are given to the system. */
+static void take_back(Slab *s, Head *head) {
+  Trace *t = head->trace;
+  char *p = (char *)(head + 1), *block = head->base, *end = block + head->bytes;
+  uintptr_t from, home = (uintptr_t)s->slab + t->offset[head->slot];
+  size_t inner = pages(s, t, head->slot, head->size, &from);
+  char *there = p + (from - home);
+  t->lent[head->slot] = NULL;
+  s->lendings--;
+  int flags = MREMAP_MAYMOVE | MREMAP_FIXED;
+  if (mremap(there, inner, inner, flags, (void *)from) == MAP_FAILED) { /* the hole stays */
+    munmap(block, end - block);
+    return;
+  }
+  s->holes--;
+  munmap(block, there - block);
+  if (there + inner < end) munmap(there + inner, end - (there + inner));
+}
+
+/* What is lent now stays with whoever holds it. */
+static void detach(Slab *s) {
+  Trace *t = s->trace;
+  for (int64_t i = 0; s->lendings && i < t->slots; i++)
+    if (t->lent[i]) {
+      ((Head *)t->lent[i] - 1)->trace = NULL;
+      t->lent[i] = NULL;
+      s->lendings--;
+    }
+}
+
+static void unmap(Slab *s) {
+  if (s->slab) munmap(s->slab, s->bytes);
+  s->slab = NULL;
+  s->bytes = 0;
+  s->holes = 0;
+}
+
+/* The slab whole again and large enough; 0 where the system refuses. */
+static int prepare(Slab *s, size_t bytes) {
+  detach(s);
+  if (!bytes || bytes > s->bytes) unmap(s);
+  if (bytes && !s->slab) {
+    if (!(s->slab = map(page_up(bytes)))) return 0;
+    s->bytes = page_up(bytes);
+  }
+  if (s->holes && mprotect(s->slab, s->bytes, PROT_READ | PROT_WRITE)) return 0;
+  s->holes = 0;
+  return 1;
+}
+
+/* ---- what onnxruntime calls ---- */
+
+static void note(Slab *s, uint64_t size, int64_t slot) {
+  if (s->count == s->room) {
+    int64_t room = s->room ? 2 * s->room : 4096;
+    Event *more = realloc(s->events, room * sizeof(Event));
+    if (!more) { s->synced = 0; return; }
+    s->events = more;
+    s->room = room;
+  }
+  s->events[s->count++] = (Event){size, slot};
+}
+
+/* A block of a replayed run, or NULL where it must have one of its own. */
+static void *planned(Slab *s, size_t size) {
+  Trace *t = s->trace;
+  if (!s->synced) return NULL;
+  if (s->at == t->count || t->events[s->at].size != size) {
+    s->synced = 0;
+    return NULL;
+  }
+  int64_t slot = t->events[s->at++].slot;
+  if (t->kept[slot]) return size < LARGE ? NULL : lend(s, t, slot, size);
+  s->live++;
+  return s->slab + t->offset[slot];
+}
+
+static void *slab_alloc(OrtAllocator *self, size_t size) {
+  Slab *s = (Slab *)self;
+  void *p = NULL;
+  if (!size) return NULL;
+  if (running != s) return plain(size);
+  take(s);
+  if (s->mode == REPLAY) p = planned(s, size);
+  give(s);
+  if (p || s->mode == REPLAY) return p ? p : plain(size);
+  p = plain(size);
+  if (!p) return NULL;
+  take(s);
+  Head *head = (Head *)p - 1;
+  head->slab = s;
+  head->run = s->run;
+  head->slot = s->slots++;
+  note(s, size, head->slot);
+  give(s);
+  return p;
+}
+
+static void slab_free(OrtAllocator *self, void *p) {
+  Slab *s = (Slab *)self;
+  if (!p) return;
+  take(s);
+  if ((char *)p >= s->slab && (char *)p < s->slab + s->bytes) {
+    Trace *t = s->trace;
+    s->live--;
+    if (s->mode == REPLAY && s->synced) {
+      int same = running == s && s->at < t->count && !t->events[s->at].size &&
+                 s->slab + t->offset[t->events[s->at].slot] == (char *)p;
+      if (same) s->at++;
+      else s->synced = 0;
+    }
+    if (s->closed && !s->live) unmap(s);
+    give(s);
+    return;
+  }
+  Head *head = (Head *)p - 1;
+  if (head->trace) {
+    take_back(s, head);
+    give(s);
+    return;
+  }
+  if (head->slab == s && s->mode == RECORD && head->run == s->run) note(s, 0, head->slot);
+  s->reserved -= head->reserved;
+  give(s);
+  drop(head);
+}
+
+static void *slab_reserve(OrtAllocator *self, size_t size) { /* weights, packed or not */
+  Slab *s = (Slab *)self;
+  if (!size) return NULL;
+  void *p = plain(size);
+  if (!p) return NULL;
+  ((Head *)p - 1)->reserved = size;
+  take(s);
+  s->reserved += size;
+  give(s);
+  return p;
+}
+
+static const void *slab_info(const OrtAllocator *self) { return ((const Slab *)self)->info; }
+
+/* ---- for Python ---- */
+
+static void forked(void) { generation++; }
+
+/* What register_custom_ops_library calls; registers no operator. */
+EXPORT void *RegisterCustomOps(void *options, const OrtApiBase *given) {
+  (void)options;
+  if (!base) pthread_atfork(NULL, NULL, forked);
+  base = given;
+  return NULL;
+}
+
+static char failure[512];
+static int failed(void *status) {
+  if (!status) return 0;
+  const char *(*text)(const void *) = (const char *(*)(const void *))ort()[GET_ERROR];
+  strncpy(failure, text(status), sizeof failure - 1);
+  ((void (*)(void *))ort()[RELEASE_STATUS])(status);
+  return 1;
+}
+EXPORT const char *slab_error(void) { return failure; }
+
+static void *environment(void) { /* the process has one; this counts a use of it */
+  static void *env;
+  typedef void *(*Create)(int, const char *, void **);
+  if (!env) failed(((Create)ort()[CREATE_ENV])(3, "onnxremat", &env));
+  return env;
+}
+
+/* A new allocator for the sessions made with session.use_env_allocators=1 until slab_unregister. A
+ * session and its outputs keep using the one it was made with, so these few bytes are never freed. */
+EXPORT Slab *slab_register(void) {
+  Slab *s;
+  if (!base || !ort() || !(s = calloc(1, sizeof *s))) return NULL;
+  s->api = (OrtAllocator){18, slab_alloc, slab_free, slab_info, slab_reserve};
+  s->generation = generation;
+  typedef void *(*Info)(int, int, const void **);
+  typedef void *(*Put)(void *, OrtAllocator *);
+  if (!environment() || failed(((Info)ort()[CPU_MEMORY_INFO])(0, 0, &s->info)) ||
+      failed(((Put)ort()[REGISTER])(environment(), &s->api))) {
+    free(s);
+    return NULL;
+  }
+  return s;
+}
+EXPORT int slab_unregister(Slab *s) {
+  typedef void *(*Drop)(void *, const void *);
+  return failed(((Drop)ort()[UNREGISTER])(environment(), s->info));
+}
+
+/* This thread begins a run: it is replayed, or recorded where there is no trace. 1 where the slab
+ * is taken (another thread runs, or holds a block): then every block is plain. */
+EXPORT int slab_begin(Slab *s, Trace *t) {
+  int taken;
+  take(s);
+  taken = s->mode != IDLE || s->live || s->closed || !prepare(s, t ? t->bytes : 0);
+  if (taken) s->elsewhere++;
+  else {
+    s->mode = t ? REPLAY : RECORD;
+    s->synced = 1;
+    s->at = s->count = s->slots = 0;
+    s->run++;
+    s->trace = t;
+    s->outer = running;
+    running = s;
+  }
+  give(s);
+  return taken;
+}
+
+/* This thread's run is over. 0 where all of it was as recorded; of a recorded run its events, -1
+ * where they are not known. */
+EXPORT int64_t slab_end(Slab *s) {
+  int64_t found;
+  take(s);
+  if (s->mode == RECORD) found = s->synced ? s->count : -1;
+  else {
+    found = !s->synced || s->at != s->trace->count;
+    if (found) s->differed++;
+    else s->planned++;
+  }
+  s->mode = IDLE;
+  running = s->outer;
+  give(s);
+  return found;
+}
+
+/* The events of the run that was recorded last; room for them all. */
+EXPORT void slab_recorded(Slab *s, Event *out) {
+  take(s);
+  if (s->count) memcpy(out, s->events, s->count * sizeof(Event));
+  free(s->events);
+  s->events = NULL;
+  s->room = s->count = 0;
+  give(s);
+}
+
+EXPORT void trace_free(Trace *t) {
+  if (!t) return;
+  free(t->events); free(t->offset); free(t->kept); free(t->lent); free(t);
+}
+
+EXPORT Trace *trace_new(const Event *events, int64_t count, const int64_t *offset,
+                        const char *kept, int64_t slots, size_t bytes) {
+  Trace *t = calloc(1, sizeof *t);
+  if (!t) return NULL;
+  *t = (Trace){count, slots, malloc(count * sizeof(Event) + 1), malloc(slots * sizeof(int64_t) + 1),
+               malloc(slots + 1), calloc(slots + 1, sizeof(void *)), bytes};
+  if (!t->events || !t->offset || !t->kept || !t->lent) { trace_free(t); return NULL; }
+  memcpy(t->events, events, count * sizeof(Event));
+  memcpy(t->offset, offset, slots * sizeof(int64_t));
+  memcpy(t->kept, kept, slots);
+  return t;
+}
+
+/* Forget a trace: not while one of its runs is on. */
+EXPORT void slab_forget(Slab *s, Trace *t) {
+  take(s);
+  if (s->trace == t) {
+    detach(s);
+    s->trace = NULL;
+  }
+  give(s);
+  trace_free(t);
+}
+
+/* The session is gone; what callers still hold stays theirs. */
+EXPORT void slab_close(Slab *s) {
+  take(s);
+  if (!s->closed) {
+    detach(s);
+    s->closed = 1;
+    if (!s->live) unmap(s);
+  }
+  give(s);
+}
+
+EXPORT void slab_counts(Slab *s, int64_t *out) {
+  take(s);
+  out[0] = s->planned; out[1] = s->differed; out[2] = s->elsewhere;
+  out[3] = (int64_t)s->reserved; out[4] = (int64_t)s->bytes; out[5] = s->live;
+  give(s);
+}
+#endif

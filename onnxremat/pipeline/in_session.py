@@ -1,0 +1,363 @@
+"""One session on the processor: the planner's numbers, the plan as a model, the model's run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from onnxremat.errors import InfeasibleError, NoPlanError
+from onnxremat.graph.ir import Graph
+from onnxremat.graph.onnx_io import to_model
+from onnxremat.ort.offline import lasting_tensors
+from onnxremat.ort.profile import Feeds, Profile, named_outputs
+from onnxremat.ort.session import DEFAULT, Options, open_session, session_options
+from onnxremat.pipeline.artifact import CPU, Arrays, Check, Kind, Verified, excess
+from onnxremat.pipeline.bench import Contender, InSession
+from onnxremat.pipeline.closed_loop import Aim
+from onnxremat.pipeline.phases import Phases
+from onnxremat.pipeline.prepare import Prepared
+from onnxremat.pipeline.refusal import unexplained
+from onnxremat.planner.methods import plan_by
+from onnxremat.planner.options import PlanOptions
+from onnxremat.planner.reduce import Reduced
+from onnxremat.planner.semantics import seconds
+from onnxremat.planner.solution import Solution
+from onnxremat.rewrite.emit import Rewritten, rewrite
+from onnxremat.rewrite.pins import is_added
+from onnxremat.schedule.expand import settled
+from onnxremat.schedule.plan import Plan, Provenance, graph_hash
+from onnxremat.schedule.simulate import Timeline
+from onnxremat.schedule.updates import updates_last
+from onnxremat.session.compare import Difference, compare
+from onnxremat.session.measure import Measurement, measure, predict, profiled
+from onnxremat.session.repeats import Repeats, repeats, why
+from onnxremat.units import format_bytes
+
+SLOW = 20.0  # seconds of a run from which the default order is predicted, not tried
+
+
+@dataclass(frozen=True)
+class InOneSession:
+    """A plan rewritten to one model.
+
+    Attributes:
+        rewritten: the graph as it runs, and its plan.
+        options: session options the plan is made for.
+        folder: where external weights are.
+        scratch, times: bytes of workspace and seconds per op.
+        weights: resident bytes of the weights, None where it was read from a file.
+        file: where it lies, None for a model in memory.
+        ran: inputs it was run on already, the options, and that run.
+    """
+
+    rewritten: Rewritten
+    options: Options
+    folder: Path | None = None
+    scratch: Mapping[str, int] = field(default_factory=dict)
+    times: Mapping[str, float] = field(default_factory=dict)
+    weights: int | None = None
+    file: Path | None = None
+    ran: tuple[Feeds, Options, Profile] | None = field(default=None, repr=False)
+
+    @property
+    def graph(self) -> Graph:
+        """The rewritten graph, in planned order."""
+        return self.rewritten.graph
+
+    @property
+    def plan(self) -> Plan:
+        """See :class:`~onnxremat.pipeline.artifact.Artifact`."""
+        return self.rewritten.plan
+
+    @property
+    def seconds(self) -> float:
+        """Planned compute seconds."""
+        return self.plan.provenance.seconds
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """Predicted bytes at every op."""
+        return predict(
+            self.graph, self.options, scratch=self.scratch, seconds=self.times,
+            weights=self.weights,
+        )  # fmt: skip
+
+    def predict(self) -> Mapping[str, int]:
+        """See :class:`~onnxremat.pipeline.artifact.Artifact`."""
+        return {} if self.weights is None else {CPU: self.timeline.peak}
+
+    def measure(self, feeds: Feeds) -> SessionRun:
+        """See :class:`~onnxremat.pipeline.artifact.Artifact`."""
+        return SessionRun(self, feeds)
+
+    def under(self, options: Options, feeds: Feeds) -> Measurement:
+        """One run under session options."""
+        found = None
+        if self.ran is not None and self.ran[0] is feeds and self.ran[1] == options:
+            found = self.ran[2]
+        return measure(
+            self.graph, self.file or self.rewritten.model(), feeds, options, found=found,
+            scratch=self.scratch, seconds=self.times, folder=self.folder,
+        )  # fmt: skip
+
+    def verified(self, prepared: Prepared, run: Any) -> Verified:
+        """Outputs against the same graph without recomputation, and the order that was planned."""
+        assert isinstance(run, SessionRun)
+        assert prepared.feeds is not None
+        reference = prepared.outputs
+        if reference is None:  # costs were known without a run
+            model, folder = store_all(prepared).model(), prepared.folder
+            reference = named_outputs(model, prepared.feeds, folder, prepared.tuned)
+        same = compare(run.tuned.outputs, reference)
+        own = Repeats("", 0.0) if same.bit_equal else _own_repeats(prepared)
+        text = f"output '{same.output}' differs by {same.worst:.2g} from the same graph without "
+        text += "recomputation"
+        ok = same.bit_equal or same.ok or own.allows(same.worst)
+        changing = ""
+        if not own.same:
+            changing = f"'{own.output}' by up to {own.spread:.1e}: {why(prepared.graph)}"
+        order = _order("executed order", run.tuned)
+        order = replace(order, ok=run.tuned.order_kept)  # what fusion merges is no other order
+        return Verified(same, (Check(Kind.OUTPUTS, "same outputs", ok, text), order), changing)
+
+    def contenders(self, prepared: Prepared) -> list[Contender]:
+        """See :class:`~onnxremat.pipeline.artifact.Artifact`."""
+        base = store_all(prepared).model()
+        return [
+            InSession("store-all", base, prepared.tuned, prepared.folder),
+            InSession("result", self.rewritten.model(), prepared.tuned, prepared.folder),
+            InSession("original", prepared.original, prepared.default, prepared.home),
+        ]
+
+    def allows(self, difference: Difference) -> bool:
+        """Within the tolerance of the output's type."""
+        return difference.ok
+
+    def model(self, facts: Mapping[str, Any] | None = None) -> onnx.ModelProto:
+        """See :class:`~onnxremat.pipeline.artifact.Artifact`."""
+        scratch = {op: size for op, size in self.scratch.items() if size}
+        options = json.dumps(self.options.to_json() | {"threads": 0})
+        about = {"options": options, "facts": json.dumps(dict(facts or {})), "scratch": scratch}
+        return self.rewritten.model(about)
+
+    def told(self, **facts: Any) -> InOneSession:
+        """See :class:`~onnxremat.pipeline.artifact.Artifact`."""
+        return replace(self, rewritten=Rewritten(self.graph, self.plan.with_provenance(**facts)))
+
+
+@dataclass(frozen=True)
+class SessionRun:
+    """A model run under the options of its plan and under default options, each when it is first
+    asked for."""
+
+    artifact: InOneSession
+    feeds: Feeds
+
+    @cached_property
+    def tuned(self) -> Measurement:
+        """Under the options of the plan."""
+        return self.artifact.under(self.artifact.options, self.feeds)
+
+    @cached_property
+    def plain(self) -> Measurement:
+        """Under default options, threads aside."""
+        options = replace(DEFAULT, threads=self.artifact.options.threads)
+        return self.artifact.under(options, self.feeds)
+
+    @property
+    def peaks(self) -> Mapping[str, int]:
+        """See :class:`~onnxremat.pipeline.artifact.Measured`."""
+        return {CPU: self.tuned.peak}
+
+    @property
+    def unknowable(self) -> frozenset[str]:
+        """See :class:`~onnxremat.pipeline.artifact.Measured`."""
+        return frozenset()
+
+    @property
+    def outputs(self) -> Mapping[str, Arrays]:
+        """See :class:`~onnxremat.pipeline.artifact.Measured`."""
+        return {"planned options": self.tuned.outputs, "default options": self.plain.outputs}
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        """The model's order against the plan's, and both against what ran."""
+        ops = [op for op in self.artifact.graph.ops if not is_added(op.name)]
+        same = [op.origin or op.name for op in ops] == list(self.artifact.plan.sequence)
+        return (
+            Check(Kind.ORDER, "model follows its plan", same, f"{len(ops)} ops"),
+            _order("executed order", self.tuned),
+            _order("executed order, default options", self.plain),
+        )
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What was in memory, and what the arena holds."""
+        rows = [("the planned", self.tuned), ("default", self.plain)]
+        parts = [
+            f"{format_bytes(found.peak)} (arena holds {format_bytes(found.arena_bytes)}) with "
+            f"{name} options"
+            for name, found in rows
+        ]
+        return ("peak " + "; ".join(parts),)
+
+    def figures(self) -> dict[str, Any]:
+        """See :class:`~onnxremat.pipeline.artifact.Measured`."""
+        return {
+            "peak_measured_bytes": self.tuned.peak,
+            "peak_default_options_bytes": self.plain.peak,
+            "arena_bytes": self.tuned.arena_bytes,
+            "arena_default_options_bytes": self.plain.arena_bytes,
+        }
+
+
+def _order(name: str, found: Measurement) -> Check:
+    text = f"{len(found.profile.kernels)} kernels as planned" if found.order_kept else "differs"
+    if found.missing:
+        text += f" ({len(found.missing)} ops fused by onnxruntime at load)"
+    if found.merged:
+        text += f", {len(found.merged)} recomputations merged away"
+    return Check(Kind.ORDER, name, found.order_kept and not found.merged, text)
+
+
+@dataclass(frozen=True)
+class OneSession:
+    """A model to run in one session; see :class:`~onnxremat.pipeline.closed_loop.Target`."""
+
+    prepared: Prepared
+    limit: int
+    log: Phases
+
+    @property
+    def limits(self) -> Mapping[str, int]:
+        """Bytes of the processor."""
+        return {CPU: self.limit}
+
+    @property
+    def feeds(self) -> Feeds | None:
+        """What plans are run on."""
+        return self.prepared.feeds
+
+    @property
+    def reduced(self) -> Reduced:
+        """The planner's numbers."""
+        return self.prepared.reduced
+
+    def solve(self, aim: Aim, options: PlanOptions, warm: Sequence[int] | None = None) -> Solution:
+        """Plan; see :class:`~onnxremat.pipeline.closed_loop.Target`."""
+        options = replace(options, fixed_order=self.prepared.settings.fixed_order)
+        return plan_by(self.reduced.problem, int(aim.limits[CPU]), options, warm)
+
+    def start(self, found: Solution) -> Sequence[int] | None:
+        """Ops in execution order."""
+        return found.sequence
+
+    def build(self, aim: Aim, found: Solution, first: Solution) -> InOneSession:
+        """Rewrite; onnxruntime is asked how it fuses the model only where that would fit."""
+        plan = self._plan(found, first)
+        quick = session_of(self.prepared, rewrite(self.prepared.graph, plan))
+        over = excess(quick.predict(), self.limits)
+        return quick if over else carried(self.prepared, plan)
+
+    def lower(self, aim: Aim, found: Solution, artifact: object, over: Mapping[str, int]) -> Aim:
+        """See :class:`~onnxremat.pipeline.closed_loop.Target`."""
+        return aim.less({CPU: found.peak}, over)
+
+    def refusal(self, found: Solution) -> InfeasibleError | NoPlanError:
+        """What is known without looking for a budget that works."""
+        fixed = self.prepared.settings.fixed_order
+        return unexplained(self.prepared.name, self.limit, found, fixed)
+
+    def _plan(self, found: Solution, first: Solution) -> Plan:
+        prepared, reduced = self.prepared, self.reduced
+        assert found.sequence is not None
+        store_all = seconds(reduced.problem, reduced.problem.store_all())
+        bound = max(first.certificate.bound, store_all)
+        gap = max(0.0, found.time - bound) / store_all if store_all else 0.0
+        provenance = Provenance(
+            planner=found.planner,
+            status="optimal" if gap <= 1e-5 else "feasible",
+            budget=self.limit,
+            bound=min(bound, found.time),
+            bound_kind=first.certificate.kind,
+            any_order=first.certificate.any_order,
+            staged=first.certificate.staged,
+            seconds=found.time,
+            store_all_seconds=store_all,
+            plan_seconds=first.plan_seconds + (found.plan_seconds if found is not first else 0),
+            graph_hash=graph_hash(prepared.graph),
+            cost_source=prepared.costs.source,
+            notes=(*prepared.notes, *found.notes),
+            settings=prepared.settings.to_json(),
+        )
+        names = reduced.lift(found.sequence)
+        names = settled(prepared.graph, updates_last(prepared.graph, names, prepared.in_place))
+        return Plan.of(prepared.graph, names, provenance)
+
+
+def carried(prepared: Prepared, plan: Plan) -> InOneSession:
+    """A plan rewritten, its pins suited to what onnxruntime fuses.
+
+    Raises:
+        UsageError: the plan does not fit the graph.
+    """
+    asked = _Asked(prepared)
+    made = session_of(prepared, rewrite(prepared.graph, plan, asked))
+    if asked.last is None or asked.last[0] is not made.graph or prepared.feeds is None:
+        return made
+    return replace(made, ran=(prepared.feeds, prepared.default, asked.last[1]))
+
+
+def session_of(prepared: Prepared, rewritten: Rewritten) -> InOneSession:
+    """A rewritten graph with what is known of its ops."""
+    costs = prepared.costs
+    return InOneSession(
+        rewritten, prepared.tuned, prepared.folder, costs.scratch, costs.seconds, prepared.weights
+    )
+
+
+def store_all(prepared: Prepared) -> Rewritten:
+    """The graph with nothing recomputed."""
+    base = Plan.of(prepared.graph, [op.name for op in prepared.graph.ops])
+    return rewrite(prepared.graph, base)
+
+
+def _own_repeats(prepared: Prepared) -> Repeats:
+    """The graph with nothing recomputed, run again and again."""
+    assert prepared.feeds is not None
+    model, options = store_all(prepared).model(), session_options(prepared.tuned)
+    return repeats(open_session(model, options, prepared.folder), prepared.feeds)
+
+
+@dataclass
+class _Asked:
+    """Answers from onnxruntime itself, on the model's inputs.
+
+    Attributes:
+        last: the graph that was run last, and its run.
+    """
+
+    prepared: Prepared
+    last: tuple[Graph, Profile] | None = None
+
+    def lasting(self, graph: Graph) -> set[str]:
+        """Tensors left after fusion; in which order ops are listed does not matter to it."""
+        if self.prepared.lasting is not None and not any(op.origin for op in graph.ops):
+            return set(self.prepared.lasting)
+        return lasting_tensors(to_model(graph), self.prepared.folder)
+
+    def executed(self, graph: Graph) -> list[str]:
+        """Executed order; the listed one for models too slow to try out."""
+        if self.prepared.feeds is None or self.prepared.costs.total > SLOW:
+            return [op.name for op in graph.ops]
+        ran = profiled(
+            to_model(graph), self.prepared.feeds, self.prepared.default, self.prepared.folder
+        )
+        self.last = graph, ran
+        return [kernel.name for kernel in ran.kernels]

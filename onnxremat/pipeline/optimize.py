@@ -1,0 +1,205 @@
+"""A prepared model to a finished one: the plan in one session or over devices, then verified."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from onnxremat.device.machine import Machine
+from onnxremat.errors import UsageError
+from onnxremat.pipeline.batch_split import plan_best
+from onnxremat.pipeline.closed_loop import Candidate
+from onnxremat.pipeline.device_ways import Costs, During, Trials, given, measured_on, quickest
+from onnxremat.pipeline.model_files import (
+    read_device_formulation,
+    write_device_formulation,
+    write_prepared,
+)
+from onnxremat.pipeline.phases import COSTS, WRITE, Phases
+from onnxremat.pipeline.prepare import Prepared
+from onnxremat.pipeline.result import R, Result, Timed, finish
+from onnxremat.pipeline.several_devices import SeveralDevices
+from onnxremat.pipeline.site import Site
+from onnxremat.pipeline.within_budget import plan_within
+from onnxremat.planner.formulate import check_for_devices
+from onnxremat.planner.incumbent import NO_LIMIT
+from onnxremat.planner.options import OBJECTIVES, PlanOptions
+from onnxremat.units import one_budget
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of an optimisation, beside how the model is prepared.
+
+    Attributes:
+        budget: ``2GiB``, bytes, ``60%`` (of this machine's memory), ``0.6x`` (of the unoptimised
+            peak), ``min``; for several devices ``cpu=1GiB,cuda:0=6GiB``, one for all, or "" for
+            the memories that the machine file gives.
+        machine: devices to plan for, None for one session on the processor.
+        options: how to search.
+        pins: (pattern of op names or types, device).
+        objective: ``time`` of all runs and copies, ``makespan`` with devices side by side, or
+            ``auto``: makespan where more than one device computes. A formulation minimises the
+            time.
+        bench_seconds: time to spend on timing the result, 0 for none.
+        write_model: write the formulation (of ``options``, else ``cuts``) as ``.mps`` or ``.lp``
+            before it is solved.
+        read_solution: take the plan from a solution of the formulation instead of solving it.
+        costs: prices the ops of a prepared model on every device, instead of measuring them.
+        during: entered while something is timed (to keep other work away, say).
+
+    Raises:
+        UsageError: what does not go together.
+    """
+
+    budget: str | int = ""
+    machine: Machine | None = None
+    options: PlanOptions = field(default_factory=PlanOptions)
+    pins: Sequence[tuple[str, str]] = ()
+    objective: str = "auto"
+    bench_seconds: float = 6.0
+    write_model: Path | None = None
+    read_solution: Path | None = None
+    costs: Costs | None = None
+    during: During = nullcontext
+
+    def __post_init__(self) -> None:
+        if self.objective not in ("auto", *OBJECTIVES):
+            raise UsageError(
+                f"unknown objective '{self.objective}'",
+                hint="one of " + ", ".join(("auto", *OBJECTIVES)),
+            )
+        if self.read_solution is not None and not self.read_solution.is_file():
+            raise UsageError(f"no such file: {self.read_solution}")
+        if self.machine is None:
+            self._check_for_one()
+        else:
+            self._check_for(self.machine)
+
+    @property
+    def files(self) -> list[Path]:
+        """Where a formulation is written, and a solution of it read."""
+        return [path for path in (self.write_model, self.read_solution) if path is not None]
+
+    @property
+    def minimised(self) -> str:
+        """The objective over several devices."""
+        if self.options.method.formulation:
+            return "time"
+        if self.objective != "auto" or self.machine is None:
+            return self.objective
+        several = sum(device.computes for device in self.machine.devices) > 1
+        return "makespan" if several else "time"
+
+    def _check_for_one(self) -> None:
+        one_budget(self.budget)
+        given = {
+            "--pin": bool(self.pins), "--objective": self.objective != "auto",
+            "--read-solution": self.read_solution is not None,
+        }  # fmt: skip
+        for name, there in given.items():
+            if there:
+                why = "one session runs all ops on the processor, one after the other"
+                hint = "add --devices MACHINE (onnxremat devices lists them), or leave it out"
+                if name == "--read-solution":
+                    why = "for one session a solution is read into a plan first"
+                    hint = "onnxremat plan IN --read-solution F.sol -o plan.json, then apply"
+                raise UsageError(f"{name} goes with --devices here", why=why, hint=hint)
+
+    def _check_for(self, machine: Machine) -> None:
+        method = self.options.method
+        if self.budget:
+            machine.budgets(self.budget)
+        for _, device in self.pins:
+            machine.device(device)
+        if method.planner != "auto":
+            raise UsageError(
+                f"--planner {method.planner} plans for one device",
+                hint="leave it out, or give --formulation xengine-miqp",
+            )
+        if method.formulation:
+            check_for_devices(method.formulation)
+            if self.objective == "makespan":
+                raise UsageError(
+                    f"{method.formulation} minimises the time of all runs and copies together",
+                    hint="--objective time; or leave out --formulation",
+                )
+        elif self.files:
+            raise UsageError(
+                f"{self.files[0]} needs a formulation", why="it holds one's model or solution",
+                hint="--formulation xengine-miqp or xengine-linear",
+            )  # fmt: skip
+
+
+def optimize(
+    prepared: Prepared,
+    request: Request,
+    log: Phases | None = None,
+    kind: type[R] = Result,  # type: ignore[assignment]  # where a caller asks for no other
+) -> R:
+    """Plan, carry out, measure, verify, time.
+
+    Args:
+        kind: of the result.
+
+    Raises:
+        UsageError: wrong budgets or pins, or a formulation whose model is too large.
+        InfeasibleError, NoPlanError, OverBudgetError: the budget cannot be kept.
+        VerificationError: the result computes something else, or not as it was planned.
+    """
+    log = log or Phases()
+    timed = Timed(request.bench_seconds, request.options.stop, request.during)
+    log("planning")
+    if request.machine is None:
+        candidate, written = _in_one_session(prepared, request, log)
+        return finish(kind, candidate, timed, log, written=written)
+    target = site_of(prepared, request, request.machine, log)
+    candidate, written = _over_devices(target, request)
+    return finish(kind, candidate, timed, log, written=written, absent=target.site.absent)
+
+
+def _in_one_session(
+    prepared: Prepared, request: Request, log: Phases
+) -> tuple[Candidate, Mapping[str, Any]]:
+    """The plan, and the figures of the formulation that was written."""
+    limit = one_budget(request.budget)
+    if request.write_model is None:
+        return plan_best(prepared, limit, request.options, log), {}
+    with log.phase(WRITE, "writing the model"):  # one of the whole batch
+        written = write_prepared(prepared, limit, request.options.method, request.write_model)
+    return plan_within(prepared, limit, request.options, log=log), written
+
+
+def site_of(prepared: Prepared, request: Request, machine: Machine, log: Phases) -> SeveralDevices:
+    """The model on the machine, its ops priced."""
+    costs = request.costs or measured_on(machine, log)
+    with log.phase(COSTS):
+        tables = costs(prepared)
+    budgets = machine.budgets(request.budget) if request.budget else {}
+    limits = machine.limits(budgets, dict.fromkeys(machine.names, prepared.baseline_peak))
+    site = Site(machine, limits, request.pins, request.minimised)
+    return SeveralDevices(prepared, site, tables, log, request.options.gap)
+
+
+def _over_devices(target: SeveralDevices, request: Request) -> tuple[Candidate, Mapping[str, Any]]:
+    """The plan, and the figures of the formulation that was written."""
+    method, log = request.options.method, target.log
+    costs = request.costs or measured_on(target.site.machine, log)
+    trials = Trials(request.options, costs, request.during)
+    if not request.files:
+        return quickest(target, trials), {}
+    aims = [target.limits.get(name, NO_LIMIT) for name in target.site.machine.names]
+    written: dict[str, Any] = {}
+    if request.write_model is not None:
+        with log.phase(WRITE, "writing the model"):
+            written = write_device_formulation(
+                target.model.problem, aims, method, request.write_model
+            )
+    if request.read_solution is None:
+        return quickest(target, trials), written
+    log("replaying the solution")
+    solution = read_device_formulation(target.model.problem, aims, method, request.read_solution)
+    return given(target, solution, trials), written

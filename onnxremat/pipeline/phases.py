@@ -1,0 +1,53 @@
+"""What goes on, told as it begins; and the seconds that each phase took."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+Say = Callable[[str], None]
+READ, OPTIMISE, COSTS, PLAN = "read", "optimise offline", "costs", "plan"
+BUILD, MEASURE, VERIFY, TIME, WRITE = "build", "measure", "verify", "time", "write"
+
+
+class Phases:
+    """Called with a text it tells it; every moment counts for the phase that was entered last.
+
+    Attributes:
+        seconds: by phase, in the order in which they first began.
+    """
+
+    def __init__(self, say: Say | None = None, now: Callable[[], float] = time.perf_counter):
+        self._say, self._now = say or (lambda _: None), now
+        self._open: list[str] = []
+        self._since = now()
+        self.seconds: dict[str, float] = {}
+
+    @classmethod
+    def of(cls, say: Say | None) -> Phases:
+        """``say`` itself where it is one."""
+        return say if isinstance(say, Phases) else cls(say)
+
+    def __call__(self, text: str) -> None:
+        self._say(text)
+
+    @contextmanager
+    def phase(self, name: str, text: str = "") -> Iterator[None]:
+        """Count the time inside for a phase; one inside it counts for itself alone."""
+        if text:
+            self(text)
+        self._count()
+        self._open.append(name)
+        self.seconds.setdefault(name, 0.0)
+        try:
+            yield
+        finally:
+            self._count()
+            self._open.pop()
+
+    def _count(self) -> None:
+        now = self._now()
+        if self._open:
+            self.seconds[self._open[-1]] += now - self._since
+        self._since = now

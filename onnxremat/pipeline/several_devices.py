@@ -1,0 +1,181 @@
+"""Several devices to plan for: the planner's numbers, and plans cut to partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import inf, isinf
+
+from onnxremat.cost.table import CostTable
+from onnxremat.errors import InfeasibleError, NoPlanError
+from onnxremat.execute.deployment import deploy
+from onnxremat.execute.inside import Known
+from onnxremat.ort.profile import Feeds
+from onnxremat.pipeline.artifact import Artifact
+from onnxremat.pipeline.closed_loop import Aim
+from onnxremat.pipeline.device_plan import DeviceModel, device_model
+from onnxremat.pipeline.over_devices import OverDevices
+from onnxremat.pipeline.phases import Phases
+from onnxremat.pipeline.prepare import Prepared
+from onnxremat.pipeline.site import Site
+from onnxremat.planner.incumbent import NO_LIMIT
+from onnxremat.planner.makespan import makespan
+from onnxremat.planner.methods import plan_by
+from onnxremat.planner.options import PlanOptions
+from onnxremat.planner.plan_steps import provenance_of
+from onnxremat.planner.problem import Problem
+from onnxremat.planner.reasons import named
+from onnxremat.planner.schedule import Schedule
+from onnxremat.planner.semantics import seconds
+from onnxremat.planner.solution import Certificate, Solution, Status
+from onnxremat.units import format_bytes
+
+PRICE, DEARER = 3e-4, 4.0  # seconds per partition of a provider that holds buffers for good
+MOST = 2e-2  # above which it gets none
+
+
+@dataclass(frozen=True)
+class SeveralDevices:
+    """A model to run on a machine; see :class:`~onnxremat.pipeline.closed_loop.Target`.
+
+    Attributes:
+        tables: costs per device that computes.
+        gap: share of the reference time at which found and bound count as equal.
+        known: what partitions hold, kept from plan to plan.
+    """
+
+    prepared: Prepared
+    site: Site
+    tables: Mapping[str, CostTable]
+    log: Phases
+    gap: float = 5e-4
+    known: Known = field(default_factory=dict)
+
+    @property
+    def limits(self) -> Mapping[str, int]:
+        """Bytes per device that has a limit."""
+        return self.site.limits
+
+    @cached_property
+    def feeds(self) -> Feeds | None:
+        """What plans are run on, None where a device is not here."""
+        return None if self.site.absent else self.prepared.feeds
+
+    @cached_property
+    def model(self) -> DeviceModel:
+        """The planner's numbers."""
+        prepared = self.prepared
+        return device_model(prepared.graph, self.site, self.tables, prepared.in_place)
+
+    def under(self, tables: Mapping[str, CostTable]) -> SeveralDevices:
+        """The same with other costs."""
+        return replace(self, tables=tables)
+
+    def alone(self, name: str) -> SeveralDevices:
+        """The same with one device that computes."""
+        tables = {n: t if n == name else replace(t, seconds={}) for n, t in self.tables.items()}
+        return replace(self, site=self.site.alone(name), tables=tables)
+
+    def budgets(self, aim: Aim) -> list[int]:
+        """Bytes per device that a plan is made for."""
+        names = self.site.machine.names
+        return [int(aim.limits.get(name, NO_LIMIT)) for name in names]
+
+    def solve(self, aim: Aim, options: PlanOptions, warm: Schedule | None = None) -> Solution:
+        """Plan; see :class:`~onnxremat.pipeline.closed_loop.Target`."""
+        model = self.under(self._priced(aim.price)).model if aim.price else self.model
+        budgets = [aim.limits.get(name, inf) for name in self.site.machine.names]
+        options = replace(
+            options, objective=self.site.objective, fixed_order=self.prepared.settings.fixed_order
+        )
+        found = plan_by(model.problem, budgets, options, warm)
+        if found.schedule is None or not aim.price:
+            return found
+        return replace(  # judged without the price
+            found,
+            time=seconds(self.model.problem, found.schedule),
+            makespan=makespan(self.model.problem, found.schedule, self.budgets(aim)),
+        )
+
+    def start(self, found: Solution) -> Schedule | None:
+        """Its schedule."""
+        return found.schedule
+
+    def build(self, aim: Aim, found: Solution, first: Solution) -> OverDevices:
+        """Cut to partitions that keep the limits, where that can be."""
+        found = proven(self.model.problem, found, first, self.gap)
+        assert found.schedule is not None
+        provenance = provenance_of(found)
+        provenance = replace(
+            provenance,
+            cost_source="; ".join(f"{name}: {t.source}" for name, t in self.tables.items()),
+            settings=self.prepared.settings.to_json(),
+            notes=(*self.prepared.notes, *provenance.notes),
+        )
+        plan = self.model.plan(found.schedule, provenance, self.budgets(aim))
+        made = deploy(
+            self.prepared.graph, plan, self.site.machine, self.tables, limits=self.limits,
+            pairs=self.prepared.in_place, folder=self.prepared.folder, insist=False,
+            known=self.known,
+        )  # fmt: skip
+        return OverDevices(made, found, self.tables)
+
+    def lower(self, aim: Aim, found: Solution, artifact: Artifact, over: Mapping[str, int]) -> Aim:
+        """Plan for less from here on. A partition of a provider that compiles it holds its buffers
+        for good: there, fewer partitions are what helps, and their price goes up."""
+        assert isinstance(artifact, OverDevices)
+        machine, parts = self.site.machine, artifact.made.parts.partitions
+        price = {}
+        for name in over:
+            count = sum(part.device == name for part in parts)
+            if machine.device(name).opaque and count > 1:
+                dearer = DEARER * aim.price.get(name, PRICE / DEARER)
+                price[name] = dearer if dearer <= MOST else inf
+        planned = dict(zip(machine.names, map(float, found.peaks), strict=True))
+        rest = {name: more for name, more in over.items() if name not in price}
+        return replace(aim.less(planned, rest), price={**aim.price, **price})
+
+    def refusal(self, found: Solution) -> InfeasibleError | NoPlanError:
+        """Why no device can do it."""
+        name, ops = self.prepared.name, self.model.names.ops
+        text = ", ".join(f"{device}={format_bytes(n)}" for device, n in self.limits.items())
+        why = "; ".join(named(note, [f"op '{op}'" for op in ops]) for note in found.notes)
+        why = why or "no placement, order, recomputation or move fits"
+        hint = "give one of the devices more, or add a device"
+        if found.status is Status.INFEASIBLE:
+            return InfeasibleError(f"{name} cannot run within {text}", why=why, hint=hint)
+        return NoPlanError(
+            f"no plan found for {name} within {text}", why=why,
+            hint=f"{hint}, or more time: --time-limit",
+        )  # fmt: skip
+
+    def _priced(self, price: Mapping[str, float]) -> dict[str, CostTable]:
+        """With what partitions cost on devices that can hold few of them; without devices that
+        can hold none, unless something runs nowhere else."""
+        tables = dict(self.tables)
+        none = [name for name, each in price.items() if isinf(each)]
+        rest = [table.seconds.keys() for name, table in tables.items() if name not in none]
+        if none and set().union(*rest) >= {op.name for op in self.prepared.graph.ops}:
+            tables = {n: replace(t, seconds={}) if n in none else t for n, t in tables.items()}
+        return {
+            name: replace(table, call=table.call + min(MOST, price.get(name, 0.0)))
+            for name, table in tables.items()
+        }
+
+
+def proven(problem: Problem, solution: Solution, first: Solution, gap: float) -> Solution:
+    """The solution with what is proven of the whole budgets: a later round had smaller ones."""
+    if solution is first or first.schedule is None or solution.schedule is None:
+        return solution
+    proof = first.certificate
+    if not proof.any_order and first.schedule.first_runs != solution.schedule.first_runs:
+        proof = Certificate(problem.least_seconds, "least run", True)
+    found = replace(
+        solution,
+        certificate=replace(proof, bound=min(proof.bound, solution.value)),
+        makespan_bound=min(first.makespan_bound, solution.makespan),
+        plan_seconds=first.plan_seconds + solution.plan_seconds,
+        notes=(*first.notes, "carried out, that plan took more than a budget: planned for less"),
+    )
+    return replace(found, status=Status.OPTIMAL if found.gap <= gap else Status.FEASIBLE)

@@ -1,0 +1,42 @@
+"""Where a model is to run: a machine, what each device may use, and what is fixed beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from onnxremat.device.machine import Machine
+from onnxremat.ort.providers import missing
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a model is to run.
+
+    Attributes:
+        limits: bytes per device, for those that have a limit.
+        pins: (pattern of op names or types, device).
+        objective: ``time`` or ``makespan``.
+    """
+
+    machine: Machine
+    limits: Mapping[str, int] = field(default_factory=dict)
+    pins: Sequence[tuple[str, str]] = ()
+    objective: str = "time"
+
+    @property
+    def absent(self) -> dict[str, str]:
+        """Why nothing can be run on a device here, for each such device."""
+        machine = self.machine
+        if machine.elsewhere:
+            return dict.fromkeys(machine.names, "the machine file says that it is elsewhere")
+        return {d.name: reason for d in machine.devices if (reason := missing(d))}
+
+    def alone(self, name: str) -> Site:
+        """The same with one device that computes; those that only store values stay."""
+        devices = [d if d.name == name else replace(d, holds_state=False)
+                   for d in self.machine.devices]  # fmt: skip
+        others = {d.name for d in devices if d.computes} - {name}
+        links = [li for li in self.machine.links if not others & {li.source, li.target}]
+        return replace(self, machine=replace(self.machine, devices=tuple(devices),
+                                             links=tuple(links)))  # fmt: skip

@@ -1,0 +1,171 @@
+"""A plan in one session for a budget, for the smallest budget there is one for, or why none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from onnxremat.device.host import memory_bytes
+from onnxremat.errors import NoPlanError, UsageError
+from onnxremat.pipeline.artifact import CPU
+from onnxremat.pipeline.closed_loop import Aim, Candidate, Unfit, attempt, carried_out
+from onnxremat.pipeline.in_session import OneSession, carried
+from onnxremat.pipeline.phases import BUILD, MEASURE, PLAN, Phases
+from onnxremat.pipeline.prepare import Prepared
+from onnxremat.pipeline.refusal import given_up, refusal
+from onnxremat.planner import smallest_budget
+from onnxremat.planner.options import AUTO, PlanOptions
+from onnxremat.planner.reasons import named
+from onnxremat.planner.schedule import Schedule
+from onnxremat.planner.semantics import seconds
+from onnxremat.planner.solution import Certificate, Solution, Status
+from onnxremat.schedule.plan import Compute, Plan, Transfer
+from onnxremat.units import Budget, format_bytes
+
+HALF = 0.5  # of the time, for the smallest budget
+
+
+def plan_within(
+    prepared: Prepared,
+    budget: Budget,
+    options: PlanOptions,
+    warm: Sequence[int] | None = None,
+    *,
+    explain: bool = True,
+    log: Phases | None = None,
+) -> Candidate:
+    """A plan whose measured (or, without measuring, predicted) peak is within the budget.
+
+    Args:
+        warm: ops of the reduced problem in execution order, to start from.
+        explain: look for the smallest budget that works before an error is raised.
+
+    Raises:
+        InfeasibleError: proven that no plan fits; carries the smallest budget that does.
+        NoPlanError: none found in time, or stopped before planning began.
+        OverBudgetError: measured peaks stay over the budget.
+    """
+    options, log = options.begun(), log or Phases()
+    limit = bytes_of(prepared, budget)
+    if limit is None:
+        return at_minimum(prepared, smallest(prepared, options.within(HALF), log), options, log)
+    made = attempt(OneSession(prepared, limit, log), options, warm)
+    if isinstance(made, Candidate):
+        return made
+    chosen = options.method != AUTO
+    if not explain or (chosen and made.over):
+        raise made.error()
+    if chosen and made.found.status is not Status.INFEASIBLE:
+        raise given_up(options.method.name, prepared.name, limit, made.found)
+    least = smallest(prepared, options.within(HALF), log)
+    if least.candidate.budget <= limit and not chosen:
+        return least.as_answer(limit, made)
+    raise refusal(
+        prepared.name,
+        limit,
+        made.found,
+        fixed_order=prepared.settings.fixed_order,
+        works=least.candidate.budget,
+        lower=least.lower,
+        why=least.why,
+        notes=prepared.notes,
+    )
+
+
+def bytes_of(prepared: Prepared, budget: Budget) -> int | None:
+    """The budget in bytes, None for ``min``."""
+    return budget.resolve(device_bytes=memory_bytes(), peak_bytes=prepared.baseline_peak)
+
+
+@dataclass(frozen=True)
+class Smallest:
+    """The smallest plan found, carried out; and why less than ``lower`` bytes cannot work."""
+
+    candidate: Candidate
+    sequence: list[int]
+    lower: int
+    why: str
+
+    def as_answer(self, limit: int, unfit: Unfit[Solution]) -> Candidate:
+        """The plan for a budget of ``limit`` bytes for which no other was found in time."""
+        proof, plan = unfit.found.certificate, self.candidate.plan
+        return _for_budget(self.candidate, limit).told(
+            bound=min(proof.bound, plan.provenance.seconds),
+            bound_kind=proof.kind,
+            any_order=proof.any_order,
+        )
+
+
+def smallest(prepared: Prepared, options: PlanOptions, log: Phases) -> Smallest:
+    """What the smallest plan that is found in time takes when carried out.
+
+    Raises:
+        NoPlanError: stopped before planning began.
+    """
+    if options.stopped:
+        raise NoPlanError("stopped before planning began")
+    problem = prepared.reduced.problem
+    with log.phase(PLAN):
+        found, sequence, lower, why = smallest_budget(
+            problem,
+            replace(
+                options.lasting(max(options.least, options.left)),
+                fixed_order=prepared.settings.fixed_order,
+            ),
+        )
+    solution = Solution(
+        status=Status.FEASIBLE,
+        schedule=Schedule.of(problem, sequence),
+        time=seconds(problem, sequence),
+        peaks=(found,),
+        certificate=Certificate(seconds(problem, problem.store_all()), "store-all", True),
+        planner="smallest-budget",
+        plan_seconds=0.0,
+    )
+    free = OneSession(prepared, 1 << 62, log)  # gates take some bytes more than was found
+    made, _ = carried_out(free, Aim(free.limits), solution, solution)
+    return Smallest(_for_budget(made, made.held), list(sequence), lower, named(why, prepared.names))
+
+
+def at_minimum(prepared: Prepared, least: Smallest, options: PlanOptions, log: Phases) -> Candidate:
+    """The smallest budget, at the least time.
+
+    Raises:
+        As :func:`plan_within`, where a method was asked for.
+    """
+    target = OneSession(prepared, least.candidate.budget, log)
+    made = attempt(target, options, least.sequence, rounds=2)
+    if isinstance(made, Unfit):
+        if options.method != AUTO:
+            raise made.error()
+        made = least.candidate  # nothing quicker fits
+    note = f"no budget below {format_bytes(least.lower)} ({least.lower} B) can work: {least.why}"
+    return replace(made.noted(note), lower=least.lower, why=least.why)
+
+
+def applied(prepared: Prepared, plan: Plan, log: Phases) -> Candidate:
+    """A plan made earlier, carried out whatever it takes.
+
+    Raises:
+        UsageError: it does not fit the graph, or is one for several devices.
+    """
+    devices = {step.device for step in plan.steps if isinstance(step, Compute)}
+    if devices != {CPU} or any(isinstance(step, Transfer) for step in plan.steps):
+        raise UsageError(
+            "the plan is one for several devices",
+            why="it runs on " + ", ".join(sorted(devices)),
+            hint="plan again with: onnxremat optimize IN OUT --devices MACHINE",
+        )
+    with log.phase(BUILD):
+        artifact = carried(prepared, plan)
+    measured = None
+    if prepared.feeds is not None:
+        with log.phase(MEASURE):
+            measured = artifact.measure(prepared.feeds)
+            assert measured.peaks
+    return Candidate(prepared, artifact, {CPU: plan.provenance.budget}, measured)
+
+
+def _for_budget(candidate: Candidate, limit: int) -> Candidate:
+    """The same plan, for another budget."""
+    return replace(candidate.told(budget=limit), limits={CPU: limit})

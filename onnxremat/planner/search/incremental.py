@@ -1,0 +1,338 @@
+"""Simulated annealing over sequences of op runs.
+
+Moves: insert a recompute of an input (with a random part of its ancestry) before a random step,
+delete a second run, move one, exchange one for another, and, when the order is free, move a first
+run. Second runs that a move leaves unread go with it. Objective: time + price x excess area; the
+price rises while the sequence is over budget and falls while it is not, so the walk follows the
+border of the feasible set.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import types
+
+from onnxremat.planner.problem import Floats, Ints
+from onnxremat.planner.search.arrays import Arrays, prices
+from onnxremat.planner.search.compiled import F64, I32, Random, below, compiled, part, uniform
+from onnxremat.planner.search.timeline import (
+    LINE,
+    RUNS,
+    SINGLE,
+    Line,
+    Single,
+    cut,
+    lay_out,
+    line_for,
+    put,
+    read_out,
+    run_before,
+    single_of,
+    sweep,
+    undo,
+)
+
+ROOT = 12  # ops inserted by one move at most
+NEAR = 20  # steps that a run is moved by, at most
+FAR = 4096  # slots searched for one over budget
+DRAWS = 12  # values drawn to find one that is held at a slot
+LARGE, SPARSE, DENSE = 4000, 16, 6  # slots per step up to so many ops, and beyond
+COLD = 0.004  # last temperature in mean op costs
+CROWDED = 20  # moves that find no room before the steps are spread anew
+
+
+@part
+def _ancestry(p: Single, t: Line, ops: Ints, at: int) -> int:
+    """Add to ``ops[0]`` a random part of what it needs and is gone by slot ``at``, in base order.
+
+    Returns the number of ops. What is not added is held longer instead.
+    """
+    count, head, share = 1, 0, uniform(t.random)
+    while head < count:
+        op = ops[head]
+        head += 1
+        for k in range(p.read_start[op], p.read_start[op + 1]):
+            value = p.read_index[k]
+            source = p.producer[value]
+            if p.keep[value] or p.again[source] == 0 or count >= ROOT:
+                continue
+            index = run_before(t, source, at)
+            if t.last[value * RUNS + index] >= at or uniform(t.random) >= share:
+                continue
+            known = False
+            for i in range(count):
+                known = known or ops[i] == source
+            if not known:
+                ops[count] = source
+                count += 1
+    for i in range(1, count):
+        source, k = ops[i], i - 1
+        while k >= 0 and ops[k] > source:
+            ops[k + 1] = ops[k]
+            k -= 1
+        ops[k + 1] = source
+    return count
+
+
+@compiled(types.boolean(SINGLE, LINE, types.int64, types.int64, I32))
+def _recompute(p: Single, t: Line, op: int, at: int, ops: Ints) -> bool:
+    """Run ``op``, and perhaps some ops it reads from, before the step at a slot."""
+    ops[0] = op
+    count = _ancestry(p, t, ops, at)
+    room = 0
+    while at - room - 1 >= 0 and t.op[at - room - 1] < 0:
+        room += 1
+    if room < count:
+        t.tally[3] += 1
+        return False
+    for i in range(count):
+        if not put(p, t, ops[i], at - room + ((i + 1) * (room + 1)) // (count + 1) - 1):
+            return False
+    return True
+
+
+@compiled(types.boolean(SINGLE, LINE, types.int64, I32))
+def _insert_recompute(p: Single, t: Line, at: int, ops: Ints) -> bool:
+    """Remake an input of the step at a slot; False when it cannot be."""
+    op = t.op[at]
+    many = p.read_start[op + 1] - p.read_start[op]
+    if many == 0:
+        return False
+    source = p.producer[p.read_index[p.read_start[op] + below(t.random, many)]]
+    return p.again[source] != 0 and _recompute(p, t, source, at, ops)
+
+
+@compiled(types.int64(SINGLE, LINE))
+def _any_step(p: Single, t: Line) -> int:
+    """Slot of a random step."""
+    pick = below(t.random, t.tally[0])
+    if pick < len(p.cost):
+        return int(t.runs[pick * RUNS])
+    op = t.extra[pick - len(p.cost)]
+    return int(t.runs[op * RUNS + 1 + below(t.random, t.many[op] - 1)])
+
+
+@compiled(types.int64(LINE, types.int64, types.int64))
+def _near(t: Line, slot: int, far: int) -> int:
+    """A random empty slot at most ``far`` slots away (and a little), or -1."""
+    to = max(0, slot + below(t.random, 2 * far + 1) - far)
+    for k in range(to, min(to + 32, len(t.op))):
+        if t.op[k] < 0:
+            return int(k)
+    return -1
+
+
+@part
+def _move_first(p: Single, t: Line, apart: int) -> bool:
+    """Move a random first run a little."""
+    op = below(t.random, len(p.cost))
+    slot = t.runs[op * RUNS]
+    to = _near(t, slot, NEAR * apart)
+    if to < 0 or not put(p, t, op, to):
+        return False
+    return cut(p, t, op, slot)
+
+
+@part
+def _cut_neighbours(p: Single, t: Line, slot: int) -> None:
+    """Delete second runs that follow a slot, as luck goes."""
+    while uniform(t.random) < 0.7:
+        while slot < len(t.op) and t.op[slot] < 0:
+            slot += 1
+        if slot == len(t.op):
+            return
+        op = t.op[slot]
+        if t.runs[op * RUNS] == slot or not cut(p, t, op, slot):
+            return
+
+
+@compiled(types.int64(LINE, types.int64, types.int64))
+def _over(t: Line, start: int, end: int) -> int:
+    """A slot over budget between two slots, from a random one on, or -1."""
+    budget, wide = t.budget[0], end - start + 1
+    first = below(t.random, wide)
+    for k in range(min(wide, FAR)):
+        slot = start + (first + k) % wide
+        if t.use[slot] > budget:
+            return int(slot)
+    return -1
+
+
+@part
+def _next_read(p: Single, t: Line, value: int, slot: int) -> int:
+    """First slot after ``slot`` that reads a value, or the end of the line."""
+    first = len(t.op)
+    for k in range(p.reader_start[value], p.reader_start[value + 1]):
+        op = p.reader_index[k]
+        index = run_before(t, op, slot + 1) + 1
+        if index < t.many[op]:
+            first = min(first, t.runs[op * RUNS + index])
+    return int(first)
+
+
+@compiled(types.boolean(SINGLE, LINE, types.int64, I32))
+def _relieve(p: Single, t: Line, slot: int, ops: Ints) -> bool:
+    """Drop at a slot a value that is held across it, and recompute it before its next read.
+
+    Of a few such values, drawn at random, the one that frees most bytes for its cost.
+    """
+    chosen, best, wanted = -1, -1.0, 1 + below(t.random, 4)
+    for _ in range(DRAWS):
+        value = below(t.random, len(p.size))
+        op = p.producer[value]
+        if p.again[op] == 0 or p.keep[value]:
+            continue
+        index = run_before(t, op, slot)
+        if index < 0 or t.last[value * RUNS + index] <= slot:
+            continue
+        worth = p.size[value] / (p.cost[op] + 1e-12)
+        if worth > best:
+            chosen, best = value, worth
+        wanted -= 1
+        if wanted == 0:
+            break
+    if chosen < 0:
+        return False
+    at = _next_read(p, t, chosen, slot - 1)
+    return at > slot and at < len(t.op) and _recompute(p, t, p.producer[chosen], at, ops)
+
+
+@part
+def _move(p: Single, t: Line, apart: int, free_order: bool, ops: Ints) -> bool:
+    """Apply one random move; False when it cannot be completed."""
+    draw, area = uniform(t.random), t.sums[1]
+    if free_order and draw < 0.1:
+        return _move_first(p, t, apart)
+    if draw < 0.3:
+        if area > 0 and uniform(t.random) < 0.7:
+            over = _over(t, 0, len(t.op) - 1)
+            return over >= 0 and _relieve(p, t, over, ops)
+        return _insert_recompute(p, t, _any_step(p, t), ops)
+    if t.tally[1] == 0:
+        return False
+    op = t.extra[below(t.random, t.tally[1])]
+    slot = t.runs[op * RUNS + 1 + below(t.random, t.many[op] - 1)]
+    if not cut(p, t, op, slot):
+        return False
+    if draw < 0.65:
+        if uniform(t.random) < 0.2:
+            _cut_neighbours(p, t, slot)
+        if draw < 0.4:
+            return True
+        for _ in range(1 + below(t.random, 3)):
+            if t.sums[1] <= area:
+                return True
+            over = _over(t, t.tally[4], t.tally[5])
+            if over < 0 or not _relieve(p, t, over, ops):
+                return True
+        return True
+    if draw < 0.85:  # exchange
+        to = _any_step(p, t)
+        if uniform(t.random) < 0.5:
+            to = slot + below(t.random, 2 * NEAR * apart + 1) - NEAR * apart
+            to = min(max(0, to), len(t.op) - 1)
+            while to < len(t.op) and t.op[to] < 0:
+                to += 1
+        if to == len(t.op) or not _insert_recompute(p, t, to, ops):
+            return False
+        if uniform(t.random) < 0.25:
+            return _insert_recompute(p, t, _any_step(p, t), ops)
+        return True
+    far = NEAR * apart // 2 if uniform(t.random) < 0.5 else len(t.op)
+    to = _near(t, slot, far)
+    return to >= 0 and (free_order or run_before(t, op, to) >= 0) and put(p, t, op, to)
+
+
+class Walk(NamedTuple):
+    """What a walk finds, and its work space."""
+
+    best: Ints  # ops
+    spare: Ints
+    state: Floats  # price of a byte-step over budget, best feasible time, length of ``best``
+
+
+WALK = types.NamedTuple((I32, I32, F64), Walk)
+
+
+@compiled(types.int64(SINGLE, LINE, WALK, types.boolean, types.float64, types.int64), entry=True)
+def walk(p: Single, t: Line, w: Walk, free_order: bool, heat: float, moves: int) -> int:
+    """Try ``moves`` moves at temperature ``heat``; returns how many were taken."""
+    state, ops, room = w.state, w.spare[len(w.spare) - ROOT - 1 :], len(w.spare) - ROOT - 1
+    apart = len(t.op) // (t.tally[0] + 1)
+    taken = 0
+    for attempt in range(moves):
+        before, area = t.sums[0], t.sums[1]
+        t.tally[2] = 0
+        if _move(p, t, apart, free_order, ops):
+            sweep(p, t)
+            worse = t.sums[0] - before + state[0] * (t.sums[1] - area)
+            if t.tally[0] < room and (worse <= 0 or uniform(t.random) < np.exp(-worse / heat)):
+                t.tally[2] = 0
+                taken += 1
+                if t.sums[1] <= 0 and t.sums[0] < state[1] * (1 - 1e-9):
+                    state[1], state[2] = t.sums[0], read_out(t, w.best)
+        if t.tally[2] > 0:
+            undo(p, t)
+            t.sums[0], t.sums[1] = before, area
+        if attempt % 50 == 49:
+            state[0] *= 1.02 if t.sums[1] > 0 else 0.985
+            if t.tally[3] > CROWDED:
+                lay_out(p, t, w.spare, read_out(t, w.spare))
+    return taken
+
+
+class Walker:
+    """An annealing run on one device.
+
+    Args:
+        arrays: the problem.
+        codes: a valid schedule, as runs.
+        hold: where its results end.
+        random: state of the generator.
+        heat: starting temperature in mean op costs.
+        room: steps that a schedule may have.
+    """
+
+    def __init__(
+        self, arrays: Arrays, codes: Ints, hold: Ints, random: Random, heat: float, room: int
+    ) -> None:
+        self._hold = hold.copy()
+        self.single = single_of(arrays)
+        ops, steps = len(self.single.cost), len(codes)
+        apart = SPARSE if ops <= LARGE else DENSE
+        self.line = line_for(self.single, apart * (steps + 1), int(arrays.budget[0]), random)
+        mean_cost, price = prices(arrays)
+        self.hot, self.cold = heat * mean_cost, COLD * mean_cost
+        best, spare = np.zeros(room, np.int32), np.zeros(room + ROOT + 1, np.int32)
+        self._walk = Walk(best, spare, np.asarray([price, np.inf, 0]))
+        spare[:steps] = codes >> 8
+        self.steps, self.free_order = steps, bool(arrays.free[0])
+        self._ready: bool = lay_out(self.single, self.line, spare, steps)
+        seconds, area = self.line.sums.tolist()
+        if area <= 0:
+            self._walk.state[1:] = seconds, steps
+            best[:steps] = spare[:steps]
+
+    @property
+    def ready(self) -> bool:
+        """No op runs too often for the line."""
+        return self._ready
+
+    @property
+    def best(self) -> float:
+        """Best feasible seconds so far."""
+        return float(self._walk.state[1])
+
+    def found(self) -> tuple[Ints, Ints]:
+        """Best feasible schedule so far, and where its results end."""
+        return self._walk.best[: int(self._walk.state[2])] << 8, self._hold
+
+    def step(self, share: float, moves: int) -> None:
+        """Run moves at the temperature for this share of the run."""
+        heat = self.hot * (self.cold / self.hot) ** min(1.0, share)
+        walk(self.single, self.line, self._walk, self.free_order, heat, moves)
+        self.steps = read_out(self.line, self._walk.spare)
+        # Evenly spread again, and sums without drift.
+        lay_out(self.single, self.line, self._walk.spare, self.steps)

@@ -1,0 +1,175 @@
+"""The least arena of one region that serves a model: simulated, then proved by a run.
+
+For sessions without the compiled allocator. A child process finds it, so that nothing of the search
+stays in this one; it is kept in the user's cache, by content.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnxremat.cost.measure import cache_folder
+from onnxremat.errors import OnnxrematError
+from onnxremat.graph.ir import Graph
+from onnxremat.graph.onnx_io import atomic, read_model
+from onnxremat.graph.wire import read_light
+from onnxremat.memory.arena import LARGEST, Region, smallest_region
+from onnxremat.memory.events import EVENT, Events
+from onnxremat.ort.feeds import seeded_feeds
+from onnxremat.ort.infer import build_graph
+from onnxremat.ort.profile import SIZES_KEY, Feeds, Profile, ended, profile
+from onnxremat.ort.session import Options, first_line, runtime_version, session_options
+from onnxremat.schedule.simulate import Rules, simulate
+from onnxremat.session.measure import executed
+
+GROWTH, TRIES = 1.01, 12  # of a region that a run did not fit in
+
+
+def find_region(file: Path, options: Options, bound: Sequence[str] = ()) -> Region | str:
+    """The region for a model file, or a sentence that says why there is none.
+
+    Args:
+        options: of the session.
+        bound: outputs that the caller gives memory for.
+    """
+    request = {"model": str(file), "options": options.to_json(), "bound": sorted(bound)}
+    facts = (read_light(file).content, json.dumps(request).encode(), runtime_version().encode())
+    key = hashlib.sha256(b"\0".join(facts)).hexdigest()[:24]
+    kept = cache_folder() / f"region-{key}.json"
+    try:
+        return Region(**json.loads(kept.read_text()))
+    except (OSError, ValueError, TypeError):
+        pass
+    done = subprocess.run(
+        [sys.executable, "-m", "onnxremat.session.region", json.dumps(request)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    lines = done.stdout.splitlines()
+    if done.returncode or not lines:
+        return f"no region was found for it: {(done.stderr.splitlines() or ['no word'])[-1]}"
+    found = json.loads(lines[-1])
+    if "why" in found:
+        return str(found["why"])
+    region = Region(**found)
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with atomic(kept) as temporary:
+            temporary.write_text(json.dumps(found))
+    except (OSError, OnnxrematError):
+        pass  # found again next time
+    return region
+
+
+def as_events(graph: Graph, found: Profile, bound: Sequence[str] = ()) -> Events:
+    """A run's events as far as a profile tells: values when they are made and dead, the workspace
+    of a kernel as one block between them."""
+    scratch = {kernel.name: kernel.scratch for kernel in found.kernels}
+    line = simulate(graph, Rules(reuse=False), scratch=scratch)
+    kept = set(graph.outputs)
+    asked: list[list[int]] = [[] for _ in line.ops]
+    given: list[list[int]] = [[] for _ in line.ops]
+    sizes: list[int] = []
+    for name, first, last, size in line.buffers:
+        if name in graph.inputs or name in bound or not size:
+            continue
+        asked[first].append(len(sizes))
+        if name not in kept:
+            given[last].append(len(sizes))
+        sizes.append(size)
+    rows = []
+    for step, work in enumerate(line.scratch):
+        rows += [(sizes[slot], slot) for slot in asked[step]]
+        if work:
+            rows += [(work, len(sizes)), (0, len(sizes))]
+            sizes.append(work)
+        rows += [(0, slot) for slot in given[step]]
+    return _numbered(np.array(rows, EVENT))
+
+
+def _numbered(events: Events) -> Events:
+    """Slots numbered in the order of their requests."""
+    order = events["slot"][events["size"] > 0]
+    place = np.zeros(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    events["slot"] = place[events["slot"]]
+    return events
+
+
+def prove(
+    model: Path, feeds: Feeds, options: Options, region: Region, bound: Sequence[str]
+) -> bool:
+    """Whether two runs in an arena with this region add no other one."""
+    from onnxremat.memory.session import RegionSession
+
+    with tempfile.TemporaryDirectory() as folder:
+        made = session_options(options)
+        made.enable_profiling = True
+        made.profile_file_prefix = str(Path(folder) / "profile")
+        made.add_session_config_entry(SIZES_KEY, str(Path(folder) / "memory.csv"))
+        session = RegionSession.opened(str(model), made, region)
+        binding = session.io_binding()
+        for name, value in feeds.items():
+            binding.bind_cpu_input(name, value)
+        for _ in range(2):
+            binding.clear_binding_outputs()  # the caller lets outputs go between runs
+            for value in session.get_outputs():
+                if value.name in bound:
+                    binding.bind_ortvalue_output(value.name, _empty(value))
+                else:
+                    binding.bind_output(value.name, "cpu")
+            session.run_with_iobinding(binding)
+        found = ended(session, Path(folder) / "memory.csv", 2)
+    # A further region would be twice as large as the first.
+    return found.arena_bytes < found.weight_bytes + 2 * region.bytes
+
+
+def _empty(info: Any) -> Any:
+    import onnxruntime as ort
+    from onnx import helper
+
+    from onnxremat.graph.dtypes import ORT_NAMES
+
+    kind = ORT_NAMES[info.type.removeprefix("tensor(").removesuffix(")")]
+    shape = [int(d) for d in info.shape]
+    return ort.OrtValue.ortvalue_from_shape_and_type(
+        shape, helper.tensor_dtype_to_np_dtype(kind), "cpu"
+    )
+
+
+def _search(request: Mapping[str, Any]) -> dict[str, Any]:
+    model, bound = Path(request["model"]), request["bound"]
+    options = Options.from_json(request["options"])
+    graph = executed(build_graph(read_model(model), model.parent), options)
+    feeds = seeded_feeds(graph)
+    events = as_events(graph, profile(model, feeds, options), bound)
+    region = smallest_region(events)
+    for _ in range(TRIES):
+        if region is None or region.bytes > LARGEST:
+            return {"why": "onnxruntime takes no region of 2 GiB or more"}
+        if prove(model, feeds, options, region, bound):
+            return asdict(region)
+        region = Region(int(region.bytes * GROWTH), region.dead)
+    return {"why": "no region close to its live peak serves it"}
+
+
+def _child() -> dict[str, Any]:
+    try:
+        return _search(json.loads(sys.argv[1]))
+    except OnnxrematError as error:
+        return {"why": str(error).splitlines()[0]}
+    except Exception as error:  # onnxruntime raises a dozen unrelated types
+        return {"why": first_line(error)}
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(_child()) + "\n")

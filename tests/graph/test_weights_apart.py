@@ -1,0 +1,193 @@
+"""Big weights are kept apart: the model without them is small, and comes out as it was."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import models
+from onnxremat.errors import ModelError, UsageError
+from onnxremat.graph import light, onnx_io, weights
+from onnxremat.graph.light import read_light, read_structure
+from onnxremat.graph.onnx_io import read_model, write_model
+from onnxremat.graph.outline import Malformed, filled, outline
+from onnxremat.graph.weights import WeightFolder, pieces, place, set_apart
+
+BIG = 4096
+
+
+@pytest.fixture(autouse=True)
+def _every_weight_is_big(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (weights, light):
+        monkeypatch.setattr(module, "APART", BIG)
+        monkeypatch.setattr(module, "LIGHT", BIG)
+
+
+def _model() -> onnx.ModelProto:
+    """With weights that say more than their bytes, and some that hold numbers as such."""
+    model = models.build("mlp", batch=4, width=64, layers=3)
+    model.graph.doc_string, model.doc_string = "graph", "model"
+    tensors = model.graph.initializer
+    tensors[0].doc_string = "behind the data"
+    tensors[0].metadata_props.add(key="a", value="b")
+    typed = onnx.TensorProto(name="typed", data_type=TensorProto.FLOAT, dims=[2000])
+    typed.float_data.extend(range(2000))
+    tensors.append(typed)
+    model.metadata_props.add(key="k", value="v" * 300)
+    return model
+
+
+def _saved(folder: Path) -> tuple[onnx.ModelProto, Path]:
+    model, path = _model(), folder / "in.onnx"
+    path.write_bytes(model.SerializeToString())
+    return model, path
+
+
+def test_a_file_is_read_without_them_and_written_as_it_was(tmp_path: Path) -> None:
+    model, path = _saved(tmp_path)
+    found, folder = read_light(path)
+    assert isinstance(folder, WeightFolder)
+    assert found.ByteSize() < model.ByteSize() / 3
+    write_model(found, tmp_path / "out.onnx", folder)
+    assert (tmp_path / "out.onnx").read_bytes() == path.read_bytes()
+
+
+def test_a_model_in_memory_gives_the_same(tmp_path: Path) -> None:
+    model, path = _saved(tmp_path)
+    found, folder = set_apart(model, None)
+    assert model == onnx.load_model(path)  # the caller's is as it was
+    again, _ = read_light(path)
+    assert found == again
+    write_model(found, tmp_path / "out.onnx", folder)
+    assert (tmp_path / "out.onnx").read_bytes() == path.read_bytes()
+
+
+def test_they_begin_where_pages_do_and_are_what_they_were(tmp_path: Path) -> None:
+    model, path = _saved(tmp_path)
+    found, folder = read_light(path)
+    apart = 0
+    for tensor, wanted in zip(found.graph.initializer, model.graph.initializer, strict=True):
+        where = place(tensor)
+        if where is not None:
+            apart += 1
+            assert where.start % 4096 == 0
+            assert where.length == len(wanted.raw_data) >= BIG
+        assert b"".join(pieces(tensor, folder)) == wanted.raw_data
+        np.testing.assert_array_equal(
+            numpy_helper.to_array(tensor, str(folder)), numpy_helper.to_array(wanted)
+        )
+    assert apart >= 3
+
+
+def test_over_the_limit_they_go_to_a_file_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnx_io, "INLINE_LIMIT", 10_000)
+    model, path = _saved(tmp_path)
+    found, folder = read_light(path)
+    for name, source, where in (("a.onnx", found, folder), ("b.onnx", read_model(path), None)):
+        written = write_model(source, tmp_path / name, where)
+        assert [file.name for file in written] == [name, f"{name}.data"]
+    texts = [
+        (tmp_path / f"{name}.onnx").read_bytes().replace(b"b.onnx", b"a.onnx") for name in "ab"
+    ]
+    assert texts[0] == texts[1]
+    assert (tmp_path / "a.onnx.data").read_bytes() == (tmp_path / "b.onnx.data").read_bytes()
+    for tensor, wanted in zip(
+        onnx.load(tmp_path / "a.onnx").graph.initializer, model.graph.initializer, strict=True
+    ):
+        np.testing.assert_array_equal(numpy_helper.to_array(tensor), numpy_helper.to_array(wanted))
+
+
+def test_the_folder_lasts_as_long_as_somebody_holds_it(tmp_path: Path) -> None:
+    _, path = _saved(tmp_path)
+    _, folder = read_light(path)
+    place_of_it = Path(str(folder))
+    child = multiprocessing.get_context("fork").Process(target=gc.collect)
+    child.start()
+    child.join()
+    assert place_of_it.is_dir()
+    del folder
+    gc.collect()
+    assert not place_of_it.exists()
+
+
+def test_no_room_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, path = _saved(tmp_path)
+    monkeypatch.setattr(weights.tempfile, "tempdir", str(tmp_path / "gone"))
+    with pytest.raises(UsageError, match="temporary file") as caught:
+        read_light(path)
+    assert "TMPDIR" in caught.value.hint
+
+
+def test_the_structure_says_all_but_their_bytes(tmp_path: Path) -> None:
+    model, path = _saved(tmp_path)
+    found = read_structure(path)
+    assert [(t.name, t.dims) for t in found.graph.initializer] == [
+        (t.name, t.dims) for t in model.graph.initializer
+    ]
+    assert found.graph.node == model.graph.node
+    assert found.ByteSize() < model.ByteSize() / 3
+
+
+def test_models_with_files_of_their_own_are_read_as_they_are(tmp_path: Path) -> None:
+    onnx.save(
+        _model(), tmp_path / "in.onnx", save_as_external_data=True, location="w", size_threshold=64
+    )
+    found, folder = read_light(tmp_path / "in.onnx")
+    assert (found, folder) == (read_model(tmp_path / "in.onnx"), tmp_path)
+
+
+def test_damaged_files_are_walked_no_further_than_they_go() -> None:
+    """Bytes knocked out or cut off."""
+    whole = _model().SerializeToString()
+    for cut in range(0, 3000, 7):
+        data = bytearray(whole)
+        data[cut] ^= 0xFF
+        for damaged in (bytes(data), whole[: cut * len(whole) // 3000]):
+            try:
+                found = outline(memoryview(damaged), BIG)
+            except Malformed:
+                continue
+            assert all(c.start + c.length <= len(damaged) for c in found.cuts)
+
+
+def test_sizes_of_every_length_are_written_as_protobuf_does() -> None:
+    for count in (0, 1, 31, 32, 127, 128, 4000, 5000, 600_000):
+        value = numpy_helper.from_array(np.arange(count, dtype=np.float32), "w")
+        graph = helper.make_graph([], "g", [], [], [value])
+        model = helper.make_model(graph)
+        found = outline(memoryview(model.SerializeToString()), 1)
+        light_model = onnx.load_model_from_string(found.data)
+        (tensor,) = light_model.graph.initializer
+        raw = value.raw_data
+        if not raw:
+            assert not found.cuts
+            continue
+        weights.refer(tensor, weights.Place("x", 0, len(raw)))
+        parts = filled(light_model.SerializeToString(), [weights._around(0, tensor)])
+        made = b"".join(part if isinstance(part, bytes) else raw for part in parts)
+        assert made == model.SerializeToString()
+
+
+def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights.tempfile, "tempdir", str(tmp_path))
+    _, path = _saved(tmp_path)
+    read_light(path)
+    gc.collect()
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_damage_is_told_in_the_usual_words(tmp_path: Path) -> None:
+    _, path = _saved(tmp_path)
+    data = path.read_bytes()
+    for damaged in (data[:-5], data[:10_000], b"\xff" + data):
+        path.write_bytes(damaged)
+        with pytest.raises(ModelError, match="not a readable ONNX model"):
+            read_light(path)

@@ -1,0 +1,122 @@
+"""The imitation of onnxruntime's arena against onnxruntime, and the region found for a session."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+
+import models
+from onnxremat.grad import differentiate
+from onnxremat.graph.ir import Graph
+from onnxremat.graph.onnx_io import to_model
+from onnxremat.memory.arena import UNIT, Region, fits, held, smallest_region
+from onnxremat.memory.events import Events, blocks, live_peak
+from onnxremat.memory.native import missing
+from onnxremat.memory.session import RegionSession, SlabSession
+from onnxremat.ort.feeds import seeded_feeds
+from onnxremat.ort.infer import build_graph
+from onnxremat.ort.profile import profile
+from onnxremat.ort.session import session_options
+from onnxremat.session.held import open_held
+from onnxremat.session.measure import executed
+from onnxremat.session.region import as_events, find_region, prove
+from tests.memory.test_packing import runs
+from tests.toolbox import ONE, training_chain
+
+needs_slab = pytest.mark.skipif(bool(missing()), reason=missing())
+
+
+def recorded(graph: Graph) -> Events:
+    """What a session really asks for in a run."""
+    session = open_held(to_model(graph).SerializeToString(), session_options(ONE), ONE)
+    assert isinstance(session, SlabSession)
+    assert session._slab.begin(None)
+    found = super(SlabSession, session).run(None, seeded_feeds(graph))
+    events = session._slab.recorded(session._slab.end())
+    del found
+    return events
+
+
+@pytest.fixture(scope="module", params=["unet", "chain", "vit"])
+def step(request: pytest.FixtureRequest) -> Graph:
+    """A training step that is run as it is listed."""
+    if request.param == "chain":
+        return executed(training_chain(12), ONE)
+    small = {"unet": {"batch": 1, "size": 64, "width": 8}, "vit": {"batch": 1, "layers": 2}}
+    model = differentiate(models.build(request.param, **small[request.param]))
+    return executed(build_graph(model), ONE)
+
+
+@needs_slab
+def test_holds_what_onnxruntime_holds(step: Graph) -> None:
+    events = recorded(step)
+    for count in (1, 3):
+        found = profile(to_model(step), seeded_feeds(step), ONE, runs=count)
+        assert held(events, runs=count) == found.arena_bytes - found.weight_bytes
+
+
+@needs_slab
+def test_a_profile_tells_the_events_but_for_the_order_inside_a_kernel(step: Graph) -> None:
+    events = recorded(step)
+    told = as_events(step, profile(to_model(step), seeded_feeds(step), ONE))
+    assert live_peak(told) == pytest.approx(live_peak(events), rel=0.01)
+    assert blocks(told).kept.sum() == blocks(events).kept.sum()
+
+
+@needs_slab
+def test_smallest_region_serves_the_runtime_and_less_does_not(step: Graph, tmp_path: Path) -> None:
+    events, file = recorded(step), tmp_path / "step.onnx"
+    onnx.save(to_model(step), file)
+    region = smallest_region(events)
+    assert region is not None
+    assert live_peak(events) <= region.bytes <= held(events)
+    feeds = seeded_feeds(step)
+    assert prove(file, feeds, ONE, region, [])
+    below = Region(int(live_peak(events) * 0.98), region.dead)
+    assert not prove(file, feeds, ONE, below, [])
+
+
+def test_region_is_found_proved_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONNXREMAT_CACHE", str(tmp_path / "cache"))
+    graph = executed(training_chain(12), ONE)
+    file = tmp_path / "step.onnx"
+    onnx.save(to_model(graph), file)
+    region = find_region(file, ONE)
+    assert isinstance(region, Region), region
+    monkeypatch.setattr("subprocess.run", None)  # the second time nothing is searched
+    assert find_region(file, ONE) == region
+    session = RegionSession.opened(str(file), session_options(ONE), region)
+    expected = profile(file, seeded_feeds(graph), ONE).outputs
+    found = session.run(None, seeded_feeds(graph))
+    assert all(np.array_equal(a, b) for a, b in zip(found, expected.values(), strict=True))
+    assert "one region" in session.describe()
+
+
+@needs_slab
+def test_slabs_and_regions_side_by_side() -> None:
+    graph = executed(training_chain(6), ONE)
+    content, feeds = to_model(graph).SerializeToString(), seeded_feeds(graph)
+    expected = list(profile(to_model(graph), feeds, ONE).outputs.values())
+    sessions = []
+    for _ in range(2):
+        sessions.append(open_held(content, session_options(ONE), ONE))
+        sessions.append(RegionSession.opened(content, session_options(ONE), Region(1 << 20, 1)))
+    assert [s.method for s in sessions] == ["slab", "region"] * 2
+    for session in sessions * 3:
+        found = session.run(None, feeds)
+        assert all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@given(runs())
+@settings(max_examples=80, deadline=None)
+def test_a_region_that_fits_holds_the_live_blocks(events: Events) -> None:
+    floor = live_peak(events, UNIT)
+    assert not floor or not fits(events, Region(floor - UNIT, 1))
+    region = smallest_region(events)
+    assert region is not None
+    assert region.bytes >= floor
+    assert fits(events, region, runs=3)

@@ -1,0 +1,34 @@
+"""Every moment counts for one phase."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from onnxremat.pipeline.phases import Phases
+
+
+def test_a_phase_inside_another_counts_for_itself_alone() -> None:
+    now = [0.0]
+    told: list[str] = []
+    log = Phases(told.append, lambda: now[0])
+
+    def wait(seconds: float) -> None:
+        now[0] += seconds
+
+    wait(100)  # before any phase
+    with log.phase("read", "reading"):
+        wait(1)
+        with log.phase("measure"):
+            wait(2)
+        wait(3)
+    wait(100)
+    with suppress(ValueError), log.phase("plan"):
+        wait(4)
+        raise ValueError
+    with log.phase("read"):
+        wait(5)
+    log("done")
+    assert log.seconds == {"read": 9, "measure": 2, "plan": 4}
+    assert told == ["reading", "done"]
+    assert Phases.of(log) is log
+    assert Phases.of(None).seconds == {}
