@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ from onnxremat.pipeline.optimize import Request
 from onnxremat.pipeline.optimize import optimize as finish_request
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.planned import prepare_for
-from onnxremat.pipeline.prepare import Prepared, Settings, Source, prepare, read_source
+from onnxremat.pipeline.prepare import AUTO, Prepared, Settings, Source, prepare, read_source
 from onnxremat.pipeline.result import Result, Timed, finish
 from onnxremat.pipeline.study_problem import is_graph_file, read_subject
 from onnxremat.pipeline.verify import Verification, verify
@@ -175,7 +175,10 @@ def optimize(
         Path(write_model) if write_model else None, Path(read_solution) if read_solution else None,
     )  # fmt: skip
     log = Phases.of(say)
-    prepared = prepare(source, settings or Settings(), log)
+    settings = settings or Settings()
+    if machine is not None and settings.target == AUTO:
+        settings = replace(settings, target="portable")  # for every provider
+    prepared = prepare(source, settings, log)
     return finish_request(prepared, request, log, OptimizeResult)
 
 

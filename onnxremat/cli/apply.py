@@ -10,6 +10,7 @@ import typer
 from onnxremat import api
 from onnxremat.cli import args
 from onnxremat.cli.console import Voice
+from onnxremat.pipeline.prepare import Settings
 
 NAME = "apply"
 
@@ -36,7 +37,10 @@ def command(
     voice = Voice(as_json, quiet)
     api.check_paths(source, target_file)
     planned = api.read_plan(plan)
-    settings = args.make_settings(shape, dim, "portable", threads, seed, data, measure)
+    settings = Settings(
+        args.parse_shapes(shape), args.parse_dims(dim), threads=threads, seed=seed, data=data,
+        measure=measure,
+    )  # fmt: skip
     with voice.working():
         result = api.apply(
             source, planned, settings=settings, bench_seconds=bench_seconds, say=voice.say

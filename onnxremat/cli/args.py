@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from onnxremat.cli.console import Voice
-from onnxremat.device.host import processors
 from onnxremat.errors import UsageError
 from onnxremat.graph.onnx_io import check_writable
 from onnxremat.pipeline.artifact import Check
-from onnxremat.pipeline.prepare import Settings
 from onnxremat.planner.options import (
-    AUTO,
     FORMULATIONS,
     MOST_COLUMNS,
     PLANNERS,
-    Method,
-    PlanOptions,
 )
 from onnxremat.report.suffix import check_suffix
 
@@ -45,7 +40,8 @@ Target = Annotated[
     str,
     typer.Option(
         help="What the file may contain: none (as given), portable (standard operators), "
-        "onnxruntime (its fused operators), host (layouts of this processor too)."
+        "onnxruntime (its fused operators), host (layouts of this processor too); auto leaves it "
+        "as given where that keeps the budget, else host."
     ),
 ]
 Threads = Annotated[
@@ -136,17 +132,7 @@ Trace = Annotated[
     Path | None, typer.Option("--trace", help="Write a Chrome/Perfetto trace (.json).")
 ]
 PLOTS = (".png", ".svg")
-SOLVERS = ("auto", "scip", "highs", "gurobi")
 LARGEST = MOST_COLUMNS
-
-
-def check_solver(name: str) -> str:
-    """Raises:
-    UsageError: unknown solver.
-    """
-    if name not in SOLVERS:
-        raise UsageError(f"unknown solver '{name}'", hint="one of " + ", ".join(SOLVERS))
-    return name
 
 
 def check_drawings(plot: Path | None, trace: Path | None) -> None:
@@ -244,48 +230,3 @@ def parse_split(text: str) -> tuple[int, ...] | None:
             hint="a number of parts (--split-batch 2), or rows of each (--split-batch 5,3)",
         )
     return () if found == (1,) else found
-
-
-def make_settings(
-    shape: list[str] | None,
-    dim: list[str] | None,
-    target: str,
-    threads: int,
-    seed: int,
-    data: Path | None,
-    measure: bool,
-    fresh: bool = False,
-    fixed_order: bool = False,
-) -> Settings:
-    """Settings from the shared options."""
-    return Settings(
-        parse_shapes(shape), parse_dims(dim), target, threads, seed, data, measure, fresh,
-        fixed_order,
-    )  # fmt: skip
-
-
-def make_plan_options(
-    time_limit: float,
-    gap: float,
-    solver: str,
-    seed: int,
-    progress: Callable[[float, float, str], None],
-    stop: Callable[[], bool],
-    method: Method = AUTO,
-    threads: int = 0,
-) -> PlanOptions:
-    """Planner options from the shared options.
-
-    Raises:
-        UsageError: unknown solver.
-    """
-    return PlanOptions(
-        time_limit=time_limit,
-        gap=gap,
-        solver=check_solver(solver),
-        seed=seed,
-        method=method,
-        threads=threads or processors(),
-        progress=progress,
-        stop=stop,
-    )

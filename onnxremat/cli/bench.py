@@ -10,6 +10,7 @@ import typer
 from onnxremat.cli import args
 from onnxremat.cli.console import Voice
 from onnxremat.pipeline.bench import bench_files
+from onnxremat.pipeline.prepare import Settings
 
 NAME = "bench"
 
@@ -31,7 +32,9 @@ def command(
     from onnxremat.report.tables import bench_table
 
     voice = Voice(as_json, quiet)
-    settings = args.make_settings(shape, dim, "none", threads, seed, data, True)
+    settings = Settings(
+        args.parse_shapes(shape), args.parse_dims(dim), "none", threads, seed, data
+    )  # fmt: skip
     with voice.working() as interrupt:
         voice.say("timing")
         timings = bench_files(models, settings, seconds, interrupt)

@@ -10,8 +10,10 @@ import typer
 from onnxremat import api
 from onnxremat.cli import args
 from onnxremat.cli.console import Voice
+from onnxremat.device.host import processors
 from onnxremat.errors import OnnxrematError, StoppedError
-from onnxremat.planner.options import Method
+from onnxremat.pipeline.prepare import Settings
+from onnxremat.planner.options import Method, PlanOptions
 from onnxremat.studies.planners import STANDARD
 
 NAME = "compare"
@@ -35,7 +37,7 @@ def command(
     max_columns: args.MaxColumns = args.LARGEST,
     shape: args.Shape = None,
     dim: args.Dim = None,
-    target: args.Target = "portable",
+    target: args.Target = "auto",
     time_limit: args.TimeLimit = 20.0,
     gap: args.Gap = 5e-5,
     solver: args.Solver = "auto",
@@ -55,13 +57,15 @@ def command(
     from onnxremat.report.standings import standings_table
 
     voice = Voice(as_json, quiet)
-    settings = args.make_settings(
-        shape, dim, target, threads, seed, data, measure, False, fixed_order
-    )
+    settings = Settings(
+        args.parse_shapes(shape), args.parse_dims(dim), target, threads, seed, data, measure,
+        fixed_order=fixed_order,
+    )  # fmt: skip
     with voice.working() as interrupt:
-        options = args.make_plan_options(
-            time_limit, gap, solver, seed, voice.planning, interrupt,
-            Method(most_columns=max_columns), threads,
+        options = PlanOptions(
+            time_limit=time_limit, gap=gap, solver=solver, seed=seed,
+            method=Method(most_columns=max_columns), threads=threads or processors(),
+            progress=voice.planning, stop=interrupt,
         )  # fmt: skip
         found = api.compare(
             source, budgets=budgets or ["0.6x"], planners=planners or STANDARD, settings=settings,

@@ -11,6 +11,7 @@ from onnxremat import api
 from onnxremat.cli import args, training
 from onnxremat.cli.console import Voice
 from onnxremat.errors import UsageError
+from onnxremat.grad import Settings as Training
 
 NAME = "differentiate"
 
@@ -44,9 +45,11 @@ def command(
     """Make one training step of a model, in standard ONNX operators."""
     voice = Voice(as_json, quiet)
     api.check_paths(source, target_file)
-    settings = training.make_training(
-        loss, loss_output, optimizer, trainable, freeze, batch_norm, clip_norm, clip_value,
-        accumulate, initializers, precision, parameters, tie, strict,
+    settings = Training(
+        loss=loss, loss_output=loss_output, optimizer=training.optimizer_of(optimizer),
+        trainable=trainable or None, freeze=freeze or (), parameters=parameters, tie=tie,
+        strict=strict, batch_norm=batch_norm, clip_norm=clip_norm, clip_value=clip_value,
+        accumulate=accumulate, initializers=initializers, precision=precision,
     )  # fmt: skip
     if target not in ("portable", "host"):
         raise UsageError(f"unknown target '{target}'", hint="it is portable or host")

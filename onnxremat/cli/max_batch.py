@@ -11,7 +11,11 @@ import typer
 from onnxremat import api
 from onnxremat.cli import args, training
 from onnxremat.cli.console import Voice, percent
+from onnxremat.device.host import processors
 from onnxremat.errors import UsageError
+from onnxremat.grad import Settings as Training
+from onnxremat.pipeline.prepare import Settings
+from onnxremat.planner.options import PlanOptions
 from onnxremat.units import format_bytes
 
 NAME = "max-batch"
@@ -44,7 +48,7 @@ def command(
     loss: training.Loss = "cross-entropy",
     loss_output: training.LossOutput = None,
     optimizer: training.Optimizer = "sgd",
-    target: args.Target = "portable",
+    target: args.Target = "auto",
     time_limit: args.TimeLimit = 10.0,
     gap: args.Gap = 5e-4,
     solver: args.Solver = "auto",
@@ -62,19 +66,21 @@ def command(
     """
     voice = Voice(as_json, quiet)
     grown, bound = split_dims(dim)
-    settings = args.make_settings(
-        None, bound, target, threads, seed, None, measure, False, fixed_order
-    )
+    settings = Settings(
+        dims=args.parse_dims(bound), target=target, threads=threads, seed=seed, measure=measure,
+        fixed_order=fixed_order,
+    )  # fmt: skip
     if train:
-        made = training.make_training(
-            loss, loss_output, optimizer, None, None, "train", None, None, 1, False
+        made = Training(
+            loss=loss, loss_output=loss_output, optimizer=training.optimizer_of(optimizer)
         )
         settings = replace(settings, train=made)
     limit = share(max_overhead)
     with voice.working() as interrupt:
-        options = args.make_plan_options(
-            time_limit, gap, solver, seed, voice.planning, interrupt, threads=threads
-        )
+        options = PlanOptions(
+            time_limit=time_limit, gap=gap, solver=solver, seed=seed,
+            threads=threads or processors(), progress=voice.planning, stop=interrupt,
+        )  # fmt: skip
         found = api.max_batch(
             source, budget=budget, dimension=grown, max_overhead=limit, most=most,
             file_batch=file_batch, settings=settings, options=options, say=voice.say,

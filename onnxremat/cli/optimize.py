@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -12,14 +11,17 @@ import typer
 from onnxremat import api
 from onnxremat.cli import args, training
 from onnxremat.cli.console import Voice
+from onnxremat.device.host import processors
 from onnxremat.device.machine import Machine
 from onnxremat.errors import UsageError
+from onnxremat.grad import Settings as Training
 from onnxremat.graph.onnx_io import check_writable
 from onnxremat.pipeline.model_files import model_words
 from onnxremat.pipeline.over_devices import OverDevices
 from onnxremat.pipeline.phases import WRITE, Phases
+from onnxremat.pipeline.prepare import Settings
 from onnxremat.planner.export import SUFFIXES
-from onnxremat.planner.options import Method
+from onnxremat.planner.options import Method, PlanOptions
 from onnxremat.report.suffix import check_suffix
 
 NAME = "optimize"
@@ -73,7 +75,7 @@ def command(
     initializers: training.Initializers = False,
     shape: args.Shape = None,
     dim: args.Dim = None,
-    target: args.Target = "portable",
+    target: args.Target = "auto",
     time_limit: args.TimeLimit = 60.0,
     gap: args.Gap = 5e-4,
     solver: args.Solver = "auto",
@@ -110,21 +112,24 @@ def command(
     if devices is not None and (plot or trace):
         raise api.no_drawings()
     args.check_drawings(plot, trace)
-    settings = args.make_settings(
-        shape, dim, target, threads, seed, data, measure, fresh, fixed_order
-    )
-    settings = replace(settings, split_batch=args.parse_split(split_batch))
+    made = None
     if train:
-        made = training.make_training(
-            loss, loss_output, optimizer, trainable, freeze, batch_norm, clip_norm, clip_value,
-            accumulate, initializers, precision, parameters, tie, strict,
+        made = Training(
+            loss=loss, loss_output=loss_output, optimizer=training.optimizer_of(optimizer),
+            trainable=trainable or None, freeze=freeze or (), parameters=parameters, tie=tie,
+            strict=strict, batch_norm=batch_norm, clip_norm=clip_norm, clip_value=clip_value,
+            accumulate=accumulate, initializers=initializers, precision=precision,
         )  # fmt: skip
-        settings = replace(settings, train=made)
+    settings = Settings(
+        args.parse_shapes(shape), args.parse_dims(dim), target, threads, seed, data, measure, fresh,
+        fixed_order, made, args.parse_split(split_batch),
+    )  # fmt: skip
     log = Phases(voice.say)
     with voice.working() as interrupt:
-        options = args.make_plan_options(
-            time_limit, gap, solver, seed, voice.planning, interrupt, method, threads
-        )
+        options = PlanOptions(
+            time_limit=time_limit, gap=gap, solver=solver, seed=seed, method=method,
+            threads=threads or processors(), progress=voice.planning, stop=interrupt,
+        )  # fmt: skip
         result = api.optimize(
             source, budget=budget, devices=devices, settings=settings, options=options,
             pins=args.parse_pins(pin), objective=objective, bench_seconds=bench_seconds,

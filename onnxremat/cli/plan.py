@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +11,7 @@ import typer
 
 from onnxremat.cli import args
 from onnxremat.cli.console import Voice, percent, size
+from onnxremat.device.host import processors
 from onnxremat.errors import UsageError
 from onnxremat.graph.onnx_io import atomic, check_writable
 from onnxremat.pipeline.artifact import CPU
@@ -25,9 +26,10 @@ from onnxremat.pipeline.model_files import (
     write_formulation,
 )
 from onnxremat.pipeline.phases import Phases
+from onnxremat.pipeline.prepare import Settings
 from onnxremat.pipeline.study_problem import Subject, read_subject
 from onnxremat.planner.export import SUFFIXES
-from onnxremat.planner.options import Method
+from onnxremat.planner.options import Method, PlanOptions
 from onnxremat.report.suffix import check_suffix
 from onnxremat.studies.graph_file import facts_of, plan_graph
 from onnxremat.units import format_seconds, one_budget
@@ -64,7 +66,7 @@ def command(
     warm_start: args.WarmStart = True,
     shape: args.Shape = None,
     dim: args.Dim = None,
-    target: args.Target = "portable",
+    target: args.Target = "auto",
     time_limit: args.TimeLimit = 60.0,
     gap: args.Gap = 5e-5,
     solver: args.Solver = "auto",
@@ -85,17 +87,20 @@ def command(
     """
     voice = Voice(as_json, quiet)
     method = Method(planner, formulation, warm_start, max_columns)
-    args.check_solver(solver)
     elsewhere = _elsewhere(write_model, read_solution, planner, formulation, cut)
     limit = one_budget(budget)
     for path in (output, write_model):
         if path:
             check_writable(path)
-    settings = args.make_settings(
-        shape, dim, target, threads, seed, data, measure, fresh, fixed_order
-    )
-    settings = replace(settings, split_batch=args.parse_split(split_batch))
+    settings = Settings(
+        args.parse_shapes(shape), args.parse_dims(dim), target, threads, seed, data, measure, fresh,
+        fixed_order, split_batch=args.parse_split(split_batch),
+    )  # fmt: skip
     with voice.working() as interrupt:
+        options = PlanOptions(
+            time_limit=time_limit, gap=gap, solver=solver, seed=seed, method=method,
+            threads=threads or processors(), progress=voice.planning, stop=interrupt,
+        )  # fmt: skip
         subject = read_subject(source, settings, voice.say)
         if elsewhere and elsewhere.write:
             voice.say("writing the model")
@@ -114,9 +119,6 @@ def command(
         else:
             voice.say("planning")
             interrupt.at_once = method.published
-            options = args.make_plan_options(
-                time_limit, gap, solver, seed, voice.planning, interrupt, method, threads
-            )
             if subject.model is None:
                 facts = plan_graph(subject, limit, options)
                 text = json.dumps(facts)

@@ -11,7 +11,7 @@ from onnxremat import api
 from onnxremat.cli import args
 from onnxremat.cli.console import Voice, size
 from onnxremat.graph.onnx_io import atomic, check_writable
-from onnxremat.pipeline.prepare import Prepared
+from onnxremat.pipeline.prepare import Prepared, Settings
 from onnxremat.units import format_seconds
 
 NAME = "profile"
@@ -25,7 +25,7 @@ def command(
     top: Annotated[int, typer.Option(min=0, help="How many ops to list.")] = 20,
     shape: args.Shape = None,
     dim: args.Dim = None,
-    target: args.Target = "portable",
+    target: args.Target = "auto",
     seed: args.Seed = 0,
     threads: args.Threads = 0,
     data: args.Data = None,
@@ -40,7 +40,9 @@ def command(
     voice = Voice(as_json, quiet)
     if output:
         check_writable(output)
-    settings = args.make_settings(shape, dim, target, threads, seed, data, measure, fresh)
+    settings = Settings(
+        args.parse_shapes(shape), args.parse_dims(dim), target, threads, seed, data, measure, fresh
+    )  # fmt: skip
     with voice.working():
         prepared = api.prepare(source, settings, voice.say)
     facts = _facts(prepared)

@@ -9,6 +9,7 @@ import typer
 
 from onnxremat.cli import args
 from onnxremat.cli.console import Voice, size
+from onnxremat.pipeline.prepare import Settings
 from onnxremat.pipeline.run_once import run_once
 from onnxremat.units import format_seconds
 
@@ -32,7 +33,9 @@ def command(
 ) -> None:
     """Run a model in stock onnxruntime and print its time and true peak."""
     voice = Voice(as_json, quiet)
-    settings = args.make_settings(shape, dim, "none", threads, seed, data, True)
+    settings = Settings(
+        args.parse_shapes(shape), args.parse_dims(dim), "none", threads, seed, data
+    )  # fmt: skip
     with voice.working():
         voice.say("running")
         facts = run_once(source, settings, runs, default_options, save)

@@ -11,9 +11,11 @@ import typer
 from onnxremat import api
 from onnxremat.cli import args, max_batch
 from onnxremat.cli.console import Voice
+from onnxremat.device.host import processors
 from onnxremat.errors import StoppedError, UsageError
 from onnxremat.graph.onnx_io import atomic, check_writable
-from onnxremat.planner.options import Method
+from onnxremat.pipeline.prepare import Settings
+from onnxremat.planner.options import Method, PlanOptions
 from onnxremat.report.suffix import check_suffix
 from onnxremat.units import format_bytes
 
@@ -46,7 +48,7 @@ def command(
     max_columns: args.MaxColumns = args.LARGEST,
     shape: args.Shape = None,
     dim: args.Dim = None,
-    target: args.Target = "portable",
+    target: args.Target = "auto",
     time_limit: args.TimeLimit = 20.0,
     gap: args.Gap = 5e-4,
     solver: args.Solver = "auto",
@@ -78,13 +80,15 @@ def command(
             check_suffix(path, accepted)
             check_writable(path)
     method = Method(planner, formulation, most_columns=max_columns)
-    settings = args.make_settings(
-        shape, dim, target, threads, seed, data, measure, False, fixed_order
-    )
+    settings = Settings(
+        args.parse_shapes(shape), args.parse_dims(dim), target, threads, seed, data, measure,
+        fixed_order=fixed_order,
+    )  # fmt: skip
     with voice.working() as interrupt:
-        options = args.make_plan_options(
-            time_limit, gap, solver, seed, voice.planning, interrupt, method, threads
-        )
+        options = PlanOptions(
+            time_limit=time_limit, gap=gap, solver=solver, seed=seed, method=method,
+            threads=threads or processors(), progress=voice.planning, stop=interrupt,
+        )  # fmt: skip
         curve = api.sweep(
             source, budgets=budgets, points=points, settings=settings, options=options, jobs=jobs,
             say=voice.say,

@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-from onnxremat.grad import Settings
-
 Loss = Annotated[
     str, typer.Option(help="cross-entropy, bce, mse, l1, huber, dice (see docs/gradients.md).")
 ]
@@ -55,36 +53,6 @@ Initializers = Annotated[
 ]
 
 
-def make_training(
-    loss: str,
-    loss_output: str | None,
-    optimizer: str,
-    trainable: list[str] | None,
-    freeze: list[str] | None,
-    batch_norm: str,
-    clip_norm: float | None,
-    clip_value: float | None,
-    accumulate: int,
-    initializers: bool,
-    precision: str = "fp32",
-    parameters: Path | None = None,
-    tie: bool = True,
-    strict: bool = False,
-) -> Settings:
-    """Training settings from the shared options."""
-    return Settings(
-        loss=loss,
-        loss_output=loss_output,
-        optimizer=None if optimizer == "none" else optimizer,
-        trainable=trainable or None,
-        freeze=freeze or (),
-        parameters=parameters,
-        tie=tie,
-        strict=strict,
-        batch_norm=batch_norm,
-        clip_norm=clip_norm,
-        clip_value=clip_value,
-        accumulate=accumulate,
-        initializers=initializers,
-        precision=precision,
-    )
+def optimizer_of(name: str) -> str | None:
+    """None for ``none``."""
+    return None if name == "none" else name

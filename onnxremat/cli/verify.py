@@ -11,6 +11,7 @@ from onnxremat import api
 from onnxremat.cli import args
 from onnxremat.cli.console import Voice
 from onnxremat.pipeline.artifact import require
+from onnxremat.pipeline.prepare import Settings
 
 NAME = "verify"
 
@@ -33,7 +34,9 @@ def command(
     """Run both models: same outputs, planned order, predicted and measured peak, budget; over
     several devices also placement, and the bytes of each."""
     voice = Voice(as_json, quiet)
-    settings = args.make_settings(shape, dim, "portable", threads, seed, data, True)
+    settings = Settings(
+        args.parse_shapes(shape), args.parse_dims(dim), threads=threads, seed=seed, data=data,
+    )  # fmt: skip
     with voice.working():
         voice.say("verifying")
         found = api.verify(original, result, settings=settings, seeds=seeds, budget=budget)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import onnx
 
@@ -20,11 +21,18 @@ from onnxremat.session.compare import compare
 WHOLE = "leave out --split-batch"
 
 
-def in_parts(graph: Graph, split: Sequence[int], feeds: Feeds | None, folder: Path | None) -> Graph:
+def in_parts(
+    graph: Graph,
+    split: Sequence[int],
+    feeds: Feeds | None,
+    folder: Path | None,
+    wanted: Mapping[str, Any] | None = None,
+) -> Graph:
     """The graph with its batch in parts; see :func:`split_batch`.
 
     Args:
         feeds: inputs on which both graphs must give the same.
+        wanted: what the whole gives for them, where that is known.
 
     Raises:
         UsageError: a training step, nothing to run on, or wrong parts.
@@ -36,16 +44,23 @@ def in_parts(graph: Graph, split: Sequence[int], feeds: Feeds | None, folder: Pa
             "a batch in parts is checked by running the model", hint="leave out --no-measure"
         )
     try:
-        return _checked(graph, split_batch(graph, split, folder=folder), feeds, folder)
+        made = split_batch(graph, split, folder=folder)
+        return _checked(graph, made, feeds, folder, wanted)
     except UnsupportedError as error:
         try:  # a constant that is as long as the batch may be something else
             made = split_batch(graph, split, makes_batches=False, folder=folder)
-            return _checked(graph, made, feeds, folder)
+            return _checked(graph, made, feeds, folder, wanted)
         except UnsupportedError:
             raise error from None
 
 
-def _checked(graph: Graph, model: onnx.ModelProto, feeds: Feeds, folder: Path | None) -> Graph:
+def _checked(
+    graph: Graph,
+    model: onnx.ModelProto,
+    feeds: Feeds,
+    folder: Path | None,
+    wanted: Mapping[str, Any] | None,
+) -> Graph:
     """The graph of a model in parts, which has to give what the whole does."""
     try:
         made = without_dead_ops(build_graph(model, folder))
@@ -55,7 +70,9 @@ def _checked(graph: Graph, model: onnx.ModelProto, feeds: Feeds, folder: Path | 
             "the model does not run with its batch in parts", why=error.why or error.what,
             hint=f"the batch size is in a constant, or rows depend on each other: {WHOLE}",
         ) from error  # fmt: skip
-    one = compare(found, named_outputs(to_model(graph), feeds, folder))
+    if wanted is None:
+        wanted = named_outputs(to_model(graph), feeds, folder)
+    one = compare(found, wanted)
     if not one.ok:
         raise UnsupportedError(
             f"output '{one.output}' is another one with the batch in parts",

@@ -9,7 +9,7 @@ from onnxremat.pipeline.closed_loop import Candidate, Unfit, attempt
 from onnxremat.pipeline.in_session import OneSession
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared, prepare_split
-from onnxremat.pipeline.refusal import refusal
+from onnxremat.pipeline.refusal import Least, refusal
 from onnxremat.pipeline.within_budget import (
     Smallest,
     at_minimum,
@@ -183,19 +183,20 @@ class _Parts:
         parts, least = self.least()
         if least.candidate.budget <= limit:
             return least.as_answer(limit, unfit)
-        one = len(self.splits) == 1
-        every = one or self.batch in self.splits
-        tried = self.tried()
+        whole, tried = len(self.splits) == 1, self.tried()
+        every = whole or self.batch in self.splits
+        works = Least(
+            least.candidate.budget,
+            least.lower if every else self._floor(),
+            ", ".join(filter(None, (tried, least.why))) if every else "weights and results",
+            f"the batch in {parts} parts" if parts > 1 else "",
+        )
         raise refusal(
             self.prepared.name,
             limit,
             unfit.found,
-            fixed_order=False,
-            works=least.candidate.budget,
-            lower=least.lower if every else self._floor(),
-            why=", ".join(filter(None, (tried, least.why))) if every else "weights and results",
-            counts=one,
-            how=f"the batch in {parts} parts" if parts > 1 else "",
+            works,
+            all_ways=whole and unfit.found.certificate.any_order,
             notes=(*self.prepared.notes, *([self.words] if self.why else [])),
         )
 

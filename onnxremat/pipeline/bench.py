@@ -40,7 +40,7 @@ Runner = Callable[[], object]
 Stop = Callable[[], bool]
 ROUNDS = (5, 60)
 TIMED = 3  # runs of a turn where data has to be brought near first
-TOGETHER = 256 << 20  # bytes of weights up to which all contenders are open at a time
+TOGETHER = 128 << 20  # bytes of weights up to which all contenders are open at a time
 
 
 class Contender(Protocol):
@@ -81,7 +81,6 @@ class InSession:
         return weight_bytes(read_structure(self.model))
 
     def open(self, stack: ExitStack, feeds: Feeds) -> Runner:
-        """See :class:`Contender`."""
         model = str(self.model) if isinstance(self.model, Path) else self.model
         session = open_session(model, session_options(self.options), self.folder)
         return lambda: run_session(session, feeds)
@@ -121,7 +120,6 @@ class Alone:
         return f"{self.device.name} alone"
 
     def open(self, stack: ExitStack, feeds: Feeds) -> Runner | None:
-        """See :class:`Contender`."""
         try:
             session = open_on(self.device, to_model(self.graph), TUNED, self.made.folder)
         except (MissingComponentError, ModelError):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import onnx
 
@@ -44,7 +44,7 @@ SLOW = 20.0  # seconds of a run from which the default order is predicted, not t
 
 @dataclass(frozen=True)
 class InOneSession:
-    """A plan rewritten to one model.
+    """A plan rewritten to one model: an :class:`~onnxremat.pipeline.artifact.Artifact`.
 
     Attributes:
         rewritten: the graph as it runs, and its plan.
@@ -65,6 +65,8 @@ class InOneSession:
     file: Path | None = None
     ran: tuple[Feeds, Options, Profile] | None = field(default=None, repr=False)
 
+    loaded: ClassVar[bool] = False  # the graph is what onnxruntime makes of the model at load
+
     @property
     def graph(self) -> Graph:
         """The rewritten graph, in planned order."""
@@ -72,7 +74,6 @@ class InOneSession:
 
     @property
     def plan(self) -> Plan:
-        """See :class:`~onnxremat.pipeline.artifact.Artifact`."""
         return self.rewritten.plan
 
     @property
@@ -89,11 +90,9 @@ class InOneSession:
         )  # fmt: skip
 
     def predict(self) -> Mapping[str, int]:
-        """See :class:`~onnxremat.pipeline.artifact.Artifact`."""
         return {} if self.weights is None else {CPU: self.timeline.peak}
 
     def measure(self, feeds: Feeds) -> SessionRun:
-        """See :class:`~onnxremat.pipeline.artifact.Artifact`."""
         return SessionRun(self, feeds)
 
     def under(self, options: Options, feeds: Feeds) -> Measurement:
@@ -103,7 +102,7 @@ class InOneSession:
             found = self.ran[2]
         return measure(
             self.graph, self.file or self.rewritten.model(), feeds, options, found=found,
-            scratch=self.scratch, seconds=self.times, folder=self.folder,
+            scratch=self.scratch, seconds=self.times, folder=self.folder, loaded=self.loaded,
         )  # fmt: skip
 
     def verified(self, prepared: Prepared, run: Any) -> Verified:
@@ -127,11 +126,10 @@ class InOneSession:
         return Verified(same, (Check(Kind.OUTPUTS, "same outputs", ok, text), order), changing)
 
     def contenders(self, prepared: Prepared) -> list[Contender]:
-        """See :class:`~onnxremat.pipeline.artifact.Artifact`."""
         base = store_all(prepared).model()
         return [
             InSession("store-all", base, prepared.tuned, prepared.folder),
-            InSession("result", self.rewritten.model(), prepared.tuned, prepared.folder),
+            InSession("result", self.rewritten.model(), self.options, self.folder),
             InSession("original", prepared.original, prepared.default, prepared.home),
         ]
 
@@ -140,15 +138,14 @@ class InOneSession:
         return difference.ok
 
     def model(self, facts: Mapping[str, Any] | None = None) -> onnx.ModelProto:
-        """See :class:`~onnxremat.pipeline.artifact.Artifact`."""
         scratch = {op: size for op, size in self.scratch.items() if size}
         options = json.dumps(self.options.to_json() | {"threads": 0})
         about = {"options": options, "facts": json.dumps(dict(facts or {})), "scratch": scratch}
         return self.rewritten.model(about)
 
-    def told(self, **facts: Any) -> InOneSession:
-        """See :class:`~onnxremat.pipeline.artifact.Artifact`."""
-        return replace(self, rewritten=Rewritten(self.graph, self.plan.with_provenance(**facts)))
+    def told(self, **facts: Any) -> Self:
+        plan = self.plan.with_provenance(**facts)
+        return replace(self, rewritten=replace(self.rewritten, plan=plan))
 
 
 @dataclass(frozen=True)
@@ -172,17 +169,14 @@ class SessionRun:
 
     @property
     def peaks(self) -> Mapping[str, int]:
-        """See :class:`~onnxremat.pipeline.artifact.Measured`."""
         return {CPU: self.tuned.peak}
 
     @property
     def unknowable(self) -> frozenset[str]:
-        """See :class:`~onnxremat.pipeline.artifact.Measured`."""
         return frozenset()
 
     @property
     def outputs(self) -> Mapping[str, Arrays]:
-        """See :class:`~onnxremat.pipeline.artifact.Measured`."""
         return {"planned options": self.tuned.outputs, "default options": self.plain.outputs}
 
     @property
@@ -208,7 +202,6 @@ class SessionRun:
         return ("peak " + "; ".join(parts),)
 
     def figures(self) -> dict[str, Any]:
-        """See :class:`~onnxremat.pipeline.artifact.Measured`."""
         return {
             "peak_measured_bytes": self.tuned.peak,
             "peak_default_options_bytes": self.plain.peak,

@@ -23,9 +23,17 @@ from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.result import R, Result, Timed, finish
 from onnxremat.pipeline.several_devices import SeveralDevices
 from onnxremat.pipeline.site import Site
+<<<<<<< HEAD
 from onnxremat.pipeline.within_budget import plan_within
 from onnxremat.planner.formulate import check_for_devices
 from onnxremat.planner.incumbent import NO_LIMIT
+=======
+from onnxremat.pipeline.unchanged import unchanged
+from onnxremat.pipeline.within_budget import bytes_of, plan_within
+from onnxremat.planner.devices.bounds import NO_LIMIT
+from onnxremat.planner.formulate import check_for_devices
+from onnxremat.planner.options import AUTO as METHOD
+>>>>>>> c172e17f4300f4eeb3555e6d6334bdab5fd15221
 from onnxremat.planner.options import OBJECTIVES, PlanOptions
 from onnxremat.units import one_budget
 
@@ -166,6 +174,11 @@ def _in_one_session(
 ) -> tuple[Candidate, Mapping[str, Any]]:
     """The plan, and the figures of the formulation that was written."""
     limit = one_budget(request.budget)
+    if request.write_model is None and request.options.method == METHOD:
+        size = bytes_of(prepared, limit)
+        found = None if size is None else unchanged(prepared, size, log)
+        if found is not None:
+            return found, {}
     if request.write_model is None:
         return plan_best(prepared, limit, request.options, log), {}
     with log.phase(WRITE, "writing the model"):  # one of the whole batch

@@ -36,7 +36,8 @@ OTHERS = 1e-2
 
 @dataclass(frozen=True)
 class OverDevices:
-    """A plan over devices, cut to partitions.
+    """A plan over devices, cut to partitions: an
+    :class:`~onnxremat.pipeline.artifact.Artifact`.
 
     Attributes:
         solution: what the planner said, None where it was read from a file.
@@ -49,7 +50,6 @@ class OverDevices:
 
     @property
     def plan(self) -> Plan:
-        """See :class:`~onnxremat.pipeline.artifact.Artifact`."""
         return self.made.plan
 
     @property
@@ -73,11 +73,9 @@ class OverDevices:
         return tuple(name for name in self.made.machine.names if name in used)
 
     def predict(self) -> Mapping[str, int]:
-        """See :class:`~onnxremat.pipeline.artifact.Artifact`."""
         return {name: found.peak for name, found in self.made.predicted.items()}
 
     def measure(self, feeds: Feeds) -> DevicesRun:
-        """See :class:`~onnxremat.pipeline.artifact.Artifact`."""
         return DevicesRun(self.made, feeds)
 
     def verified(self, prepared: Prepared, run: Any) -> Verified:
@@ -87,7 +85,6 @@ class OverDevices:
         return Verified(worst, run.checks)
 
     def contenders(self, prepared: Prepared) -> list[Contender]:
-        """See :class:`~onnxremat.pipeline.artifact.Artifact`."""
         return beside_devices(self.made, prepared.whole or prepared.graph)
 
     def allows(self, difference: Difference) -> bool:
@@ -96,11 +93,9 @@ class OverDevices:
         return difference.bit_equal or difference.worst <= allowed
 
     def model(self, facts: Mapping[str, Any] | None = None) -> onnx.ModelProto:
-        """See :class:`~onnxremat.pipeline.artifact.Artifact`."""
         return self.made.model(facts)
 
     def told(self, **facts: Any) -> OverDevices:
-        """See :class:`~onnxremat.pipeline.artifact.Artifact`."""
         return replace(self, made=replace(self.made, plan=self.plan.with_provenance(**facts)))
 
 
@@ -120,7 +115,6 @@ class DevicesRun:
 
     @property
     def peaks(self) -> Mapping[str, int]:
-        """See :class:`~onnxremat.pipeline.artifact.Measured`."""
         return {name: found.peak for name, found in self.recorded.bytes.items()}
 
     @property
@@ -130,7 +124,6 @@ class DevicesRun:
 
     @cached_property
     def outputs(self) -> Mapping[str, Arrays]:
-        """See :class:`~onnxremat.pipeline.artifact.Measured`."""
         found = {}
         for overlap in (False, True) if self.made.side_by_side else (False,):
             with self.made.executor(overlap=overlap) as executor:
@@ -145,7 +138,6 @@ class DevicesRun:
 
     @property
     def checks(self) -> tuple[Check, ...]:
-        """See :class:`~onnxremat.pipeline.artifact.Measured`."""
         same = [_outputs(self.made, one, how) for how, one in self.differences.items()]
         return (*same, _order(self.made, self.recorded), _placement(self.made, self.recorded))
 
@@ -156,7 +148,6 @@ class DevicesRun:
         return tuple(f"{name}: peak {format_bytes(row.peak)}, {row.how}" for name, row in rows)
 
     def figures(self) -> dict[str, Any]:
-        """See :class:`~onnxremat.pipeline.artifact.Measured`."""
         return {"peak_measured_bytes": dict(self.peaks)}
 
 

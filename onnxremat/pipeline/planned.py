@@ -17,6 +17,7 @@ from onnxremat.graph.onnx_io import read_model
 from onnxremat.ort.infer import build_graph
 from onnxremat.ort.session import Options
 from onnxremat.pipeline.prepare import Prepared, Settings, Source, prepare
+from onnxremat.pipeline.unchanged import as_loaded, is_unchanged
 from onnxremat.rewrite.emit import metadata, rewrite, unpack
 from onnxremat.rewrite.pins import is_added
 from onnxremat.rewrite.restore import restored
@@ -64,10 +65,14 @@ def read_planned(path: Path) -> Planned:
     if "devices" in facts:
         return _several(read_deployment(path), figures)
     plan = unpack(facts["plan"])
-    graph = build_graph(restored(model), path.parent)
-    carried = build_graph(model, path.parent)
+    options = options_of(model)
+    if is_unchanged(options):
+        graph = carried = as_loaded(model, plan, path.parent)
+    else:
+        graph = build_graph(restored(model), path.parent)
+        carried = build_graph(model, path.parent)
     weights = figures.get("weight_bytes")
-    return _single(graph, plan, carried, options_of(model), scratch, weights, figures)
+    return _single(graph, plan, carried, options, scratch, weights, figures)
 
 
 def _object(text: str, path: Path) -> dict[str, Any]:

@@ -17,10 +17,9 @@ from onnxremat.cost.table import CostTable
 from onnxremat.errors import ModelError, UsageError
 from onnxremat.grad import Settings as Training
 from onnxremat.grad import differentiate, training_of
-from onnxremat.grad.constants import Constants
 from onnxremat.grad.description import KEY as STEP
 from onnxremat.graph.batch import batched_inputs
-from onnxremat.graph.ir import Graph, Role, Tensor
+from onnxremat.graph.ir import Graph, Role
 from onnxremat.graph.light import read_light
 from onnxremat.graph.onnx_io import from_graphsurgeon, inline_functions, to_model
 from onnxremat.graph.order import (
@@ -30,18 +29,17 @@ from onnxremat.graph.order import (
     reordered,
     without_dead_ops,
 )
-from onnxremat.graph.sequence_bytes import sequence_bytes
-from onnxremat.graph.sequences import without_sequences
 from onnxremat.graph.traits import DOMAINS
 from onnxremat.graph.weights import set_apart
 from onnxremat.ort.blocks import require_block
 from onnxremat.ort.feeds import load_feeds, seeded_feeds
 from onnxremat.ort.infer import bind, build_graph, require_shapes, with_shapes
 from onnxremat.ort.offline import TARGETS, Optimised, optimised_for
-from onnxremat.ort.profile import Feeds, Profile, profile
+from onnxremat.ort.profile import Feeds, Profile
 from onnxremat.ort.session import DEFAULT, TUNED, Options
 from onnxremat.pipeline.batch_slices import in_parts
 from onnxremat.pipeline.phases import COSTS, MEASURE, OPTIMISE, READ, Phases
+from onnxremat.pipeline.sizes import in_tensors, known_sizes, sequence_notes, with_measured_shapes
 from onnxremat.planner.reduce import Reduced, reduce
 from onnxremat.rewrite.restore import restored
 from onnxremat.schedule.simulate import Rules, simulate
@@ -49,6 +47,7 @@ from onnxremat.session.measure import profiled, weight_bytes
 from onnxremat.units import format_bytes
 
 Progress = Callable[[str], None]
+AUTO = "auto"  # a target: the original as it is where that will do, else ``host``
 Source: TypeAlias = str | os.PathLike[str] | onnx.ModelProto
 
 
@@ -59,7 +58,8 @@ class Settings:
     Attributes:
         shapes: full shape per input.
         dims: size per symbolic dimension.
-        target: what the file may contain, a key of ``TARGETS``.
+        target: what the file may contain, a key of ``TARGETS``; or ``auto``: the original as it is
+            where it keeps the budget, else what onnxruntime runs on this processor (``host``).
         threads: intra-op threads, 0 for one per core.
         seed: of made-up inputs.
         data: ``.npz`` file with inputs to measure and verify on.
@@ -74,7 +74,7 @@ class Settings:
 
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     dims: Mapping[str, int] = field(default_factory=dict)
-    target: str = "portable"
+    target: str = AUTO
     threads: int = 0
     seed: int = 0
     data: Path | None = None
@@ -84,6 +84,10 @@ class Settings:
     train: Training | None = None
     split_batch: tuple[int, ...] | None = None
     costs: Callable[[Graph], CostTable] | None = None
+
+    def on_this_machine(self) -> Settings:
+        """The same with ``host`` for ``auto``."""
+        return replace(self, target="host") if self.target == AUTO else self
 
     def to_json(self) -> dict[str, Any]:
         """What preparing the same graph again needs."""
@@ -96,21 +100,48 @@ class Settings:
 
 
 @dataclass(frozen=True)
+class Unsplit:
+    """A model read, run and optimised: what planning begins with, its batch whole or in parts.
+
+    Attributes:
+        name: file name, for people.
+        home: where external weights of ``source`` are.
+        source: bound, not optimised.
+        plain: the same with known sequences as plain tensors, no size of it from a run.
+        feeds: inputs for measuring, None when nothing is measured.
+        baseline: a run of the original under default options, None when nothing is measured.
+        made: optimised for the target.
+        graph: the same, every size known.
+        listed: ``plain`` with the sizes that a run has shown, in the file's order.
+        peak: bytes of the original under default options, measured where possible.
+    """
+
+    name: str
+    home: Path | None
+    source: Graph
+    plain: Graph
+    feeds: Feeds | None
+    baseline: Profile | None
+    made: Optimised
+    graph: Graph
+    listed: Graph
+    peak: int
+
+    @cached_property
+    def original(self) -> onnx.ModelProto:
+        """The bound model, not optimised."""
+        return to_model(self.source)
+
+
+@dataclass(frozen=True)
 class Prepared:
     """A model ready to be planned.
 
     Attributes:
-        name: file name, for people.
-        home: where external weights of ``original`` are.
-        folder: where those of ``graph`` are.
-        original: the bound model, not optimised.
-        plain: the same with known sequences as plain tensors, no size of it from a run.
+        unsplit: the model before it was ordered, priced or split.
         graph: optimised for the target, in the base order of planning.
-        feeds: inputs for measuring, None when nothing is measured.
         costs: seconds and scratch per op.
         weights: resident bytes of the weights.
-        baseline_peak: bytes of the original under default options, measured where possible.
-        baseline: its profile, None when nothing is measured.
         store_all_peak: predicted bytes of ``graph`` in its order, nothing recomputed.
         notes: what a user should know.
         whole: the graph before its batch was split, None where it is whole.
@@ -118,25 +149,77 @@ class Prepared:
             was not run.
         lasting: tensors of ``graph`` that are left when a session with default options has fused
             it, None where that is not known.
+        as_it_is: the original may be written as it is, where it keeps the budget.
     """
 
-    name: str
-    home: Path | None
-    folder: Path | None
-    original: onnx.ModelProto
-    plain: Graph
+    unsplit: Unsplit
     graph: Graph
-    feeds: Feeds | None
     costs: CostTable
     weights: int
-    baseline_peak: int
-    baseline: Profile | None
     store_all_peak: int
     settings: Settings
     notes: tuple[str, ...] = ()
     whole: Graph | None = None
     outputs: Mapping[str, Any] | None = None
     lasting: frozenset[str] | None = None
+    as_it_is: bool = False
+
+    @property
+    def name(self) -> str:
+        """File name, for people."""
+        return self.unsplit.name
+
+    @property
+    def home(self) -> Path | None:
+        """Where external weights of ``original`` are."""
+        return self.unsplit.home
+
+    @property
+    def folder(self) -> Path | None:
+        """Where those of ``graph`` are."""
+        return self.unsplit.made.folder
+
+    @property
+    def original(self) -> onnx.ModelProto:
+        """The bound model, not optimised."""
+        return self.unsplit.original
+
+    @property
+    def plain(self) -> Graph:
+        """The same with known sequences as plain tensors, no size of it from a run."""
+        return self.unsplit.plain
+
+    @property
+    def feeds(self) -> Feeds | None:
+        """Inputs for measuring, None when nothing is measured."""
+        return self.unsplit.feeds
+
+    @property
+    def baseline(self) -> Profile | None:
+        """A run of the original, None when nothing is measured."""
+        return self.unsplit.baseline
+
+    @property
+    def baseline_peak(self) -> int:
+        """Bytes of the original under default options, measured where possible."""
+        return self.unsplit.peak
+
+    @property
+    def unmeasured(self) -> Prepared:
+        """The same as one that cannot be run: its plans are predicted alone."""
+        return replace(self, unsplit=replace(self.unsplit, feeds=None))
+
+    @property
+    def bare(self) -> Prepared:
+        """The same without what only running it needs, cheap to hand to another process."""
+        said = onnx.ModelProto(metadata_props=self.original.metadata_props)
+        nothing = Graph((), {}, (), (), said)
+        made = replace(self.unsplit.made, model=said, graph=nothing)
+        unsplit = replace(
+            self.unsplit, source=nothing, feeds=None, baseline=None, made=made, graph=nothing,
+            listed=nothing,
+        )  # fmt: skip
+        return replace(self, unsplit=unsplit, outputs=None)
 
     @cached_property
     def reduced(self) -> Reduced:
@@ -193,10 +276,12 @@ def prepare(
         UsageError: wrong target, shape, dimension or inputs.
     """
     log = Phases.of(progress)
-    if settings.target not in TARGETS:
-        raise UsageError(f"unknown target '{settings.target}'", hint="one of " + ", ".join(TARGETS))
+    if settings.target not in (AUTO, *TARGETS):
+        names = ", ".join((AUTO, *TARGETS))
+        raise UsageError(f"unknown target '{settings.target}'", hint=f"one of {names}")
     with log.phase(READ, "reading the model"):
-        return _prepared(source, settings, log)
+        made = _prepared(source, settings.on_this_machine(), log)
+    return replace(made, as_it_is=settings.target == AUTO and not settings.split_batch)
 
 
 def _prepared(source: Source, settings: Settings, log: Phases) -> Prepared:
@@ -212,7 +297,7 @@ def _prepared(source: Source, settings: Settings, log: Phases) -> Prepared:
         bound = differentiate(bound, folder=folder, settings=step)
     bound, dropped = _without_first_values(bound)
     original = without_dead_ops(build_graph(bound, folder))
-    plain = _in_tensors(original, folder)
+    plain = in_tensors(original, folder)
     bound = to_model(original)
     feeds = _feeds(original, settings)
     baseline = None
@@ -220,9 +305,10 @@ def _prepared(source: Source, settings: Settings, log: Phases) -> Prepared:
         with log.phase(MEASURE, "measuring the original"):
             options = replace(DEFAULT, threads=settings.threads)
             baseline = profiled(bound, feeds, options, folder)
-        original = _with_measured_shapes(original, bound, feeds, folder)
+        original = with_measured_shapes(original, bound, feeds, folder)
     with log.phase(OPTIMISE):
-        made = _for_planning(name, folder, original, plain, feeds, baseline, settings, log)
+        unsplit = _optimised(name, folder, original, plain, feeds, baseline, settings.target, log)
+        made = _for_planning(unsplit, settings, log)
     return replace(made, notes=(*dropped, *made.notes))
 
 
@@ -255,46 +341,63 @@ def prepare_split(
         UsageError: as :func:`prepare`.
         UnsupportedError: rows of the batch depend on each other, or an output has no batch.
     """
-    original = build_graph(prepared.original, prepared.home)
     settings = replace(prepared.settings, split_batch=split)
     log = Phases.of(progress)
+    outputs = None if prepared.whole else prepared.outputs
     with log.phase(OPTIMISE):
-        made = _for_planning(
-            prepared.name, prepared.home, original, prepared.plain, prepared.feeds,
-            prepared.baseline, settings, log,
-        )  # fmt: skip
+        made = _for_planning(prepared.unsplit, settings, log, outputs)
     notes = tuple(dict.fromkeys((*prepared.notes, *made.notes)))
     return replace(made, notes=notes, whole=prepared.whole or prepared.graph)
 
 
-def _for_planning(
+def _optimised(
     name: str,
     home: Path | None,
     original: Graph,
     plain: Graph,
     feeds: Feeds | None,
     baseline: Profile | None,
+    target: str,
+    log: Phases,
+) -> Unsplit:
+    """The original optimised for its target."""
+    log("optimising the graph as onnxruntime does at load")
+    listed = with_shapes(plain, known_sizes(original))
+    made = optimised_for(to_model(listed), target, home)
+    graph = without_dead_ops(made.graph)
+    graph = with_shapes(graph, {n: found for n, found in known_sizes(listed).items() if found[1]})
+    if feeds is not None:
+        graph = with_measured_shapes(graph, to_model(graph), feeds, made.folder)
+    require_shapes(graph)
+    if baseline is None:
+        peak = _unmeasured(original)
+    else:
+        held = weight_bytes(original, baseline, level=DEFAULT.level, folder=home)
+        peak = held + baseline.live_peak
+    return Unsplit(name, home, original, plain, feeds, baseline, made, graph, listed, peak)
+
+
+def _for_planning(
+    unsplit: Unsplit,
     settings: Settings,
     log: Phases,
+    outputs: Mapping[str, Any] | None = None,
 ) -> Prepared:
-    """The original optimised for its target, ordered and priced."""
-    log("optimising the graph as onnxruntime does at load")
-    bound = to_model(original)
-    listed = with_shapes(plain, _sizes(original))
-    made = optimised_for(to_model(listed), settings.target, home)
-    asked, settings, folder = settings.target, replace(settings, target=made.target), made.folder
-    graph = without_dead_ops(made.graph)
-    graph = with_shapes(graph, {n: found for n, found in _sizes(listed).items() if found[1]})
-    if feeds is not None:
-        graph = _with_measured_shapes(graph, to_model(graph), feeds, folder)
-    require_shapes(graph)
+    """The optimised graph, in parts where that is asked for, ordered and priced.
+
+    Args:
+        outputs: what the whole batch gives, where that is known.
+    """
+    made, graph, listed = unsplit.made, unsplit.graph, unsplit.listed
+    feeds, folder = unsplit.feeds, made.folder
+    asked, settings = settings.target, replace(settings, target=made.target)
     if settings.split_batch:
         # Afterwards, so that parts share weights that are made from others (with a normalisation
         # folded in).
         log("splitting the batch")
-        graph = in_parts(graph, settings.split_batch, feeds, folder)
+        graph = in_parts(graph, settings.split_batch, feeds, folder, outputs)
         assert feeds is not None  # or there were no parts
-        listed = graph = _with_measured_shapes(graph, to_model(graph), feeds, folder)
+        listed = graph = with_measured_shapes(graph, to_model(graph), feeds, folder)
         require_shapes(graph)
     graph = _base_order(graph, listed, settings.fixed_order)
     measured = None
@@ -309,14 +412,9 @@ def _for_planning(
             )
     weights = weight_bytes(graph, measured)
     store_all = simulate(graph, scratch=costs.scratch, weight_bytes=weights).peak
-    if baseline is None:
-        peak = _unmeasured(original)
-    else:
-        held = weight_bytes(original, baseline, level=DEFAULT.level, folder=home)
-        peak = held + baseline.live_peak
+    notes = (*_notes(asked, made, store_all, unsplit.peak), *sequence_notes(graph))
     return Prepared(
-        name, home, folder, bound, plain, graph, feeds, costs, weights, peak, baseline, store_all,
-        settings, (*_notes(asked, made, store_all, peak), *_sequence_notes(graph)),
+        unsplit, graph, costs, weights, store_all, settings, notes,
         outputs=measured.outputs if measured else None,
         lasting=None if settings.split_batch else made.lasting,
     )  # fmt: skip
@@ -360,42 +458,6 @@ def _feeds(graph: Graph, settings: Settings) -> Feeds | None:
     return seeded_feeds(graph, settings.seed)
 
 
-def _with_measured_shapes(
-    graph: Graph, model: onnx.ModelProto, feeds: Feeds, folder: Path | None
-) -> Graph:
-    """Sizes that only a run shows (data-dependent shapes), where inference left any open."""
-    if all(graph.tensors[name].shape is not None for op in graph.ops for name in op.writes):
-        return graph
-    found = profile(model, feeds, TUNED, folder=folder)
-    by_name = {op.name: op for op in graph.ops}
-    shapes = {}
-    for kernel in found.kernels:
-        op = by_name.get(kernel.name)
-        if op is not None:
-            shapes.update(dict(zip(op.writes, kernel.outputs, strict=False)))
-    tensors = dict(with_shapes(graph, shapes).tensors)
-    for op in graph.ops:
-        if op.name in {k.name for k in found.kernels}:
-            for name in op.writes:  # sequences and the like
-                if tensors[name].shape is None:
-                    size = sequence_bytes(op, tensors) or 0
-                    tensors[name] = Tensor(name, 0, (), size, tensors[name].role)
-    return graph.with_ops(graph.ops, tensors)
-
-
-def _in_tensors(graph: Graph, folder: Path | None) -> Graph:
-    """The graph with sequences of known tensors as these tensors: the same values, and every one
-    of a size that can be planned."""
-    while (model := without_sequences(graph, Constants(graph))) is not None:
-        graph = with_shapes(build_graph(model, folder), _sizes(graph))
-    return graph
-
-
-def _sizes(graph: Graph) -> dict[str, tuple[int, tuple[int, ...]]]:
-    """Element type and shape of every tensor whose shape is known."""
-    return {n: (t.dtype, t.shape) for n, t in graph.tensors.items() if t.shape is not None}
-
-
 def _base_order(graph: Graph, original: Graph, fixed: bool) -> Graph:
     """The better of the file's order and onnxruntime's own, by predicted peak."""
     listed = [name for op in original.ops for name in op.writes]
@@ -427,22 +489,6 @@ def _notes(asked: str, made: Optimised, store_all: int, original: int) -> tuple[
             "load; --target host plans that graph (a file for this kind of processor)"
         )
     return tuple(notes)
-
-
-def _sequence_notes(graph: Graph) -> tuple[str, ...]:
-    unknown = [
-        name
-        for op in graph.ops
-        if sequence_bytes(op, graph.tensors) is None
-        for name in op.writes
-        if not graph.tensors[name].dtype
-    ]
-    if not unknown:
-        return ()
-    return (
-        f"{len(unknown)} values are no tensors ('{unknown[0]}' the first): their bytes are not "
-        "predicted, only measured",
-    )
 
 
 def inputs_bytes(graph: Graph) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from onnxremat.errors import InfeasibleError, NoPlanError
 from onnxremat.planner.solution import Solution, Status
@@ -30,17 +31,29 @@ def unexplained(
     return NoPlanError(what, why=why)
 
 
+@dataclass(frozen=True)
+class Least:
+    """What would work.
+
+    Attributes:
+        works: smallest budget with a plan, in bytes.
+        lower: proven lower bound on every budget in bytes, ``why`` its reason.
+        how: what the smallest budget takes.
+    """
+
+    works: int
+    lower: int
+    why: str
+    how: str = ""
+
+
 def refusal(
     name: str,
     limit: int,
     solution: Solution,
+    least: Least,
     *,
-    fixed_order: bool,
-    works: int,
-    lower: int,
-    why: str,
-    counts: bool = True,
-    how: str = "",
+    all_ways: bool,
     notes: Sequence[str] = (),
 ) -> InfeasibleError | NoPlanError:
     """Proven, with the smallest budget that works; or not found in time.
@@ -51,30 +64,27 @@ def refusal(
         name: of the model.
         limit: the budget in bytes.
         solution: the planner's answer without a sequence.
-        works: smallest budget with a plan, in bytes.
-        lower: proven lower bound on every budget in bytes, ``why`` its reason.
-        counts: whether the answer is about all that can be done; there may be another way.
-        how: what the smallest budget takes.
+        all_ways: the answer is about all that may be done; no other order or way is left.
         notes: further things to try.
     """
-    any_order = counts and (solution.certificate.any_order or fixed_order)
-    best = "the smallest budget that a plan was found for" + (f", {how}" if how else "")
-    hint = f"--budget {works} ({format_bytes(works)}, {best})"
+    best = "the smallest budget that a plan was found for" + (f", {least.how}" if least.how else "")
+    hint = f"--budget {least.works} ({format_bytes(least.works)}, {best})"
     hint = "; ".join([hint, *notes])
-    need = f"at least {format_bytes(lower)} ({lower} B) are needed: {why}"
-    if limit < lower or (solution.status is Status.INFEASIBLE and any_order):
-        if limit >= lower:
+    need = f"at least {format_bytes(least.lower)} ({least.lower} B) are needed: {least.why}"
+    if limit < least.lower or (solution.status is Status.INFEASIBLE and all_ways):
+        if limit >= least.lower:
             need = f"proven by {solution.certificate.kind}; {need}"
+        above = max(least.lower, min(limit + 1, least.works))
         return InfeasibleError(
             f"no plan for {name} fits {format_bytes(limit)} ({limit} B)",
             why=need,
             hint=hint,
-            smallest=works,
-            lower_bound=max(lower, min(limit + 1, works)) if limit >= lower else lower,
+            smallest=least.works,
+            lower_bound=above if limit >= least.lower else least.lower,
         )
     return NoPlanError(
         f"no plan for {name} within {format_bytes(limit)} ({limit} B) found in time",
         why=f"not proven impossible in every order; {need}",
         hint=f"raise --time-limit, or {hint}",
-        smallest=works,
+        smallest=least.works,
     )

@@ -189,13 +189,13 @@ class Result:
         Raises:
             UsageError: the folder is not writable.
         """
-        target = Path(path)
-        one = isinstance(self.candidate.artifact, InOneSession)
-        check_writable(options_path(target) if one else target)
-        written = write_model(self.model, target, self.prepared.folder)
-        if one:
-            written = [*written, write_options(target, self.prepared.tuned, self.facts())]
-        return written
+        target, artifact = Path(path), self.candidate.artifact
+        if not isinstance(artifact, InOneSession):
+            check_writable(target)
+            return write_model(self.model, target, self.prepared.folder)
+        check_writable(options_path(target))
+        written = write_model(self.model, target, artifact.folder)
+        return [*written, write_options(target, artifact.options, self.facts())]
 
 
 R = TypeVar("R", bound=Result)

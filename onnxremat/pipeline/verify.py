@@ -21,6 +21,7 @@ from onnxremat.pipeline.in_session import InOneSession
 from onnxremat.pipeline.over_devices import OverDevices
 from onnxremat.pipeline.prepare import Settings, Source
 from onnxremat.pipeline.reference import reference_model, reference_outputs
+from onnxremat.pipeline.unchanged import Unchanged, as_loaded, is_unchanged
 from onnxremat.rewrite.emit import Rewritten, metadata, unpack
 from onnxremat.session.compare import Difference, compare
 from onnxremat.session.load import options_of
@@ -151,8 +152,12 @@ class _Written:
             return cls(OverDevices(made), made.limits, facts)
         options = replace(options_of(model, str(path)), threads=threads)
         plan = unpack(about["plan"])
-        rewritten = Rewritten(build_graph(model, path.parent), plan)
-        artifact = InOneSession(rewritten, options, path.parent, file=path)
+        folder = path.parent
+        as_it_is = is_unchanged(options)
+        graph = as_loaded(model, plan, folder) if as_it_is else build_graph(model, folder)
+        rewritten = Rewritten(graph, plan)
+        kind = Unchanged if as_it_is else InOneSession
+        artifact = kind(rewritten, options, folder, file=path)
         budget = plan.provenance.budget
         return cls(artifact, {CPU: budget} if budget else {}, facts)
 

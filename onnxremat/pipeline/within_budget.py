@@ -12,7 +12,7 @@ from onnxremat.pipeline.closed_loop import Aim, Candidate, Unfit, attempt, carri
 from onnxremat.pipeline.in_session import OneSession, carried
 from onnxremat.pipeline.phases import BUILD, MEASURE, PLAN, Phases
 from onnxremat.pipeline.prepare import Prepared
-from onnxremat.pipeline.refusal import given_up, refusal
+from onnxremat.pipeline.refusal import Least, given_up, refusal
 from onnxremat.planner import smallest_budget
 from onnxremat.planner.options import AUTO, PlanOptions
 from onnxremat.planner.reasons import named
@@ -60,16 +60,9 @@ def plan_within(
     least = smallest(prepared, options.within(HALF), log)
     if least.candidate.budget <= limit and not chosen:
         return least.as_answer(limit, made)
-    raise refusal(
-        prepared.name,
-        limit,
-        made.found,
-        fixed_order=prepared.settings.fixed_order,
-        works=least.candidate.budget,
-        lower=least.lower,
-        why=least.why,
-        notes=prepared.notes,
-    )
+    all_ways = made.found.certificate.any_order or prepared.settings.fixed_order
+    works = Least(least.candidate.budget, least.lower, least.why)
+    raise refusal(prepared.name, limit, made.found, works, all_ways=all_ways, notes=prepared.notes)
 
 
 def bytes_of(prepared: Prepared, budget: Budget) -> int | None:

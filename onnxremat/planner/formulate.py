@@ -15,6 +15,7 @@ import numpy as np
 
 from onnxremat.errors import UsageError
 from onnxremat.planner.formulations import checkmate, cuts, retention, xengine
+from onnxremat.planner.formulations.cut_model import CutModel
 from onnxremat.planner.formulations.extract import late_schedule
 from onnxremat.planner.formulations.spans import fixed_spans
 from onnxremat.planner.formulations.stages import StageModel
@@ -184,7 +185,7 @@ def _cuts(lists: ProblemLists, budgets: Sequence[int], cut_ops: Sequence[int]) -
     )
 
 
-def _label(made: cuts.CutModel) -> None:
+def _label(made: CutModel) -> None:
     """Name the columns after what they are, for files."""
     for letter, rows in (("E", made.run), ("X", made.carry)):
         for interval, (row,) in enumerate(rows):

@@ -16,7 +16,8 @@ from math import inf, log
 
 import numpy as np
 
-from onnxremat.planner.formulations.cuts import CutModel, build
+from onnxremat.planner.formulations.cut_model import CutModel
+from onnxremat.planner.formulations.cuts import build
 from onnxremat.planner.formulations.extract import late_schedule, stage_excess
 from onnxremat.planner.formulations.project import project
 from onnxremat.planner.formulations.spans import (

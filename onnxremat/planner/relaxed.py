@@ -12,7 +12,7 @@ from math import inf
 
 import numpy as np
 
-from onnxremat.planner.formulations.cuts import CutModel
+from onnxremat.planner.formulations.cut_model import CutModel
 from onnxremat.planner.formulations.holds import Hold, Holds
 from onnxremat.planner.formulations.paths import Path, add_paths, violated
 from onnxremat.planner.problem import Floats

@@ -128,6 +128,7 @@ def measure(
     seconds: Mapping[str, float] | None = None,
     folder: Path | None = None,
     found: Profile | None = None,
+    loaded: bool = False,
 ) -> Measurement:
     """Run a rewritten model and set what happened beside what was predicted.
 
@@ -135,6 +136,8 @@ def measure(
         graph: the rewritten graph (in planned order).
         model: the same as a model or file.
         found: a run of it with these options, of :func:`profiled`, instead of another one.
+        loaded: ``graph`` is what onnxruntime makes of ``model`` at load, in the order in which it
+            runs.
 
     Raises:
         ModelError: onnxruntime refuses the model or the run fails.
@@ -147,14 +150,22 @@ def measure(
     # A copy that is fused away goes together with its first run, which is fused alike.
     merged = {op.name for op in graph.ops if op.origin in common and op.name not in common}
     kept = [n for n in planned if n in common] == [n for n in ran if n in common]
-    weights = weight_bytes(graph, found, level=options.level, folder=folder)
+    level = "disable" if loaded else options.level
+    weights = weight_bytes(graph, found, level=level, folder=folder)
+    ordered = graph if loaded else executed(graph, options)
     return Measurement(
         options,
         kept,
         tuple(n for n in planned if n not in common),
         tuple(n for n in planned if n in merged),
         tuple(n for n in ran if n not in known),
-        predict(graph, options, scratch=scratch, seconds=seconds, weights=weights),
+        simulate(
+            ordered,
+            Rules(reuse=options.reuse),
+            scratch=scratch,
+            seconds=seconds,
+            weight_bytes=weights,
+        ),
         weights + found.live_peak,
         found.arena_bytes,
         found.outputs,

@@ -7,8 +7,6 @@ from dataclasses import asdict, dataclass, replace
 from math import inf
 from typing import Any
 
-import onnx
-
 from onnxremat.errors import InfeasibleError, NoPlanError, OverBudgetError
 from onnxremat.pipeline.closed_loop import Candidate
 from onnxremat.pipeline.study_problem import Subject
@@ -158,9 +156,7 @@ def _light(subject: Subject) -> Subject:
     """The subject without what only measuring needs, cheap to hand to another process."""
     if subject.model is None:
         return subject
-    described = onnx.ModelProto(metadata_props=subject.model.original.metadata_props)
-    bare = replace(subject.model, feeds=None, baseline=None, original=described)
-    return replace(subject, model=bare)
+    return replace(subject, model=subject.model.bare)
 
 
 def _lowest(subject: Subject, options: PlanOptions) -> tuple[Point, int, str]:
@@ -182,7 +178,7 @@ def _lowest(subject: Subject, options: PlanOptions) -> tuple[Point, int, str]:
                 "smallest-budget",
             )
         return Point(found, solution), lower, why
-    made = plan_within(replace(subject.model, feeds=None), Budget("min", "min", 0.0), options)
+    made = plan_within(subject.model.unmeasured, Budget("min", "min", 0.0), options)
     return Point(made.budget, _as_solution(subject, made)), made.lower, made.why
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from onnxremat.pipeline.refusal import given_up, refusal
+from onnxremat.pipeline.refusal import Least, given_up, refusal
 from onnxremat.pipeline.study_problem import Subject
 from onnxremat.planner import smallest_budget
 from onnxremat.planner.methods import plan_by
@@ -32,10 +32,9 @@ def plan_graph(subject: Subject, budget: Budget, options: PlanOptions) -> dict[s
         if options.method != AUTO and solution.status is not Status.INFEASIBLE:
             raise given_up(options.method.name, subject.name, limit, solution)
         works, _, lower, why = _smallest(subject, options)
-        raise refusal(
-            subject.name, limit, solution, fixed_order=subject.fixed_order, works=works,
-            lower=lower, why=why,
-        )  # fmt: skip
+        all_ways = solution.certificate.any_order or subject.fixed_order
+        least = Least(works, lower, why)
+        raise refusal(subject.name, limit, solution, least, all_ways=all_ways)
     return facts_of(subject, limit, solution)
 
 

@@ -585,6 +585,17 @@ case("Col2Im", normal(2, 12, 8), ints(4, 5), ints(2, 3), pads=[1, 0, 0, 1], stri
      exact=False)  # fmt: skip
 case("Col2Im", normal(2, 12, 8), ints(4, 5), ints(2, 3), dilations=[1, 2], pads=[0, 1, 1, 0],
      exact=False)  # fmt: skip
+# x from, y from, x to, y to: within the image, beyond its edges, next to no size, upside down
+_boxes = [[0.3, 1.1, 4.4, 3.8], [-2.5, -0.7, 7.2, 6.1], [2.2, 2.3, 2.4, 2.6], [3.1, 3.3, 1.2, 0.4]]
+_boxes, _images = fixed(np.array(_boxes)), fixed(np.array([1, 0, 1, 1]))
+_regions = {"output_height": 2, "output_width": 3, "sampling_ratio": 2}
+case("RoiAlign", normal(2, 3, 5, 6), _boxes, _images, opsets=(16, 18), **_regions)
+# onnx's reference evaluator shifts by half a pixel here too; onnxruntime does not
+case("RoiAlign", normal(2, 3, 5, 6), _boxes, _images, opsets=(13,), exact=False, **_regions)
+case("RoiAlign", normal(2, 3, 5, 6), _boxes, _images, **_regions,
+     coordinate_transformation_mode="output_half_pixel")  # fmt: skip
+case("RoiAlign", normal(1, 2, 9, 8), _boxes, fixed(np.zeros(4, np.int64)), output_height=3,
+     output_width=1, sampling_ratio=1, spatial_scale=1.5)  # fmt: skip
 case("Mod", apart(3, 4), positive(3, 4), fmod=1, opsets=(13, 18))
 case("Mod", apart(3, 4), positive(4), fmod=1)
 for _order in (1, 2, 3):

@@ -12,7 +12,8 @@ import pytest
 
 from onnxremat.planner import Status, peak, seconds, smallest_budget, solve
 from onnxremat.planner.bounds import largest_need
-from onnxremat.planner.formulations.cuts import NEVER, CutModel, build
+from onnxremat.planner.formulations.cut_model import NEVER, CutModel
+from onnxremat.planner.formulations.cuts import build
 from onnxremat.planner.formulations.extract import late_schedule, without_unread
 from onnxremat.planner.formulations.holds import Holds
 from onnxremat.planner.formulations.paths import add_paths, violated

@@ -37,6 +37,8 @@ def main(arguments: list[str] | None = None) -> int:
 
         print(table(nets, exporters, folder))
         return 0
+    if asked.runs:
+        return _steadiness(asked, nets, exporters, folder)
     rows = []
     print(HEAD, flush=True)
     for net in nets:
@@ -67,8 +69,25 @@ def _asked(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--no-optimise", action="store_true", help="leave out the smaller step")
     parser.add_argument("--sample", action="store_true", help="only the ten nets of every test run")
     parser.add_argument("--files", action="store_true", help="only what the files hold")
+    parser.add_argument("--runs", type=int, help="only run each step so often and compare bits")
     parser.add_argument("--json", type=Path, help="append every row to this file")
     return parser.parse_args(arguments)
+
+
+def _steadiness(asked: argparse.Namespace, nets: list, exporters: list[str], folder: Path) -> int:
+    """Bits of many runs of each step; 1 when any differ."""
+    from tests.zoo.steady import line, steady
+
+    found = []
+    for net in nets:
+        for exporter in exporters:
+            found.append(steady(net, exporter, folder, asked.threads, asked.runs))
+            print(line(found[-1]), flush=True)
+    made = [each for each in found if not each.failed]
+    changed = sum(any(each.differ.values()) for each in made)
+    print(f"\n{len(made)} steps, {asked.runs} runs each with {asked.threads} threads: "
+          f"{changed} with other bits; {len(found) - len(made)} without a step")  # fmt: skip
+    return int(changed > 0)
 
 
 def _nets(asked: argparse.Namespace) -> list:

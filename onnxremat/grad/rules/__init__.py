@@ -19,6 +19,7 @@ from onnxremat.grad.rules import (
     random,
     recurrent,
     reduction,
+    regions,
     resize,
     sampling,
 )
@@ -42,6 +43,7 @@ __all__ = [
     "random",
     "recurrent",
     "reduction",
+    "regions",
     "resize",
     "sampling",
 ]

@@ -13,7 +13,8 @@ from dataclasses import replace
 
 from onnxremat.planner.baselines.checkpoints import turning_point
 from onnxremat.planner.baselines.verdict import fastest_within
-from onnxremat.planner.formulations.cuts import ALWAYS, build
+from onnxremat.planner.formulations.cut_model import ALWAYS
+from onnxremat.planner.formulations.cuts import build
 from onnxremat.planner.formulations.extract import late_remakes, late_schedule
 from onnxremat.planner.formulations.spans import fixed_spans
 from onnxremat.planner.problem import Problem

@@ -49,109 +49,12 @@ the Memory Wall with Optimal Tensor Rematerialization", MLSys 2020, section 4.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from math import gcd, isfinite
+from math import isfinite
 
+from onnxremat.planner.formulations.cut_memory import add_memory, add_split_memory
+from onnxremat.planner.formulations.cut_model import ALWAYS, NEVER, SCALE, CutModel, Key, Terms
 from onnxremat.planner.formulations.spans import Spans
-from onnxremat.planner.model import Model
-from onnxremat.planner.problem import Floats
 from onnxremat.planner.problem_lists import ProblemLists
-
-NEVER = -1  # marks a variable fixed to 0
-ALWAYS = -2  # marks a variable fixed to 1
-SCALE = 1000.0  # store-all time and budget, in model units
-TINY = 1e-6  # share of the budget up to which a value does not keep sizes from being rounded
-
-Key = tuple[int, int]
-Terms = list[tuple[int, float]]
-
-
-@dataclass
-class CutModel:
-    """A model with the columns of E, X, K (``NEVER`` and ``ALWAYS`` mark fixed ones).
-
-    Attributes:
-        budgets: bytes per device.
-        unit: seconds per unit of the objective.
-        run: ``run[b][d][v]``.
-        carry: ``carry[b][d][u]``.
-        copied: ``copied[b][e, d][u]`` per link.
-        share: ``share[g, d]``, columns of G.
-        resident: ``resident[d, w]``, columns of U.
-        presence: (column, cut, device, value) of the columns for max(X, R).
-        takeover: (column, cut, device, value) of the columns y.
-        memory: (cut, device) to its memory row; none where the limit cannot be broken.
-        load: column of the makespan objective, -1 without.
-    """
-
-    lists: ProblemLists
-    spans: Spans
-    budgets: tuple[int, ...]
-    unit: float
-    model: Model = field(default_factory=lambda: Model("cuts"))
-    run: list[list[list[int]]] = field(default_factory=list)
-    carry: list[list[list[int]]] = field(default_factory=list)
-    copied: list[dict[Key, list[int]]] = field(default_factory=list)
-    share: dict[Key, int] = field(default_factory=dict)
-    resident: dict[Key, int] = field(default_factory=dict)
-    presence: list[tuple[int, int, int, int]] = field(default_factory=list)
-    takeover: list[tuple[int, int, int, int]] = field(default_factory=list)
-    memory: dict[Key, int] = field(default_factory=dict)
-    load: int = NEVER
-
-    @property
-    def intervals(self) -> int:
-        """Number of intervals, K + 1."""
-        return len(self.spans.cuts) + 1
-
-    def seconds(self, objective: float) -> float:
-        """Time in seconds of an objective value."""
-        return objective * self.unit
-
-    def runs(self, interval: int, op: int) -> list[int]:
-        """Columns of E of an op in an interval, fixed ones included."""
-        able = self.lists.able[op]
-        return [j for d in able if (j := self.run[interval][d][op]) != NEVER]
-
-    def room(self, device: int) -> int:
-        """Bytes of a device's budget beside what is always resident."""
-        return self.budgets[device] - int(self.lists.problem.fixed[device])
-
-    def first_runs(self, point: Floats, *, in_order: bool = False) -> list[list[int]]:
-        """Ops that run first in each interval, in base order but the cut op last.
-
-        Args:
-            in_order: in base order throughout. Where an interval is split the point may have a
-                later op in its first part and an earlier one in its second.
-        """
-        rows: list[list[int]] = [[] for _ in range(self.intervals)]
-        reached = 0
-        for op, early in enumerate(self.spans.earliest):
-            late = self.spans.latest[op]
-            chosen = (b for b in range(early, late) if any(self.chosen(point, b, op)))
-            reached = max(next(chosen, late), reached if in_order else 0)
-            rows[reached].append(op)
-        for interval, cut in enumerate(self.spans.cuts):
-            if self.spans.split(cut) is None:
-                rows[interval].remove(cut)
-                rows[interval].append(cut)
-        return rows
-
-    def chosen(self, point: Floats, interval: int, op: int) -> list[bool]:
-        """Per device, whether an op runs there in an interval."""
-        return [is_on(point, row[op]) for row in self.run[interval]]
-
-    def carried(self, point: Floats, interval: int) -> list[set[int]]:
-        """Values carried over the cut before an interval, per device."""
-        return [
-            {u for u, j in enumerate(row) if j == ALWAYS or (j >= 0 and point[j] > 0.5)}
-            for row in self.carry[interval]
-        ]
-
-
-def is_on(point: Floats, column: int) -> bool:
-    """Whether a 0/1 column, which may be a fixed one, is 1 at a point."""
-    return column == ALWAYS or (column >= 0 and bool(point[column] > 0.5))
 
 
 def build(
@@ -177,9 +80,9 @@ def build(
             split = spans.split(spans.cuts[interval - 1])
             for device in lists.devices:
                 if split is None:
-                    _add_memory(made, interval, device)
+                    add_memory(made, interval, device)
                 else:
-                    _add_split_memory(made, interval, device, split.op)
+                    add_split_memory(made, interval, device, split.op)
             if split is not None:
                 _add_empty(made, interval, split.op)
     _add_required(made)
@@ -403,106 +306,6 @@ def _add_required(made: CutModel) -> None:
             _covered(made, ALWAYS, _there(made, last, device, value))
 
 
-def _add_memory(made: CutModel, interval: int, device: int) -> None:
-    lists, cut = made.lists, made.spans.cuts[interval - 1]
-    carry, size = made.carry[interval][device], lists.size[device]
-    runs, room = made.run[interval - 1][device][cut], made.room(device)
-    own = lists.work[device][cut] + sum(size[u] for u in lists.writes[cut])
-    around = {*lists.reads[cut], *lists.writes[cut]}
-    weight: dict[int, int] = {}
-    if runs == ALWAYS:
-        room -= own
-    elif runs >= 0:
-        weight[runs] = own
-    for value, column in enumerate(carry):
-        if column >= 0:
-            if size[value] and value not in around:
-                weight[column] = size[value]
-        elif column == ALWAYS and value not in around:
-            room -= size[value]
-    takes = [] if runs == NEVER else lists.inplace[cut]
-    present: dict[int, int] = {}
-    for value in lists.reads[cut]:
-        if len(takes) == 1 and takes[0] == value:  # size max(X, R) less size (max(X, R) - X)
-            column = carry[value]
-        else:
-            column = present[value] = _presence(made, interval, device, value)
-        if column == ALWAYS:
-            room -= size[value]
-        elif column >= 0:
-            weight[column] = weight.get(column, 0) + size[value]
-    if len(takes) > 1:
-        weight |= _add_takeovers(made, interval, device, present)
-    _add_resident(made, device, weight)
-    _add_limit(made, (cut, device), weight, room, whole=len(takes) < 2)
-
-
-def _add_resident(made: CutModel, device: int, weight: dict[int, int]) -> None:
-    """Weights of the network join a memory row."""
-    sizes = made.lists.problem.weight
-    for (d, item), column in made.resident.items():
-        if d == device and sizes[item]:
-            weight[column] = int(sizes[item])
-
-
-def _presence(made: CutModel, interval: int, device: int, value: int) -> int:
-    """Column (or ALWAYS, NEVER) of max(X, R): an input is on a device at a cut."""
-    carried = made.carry[interval][device][value]
-    runs = made.run[interval - 1][device][made.spans.cuts[interval - 1]]
-    if ALWAYS in (runs, carried):
-        return ALWAYS
-    if NEVER in (runs, carried):
-        return carried if runs == NEVER else runs
-    column = made.model.column(0.0, 1.0)
-    for below in (carried, runs):
-        made.model.row([(column, 1.0), (below, -1.0)], lower=0.0)
-    made.presence.append((column, interval, device, value))
-    return column
-
-
-def _add_takeovers(
-    made: CutModel, interval: int, device: int, present: dict[int, int]
-) -> dict[int, int]:
-    """Columns y of the values that the cut op may take over, with the bytes they free (below 0)."""
-    model, cut = made.model, made.spans.cuts[interval - 1]
-    columns: dict[int, int] = {}
-    for value in made.lists.inplace[cut]:
-        column = model.column(0.0, 1.0)
-        carried, here = made.carry[interval][device][value], present[value]
-        terms: Terms = [(column, 1.0)] + ([(carried, 1.0)] if carried >= 0 else [])
-        if here == ALWAYS:
-            if carried >= 0:
-                model.row(terms, upper=1.0)
-        else:
-            model.row([*terms, (here, -1.0)], upper=0.0)
-        made.takeover.append((column, interval, device, value))
-        columns[column] = -made.lists.size[device][value]
-    model.row([(column, 1.0) for column in columns], upper=1.0)
-    return columns
-
-
-def _add_split_memory(made: CutModel, interval: int, device: int, op: int) -> None:
-    """The memory row of the split before an interval, which ends with its op or is empty."""
-    lists, size = made.lists, made.lists.size[device]
-    here, room = made.run[interval - 1][device][op], made.room(device)
-    around = {*lists.reads[op], *lists.writes[op]}
-    base = lists.least_run(device, op)
-    weight: dict[int, int] = {}
-    if here == ALWAYS:
-        room -= base
-    elif here >= 0:
-        weight[here] = base
-    for value, column in enumerate(made.carry[interval][device]):
-        if value in around or not size[value]:
-            continue
-        if column == ALWAYS:
-            room -= size[value]
-        elif column >= 0:
-            weight[column] = size[value]
-    _add_resident(made, device, weight)
-    _add_limit(made, (made.spans.cuts[interval - 1], device), weight, room, whole=False)
-
-
 def _add_empty(made: CutModel, interval: int, op: int) -> None:
     """Where its op does not run, a split part is empty, and the rest does not run it either."""
     before, model = made.runs(interval - 1, op), made.model
@@ -517,26 +320,6 @@ def _add_empty(made: CutModel, interval: int, op: int) -> None:
     for column in columns:
         if column >= 0 and column not in before:
             model.row([(column, -1.0), *here], lower=0.0)
-
-
-def _add_limit(made: CutModel, at: Key, weight: dict[int, int], room: int, *, whole: bool) -> None:
-    """Append a memory row that can be broken, rounded where sizes have a common divisor.
-
-    Sums of multiples of a divisor do not come closer to the limit than its next multiple below;
-    sizes that are next to nothing are left out of the rounded row and kept in one of their own.
-    """
-    if sum(size for size in weight.values() if size > 0) <= room:
-        return
-    budget = made.budgets[at[1]]
-    scale = SCALE / max(1, budget)
-    sizes = {column: size for column, size in weight.items() if size > TINY * budget}
-    divisor = gcd(*sizes.values()) if whole else 1
-    if len(sizes) < len(weight) or divisor <= 1:
-        terms = [(column, size * scale) for column, size in weight.items()]
-        made.memory[at] = made.model.row(terms, upper=room * scale)
-    if divisor > 1:
-        terms = [(column, size * scale) for column, size in sizes.items()]
-        made.memory[at] = made.model.row(terms, upper=room // divisor * divisor * scale)
 
 
 def _add_first_runs(made: CutModel) -> None:

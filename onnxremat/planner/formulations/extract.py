@@ -7,7 +7,7 @@ from math import isfinite
 
 import numpy as np
 
-from onnxremat.planner.formulations.cuts import CutModel, is_on
+from onnxremat.planner.formulations.cut_model import CutModel, is_on
 from onnxremat.planner.problem import Floats
 from onnxremat.planner.problem_lists import ProblemLists
 from onnxremat.planner.schedule import RUN, Schedule, Step, default_placement

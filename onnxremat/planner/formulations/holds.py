@@ -30,7 +30,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from onnxremat.planner.formulations.cuts import ALWAYS, NEVER, SCALE, CutModel
+from onnxremat.planner.formulations.cut_model import ALWAYS, NEVER, SCALE, CutModel
 from onnxremat.planner.problem import Floats
 
 RAN = 0.02  # ops that run less than this in an interval get no row

@@ -23,7 +23,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
 
-from onnxremat.planner.formulations.cuts import ALWAYS, NEVER, CutModel
+from onnxremat.planner.formulations.cut_model import ALWAYS, NEVER, CutModel
 from onnxremat.planner.problem import Floats
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from onnxremat.planner.formulations.cuts import CutModel
+from onnxremat.planner.formulations.cut_model import CutModel
 from onnxremat.planner.problem import Floats, Ints
 from onnxremat.planner.schedule import RUN, Schedule
 from onnxremat.planner.semantics import Instance, Ledger, ledger

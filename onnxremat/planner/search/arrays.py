@@ -80,11 +80,11 @@ class Scratch(NamedTuple):
     place: Ints  # per instance: device
     reads: Ints  # per instance: how often it is read
     current: Ints  # (D, m): instance, -1 for none
-    seen: Ints  # per op: runs
+    seen: Ints  # per op: 1 when it ran
     home: Ints  # per group: device
     there: Ints  # (D, w): weight in use
     resident: Bytes  # per device: bytes throughout
-    live: Bytes  # per device: bytes in use so far
+    use: Bytes  # (D, steps): bytes in use
     peak: Bytes  # per device
     figures: Floats  # seconds, excess area
     random: Random
@@ -99,8 +99,8 @@ ARRAYS = types.NamedTuple(
 )  # fmt: skip
 SCRATCH = types.NamedTuple(
     (
-        I32, I32, I32, I32, I32, I32, I32, I32, I32, I32, I32_2D, I32, I32, I32_2D, I64, I64, I64,
-        F64, U64,
+        I32, I32, I32, I32, I32, I32, I32, I32, I32, I32, I32_2D, I32, I32, I32_2D, I64, I64_2D,
+        I64, F64, U64,
     ),
     Scratch,
 )  # fmt: skip
@@ -227,7 +227,7 @@ def scratch_for(arrays: Arrays, steps: int, seed: int) -> Scratch:
         home=ints(groups),
         there=np.zeros((devices, len(arrays.weight) + 1), np.int32),
         resident=np.zeros(devices, np.int64),
-        live=np.zeros(devices, np.int64),
+        use=np.zeros((devices, steps + 2), np.int64),
         peak=np.zeros(devices, np.int64),
         figures=np.zeros(2, np.float64),
         random=generator(seed),

@@ -26,6 +26,7 @@ from onnxremat.planner.search.compiled import (
     U8,
     U8_2D,
     compiled,
+    part,
 )
 from onnxremat.planner.search.streams import heap_pop, heap_push
 
@@ -146,7 +147,7 @@ def _drop(p: Arrays, t: Pass, value: int) -> None:
             t.live[d] -= p.size[d, value]
 
 
-@compiled(types.int64(ARRAYS, PASS, types.int64, types.float64))
+@part
 def _place(p: Arrays, t: Pass, op: int, reluctance: float) -> int:
     """The device on which an op finishes first, of those with least bytes over budget, or -1."""
     group, best, least, soonest = p.group[op], -1, 0, np.inf

@@ -100,7 +100,7 @@ def _bring(current: Ints, copy: Floats, out: Ints, count: int, value: int, to: i
     return count + 1
 
 
-@compiled(types.int64(ARRAYS, SCRATCH, I32, types.int64, I32, I32), entry=True)
+@compiled(types.int64(ARRAYS, SCRATCH, I32, types.int64, I32, I32))
 def mend(p: Arrays, s: Scratch, schedule: Ints, steps: int, hold: Ints, out: Ints) -> int:
     """Rewrite a list of steps into ``out`` with copies where values are missing.
 
@@ -163,7 +163,7 @@ def _read_steps(s: Scratch, schedule: Ints, steps: int) -> int:
     return kept
 
 
-@compiled(types.int64(ARRAYS, SCRATCH, I32, types.int64, I32), entry=True)
+@part
 def prune(p: Arrays, s: Scratch, schedule: Ints, steps: int, hold: Ints) -> int:
     """Drop second runs and copies that nobody reads until none is left; leaves ``s`` evaluated.
 
@@ -176,3 +176,13 @@ def prune(p: Arrays, s: Scratch, schedule: Ints, steps: int, hold: Ints) -> int:
         if kept == steps:
             return steps
         steps = kept
+
+
+@compiled(types.int64(ARRAYS, SCRATCH, I32, types.int64, I32, I32), entry=True)
+def mended(p: Arrays, s: Scratch, schedule: Ints, steps: int, hold: Ints, out: Ints) -> int:
+    """:func:`mend`, then :func:`prune`: the new length of ``schedule``, or -1."""
+    steps = mend(p, s, schedule, steps, hold, out)
+    if steps < 0:
+        return -1
+    copy_steps(out, steps, schedule)
+    return prune(p, s, schedule, steps, hold)

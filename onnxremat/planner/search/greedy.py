@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import types
 
-from onnxremat.planner.problem import Bytes, Floats, Ints
+from onnxremat.planner.problem import Floats, Ints
 from onnxremat.planner.search.arrays import (
     ARRAYS,
     SCRATCH,
@@ -31,7 +31,6 @@ from onnxremat.planner.search.compiled import (
     F64,
     I32,
     I32_2D,
-    I64_2D,
     U8,
     compiled,
     part,
@@ -47,7 +46,6 @@ WIDTH = WIDE + 4  # of a candidate: count, place and step of an early copy, then
 class Pool(NamedTuple):
     """Candidates of one round, and work space to price them."""
 
-    over: Bytes  # (D, steps): bytes above the budget; negative: room
     now: Ints  # (D, m): current instance
     touch: Ints  # per instance: last step that touched it
     mark: Ints  # per op: number of the price that counts it
@@ -65,7 +63,7 @@ class Pool(NamedTuple):
 
 
 POOLED = types.NamedTuple(
-    (I64_2D, I32_2D, I32, I32, I32, I32, F64, F64, I32, I32, F64, I32, U8, I32, I32), Pool
+    (I32_2D, I32, I32, I32, I32, F64, F64, I32, I32, F64, I32, U8, I32, I32), Pool
 )
 
 
@@ -73,7 +71,6 @@ def pool_for(arrays: Arrays, scratch: Scratch, steps: int) -> Pool:
     """Work space for schedules of at most ``steps`` steps."""
     longest = max(POOL, steps) + 2
     return Pool(
-        over=np.zeros((len(arrays.fixed), steps + 2), np.int64),
         now=np.zeros_like(scratch.current),
         touch=np.zeros_like(scratch.owner),
         mark=np.zeros_like(scratch.seen),
@@ -91,46 +88,21 @@ def pool_for(arrays: Arrays, scratch: Scratch, steps: int) -> Pool:
     )
 
 
-@part
-def _excess(p: Arrays, s: Scratch, over: Bytes, schedule: Ints, steps: int) -> None:
-    """Bytes above the budget per device and step of an evaluated schedule (negative: room)."""
-    for d in range(len(p.fixed)):
-        for step in range(steps + 2):
-            over[d, step] = 0
-    for step in range(steps):
-        for instance in range(s.first[step], s.first[step + 1]):
-            d, size = s.place[instance], p.size[s.place[instance], s.owner[instance]]
-            over[d, step] += size
-            over[d, min(steps, s.death[instance]) + 1] -= size
-    for d in range(len(p.fixed)):
-        live = s.resident[d] - p.budget[d]
-        for step in range(steps):
-            live += over[d, step]
-            over[d, step] = live
-    for step in range(steps):
-        code = schedule[step]
-        if source(code) < 0:
-            d = device(code)
-            over[d, step] += p.work[d, item(code)]
-            if s.taken[step] >= 0:
-                over[d, step] -= p.size[d, s.owner[s.taken[step]]]
-
-
-@compiled(types.float64(I64_2D, types.int64, types.int64, types.int64, types.int64))
-def _relief(over: Bytes, d: int, start: int, end: int, size: int) -> float:
+@compiled(types.float64(ARRAYS, SCRATCH, types.int64, types.int64, types.int64, types.int64))
+def _relief(p: Arrays, s: Scratch, d: int, start: int, end: int, size: int) -> float:
     """Excess removed by taking ``size`` bytes off a device in steps [start, end)."""
-    total = 0
+    total, budget = 0, p.budget[d]
     for step in range(start, end):
-        total += max(0, min(over[d, step], size))
+        total += max(0, min(s.use[d, step] - budget, size))
     return float(total)
 
 
-@compiled(types.float64(I64_2D, types.int64, types.int64, types.int64, types.int64))
-def _burden(over: Bytes, d: int, start: int, end: int, size: int) -> float:
+@compiled(types.float64(ARRAYS, SCRATCH, types.int64, types.int64, types.int64, types.int64))
+def _burden(p: Arrays, s: Scratch, d: int, start: int, end: int, size: int) -> float:
     """Excess added by putting ``size`` more bytes on a device in steps [start, end)."""
-    total = 0
+    total, room = 0, p.budget[d] - size
     for step in range(start, end):
-        total += max(0, min(over[d, step] + size, size))
+        total += max(0, min(s.use[d, step] - room, size))
     return float(total)
 
 
@@ -178,7 +150,7 @@ def _recompute(
                 count += 1
                 grew = grew or deep + 1 == depth
             elif instance >= 0:
-                loss += _burden(q.over, d, s.death[instance] + 1, at, weight)
+                loss += _burden(p, s, d, s.death[instance] + 1, at, weight)
             else:
                 price += _fetch_price(p, q.now, need, d)
     if not grew or not np.isfinite(price):
@@ -186,7 +158,8 @@ def _recompute(
     sort(q.chosen, count)
     q.chosen[WIDE + 1] = count
     q.price[0] = price
-    return loss + _burden(q.over, d, at, at + 1, biggest)
+    more = s.use[d, at] + biggest - p.budget[d]
+    return loss + max(0, min(more, p.size[d, value]))
 
 
 @compiled(types.int64(POOLED, types.int64, types.float64, types.int64))
@@ -230,7 +203,7 @@ def _swaps(
             seconds += p.copy[d, e, value]
         else:
             start = min(at, s.death[q.now[e, value]] + 1)
-        loss = _burden(q.over, e, start, at, p.size[e, value])
+        loss = _burden(p, s, e, start, at, p.size[e, value])
         if gain <= loss or not np.isfinite(seconds):
             continue
         slot = _slot(q, found, (gain - loss) / max(1e-12, seconds) ** power, at)
@@ -244,7 +217,7 @@ def _swaps(
     return found
 
 
-@compiled(types.int64(ARRAYS, SCRATCH, POOLED, types.int64, types.int64, types.float64))
+@part
 def _candidates(p: Arrays, s: Scratch, q: Pool, steps: int, depth: int, power: float) -> int:
     """Fill the pool with the best insertions for an evaluated schedule; returns their number."""
     q.now[:] = -1
@@ -258,7 +231,7 @@ def _candidates(p: Arrays, s: Scratch, q: Pool, steps: int, depth: int, power: f
             d, value = s.place[instance], s.owner[instance]
             if at - since < 2 or s.death[instance] >= steps:
                 continue
-            gain = _relief(q.over, d, since + 1, at, p.size[d, value])
+            gain = _relief(p, s, d, since + 1, at, p.size[d, value])
             if gain <= 0:
                 continue
             for deep in range(depth + 1):
@@ -328,7 +301,6 @@ def fill(
         area = s.figures[1]
         if area <= 0:
             return steps
-        _excess(p, s, q.over, schedule, steps)
         found = _candidates(p, s, q, steps, depth, power)
         for k in range(found):
             q.key[k] = -q.score[k]
@@ -367,9 +339,15 @@ def _left(schedule: Ints, steps: int, gone: Flags, out: Ints) -> int:
 
 @compiled(types.int64(ARRAYS, SCRATCH, POOLED, I32, types.int64, I32), entry=True)
 def polish(p: Arrays, s: Scratch, q: Pool, schedule: Ints, steps: int, hold: Ints) -> int:
-    """Delete copies and second runs that the budgets do not need, dearest first."""
+    """Delete copies and second runs that are unread or that the budgets do not need, dearest first.
+
+    Returns the new length, -1 when the schedule is not valid.
+    """
     changed = True
     while changed:
+        steps = prune(p, s, schedule, steps, hold)
+        if steps < 0 or s.figures[1] > 0:
+            return steps
         changed = False
         s.seen[:] = 0
         for step in range(steps):
@@ -395,5 +373,4 @@ def polish(p: Arrays, s: Scratch, q: Pool, schedule: Ints, steps: int, hold: Int
             else:
                 q.gone[step] = 0
         steps = _left(schedule, steps, q.gone, schedule)
-        steps = prune(p, s, schedule, steps, hold)
     return steps

@@ -254,7 +254,7 @@ def _shift(p: Arrays, s: Scratch, trial: Ints, steps: int, any_step: bool) -> in
     return insert_one(trial, steps, to, code)
 
 
-@compiled(types.int64(ARRAYS, SCRATCH, I32, types.int64, I32, I32, I32))
+@part
 def move(p: Arrays, s: Scratch, trial: Ints, steps: int, hold: Ints, spare: Ints, ops: Ints) -> int:
     """Apply one random move; the new length, or -1."""
     draw = uniform(s.random)

@@ -54,6 +54,54 @@ def _col2im(n: Node) -> Tensor:
     return made[:, :, pads[0] : pads[0] + high, pads[1] : pads[1] + wide]
 
 
+def _roi_align(n: Node) -> Tensor:
+    """Point by point, as the specification has it."""
+    x, boxes, images = n[0], n[1].tolist(), n[2].tolist()
+    rows, columns, points = (n.get(k, 1) for k in
+                             ("output_height", "output_width", "sampling_ratio"))  # fmt: skip
+    scale = n.get("spatial_scale", 1.0)
+    half = n.version >= 16 and n.get("coordinate_transformation_mode", "half_pixel") == "half_pixel"
+
+    def pooled(image: Tensor, first: list[float], last: list[float], i: int, j: int) -> Tensor:
+        total = torch.zeros_like(image[:, 0, 0])
+        for a in range(points):
+            for b in range(points):
+                at = []
+                for low, high, cell, count, point in (
+                    (first[1], last[1], i, rows, a), (first[0], last[0], j, columns, b)
+                ):  # fmt: skip
+                    size = high - low if half else max(high - low, 1.0)
+                    at.append(low - 0.5 * half + (cell + (point + 0.5) / points) * size / count)
+                total = total + _bilinear(image, *at)
+        return total / points**2
+
+    made = [
+        torch.stack([
+            torch.stack([
+                pooled(x[k], [v * scale for v in box[:2]], [v * scale for v in box[2:]], i, j)
+                for j in range(columns)
+            ], -1)
+            for i in range(rows)
+        ], -2)
+        for box, k in zip(boxes, images, strict=True)
+    ]  # fmt: skip
+    return torch.stack(made)
+
+
+def _bilinear(image: Tensor, y: float, x: float) -> Tensor:
+    """Between four elements of an image [C, H, W]; 0 from one element beyond its edge."""
+    high, wide = image.shape[1:]
+    if not (-1 <= y <= high and -1 <= x <= wide):
+        return torch.zeros_like(image[:, 0, 0])
+    y, x = min(max(y, 0.0), high - 1.0), min(max(x, 0.0), wide - 1.0)
+    top, left = min(int(y), max(high - 2, 0)), min(int(x), max(wide - 2, 0))
+    down, right = y - top, x - left
+    corners = image[:, top : top + 2, left : left + 2]
+    shares = torch.tensor([[(1 - down) * (1 - right), (1 - down) * right],
+                           [down * (1 - right), down * right]], dtype=image.dtype)  # fmt: skip
+    return (corners * shares).sum((1, 2))
+
+
 def _global_lp_pool(n: Node) -> Tensor:
     return n[0].flatten(2).norm(n.get("p", 2), 2).reshape(*n[0].shape[:2], *[1] * (n[0].dim() - 2))
 
@@ -65,5 +113,6 @@ SAMPLING: dict[str, Operator] = {
     "GlobalLpPool": _global_lp_pool,
     "GridSample": _grid_sample,
     "Mod": lambda n: torch.fmod(n[0], n[1]) if n.get("fmod", 0) else torch.remainder(n[0], n[1]),
+    "RoiAlign": _roi_align,
     "STFT": _stft,
 }

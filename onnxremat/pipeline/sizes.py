@@ -1,0 +1,68 @@
+"""Sizes that shape inference leaves open: of sequences, and of what depends on data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+
+from onnxremat.grad.constants import Constants
+from onnxremat.graph.ir import Graph, Tensor
+from onnxremat.graph.sequence_bytes import sequence_bytes
+from onnxremat.graph.sequences import without_sequences
+from onnxremat.ort.infer import build_graph, with_shapes
+from onnxremat.ort.profile import Feeds, profile
+from onnxremat.ort.session import TUNED
+
+
+def with_measured_shapes(
+    graph: Graph, model: onnx.ModelProto, feeds: Feeds, folder: Path | None
+) -> Graph:
+    """Sizes that only a run shows (data-dependent shapes), where inference left any open."""
+    if all(graph.tensors[name].shape is not None for op in graph.ops for name in op.writes):
+        return graph
+    found = profile(model, feeds, TUNED, folder=folder)
+    by_name = {op.name: op for op in graph.ops}
+    shapes = {}
+    for kernel in found.kernels:
+        op = by_name.get(kernel.name)
+        if op is not None:
+            shapes.update(dict(zip(op.writes, kernel.outputs, strict=False)))
+    tensors = dict(with_shapes(graph, shapes).tensors)
+    for op in graph.ops:
+        if op.name in {k.name for k in found.kernels}:
+            for name in op.writes:  # sequences and the like
+                if tensors[name].shape is None:
+                    size = sequence_bytes(op, tensors) or 0
+                    tensors[name] = Tensor(name, 0, (), size, tensors[name].role)
+    return graph.with_ops(graph.ops, tensors)
+
+
+def in_tensors(graph: Graph, folder: Path | None) -> Graph:
+    """The graph with sequences of known tensors as these tensors: the same values, and every one
+    of a size that can be planned."""
+    while (model := without_sequences(graph, Constants(graph))) is not None:
+        graph = with_shapes(build_graph(model, folder), known_sizes(graph))
+    return graph
+
+
+def known_sizes(graph: Graph) -> dict[str, tuple[int, tuple[int, ...]]]:
+    """Element type and shape of every tensor whose shape is known."""
+    return {n: (t.dtype, t.shape) for n, t in graph.tensors.items() if t.shape is not None}
+
+
+def sequence_notes(graph: Graph) -> tuple[str, ...]:
+    """What a user should know of values whose bytes are not known."""
+    unknown = [
+        name
+        for op in graph.ops
+        if sequence_bytes(op, graph.tensors) is None
+        for name in op.writes
+        if not graph.tensors[name].dtype
+    ]
+    if not unknown:
+        return ()
+    return (
+        f"{len(unknown)} values are no tensors ('{unknown[0]}' the first): their bytes are not "
+        "predicted, only measured",
+    )

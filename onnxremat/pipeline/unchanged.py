@@ -1,0 +1,129 @@
+"""A model that keeps the budget already: written as it is, for sessions with default options.
+
+What onnxruntime makes of it at load is what the plan lists: the graph optimised for this
+processor, in the order in which it ran. The file holds the original, which is as quick and as
+small as it was, on every processor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import onnx
+
+from onnxremat.graph.ir import Graph
+from onnxremat.graph.order import reordered
+from onnxremat.ort.infer import build_graph
+from onnxremat.ort.offline import optimised_for
+from onnxremat.ort.session import DEFAULT, Options
+from onnxremat.pipeline.artifact import CPU, excess
+from onnxremat.pipeline.closed_loop import Candidate
+from onnxremat.pipeline.in_session import InOneSession
+from onnxremat.pipeline.phases import MEASURE, Phases
+from onnxremat.pipeline.prepare import Prepared
+from onnxremat.rewrite.emit import Rewritten, pack, set_metadata
+from onnxremat.rewrite.restore import restored
+from onnxremat.schedule.plan import Plan, Provenance, graph_hash
+from onnxremat.schedule.simulate import Rules, Timeline, simulate
+from onnxremat.units import format_bytes
+
+# As sessions without any options, but for the pattern: from the second run on it keeps one block
+# for the most that was ever live.
+OPTIONS = replace(DEFAULT, pattern=False)
+
+
+@dataclass(frozen=True)
+class AsItIs(Rewritten):
+    """The original with a plan that lists what onnxruntime makes of it.
+
+    Attributes:
+        graph: what runs, in the order in which it runs.
+        source: what is written.
+    """
+
+    source: onnx.ModelProto
+
+    def model(self, facts: Mapping[str, Any] | None = None) -> onnx.ModelProto:
+        """The original, ``facts`` and the plan in its metadata."""
+        made = onnx.ModelProto()
+        made.CopyFrom(self.source)
+        set_metadata(made, {**(facts or {}), "plan": pack(self.plan)})
+        return made
+
+
+@dataclass(frozen=True)
+class Unchanged(InOneSession):
+    """The original in a session that optimises it at load."""
+
+    loaded: ClassVar[bool] = True
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """Predicted bytes at every op: buffers are held for values of the same shape."""
+        return simulate(
+            self.graph, Rules(reuse=True), scratch=self.scratch, seconds=self.times,
+            weight_bytes=self.weights,
+        )  # fmt: skip
+
+
+def unchanged(prepared: Prepared, limit: int, log: Phases) -> Candidate | None:
+    """The original, where it keeps ``limit`` bytes as onnxruntime runs it.
+
+    None where another target or a split was asked for, where nothing is measured, and where the
+    order in which onnxruntime ran it cannot be told.
+    """
+    if not prepared.as_it_is or prepared.baseline is None or prepared.baseline_peak > limit:
+        return None
+    ran = [kernel.name for kernel in prepared.baseline.kernels]
+    graph = _in_order(prepared.graph, ran)
+    if graph is None:
+        return None
+    total = prepared.costs.total
+    note = (
+        f"the original takes {format_bytes(prepared.baseline_peak)} and keeps this budget: it is "
+        "written as it is, to be opened without any options"
+    )
+    provenance = Provenance(
+        planner="unchanged", status="optimal", budget=limit, bound=total, seconds=total,
+        store_all_seconds=total, graph_hash=graph_hash(prepared.graph),
+        cost_source=prepared.costs.source, notes=(note, *prepared.notes),
+        settings=prepared.settings.to_json(),
+    )  # fmt: skip
+    rewritten = AsItIs(graph, Plan.of(graph, ran, provenance), prepared.original)
+    options = replace(OPTIONS, threads=prepared.settings.threads)
+    costs = prepared.costs
+    artifact = Unchanged(
+        rewritten, options, prepared.home, costs.scratch, costs.seconds, prepared.weights
+    )
+    assert prepared.feeds is not None  # or there was no baseline
+    with log.phase(MEASURE):
+        measured = artifact.measure(prepared.feeds)
+        limits = {CPU: limit}
+        if excess(measured.peaks, limits) or not measured.tuned.order_kept:
+            return None
+    return Candidate(prepared, artifact, limits, measured)
+
+
+def _in_order(graph: Graph, ran: list[str]) -> Graph | None:
+    """The graph in the order of a run; None where the run was of other ops."""
+    place = {op.name: index for index, op in enumerate(graph.ops)}
+    if sorted(place) != sorted(ran):
+        return None
+    return reordered(graph, [place[name] for name in ran])
+
+
+def is_unchanged(options: Options) -> bool:
+    """Whether a file with these options holds an original that is optimised at load."""
+    return options.level == DEFAULT.level
+
+
+def as_loaded(model: onnx.ModelProto, plan: Plan, folder: Path | None) -> Graph:
+    """The graph that onnxruntime makes of an unchanged original, in the order of its plan; in the
+    listed order where this processor makes another one."""
+    made = optimised_for(restored(model), "host", folder)
+    graph = build_graph(made.model, made.folder)
+    return _in_order(graph, list(plan.sequence)) or graph

@@ -1,0 +1,81 @@
+"""A model that keeps its budget already is written as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+import onnxremat
+from models import build
+from onnxremat.ort.feeds import seeded_feeds
+from onnxremat.ort.infer import build_graph
+from onnxremat.pipeline.planned import read_planned
+from onnxremat.pipeline.unchanged import Unchanged
+from onnxremat.pipeline.verify import verify
+from onnxremat.rewrite.emit import metadata
+
+QUICK = onnxremat.PlanOptions(time_limit=20)
+
+
+@pytest.fixture(scope="module", params=["squeezenet", "mlp"])
+def model(request: pytest.FixtureRequest) -> onnx.ModelProto:
+    """One that onnxruntime lays out in blocks, and one that it only fuses."""
+    return build(request.param)
+
+
+def optimised(
+    model: onnx.ModelProto, budget: str, target: str = "auto"
+) -> onnxremat.OptimizeResult:
+    settings = onnxremat.Settings(target=target)
+    return onnxremat.optimize(
+        model, budget=budget, settings=settings, options=QUICK, bench_seconds=0
+    )
+
+
+def test_the_file_is_the_original(model: onnx.ModelProto, tmp_path: Path) -> None:
+    result = optimised(model, "1.0x")
+    assert isinstance(result.candidate.artifact, Unchanged)
+    assert result.plan.provenance.overhead == 0
+    assert result.plan.recomputations == 0
+    facts = result.facts()
+    assert facts["order_kept"]
+    assert facts["bit_equal"]
+    assert facts["peak_predicted_bytes"] == facts["peak_measured_bytes"]
+    assert facts["peak_measured_bytes"] <= facts["budget_bytes"]
+
+    path = tmp_path / "out.onnx"
+    result.save(path)
+    written = onnx.load(path)
+    assert [n.op_type for n in written.graph.node] == [n.op_type for n in model.graph.node]
+    assert {t.name for t in written.graph.initializer} == {t.name for t in model.graph.initializer}
+    feeds = seeded_feeds(build_graph(model, None), 3)
+    plain = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    for session in (onnxremat.load(path), ort.InferenceSession(str(path))):
+        for mine, theirs in zip(session.run(None, feeds), plain.run(None, feeds), strict=True):
+            assert np.array_equal(mine, theirs)
+
+
+def test_it_can_be_verified_shown_and_planned_again(model: onnx.ModelProto, tmp_path: Path) -> None:
+    path = tmp_path / "out.onnx"
+    result = optimised(model, "1.5x")
+    result.save(path)
+    found = verify(model, path)
+    assert found.ok, found.checks
+    assert read_planned(path).plan.sequence == result.plan.sequence
+    again = optimised(onnx.load(path), "1.0x")
+    assert isinstance(again.candidate.artifact, Unchanged)
+    applied = onnxremat.apply(model, result.plan, bench_seconds=0)  # the same plan, written out
+    assert not isinstance(applied.candidate.artifact, Unchanged)
+    assert applied.facts()["order_kept"]
+
+
+@pytest.mark.parametrize(("budget", "target"), [("0.9x", "auto"), ("1.5x", "portable")])
+def test_else_it_is_planned(budget: str, target: str) -> None:
+    """A lower budget, or a target that was asked for."""
+    result = optimised(build("unet"), budget, target)
+    assert not isinstance(result.candidate.artifact, Unchanged)
+    assert "options" in metadata(result.model)
