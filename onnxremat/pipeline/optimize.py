@@ -23,17 +23,11 @@ from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.result import R, Result, Timed, finish
 from onnxremat.pipeline.several_devices import SeveralDevices
 from onnxremat.pipeline.site import Site
-<<<<<<< HEAD
-from onnxremat.pipeline.within_budget import plan_within
-from onnxremat.planner.formulate import check_for_devices
-from onnxremat.planner.incumbent import NO_LIMIT
-=======
 from onnxremat.pipeline.unchanged import unchanged
 from onnxremat.pipeline.within_budget import bytes_of, plan_within
-from onnxremat.planner.devices.bounds import NO_LIMIT
 from onnxremat.planner.formulate import check_for_devices
+from onnxremat.planner.incumbent import NO_LIMIT
 from onnxremat.planner.options import AUTO as METHOD
->>>>>>> c172e17f4300f4eeb3555e6d6334bdab5fd15221
 from onnxremat.planner.options import OBJECTIVES, PlanOptions
 from onnxremat.units import one_budget
 

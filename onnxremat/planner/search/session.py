@@ -138,22 +138,11 @@ class Search:
         steps = self._mend(schedule)
         return None if steps < 0 else self._read(self.codes[:steps], self._hold)
 
-<<<<<<< HEAD
     def _mend(self, schedule: Schedule) -> int:
         steps, out = self._load(schedule), self._pool.trial
-        if steps >= 0:
-            steps = mend(self.arrays, self.scratch, self.codes, steps, self._hold, out)
-        if steps >= 0:
-            self.codes[:steps] = out[:steps]
-            steps = prune(self.arrays, self.scratch, self.codes, steps, self._hold)
-        return int(steps)
-=======
-    def _mend(self, plan: Plan) -> int:
-        steps, out = self._load(plan), self._pool.trial
         if steps < 0:
             return -1
         return int(mended(self.arrays, self.scratch, self.codes, steps, self._hold, out))
->>>>>>> c172e17f4300f4eeb3555e6d6334bdab5fd15221
 
     def fit(
         self, schedule: Schedule, until: float, stop: Callable[[], bool], depth: int, power: float
@@ -186,18 +175,10 @@ class Search:
 
     def polished(self, schedule: Schedule) -> Schedule:
         """Delete copies and second runs that the budgets do not need."""
-<<<<<<< HEAD
         steps = self._load(schedule)
-        steps = prune(self.arrays, self.scratch, self.codes, steps, self._hold)
-        if steps < 0:
-            return schedule
-        if self.scratch.figures[1] <= 0:
-=======
-        steps = self._load(plan)
         if steps >= 0:
->>>>>>> c172e17f4300f4eeb3555e6d6334bdab5fd15221
             steps = polish(self.arrays, self.scratch, self._pool, self.codes, steps, self._hold)
-        return plan if steps < 0 else self._read(self.codes[:steps], self._hold)
+        return schedule if steps < 0 else self._read(self.codes[:steps], self._hold)
 
     def anneal(
         self,
