@@ -70,7 +70,7 @@ def _alone(row: Row, problem: Any, threads: int) -> dict[str, Any]:
         "status": found.status.value,
         "found": None if none else 100 * (found.time / total - 1),
         "bound": 100 * (found.certificate.bound / total - 1),
-        "gap_found": 100 * found.gap(total),
+        "gap_found": 100 * found.gap,
         "any_order": found.certificate.any_order,
         "kind": found.certificate.kind,
         "planner": found.planner,
@@ -83,14 +83,14 @@ def _devices(row: Row, problem: Any, threads: int) -> dict[str, Any]:
     try:
         import device_instances
 
-        from onnxremat.planner.devices import solve_devices, warm_up
+        from onnxremat.planner.search import warm_up
     except ImportError as error:
         return {"skipped": f"no planner for devices: {error}"}
-    warm_up()
+    warm_up(2)
     make = {"two": device_instances.two_devices, "host": device_instances.with_host}[row.devices]
     top = peak(problem, problem.store_all())
     budgets = [row.share * top, row.share * top if row.devices == "two" else float("inf")]
-    found = solve_devices(make(problem), budgets, _asked(row, threads))
+    found = solve(make(problem), budgets, _asked(row, threads))
     whole = found.reference
     none = found.schedule is None
     return {

@@ -6,11 +6,11 @@ from random import Random
 
 import numpy as np
 
-from onnxremat.planner.devices import DeviceProblem, from_problem
+from onnxremat.planner.over_devices import over_devices
 from onnxremat.planner.problem import Problem
 
 
-def two_devices(problem: Problem, *, seed: int = 0, link: float = 0.3) -> DeviceProblem:
+def two_devices(problem: Problem, *, seed: int = 0, link: float = 0.3) -> Problem:
     """A second device that is faster on some ops and slower on most.
 
     Three ops in ten take 0.5 to 0.9 of their time there, the others 1.5 to 4 times as long. A
@@ -21,14 +21,14 @@ def two_devices(problem: Problem, *, seed: int = 0, link: float = 0.3) -> Device
         draw.uniform(0.5, 0.9) if draw.random() < 0.3 else draw.uniform(1.5, 4.0)
         for _ in range(problem.ops)
     ]
-    seconds = link * problem.cost.mean() * problem.size / problem.size.mean()
+    seconds = link * problem.cost.mean() * problem.size[0] / problem.size.mean()
     copy = np.broadcast_to(seconds, (2, 2, problem.values))
-    return from_problem(problem, np.stack([problem.cost, problem.cost * factor]), copy)
+    return over_devices(problem, np.concatenate([problem.cost, problem.cost * factor]), copy)
 
 
-def with_host(problem: Problem, *, link: float = 0.3) -> DeviceProblem:
+def with_host(problem: Problem, *, link: float = 0.3) -> Problem:
     """One device and host memory that computes nothing: swapping."""
-    seconds = link * problem.cost.mean() * problem.size / problem.size.mean()
+    seconds = link * problem.cost.mean() * problem.size[0] / problem.size.mean()
     copy = np.broadcast_to(seconds, (2, 2, problem.values))
-    cost = np.stack([problem.cost, np.full(problem.ops, np.inf)])
-    return from_problem(problem, cost, copy, names=("device", "host"))
+    cost = np.stack([problem.cost[0], np.full(problem.ops, np.inf)])
+    return over_devices(problem, cost, copy, names=("device", "host"))

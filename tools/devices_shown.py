@@ -38,7 +38,7 @@ from onnxremat.pipeline.prepare import Prepared, Settings, prepare
 from onnxremat.pipeline.several_devices import SeveralDevices
 from onnxremat.pipeline.site import Site
 from onnxremat.pipeline.verify import Verification, verify_deployment
-from onnxremat.planner.devices.bounds import least_budgets
+from onnxremat.planner.bounds import least_budgets
 from onnxremat.planner.options import PlanOptions
 from onnxremat.schedule.assign import assigned
 

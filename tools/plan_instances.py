@@ -49,7 +49,7 @@ def one_value_each(
 ) -> Problem:
     """Problem in which op i makes value i and everything may be recomputed."""
     count = len(size)
-    return Problem(
+    return Problem.single(
         cost=np.asarray(cost, np.float64),
         work=np.zeros(count, np.int64),
         reads=Rows.of(reads),

@@ -19,9 +19,9 @@ from onnxremat.pipeline.within_budget import (
 )
 from onnxremat.planner.bounds import largest_need
 from onnxremat.planner.options import AUTO, PlanOptions
-from onnxremat.planner.problem import Solution
+from onnxremat.planner.problem_lists import ProblemLists
 from onnxremat.planner.reasons import named
-from onnxremat.planner.wiring import Wiring
+from onnxremat.planner.solution import Solution
 from onnxremat.units import Budget
 
 LITTLE = 0.01  # overhead of the whole batch up to which parts are not tried
@@ -156,7 +156,7 @@ class _Parts:
 
     def _need(self, parts: int) -> tuple[int, str]:
         split = self.splits[parts]
-        need = largest_need(Wiring(split.reduced.problem))
+        need = largest_need(ProblemLists(split.reduced.problem))
         return need.bytes, named(need.why, split.names)
 
     def tried(self) -> str:

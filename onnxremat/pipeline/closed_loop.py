@@ -16,7 +16,7 @@ from onnxremat.pipeline.artifact import CPU, Artifact, Measured, excess
 from onnxremat.pipeline.phases import BUILD, MEASURE, PLAN, Phases
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.planner.options import ROOM, PlanOptions
-from onnxremat.planner.problem import Status
+from onnxremat.planner.solution import Status
 from onnxremat.schedule.plan import Plan
 from onnxremat.units import format_bytes
 

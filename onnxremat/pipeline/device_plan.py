@@ -16,18 +16,13 @@ from onnxremat.errors import UsageError
 from onnxremat.graph.ir import Graph, Op, Role
 from onnxremat.pipeline.site import Site
 from onnxremat.pipeline.state_homes import state_homes
-from onnxremat.planner.devices import (
-    DeviceProblem,
-    Given,
-    InvalidScheduleError,
-    Schedule,
-    from_problem,
-    peaks,
-    timing,
-)
-from onnxremat.planner.devices.steps import Names, to_plan
-from onnxremat.planner.problem import Floats, Rows
+from onnxremat.planner.makespan import timing
+from onnxremat.planner.over_devices import HostInput, over_devices
+from onnxremat.planner.plan_steps import Names, to_plan
+from onnxremat.planner.problem import Floats, Problem, Rows
 from onnxremat.planner.reduce import Reduced, reduce
+from onnxremat.planner.schedule import InvalidScheduleError, Schedule
+from onnxremat.planner.semantics import peaks
 from onnxremat.schedule.plan import Compute, Free, Plan, Provenance, Step, Transfer
 
 
@@ -44,7 +39,7 @@ class DeviceModel:
     graph: Graph
     machine: Machine
     reduced: Reduced
-    problem: DeviceProblem
+    problem: Problem
     names: Names
 
     def plan(self, schedule: Schedule, provenance: Provenance, limits: Sequence[int]) -> Plan:
@@ -101,8 +96,8 @@ def device_model(
         for name in graph.inputs
         if any(name in row for row in reads) and (name in homes or not _reachable(machine))
     }
-    problem = from_problem(
-        replace(reduced.problem, size=np.asarray(size, np.int64)),
+    problem = over_devices(
+        replace(reduced.problem, size=np.asarray([size], np.int64)),
         cost,
         np.stack([_copy_seconds(machine, tables, graph.tensors[n].bytes) for n in values], axis=2),
         names=machine.names,
@@ -113,10 +108,10 @@ def device_model(
         fixed=np.asarray(
             [sum(graph.tensors[n].bytes for n, at in homes.items() if at == d)
              for d in machine.names], np.int64),
-        given=[
+        host_inputs=[
             _given(graph, machine, tables, name, home, reads) for name, home in inputs.items()
         ],
-        toll=_tolls(machine, tables, [graph.tensors[n].bytes for n in values]),
+        copy_busy=_tolls(machine, tables, [graph.tensors[n].bytes for n in values]),
     )  # fmt: skip
     names = Names([*inputs, *(op.name for op in ops)], [*values, *inputs])
     return DeviceModel(graph, machine, reduced, problem, names)
@@ -194,13 +189,13 @@ def _given(
     name: str,
     home: str,
     reads: Sequence[Sequence[str]],
-) -> Given:
+) -> HostInput:
     """A graph input that other devices get by a copy."""
     host = next(d.name for d in machine.devices if d.computes and d.in_host_memory)
     readers = tuple(index for index, row in enumerate(reads) if name in row)
     size = graph.tensors[name].bytes
     seconds = _copy_seconds(machine, tables, size)
-    return Given(size, machine.names.index(home or host), readers, seconds)
+    return HostInput(size, machine.names.index(home or host), readers, seconds)
 
 
 def _at_home(
@@ -276,12 +271,12 @@ def _tolls(machine: Machine, tables: Mapping[str, CostTable], sizes: Sequence[in
     return found
 
 
-def by_start(problem: DeviceProblem, schedule: Schedule, limits: Sequence[int]) -> Schedule:
+def by_start(problem: Problem, schedule: Schedule, limits: Sequence[int]) -> Schedule:
     """The steps in the order in which they start when devices and links work side by side; as
     they are where that order would not do, or would need more memory."""
     start = timing(problem, schedule, limits).start
     order = sorted(range(len(schedule.steps)), key=lambda step: (start[step], step))
-    found = Schedule(tuple(schedule.steps[step] for step in order), schedule.hold)
+    found = Schedule(tuple(schedule.steps[step] for step in order), schedule.placement)
     try:
         held = peaks(problem, found)
     except InvalidScheduleError:

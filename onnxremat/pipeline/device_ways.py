@@ -22,12 +22,13 @@ from onnxremat.pipeline.over_devices import OverDevices
 from onnxremat.pipeline.phases import COSTS, MEASURE
 from onnxremat.pipeline.prepare import Prepared, prepare_split
 from onnxremat.pipeline.several_devices import SeveralDevices
-from onnxremat.planner.devices import DeviceSolution, Schedule
 from onnxremat.planner.options import PlanOptions
+from onnxremat.planner.schedule import Schedule
+from onnxremat.planner.solution import Solution
 
 Costs = Callable[[Prepared], Mapping[str, CostTable]]
 During = Callable[[], AbstractContextManager[object]]
-Made = Candidate | Unfit[DeviceSolution]
+Made = Candidate | Unfit[Solution]
 
 TRIALS = 3  # plans of one way that are tried out
 NEAR = 0.03  # share by which a trial may differ from the costs that a plan was made with
@@ -156,7 +157,7 @@ def best(target: SeveralDevices, trials: Trials) -> Made:
     return best
 
 
-def given(target: SeveralDevices, solution: DeviceSolution, trials: Trials) -> Candidate:
+def given(target: SeveralDevices, solution: Solution, trials: Trials) -> Candidate:
     """A solution from elsewhere carried out and tried.
 
     Raises:

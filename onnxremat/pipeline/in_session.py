@@ -25,8 +25,9 @@ from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.refusal import unexplained
 from onnxremat.planner.methods import plan_by
 from onnxremat.planner.options import PlanOptions
-from onnxremat.planner.problem import Solution, seconds
 from onnxremat.planner.reduce import Reduced
+from onnxremat.planner.semantics import seconds
+from onnxremat.planner.solution import Solution
 from onnxremat.rewrite.emit import Rewritten, rewrite
 from onnxremat.rewrite.pins import is_added
 from onnxremat.schedule.expand import settled

@@ -10,26 +10,18 @@ from onnxremat.errors import UsageError
 from onnxremat.graph.onnx_io import atomic
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.study_problem import Subject, prepared_subject
-from onnxremat.planner.devices import DeviceProblem, DeviceSolution, InvalidScheduleError, peaks
-from onnxremat.planner.devices.bounds import NO_LIMIT
-from onnxremat.planner.devices.problem import least_seconds
-from onnxremat.planner.devices.record import DeviceRecord
 from onnxremat.planner.export import SUFFIXES, write_model
-from onnxremat.planner.formulate import Formulated, formulate, formulate_devices
+from onnxremat.planner.formulate import Formulated, check_for_devices, formulate
 from onnxremat.planner.formulations.extract import stage_excess
+from onnxremat.planner.incumbent import NO_LIMIT, Incumbent
 from onnxremat.planner.model import Model
 from onnxremat.planner.options import MOST_COLUMNS, Method
-from onnxremat.planner.problem import (
-    Certificate,
-    Floats,
-    Problem,
-    Solution,
-    Status,
-    occupancy,
-    seconds,
-)
+from onnxremat.planner.problem import Floats, Problem
+from onnxremat.planner.problem_lists import ProblemLists
+from onnxremat.planner.schedule import InvalidScheduleError, Schedule
+from onnxremat.planner.semantics import occupancy, peak, peaks, seconds
+from onnxremat.planner.solution import Certificate, Solution, Status
 from onnxremat.planner.solution_files import SolutionFileError, read_solution
-from onnxremat.planner.wiring import Wiring
 from onnxremat.units import Budget, format_bytes
 
 
@@ -48,7 +40,7 @@ def write_formulation(
         UsageError: unknown formulation, a model that is too large, or a wrong cut.
     """
     made = formulate(
-        Wiring(subject.problem), limit, name, cut_ops=cut_ops, most_columns=most_columns
+        ProblemLists(subject.problem), [limit], name, cut_ops=cut_ops, most_columns=most_columns
     )
     written = _written(made.model, path)
     return {
@@ -109,14 +101,16 @@ def model_words(facts: Mapping[str, Any], path: Path) -> str:
 
 
 def write_device_formulation(
-    problem: DeviceProblem, budgets: Sequence[int], method: Method, path: Path
+    problem: Problem, budgets: Sequence[int], method: Method, path: Path
 ) -> dict[str, Any]:
     """Write the model of a formulation for a budget in bytes per device; returns its figures.
 
     Raises:
         UsageError: not a formulation for several devices, or a model that is too large.
     """
-    made = formulate_devices(problem, budgets, method.formulation, most_columns=method.most_columns)
+    name = method.formulation
+    check_for_devices(name)
+    made = formulate(ProblemLists(problem), budgets, name, most_columns=method.most_columns)
     written = _written(made.model, path)
     return {
         "formulation": method.formulation,
@@ -166,25 +160,25 @@ def read_formulation(
             than ``limit`` bytes.
     """
     made = formulate(
-        Wiring(subject.problem), limit, name, cut_ops=cut_ops, most_columns=most_columns
+        ProblemLists(subject.problem), [limit], name, cut_ops=cut_ops, most_columns=most_columns
     )
     point = _point(made.model, path)
-    sequence = made.sequence(point)
-    if sequence is None:
+    schedule = made.schedule(point)
+    if schedule is None:
         raise UsageError(f"{path} holds no plan", why="it runs an op again that may run only once")
     problem = subject.problem
-    bytes_ = _replayed(problem, limit, made, sequence, path)
+    bytes_ = _replayed(problem, limit, made, schedule, path)
     total = seconds(problem, problem.store_all())
     return Solution(
-        Status.FEASIBLE, tuple(sequence), seconds(problem, sequence), bytes_,
-        Certificate(total, "store-all", any_order=True), f"{name} ({path.name})", 0.0,
+        Status.FEASIBLE, schedule, seconds(problem, schedule), (bytes_,),
+        Certificate(total, "store-all", any_order=True), f"{name} ({path.name})", reference=total,
         notes=("read from a solution file: no bound but that of storing everything",),
     )  # fmt: skip
 
 
 def read_device_formulation(
-    problem: DeviceProblem, budgets: Sequence[int], method: Method, path: Path
-) -> DeviceSolution:
+    problem: Problem, budgets: Sequence[int], method: Method, path: Path
+) -> Solution:
     """The schedule that a solution file stands for, judged against the budgets in bytes.
 
     The file proves nothing that could be checked: the bound is each op once on its best device.
@@ -193,10 +187,13 @@ def read_device_formulation(
         UsageError: the file is no solution of this model, or its schedule cannot be carried out or
             takes more than a budget.
     """
-    made = formulate_devices(problem, budgets, method.formulation, most_columns=method.most_columns)
+    name = method.formulation
+    check_for_devices(name)
+    made = formulate(ProblemLists(problem), budgets, name, most_columns=method.most_columns)
     point = _point(made.model, path)
     try:
         schedule = made.schedule(point)
+        assert schedule is not None  # XEngine's points all stand for one
         held = peaks(problem, schedule).tolist()
     except InvalidScheduleError as error:
         raise UsageError(f"the plan of {path} cannot run", why=str(error)) from error
@@ -207,8 +204,8 @@ def read_device_formulation(
                 f"{format_bytes(limit)} ({limit} B) on '{device}'",
                 hint="give the budgets that the model was written with",
             )
-    record = DeviceRecord(problem, tuple(budgets), 0.0, 0.0, fixed_order=True)
-    record.raise_bound(least_seconds(problem), "least run", any_order=True)
+    record = Incumbent(problem, tuple(budgets), 0.0, 0.0, fixed_order=True)
+    record.raise_bound(problem.least_seconds, "least run", any_order=True)
     record.notes.append("read from a solution file: no bound but each op once on its best device")
     record.offer(schedule, f"{method.formulation} ({path.name})")
     return record.solution()
@@ -232,28 +229,23 @@ def _point(model: Model, path: Path) -> Floats:
 
 
 def _replayed(
-    problem: Problem, limit: int, made: Formulated, sequence: list[int], path: Path
+    problem: Problem, limit: int, made: Formulated, schedule: Schedule, path: Path
 ) -> int:
-    """Peak bytes of a sequence, by the simulator.
+    """Peak bytes of a schedule, by the simulator.
 
     Raises:
         UsageError: it cannot run, or takes more than ``limit`` bytes.
     """
     try:
-        use = occupancy(problem, sequence)
+        use = occupancy(problem, schedule)[0]
     except ValueError as error:
         raise UsageError(f"the plan of {path} cannot run", why=str(error)) from error
-    seen: set[int] = set()
-    for op in sequence:
-        if op in seen and not problem.recompute[op]:
-            raise UsageError(f"the plan of {path} is not allowed", why=f"op {op} may run only once")
-        seen.add(op)
-    highest = int(use.max(initial=problem.fixed))
+    highest = peak(problem, schedule)
     if highest <= limit:
         return highest
     step, hint = int(use.argmax()), "give the budget that the model was written with"
     if made.name == "cuts":
-        worst = int(stage_excess(problem.ops, sequence, use, limit).argmax())
+        worst = int(stage_excess(problem.ops, schedule, use.astype(float) - limit).argmax())
         more = next((op for op in (worst, worst - 1) if op >= 0 and op not in made.cuts), None)
         hint = "between cuts the relaxation forgets memory: try --formulation checkmate"
         if more is not None:
@@ -262,6 +254,6 @@ def _replayed(
     raise UsageError(
         f"the plan of {path} takes {format_bytes(highest)} ({highest} B) "
         f"of {format_bytes(limit)} ({limit} B)",
-        where=f"step {step}, op {sequence[step]}",
+        where=f"step {step}, op {schedule.sequence[step]}",
         hint=hint,
     )

@@ -25,8 +25,8 @@ from onnxremat.pipeline.several_devices import SeveralDevices
 from onnxremat.pipeline.site import Site
 from onnxremat.pipeline.unchanged import unchanged
 from onnxremat.pipeline.within_budget import bytes_of, plan_within
-from onnxremat.planner.devices.bounds import NO_LIMIT
 from onnxremat.planner.formulate import check_for_devices
+from onnxremat.planner.incumbent import NO_LIMIT
 from onnxremat.planner.options import AUTO as METHOD
 from onnxremat.planner.options import OBJECTIVES, PlanOptions
 from onnxremat.units import one_budget

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onnxremat.errors import InfeasibleError, NoPlanError
-from onnxremat.planner.problem import Solution, Status
+from onnxremat.planner.solution import Solution, Status
 from onnxremat.units import format_bytes
 
 

@@ -19,21 +19,16 @@ from onnxremat.pipeline.over_devices import OverDevices
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.site import Site
-from onnxremat.planner.devices import (
-    DeviceProblem,
-    DeviceSolution,
-    Schedule,
-    makespan,
-    seconds,
-    solve_devices,
-)
-from onnxremat.planner.devices.bounds import NO_LIMIT
-from onnxremat.planner.devices.exact import solve_device_formulation
-from onnxremat.planner.devices.problem import first_runs, least_seconds
-from onnxremat.planner.devices.steps import provenance_of
+from onnxremat.planner.incumbent import NO_LIMIT
+from onnxremat.planner.makespan import makespan
+from onnxremat.planner.methods import plan_by
 from onnxremat.planner.options import PlanOptions
-from onnxremat.planner.problem import Certificate, Status
+from onnxremat.planner.plan_steps import provenance_of
+from onnxremat.planner.problem import Problem
 from onnxremat.planner.reasons import named
+from onnxremat.planner.schedule import Schedule
+from onnxremat.planner.semantics import seconds
+from onnxremat.planner.solution import Certificate, Solution, Status
 from onnxremat.units import format_bytes
 
 PRICE, DEARER = 3e-4, 4.0  # seconds per partition of a provider that holds buffers for good
@@ -87,17 +82,14 @@ class SeveralDevices:
         names = self.site.machine.names
         return [int(aim.limits.get(name, NO_LIMIT)) for name in names]
 
-    def solve(self, aim: Aim, options: PlanOptions, warm: Schedule | None = None) -> DeviceSolution:
+    def solve(self, aim: Aim, options: PlanOptions, warm: Schedule | None = None) -> Solution:
         """Plan; see :class:`~onnxremat.pipeline.closed_loop.Target`."""
         model = self.under(self._priced(aim.price)).model if aim.price else self.model
         budgets = [aim.limits.get(name, inf) for name in self.site.machine.names]
         options = replace(
             options, objective=self.site.objective, fixed_order=self.prepared.settings.fixed_order
         )
-        if options.method.formulation:
-            found = solve_device_formulation(model.problem, budgets, options)
-        else:
-            found = solve_devices(model.problem, budgets, options, warm)
+        found = plan_by(model.problem, budgets, options, warm)
         if found.schedule is None or not aim.price:
             return found
         return replace(  # judged without the price
@@ -106,11 +98,11 @@ class SeveralDevices:
             makespan=makespan(self.model.problem, found.schedule, self.budgets(aim)),
         )
 
-    def start(self, found: DeviceSolution) -> Schedule | None:
+    def start(self, found: Solution) -> Schedule | None:
         """Its schedule."""
         return found.schedule
 
-    def build(self, aim: Aim, found: DeviceSolution, first: DeviceSolution) -> OverDevices:
+    def build(self, aim: Aim, found: Solution, first: Solution) -> OverDevices:
         """Cut to partitions that keep the limits, where that can be."""
         found = proven(self.model.problem, found, first, self.gap)
         assert found.schedule is not None
@@ -129,9 +121,7 @@ class SeveralDevices:
         )  # fmt: skip
         return OverDevices(made, found, self.tables)
 
-    def lower(
-        self, aim: Aim, found: DeviceSolution, artifact: Artifact, over: Mapping[str, int]
-    ) -> Aim:
+    def lower(self, aim: Aim, found: Solution, artifact: Artifact, over: Mapping[str, int]) -> Aim:
         """Plan for less from here on. A partition of a provider that compiles it holds its buffers
         for good: there, fewer partitions are what helps, and their price goes up."""
         assert isinstance(artifact, OverDevices)
@@ -146,7 +136,7 @@ class SeveralDevices:
         rest = {name: more for name, more in over.items() if name not in price}
         return replace(aim.less(planned, rest), price={**aim.price, **price})
 
-    def refusal(self, found: DeviceSolution) -> InfeasibleError | NoPlanError:
+    def refusal(self, found: Solution) -> InfeasibleError | NoPlanError:
         """Why no device can do it."""
         name, ops = self.prepared.name, self.model.names.ops
         text = ", ".join(f"{device}={format_bytes(n)}" for device, n in self.limits.items())
@@ -174,15 +164,13 @@ class SeveralDevices:
         }
 
 
-def proven(
-    problem: DeviceProblem, solution: DeviceSolution, first: DeviceSolution, gap: float
-) -> DeviceSolution:
+def proven(problem: Problem, solution: Solution, first: Solution, gap: float) -> Solution:
     """The solution with what is proven of the whole budgets: a later round had smaller ones."""
     if solution is first or first.schedule is None or solution.schedule is None:
         return solution
     proof = first.certificate
-    if not proof.any_order and first_runs(first.schedule) != first_runs(solution.schedule):
-        proof = Certificate(least_seconds(problem), "least run", True)
+    if not proof.any_order and first.schedule.first_runs != solution.schedule.first_runs:
+        proof = Certificate(problem.least_seconds, "least run", True)
     found = replace(
         solution,
         certificate=replace(proof, bound=min(proof.bound, solution.value)),

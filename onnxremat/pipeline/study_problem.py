@@ -10,7 +10,8 @@ from onnxremat.device.host import memory_bytes
 from onnxremat.errors import ModelError
 from onnxremat.pipeline.prepare import Prepared, Settings, Source, prepare
 from onnxremat.planner.graph_files import GraphFileError, read_graph
-from onnxremat.planner.problem import Problem, peak, seconds
+from onnxremat.planner.problem import Problem
+from onnxremat.planner.semantics import peak, seconds
 from onnxremat.units import Budget
 
 

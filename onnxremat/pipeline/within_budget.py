@@ -15,8 +15,10 @@ from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.refusal import Least, given_up, refusal
 from onnxremat.planner import smallest_budget
 from onnxremat.planner.options import AUTO, PlanOptions
-from onnxremat.planner.problem import Certificate, Solution, Status, seconds
 from onnxremat.planner.reasons import named
+from onnxremat.planner.schedule import Schedule
+from onnxremat.planner.semantics import seconds
+from onnxremat.planner.solution import Certificate, Solution, Status
 from onnxremat.schedule.plan import Compute, Plan, Transfer
 from onnxremat.units import Budget, format_bytes
 
@@ -106,9 +108,9 @@ def smallest(prepared: Prepared, options: PlanOptions, log: Phases) -> Smallest:
         )
     solution = Solution(
         status=Status.FEASIBLE,
-        sequence=tuple(sequence),
+        schedule=Schedule.of(problem, sequence),
         time=seconds(problem, sequence),
-        peak=found,
+        peaks=(found,),
         certificate=Certificate(seconds(problem, problem.store_all()), "store-all", True),
         planner="smallest-budget",
         plan_seconds=0.0,

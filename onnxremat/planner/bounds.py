@@ -1,12 +1,23 @@
-"""Bounds that need no solver: what each op needs at once, and the time of running all ops."""
+"""Bounds that need no large model: what each op needs at once, the time of running all ops, and
+what no makespan is below."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from onnxremat.planner.formulations.cuts import build
+from onnxremat.planner.formulations.spans import fixed_spans
+from onnxremat.planner.incumbent import NO_LIMIT
+from onnxremat.planner.makespan import critical_path
+from onnxremat.planner.problem import Problem
+from onnxremat.planner.problem_lists import ProblemLists
 from onnxremat.planner.reasons import Reason
-from onnxremat.planner.wiring import Wiring
+from onnxremat.planner.solvers import Limits, Outcome, minimise
+
+LOAD_TURNS = 30  # of the weights of devices
 
 
 @dataclass(frozen=True)
@@ -18,12 +29,66 @@ class Need:
     why: str
 
 
-def least_time(wiring: Wiring) -> float:
-    """Seconds of running every op once: no sequence takes less."""
-    return sum(wiring.cost)
+@dataclass(frozen=True)
+class Misfit:
+    """An op (or -1: the results) that fits on no device, with the reason."""
+
+    op: int
+    why: str
 
 
-def needs(wiring: Wiring, *, fixed_order: bool = False) -> list[int]:
+def misfit(
+    lists: ProblemLists, budgets: Sequence[int], *, fixed_order: bool = False
+) -> Misfit | None:
+    """The op that needs most of those no device has room for at any time, or results that do not
+    fit at the end.
+
+    On one device every value that an op finds in memory counts (:func:`largest_need`); on several
+    it may lie elsewhere, and an op needs its inputs, outputs, workspace and weights at once, with
+    what is always resident, less the largest takeover. The latter holds in every order.
+    """
+    problem = lists.problem
+    if problem.devices == 1:
+        need = largest_need(lists, fixed_order=fixed_order)
+        return Misfit(need.op, need.why) if need.bytes > budgets[0] else None
+    worst, most = -1, -1
+    for op, able in enumerate(lists.able):
+        needs_ = [(_need(lists, op, d), budgets[d]) for d in able]
+        if all(need > budget for need, budget in needs_) and min(needs_)[0] > most:
+            worst, most = op, min(needs_)[0]
+    if worst >= 0:
+        names = problem.names
+        parts = ", ".join(
+            f"{_need(lists, worst, d)} bytes on {names[d]}" for d in lists.able[worst]
+        )
+        why = Reason(f"{{op}} needs at once {parts}, more than the budget of each", worst)
+        return Misfit(worst, why)
+    for d in lists.devices:
+        kept = sum(lists.size[d][u] for u, where in enumerate(lists.required) if where == d)
+        kept += int(problem.fixed[d])
+        if kept > budgets[d]:
+            name = problem.names[d]
+            return Misfit(-1, f"results that must end on {name} take {kept} bytes there")
+    return None
+
+
+def least_budgets(problem: Problem) -> list[int]:
+    """Bytes per device below which it cannot run, by itself, the op that needs most of those it can
+    run: inputs, outputs, workspace and weights, with what is always resident; in any order and with
+    any recomputation."""
+    lists = ProblemLists(problem)
+    return [
+        max((_need(lists, op, d) for op, able in enumerate(lists.able) if d in able), default=0)
+        for d in lists.devices
+    ]
+
+
+def _need(lists: ProblemLists, op: int, device: int) -> int:
+    weights = sum(int(lists.problem.weight[w]) for w in set(lists.uses[op]))
+    return int(lists.problem.fixed[device]) + weights + lists.least_run(device, op)
+
+
+def needs(lists: ProblemLists, *, fixed_order: bool = False) -> list[int]:
     """Bytes the first run of each op takes in every valid sequence, shape (ops,).
 
     Its inputs, outputs and workspace, the weights, and the values that must be in memory besides:
@@ -31,33 +96,35 @@ def needs(wiring: Wiring, *, fixed_order: bool = False) -> list[int]:
     Before and later mean by dependency, or in the base order when first runs keep it. The largest
     takeover that could apply is taken off.
     """
-    size, fixed = wiring.size, wiring.problem.fixed
-    beside = _beside(wiring, fixed_order)
+    size, fixed = lists.size[0], int(lists.problem.fixed[0])
+    beside = _beside(lists, fixed_order)
     needed = []
-    for op, (reads, writes) in enumerate(zip(wiring.reads, wiring.writes, strict=True)):
+    for op, (reads, writes) in enumerate(zip(lists.reads, lists.writes, strict=True)):
         present = sum(size[value] for value in reads) + sum(size[value] for value in writes)
-        takeover = _takeover(wiring, op, fixed_order)
-        needed.append(fixed + wiring.work[op] + present + beside[op] - takeover)
+        takeover = _takeover(lists, op, fixed_order)
+        needed.append(fixed + lists.work[0][op] + present + beside[op] - takeover)
     return needed
 
 
-def largest_need(wiring: Wiring, *, fixed_order: bool = False) -> Need:
+def largest_need(lists: ProblemLists, *, fixed_order: bool = False) -> Need:
     """The op that needs most at once: no budget below it is feasible."""
-    needed = needs(wiring, fixed_order=fixed_order)
+    needed = needs(lists, fixed_order=fixed_order)
     if not needed:
-        return Need(wiring.problem.fixed, -1, f"{wiring.problem.fixed} bytes are always resident")
+        return Need(
+            int(lists.problem.fixed[0]), -1, f"{lists.problem.fixed[0]} bytes are always resident"
+        )
     op = max(range(len(needed)), key=needed.__getitem__)
-    together = _all_results(wiring, fixed_order)
+    together = _all_results(lists, fixed_order)
     if together is not None and together.bytes > needed[op]:
         return together
-    size = wiring.size
+    size = lists.size[0]
     parts = {
-        "inputs": sum(size[value] for value in wiring.reads[op]),
-        "outputs": sum(size[value] for value in wiring.writes[op]),
-        "workspace": wiring.work[op],
-        "always resident": wiring.problem.fixed,
+        "inputs": sum(size[value] for value in lists.reads[op]),
+        "outputs": sum(size[value] for value in lists.writes[op]),
+        "workspace": lists.work[0][op],
+        "always resident": int(lists.problem.fixed[0]),
     }
-    takeover = _takeover(wiring, op, fixed_order)
+    takeover = _takeover(lists, op, fixed_order)
     parts["results and values that cannot be remade"] = needed[op] - sum(parts.values()) + takeover
     text = ", ".join(f"{name} {count}" for name, count in parts.items() if count)
     if takeover:
@@ -65,19 +132,19 @@ def largest_need(wiring: Wiring, *, fixed_order: bool = False) -> Need:
     return Need(needed[op], op, Reason(f"{{op}} needs {needed[op]} bytes at once ({text})", op))
 
 
-def _all_results(wiring: Wiring, fixed_order: bool) -> Need | None:
+def _all_results(lists: ProblemLists, fixed_order: bool) -> Need | None:
     """Bytes at the step that makes the last of the kept values: all of them, and what it needs."""
-    size, keep = wiring.size, wiring.keep
-    makers = sorted({wiring.producer[value] for value, flag in enumerate(keep) if flag})
+    size, keep = lists.size[0], lists.keep
+    makers = sorted({lists.producer[value] for value, flag in enumerate(keep) if flag})
     if not makers:
         return None
     kept = sum(bytes_ for bytes_, flag in zip(size, keep, strict=True) if flag)
 
     def total(op: int) -> int:
-        around = {*wiring.reads[op], *wiring.writes[op]}
+        around = {*lists.reads[op], *lists.writes[op]}
         besides = sum(size[value] for value in around if not keep[value])
-        takeover = _takeover(wiring, op, fixed_order)
-        return wiring.problem.fixed + kept + besides + wiring.work[op] - takeover
+        takeover = _takeover(lists, op, fixed_order)
+        return int(lists.problem.fixed[0]) + kept + besides + lists.work[0][op] - takeover
 
     last = makers[-1] if fixed_order else min(makers, key=total)
     why = (
@@ -87,43 +154,83 @@ def _all_results(wiring: Wiring, fixed_order: bool) -> Need | None:
     return Need(total(last), last, Reason(why, last))
 
 
-def _takeover(wiring: Wiring, op: int, fixed_order: bool) -> int:
+def _takeover(lists: ProblemLists, op: int, fixed_order: bool) -> int:
     """Bytes the output of ``op`` can take over at most at its first run."""
-    free = [v for v in wiring.inplace[op] if not _read_later(wiring, v, op, fixed_order)]
-    return max((wiring.size[value] for value in free), default=0)
+    free = [v for v in lists.inplace[op] if not _read_later(lists, v, op, fixed_order)]
+    return max((lists.size[0][value] for value in free), default=0)
 
 
-def _read_later(wiring: Wiring, value: int, op: int, fixed_order: bool) -> bool:
+def _read_later(lists: ProblemLists, value: int, op: int, fixed_order: bool) -> bool:
     """True when ``value`` cannot be remade and is read after ``op`` in every sequence."""
-    if wiring.recomputable[wiring.producer[value]]:
+    if lists.recomputable[lists.producer[value]]:
         return False
-    others = [reader for reader in wiring.readers[value] if reader != op]
+    others = [reader for reader in lists.readers[value] if reader != op]
     if fixed_order:
         return any(reader > op for reader in others)
-    return bool(others) and not wiring.descendant_ops(op).isdisjoint(others)
+    return bool(others) and not lists.descendant_ops(op).isdisjoint(others)
 
 
-def _beside(wiring: Wiring, fixed_order: bool) -> list[int]:
+def _beside(lists: ProblemLists, fixed_order: bool) -> list[int]:
     """Bytes in memory at the first run of each op besides its inputs and outputs."""
-    total = [0] * wiring.problem.ops
-    for value, size in enumerate(wiring.size):
-        readers = set(wiring.readers[value])
-        for op in _spanned(wiring, value, fixed_order):
+    total = [0] * lists.problem.ops
+    for value, size in enumerate(lists.size[0]):
+        readers = set(lists.readers[value])
+        for op in _spanned(lists, value, fixed_order):
             if op not in readers:
                 total[op] += size
     return total
 
 
-def _spanned(wiring: Wiring, value: int, fixed_order: bool) -> Iterable[int]:
+def _spanned(lists: ProblemLists, value: int, fixed_order: bool) -> Iterable[int]:
     """Ops at whose first run ``value`` must be in memory whatever is recomputed."""
-    maker, readers, ops = wiring.producer[value], wiring.readers[value], wiring.problem.ops
-    if wiring.keep[value]:
-        return range(maker + 1, ops) if fixed_order else wiring.descendant_ops(maker)
-    if wiring.recomputable[maker] or not readers:
+    maker, readers, ops = lists.producer[value], lists.readers[value], lists.problem.ops
+    if lists.keep[value]:
+        return range(maker + 1, ops) if fixed_order else lists.descendant_ops(maker)
+    if lists.recomputable[maker] or not readers:
         return ()
     if fixed_order:
         return range(maker + 1, readers[-1] + 1)
-    if len(readers) == 1 and wiring.before[readers[0]] == [maker]:
+    if len(readers) == 1 and lists.before[readers[0]] == [maker]:
         return ()
-    above = set[int]().union(*(wiring.ancestor_ops(reader) for reader in readers))
-    return above & wiring.descendant_ops(maker)
+    above = set[int]().union(*(lists.ancestor_ops(reader) for reader in readers))
+    return above & lists.descendant_ops(maker)
+
+
+def makespan_bound(lists: ProblemLists, limits: Limits, solver: str = "auto") -> tuple[float, str]:
+    """Seconds that no makespan is below, in any order and with any memory, and why.
+
+    The larger of the critical path and the least load of the busiest device or link over
+    fractional placements (a linear program).
+    """
+    simple = quick_makespan_bound(lists.problem)
+    spans = fixed_spans(lists.problem.ops, ())
+    made = build(lists, spans, [NO_LIMIT] * lists.problem.devices, makespan=True)
+    made.model.integer = [False] * made.model.columns
+    result, _ = minimise(made.model, limits, solver)
+    solved = result.outcome is Outcome.OPTIMAL  # else its value is no bound
+    load = made.seconds(result.bound) * (1 - 1e-7) if solved else 0.0
+    return max(simple, (load, "load"))
+
+
+def quick_makespan_bound(problem: Problem) -> tuple[float, str]:
+    """What :func:`makespan_bound` says without the linear program: copies are free in its loads.
+
+    For any weights of the devices that sum to 1, the busiest device is at work for at least the
+    weighted sum of all loads, and each op adds at least its least weighted cost to that. The
+    weights rise where the load is above the mean.
+    """
+    path = critical_path(problem)
+    computing = np.flatnonzero(np.isfinite(problem.cost).any(axis=1))
+    if not len(computing):
+        return path, "critical path"
+    cost = problem.cost[computing]
+    weight, load = np.full(len(computing), 1 / max(1, len(computing))), 0.0
+    for turn in range(LOAD_TURNS):
+        weighted = weight[:, None] * cost
+        least = weighted.min(axis=0)
+        load = max(load, float(least.sum()))
+        chosen = weighted <= least * (1 + 1e-12)
+        busy = np.where(chosen, cost / chosen.sum(axis=0), 0.0).sum(axis=1)
+        weight = weight * np.exp((busy / max(1e-300, busy.max()) - 1) / (1 + turn))
+        weight /= weight.sum()
+    return max((path, "critical path"), (load * (1 - 1e-9), "load"))

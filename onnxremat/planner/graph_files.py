@@ -59,7 +59,7 @@ def _problem(data: dict[str, Any], nodes: list[dict[str, Any]], links: list[Any]
     order = _order(data, index, inputs)
     rank = {node: i for i, node in enumerate(order)}
     count = len(order)
-    return Problem(
+    return Problem.single(
         cost=np.asarray([float(nodes[v][time_key]) for v in order]),
         work=np.zeros(count, np.int64),
         reads=Rows.of([sorted({rank[u] for u in inputs[v]}) for v in order]),

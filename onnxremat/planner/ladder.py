@@ -1,16 +1,20 @@
-"""The planner: a ladder of methods, each adding a sequence, a bound, or both.
+"""The planner: a ladder of methods, each adding a schedule, a bound, or both.
 
-1. store everything in the base order, or in the order with the least peak; trivial bounds; the
-   checkpoint rules that take milliseconds, so that there is a plan at once where one of them fits;
-2. one cut at the peak, solved as a small MILP, and its solution read as a sequence;
-3. greedy insertion of recomputations with polish (compiled);
-4. lazy cuts one at a time, each repaired by the search, annealing between;
+1. what fits nowhere, store everything, trivial bounds; on one device the order with the least peak
+   and the checkpoint rules that take milliseconds, so that there is a plan at once where one of
+   them fits; for the makespan list scheduling;
+2. the first relaxation: one cut at the peak, or on several devices the best placement with copies,
+   memory being no matter; its solution read as a schedule;
+3. greedy insertion of recomputations and copies with polish (compiled);
+4. lazy cuts one at a time, each repaired by moving copies, by smaller budgets and by the search,
+   annealing between or beside;
 5. annealing with what time is left.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import inf
 
 from onnxremat.planner import search
@@ -20,103 +24,167 @@ from onnxremat.planner.baselines.checkpoints import (
     every_block,
     recompute_all,
 )
-from onnxremat.planner.bounds import largest_need, least_time
+from onnxremat.planner.bounds import makespan_bound, misfit, quick_makespan_bound
+from onnxremat.planner.incumbent import Incumbent
 from onnxremat.planner.options import PlanOptions
-from onnxremat.planner.order import Order, best_order
-from onnxremat.planner.problem import Problem, Solution
-from onnxremat.planner.record import Record
-from onnxremat.planner.wiring import Wiring
+from onnxremat.planner.order import best_order
+from onnxremat.planner.problem import Problem
+from onnxremat.planner.problem_lists import ProblemLists
+from onnxremat.planner.schedule import Schedule
+from onnxremat.planner.semantics import peak
+from onnxremat.planner.solution import Solution
+from onnxremat.planner.solvers import Limits
 
 RULES = (articulation, chen_sqrt, every_block, recompute_all)  # mostly from fast and large to lean
-RULED = 600  # ops beyond which remaking everything takes more than a moment to write down
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Constants of the ladder.
+
+    Attributes:
+        ruled: ops beyond which remaking everything takes more than a moment to write down.
+        order_share, order_seconds: share of the limit, and seconds, for a better order at most.
+        better: share of the base order's peak at which another order is worth a try on several
+            devices (one device always tries both: greedy repair says which is better).
+        pace: ops per second of the limit up to which a linear program of all ops can be solved.
+        load_share: of the limit, for that.
+    """
+
+    ruled: int = 600
+    order_share: float = 0.05
+    order_seconds: float = 2.0
+    better: float = 0.98
+    pace: float = 150.0
+    load_share: float = 0.1
+
+
+TUNING = Tuning()
 
 
 def solve(
     problem: Problem,
-    budget: int,
+    budgets: int | Sequence[float],
     options: PlanOptions | None = None,
-    warm: Sequence[int] | None = None,
+    warm: Schedule | Sequence[int] | None = None,
 ) -> Solution:
-    """The fastest sequence within a budget, with a proven lower bound of its time.
+    """The fastest schedule within a budget per device, with a proven lower bound of its time.
 
     Args:
-        budget: bytes, everything :func:`~onnxremat.planner.problem.occupancy` counts included.
-        options: limits and hooks; of its method the rung that is to work alone.
-        warm: a sequence to start from; ignored when it is invalid or over budget.
+        budgets: bytes per device, everything :func:`~onnxremat.planner.semantics.occupancy` counts
+            included; ``inf`` for a device without a limit. A number alone is that of an only
+            device.
+        options: limits and hooks, the gap being a share of the reference time; of its method the
+            rung that is to work alone.
+        warm: a schedule (or, on one device, ops in order) to start from; ignored when it is
+            invalid or over budget.
+
+    Raises:
+        ValueError: not one budget per device.
     """
     options = options or PlanOptions()
-    record = Record(
-        problem, int(budget), options.seconds, options.gap, options.progress, options.stop,
-        options.fixed_order, clock=options.clock(),
-    )  # fmt: skip
-    record.order = tuple(range(problem.ops))
-    wiring = Wiring(problem)
-    if _trivial(record, wiring, options):
-        return record.solution()
-    in_order = warm is not None and tuple(dict.fromkeys(warm)) == record.order
-    if warm is not None and (in_order or not options.fixed_order):
-        record.offer(warm, "warm start")
-    only = options.method.rung
-    if not only:
-        _rules(record)
-    starts = _starts(record, wiring, options)
-    if not record.closed and only != "order":
-        _climb(record, starts, options)
-    return record.solution()
+    incumbent, lists = Incumbent.of(problem, budgets, options), ProblemLists(problem)
+    if _trivial(incumbent, lists, options):
+        return incumbent.solution()
+    if warm is not None:
+        incumbent.offer(warm, "warm start")
+    rung = options.method.rung
+    if problem.devices == 1 and not rung:
+        _rules(incumbent)
+    if problem.devices == 1:
+        orders = [problem.store_all(), *_other_orders(incumbent, lists)]
+        if incumbent.closed or rung == "order":
+            return incumbent.solution()
+    else:
+        orders = [problem.store_all()]
+    _climb(incumbent, lists, options, orders)
+    return incumbent.solution()
 
 
-def _trivial(record: Record, wiring: Wiring, options: PlanOptions) -> bool:
-    """Store everything, or prove that no sequence fits; True when that settles it."""
-    need = largest_need(wiring, fixed_order=options.fixed_order)
-    if need.bytes > record.budget:
-        record.notes.append(need.why)
-        record.raise_bound(inf, "largest op", any_order=not options.fixed_order)
+def _trivial(incumbent: Incumbent, lists: ProblemLists, options: PlanOptions) -> bool:
+    """What needs no search; True when that settles the question."""
+    problem = incumbent.problem
+    found = misfit(lists, incumbent.budgets, fixed_order=options.fixed_order)
+    if found is not None:
+        incumbent.notes.append(found.why)
+        any_order = problem.devices > 1 or not options.fixed_order
+        incumbent.raise_bound(inf, "largest op", any_order=any_order)
         return True
-    record.raise_bound(least_time(wiring), "store-all", any_order=True)
-    record.offer(record.problem.store_all(), "store-all")
-    return record.closed
+    if problem.devices == 1:
+        incumbent.offer(problem.store_all(), "store-all")
+        return incumbent.closed
+    least, why = quick_makespan_bound(problem)
+    incumbent.raise_bound(least, why, any_order=True, parallel=True)
+    if not incumbent.parallel:
+        _bound_makespan(incumbent, lists, options)
+    return incumbent.closed
 
 
-def _rules(record: Record) -> None:
+def _bound_makespan(incumbent: Incumbent, lists: ProblemLists, options: PlanOptions) -> None:
+    """The bound of every makespan that takes a linear program, where that can be solved in time."""
+    if incumbent.problem.ops < TUNING.pace * incumbent.limit and not incumbent.over():
+        seconds = max(0.05, min(TUNING.load_share * incumbent.limit, incumbent.left))
+        limits = Limits(seconds=seconds, stop=incumbent.stop, clock=incumbent.clock)
+        least, why = makespan_bound(lists, limits, options.solver)
+        incumbent.raise_bound(least, why, any_order=True, parallel=True)
+
+
+def _rules(incumbent: Incumbent) -> None:
     """Offer the first checkpoint rule that fits: a plan at once, however little time there is."""
     for rule in RULES:
-        if record.sequence is not None:
+        if incumbent.best is not None:
             return
-        if rule is recompute_all and record.problem.ops > RULED:
+        if rule is recompute_all and incumbent.problem.ops > TUNING.ruled:
             continue
-        found = rule(record.problem, record.budget)
-        if found.sequence is not None:
-            record.offer(found.sequence, found.planner)
+        found = rule(incumbent.problem, incumbent.budgets[0])
+        if found.schedule is not None:
+            incumbent.offer(found.schedule, found.planner)
 
 
-def _starts(record: Record, wiring: Wiring, options: PlanOptions) -> list[Order]:
-    """Orders to plan in: the base order, and a better one where there is one."""
-    base = Order(record.problem.store_all(), 0, 0)
-    if options.fixed_order:
-        return [base]
-    seconds = min(2.0, 0.05 * record.limit, max(0.0, record.left))
+def _other_orders(incumbent: Incumbent, lists: ProblemLists) -> list[list[int]]:
+    """An order of the ops with less peak than the base order, where there is one."""
+    if incumbent.fixed_order:
+        return []
+    most = min(TUNING.order_seconds, TUNING.order_share * incumbent.limit)
+    skeleton = incumbent.problem.skeleton
+    plain = lists if skeleton is incumbent.problem else ProblemLists(skeleton)
     found = best_order(
-        wiring, seconds, enough=record.budget, stop=record.stopped, clock=record.clock
-    )
-    record.offer(found.order, "best order")
-    if found.order == base.order:
-        return [base]
-    return [base, found]
+        plain, min(most, max(0.0, incumbent.left)), enough=min(incumbent.budgets),
+        stop=incumbent.stopped, clock=incumbent.clock,
+    )  # fmt: skip
+    base = skeleton.store_all()
+    if skeleton is incumbent.problem:
+        incumbent.offer(found.order, "best order")
+        return [] if found.order == base else [found.order]
+    if found.order == base or found.peak > TUNING.better * peak(skeleton, base):
+        return []
+    return [found.order]
 
 
-def _climb(record: Record, starts: list[Order], options: PlanOptions) -> None:
-    """Greedy where there is a choice of orders, then lazy cuts and annealing on the best one."""
-    begin = record.clock.now()
-    search.warm_up()
-    record.begin += record.clock.now() - begin  # compiling is no part of planning
-    from onnxremat.planner.climb import Climb
+def _climb(
+    incumbent: Incumbent, lists: ProblemLists, options: PlanOptions, orders: list[list[int]]
+) -> None:
+    """Greedy repair where there is a choice of orders, then the whole portfolio on the best."""
+    begin = incumbent.clock.now()
+    search.warm_up(incumbent.problem.devices)
+    incumbent.begin += incumbent.clock.now() - begin  # compiling is no part of planning
+    from onnxremat.planner.portfolio import Portfolio
 
-    climbs = [Climb.of(record, start.order, options) for start in starts]
+    climbs = [Portfolio.of(incumbent, order, options) for order in orders]
+    several = incumbent.problem.devices > 1
+    if incumbent.parallel and several:
+        climbs[0].listed()
+        _bound_makespan(incumbent, lists, options)
+    if several and not (incumbent.parallel and incumbent.best is not None):
+        others = _other_orders(incumbent, lists)
+        climbs += [Portfolio.of(incumbent, order, options) for order in others]
     best = climbs[0]
     if len(climbs) > 1:
         for climb in climbs:
-            climb.greedy()
+            climb.greedy(quick=several)
+        if incumbent.parallel and several:
+            climbs[1].listed()
         best = max(climbs, key=lambda climb: climb.merit)
-    record.order, record.order_bound = tuple(best.named), record.total
-    if not record.closed:
-        {"cuts": best.cut, "search": best.walk}.get(options.method.rung, best.run)()
+    incumbent.follow(best.named)
+    if not incumbent.closed:
+        best.run(options.method.rung)

@@ -9,7 +9,8 @@ from math import inf
 
 from onnxremat.planner.methods import plan_by
 from onnxremat.planner.options import FORMULATIONS, Method, PlanOptions, Stop
-from onnxremat.planner.problem import Problem, Solution
+from onnxremat.planner.problem import Problem
+from onnxremat.planner.solution import Solution
 from onnxremat.planner.workers import Failure, run_tasks
 
 STARTING = 10.0  # seconds that a process may take to start, beyond its limit

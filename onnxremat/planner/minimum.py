@@ -10,8 +10,11 @@ from onnxremat.planner.clock import UNITS, Clock
 from onnxremat.planner.ladder import solve
 from onnxremat.planner.options import AUTO, PlanOptions, Stop
 from onnxremat.planner.order import best_order
-from onnxremat.planner.problem import Problem, Solution, Status, occupancy, peak
-from onnxremat.planner.wiring import Wiring, reordered
+from onnxremat.planner.problem import Problem
+from onnxremat.planner.problem_lists import ProblemLists, reordered
+from onnxremat.planner.schedule import Schedule
+from onnxremat.planner.semantics import peak
+from onnxremat.planner.solution import Solution, Status
 
 QUICK = 0.3  # share of the time for orders, greedy insertion and annealing
 PROBES = 5  # budgets that the whole ladder is asked about, at least, in the time that is left
@@ -33,7 +36,7 @@ def smallest_budget(
     time_limit, fixed_order, stop = options.seconds, options.fixed_order, options.stop
     clock = options.clock()
     begin = clock.now()
-    wiring = Wiring(problem)
+    wiring = ProblemLists(problem)
     need = largest_need(wiring, fixed_order=fixed_order)
 
     def halted(share: float = 1.0) -> bool:
@@ -96,13 +99,14 @@ class _Descent:
     def __init__(
         self, problem: Problem, order: list[int], floor: int, seed: int, clock: Clock
     ) -> None:
-        from onnxremat.planner.search.session import SequenceSearch  # compiled: loaded when needed
+        from onnxremat.planner.search.session import Search  # compiled: loaded when it is needed
 
         self.order, self.floor, self.seed = order, floor, seed
         self.problem = reordered(problem, order)
-        self.sequence = self.problem.store_all()
-        self.peak = int(occupancy(self.problem, self.sequence).max())
-        self.search = SequenceSearch(self.problem, self.peak, seed=seed, clock=clock)
+        self.schedule = Schedule.of(self.problem, self.problem.store_all())
+        self.peak = peak(self.problem, self.schedule)
+        lists = ProblemLists(self.problem)
+        self.search = Search(lists, [self.peak], seed=seed, clock=clock)
         self.clock = clock
 
     def run(self, until: float, halted: Stop) -> tuple[int, list[int]]:
@@ -115,7 +119,7 @@ class _Descent:
             if found is not None:
                 replay = self.search.replay(found)
                 assert replay is not None
-                self.sequence, self.peak = found, replay.peaks[0]
+                self.schedule, self.peak = found, replay.peaks[0]
             else:
                 low = budget + 1
             if low >= self.peak or self.peak - low < 0.002 * self.peak:
@@ -123,24 +127,26 @@ class _Descent:
                 patience *= 4
                 if patience > 5:
                     break
-        return self.peak, [self.order[op] for op in self.sequence]
+        return self.peak, [self.order[op] for op in self.schedule.sequence]
 
-    def _within(self, budget: int, patience: float, until: float, halted: Stop) -> list[int] | None:
-        self.search.budget = budget
-        lefts = []
-        for start in (self.problem.store_all(), self.sequence):
+    def _within(self, budget: int, patience: float, until: float, halted: Stop) -> Schedule | None:
+        self.search.allow([budget])
+        lefts: list[Schedule] = []
+        everything = Schedule.of(self.problem, self.problem.store_all())
+        for start in (everything, self.schedule):
             for depth in (2, 6, 12):
                 found = self.search.fit(start, until, halted, depth, 0.5)
                 if found is not None:
                     return found
-                lefts.append(list(self.search.left or []))
+                if self.search.left is not None:
+                    lefts.append(self.search.left)
         replays = [self.search.replay(left) for left in lefts]
         areas = [inf if replay is None else replay.area for replay in replays]
+        if not lefts:
+            return None
         start = lefts[areas.index(min(areas))]
         seconds = min(patience * (1 + self.problem.ops / 300), until - self.clock.now())
-        met: list[list[int]] = []
+        met: list[Schedule] = []
         if seconds > 0:
-            self.search.anneal(
-                start, seconds, lambda: bool(met) or halted(), lambda found, _: met.append(found)
-            )
+            self.search.anneal(start, seconds, lambda: bool(met) or halted(), met.append)
         return met[-1] if met else None

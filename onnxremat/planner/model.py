@@ -94,15 +94,16 @@ class Model:
 
         Each column may appear once in ``terms``.
         """
+        row, index, values = len(self.row_lower), self._index, self._value
         for column, value in terms:
-            self._index.append(column)
-            self._value.append(value)
-        self._start.append(len(self._index))
+            index.append(column)
+            values.append(value)
+        self._start.append(len(index))
         self.row_lower.append(lower)
         self.row_upper.append(upper)
         if quadratic:
-            self.quadratic_rows[self.rows - 1] = quadratic
-        return self.rows - 1
+            self.quadratic_rows[row] = quadratic
+        return row
 
     def cut_back(self, rows: int) -> None:
         """Drop the rows appended after the first ``rows`` (linear ones)."""

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from onnxremat.planner.bounds import largest_need
 from onnxremat.planner.clock import ORDERS, WALL, Clock
-from onnxremat.planner.problem import peak
-from onnxremat.planner.wiring import Wiring
+from onnxremat.planner.problem_lists import ProblemLists
+from onnxremat.planner.semantics import peak
 
 LOOK = 64  # sets between looks at the clock
 STATES = 200_000  # executed sets one threshold search may visit
@@ -37,7 +37,7 @@ class Order:
 
 
 def best_order(
-    wiring: Wiring,
+    wiring: ProblemLists,
     seconds: float = 1.0,
     *,
     enough: int = 0,
@@ -74,7 +74,7 @@ def best_order(
     return Order(order, best, min(bound, best))
 
 
-def _breadth_first(wiring: Wiring) -> list[int]:
+def _breadth_first(wiring: ProblemLists) -> list[int]:
     waiting = [len(row) for row in wiring.before]
     queue = deque(op for op, count in enumerate(waiting) if count == 0)
     order = []
@@ -88,7 +88,7 @@ def _breadth_first(wiring: Wiring) -> list[int]:
     return order
 
 
-def _depth_first(wiring: Wiring, *, last_input_first: bool = False) -> list[int]:
+def _depth_first(wiring: ProblemLists, *, last_input_first: bool = False) -> list[int]:
     """Post-order from the sinks."""
     seen, order = [False] * wiring.problem.ops, []
     for root, after in enumerate(wiring.after):
@@ -110,11 +110,11 @@ def _depth_first(wiring: Wiring, *, last_input_first: bool = False) -> list[int]
     return order
 
 
-def _depth_first_reversed(wiring: Wiring) -> list[int]:
+def _depth_first_reversed(wiring: ProblemLists) -> list[int]:
     return _depth_first(wiring, last_input_first=True)
 
 
-def _greedy(wiring: Wiring) -> list[int]:
+def _greedy(wiring: ProblemLists) -> list[int]:
     """Always the ready op with the least growth, then the least peak."""
     run = _Memory(wiring)
     order = []
@@ -128,28 +128,28 @@ def _greedy(wiring: Wiring) -> list[int]:
 class _Memory:
     """Live bytes and ready ops of a partial order, with undo."""
 
-    def __init__(self, wiring: Wiring) -> None:
+    def __init__(self, wiring: ProblemLists) -> None:
         self.wiring = wiring
         self.left = [len(row) for row in wiring.readers]
         self.waiting = [len(row) for row in wiring.before]
         self.ready = {op for op, count in enumerate(self.waiting) if count == 0}
-        self.live = wiring.problem.fixed
+        self.live = int(wiring.problem.fixed[0])
         self.done = 0
 
     def growth(self, op: int) -> int:
         """Live bytes after ``op`` less live bytes before it."""
         wiring = self.wiring
-        size, keep = wiring.size, wiring.keep
+        size, keep = wiring.size[0], wiring.keep
         new = sum(size[v] for v in wiring.writes[op] if keep[v] or wiring.readers[v])
         return new - sum(size[v] for v in wiring.reads[op] if self.left[v] == 1 and not keep[v])
 
     def during(self, op: int) -> int:
         """Bytes in use while ``op`` runs next."""
         wiring = self.wiring
-        use = self.live + wiring.work[op] + sum(wiring.size[v] for v in wiring.writes[op])
+        use = self.live + wiring.work[0][op] + sum(wiring.size[0][v] for v in wiring.writes[op])
         for value in wiring.inplace[op]:
             if self.left[value] == 1:
-                return use - wiring.size[value]
+                return use - wiring.size[0][value]
         return use
 
     def step(self, op: int) -> None:
@@ -181,7 +181,7 @@ class _Threshold:
     """Depth-first search for an order within ``limit`` bytes."""
 
     def __init__(
-        self, wiring: Wiring, limit: int, until: float, stop: Callable[[], bool] | None,
+        self, wiring: ProblemLists, limit: int, until: float, stop: Callable[[], bool] | None,
         clock: Clock,
     ) -> None:  # fmt: skip
         self.run, self.limit, self.until, self.stop = _Memory(wiring), limit, until, stop

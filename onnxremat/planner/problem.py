@@ -1,23 +1,26 @@
-"""The planner's view of a model: pure numbers, no ONNX.
+"""The planner's view of a model on its devices: pure numbers, no ONNX.
 
-A :class:`Problem` is what every formulation, search and baseline reads; a :class:`Solution` is
-what each of them returns. ``occupancy`` is the reference semantics of memory: everything compiled
-or formulated elsewhere must agree with it to the byte.
+One device is a case of several. A :class:`Problem` is what every formulation, search and baseline
+reads; what they find is a :class:`~onnxremat.planner.schedule.Schedule`, judged by
+:mod:`onnxremat.planner.semantics`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from enum import Enum
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
+from math import isfinite
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 Ints = NDArray[np.int32]
 Bytes = NDArray[np.int64]
 Floats = NDArray[np.float64]
+
+ANY = -1  # no required device, no group
 
 
 @dataclass(frozen=True)
@@ -49,52 +52,118 @@ class Rows:
 
 @dataclass(frozen=True)
 class Problem:
-    """Ops ``0..n-1`` in a topological base order, and the values they write and read.
+    """Ops ``0..n-1`` in a topological base order on devices ``0..D-1``, and their values.
 
-    Memory while op ``v`` runs as step ``p`` of a sequence is
+    A run of an op on a device starts a new *instance* there of each value it makes, a copy one of
+    the value it copies. An instance lives from that step to the last step that reads it on that
+    device, being the source of a copy included; a copy takes memory on both sides while it lasts.
+    A kept value is made once, by the first run of its op, and copied otherwise; it is placed on a
+    device (``required``, or a choice of the schedule where that is -1): the first instance there is
+    the only one there and lives to the end. While a step goes on, a device has in use
 
-        fixed + live values (inputs included) + outputs of v + work[v] - takeover
+        fixed + weights of all ops that ever run there + live instances (inputs, outputs included)
+        + work[d, v] - takeover   when the step runs op v there,
 
-    where a value lives from the step that makes it to the last step that reads that instance
-    (a later run of its producer starts a new instance), or to the end of the sequence when
-    ``keep`` holds (graph outputs; made once, the first time). A value nobody reads after it was
-    made lives for its own step only. ``takeover`` is the size of the first value in
-    ``inplace[v]`` whose last read is this step (and that is not kept): output 0 of ``v`` then
-    moves into its buffer; output 0 has the same size and is not kept.
+    where takeover is the size of the first value in ``inplace[v]`` that is not kept and whose
+    instance is read for the last time by this step: output 0 of v then moves into its buffer.
+    Every op runs at least once on some device.
+
+    A graph input that lies on a device (a host input) is an op that costs nothing, may run again,
+    runs only there, and makes a value of size 0 there (the caller holds it); ``host_inputs`` such
+    ops come first.
 
     Attributes:
-        cost: seconds per run of each op, shape (n,).
-        work: workspace bytes while each op runs, shape (n,).
-        reads: values each op reads (only those made by ops; inputs and weights are ``fixed``
-            or outside the account), without repeats.
+        names: of the devices, length D.
+        cost: seconds per run, shape (D, n); ``inf`` where an op cannot run.
+        work: workspace bytes while an op runs, shape (D, n).
+        size: bytes of each value on each device, shape (D, m).
+        copy: seconds to copy a value from the first to the second device, shape (D, D, m);
+            ``inf`` where there is no link.
+        reads: values each op reads (only those made by ops; inputs and weights are ``fixed`` or
+            outside the account), without repeats.
         writes: values each op makes; every value has exactly one producer.
-        size: bytes of each value, shape (m,).
-        keep: values that stay to the end once made, shape (m,).
         inplace: for each op the values whose buffer its output 0 may take over, best first.
-        recompute: ops that may run more than once, shape (n,); an op whose outputs are all kept
-            never needs to.
-        fixed: bytes resident throughout (weights).
+        keep: values that must be there at the end, shape (m,).
+        required: device where a kept value must be at the end, -1 for any, shape (m,).
+        recompute: ops that may run more than once (all devices together), shape (n,); an op whose
+            outputs are all kept never needs to.
+        group: colocation group of each op, -1 for none, shape (n,): all runs of all ops of a
+            group are on one device.
+        uses: weights each op reads (n rows); a weight is resident throughout on every device on
+            which some op that reads it runs.
+        weight: bytes of each weight, shape (w,).
+        fixed: bytes resident throughout on each device, shape (D,).
+        host_inputs: number of leading ops that only stand for graph inputs.
+        copy_busy: seconds of a copy's own that also keep the device it comes from (0) and the one
+            it goes to (1) from running ops, shape (2, D, m), no more than the copy takes; None for
+            links that do it all by themselves. They count in the makespan only.
     """
 
+    names: tuple[str, ...]
     cost: Floats
     work: Bytes
+    size: Bytes
+    copy: Floats
     reads: Rows
     writes: Rows
-    size: Bytes
-    keep: NDArray[np.bool_]
     inplace: Rows
+    keep: NDArray[np.bool_]
+    required: Ints
     recompute: NDArray[np.bool_]
-    fixed: int = 0
+    group: Ints
+    uses: Rows
+    weight: Bytes
+    fixed: Bytes
+    host_inputs: int = 0
+    copy_busy: Floats | None = None
+
+    @classmethod
+    def single(
+        cls, *, cost: ArrayLike, work: ArrayLike, reads: Rows, writes: Rows, size: ArrayLike,
+        keep: ArrayLike, inplace: Rows, recompute: ArrayLike, fixed: int = 0,
+    ) -> Problem:  # fmt: skip
+        """The problem of one device.
+
+        Args:
+            cost, work, recompute: shape (n,).
+            size, keep: shape (m,).
+            fixed: bytes resident throughout (weights).
+        """
+        times, sizes = np.asarray(cost, np.float64), np.asarray(size, np.int64)
+        kept = np.asarray(keep, np.bool_)
+        ops, values = len(times), len(sizes)
+        return cls(
+            names=("device0",),
+            cost=times[None],
+            work=np.asarray(work, np.int64)[None],
+            size=sizes[None],
+            copy=np.full((1, 1, values), np.inf),
+            reads=reads,
+            writes=writes,
+            inplace=inplace,
+            keep=kept,
+            required=np.full(values, ANY, np.int32),
+            recompute=np.asarray(recompute, np.bool_),
+            group=np.full(ops, ANY, np.int32),
+            uses=Rows(np.zeros(ops + 1, np.int32), np.zeros(0, np.int32)),
+            weight=np.zeros(0, np.int64),
+            fixed=np.asarray([fixed], np.int64),
+        )
+
+    @property
+    def devices(self) -> int:
+        """Number of devices, D."""
+        return len(self.names)
 
     @property
     def ops(self) -> int:
         """Number of ops, n."""
-        return len(self.cost)
+        return int(self.cost.shape[1])
 
     @property
     def values(self) -> int:
         """Number of values, m."""
-        return len(self.size)
+        return int(self.size.shape[1])
 
     @property
     def producer(self) -> Ints:
@@ -104,118 +173,45 @@ class Problem:
             made[row] = op
         return made
 
+    @cached_property
+    def busy(self) -> Floats:
+        """``copy_busy``, zeros where there is none, shape (2, D, m)."""
+        if self.copy_busy is None:
+            return np.zeros((2, self.devices, self.values))
+        return self.copy_busy
+
+    @cached_property
+    def skeleton(self) -> Problem:
+        """One device with the least cost of each op: same ids, for orders of the ops."""
+        if self.devices == 1:
+            return self
+        return Problem.single(
+            cost=self.cost.min(axis=0),
+            work=self.work.min(axis=0),
+            reads=self.reads,
+            writes=self.writes,
+            size=self.size.max(axis=0),
+            keep=self.keep,
+            inplace=self.inplace,
+            recompute=self.recompute,
+        )
+
+    @cached_property
+    def reference(self) -> float:
+        """Seconds that shares of time refer to: each op once on the best single device that can
+        run all of them, or each on its own best device when no device can."""
+        alone = float(self.cost.sum(axis=1).min())
+        return alone if isfinite(alone) else float(self.cost.min(axis=0).sum())
+
+    @cached_property
+    def least_seconds(self) -> float:
+        """Seconds of each op once on its best device: no schedule takes less."""
+        return float(self.cost.min(axis=0).sum()) if self.ops else 0.0
+
+    def runs_on(self, op: int) -> list[int]:
+        """Devices an op can run on."""
+        return [d for d in range(self.devices) if isfinite(self.cost[d, op])]
+
     def store_all(self) -> list[int]:
         """The sequence that runs every op once, in the base order."""
         return list(range(self.ops))
-
-
-def seconds(problem: Problem, sequence: Sequence[int]) -> float:
-    """Compute time of a sequence, in seconds."""
-    return float(problem.cost[np.asarray(sequence, np.int64)].sum())
-
-
-def occupancy(problem: Problem, sequence: Sequence[int]) -> Bytes:
-    """Bytes in use while each step of ``sequence`` runs, shape (len(sequence),).
-
-    Raises:
-        ValueError: a step reads a value that no earlier step made, or an op never runs.
-    """
-    reads, writes, inplace = problem.reads.lists(), problem.writes.lists(), problem.inplace.lists()
-    size, keep = problem.size.tolist(), problem.keep.tolist()
-    steps = len(sequence)
-    born = [-1] * problem.values  # step that made the current instance of each value
-    death: dict[tuple[int, int], int] = {}  # (value, birth step) -> last step that reads it
-    for step, op in enumerate(sequence):
-        for value in reads[op]:
-            if born[value] < 0:
-                raise ValueError(f"step {step} (op {op}) reads value {value} before it is made")
-            death[value, born[value]] = step
-        for value in writes[op]:
-            if keep[value] and born[value] >= 0:
-                continue
-            born[value] = step
-            death[value, step] = step
-    missing = set(range(problem.ops)) - set(sequence)
-    if missing:
-        raise ValueError(f"ops {sorted(missing)[:5]} never run")
-    change = np.zeros(steps + 1, np.int64)
-    for (value, birth), last in death.items():
-        change[birth] += size[value]
-        change[steps if keep[value] else last + 1] -= size[value]
-    use = np.cumsum(change[:-1]) + problem.work[np.asarray(sequence, np.int64)] + problem.fixed
-    current = [-1] * problem.values
-    for step, op in enumerate(sequence):
-        for value in inplace[op]:
-            if not keep[value] and death[value, current[value]] == step:
-                use[step] -= size[value]
-                break
-        for value in writes[op]:
-            if not (keep[value] and current[value] >= 0):
-                current[value] = step
-    return use
-
-
-def peak(problem: Problem, sequence: Sequence[int]) -> int:
-    """Largest occupancy over the sequence, in bytes."""
-    return int(occupancy(problem, sequence).max(initial=problem.fixed))
-
-
-class Status(Enum):
-    """What is known about a solution (the words solvers use)."""
-
-    OPTIMAL = "optimal"  # found = bound within the gap asked for
-    FEASIBLE = "feasible"  # within budget, bound below it
-    INFEASIBLE = "infeasible"  # proven: no sequence fits the budget
-    UNKNOWN = "unknown"  # nothing found, nothing proven
-
-
-@dataclass(frozen=True)
-class Certificate:
-    """A proven lower bound on the time of every sequence within the budget.
-
-    Attributes:
-        bound: seconds; ``inf`` when the budget is proven infeasible.
-        kind: which argument gave it (``store-all``, ``single-cut``, ``lazy-cuts``, ...).
-        any_order: True when it holds for every order of the ops, not only the base order of
-            first runs.
-        staged: True when it holds only for sequences that run each op at most once per stage, in
-            base order (the class that Checkmate's model and its kin search).
-    """
-
-    bound: float
-    kind: str
-    any_order: bool
-    staged: bool = False
-
-
-@dataclass(frozen=True)
-class Solution:
-    """Answer of a planner for one budget.
-
-    Attributes:
-        status: see :class:`Status`.
-        sequence: ops in execution order, repeats are recomputations; None when none was found.
-        time: seconds of ``sequence`` (``inf`` when None).
-        peak: bytes of ``sequence``.
-        certificate: the proven bound.
-        planner: name of the method that found ``sequence``.
-        plan_seconds: wall time spent.
-        trace: (wall seconds, best time, bound) whenever either moved.
-        notes: what a user should know (fall-backs, limits hit), one sentence each.
-    """
-
-    status: Status
-    sequence: tuple[int, ...] | None
-    time: float
-    peak: int
-    certificate: Certificate
-    planner: str
-    plan_seconds: float
-    trace: tuple[tuple[float, float, float], ...] = ()
-    notes: tuple[str, ...] = field(default=())
-
-    def gap(self, store_all_seconds: float) -> float:
-        """(time - bound) as a share of the store-all time; ``inf`` when nothing was found."""
-        if self.sequence is None:
-            return float("inf")
-        return max(0.0, self.time - self.certificate.bound) / store_all_seconds

@@ -99,7 +99,7 @@ def reduce(graph: Graph, costs: CostTable, weight_bytes: int | None = None) -> R
         if source is not None:
             seconds[step_of[source]] += costs.seconds.get(graph.ops[contracted].name, 0.0)
     sizes = [graph.tensors[name].bytes for name in names]
-    problem = Problem(
+    problem = Problem.single(
         cost=np.asarray(seconds, np.float64),
         work=np.asarray([costs.scratch.get(graph.ops[i].name, 0) for i in index], np.int64),
         reads=Rows.of(reads),

@@ -12,7 +12,7 @@ from math import inf
 
 import numpy as np
 
-from onnxremat.planner.formulations.cuts import CutModel
+from onnxremat.planner.formulations.cut_model import CutModel
 from onnxremat.planner.formulations.holds import Hold, Holds
 from onnxremat.planner.formulations.paths import Path, add_paths, violated
 from onnxremat.planner.problem import Floats
@@ -82,7 +82,9 @@ def tighten(made: CutModel, known: Sequence[Row], limits: Limits) -> Relaxed | N
         model.cut_back(first)
         return None
     tight = _tight(made, first, rows, relaxation.point)
-    price = {cut: -float(relaxation.prices[row]) for cut, row in made.memory.items()}
+    price = dict.fromkeys(made.spans.cuts, 0.0)
+    for (cut, _), row in made.memory.items():
+        price[cut] -= float(relaxation.prices[row])
     model.cut_back(first)
     return Relaxed(best, relaxation.point, add_rows(made, tight), price)
 

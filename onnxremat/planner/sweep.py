@@ -13,7 +13,7 @@ from math import inf
 from typing import Protocol
 
 from onnxremat.planner.options import Stop
-from onnxremat.planner.problem import Certificate, Solution, Status
+from onnxremat.planner.solution import Certificate, Solution, Status, unsolved
 from onnxremat.planner.workers import Failure, run_tasks
 
 
@@ -108,7 +108,7 @@ def _fastest_below(points: Sequence[Point], budget: int) -> Sequence[int] | None
 
 def _nothing(why: str) -> Solution:
     proof = Certificate(0.0, "none", any_order=True)
-    return Solution(Status.UNKNOWN, None, inf, 0, proof, "none", 0.0, notes=(why,))
+    return unsolved(Status.UNKNOWN, proof, (why,))
 
 
 def tightened(points: Sequence[Point], close: float = 0.0) -> list[Point]:

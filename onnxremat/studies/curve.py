@@ -13,7 +13,9 @@ from onnxremat.pipeline.study_problem import Subject
 from onnxremat.pipeline.within_budget import plan_within
 from onnxremat.planner import smallest_budget
 from onnxremat.planner.options import AUTO, PlanOptions, Stop
-from onnxremat.planner.problem import Certificate, Solution, Status, seconds
+from onnxremat.planner.schedule import Schedule
+from onnxremat.planner.semantics import seconds
+from onnxremat.planner.solution import Certificate, Solution, Status, unsolved
 from onnxremat.planner.sweep import Point, budgets_between, sweep
 from onnxremat.studies.graph_file import plan_problem
 from onnxremat.units import Budget, format_bytes
@@ -134,7 +136,7 @@ def _without(status: Status, why: str) -> Solution:
     """No plan; every budget of a curve is planned in the same orders, so a proof holds for all."""
     bound = inf if status is Status.INFEASIBLE else 0.0
     proof = Certificate(bound, "none", any_order=True)
-    return Solution(status, None, inf, 0, proof, "none", 0.0, notes=(why,) if why else ())
+    return unsolved(status, proof, (why,) if why else ())
 
 
 def _as_solution(subject: Subject, made: Candidate) -> Solution:
@@ -143,8 +145,9 @@ def _as_solution(subject: Subject, made: Candidate) -> Solution:
     facts = made.plan.provenance
     proof = Certificate(facts.bound, facts.bound_kind, facts.any_order, facts.staged)
     return Solution(
-        Status(facts.status), tuple(subject.model.reduced.project(made.plan.sequence)),
-        facts.seconds, made.peak, proof, facts.planner, facts.plan_seconds,
+        Status(facts.status),
+        Schedule.of(subject.problem, subject.model.reduced.project(made.plan.sequence)),
+        facts.seconds, (made.peak,), proof, facts.planner, facts.plan_seconds,
         notes=facts.notes,
     )  # fmt: skip
 
@@ -167,7 +170,12 @@ def _lowest(subject: Subject, options: PlanOptions) -> tuple[Point, int, str]:
             proof = Certificate(0.0, "none", any_order=True)
             time = seconds(subject.problem, sequence)
             solution = Solution(
-                Status.FEASIBLE, tuple(sequence), time, found, proof, "smallest-budget", 0.0
+                Status.FEASIBLE,
+                Schedule.of(subject.problem, sequence),
+                time,
+                (found,),
+                proof,
+                "smallest-budget",
             )
         return Point(found, solution), lower, why
     made = plan_within(subject.model.unmeasured, Budget("min", "min", 0.0), options)

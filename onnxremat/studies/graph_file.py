@@ -11,7 +11,7 @@ from onnxremat.pipeline.study_problem import Subject
 from onnxremat.planner import smallest_budget
 from onnxremat.planner.methods import plan_by
 from onnxremat.planner.options import AUTO, PlanOptions
-from onnxremat.planner.problem import Solution, Status
+from onnxremat.planner.solution import Solution, Status
 from onnxremat.units import Budget
 
 

@@ -32,7 +32,8 @@ from onnxremat.pipeline.study_problem import (
 )
 from onnxremat.pipeline.within_budget import plan_within
 from onnxremat.planner.options import PlanOptions
-from onnxremat.planner.problem import Problem, Solution, Status
+from onnxremat.planner.problem import Problem
+from onnxremat.planner.solution import Solution, Status
 from onnxremat.studies.graph_file import plan_problem
 from onnxremat.units import Budget, format_bytes
 

@@ -11,7 +11,7 @@ from onnxremat.planner import smallest_budget
 from onnxremat.planner.baselines import BASELINES
 from onnxremat.planner.lineup import Entry, beaten, line_up, method_of
 from onnxremat.planner.options import PlanOptions
-from onnxremat.planner.problem import Status
+from onnxremat.planner.solution import Status
 from onnxremat.units import Budget, format_bytes
 
 OURS = "auto"

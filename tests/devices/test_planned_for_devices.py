@@ -19,9 +19,10 @@ from onnxremat.pipeline.prepare import Prepared, Settings, prepare
 from onnxremat.pipeline.several_devices import proven
 from onnxremat.pipeline.site import Site
 from onnxremat.pipeline.verify import verify_deployment
-from onnxremat.planner.devices import solve_devices, warm_up
-from onnxremat.planner.devices.steps import provenance_of
-from onnxremat.planner.problem import Certificate, Status
+from onnxremat.planner.ladder import solve
+from onnxremat.planner.plan_steps import provenance_of
+from onnxremat.planner.search import warm_up
+from onnxremat.planner.solution import Certificate, Status
 from onnxremat.schedule.plan import Compute, Transfer
 from tests.devices.plans import optimized, processors
 from tests.limits import LONG
@@ -33,7 +34,7 @@ from tests.toolbox import graph_of, parse, training_chain
 @pytest.fixture(scope="module", autouse=True)
 def _warm() -> None:
     """The compiled search is ready, so that short time limits are spent on planning."""
-    warm_up()
+    warm_up(2)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,7 @@ def test_a_later_round_proves_nothing_of_the_whole_budgets() -> None:
     """It plans for less, as the first plan took more when it was carried out."""
     problem = random_device_problem(1, 6, plain=True)
     budgets = [1000, 1000]
-    found = solve_devices(problem, budgets, asked(time_limit=LONG, fixed_order=True))
+    found = solve(problem, budgets, asked(time_limit=LONG, fixed_order=True))
     low = replace(found, certificate=Certificate(0.5 * found.time, "first", True))
     tight = replace(found, certificate=Certificate(found.time, "second", True))
     told = proven(problem, tight, low, gap=1e-3)
@@ -141,9 +142,7 @@ def test_swapping_to_a_device_that_only_stores() -> None:
     model = device_model(graph, Site(machine), tables)
     sizes = sorted(graph.tensors[n].bytes for op in graph.ops for n in op.writes)
     budget = 4 * sizes[-1] + graph.weight_bytes + 6 * 4096
-    solution = solve_devices(
-        model.problem, [budget, float("inf")], asked(time_limit=LONG, threads=1)
-    )
+    solution = solve(model.problem, [budget, float("inf")], asked(time_limit=LONG, threads=1))
     assert solution.schedule is not None
     plan = model.plan(solution.schedule, provenance_of(solution), [budget, 1 << 60])
     moves = [step for step in plan.steps if isinstance(step, Transfer)]

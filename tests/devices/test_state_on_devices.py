@@ -15,8 +15,8 @@ from onnxremat.pipeline.device_plan import device_model
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
 from onnxremat.pipeline.site import Site
 from onnxremat.pipeline.state_homes import state_homes
-from onnxremat.planner.devices import warm_up
-from onnxremat.planner.devices.bounds import least_budgets
+from onnxremat.planner.bounds import least_budgets
+from onnxremat.planner.search import warm_up
 from tests.devices.plans import optimized, processors
 
 
@@ -27,7 +27,7 @@ def holders(count: int) -> Machine:
 
 @pytest.fixture(scope="module")
 def step() -> Prepared:
-    warm_up()
+    warm_up(2)
     model = build("mlp", batch=8)
     return prepare(model, Settings(threads=1, train=Training(optimizer="adamw")))
 

@@ -26,8 +26,8 @@ from onnxremat.ort.session import open_session, session_options
 from onnxremat.pipeline.batch_slices import in_parts
 from onnxremat.pipeline.device_ways import shares
 from onnxremat.pipeline.prepare import Settings, prepare, prepare_split
-from onnxremat.planner.devices import warm_up
 from onnxremat.planner.options import PlanOptions
+from onnxremat.planner.search import warm_up
 from onnxremat.rewrite.split_batch import rows_of_parts, split_batch
 from tests.devices.plans import optimized, processors
 from tests.limits import LONG
@@ -264,7 +264,7 @@ def test_shares_end_together() -> None:
 
 def test_devices_take_parts_where_the_whole_does_not_fit() -> None:
     """Side by side a row of ops needs two activations of the whole batch on a device."""
-    warm_up()
+    warm_up(2)
     machine = processors(2)
     prepared = prepare(wide_chain(), Settings(threads=1, target="none"))
     budget = str(int(1.7 * (1 << 20)))

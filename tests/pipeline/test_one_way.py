@@ -20,9 +20,10 @@ from onnxremat.pipeline.in_session import OneSession
 from onnxremat.pipeline.optimize import Request, optimize
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
-from onnxremat.planner.devices import solve_devices, warm_up
+from onnxremat.planner.ladder import solve
 from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.reasons import Reason, named
+from onnxremat.planner.search import warm_up
 from tests.devices.plans import ANY, optimized, processors
 from tests.toolbox import graph_of, training_chain
 
@@ -31,7 +32,7 @@ BEST = PlanOptions(work=1000, gap=0.2, threads=1)  # the same on any machine
 
 @pytest.fixture(scope="module")
 def chain(warm: None) -> Prepared:
-    warm_up()
+    warm_up(2)
     return prepare(to_model(training_chain(4, 16, 64)), Settings(threads=1, target="none"))
 
 
@@ -42,7 +43,7 @@ def millisecond(graph: Graph) -> CostTable:
 @pytest.fixture(scope="module")
 def branches(warm: None) -> Prepared:
     """Two chains of five ops that run side by side, each op for a millisecond, as it is said."""
-    warm_up()
+    warm_up(2)
     rows = [
         f"{v}{i + 1} = {op}({v}{i})" for v, op in (("a", "Sin"), ("b", "Cos")) for i in range(5)
     ]
@@ -98,9 +99,9 @@ def test_devices_are_planned_within_one_time_limit(
     def planned(problem: Any, budgets: Any, options: PlanOptions, warm: Any = None) -> Any:
         now[0] += options.time_limit
         given.append(options.time_limit)
-        return solve_devices(problem, budgets, options.lasting(3.0), warm)
+        return solve(problem, budgets, options.lasting(3.0), warm)
 
-    monkeypatch.setattr(several_devices, "solve_devices", planned)
+    monkeypatch.setattr(several_devices, "solve", planned)
     limit = 20.0
     options = PlanOptions(time_limit=limit, gap=0.2, threads=1, now=lambda: now[0])
     optimized(branches, processors(2), "4x", options)

@@ -11,16 +11,16 @@ from random import Random
 
 import numpy as np
 
-from onnxremat.planner.devices.lift import Given, from_problem
-from onnxremat.planner.devices.problem import DeviceProblem, Schedule, Step, default_hold
+from onnxremat.planner.over_devices import HostInput, over_devices
 from onnxremat.planner.problem import Problem, Rows
-from onnxremat.planner.wiring import Wiring
+from onnxremat.planner.problem_lists import ProblemLists
+from onnxremat.planner.schedule import Schedule, Step, default_placement
 from tests.planner.oracle import random_problem
 
 
 def random_device_problem(
     seed: int, ops: int, *, devices: int = 2, plain: bool = False, kept: float = 0.15
-) -> DeviceProblem:
+) -> Problem:
     """A random problem; unless ``plain`` with workspace, in-place, several outputs, kept values,
     ops that run once, pins, missing links, weights, colocation, given inputs, storage devices and
     copies that keep devices busy.
@@ -28,14 +28,14 @@ def random_device_problem(
     draw = Random(seed)
     base = random_problem(seed, ops, plain=plain, kept=kept)
     cost = np.asarray(
-        [[c * draw.choice([0.5, 1.0, 2.0, 3.0]) for c in base.cost] for _ in range(devices)]
+        [[c * draw.choice([0.5, 1.0, 2.0, 3.0]) for c in base.cost[0]] for _ in range(devices)]
     )
     rate = np.asarray(
         [[draw.choice([0.05, 0.2, 0.5]) for _ in range(devices)] for _ in range(devices)]
     )
-    copy = rate[:, :, None] * base.size[None, None, :] + 0.1
+    copy = rate[:, :, None] * base.size[None] + 0.1
     if plain:
-        return from_problem(base, cost, copy)
+        return over_devices(base, cost, copy)
     if draw.random() < 0.3:
         copy[draw.randrange(devices), draw.randrange(devices)] = np.inf
     allowed = np.asarray([[draw.random() < 0.8 for _ in range(ops)] for _ in range(devices)])
@@ -56,37 +56,37 @@ def random_device_problem(
         size = draw.randint(1, 6)
         link = np.full((devices, devices), 0.2 * size)
         readers = tuple(op for op in range(ops) if draw.random() < 0.4)
-        given = [Given(size, draw.randrange(devices), readers, link)]
-    return from_problem(
+        given = [HostInput(size, draw.randrange(devices), readers, link)]
+    return over_devices(
         base, cost, copy, allowed=allowed, group=group, weight=weights, uses=Rows.of(uses),
-        goal=[draw.choice([-1, draw.randrange(devices)]) for _ in range(base.values)],
-        work=np.asarray([[w * draw.choice([0, 1]) for w in base.work] for _ in range(devices)]),
-        given=given,
-        toll=np.random.default_rng(seed).uniform(0, 0.1 * (seed % 2), (2, devices, base.values)),
+        required=[draw.choice([-1, draw.randrange(devices)]) for _ in range(base.values)],
+        work=np.asarray([[w * draw.choice([0, 1]) for w in base.work[0]] for _ in range(devices)]),
+        host_inputs=given,
+        copy_busy=np.random.default_rng(seed).uniform(
+            0, 0.1 * (seed % 2), (2, devices, base.values)
+        ),
     )  # fmt: skip
 
 
-def single(problem: DeviceProblem, device: int) -> Problem:
+def single(problem: Problem, device: int) -> Problem:
     """One device of a problem by itself (without weights)."""
     return replace(
         problem.skeleton,
-        cost=problem.cost[device],
-        work=problem.work[device],
-        size=problem.size[device],
-        fixed=int(problem.fixed[device]),
+        cost=problem.cost[[device]],
+        work=problem.work[[device]],
+        size=problem.size[[device]],
+        fixed=problem.fixed[[device]],
     )
 
 
-def random_schedule(
-    problem: DeviceProblem, seed: int, *, fixed_order: bool = True
-) -> Schedule | None:
+def random_schedule(problem: Problem, seed: int, *, fixed_order: bool = True) -> Schedule | None:
     """A valid schedule with random devices, second runs and copies; None when it gets stuck."""
     return _RandomWalk(problem, Random(seed), fixed_order).schedule()
 
 
 @dataclass
 class _RandomWalk:
-    problem: DeviceProblem
+    problem: Problem
     draw: Random
     fixed_order: bool
 
@@ -95,7 +95,7 @@ class _RandomWalk:
         self.steps: list[Step] = []
         self.there: list[set[int]] = [set() for _ in range(problem.devices)]
         self.ran: set[int] = set()
-        self.wiring = Wiring(problem.skeleton)
+        self.wiring = ProblemLists(problem.skeleton)
         self.group: dict[int, int] = {}
         while len(self.ran) < problem.ops:
             ready = [
@@ -108,10 +108,10 @@ class _RandomWalk:
                 return None
         for _ in range(draw.choice([0, 1])):
             self._extra()
-        hold = list(default_hold(problem, self.steps))
+        hold = list(default_placement(problem, self.steps))
         for value in np.flatnonzero(problem.keep).tolist():
             homes = [d for d in range(problem.devices) if value in self.there[d]]
-            if problem.goal[value] < 0:
+            if problem.required[value] < 0:
                 hold[value] = draw.choice(homes)
             elif not self._bring(value, hold[value]):
                 return None
@@ -167,7 +167,7 @@ class _RandomWalk:
         self.there[device].add(value)
 
 
-def optimum(problem: DeviceProblem, budgets: list[int], *, fixed_order: bool) -> float:
+def optimum(problem: Problem, budgets: list[int], *, fixed_order: bool) -> float:
     """Least seconds of any schedule within budgets, ``inf`` when there is none.
 
     For every choice of hold devices, group devices and devices that have each weight: a shortest
@@ -176,7 +176,7 @@ def optimum(problem: DeviceProblem, budgets: list[int], *, fixed_order: bool) ->
     return _least(problem, budgets, _States, fixed_order)
 
 
-def staged_optimum(problem: DeviceProblem, budgets: list[int]) -> float:
+def staged_optimum(problem: Problem, budgets: list[int]) -> float:
     """As :func:`optimum`, over what XEngine's model can say on two devices: stage t ends with the
     first run of op t; before it each op runs at most once per device, in base order, and what it
     makes is copied at its place (kept values, which are not made again, before the op runs).
@@ -185,9 +185,7 @@ def staged_optimum(problem: DeviceProblem, budgets: list[int]) -> float:
     return _least(problem, budgets, _Staged, True)
 
 
-def _least(
-    problem: DeviceProblem, budgets: list[int], states: type[_States], fixed_order: bool
-) -> float:
+def _least(problem: Problem, budgets: list[int], states: type[_States], fixed_order: bool) -> float:
     best = inf
     for hold in _holds(problem):
         for able, resident in _residences(problem):
@@ -197,16 +195,16 @@ def _least(
     return best
 
 
-def _holds(problem: DeviceProblem) -> Iterator[list[int]]:
+def _holds(problem: Problem) -> Iterator[list[int]]:
     choices = [
         [-1] if not keep else list(range(problem.devices)) if goal < 0 else [goal]
-        for keep, goal in zip(problem.keep.tolist(), problem.goal.tolist(), strict=True)
+        for keep, goal in zip(problem.keep.tolist(), problem.required.tolist(), strict=True)
     ]
     for hold in product(*choices):
         yield list(hold)
 
 
-def _residences(problem: DeviceProblem) -> Iterator[tuple[list[list[bool]], list[int]]]:
+def _residences(problem: Problem) -> Iterator[tuple[list[list[bool]], list[int]]]:
     """(may op run on device, bytes resident there) for each choice of weights and groups."""
     devices, weights = range(problem.devices), range(len(problem.weight))
     groups = sorted({int(g) for g in problem.group if g >= 0})
@@ -235,7 +233,7 @@ def _residences(problem: DeviceProblem) -> Iterator[tuple[list[list[bool]], list
 
 class _States:
     def __init__(
-        self, problem: DeviceProblem, hold: list[int], able: list[list[bool]], room: list[int],
+        self, problem: Problem, hold: list[int], able: list[list[bool]], room: list[int],
         fixed_order: bool,
     ) -> None:  # fmt: skip
         self.problem, self.able, self.room, self.fixed_order = problem, able, room, fixed_order
@@ -249,7 +247,7 @@ class _States:
         self.size, self.work = problem.size.tolist(), problem.work.tolist()
         self.bytes = [_sums(row) for row in self.size]
         self.cost, self.copy = problem.cost.tolist(), problem.copy.tolist()
-        self.again = Wiring(problem.skeleton).recomputable
+        self.again = ProblemLists(problem.skeleton).recomputable
 
     def shortest(self, limit: float) -> float:
         devices = self.problem.devices

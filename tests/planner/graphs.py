@@ -26,7 +26,7 @@ def training(size: list[int], cost: list[float], inputs: list[list[int]]) -> Pro
         sizes.append(size[op])
         costs.append(2 * cost[op])
     total = len(sizes)
-    return Problem(
+    return Problem.single(
         cost=np.asarray(costs),
         work=np.zeros(total, np.int64),
         reads=Rows.of(reads),
@@ -41,7 +41,7 @@ def training(size: list[int], cost: list[float], inputs: list[list[int]]) -> Pro
 def ones(reads: list[list[int]]) -> Problem:
     """Ops that take a second and make a value of a byte each, read by others as given."""
     ops = len(reads)
-    return Problem(
+    return Problem.single(
         cost=np.ones(ops),
         work=np.zeros(ops, np.int64),
         reads=Rows.of(reads),
@@ -82,7 +82,7 @@ def graph_file(problem: Problem, path: Path) -> Path:
     """A planner study's graph file of a problem in which op i makes value i."""
     nodes = [
         {"id": op, "cost_cpu": float(cost), "cost_ram": int(size)}
-        for op, (cost, size) in enumerate(zip(problem.cost, problem.size, strict=True))
+        for op, (cost, size) in enumerate(zip(problem.cost[0], problem.size[0], strict=True))
     ]
     links = [
         {"source": value, "target": op}

@@ -9,7 +9,7 @@ from random import Random
 import numpy as np
 
 from onnxremat.planner.problem import Problem, Rows
-from onnxremat.planner.wiring import Wiring
+from onnxremat.planner.problem_lists import ProblemLists
 
 
 def random_problem(
@@ -41,7 +41,7 @@ def random_problem(
         inplace.append(takes)
     work = [0 if plain or draw.random() < 0.6 else draw.randint(1, 8) for _ in range(ops)]
     again = [plain or draw.random() > frozen for _ in range(ops)]
-    return Problem(
+    return Problem.single(
         cost=np.asarray([draw.choice([0.0, 1.0, 2.0, 3.5, 7.0]) for _ in range(ops)]),
         work=np.asarray(work, np.int64),
         reads=Rows.of(reads),
@@ -57,7 +57,7 @@ def random_problem(
 def random_sequence(problem: Problem, seed: int, *, fixed_order: bool = True) -> list[int]:
     """A valid sequence with random second runs."""
     draw = Random(seed)
-    reads, again = problem.reads.lists(), Wiring(problem).recomputable
+    reads, again = problem.reads.lists(), ProblemLists(problem).recomputable
     producer = problem.producer.tolist()
     sequence: list[int] = []
     ran: set[int] = set()
@@ -85,7 +85,7 @@ def optimum(problem: Problem, budget: int, *, fixed_order: bool) -> float:
     """
     reads = [sum(1 << v for v in row) for row in problem.reads.lists()]
     writes, inplace = problem.writes.lists(), problem.inplace.lists()
-    size, work = problem.size.tolist(), problem.work.tolist()
+    size, work = problem.size[0].tolist(), problem.work[0].tolist()
     keep = sum(1 << v for v, flag in enumerate(problem.keep.tolist()) if flag)
     bytes_of = [0] * (1 << problem.values)
     for held in range(1, 1 << problem.values):
@@ -118,8 +118,8 @@ def optimum(problem: Problem, budget: int, *, fixed_order: bool) -> float:
             if new & held & ~keep:
                 continue  # drop the old copy first
             made = new & ~held
-            use = problem.fixed + work[op] + bytes_of[held | made]
-            after = spent + float(problem.cost[op])
+            use = int(problem.fixed[0]) + work[op] + bytes_of[held | made]
+            after = spent + float(problem.cost[0, op])
             if use <= budget:
                 moves.append((after, ran | 1 << op, held | made))
             for value in inplace[op]:
@@ -137,9 +137,9 @@ def staged_optimum(problem: Problem, budget: int) -> float:
     """As :func:`optimum` in base order, but each op runs at most once per stage, in base order."""
     reads = [sum(1 << v for v in row) for row in problem.reads.lists()]
     writes, inplace = problem.writes.lists(), problem.inplace.lists()
-    size, work = problem.size.tolist(), problem.work.tolist()
+    size, work = problem.size[0].tolist(), problem.work[0].tolist()
     keep = sum(1 << v for v, flag in enumerate(problem.keep.tolist()) if flag)
-    again = Wiring(problem).recomputable
+    again = ProblemLists(problem).recomputable
 
     def bytes_of(held: int) -> int:
         return sum(size[v] for v in range(problem.values) if held >> v & 1)
@@ -160,9 +160,9 @@ def staged_optimum(problem: Problem, budget: int) -> float:
             new = sum(1 << v for v in writes[op])
             if reads[op] & ~held or new & held & ~keep or not (op == stage or again[op]):
                 continue
-            use = problem.fixed + work[op] + bytes_of(held | new)
+            use = int(problem.fixed[0]) + work[op] + bytes_of(held | new)
             then = (stage + 1, -1) if op == stage else (stage, op)
-            after = spent + float(problem.cost[op])
+            after = spent + float(problem.cost[0, op])
             if use <= budget:
                 moves.append((after, *then, held | new))
             for v in inplace[op]:

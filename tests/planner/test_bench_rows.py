@@ -11,7 +11,7 @@ import pytest
 
 from onnxremat.planner import Problem, peak
 from onnxremat.planner.bounds import largest_need
-from onnxremat.planner.wiring import Wiring
+from onnxremat.planner.problem_lists import ProblemLists
 from tests.conftest import ROOT
 from tests.limits import LONG
 from tests.planner.graphs import graph_file, skip_chain
@@ -35,7 +35,7 @@ def test_rows_are_told_apart_and_small_ones_load(plan_rows: object) -> None:
         assert source == "generated"
         assert problem.ops == ops.get(graph, problem.ops)
         assert runs_in_its_order(problem)
-        assert largest_need(Wiring(problem)).bytes < peak(problem, problem.store_all())
+        assert largest_need(ProblemLists(problem)).bytes < peak(problem, problem.store_all())
 
 
 def runs_in_its_order(problem: Problem) -> bool:

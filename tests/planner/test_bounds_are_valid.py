@@ -5,32 +5,33 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 from math import inf
+from typing import Any
 
 import numpy as np
 import pytest
 
 from onnxremat.planner import Status, peak, seconds, smallest_budget, solve
 from onnxremat.planner.bounds import largest_need
-from onnxremat.planner.formulations.cuts import (
-    NEVER,
-    CutModel,
-    Spans,
-    Split,
-    build,
-    fixed_spans,
-    free_spans,
-    project,
-    with_splits,
-)
-from onnxremat.planner.formulations.extract import late_remakes, without_unread
+from onnxremat.planner.formulations.cut_model import NEVER, CutModel
+from onnxremat.planner.formulations.cuts import build
+from onnxremat.planner.formulations.extract import late_schedule, without_unread
 from onnxremat.planner.formulations.holds import Holds
 from onnxremat.planner.formulations.paths import add_paths, violated
-from onnxremat.planner.lazy import LazyCuts
+from onnxremat.planner.formulations.project import project
+from onnxremat.planner.formulations.spans import (
+    Spans,
+    Split,
+    fixed_spans,
+    free_spans,
+    with_splits,
+)
+from onnxremat.planner.incumbent import Incumbent
+from onnxremat.planner.lazy_cuts import LazyCuts
 from onnxremat.planner.problem import Problem
-from onnxremat.planner.record import Record
+from onnxremat.planner.problem_lists import ProblemLists
 from onnxremat.planner.relaxed import tighten
+from onnxremat.planner.schedule import Schedule
 from onnxremat.planner.solvers import Limits, Outcome, minimise
-from onnxremat.planner.wiring import Wiring
 from tests.limits import LONG
 from tests.planner.asking import asked
 from tests.planner.graphs import ones
@@ -41,11 +42,13 @@ EPS = 1e-6
 
 def budgets(problem: Problem) -> list[int]:
     """Below, at and between the least need and the store-all peak."""
-    low, high = largest_need(Wiring(problem)).bytes, peak(problem, problem.store_all())
+    low, high = largest_need(ProblemLists(problem)).bytes, peak(problem, problem.store_all())
     return sorted({low - 1, low, (2 * low + high) // 3, (low + 2 * high) // 3, high})
 
 
-def both_spans(wiring: Wiring, cuts: list[int], splits: list[Split] | None = None) -> list[Spans]:
+def both_spans(
+    wiring: ProblemLists, cuts: list[int], splits: list[Split] | None = None
+) -> list[Spans]:
     """The cuts for the base order, and for any order where they allow that."""
     free = free_spans(wiring, cuts)
     both = [fixed_spans(wiring.problem.ops, cuts), *([] if free is None else [free])]
@@ -64,12 +67,15 @@ def drawn_splits(ops: int, cuts: list[int], seed: int, many: int) -> list[Split]
     return splits
 
 
-def just_enough(wiring: Wiring, span: Spans, many: int) -> Iterator[tuple[CutModel, list[int]]]:
+def just_enough(
+    wiring: ProblemLists, span: Spans, many: int
+) -> Iterator[tuple[CutModel, list[int]]]:
     """Random sequences, each with the model whose budget is its own peak."""
     for which in range(many):
         sequence = random_sequence(wiring.problem, which, fixed_order=not span.any_order)
-        sequence = without_unread(wiring, sequence)
-        yield build(wiring, span, peak(wiring.problem, sequence)), sequence
+        whole = without_unread(wiring, Schedule.of(wiring.problem, sequence))
+        made = build(wiring, span, [peak(wiring.problem, whole)])
+        yield made, list(whole.sequence)
 
 
 @pytest.mark.parametrize("fixed_order", [True, False])
@@ -102,11 +108,11 @@ def test_solve_against_exact_optimum(seed: int, fixed_order: bool) -> None:
 @pytest.mark.parametrize("seed", range(120))
 def test_every_sequence_is_a_point_of_the_relaxation(seed: int) -> None:
     problem = random_problem(seed, 9)
-    wiring = Wiring(problem)
+    wiring = ProblemLists(problem)
     for k in range(1, 4):
         cuts = sorted({(seed * 7 + 3 * i) % problem.ops for i in range(k)})
         sequence = random_sequence(problem, seed)
-        made = build(wiring, fixed_spans(problem.ops, cuts), peak(problem, sequence))
+        made = build(wiring, fixed_spans(problem.ops, cuts), [peak(problem, sequence)])
         point = project(made, sequence)
         assert made.model.violation(point) < EPS
         assert made.seconds(made.model.objective(point)) <= seconds(problem, sequence) + EPS
@@ -114,7 +120,7 @@ def test_every_sequence_is_a_point_of_the_relaxation(seed: int) -> None:
         if spans is None:
             continue
         loose = random_sequence(problem, seed + 1, fixed_order=False)
-        made = build(wiring, spans, peak(problem, loose))
+        made = build(wiring, spans, [peak(problem, loose)])
         point = project(made, loose)
         assert made.model.violation(point) < EPS
         assert made.seconds(made.model.objective(point)) <= seconds(problem, loose) + EPS
@@ -123,7 +129,7 @@ def test_every_sequence_is_a_point_of_the_relaxation(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(40))
 def test_cut_optimum_is_a_lower_bound(seed: int) -> None:
     problem = random_problem(seed, 6)
-    wiring = Wiring(problem)
+    wiring = ProblemLists(problem)
     for budget in budgets(problem)[:3]:
         for fixed_order in (True, False):
             exact = optimum(problem, budget, fixed_order=fixed_order)
@@ -132,7 +138,7 @@ def test_cut_optimum_is_a_lower_bound(seed: int) -> None:
                 if spans is None:
                     continue
                 spans = with_splits(spans, drawn_splits(problem.ops, cuts, seed, 4))
-                made = build(wiring, spans, budget)
+                made = build(wiring, spans, [budget])
                 result, _ = minimise(made.model, Limits(seconds=LONG))
                 if result.outcome is Outcome.INFEASIBLE:
                     assert exact == inf
@@ -157,18 +163,15 @@ def test_smallest_budget_brackets_the_truth(seed: int) -> None:
 def test_cuts_at_second_runs_hold_for_every_sequence(seed: int) -> None:
     """Splits learnt at one budget or drawn hold for all, whatever their order and repeats."""
     problem = random_problem(seed, 12, kept=0.08, frozen=0.1)
-    top, low = peak(problem, problem.store_all()), largest_need(Wiring(problem)).bytes
-    record = Record(problem, (top + 2 * low) // 3, LONG, 1e-6)
-    lazy = LazyCuts(
-        Wiring(problem), record, list(range(problem.ops)), lambda _s, _t: None, free=bool(seed % 2)
-    )
+    top, low = peak(problem, problem.store_all()), largest_need(ProblemLists(problem)).bytes
+    lazy = lazy_cuts(problem, (top + 2 * low) // 3, free=bool(seed % 2))
     for _ in range(12):
         if not lazy.round():
             break
     again = 0
     for splits in (lazy.splits, drawn_splits(problem.ops, lazy.cuts, seed, 9)):
-        for span in both_spans(lazy.wiring, lazy.cuts, splits):
-            for made, sequence in just_enough(lazy.wiring, span, 25):
+        for span in both_spans(lazy.lists, lazy.cuts, splits):
+            for made, sequence in just_enough(lazy.lists, span, 25):
                 point = project(made, sequence)
                 assert made.model.violation(point) < EPS
                 assert made.seconds(made.model.objective(point)) <= seconds(problem, sequence) + EPS
@@ -181,11 +184,11 @@ def test_cuts_at_second_runs_hold_for_every_sequence(seed: int) -> None:
 def test_path_rows_hold_for_every_sequence(seed: int) -> None:
     """Rows that some random point breaks: no sequence breaks them."""
     problem = random_problem(seed, 12, kept=0.08, frozen=0.1)
-    wiring, rng = Wiring(problem), np.random.default_rng(seed)
+    wiring, rng = ProblemLists(problem), np.random.default_rng(seed)
     cuts = sorted(rng.choice(problem.ops - 1, size=4, replace=False).tolist())
     broken = 0
     for span in both_spans(wiring, cuts, drawn_splits(problem.ops, cuts, seed, seed % 3)):
-        made = build(wiring, span, peak(problem, problem.store_all()))
+        made = build(wiring, span, [peak(problem, problem.store_all())])
         points = rng.random((20, made.model.columns)) ** 3
         paths = [path for point in points for _, path in violated(made, point, 0.1)]
         broken += len(paths)
@@ -199,11 +202,11 @@ def test_path_rows_hold_for_every_sequence(seed: int) -> None:
 def test_hold_rows_hold_for_every_sequence(seed: int) -> None:
     """Rows that some random point breaks: no sequence breaks them."""
     problem = random_problem(seed, 12, kept=0.08, frozen=0.1)
-    wiring, rng = Wiring(problem), np.random.default_rng(seed)
+    wiring, rng = ProblemLists(problem), np.random.default_rng(seed)
     cuts = sorted(rng.choice(problem.ops - 1, size=4, replace=False).tolist())
     broken = 0
     for span in both_spans(wiring, cuts, drawn_splits(problem.ops, cuts, seed, seed % 3)):
-        made = build(wiring, span, largest_need(wiring).bytes // 3)
+        made = build(wiring, span, [largest_need(wiring).bytes // 3])
         points = rng.random((20, made.model.columns)) ** 3
         rows = Holds(made)
         holds = [hold for point in points for _, hold in rows.violated(point, 0.01, 4)]
@@ -218,18 +221,18 @@ def test_hold_rows_hold_for_every_sequence(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(40))
 def test_tightened_relaxation_is_a_lower_bound(seed: int, fixed_order: bool) -> None:
     problem = random_problem(seed, 6, plain=bool(seed % 2))
-    wiring = Wiring(problem)
+    wiring = ProblemLists(problem)
     for budget in budgets(problem)[1:4]:
         exact = optimum(problem, budget, fixed_order=fixed_order)
         cuts = [1, 2, 3, 4]
         spans = fixed_spans(problem.ops, cuts) if fixed_order else free_spans(wiring, cuts)
         if spans is None:
             continue
-        made = build(wiring, spans, budget)
+        made = build(wiring, spans, [budget])
         relaxed = tighten(made, [], Limits(seconds=LONG))
         if relaxed is not None:
             assert made.seconds(relaxed.bound) <= exact + EPS
-            again = build(wiring, spans, budget)  # the rows that are left give what they gave
+            again = build(wiring, spans, [budget])  # the rows that are left give what they gave
             more = tighten(again, relaxed.rows, Limits(seconds=LONG))
             assert more is not None
             assert made.seconds(relaxed.bound) - EPS <= made.seconds(more.bound) <= exact + EPS
@@ -240,17 +243,16 @@ def test_a_solution_read_strictly_runs_ops_where_the_solution_does(seed: int) ->
     """Else a watch on a breach of the sequence would not cut off the solution it came from."""
     problem = random_problem(seed, 12, plain=True)
     cuts = [4, 6, 7, 9]
-    top, low = peak(problem, problem.store_all()), largest_need(Wiring(problem)).bytes
-    made = build(Wiring(problem), fixed_spans(problem.ops, cuts), (top + 2 * low) // 3)
+    top, low = peak(problem, problem.store_all()), largest_need(ProblemLists(problem)).bytes
+    made = build(ProblemLists(problem), fixed_spans(problem.ops, cuts), [(top + 2 * low) // 3])
     result, _ = minimise(made.model, Limits(seconds=LONG))
     assert result.point is not None
     point = result.point
-    first, carried = made.first_runs(point), made.carried(point)
-    sequence = late_remakes(made.wiring, first, carried, within=True)
-    assert sequence is not None
+    schedule = late_schedule(made, point, within=True)
+    assert schedule is not None
     interval, seen = 0, set[int]()
-    for op in sequence:
-        column = made.run[interval][op]
+    for op in schedule.sequence:
+        column = made.run[interval][0][op]
         assert column != NEVER
         assert column < 0 or point[column] > 0.5
         if op not in seen and interval < len(cuts) and op == cuts[interval]:
@@ -261,10 +263,7 @@ def test_a_solution_read_strictly_runs_ops_where_the_solution_does(seed: int) ->
 def test_cuts_by_the_dozen_keep_the_bound_for_any_order() -> None:
     """A cut on a side branch holds for one order only: it is added where nothing else is left."""
     problem = branched(60)
-    lazy = LazyCuts(
-        Wiring(problem), Record(problem, 1, 1.0, 1e-6), list(range(problem.ops)),
-        lambda _s, _t: None, cuts=[30],
-    )  # fmt: skip
+    lazy = lazy_cuts(problem, 1, cuts=[30])
     beside = 45  # amid a branch as long as all that are tried
     lazy.placing = True
     assert lazy._cut_near(beside) is None
@@ -274,6 +273,23 @@ def test_cuts_by_the_dozen_keep_the_bound_for_any_order() -> None:
     lazy.cuts.append(lazy._cut_near(beside))
     assert lazy.cuts == [30, beside]
     assert not lazy._spans().any_order
+
+
+def lazy_cuts(problem: Problem, budget: int, **facts: Any) -> LazyCuts:
+    """Lazy cuts by themselves: nothing repairs what they find over budget."""
+    incumbent = Incumbent(problem, (budget,), LONG, 1e-6)
+
+    def best(in_order: bool) -> Schedule | None:
+        found = incumbent.kept if in_order else incumbent.best
+        return None if found is None else found.schedule
+
+    def offer(schedule: Schedule, planner: str) -> None:
+        incumbent.offer(schedule, planner)
+
+    return LazyCuts(
+        ProblemLists(problem), incumbent, asked(), offer,
+        lambda *_: None, best, **facts,
+    )  # fmt: skip
 
 
 def branched(ops: int) -> Problem:

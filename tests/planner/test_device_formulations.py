@@ -10,12 +10,15 @@ import pytest
 
 from onnxremat.errors import UsageError
 from onnxremat.pipeline.model_files import write_device_formulation
-from onnxremat.planner.devices import DeviceProblem, peaks, seconds, solve_devices
-from onnxremat.planner.devices.exact import _point, solve_device_formulation
-from onnxremat.planner.devices.record import DeviceRecord
-from onnxremat.planner.formulate import formulate_devices
+from onnxremat.planner.exact import _point, solve_formulation
+from onnxremat.planner.formulate import formulate
+from onnxremat.planner.incumbent import Incumbent
+from onnxremat.planner.ladder import solve
 from onnxremat.planner.options import DEVICE_FORMULATIONS, Method
-from onnxremat.planner.problem import Status
+from onnxremat.planner.problem import Problem
+from onnxremat.planner.problem_lists import ProblemLists
+from onnxremat.planner.semantics import peaks, seconds
+from onnxremat.planner.solution import Status
 from onnxremat.planner.solvers import Limits
 from onnxremat.planner.solvers.scip import Scip
 from tests.limits import LONG, work
@@ -33,7 +36,7 @@ def test_solved_is_the_best_staged_schedule(seed: int, name: str, warm: bool) ->
     problem = random_device_problem(seed, 4, kept=0.3)
     budgets = budgets_of(problem, seed)
     exact = staged_optimum(problem, budgets)
-    found = solve_device_formulation(
+    found = solve_formulation(
         problem, budgets, asked(method=Method(formulation=name, warm_start=warm), time_limit=LONG)
     )
     if exact == inf:
@@ -53,20 +56,20 @@ def test_a_bound_of_staged_schedules_is_called_that() -> None:
     """A problem whose best staged schedule is worse than the best of all in its order."""
     problem = random_device_problem(196, 7)
     budgets = budgets_of(problem, 0)
-    found = solve_device_formulation(
+    found = solve_formulation(
         problem, budgets, asked(method=Method(formulation="xengine-linear"), time_limit=LONG)
     )
     assert found.certificate.staged
     assert not found.certificate.any_order
     assert found.status is Status.OPTIMAL
-    free = solve_devices(problem, budgets, asked(time_limit=LONG, fixed_order=True))
+    free = solve(problem, budgets, asked(time_limit=LONG, fixed_order=True))
     assert found.certificate.bound > free.time + 1
     said = " ".join(found.notes)
     assert "holds for staged schedules" in said
     assert "a quicker plan" in said
 
 
-def small() -> tuple[DeviceProblem, list[int]]:
+def small() -> tuple[Problem, list[int]]:
     """An optimum with copies and second runs, in fewer columns than Gurobi's free licence takes."""
     problem = random_device_problem(30, 4, plain=True)
     return problem, budgets_of(problem, 2)
@@ -74,7 +77,7 @@ def small() -> tuple[DeviceProblem, list[int]]:
 
 def test_impossible_budgets_are_proven_so() -> None:
     problem = random_device_problem(3, 4, plain=True)
-    found = solve_device_formulation(
+    found = solve_formulation(
         problem, [1, 1], asked(method=Method(formulation="xengine-miqp"), time_limit=LONG)
     )
     assert found.status is Status.INFEASIBLE
@@ -85,7 +88,7 @@ def test_impossible_budgets_are_proven_so() -> None:
 def test_other_formulations_are_refused(name: str) -> None:
     problem = random_device_problem(3, 4, plain=True)
     with pytest.raises(UsageError, match="not for several devices") as refused:
-        solve_device_formulation(problem, [99, 99], asked(method=Method(formulation=name)))
+        solve_formulation(problem, [99, 99], asked(method=Method(formulation=name)))
     assert "xengine-miqp or xengine-linear" in refused.value.hint
 
 
@@ -95,7 +98,7 @@ def test_large_models_are_refused_before_they_are_built() -> None:
         work(2.0),
         pytest.raises(UsageError, match=r"on 2 devices has [0-9,]{7,} columns") as refused,
     ):
-        formulate_devices(problem, [300, 300], "xengine-miqp", most_columns=100_000)
+        formulate(ProblemLists(problem), [300, 300], "xengine-miqp", most_columns=100_000)
     assert "n = 150 ops" in refused.value.why
     assert "--max-columns" in refused.value.hint
 
@@ -124,10 +127,10 @@ def test_a_warm_point_with_products_is_taken_by_scip() -> None:
     """A schedule as a point of the model: a solver without time has it, or nothing."""
     problem = random_device_problem(30, 14, plain=True)
     budgets = [int(1.2 * bytes_) for bytes_ in budgets_of(problem, 3)]
-    quick = solve_devices(problem, budgets, asked(time_limit=LONG, fixed_order=True))
-    made = formulate_devices(problem, budgets, "xengine-miqp")
-    record = DeviceRecord(problem, tuple(budgets), LONG, 1e-5)
-    point = _point(made, record, quick)
+    quick = solve(problem, budgets, asked(time_limit=LONG, fixed_order=True))
+    made = formulate(ProblemLists(problem), budgets, "xengine-miqp")
+    record = Incumbent(problem, tuple(budgets), LONG, 1e-5)
+    point = _point(made, record, quick, asked())
     assert point is not None
     assert made.model.violation(point) < 1e-6
     objective = made.model.objective(point)

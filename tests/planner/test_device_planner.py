@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from dataclasses import replace
 from math import inf
 
 import numpy as np
@@ -11,24 +12,19 @@ import pytest
 
 from onnxremat.errors import UsageError
 from onnxremat.planner import peak
-from onnxremat.planner.devices import (
-    DeviceProblem,
-    Schedule,
-    Step,
-    from_problem,
-    makespan,
-    occupancy,
-    peaks,
-    solve_devices,
-    warm_up,
-)
-from onnxremat.planner.devices.extract import without_unread
-from onnxremat.planner.devices.layout import Layout
-from onnxremat.planner.devices.problem import first_runs
-from onnxremat.planner.devices.retime import retimed
-from onnxremat.planner.problem import Problem, Rows, Status
+from onnxremat.planner.formulations.extract import without_unread
+from onnxremat.planner.ladder import solve
+from onnxremat.planner.makespan import makespan
+from onnxremat.planner.over_devices import over_devices
+from onnxremat.planner.problem import Problem, Rows
+from onnxremat.planner.problem_lists import ProblemLists
+from onnxremat.planner.retime import retimed
+from onnxremat.planner.schedule import Schedule, Step
+from onnxremat.planner.search import warm_up
 from onnxremat.planner.search.lists import Lists
 from onnxremat.planner.search.session import Search
+from onnxremat.planner.semantics import occupancy, peaks
+from onnxremat.planner.solution import Status
 from tests.limits import LONG, Planned, work
 from tests.planner.asking import asked
 from tests.planner.device_oracle import random_device_problem, random_schedule
@@ -37,20 +33,20 @@ from tests.planner.graphs import ones, skip_chain, small_transformer
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiled() -> None:
-    warm_up()
+    warm_up(2)
 
 
-def two_devices(problem: Problem, seed: int = 0) -> DeviceProblem:
+def two_devices(problem: Problem, seed: int = 0) -> Problem:
     draw = np.random.default_rng(seed)
     factor = np.where(draw.random(problem.ops) < 0.3, 0.7, 2.5)
     copy = np.broadcast_to(0.01 * problem.size * problem.cost.mean(), (2, 2, problem.values))
-    return from_problem(problem, np.stack([problem.cost, problem.cost * factor]), copy)
+    return over_devices(problem, np.concatenate([problem.cost, problem.cost * factor]), copy)
 
 
-def with_host(problem: Problem, link: float) -> DeviceProblem:
+def with_host(problem: Problem, link: float) -> Problem:
     copy = np.broadcast_to(link * problem.size, (2, 2, problem.values))
-    cost = np.stack([problem.cost, np.full(problem.ops, inf)])
-    return from_problem(problem, cost, copy, names=("gpu", "host"))
+    cost = np.stack([problem.cost[0], np.full(problem.ops, inf)])
+    return over_devices(problem, cost, copy, names=("gpu", "host"))
 
 
 def share(problem: Problem, part: float) -> int:
@@ -61,7 +57,7 @@ def share(problem: Problem, part: float) -> int:
 def test_training_graphs_on_two_devices_are_proven_in_seconds(part: float) -> None:
     base = small_transformer(6)
     problem, budget = two_devices(base), share(base, part)
-    found = solve_devices(problem, [budget] * 2, asked(time_limit=LONG, gap=1e-5))
+    found = solve(problem, [budget] * 2, asked(time_limit=LONG, gap=1e-5))
     assert found.status is Status.OPTIMAL
     assert found.gap <= 1e-5
     assert found.schedule is not None
@@ -74,7 +70,7 @@ def test_training_graphs_on_two_devices_are_proven_in_seconds(part: float) -> No
 def test_the_cheaper_of_swapping_and_recomputing_is_chosen(link: float, swaps: bool) -> None:
     base = small_transformer(3)
     problem = with_host(base, link)
-    found = solve_devices(problem, [share(base, 0.6), inf], asked(time_limit=LONG))
+    found = solve(problem, [share(base, 0.6), inf], asked(time_limit=LONG))
     assert found.status is Status.OPTIMAL
     assert found.schedule is not None
     copies = sum(not step.runs for step in found.schedule.steps)
@@ -86,7 +82,7 @@ def test_the_cheaper_of_swapping_and_recomputing_is_chosen(link: float, swaps: b
 def test_swapping_and_recomputing_mix_when_each_is_cheaper_somewhere() -> None:
     """Two values must leave the middle: one dear to make and small, one cheap and large."""
     size = [4, 20, 1, 24, 1, 1]
-    base = Problem(
+    base = Problem.single(
         cost=np.asarray([50.0, 1.0, 1.0, 1.0, 1.0, 1.0]),
         work=np.zeros(6, np.int64),
         reads=Rows.of([[], [], [0, 1], [2], [3], [0, 1, 4]]),
@@ -96,7 +92,7 @@ def test_swapping_and_recomputing_mix_when_each_is_cheaper_somewhere() -> None:
         inplace=Rows.of([[] for _ in range(6)]),
         recompute=np.ones(6, np.bool_),
     )
-    found = solve_devices(with_host(base, 1.0), [26, inf], asked(time_limit=LONG))
+    found = solve(with_host(base, 1.0), [26, inf], asked(time_limit=LONG))
     assert found.status is Status.OPTIMAL
     assert found.schedule is not None
     moved = {step.item for step in found.schedule.steps if not step.runs}
@@ -110,20 +106,20 @@ def test_pins_groups_goals_and_weights_are_kept() -> None:
     base = small_transformer(2)
     keep = np.zeros(base.values, np.bool_)
     keep[-1] = True
-    base = Problem(**{**base.__dict__, "keep": keep})
+    base = replace(base, keep=keep)
     allowed = np.ones((2, base.ops), np.bool_)
     allowed[0, 5] = allowed[1, 7] = False
     group, goal = [-1] * base.ops, [-1] * base.values
     group[8] = group[20] = 3
     goal[-1] = 1
-    cost = np.stack([base.cost, base.cost * 1.5])
+    cost = np.concatenate([base.cost, base.cost * 1.5])
     copy = np.broadcast_to(0.05 * base.size, (2, 2, base.values))
     uses = Rows.of([[0] if op in (9, 10) else [] for op in range(base.ops)])
-    problem = from_problem(
-        base, cost, copy, allowed=allowed, group=group, goal=goal, uses=uses, weight=[500]
+    problem = over_devices(
+        base, cost, copy, allowed=allowed, group=group, required=goal, uses=uses, weight=[500]
     )
     budgets = [share(base, 0.8), share(base, 0.8) + 500]
-    found = solve_devices(problem, budgets, asked(time_limit=LONG))
+    found = solve(problem, budgets, asked(time_limit=LONG))
     assert found.schedule is not None
     where: dict[int, set[int]] = {}
     for step in found.schedule.steps:
@@ -134,13 +130,13 @@ def test_pins_groups_goals_and_weights_are_kept() -> None:
     assert where[8] == where[20]
     assert len(where[8]) == 1
     assert where[9] == where[10] == {1}  # their weight fits nowhere else
-    assert found.schedule.hold[-1] == 1
+    assert found.schedule.placement[-1] == 1
     assert (peaks(problem, found.schedule) <= budgets).all()
 
 
 def test_budgets_that_fit_nothing_are_proven_with_a_reason() -> None:
     problem = two_devices(skip_chain(20, 3))
-    found = solve_devices(problem, [10, 12], asked())
+    found = solve(problem, [10, 12], asked())
     assert found.status is Status.INFEASIBLE
     assert found.certificate.bound == inf
     assert "device1" in found.notes[0]
@@ -149,10 +145,10 @@ def test_budgets_that_fit_nothing_are_proven_with_a_reason() -> None:
 def test_a_second_device_makes_an_infeasible_budget_feasible() -> None:
     base = small_transformer(4)
     need = max(
-        sum(int(base.size[v]) for v in {*reads, *writes})
+        sum(int(base.size[0, v]) for v in {*reads, *writes})
         for reads, writes in zip(base.reads.lists(), base.writes.lists(), strict=True)
     )
-    found = solve_devices(with_host(base, 0.01), [need + 8, inf], asked(time_limit=LONG, gap=1e-3))
+    found = solve(with_host(base, 0.01), [need + 8, inf], asked(time_limit=LONG, gap=1e-3))
     assert found.schedule is not None
     assert found.peaks[0] <= need + 8
 
@@ -161,7 +157,7 @@ def test_stop_and_time_limit_end_the_run_with_the_best_so_far() -> None:
     base = small_transformer(25)
     problem, budget = two_devices(base), share(base, 0.25)
     seen, begin = Planned(), time.monotonic()
-    found = solve_devices(
+    found = solve(
         problem, [budget] * 2, asked(time_limit=LONG, progress=seen.progress, stop=seen.stop)
     )
     assert time.monotonic() - begin < LONG / 2
@@ -169,13 +165,13 @@ def test_stop_and_time_limit_end_the_run_with_the_best_so_far() -> None:
     assert found.status is Status.FEASIBLE
     assert found.certificate.bound <= found.time
     with work(8.0):
-        solve_devices(problem, [budget] * 2, asked(time_limit=1.0))
+        solve(problem, [budget] * 2, asked(time_limit=1.0))
 
 
 def test_progress_tells_every_move_and_the_gap_never_grows() -> None:
     base = small_transformer(6)
     seen: list[tuple[float, float]] = []
-    found = solve_devices(
+    found = solve(
         two_devices(base),
         [share(base, 0.7)] * 2,
         asked(time_limit=LONG, progress=lambda best, bound, _: seen.append((best, bound))),
@@ -192,18 +188,18 @@ def test_warm_start_is_taken_or_ignored() -> None:
     on_first = Schedule(tuple(Step(op, 0) for op in range(base.ops)), (-1,) * base.values)
     late = lambda: True  # noqa: E731
     budget = share(base, 1.0)
-    taken = solve_devices(problem, [budget] * 2, asked(stop=late), warm=on_first)
+    taken = solve(problem, [budget] * 2, asked(stop=late), warm=on_first)
     assert taken.planner == "warm start"
     assert taken.schedule == on_first
-    ignored = solve_devices(problem, [budget - 1] * 2, asked(stop=late), warm=on_first)
+    ignored = solve(problem, [budget - 1] * 2, asked(stop=late), warm=on_first)
     assert ignored.schedule is None
 
 
 def test_two_threads_agree_with_one() -> None:
     base = small_transformer(5)
     problem, budgets = two_devices(base), [share(base, 0.6)] * 2
-    one = solve_devices(problem, budgets, asked(time_limit=LONG))
-    both = solve_devices(problem, budgets, asked(time_limit=LONG, threads=2))
+    one = solve(problem, budgets, asked(time_limit=LONG))
+    both = solve(problem, budgets, asked(time_limit=LONG, threads=2))
     assert one.status is both.status is Status.OPTIMAL
     assert one.time == pytest.approx(both.time, rel=1e-4)
 
@@ -211,8 +207,8 @@ def test_two_threads_agree_with_one() -> None:
 def test_makespan_objective_uses_both_devices_at_once() -> None:
     """Two independent chains: one after the other in time, side by side in makespan."""
     base = ones([[op - 1] if op % 4 else [] for op in range(8)])
-    problem = from_problem(base, np.ones((2, 8)), np.full((2, 2, 8), 5.0))
-    found = solve_devices(problem, [10, 10], asked(objective="makespan", time_limit=LONG))
+    problem = over_devices(base, np.ones((2, 8)), np.full((2, 2, 8), 5.0))
+    found = solve(problem, [10, 10], asked(objective="makespan", time_limit=LONG))
     assert found.status is Status.OPTIMAL
     assert found.makespan == pytest.approx(4)
     assert found.time == pytest.approx(8)
@@ -222,11 +218,11 @@ def test_thousands_of_ops_are_spread_over_two_devices_in_seconds() -> None:
     base = small_transformer(130)
     assert base.ops > 2000
     copy = np.broadcast_to(0.005 * base.size * base.cost.mean(), (2, 2, base.values))
-    problem = from_problem(base, np.stack([base.cost] * 2), copy, toll=0.3 * copy)
+    problem = over_devices(base, np.concatenate([base.cost] * 2), copy, copy_busy=0.3 * copy)
     budgets = [share(base, 0.8)] * 2
     seen = Planned(0.8 * problem.reference)
     with work(6.0):
-        found = solve_devices(
+        found = solve(
             problem,
             budgets,
             asked(objective="makespan", time_limit=LONG, progress=seen.progress, stop=seen.stop),
@@ -241,7 +237,7 @@ def test_thousands_of_ops_are_spread_over_two_devices_in_seconds() -> None:
 def test_a_makespan_run_that_is_stopped_at_once_has_a_plan() -> None:
     base = small_transformer(12)
     seen, begin = Planned(), time.monotonic()
-    found = solve_devices(
+    found = solve(
         two_devices(base),
         [share(base, 0.9)] * 2,
         asked(objective="makespan", time_limit=LONG, progress=seen.progress, stop=seen.stop),
@@ -257,7 +253,7 @@ def test_list_scheduling_is_valid_and_says_what_is_within_budgets(seed: int) -> 
     schedule = random_schedule(problem, seed)
     if schedule is None:
         return
-    layout, fixed = Layout(problem), seed % 4 == 0
+    layout, fixed = ProblemLists(problem), seed % 4 == 0
     budgets = [int(0.9 * b) + 1 for b in peaks(problem, schedule)]
     lists = Lists(Search(layout, budgets, free_order=not fixed, seed=seed), fixed)
     within: list[Schedule] = []
@@ -267,7 +263,7 @@ def test_list_scheduling_is_valid_and_says_what_is_within_budgets(seed: int) -> 
     assert all((peaks(problem, found) > budgets).any() for found in lists.over())
     if fixed:
         for found in (*within, *lists.over()):
-            assert first_runs(found) == list(range(problem.ops))
+            assert found.first_runs == tuple(range(problem.ops))
     if spans:
         assert spans[-1] <= spans[0] * 1.01
 
@@ -275,10 +271,10 @@ def test_list_scheduling_is_valid_and_says_what_is_within_budgets(seed: int) -> 
 def test_list_scheduling_finds_the_best_of_two_chains() -> None:
     """Two chains with one value between them that is dear to move."""
     base = ones([[], [], [0], [1], [2], [3], [4], [5], [6, 7]])
-    problem = from_problem(base, np.ones((2, 9)), np.full((2, 2, 9), 1.5))
+    problem = over_devices(base, np.ones((2, 9)), np.full((2, 2, 9), 1.5))
     within: list[Schedule] = []
     best = pytest.approx(4 + 1.5 + 1)
-    Lists(Search(Layout(problem), [9, 9], free_order=True), fixed_order=False).run(
+    Lists(Search(ProblemLists(problem), [9, 9], free_order=True), fixed_order=False).run(
         LONG, lambda: bool(within) and makespan(problem, within[-1], [9, 9]) == best, within.append
     )
     assert makespan(problem, within[-1], [9, 9]) == best
@@ -287,11 +283,11 @@ def test_list_scheduling_finds_the_best_of_two_chains() -> None:
 def test_unknown_options_are_refused() -> None:
     problem = two_devices(skip_chain(10, 1))
     with pytest.raises(UsageError, match="unknown solver"):
-        solve_devices(problem, [9, 9], asked(solver="cplex"))
+        solve(problem, [9, 9], asked(solver="cplex"))
     with pytest.raises(UsageError, match="unknown objective"):
-        solve_devices(problem, [9, 9], asked(objective="energy"))
+        solve(problem, [9, 9], asked(objective="energy"))
     with pytest.raises(ValueError, match="1 budgets for 2 devices"):
-        solve_devices(problem, [9], asked())
+        solve(problem, [9], asked())
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -300,7 +296,7 @@ def test_search_stays_valid_and_within_budgets(seed: int) -> None:
     schedule = random_schedule(problem, seed)
     if schedule is None:
         return
-    layout = Layout(problem)
+    layout = ProblemLists(problem)
     start = without_unread(layout, schedule)
     budgets = [int(0.85 * b) + 1 for b in peaks(problem, start)]
     search = Search(layout, budgets, free_order=bool(seed % 2), seed=seed)
@@ -318,7 +314,7 @@ def test_annealing_leaves_an_infeasible_start() -> None:
     base = small_transformer(3)
     problem = with_host(base, 0.01)
     start = Schedule(tuple(Step(op, 0) for op in range(base.ops)), (-1,) * base.values)
-    search = Search(Layout(problem), [share(base, 0.7), 10**9])
+    search = Search(ProblemLists(problem), [share(base, 0.7), 10**9])
     kept: list[Schedule] = []
     search.anneal(start, LONG, lambda: bool(kept), kept.append)
     assert kept

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from math import inf
 
 import numpy as np
@@ -11,39 +12,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onnxremat.errors import UsageError
-from onnxremat.planner.devices import (
-    DeviceProblem,
-    Given,
-    InvalidScheduleError,
-    Schedule,
-    Step,
-    copy_seconds,
-    from_problem,
-    makespan,
-    occupancy,
-    peaks,
-    seconds,
-    timing,
-)
-from onnxremat.planner.devices.extract import without_unread
-from onnxremat.planner.devices.layout import Layout
-from onnxremat.planner.devices.makespan import critical_path
-from onnxremat.planner.devices.problem import durations, ledger
-from onnxremat.planner.devices.steps import Names, from_plan, to_plan
+from onnxremat.planner.formulations.extract import without_unread
+from onnxremat.planner.makespan import critical_path, makespan, timing
+from onnxremat.planner.over_devices import HostInput, copy_seconds, over_devices
+from onnxremat.planner.plan_steps import Names, from_plan, to_plan
 from onnxremat.planner.problem import Problem, Rows
-from onnxremat.planner.problem import occupancy as single_occupancy
+from onnxremat.planner.problem_lists import ProblemLists
+from onnxremat.planner.schedule import InvalidScheduleError, Schedule, Step
 from onnxremat.planner.search.session import Search
+from onnxremat.planner.semantics import bytes_of, durations, ledger, occupancy, peaks, seconds
 from onnxremat.schedule.plan import Compute, Plan, Transfer
 from tests.planner.device_oracle import random_device_problem, random_schedule
 from tests.planner.oracle import random_problem, random_sequence
 
-CASES = (st.integers(0, 10**6), st.integers(2, 12), st.integers(1, 3), st.integers(0, 10**6))
+CASES = (st.integers(0, 10**6), st.integers(2, 12), st.integers(2, 3), st.integers(0, 10**6))
 
 
 def chain(sizes: list[int], *, work: int = 0, keep: int = -1) -> Problem:
     """Ops 0 -> 1 -> .. that each make one value."""
     count = len(sizes)
-    return Problem(
+    return Problem.single(
         cost=np.ones(count),
         work=np.full(count, work, np.int64),
         reads=Rows.of([[op - 1] if op else [] for op in range(count)]),
@@ -55,9 +43,9 @@ def chain(sizes: list[int], *, work: int = 0, keep: int = -1) -> Problem:
     )
 
 
-def two(problem: Problem, link: float = 0.5, **rest: object) -> DeviceProblem:
+def two(problem: Problem, link: float = 0.5, **rest: object) -> Problem:
     copy = np.full((2, 2, problem.values), link)
-    return from_problem(problem, np.stack([problem.cost, problem.cost * 2]), copy, **rest)  # type: ignore[arg-type]
+    return over_devices(problem, np.concatenate([problem.cost, problem.cost * 2]), copy, **rest)  # type: ignore[arg-type]
 
 
 @settings(max_examples=150, deadline=None)
@@ -65,12 +53,33 @@ def two(problem: Problem, link: float = 0.5, **rest: object) -> DeviceProblem:
 def test_one_device_is_the_single_device_problem(seed: int, ops: int, which: int) -> None:
     problem = random_problem(seed, ops)
     sequence = random_sequence(problem, which)
-    lifted = from_problem(problem, problem.cost[None, :], np.full((1, 1, problem.values), inf))
-    hold = tuple(0 if keep else -1 for keep in problem.keep)
-    schedule = Schedule(tuple(Step(op, 0) for op in sequence), hold)
-    use = occupancy(lifted, schedule)
-    assert use[0].tolist() == single_occupancy(problem, sequence).tolist()
-    assert seconds(lifted, schedule) == pytest.approx(float(problem.cost[sequence].sum()))
+    schedule = Schedule.of(problem, sequence)
+    assert schedule.sequence == tuple(sequence)
+    assert schedule.placement == tuple(0 if keep else -1 for keep in problem.keep)
+    use = bytes_of(problem, schedule, ledger(problem, schedule))
+    assert use.tolist() == occupancy(problem, sequence).tolist()
+    took = float(problem.cost[0, sequence].sum())
+    assert sum(durations(problem, schedule.steps)) == pytest.approx(took)
+    assert seconds(problem, schedule) == pytest.approx(took)
+    assert makespan(problem, schedule, [int(use.max())]) == pytest.approx(took)
+    lifted = over_devices(problem, problem.cost, np.full((1, 1, problem.values), inf))
+    assert occupancy(lifted, schedule).tolist() == use.tolist()
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(0, 10**6), st.integers(2, 12), st.integers(0, 10**6))
+def test_what_one_device_cannot_do_is_refused_alike(seed: int, ops: int, which: int) -> None:
+    problem = random_problem(seed, ops)
+    sequence = random_sequence(problem, which)
+    for broken in (sequence[1:], sequence[:-1], sequence[::-1], [*sequence, *range(ops)]):
+        schedule = Schedule.of(problem, broken)
+        try:
+            expected = bytes_of(problem, schedule, ledger(problem, schedule)).tolist()
+        except InvalidScheduleError:
+            with pytest.raises(InvalidScheduleError):
+                occupancy(problem, broken)
+        else:
+            assert occupancy(problem, broken).tolist() == expected
 
 
 def test_a_copy_takes_room_on_both_sides_and_counts_as_a_read() -> None:
@@ -82,7 +91,7 @@ def test_a_copy_takes_room_on_both_sides_and_counts_as_a_read() -> None:
 
 def test_swapping_out_and_in_frees_the_gap() -> None:
     base = chain([10, 4, 4, 1])
-    base = Problem(**{**base.__dict__, "reads": Rows.of([[], [0], [1], [0, 2]])})
+    base = replace(base, reads=Rows.of([[], [0], [1], [0, 2]]))
     problem = two(base)
     kept = (Step(0, 0), Step(1, 0), Step(2, 0), Step(3, 0))
     swapped = (
@@ -99,7 +108,7 @@ def test_swapping_out_and_in_frees_the_gap() -> None:
 def test_results_are_held_on_their_device_and_weights_where_their_ops_run() -> None:
     base = chain([3, 5, 7], keep=1)
     uses = Rows.of([[0], [0], [1]])
-    problem = two(base, uses=uses, weight=[100, 1000], goal=[-1, 1, -1])
+    problem = two(base, uses=uses, weight=[100, 1000], required=[-1, 1, -1])
     steps = (Step(0, 0), Step(1, 0), Step(1, 1, 0), Step(2, 0))
     use = occupancy(problem, Schedule(steps, (-1, 1, -1)))
     assert use.tolist() == [[1103, 1108, 1105, 1112], [0, 0, 5, 5]]
@@ -110,9 +119,9 @@ def test_results_are_held_on_their_device_and_weights_where_their_ops_run() -> N
 
 
 def test_a_given_input_takes_no_room_at_home() -> None:
-    item = Given(size=9, home=1, readers=(0, 2), copy=np.full((2, 2), 0.25))
-    problem = two(chain([3, 5, 7]), given=[item])
-    assert problem.given == 1
+    item = HostInput(size=9, home=1, readers=(0, 2), copy=np.full((2, 2), 0.25))
+    problem = two(chain([3, 5, 7]), host_inputs=[item])
+    assert problem.host_inputs == 1
     steps = (Step(0, 1), Step(3, 0, 1), Step(1, 0), Step(2, 0), Step(3, 0))
     use = occupancy(problem, Schedule(steps, (-1,) * 4))
     assert use.tolist() == [[0, 9, 12, 17, 21], [0, 0, 0, 0, 0]]
@@ -135,7 +144,7 @@ def test_schedules_that_cannot_be_carried_out_are_refused(
     steps: tuple[Step, ...], why: str
 ) -> None:
     base = chain([1, 1, 1])
-    base = Problem(**{**base.__dict__, "recompute": np.asarray([True, False, True])})
+    base = replace(base, recompute=np.asarray([True, False, True]))
     allowed = [[True] * 3, [True, True, False]]
     problem = two(base, allowed=allowed, group=[-1, 7, 7])
     with pytest.raises(InvalidScheduleError, match=why):
@@ -157,7 +166,7 @@ def test_compiled_evaluator_equals_the_reference(
         touched[move.device, step] = True
         touched[move.source if not move.runs else move.device, step] = True
     for budgets in ([12] * devices, use.max(axis=1).tolist()):
-        search = Search(Layout(problem), budgets, free_order=not fixed)
+        search = Search(ProblemLists(problem), budgets, free_order=not fixed)
         found = search.replay(schedule)
         assert found is not None
         assert list(found.peaks) == use.max(axis=1).tolist()
@@ -176,9 +185,9 @@ def test_compiled_evaluator_refuses_what_the_reference_refuses(
     schedule = random_schedule(problem, which, fixed_order=False)
     if schedule is None:
         return
-    search = Search(Layout(problem), [50] * devices, free_order=True)
+    search = Search(ProblemLists(problem), [50] * devices, free_order=True)
     for gone in range(len(schedule.steps)):
-        rest = Schedule(schedule.steps[:gone] + schedule.steps[gone + 1 :], schedule.hold)
+        rest = Schedule(schedule.steps[:gone] + schedule.steps[gone + 1 :], schedule.placement)
         try:
             ledger(problem, rest)
             valid = True
@@ -188,20 +197,20 @@ def test_compiled_evaluator_refuses_what_the_reference_refuses(
 
 
 def test_a_copy_with_a_toll_keeps_both_devices_from_their_next_ops() -> None:
-    base = Problem(**{**chain([1, 1, 1, 1]).__dict__, "reads": Rows.of([[], [0], [], []])})
+    base = replace(chain([1, 1, 1, 1]), reads=Rows.of([[], [0], [], []]))
     schedule = Schedule((Step(0, 0), Step(2, 1), Step(0, 1, 0), Step(3, 0), Step(1, 1)), (-1,) * 4)
     toll = np.stack([np.full((2, 4), 0.25), np.full((2, 4), 0.5)])
     cost, copy = np.ones((2, 4)), np.full((2, 2, 4), 2.0)
     for given_toll, starts in ((None, [0, 0, 1, 1, 3]), (toll, [0, 0, 1, 1.25, 3])):
-        problem = from_problem(base, cost, copy, toll=given_toll)
+        problem = over_devices(base, cost, copy, copy_busy=given_toll)
         assert timing(problem, schedule, [9, 9]).start.tolist() == starts
         assert seconds(problem, schedule) == 6
     late = Schedule((Step(0, 0), Step(2, 1), Step(0, 1, 0), Step(3, 1), Step(1, 0)), (-1,) * 4)
-    assert timing(from_problem(base, cost, copy, toll=toll), late, [9, 9]).start.tolist() == [
+    assert timing(over_devices(base, cost, copy, copy_busy=toll), late, [9, 9]).start.tolist() == [
         0, 0, 1, 1.5, 1.25,
     ]  # fmt: skip
-    with pytest.raises(ValueError, match="toll has an entry above"):
-        from_problem(base, cost, copy, toll=toll * 5)
+    with pytest.raises(ValueError, match="copy_busy has an entry above"):
+        over_devices(base, cost, copy, copy_busy=toll * 5)
 
 
 @settings(max_examples=150, deadline=None)
@@ -258,16 +267,16 @@ def test_plans_name_everything_and_come_back(seed: int, ops: int, devices: int, 
     schedule = random_schedule(problem, which, fixed_order=False)
     if schedule is None:
         return
-    schedule = without_unread(Layout(problem), schedule)
+    schedule = without_unread(ProblemLists(problem), schedule)
     names = Names([f"op{i}" for i in range(problem.ops)], [f"v{i}" for i in range(problem.values)])
     plan = Plan.from_json(json.loads(to_plan(problem, schedule, names).dumps()))
     back = from_plan(problem, plan, names)
 
     def own(moves: Schedule) -> list[Step]:
-        return [s for s in moves.steps if not (s.runs and s.item < problem.given)]
+        return [s for s in moves.steps if not (s.runs and s.item < problem.host_inputs)]
 
     assert own(back) == own(schedule)
-    assert back.hold == schedule.hold
+    assert back.placement == schedule.placement
     assert peaks(problem, back).tolist() == peaks(problem, schedule).tolist()
 
 
@@ -289,18 +298,18 @@ def test_lifting_checks_what_it_is_given() -> None:
         (np.ones((2, 2)), {}, "cost has shape"),
         (-np.ones((2, 3)), {}, "negative"),
         (np.full((2, 3), inf), {}, "on no device"),
-        (np.ones((2, 3)), {"goal": [0, 0, 5]}, None),
+        (np.ones((2, 3)), {"required": [0, 0, 5]}, None),
         (np.ones((2, 3)), {"group": [0, 0]}, "group has shape"),
         (np.ones((16, 3)), {}, "16 devices: at most 15"),
     ):
         links = np.ones((len(cost), len(cost), 3)) if len(cost) != 2 else copy
         if why is None:
-            from_problem(base, cost, links, **rest)  # type: ignore[arg-type]
+            over_devices(base, cost, links, **rest)  # type: ignore[arg-type]
             continue
         with pytest.raises(ValueError, match=why):
-            from_problem(base, cost, links, **rest)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="goal names a device"):
-        from_problem(chain([1, 2, 3], keep=2), np.ones((2, 3)), copy, goal=[-1, -1, 5])
+            over_devices(base, cost, links, **rest)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="on a device above"):
+        over_devices(chain([1, 2, 3], keep=2), np.ones((2, 3)), copy, required=[-1, -1, 5])
 
 
 def test_copy_seconds_are_latency_and_bytes_over_bandwidth() -> None:

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from onnxremat.planner import peak, seconds
-from onnxremat.planner.devices import peaks
-from onnxremat.planner.devices import seconds as seconds_of
 from onnxremat.planner.export import write_model
 from onnxremat.planner.formulate import Formulated, formulate
 from onnxremat.planner.formulations import xengine
 from onnxremat.planner.model import Model
 from onnxremat.planner.options import FORMULATIONS
+from onnxremat.planner.problem_lists import ProblemLists
+from onnxremat.planner.semantics import peaks
+from onnxremat.planner.semantics import seconds as seconds_of
 from onnxremat.planner.solution_files import SolutionFileError, read_solution
 from onnxremat.planner.solvers import SOLVERS, Limits
-from onnxremat.planner.wiring import Wiring
 from tests.planner.oracle import random_problem
 from tests.planner.readers import LINEAR, QUADRATIC, highs
 from tests.planner.test_formulations import budget_of, two_devices
@@ -28,8 +28,8 @@ SEED, SHARE = 24, 2  # recomputation is needed, and every relaxation is fraction
 def made(name: str, ops: int = 5) -> tuple[Formulated, float]:
     """A formulation of a small problem, and its optimum in model units."""
     problem = random_problem(SEED, ops)
-    wiring = Wiring(problem)
-    found = formulate(wiring, budget_of(problem, SHARE), name)
+    wiring = ProblemLists(problem)
+    found = formulate(wiring, [budget_of(problem, SHARE)], name)
     best = SOLVERS["highs"].solve(found.model, Limits(20)).objective
     assert best < inf
     return found, best
@@ -52,7 +52,7 @@ def test_what_others_solve_comes_back_as_the_same_plan(
     assert seen.objective == pytest.approx(best, abs=1e-3)
     point = read_solution(model, tmp_path / "plan.sol")
     assert model.objective(point) == pytest.approx(best, abs=1e-3)
-    problem, sequence = random_problem(SEED, 5), formulated.sequence(point)
+    problem, sequence = random_problem(SEED, 5), formulated.schedule(point)
     assert sequence is not None
     if formulated.staged:
         assert peak(problem, sequence) <= budget_of(problem, SHARE)

@@ -10,13 +10,14 @@ import pytest
 
 from onnxremat.planner import peak, seconds
 from onnxremat.planner.bounds import largest_need
-from onnxremat.planner.devices import DeviceProblem, from_problem, peaks
-from onnxremat.planner.devices import seconds as seconds_of
 from onnxremat.planner.formulations import checkmate, retention, xengine
 from onnxremat.planner.formulations.stages import StageModel
+from onnxremat.planner.over_devices import over_devices
 from onnxremat.planner.problem import Problem, Rows
+from onnxremat.planner.problem_lists import ProblemLists
+from onnxremat.planner.semantics import peaks
+from onnxremat.planner.semantics import seconds as seconds_of
 from onnxremat.planner.solvers import SOLVERS, Limits, Outcome
-from onnxremat.planner.wiring import Wiring
 from tests.limits import LONG
 from tests.planner import oracle
 from tests.planner.device_oracle import (
@@ -28,8 +29,8 @@ from tests.planner.device_oracle import (
 from tests.planner.oracle import random_problem
 
 
-def all_formulations(wiring: Wiring, budget: int) -> dict[str, StageModel]:
-    one = xengine.single(wiring.problem)
+def all_formulations(wiring: ProblemLists, budget: int) -> dict[str, StageModel]:
+    one = wiring.problem
     return {
         "checkmate": checkmate.build(wiring, budget),
         "retention": retention.build(wiring, budget, intervals=wiring.problem.ops),
@@ -39,14 +40,14 @@ def all_formulations(wiring: Wiring, budget: int) -> dict[str, StageModel]:
 
 
 def budget_of(problem: Problem, seed: int) -> int:
-    low, high = largest_need(Wiring(problem)).bytes, peak(problem, problem.store_all())
+    low, high = largest_need(ProblemLists(problem)).bytes, peak(problem, problem.store_all())
     return low + (high - low) * (seed % 4) // 4
 
 
 @pytest.mark.parametrize("seed", range(60))
 def test_formulations_agree_with_the_exact_optimum(seed: int) -> None:
     problem = random_problem(seed, 5 + seed % 2)
-    wiring, budget = Wiring(problem), budget_of(problem, seed)
+    wiring, budget = ProblemLists(problem), budget_of(problem, seed)
     exact = oracle.staged_optimum(problem, budget)
     assert oracle.optimum(problem, budget, fixed_order=True) <= exact
     for name, made in all_formulations(wiring, budget).items():
@@ -61,13 +62,13 @@ def test_formulations_agree_with_the_exact_optimum(seed: int) -> None:
         assert seconds(problem, sequence) == pytest.approx(exact, abs=1e-4), name
 
 
-def two_devices(problem: Problem, seed: int) -> DeviceProblem:
+def two_devices(problem: Problem, seed: int) -> Problem:
     draw = np.random.default_rng(seed)
-    cost = np.asarray([problem.cost, problem.cost * draw.uniform(0.5, 3.0, problem.ops)])
-    return from_problem(problem, cost, problem.size * 0.3 * np.ones((2, 2, 1)))
+    cost = np.concatenate([problem.cost, problem.cost * draw.uniform(0.5, 3.0, problem.ops)])
+    return over_devices(problem, cost, problem.size * 0.3 * np.ones((2, 2, 1)))
 
 
-def budgets_of(problem: DeviceProblem, seed: int) -> list[int]:
+def budgets_of(problem: Problem, seed: int) -> list[int]:
     """Between 0.7 and 1.15 of what some schedule takes on each device, or room for everything."""
     schedules = (random_schedule(problem, draw) for draw in range(8))
     schedule = next((found for found in schedules if found is not None), None)
@@ -103,10 +104,10 @@ def test_two_devices_products_linear_form_and_brute_force_agree(seed: int) -> No
 
 def test_the_random_problems_have_every_feature() -> None:
     problems = [random_device_problem(s, 3 + s % 2, plain=s % 7 == 0, kept=0.3) for s in FEATURES]
-    assert any(p.given for p in problems)
+    assert any(p.host_inputs for p in problems)
     assert any(len(p.weight) for p in problems)
     assert any((p.group >= 0).any() for p in problems)
-    assert any((p.goal >= 0).any() for p in problems)
+    assert any((p.required >= 0).any() for p in problems)
     assert any(p.inplace.lists() != [[]] * p.ops for p in problems)
     assert any(not np.isfinite(p.cost).any(axis=1).all() for p in problems)  # storage
     again = 0
@@ -147,11 +148,11 @@ def test_three_devices_and_points_of_schedules(seed: int) -> None:
 def test_memory_is_not_pooled_over_devices() -> None:
     """Two ops of 4 and 3 bytes, the second reads the first: 7 bytes at once. Two devices of 5 bytes
     have 10 together, but no one of them has room for both."""
-    base = Problem(
-        np.ones(2), np.zeros(2, np.int64), Rows.of([[], [0]]), Rows.of([[0], [1]]),
-        np.asarray([4, 3]), np.zeros(2, np.bool_), Rows.of([[], []]), np.ones(2, np.bool_), 0,
+    base = Problem.single(
+        cost=np.ones(2), work=np.zeros(2), reads=Rows.of([[], [0]]), writes=Rows.of([[0], [1]]),
+        size=[4, 3], keep=np.zeros(2), inplace=Rows.of([[], []]), recompute=np.ones(2),
     )  # fmt: skip
-    problem = from_problem(base, np.ones((2, 2)), np.full((2, 2, 2), 0.1))
+    problem = over_devices(base, np.ones((2, 2)), np.full((2, 2, 2), 0.1))
     for budgets, outcome in (([5, 5], Outcome.INFEASIBLE), ([5, 7], Outcome.OPTIMAL)):
         made = xengine.build(problem, budgets)
         assert SOLVERS["scip"].solve(made.model, Limits(LONG)).outcome is outcome

@@ -9,6 +9,7 @@ from onnxremat.planner.baselines import BASELINES
 from onnxremat.planner.lineup import Entry, beaten, line_up
 from onnxremat.planner.methods import plan_by
 from onnxremat.planner.options import Method
+from onnxremat.planner.schedule import Schedule, Step
 from tests.limits import LONG, Planned
 from tests.planner.asking import asked
 from tests.planner.graphs import skip_chain, small_transformer
@@ -70,9 +71,9 @@ def test_a_planner_that_fails_is_an_entry_with_the_reason() -> None:
 def test_being_beaten_is_seen() -> None:
     def entry(name: str, time: float | None) -> Entry:
         proof = Certificate(0.0, "none", any_order=True)
-        found = None if time is None else (0,)
+        found = None if time is None else Schedule((Step(0, 0),), (-1,))
         status = Status.FEASIBLE if found else Status.UNKNOWN
-        return Entry(name, 1, Solution(status, found, time or 9e9, 1, proof, name, 0.0))
+        return Entry(name, 1, Solution(status, found, time or 9e9, (1,), proof, name))
 
     ours, close, better, none = (
         entry("auto", 2.0), entry("a", 1.99), entry("b", 1.0), entry("c", None)

@@ -11,13 +11,13 @@ import pytest
 from onnxremat.errors import UsageError
 from onnxremat.planner import Problem, Status, peak, seconds, solve
 from onnxremat.planner.baselines import BASELINES
-from onnxremat.planner.exact import solve_formulation, staged_runs
-from onnxremat.planner.formulate import columns, formulate
+from onnxremat.planner.exact import solve_formulation
+from onnxremat.planner.formulate import columns, formulate, staged_runs
 from onnxremat.planner.lineup import method_of
 from onnxremat.planner.methods import plan_by
 from onnxremat.planner.options import FORMULATIONS, PLANNERS, PUBLISHED, SOLVER_NAMES, Method
+from onnxremat.planner.problem_lists import ProblemLists
 from onnxremat.planner.solvers import SOLVERS, Limits, Outcome, Result, refused
-from onnxremat.planner.wiring import Wiring
 from tests.limits import LONG, Planned, work
 from tests.planner.asking import asked
 from tests.planner.graphs import skip_chain, small_transformer
@@ -123,11 +123,11 @@ def test_the_warm_start_is_a_point_of_the_model(name: str, monkeypatch: pytest.M
     solve_formulation(
         problem, budget, asked(method=Method(formulation=name), time_limit=LONG, solver="highs")
     )
-    made = formulate(Wiring(problem), budget, name)
+    made = formulate(ProblemLists(problem), [budget], name)
     warm = given[-1].warm
     assert warm is not None
     assert made.model.violation(warm) < 1e-6
-    quick = made.sequence(warm)
+    quick = made.schedule(warm)
     assert quick is not None
     assert peak(problem, quick) <= budget
 
@@ -142,9 +142,9 @@ def test_staged_runs() -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_sizes_are_known_before_building(name: str, seed: int) -> None:
     problem = random_problem(seed, 6 + seed % 3)
-    wiring = Wiring(problem)
-    model = formulate(wiring, share(problem, 1.0), name).model
-    assert columns(wiring, name) == model.columns
+    wiring = ProblemLists(problem)
+    model = formulate(wiring, [share(problem, 1.0)], name).model
+    assert columns(wiring, [share(problem, 1.0)], name) == model.columns
 
 
 def test_large_models_are_refused_before_they_are_built() -> None:

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onnxremat.planner.problem import occupancy, seconds
-from onnxremat.planner.search.session import SequenceSearch
+from onnxremat.planner.problem import Problem
+from onnxremat.planner.problem_lists import ProblemLists
+from onnxremat.planner.schedule import Schedule
+from onnxremat.planner.search.session import Search
+from onnxremat.planner.semantics import bytes_of, ledger, occupancy, seconds
 from tests.planner.oracle import random_problem, random_sequence
+
+
+def searching(problem: Problem, budget: int, **facts: Any) -> Search:
+    return Search(ProblemLists(problem), [budget], **facts)
 
 
 @settings(max_examples=300, deadline=None)
@@ -19,15 +27,16 @@ from tests.planner.oracle import random_problem, random_sequence
 def test_evaluator_equals_occupancy(seed: int, ops: int, which: int, fixed: bool) -> None:
     problem = random_problem(seed, ops)
     sequence = random_sequence(problem, which, fixed_order=fixed)
-    use = occupancy(problem, sequence)
+    schedule = Schedule.of(problem, sequence)
+    use = bytes_of(problem, schedule, ledger(problem, schedule))[0]
     allowed = all(
         problem.recompute[op] and not all(problem.keep[problem.writes[op]])
         for op in set(sequence)
         if sequence.count(op) > 1
     )
     for budget in {20, *use.tolist()}:
-        search = SequenceSearch(problem, budget, free_order=not fixed)
-        replay = search.replay(sequence)
+        search = searching(problem, budget, free_order=not fixed)
+        replay = search.replay(schedule)
         assert (replay is not None) == allowed
         if replay is not None:
             assert replay.seconds == pytest.approx(seconds(problem, sequence))
@@ -38,25 +47,22 @@ def test_evaluator_equals_occupancy(seed: int, ops: int, which: int, fixed: bool
 
 def test_evaluator_refuses_bad_sequences() -> None:
     problem = random_problem(3, 6, plain=True)
-    search = SequenceSearch(problem, 10)
-    assert search.replay([0, 1, 2]) is None
-    assert search.replay([5, 4, 3, 2, 1, 0]) is None
-    assert search.replay([0]) is None
+    search = searching(problem, 10)
+    for bad in ([0, 1, 2], [5, 4, 3, 2, 1, 0], [0]):
+        assert search.replay(Schedule.of(problem, bad)) is None
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_greedy_and_annealing_stay_valid_and_within_budget(seed: int) -> None:
     problem = random_problem(seed, 30)
-    store_all = problem.store_all()
+    store_all = Schedule.of(problem, problem.store_all())
     top = int(occupancy(problem, store_all).max())
     for share in (0.9, 0.75):
-        search = SequenceSearch(problem, int(share * top), free_order=bool(seed % 2), seed=seed)
-        kept: list[list[int]] = []
+        search = searching(problem, int(share * top), free_order=bool(seed % 2), seed=seed)
+        kept: list[Schedule] = []
         found = search.fit(store_all, time.monotonic() + 1, lambda: False, 2, 1.0)
         if found is not None:
             kept.append(found)
-        search.anneal(
-            found or store_all, 0.1, lambda: False, lambda s, _, kept=kept: kept.append(s)
-        )
-        for sequence in kept:
-            assert occupancy(problem, sequence).max() <= share * top
+        search.anneal(found or store_all, 0.1, lambda: False, kept.append)
+        for schedule in kept:
+            assert occupancy(problem, schedule).max() <= share * top

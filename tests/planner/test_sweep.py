@@ -10,6 +10,7 @@ import pytest
 
 from onnxremat.planner import Certificate, Problem, Solution, Status, peak, seconds, solve
 from onnxremat.planner.options import Stop
+from onnxremat.planner.schedule import Schedule, Step
 from onnxremat.planner.sweep import Point, budgets_between, sweep, tightened
 from tests.limits import LONG
 from tests.planner.asking import asked
@@ -52,7 +53,8 @@ def answer(time: float, bound: float, order: tuple[int, ...] = (0, 1), **facts: 
     proof = Certificate(bound, "cut", bool(facts.get("free", True)), bool(facts.get("staged")))
     status = Status.FEASIBLE if time < inf else Status.UNKNOWN
     status = Status.INFEASIBLE if bound == inf else status
-    return Solution(status, order if time < inf else None, time, 1, proof, "test", 0.5)
+    schedule = Schedule(tuple(Step(op, 0) for op in order), ())
+    return Solution(status, schedule if time < inf else None, time, (1,), proof, "test", 0.5)
 
 
 def curve(*answers: Solution, close: float = 0.0) -> list[Solution]:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit
 
-from onnxremat.planner.problem import Problem, occupancy, seconds
+from onnxremat.planner.problem import Problem
+from onnxremat.planner.problem_lists import ProblemLists
 from onnxremat.planner.search import timeline
-from onnxremat.planner.search.arrays import arrays_of_one
+from onnxremat.planner.search.arrays import arrays_of
 from onnxremat.planner.search.compiled import generator
 from onnxremat.planner.search.timeline import Line, Single, lay_out, line_for, read_out, single_of
+from onnxremat.planner.semantics import occupancy, seconds
 from tests.planner.oracle import random_problem, random_sequence
 
 APART = 4  # slots per step
@@ -36,7 +40,7 @@ def cut(p: Single, t: Line, op: int, slot: int) -> bool:
 
 
 def laid_out(problem: Problem, sequence: list[int], budget: int) -> tuple[Single, Line]:
-    arrays = single_of(arrays_of_one(problem, budget))
+    arrays = single_of(arrays_of(ProblemLists(problem), [budget]))
     line = line_for(arrays, APART * (len(sequence) + 1), budget, generator(0))
     assert lay_out(arrays, line, np.asarray(sequence, np.int32), len(sequence))
     return arrays, line
@@ -50,7 +54,8 @@ def steps_of(line: Line) -> list[int]:
 def agree(problem: Problem, line: Line) -> None:
     """Fails when bytes, time or excess differ from those of the sequence on the line."""
     sequence, there = steps_of(line), line.op >= 0
-    use = occupancy(problem, sequence)
+    again = np.ones(problem.ops, np.bool_)  # while a run moves it is there twice
+    use = occupancy(replace(problem, recompute=again), sequence)[0]
     assert line.use[there].tolist() == use.tolist()
     assert line.use[~there].max(initial=0) <= 0
     assert line.sums[0] == pytest.approx(seconds(problem, sequence))

@@ -11,7 +11,6 @@ from onnxremat.errors import UsageError
 from onnxremat.planner import Problem, peak, smallest_budget, solve
 from onnxremat.planner import clock as clocks
 from onnxremat.planner.clock import WorkClock
-from onnxremat.planner.devices import solve_devices
 from onnxremat.planner.options import Method, PlanOptions
 from tests.planner.graphs import skip_chain, small_transformer
 from tests.planner.test_device_planner import two_devices
@@ -51,7 +50,7 @@ def test_the_pace_of_the_machine_changes_nothing(
 def test_several_devices_too(pace: None) -> None:
     problem: Any = two_devices(skip_chain(30, 1))
     for objective in ("time", "makespan"):
-        found = solve_devices(problem, [20, 20], counted(300, objective=objective, threads=2))
+        found = solve(problem, [20, 20], counted(300, objective=objective, threads=2))
         told = ANSWERS.setdefault(("several", objective), [])
         told.append((found.schedule, found.certificate, found.plan_seconds))
         assert told[0] == told[-1]

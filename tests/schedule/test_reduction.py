@@ -18,8 +18,8 @@ from onnxremat.graph.order import without_dead_ops
 from onnxremat.graph.traits import is_alias
 from onnxremat.ort.infer import bind, build_graph
 from onnxremat.planner import seconds
-from onnxremat.planner.problem import occupancy
 from onnxremat.planner.reduce import Reduced, reduce
+from onnxremat.planner.semantics import occupancy
 from onnxremat.schedule.expand import expand
 from onnxremat.schedule.simulate import simulate
 from tests.planner.oracle import random_sequence
@@ -65,7 +65,7 @@ def assert_agrees(graph: Graph, costs: CostTable, reduced: Reduced, sequence: li
     assert reduced.project(lifted) == list(sequence)
     written = read_at_once(expand(graph, lifted))
     paper = simulate(written, scratch=costs.scratch)
-    use = occupancy(reduced.problem, sequence)
+    use = occupancy(reduced.problem, sequence)[0]
     contracted = {graph.ops[index].name for index in reduced.view}
     shown = [
         paper.weight_bytes + live + scratch
@@ -138,8 +138,8 @@ def test_seconds_of_views_go_to_the_value_they_show() -> None:
     )
     costs = CostTable({op.name: 2.0**i for i, op in enumerate(graph.ops)}, {}, "hand")
     reduced = reduce(graph, costs)
-    assert len(reduced.problem.cost) == 3  # the Flatten is a graph output: a copy, no view
-    assert reduced.problem.cost.tolist() == [1.0 + 2.0, 4.0, 8.0]
+    assert reduced.problem.ops == 3  # the Flatten is a graph output: a copy, no view
+    assert reduced.problem.cost[0].tolist() == [1.0 + 2.0, 4.0, 8.0]
     assert seconds(reduced.problem, reduced.problem.store_all()) == costs.total
 
 
@@ -166,4 +166,4 @@ def test_random_and_control_flow_ops_run_once() -> None:
     assert again == {
         "RandomNormalLike": False, "Dropout": False, "If": False, "Sin": True, "Sum": True,
     }  # fmt: skip
-    assert reduced.problem.size.tolist() == [32, 32, 32, 32, 32]  # 8 floats each, exactly
+    assert reduced.problem.size[0].tolist() == [32, 32, 32, 32, 32]  # 8 floats each, exactly

@@ -14,8 +14,10 @@ from math import isqrt
 
 from onnxremat.planner.baselines.verdict import fastest_within
 from onnxremat.planner.formulations.extract import late_remakes
-from onnxremat.planner.problem import Problem, Solution, occupancy
-from onnxremat.planner.wiring import Wiring
+from onnxremat.planner.problem import Problem
+from onnxremat.planner.problem_lists import ProblemLists
+from onnxremat.planner.semantics import occupancy
+from onnxremat.planner.solution import Solution
 
 MOST_STEPS = 2_000_000  # beyond this, recomputing everything is not tried
 
@@ -27,7 +29,7 @@ def store_all(problem: Problem, budget: int) -> Solution:
 
 def recompute_all(problem: Problem, budget: int) -> Solution:
     """Hold no forward value that can be remade: every later op remakes what it reads."""
-    wiring, turn = Wiring(problem), turning_point(Wiring(problem))
+    wiring, turn = ProblemLists(problem), turning_point(ProblemLists(problem))
     later = range(turn + 1, problem.ops)
     if len(later) * turn > MOST_STEPS:
         return fastest_within(problem, budget, "recompute-all", [])
@@ -44,13 +46,13 @@ def recompute_all(problem: Problem, budget: int) -> Solution:
 
 def articulation(problem: Problem, budget: int) -> Solution:
     """Hold every articulation value."""
-    wiring = Wiring(problem)
+    wiring = ProblemLists(problem)
     return fastest_within(problem, budget, "articulation", [holding(wiring, articulations(wiring))])
 
 
 def chen_sqrt(problem: Problem, budget: int) -> Solution:
     """Hold every sqrt(n)-th articulation value."""
-    wiring = Wiring(problem)
+    wiring = ProblemLists(problem)
     ends = articulations(wiring)
     step = max(1, isqrt(len(ends)))
     return fastest_within(problem, budget, "chen-sqrt", [holding(wiring, ends[step - 1 :: step])])
@@ -58,7 +60,7 @@ def chen_sqrt(problem: Problem, budget: int) -> Solution:
 
 def every_block(problem: Problem, budget: int) -> Solution:
     """Hold every k-th articulation value, for the k that is fastest within the budget."""
-    wiring = Wiring(problem)
+    wiring = ProblemLists(problem)
     ends = articulations(wiring)
     steps = sorted({1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, len(ends)} & {*range(1, 10**6)})
     sequences = (holding(wiring, ends[k - 1 :: k]) for k in steps if k <= len(ends))
@@ -70,22 +72,22 @@ def chen_greedy(problem: Problem, budget: int) -> Solution:
 
     Thresholds are tried from small to large, as the paper's search over budgets does.
     """
-    wiring = Wiring(problem)
+    wiring = ProblemLists(problem)
     ends = articulations(wiring)
     turn = turning_point(wiring)
-    total = sum(wiring.size[v] for op in range(turn + 1) for v in wiring.writes[op])
+    total = sum(wiring.size[0][v] for op in range(turn + 1) for v in wiring.writes[op])
     thresholds = (total * k // 64 for k in range(65))
     sequences = (holding(wiring, _above(wiring, ends, limit)) for limit in thresholds)
     return fastest_within(problem, budget, "chen-greedy", sequences)
 
 
-def turning_point(wiring: Wiring) -> int:
+def turning_point(wiring: ProblemLists) -> int:
     """Op at the peak of the store-all sequence: the last of the forward part."""
     problem = wiring.problem
     return int(occupancy(problem, problem.store_all()).argmax())
 
 
-def articulations(wiring: Wiring) -> list[int]:
+def articulations(wiring: ProblemLists) -> list[int]:
     """Values that are alone in being read by later forward ops once they are made."""
     turn = turning_point(wiring)
     last = [
@@ -102,7 +104,7 @@ def articulations(wiring: Wiring) -> list[int]:
     return found
 
 
-def holding(wiring: Wiring, held: Iterable[int]) -> list[int] | None:
+def holding(wiring: ProblemLists, held: Iterable[int]) -> list[int] | None:
     """Sequence that holds only ``held`` (and what cannot be remade) across the turning point."""
     ops, turn = wiring.problem.ops, turning_point(wiring)
     if turn + 1 >= ops:
@@ -113,11 +115,11 @@ def holding(wiring: Wiring, held: Iterable[int]) -> list[int] | None:
     return late_remakes(wiring, [range(turn + 1), range(turn + 1, ops)], [set(), kept])
 
 
-def _above(wiring: Wiring, ends: list[int], limit: int) -> list[int]:
+def _above(wiring: ProblemLists, ends: list[int], limit: int) -> list[int]:
     held, since, at = [], 0, 0
     for value in ends:
         maker = wiring.producer[value]
-        since += sum(wiring.size[v] for op in range(at, maker + 1) for v in wiring.writes[op])
+        since += sum(wiring.size[0][v] for op in range(at, maker + 1) for v in wiring.writes[op])
         at = maker + 1
         if since > limit:
             held.append(value)

@@ -10,8 +10,9 @@ from __future__ import annotations
 from bisect import bisect_right
 
 from onnxremat.planner.baselines.verdict import fastest_within
-from onnxremat.planner.problem import Problem, Solution
-from onnxremat.planner.wiring import Wiring
+from onnxremat.planner.problem import Problem
+from onnxremat.planner.problem_lists import ProblemLists
+from onnxremat.planner.solution import Solution
 
 LONGEST = 60  # runs per op at which a rule is given up
 
@@ -33,9 +34,9 @@ class _Full(Exception):  # noqa: N818 - control flow, never leaves this module
 
 class _Run:
     def __init__(self, problem: Problem, budget: int, *, stale: bool) -> None:
-        self.wiring = Wiring(problem)
+        self.wiring = ProblemLists(problem)
         self.budget, self.stale = budget, stale
-        self.live = problem.fixed
+        self.live = int(problem.fixed[0])
         self.touched: dict[int, int] = {}  # value in memory -> step of its last use
         self.pinned: dict[int, int] = {}
         self.steps: list[int] = []
@@ -80,10 +81,10 @@ class _Run:
             self.touched[value] = len(self.steps)
         new = [value for value in wiring.writes[op] if value not in self.touched]
         self._drop_dead(op)
-        self._make_room(sum(wiring.size[value] for value in new) + wiring.work[op])
+        self._make_room(sum(wiring.size[0][value] for value in new) + wiring.work[0][op])
         for value in new:
             self.touched[value] = len(self.steps)
-            self.live += wiring.size[value]
+            self.live += wiring.size[0][value]
         self.steps.append(op)
         self.ran.add(op)
 
@@ -109,11 +110,11 @@ class _Run:
             self._drop(min(loose, key=self._worth))
 
     def _drop(self, value: int) -> None:
-        self.live -= self.wiring.size[value]
+        self.live -= self.wiring.size[0][value]
         del self.touched[value]
 
     def _worth(self, value: int) -> float:
-        size = max(1, self.wiring.size[value])
+        size = max(1, self.wiring.size[0][value])
         if self.stale:
             age = len(self.steps) - self.touched[value] + 1
             return self._remake_cost(value) / (size * age)
@@ -129,7 +130,7 @@ class _Run:
         cost = 0.0
         while stack:
             op = stack.pop()
-            cost += wiring.cost[op]
+            cost += wiring.cost[0][op]
             for read in wiring.reads[op]:
                 maker = wiring.producer[read]
                 if read not in self.touched and maker not in seen:

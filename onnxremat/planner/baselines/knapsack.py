@@ -13,11 +13,15 @@ from dataclasses import replace
 
 from onnxremat.planner.baselines.checkpoints import turning_point
 from onnxremat.planner.baselines.verdict import fastest_within
-from onnxremat.planner.formulations.cuts import build, fixed_spans
-from onnxremat.planner.formulations.extract import late_remakes
-from onnxremat.planner.problem import Problem, Solution, peak
+from onnxremat.planner.formulations.cut_model import ALWAYS
+from onnxremat.planner.formulations.cuts import build
+from onnxremat.planner.formulations.extract import late_remakes, late_schedule
+from onnxremat.planner.formulations.spans import fixed_spans
+from onnxremat.planner.problem import Problem
+from onnxremat.planner.problem_lists import ProblemLists
+from onnxremat.planner.semantics import peak
+from onnxremat.planner.solution import Solution
 from onnxremat.planner.solvers import Limits, minimise
-from onnxremat.planner.wiring import Wiring
 
 SECONDS = 10.0  # per solve
 SHARES = 20  # limits tried between the budget and half of it
@@ -34,24 +38,24 @@ def lp_rounding(problem: Problem, budget: int) -> Solution:
 
 
 def _saved(problem: Problem, budget: int) -> Iterator[list[int] | None]:
-    wiring = Wiring(problem)
+    wiring = ProblemLists(problem)
     spans = fixed_spans(problem.ops, [turning_point(wiring)])
     for k in range(SHARES):
-        made = build(wiring, spans, budget * (2 * SHARES - k) // (2 * SHARES))
+        made = build(wiring, spans, [budget * (2 * SHARES - k) // (2 * SHARES)])
         result, _ = minimise(made.model, Limits(seconds=SECONDS, gap=0.05))
         if result.point is None:
             return
-        sequence = late_remakes(wiring, made.first_runs(result.point), made.carried(result.point))
-        yield sequence
-        if sequence is not None and peak(problem, sequence) <= budget:
+        schedule = late_schedule(made, result.point)
+        yield None if schedule is None else list(schedule.sequence)
+        if schedule is not None and peak(problem, schedule) <= budget:
             return
 
 
 def _rounded(problem: Problem, budget: int) -> Iterator[list[int] | None]:
-    wiring = Wiring(problem)
+    wiring = ProblemLists(problem)
     spans = fixed_spans(problem.ops, [turning_point(wiring)])
     for k in range(0, SHARES, 2):
-        made = build(wiring, spans, budget * (2 * SHARES - k) // (2 * SHARES))
+        made = build(wiring, spans, [budget * (2 * SHARES - k) // (2 * SHARES)])
         relaxed = replace(made.model, integer=[False] * made.model.columns)
         result, _ = minimise(relaxed, Limits(seconds=SECONDS))
         if result.point is None:
@@ -61,8 +65,8 @@ def _rounded(problem: Problem, budget: int) -> Iterator[list[int] | None]:
                 {
                     u
                     for u, j in enumerate(row)
-                    if j == -2 or (j >= 0 and result.point[j] > threshold)
+                    if j == ALWAYS or (j >= 0 and result.point[j] > threshold)
                 }
-                for row in made.carry
+                for (row,) in made.carry
             ]
             yield late_remakes(wiring, made.first_runs(result.point), held)

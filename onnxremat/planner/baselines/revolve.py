@@ -15,13 +15,15 @@ from functools import cache
 from onnxremat.planner.baselines.checkpoints import articulations, turning_point
 from onnxremat.planner.baselines.verdict import fastest_within
 from onnxremat.planner.formulations.extract import without_unread
-from onnxremat.planner.problem import Problem, Solution
-from onnxremat.planner.wiring import Wiring
+from onnxremat.planner.problem import Problem
+from onnxremat.planner.problem_lists import ProblemLists
+from onnxremat.planner.schedule import Schedule
+from onnxremat.planner.solution import Solution
 
 
 def revolve(problem: Problem, budget: int) -> Solution:
     """Revolve with every number of slots; the fastest that fits."""
-    wiring = Wiring(problem)
+    wiring = ProblemLists(problem)
     ends = articulations(wiring)
     slots = sorted({*range(1, min(len(ends), 16) + 1), len(ends)} - {0})
     sequences = (_Chain(wiring, ends, count).sequence() for count in slots)
@@ -43,7 +45,7 @@ def _split(length: int, slots: int) -> tuple[int, int]:
 class _Chain:
     """One run of the schedule."""
 
-    def __init__(self, wiring: Wiring, ends: list[int], slots: int) -> None:
+    def __init__(self, wiring: ProblemLists, ends: list[int], slots: int) -> None:
         self.wiring, self.ends, self.slots = wiring, ends, slots
         self.makers = [wiring.producer[value] for value in ends]
         self.turn = turning_point(wiring)
@@ -71,7 +73,8 @@ class _Chain:
                     return None
             steps.append(op)
             have.update(self.wiring.writes[op])
-        return without_unread(self.wiring, steps)
+        whole = Schedule.of(self.wiring.problem, steps)
+        return list(without_unread(self.wiring, whole).sequence)
 
     def _placed(self, start: int, stop: int, slots: int) -> list[int]:
         """Checkpoints on the way from segment ``start`` to ``stop``."""

@@ -6,7 +6,10 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from math import inf
 
-from onnxremat.planner.problem import Certificate, Problem, Solution, Status, peak, seconds
+from onnxremat.planner.problem import Problem
+from onnxremat.planner.schedule import Schedule
+from onnxremat.planner.semantics import peak, seconds
+from onnxremat.planner.solution import Certificate, Solution, Status
 from onnxremat.units import format_bytes
 
 Baseline = Callable[[Problem, int], Solution]
@@ -33,11 +36,13 @@ def fastest_within(
         notes = (f"{planner} {reason} here",)
     return Solution(
         status=Status.UNKNOWN if best is None else Status.FEASIBLE,
-        sequence=None if best is None else tuple(best),
+        schedule=None if best is None else Schedule.of(problem, best),
         time=took,
-        peak=0 if best is None else peak(problem, best),
+        peaks=() if best is None else (peak(problem, best),),
         certificate=Certificate(total, "store-all", any_order=True),
         planner=planner,
         plan_seconds=time.monotonic() - begin,
+        reference=total,
+        makespan=took,
         notes=notes,
     )

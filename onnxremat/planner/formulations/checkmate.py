@@ -25,12 +25,12 @@ from __future__ import annotations
 
 from onnxremat.planner.formulations.stages import SCALE, StageModel, may_run, time_unit
 from onnxremat.planner.model import Model
-from onnxremat.planner.wiring import Wiring
+from onnxremat.planner.problem_lists import ProblemLists
 
 Terms = list[tuple[int, float]]
 
 
-def build(wiring: Wiring, budget: int) -> StageModel:
+def build(wiring: ProblemLists, budget: int) -> StageModel:
     """Checkmate's model for a budget in bytes."""
     made = StageModel(wiring, time_unit(wiring), Model("checkmate"))
     return _Builder(made, budget).finish()
@@ -56,7 +56,7 @@ class _Builder:
         for op in range(stage + 1):
             if may_run(wiring, stage, op):
                 column = model.column(
-                    float(op == stage), 1.0, wiring.cost[op] / self.made.unit, integer=True,
+                    float(op == stage), 1.0, wiring.cost[0][op] / self.made.unit, integer=True,
                     label=f"R_{stage}_{op}",
                 )  # fmt: skip
                 self.made.run[0, stage, op] = column
@@ -89,8 +89,8 @@ class _Builder:
 
     def _memory(self, stage: int) -> None:
         wiring, model = self.wiring, self.model
-        size, scale = wiring.size, self.scale
-        room = (self.budget - wiring.problem.fixed) * scale
+        size, scale = wiring.size[0], self.scale
+        room = (self.budget - int(wiring.problem.fixed[0])) * scale
         change: Terms = [
             (column, size[value] * scale)
             for (t, value), column in self.retain.items()
@@ -107,7 +107,7 @@ class _Builder:
             chain = [] if before is None else [(before, -1.0)]
             model.row([(use, 1.0), *chain, *((c, -a) for c, a in change)], lower=0.0, upper=0.0)
             free = self._free(stage, op, run)
-            limit: Terms = [(use, 1.0), (run, wiring.work[op] * scale), *self._take(op, free)]
+            limit: Terms = [(use, 1.0), (run, wiring.work[0][op] * scale), *self._take(op, free)]
             model.row(limit, upper=room)
             change = [(column, -size[value] * scale) for value, column in free.items()]
             before = use
@@ -138,7 +138,7 @@ class _Builder:
         for value in wiring.inplace[op]:
             column = model.column(0.0, 1.0)
             model.row([(column, 1.0), (free[value], -1.0)], upper=0.0)
-            terms.append((column, -wiring.size[value] * self.scale))
+            terms.append((column, -wiring.size[0][value] * self.scale))
         if len(terms) > 1:
             model.row([(column, 1.0) for column, _ in terms], upper=1.0)
         return terms

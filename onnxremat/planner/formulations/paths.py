@@ -5,11 +5,12 @@ the cut and half after it are content with halves of the inputs. So more cuts ca
 continuous relaxation. For cuts a <= e, an op v and values w_0, .., w_k so that v makes w_0, w_i is
 read by the op that makes w_{i+1}, and w_k is read by an op whose first run lies in interval e,
 
-    sum_{b = a..e} E[b, v] + sum_i X[a, w_i] >= 1                                       (path)
+    sum_{b = a..e} sum_d E[b, d, v] + sum_i sum_d X[a, d, w_i] >= 1                     (path)
 
-holds for every sequence: the reader reads an instance of w_k; if that did not cross the start of
-interval a, the op that makes w_k runs in a..e before it and reads an instance of w_{k-1}; and so on
-down to v. For one interval (a = e) the rows follow from those of the model.
+holds for every schedule: the reader reads an instance of w_k; if none of them, on any device,
+crossed the start of interval a, the op that makes w_k runs in a..e before it (copies come from an
+instance that is there) and reads an instance of w_{k-1}; and so on down to v. For one interval
+(a = e) the rows follow from those of the model.
 
 A violated row of every window a..e and op is found by one shortest path with node weights X[a, .],
 in time linear in the graph. Rows are kept by the ops that cut, so that they hold in models with
@@ -22,7 +23,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
 
-from onnxremat.planner.formulations.cuts import ALWAYS, NEVER, CutModel
+from onnxremat.planner.formulations.cut_model import ALWAYS, NEVER, CutModel
 from onnxremat.planner.problem import Floats
 
 
@@ -46,8 +47,8 @@ def add_paths(made: CutModel, paths: Iterable[Path]) -> list[Path]:
         start, end = first.get(path.start), last.get(path.end)
         if start is None or end is None:
             continue
-        columns = [made.run[b][path.op] for b in range(start, end + 1)]
-        columns += [made.carry[start][value] for value in path.values]
+        columns = [j for b in range(start, end + 1) for j in made.runs(b, path.op)]
+        columns += [row[value] for row in made.carry[start] for value in path.values]
         if ALWAYS not in columns:
             made.model.row([(column, 1.0) for column in columns if column != NEVER], lower=1.0)
             added.append(path)
@@ -57,16 +58,18 @@ def add_paths(made: CutModel, paths: Iterable[Path]) -> list[Path]:
 def violated(made: CutModel, point: Floats, least: float) -> list[tuple[float, Path]]:
     """Paths whose row a point breaks by more than ``least``, each with by how much."""
     found: list[tuple[float, Path]] = []
-    wiring, cuts = made.wiring, (*made.spans.cuts, -1)
+    lists, cuts = made.lists, (*made.spans.cuts, -1)
     values = point.tolist()
 
-    def numbers(columns: list[int]) -> list[float]:
-        return [values[j] if j >= 0 else float(j == ALWAYS) for j in columns]
+    def numbers(rows: list[list[int]]) -> list[float]:
+        """Sums over devices."""
+        each = [[values[j] if j >= 0 else float(j == ALWAYS) for j in row] for row in rows]
+        return each[0] if len(each) == 1 else [sum(column) for column in zip(*each, strict=True)]
 
-    runs = [numbers(row) for row in made.run]
+    runs = [numbers(rows) for rows in made.run]
     for start in range(1, made.intervals):
         held = numbers(made.carry[start])
-        ran = [0.0] * wiring.problem.ops
+        ran = [0.0] * lists.problem.ops
         for end in range(start, made.intervals):
             ran = [a + b for a, b in zip(ran, runs[end], strict=True)]
             if end == start:
@@ -82,12 +85,12 @@ class _Window:
     """Lightest paths from every op to a first run in interval ``end``, weighed by what is held."""
 
     def __init__(self, made: CutModel, held: list[float], end: int) -> None:
-        wiring = made.wiring
-        ops, readers, writes = wiring.problem.ops, wiring.readers, wiring.writes
-        self.known = [column == ALWAYS for column in made.run[end]]
+        lists, spans = made.lists, made.spans
+        ops, readers, writes = lists.problem.ops, lists.readers, lists.writes
+        self.known = [spans.known(end, op) for op in range(ops)]
         self.weight = [inf] * ops
         self.first = [-1] * ops  # first value of the path
-        self.next = [-1] * wiring.problem.values  # op that reads each value on its path, -1: known
+        self.next = [-1] * lists.problem.values  # op that reads each value on its path, -1: known
         known, weight = self.known, self.weight
         for op in reversed(range(ops)):
             for value in writes[op]:

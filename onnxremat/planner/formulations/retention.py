@@ -22,10 +22,10 @@ from __future__ import annotations
 
 from onnxremat.planner.formulations.stages import SCALE, StageModel, may_run, time_unit
 from onnxremat.planner.model import Model
-from onnxremat.planner.wiring import Wiring
+from onnxremat.planner.problem_lists import ProblemLists
 
 
-def build(wiring: Wiring, budget: int, *, intervals: int = 3) -> StageModel:
+def build(wiring: ProblemLists, budget: int, *, intervals: int = 3) -> StageModel:
     """The retention-interval model; ``intervals`` is C."""
     model = Model("retention")
     made = StageModel(wiring, time_unit(wiring), model)
@@ -33,7 +33,7 @@ def build(wiring: Wiring, budget: int, *, intervals: int = 3) -> StageModel:
     for stage, op in events:
         if may_run(wiring, stage, op):
             made.run[0, stage, op] = model.column(
-                float(op == stage), 1.0, wiring.cost[op] / made.unit, integer=True,
+                float(op == stage), 1.0, wiring.cost[0][op] / made.unit, integer=True,
                 label=f"r_{stage}_{op}",
             )  # fmt: skip
     for op in range(wiring.problem.ops):
@@ -81,24 +81,24 @@ def _memory(
     stage, op = events[place]
     run = made.run.get((0, stage, op))
     terms = [
-        (row[place], wiring.size[value] * scale)
+        (row[place], wiring.size[0][value] * scale)
         for value, row in enumerate(held)
         if row[place] >= 0
     ]
     takes: list[int] = []
     if run is not None:
-        terms.append((run, wiring.work[op] * scale))
+        terms.append((run, wiring.work[0][op] * scale))
         for value in wiring.inplace[op]:
             take = model.column(0.0, 1.0)
             model.row([(take, 1.0), (run, -1.0)], upper=0.0)
             if place + 1 < len(events):
                 model.row([(take, 1.0), *_carried_on(made, held, events[place + 1], place, value)],
                           upper=1.0)  # fmt: skip
-            terms.append((take, -wiring.size[value] * scale))
+            terms.append((take, -wiring.size[0][value] * scale))
             takes.append(take)
     if len(takes) > 1:
         model.row([(take, 1.0) for take in takes], upper=1.0)
-    model.row(terms, upper=(budget - wiring.problem.fixed) * scale)
+    model.row(terms, upper=(budget - int(wiring.problem.fixed[0])) * scale)
 
 
 def _carried_on(

@@ -30,32 +30,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import inf, isfinite
+from math import isfinite
 
-from onnxremat.planner.devices.layout import Layout
-from onnxremat.planner.devices.lift import from_problem
-from onnxremat.planner.devices.problem import ANY, DeviceProblem
 from onnxremat.planner.formulations.stages import SCALE, may_run
 from onnxremat.planner.formulations.xengine_readback import FleetModel
 from onnxremat.planner.model import Model
-from onnxremat.planner.problem import Problem
+from onnxremat.planner.problem import ANY, Problem
+from onnxremat.planner.problem_lists import ProblemLists
 
 Terms = list[tuple[int, float]]
 
 
-def single(problem: Problem) -> DeviceProblem:
-    """The problem on one device."""
-    return from_problem(problem, [problem.cost], [[[inf] * problem.values]], fixed=[problem.fixed])
-
-
-def build(problem: DeviceProblem, budgets: Sequence[int], *, linear: bool = False) -> FleetModel:
+def build(problem: Problem, budgets: Sequence[int], *, linear: bool = False) -> FleetModel:
     """XEngine's model for a budget in bytes per device; quadratic unless ``linear``."""
-    return _Builder(Grid(Layout(problem), tuple(budgets)), linear).finish()
+    return _Builder(Grid(ProblemLists(problem), tuple(budgets)), linear).finish()
 
 
-def columns(problem: DeviceProblem, budgets: Sequence[int], *, linear: bool = False) -> int:
+def columns(problem: Problem, budgets: Sequence[int], *, linear: bool = False) -> int:
     """Columns of the model that :func:`build` makes, without making it."""
-    return Grid(Layout(problem), tuple(budgets)).columns(linear)
+    return Grid(ProblemLists(problem), tuple(budgets)).columns(linear)
 
 
 @dataclass(frozen=True)
@@ -66,7 +59,7 @@ class Grid:
         budgets: bytes per device.
     """
 
-    layout: Layout
+    layout: ProblemLists
     budgets: tuple[int, ...]
 
     @cached_property
@@ -102,25 +95,25 @@ class Grid:
     def runs(self, device: int, stage: int, op: int) -> bool:
         """Op may run on the device in the stage; an input's stand-in once, as its value takes no
         room at home."""
-        if op < self.layout.problem.given and stage > op:
+        if op < self.layout.problem.host_inputs and stage > op:
             return False
-        return device in self.layout.able[op] and may_run(self.layout.wiring, stage, op)
+        return device in self.layout.able[op] and may_run(self.layout, stage, op)
 
     def comes(self, device: int, value: int) -> bool:
         """The value can be made on the device, or copied there."""
-        maker = self.layout.wiring.producer[value]
+        maker = self.layout.producer[value]
         return device in self.layout.able[maker] or bool(self.into[device][value])
 
     def chosen(self, device: int, value: int) -> bool:
         """It is the model's choice whether the device holds this kept value."""
-        free = self.layout.keep[value] and self.layout.goal[value] == ANY
+        free = self.layout.keep[value] and self.layout.required[value] == ANY
         return free and self.layout.problem.devices > 1 and self.comes(device, value)
 
     def holds(self, device: int, value: int) -> bool:
         """The device must hold this kept value."""
         if not self.layout.keep[value]:
             return False
-        return self.layout.goal[value] == device or self.layout.problem.devices == 1
+        return self.layout.required[value] == device or self.layout.problem.devices == 1
 
     def used(self, device: int) -> list[int]:
         """Weights that an op may read there."""
@@ -131,13 +124,13 @@ class Grid:
 
     def moves(self, device: int, op: int) -> bool:
         """Some output of the op can be copied to or from the device."""
-        made = self.layout.wiring.writes[op]
+        made = self.layout.writes[op]
         return any(self.into[device][i] or self.out[device][i] for i in made)
 
     def freed(self, device: int, stage: int, op: int) -> list[int]:
         """Values that may be given back on the device after the op's place: its inputs where it
         runs, and its own outputs, made, copied or held there."""
-        wiring, runs = self.layout.wiring, self.runs(device, stage, op)
+        wiring, runs = self.layout, self.runs(device, stage, op)
         there = list(wiring.reads[op]) if runs else []
         there += [i for i in wiring.writes[op] if self.comes(device, i)]
         return [
@@ -148,16 +141,16 @@ class Grid:
 
     def outside(self, device: int, value: int) -> bool:
         """The value is an input that the caller holds there: it takes no room."""
-        maker = self.layout.wiring.producer[value]
-        return maker < self.layout.problem.given and device in self.layout.able[maker]
+        maker = self.layout.producer[value]
+        return maker < self.layout.problem.host_inputs and device in self.layout.able[maker]
 
     def takes(self, device: int, op: int) -> list[int]:
         """Values whose room the op may take over."""
-        return [i for i in self.layout.wiring.inplace[op] if not self.outside(device, i)]
+        return [i for i in self.layout.inplace[op] if not self.outside(device, i)]
 
     def columns(self, linear: bool) -> int:
         """How many columns the model has."""
-        layout, wiring, devices = self.layout, self.layout.wiring, self.layout.devices
+        layout, wiring, devices = self.layout, self.layout, self.layout.devices
         ops, count = layout.problem.ops, len(devices) * len(layout.members)
         for d in devices:
             count += len(self.used(d))
@@ -179,7 +172,7 @@ class Grid:
 class _Builder:
     def __init__(self, grid: Grid, linear: bool) -> None:
         self.grid, self.layout, self.linear = grid, grid.layout, linear
-        self.wiring, self.devices = grid.layout.wiring, grid.layout.devices
+        self.wiring, self.devices = grid.layout, grid.layout.devices
         name = "xengine-linear" if linear else "xengine"
         total = self.layout.problem.reference
         unit = total / SCALE if total > 0 else 1.0

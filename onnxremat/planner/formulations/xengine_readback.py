@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from onnxremat.planner.devices.extract import without_unread
-from onnxremat.planner.devices.layout import Layout
-from onnxremat.planner.devices.problem import ANY, Schedule, Step, ledger
+from onnxremat.planner.formulations.extract import without_unread
 from onnxremat.planner.formulations.stages import StageModel
-from onnxremat.planner.problem import Floats
+from onnxremat.planner.problem import ANY, Floats
+from onnxremat.planner.problem_lists import ProblemLists
+from onnxremat.planner.schedule import Schedule, Step
+from onnxremat.planner.semantics import ledger
 
 Key = tuple[int, int, int]  # device, stage, op or value
 
@@ -25,7 +26,7 @@ class FleetModel(StageModel):
         group: ``G`` by (group, device).
     """
 
-    layout: Layout = field(kw_only=True)
+    layout: ProblemLists = field(kw_only=True)
     retain: dict[Key, int] = field(default_factory=dict)
     copy: dict[Key, int] = field(default_factory=dict)
     source: dict[Key, int] = field(default_factory=dict)
@@ -41,7 +42,7 @@ class FleetModel(StageModel):
         steps: list[Step] = []
         for stage in range(self.layout.problem.ops):
             for place in range(stage + 1):
-                made = self.layout.wiring.writes[place]
+                made = self.layout.writes[place]
                 old = [i for i in made if self.layout.keep[i] and stage > place]
                 steps += self._copies(point, stage, old)
                 steps += [
@@ -50,7 +51,7 @@ class FleetModel(StageModel):
                     if _on(point, self.run.get((d, stage, place)))
                 ]
                 steps += self._copies(point, stage, [i for i in made if i not in old])
-        hold = list(self.layout.goal)
+        hold = list(self.layout.required)
         for value, kept in enumerate(self.layout.keep):
             if kept and hold[value] == ANY:
                 chosen = (d for d in self.layout.devices if _on(point, self.hold.get((d, value))))
@@ -94,7 +95,7 @@ class _Reading:
         """Stage of each step. A copy right behind the first run of the op that made its value, from
         there, still belongs to the stage that this run ends."""
         stages: list[int] = []
-        maker, last = self.layout.wiring.producer, self.layout.problem.ops - 1
+        maker, last = self.layout.producer, self.layout.problem.ops - 1
         seen: set[int] = set()
         ended = -1  # device of the first run that ended a stage, until the next run
         for item, device, source in self.schedule.steps:
@@ -110,7 +111,7 @@ class _Reading:
 
     def read(self) -> list[tuple[dict[Any, int], set[Any]]]:
         """Columns by their keys, and the keys that are 1."""
-        model, layout, given = self.made, self.layout, self.layout.problem.given
+        model, layout, given = self.made, self.layout, self.layout.problem.host_inputs
         runs: set[Key] = set()
         makes: set[Key] = set()
         copies: dict[Key, int] = {}
@@ -124,7 +125,7 @@ class _Reading:
                 copies.setdefault((d, at, item), source)
         held = self._held(makes)
         copies = {key: e for key, e in copies.items() if key not in makes | held}
-        hold = {(d, i) for i, d in enumerate(self.schedule.hold) if (d, i) in model.hold}
+        hold = {(d, i) for i, d in enumerate(self.schedule.placement) if (d, i) in model.hold}
         sources = {(e, at, value) for (_, at, value), e in copies.items()}
         group = {(g, d) for d, _, op in runs for g in [layout.group[op]] if g != ANY}
         return [
@@ -137,8 +138,8 @@ class _Reading:
         layout, held = self.layout, set()
         final = layout.problem.ops - 1
         for value, d, birth, death in self.book.instances:
-            maker = layout.wiring.producer[value]
-            outside = maker < layout.problem.given and d in layout.able[maker]
+            maker = layout.producer[value]
+            outside = maker < layout.problem.host_inputs and d in layout.able[maker]
             last = final if outside or death == len(self.stage) else self.stage[death]
             held |= {(d, at, value) for at in range(self.stage[birth] + 1, last + 1)}
         return {key for key in held if key not in makes}

@@ -11,9 +11,9 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from onnxremat.planner.search.session import Figures, Search, SequenceSearch
+    from onnxremat.planner.search.session import Search
 
-__all__ = ["Figures", "Search", "SequenceSearch", "warm_up"]
+__all__ = ["Search", "warm_up"]
 
 ONE = ("session", "incremental")  # modules that one device needs
 SEVERAL = ("session", "anneal", "lists")

@@ -13,9 +13,9 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from onnxremat.planner.devices.layout import Layout
-from onnxremat.planner.devices.problem import Step
-from onnxremat.planner.problem import Bytes, Floats, Ints, Problem, Rows
+from onnxremat.planner.problem import Bytes, Floats, Ints, Rows
+from onnxremat.planner.problem_lists import ProblemLists
+from onnxremat.planner.schedule import Step
 from onnxremat.planner.search.compiled import (
     F64,
     F64_2D,
@@ -30,7 +30,6 @@ from onnxremat.planner.search.compiled import (
     compiled,
     generator,
 )
-from onnxremat.planner.wiring import Wiring
 
 Flags = NDArray[np.uint8]
 
@@ -149,33 +148,22 @@ def unpack(codes: Ints) -> tuple[Step, ...]:
     return tuple(Step(c >> 8, c >> 4 & 15, (c & 15) - 1) for c in codes.tolist())
 
 
-def runs_of(sequence: Sequence[int]) -> Ints:
-    """The steps that run ops in this order on the first device."""
-    return np.asarray(sequence, np.int32) << 8
-
-
-def ops_of(codes: Ints) -> list[int]:
-    """The inverse of :func:`runs_of`."""
-    ops: list[int] = (codes >> 8).tolist()
-    return ops
-
-
 def runs_in(codes: Ints) -> tuple[Ints, Ints]:
     """The ops that some steps run, and where."""
     runs = codes[codes & 15 == 0]
     return runs >> 8, runs >> 4 & 15
 
 
-def arrays_of(layout: Layout, budgets: Sequence[int]) -> Arrays:
+def arrays_of(lists: ProblemLists, budgets: Sequence[int]) -> Arrays:
     """Flatten a problem for the kernels."""
-    problem, wiring = layout.problem, layout.wiring
-    takes, readers = Rows.of(wiring.inplace), Rows.of(wiring.readers)
+    problem = lists.problem
+    takes, readers = Rows.of(lists.inplace), Rows.of(lists.readers)
     return Arrays(
         cost=np.ascontiguousarray(problem.cost, np.float64),
         work=np.ascontiguousarray(problem.work, np.int64),
         size=np.ascontiguousarray(problem.size, np.int64),
         copy=np.ascontiguousarray(problem.copy, np.float64),
-        toll=np.ascontiguousarray(problem.tolls, np.float64),
+        toll=np.ascontiguousarray(problem.busy, np.float64),
         read_start=_ints(problem.reads.start),
         read_index=_ints(problem.reads.index),
         write_start=_ints(problem.writes.start),
@@ -190,42 +178,10 @@ def arrays_of(layout: Layout, budgets: Sequence[int]) -> Arrays:
         fixed=np.ascontiguousarray(problem.fixed, np.int64),
         budget=np.array(budgets, np.int64),
         keep=problem.keep.astype(np.uint8),
-        goal=_ints(layout.goal),
-        producer=_ints(wiring.producer),
-        again=np.asarray(layout.recomputable, np.uint8),
+        goal=_ints(lists.required),
+        producer=_ints(lists.producer),
+        again=np.asarray(lists.recomputable, np.uint8),
         group=_ints(problem.group),
-        free=np.zeros(1, np.uint8),
-    )
-
-
-def arrays_of_one(problem: Problem, budget: int) -> Arrays:
-    """Flatten a problem of one device for the kernels."""
-    wiring, ops, values = Wiring(problem), problem.ops, problem.values
-    takes, readers = Rows.of(wiring.inplace), Rows.of(wiring.readers)
-    return Arrays(
-        cost=np.array([problem.cost], np.float64),
-        work=np.array([problem.work], np.int64),
-        size=np.array([problem.size], np.int64),
-        copy=np.full((1, 1, values), np.inf),
-        toll=np.zeros((2, 1, values)),
-        read_start=_ints(problem.reads.start),
-        read_index=_ints(problem.reads.index),
-        write_start=_ints(problem.writes.start),
-        write_index=_ints(problem.writes.index),
-        take_start=_ints(takes.start),
-        take_index=_ints(takes.index),
-        use_start=np.zeros(ops + 1, np.int32),
-        use_index=np.zeros(0, np.int32),
-        reader_start=_ints(readers.start),
-        reader_index=_ints(readers.index),
-        weight=np.zeros(0, np.int64),
-        fixed=np.array([problem.fixed], np.int64),
-        budget=np.array([budget], np.int64),
-        keep=problem.keep.astype(np.uint8),
-        goal=np.full(values, -1, np.int32),
-        producer=_ints(wiring.producer),
-        again=np.asarray(wiring.recomputable, np.uint8),
-        group=np.full(ops, -1, np.int32),
         free=np.zeros(1, np.uint8),
     )
 

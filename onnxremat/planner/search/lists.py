@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from onnxremat.planner.clock import PASSED
-from onnxremat.planner.devices.problem import Schedule
 from onnxremat.planner.problem import Bytes, Floats, Ints
+from onnxremat.planner.schedule import Schedule
 from onnxremat.planner.search.anneal import value_of
 from onnxremat.planner.search.arrays import runs_in, unpack
 from onnxremat.planner.search.decode import Pass, list_schedule, queue_for, take_order
@@ -69,8 +69,8 @@ class Lists:
     """
 
     def __init__(self, search: Search, fixed_order: bool) -> None:
-        self.search, self.fixed_order, self.layout = search, fixed_order, search.layout
-        problem = self.layout.problem
+        self.search, self.fixed_order, self.lists = search, fixed_order, search.lists
+        problem = self.lists.problem
         finite = problem.copy[np.isfinite(problem.copy)]
         self.copy = float(finite.mean()) if finite.size else 0.0
         self.urgency = _urgency(search)
@@ -125,13 +125,10 @@ class Lists:
 
     def _grid(self, count: int) -> Guess:
         """One of the first guesses: no preferences."""
-        problem = self.layout.problem
+        problem = self.lists.problem
         window = int(TUNING.ahead[count % TUNING.grid] * problem.ops)
-        return Guess(
-            window,
-            TUNING.earned[count // TUNING.grid % TUNING.copies] * self.copy,
-            np.zeros_like(problem.cost),
-        )
+        reluctance = TUNING.earned[count // TUNING.grid % TUNING.copies] * self.copy
+        return Guess(window, reluctance, np.zeros_like(problem.cost))
 
     def _near(self, guess: Guess) -> Guess:
         """Other preferences for a few ops, and now and then another window or reluctance."""
@@ -172,7 +169,7 @@ class Lists:
 
     def _begin(self, bias: Floats) -> Pass:
         """The state before the first op."""
-        state, problem = self._state, self.layout.problem
+        state, problem = self._state, self.lists.problem
         state.there.fill(np.inf)
         for clock in (state.link, state.free, state.used, state.home):
             clock.fill(0)
@@ -187,7 +184,7 @@ class Lists:
 
     def _hold(self, codes: Ints) -> Ints:
         """Where results end: at their goal, or where they are made."""
-        device = np.zeros(self.layout.problem.ops, np.int32)
+        device = np.zeros(self.lists.problem.ops, np.int32)
         ops, where = runs_in(codes)
         device[ops] = where
         arrays = self.search.arrays
@@ -197,14 +194,14 @@ class Lists:
 
 def _barred(search: Search) -> Floats:
     """``inf`` where a device cannot run an op with its whole colocation group, shape (D, n)."""
-    able = np.isfinite(search.layout.problem.cost)
-    for members in search.layout.members.values():
+    able = np.isfinite(search.lists.problem.cost)
+    for members in search.lists.members.values():
         able[:, members] = able[:, members].all(axis=1, keepdims=True)
     return np.where(able, 0.0, np.inf)
 
 
 def _state(search: Search) -> Pass:
-    problem = search.layout.problem
+    problem = search.lists.problem
     devices, ops, values = problem.devices, problem.ops, problem.values
     most = ops + devices * values  # steps
     return Pass(
@@ -225,7 +222,7 @@ def _state(search: Search) -> Pass:
 
 def _excess(search: Search) -> Bytes:
     """Workspace and outputs of each op, less the budget, shape (D, n)."""
-    problem = search.layout.problem
+    problem = search.lists.problem
     writes = np.repeat(np.arange(problem.ops), np.diff(problem.writes.start))
     made = np.zeros((problem.devices, problem.ops), np.int64)
     for device in range(problem.devices):
@@ -236,7 +233,7 @@ def _excess(search: Search) -> Bytes:
 def _urgency(search: Search) -> Floats:
     """Seconds from the start of each op to the end: the mean over devices, copies counting half
     (many are saved), shape (n,)."""
-    layout, problem = search.layout, search.layout.problem
+    layout, problem = search.lists, search.lists.problem
     able = np.isfinite(problem.cost)
     cost = np.where(able, problem.cost, 0.0).sum(axis=0) / able.sum(axis=0)
     usable = np.isfinite(problem.copy).any(axis=(0, 1))
@@ -245,8 +242,8 @@ def _urgency(search: Search) -> Floats:
     way: list[float] = copy.tolist()
     for op in range(problem.ops - 1, -1, -1):
         after = 0.0
-        for value in layout.wiring.writes[op]:
-            for reader in layout.wiring.readers[value]:
+        for value in layout.writes[op]:
+            for reader in layout.readers[value]:
                 after = max(after, rank[reader] + way[value])
         rank[op] += after
     return np.asarray(rank, np.float64)

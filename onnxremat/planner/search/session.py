@@ -1,28 +1,23 @@
 """The search as the planner uses it: one object per problem, budgets and thread.
 
-Schedules of several devices and sequences of one are the same inside: steps as numbers.
+Inside, schedules are steps as numbers; those of one device are annealed by a walk of their own.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
 from onnxremat.planner.clock import MOVES, PASSED, REPLAYED, WALL, Clock
-from onnxremat.planner.devices.layout import Layout
-from onnxremat.planner.devices.problem import Schedule
-from onnxremat.planner.problem import Ints, Problem
+from onnxremat.planner.problem import Ints
+from onnxremat.planner.problem_lists import ProblemLists
+from onnxremat.planner.schedule import Schedule
 from onnxremat.planner.search.arrays import (
-    Arrays,
     arrays_of,
-    arrays_of_one,
-    ops_of,
     pack,
-    runs_of,
     scratch_for,
     unpack,
 )
@@ -30,6 +25,7 @@ from onnxremat.planner.search.edit import mended
 from onnxremat.planner.search.evaluate import evaluate
 from onnxremat.planner.search.greedy import TUNING as GREEDY
 from onnxremat.planner.search.greedy import Pool, fill, polish, pool_for
+from onnxremat.planner.semantics import Figures
 
 if TYPE_CHECKING:
     from onnxremat.planner.search.streams import Streams
@@ -47,17 +43,6 @@ class Tuning(NamedTuple):
 
 
 TUNING = Tuning()
-
-Plan = TypeVar("Plan")
-
-
-class Figures(NamedTuple):
-    """What a replay says: seconds, makespan, peak bytes per device, excess area in byte-steps."""
-
-    seconds: float
-    makespan: float
-    peaks: tuple[int, ...]
-    area: float
 
 
 class Walker(Protocol):
@@ -80,26 +65,45 @@ class Walker(Protocol):
         """Run moves at the temperature for this share of the run."""
 
 
-class _Search(ABC, Generic[Plan]):
-    """Search over plans of one kind, which are steps as numbers (and where results end) inside."""
+class Search:
+    """Schedule search for one problem and its budgets.
 
-    def __init__(self, arrays: Arrays, seed: int, free_order: bool, clock: Clock) -> None:
-        self.arrays, self.clock = arrays, clock
-        self.devices, self.ops = arrays.cost.shape
+    Args:
+        lists: the problem, ops in base order.
+        budgets: bytes per device.
+        free_order: let first runs leave the base order.
+        seed: random seed.
+        clock: what limits are counted by.
+    """
+
+    def __init__(
+        self, lists: ProblemLists, budgets: Sequence[int], *, free_order: bool = False,
+        seed: int = 0, clock: Clock = WALL,
+    ) -> None:  # fmt: skip
+        self.lists, self.clock = lists, clock
+        self.arrays = arrays_of(lists, budgets)
+        self.devices, self.ops = self.arrays.cost.shape
         self.room = TUNING.growth * self.ops + 256
-        self.scratch = scratch_for(arrays, self.room, seed)
+        self.scratch = scratch_for(self.arrays, self.room, seed)
         self.codes: Ints = np.zeros(self.room, np.int32)  # the schedule at hand
-        self._hold: Ints = np.full(len(arrays.keep), -1, np.int32)
+        self._hold: Ints = np.full(len(self.arrays.keep), -1, np.int32)
         self.free_order = free_order
-        self.left: Plan | None = None
+        self.left: Schedule | None = None
 
-    @abstractmethod
-    def _load(self, plan: Plan) -> int:
-        """Write a plan into ``codes`` and ``_hold``; its length, -1 when it is far too long."""
+    def _load(self, schedule: Schedule) -> int:
+        """Write a schedule into ``codes`` and ``_hold``; its length, -1 when it is far too long."""
+        steps = len(schedule.steps)
+        if steps > self.room - TUNING.spare:
+            return -1
+        self.codes[:steps], self._hold[:] = pack(schedule.steps), schedule.placement
+        return steps
 
-    @abstractmethod
-    def _read(self, codes: Ints, hold: Ints) -> Plan:
-        """The plan of these steps."""
+    def _read(self, codes: Ints, hold: Ints) -> Schedule:
+        return Schedule(unpack(codes), tuple(hold.tolist()))
+
+    def allow(self, budgets: Sequence[int]) -> None:
+        """Search within other budgets from here on, bytes per device."""
+        self.arrays.budget[:] = budgets
 
     @property
     def free_order(self) -> bool:
@@ -121,9 +125,9 @@ class _Search(ABC, Generic[Plan]):
     def _pool(self) -> Pool:
         return pool_for(self.arrays, self.scratch, self.room)
 
-    def replay(self, plan: Plan) -> Figures | None:
-        """Figures of a plan, or None when it is not valid (or far too long)."""
-        steps = self._load(plan)
+    def replay(self, schedule: Schedule) -> Figures | None:
+        """Figures of a schedule, or None when it is not valid (or far too long)."""
+        steps = self._load(schedule)
         if steps < 0 or not evaluate(self.arrays, self.scratch, self.codes, steps, self._hold):
             return None
         seconds, area = self.scratch.figures.tolist()
@@ -136,21 +140,21 @@ class _Search(ABC, Generic[Plan]):
 
         return float(makespan(self.arrays, self.scratch, self.streams, self.codes, steps))
 
-    def mended(self, plan: Plan) -> Plan | None:
-        """The plan with copies wherever a value is missing, and nothing unread; or None."""
-        steps = self._mend(plan)
+    def mended(self, schedule: Schedule) -> Schedule | None:
+        """The schedule with copies wherever a value is missing, and nothing unread; or None."""
+        steps = self._mend(schedule)
         return None if steps < 0 else self._read(self.codes[:steps], self._hold)
 
-    def _mend(self, plan: Plan) -> int:
-        steps, out = self._load(plan), self._pool.trial
+    def _mend(self, schedule: Schedule) -> int:
+        steps, out = self._load(schedule), self._pool.trial
         if steps < 0:
             return -1
         return int(mended(self.arrays, self.scratch, self.codes, steps, self._hold, out))
 
     def fit(
-        self, plan: Plan, until: float, stop: Callable[[], bool], depth: int, power: float
-    ) -> Plan | None:
-        """Greedy repair of a plan, polished; None when the budgets are not met.
+        self, schedule: Schedule, until: float, stop: Callable[[], bool], depth: int, power: float
+    ) -> Schedule | None:
+        """Greedy repair of a schedule, polished; None when the budgets are not met.
 
         Leaves what was reached in ``left``.
 
@@ -159,7 +163,7 @@ class _Search(ABC, Generic[Plan]):
             depth: levels of ancestry one candidate may recompute.
             power: exponent of the cost in the score.
         """
-        steps = self._mend(plan)
+        steps = self._mend(schedule)
         if steps < 0:
             return None
         args = (self.arrays, self.scratch, self._pool, self.codes)
@@ -176,27 +180,33 @@ class _Search(ABC, Generic[Plan]):
         steps = polish(*args, steps, self._hold)
         return self._read(self.codes[:steps], self._hold)
 
-    def polished(self, plan: Plan) -> Plan:
+    def polished(self, schedule: Schedule) -> Schedule:
         """Delete copies and second runs that the budgets do not need."""
-        steps = self._load(plan)
+        steps = self._load(schedule)
         if steps >= 0:
             steps = polish(self.arrays, self.scratch, self._pool, self.codes, steps, self._hold)
-        return plan if steps < 0 else self._read(self.codes[:steps], self._hold)
+        return schedule if steps < 0 else self._read(self.codes[:steps], self._hold)
 
-    def _anneal(
+    def anneal(
         self,
-        plan: Plan,
+        schedule: Schedule,
         seconds: float,
         stop: Callable[[], bool],
-        improved: Callable[[Plan, float], None],
+        improved: Callable[[Schedule], None],
         *,
-        parallel: bool,
-        heat: float,
+        parallel: bool = False,
+        heat: float = 0.6,
     ) -> None:
-        """Anneal from a plan; ``improved`` is told better feasible ones and their value."""
+        """Anneal from a schedule; ``improved`` is called with better feasible ones.
+
+        Args:
+            seconds: on the clock.
+            parallel: minimise the makespan instead of the sum of all steps.
+            heat: starting temperature in mean op costs.
+        """
         clock = self.clock
         clock.spend(1)
-        steps = self._load(plan)
+        steps = self._load(schedule)
         if steps < 0 or not evaluate(self.arrays, self.scratch, self.codes, steps, self._hold):
             return
         walker = self._walker(steps, heat, parallel)
@@ -218,11 +228,11 @@ class _Search(ABC, Generic[Plan]):
             now = later
             if walker.best < known and now - told > TUNING.seldom * took:
                 known = walker.best
-                improved(self._read(*walker.found()), known)
+                improved(self._read(*walker.found()))
                 told = clock.now()
                 took = told - now
         if walker.best < known:
-            improved(self._read(*walker.found()), walker.best)
+            improved(self._read(*walker.found()))
 
     def _walker(self, steps: int, heat: float, parallel: bool) -> Walker:
         """An annealing run from the schedule at hand."""
@@ -237,108 +247,3 @@ class _Search(ABC, Generic[Plan]):
         return anneal.Walker(
             self.arrays, self.scratch, self.streams, codes, hold, heat, self.room, parallel
         )
-
-
-class Search(_Search[Schedule]):
-    """Schedule search for one problem and its budgets.
-
-    Args:
-        layout: the problem, ops in base order.
-        budgets: bytes per device.
-        free_order: let first runs leave the base order.
-        seed: random seed.
-        clock: what limits are counted by.
-    """
-
-    def __init__(
-        self, layout: Layout, budgets: Sequence[int], *, free_order: bool = False, seed: int = 0,
-        clock: Clock = WALL,
-    ) -> None:  # fmt: skip
-        super().__init__(arrays_of(layout, budgets), seed, free_order, clock)
-        self.layout = layout
-
-    def _load(self, plan: Schedule) -> int:
-        steps = len(plan.steps)
-        if steps > self.room - TUNING.spare:
-            return -1
-        self.codes[:steps], self._hold[:] = pack(plan.steps), plan.hold
-        return steps
-
-    def _read(self, codes: Ints, hold: Ints) -> Schedule:
-        return Schedule(unpack(codes), tuple(hold.tolist()))
-
-    def anneal(
-        self,
-        schedule: Schedule,
-        seconds: float,
-        stop: Callable[[], bool],
-        improved: Callable[[Schedule], None],
-        *,
-        parallel: bool = False,
-        heat: float = 0.6,
-    ) -> None:
-        """Anneal from a schedule; ``improved`` is called with better feasible ones.
-
-        Args:
-            seconds: on the clock.
-            parallel: minimise the makespan instead of the sum of all steps.
-            heat: starting temperature in mean op costs.
-        """
-        self._anneal(
-            schedule, seconds, stop, lambda found, _: improved(found), parallel=parallel, heat=heat
-        )
-
-
-class SequenceSearch(_Search[list[int]]):
-    """Search over sequences of one device.
-
-    Args:
-        problem: ops in base order.
-        budget: bytes.
-        free_order: let first runs leave the base order.
-        seed: random seed.
-        clock: what limits are counted by.
-    """
-
-    def __init__(
-        self, problem: Problem, budget: int, *, free_order: bool = False, seed: int = 0,
-        clock: Clock = WALL,
-    ) -> None:  # fmt: skip
-        super().__init__(arrays_of_one(problem, budget), seed, free_order, clock)
-        self._hold[problem.keep] = 0
-
-    @property
-    def budget(self) -> int:
-        """Bytes."""
-        return int(self.arrays.budget[0])
-
-    @budget.setter
-    def budget(self, budget: int) -> None:
-        self.arrays.budget[0] = budget
-
-    def _load(self, plan: Sequence[int]) -> int:
-        steps = len(plan)
-        if steps > self.room - TUNING.spare:
-            return -1
-        self.codes[:steps] = runs_of(plan)
-        return steps
-
-    def _read(self, codes: Ints, hold: Ints) -> list[int]:
-        return ops_of(codes)
-
-    def anneal(
-        self,
-        sequence: list[int],
-        seconds: float,
-        stop: Callable[[], bool],
-        improved: Callable[[list[int], float], None],
-        *,
-        heat: float = 0.6,
-    ) -> None:
-        """Anneal from a sequence; ``improved`` is called with better feasible ones and their time.
-
-        Args:
-            seconds: on the clock.
-            heat: starting temperature in mean op costs.
-        """
-        self._anneal(sequence, seconds, stop, improved, parallel=False, heat=heat)

@@ -11,16 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxremat.planner.devices.problem import (
-    RUN,
-    DeviceProblem,
-    Ledger,
-    Schedule,
-    Step,
-    bytes_of,
-    ledger,
-)
-from onnxremat.planner.problem import Bytes
+from onnxremat.planner.problem import Bytes, Problem
+from onnxremat.planner.schedule import RUN, Schedule, Step
+from onnxremat.planner.semantics import Ledger, bytes_of, ledger
 
 
 @dataclass(frozen=True)
@@ -40,7 +33,7 @@ class _Copy:
 
 
 def retimed(
-    problem: DeviceProblem, schedule: Schedule, budgets: Sequence[int], *, rounds: int = 3
+    problem: Problem, schedule: Schedule, budgets: Sequence[int], *, rounds: int = 3
 ) -> Schedule:
     """Move each copy to the place where the bytes over budget are least, the latest such place."""
     for _ in range(rounds):
@@ -59,7 +52,7 @@ def retimed(
     return schedule
 
 
-def _copies(problem: DeviceProblem, schedule: Schedule, book: Ledger) -> Iterator[_Copy]:
+def _copies(problem: Problem, schedule: Schedule, book: Ledger) -> Iterator[_Copy]:
     """Copies that may gain by being moved, in order."""
     readers: list[list[int]] = [[] for _ in book.instances]
     for step, instances in enumerate(book.read):
@@ -102,4 +95,4 @@ def _moved(schedule: Schedule, moves: dict[int, int]) -> Schedule:
         steps += arriving.get(step, [])
         if step not in moves:
             steps.append(move)
-    return Schedule(tuple(steps), schedule.hold)
+    return Schedule(tuple(steps), schedule.placement)

@@ -11,15 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onnxremat.errors import UsageError
-from onnxremat.planner.devices.problem import (
-    ANY,
-    DeviceProblem,
-    Schedule,
-    default_hold,
-    ledger,
-)
-from onnxremat.planner.devices.problem import Step as DeviceStep
-from onnxremat.planner.devices.solution import DeviceSolution
+from onnxremat.planner.problem import ANY, Problem
+from onnxremat.planner.schedule import Schedule, default_placement
+from onnxremat.planner.schedule import Step as DeviceStep
+from onnxremat.planner.semantics import ledger
+from onnxremat.planner.solution import Solution
 from onnxremat.schedule.plan import Compute, Free, Plan, Provenance, Step, Transfer
 
 
@@ -37,7 +33,7 @@ class Names:
 
 
 def to_plan(
-    problem: DeviceProblem, schedule: Schedule, names: Names, provenance: Provenance | None = None
+    problem: Problem, schedule: Schedule, names: Names, provenance: Provenance | None = None
 ) -> Plan:
     """The plan of a schedule: runs, transfers, and frees after the last step that needs a tensor.
 
@@ -59,7 +55,7 @@ def to_plan(
         if source >= 0:
             number = copy[book.read[step][0]]
             steps.append(Transfer(names.values[item], problem.names[source], where, number))
-        elif item < problem.given:
+        elif item < problem.host_inputs:
             outside.update(book.made[step])
         else:
             steps.append(Compute(names.ops[item], runs[item], where))
@@ -73,7 +69,7 @@ def to_plan(
     return Plan(tuple(steps), provenance or Provenance())
 
 
-def provenance_of(solution: DeviceSolution) -> Provenance:
+def provenance_of(solution: Solution) -> Provenance:
     """What a solution says about itself, for a plan; budgets and hashes are the caller's."""
     certificate = solution.certificate
     return Provenance(
@@ -90,7 +86,7 @@ def provenance_of(solution: DeviceSolution) -> Provenance:
     )
 
 
-def from_plan(problem: DeviceProblem, plan: Plan, names: Names) -> Schedule:
+def from_plan(problem: Problem, plan: Plan, names: Names) -> Schedule:
     """The schedule of a plan; results are held where the plan never frees them.
 
     Raises:
@@ -103,14 +99,14 @@ def from_plan(problem: DeviceProblem, plan: Plan, names: Names) -> Schedule:
 
 
 class _PlanReader:
-    def __init__(self, problem: DeviceProblem, names: Names) -> None:
+    def __init__(self, problem: Problem, names: Names) -> None:
         self.problem, self.writes = problem, problem.writes.lists()
         self.ids = {
-            "op": {n: op for op, n in enumerate(names.ops) if op >= problem.given},
+            "op": {n: op for op, n in enumerate(names.ops) if op >= problem.host_inputs},
             "tensor": {n: value for value, n in enumerate(names.values)},
             "device": {n: device for device, n in enumerate(problem.names)},
         }
-        self.steps = [DeviceStep(op, problem.runs_on(op)[0]) for op in range(problem.given)]
+        self.steps = [DeviceStep(op, problem.runs_on(op)[0]) for op in range(problem.host_inputs)]
         self.ran: set[int] = set()
         self.there: dict[tuple[int, int], bool] = {}  # (value, device) -> it is never freed
 
@@ -129,8 +125,8 @@ class _PlanReader:
             self.ran.add(op)
 
     def schedule(self) -> Schedule:
-        hold = list(default_hold(self.problem, self.steps))
-        free = self.problem.keep & (self.problem.goal == ANY)
+        hold = list(default_placement(self.problem, self.steps))
+        free = self.problem.keep & (self.problem.required == ANY)
         for (value, device), held in self.there.items():
             if held and free[value]:
                 hold[value] = device

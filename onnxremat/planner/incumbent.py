@@ -4,30 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import inf, isnan, nan
+from math import inf, isfinite, isnan, nan
 from threading import RLock
 
 import numpy as np
 
 from onnxremat.planner.clock import WALL, Clock
-from onnxremat.planner.devices.makespan import timing_of
-from onnxremat.planner.devices.problem import (
-    DeviceProblem,
-    InvalidScheduleError,
-    Schedule,
-    bytes_of,
-    first_runs,
-    ledger,
-    peaks,
-    seconds,
-)
-from onnxremat.planner.devices.solution import DeviceSolution
-from onnxremat.planner.options import Progress, Stop
-from onnxremat.planner.problem import Certificate, Status
+from onnxremat.planner.makespan import timing_of
+from onnxremat.planner.options import PlanOptions, Progress, Stop
+from onnxremat.planner.problem import Bytes, Problem
+from onnxremat.planner.schedule import InvalidScheduleError, Schedule
+from onnxremat.planner.semantics import bytes_of, ledger, peaks, seconds
+from onnxremat.planner.solution import Certificate, Solution, Status
 
+NO_LIMIT = 1 << 62  # bytes of a device without a limit
 WORTH = 5e-3  # share of the reference time that a moved first run must gain
-PACE = 150  # ops per second of the time limit up to which a model of all ops can be solved
 SLACK = 1e-9  # relative rounding of sums of seconds
+SAME = 1e-12  # relative difference of sums of seconds that is none
 
 
 @dataclass
@@ -57,14 +50,14 @@ class Found:
 
 
 @dataclass
-class DeviceRecord:
+class Incumbent:
     """State of one planning run. All schedules are in the caller's op numbers.
 
     Two schedules are kept: the best with first runs in ``order``, to which ``ordered`` bounds
     apply, and the best with another order.
 
     Attributes:
-        problem, budgets: what is being solved.
+        problem, budgets: what is being solved, in bytes per device.
         limit: seconds, on ``clock``.
         gap: share of the reference time at which found and bound count as equal.
         parallel: the objective is the makespan.
@@ -76,7 +69,7 @@ class DeviceRecord:
         span: bound of the makespan, for every order.
     """
 
-    problem: DeviceProblem
+    problem: Problem
     budgets: tuple[int, ...]
     limit: float
     gap: float
@@ -93,13 +86,31 @@ class DeviceRecord:
     begin: float = field(default=nan)
     lock: RLock = field(default_factory=RLock)  # the search may run beside the solver
 
+    @classmethod
+    def of(
+        cls, problem: Problem, budgets: int | Sequence[float], options: PlanOptions
+    ) -> Incumbent:
+        """Nothing found yet.
+
+        Raises:
+            ValueError: not one budget per device.
+        """
+        return cls(
+            problem, limits_of(problem, budgets), options.seconds, options.gap,
+            options.objective == "makespan", options.progress, options.stop, options.fixed_order,
+            clock=options.clock(),
+        )  # fmt: skip
+
     def __post_init__(self) -> None:
         self.begin = self.clock.now() if isnan(self.begin) else self.begin
         self.total = self.problem.reference
-        self.free, self.ordered, self.span = (Bound(0.0, "none") for _ in range(3))
+        kind = "store-all" if self.problem.devices == 1 else "least run"
+        least = self.problem.least_seconds
+        self.free, self.ordered = Bound(least, kind), Bound(least, kind)
         computing = int(np.isfinite(self.problem.cost).any(axis=1).sum())
         links = int(np.isfinite(self.problem.copy).any(axis=2).sum())
         self.streams = max(1, computing + links)  # that can be busy at the same time
+        self.span = Bound(least * (1 - SLACK) / self.streams, f"{kind} over {self.streams} streams")
         self.order = self.order or tuple(range(self.problem.ops))
 
     @property
@@ -115,6 +126,10 @@ class DeviceRecord:
     def stopped(self) -> bool:
         """True when time is up or the caller asked to stop."""
         return self.left <= 0 or (self.stop is not None and self.stop())
+
+    def over(self) -> bool:
+        """True when there is nothing left to do, or no time."""
+        return self.closed or self.stopped()
 
     @property
     def best(self) -> Found | None:
@@ -159,6 +174,16 @@ class DeviceRecord:
         return self.certificate.seconds
 
     @property
+    def open_gap(self) -> float:
+        """Seconds between the best schedule and the bound (``inf`` without a schedule)."""
+        return self.value - self.bound
+
+    @property
+    def target(self) -> float:
+        """A bound at which the run is finished, given the best schedule."""
+        return self.value - self.gap * self.total
+
+    @property
     def infeasible(self) -> bool:
         """True when it is proven that no schedule fits."""
         return inf in (self.free.seconds, self.span.seconds) or (
@@ -168,24 +193,24 @@ class DeviceRecord:
     @property
     def closed(self) -> bool:
         """True when the best schedule is optimal within the gap, or the budgets infeasible."""
-        return self.infeasible or self.value - self.bound <= self.gap * self.total
+        return self.infeasible or self.open_gap <= self.gap * self.total
 
-    def offer(self, schedule: Schedule, planner: str) -> bool:
+    def offer(self, schedule: Schedule | Sequence[int], planner: str) -> bool:
         """Take a schedule if it is valid, within budget and better; it is judged here."""
-        in_order = tuple(first_runs(schedule)) == self.order
+        if not isinstance(schedule, Schedule):
+            schedule = Schedule.of(self.problem, schedule)
+        in_order = schedule.first_runs == self.order
         if self.fixed_order and not in_order:
             return False
         try:
             took = seconds(self.problem, schedule)
             known = self.kept if in_order else self.moved
-            if known is not None and not self.parallel and took >= known.time * (1 - 1e-12):
+            if known is not None and not self.parallel and took >= known.time * (1 - SAME):
                 return False
-            book = ledger(self.problem, schedule)
-            use = bytes_of(self.problem, schedule, book).max(axis=1, initial=0)
-            if (use > np.asarray(self.budgets)).any():
-                return False
-            span = timing_of(self.problem, schedule, self.budgets, book).makespan
+            top, span = self._judged(schedule, took)
         except InvalidScheduleError:
+            return False
+        if (top > np.asarray(self.budgets)).any():
             return False
         found = Found(schedule, took, span, planner)
         with self.lock:
@@ -200,13 +225,24 @@ class DeviceRecord:
                 self._tell(planner)
         return True
 
+    def _judged(self, schedule: Schedule, took: float) -> tuple[Bytes, float]:
+        """(peaks, makespan) of a schedule; on one device nothing goes on side by side."""
+        if self.problem.devices == 1:
+            return peaks(self.problem, schedule), took
+        book = ledger(self.problem, schedule)
+        top = bytes_of(self.problem, schedule, book).max(axis=1, initial=0)
+        return top, timing_of(self.problem, schedule, self.budgets, book).makespan
+
     def follow(self, order: Sequence[int]) -> None:
         """Let ``ordered`` bounds mean another order from here on."""
         with self.lock:
+            if tuple(order) == self.order:
+                return
             known = [found for found in (self.kept, self.moved) if found is not None]
             self.order, self.kept, self.moved = tuple(order), None, None
+            self.ordered = Bound(self.problem.least_seconds, self.free.kind)
             for found in sorted(known, key=self._rank):
-                if tuple(first_runs(found.schedule)) == self.order:
+                if found.schedule.first_runs == self.order:
                     self.kept = self.kept or found
                 else:
                     self.moved = self.moved or found
@@ -228,7 +264,7 @@ class DeviceRecord:
             if lifted:
                 self._tell(kind)
 
-    def solution(self) -> DeviceSolution:
+    def solution(self) -> Solution:
         """What to hand to the caller."""
         best, proof = self.best, self.certificate
         if self.infeasible:
@@ -239,18 +275,18 @@ class DeviceRecord:
             top, bound = peaks(self.problem, best.schedule).tolist(), min(bound, self.value)
         elif self.infeasible:
             status = Status.INFEASIBLE
-        return DeviceSolution(
+        return Solution(
             status=status,
-            objective="makespan" if self.parallel else "time",
             schedule=None if best is None else best.schedule,
             time=inf if best is None else best.time,
-            makespan=inf if best is None else best.span,
             peaks=tuple(top),
             certificate=Certificate(bound, proof.kind, proof is not self.ordered),
-            makespan_bound=self.span.seconds if best is None else min(self.span.seconds, best.span),
-            reference=self.total,
             planner="none" if best is None else best.planner,
             plan_seconds=self.elapsed,
+            reference=self.total,
+            objective="makespan" if self.parallel else "time",
+            makespan=inf if best is None else best.span,
+            makespan_bound=self.span.seconds if best is None else min(self.span.seconds, best.span),
             trace=tuple(self.trace),
             notes=tuple(self.notes),
         )
@@ -263,3 +299,15 @@ class DeviceRecord:
         self.trace.append((self.elapsed, self.value, self.bound))
         if self.progress is not None:
             self.progress(self.value, self.bound, stage)
+
+
+def limits_of(problem: Problem, budgets: int | Sequence[float]) -> tuple[int, ...]:
+    """Whole bytes per device; a number alone is the budget of an only device.
+
+    Raises:
+        ValueError: not one budget per device.
+    """
+    given = [budgets] if isinstance(budgets, int | np.integer) else list(budgets)
+    if len(given) != problem.devices:
+        raise ValueError(f"{len(given)} budgets for {problem.devices} devices")
+    return tuple(int(b) if isfinite(b) else NO_LIMIT for b in given)

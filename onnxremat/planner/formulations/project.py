@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from onnxremat.planner.devices.cuts import DeviceCuts
-from onnxremat.planner.devices.problem import Instance, Ledger, Schedule, ledger
+from onnxremat.planner.formulations.cut_model import CutModel
 from onnxremat.planner.problem import Floats, Ints
+from onnxremat.planner.schedule import RUN, Schedule
+from onnxremat.planner.semantics import Instance, Ledger, ledger
 
 
-def project(made: DeviceCuts, schedule: Schedule) -> Floats:
+def project(made: CutModel, schedule: Schedule | Sequence[int]) -> Floats:
     """Values of all columns for a schedule whose first runs respect the spans, shape (columns,).
 
     Feasible for the model when the schedule is within its budgets and has no run or copy that
@@ -18,20 +21,25 @@ def project(made: DeviceCuts, schedule: Schedule) -> Floats:
     Raises:
         InvalidScheduleError: the schedule cannot be carried out.
     """
-    book = ledger(made.layout.problem, schedule)
+    problem = made.lists.problem
+    if not isinstance(schedule, Schedule):
+        schedule = Schedule.of(problem, schedule)
+    book = ledger(problem, schedule)
     point = np.zeros(made.model.columns)
     interval, ends = _intervals(made, schedule)
-    _project_carries(made, book, ends, point)
     arrived = _crossing(book, ends)
+    for b, device, value in arrived:
+        _set(point, made.carry[b][device][value])
     for step, (item, device, source) in enumerate(schedule.steps):
         b = int(interval[step])
-        if source < 0:
+        if source == RUN:
             _set(point, made.run[b][device][item])
         elif (b, device, item) not in arrived:
             _set(point, made.copied[b][source, device][item])
-        for instance in book.made[step]:
-            value, where, _, _ = book.instances[instance]
-            arrived.add((b, where, value))
+        if made.lists.links:
+            for instance in book.made[step]:
+                value, where, _, _ = book.instances[instance]
+                arrived.add((b, where, value))
     _project_shares(made, schedule, point)
     _project_takeovers(made, schedule, ends, point)
     if made.load >= 0:
@@ -44,46 +52,38 @@ def _set(point: Floats, column: int) -> None:
         point[column] = 1.0
 
 
-def _intervals(made: DeviceCuts, schedule: Schedule) -> tuple[Ints, list[int]]:
-    """Interval of every step, and the step of every cut."""
-    cuts = made.spans.cuts
-    interval = np.zeros(len(schedule.steps), np.int32)
-    ends: list[int] = []
-    for step, move in enumerate(schedule.steps):
-        interval[step] = len(ends)
-        if len(ends) < len(cuts) and move.runs and move.item == cuts[len(ends)]:
-            ends.append(step)
+def _intervals(made: CutModel, schedule: Schedule) -> tuple[Ints, list[int]]:
+    """Interval of every step, and the last step of every interval that a cut ends."""
+    ends = made.spans.ends([item if source == RUN else -1 for item, _, source in schedule.steps])
+    steps = np.arange(len(schedule.steps))
+    interval: Ints = np.searchsorted(np.asarray(ends), steps, side="left").astype(np.int32)
     return interval, ends
 
 
-def _spans(instance: Instance, ends: list[int]) -> list[int]:
+def _crossed(instance: Instance, ends: list[int]) -> range:
     """Numbers of the cuts (from 1) that an instance crosses."""
-    return [k + 1 for k, end in enumerate(ends) if instance.birth <= end < instance.death]
+    first = int(np.searchsorted(ends, instance.birth, side="left"))
+    return range(first + 1, int(np.searchsorted(ends, instance.death, side="left")) + 1)
 
 
 def _crossing(book: Ledger, ends: list[int]) -> set[tuple[int, int, int]]:
-    return {(b, i.device, i.value) for i in book.instances for b in _spans(i, ends)}
+    return {(b, i.device, i.value) for i in book.instances for b in _crossed(i, ends)}
 
 
-def _project_carries(made: DeviceCuts, book: Ledger, ends: list[int], point: Floats) -> None:
-    for b, device, value in _crossing(book, ends):
-        _set(point, made.carry[b][device][value])
-
-
-def _project_shares(made: DeviceCuts, schedule: Schedule, point: Floats) -> None:
-    layout = made.layout
+def _project_shares(made: CutModel, schedule: Schedule, point: Floats) -> None:
+    lists = made.lists
+    if not made.share and not made.resident:
+        return
     for move in schedule.steps:
         if move.runs:
-            group = layout.group[move.item]
+            group = lists.group[move.item]
             if group >= 0:
                 point[made.share[group, move.device]] = 1.0
-            for weight in layout.uses[move.item]:
+            for weight in lists.uses[move.item]:
                 point[made.resident[move.device, weight]] = 1.0
 
 
-def _project_takeovers(
-    made: DeviceCuts, schedule: Schedule, ends: list[int], point: Floats
-) -> None:
+def _project_takeovers(made: CutModel, schedule: Schedule, ends: list[int], point: Floats) -> None:
     for column, b, device, value in made.presence:
         runs = schedule.steps[ends[b - 1]].device == device
         carried = made.carry[b][device][value]
@@ -97,20 +97,20 @@ def _project_takeovers(
             taken.add((b, device))
 
 
-def _load(made: DeviceCuts, schedule: Schedule, interval: Ints, point: Floats) -> float:
+def _load(made: CutModel, schedule: Schedule, interval: Ints, point: Floats) -> float:
     """Largest load of a device or link, each op and copy once per interval, in seconds."""
-    layout = made.layout
+    lists = made.lists
     loads = [0.0]
-    for device in layout.devices:
+    for device in lists.devices:
         runs = {
             (int(interval[step]), move.item)
             for step, move in enumerate(schedule.steps)
             if move.runs and move.device == device
         }
-        loads.append(sum(layout.cost[device][op] for _, op in runs))
-    for e, d in layout.links:
+        loads.append(sum(lists.cost[device][op] for _, op in runs))
+    for e, d in lists.links:
         rows = [made.copied[b][e, d] for b in range(made.intervals)]
-        seconds = layout.copy[e][d]
+        seconds = lists.copy[e][d]
         loads.append(
             sum(
                 seconds[value]

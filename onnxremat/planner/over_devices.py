@@ -8,14 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from onnxremat.planner.devices.problem import ANY, DeviceProblem
-from onnxremat.planner.problem import Bytes, Floats, Ints, Problem, Rows
+from onnxremat.planner.problem import ANY, Bytes, Floats, Ints, Problem, Rows
 
 MOST = 15  # devices: the search packs a step into 32 bits
 
 
 @dataclass(frozen=True)
-class Given:
+class HostInput:
     """A graph input that the caller holds on a device, where it takes no room.
 
     Attributes:
@@ -50,7 +49,7 @@ def copy_seconds(size: ArrayLike, latency: ArrayLike, bandwidth: ArrayLike) -> F
     return seconds
 
 
-def from_problem(
+def over_devices(
     problem: Problem,
     cost: ArrayLike,
     copy: ArrayLike,
@@ -59,13 +58,13 @@ def from_problem(
     work: ArrayLike | None = None,
     allowed: ArrayLike | None = None,
     group: Sequence[int] | None = None,
-    goal: Sequence[int] | None = None,
+    required: Sequence[int] | None = None,
     uses: Rows | None = None,
     weight: ArrayLike | None = None,
     fixed: ArrayLike | None = None,
-    given: Sequence[Given] = (),
-    toll: ArrayLike | None = None,
-) -> DeviceProblem:
+    host_inputs: Sequence[HostInput] = (),
+    copy_busy: ArrayLike | None = None,
+) -> Problem:
     """A single-device problem on several devices.
 
     Args:
@@ -77,13 +76,14 @@ def from_problem(
         work: workspace bytes, shape (D, n); that of ``problem`` on every device when None.
         allowed: where each op may run, shape (D, n) of booleans (pins); everywhere when None.
         group: colocation group per op, -1 for none.
-        goal: device per value where it must be at the end, -1 for any; for kept values only.
+        required: device per value where it must be at the end, -1 for any; for kept values only.
         uses, weight: weights each op reads (n rows) and their bytes.
         fixed: bytes resident throughout per device, shape (D,). When None: ``problem.fixed`` less
             the bytes of ``weight`` on every device that computes, 0 on the others.
-        given: graph inputs held on a device; each becomes an op in front, so ops of ``problem``
-            are numbered from ``len(given)`` on, and a value after those of ``problem``.
-        toll: seconds of a copy of each value that keep its two devices busy, shape (2, D, m).
+        host_inputs: graph inputs that lie on a device; each becomes an op in front, so ops of
+            ``problem`` are numbered from ``len(host_inputs)`` on, and a value after those of
+            ``problem``.
+        copy_busy: seconds of a copy of each value that keep its two devices busy, shape (2, D, m).
 
     Raises:
         ValueError: shapes that do not fit, negative numbers, or an op that can run nowhere.
@@ -99,7 +99,8 @@ def from_problem(
     space = np.broadcast_to(problem.work if work is None else np.asarray(work), (devices, ops))
     sizes = np.broadcast_to(problem.size, (devices, problem.values))
     weights = np.asarray([] if weight is None else weight, np.int64)
-    base = DeviceProblem(
+    placed = np.asarray(ANY if required is None else required)
+    base = Problem(
         names=tuple(names) if names else tuple(f"device{d}" for d in range(devices)),
         cost=seconds,
         work=np.array(space, np.int64),
@@ -109,17 +110,15 @@ def from_problem(
         writes=problem.writes,
         inplace=problem.inplace,
         keep=problem.keep,
-        goal=np.where(problem.keep, ANY if goal is None else np.asarray(goal), ANY).astype(
-            np.int32
-        ),
+        required=np.where(problem.keep, placed, ANY).astype(np.int32),
         recompute=problem.recompute,
         group=np.asarray([ANY] * ops if group is None else group, np.int32),
         uses=uses if uses is not None else Rows.of([[] for _ in range(ops)]),
         weight=weights,
         fixed=_fixed(problem, seconds, weights, fixed),
-        toll=None if toll is None else np.array(toll, np.float64),
+        copy_busy=None if copy_busy is None else np.array(copy_busy, np.float64),
     )
-    made = _with_given(base, given) if given else base
+    made = _with_host_inputs(base, host_inputs) if host_inputs else base
     _validate(made)
     return made
 
@@ -129,24 +128,24 @@ def _fixed(
 ) -> NDArray[np.int64]:
     if fixed is not None:
         return np.array(fixed, np.int64, ndmin=1)
-    rest = max(0, problem.fixed - int(weights.sum()))
+    rest = max(0, int(problem.fixed[0]) - int(weights.sum()))
     return np.where(np.isfinite(cost).any(axis=1), rest, 0).astype(np.int64)
 
 
-def _with_given(base: DeviceProblem, given: Sequence[Given]) -> DeviceProblem:
+def _with_host_inputs(base: Problem, host_inputs: Sequence[HostInput]) -> Problem:
     """Source ops in front, their values at the end."""
-    count, devices = len(given), base.devices
+    count, devices = len(host_inputs), base.devices
     cost = np.full((devices, count), np.inf)
-    size = np.repeat(np.asarray([[item.size for item in given]], np.int64), devices, axis=0)
-    copy = np.stack([np.asarray(item.copy, np.float64) for item in given], axis=2)
+    size = np.repeat(np.asarray([[item.size for item in host_inputs]], np.int64), devices, axis=0)
+    copy = np.stack([np.asarray(item.copy, np.float64) for item in host_inputs], axis=2)
     reads = base.reads.lists()
-    for k, item in enumerate(given):
+    for k, item in enumerate(host_inputs):
         cost[item.home, k], size[item.home, k] = 0.0, 0
         for op in item.readers:
             reads[op].append(base.values + k)
-    none: list[list[int]] = [[] for _ in given]
+    none: list[list[int]] = [[] for _ in host_inputs]
     ids: Ints = np.full(count, ANY, np.int32)
-    return DeviceProblem(
+    return Problem(
         names=base.names,
         cost=np.hstack([cost, base.cost]),
         work=np.hstack([np.zeros((devices, count), np.int64), base.work]),
@@ -156,14 +155,16 @@ def _with_given(base: DeviceProblem, given: Sequence[Given]) -> DeviceProblem:
         writes=Rows.of([[base.values + k] for k in range(count)] + base.writes.lists()),
         inplace=Rows.of(none + base.inplace.lists()),
         keep=np.concatenate([base.keep, np.zeros(count, np.bool_)]),
-        goal=np.concatenate([base.goal, ids]),
+        required=np.concatenate([base.required, ids]),
         recompute=np.concatenate([np.ones(count, np.bool_), base.recompute]),
         group=np.concatenate([ids, base.group]),
         uses=Rows.of(none + base.uses.lists()),
         weight=base.weight,
         fixed=base.fixed,
-        given=count,
-        toll=None if base.toll is None else np.dstack([base.toll, np.zeros((2, devices, count))]),
+        host_inputs=count,
+        copy_busy=None
+        if base.copy_busy is None
+        else np.dstack([base.copy_busy, np.zeros((2, devices, count))]),
     )
 
 
@@ -172,19 +173,19 @@ def _expect(name: str, array: NDArray[np.generic], shape: tuple[int, ...]) -> No
         raise ValueError(f"{name} has shape {array.shape}, expected {shape}")
 
 
-def _validate(problem: DeviceProblem) -> None:
+def _validate(problem: Problem) -> None:
     devices, ops, values = problem.devices, problem.ops, problem.values
     if devices > MOST:
         raise ValueError(f"{devices} devices: at most {MOST} are supported")
     for name, shape in (
         ("cost", (devices, ops)), ("work", (devices, ops)), ("size", (devices, values)),
-        ("copy", (devices, devices, values)), ("keep", (values,)), ("goal", (values,)),
+        ("copy", (devices, devices, values)), ("keep", (values,)), ("required", (values,)),
         ("recompute", (ops,)), ("group", (ops,)), ("fixed", (devices,)),
-        ("tolls", (2, devices, values)),
+        ("busy", (2, devices, values)),
     ):  # fmt: skip
         array = getattr(problem, name)
         _expect(name, array, shape)
-        if name in ("cost", "work", "size", "copy", "fixed", "tolls") and not bool(
+        if name in ("cost", "work", "size", "copy", "fixed", "busy") and not bool(
             (array >= 0).all()
         ):
             raise ValueError(f"{name} has a negative entry or one that is no number")
@@ -192,10 +193,10 @@ def _validate(problem: DeviceProblem) -> None:
                        ("inplace", problem.inplace), ("uses", problem.uses)):  # fmt: skip
         if len(rows) != ops:
             raise ValueError(f"{name} has {len(rows)} rows for {ops} ops")
-    if (problem.copy < np.maximum(problem.tolls[0][:, None], problem.tolls[1])).any():
-        raise ValueError("toll has an entry above the seconds of a copy")
-    if (problem.goal >= devices).any():
-        raise ValueError(f"a goal names a device above {devices - 1}")
+    if (problem.copy < np.maximum(problem.busy[0][:, None], problem.busy[1])).any():
+        raise ValueError("copy_busy has an entry above the seconds of a copy")
+    if (problem.required >= devices).any():
+        raise ValueError(f"a value is required on a device above {devices - 1}")
     nowhere = np.flatnonzero(~np.isfinite(problem.cost).any(axis=0))
     if len(nowhere):
         raise ValueError(f"op {nowhere[0]} can run on no device: allow it somewhere")

@@ -9,7 +9,7 @@ starts as soon as
   in the order of the list, each as soon as there is room,
 - the other readers of a buffer that its output takes over have finished.
 
-A copy may keep the two devices busy for a part of its time (``DeviceProblem.toll``): it puts that
+A copy may keep the two devices busy for a part of its time (``Problem.toll``): it puts that
 off what each runs after it in the list.
 
 What is granted counts as in use; an instance gives its memory back when all steps that read it
@@ -26,15 +26,9 @@ from math import inf
 
 import numpy as np
 
-from onnxremat.planner.devices.problem import (
-    RUN,
-    DeviceProblem,
-    Ledger,
-    Schedule,
-    durations,
-    ledger,
-)
-from onnxremat.planner.problem import Floats
+from onnxremat.planner.problem import Floats, Problem
+from onnxremat.planner.schedule import RUN, Schedule
+from onnxremat.planner.semantics import Ledger, durations, ledger
 
 
 @dataclass(frozen=True)
@@ -50,7 +44,7 @@ class Timing:
         return float(self.finish.max(initial=0.0))
 
 
-def timing(problem: DeviceProblem, schedule: Schedule, budgets: Sequence[int]) -> Timing:
+def timing(problem: Problem, schedule: Schedule, budgets: Sequence[int]) -> Timing:
     """Carry a schedule out with all streams side by side.
 
     Args:
@@ -62,21 +56,19 @@ def timing(problem: DeviceProblem, schedule: Schedule, budgets: Sequence[int]) -
     return timing_of(problem, schedule, budgets, ledger(problem, schedule))
 
 
-def timing_of(
-    problem: DeviceProblem, schedule: Schedule, budgets: Sequence[int], book: Ledger
-) -> Timing:
+def timing_of(problem: Problem, schedule: Schedule, budgets: Sequence[int], book: Ledger) -> Timing:
     """:func:`timing` of a schedule whose ledger is known."""
     return _Streams(problem, schedule, budgets, book).run()
 
 
-def makespan(problem: DeviceProblem, schedule: Schedule, budgets: Sequence[int]) -> float:
+def makespan(problem: Problem, schedule: Schedule, budgets: Sequence[int]) -> float:
     """Seconds a schedule takes with all streams side by side; see :func:`timing`."""
     return timing(problem, schedule, budgets).makespan
 
 
 class _Streams:
     def __init__(
-        self, problem: DeviceProblem, schedule: Schedule, budgets: Sequence[int], book: Ledger
+        self, problem: Problem, schedule: Schedule, budgets: Sequence[int], book: Ledger
     ) -> None:
         self.problem, self.steps, self.book = problem, schedule.steps, book
         self.free = [int(budgets[d]) - int(book.resident[d]) for d in range(problem.devices)]
@@ -134,7 +126,7 @@ class _Streams:
         self.stream[source, device] = end
         if source >= 0:
             for which, busy in enumerate((source, device)):
-                toll = float(self.problem.tolls[which, busy, item])
+                toll = float(self.problem.busy[which, busy, item])
                 self.stream[RUN, busy] = self.stream.get((RUN, busy), 0.0) + toll
         if source < 0 and self.problem.work[device, item]:
             self._give_back(device, end, int(self.problem.work[device, item]))
@@ -151,7 +143,7 @@ class _Streams:
         heapq.heappush(self.returns[device], (when, amount))
 
 
-def critical_path(problem: DeviceProblem) -> float:
+def critical_path(problem: Problem) -> float:
     """Seconds that no makespan is below, whatever memory there is: the longest chain of runs and
     the copies between them.
 
@@ -168,11 +160,11 @@ def critical_path(problem: DeviceProblem) -> float:
         last = max(last, float(end.min()))
         for value in writes[op]:
             ready[:, value] = (end[:, None] + path[:, :, value]).min(axis=0)
-    goals = np.flatnonzero(problem.keep & (problem.goal >= 0))
-    return max(last, float(ready[problem.goal[goals], goals].max(initial=0.0)))
+    goals = np.flatnonzero(problem.keep & (problem.required >= 0))
+    return max(last, float(ready[problem.required[goals], goals].max(initial=0.0)))
 
 
-def _quickest_copies(problem: DeviceProblem) -> Floats:
+def _quickest_copies(problem: Problem) -> Floats:
     """Seconds to bring each value from one device to another, over others too, shape (D, D, m)."""
     path = problem.copy.astype(np.float64).copy()
     every = np.arange(problem.devices)
