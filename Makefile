@@ -68,7 +68,7 @@ $(VENV)/ready: pyproject.toml $(wildcard onnxremat/memory/*.c)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable .
-	$(BIN)/python -c "from onnxremat.planner import devices, search; search.warm_up(); devices.warm_up()"
+	$(BIN)/python -c "from onnxremat.planner.search import warm_up; warm_up()"
 	@touch $@
 
 $(VENV)/dev: $(VENV)/ready
