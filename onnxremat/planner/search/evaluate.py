@@ -171,7 +171,7 @@ def evaluate(p: Arrays, s: Scratch, schedule: Ints, steps: int, hold: Ints) -> b
     Leaves in ``s`` the instances, ``use`` per device and step, ``peak`` and ``resident`` per
     device, and ``figures`` = seconds, sum over steps of bytes above the budgets of the devices it
     touches. Valid is what
-    :func:`onnxremat.planner.devices.problem.ledger` accepts, with first runs in the base order
+    :func:`onnxremat.planner.semantics.ledger` accepts, with first runs in the base order
     unless ``p.free``.
     """
     if not _replay(p, s, schedule, steps, hold):
