@@ -23,7 +23,7 @@ LARGE = 64 << 10  # bytes from which a weight stays in the file: each is one map
 
 # Field numbers of onnx.proto.
 _GRAPH, _METADATA = 7, 14  # of ModelProto
-_NODE, _INITIALIZER, _OUTPUT, _VALUE = 1, 5, 12, 13  # of GraphProto
+_NODE, _INITIALIZER, _OUTPUT = 1, 5, 12  # of GraphProto
 _RAW, _EXTERNAL, _LOCATION = 9, 13, 14  # of TensorProto
 _BYTES = 2  # wire type of strings, bytes and messages
 _WIDTH = {1: 8, 5: 4}  # wire type to bytes, of numbers of fixed width
@@ -66,8 +66,7 @@ def read_light(path: Path, without: str = "") -> Light:
 
     Args:
         without: leave out nodes whose names begin so, if what they read is read by others or leaves
-            the graph, and what they make is read by nobody; and the noted types of what standard
-            operators make, which onnxruntime infers anyhow.
+            the graph, and what they make is read by nobody.
 
     Raises:
         ModelError: as :func:`onnxremat.graph.onnx_io.read_model`.
@@ -109,9 +108,7 @@ class _Graph:
         self.weights, self.nodes = 0, 0
         self._head, self._name, self._without = head, name, without
         self._dropped: list[tuple[int, onnx.NodeProto]] = []
-        self._values: list[tuple[int, str]] = []
         self._read: set[str] = set()  # by nodes that stay, or leaves the graph
-        self._inferred: set[str] = set()  # made by standard operators, whose types are known
 
     def read(self, data: mmap.mmap, begin: int, end: int) -> None:
         for number, kind, start, inside, stop in _fields(data, begin, end):
@@ -125,14 +122,8 @@ class _Graph:
                     self._node(onnx.NodeProto.FromString(data[inside:stop]))
             elif number == _OUTPUT:
                 self._read.add(onnx.ValueInfoProto.FromString(data[inside:stop]).name)
-            elif number == _VALUE and self._without:
-                name = onnx.ValueInfoProto.FromString(data[inside:stop]).name
-                self._values.append((len(self.parts) - 1, name))
         for at, node in self._dropped:
             if self._read.issuperset(node.input) and not self._read.intersection(node.output):
-                self.parts[at] = b""
-        for at, name in self._values:
-            if name in self._inferred:
                 self.parts[at] = b""
 
     def _node(self, node: onnx.NodeProto) -> None:
@@ -140,8 +131,6 @@ class _Graph:
             self._dropped.append((len(self.parts) - 1, node))
         else:
             self._read.update(node.input)
-        if not node.domain and not any(a.g.node for a in node.attribute):
-            self._inferred.update(node.output)
 
     def _initializer(self, data: mmap.mmap, start: int, inside: int, stop: int) -> None:
         raw = _raw_data(data, inside, stop)
