@@ -105,7 +105,8 @@ SCRATCH = types.NamedTuple(
     Scratch,
 )  # fmt: skip
 
-MOST_DEVICES = 15  # four bits, and 0 for a step that runs
+# Of a step's bits four are for the device, four for the source (+ 1, 0 when it runs an op): no
+# problem has more than 15 devices.
 
 
 @compiled(types.int64(types.int64))

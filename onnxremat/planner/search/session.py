@@ -156,14 +156,14 @@ class Search:
     ) -> Schedule | None:
         """Greedy repair of a schedule, polished; None when the budgets are not met.
 
-        Leaves what was reached in ``left``.
+        Leaves what was reached in ``left``, None where the schedule cannot be mended.
 
         Args:
             until: when to stop, on the clock.
             depth: levels of ancestry one candidate may recompute.
             power: exponent of the cost in the score.
         """
-        steps = self._mend(schedule)
+        self.left, steps = None, self._mend(schedule)
         if steps < 0:
             return None
         args = (self.arrays, self.scratch, self._pool, self.codes)
