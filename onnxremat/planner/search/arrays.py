@@ -59,7 +59,7 @@ class Arrays(NamedTuple):
     fixed: Bytes  # (D,)
     budget: Bytes  # (D,)
     keep: Flags  # (m,)
-    goal: Ints  # (m,)
+    required: Ints  # (m,)
     producer: Ints  # (m,)
     again: Flags  # (n,): ops that may run a second time
     group: Ints  # (n,)
@@ -179,7 +179,7 @@ def arrays_of(lists: ProblemLists, budgets: Sequence[int]) -> Arrays:
         fixed=np.ascontiguousarray(problem.fixed, np.int64),
         budget=np.array(budgets, np.int64),
         keep=problem.keep.astype(np.uint8),
-        goal=_ints(lists.required),
+        required=_ints(lists.required),
         producer=_ints(lists.producer),
         again=np.asarray(lists.recomputable, np.uint8),
         group=_ints(problem.group),
