@@ -61,7 +61,6 @@ class Tuning(NamedTuple):
     relief: int = 3  # values dropped for one deleted run at most
     choice: int = 4  # values compared for each at most
     exchange: float = 0.85  # deletes one and inserts another
-    twice: float = 0.25  # of these: and one more
     nearby: float = 0.50  # of these and of shifts: not far
 
 
@@ -261,11 +260,7 @@ def _move(p: Single, t: Line, apart: int, free_order: bool, ops: Ints) -> bool:
             to = min(max(0, to), len(t.op) - 1)
             while to < len(t.op) and t.op[to] < 0:
                 to += 1
-        if to == len(t.op) or not _insert_recompute(p, t, to, ops):
-            return False
-        if uniform(t.random) < TUNING.twice:
-            return _insert_recompute(p, t, _any_step(p, t), ops)
-        return True
+        return to < len(t.op) and _insert_recompute(p, t, to, ops)
     far = TUNING.near * apart // 2 if uniform(t.random) < TUNING.nearby else len(t.op)
     to = _near(t, slot, far)
     return to >= 0 and (free_order or run_before(t, op, to) >= 0) and put(p, t, op, to)
