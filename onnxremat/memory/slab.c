@@ -174,15 +174,19 @@ static void *lend(Slab *s, Trace *t, int64_t slot, size_t size) {
   if (!inner) return NULL;
   size_t before = lead < sizeof(Head) ? lead + PAGE : lead; /* the block's begin, room for Head */
   size_t bytes = page_up(before + size);
-  char *block = map(bytes);
-  if (!block) return NULL;
+  char *block = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (block == MAP_FAILED) return NULL;
   char *p = block + before;
   void *to = p + (from - home);
   int flags = MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP;
+  mprotect((void *)from, inner, PROT_NONE); /* first: a limit on data never counts them twice */
+  s->holes++;
   if (mremap((void *)from, inner, inner, flags, to) == MAP_FAILED) /* before Linux 5.7 */
     madvise((void *)from, inner, MADV_DONTNEED);
-  mprotect((void *)from, inner, PROT_NONE); /* not counted twice by a limit on data */
-  s->holes++;
+  if (mprotect(block, bytes, PROT_READ | PROT_WRITE)) {
+    munmap(block, bytes);
+    return NULL;
+  }
   Head head = {.base = block, .bytes = bytes, .slab = s, .trace = t, .slot = slot, .size = size};
   t->lent[slot] = headed(p - sizeof(Head), head);
   s->lendings++;
