@@ -20,7 +20,7 @@ from onnxremat.pipeline.in_session import OneSession
 from onnxremat.pipeline.optimize import Request, optimize
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
-from onnxremat.planner.ladder import solve
+from onnxremat.planner.methods import plan_by
 from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.reasons import Reason, named
 from onnxremat.planner.search import warm_up
@@ -99,9 +99,9 @@ def test_devices_are_planned_within_one_time_limit(
     def planned(problem: Any, budgets: Any, options: PlanOptions, warm: Any = None) -> Any:
         now[0] += options.time_limit
         given.append(options.time_limit)
-        return solve(problem, budgets, options.lasting(3.0), warm)
+        return plan_by(problem, budgets, options.lasting(3.0), warm)
 
-    monkeypatch.setattr(several_devices, "solve", planned)
+    monkeypatch.setattr(several_devices, "plan_by", planned)
     limit = 20.0
     options = PlanOptions(time_limit=limit, gap=0.2, threads=1, now=lambda: now[0])
     optimized(branches, processors(2), "4x", options)
