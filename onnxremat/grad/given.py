@@ -16,7 +16,7 @@ import onnx
 
 from onnxremat.errors import MissingComponentError, UsageError
 from onnxremat.grad.marks import is_buffer_name
-from onnxremat.grad.patterns import is_constant
+from onnxremat.grad.patterns import is_constant, zero_block
 from onnxremat.grad.stored import Stored
 from onnxremat.grad.tape import FLOATS
 from onnxremat.graph.tensor_files import read_tensors
@@ -162,6 +162,8 @@ class _Index:
         flat = np.asarray(value, np.float32).reshape(-1)
         if is_constant(flat):
             return ()  # equal numbers are in many
+        if zeros := zero_block(value):  # of a buffer that the parameters were joined with
+            flat = np.delete(flat, np.s_[slice(*zeros)])
         sample = flat[np.linspace(0, flat.size - 1, min(SAMPLE, flat.size)).astype(int)]
         if not self._all_there(sample):
             return ()
