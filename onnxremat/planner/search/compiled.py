@@ -7,11 +7,17 @@ kernel that uses them; and no kernel makes an array, sorts or assigns slices wit
 compile thousands of lines of Numba's own. A kernel that makes no arrays needs no reference counts
 either: taking an array out of a named tuple counts twice, atomically, and left in, counting takes
 five sixths of the time of the search.
+
+Numba takes a compiled kernel from its cache when the kernel's own file is as it was, though what it
+calls may have changed. So the cache lies in a folder named by the content of all these files.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
@@ -45,7 +51,31 @@ def compiled(signature: Any, *, entry: bool = False) -> Callable[[Kernel], Kerne
         signature, cache=True, nogil=True, error_model="numpy", _nrt=False,
         no_cpython_wrapper=not entry, no_cfunc_wrapper=True,
     )  # fmt: skip
-    return decorator
+
+    def with_cache(function: Kernel) -> Kernel:
+        asked = numba.config.CACHE_DIR  # of other kernels in this process: left as it is
+        numba.config.CACHE_DIR = cache_folder(Path(__file__).parent, asked)
+        try:
+            return decorator(function)
+        finally:
+            numba.config.CACHE_DIR = asked
+
+    return with_cache
+
+
+@cache
+def cache_folder(kernels: Path, asked: str = "") -> str:
+    """Where the kernels of a folder are kept compiled: another place whenever one of them changes.
+
+    Args:
+        asked: ``NUMBA_CACHE_DIR``, "" for beside the kernels. Where that cannot be written, Numba
+            takes the user's cache.
+    """
+    content = hashlib.sha256()
+    for file in sorted(kernels.glob("*.py")):
+        content.update(file.read_bytes())
+    inside = Path(asked) if asked else kernels / "__pycache__"
+    return str(inside / f"kernels-{content.hexdigest()[:16]}")
 
 
 def part(function: Kernel) -> Kernel:
