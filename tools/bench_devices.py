@@ -33,6 +33,7 @@ from onnxremat.device.files import read_machine
 from onnxremat.device.host import processors
 from onnxremat.device.machine import PROVIDERS, Machine
 from onnxremat.execute.deployment import Deployment, deploy
+from onnxremat.execute.partition_cuts import Terms
 from onnxremat.grad import Settings as Training
 from onnxremat.ort.providers import missing
 from onnxremat.pipeline.bench import Timing, bench, beside_devices
@@ -148,7 +149,11 @@ def carried_out(
         where = {op: at if op in takes[at] else first for op, at in halves.items()}
         plan = assigned(prepared.graph, where, machine, takes)
     made = deploy(
-        prepared.graph, plan, machine, tables, pairs=prepared.in_place, folder=prepared.folder
+        prepared.graph,
+        plan,
+        machine,
+        tables,
+        Terms(pairs=prepared.in_place, folder=prepared.folder),
     )
     return made, verify_deployment(made, prepared.feeds)
 

@@ -25,6 +25,7 @@ from onnxremat.device.machine import PROVIDERS, Machine
 from onnxremat.errors import NO_FIT, InfeasibleError, OnnxrematError
 from onnxremat.execute.calibration import tried
 from onnxremat.execute.deployment import Deployment, deploy
+from onnxremat.execute.partition_cuts import Terms
 from onnxremat.grad import Settings as Training
 from onnxremat.graph.ir import Graph
 from onnxremat.ort.providers import missing
@@ -210,7 +211,9 @@ def _needs(prepared: Prepared, machine: Machine, tables: Mapping[str, CostTable]
     for name in machine.names:
         places = {op.name: name if op.name in takes[name] else first for op in graph.ops}
         plan = assigned(graph, places, machine, takes)
-        made = deploy(graph, plan, machine, tables, pairs=prepared.in_place, folder=prepared.folder)
+        made = deploy(
+            graph, plan, machine, tables, Terms(pairs=prepared.in_place, folder=prepared.folder)
+        )
         found[name] = made.predicted[name].peak
     return found
 

@@ -14,7 +14,7 @@ import warnings
 from types import FrameType
 from typing import Any
 
-from onnxremat.cli.interrupt import WATCH
+from onnxremat.cli.interrupt import WATCH, leave
 from onnxremat.errors import OnnxrematError, StoppedError, TrainingWarning
 
 
@@ -27,7 +27,7 @@ def main() -> None:
     if WATCH.leaving or (left and _abandoned(left)):
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)
+        leave(code)
     sys.exit(code)
 
 

@@ -12,11 +12,13 @@ import os
 import select
 import signal
 import struct
+import sys
 import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import NoReturn
 
 GRACE = 1.0  # seconds without an answer until what runs is told to stop
 PATIENCE = 2.0  # seconds without an answer until the process ends
@@ -30,6 +32,14 @@ def _nothing() -> None:
 
 def _never() -> bool:
     return False
+
+
+def leave(code: int) -> NoReturn:
+    """End the process at once; only temporary weights go."""
+    weights = sys.modules.get("onnxremat.graph.weights")
+    if weights is not None:
+        weights.remove_folders()
+    os._exit(code)
 
 
 class Watch:
@@ -108,7 +118,7 @@ class Watch:
                 told = True
             if late > PATIENCE and (waiting > 1 or not self.deferred()):
                 os.write(2, (b"\x1b[?25h" if os.isatty(2) else b"") + NEWS)
-                os._exit(130)
+                leave(130)
             time.sleep(POLL)
 
     def _waiting(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,8 +21,8 @@ from onnxremat.errors import ModelError, UsageError
 from onnxremat.execute.action_times import action_seconds
 from onnxremat.execute.device_memory import DeviceBytes, device_bytes
 from onnxremat.execute.executor import Executor
-from onnxremat.execute.inside import Known, insides
-from onnxremat.execute.partition_cuts import partition_within
+from onnxremat.execute.inside import insides
+from onnxremat.execute.partition_cuts import Terms, partition_within
 from onnxremat.execute.streams import finish_times, overlaps
 from onnxremat.execute.waits import waits_within, worst_case
 from onnxremat.grad import training_of
@@ -34,10 +34,11 @@ from onnxremat.rewrite.annotate import annotated, summary
 from onnxremat.rewrite.emit import metadata, pack, set_metadata, unpack
 from onnxremat.rewrite.partition import Partitioned, partition
 from onnxremat.rewrite.restore import restored
-from onnxremat.schedule.devices import Followed, follow, settled
+from onnxremat.schedule.devices import follow, settled
 from onnxremat.schedule.plan import Plan, graph_hash
 
 FORMAT = 1
+
 CLEARLY = 0.93  # share of the predicted time at which more partitions are taken
 
 
@@ -159,78 +160,52 @@ def deploy(
     plan: Plan,
     machine: Machine,
     costs: Mapping[str, CostTable],
+    terms: Terms | None = None,
     *,
-    limits: Mapping[str, int] | None = None,
-    pairs: Sequence[tuple[str, str]] = (),
-    folder: Path | None = None,
     insist: bool = True,
-    known: Known | None = None,
 ) -> Deployment:
     """Cut a plan to partitions that keep the limits, and predict bytes and seconds.
 
     Args:
         graph: the graph the plan belongs to.
         costs: per device.
-        limits: bytes per device.
-        pairs: (input, output) tensors that a trainer binds to one buffer.
         insist: a limit that is not kept one by one is an error; else see ``predicted``.
-        known: what partitions hold, kept from plan to plan of one graph.
 
     Raises:
         UsageError: the plan does not fit the graph or the machine.
         OverBudgetError: a device does not keep its limit.
     """
-    limits = dict(limits or {})
-    plan = settled(graph, plan, pairs)
+    terms = terms or Terms()
+    plan = settled(graph, plan, terms.pairs)
     followed = follow(graph, plan)
     _check_machine(plan, machine)
-    known = {} if known is None else known
-
-    def cut(*, eager: bool) -> Deployment:
-        return _cut(
-            graph, plan, followed, machine, costs, limits, pairs, folder, known,
-            insist=insist, eager=eager,
-        )  # fmt: skip
-
-    made = cut(eager=False)
+    plan = plan.with_provenance(graph_hash=graph_hash(graph))
+    bare = Deployment(
+        graph, plan, machine, partition(followed, pairs=terms.pairs), dict(terms.limits), (),
+        terms.folder, scratch={name: table.scratch for name, table in costs.items()},
+    )  # fmt: skip
+    made = _cut(bare, costs, terms, insist=insist, eager=False)
     several = len({part.device for part in made.parts.partitions}) > 1
     if several and not any(device.opaque for device in machine.devices):
         # Partitions of the processor are cheap: more of them may let devices wait less.
-        other = cut(eager=True)
+        other = _cut(bare, costs, terms, insist=insist, eager=True)
         if (not other.kept, other.makespan) < (not made.kept, CLEARLY * made.makespan):
             return other
     return made
 
 
 def _cut(
-    graph: Graph,
-    plan: Plan,
-    followed: Followed,
-    machine: Machine,
-    costs: Mapping[str, CostTable],
-    limits: Mapping[str, int],
-    pairs: Sequence[tuple[str, str]],
-    folder: Path | None,
-    known: Known,
-    *,
-    insist: bool,
-    eager: bool,
+    bare: Deployment, costs: Mapping[str, CostTable], terms: Terms, *, insist: bool, eager: bool
 ) -> Deployment:
     """One way to cut a plan, with all that is predicted of it; see :func:`deploy`."""
-    scratch = {name: table.scratch for name, table in costs.items()}
-    parts = partition_within(followed, machine, scratch, limits, pairs, known, folder, eager=eager)
-    inside = insides(parts, machine, scratch, known, folder)
-    made = Deployment(
-        graph,
-        plan.with_provenance(graph_hash=graph_hash(graph)),
-        machine,
-        parts,
-        limits,
-        (),
-        folder,
-        device_bytes(parts, machine, inside),
+    machine, scratch, limits = bare.machine, bare.scratch, bare.limits
+    parts = partition_within(bare.parts.followed, machine, scratch, terms, eager=eager)
+    inside = insides(parts, machine, scratch, terms.known, terms.folder)
+    made = replace(
+        bare,
+        parts=parts,
+        predicted=device_bytes(parts, machine, inside),
         seconds=action_seconds(parts, machine, costs),
-        scratch=scratch,
     )
     waits = waits_within(parts, machine, inside, limits) if insist or made.kept else []
     worst = worst_case(parts, machine, inside, waits)

@@ -4,6 +4,7 @@ go, to another device or altogether."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from onnxremat.device.machine import Machine
@@ -17,14 +18,28 @@ from onnxremat.schedule.devices import Followed, Ran
 MOST = 400  # cuts; each costs a few microseconds a run
 
 
+@dataclass(frozen=True)
+class Terms:
+    """What partitions have to suit, beside their plan.
+
+    Attributes:
+        limits: bytes per device.
+        pairs: (input, output) tensors that a trainer binds to one buffer.
+        folder: where external weights are.
+        known: what partitions hold, kept from plan to plan of one graph.
+    """
+
+    limits: Mapping[str, int] = field(default_factory=dict)
+    pairs: Sequence[tuple[str, str]] = ()
+    folder: Path | None = None
+    known: Known = field(default_factory=dict)
+
+
 def partition_within(
     followed: Followed,
     machine: Machine,
     scratch: Mapping[str, Mapping[str, int]],
-    limits: Mapping[str, int],
-    pairs: Sequence[tuple[str, str]] = (),
-    known: Known | None = None,
-    folder: Path | None = None,
+    terms: Terms,
     *,
     eager: bool = False,
 ) -> Partitioned:
@@ -33,25 +48,24 @@ def partition_within(
 
     Args:
         scratch: bytes per device and op.
-        limits: bytes per device.
-        known, folder: see :func:`insides`.
         eager: begin with :func:`~onnxremat.rewrite.stretches.eager_cuts`.
     """
-    cuts = eager_cuts(followed, pairs) if eager else set()
-    parts = partition(followed, pairs=pairs, cuts=cuts)
-    known, most = {} if known is None else known, len(cuts) + MOST
+    cuts = eager_cuts(followed, terms.pairs) if eager else set()
+    parts = partition(followed, pairs=terms.pairs, cuts=cuts)
+    most = len(cuts) + MOST
     while len(cuts) < most:
-        found = device_bytes(parts, machine, insides(parts, machine, scratch, known, folder))
+        inside = insides(parts, machine, scratch, terms.known, terms.folder)
+        found = device_bytes(parts, machine, inside)
         more = {
             op
-            for name, limit in limits.items()
+            for name, limit in terms.limits.items()
             for action, worst in _over(found[name], limit).items()
             for op in _cut(parts, found[name], action, worst)
         } - cuts
         if not more:
             return parts
         cuts |= more
-        parts = partition(followed, pairs=pairs, cuts=cuts)
+        parts = partition(followed, pairs=terms.pairs, cuts=cuts)
     return parts
 
 

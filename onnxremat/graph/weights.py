@@ -52,7 +52,7 @@ class WeightFolder(_Path):
             folder = cls(tempfile.mkdtemp(prefix="onnxremat-weights-"))
         except OSError as error:
             raise _no_room(error) from error
-        weakref.finalize(folder, _remove, str(folder), os.getpid())
+        _LIVE.add(weakref.finalize(folder, _remove, str(folder), os.getpid()))
         return folder
 
     def keep(self, weights: Iterable[tuple[onnx.TensorProto, Iterable[bytes]]]) -> None:
@@ -75,6 +75,15 @@ class WeightFolder(_Path):
                     refer(tensor, Place(name, start, file.tell() - start))
         except OSError as error:
             raise _no_room(error) from error
+
+
+_LIVE: set[weakref.finalize[[str, int], WeightFolder]] = set()
+
+
+def remove_folders() -> None:
+    """Remove all that there still are, for a process that ends without saying goodbye."""
+    while _LIVE:
+        _LIVE.pop()()
 
 
 def _remove(folder: str, owner: int) -> None:

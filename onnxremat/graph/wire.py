@@ -28,7 +28,7 @@ LARGE = 64 << 10  # bytes from which a weight stays in the file: each is one map
 
 # Further field numbers of onnx.proto.
 _METADATA = 14  # of ModelProto
-_NODE, _OUTPUT, _VALUE = 1, 12, 13  # of GraphProto
+_NODE, _OUTPUT = 1, 12  # of GraphProto
 _EXTERNAL, _LOCATION = 13, 14  # of TensorProto
 
 
@@ -67,8 +67,7 @@ def read_light(path: Path, without: str = "") -> Light:
 
     Args:
         without: leave out nodes whose names begin so, if what they read is read by others or leaves
-            the graph, and what they make is read by nobody; and the noted types of what standard
-            operators make, which onnxruntime infers anyhow.
+            the graph, and what they make is read by nobody.
 
     Raises:
         ModelError: as :func:`onnxremat.graph.onnx_io.read_model`.
@@ -123,9 +122,7 @@ class _Graph:
         self.weights, self.nodes = 0, 0
         self._head, self._name, self._without = head, name, without
         self._dropped: list[tuple[int, onnx.NodeProto]] = []
-        self._values: list[tuple[int, str]] = []
         self._read: set[str] = set()  # by nodes that stay, or leaves the graph
-        self._inferred: set[str] = set()  # made by standard operators, whose types are known
 
     def read(self, data: mmap.mmap, begin: int, end: int) -> None:
         for number, kind, start, inside, stop in _fields(data, begin, end):
@@ -139,14 +136,8 @@ class _Graph:
                     self._node(onnx.NodeProto.FromString(data[inside:stop]))
             elif number == _OUTPUT:
                 self._read.add(onnx.ValueInfoProto.FromString(data[inside:stop]).name)
-            elif number == _VALUE and self._without:
-                name = onnx.ValueInfoProto.FromString(data[inside:stop]).name
-                self._values.append((len(self.parts) - 1, name))
         for at, node in self._dropped:
             if self._read.issuperset(node.input) and not self._read.intersection(node.output):
-                self.parts[at] = b""
-        for at, name in self._values:
-            if name in self._inferred:
                 self.parts[at] = b""
 
     def _node(self, node: onnx.NodeProto) -> None:
@@ -154,8 +145,6 @@ class _Graph:
             self._dropped.append((len(self.parts) - 1, node))
         else:
             self._read.update(node.input)
-        if not node.domain and not any(a.g.node for a in node.attribute):
-            self._inferred.update(node.output)
 
     def _initializer(self, data: mmap.mmap, start: int, inside: int, stop: int) -> None:
         raw = _raw_data(data, inside, stop, self.large)

@@ -11,6 +11,7 @@ from onnxremat.cost.table import CostTable
 from onnxremat.errors import InfeasibleError, NoPlanError
 from onnxremat.execute.deployment import deploy
 from onnxremat.execute.inside import Known
+from onnxremat.execute.partition_cuts import Terms
 from onnxremat.ort.profile import Feeds
 from onnxremat.pipeline.artifact import Artifact
 from onnxremat.pipeline.closed_loop import Aim
@@ -115,9 +116,9 @@ class SeveralDevices:
         )
         plan = self.model.plan(found.schedule, provenance, self.budgets(aim))
         made = deploy(
-            self.prepared.graph, plan, self.site.machine, self.tables, limits=self.limits,
-            pairs=self.prepared.in_place, folder=self.prepared.folder, insist=False,
-            known=self.known,
+            self.prepared.graph, plan, self.site.machine, self.tables,
+            Terms(self.limits, self.prepared.in_place, self.prepared.folder, self.known),
+            insist=False,
         )  # fmt: skip
         return OverDevices(made, found, self.tables)
 

@@ -12,7 +12,7 @@ from typing import Any
 from onnxremat.device.host import memory_bytes
 from onnxremat.errors import UsageError
 from onnxremat.execute.deployment import Deployment, read_deployment
-from onnxremat.graph.onnx_io import read_model
+from onnxremat.graph.light import read_light
 from onnxremat.ort.infer import build_graph
 from onnxremat.ort.profile import Feeds
 from onnxremat.ort.session import DEFAULT, open_session, session_options
@@ -20,12 +20,12 @@ from onnxremat.pipeline.artifact import CPU, NEAR, Artifact, Check, Kind, Measur
 from onnxremat.pipeline.in_session import InOneSession
 from onnxremat.pipeline.over_devices import OverDevices
 from onnxremat.pipeline.prepare import Settings, Source
-from onnxremat.pipeline.reference import reference_model, reference_outputs
+from onnxremat.pipeline.reference import Reference
 from onnxremat.pipeline.unchanged import Unchanged, as_loaded, is_unchanged
 from onnxremat.rewrite.emit import Rewritten, metadata, unpack
 from onnxremat.session.compare import Difference, compare
 from onnxremat.session.load import options_of
-from onnxremat.session.repeats import RUNS, Repeats, repeats, why
+from onnxremat.session.repeats import RUNS, repeats, why
 from onnxremat.session.resident import resident_rise
 from onnxremat.units import format_bytes, one_budget
 
@@ -107,12 +107,13 @@ def verify(
         dims=wanted.dims or kept.get("dims", {}),
     )
     limits = written.limits if budget is None else written.limits_of(budget)
-    outputs, run = _outputs(original, written.artifact, wanted, max(1, seeds))
+    reference = Reference.read(original, wanted)
+    outputs, run = _outputs(reference, written.artifact, max(1, seeds))
     checks = [outputs, *run.checks]
     resident: Mapping[str, int | None] = {}
     if isinstance(written.artifact, InOneSession):
-        checks.append(_steady(original, written.artifact, wanted))
-        resident = _resident(original, written.artifact, wanted)
+        checks.append(_steady(reference, written.artifact))
+        resident = _resident(reference, written.artifact)
     checks += bytes_checks(written.predicted, run, limits)
     return Verification(tuple(checks), run, written.facts, resident)
 
@@ -144,7 +145,7 @@ class _Written:
         UsageError: it carries no plan.
         ModelError: it cannot be read, or was changed.
         """
-        model = read_model(path)
+        model, folder = read_light(path)
         about = metadata(model)
         facts = json.loads(about.get("facts", "{}"))
         if "devices" in about:
@@ -152,7 +153,6 @@ class _Written:
             return cls(OverDevices(made), made.limits, facts)
         options = replace(options_of(model, str(path)), threads=threads)
         plan = unpack(about["plan"])
-        folder = path.parent
         as_it_is = is_unchanged(options)
         graph = as_loaded(model, plan, folder) if as_it_is else build_graph(model, folder)
         rewritten = Rewritten(graph, plan)
@@ -220,14 +220,13 @@ def bytes_checks(
     return checks
 
 
-def _outputs(
-    original: Source, artifact: Artifact, wanted: Settings, seeds: int
-) -> tuple[Check, Measured]:
+def _outputs(reference: Reference, artifact: Artifact, seeds: int) -> tuple[Check, Measured]:
     """Outputs of both models on several inputs, and the last run of the result."""
     found: list[tuple[Difference, bool]] = []
     run: Measured | None = None
     for seed in range(seeds):
-        feeds, expected = reference_outputs(original, replace(wanted, seed=wanted.seed + seed))
+        feeds = reference.feeds(seed)
+        expected = reference.outputs(feeds)
         run = artifact.measure(feeds)
         differences = [compare(outputs, expected) for outputs in run.outputs.values()]
         found += [(one, artifact.allows(one)) for one in differences]
@@ -240,7 +239,7 @@ def _outputs(
         text = f"within {worst.worst:.1e} of the largest value (allowed {worst.tolerance:.0e}: "
         text += "onnxruntime re-orders float arithmetic when it optimises a graph)"
         return Check(Kind.OUTPUTS, name, True, text), run
-    own = _own_repeats(original, wanted)
+    own = reference.repeats
     if own.allows(worst.worst):
         text = f"'{worst.output}' differs by {worst.worst:.2g}, as the original does from itself "
         return Check(Kind.OUTPUTS, name, True, f"{text}run to run (by {own.spread:.2g})"), run
@@ -248,30 +247,23 @@ def _outputs(
     return Check(Kind.OUTPUTS, name, False, text), run
 
 
-def _steady(original: Source, artifact: InOneSession, wanted: Settings) -> Check:
+def _steady(reference: Reference, artifact: InOneSession) -> Check:
     """The result run again and again. Where the original changes from run to run too, the result
     is not to blame: it passes, and the text says so."""
     name = f"same bits in {RUNS} runs"
-    _, feeds, _ = reference_model(original, wanted)
     assert artifact.file is not None
-    found = repeats(open_session(artifact.file, session_options(artifact.options)), feeds)
+    session = open_session(artifact.file, session_options(artifact.options))
+    found = repeats(session, reference.feeds())
     if found.same:
         return Check(Kind.OUTPUTS, name, True, f"{artifact.options.threads or 'all'} threads")
-    own = not _own_repeats(original, wanted).same
+    own = not reference.repeats.same
     text = f"output '{found.output}' changes by up to {found.spread:.1e} from run to run"
     text += f"{', as in the original' if own else ''}: {why(artifact.graph)}"
     return Check(Kind.OUTPUTS, name, own, text)
 
 
-def _own_repeats(original: Source, wanted: Settings) -> Repeats:
-    """The original run again and again under default options."""
-    model, feeds, folder = reference_model(original, wanted)
-    options = session_options(replace(DEFAULT, threads=wanted.threads))
-    return repeats(open_session(model, options, folder), feeds)
-
-
-def _resident(original: Source, artifact: InOneSession, wanted: Settings) -> dict[str, int | None]:
-    _, feeds, _ = reference_model(original, wanted)
+def _resident(reference: Reference, artifact: InOneSession) -> dict[str, int | None]:
+    feeds = reference.feeds()
     options = artifact.options
     modes = {
         "loaded": None,

@@ -16,6 +16,7 @@ from onnxremat.errors import MissingComponentError, ModelError, UnsupportedError
 from onnxremat.execute.annotated import load_annotated
 from onnxremat.execute.deployment import Deployment, deploy, read_deployment
 from onnxremat.execute.exported import MANIFEST, export_partitions, load_partitions
+from onnxremat.execute.partition_cuts import Terms
 from onnxremat.grad import Settings as Training
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model, write_model
@@ -40,7 +41,7 @@ MACHINE = processors(2)
 def deployed(graph: Graph, stretch: int = 4, pairs: tuple[tuple[str, str], ...] = ()) -> Deployment:
     table = CostTable({op.name: 1e-4 for op in graph.ops}, {}, "given")
     plan = assigned(graph, round_robin(graph, MACHINE.names, stretch), MACHINE)
-    return deploy(graph, plan, MACHINE, dict.fromkeys(MACHINE.names, table), pairs=pairs)
+    return deploy(graph, plan, MACHINE, dict.fromkeys(MACHINE.names, table), Terms(pairs=pairs))
 
 
 @pytest.fixture(scope="module")
@@ -211,7 +212,9 @@ def test_an_update_waits_for_readers_on_other_devices() -> None:
     plan = Plan((Compute(n, 0, "cpu:0"), Compute(a, 0, "cpu:1"), Compute(b, 0, "cpu:1"),
                  Compute(y, 0, "cpu:1")), Provenance())  # fmt: skip
     table = CostTable({op.name: 1e-4 for op in graph.ops}, {}, "given")
-    made = deploy(graph, plan, MACHINE, dict.fromkeys(MACHINE.names, table), pairs=[("w", "n")])
+    made = deploy(
+        graph, plan, MACHINE, dict.fromkeys(MACHINE.names, table), Terms(pairs=[("w", "n")])
+    )
     feeds = seeded_feeds(graph)
     wanted = run(graph).outputs
     for _ in range(20):
@@ -234,7 +237,9 @@ def test_what_uses_an_update_moves_with_it() -> None:
     runs = [step.op for step in found.steps if isinstance(step, Compute)]
     assert runs == [a, y, n, z]
     table = CostTable({op.name: 1e-4 for op in graph.ops}, {}, "given")
-    made = deploy(graph, plan, MACHINE, dict.fromkeys(MACHINE.names, table), pairs=[("w", "n")])
+    made = deploy(
+        graph, plan, MACHINE, dict.fromkeys(MACHINE.names, table), Terms(pairs=[("w", "n")])
+    )
     feeds = seeded_feeds(graph)
     state = {"w": feeds["w"].copy()}
     with made.executor(state, overlap=True) as executor:

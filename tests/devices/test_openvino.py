@@ -13,6 +13,7 @@ from onnxremat.cost.table import CostTable
 from onnxremat.device.files import read_machine
 from onnxremat.device.machine import PROVIDERS, Device
 from onnxremat.execute.deployment import Deployment, deploy
+from onnxremat.execute.partition_cuts import Terms
 from onnxremat.grad import Settings as Training
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort.providers import open_on, plugin_options
@@ -39,7 +40,11 @@ def deployed(prepared: Prepared) -> Deployment:
     device_of = {op: at if op in takes[at] else "cpu" for op, at in halves.items()}
     plan = assigned(prepared.graph, device_of, machine, takes)
     return deploy(
-        prepared.graph, plan, machine, tables, pairs=prepared.in_place, folder=prepared.folder
+        prepared.graph,
+        plan,
+        machine,
+        tables,
+        Terms(pairs=prepared.in_place, folder=prepared.folder),
     )
 
 
@@ -130,7 +135,7 @@ def test_state_updated_by_openvino_is_read_by_the_processor() -> None:
     ):
         made = deploy(
             graph, assigned(graph, where, machine), machine,
-            dict.fromkeys(machine.names, table), pairs=[("w", "n")],
+            dict.fromkeys(machine.names, table), Terms(pairs=[("w", "n")]),
         )  # fmt: skip
         w = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
         x = np.full((64, 64), 0.5, np.float32)

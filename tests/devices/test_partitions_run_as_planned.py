@@ -22,6 +22,7 @@ from onnxremat.execute.device_memory import device_bytes
 from onnxremat.execute.executor import Executor
 from onnxremat.execute.inside import insides
 from onnxremat.execute.metered import record
+from onnxremat.execute.partition_cuts import Terms
 from onnxremat.execute.streams import before, finish_times, stream_names
 from onnxremat.execute.waits import waits_within, worst_case
 from onnxremat.graph.ir import Graph
@@ -185,14 +186,14 @@ def test_a_swapped_value_takes_no_room_while_it_is_away() -> None:
     machine = processors(2, shared=False)
     table = costs(graph, machine)
     pins = 64  # bytes of the ops that fix the order
-    made = deploy(graph, swapped, machine, table, limits={"cpu:0": 3 * one + pins})
+    made = deploy(graph, swapped, machine, table, Terms({"cpu:0": 3 * one + pins}))
     found = record(made.parts, machine, seeded_feeds(graph))
     assert np.array_equal(found.outputs["y"], run(graph).outputs["y"])
     assert 3 * one <= found.bytes["cpu:0"].peak <= 3 * one + pins
     assert found.bytes["cpu:1"].peak == one
     on_one = Plan(tuple(Compute(name, 0, "cpu:0") for name in (a, b, c, d, y)))
     with pytest.raises(OverBudgetError):
-        deploy(graph, on_one, machine, table, limits={"cpu:0": 3 * one + pins})
+        deploy(graph, on_one, machine, table, Terms({"cpu:0": 3 * one + pins}))
 
 
 def test_plans_that_do_not_fit_are_refused() -> None:
@@ -271,7 +272,7 @@ def test_a_budget_that_is_too_small_is_refused_with_what_is_needed() -> None:
     graph, made = branches()
     plan, machine, table = made.plan, made.machine, costs(graph, made.machine)
     with pytest.raises(OverBudgetError, match=r"device 'cpu:1' needs 32\.0 KiB") as refused:
-        deploy(graph, plan, machine, table, limits={"cpu:1": 20000})
+        deploy(graph, plan, machine, table, Terms({"cpu:1": 20000}))
     assert refused.value.excess == 2 * 64 * 64 * 4 - 20000
 
 

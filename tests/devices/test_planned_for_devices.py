@@ -12,6 +12,7 @@ from onnxremat.cost.table import CostTable
 from onnxremat.device.machine import PROVIDERS, STORAGE, Device, Link, Machine
 from onnxremat.errors import InfeasibleError, UsageError
 from onnxremat.execute.deployment import deploy
+from onnxremat.execute.partition_cuts import Terms
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort.feeds import seeded_feeds
 from onnxremat.pipeline.device_plan import device_model
@@ -147,7 +148,7 @@ def test_swapping_to_a_device_that_only_stores() -> None:
     plan = model.plan(solution.schedule, provenance_of(solution), [budget, 1 << 60])
     moves = [step for step in plan.steps if isinstance(step, Transfer)]
     assert {(move.source, move.target) for move in moves} == {("cpu", "host"), ("host", "cpu")}
-    made = deploy(graph, plan, machine, tables, limits={"cpu": budget + 4096})
+    made = deploy(graph, plan, machine, tables, Terms({"cpu": budget + 4096}))
     found = verify_deployment(made, seeded_feeds(graph))
     assert found.ok, found.checks
     assert found.run.recorded.bytes["host"].peak > 0

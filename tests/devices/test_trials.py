@@ -16,6 +16,7 @@ from onnxremat.execute.action_times import action_seconds
 from onnxremat.execute.calibration import corrected, tried
 from onnxremat.execute.deployment import Deployment, deploy
 from onnxremat.execute.inside import Inside
+from onnxremat.execute.partition_cuts import Terms
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.pipeline import device_ways
@@ -107,7 +108,7 @@ def test_a_trial_times_every_action_and_leaves_the_inputs_alone() -> None:
     table = CostTable({op.name: 1e-6 for op in ops}, {}, "given")
     plan = assigned(prepared.graph, places, machine)
     made = deploy(prepared.graph, plan, machine, dict.fromkeys(HERE, table),
-                  pairs=prepared.in_place)  # fmt: skip
+                  terms=Terms(pairs=prepared.in_place))  # fmt: skip
     found = tried(made, prepared.feeds, seconds=0.05)
     assert len(found.tried) >= 5
     for run in found.tried:

@@ -112,6 +112,23 @@ def test_unknown_setting_of_a_recurrent_layer_is_named(setting: dict, part: str)
     assert "the_LSTM" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("setting", "part"),
+    [({"mode": "max", "sampling_ratio": 2}, "'mode' is max"), ({}, "'sampling_ratio' is 0")],
+    ids=["max", "points by size"],
+)
+def test_regions_that_are_not_linear_in_the_image_are_named(setting: dict, part: str) -> None:
+    boxes, images = np.array([[0.0, 0, 2, 1]], np.float32), np.array([0])
+    nodes = [
+        node("MatMul", "x w", "h"), node("Unsqueeze", "h front", "image"),
+        node("RoiAlign", "image boxes images", "r", output_height=2, output_width=3, **setting),
+        node("Squeeze", "r front", "y"),
+    ]  # fmt: skip
+    stored = {"front": np.array([0, 1]), "boxes": boxes, "images": images}
+    with pytest.raises(UnsupportedError, match=part):
+        differentiate(model(nodes, [2, 3], w=W, **stored), loss="mse", trainable=["w"])
+
+
 def conditional(inner: str, **stored: np.ndarray) -> onnx.ModelProto:
     """h = x w; y = h plus an If that reads ``inner``; it looks at ``yes``."""
     outs = [onnx.ValueInfoProto(name="r")]

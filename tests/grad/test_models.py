@@ -43,6 +43,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "mlp": {"batch": 8, "features": 16, "width": 32, "layers": 3},
 }  # fmt: skip
 LIGHT = [name for name in models.names() if name.startswith("light_")]
+SLOW = ("light_densenet121", "light_vgg19")
 # Rates at which a step in each direction of a freshly drawn model lowers the loss.
 RATES = {"vgg16": 1e-3, "vgg19": 1e-3, "squeezenet": 1e-4, "mobilenetv2": 1e-3, "unet": 0.05}
 LIGHT_RATES = {"light_squeezenet": 1e-2}
@@ -76,7 +77,10 @@ def test_loss_falls(name: str) -> None:
     assert min(losses[1:]) < losses[0] - 1e-3, losses
 
 
-@pytest.mark.parametrize("name", LIGHT)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in LIGHT],
+)
 def test_light_zoo_trains(name: str) -> None:
     """Opset 9, final Softmax, Dropout: brought to 18, cut off, switched on."""
     model, feeds, labels = setting(name)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -185,3 +187,21 @@ def test_damage_is_told_in_the_usual_words(tmp_path: Path) -> None:
         path.write_bytes(damaged)
         with pytest.raises(ModelError, match="not a readable ONNX model"):
             read_light(path)
+
+
+def test_it_goes_with_a_process_that_ends_at_once(tmp_path: Path) -> None:
+    _, path = _saved(tmp_path)
+    text = f"""
+import sys
+from onnxremat.cli.interrupt import leave
+from onnxremat.graph import light, weights
+light.APART = light.LIGHT = {BIG}
+found, folder = light.read_light({str(path)!r})
+print(folder, folder.is_dir(), flush=True)
+leave(7)
+"""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
+    assert done.returncode == 7
+    folder, there = done.stdout.split()
+    assert there == "True"
+    assert not Path(folder).exists()

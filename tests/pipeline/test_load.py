@@ -10,19 +10,23 @@ import numpy as np
 import onnx
 import pytest
 
+import models
 import onnxremat
 from onnxremat.errors import ModelError, UsageError
+from onnxremat.grad import differentiate
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
+from onnxremat.graph.wire import read_light
 from onnxremat.memory.mapped import can_own
 from onnxremat.memory.native import missing
 from onnxremat.ort.feeds import seeded_feeds
+from onnxremat.ort.infer import build_graph
 from onnxremat.ort.profile import profile
 from onnxremat.ort.session import TUNED
 from onnxremat.rewrite.emit import rewrite, set_metadata
 from onnxremat.rewrite.pins import PREFIX
 from onnxremat.schedule.plan import Plan
-from tests.toolbox import training_chain
+from tests.toolbox import ONE, training_chain
 
 
 @pytest.fixture(scope="module")
@@ -148,3 +152,20 @@ def test_refusals(file: Path, tmp_path: Path) -> None:
     onnx.save(model, tmp_path / "odd.onnx")
     with pytest.raises(ModelError, match="onnxruntime refuses the model"):
         onnxremat.load(tmp_path / "odd.onnx")
+
+
+@pytest.mark.parametrize("name", ["unet", "vit"])
+def test_without_pins_the_same_order_and_bytes(name: str, tmp_path: Path) -> None:
+    sizes = {"unet": {"batch": 1, "size": 64, "width": 8}, "vit": {"batch": 1, "layers": 2}}
+    graph = build_graph(differentiate(models.build(name, **sizes[name])))
+    made = rewrite(graph, Plan.of(graph, [op.name for op in graph.ops])).model()
+    path = tmp_path / "out.onnx"
+    onnx.save(made, path)
+    light = onnx.ModelProto.FromString(read_light(path, PREFIX).content)
+    assert len(light.graph.node) < len(made.graph.node)
+    feeds = seeded_feeds(graph)
+    whole, less = profile(path, feeds, ONE), profile(light, feeds, ONE, folder=tmp_path)
+    steps = [[k.name for k in f.kernels if not k.name.startswith(PREFIX)] for f in (whole, less)]
+    assert steps[0] == steps[1]
+    pins = len(made.graph.node) - len(light.graph.node)
+    assert whole.live_peak - 8 * pins <= less.live_peak <= whole.live_peak

@@ -101,7 +101,7 @@ def test_devices_are_planned_within_one_time_limit(
         given.append(options.time_limit)
         return solve(problem, budgets, options.lasting(3.0), warm)
 
-    monkeypatch.setattr(several_devices, "solve", planned)
+    monkeypatch.setattr(several_devices, "plan_by", planned)
     limit = 20.0
     options = PlanOptions(time_limit=limit, gap=0.2, threads=1, now=lambda: now[0])
     optimized(branches, processors(2), "4x", options)

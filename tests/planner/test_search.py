@@ -66,3 +66,12 @@ def test_greedy_and_annealing_stay_valid_and_within_budget(seed: int) -> None:
         search.anneal(found or store_all, 0.1, lambda: False, kept.append)
         for schedule in kept:
             assert occupancy(problem, schedule).max() <= share * top
+
+
+def test_what_cannot_be_mended_leaves_nothing_of_the_last_repair() -> None:
+    problem = random_problem(3, 6, plain=True)
+    search, end = searching(problem, 1), time.monotonic() + 1
+    search.fit(Schedule.of(problem, problem.store_all()), end, lambda: False, 0, 1.0)
+    assert search.left is not None
+    assert search.fit(Schedule.of(problem, [0, 1]), end, lambda: False, 0, 1.0) is None
+    assert search.left is None

@@ -40,9 +40,9 @@ class Walk(NamedTuple):
     trial: Ints
     spare: Ints
     best: Ints
-    hold: Ints  # of the schedule
-    trial_hold: Ints
-    best_hold: Ints
+    placement: Ints  # of the schedule
+    trial_placement: Ints
+    best_placement: Ints
     ops: Ints  # work space of a move
     state: Floats  # price of a byte-step over budget; best feasible value; length of ``best``;
     # value and excess of the schedule; first price
@@ -66,11 +66,11 @@ def _take(w: Walk, steps: int, value: float, area: float) -> None:
     """The trial becomes the schedule, and the best one where it is."""
     w.state[3], w.state[4] = value, area
     copy_steps(w.trial, steps, w.schedule)
-    copy_steps(w.trial_hold, len(w.hold), w.hold)
+    copy_steps(w.trial_placement, len(w.placement), w.placement)
     if area <= 0 and value < w.state[1] * (1 - 1e-12):
         w.state[1], w.state[2] = value, steps
         copy_steps(w.trial, steps, w.best)
-        copy_steps(w.trial_hold, len(w.hold), w.best_hold)
+        copy_steps(w.trial_placement, len(w.placement), w.best_placement)
 
 
 @compiled(
@@ -87,10 +87,10 @@ def walk(
     score = w.state[3] + w.state[0] * w.state[4]
     for attempt in range(moves):
         copy_steps(w.schedule, steps, w.trial)
-        copy_steps(w.hold, len(w.hold), w.trial_hold)
-        length = move(p, s, w.trial, steps, w.trial_hold, w.spare, w.ops)
+        copy_steps(w.placement, len(w.placement), w.trial_placement)
+        length = move(p, s, w.trial, steps, w.trial_placement, w.spare, w.ops)
         if 0 < length < room:
-            length = prune(p, s, w.trial, length, w.trial_hold)
+            length = prune(p, s, w.trial, length, w.trial_placement)
         if 0 < length < room:
             area = s.figures[1]
             value = value_of(p, s, t, w.trial, length, parallel)
@@ -113,14 +113,14 @@ class Walker:
         arrays: the problem.
         scratch, streams: work space.
         codes: a valid schedule.
-        hold: where its results end.
+        placement: where its results end.
         heat: starting temperature in mean op costs.
         room: steps that a schedule may have.
         parallel: minimise the makespan.
     """
 
     def __init__(
-        self, arrays: Arrays, scratch: Scratch, streams: Streams, codes: Ints, hold: Ints,
+        self, arrays: Arrays, scratch: Scratch, streams: Streams, codes: Ints, placement: Ints,
         heat: float, room: int, parallel: bool,
     ) -> None:  # fmt: skip
         self.arrays, self.scratch, self.streams = arrays, scratch, streams
@@ -129,13 +129,13 @@ class Walker:
         price = first_price(arrays)
         schedule, trial, spare, best = (np.zeros(room, np.int32) for _ in range(4))
         schedule[: self.steps] = codes
-        evaluate(arrays, scratch, schedule, self.steps, hold)
+        evaluate(arrays, scratch, schedule, self.steps, placement)
         area = float(scratch.figures[1])
         value = value_of(arrays, scratch, streams, schedule, self.steps, parallel)
         state = np.asarray([price, np.inf, 0, value, area, price])
-        holds = (hold.copy(), hold.copy(), hold.copy())
+        placements = (placement.copy(), placement.copy(), placement.copy())
         ops: Ints = np.zeros(ROOT + 1, np.int32)
-        self._walk = Walk(schedule, trial, spare, best, *holds, ops, state)
+        self._walk = Walk(schedule, trial, spare, best, *placements, ops, state)
         if area <= 0:
             state[1:3] = value, self.steps
             self._walk.best[: self.steps] = codes
@@ -152,7 +152,7 @@ class Walker:
 
     def found(self) -> tuple[Ints, Ints]:
         """Best feasible schedule so far, and where its results end."""
-        return self._walk.best[: int(self._walk.state[2])], self._walk.best_hold
+        return self._walk.best[: int(self._walk.state[2])], self._walk.best_placement
 
     def step(self, share: float, moves: int) -> None:
         """Run moves at the temperature for this share of the run."""

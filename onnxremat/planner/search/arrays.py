@@ -59,7 +59,7 @@ class Arrays(NamedTuple):
     fixed: Bytes  # (D,)
     budget: Bytes  # (D,)
     keep: Flags  # (m,)
-    goal: Ints  # (m,)
+    required: Ints  # (m,)
     producer: Ints  # (m,)
     again: Flags  # (n,): ops that may run a second time
     group: Ints  # (n,)
@@ -105,7 +105,8 @@ SCRATCH = types.NamedTuple(
     Scratch,
 )  # fmt: skip
 
-MOST_DEVICES = 15  # four bits, and 0 for a step that runs
+# Of a step's bits four are for the device, four for the source (+ 1, 0 when it runs an op): no
+# problem has more than 15 devices.
 
 
 @compiled(types.int64(types.int64))
@@ -178,7 +179,7 @@ def arrays_of(lists: ProblemLists, budgets: Sequence[int]) -> Arrays:
         fixed=np.ascontiguousarray(problem.fixed, np.int64),
         budget=np.array(budgets, np.int64),
         keep=problem.keep.astype(np.uint8),
-        goal=_ints(lists.required),
+        required=_ints(lists.required),
         producer=_ints(lists.producer),
         again=np.asarray(lists.recomputable, np.uint8),
         group=_ints(problem.group),

@@ -216,7 +216,7 @@ def list_schedule(p: Arrays, t: Pass, order: Ints, reluctance: float) -> int:
             value = p.write_index[k]
             t.there[where, value] = t.free[where]
             t.live[where] += p.size[where, value]
-            to = p.goal[value]
+            to = p.required[value]
             if p.keep[value] and to >= 0 and to != where:
                 if not _send(p, t, value, to, count):
                     return -1

@@ -101,11 +101,11 @@ def _bring(current: Ints, copy: Floats, out: Ints, count: int, value: int, to: i
 
 
 @compiled(types.int64(ARRAYS, SCRATCH, I32, types.int64, I32, I32))
-def mend(p: Arrays, s: Scratch, schedule: Ints, steps: int, hold: Ints, out: Ints) -> int:
+def mend(p: Arrays, s: Scratch, schedule: Ints, steps: int, placement: Ints, out: Ints) -> int:
     """Rewrite a list of steps into ``out`` with copies where values are missing.
 
-    Copies whose source is missing come from elsewhere or go; kept values are brought to their
-    hold device at the end. Returns the new length, or -1 when a value is nowhere at hand.
+    Copies whose source is missing come from elsewhere or go; kept values are brought to where
+    they are placed at the end. Returns the new length, or -1 when a value is nowhere at hand.
     """
     current, seen = s.current, s.seen
     current[:] = -1
@@ -137,8 +137,8 @@ def mend(p: Arrays, s: Scratch, schedule: Ints, steps: int, hold: Ints, out: Int
         out[count] = code
         count += 1
     for value in range(len(p.keep)):
-        if p.keep[value] and hold[value] >= 0 and current[hold[value], value] < 0:
-            count = _bring(current, p.copy, out, count, value, hold[value])
+        if p.keep[value] and placement[value] >= 0 and current[placement[value], value] < 0:
+            count = _bring(current, p.copy, out, count, value, placement[value])
             if count < 0:
                 return -1
     return count
@@ -164,13 +164,13 @@ def _read_steps(s: Scratch, schedule: Ints, steps: int) -> int:
 
 
 @part
-def prune(p: Arrays, s: Scratch, schedule: Ints, steps: int, hold: Ints) -> int:
+def prune(p: Arrays, s: Scratch, schedule: Ints, steps: int, placement: Ints) -> int:
     """Drop second runs and copies that nobody reads until none is left; leaves ``s`` evaluated.
 
     Returns the new length, or -1 when the schedule is not valid.
     """
     while True:
-        if not evaluate(p, s, schedule, steps, hold):
+        if not evaluate(p, s, schedule, steps, placement):
             return -1
         kept = _read_steps(s, schedule, steps)
         if kept == steps:
@@ -179,10 +179,10 @@ def prune(p: Arrays, s: Scratch, schedule: Ints, steps: int, hold: Ints) -> int:
 
 
 @compiled(types.int64(ARRAYS, SCRATCH, I32, types.int64, I32, I32), entry=True)
-def mended(p: Arrays, s: Scratch, schedule: Ints, steps: int, hold: Ints, out: Ints) -> int:
+def mended(p: Arrays, s: Scratch, schedule: Ints, steps: int, placement: Ints, out: Ints) -> int:
     """:func:`mend`, then :func:`prune`: the new length of ``schedule``, or -1."""
-    steps = mend(p, s, schedule, steps, hold, out)
+    steps = mend(p, s, schedule, steps, placement, out)
     if steps < 0:
         return -1
     copy_steps(out, steps, schedule)
-    return prune(p, s, schedule, steps, hold)
+    return prune(p, s, schedule, steps, placement)

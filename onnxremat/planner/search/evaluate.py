@@ -29,10 +29,10 @@ def _look(s: Scratch, instance: int, step: int, steps: int, looked: int) -> None
 
 @part
 def _start(
-    p: Arrays, s: Scratch, hold: Ints, value: int, to: int, step: int, steps: int, count: int
+    p: Arrays, s: Scratch, placement: Ints, value: int, to: int, step: int, steps: int, count: int
 ) -> int:
     """An instance of a value starts on a device, unless one is held there; the new number."""
-    held = p.keep[value] > 0 and hold[value] == to
+    held = p.keep[value] > 0 and placement[value] == to
     if held and s.current[to, value] >= 0:
         return count
     s.current[to, value] = count
@@ -62,7 +62,7 @@ def _may_run(p: Arrays, s: Scratch, op: int, to: int, fresh: int) -> bool:
 
 
 @part
-def _replay(p: Arrays, s: Scratch, schedule: Ints, steps: int, hold: Ints) -> bool:
+def _replay(p: Arrays, s: Scratch, schedule: Ints, steps: int, placement: Ints) -> bool:
     """Instances, reads and seconds; False when the schedule cannot be carried out."""
     count, looked, candidates, fresh, time = 0, 0, 0, 0, 0.0
     s.current[:] = -1
@@ -83,7 +83,7 @@ def _replay(p: Arrays, s: Scratch, schedule: Ints, steps: int, hold: Ints) -> bo
                 return False
             _look(s, instance, step, steps, looked)
             looked += 1
-            count = _start(p, s, hold, this, to, step, steps, count)
+            count = _start(p, s, placement, this, to, step, steps, count)
             continue
         if not _may_run(p, s, this, to, fresh):
             return False
@@ -102,20 +102,20 @@ def _replay(p: Arrays, s: Scratch, schedule: Ints, steps: int, hold: Ints) -> bo
         for k in range(p.write_start[this], p.write_start[this + 1]):
             value = p.write_index[k]
             if not again or p.keep[value] == 0:
-                count = _start(p, s, hold, value, to, step, steps, count)
+                count = _start(p, s, placement, value, to, step, steps, count)
     s.first[steps], s.looks[steps], s.taker[steps] = count, looked, candidates
     s.figures[0] = time
     return bool(fresh == p.cost.shape[1])
 
 
 @part
-def _arrived(p: Arrays, s: Scratch, hold: Ints) -> bool:
-    """Whether every kept value came to its hold device, and that is its goal."""
+def _arrived(p: Arrays, s: Scratch, placement: Ints) -> bool:
+    """Whether every kept value came to where it is placed, and that is where it must be."""
     for value in range(len(p.keep)):
         if p.keep[value]:
-            if p.goal[value] >= 0 and hold[value] != p.goal[value]:
+            if p.required[value] >= 0 and placement[value] != p.required[value]:
                 return False
-            if hold[value] < 0 or s.current[hold[value], value] < 0:
+            if placement[value] < 0 or s.current[placement[value], value] < 0:
                 return False
     return True
 
@@ -165,7 +165,7 @@ def _profile(p: Arrays, s: Scratch, schedule: Ints, steps: int) -> None:
 
 
 @compiled(types.boolean(ARRAYS, SCRATCH, I32, types.int64, I32), entry=True)
-def evaluate(p: Arrays, s: Scratch, schedule: Ints, steps: int, hold: Ints) -> bool:
+def evaluate(p: Arrays, s: Scratch, schedule: Ints, steps: int, placement: Ints) -> bool:
     """Replay ``schedule[:steps]``; False when it is not valid.
 
     Leaves in ``s`` the instances, ``use`` per device and step, ``peak`` and ``resident`` per
@@ -174,9 +174,9 @@ def evaluate(p: Arrays, s: Scratch, schedule: Ints, steps: int, hold: Ints) -> b
     :func:`onnxremat.planner.semantics.ledger` accepts, with first runs in the base order
     unless ``p.free``.
     """
-    if not _replay(p, s, schedule, steps, hold):
+    if not _replay(p, s, schedule, steps, placement):
         return False
-    if not _arrived(p, s, hold):
+    if not _arrived(p, s, placement):
         return False
     _profile(p, s, schedule, steps)
     return True

@@ -299,7 +299,7 @@ def _apply(q: Pool, schedule: Ints, steps: int, head: int, last: int) -> int:
     entry=True,
 )  # fmt: skip
 def fill(
-    p: Arrays, s: Scratch, q: Pool, schedule: Ints, steps: int, hold: Ints, depth: int,
+    p: Arrays, s: Scratch, q: Pool, schedule: Ints, steps: int, placement: Ints, depth: int,
     power: float, batch: int, rounds: int,
 ) -> int:  # fmt: skip
     """Insert recomputations and copies until the budgets hold, nothing helps, or ``rounds`` are
@@ -307,7 +307,7 @@ def fill(
 
     Returns the new length, negated when nothing helps any more; ``s.figures`` describes the result.
     """
-    evaluate(p, s, schedule, steps, hold)
+    evaluate(p, s, schedule, steps, placement)
     for _ in range(rounds):
         area = s.figures[1]
         if area <= 0:
@@ -324,15 +324,15 @@ def fill(
             last = min(found, head + (batch if attempt == 0 else 1))
             length = _apply(q, schedule, steps, head, last)
             if length > 0:
-                length = mend(p, s, q.trial, length, hold, q.spare)
+                length = mend(p, s, q.trial, length, placement, q.spare)
             if length > 0:
-                length = prune(p, s, q.spare, length, hold)
+                length = prune(p, s, q.spare, length, placement)
             if length > 0 and s.figures[1] < area:
                 steps = copy_steps(q.spare, length, schedule)
                 done = True
                 break
         if not done:
-            evaluate(p, s, schedule, steps, hold)
+            evaluate(p, s, schedule, steps, placement)
             return -steps
     return steps
 
@@ -349,14 +349,14 @@ def _left(schedule: Ints, steps: int, gone: Flags, out: Ints) -> int:
 
 
 @compiled(types.int64(ARRAYS, SCRATCH, POOLED, I32, types.int64, I32), entry=True)
-def polish(p: Arrays, s: Scratch, q: Pool, schedule: Ints, steps: int, hold: Ints) -> int:
+def polish(p: Arrays, s: Scratch, q: Pool, schedule: Ints, steps: int, placement: Ints) -> int:
     """Delete copies and second runs that are unread or that the budgets do not need, dearest first.
 
     Returns the new length, -1 when the schedule is not valid.
     """
     changed = True
     while changed:
-        steps = prune(p, s, schedule, steps, hold)
+        steps = prune(p, s, schedule, steps, placement)
         if steps < 0 or s.figures[1] > 0:
             return steps
         changed = False
@@ -379,7 +379,7 @@ def polish(p: Arrays, s: Scratch, q: Pool, schedule: Ints, steps: int, hold: Int
                 break
             q.gone[step] = 1
             count = _left(schedule, steps, q.gone, q.trial)
-            if evaluate(p, s, q.trial, count, hold) and s.figures[1] <= 0:
+            if evaluate(p, s, q.trial, count, placement) and s.figures[1] <= 0:
                 changed = True
             else:
                 q.gone[step] = 0

@@ -315,16 +315,16 @@ class Walker:
     Args:
         arrays: the problem.
         codes: a valid schedule, as runs.
-        hold: where its results end.
+        placement: where its results end.
         random: state of the generator.
         heat: starting temperature in mean op costs.
         room: steps that a schedule may have.
     """
 
     def __init__(
-        self, arrays: Arrays, codes: Ints, hold: Ints, random: Random, heat: float, room: int
+        self, arrays: Arrays, codes: Ints, placement: Ints, random: Random, heat: float, room: int
     ) -> None:
-        self._hold = hold.copy()
+        self._placement = placement.copy()
         self.single = single_of(arrays)
         ops, steps = len(self.single.cost), len(codes)
         apart = TUNING.sparse if ops <= TUNING.large else TUNING.dense
@@ -352,7 +352,7 @@ class Walker:
 
     def found(self) -> tuple[Ints, Ints]:
         """Best feasible schedule so far, and where its results end."""
-        return self._walk.best[: int(self._walk.state[2])] << 8, self._hold
+        return self._walk.best[: int(self._walk.state[2])] << 8, self._placement
 
     def step(self, share: float, moves: int) -> None:
         """Run moves at the temperature for this share of the run."""

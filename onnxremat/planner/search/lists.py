@@ -161,7 +161,9 @@ class Lists:
         if not self.fixed_order:
             codes[:steps] = codes[:steps][np.argsort(self._state.start[:steps], kind="stable")]
         search.free_order = not self.fixed_order
-        if not evaluate(search.arrays, search.scratch, codes, steps, self._hold(codes[:steps])):
+        if not evaluate(
+            search.arrays, search.scratch, codes, steps, self._placement(codes[:steps])
+        ):
             return np.inf, np.inf, 0
         area = float(search.scratch.figures[1])
         value = value_of(search.arrays, search.scratch, search.streams, codes, steps, True)
@@ -180,15 +182,15 @@ class Lists:
 
     def _schedule(self, steps: int) -> Schedule:
         codes = self._state.out[:steps]
-        return Schedule(unpack(codes), tuple(self._hold(codes).tolist()))
+        return Schedule(unpack(codes), tuple(self._placement(codes).tolist()))
 
-    def _hold(self, codes: Ints) -> Ints:
-        """Where results end: at their goal, or where they are made."""
+    def _placement(self, codes: Ints) -> Ints:
+        """Where results end: on the required device, or where they are made."""
         device = np.zeros(self.lists.problem.ops, np.int32)
         ops, where = runs_in(codes)
         device[ops] = where
         arrays = self.search.arrays
-        made = np.where(arrays.goal >= 0, arrays.goal, device[arrays.producer])
+        made = np.where(arrays.required >= 0, arrays.required, device[arrays.producer])
         return np.where(arrays.keep, made, -1).astype(np.int32)
 
 

@@ -167,9 +167,7 @@ def _insert_swap(p: Arrays, s: Scratch, trial: Ints, steps: int, at: int) -> int
     since = _last_touch(p, trial, at, value, where)
     if since < 0 or at - since < 2:
         return -1
-    out = (
-        since if uniform(s.random) < TUNING.before else since + 1
-    )  # before: its last reader may take over
+    out = since if uniform(s.random) < TUNING.before else since + 1
     steps = insert_one(trial, steps, at, copy_of(value, other, where))
     return insert_one(trial, steps, out, copy_of(value, where, other))
 
@@ -236,22 +234,22 @@ def _swap_copy_recompute(p: Arrays, s: Scratch, trial: Ints, steps: int) -> int:
 
 
 @part
-def _change_output_device(p: Arrays, s: Scratch, hold: Ints) -> bool:
+def _change_output_device(p: Arrays, s: Scratch, placement: Ints) -> bool:
     """Let a kept value without a required device end on another one."""
     values = len(p.keep)
     if values == 0:
         return False
     value = below(s.random, values)
     for _ in range(values):  # the next one that may
-        if p.keep[value] and p.goal[value] < 0:
+        if p.keep[value] and p.required[value] < 0:
             break
         value = (value + 1) % values
-    if p.keep[value] == 0 or p.goal[value] >= 0:
+    if p.keep[value] == 0 or p.required[value] >= 0:
         return False
-    other = _other(s, len(p.fixed), hold[value])
+    other = _other(s, len(p.fixed), placement[value])
     if other < 0:
         return False
-    hold[value] = other
+    placement[value] = other
     return True
 
 
@@ -288,7 +286,9 @@ def _shift(p: Arrays, s: Scratch, trial: Ints, steps: int, any_step: bool) -> in
 
 
 @part
-def move(p: Arrays, s: Scratch, trial: Ints, steps: int, hold: Ints, spare: Ints, ops: Ints) -> int:
+def move(
+    p: Arrays, s: Scratch, trial: Ints, steps: int, placement: Ints, spare: Ints, ops: Ints
+) -> int:
     """Apply one random move; the new length, or -1."""
     draw = uniform(s.random)
     if draw < TUNING.recompute:
@@ -310,8 +310,8 @@ def move(p: Arrays, s: Scratch, trial: Ints, steps: int, hold: Ints, spare: Ints
         steps = _change_device(p, s, trial, steps)
     elif draw < TUNING.trade:
         steps = _swap_copy_recompute(p, s, trial, steps)
-    elif not _change_output_device(p, s, hold):
+    elif not _change_output_device(p, s, placement):
         return -1
     if steps > 0:
-        steps = mend(p, s, trial, steps, hold, spare)
+        steps = mend(p, s, trial, steps, placement, spare)
     return copy_steps(spare, steps, trial) if steps > 0 else -1

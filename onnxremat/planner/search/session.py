@@ -86,20 +86,20 @@ class Search:
         self.room = TUNING.growth * self.ops + 256
         self.scratch = scratch_for(self.arrays, self.room, seed)
         self.codes: Ints = np.zeros(self.room, np.int32)  # the schedule at hand
-        self._hold: Ints = np.full(len(self.arrays.keep), -1, np.int32)
+        self._placement: Ints = np.full(len(self.arrays.keep), -1, np.int32)
         self.free_order = free_order
         self.left: Schedule | None = None
 
     def _load(self, schedule: Schedule) -> int:
-        """Write a schedule into ``codes`` and ``_hold``; its length, -1 when it is far too long."""
+        """Write a schedule into ``codes`` and ``_placement``; its length, -1 when too long."""
         steps = len(schedule.steps)
         if steps > self.room - TUNING.spare:
             return -1
-        self.codes[:steps], self._hold[:] = pack(schedule.steps), schedule.placement
+        self.codes[:steps], self._placement[:] = pack(schedule.steps), schedule.placement
         return steps
 
-    def _read(self, codes: Ints, hold: Ints) -> Schedule:
-        return Schedule(unpack(codes), tuple(hold.tolist()))
+    def _read(self, codes: Ints, placement: Ints) -> Schedule:
+        return Schedule(unpack(codes), tuple(placement.tolist()))
 
     def allow(self, budgets: Sequence[int]) -> None:
         """Search within other budgets from here on, bytes per device."""
@@ -128,7 +128,7 @@ class Search:
     def replay(self, schedule: Schedule) -> Figures | None:
         """Figures of a schedule, or None when it is not valid (or far too long)."""
         steps = self._load(schedule)
-        if steps < 0 or not evaluate(self.arrays, self.scratch, self.codes, steps, self._hold):
+        if steps < 0 or not evaluate(self.arrays, self.scratch, self.codes, steps, self._placement):
             return None
         seconds, area = self.scratch.figures.tolist()
         return Figures(seconds, self._makespan(steps), tuple(self.scratch.peak.tolist()), area)
@@ -143,49 +143,51 @@ class Search:
     def mended(self, schedule: Schedule) -> Schedule | None:
         """The schedule with copies wherever a value is missing, and nothing unread; or None."""
         steps = self._mend(schedule)
-        return None if steps < 0 else self._read(self.codes[:steps], self._hold)
+        return None if steps < 0 else self._read(self.codes[:steps], self._placement)
 
     def _mend(self, schedule: Schedule) -> int:
         steps, out = self._load(schedule), self._pool.trial
         if steps < 0:
             return -1
-        return int(mended(self.arrays, self.scratch, self.codes, steps, self._hold, out))
+        return int(mended(self.arrays, self.scratch, self.codes, steps, self._placement, out))
 
     def fit(
         self, schedule: Schedule, until: float, stop: Callable[[], bool], depth: int, power: float
     ) -> Schedule | None:
         """Greedy repair of a schedule, polished; None when the budgets are not met.
 
-        Leaves what was reached in ``left``.
+        Leaves what was reached in ``left``, None where the schedule cannot be mended.
 
         Args:
             until: when to stop, on the clock.
             depth: levels of ancestry one candidate may recompute.
             power: exponent of the cost in the score.
         """
-        steps = self._mend(schedule)
+        self.left, steps = None, self._mend(schedule)
         if steps < 0:
             return None
         args = (self.arrays, self.scratch, self._pool, self.codes)
         batch = max(1, self.ops // GREEDY.batch)
         while True:
-            steps = fill(*args, steps, self._hold, depth, power, batch, GREEDY.rounds)
+            steps = fill(*args, steps, self._placement, depth, power, batch, GREEDY.rounds)
             met = self.scratch.figures[1] <= 0
             self.clock.spend((1 + abs(steps)) / PASSED)
             if met or steps < 0 or self.clock.now() > until or stop():
                 break
-        self.left = self._read(self.codes[: abs(steps)], self._hold)
+        self.left = self._read(self.codes[: abs(steps)], self._placement)
         if not met:
             return None
-        steps = polish(*args, steps, self._hold)
-        return self._read(self.codes[:steps], self._hold)
+        steps = polish(*args, steps, self._placement)
+        return self._read(self.codes[:steps], self._placement)
 
     def polished(self, schedule: Schedule) -> Schedule:
         """Delete copies and second runs that the budgets do not need."""
         steps = self._load(schedule)
         if steps >= 0:
-            steps = polish(self.arrays, self.scratch, self._pool, self.codes, steps, self._hold)
-        return schedule if steps < 0 else self._read(self.codes[:steps], self._hold)
+            steps = polish(
+                self.arrays, self.scratch, self._pool, self.codes, steps, self._placement
+            )
+        return schedule if steps < 0 else self._read(self.codes[:steps], self._placement)
 
     def anneal(
         self,
@@ -207,7 +209,7 @@ class Search:
         clock = self.clock
         clock.spend(1)
         steps = self._load(schedule)
-        if steps < 0 or not evaluate(self.arrays, self.scratch, self.codes, steps, self._hold):
+        if steps < 0 or not evaluate(self.arrays, self.scratch, self.codes, steps, self._placement):
             return
         walker = self._walker(steps, heat, parallel)
         if not walker.ready:
@@ -236,14 +238,14 @@ class Search:
 
     def _walker(self, steps: int, heat: float, parallel: bool) -> Walker:
         """An annealing run from the schedule at hand."""
-        codes, hold = self.codes[:steps], self._hold
+        codes, placement = self.codes[:steps], self._placement
         if self.devices == 1:
             from onnxremat.planner.search import incremental
 
             random = self.scratch.random
-            return incremental.Walker(self.arrays, codes, hold, random, heat, self.room)
+            return incremental.Walker(self.arrays, codes, placement, random, heat, self.room)
         from onnxremat.planner.search import anneal
 
         return anneal.Walker(
-            self.arrays, self.scratch, self.streams, codes, hold, heat, self.room, parallel
+            self.arrays, self.scratch, self.streams, codes, placement, heat, self.room, parallel
         )
