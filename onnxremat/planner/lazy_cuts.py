@@ -289,8 +289,8 @@ class LazyCuts:
         left, tuning = self.incumbent.left, self.tuning
         if self.parallel:
             return tuning.loads * left
-        if len(self.cuts) <= 1:
-            return left
+        if len(self.cuts) <= 1 or (self.problem.devices > 1 and not self.placing):
+            return left  # a round on several devices is mostly the last that there is time for
         beside = tuning.beside_share if self.options.beside else tuning.turns_share
         share = tuning.share if not self.placing else beside
         return max(tuning.least_share, share * left)

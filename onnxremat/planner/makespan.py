@@ -9,7 +9,7 @@ starts as soon as
   in the order of the list, each as soon as there is room,
 - the other readers of a buffer that its output takes over have finished.
 
-A copy may keep the two devices busy for a part of its time (``Problem.toll``): it puts that
+A copy may keep the two devices busy for a part of its time (``Problem.copy_busy``): it puts that
 off what each runs after it in the list.
 
 What is granted counts as in use; an instance gives its memory back when all steps that read it
@@ -126,8 +126,8 @@ class _Streams:
         self.stream[source, device] = end
         if source >= 0:
             for which, busy in enumerate((source, device)):
-                toll = float(self.problem.busy[which, busy, item])
-                self.stream[RUN, busy] = self.stream.get((RUN, busy), 0.0) + toll
+                took = float(self.problem.busy[which, busy, item])
+                self.stream[RUN, busy] = self.stream.get((RUN, busy), 0.0) + took
         if source < 0 and self.problem.work[device, item]:
             self._give_back(device, end, int(self.problem.work[device, item]))
         for instance in self.book.made[step]:

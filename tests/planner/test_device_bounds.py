@@ -247,7 +247,7 @@ def test_xengine_is_never_better_and_equal_where_memory_is_no_matter(seed: int) 
 def test_oracle_knows_a_case_by_hand() -> None:
     """Two ops of 3 bytes each on devices of 4: the second must read a copy, or run beside."""
     base = random_problem(0, 2, plain=True)
-    base = type(base)(**{**base.__dict__, "size": np.asarray([3, 1])})
+    base = replace(base, size=np.asarray([[3, 1]]))
     problem = over_devices(base, [[1.0, 9.0], [5.0, 1.0]], np.full((2, 2, base.values), 0.5))
     chained = bool(base.reads.lists()[1])
     expected = 1.0 + 1.0 + (0.5 if chained else 0.0)
