@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from onnxremat.errors import OnnxrematError, UnsupportedError, UsageError
-from onnxremat.pipeline.closed_loop import Candidate, Unfit, attempt
+from onnxremat.pipeline.closed_loop import Candidate, Unfit, attempt, load_search
 from onnxremat.pipeline.in_session import OneSession
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared, prepare_split
@@ -40,8 +40,10 @@ def plan_best(
     Raises:
         As :func:`plan_within`, of the whole batch and of its parts.
     """
-    options, log = options.begun(), log or Phases()
-    limit = bytes_of(prepared, budget)
+    log, limit = log or Phases(), bytes_of(prepared, budget)
+    if limit is None or prepared.store_all_peak > limit:
+        load_search(1, log)
+    options = options.begun()
     batch = _batch(prepared, options)
     if batch < 2:
         return plan_within(prepared, budget, options, log=log)

@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from onnxremat.errors import InfeasibleError, NoPlanError, OverBudgetError
 from onnxremat.ort.profile import Feeds
 from onnxremat.pipeline.artifact import CPU, Artifact, Measured, excess
-from onnxremat.pipeline.phases import BUILD, MEASURE, PLAN, Phases
+from onnxremat.pipeline.phases import BUILD, LOAD, MEASURE, PLAN, Phases
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.planner.options import ROOM, PlanOptions
 from onnxremat.planner.solution import Status
@@ -25,6 +25,16 @@ REPAIR_GAP = 0.02  # gap of a round after planning has ended
 MOST_ROOM = 5.0  # seconds of the time that the first round leaves, at most
 FOUND = (Status.OPTIMAL, Status.FEASIBLE)
 BESIDE = 256  # bytes of gates and pins that a round leaves room for, more in each
+
+
+def load_search(devices: int, log: Phases) -> None:
+    """Load the compiled search for so many devices, before a time limit begins to count."""
+    from onnxremat.planner import search  # Numba: loaded when it is needed
+
+    with log.phase(LOAD):
+        if not search.is_compiled():
+            log("compiling the search, once per installation")
+        search.warm_up(devices)
 
 
 class Answer(Protocol):

@@ -17,7 +17,7 @@ from onnxremat.device.machine import Machine
 from onnxremat.errors import NoPlanError, UnsupportedError, UsageError
 from onnxremat.execute.calibration import corrected, tried
 from onnxremat.pipeline.bench import OnDevices, bench
-from onnxremat.pipeline.closed_loop import Candidate, Unfit, as_given, attempt
+from onnxremat.pipeline.closed_loop import Candidate, Unfit, as_given, attempt, load_search
 from onnxremat.pipeline.over_devices import OverDevices
 from onnxremat.pipeline.phases import COSTS, MEASURE
 from onnxremat.pipeline.prepare import Prepared, prepare_split
@@ -86,6 +86,7 @@ def quickest(target: SeveralDevices, trials: Trials) -> Candidate:
         InfeasibleError, NoPlanError, OverBudgetError: the limits cannot be kept; of the whole
             batch.
     """
+    load_search(len(target.site.machine.devices), target.log)
     trials = replace(trials, options=trials.options.begun())
     several = sum(device.computes for device in target.site.machine.devices) > 1
     alone = several and target.feeds is not None and not trials.options.method.formulation

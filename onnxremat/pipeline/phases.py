@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 Say = Callable[[str], None]
 READ, OPTIMISE, COSTS, PLAN = "read", "optimise offline", "costs", "plan"
+LOAD = "load the search"
 BUILD, MEASURE, VERIFY, TIME, WRITE = "build", "measure", "verify", "time", "write"
 
 

@@ -7,16 +7,27 @@ does: :func:`warm_up` imports what a number of devices needs.
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from onnxremat.planner.search.session import Search
 
-__all__ = ["Search", "warm_up"]
+__all__ = ["Search", "is_compiled", "warm_up"]
 
 ONE = ("session", "incremental")  # modules that one device needs
 SEVERAL = ("session", "anneal", "lists")
+
+
+def is_compiled() -> bool:
+    """True when kernels of these very files have been compiled before."""
+    import numba
+
+    from onnxremat.planner.search.compiled import cache_folder
+
+    folder = Path(cache_folder(Path(__file__).parent, numba.config.CACHE_DIR))
+    return any(folder.rglob("evaluate.*"))
 
 
 def warm_up(devices: int = 1) -> float:
