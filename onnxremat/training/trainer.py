@@ -27,6 +27,7 @@ from onnxremat.ort.providers import CPU
 from onnxremat.ort.session import TUNED, Options, model_source, open_session, session_options
 from onnxremat.rewrite.pins import PREFIX as PIN
 from onnxremat.session.held import open_held, open_light
+from onnxremat.session.load import options_of
 from onnxremat.session.region import find_region
 from onnxremat.training.data import Batch, Data, check_arrays, check_labels
 from onnxremat.training.schedules import Schedule
@@ -383,6 +384,7 @@ def _session(
     """A session on the graph without the first values, which would only take memory."""
     model = step.model
     planned = any(entry.key == "onnxremat.plan" for entry in model.metadata_props)
+    planned = planned and options_of(model).level == TUNED.level  # and not written as it was
     if any(tensor.name in state for tensor in model.graph.initializer):
         light = onnx.ModelProto()
         light.CopyFrom(model)
@@ -401,9 +403,9 @@ def _session(
     made.add_session_config_entry("session.set_denormal_as_zero", "1")
     if providers and providers != [CPU]:
         return open_session(model, made, step.folder, providers)
-    source = model_source(model, made, step.folder)
     if step.file is None:
-        return open_held(source, made, chosen)
+        return open_held(model_source(model, made, step.folder), made, chosen)
+    source = model_source(model, made, None)  # its folder is set with the file
     search = partial(find_region, step.file, chosen, _bound_outputs(about)) if planned else None
     return open_light(step.file, source, made, chosen, search)
 
