@@ -69,8 +69,10 @@ def best_order(
         if answer is None:
             bound = limit + 1
         else:
-            order = answer
+            order, known = answer, best
             best = peak(problem, order)
+            if best >= known:  # never seen: or this would not end
+                break
     return Order(order, best, min(bound, best))
 
 

@@ -8,7 +8,7 @@ reads; what they find is a :class:`~onnxremat.planner.schedule.Schedule`, judged
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from math import isfinite
@@ -179,6 +179,15 @@ class Problem:
         if self.copy_busy is None:
             return np.zeros((2, self.devices, self.values))
         return self.copy_busy
+
+    @cached_property
+    def loaded(self) -> Problem:
+        """The same where one device is all there is: its weights count in ``fixed``."""
+        if self.devices > 1 or not self.uses.index.size:
+            return self
+        weights = int(self.weight[np.unique(self.uses.index)].sum())
+        none = Rows(np.zeros(self.ops + 1, np.int32), np.zeros(0, np.int32))
+        return replace(self, fixed=self.fixed + weights, uses=none, weight=self.weight[:0])
 
     @cached_property
     def skeleton(self) -> Problem:
