@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -72,7 +73,9 @@ def test_two_devices_hold_the_state_that_one_cannot(step: Prepared) -> None:
     limit = least - 1
     with pytest.raises(InfeasibleError, match="cannot run within") as refused:
         optimized(step, one, str(limit))
-    assert f"{least} bytes on cpu:0" in refused.value.why
+    needs = re.search(r"needs (\d+) bytes", refused.value.why)
+    assert needs is not None
+    assert int(needs.group(1)) >= least
     result = optimized(step, machine, str(limit))
     assert result.checks
     assert all(check.ok for check in result.checks), result.checks
