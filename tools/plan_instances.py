@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from random import Random
 
-import numpy as np
-
-from onnxremat.planner.problem import Problem, Rows
+from onnxremat.planner.problem import Problem
 
 
 def training_graph(
@@ -41,24 +39,7 @@ def training_graph(
         costs.append(2 * cost[op])
         above = [gradient[later] for later in readers[op]] or [count]
         reads.append(sorted({*above, *saved[op]}))
-    return one_value_each(sizes, costs, reads)
-
-
-def one_value_each(
-    size: Sequence[int], cost: Sequence[float], reads: Sequence[Sequence[int]]
-) -> Problem:
-    """Problem in which op i makes value i and everything may be recomputed."""
-    count = len(size)
-    return Problem.single(
-        cost=np.asarray(cost, np.float64),
-        work=np.zeros(count, np.int64),
-        reads=Rows.of(reads),
-        writes=Rows.of([[op] for op in range(count)]),
-        size=np.asarray(size, np.int64),
-        keep=np.zeros(count, np.bool_),
-        inplace=Rows.of([[] for _ in range(count)]),
-        recompute=np.ones(count, np.bool_),
-    )
+    return Problem.plain(sizes, costs, reads)
 
 
 def transformer(layers: int, *, batch: int = 8, length: int = 512, width: int = 768) -> Problem:
@@ -137,4 +118,4 @@ def random_layered(
         reads[v].append(u)
     size = [10 * max(1, round(abs(draw.gauss(0, 250)))) for _ in range(count)]
     cost = [0.0, *(float(draw.randint(1, 1000)) for _ in range(count - 2)), 0.0]
-    return one_value_each(size, cost, reads)
+    return Problem.plain(size, cost, reads)

@@ -9,6 +9,7 @@ join, inside a region. A region is added where nothing fits.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from onnxremat.memory.events import Events, live_peak
@@ -100,11 +101,13 @@ def _bin_of(size: int) -> int:
     return min(BINS - 1, (max(size, UNIT) // UNIT).bit_length() - 1)
 
 
-def fits(events: Events, region: Region, runs: int = 2) -> bool:
-    """Whether a run, made ``runs`` times, finds room in one region. Outputs are given back between
-    runs."""
-    arena = Arena(region.dead)
-    arena.extend(region.bytes // UNIT * UNIT)
+def _replay(arena: Arena, events: Events, runs: int, missing: Callable[[int], int | None]) -> bool:
+    """Follow a run, made ``runs`` times; outputs are given back between runs. False where there is
+    no room.
+
+    Args:
+        missing: finds room for so many bytes where the arena has none, or None.
+    """
     for _ in range(runs):
         where: dict[int, int] = {}
         for size, slot in events.tolist():
@@ -112,6 +115,8 @@ def fits(events: Events, region: Region, runs: int = 2) -> bool:
                 arena.free(where.pop(slot))
                 continue
             at = arena.allocate(size)
+            if at is None:
+                at = missing(size)
             if at is None:
                 return False
             where[slot] = at
@@ -120,27 +125,28 @@ def fits(events: Events, region: Region, runs: int = 2) -> bool:
     return True
 
 
+def fits(events: Events, region: Region, runs: int = 2) -> bool:
+    """Whether a run, made ``runs`` times, finds room in one region. Outputs are given back between
+    runs."""
+    arena = Arena(region.dead)
+    arena.extend(region.bytes // UNIT * UNIT)
+    return _replay(arena, events, runs, lambda _: None)
+
+
 def held(events: Events, *, initial: int = 1 << 20, dead: int = 128 << 20, runs: int = 1) -> int:
     """Bytes that onnxruntime's arena with doubling regions (its default) holds after some runs."""
     arena, grow = Arena(dead), max(UNIT, -(-initial // UNIT) * UNIT)
-    for _ in range(runs):
-        where: dict[int, int] = {}
-        for size, slot in events.tolist():
-            if not size:
-                arena.free(where.pop(slot))
-                continue
-            at = arena.allocate(size)
-            if at is None:
-                want, grown = -(-size // UNIT) * UNIT, False
-                while want > grow:
-                    grow, grown = 2 * grow, True
-                arena.extend(grow)
-                grow = grow if grown else 2 * grow
-                at = arena.allocate(size)
-                assert at is not None
-            where[slot] = at
-        for at in where.values():
-            arena.free(at)
+
+    def extended(size: int) -> int | None:
+        nonlocal grow
+        want, grown = -(-size // UNIT) * UNIT, False
+        while want > grow:
+            grow, grown = 2 * grow, True
+        arena.extend(grow)
+        grow = grow if grown else 2 * grow
+        return arena.allocate(size)
+
+    _replay(arena, events, runs, extended)
     return arena.held
 
 

@@ -33,6 +33,11 @@ class Options:
     arena: bool = True
     threads: int = 0
 
+    @property
+    def fuses(self) -> bool:
+        """Whether onnxruntime optimises the graph at load."""
+        return self.level != "disable"
+
     def to_json(self) -> dict[str, Any]:
         """Plain data, for files."""
         return asdict(self)
@@ -80,7 +85,7 @@ LEVELS = {
 
 def config_entries(options: Options) -> dict[str, str]:
     """Session configuration entries that belong to the options."""
-    if options.level != "disable":
+    if options.fuses:
         return {}
     return {"session.disable_quant_qdq": "1"}  # else a DequantizeLinear with two readers is doubled
 

@@ -175,7 +175,10 @@ def bench(
         ModelError, MissingComponentError: the first does not run.
     """
     if sum(one.weights for one in contenders) > TOGETHER:
-        times = _one_at_a_time(contenders, feeds, seconds, rounds, stop)
+        times = _rounds(
+            len(contenders), lambda index: _turn_anew(contenders[index], feeds), seconds, rounds,
+            stop,
+        )  # fmt: skip
         names = [one.name for one in contenders]
         return [timing(name, row, times[0]) for name, row in zip(names, times, strict=True) if row]
     with ExitStack() as stack:
@@ -184,62 +187,55 @@ def bench(
         for _, near, runner in runners:
             for _ in range(1 if near else 2):
                 runner()
-        turns = [(near, runner) for _, near, runner in runners]
-        times = _rounds(turns, seconds, rounds, stop)
+        times = _rounds(
+            len(runners), lambda index: _turn(*runners[index][1:]), seconds, rounds, stop
+        )
     return [timing(name, row, times[0]) for (name, _, _), row in zip(runners, times, strict=True)]
 
 
 def _rounds(
-    turns: Sequence[tuple[bool, Runner]],
+    count: int,
+    turn: Callable[[int], list[float]],
     seconds: float,
     rounds: tuple[int, int],
     stop: Stop | None,
 ) -> list[list[float]]:
-    """Seconds of each turn of each contender."""
-    times: list[list[float]] = [[] for _ in turns]
+    """Seconds of so many contenders, in turn, each round in a shuffled order.
+
+    Args:
+        turn: seconds that a turn of one of them gives; none where it does not run.
+    """
+    times: list[list[float]] = [[] for _ in range(count)]
     shuffle = random.Random(0)
     start = time.perf_counter()
     while len(times[0]) < rounds[1]:
         late = time.perf_counter() - start > seconds and len(times[0]) >= rounds[0]
         if late or (stop and stop() and times[0]):
             break
-        order = list(range(len(turns)))
+        order = list(range(count))
         shuffle.shuffle(order)
         for index in order:
-            near, runner = turns[index]
-            if near:
-                runner()
-            count = TIMED if near else 1
-            times[index].append(statistics.median(_seconds(runner) for _ in range(count)))
+            times[index] += turn(index)
     return times
 
 
-def _one_at_a_time(
-    contenders: Sequence[Contender],
-    feeds: Feeds,
-    seconds: float,
-    rounds: tuple[int, int],
-    stop: Stop | None,
-) -> list[list[float]]:
-    """Seconds of each run of each contender, opened anew for every turn; none of one that does not
-    run."""
-    times: list[list[float]] = [[] for _ in contenders]
-    shuffle = random.Random(0)
-    start = time.perf_counter()
-    while len(times[0]) < rounds[1]:
-        late = time.perf_counter() - start > seconds and len(times[0]) >= rounds[0]
-        if late or (stop and stop() and times[0]):
-            break
-        order = list(range(len(contenders)))
-        shuffle.shuffle(order)
-        for index in order:
-            with ExitStack() as stack:
-                runner = contenders[index].open(stack, feeds)
-                if runner is not None:
-                    runner()
-                    times[index] += [_seconds(runner) for _ in range(TIMED)]
-                del runner
-    return times
+def _turn(near: bool, runner: Runner) -> list[float]:
+    """One that is open: a run, or the median of some once its data is near."""
+    if near:
+        runner()
+    return [statistics.median(_seconds(runner) for _ in range(TIMED if near else 1))]
+
+
+def _turn_anew(one: Contender, feeds: Feeds) -> list[float]:
+    """One opened anew: some runs in a row; none where it does not run."""
+    with ExitStack() as stack:
+        runner = one.open(stack, feeds)
+        if runner is None:
+            return []
+        runner()
+        found = [_seconds(runner) for _ in range(TIMED)]
+        del runner
+    return found
 
 
 def _seconds(runner: Runner) -> float:

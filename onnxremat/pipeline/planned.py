@@ -17,7 +17,7 @@ from onnxremat.graph.onnx_io import read_model
 from onnxremat.ort.infer import build_graph
 from onnxremat.ort.session import Options
 from onnxremat.pipeline.prepare import Prepared, Settings, Source, prepare
-from onnxremat.pipeline.unchanged import as_loaded, is_unchanged
+from onnxremat.pipeline.unchanged import as_loaded
 from onnxremat.rewrite.emit import metadata, rewrite, unpack
 from onnxremat.rewrite.pins import is_added
 from onnxremat.rewrite.restore import restored
@@ -66,7 +66,7 @@ def read_planned(path: Path) -> Planned:
         return _several(read_deployment(path), figures)
     plan = unpack(facts["plan"])
     options = options_of(model)
-    if is_unchanged(options):
+    if options.fuses:  # written as it was
         graph = carried = as_loaded(model, plan, path.parent)
     else:
         graph = build_graph(restored(model), path.parent)

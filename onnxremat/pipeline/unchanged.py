@@ -19,7 +19,7 @@ from onnxremat.graph.ir import Graph
 from onnxremat.graph.order import reordered
 from onnxremat.ort.infer import build_graph
 from onnxremat.ort.offline import optimised_for
-from onnxremat.ort.session import DEFAULT, Options
+from onnxremat.ort.session import DEFAULT
 from onnxremat.pipeline.artifact import CPU, excess
 from onnxremat.pipeline.closed_loop import Candidate
 from onnxremat.pipeline.in_session import InOneSession
@@ -116,11 +116,6 @@ def _in_order(graph: Graph, ran: list[str]) -> Graph | None:
     if sorted(place) != sorted(ran):
         return None
     return reordered(graph, [place[name] for name in ran])
-
-
-def is_unchanged(options: Options) -> bool:
-    """Whether a file with these options holds an original that is optimised at load."""
-    return options.level == DEFAULT.level
 
 
 def as_loaded(model: onnx.ModelProto, plan: Plan, folder: Path | None) -> Graph:

@@ -21,7 +21,7 @@ from onnxremat.pipeline.in_session import InOneSession
 from onnxremat.pipeline.over_devices import OverDevices
 from onnxremat.pipeline.prepare import Settings, Source
 from onnxremat.pipeline.reference import Reference
-from onnxremat.pipeline.unchanged import Unchanged, as_loaded, is_unchanged
+from onnxremat.pipeline.unchanged import Unchanged, as_loaded
 from onnxremat.rewrite.emit import Rewritten, metadata, unpack
 from onnxremat.session.compare import Difference, compare
 from onnxremat.session.load import options_of
@@ -153,10 +153,9 @@ class _Written:
             return cls(OverDevices(made), made.limits, facts)
         options = replace(options_of(model, str(path)), threads=threads)
         plan = unpack(about["plan"])
-        as_it_is = is_unchanged(options)
-        graph = as_loaded(model, plan, folder) if as_it_is else build_graph(model, folder)
+        kind = Unchanged if options.fuses else InOneSession  # written as it was, or planned
+        graph = as_loaded(model, plan, folder) if options.fuses else build_graph(model, folder)
         rewritten = Rewritten(graph, plan)
-        kind = Unchanged if as_it_is else InOneSession
         artifact = kind(rewritten, options, folder, file=path)
         budget = plan.provenance.budget
         return cls(artifact, {CPU: budget} if budget else {}, facts)

@@ -96,13 +96,13 @@ def needs(lists: ProblemLists, *, fixed_order: bool = False) -> list[int]:
     Before and later mean by dependency, or in the base order when first runs keep it. The largest
     takeover that could apply is taken off.
     """
-    size, fixed = lists.size[0], int(lists.problem.fixed[0])
+    size, resident = lists.size[0], lists.problem.resident
     beside = _beside(lists, fixed_order)
     needed = []
     for op, (reads, writes) in enumerate(zip(lists.reads, lists.writes, strict=True)):
         present = sum(size[value] for value in reads) + sum(size[value] for value in writes)
         takeover = _takeover(lists, op, fixed_order)
-        needed.append(fixed + lists.work[0][op] + present + beside[op] - takeover)
+        needed.append(resident + lists.work[0][op] + present + beside[op] - takeover)
     return needed
 
 
@@ -110,9 +110,8 @@ def largest_need(lists: ProblemLists, *, fixed_order: bool = False) -> Need:
     """The op that needs most at once: no budget below it is feasible."""
     needed = needs(lists, fixed_order=fixed_order)
     if not needed:
-        return Need(
-            int(lists.problem.fixed[0]), -1, f"{lists.problem.fixed[0]} bytes are always resident"
-        )
+        resident = lists.problem.resident
+        return Need(resident, -1, f"{resident} bytes are always resident")
     op = max(range(len(needed)), key=needed.__getitem__)
     together = _all_results(lists, fixed_order)
     if together is not None and together.bytes > needed[op]:
@@ -122,7 +121,7 @@ def largest_need(lists: ProblemLists, *, fixed_order: bool = False) -> Need:
         "inputs": sum(size[value] for value in lists.reads[op]),
         "outputs": sum(size[value] for value in lists.writes[op]),
         "workspace": lists.work[0][op],
-        "always resident": int(lists.problem.fixed[0]),
+        "always resident": lists.problem.resident,
     }
     takeover = _takeover(lists, op, fixed_order)
     parts["results and values that cannot be remade"] = needed[op] - sum(parts.values()) + takeover
@@ -144,7 +143,7 @@ def _all_results(lists: ProblemLists, fixed_order: bool) -> Need | None:
         around = {*lists.reads[op], *lists.writes[op]}
         besides = sum(size[value] for value in around if not keep[value])
         takeover = _takeover(lists, op, fixed_order)
-        return int(lists.problem.fixed[0]) + kept + besides + lists.work[0][op] - takeover
+        return lists.problem.resident + kept + besides + lists.work[0][op] - takeover
 
     last = makers[-1] if fixed_order else min(makers, key=total)
     why = (

@@ -59,7 +59,6 @@ def solve_formulation(
         ValueError: not one budget per device.
     """
     options = replace(options, fixed_order=True, objective="time")
-    problem = problem.loaded
     incumbent, lists = Incumbent.of(problem, budgets, options), ProblemLists(problem)
     found = misfit(lists, incumbent.budgets)
     if found is not None:

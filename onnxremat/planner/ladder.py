@@ -82,7 +82,7 @@ def solve(
     Raises:
         ValueError: not one budget per device.
     """
-    options, problem = options or PlanOptions(), problem.loaded
+    options = options or PlanOptions()
     incumbent, lists = Incumbent.of(problem, budgets, options), ProblemLists(problem)
     if _trivial(incumbent, lists, options):
         return incumbent.solution()

@@ -69,10 +69,8 @@ def best_order(
         if answer is None:
             bound = limit + 1
         else:
-            order, known = answer, best
+            order = answer
             best = peak(problem, order)
-            if best >= known:  # never seen: or this would not end
-                break
     return Order(order, best, min(bound, best))
 
 
@@ -135,7 +133,7 @@ class _Memory:
         self.left = [len(row) for row in wiring.readers]
         self.waiting = [len(row) for row in wiring.before]
         self.ready = {op for op, count in enumerate(self.waiting) if count == 0}
-        self.live = int(wiring.problem.fixed[0])
+        self.live = wiring.problem.resident
         self.done = 0
 
     def growth(self, op: int) -> int:

@@ -8,7 +8,7 @@ reads; what they find is a :class:`~onnxremat.planner.schedule.Schedule`, judged
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from math import isfinite
@@ -150,6 +150,23 @@ class Problem:
             fixed=np.asarray([fixed], np.int64),
         )
 
+    @classmethod
+    def plain(
+        cls, size: Sequence[int], cost: Sequence[float], reads: Sequence[Sequence[int]]
+    ) -> Problem:
+        """One device, on which op i makes value i and everything may be recomputed."""
+        count = len(size)
+        return cls.single(
+            cost=cost,
+            work=np.zeros(count, np.int64),
+            reads=Rows.of(reads),
+            writes=Rows.of([[op] for op in range(count)]),
+            size=size,
+            keep=np.zeros(count, np.bool_),
+            inplace=Rows.of([[] for _ in range(count)]),
+            recompute=np.ones(count, np.bool_),
+        )
+
     @property
     def devices(self) -> int:
         """Number of devices, D."""
@@ -181,13 +198,9 @@ class Problem:
         return self.copy_busy
 
     @cached_property
-    def loaded(self) -> Problem:
-        """The same where one device is all there is: its weights count in ``fixed``."""
-        if self.devices > 1 or not self.uses.index.size:
-            return self
-        weights = int(self.weight[np.unique(self.uses.index)].sum())
-        none = Rows(np.zeros(self.ops + 1, np.int32), np.zeros(0, np.int32))
-        return replace(self, fixed=self.fixed + weights, uses=none, weight=self.weight[:0])
+    def resident(self) -> int:
+        """Bytes in memory throughout when the first device runs every op: ``fixed`` and weights."""
+        return int(self.fixed[0]) + int(self.weight[np.unique(self.uses.index)].sum())
 
     @cached_property
     def skeleton(self) -> Problem:

@@ -98,7 +98,7 @@ def _on_one_device(problem: Problem, sequence: Sequence[int]) -> Bytes:
         change[birth] += size[value]
         change[steps if keep[value] else last + 1] -= size[value]
     use = np.cumsum(change[:-1]) + problem.work[0, np.asarray(sequence, np.int64)]
-    use += problem.fixed[0] + problem.weight[np.unique(problem.uses.index)].sum()
+    use += problem.resident
     current = [-1] * problem.values
     for step, op in enumerate(sequence):
         for value in inplace[op]:

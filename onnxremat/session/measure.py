@@ -114,7 +114,7 @@ def profiled(
         ModelError: onnxruntime refuses the model or the run fails.
     """
     light = isinstance(model, onnx.ModelProto) and is_light(model)
-    fused = light and options.level != "disable"
+    fused = light and options.fuses
     return profile(model, feeds, options, folder=folder, fused=fused)
 
 

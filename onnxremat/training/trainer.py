@@ -384,7 +384,7 @@ def _session(
     """A session on the graph without the first values, which would only take memory."""
     model = step.model
     planned = any(entry.key == "onnxremat.plan" for entry in model.metadata_props)
-    planned = planned and options_of(model).level == TUNED.level  # and not written as it was
+    planned = planned and not options_of(model).fuses  # not written as it was
     if any(tensor.name in state for tensor in model.graph.initializer):
         light = onnx.ModelProto()
         light.CopyFrom(model)

@@ -196,7 +196,7 @@ def test_run(cli: Command, folder: Path, chain: Path, planned: tuple) -> None:
 
 
 def test_profile(cli: Command, folder: Path, chain: Path) -> None:
-    said = cli("profile", chain, "-o", "costs.json", "--json")
+    said = cli("profile", chain, "--target", "portable", "-o", "costs.json", "--json")
     assert said.code == 0, said.err
     assert json.loads(Path("costs.json").read_text()) == said.facts
     rows = said.facts["ops"]

@@ -6,9 +6,7 @@ import json
 from pathlib import Path
 from random import Random
 
-import numpy as np
-
-from onnxremat.planner.problem import Problem, Rows
+from onnxremat.planner.problem import Problem
 
 
 def training(size: list[int], cost: list[float], inputs: list[list[int]]) -> Problem:
@@ -25,32 +23,12 @@ def training(size: list[int], cost: list[float], inputs: list[list[int]]) -> Pro
         reads.append(sorted({*(gradient[r] for r in readers[op]), *inputs[op]} or {op}))
         sizes.append(size[op])
         costs.append(2 * cost[op])
-    total = len(sizes)
-    return Problem.single(
-        cost=np.asarray(costs),
-        work=np.zeros(total, np.int64),
-        reads=Rows.of(reads),
-        writes=Rows.of([[op] for op in range(total)]),
-        size=np.asarray(sizes, np.int64),
-        keep=np.zeros(total, np.bool_),
-        inplace=Rows.of([[] for _ in range(total)]),
-        recompute=np.ones(total, np.bool_),
-    )
+    return Problem.plain(sizes, costs, reads)
 
 
 def ones(reads: list[list[int]]) -> Problem:
     """Ops that take a second and make a value of a byte each, read by others as given."""
-    ops = len(reads)
-    return Problem.single(
-        cost=np.ones(ops),
-        work=np.zeros(ops, np.int64),
-        reads=Rows.of(reads),
-        writes=Rows.of([[op] for op in range(ops)]),
-        size=np.ones(ops, np.int64),
-        keep=np.zeros(ops, np.bool_),
-        inplace=Rows.of([[] for _ in range(ops)]),
-        recompute=np.ones(ops, np.bool_),
-    )
+    return Problem.plain([1] * len(reads), [1.0] * len(reads), reads)
 
 
 def skip_chain(length: int, seed: int, skip: float = 0.0) -> Problem:

@@ -36,7 +36,7 @@ class _Run:
     def __init__(self, problem: Problem, budget: int, *, stale: bool) -> None:
         self.wiring = ProblemLists(problem)
         self.budget, self.stale = budget, stale
-        self.live = int(problem.fixed[0])
+        self.live = problem.resident
         self.touched: dict[int, int] = {}  # value in memory -> step of its last use
         self.pinned: dict[int, int] = {}
         self.steps: list[int] = []

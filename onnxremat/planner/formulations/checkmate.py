@@ -90,7 +90,7 @@ class _Builder:
     def _memory(self, stage: int) -> None:
         wiring, model = self.wiring, self.model
         size, scale = wiring.size[0], self.scale
-        room = (self.budget - int(wiring.problem.fixed[0])) * scale
+        room = (self.budget - wiring.problem.resident) * scale
         change: Terms = [
             (column, size[value] * scale)
             for (t, value), column in self.retain.items()

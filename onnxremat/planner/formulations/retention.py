@@ -98,7 +98,7 @@ def _memory(
             takes.append(take)
     if len(takes) > 1:
         model.row([(take, 1.0) for take in takes], upper=1.0)
-    model.row(terms, upper=(budget - int(wiring.problem.fixed[0])) * scale)
+    model.row(terms, upper=(budget - wiring.problem.resident) * scale)
 
 
 def _carried_on(
