@@ -62,6 +62,14 @@ Measure = Annotated[
 Fresh = Annotated[bool, typer.Option("--fresh", help="Measure costs again even when cached.")]
 Seed = Annotated[int, typer.Option(help="Seed of inputs and search.")]
 TimeLimit = Annotated[float, typer.Option(min=0.1, help="Seconds for the planner.")]
+Work = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Units of work (about a millisecond each) for each call of the planner instead of "
+        "seconds: the same costs, seed and work give the same plan on any machine, however busy.",
+    ),
+]
 Gap = Annotated[
     float, typer.Option(min=0.0, help="Good enough: found minus bound, share of store-all time.")
 ]

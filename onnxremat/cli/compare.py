@@ -39,6 +39,7 @@ def command(
     dim: args.Dim = None,
     target: args.Target = "auto",
     time_limit: args.TimeLimit = 20.0,
+    work: args.Work = None,
     gap: args.Gap = 5e-5,
     solver: args.Solver = "auto",
     seed: args.Seed = 0,
@@ -63,7 +64,7 @@ def command(
     )  # fmt: skip
     with voice.working() as interrupt:
         options = PlanOptions(
-            time_limit=time_limit, gap=gap, solver=solver, seed=seed,
+            time_limit=time_limit, work=work, gap=gap, solver=solver, seed=seed,
             method=Method(most_columns=max_columns), threads=threads or processors(),
             progress=voice.planning, stop=interrupt,
         )  # fmt: skip

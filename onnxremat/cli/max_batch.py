@@ -50,6 +50,7 @@ def command(
     optimizer: training.Optimizer = "sgd",
     target: args.Target = "auto",
     time_limit: args.TimeLimit = 10.0,
+    work: args.Work = None,
     gap: args.Gap = 5e-4,
     solver: args.Solver = "auto",
     seed: args.Seed = 0,
@@ -78,7 +79,7 @@ def command(
     limit = share(max_overhead)
     with voice.working() as interrupt:
         options = PlanOptions(
-            time_limit=time_limit, gap=gap, solver=solver, seed=seed,
+            time_limit=time_limit, work=work, gap=gap, solver=solver, seed=seed,
             threads=threads or processors(), progress=voice.planning, stop=interrupt,
         )  # fmt: skip
         found = api.max_batch(

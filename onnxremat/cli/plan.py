@@ -68,6 +68,7 @@ def command(
     dim: args.Dim = None,
     target: args.Target = "auto",
     time_limit: args.TimeLimit = 60.0,
+    work: args.Work = None,
     gap: args.Gap = 5e-5,
     solver: args.Solver = "auto",
     seed: args.Seed = 0,
@@ -98,7 +99,7 @@ def command(
     )  # fmt: skip
     with voice.working() as interrupt:
         options = PlanOptions(
-            time_limit=time_limit, gap=gap, solver=solver, seed=seed, method=method,
+            time_limit=time_limit, work=work, gap=gap, solver=solver, seed=seed, method=method,
             threads=threads or processors(), progress=voice.planning, stop=interrupt,
         )  # fmt: skip
         subject = read_subject(source, settings, voice.say)

@@ -50,6 +50,7 @@ def command(
     dim: args.Dim = None,
     target: args.Target = "auto",
     time_limit: args.TimeLimit = 20.0,
+    work: args.Work = None,
     gap: args.Gap = 5e-4,
     solver: args.Solver = "auto",
     seed: args.Seed = 0,
@@ -67,7 +68,7 @@ def command(
     """
     if largest:
         max_batch.command(
-            source, _only(budgets), dim, max_overhead, target=target, time_limit=time_limit,
+            source, _only(budgets), dim, max_overhead, target=target, time_limit=time_limit, work=work,
             gap=gap, solver=solver, seed=seed, threads=threads, fixed_order=fixed_order,
             measure=measure, as_json=as_json, quiet=quiet,
         )  # fmt: skip
@@ -86,7 +87,7 @@ def command(
     )  # fmt: skip
     with voice.working() as interrupt:
         options = PlanOptions(
-            time_limit=time_limit, gap=gap, solver=solver, seed=seed, method=method,
+            time_limit=time_limit, work=work, gap=gap, solver=solver, seed=seed, method=method,
             threads=threads or processors(), progress=voice.planning, stop=interrupt,
         )  # fmt: skip
         curve = api.sweep(
