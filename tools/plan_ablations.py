@@ -73,8 +73,8 @@ ABLATIONS = (
     Ablation("splits", "cuts at second runs", _replace(Lazy, "_split", lambda *_: False)),
     Ablation("shrink", "repair by smaller budgets", _set(LAZY, shrinks=0)),
     Ablation("repair", "repair by annealing", _set(LAZY, repair=0.0)),
-    Ablation("paths", "path rows", _replace(relaxed, "BROKEN", inf)),
-    Ablation("holds", "hold rows", _replace(relaxed, "OVER", inf)),
+    Ablation("paths", "path rows", _set(relaxed.TUNING, broken=inf)),
+    Ablation("holds", "hold rows", _set(relaxed.TUNING, over=inf)),
     Ablation("rounding", "memory rows rounded to the sizes' divisor",
              _replace(cut_memory, "gcd", lambda *_: 1)),
 )  # fmt: skip

@@ -68,9 +68,9 @@ def command(
     """
     if largest:
         max_batch.command(
-            source, _only(budgets), dim, max_overhead, target=target, time_limit=time_limit, work=work,
-            gap=gap, solver=solver, seed=seed, threads=threads, fixed_order=fixed_order,
-            measure=measure, as_json=as_json, quiet=quiet,
+            source, _only(budgets), dim, max_overhead, target=target, time_limit=time_limit,
+            work=work, gap=gap, solver=solver, seed=seed, threads=threads,
+            fixed_order=fixed_order, measure=measure, as_json=as_json, quiet=quiet,
         )  # fmt: skip
         return
     if max_overhead:
