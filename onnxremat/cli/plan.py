@@ -15,8 +15,8 @@ from onnxremat.device.host import processors
 from onnxremat.errors import UsageError
 from onnxremat.graph.onnx_io import atomic, check_writable
 from onnxremat.pipeline.artifact import CPU
-from onnxremat.pipeline.batch_split import plan_best
 from onnxremat.pipeline.closed_loop import Candidate, as_given
+from onnxremat.pipeline.fission_ways import plan_within_budget
 from onnxremat.pipeline.in_session import OneSession
 from onnxremat.pipeline.model_files import (
     model_words,
@@ -75,6 +75,7 @@ def command(
     threads: args.Threads = 0,
     fixed_order: args.FixedOrder = False,
     split_batch: args.SplitBatch = "auto",
+    fission: args.Fission = "auto",
     data: args.Data = None,
     measure: args.Measure = True,
     fresh: args.Fresh = False,
@@ -96,6 +97,7 @@ def command(
     settings = Settings(
         args.parse_shapes(shape), args.parse_dims(dim), target, threads, seed, data, measure, fresh,
         fixed_order, split_batch=args.parse_split(split_batch),
+        fission=args.parse_fission(fission),
     )  # fmt: skip
     with voice.working() as interrupt:
         options = PlanOptions(
@@ -124,7 +126,7 @@ def command(
                 facts = plan_graph(subject, limit, options)
                 text = json.dumps(facts)
             else:
-                made = plan_best(subject.model, limit, options, Phases(voice.say))
+                made = plan_within_budget(subject.model, limit, options, Phases(voice.say))
                 facts, text = _facts(made), made.plan.dumps()
         interrupt.at_once = False  # there is something to keep now
         _tell(voice, facts, output, text, as_json)
