@@ -70,8 +70,8 @@ def _applies(prepared: Prepared, options: PlanOptions) -> bool:
     """Whether regions of the model may be computed in parts: an inference that can be run, and
     nobody asked for another way."""
     settings = prepared.settings
-    given = settings.fission is not None or bool(settings.split_batch) or settings.fixed_order
-    if given or options.method != AUTO or prepared.in_place:
+    given = settings.fission is not None or settings.split_batch is not None
+    if given or settings.fixed_order or options.method != AUTO or prepared.in_place:
         return False
     return prepared.feeds is not None
 
@@ -175,10 +175,13 @@ class _Fission:
         return self.prepared.weights + sum(graph.tensors[name].bytes for name in graph.outputs)
 
     def refusal(self, error: OnnxrematError, limit: int) -> OnnxrematError:
-        """What is known of plans of the whole and of parts: no proof where parts remain."""
+        """What is known of plans of the whole and of parts: no proof where parts need less."""
+        works = getattr(error, "smallest", None)
         if self.least is None or limit < self._floor():
             return error
-        works = min(self.least, getattr(error, "smallest", None) or self.least)
+        if works is not None and self.least > LEANER * works:
+            return error
+        works = self.least
         said = "the smallest budget that a plan was found for, regions in parts"
         proven = "proven" if isinstance(error, InfeasibleError) else "found"
         return NoPlanError(
