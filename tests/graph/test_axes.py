@@ -16,7 +16,9 @@ from onnxremat.ort.blocks import block_size
 from onnxremat.ort.infer import build_graph
 from onnxremat.ort.offline import optimised_for
 from onnxremat.ort.profile import Feeds, named_outputs
+from tests.conftest import ROOT
 from tests.graph.axis_cases import CASES, Case, blocked_net
+from tools.axis_table import axis_table
 
 GRAINS = (1, 2, 3, 4, 8)
 
@@ -94,6 +96,10 @@ def test_blocks_of_channels() -> None:
             spatial = {2, 3} if max(graph.tensors[op.outputs[0]].shape[2:]) > 1 else set()
             assert set(found) == {0} | spatial, op.name
             _same(graph, list(found.values()), block_size())
+
+
+def test_the_page_shows_the_table() -> None:
+    assert axis_table() in (ROOT / "docs" / "fission.md").read_text()
 
 
 def test_what_has_no_row_is_left_whole() -> None:
