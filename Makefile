@@ -73,6 +73,7 @@ $(VENV)/ready: pyproject.toml $(wildcard onnxremat/memory/*.c)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable .
 	$(BIN)/python -c "from onnxremat.planner.search import warm_up; warm_up()"
+	$(BIN)/python -c "from onnxremat.placement.kernels import warm_up; warm_up()"
 	@touch $@
 
 $(VENV)/dev: $(VENV)/ready
