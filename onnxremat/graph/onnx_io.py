@@ -361,12 +361,11 @@ def write_model(
     target = Path(path)
     external = external_files(model)
     written = []
-    own = isinstance(weights_from, WeightFolder)
-    if own or not external:
-        if inline_bytes(model) > INLINE_LIMIT:
-            written.append(_spill(model, target, weights_from))
-            own = False
-    elif weights_from and weights_from.resolve() != target.parent.resolve():
+    whole = isinstance(weights_from, WeightFolder) or not external
+    if whole and inline_bytes(model) > INLINE_LIMIT:
+        written.append(_spill(model, target, weights_from))
+        whole = False
+    elif not whole and weights_from and weights_from.resolve() != target.parent.resolve():
         renames = {
             location: target.name + (".data" if len(external) == 1 else f".{index}.data")
             for index, location in enumerate(sorted(external))
@@ -377,7 +376,7 @@ def write_model(
             written.append(target.parent / name)
         model = _relocated(model, renames)
     with atomic(target) as temporary, temporary.open("wb") as file:
-        if own and external:
+        if whole:
             write_whole(model, weights_from, file)
         else:
             file.write(model.SerializeToString())

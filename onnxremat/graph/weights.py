@@ -29,6 +29,7 @@ LIGHT = (
     16 << 20
 )  # bytes of such weights below which a model keeps them: copies cost less than files
 PAGE = 4096
+ODD = 4096  # bytes of a weight in a model's file from which its place there is chosen
 CHUNK = 8 << 20
 
 if sys.platform == "win32":
@@ -194,8 +195,9 @@ def inline_bytes(model: onnx.ModelProto) -> int:
 
 
 def write_whole(model: onnx.ModelProto, folder: Path | None, file: BinaryIO) -> None:
-    """Write a model with the weights that lie in ``folder`` in it, one at a time: the bytes that it
-    would have if it had held them."""
+    """Write a model with the weights that lie in ``folder`` in it, one at a time: what it would be
+    if it had held them. Weights that are not small begin at multiples of 64 bytes in the file, as
+    sessions want them that map it."""
     weights = model.graph.initializer
     tensors = [_around(index, tensor) for index, tensor in enumerate(weights)]
     for part in filled(model.SerializeToString(), tensors):
@@ -206,15 +208,16 @@ def write_whole(model: onnx.ModelProto, folder: Path | None, file: BinaryIO) -> 
 
 
 def _around(index: int, tensor: onnx.TensorProto) -> tuple[bytes, Filling, bytes] | None:
-    """The fields of an external weight before and behind its raw data, in the order of their
-    numbers, and how long that is."""
+    """The fields of a weight before and behind its raw data, in the order of their numbers, and
+    how long that is; None of one that stays as it is."""
     where = place(tensor)
-    if where is None:
+    length = len(tensor.raw_data) if where is None else where.length
+    if where is None and length < ODD:
         return None
     before, behind = held(tensor), held(tensor)
     for field, _ in before.ListFields():
         (before if field.number > RAW else behind).ClearField(field.name)
-    raw = Filling(index, where.length)
+    raw = Filling(index, length)
     return before.SerializeToString(), raw, behind.SerializeToString()
 
 
