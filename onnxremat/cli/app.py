@@ -99,9 +99,20 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 def _stop(number: int, frame: FrameType | None) -> None:
     """Not KeyboardInterrupt, which typer would answer for us, and without a word."""
+    if _loading(frame):
+        _leave(number, frame)
     if not WATCH.leaving:
         WATCH.leaving = True
         raise StoppedError("interrupted")
+
+
+def _loading(frame: FrameType | None) -> bool:
+    """Whether a module is being imported: an error raised there may surface as any other."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _report(error: OnnxrematError) -> None:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from onnxremat.cli.console import Voice
 from onnxremat.errors import UsageError
-from onnxremat.graph.onnx_io import check_writable
-from onnxremat.pipeline.artifact import Check
 from onnxremat.planner.options import (
     FORMULATIONS,
     MOST_COLUMNS,
     PLANNERS,
 )
 from onnxremat.report.suffix import check_suffix
+
+if TYPE_CHECKING:
+    from onnxremat.pipeline.artifact import Check
 
 Model = Annotated[Path, typer.Argument(help="ONNX model.", show_default=False)]
 Budget = Annotated[
@@ -149,6 +150,8 @@ def check_drawings(plot: Path | None, trace: Path | None) -> None:
     Raises:
         UsageError: unknown suffix, or not writable.
     """
+    from onnxremat.graph.onnx_io import check_writable
+
     for path, accepted in ((plot, PLOTS), (trace, (".json",))):
         if path is not None:
             check_suffix(path, accepted)

@@ -9,10 +9,6 @@ import typer
 
 from onnxremat.cli import args
 from onnxremat.cli.console import Voice
-from onnxremat.pipeline.bench import bench_files
-from onnxremat.pipeline.prepare import Settings
-
-NAME = "bench"
 
 
 def command(
@@ -29,6 +25,8 @@ def command(
     """Time models in turn; medians and ratios to the first. Planned models run as planned,
     others under default options. One model planned for several devices alone: against each of
     them."""
+    from onnxremat.pipeline.bench import bench_files
+    from onnxremat.pipeline.prepare import Settings
     from onnxremat.report.tables import bench_table
 
     voice = Voice(as_json, quiet)

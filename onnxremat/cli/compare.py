@@ -7,16 +7,11 @@ from typing import Annotated
 
 import typer
 
-from onnxremat import api
 from onnxremat.cli import args
 from onnxremat.cli.console import Voice
 from onnxremat.device.host import processors
 from onnxremat.errors import OnnxrematError, StoppedError
-from onnxremat.pipeline.prepare import Settings
 from onnxremat.planner.options import Method, PlanOptions
-from onnxremat.studies.planners import STANDARD
-
-NAME = "compare"
 
 
 def command(
@@ -55,7 +50,10 @@ def command(
     Nothing is rewritten: these are the planner's numbers. --time-limit holds for each planner. A
     published rule that beats ours by more than the gap is reported as a defect, exit code 1.
     """
+    from onnxremat import api
+    from onnxremat.pipeline.prepare import Settings
     from onnxremat.report.standings import standings_table
+    from onnxremat.studies.planners import STANDARD
 
     voice = Voice(as_json, quiet)
     settings = Settings(

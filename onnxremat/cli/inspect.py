@@ -7,15 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from onnxremat import api
 from onnxremat.cli import args
 from onnxremat.cli.console import Voice, percent, size
-from onnxremat.graph.onnx_io import read_model
-from onnxremat.ort.offline import weight_bytes
-from onnxremat.rewrite.emit import metadata
-from onnxremat.session.load import options_of, snippets
-
-NAME = "inspect"
 
 
 def command(
@@ -27,6 +20,8 @@ def command(
     quiet: args.Quiet = False,
 ) -> None:
     """Show what a model or plan holds; ready-to-paste code for planned models."""
+    from onnxremat import api
+
     voice = Voice(as_json, quiet)
     if source.suffix == ".json":
         plan = api.read_plan(source)
@@ -71,6 +66,11 @@ def _plan(plan: Any) -> dict[str, Any]:
 
 
 def _model(source: Any) -> dict[str, Any]:
+    from onnxremat.graph.onnx_io import read_model
+    from onnxremat.ort.offline import weight_bytes
+    from onnxremat.rewrite.emit import metadata
+    from onnxremat.session.load import options_of, snippets
+
     model = read_model(source)
     constants = {t.name for t in model.graph.initializer}
     facts: dict[str, Any] = {

@@ -4,27 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onnxremat import api
 from onnxremat.cli import args, training
 from onnxremat.cli.console import Voice
 from onnxremat.device.host import processors
-from onnxremat.device.machine import Machine
 from onnxremat.errors import UsageError
-from onnxremat.grad import Settings as Training
-from onnxremat.graph.onnx_io import check_writable
-from onnxremat.pipeline.model_files import model_words
-from onnxremat.pipeline.over_devices import OverDevices
-from onnxremat.pipeline.phases import WRITE, Phases
-from onnxremat.pipeline.prepare import Settings
-from onnxremat.planner.export import SUFFIXES
 from onnxremat.planner.options import Method, PlanOptions
 from onnxremat.report.suffix import check_suffix
 
-NAME = "optimize"
+if TYPE_CHECKING:
+    from onnxremat import api
+    from onnxremat.device.machine import Machine
+    from onnxremat.pipeline.phases import Phases
 
 
 def command(
@@ -100,6 +94,14 @@ def command(
     quiet: args.Quiet = False,
 ) -> None:
     """Make a model keep a memory budget: IN.onnx OUT.onnx --budget 2GiB."""
+    from onnxremat import api
+    from onnxremat.grad import Settings as Training
+    from onnxremat.graph.onnx_io import check_writable
+    from onnxremat.pipeline.model_files import model_words
+    from onnxremat.pipeline.phases import WRITE, Phases
+    from onnxremat.pipeline.prepare import Settings
+    from onnxremat.planner.export import SUFFIXES
+
     voice = Voice(as_json, quiet)
     out = _one_output(target_file, output)
     asked = context.get_parameter_source("budget")
@@ -158,6 +160,8 @@ def _one_output(first: Path | None, second: Path | None) -> Path | None:
 
 
 def _check_output(source: Path, out: Path | None, dry_run: bool) -> None:
+    from onnxremat import api
+
     if out is None:
         if not dry_run:
             raise UsageError("no output file given", hint="onnxremat optimize IN.onnx OUT.onnx")
@@ -168,6 +172,8 @@ def _check_output(source: Path, out: Path | None, dry_run: bool) -> None:
 def _tell(voice: Voice, result: api.OptimizeResult, log: Phases | None) -> None:
     """The table, what was verified over devices, notes; what is recomputed and the phases where
     more was asked for."""
+    from onnxremat.pipeline.over_devices import OverDevices
+
     voice.table(result.table())
     if isinstance(result.candidate.artifact, OverDevices):
         args.tell_checks(voice, result.checks)

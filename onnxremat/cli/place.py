@@ -21,8 +21,6 @@ from onnxremat.placement.splits import read_split, write_split
 from onnxremat.report.placements import findings_lines, placement_table
 from onnxremat.units import parse_bytes
 
-NAME = "place"
-
 
 def command(
     source: Annotated[Path, typer.Argument(help="Placement graph (.json).", show_default=False)],

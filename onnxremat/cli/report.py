@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from onnxremat import api
 from onnxremat.cli import args
 from onnxremat.cli.console import Voice
 from onnxremat.errors import UsageError
-from onnxremat.pipeline.planned import Planned, plan_of_model, read_planned
 
-NAME = "report"
+if TYPE_CHECKING:
+    from onnxremat.pipeline.planned import Planned
 
 
 def command(
@@ -63,6 +62,9 @@ def _read(source: Path, model: Path | None) -> Planned:
     """Raises:
     UsageError: no plan, or a plan by itself without its model.
     """
+    from onnxremat import api
+    from onnxremat.pipeline.planned import plan_of_model, read_planned
+
     if source.suffix != ".json":
         if model:
             raise UsageError("--model is for a plan.json", hint=f"onnxremat report {source}")

@@ -18,8 +18,6 @@ from onnxremat.workers.pipeline import Pipeline
 if TYPE_CHECKING:  # compiled loops, loaded when they are needed
     from onnxremat.workers.replay import Replay
 
-NAME = "simulate"
-
 
 def command(
     stages: Annotated[
