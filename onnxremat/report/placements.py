@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from math import inf
+from typing import Any, Protocol
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -38,7 +39,10 @@ def lines(facts: Mapping[str, Any]) -> list[str]:
             f"{facts['seconds']:.2f} s"
         )
     else:
-        found.append(f"max load {facts['value']:.9g}, two maxima {facts['two_maxima']:.9g}")
+        found.append(
+            f"max-load {facts['max_load']:.9g}, two maxima {facts['two_maxima']:.9g}"
+            + (f", latency {facts['latency']:.9g}" if "latency" in facts else "")
+        )
     found += [str(note) for note in facts.get("notes", ())]
     return found
 
@@ -57,3 +61,41 @@ def findings_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         f"{', '.join(row['passes']) or 'no released program'})"
         for row in rows
     ]
+
+
+class Placed(Protocol):
+    """One method's answer; see :class:`onnxremat.studies.placements.Placed`."""
+
+    @property
+    def objective(self) -> str: ...
+    @property
+    def asks(self) -> str: ...
+    @property
+    def method(self) -> str: ...
+    @property
+    def value(self) -> float: ...
+    @property
+    def bound(self) -> float: ...
+    @property
+    def status(self) -> str: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def breaks(self) -> tuple[str, ...]: ...
+    @property
+    def why(self) -> str: ...
+
+
+def methods_table(rows: Sequence[Placed]) -> RenderableType:
+    """Methods side by side, by what they were asked."""
+    table = plain_table()
+    for name in ("objective", "placements", "method", "value", "bound", "status", "seconds"):
+        table.add_column(name, justify="right" if name in ("value", "bound", "seconds") else "left")
+    table.add_column("breaks, or why not")
+    for row in rows:
+        table.add_row(
+            row.objective, row.asks, row.method, f"{row.value:.6g}" if row.value < inf else "-",
+            f"{row.bound:.6g}" if row.bound else "-", row.status, f"{row.seconds:.2f}",
+            row.why or ", ".join(row.breaks),
+        )  # fmt: skip
+    return table
