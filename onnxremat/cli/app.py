@@ -59,7 +59,23 @@ def _code() -> int:
     except OSError as error:  # a full disk, a path no file system takes
         sys.stderr.write(f"error: {error.strerror or error}: {error.filename or ''}\n")
         return 1
+    except Exception as error:
+        _report(_unexpected(error))
+        return 1
     return 0
+
+
+def _unexpected(error: Exception) -> OnnxrematError:
+    """A mistake of ours, in one message."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    said = str(error).splitlines()[0][:200] if str(error) else ""
+    return OnnxrematError(
+        "onnxremat made a mistake",
+        where=f"{os.path.basename(place.filename)}:{place.lineno}",  # noqa: PTH119
+        why=f"{type(error).__name__}: {said}",
+        hint="please report this with the model, or what makes it, and the traceback that "
+        "ONNXREMAT_DEBUG=1 shows",
+    )
 
 
 def _show_warnings() -> None:

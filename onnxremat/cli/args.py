@@ -20,6 +20,14 @@ from onnxremat.report.suffix import check_suffix
 if TYPE_CHECKING:
     from onnxremat.pipeline.artifact import Check
 
+ModelOrGraph = Annotated[
+    Path,
+    typer.Argument(
+        metavar="SOURCE",
+        help="ONNX model, or graph file of a planner study (.json: nodes with sizes and costs).",
+        show_default=False,
+    ),
+]
 Model = Annotated[Path, typer.Argument(help="ONNX model.", show_default=False)]
 Budget = Annotated[
     str,
@@ -131,7 +139,13 @@ Objective = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 Verbose = Annotated[
-    int, typer.Option("--verbose", "-v", count=True, help="Say more (-vv: tracebacks).")
+    int,
+    typer.Option(
+        "--verbose",
+        "-v",
+        count=True,
+        help="Say more: recomputed ops; seconds by phase, also of a refusal (-vv: tracebacks).",
+    ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")]
 Plot = Annotated[

@@ -15,7 +15,7 @@ from onnxremat.planner.options import Method, PlanOptions
 
 
 def command(
-    source: args.Model,
+    source: args.ModelOrGraph,
     budgets: Annotated[
         list[str] | None,
         typer.Option("--budget", "-b", help="Budget (repeatable); 0.6x without any."),
@@ -48,7 +48,8 @@ def command(
     """Plan a model or a graph file with every planner: overhead, peak, time, bound.
 
     Nothing is rewritten: these are the planner's numbers. --time-limit holds for each planner. A
-    published rule that beats ours by more than the gap is reported as a defect, exit code 1.
+    published rule that beats ours by more than the gap is reported as a defect, exit code 1. Where
+    no planner has a plan the exit code is 3 (proven: there is none) or 4.
     """
     from onnxremat import api
     from onnxremat.pipeline.prepare import Settings
@@ -83,6 +84,8 @@ def command(
                 "defects": found.defects,
             }
         )
+    if not interrupt.asked:
+        found.require_a_plan()
     if found.defects and not interrupt.asked:
         raise OnnxrematError(
             "a published rule beats our planner, which is a defect",

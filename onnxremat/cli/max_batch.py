@@ -30,7 +30,7 @@ FileBatch = Annotated[
 
 
 def command(
-    source: args.Model,
+    source: args.ModelOrGraph,
     budget: Annotated[
         str, typer.Option("--budget", "-b", help="2GiB, bytes, or 60% (of this machine's memory).")
     ],

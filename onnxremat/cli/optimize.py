@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +12,7 @@ import typer
 from onnxremat.cli import args, training
 from onnxremat.cli.console import Voice
 from onnxremat.device.host import processors
-from onnxremat.errors import UsageError
+from onnxremat.errors import OnnxrematError, UsageError
 from onnxremat.planner.options import Method, PlanOptions
 from onnxremat.report.suffix import check_suffix
 
@@ -128,7 +129,7 @@ def command(
         fixed_order, made, args.parse_split(split_batch),
     )  # fmt: skip
     log = Phases(voice.say)
-    with voice.working() as interrupt:
+    with voice.working() as interrupt, _phases_told(voice, log if verbose else None):
         options = PlanOptions(
             time_limit=time_limit, work=work, gap=gap, solver=solver, seed=seed, method=method,
             threads=threads or processors(), progress=voice.planning, stop=interrupt,
@@ -167,6 +168,19 @@ def _check_output(source: Path, out: Path | None, dry_run: bool) -> None:
             raise UsageError("no output file given", hint="onnxremat optimize IN.onnx OUT.onnx")
         return
     api.check_paths(source, out)
+
+
+@contextmanager
+def _phases_told(voice: Voice, log: Phases | None) -> Iterator[None]:
+    """Where the time of a refusal went, for those who ask."""
+    try:
+        yield
+    except OnnxrematError:
+        if log is not None:
+            from onnxremat.report.tables import phases_table
+
+            voice.aside(phases_table(log.seconds))
+        raise
 
 
 def _tell(voice: Voice, result: api.OptimizeResult, log: Phases | None) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def command(
-    source: args.Model,
+    source: args.ModelOrGraph,
     budget: args.Budget = "0.6x",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the plan as JSON.")
@@ -81,7 +81,7 @@ def command(
 
     voice = Voice(as_json, quiet)
     method = Method(planner, formulation, warm_start, max_columns)
-    elsewhere = _elsewhere(write_model, read_solution, planner, formulation, cut)
+    elsewhere = _elsewhere(write_model, read_solution, planner, formulation, cut, output)
     limit = one_budget(budget)
     for path in (output, write_model):
         if path:
@@ -134,12 +134,18 @@ class _Elsewhere:
 
 
 def _elsewhere(
-    write: Path | None, read: Path | None, planner: str, formulation: str, cuts: list[int] | None
+    write: Path | None,
+    read: Path | None,
+    planner: str,
+    formulation: str,
+    cuts: list[int] | None,
+    output: Path | None,
 ) -> _Elsewhere | None:
     """Raises:
     UsageError: options that do not go together, or an unknown suffix.
     """
-    from onnxremat.pipeline.model_files import no_model
+    from onnxremat.graph.onnx_io import missing_file
+    from onnxremat.pipeline.model_files import SOLUTION, no_model
     from onnxremat.planner.export import SUFFIXES
 
     if write is None and read is None:
@@ -150,10 +156,16 @@ def _elsewhere(
         raise UsageError("--write-model and --read-solution are two steps", hint="one at a time")
     if planner != "auto":
         raise no_model(planner)
+    if write is not None and output is not None:
+        raise UsageError(
+            f"--write-model stops before there is a plan: nothing to write to {output}",
+            hint="leave --output out; once the model is solved: --read-solution F.sol --output "
+            f"{output}",
+        )
     if write is not None:
         check_suffix(write, SUFFIXES)
     if read is not None and not read.is_file():
-        raise UsageError(f"no such file: {read}")
+        raise missing_file(read, ".sol", make=SOLUTION)
     return _Elsewhere(formulation or "cuts", write, read, tuple(cuts or ()))
 
 

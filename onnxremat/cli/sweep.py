@@ -23,7 +23,7 @@ TABLES = (".json", ".csv")
 
 
 def command(
-    source: args.Model,
+    source: args.ModelOrGraph,
     budgets: Annotated[
         list[str] | None, typer.Option("--budget", "-b", help="Budget (repeatable).")
     ] = None,

@@ -10,10 +10,12 @@ from typing import Any
 
 from onnxremat.device.machine import Machine
 from onnxremat.errors import UsageError
+from onnxremat.graph.onnx_io import missing_file
 from onnxremat.pipeline.batch_split import plan_best
 from onnxremat.pipeline.closed_loop import Candidate
 from onnxremat.pipeline.device_ways import Costs, During, Trials, given, measured_on, quickest
 from onnxremat.pipeline.model_files import (
+    SOLUTION,
     read_device_formulation,
     write_device_formulation,
     write_prepared,
@@ -75,7 +77,7 @@ class Request:
                 hint="one of " + ", ".join(("auto", *OBJECTIVES)),
             )
         if self.read_solution is not None and not self.read_solution.is_file():
-            raise UsageError(f"no such file: {self.read_solution}")
+            raise missing_file(self.read_solution, ".sol", make=SOLUTION)
         if self.machine is None:
             self._check_for_one()
         else:

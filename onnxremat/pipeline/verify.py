@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from onnxremat.pipeline.over_devices import OverDevices
 from onnxremat.pipeline.prepare import Settings, Source
 from onnxremat.pipeline.reference import Reference
 from onnxremat.pipeline.unchanged import Unchanged, as_loaded
-from onnxremat.rewrite.emit import Rewritten, metadata, unpack
+from onnxremat.rewrite.emit import Rewritten, figures, metadata, unpack
 from onnxremat.session.compare import Difference, compare
 from onnxremat.session.load import options_of
 from onnxremat.session.repeats import RUNS, repeats, why
@@ -147,7 +146,7 @@ class _Written:
         """
         model, folder = read_light(path)
         about = metadata(model)
-        facts = json.loads(about.get("facts", "{}"))
+        facts = figures(about)
         if "devices" in about:
             made = read_deployment(path)
             return cls(OverDevices(made), made.limits, facts)

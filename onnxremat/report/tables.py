@@ -90,7 +90,9 @@ def bench_table(timings: Sequence[Timing]) -> RenderableType:
     for name in ("time", "ratio", "spread"):
         table.add_column(name, justify="right", no_wrap=True)
     for index, timing in enumerate(timings):
-        spread = f"+/- {timing.spread:.3f}" if index else ""
+        # Half of the rounds lie within; of a handful that says nothing.
+        known = index and timing.rounds >= 8 and timing.ratio > 0
+        spread = f"+/- {timing.spread / timing.ratio:.1%}" if known else ""
         table.add_row(
             Text(timing.name), format_seconds(timing.seconds), f"{timing.ratio:.3f}", spread
         )

@@ -12,7 +12,7 @@ from onnx import helper
 from onnxremat.errors import UsageError
 from onnxremat.grad.evaluation import loss_for, prediction_graph, score_graph
 from onnxremat.grad.losses import Loss
-from onnxremat.graph.onnx_io import inline_functions
+from onnxremat.graph.functions import inline_functions
 from onnxremat.ort.binding import BoundSession
 from onnxremat.ort.infer import bind
 from onnxremat.ort.session import Options, open_session, session_options
