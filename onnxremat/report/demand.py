@@ -28,7 +28,8 @@ from onnxremat.report.holders import Holder, Holders
 from onnxremat.schedule.simulate import Rules, Timeline, simulate
 from onnxremat.units import format_bytes
 
-ORDER_SECONDS = 0.5  # for another order
+ORDER_SECONDS = 0.2  # for another order
+LEANER = 0.98  # share of the base order's peak at which another order is the one to start from
 SMALL = 600  # ops up to which holding no forward value at all is tried: its sequence is quadratic
 UNLIMITED = 1 << 62
 HELD = 8  # values listed at the peak
@@ -188,12 +189,13 @@ def recomputing(subject: Subject) -> Way:
 
 
 def _checkpointed(subject: Subject, budget: int) -> list[Solution]:
-    """What the checkpoint rules of a moment make of a budget, in both orders."""
-    rules = [articulation, chen_sqrt, *([recompute_all] if subject.problem.ops <= SMALL else [])]
-    problems = [subject.problem]
-    if subject.order.order != subject.problem.store_all():
-        problems.append(renumbered(subject.problem, subject.order.order))
-    return [rule(problem, budget) for problem in problems for rule in rules]
+    """What the checkpoint rules of a moment make of a budget, in the order of least peak where
+    that is clearly another one."""
+    problem, order = subject.problem, subject.order
+    if order.peak <= LEANER * peak(problem, problem.store_all()):
+        problem = renumbered(problem, order.order)
+    rules = [articulation, chen_sqrt, *([recompute_all] if problem.ops <= SMALL else [])]
+    return [rule(problem, budget) for rule in rules]
 
 
 def _lean(found: Solution) -> tuple[bool, int, float]:

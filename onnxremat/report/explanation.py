@@ -220,6 +220,4 @@ def _ways(worst: Peak, found: Sequence[Way]) -> Table:
 
 def _commands(found: Sequence[tuple[str, str]]) -> Text:
     width = max(len(command) for command, _ in found)
-    return Text(
-        "\n".join(f"{command:{width}s}   # {what}" for command, what in found), no_wrap=True
-    )
+    return Text("\n".join(f"{command:{width}s}   # {what}" for command, what in found))

@@ -83,6 +83,7 @@ class Holders:
         ops = self.graph.ops
         place = bisect_right(buffer.written, (step, chr(0x10FFFF))) - 1
         made, tensor = buffer.written[place]
-        later = dict.fromkeys(ops[at].name for at, _ in buffer.read if at >= step)
+        begin = step + (made == step)  # what it was made from in place has been read
+        later = dict.fromkeys(ops[at].name for at, _ in buffer.read if at >= begin)
         shape = self.graph.tensors[tensor].shape
         return Holder(tensor, buffer.bytes, shape, buffer.kind, ops[made].name, tuple(later))
