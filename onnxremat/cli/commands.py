@@ -12,6 +12,7 @@ from onnxremat import __version__
 
 # Command to the first paragraph of its help. The module has the command's name.
 COMMANDS = {
+    "explain": "Say what a model needs, when and why, and the smallest budgets, without planning.",
     "optimize": "Make a model keep a memory budget: IN.onnx OUT.onnx --budget 2GiB.",
     "differentiate": "Make one training step of a model, in standard ONNX operators.",
     "train": "Train: epochs over data, validation, checkpoints, export. Ctrl-C stops after a "
