@@ -16,6 +16,18 @@ from onnxremat.rewrite.emit import metadata
 from onnxremat.session.load import options_of, snippets
 
 NAME = "inspect"
+OF_SESSIONS = (
+    "budget_bytes",
+    "overhead_planned",
+    "bound",
+    "gap",
+    "bound_any_order",
+    "bound_staged",
+)
+OF_PIPELINES = (
+    "objective", "in_flight", "samples_per_second_predicted", "loads_seconds", "max_load_seconds",
+    "bound_seconds", "gap",
+)  # fmt: skip
 
 
 def command(
@@ -90,6 +102,9 @@ def _model(source: Any) -> dict[str, Any]:
         options = options_of(model)
         facts |= _plan(unpack(planned["plan"]))
         facts["options"] = options.to_json()
-        facts["facts"] = json.loads(planned.get("facts", "{}"))
+        facts["facts"] = told = json.loads(planned.get("facts", "{}"))
+        if told.get("in_flight"):
+            facts = {key: value for key, value in facts.items() if key not in OF_SESSIONS}
+            facts |= {key: told[key] for key in OF_PIPELINES}
         facts["snippets"] = snippets(str(source), options)
     return facts
