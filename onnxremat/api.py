@@ -10,6 +10,7 @@ compare    in.onnx + budgets -> every planner side by side
 max_batch  in.onnx + budget -> the largest batch that fits
 load       result -> a ready onnxruntime session
 load_devices   result for several devices -> ready to run
+load_pipeline  the same for throughput -> ready to take one sample after the other
 export, check_export   PyTorch module -> a file that can be trained, and whether it can
 """
 
@@ -29,6 +30,7 @@ from onnxremat.device.machine import Machine
 from onnxremat.errors import UsageError
 from onnxremat.execute.deployment import read_deployment
 from onnxremat.execute.executor import Executor
+from onnxremat.execute.pipelined import Pipeline
 from onnxremat.exporting.check import check_export
 from onnxremat.exporting.write import export
 from onnxremat.grad import Settings as Training
@@ -80,6 +82,7 @@ __all__ = [
     "export",
     "load",
     "load_devices",
+    "load_pipeline",
     "max_batch",
     "optimize",
     "optimize_devices",
@@ -138,6 +141,7 @@ def optimize(
     options: PlanOptions | None = None,
     pins: Sequence[tuple[str, str]] = (),
     objective: str = "auto",
+    in_flight: int | None = None,
     bench_seconds: float = 6.0,
     write_model: str | os.PathLike[str] | None = None,
     read_solution: str | os.PathLike[str] | None = None,
@@ -155,8 +159,10 @@ def optimize(
         settings: shapes, target, threads, and whether to measure.
         options: how to search.
         pins: with ``devices``: (pattern of op names or types, device).
-        objective: with ``devices``: ``time`` of all runs and copies, ``makespan`` side by side, or
-            ``auto``.
+        objective: with ``devices``: ``time`` of all runs and copies, ``makespan`` side by side,
+            ``throughput`` of samples one after the other (see :func:`load_pipeline`), or ``auto``.
+        in_flight: for the throughput: samples inside at most; None for as many as are of use and
+            fit.
         bench_seconds: time to spend on timing the result, 0 for none.
         write_model: write the formulation (of ``options``, else ``cuts``) as ``.mps`` or ``.lp``
             before it is solved.
@@ -174,6 +180,7 @@ def optimize(
     request = Request(
         budget, machine, options or PlanOptions(), pins, objective, bench_seconds,
         Path(write_model) if write_model else None, Path(read_solution) if read_solution else None,
+        in_flight=in_flight,
     )  # fmt: skip
     log = Phases.of(say)
     settings = settings or Settings()
@@ -401,6 +408,31 @@ def load_devices(
         MissingComponentError: a device's provider is not here.
     """
     return read_deployment(path).executor(state, overlap)
+
+
+def load_pipeline(path: str | os.PathLike[str], *, in_flight: int | None = None) -> Pipeline:
+    """Ready to take one sample after the other, devices working on different ones::
+
+        with onnxremat.load_pipeline("out.onnx") as pipeline:
+            for outputs in pipeline.map(samples):  # each {name: array}
+                ...
+
+    Args:
+        in_flight: samples inside at most; what the file was planned for when None.
+
+    Raises:
+        UsageError: the file carries no plan over several devices, was not planned for throughput
+            and ``in_flight`` is None, or holds a training step.
+        UnsupportedError: a sample would come back to a device that it has left.
+        MissingComponentError: a device's provider is not here.
+    """
+    made = read_deployment(path)
+    if not made.in_flight and in_flight is None:
+        raise UsageError(
+            f"{path} was not planned for samples in flight",
+            hint="optimize IN OUT --devices M --objective throughput; or give in_flight",
+        )
+    return made.pipeline(in_flight)
 
 
 def no_drawings() -> UsageError:

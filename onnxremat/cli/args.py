@@ -134,7 +134,17 @@ Pin = Annotated[
 Objective = Annotated[
     str,
     typer.Option(
-        help="With --devices: time (of all runs and copies), makespan (devices side by side), auto."
+        help="With --devices: time (of all runs and copies), makespan (devices side by side), "
+        "throughput (a pipeline: devices work on different samples), auto."
+    ),
+]
+InFlight = Annotated[
+    int | None,
+    typer.Option(
+        "--in-flight",
+        min=1,
+        help="With --objective throughput: samples inside the pipeline at most; without it as many "
+        "as are of use and fit.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]

@@ -13,6 +13,18 @@ if TYPE_CHECKING:
     import onnx
 
 MOST = 12  # inputs, and outputs, that are shown to people
+OF_SESSIONS = (
+    "budget_bytes",
+    "overhead_planned",
+    "bound",
+    "gap",
+    "bound_any_order",
+    "bound_staged",
+)
+OF_PIPELINES = (
+    "objective", "in_flight", "samples_per_second_predicted", "loads_seconds", "max_load_seconds",
+    "bound_seconds", "gap",
+)  # fmt: skip
 
 
 def command(
@@ -121,6 +133,9 @@ def _model(source: Any) -> dict[str, Any]:
         options = options_of(model)
         facts |= _plan(unpack(planned["plan"]))
         facts["options"] = options.to_json()
-        facts["facts"] = figures(planned)
+        facts["facts"] = told = figures(planned)
+        if told.get("in_flight"):
+            facts = {key: value for key, value in facts.items() if key not in OF_SESSIONS}
+            facts |= {key: told[key] for key in OF_PIPELINES}
         facts["snippets"] = snippets(str(source), options)
     return facts

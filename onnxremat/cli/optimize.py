@@ -51,6 +51,7 @@ def command(
     devices: args.Devices = None,
     pin: args.Pin = None,
     objective: args.Objective = "auto",
+    in_flight: args.InFlight = None,
     train: Annotated[
         bool, typer.Option("--train", help="Make a training step of the model first.")
     ] = False,
@@ -136,7 +137,8 @@ def command(
         )  # fmt: skip
         result = api.optimize(
             source, budget=budget, devices=devices, settings=settings, options=options,
-            pins=args.parse_pins(pin), objective=objective, bench_seconds=bench_seconds,
+            pins=args.parse_pins(pin), objective=objective, in_flight=in_flight,
+            bench_seconds=bench_seconds,
             write_model=write_model, read_solution=read_solution, say=log,
         )  # fmt: skip
         written: list[Path] = []

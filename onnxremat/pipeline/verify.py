@@ -18,6 +18,7 @@ from onnxremat.ort.session import DEFAULT, open_session, session_options
 from onnxremat.pipeline.artifact import CPU, NEAR, Artifact, Check, Kind, Measured
 from onnxremat.pipeline.in_session import InOneSession
 from onnxremat.pipeline.over_devices import OverDevices
+from onnxremat.pipeline.pipelined import as_artifact
 from onnxremat.pipeline.prepare import Settings, Source
 from onnxremat.pipeline.reference import Reference
 from onnxremat.pipeline.unchanged import Unchanged, as_loaded
@@ -124,7 +125,7 @@ def verify_deployment(made: Deployment, feeds: Feeds) -> Verification:
     Raises:
         MissingComponentError, ModelError: it cannot be run.
     """
-    artifact = OverDevices(made)
+    artifact = as_artifact(made)
     run = artifact.measure(feeds)
     checks = (*run.checks, *bytes_checks(artifact.predict(), run, made.limits))
     return Verification(checks, run, {}, {})
@@ -149,7 +150,7 @@ class _Written:
         facts = figures(about)
         if "devices" in about:
             made = read_deployment(path)
-            return cls(OverDevices(made), made.limits, facts)
+            return cls(as_artifact(made), made.limits, facts)
         options = replace(options_of(model, str(path)), threads=threads)
         plan = unpack(about["plan"])
         kind = Unchanged if options.fuses else InOneSession  # written as it was, or planned
