@@ -28,8 +28,8 @@ COMMANDS = {
     "planned, others under default options. One model planned for several devices alone: against "
     "each of them.",
     "inspect": "Show what a model or plan holds; ready-to-paste code for planned models.",
-    "report": "Report on a planned model: figures; with --matrices every timestep, as XEngine "
-    "shows them.",
+    "report": "Report on a planned model: figures; with -o report.html a page that explains the "
+    "plan; with --matrices every timestep, as XEngine shows them.",
     "sweep": "Plan at several budgets, of a model or a graph file: overhead and bound against "
     "memory.",
     "compare": "Plan a model or a graph file with every planner: overhead, peak, time, bound.",

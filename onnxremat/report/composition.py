@@ -28,6 +28,16 @@ class Kind(Enum):
     SCRATCH = "operator scratch"
 
 
+COLOURS = {
+    Kind.WEIGHTS: "#2f2f2f",
+    Kind.OUTPUTS: "#cc79a7",
+    Kind.KEPT: "#1b7fbf",
+    Kind.PASSING: "#a6d3ee",
+    Kind.RECOMPUTED: "#e69f00",
+    Kind.SCRATCH: "#f7efb2",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Held:
     """A buffer held at some step.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from onnxremat.graph.ir import Graph
 from onnxremat.report.composition import Kind, kinds_of
+from onnxremat.rewrite.pins import is_added
 from onnxremat.schedule.simulate import Rules, Timeline, assign_buffers
 
 
@@ -17,7 +18,7 @@ class Buffer:
     Attributes:
         first, last: steps between which it is held, both included.
         written: (step, tensor) of every value in it, in order.
-        read: (step, tensor) of every reading of one.
+        read: (step, tensor) of every reading of one, by ops that compute.
     """
 
     bytes: int
@@ -62,7 +63,7 @@ class Holders:
         written: dict[str, list[tuple[int, str]]] = {}
         read: dict[str, list[tuple[int, str]]] = {}
         for step, op in enumerate(graph.ops):
-            for name in op.reads:
+            for name in () if is_added(op.name) else op.reads:
                 read.setdefault(home[name], []).append((step, name))
             for name in op.writes:
                 written.setdefault(home[name], []).append((step, name))

@@ -67,3 +67,24 @@ def test_what_is_wrong_is_refused(
     cli: Command, chain: Path, arguments: tuple[str, ...], words: str
 ) -> None:
     cli("explain", *(chain if a == "CHAIN" else a for a in arguments)).assert_refused(2, words)
+
+
+def test_a_page_is_written_of_a_model_and_of_a_plan(
+    cli: Command, chain: Path, folder: Path
+) -> None:
+    budget = ("--budget", "0.7x", "--no-measure", "--work", "300", "--quiet", "--target", "none")
+    assert cli("optimize", chain, "out.onnx", *budget).code == 0
+    said = cli("report", "out.onnx", "-o", "page.html", "--quiet")
+    assert said.code == 0, said.err
+    assert "where the memory goes" in Path("page.html").read_text()
+    assert cli("plan", chain, "-o", "plan.json", *budget).code == 0
+    said = cli("report", "plan.json", "--model", chain, "-o", "plan.html", "--quiet")
+    assert said.code == 0, said.err
+    assert "nothing was measured" in Path("plan.html").read_text()
+
+
+def test_a_page_that_cannot_be_written_is_refused(cli: Command, chain: Path, folder: Path) -> None:
+    cli("report", chain, "-o", "page.pdf").assert_refused(2, ".html")
+    cli("report", chain, "-o", "no/page.html").assert_refused(2, "folder")
+    cli("report", chain, "-o", "page.html").assert_refused(2, "carries no plan")
+    assert listing() == []
