@@ -19,7 +19,8 @@ COMMANDS = {
     "checkpoint.",
     "profile": "Measure seconds and bytes of every op on this machine.",
     "plan": "Decide what to store and what to recompute; write plan.json, for apply.",
-    "place": "Place a graph on accelerators and CPUs: value, bound, and what each device is charged.",
+    "place": "Place a graph on accelerators and CPUs: value, bound, and what each device is "
+    "charged.",
     "apply": "Rewrite a model by a plan made earlier.",
     "verify": "Run both models: same outputs, planned order, predicted and measured peak, budget; "
     "over several devices also placement, and the bytes of each.",

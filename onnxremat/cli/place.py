@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from onnxremat.cli import args
 from onnxremat.cli.console import Voice
 from onnxremat.errors import NoPlanError, UsageError, VerificationError
-from onnxremat.graph.onnx_io import check_writable
-from onnxremat.placement.answer import Answer, Work
-from onnxremat.placement.calls import Timing, compute_latency, forward_only, time_calls
-from onnxremat.placement.graph import PlacementGraph, check
-from onnxremat.placement.graph_files import read_graph
-from onnxremat.placement.judge import Finding, judge
-from onnxremat.placement.methods import LATENCY, THROUGHPUT, Ask, solve
-from onnxremat.placement.shown import answer_facts, timing_facts, verdict_facts
-from onnxremat.placement.splits import Split, read_split, write_split
-from onnxremat.report.placements import findings_lines, placement_table
 from onnxremat.units import parse_bytes
+
+if TYPE_CHECKING:
+    from onnxremat.placement.answer import Answer
+    from onnxremat.placement.calls import Timing
+    from onnxremat.placement.graph import PlacementGraph
+    from onnxremat.placement.methods import Ask
+    from onnxremat.placement.splits import Split
 
 
 def command(
@@ -42,7 +39,7 @@ def command(
             help="throughput (the largest load is least), two-maxima (the largest forward plus the "
             "largest backward time) or latency (of one sample)."
         ),
-    ] = THROUGHPUT,
+    ] = "throughput",
     contiguous: Annotated[
         bool,
         typer.Option(
@@ -75,6 +72,13 @@ def command(
     The graph is a JSON file of the code package of dnn-partitioning (docs/placement.md). With
     --check, a split that breaks a rule is refused, exit code 5.
     """
+    from onnxremat.graph.onnx_io import check_writable
+    from onnxremat.placement.answer import Work
+    from onnxremat.placement.calls import forward_only
+    from onnxremat.placement.graph import check
+    from onnxremat.placement.graph_files import read_graph
+    from onnxremat.placement.methods import LATENCY, solve
+
     voice = Voice(as_json, quiet)
     ask = _asked(objective, contiguous, calls)
     if output:
@@ -101,6 +105,8 @@ def command(
 
 
 def _asked(objective: str, contiguous: bool, calls: int) -> Ask:
+    from onnxremat.placement.methods import LATENCY, Ask
+
     ask = Ask(objective, contiguous, calls)
     if calls > 1 and objective != LATENCY:
         raise UsageError("--calls is for latency", hint="add --objective latency")
@@ -115,6 +121,11 @@ def _asked(objective: str, contiguous: bool, calls: int) -> Ask:
 def _tell(
     graph: PlacementGraph, answer: Answer, ask: Ask, output: Path | None, voice: Voice
 ) -> None:
+    from onnxremat.placement.judge import judge
+    from onnxremat.placement.shown import answer_facts, timing_facts, verdict_facts
+    from onnxremat.placement.splits import write_split
+    from onnxremat.report.placements import placement_table
+
     if answer.where is None:
         raise NoPlanError(
             "no placement found in time", why="that there is none is not proven",
@@ -148,11 +159,20 @@ def _tell(
 
 def _timed(graph: PlacementGraph, split: Split, ask: Ask) -> Timing:
     """Pieces of an accelerator one after the other, as they are listed."""
+    from onnxremat.placement.calls import time_calls
+
     pieces = [(i // ask.calls, nodes) for i, nodes in enumerate(split.accelerators)]
     return time_calls(graph, pieces, in_order=True)
 
 
 def _check(graph: PlacementGraph, path: Path, ask: Ask, voice: Voice) -> None:
+    from onnxremat.placement.calls import compute_latency
+    from onnxremat.placement.judge import Finding, judge
+    from onnxremat.placement.methods import LATENCY
+    from onnxremat.placement.shown import timing_facts, verdict_facts
+    from onnxremat.placement.splits import read_split
+    from onnxremat.report.placements import findings_lines, placement_table
+
     split, moved = read_split(path, graph).filled(graph)
     verdict = judge(graph, split.by_accelerator(ask.calls))
     notes = [f"{len(moved)} nodes are placed by their colour"] if moved else []
