@@ -30,6 +30,7 @@ from onnxremat.device.machine import PROVIDERS, Device, Link, Machine
 from onnxremat.errors import UsageError
 from onnxremat.execute.deployment import Deployment
 from onnxremat.grad import Settings as Training
+from onnxremat.graph.ir import Graph
 from onnxremat.ort.feeds import seeded_feeds
 from onnxremat.ort.providers import load_cuda_libraries
 from onnxremat.pipeline.closed_loop import Unfit, attempt
@@ -143,7 +144,8 @@ class Priced:
             once: no op may run again.
             swap: values may be kept by the processor in between.
         """
-        limits = {GPU: limit or self.stand.gpu.memory}
+        most = limit or self.stand.gpu.memory
+        limits = {GPU: most} if most else {}
         target: SeveralDevices = _target(self, limits, once=once)
         if not self.left and not swap:
             target = replace(target, site=target.site.alone(GPU))
@@ -152,17 +154,15 @@ class Priced:
             return None
         artifact = found.artifact
         assert isinstance(artifact, OverDevices)
-        return artifact.made
+        return replace(artifact.made, limits={})  # rows set a hard limit where they look at one
 
     def placed(self, limits: Mapping[str, int]) -> Deployment | None:
         """Ops placed on processor and GPU as is quickest."""
-        costs = self.tables
+        graph, host = self.prepared.graph, Machine(self.stand.machine.devices[:1])
+        costs = {HOST: analytic_costs(graph)}
         if not self.stand.tiny:
-            costs = device_costs(
-                self.prepared.graph, self.stand.machine, self.feeds, folder=self.prepared.folder
-            )
-        else:
-            costs = {HOST: analytic_costs(self.prepared.graph), GPU: self.tables[GPU]}
+            costs = device_costs(graph, host, self.feeds, folder=self.prepared.folder)
+        costs[GPU] = self.tables[GPU]
         site = Site(self.stand.machine, limits, objective="makespan")
         target = SeveralDevices(self.prepared.unmeasured, site, costs, Phases())
         found = attempt(target, self.stand.options)
@@ -210,6 +210,14 @@ def priced(stand: Stand, net: str, *, train: bool) -> Priced:
     rest = {op.name: host.seconds[op.name] for op in left}
     tables = {HOST: replace(host, seconds=rest), GPU: table}
     return Priced(stand, made, tables, tuple(sorted({op.op_type for op in left})))
+
+
+def small_step(stand: Stand, net: str) -> Graph:
+    """The training step of a net of the size that it has by default."""
+    name, size = stand.net(net) if stand.tiny else (net, {})
+    training = Training(optimizer="adamw", portable=True, dropout=False)
+    settings = Settings(train=training, target="portable", measure=False)
+    return prepare(models.build(name, **size), settings).graph
 
 
 # ---- what is in use ------------------------------------------------------------------------------

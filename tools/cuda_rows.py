@@ -29,6 +29,7 @@ from cuda_plans import (
     gpu_facts,
     median_seconds,
     priced,
+    small_step,
     watched,
 )  # fmt: skip
 
@@ -41,7 +42,7 @@ from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort.binding import wrap
 from onnxremat.ort.profile import SIZES_KEY
-from onnxremat.ort.providers import assigned, limited, missing, open_on, place
+from onnxremat.ort.providers import assigned, missing, open_on, place
 from onnxremat.ort.session import TUNED, runtime_version
 from onnxremat.ort.values import Copies, Stage, as_array, moved
 from onnxremat.pipeline.artifact import Kind
@@ -80,7 +81,7 @@ def starts(stand: Stand) -> Answer:
     why = missing(replace(stand.gpu, flops=0.0)) if stand.provider == "cuda" else ""
     if why:
         raise UnsupportedError(f"CUDA does not start: {why}")
-    one = priced(Stand(stand.provider, tiny=True), "lenet", train=False)
+    one = priced(Stand(stand.provider, tiny=True), "resnet50", train=False)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         sizes = Path(folder) / "sizes.csv"
         session = open_on(
@@ -106,8 +107,7 @@ def left_over(stand: Stand, nets: Sequence[str]) -> Answer:
     """Operators of training steps that CUDA leaves to the processor, per net: how many nodes."""
     found: Answer = {}
     for net in nets:
-        small = Stand(stand.provider, tiny=True)
-        graph = priced(small, net, train=True).prepared.graph
+        graph = small_step(stand, net)
         taken = assigned(open_on(stand.gpu, to_model(graph), TUNED))
         found[net] = dict(
             Counter(op.op_type for op in graph.ops if taken.get(op.name) != stand.gpu.provider)
@@ -124,26 +124,33 @@ def step(stand: Stand, net: str, train: bool = True, share: float = 0.5) -> Answ
     against the processor, order, overhead."""
     one = priced(stand, net, train=train)
     base = _some(one.plan())
-    need = base.predicted[GPU].peak
+    need, host = base.predicted[GPU].peak, _checked(one, base)
     within = (share, *(more for more in SHARES if more > share))
     plans = ((part, one.plan(int(part * need))) for part in within)
     share, made = next(((part, found) for part, found in plans if found), (0.0, None))
     return {
         "net": net, "train": train, "left_to_the_processor": list(one.left),
         "costs": one.tables[GPU].source, "share": share,
-        "store_all": _checked(one, base), "planned": _checked(one, _some(made)),
+        "store_all": host, "planned": _checked(one, _some(made), base),
         "overhead_planned": _some(made).makespan / base.makespan - 1,
         **_overhead(one, made, base),
     }  # fmt: skip
 
 
-def _checked(one: Priced, made: Deployment) -> Answer:
+def _checked(one: Priced, made: Deployment, base: Deployment | None = None) -> Answer:
+    """Checks of a plan: outputs against the processor, or against another plan on the GPU."""
     run = DevicesRun(made, one.feeds)
+    if base is not None:
+        wanted = next(iter(DevicesRun(base, one.feeds).outputs.values()))
+        differences = {how: compare(found, wanted) for how, found in run.outputs.items()}
+        run.__dict__["differences"] = differences  # instead of those from the processor
     peak, predicted = run.peaks[GPU], made.predicted[GPU].peak
     checks = {check.kind: check for check in run.checks}
     state, given = made.state_and_rest(one.feeds)
     kept = [share for share in ROOM if _runs_within(one, made, int(share * predicted))]
-    with watched(one.stand) as rise, made.executor(state) as executor:
+    # A pool of its own: that of the process never shrinks.
+    alone = replace(made, limits={GPU: one.stand.gpu.memory})
+    with watched(one.stand) as rise, alone.executor(state) as executor:
         for _ in range(3):
             executor.run(given)
     return {
@@ -157,10 +164,8 @@ def _checked(one: Priced, made: Deployment) -> Answer:
 
 
 def _runs_within(one: Priced, made: Deployment, limit: int) -> bool:
-    """Whether it runs with that many bytes as ``gpu_mem_limit`` of each of its sessions."""
-    machine = one.stand.machine
-    devices = [limited(device, limit) for device in machine.devices]
-    hard = replace(made, machine=machine.with_devices(devices), limits={})
+    """Whether it runs in pools of no more than so many bytes."""
+    hard = replace(made, limits={GPU: limit})
     state, given = made.state_and_rest(one.feeds)
     try:
         with hard.executor(state) as executor:
