@@ -107,7 +107,7 @@ class _Parts:
             parts *= 2
         split = self.split(parts)
         while split and split.store_all_peak > limit and self._may_be(2 * parts):
-            if self.options.stopped or self.options.left <= 0:
+            if self.options.stopped:
                 break
             parts *= 2
             split = self.split(parts)
