@@ -72,5 +72,5 @@ def command(
         raise InfeasibleError(
             f"no plan for {prepared.name} fits {told.verdict.budget} B", why=told.verdict.words,
             hint=f"--budget {limit(least)}, the smallest budget found here", smallest=least,
-            lower_bound=told.subject.need.bytes,
+            lower_bound=told.verdict.lower,
         )  # fmt: skip

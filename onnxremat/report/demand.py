@@ -270,11 +270,13 @@ class Verdict:
 
     Attributes:
         keeps: True where a run on paper keeps it, False where none can, None where that is open.
+        lower: proven: no budget below these bytes can be kept.
     """
 
     budget: int
     keeps: bool | None
     words: str
+    lower: int
 
 
 def judge(subject: Subject, worst: int, open_ways: list[Way], budget: int) -> Verdict:
@@ -284,32 +286,32 @@ def judge(subject: Subject, worst: int, open_ways: list[Way], budget: int) -> Ve
         worst: bytes of the model as it is.
         open_ways: of :func:`ways`.
     """
+    apart = next((way for way in reversed(open_ways) if way.known == "estimated"), None)
+    lower = subject.floor if apart else subject.need.bytes
     if budget >= worst:
-        return Verdict(budget, True, "the model keeps it as it is")
+        return Verdict(budget, True, "the model keeps it as it is", lower)
     for way in open_ways:
         if way.known != "estimated" and not way.overhead and way.bytes <= budget:
             words = f"{way.name} keeps it, nothing recomputed ({format_bytes(way.bytes)})"
-            return Verdict(budget, True, words)
+            return Verdict(budget, True, words, lower)
     quick = min(_checkpointed(subject, budget), key=lambda one: one.time)
     prices = [] if quick.schedule is None else [(_overhead(quick), quick.planner)]
     prices += [
-        (way.overhead, f"{way.name} to {format_bytes(way.bytes)}")
+        (way.overhead, f"a plan of {format_bytes(way.bytes)}")
         for way in open_ways
         if way.known == "found" and way.bytes <= budget
     ]
     if prices:
         price, how = min(prices)
         words = f"recomputing keeps it: {how} takes {price:+.0%} time (estimated), optimize finds "
-        return Verdict(budget, True, words + "plans that take less")
-    apart = next((way for way in reversed(open_ways) if way.known == "estimated"), None)
-    lower = subject.floor if apart else subject.need.bytes
+        return Verdict(budget, True, words + "plans that take less", lower)
     if budget < lower:
         why = apart.why if apart else subject.reason
-        return Verdict(budget, False, f"proven: at least {format_bytes(lower)} are needed: {why}")
+        words = f"proven: at least {format_bytes(lower)} are needed: {why}"
+        return Verdict(budget, False, words, lower)
     if budget < subject.need.bytes:
-        return Verdict(
-            budget, None, "only with the batch in parts, if at all: whole it needs "
-            f"{format_bytes(subject.need.bytes)}",
-        )  # fmt: skip
+        whole = format_bytes(subject.need.bytes)
+        words = f"only with the batch in parts, if at all: whole it needs {whole}"
+        return Verdict(budget, None, words, lower)
     words = "open: not proven impossible, and not kept by a rule of a moment; optimize searches"
-    return Verdict(budget, None, words)
+    return Verdict(budget, None, words, lower)

@@ -159,7 +159,8 @@ class Explanation:
             listed += f", {len(large) - READERS} more" if len(large) > READERS else ""
             parts += [f"{label} {listed}"] if listed else []
         scratch = prepared.costs.scratch.get(op.name, 0)
-        parts += [f"workspace {format_bytes(scratch)}"] if scratch else []
+        rough = "" if self.measured else ", estimated (--measure measures it)"
+        parts += [f"workspace {format_bytes(scratch)}{rough}"] if scratch else []
         parts += [f"weights {format_bytes(prepared.weights)}"] if prepared.weights else []
         return f"{words}, the need of one op: {op.name} ({op.op_type})\n  " + "\n  ".join(parts)
 
