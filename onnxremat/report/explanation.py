@@ -19,7 +19,7 @@ from onnxremat.report.holders import Holder
 from onnxremat.report.tables import plain_table
 from onnxremat.units import Budget, format_bytes
 
-READERS = 2  # named per value
+READERS = 2  # named per value, and values per op
 
 
 @dataclass(frozen=True)
@@ -38,15 +38,21 @@ class Explanation:
 
     @classmethod
     def of(
-        cls, prepared: Prepared, command: str, budget: Budget | None = None, memory: int = 0
+        cls,
+        prepared: Prepared,
+        command: str,
+        budget: Budget | None = None,
+        memory: int = 0,
+        seconds: float = 0.0,
     ) -> Explanation:
         """Explain a prepared model.
 
         Args:
             budget: to be judged; a share ``x`` is one of the peak that is explained.
             memory: bytes of this machine, for a share of them.
+            seconds: to search for the smallest budget, see :class:`Subject`.
         """
-        subject = Subject(prepared)
+        subject = Subject(prepared, seconds)
         worst, found = worst_moment(subject), ways(subject)
         peak = prepared.baseline_peak if prepared.baseline else worst.bytes
         bytes_ = budget.resolve(device_bytes=memory, peak_bytes=peak) if budget else None
@@ -148,10 +154,13 @@ class Explanation:
         parts = []
         for label, names in (("reads", op.reads), ("makes", op.writes)):
             large = [n for n in names if prepared.graph.tensors[n].bytes >= need.bytes // 50]
-            listed = ", ".join(f"{n} {_bytes(prepared, n)}" for n in large)
+            large.sort(key=lambda name: -prepared.graph.tensors[name].bytes)
+            listed = ", ".join(f"{n} {_bytes(prepared, n)}" for n in large[:READERS])
+            listed += f", {len(large) - READERS} more" if len(large) > READERS else ""
             parts += [f"{label} {listed}"] if listed else []
         scratch = prepared.costs.scratch.get(op.name, 0)
-        parts += [f"workspace {format_bytes(scratch)}"] if scratch else []
+        rough = "" if self.measured else ", estimated (--measure measures it)"
+        parts += [f"workspace {format_bytes(scratch)}{rough}"] if scratch else []
         parts += [f"weights {format_bytes(prepared.weights)}"] if prepared.weights else []
         return f"{words}, the need of one op: {op.name} ({op.op_type})\n  " + "\n  ".join(parts)
 
@@ -211,7 +220,8 @@ def _ways(worst: Peak, found: Sequence[Way]) -> Table:
     table.add_row("as it is", format_bytes(worst.bytes), "100%", "", "predicted", "")
     for way in found:
         table.add_row(
-            way.name, format_bytes(way.bytes), f"{way.bytes / max(1, worst.bytes):.0%}",
+            way.name, format_bytes(way.bytes) if way.known != "open" else "",
+            f"{way.bytes / max(1, worst.bytes):.0%}" if way.known != "open" else "",
             f"{way.overhead:+.0%}" if way.overhead else "", way.known,
             "the least" if way.proven else f"not below {format_bytes(way.lower)}",
         )  # fmt: skip
