@@ -18,6 +18,7 @@ from onnxremat.planner.options import (
 from onnxremat.report.suffix import check_suffix
 
 if TYPE_CHECKING:
+    from onnxremat.fission.region import Region
     from onnxremat.pipeline.artifact import Check
 
 ModelOrGraph = Annotated[
@@ -117,6 +118,15 @@ SplitBatch = Annotated[
         help="Compute the batch of an inference in parts, which need less at a time: so many, or "
         "of so many rows each (5,3); 1 keeps it whole. auto: where that is quicker than "
         "recomputing, or than dealing out ops to --devices.",
+    ),
+]
+Fission = Annotated[
+    str,
+    typer.Option(
+        "--fission",
+        help="Compute regions of an inference's graph in parts (rows of images, tokens, heads), "
+        "which need less at a time: auto, where the budget is not kept without, or by slower "
+        "recomputing; off.",
     ),
 ]
 Devices = Annotated[
@@ -245,6 +255,17 @@ def tell_checks(voice: Voice, checks: Sequence[Check]) -> None:
     """One line per check."""
     for check in checks:
         voice.note(f"{'PASSED' if check.ok else 'FAILED'}  {check.name}: {check.text}")
+
+
+def parse_fission(text: str) -> tuple[Region, ...] | None:
+    """``auto`` (None) or ``off``.
+
+    Raises:
+        UsageError: something else.
+    """
+    if text not in ("auto", "off"):
+        raise UsageError(f"--fission '{text}' is not understood", hint="auto or off")
+    return None if text == "auto" else ()
 
 
 def parse_split(text: str) -> tuple[int, ...] | None:

@@ -80,6 +80,7 @@ def command(
     threads: args.Threads = 0,
     fixed_order: args.FixedOrder = False,
     split_batch: args.SplitBatch = "auto",
+    fission: args.Fission = "auto",
     data: args.Data = None,
     measure: args.Measure = True,
     fresh: args.Fresh = False,
@@ -127,7 +128,7 @@ def command(
         )  # fmt: skip
     settings = Settings(
         args.parse_shapes(shape), args.parse_dims(dim), target, threads, seed, data, measure, fresh,
-        fixed_order, made, args.parse_split(split_batch),
+        fixed_order, made, args.parse_split(split_batch), args.parse_fission(fission),
     )  # fmt: skip
     log = Phases(voice.say)
     with voice.working() as interrupt, _phases_told(voice, log if verbose else None):

@@ -60,6 +60,7 @@ def command(
     threads: args.Threads = 0,
     fixed_order: args.FixedOrder = False,
     split_batch: args.SplitBatch = "auto",
+    fission: args.Fission = "auto",
     data: args.Data = None,
     measure: args.Measure = True,
     fresh: args.Fresh = False,
@@ -72,7 +73,7 @@ def command(
     share of its budget means the peak of storing everything in the file's order.
     """
     from onnxremat.graph.onnx_io import check_writable
-    from onnxremat.pipeline.batch_split import plan_best
+    from onnxremat.pipeline.fission_ways import plan_within_budget
     from onnxremat.pipeline.model_files import number_of_bytes, write_formulation
     from onnxremat.pipeline.phases import Phases
     from onnxremat.pipeline.prepare import Settings
@@ -89,6 +90,7 @@ def command(
     settings = Settings(
         args.parse_shapes(shape), args.parse_dims(dim), target, threads, seed, data, measure, fresh,
         fixed_order, split_batch=args.parse_split(split_batch),
+        fission=args.parse_fission(fission),
     )  # fmt: skip
     with voice.working() as interrupt:
         options = PlanOptions(
@@ -117,7 +119,7 @@ def command(
                 facts = plan_graph(subject, limit, options)
                 text = json.dumps(facts)
             else:
-                made = plan_best(subject.model, limit, options, Phases(voice.say))
+                made = plan_within_budget(subject.model, limit, options, Phases(voice.say))
                 facts, text = _facts(made), made.plan.dumps()
         interrupt.at_once = False  # there is something to keep now
         _tell(voice, facts, output, text, as_json)
