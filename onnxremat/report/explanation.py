@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from onnxremat.graph.ir import Op
-from onnxremat.pipeline.prepare import Prepared, inputs_bytes
+from onnxremat.pipeline.prepare import Prepared
 from onnxremat.planner.reasons import Reason
 from onnxremat.report.demand import Peak, Subject, Verdict, Way, judge, rows, ways, worst_moment
 from onnxremat.report.holders import Holder
@@ -102,7 +102,7 @@ class Explanation:
             "cost_source": prepared.costs.source,
             "batch_rows": rows(self.subject),
             "weight_bytes": prepared.weights,
-            "input_bytes": inputs_bytes(prepared.graph),
+            "input_bytes": prepared.graph.input_bytes,
             "peak_measured_bytes": self.measured,
             "peak": {**asdict(self.worst), "holders": [_held(h) for h in self.worst.holders]},
             "least": {
@@ -131,7 +131,7 @@ class Explanation:
         return Group(*parts)
 
     def _peak(self) -> Text:
-        worst, inputs = self.worst, inputs_bytes(self.subject.prepared.graph)
+        worst, inputs = self.worst, self.subject.prepared.graph.input_bytes
         lines = [f"peak {format_bytes(worst.bytes)}, predicted, as onnxruntime runs it by default"]
         if self.measured:
             lines[0] += f" ({format_bytes(self.measured)} measured)"
