@@ -21,7 +21,7 @@ from onnxremat.fission.rows import Rows, rows_of
 from onnxremat.graph.axes import blocked_values
 from onnxremat.graph.dtypes import tensor_bytes
 from onnxremat.graph.ir import Graph, Op, Role, Tensor
-from onnxremat.graph.spans import Facts, Piece, Span
+from onnxremat.graph.spans import CannotSplitError, Facts, Piece, Span
 
 STATED = 10  # opset from which Slice reads its bounds as inputs
 
@@ -48,7 +48,8 @@ def split(graph: Graph, regions: Sequence[Region], block: int) -> Split:
         block: channels per block of convolutions that are laid out in blocks.
 
     Raises:
-        CannotSplitError: an op of a region cannot be split so.
+        CannotSplitError: an op of a region cannot be split so, or what a region reads depends on
+            what it makes, or others read more of it than its results.
     """
     return _Writer(graph, regions, block).written()
 
@@ -79,6 +80,7 @@ class _Writer:
             self._due(index, done)
         for name in self.graph.outputs:
             self._whole(name)
+        self._check_order()
         used = {name for op in self.ops for name in op.reads}
         frame = onnx.ModelProto()
         frame.CopyFrom(self.graph.model)
@@ -109,6 +111,16 @@ class _Writer:
         for other in self._before([self.graph.ops[i] for i in members]):
             self._due(other, done)
         self._region(region, [self.graph.ops[i] for i in members])
+
+    def _check_order(self) -> None:
+        """Everything is made before it is read: nothing between the ops of a region needs it and
+        is needed by it, and all that others read of a region is among its results."""
+        made = {n for n, t in self.tensors.items() if t.role in (Role.INPUT, Role.WEIGHT)}
+        for op in self.ops:
+            missing = [name for name in op.reads if name not in made]
+            if missing:
+                raise CannotSplitError(f"{op.name} reads {missing[0]}, which is not there whole")
+            made.update(op.writes)
 
     def _before(self, ops: Sequence[Op]) -> list[int]:
         producer = self.graph.producer
