@@ -23,6 +23,7 @@ from onnxremat.graph.ir import Graph, Op, Role, Tensor
 from onnxremat.ort.session import Options, open_session, session_options
 
 DOMAIN = "com.microsoft.nchwc"
+LAYOUTS = ("ReorderInput", "ReorderOutput")  # copies into blocks and back
 KEY = "onnxremat.block"  # metadata of a file with blocked convolutions: channels per block
 GUARD = "onnxremat.block"  # names of the guard's ops and tensors begin with it
 PROBED, GUARDED = (1, 64, 1, 2), (1, 16, 1, 2)  # shapes of the numbers that are laid out

@@ -7,7 +7,7 @@ small as it was, on every processor.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 
 import onnx
 
-from onnxremat.graph.ir import Graph
-from onnxremat.graph.order import reordered
+from onnxremat.graph.ir import Graph, Op
+from onnxremat.ort.blocks import LAYOUTS
 from onnxremat.ort.infer import build_graph
 from onnxremat.ort.offline import optimised_for
 from onnxremat.ort.session import DEFAULT
@@ -80,8 +80,9 @@ def unchanged(prepared: Prepared, limit: int, log: Phases) -> Candidate | None:
         return None
     if prepared.baseline_peak > limit:
         return None
-    ran = [kernel.name for kernel in prepared.baseline.kernels]
-    graph = _in_order(prepared.graph, ran)
+    kernels = prepared.baseline.kernels
+    shapes = {kernel.name: kernel.outputs[0][1] for kernel in kernels if kernel.outputs}
+    graph = _in_order(prepared.graph, [kernel.name for kernel in kernels], shapes)
     if graph is None:
         return None
     total = prepared.costs.total
@@ -95,7 +96,9 @@ def unchanged(prepared: Prepared, limit: int, log: Phases) -> Candidate | None:
         cost_source=prepared.costs.source, notes=(note, *prepared.notes),
         settings=prepared.settings.to_json(),
     )  # fmt: skip
-    rewritten = AsItIs(graph, Plan.of(graph, ran, provenance), prepared.original)
+    rewritten = AsItIs(
+        graph, Plan.of(graph, [kernel.name for kernel in kernels], provenance), prepared.original
+    )
     options = replace(OPTIONS, threads=prepared.settings.threads)
     costs = prepared.costs
     artifact = Unchanged(
@@ -110,12 +113,45 @@ def unchanged(prepared: Prepared, limit: int, log: Phases) -> Candidate | None:
     return Candidate(prepared, artifact, limits, measured)
 
 
-def _in_order(graph: Graph, ran: list[str]) -> Graph | None:
-    """The graph in the order of a run; None where the run was of other ops."""
+def _in_order(
+    graph: Graph, ran: Sequence[str], shapes: Mapping[str, tuple[int, ...]] | None = None
+) -> Graph | None:
+    """The graph in the order of a run; None where the run was of other ops.
+
+    Copies between layouts are numbered as onnxruntime inserts them, otherwise each time: they are
+    known by what they do, who reads them first and, where it was seen, their shape, and named as
+    they were.
+
+    Args:
+        ran: names in the order of the run.
+        shapes: of what was made under a name.
+    """
     place = {op.name: index for index, op in enumerate(graph.ops)}
     if sorted(place) != sorted(ran):
         return None
-    return reordered(graph, [place[name] for name in ran])
+    before, turn = graph.predecessors(), {name: at for at, name in enumerate(ran)}
+    first = [len(ran)] * len(graph.ops)  # turn of the first reader
+    for index, row in enumerate(before):
+        for source in row:
+            first[source] = min(first[source], turn[graph.ops[index].name])
+    ops: list[Op] = []
+    done: set[int] = set()
+    for name in ran:
+        index, shape = place[name], (shapes or {}).get(name)
+        if graph.ops[index].op_type in LAYOUTS:
+            able = [
+                other
+                for other, op in enumerate(graph.ops)
+                if op.op_type == graph.ops[index].op_type and other not in done
+                and done.issuperset(before[other])
+                and shape in (None, graph.tensors[op.outputs[0]].shape)
+            ]  # fmt: skip
+            index = min(able, key=first.__getitem__, default=index)
+        if index in done or not done.issuperset(before[index]):
+            return None
+        ops.append(replace(graph.ops[index], name=name))
+        done.add(index)
+    return graph.with_ops(ops)
 
 
 def as_loaded(model: onnx.ModelProto, plan: Plan, folder: Path | None) -> Graph:
