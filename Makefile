@@ -9,7 +9,7 @@ TORCH ?= torch==2.13.0
 # In one call with PyTorch, or another build of it may be drawn in.
 ZOO ?= $(TORCH) torchvision==0.28.0 timm transformers onnxscript
 
-.PHONY: demo test test-slow coverage test-torch test-zoo test-zoo-sample check format bench bench-devices bench-memory bench-plan bench-train regress clean
+.PHONY: demo test test-slow coverage test-torch test-zoo test-zoo-sample check format bench bench-cuda bench-devices bench-memory bench-place bench-plan bench-train regress fuzz faults clean
 
 demo: $(VENV)/ready
 	MODEL=$(MODEL) $(BIN)/python tools/demo.py
@@ -52,11 +52,17 @@ format: $(VENV)/dev
 bench: $(VENV)/dev
 	$(BIN)/python tools/regress.py --quick
 
+bench-cuda: $(VENV)/dev
+	$(BIN)/python tools/cuda_all.py $(ARGS)
+
 bench-devices: $(VENV)/dev
 	$(BIN)/python tools/bench_devices.py --must-show $(ARGS)
 
 bench-memory: $(VENV)/dev
 	$(BIN)/python tools/bench_memory.py $(ARGS)
+
+bench-place: $(VENV)/dev
+	$(BIN)/python tools/bench_place.py $(ARGS)
 
 bench-plan: $(VENV)/dev
 	$(BIN)/python tools/bench_plan.py $(ARGS)
@@ -66,6 +72,14 @@ bench-train: $(VENV)/torch
 
 regress: $(VENV)/dev
 	$(BIN)/python tools/regress.py
+
+# Random files and models: make fuzz ARGS='--minutes 30 --seed 1'. Findings go to fuzz-found/.
+fuzz: $(VENV)/dev
+	$(BIN)/python -m tests.fuzz $(ARGS)
+
+# Kills and full disks at every write of every command: make faults ARGS='--only train'.
+faults: $(VENV)/dev
+	$(BIN)/python -m tests.faults $(ARGS)
 
 $(VENV)/ready: pyproject.toml $(wildcard onnxremat/memory/*.c)
 	$(PYTHON) tools/require_python.py
@@ -91,4 +105,4 @@ $(VENV)/zoo: $(VENV)/dev
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist demo regress-out .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) build dist demo regress-out fuzz-found .pytest_cache .ruff_cache .mypy_cache .hypothesis

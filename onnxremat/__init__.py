@@ -63,6 +63,11 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    """The API, whether it was used already or not."""
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     """Import the API on first use: ``import onnxremat`` itself stays instant."""
     if name == "load":  # a process that only runs a model needs no planner

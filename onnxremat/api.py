@@ -16,7 +16,6 @@ export, check_export   PyTorch module -> a file that can be trained, and whether
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -25,6 +24,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
+from onnxremat import plain_json
 from onnxremat.device.files import read_machine
 from onnxremat.device.machine import Machine
 from onnxremat.errors import UsageError
@@ -36,10 +36,11 @@ from onnxremat.exporting.write import export
 from onnxremat.grad import Settings as Training
 from onnxremat.grad import differentiate as add_backward
 from onnxremat.grad import training_of
-from onnxremat.graph.onnx_io import check_writable, inline_functions, read_model, write_model
+from onnxremat.graph.functions import inline_functions
+from onnxremat.graph.onnx_io import check_writable, missing_file, read_model, write_model
 from onnxremat.ort.infer import bind
-from onnxremat.pipeline.batch_split import plan_best
 from onnxremat.pipeline.closed_loop import Candidate
+from onnxremat.pipeline.fission_ways import plan_within_budget
 from onnxremat.pipeline.in_session import InOneSession, SessionRun
 from onnxremat.pipeline.optimize import Request
 from onnxremat.pipeline.optimize import optimize as finish_request
@@ -252,7 +253,7 @@ def plan(
     """
     limit, log = one_budget(budget), Phases.of(say)
     prepared = prepare(source, settings or Settings(), log)
-    return plan_best(prepared, limit, options or PlanOptions(), log)
+    return plan_within_budget(prepared, limit, options or PlanOptions(), log)
 
 
 def read_plan(path: str | os.PathLike[str]) -> Plan:
@@ -263,15 +264,15 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
     """
     file = Path(path)
     if not file.is_file():
-        raise UsageError(f"no such file: {file}")
+        raise missing_file(file, ".json", make="onnxremat plan IN -o plan.json makes one")
     if file.suffix != ".json":
         facts = metadata(read_model(file))
         if "plan" not in facts:
             raise UsageError(f"{file} carries no plan", hint="onnxremat optimize writes one")
         return unpack(facts["plan"])
     try:
-        return Plan.from_json(json.loads(file.read_text()))
-    except (ValueError, UnicodeDecodeError, AttributeError) as error:
+        return Plan.from_json(plain_json.loads(file.read_text()))
+    except ValueError as error:
         raise UsageError(f"{file} is not a plan", why=str(error)) from error
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from onnxremat.cli.console import Voice
 from onnxremat.errors import UsageError
-from onnxremat.graph.onnx_io import check_writable
-from onnxremat.pipeline.artifact import Check
 from onnxremat.planner.options import (
     FORMULATIONS,
     MOST_COLUMNS,
@@ -19,6 +17,18 @@ from onnxremat.planner.options import (
 )
 from onnxremat.report.suffix import check_suffix
 
+if TYPE_CHECKING:
+    from onnxremat.fission.region import Region
+    from onnxremat.pipeline.artifact import Check
+
+ModelOrGraph = Annotated[
+    Path,
+    typer.Argument(
+        metavar="SOURCE",
+        help="ONNX model, or graph file of a planner study (.json: nodes with sizes and costs).",
+        show_default=False,
+    ),
+]
 Model = Annotated[Path, typer.Argument(help="ONNX model.", show_default=False)]
 Budget = Annotated[
     str,
@@ -110,6 +120,15 @@ SplitBatch = Annotated[
         "recomputing, or than dealing out ops to --devices.",
     ),
 ]
+Fission = Annotated[
+    str,
+    typer.Option(
+        "--fission",
+        help="Compute regions of an inference's graph in parts (rows of images, tokens, heads), "
+        "which need less at a time: auto, where the budget is not kept without, or by slower "
+        "recomputing; off.",
+    ),
+]
 Devices = Annotated[
     str | None,
     typer.Option(
@@ -140,7 +159,13 @@ InFlight = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 Verbose = Annotated[
-    int, typer.Option("--verbose", "-v", count=True, help="Say more (-vv: tracebacks).")
+    int,
+    typer.Option(
+        "--verbose",
+        "-v",
+        count=True,
+        help="Say more: recomputed ops; seconds by phase, also of a refusal (-vv: tracebacks).",
+    ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")]
 Plot = Annotated[
@@ -159,6 +184,8 @@ def check_drawings(plot: Path | None, trace: Path | None) -> None:
     Raises:
         UsageError: unknown suffix, or not writable.
     """
+    from onnxremat.graph.onnx_io import check_writable
+
     for path, accepted in ((plot, PLOTS), (trace, (".json",))):
         if path is not None:
             check_suffix(path, accepted)
@@ -228,6 +255,17 @@ def tell_checks(voice: Voice, checks: Sequence[Check]) -> None:
     """One line per check."""
     for check in checks:
         voice.note(f"{'PASSED' if check.ok else 'FAILED'}  {check.name}: {check.text}")
+
+
+def parse_fission(text: str) -> tuple[Region, ...] | None:
+    """``auto`` (None) or ``off``.
+
+    Raises:
+        UsageError: something else.
+    """
+    if text not in ("auto", "off"):
+        raise UsageError(f"--fission '{text}' is not understood", hint="auto or off")
+    return None if text == "auto" else ()
 
 
 def parse_split(text: str) -> tuple[int, ...] | None:

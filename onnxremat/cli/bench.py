@@ -9,11 +9,6 @@ import typer
 
 from onnxremat.cli import args
 from onnxremat.cli.console import Voice
-from onnxremat.pipeline.bench import OnDevices, bench_files
-from onnxremat.pipeline.prepare import Settings
-from onnxremat.pipeline.rates import in_pipeline
-
-NAME = "bench"
 
 
 def command(
@@ -38,6 +33,9 @@ def command(
     """Time models in turn; medians and ratios to the first. Planned models run as planned,
     others under default options. One model planned for several devices alone: against each of
     them."""
+    from onnxremat.pipeline.bench import OnDevices, bench_files
+    from onnxremat.pipeline.prepare import Settings
+    from onnxremat.pipeline.rates import in_pipeline
     from onnxremat.report.tables import bench_table
 
     voice = Voice(as_json, quiet)

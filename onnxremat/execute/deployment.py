@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from onnxremat import plain_json
 from onnxremat.cost.table import CostTable
 from onnxremat.device.files import machine_toml, parse_machine
 from onnxremat.device.machine import Machine
@@ -303,7 +304,7 @@ def read_deployment(path: str | os.PathLike[str]) -> Deployment:
             hint="make one with: onnxremat optimize IN OUT --devices machine.toml",
         )
     try:
-        about = json.loads(facts["devices"])
+        about = plain_json.loads(facts["devices"])
         if about["format"] != FORMAT:
             raise UsageError(
                 f"the partitions of {path} are of format {about['format']}",

@@ -29,9 +29,10 @@ from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort.denormals import denormals_as_zero
 from onnxremat.ort.profile import SIZES_KEY, Profile, ended
-from onnxremat.ort.providers import assigned, open_on, require
+from onnxremat.ort.providers import assigned, limited, open_on, require
 from onnxremat.ort.session import TUNED, first_line
 from onnxremat.ort.values import (
+    SHARED,
     Copies,
     Stage,
     as_array,
@@ -81,7 +82,8 @@ class Executor:
         state: array per input that the model updates in place; read and overwritten.
         overlap: run devices side by side; when it pays, by default (None).
         waits: further (before, after) pairs of actions, that keep memory within budgets.
-        limits: bytes per device; CUDA's pool is made no larger.
+        limits: bytes per device; CUDA's pool is made no larger. Sessions share it, unless an
+            executor before this one in the process had another limit: then each has its own.
         models: the model of each partition, instead of those made from ``parts``.
         record: folder for profiles; runs are then one action after the other, each session
             with a pool of its own, so that its bytes can be told apart.
@@ -106,7 +108,8 @@ class Executor:
         record: Path | None = None,
     ) -> None:
         self.parts, self.machine, self.copies = parts, machine, Copies()
-        self._check(limits or {})
+        self._limits = dict(limits or {})
+        self._check()
         self._given = GivenValues(parts, machine, state or {}, self.copies)
         self.traffic = traffic(parts, machine, self._given.updated)
         # Inputs that are copied to another memory for every run.
@@ -129,13 +132,10 @@ class Executor:
 
     # ---- making ----------------------------------------------------------------------------
 
-    def _check(self, limits: Mapping[str, int]) -> None:
-        """Every device and link is there; the pools of GPUs are no larger than their limits."""
+    def _check(self) -> None:
+        """Every device and link is there."""
         for name in dict.fromkeys(part.device for part in self.parts.partitions):
-            device = self.machine.device(name)
-            require(device)
-            if device.provider == PROVIDERS["cuda"]:
-                share_gpu_arena(device.index, limits.get(name, 0))
+            require(self.machine.device(name))
         for copy in self.parts.copies:
             self.machine.link(copy.source, copy.target)
 
@@ -147,10 +147,13 @@ class Executor:
             if not isinstance(action, Partition):
                 continue
             device = self.machine.device(action.device)
+            entries = self._entries(index, device)
+            if SHARED not in entries:
+                device = limited(device, self._limits.get(device.name, 0))
             model = to_model(part_graph(action, device)) if models is None else models[action.index]
             session = open_on(
                 device, model, TUNED, folder,
-                entries=self._entries(index),
+                entries=entries,
                 prefix=str(self._record / f"profile{index}") if self._record else "",
             )  # fmt: skip
             stages[index] = Stage(
@@ -176,10 +179,13 @@ class Executor:
             for name in ready_made(part, pool, self._given.updated)
         }
 
-    def _entries(self, index: int) -> dict[str, str]:
+    def _entries(self, index: int, device: Device) -> dict[str, str]:
         if self._record:
             return {SIZES_KEY: str(self._record / f"sizes{index}.csv")}
-        return {"session.use_env_allocators": "1"} if share_arena() else {}
+        shared = share_arena()
+        if device.provider == PROVIDERS["cuda"]:
+            shared &= share_gpu_arena(device.index, self._limits.get(device.name, 0))
+        return {SHARED: "1"} if shared else {}
 
     def profiles(self, warmup: int = 0) -> dict[int, Profile]:
         """What each partition did, by action; for executors that record. Ends the recording."""

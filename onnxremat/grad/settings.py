@@ -49,7 +49,8 @@ class Settings:
         initializers: keep first values in the file, as initializers that inputs override.
         in_place: order updates after the last reader of the old value.
         variants: rule variant per operator type; by default each op has the one that keeps least.
-        portable: avoid what only the CPU provider runs (training-mode BatchNormalization).
+        portable: avoid what only the CPU provider runs (training-mode BatchNormalization,
+            MaxUnpool, Col2Im).
         blocked: channels per block of this machine's blocked convolutions (``block_size()``), 0
             for a file that runs anywhere; see :mod:`onnxremat.grad.blocked`.
     """

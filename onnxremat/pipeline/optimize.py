@@ -10,10 +10,12 @@ from typing import Any
 
 from onnxremat.device.machine import Machine
 from onnxremat.errors import UsageError
-from onnxremat.pipeline.batch_split import plan_best
+from onnxremat.graph.onnx_io import missing_file
 from onnxremat.pipeline.closed_loop import Candidate
 from onnxremat.pipeline.device_ways import Costs, During, Trials, given, measured_on, quickest
+from onnxremat.pipeline.fission_ways import plan_within_budget
 from onnxremat.pipeline.model_files import (
+    SOLUTION,
     read_device_formulation,
     write_device_formulation,
     write_prepared,
@@ -86,7 +88,7 @@ class Request:
                 why="other plans take one sample after the other",
             )
         if self.read_solution is not None and not self.read_solution.is_file():
-            raise UsageError(f"no such file: {self.read_solution}")
+            raise missing_file(self.read_solution, ".sol", make=SOLUTION)
         if self.machine is None:
             self._check_for_one()
         else:
@@ -189,7 +191,7 @@ def _in_one_session(
         if found is not None:
             return found, {}
     if request.write_model is None:
-        return plan_best(prepared, limit, request.options, log), {}
+        return plan_within_budget(prepared, limit, request.options, log), {}
     with log.phase(WRITE, "writing the model"):  # one of the whole batch
         written = write_prepared(prepared, limit, request.options.method, request.write_model)
     return plan_within(prepared, limit, request.options, log=log), written

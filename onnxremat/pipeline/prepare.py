@@ -15,13 +15,14 @@ from onnxremat.cost.analytic import analytic_costs
 from onnxremat.cost.measure import measure_costs
 from onnxremat.cost.table import CostTable
 from onnxremat.errors import ModelError, UsageError
+from onnxremat.fission.region import Region
 from onnxremat.grad import Settings as Training
 from onnxremat.grad import differentiate, training_of
-from onnxremat.grad.description import KEY as STEP
 from onnxremat.graph.batch import batched_inputs
-from onnxremat.graph.ir import Graph, Role
+from onnxremat.graph.functions import inline_functions
+from onnxremat.graph.ir import Graph
 from onnxremat.graph.light import read_light
-from onnxremat.graph.onnx_io import from_graphsurgeon, inline_functions, to_model
+from onnxremat.graph.onnx_io import from_graphsurgeon, to_model
 from onnxremat.graph.order import (
     default_order,
     file_order,
@@ -38,6 +39,8 @@ from onnxremat.ort.offline import TARGETS, Optimised, optimised_for
 from onnxremat.ort.profile import Feeds, Profile
 from onnxremat.ort.session import DEFAULT, TUNED, Options
 from onnxremat.pipeline.batch_slices import in_parts
+from onnxremat.pipeline.first_values import without_first_values
+from onnxremat.pipeline.in_regions import in_regions
 from onnxremat.pipeline.phases import COSTS, MEASURE, OPTIMISE, READ, Phases
 from onnxremat.pipeline.sizes import in_tensors, known_sizes, sequence_notes, with_measured_shapes
 from onnxremat.planner.reduce import Reduced, reduce
@@ -69,6 +72,8 @@ class Settings:
         train: make a training step of the model first.
         split_batch: compute the batch in parts: so many, or of so many rows each; whole where
             empty. None leaves it to the planner of several devices.
+        fission: regions of the graph that are computed in parts; whole where empty. None leaves it
+            to the planner.
         costs: prices the ops of a graph, instead of measuring them or estimating.
     """
 
@@ -83,6 +88,7 @@ class Settings:
     fixed_order: bool = False
     train: Training | None = None
     split_batch: tuple[int, ...] | None = None
+    fission: tuple[Region, ...] | None = None
     costs: Callable[[Graph], CostTable] | None = None
 
     def on_this_machine(self) -> Settings:
@@ -96,6 +102,7 @@ class Settings:
             "dims": dict(self.dims),
             "target": self.target,
             **({"split_batch": list(self.split_batch)} if self.split_batch else {}),
+            **({"fission": [r.to_json() for r in self.fission]} if self.fission else {}),
         }
 
 
@@ -281,7 +288,9 @@ def prepare(
         raise UsageError(f"unknown target '{settings.target}'", hint=f"one of {names}")
     with log.phase(READ, "reading the model"):
         made = _prepared(source, settings.on_this_machine(), log)
-    return replace(made, as_it_is=settings.target == AUTO and not settings.split_batch)
+    return replace(
+        made, as_it_is=settings.target == AUTO and not (settings.split_batch or settings.fission)
+    )
 
 
 def _prepared(source: Source, settings: Settings, log: Phases) -> Prepared:
@@ -295,7 +304,7 @@ def _prepared(source: Source, settings: Settings, log: Phases) -> Prepared:
         # The portable graph uses no kernels of one processor; a file for this one may.
         step = settings.train.on_this_machine() if settings.target == "host" else settings.train
         bound = differentiate(bound, folder=folder, settings=step)
-    bound, dropped = _without_first_values(bound)
+    bound, dropped = without_first_values(bound)
     original = without_dead_ops(build_graph(bound, folder))
     plain = in_tensors(original, folder)
     bound = to_model(original)
@@ -312,23 +321,6 @@ def _prepared(source: Source, settings: Settings, log: Phases) -> Prepared:
     return replace(made, notes=(*dropped, *made.notes))
 
 
-def _without_first_values(model: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[str, ...]]:
-    """A training step whose parameters and state are inputs only, and a note where the file held
-    first values: as initializers they would be taken for constants."""
-    if not any(entry.key == STEP for entry in model.metadata_props):
-        return model, ()
-    held = {variable.input for variable in training_of(model).variables}
-    kept = [tensor for tensor in model.graph.initializer if tensor.name not in held]
-    if len(kept) == len(model.graph.initializer):
-        return model, ()
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
-    del result.graph.initializer[:]
-    result.graph.initializer.extend(kept)
-    note = "first values of parameters and state are left out: train with --weights STEP or MODEL"
-    return result, (note,)
-
-
 def prepare_split(
     prepared: Prepared, split: tuple[int, ...], progress: Progress | None = None
 ) -> Prepared:
@@ -341,7 +333,21 @@ def prepare_split(
         UsageError: as :func:`prepare`.
         UnsupportedError: rows of the batch depend on each other, or an output has no batch.
     """
-    settings = replace(prepared.settings, split_batch=split)
+    return _divided(prepared, replace(prepared.settings, split_batch=split), progress)
+
+
+def prepare_fission(
+    prepared: Prepared, regions: tuple[Region, ...], progress: Progress | None = None
+) -> Prepared:
+    """The same model, some regions of its graph computed in parts.
+
+    Raises:
+        UnsupportedError: with them it does not run, or computes something else.
+    """
+    return _divided(prepared, replace(prepared.settings, fission=regions), progress)
+
+
+def _divided(prepared: Prepared, settings: Settings, progress: Progress | None) -> Prepared:
     log = Phases.of(progress)
     outputs = None if prepared.whole else prepared.outputs
     with log.phase(OPTIMISE):
@@ -400,6 +406,9 @@ def _for_planning(
         listed = graph = with_measured_shapes(graph, to_model(graph), feeds, folder)
         require_shapes(graph)
     graph = _base_order(graph, listed, settings.fixed_order)
+    if settings.fission:
+        log("computing regions in parts")
+        graph = in_regions(graph, settings.fission, feeds, folder, outputs)
     measured = None
     if settings.costs is not None:
         costs = settings.costs(graph)
@@ -416,7 +425,7 @@ def _for_planning(
     return Prepared(
         unsplit, graph, costs, weights, store_all, settings, notes,
         outputs=measured.outputs if measured else None,
-        lasting=None if settings.split_batch else made.lasting,
+        lasting=None if settings.split_batch or settings.fission else made.lasting,
     )  # fmt: skip
 
 
@@ -489,8 +498,3 @@ def _notes(asked: str, made: Optimised, store_all: int, original: int) -> tuple[
             "load; --target host plans that graph (a file for this kind of processor)"
         )
     return tuple(notes)
-
-
-def inputs_bytes(graph: Graph) -> int:
-    """Bytes the caller holds for the inputs; no budget counts them."""
-    return sum(t.bytes for t in graph.tensors.values() if t.role is Role.INPUT)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from onnxremat.pipeline.pipelined import as_artifact
 from onnxremat.pipeline.prepare import Settings, Source
 from onnxremat.pipeline.reference import Reference
 from onnxremat.pipeline.unchanged import Unchanged, as_loaded
-from onnxremat.rewrite.emit import Rewritten, metadata, unpack
+from onnxremat.rewrite.emit import Rewritten, figures, metadata, unpack
 from onnxremat.session.compare import Difference, compare
 from onnxremat.session.load import options_of
 from onnxremat.session.repeats import RUNS, repeats, why
@@ -148,7 +147,7 @@ class _Written:
         """
         model, folder = read_light(path)
         about = metadata(model)
-        facts = json.loads(about.get("facts", "{}"))
+        facts = figures(about)
         if "devices" in about:
             made = read_deployment(path)
             return cls(as_artifact(made), made.limits, facts)

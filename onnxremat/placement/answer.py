@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from math import inf
 from time import monotonic
 
-import numpy as np
-
 from onnxremat.placement.graph import Index, PlacementGraph
 from onnxremat.placement.splits import Split
 
@@ -28,6 +26,9 @@ class Answer:
         order: devices as stages, in the order data flows, where they have one.
         seconds: it took.
         notes: sentences for people.
+        slots: of latency: a slot per node, -1 for a CPU core of its own; slot s is a piece of
+            accelerator ``s // calls``.
+        calls: pieces per accelerator.
     """
 
     method: str
@@ -38,6 +39,8 @@ class Answer:
     order: tuple[int, ...] = ()
     seconds: float = 0.0
     notes: tuple[str, ...] = ()
+    slots: Index | None = None
+    calls: int = 1
 
     @property
     def gap(self) -> float:
@@ -59,7 +62,13 @@ class Answer:
         """
         if self.where is None:
             raise ValueError("no placement")
-        return Split.of(graph, self.where.tolist(), self.order)
+        if self.slots is None:
+            return Split.of(graph, self.where.tolist(), self.order)
+        groups: list[list[int]] = [[] for _ in range(graph.accelerators * self.calls + 1)]
+        for node, slot in enumerate(self.slots.tolist()):
+            groups[slot].append(node)  # the last one: CPUs
+        rows = tuple(tuple(group) for group in groups)
+        return Split(rows[:-1], rows[-1:])
 
 
 @dataclass
@@ -94,8 +103,3 @@ class Work:
     def share(self, most: float) -> Work:
         """A part of the work that may take at most so many seconds."""
         return Work(min(most, self.left), self.gap, self.seed, self.stop, self.progress)
-
-
-def empty(count: int) -> Index:
-    """No device for any class."""
-    return np.full(count, -1, np.int64)

@@ -60,27 +60,6 @@ def best_chain(raw: Classes, work: Work, method: str) -> Answer:
     )  # fmt: skip
 
 
-def linear(graph: PlacementGraph, work: Work) -> Answer:
-    """The chains of one depth-first order (the released program's ``-linearize``).
-
-    Raises:
-        InfeasibleError: proven that no chain keeps the limits.
-    """
-    c = condense(graph, chain=True)
-    why = limits.reason(c)
-    if why:
-        raise limits.refuse(graph, why)
-    chains = Chains(c)
-    found = chains.along(depth_first(c))
-    answer = Answer("dpl", inf, 0.0, "", None, seconds=work.taken)
-    if found is None:
-        return answer
-    return replace(
-        answer, value=found.value, where=c.nodes(found.where), order=found.order,
-        seconds=work.taken,
-    )  # fmt: skip
-
-
 def _first(chains: Chains, work: Work) -> Chain | None:
     """The best chain along a few orders."""
     best = None

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from onnxremat.placement.answer import Answer
+from onnxremat.placement.calls import Timing
 from onnxremat.placement.graph import PlacementGraph
 from onnxremat.placement.judge import Charge, Verdict
 
@@ -42,11 +43,29 @@ def verdict_facts(graph: PlacementGraph, verdict: Verdict) -> dict[str, Any]:
     worst = verdict.bottleneck
     return {
         "bottleneck": name(worst) if worst else None,
+        "max_load": verdict.max_load,
         "two_maxima": verdict.two_maxima,
         "contiguous": not verdict.breaks("contiguous"),
         "one_order": not verdict.breaks("one order of devices"),
         "devices": device_rows(graph, verdict),
         "findings": [asdict(finding) for finding in verdict.findings],
+    }
+
+
+def timing_facts(graph: PlacementGraph, timing: Timing) -> dict[str, Any]:
+    """When every piece runs, in the order of their starts."""
+    return {
+        "latency": timing.latency,
+        "calls": [
+            {
+                "accelerator": call.accelerator,
+                "start": call.start,
+                "finish": call.finish,
+                "load": call.load,
+                "nodes": [int(graph.ids[v]) for v in call.nodes],
+            }
+            for call in sorted(timing.calls, key=lambda call: call.start)
+        ],
     }
 
 

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from onnxremat import plain_json
 from onnxremat.errors import ModelError
 from onnxremat.graph.onnx_io import atomic
-from onnxremat.placement.graph import Index, PlacementGraph
+from onnxremat.placement.graph import PlacementGraph
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -66,24 +65,13 @@ class Split:
         first, second = (tuple(tuple(group) for group in groups) for groups in rows)
         return Split(first, second, self.order), moved
 
-    def placement(self, graph: PlacementGraph) -> Index | None:
-        """A device number per node; None where a node is missing or listed twice, or groups that
-        hold something are more than devices."""
-        where = np.full(graph.count, -1, np.int64)
-        for groups, first, most in (
-            (self.accelerators, 0, graph.accelerators),
-            (self.cpus, graph.accelerators, graph.cpus),
-        ):
-            held = [group for group in groups if group]
-            kept = groups if len(groups) <= most else held
-            if len(kept) > most:
-                return None
-            for i, group in enumerate(kept):
-                for node in group:
-                    if where[node] >= 0:
-                        return None
-                    where[node] = first + i
-        return where if bool((where >= 0).all()) else None
+    def by_accelerator(self, calls: int) -> Split:
+        """The split of whole accelerators where ``calls`` entries in a row are pieces of one."""
+        rows = [
+            tuple(v for group in self.accelerators[i : i + calls] for v in group)
+            for i in range(0, len(self.accelerators), calls)
+        ]
+        return Split(tuple(rows), self.cpus, self.order)
 
 
 def read_split(path: Path, graph: PlacementGraph) -> Split:
@@ -93,7 +81,7 @@ def read_split(path: Path, graph: PlacementGraph) -> Split:
         ModelError: not such a file, or a node that the graph does not have.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = plain_json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ModelError(
             "the split cannot be read", where=str(path), why=str(error),

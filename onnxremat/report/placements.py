@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from math import inf
+from typing import Any, Protocol
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -38,7 +39,10 @@ def lines(facts: Mapping[str, Any]) -> list[str]:
             f"{facts['seconds']:.2f} s"
         )
     else:
-        found.append(f"max load {facts['value']:.9g}, two maxima {facts['two_maxima']:.9g}")
+        found.append(
+            f"max-load {facts['max_load']:.9g}, two maxima {facts['two_maxima']:.9g}"
+            + (f", latency {facts['latency']:.9g}" if "latency" in facts else "")
+        )
     found += [str(note) for note in facts.get("notes", ())]
     return found
 
@@ -57,3 +61,45 @@ def findings_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         f"{', '.join(row['passes']) or 'no released program'})"
         for row in rows
     ]
+
+
+class Placed(Protocol):
+    """One method's answer; see :class:`onnxremat.studies.placements.Placed`."""
+
+    @property
+    def objective(self) -> str: ...
+    @property
+    def asks(self) -> str: ...
+    @property
+    def method(self) -> str: ...
+    @property
+    def value(self) -> float: ...
+    @property
+    def bound(self) -> float: ...
+    @property
+    def status(self) -> str: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def breaks(self) -> tuple[str, ...]: ...
+    @property
+    def why(self) -> str: ...
+
+
+def methods_table(rows: Sequence[Placed]) -> RenderableType:
+    """Methods side by side, one table for each question."""
+    parts: list[RenderableType] = []
+    for asked in dict.fromkeys((row.objective, row.asks) for row in rows):
+        table = plain_table()
+        for name in ("method", "value", "bound", "status", "seconds"):
+            table.add_column(name, justify="left" if name in ("method", "status") else "right")
+        table.add_column("breaks, or why not")
+        for row in rows:
+            if (row.objective, row.asks) == asked:
+                table.add_row(
+                    row.method, f"{row.value:.6g}" if row.value < inf else "-",
+                    f"{row.bound:.6g}" if row.bound else "-", row.status, f"{row.seconds:.2f}",
+                    row.why or ", ".join(row.breaks),
+                )  # fmt: skip
+        parts += [Text(", ".join(asked), style="bold"), table]
+    return Group(*parts)

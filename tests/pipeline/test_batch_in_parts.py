@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from onnxremat import api
+from onnxremat.cost.analytic import analytic_costs
 from onnxremat.cost.table import CostTable
 from onnxremat.errors import (
     InfeasibleError,
@@ -23,12 +24,16 @@ from onnxremat.ort.feeds import seeded_feeds
 from onnxremat.ort.infer import build_graph
 from onnxremat.ort.profile import run_session
 from onnxremat.ort.session import open_session, session_options
+from onnxremat.pipeline import batch_split
 from onnxremat.pipeline.batch_slices import in_parts
+from onnxremat.pipeline.batch_split import plan_best
 from onnxremat.pipeline.device_ways import shares
-from onnxremat.pipeline.prepare import Settings, prepare, prepare_split
+from onnxremat.pipeline.phases import Phases
+from onnxremat.pipeline.prepare import Prepared, Settings, prepare, prepare_split
 from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.search import warm_up
 from onnxremat.rewrite.split_batch import rows_of_parts, split_batch
+from onnxremat.units import parse_budget
 from tests.devices.plans import optimized, processors
 from tests.limits import LONG
 from tests.toolbox import ONE, graph_of, parse, wide_chain
@@ -242,6 +247,28 @@ def test_the_least_memory_counts_parts() -> None:
         wide_chain(), budget=works, settings=settings, options=options, bench_seconds=0
     )
     assert kept.facts()["peak_measured_bytes"] <= works
+
+
+def test_a_huge_batch_is_not_split_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In no more parts than make a graph that can be planned; in none where weights and results
+    alone are more than there may be."""
+    body = "a = Sin(x)  b = Cos(a)  y = ReduceSum<keepdims: int = 0>(b, k)"
+    text = f"g (float[1000000, 2] x) => (float[1000000] y) <int64[1] k = {{1}}> {{ {body} }}"
+    settings = Settings(threads=1, costs=analytic_costs)
+    prepared, tried = prepare(parse(text), settings), []
+
+    def splitting(whole: Prepared, parts: tuple[int, ...], log: Phases) -> Prepared:
+        tried.extend(parts)
+        return prepare_split(whole, parts, log)
+
+    monkeypatch.setattr(batch_split, "prepare_split", splitting)
+    monkeypatch.setattr(batch_split, "MOST_OPS", 8 * len(prepared.graph.ops))
+    options = PlanOptions(time_limit=LONG, threads=1)
+    for share in (0.9, 1.01):
+        with pytest.raises((InfeasibleError, NoPlanError)):
+            plan_best(prepared, parse_budget(int(4_000_000 * share)), options)
+        assert max(tried) <= 8
+        tried.clear()
 
 
 def test_why_a_batch_stays_whole_is_said() -> None:

@@ -79,7 +79,7 @@ def colours(data: dict[str, Any]) -> list[list[int]]:
 
 def every(data: dict[str, Any]) -> list[tuple[Where, Found]]:
     """All placements that keep colours, up to the numbering of alike devices."""
-    groups = colours(data)
+    groups, facts = colours(data), Facts.of(data)
     k, count = data["maxFPGAs"], data["maxFPGAs"] + data["maxCPUs"]
     found = []
     for homes in itertools.product(range(count), repeat=len(groups)):
@@ -94,61 +94,89 @@ def every(data: dict[str, Any]) -> list[tuple[Where, Found]]:
         for group, home in zip(groups, homes, strict=True):
             for v in group:
                 where[v] = home
-        found.append((tuple(where), judged(data, tuple(where))))
+        found.append((tuple(where), judged(data, tuple(where), facts)))
     return found
 
 
-def judged(data: dict[str, Any], where: Where) -> Found:
+@dataclass(frozen=True)
+class Facts:
+    """What the judge reads of a file, once."""
+
+    nodes: list[dict[str, Any]]
+    edges: list[tuple[int, int, float]]
+    after: list[int]  # forward nodes that each forward node reaches, as bits
+    before: list[int]
+
+    @classmethod
+    def of(cls, data: dict[str, Any]) -> Facts:
+        nodes = data["nodes"]
+        index = {node["id"]: i for i, node in enumerate(nodes)}
+        edges = [(index[e["sourceId"]], index[e["destId"]], e["cost"]) for e in data["edges"]]
+        n = len(nodes)
+        reach = np.zeros((n, n), bool)
+        for u, v, _ in edges:
+            reach[u, v] = not nodes[v]["isBackwardNode"]
+        for w in range(n):
+            reach |= np.outer(reach[:, w], reach[w])
+        bits = [1 << v for v in range(n)]
+        after = [sum(bits[v] for v in range(n) if reach[u, v]) for u in range(n)]
+        before = [sum(bits[u] for u in range(n) if reach[u, v]) for v in range(n)]
+        return cls(nodes, edges, after, before)
+
+
+def judged(data: dict[str, Any], where: Where, facts: Facts | None = None) -> Found:
     """Charges and rules of one placement (a device per node), accelerators first."""
-    nodes, k = data["nodes"], data["maxFPGAs"]
-    index = {node["id"]: i for i, node in enumerate(nodes)}
-    edges = [(index[e["sourceId"]], index[e["destId"]], e["cost"]) for e in data["edges"]]
-    devices = range(k + data["maxCPUs"])
-    time = {(d, side): 0.0 for d in devices for side in (0, 1)}
-    moved = set()
+    facts = facts or Facts.of(data)
+    nodes, k = facts.nodes, data["maxFPGAs"]
+    count = k + data["maxCPUs"]
+    time = [[0.0, 0.0] for _ in range(count)]
+    size, bits = [0] * count, [0] * count
+    fits = True
     for v, node in enumerate(nodes):
-        key = "fpgaLatency" if where[v] < k else "cpuLatency"
-        time[where[v], int(node["isBackwardNode"])] += node[key]
-    for u, v, cost in edges:
-        for d in {where[u], where[v]} if where[u] != where[v] else ():
-            if d < k and (u, d) not in moved:
-                moved.add((u, d))
-                time[d, int(nodes[u]["isBackwardNode"])] += cost
-    size = [sum(node["size"] for v, node in enumerate(nodes) if where[v] == d) for d in range(k)]
-    fits = all(s <= data["maxSizePerFPGA"] for s in size)
-    fits &= all(node["supportedOnFpga"] or where[v] >= k for v, node in enumerate(nodes))
-    forward = [(u, v) for u, v, _ in edges if not nodes[v]["isBackwardNode"]]
-    convex, chain = shape(len(nodes), forward, where)
+        d = where[v]
+        key = "fpgaLatency" if d < k else "cpuLatency"
+        time[d][int(node["isBackwardNode"])] += node[key]
+        size[d] += node["size"]
+        fits &= d >= k or bool(node["supportedOnFpga"])
+        bits[d] |= 1 << v
+    moved = set()
+    for u, v, cost in facts.edges:
+        if where[u] != where[v]:
+            for d in (where[u], where[v]):
+                if d < k and (u, d) not in moved:
+                    moved.add((u, d))
+                    time[d][int(nodes[u]["isBackwardNode"])] += cost
+    fits &= max(size[:k], default=0) <= data["maxSizePerFPGA"]
+    convex, chain = shape(facts, where, bits)
     return Found(
-        max((time[d, 0] + time[d, 1] for d in devices), default=0.0),
-        max((time[d, 0] for d in devices), default=0.0)
-        + max((time[d, 1] for d in devices), default=0.0),
+        max((a + b for a, b in time), default=0.0),
+        max((a for a, _ in time), default=0.0) + max((b for _, b in time), default=0.0),
         fits, convex, chain,
     )  # fmt: skip
 
 
-def shape(n: int, edges: list[tuple[int, int]], where: Where) -> tuple[bool, bool]:
-    """Whether each device's set is convex, and whether devices have an order (by closures)."""
-    reach = np.zeros((n, n), bool)
-    for u, v in edges:
-        reach[u, v] = True
-    for w in range(n):
-        reach |= np.outer(reach[:, w], reach[w])
-    convex = not any(
-        where[u] == where[v] != where[w] and reach[u, w] and reach[w, v]
-        for u in range(n)
-        for v in range(n)
-        if reach[u, v]
-        for w in range(n)
-    )
-    devices = sorted(set(where))
-    waits = np.zeros((len(devices), len(devices)), bool)
-    for u, v in edges:
-        if where[u] != where[v]:
-            waits[devices.index(where[u]), devices.index(where[v])] = True
-    for d in range(len(devices)):
-        waits |= np.outer(waits[:, d], waits[d])
-    return convex, not waits.diagonal().any()
+def shape(facts: Facts, where: Where, bits: list[int]) -> tuple[bool, bool]:
+    """Whether each device's forward set is convex, and whether devices have an order."""
+    convex = True
+    for held in bits:
+        after = before = 0
+        for v in range(len(where)):
+            if held >> v & 1:
+                after |= facts.after[v]
+                before |= facts.before[v]
+        convex &= not after & before & ~held
+    waits = {
+        (where[u], where[v])
+        for u, v, _ in facts.edges
+        if where[u] != where[v] and not facts.nodes[v]["isBackwardNode"]
+    }
+    left = {d for pair in waits for d in pair}
+    while left:
+        free = {d for d in left if not any(b == d and a in left for a, b in waits)}
+        if not free:
+            return convex, False
+        left -= free
+    return convex, True
 
 
 def least(found: list[tuple[Where, Found]], rule: str = "", two: bool = False) -> float:

@@ -1,0 +1,108 @@
+"""What was found once stays right; the same few random cases in every test run; and the harness
+sees what is wrong."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import onnx
+import pytest
+
+from tests.fuzz import runner
+from tests.fuzz.cases import KINDS, Case, case
+from tests.fuzz.found import FOLDER, keep, kept
+from tests.fuzz.mutations import change_json, change_message
+from tests.toolbox import parse
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = parse("g (float[8] x) => (float[8] y) { a = Sin(x) y = Cos(a) }").SerializeToString()
+
+
+def harness(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """``python -m tests.fuzz`` in a process of its own: cases are forked from it."""
+    command = [sys.executable, "-m", "tests.fuzz", *map(str, arguments)]
+    return subprocess.run(
+        command, cwd=ROOT, text=True, capture_output=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+
+
+def test_what_was_found_stays_right_and_the_same_few_cases(tmp_path: Path) -> None:
+    """Counted cases, not minutes: the same in every run."""
+    files = sorted(FOLDER.glob("*.zip"))
+    assert files
+    done = harness("--again", *files, "--seed", 0, "--cases", 6, "--keep", tmp_path / "found")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(": right") == len(files)
+    assert "6 cases" in done.stdout
+
+
+def test_equal_draws_are_equal_cases() -> None:
+    for number in range(8):
+        assert case(3, number) == case(3, number)
+    assert {case(3, number).kind for number in range(60)} == set(KINDS)
+
+
+def test_changes_are_changes() -> None:
+    """Most draws change the file, and no draw ends in an error of the harness."""
+    changed = 0
+    for seed in range(200):
+        made = onnx.ModelProto.FromString(MODEL)
+        change_message(made, Random(seed), 2)
+        changed += made.SerializeToString() != MODEL
+        change_json({"a": [1, {"b": "c"}], "d": None}, Random(seed), 3)
+    assert changed > 120
+
+
+def test_findings_are_kept_whole(tmp_path: Path) -> None:
+    made = Case("model", {"in.onnx": MODEL, "a/b": b"\0"}, ("run", "in.onnx"), ("in.onnx", "o"))
+    keep(made, "why", tmp_path / "f.zip")
+    assert kept(tmp_path / "f.zip") == made
+
+
+# The harness itself: every kind of wrong answer is seen
+
+
+@pytest.fixture
+def answering(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """What the runner says of a command that runs some Python."""
+
+    def said(code: str) -> str:
+        monkeypatch.setattr(runner, "_command", lambda arguments: exec(code))
+        return runner.run(Case("model", {"in.onnx": MODEL}, ("run",), ("in.onnx", "out.onnx")))
+
+    monkeypatch.setattr(runner, "SECONDS", 1)
+    return said
+
+
+COPY = "import shutil; shutil.copy('in.onnx', 'out.onnx')"
+REFUSE = "import sys; sys.stderr.write('error: no\\n'); sys.exit({})"
+OTHER = """
+import onnx
+model = onnx.load('in.onnx')
+model.graph.node[0].op_type = 'Exp'
+onnx.save(model, 'out.onnx')
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "word"),
+    [
+        (COPY, ""), (REFUSE.format(2), ""), (REFUSE.format(7), ""),
+        (REFUSE.format(1), "exit code 1"), (REFUSE.format(5), "exit code 5"),
+        ("import sys; sys.exit(2)", "without a message"), ("1 / 0", "traceback"),
+        ("import os; os.kill(os.getpid(), 15)", "SIGTERM"), ("while True: pass", "did not end"),
+        (f"{COPY}; {REFUSE.format(3)}", "and a file: out.onnx"),
+        ("open('.out.onnx.1234', 'w').close()", "partial file"), (OTHER, "'y' is another"),
+        ("open('out.onnx', 'w').close()", "cannot be compared"),
+    ],
+)  # fmt: skip
+def test_wrong_answers_are_seen(code: str, word: str, answering: Callable[[str], str]) -> None:
+    said = answering(code)
+    assert word in said
+    assert bool(word) == bool(said)
