@@ -126,7 +126,14 @@ def _placed(
     work = Work(max(1.0, FIRST * options.left), options.gap, options.seed)
     if options.stop is not None:
         work.stop = options.stop
-    answer = solve(made.graph, work)
+    try:
+        answer = solve(made.graph, work)
+    except InfeasibleError as error:
+        raise InfeasibleError(
+            f"{target.prepared.name} cannot run within {_text(target.limits)}",
+            why=error.why,
+            hint="give the devices more (--budget), or add a device to the machine file",
+        ) from error
     if answer.where is None:
         raise NoPlanError("no placement found in time", hint="a longer --time-limit")
     counts = _counts(target, in_flight)
@@ -224,8 +231,7 @@ def _refusal(
     target: SeveralDevices, limits: Mapping[str, int], count: int
 ) -> InfeasibleError | NoPlanError:
     """Why nothing fits; proven where an op alone takes too much everywhere."""
-    name, problem = target.prepared.name, target.model.problem
-    text = ", ".join(f"{device}={format_bytes(size)}" for device, size in target.limits.items())
+    name, problem, text = target.prepared.name, target.model.problem, _text(target.limits)
     for op in range(problem.host_inputs, problem.ops):
         needs = []
         for device in problem.runs_on(op):
@@ -247,6 +253,10 @@ def _refusal(
         hint="give the devices more, fewer samples in flight (--in-flight), or a smaller batch; "
         "--objective makespan recomputes where memory is short",
     )
+
+
+def _text(limits: Mapping[str, int]) -> str:
+    return ", ".join(f"{device}={format_bytes(size)}" for device, size in limits.items())
 
 
 def _tried(target: SeveralDevices, trials: Trials, found: Candidate) -> Candidate:

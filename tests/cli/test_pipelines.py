@@ -8,8 +8,13 @@ import onnx
 import pytest
 
 from models import build
+from onnxremat.cost.analytic import analytic_costs
+from onnxremat.execute.deployment import deploy
+from onnxremat.ort.infer import build_graph
 from onnxremat.pipeline import pipelined
+from onnxremat.schedule.assign import assigned, round_robin
 from tests.cli.conftest import Command, listing
+from tests.devices.plans import processors
 from tests.limits import LONG
 
 
@@ -21,7 +26,7 @@ def lenet(folder: Path) -> Path:
 
 
 def test_optimize_verify_inspect_bench(
-    cli: Command, lenet: Path, chain: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Command, lenet: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pipelined, "SECONDS", 0.0)
     made = cli(
@@ -47,7 +52,7 @@ def test_optimize_verify_inspect_bench(
     assert cli("verify", lenet, "out.onnx", "--budget", "10KiB", "--seeds", 1).code == 6
 
 
-def test_what_is_refused(cli: Command, lenet: Path, chain: Path) -> None:
+def test_what_is_refused(cli: Command, lenet: Path) -> None:
     devices = ("--devices", "cpu-2x1", "--objective", "throughput")
     cli("optimize", lenet, "o.onnx", "--in-flight", 2).assert_refused(
         2, "--in-flight", "--objective"
@@ -58,8 +63,10 @@ def test_what_is_refused(cli: Command, lenet: Path, chain: Path) -> None:
     said.assert_refused(3, "proven")
     said = cli("optimize", lenet, "o.onnx", *devices, "--formulation", "xengine-miqp")
     said.assert_refused(2, "--formulation")
-    plain = ("--devices", "cpu-2x1", "--bench-seconds", 0, "--time-limit", LONG, "--gap", 1)
-    assert cli("optimize", lenet, "plain.onnx", *plain).code == 0
+    graph, machine = build_graph(build("lenet", batch=2)), processors(2)
+    table = dict.fromkeys(machine.names, analytic_costs(graph))
+    plan = assigned(graph, round_robin(graph, machine.names, 4), machine)
+    onnx.save(deploy(graph, plan, machine, table).model(), "plain.onnx")
     said = cli("bench", "--throughput", "plain.onnx")
     said.assert_refused(2, "not planned for samples in flight", "--objective throughput")
     assert listing() == ["lenet.onnx", "plain.onnx"]
