@@ -15,10 +15,12 @@ from typing import Any, ClassVar
 
 import onnx
 
-from onnxremat.graph.ir import Graph, Op
-from onnxremat.ort.blocks import LAYOUTS
+from onnxremat.graph.ir import Graph
+from onnxremat.graph.order import reordered
+from onnxremat.ort.blocks import LAYOUTS, known_as
 from onnxremat.ort.infer import build_graph
 from onnxremat.ort.offline import optimised_for
+from onnxremat.ort.profile import Kernel
 from onnxremat.ort.session import DEFAULT
 from onnxremat.pipeline.artifact import CPU, excess
 from onnxremat.pipeline.closed_loop import Candidate
@@ -80,9 +82,7 @@ def unchanged(prepared: Prepared, limit: int, log: Phases) -> Candidate | None:
         return None
     if prepared.baseline_peak > limit:
         return None
-    kernels = prepared.baseline.kernels
-    shapes = {kernel.name: kernel.outputs[0][1] for kernel in kernels if kernel.outputs}
-    graph = _in_order(prepared.graph, [kernel.name for kernel in kernels], shapes)
+    graph = _as_run(prepared.graph, prepared.baseline.kernels)
     if graph is None:
         return None
     total = prepared.costs.total
@@ -97,7 +97,7 @@ def unchanged(prepared: Prepared, limit: int, log: Phases) -> Candidate | None:
         settings=prepared.settings.to_json(),
     )  # fmt: skip
     rewritten = AsItIs(
-        graph, Plan.of(graph, [kernel.name for kernel in kernels], provenance), prepared.original
+        graph, Plan.of(graph, [op.name for op in graph.ops], provenance), prepared.original
     )
     options = replace(OPTIONS, threads=prepared.settings.threads)
     costs = prepared.costs
@@ -113,45 +113,43 @@ def unchanged(prepared: Prepared, limit: int, log: Phases) -> Candidate | None:
     return Candidate(prepared, artifact, limits, measured)
 
 
-def _in_order(
-    graph: Graph, ran: Sequence[str], shapes: Mapping[str, tuple[int, ...]] | None = None
-) -> Graph | None:
+def _as_run(graph: Graph, kernels: Sequence[Kernel]) -> Graph | None:
     """The graph in the order of a run; None where the run was of other ops.
 
-    Copies between layouts are numbered as onnxruntime inserts them, otherwise each time: they are
-    known by what they do, who reads them first and, where it was seen, their shape, and named as
-    they were.
-
-    Args:
-        ran: names in the order of the run.
-        shapes: of what was made under a name.
+    Copies out of blocks are numbered by chance at every load: they are known by what they do, the
+    shape of what they make, and who reads it first.
     """
+    place = {op.name: index for index, op in enumerate(graph.ops)}
+    if sorted(map(known_as, graph.ops)) != sorted(map(known_as, kernels)):
+        return None
+    before, turn = graph.predecessors(), {kernel.name: at for at, kernel in enumerate(kernels)}
+    first = [len(kernels)] * len(graph.ops)  # turn of the first reader
+    for index, row in enumerate(before):
+        for source in row:
+            first[source] = min(first[source], turn.get(graph.ops[index].name, len(kernels)))
+    order: list[int] = []
+    done: set[int] = set()
+    for kernel in kernels:
+        able = [
+            index
+            for index, op in enumerate(graph.ops)
+            if op.op_type == kernel.op_type and index not in done
+            and graph.tensors[op.outputs[0]].shape == kernel.outputs[0][1]
+        ] if kernel.op_type in LAYOUTS else [place[kernel.name]]  # fmt: skip
+        ready = [index for index in able if done.issuperset(before[index])]
+        if not ready:
+            return None
+        order.append(min(ready, key=first.__getitem__))
+        done.add(order[-1])
+    return reordered(graph, order)
+
+
+def _in_order(graph: Graph, ran: list[str]) -> Graph | None:
+    """The graph in the order of a list of its ops; None where the list is of others."""
     place = {op.name: index for index, op in enumerate(graph.ops)}
     if sorted(place) != sorted(ran):
         return None
-    before, turn = graph.predecessors(), {name: at for at, name in enumerate(ran)}
-    first = [len(ran)] * len(graph.ops)  # turn of the first reader
-    for index, row in enumerate(before):
-        for source in row:
-            first[source] = min(first[source], turn[graph.ops[index].name])
-    ops: list[Op] = []
-    done: set[int] = set()
-    for name in ran:
-        index, shape = place[name], (shapes or {}).get(name)
-        if graph.ops[index].op_type in LAYOUTS:
-            able = [
-                other
-                for other, op in enumerate(graph.ops)
-                if op.op_type == graph.ops[index].op_type and other not in done
-                and done.issuperset(before[other])
-                and shape in (None, graph.tensors[op.outputs[0]].shape)
-            ]  # fmt: skip
-            index = min(able, key=first.__getitem__, default=index)
-        if index in done or not done.issuperset(before[index]):
-            return None
-        ops.append(replace(graph.ops[index], name=name))
-        done.add(index)
-    return graph.with_ops(ops)
+    return reordered(graph, [place[name] for name in ran])
 
 
 def as_loaded(model: onnx.ModelProto, plan: Plan, folder: Path | None) -> Graph:

@@ -12,7 +12,7 @@ import onnx
 from onnxremat.graph.ir import Graph, Op
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.graph.order import default_order, priority_order, reordered
-from onnxremat.ort.blocks import LAYOUTS
+from onnxremat.ort.blocks import known_as
 from onnxremat.ort.offline import is_light, resident_weights, weights_held
 from onnxremat.ort.profile import Feeds, Kernel, Profile, profile
 from onnxremat.ort.session import Options
@@ -120,13 +120,8 @@ def profiled(
 
 
 def _known_as(ops: Iterable[Op | Kernel], loaded: bool) -> list[str]:
-    """Names in order, without added ops. Copies between layouts that a session inserts at load are
-    numbered otherwise each time: their kind is all that is known of them."""
-    return [
-        op.op_type if loaded and op.op_type in LAYOUTS else op.name
-        for op in ops
-        if not is_added(op.name)
-    ]
+    """What ops are called in any session, in order; added ops are left out."""
+    return [known_as(op) if loaded else op.name for op in ops if not is_added(op.name)]
 
 
 def measure(
