@@ -26,7 +26,7 @@ from rich.console import RenderableType
 
 from onnxremat import plain_json
 from onnxremat.device.files import read_machine
-from onnxremat.device.machine import Machine
+from onnxremat.device.machine import PROVIDERS, Machine
 from onnxremat.errors import UsageError
 from onnxremat.execute.deployment import read_deployment
 from onnxremat.execute.executor import Executor
@@ -186,6 +186,9 @@ def optimize(
     settings = settings or Settings()
     if machine is not None and settings.target == AUTO:
         settings = replace(settings, target="portable")  # for every provider
+    if machine is not None and settings.train is not None and machine.has(PROVIDERS["cuda"]):
+        # Else CUDA would leave a part of every batch normalization and pooling to the processor.
+        settings = replace(settings, train=replace(settings.train, portable=True))
     prepared = prepare(source, settings, log)
     return finish_request(prepared, request, log, OptimizeResult)
 

@@ -10,16 +10,21 @@ import onnxruntime as ort
 import pytest
 
 import models
+from onnxremat.api import optimize
 from onnxremat.cost import detect
 from onnxremat.cost.analytic import Roofline
 from onnxremat.cost.foreign import foreign_costs
+from onnxremat.device.files import read_machine
 from onnxremat.device.machine import PROVIDERS, Device
+from onnxremat.grad import Settings as Training
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort import providers, values
 from onnxremat.ort.feeds import seeded_feeds
 from onnxremat.ort.infer import build_graph
 from onnxremat.ort.profile import profile
 from onnxremat.ort.session import TUNED
+from onnxremat.pipeline.prepare import Settings
+from onnxremat.planner.options import PlanOptions
 
 GPU = Device("cuda:0", PROVIDERS["cuda"])
 
@@ -101,3 +106,16 @@ def test_gpus_are_measured_on_values_that_take_longer_than_a_call(
     assert 2.0 * detect.WIDE**3 / 1e15 > 1e-3
     assert seen["Add"] * 12 / 4e12 > 1e-4
     detect.memory_traffic.cache_clear()
+
+
+def test_a_step_planned_for_cuda_uses_what_cuda_has() -> None:
+    """No training-mode BatchNormalization and no MaxUnpool: else the processor would run them."""
+    machine = read_machine("cpu-cuda")
+    model = models.build("unet", batch=1, size=16, width=4, levels=2)
+    settings = Settings(train=Training(), measure=False)
+    made = optimize(model, devices=machine, settings=settings, options=PlanOptions(work=20))
+    ops = made.prepared.graph.ops
+    assert not any(op.op_type == "MaxUnpool" for op in ops)
+    norms = [op for op in ops if op.op_type == "BatchNormalization"]
+    assert norms
+    assert not any(a.name == "training_mode" and a.i for op in norms for a in op.node.attribute)
