@@ -194,6 +194,8 @@ def recomputing(subject: Subject) -> Way:
         found, sequence, *_ = smallest_budget(problem, PlanOptions(subject.seconds, threads=1))
         if found < bytes_:
             by, bytes_, time = "the search", found, seconds(problem, sequence)
+    if plain <= need:
+        return Way("recomputing", plain, "found", need, subject.reason)
     if bytes_ >= plain:
         note = "nothing smaller found in a moment; optimize --budget min searches"
         return Way("recomputing", plain, "open", need, subject.reason, note=note)
@@ -283,7 +285,7 @@ def judge(subject: Subject, worst: int, open_ways: list[Way], budget: int) -> Ve
     """Whether a budget can be kept, as far as a moment tells.
 
     Args:
-        worst: bytes of the model as it is.
+        worst: bytes of the model as it is, measured where they were.
         open_ways: of :func:`ways`.
     """
     apart = next((way for way in reversed(open_ways) if way.known == "estimated"), None)

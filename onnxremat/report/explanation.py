@@ -56,7 +56,7 @@ class Explanation:
         worst, found = worst_moment(subject), ways(subject)
         peak = prepared.baseline_peak if prepared.baseline else worst.bytes
         bytes_ = budget.resolve(device_bytes=memory, peak_bytes=peak) if budget else None
-        verdict = None if bytes_ is None else judge(subject, worst.bytes, found, bytes_)
+        verdict = None if bytes_ is None else judge(subject, peak, found, bytes_)
         return cls(subject, worst, found, verdict, command)
 
     @property
