@@ -147,8 +147,7 @@ class Explanation:
 
     def _force(self) -> str:
         need, op, prepared = self.subject.need, self.forcing, self.subject.prepared
-        whole = " of the whole batch" if rows(self.subject) > 1 else ""
-        words = f"no plan{whole} goes below {format_bytes(need.bytes)}, proven"
+        words = f"no plan that runs every op whole goes below {format_bytes(need.bytes)}, proven"
         if op is None or not self.subject.alone:
             return f"{words}: {self.subject.reason}"
         parts = []
