@@ -56,7 +56,7 @@ class Explanation:
         worst, found = worst_moment(subject), ways(subject)
         peak = prepared.baseline_peak if prepared.baseline else worst.bytes
         bytes_ = budget.resolve(device_bytes=memory, peak_bytes=peak) if budget else None
-        verdict = None if bytes_ is None else judge(subject, worst.bytes, found, bytes_)
+        verdict = None if bytes_ is None else judge(subject, peak, found, bytes_)
         return cls(subject, worst, found, verdict, command)
 
     @property
@@ -147,8 +147,7 @@ class Explanation:
 
     def _force(self) -> str:
         need, op, prepared = self.subject.need, self.forcing, self.subject.prepared
-        whole = " of the whole batch" if rows(self.subject) > 1 else ""
-        words = f"no plan{whole} goes below {format_bytes(need.bytes)}, proven"
+        words = f"no plan that runs every op whole goes below {format_bytes(need.bytes)}, proven"
         if op is None or not self.subject.alone:
             return f"{words}: {self.subject.reason}"
         parts = []

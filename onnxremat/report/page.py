@@ -171,8 +171,8 @@ def _why(carried: Carried, step: int) -> str:
         )
     if rest:
         words.append(
-            f'<p class="quiet">{rest} of the steps are gates and pins: ops of a few bytes that tie '
-            "recomputations to their moment.</p>"
+            f'<p class="quiet">{rest} of the steps are gates and pins: ops of a few bytes that '
+            "hold the planned order.</p>"
         )
     return "".join(words)
 
