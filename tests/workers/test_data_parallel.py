@@ -129,11 +129,11 @@ def test_all_end_when_one_is_killed(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     write(folder, differentiate(net(6), optimizer="sgd", initializers=True), arrays())
     saved = tmp_path / "c.safetensors"
-    run = mpiexec(
-        2, "-c", "from onnxremat.cli.app import main; main()", "train",
-        str(folder / "step.onnx"), "--data", str(folder / "data.npz"), "--data-parallel", "--epochs", "1000000", "--checkpoint",
-        str(saved), "--every", "1", "-q", start_new_session=True,
-    )  # fmt: skip
+    train = ["train", str(folder / "step.onnx"), "--data", str(folder / "data.npz"), "-q"]
+    keep = ["--epochs", "1000000", "--checkpoint", str(saved), "--every", "1"]
+    program = "from onnxremat.cli.app import main; main()"
+    options = [*train, "--data-parallel", *keep]
+    run = mpiexec(2, "-c", program, *options, start_new_session=True)
     try:
         while not saved.exists():
             assert run.poll() is None, run.communicate()
