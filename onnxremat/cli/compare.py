@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from onnxremat import api
 from onnxremat.cli import args
 from onnxremat.cli.console import Voice
 from onnxremat.device.host import processors
 from onnxremat.errors import OnnxrematError, StoppedError
-from onnxremat.pipeline.prepare import Settings
 from onnxremat.planner.options import Method, PlanOptions
-from onnxremat.studies.planners import STANDARD
-
-NAME = "compare"
 
 
 def command(
-    source: args.Model,
+    source: args.ModelOrGraph,
     budgets: Annotated[
         list[str] | None,
         typer.Option("--budget", "-b", help="Budget (repeatable); 0.6x without any."),
@@ -39,6 +35,7 @@ def command(
     dim: args.Dim = None,
     target: args.Target = "auto",
     time_limit: args.TimeLimit = 20.0,
+    work: args.Work = None,
     gap: args.Gap = 5e-5,
     solver: args.Solver = "auto",
     seed: args.Seed = 0,
@@ -52,9 +49,20 @@ def command(
     """Plan a model or a graph file with every planner: overhead, peak, time, bound.
 
     Nothing is rewritten: these are the planner's numbers. --time-limit holds for each planner. A
-    published rule that beats ours by more than the gap is reported as a defect, exit code 1.
+    published rule that beats ours by more than the gap is reported as a defect, exit code 1. Where
+    no planner has a plan the exit code is 3 (proven: there is none) or 4.
+    Of a graph for placement (docs/placement.md), the methods of placing it are compared; budgets
+    and planners do not matter then.
     """
+    from onnxremat.placement.graph_files import is_placement_graph
+
+    if is_placement_graph(source):
+        _placements(source, time_limit, seed, Voice(as_json, quiet))
+        return
+    from onnxremat import api
+    from onnxremat.pipeline.prepare import Settings
     from onnxremat.report.standings import standings_table
+    from onnxremat.studies.planners import STANDARD
 
     voice = Voice(as_json, quiet)
     settings = Settings(
@@ -63,7 +71,7 @@ def command(
     )  # fmt: skip
     with voice.working() as interrupt:
         options = PlanOptions(
-            time_limit=time_limit, gap=gap, solver=solver, seed=seed,
+            time_limit=time_limit, work=work, gap=gap, solver=solver, seed=seed,
             method=Method(most_columns=max_columns), threads=threads or processors(),
             progress=voice.planning, stop=interrupt,
         )  # fmt: skip
@@ -84,9 +92,29 @@ def command(
                 "defects": found.defects,
             }
         )
+    if not interrupt.asked:
+        found.require_a_plan()
     if found.defects and not interrupt.asked:
         raise OnnxrematError(
             "a published rule beats our planner, which is a defect",
             why="; ".join(found.defects),
             hint="a longer --time-limit; and please report this graph",
         )
+
+
+def _placements(source: Path, time_limit: float, seed: int, voice: Voice) -> None:
+    """Methods of placement side by side."""
+    from onnxremat.placement.answer import Work
+    from onnxremat.placement.graph_files import read_graph
+    from onnxremat.report.placements import methods_table
+    from onnxremat.studies.placements import compare_placements
+
+    graph = read_graph(source)
+    with voice.working() as interrupt:
+        work = Work(time_limit, seed=seed, stop=interrupt)
+        found = compare_placements(graph, work, voice.say)
+        if not found:
+            raise StoppedError("interrupted before any method answered")
+        voice.table(methods_table(found))
+    if voice.as_json:
+        voice.result({"graph": source.name, "methods": [asdict(row) for row in found]})

@@ -11,14 +11,11 @@ import typer
 from onnxremat.cli import args
 from onnxremat.cli.console import Voice
 from onnxremat.errors import UsageError
-from onnxremat.graph.onnx_io import check_writable
 from onnxremat.report.suffix import check_suffix
-from onnxremat.workers.pipeline import Pipeline
 
-if TYPE_CHECKING:  # compiled loops, loaded when they are needed
+if TYPE_CHECKING:
+    from onnxremat.workers.pipeline import Pipeline
     from onnxremat.workers.replay import Replay
-
-NAME = "simulate"
 
 
 def command(
@@ -77,7 +74,9 @@ def command(
     Times are in any unit; communication runs beside computing. A micro-batch is alive in a stage
     from the start of its F to the end of its W.
     """
+    from onnxremat.graph.onnx_io import check_writable
     from onnxremat.report.pipelines import pipeline_chart, pipeline_facts
+    from onnxremat.workers.pipeline import Pipeline
 
     voice = Voice(as_json, quiet)
     args.check_drawings(output, trace)

@@ -7,25 +7,20 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from onnxremat import api
 from onnxremat.cli import args
 from onnxremat.cli.console import Voice
-from onnxremat.device.host import processors
 from onnxremat.errors import StoppedError, UsageError
-from onnxremat.graph.onnx_io import check_writable
-from onnxremat.graph.tensor_files import drop_leftovers
-from onnxremat.training.data import Arrays, Data, check_arrays, open_data
-from onnxremat.training.evaluation import Evaluator
-from onnxremat.training.schedules import Schedule
-from onnxremat.training.trainer import Progress, Trainer
-from onnxremat.workers.data_parallel import DataParallel, Shard
-from onnxremat.workers.mpi import Ranks, join
 
-NAME = "train"
+if TYPE_CHECKING:
+    from onnxremat.training.data import Arrays, Data
+    from onnxremat.training.evaluation import Evaluator
+    from onnxremat.training.trainer import Progress, Trainer
+    from onnxremat.workers.data_parallel import Shard
+    from onnxremat.workers.mpi import Ranks
 
 
 def command(
@@ -88,6 +83,13 @@ def command(
     quiet: args.Quiet = False,
 ) -> None:
     """Train: epochs over data, validation, checkpoints, export. Ctrl-C stops after a checkpoint."""
+    from onnxremat.graph.tensor_files import drop_leftovers
+    from onnxremat.training.data import check_arrays, open_data
+    from onnxremat.training.evaluation import Evaluator
+    from onnxremat.training.schedules import Schedule
+    from onnxremat.workers.data_parallel import Shard
+    from onnxremat.workers.mpi import join
+
     ranks = join() if data_parallel else None
     follows = ranks is not None and not ranks.first  # the first speaks and writes
     voice = Voice(as_json, quiet or follows)
@@ -128,6 +130,10 @@ def _trainer(
     told: Mapping[str, Any],
 ) -> Trainer:
     """One that trains alone, or one of several."""
+    from onnxremat.device.host import processors
+    from onnxremat.training.trainer import Trainer
+    from onnxremat.workers.data_parallel import DataParallel
+
     if ranks is None:
         return Trainer(source, weights, threads=threads, **told)
     share = max(1, processors() // ranks.beside)
@@ -174,6 +180,9 @@ def _check(
     plot: Path | None,
 ) -> None:
     """Fail before anything is read where options do not go together."""
+    from onnxremat import api
+    from onnxremat.graph.onnx_io import check_writable
+
     if export and not weights:
         raise UsageError("--export needs the model to put the weights in", hint="--weights IN.onnx")
     if validate and not weights:
@@ -191,6 +200,8 @@ def _check(
 
 
 def _held_out(validate: str, trainer: Trainer) -> Arrays:
+    from onnxremat.training.data import Arrays, check_arrays, open_data
+
     data = open_data(validate, 1, shuffle=False)
     if not isinstance(data, Arrays):
         raise UsageError("--validate takes an npz file or a folder of npy files")

@@ -19,16 +19,18 @@ from typing import Any, BinaryIO, NamedTuple
 
 import onnx
 
-from onnxremat.errors import UsageError
+from onnxremat.errors import ModelError, UsageError
 from onnxremat.graph.dtypes import tensor_bytes
 from onnxremat.graph.filling import Filling, filled
 from onnxremat.graph.protobuf import RAW
+from onnxremat.graph.temporary import no_room
 
 APART = 1 << 20  # bytes from which a weight is kept apart; the values of smaller ones are looked at
 LIGHT = (
     16 << 20
 )  # bytes of such weights below which a model keeps them: copies cost less than files
 PAGE = 4096
+ODD = 4096  # bytes of a weight in a model's file from which its place there is chosen
 CHUNK = 8 << 20
 
 if sys.platform == "win32":
@@ -92,11 +94,8 @@ def _remove(folder: str, owner: int) -> None:
 
 
 def _no_room(error: OSError) -> UsageError:
-    return UsageError(
-        "the weights cannot be kept in a temporary file",
-        why=error.strerror or str(error),
-        hint=f"make room in {tempfile.gettempdir()}, or set TMPDIR to a folder with more",
-    )
+    why = error.strerror or str(error)
+    return no_room("the weights cannot be kept in a temporary file", why)
 
 
 class Place(NamedTuple):
@@ -160,6 +159,24 @@ def set_apart(model: onnx.ModelProto, folder: Path | None) -> tuple[onnx.ModelPr
     return made, target
 
 
+def check_sizes(weights: Iterable[onnx.TensorProto]) -> None:
+    """Raises:
+    ModelError: a weight has a negative dimension, or other bytes than its type and shape need.
+    """
+    for tensor in weights:
+        needed = tensor_bytes(tensor.data_type, tensor.dims)
+        wrong = min(tensor.dims, default=0) < 0
+        if tensor.HasField("raw_data") and place(tensor) is None:
+            wrong = wrong or len(tensor.raw_data) != needed
+        if wrong:
+            raise ModelError(
+                f"weight '{tensor.name}' is damaged",
+                why=f"shape {list(tensor.dims)}, which needs {needed} bytes; it has "
+                f"{len(tensor.raw_data)}",
+                hint="export the model again",
+            )
+
+
 def pieces(tensor: onnx.TensorProto, folder: Path | None) -> Iterator[bytes]:
     """The raw data of a weight, a little at a time where it lies in a file of ``folder``."""
     where = place(tensor)
@@ -194,8 +211,9 @@ def inline_bytes(model: onnx.ModelProto) -> int:
 
 
 def write_whole(model: onnx.ModelProto, folder: Path | None, file: BinaryIO) -> None:
-    """Write a model with the weights that lie in ``folder`` in it, one at a time: the bytes that it
-    would have if it had held them."""
+    """Write a model with the weights that lie in ``folder`` in it, one at a time: what it would be
+    if it had held them. Weights that are not small begin at multiples of 64 bytes in the file, as
+    sessions want them that map it."""
     weights = model.graph.initializer
     tensors = [_around(index, tensor) for index, tensor in enumerate(weights)]
     for part in filled(model.SerializeToString(), tensors):
@@ -206,15 +224,16 @@ def write_whole(model: onnx.ModelProto, folder: Path | None, file: BinaryIO) -> 
 
 
 def _around(index: int, tensor: onnx.TensorProto) -> tuple[bytes, Filling, bytes] | None:
-    """The fields of an external weight before and behind its raw data, in the order of their
-    numbers, and how long that is."""
+    """The fields of a weight before and behind its raw data, in the order of their numbers, and
+    how long that is; None of one that stays as it is."""
     where = place(tensor)
-    if where is None:
+    length = len(tensor.raw_data) if where is None else where.length
+    if where is None and length < ODD:
         return None
     before, behind = held(tensor), held(tensor)
     for field, _ in before.ListFields():
         (before if field.number > RAW else behind).ClearField(field.name)
-    raw = Filling(index, where.length)
+    raw = Filling(index, length)
     return before.SerializeToString(), raw, behind.SerializeToString()
 
 

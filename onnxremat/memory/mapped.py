@@ -25,11 +25,12 @@ def can_own() -> bool:
 
 
 def mapped(path: Path) -> set[Range]:
-    """Where this process has mapped a file privately and writable, as onnxruntime does."""
+    """Where this process has mapped a file privately: as onnxruntime does, writable, or no longer
+    so (``let_go`` in slab.c)."""
     name, found = str(path.resolve()), set()
     for line in MAPS.read_text().splitlines():
         span, rights, *_, last = line.split(maxsplit=5)
-        if last == name and rights.startswith("rw-p"):
+        if last == name and rights in ("rw-p", "r--p"):
             begin, _, end = span.partition("-")
             found.add((int(begin, 16), int(end, 16)))
     return found

@@ -321,7 +321,8 @@ static void slab_free(OrtAllocator *self, void *p) {
 }
 
 /* Pages of a file that are mapped privately and writable, as onnxruntime maps weights: those read
- * so far leave memory, and come back from the file if they are read again. */
+ * so far leave memory, and come back from the file if they are read again. Nobody writes to them,
+ * and what cannot be written to does not count against a limit on data. */
 static void let_go(const char *file) {
   char line[4400];
   FILE *maps = fopen("/proc/self/maps", "re");
@@ -331,8 +332,9 @@ static void let_go(const char *file) {
     char rights[8], *path = strchr(line, '/');
     if (!path || sscanf(line, "%lx-%lx %7s", &begin, &end, rights) != 3) continue;
     path[strcspn(path, "\n")] = 0;
-    if (!strcmp(rights, "rw-p") && !strcmp(path, file))
-      madvise((void *)begin, end - begin, MADV_DONTNEED);
+    if (strcmp(path, file) || (strcmp(rights, "rw-p") && strcmp(rights, "r--p"))) continue;
+    madvise((void *)begin, end - begin, MADV_DONTNEED);
+    if (rights[1] == 'w') mprotect((void *)begin, end - begin, PROT_READ);
   }
   fclose(maps);
 }
@@ -410,6 +412,7 @@ EXPORT int slab_unregister(Slab *s) {
 EXPORT void slab_watch(Slab *s, const char *file) {
   free(s->file);
   s->file = file ? strdup(file) : NULL;
+  s->unseen = LETTING_GO; /* at the first block already */
 }
 
 /* This thread begins a run: it is replayed, or recorded where there is no trace. 1 where the slab

@@ -55,39 +55,31 @@ class DataParallel(Trainer):
             step = Step(read_model(step.file), step.folder, None)
         return replace(step, model=gathering(step.model))
 
-    def _arrange(self, names: tuple[str, ...]) -> None:
+    def _arrange(self, arrays: dict[str, np.ndarray]) -> None:
         """Sums of one element type side by side, in buckets."""
         kinds: dict[np.dtype, list[str]] = {}
-        for name in names:
-            kinds.setdefault(self.state[name].dtype, []).append(name)
+        for name in self._sums:
+            kinds.setdefault(arrays[name].dtype, []).append(name)
         for kind, group in kinds.items():
             waiting, size = dict[str, int](), 0
             for name in group:
                 waiting[name] = size
-                size += -(-self.state[name].nbytes // ALIGNED) * ALIGNED
+                size += -(-arrays[name].nbytes // ALIGNED) * ALIGNED
                 if size >= BUCKET or name == group[-1]:
-                    self._lay_out(waiting, size, kind)
+                    self._buckets.append(_laid_out(arrays, waiting, size, kind))
                     waiting, size = {}, 0
-
-    def _lay_out(self, places: Mapping[str, int], size: int, kind: np.dtype) -> None:
-        room = np.zeros(size + ALIGNED, np.uint8)
-        room = room[-room.ctypes.data % ALIGNED :][:size]
-        for name, place in places.items():
-            old = self.state[name]
-            new = room[place : place + old.nbytes].view(kind).reshape(old.shape)
-            np.copyto(new, old)
-            self.state[name] = new
-        self._buckets.append(room.view(kind))
 
     def _join(self, gathered: int) -> int:
         """Everybody's gradients into everybody's sums; how many batches they are of."""
+        self.pull_state()
         self.ranks.add_up(self._buckets)
-        total = gathered * self.ranks.size
-        kept = [v.input for v in self.training.states if v.initial == "model" and v.output]
-        self.ranks.add_up([self.state[name] for name in kept])
-        for name in kept:  # running statistics, where the step itself moves them
-            self.state[name] /= self.ranks.size
-        return total
+        moved = [v.input for v in self.training.states if v.initial == "model" and v.output]
+        statistics = [self.state[name] for name in moved]  # those that the step itself moves
+        self.ranks.add_up(statistics)
+        for array in statistics:
+            array /= self.ranks.size
+        self.push_state()
+        return gathered * self.ranks.size
 
     def step(self, batch: Batch, rate: float | None = None) -> float:
         """One step on this rank's batch; returns the mean of all ranks' losses."""
@@ -112,6 +104,20 @@ class DataParallel(Trainer):
     def _draw_apart(self) -> None:
         if COUNTER in self.state:
             self.state[COUNTER] += self.ranks.rank * APART
+            self.push_state()
+
+
+def _laid_out(
+    arrays: dict[str, np.ndarray], places: Mapping[str, int], size: int, kind: np.dtype
+) -> np.ndarray:
+    """Arrays moved into one of ``size`` bytes, which is returned."""
+    room = np.zeros(size + ALIGNED, np.uint8)
+    room = room[-room.ctypes.data % ALIGNED :][:size]
+    for name, place in places.items():
+        old = arrays[name]
+        arrays[name] = room[place : place + old.nbytes].view(kind).reshape(old.shape)
+        np.copyto(arrays[name], old)
+    return room.view(kind)
 
 
 class Shard:

@@ -1,0 +1,150 @@
+"""Placements of any shape: annealing for values, joining and column generation for bounds."""
+
+from __future__ import annotations
+
+from math import inf
+
+import numpy as np
+
+from onnxremat.errors import InfeasibleError
+from onnxremat.placement import contiguous, limits
+from onnxremat.placement.annealing import Annealing
+from onnxremat.placement.answer import Answer, Work
+from onnxremat.placement.balance import balance
+from onnxremat.placement.classes import Classes, condense
+from onnxremat.placement.columns import raise_bound
+from onnxremat.placement.graph import Index, PlacementGraph
+from onnxremat.placement.parting import part
+from onnxremat.placement.reduce import free_ends
+
+METHOD = "annealing"
+ROUNDS = 12  # of annealing before the first proof
+
+
+def solve(graph: PlacementGraph, work: Work) -> Answer:
+    """The least max-load of any placement that is found, and what is proven of it.
+
+    Raises:
+        InfeasibleError: proven that nothing fits.
+    """
+    search = begin(graph, work)
+    if search is None:
+        return Answer(METHOD, inf, 0.0, "", None, seconds=work.taken)
+    search.run()
+    return search.answer()
+
+
+def begin(graph: PlacementGraph, work: Work) -> Search | None:
+    """A search from the placements that are at hand; None without one.
+
+    Raises:
+        InfeasibleError: proven that nothing fits.
+    """
+    raw = condense(graph, chain=False)
+    why = limits.reason(raw)
+    if why:
+        raise limits.refuse(graph, why)
+    c = free_ends(raw)
+    floor = balance(c.load, c.slow, c.supported, graph.accelerators, graph.cpus).bound
+    starts = [by_class(c, where) for where in _starts(graph, c, work)]
+    return Search(c, starts, two=False, floor=floor, work=work) if starts else None
+
+
+class Search:
+    """Rounds of annealing, and proofs of what they found, in turn.
+
+    Attributes:
+        value, best: the best placement so far, a device per class.
+        bound, by: proven, and by whom.
+    """
+
+    def __init__(
+        self, c: Classes, starts: list[Index], *, two: bool, floor: float, work: Work
+    ) -> None:
+        self.c, self.starts, self.work = c, starts, work
+        self.annealing = Annealing(c, two=two, seed=work.seed)
+        self.bound, self.by = floor, "balance"
+        self._tried = inf  # the value that was proven as far as it goes
+        self.value, self.best = min(
+            ((self.annealing.value(where), where) for where in starts), key=lambda entry: entry[0]
+        )
+
+    @property
+    def done(self) -> bool:
+        """The bound has met the value, within the gap, or time is up."""
+        return self.value <= self.bound * (1 + self.work.gap) or not self.work.left
+
+    def run(self) -> None:
+        """Until it is done. Proofs get half of the time that is left, and again when there is a
+        better value."""
+        rounds = ROUNDS
+        while not self.done:
+            self.step(rounds)
+            rounds *= 2
+
+    def step(self, rounds: int) -> None:
+        """Some rounds of annealing, and a proof unless there is one of this value."""
+        starts = [self.best, *self.starts]
+        self.value, self.best = self.annealing.improve(starts, self.work, self.bound, rounds)
+        if not self.done and self.value < self._tried:
+            self._tried = self.value
+            self._prove()
+
+    def answer(self) -> Answer:
+        """The best so far."""
+        return Answer(
+            METHOD, self.value, min(self.bound, self.value), self.by, self.c.nodes(self.best),
+            seconds=self.work.taken,
+        )  # fmt: skip
+
+    def _prove(self) -> None:
+        work = self.work.share(self.work.left / 2)
+        small = part(self.c, self.value, work)
+        known = [by_class(small, self.c.nodes(self.best))]
+        raised = raise_bound(small, self.value, self.bound, known, work)
+        if raised.by:
+            self.bound, self.by = raised.bound, raised.by
+        if raised.better is not None:
+            where = by_class(self.c, small.nodes(raised.better))
+            value = self.annealing.value(where)
+            if value < self.value:
+                self.value, self.best = value, where
+
+
+def by_class(c: Classes, where: Index) -> Index:
+    """A device per class from a device per node."""
+    found = np.zeros(c.count, np.int64)
+    found[c.of] = where
+    return found
+
+
+def _starts(graph: PlacementGraph, c: Classes, work: Work) -> list[Index]:
+    """Placements that keep all limits, a device per node: the best chain, and all on CPUs."""
+    found = []
+    try:
+        chain = contiguous.solve(graph, work.share(work.seconds / 10))
+    except InfeasibleError:  # no chain, which says nothing of other placements
+        chain = None
+    if chain is not None and chain.where is not None:
+        found.append(chain.where)
+    if graph.cpus:
+        found.append(np.full(graph.count, graph.accelerators, np.int64))
+    packed = _packed(c)
+    return found if packed is None else [*found, c.nodes(packed)]
+
+
+def _packed(c: Classes) -> Index | None:
+    """Classes put on accelerators by falling size, each where most bytes are free; None where that
+    does not fit."""
+    graph = c.graph
+    if not graph.accelerators or not c.supported.all():
+        return None
+    free = np.full(graph.accelerators, graph.memory)
+    where = np.zeros(c.count, np.int64)
+    for v in np.argsort(-c.size, kind="stable").tolist():
+        d = int(np.argmax(free))
+        if free[d] < c.size[v]:
+            return None
+        free[d] -= c.size[v]
+        where[v] = d
+    return where

@@ -1,0 +1,110 @@
+"""The set of classes of most profit whose load an accelerator can take, by dynamic programming.
+
+Classes are decided one by one. What later costs depend on is the *state*: for every net with some
+pins decided and some not, whether none, all or some of the decided ones are in the set. For every
+state and every load, in whole units rounded down, the most profit is kept; so what is found is
+never below the true optimum.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import types
+from numpy.typing import NDArray
+
+from onnxremat.placement.graph import Index
+from onnxremat.placement.kernels.compiling import entry
+from onnxremat.planner.problem import Floats
+from onnxremat.planner.search.compiled import F64, F64_3D, I32, I64, I64_2D, U8, part
+
+
+class Layers(NamedTuple):
+    """Transitions from state to state, in rows by class, ordered by target within a row."""
+
+    first: Index  # (n + 1,): transitions of each class
+    source: NDArray[np.int32]
+    target: NDArray[np.int32]
+    take: NDArray[np.uint8]  # the class is in the set
+    load: NDArray[np.int32]  # units it adds
+    number: NDArray[np.uint8]  # among the transitions into its target
+    states: Index  # (n + 1,): before each class
+    shelf: Index  # (n + 1,): first state of each layer in ``choice``
+
+
+class Room(NamedTuple):
+    """Work space: profits of two layers in turn, and the transitions taken."""
+
+    profit: Floats  # (2, states, units + 1); -inf where no set has that load
+    least: Index  # (2, states): the least load of each state
+    choice: NDArray[np.uint8]  # (all states * (units + 1),)
+
+
+LAYERS = types.NamedTuple((I64, I32, I32, U8, I32, U8, I64, I64), Layers)
+ROOM = types.NamedTuple((F64_3D, I64_2D, U8), Room)
+
+
+@part
+def _begin(r: Room, now: int, then: int, s: int, t: int, load: int, gain: float, at: int) -> None:
+    """The first transition into a state, for all loads."""
+    units = r.profit.shape[2]
+    low = min(units, r.least[now, s] + load)
+    r.least[then, t] = low
+    for i in range(low):
+        r.profit[then, t, i] = -np.inf
+    for i in range(low, units):
+        r.profit[then, t, i] = r.profit[now, s, i - load] + gain
+        r.choice[at + i] = 0
+
+
+@part
+def _spread(
+    r: Room, now: int, then: int, s: int, t: int, load: int, gain: float, at: int, number: int
+) -> None:
+    """A further transition into a state, for all loads."""
+    units = r.profit.shape[2]
+    low = min(units, r.least[now, s] + load)
+    r.least[then, t] = min(r.least[then, t], low)
+    taken = np.uint8(number)
+    for i in range(low, units):
+        value, old = r.profit[now, s, i - load] + gain, r.profit[then, t, i]
+        better = value > old
+        r.profit[then, t, i] = value if better else old
+        r.choice[at + i] = taken if better else r.choice[at + i]
+
+
+@entry(types.int64(LAYERS, F64, ROOM))
+def fill(p: Layers, profit: Floats, r: Room) -> int:
+    """The most profit of every load; which half of ``profit`` holds it, in row 0."""
+    units = r.profit.shape[2]
+    for i in range(units):
+        r.profit[0, 0, i] = -np.inf
+    r.profit[0, 0, 0] = 0.0
+    r.least[0, 0] = 0
+    for v in range(len(profit)):
+        now, then = v & 1, 1 - (v & 1)
+        for j in range(p.first[v], p.first[v + 1]):
+            gain = profit[v] if p.take[j] > 0 else 0.0
+            s, t = p.source[j], p.target[j]
+            at = (p.shelf[v + 1] + t) * units
+            if p.number[j] == 0:
+                _begin(r, now, then, s, t, p.load[j], gain, at)
+            else:
+                _spread(r, now, then, s, t, p.load[j], gain, at, p.number[j])
+    return len(profit) & 1
+
+
+@entry(types.void(LAYERS, ROOM, types.int64, U8))
+def trace(p: Layers, r: Room, load: int, inside: NDArray[np.uint8]) -> None:
+    """The set behind a load of the last layer; ``inside`` is one flag per class, in its order."""
+    units = r.profit.shape[2]
+    t, i = 0, load
+    for v in range(len(inside) - 1, -1, -1):
+        number = r.choice[(p.shelf[v + 1] + t) * units + i]
+        for j in range(p.first[v], p.first[v + 1]):
+            if p.target[j] == t and p.number[j] == number:
+                inside[v] = p.take[j]
+                i -= p.load[j]
+                t = p.source[j]
+                break
