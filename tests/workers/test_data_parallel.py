@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from onnxremat.grad.dropout import COUNTER
 from onnxremat.grad.update import update_of
 from onnxremat.training.data import Arrays
 from onnxremat.training.trainer import Trainer
-from onnxremat.workers.data_parallel import DataParallel, Shard
+from onnxremat.workers.data_parallel import APART, DataParallel, Shard
 from onnxremat.workers.gathering import gathering
 from onnxremat.workers.mpi import Ranks
 from tests.training import nets
@@ -206,6 +207,29 @@ def test_a_step_cut_in_two_is_the_step(optimizer: str) -> None:
     np.testing.assert_allclose(cut.fit(data, 3), whole.fit(data, 3), rtol=1e-6)
     for name, value in whole.state.items():
         np.testing.assert_allclose(cut.state[name], value, rtol=1e-5, atol=1e-7)
+
+
+def test_resuming_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
+    """Bit by bit; each rank with the dropout of its own."""
+    saved, data = tmp_path / "c.safetensors", Arrays(nets.arrays(), nets.BATCH)
+    step = differentiate(nets.net(0.3), optimizer="adamw", initializers=True)
+
+    def trainer(ranks: Ranks) -> DataParallel:
+        return DataParallel(step, rate=0.02, threads=1, ranks=ranks)
+
+    whole, half, later = trainer(ALONE), trainer(ALONE), trainer(ALONE)
+    whole.fit(data, 2)
+    half.fit(data, 1, checkpoint=saved)
+    later.resume(saved)
+    later.fit(data, 2)
+    for name, value in whole.state.items():
+        np.testing.assert_array_equal(later.state[name], value)
+    second = trainer(replace(ALONE, rank=1))
+    assert second.state[COUNTER] - trainer(ALONE).state[COUNTER] == APART
+    second.resume(saved)
+    assert second.state[COUNTER] - half.state[COUNTER] == APART
+    second.save(tmp_path / "other")
+    assert not (tmp_path / "other").exists()
 
 
 def test_half_precision_and_its_loss_scale() -> None:
