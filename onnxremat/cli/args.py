@@ -12,12 +12,14 @@ from onnxremat.cli.console import Voice
 from onnxremat.errors import UsageError
 from onnxremat.graph.onnx_io import check_writable
 from onnxremat.pipeline.artifact import Check
+from onnxremat.pipeline.study_problem import Subject
 from onnxremat.planner.options import (
     FORMULATIONS,
     MOST_COLUMNS,
     PLANNERS,
 )
 from onnxremat.report.suffix import check_suffix
+from onnxremat.units import format_bytes
 
 Model = Annotated[Path, typer.Argument(help="ONNX model.", show_default=False)]
 Budget = Annotated[
@@ -120,6 +122,15 @@ Objective = Annotated[
         help="With --devices: time (of all runs and copies), makespan (devices side by side), auto."
     ),
 ]
+NotCounted = Annotated[
+    str,
+    typer.Option(
+        "--not-counted",
+        help="Parts of the process that --budget leaves out, of inputs,state,session: what the "
+        "caller holds anyway, parameters and state of a training step, onnxruntime's structures.",
+        show_default=False,
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 Verbose = Annotated[
     int, typer.Option("--verbose", "-v", count=True, help="Say more (-vv: tracebacks).")
@@ -191,6 +202,11 @@ def _size(text: str) -> int | None:
     return int(text) or None
 
 
+def parse_parts(text: str) -> tuple[str, ...]:
+    """``inputs,state``; which there are is checked as a model is prepared."""
+    return tuple(part for part in (part.strip() for part in text.split(",")) if part)
+
+
 def parse_pins(texts: list[str] | None) -> list[tuple[str, str]]:
     """``PATTERN=DEVICE``.
 
@@ -210,6 +226,16 @@ def tell_checks(voice: Voice, checks: Sequence[Check]) -> None:
     """One line per check."""
     for check in checks:
         voice.note(f"{'PASSED' if check.ok else 'FAILED'}  {check.name}: {check.text}")
+
+
+def tell_beside(voice: Voice, subject: Subject) -> None:
+    """What the budgets of a study leave out."""
+    if subject.model is not None and subject.beside:
+        voice.note(
+            "budgets and peaks here are of weights and values; a process takes "
+            f"{format_bytes(subject.beside)} more ({subject.model.beside.words}), which --budget "
+            "in bytes counts"
+        )
 
 
 def parse_split(text: str) -> tuple[int, ...] | None:

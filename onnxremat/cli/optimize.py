@@ -83,6 +83,7 @@ def command(
     threads: args.Threads = 0,
     fixed_order: args.FixedOrder = False,
     split_batch: args.SplitBatch = "auto",
+    not_counted: args.NotCounted = "",
     data: args.Data = None,
     measure: args.Measure = True,
     fresh: args.Fresh = False,
@@ -123,6 +124,7 @@ def command(
     settings = Settings(
         args.parse_shapes(shape), args.parse_dims(dim), target, threads, seed, data, measure, fresh,
         fixed_order, made, args.parse_split(split_batch),
+        not_counted=args.parse_parts(not_counted),
     )  # fmt: skip
     log = Phases(voice.say)
     with voice.working() as interrupt:

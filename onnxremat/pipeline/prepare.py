@@ -17,9 +17,9 @@ from onnxremat.cost.table import CostTable
 from onnxremat.errors import ModelError, UsageError
 from onnxremat.grad import Settings as Training
 from onnxremat.grad import differentiate, training_of
-from onnxremat.grad.description import KEY as STEP
+from onnxremat.grad.description import without_first_values
 from onnxremat.graph.batch import batched_inputs
-from onnxremat.graph.ir import Graph, Role
+from onnxremat.graph.ir import Graph
 from onnxremat.graph.light import read_light
 from onnxremat.graph.onnx_io import from_graphsurgeon, inline_functions, to_model
 from onnxremat.graph.order import (
@@ -44,6 +44,7 @@ from onnxremat.planner.reduce import Reduced, reduce
 from onnxremat.rewrite.restore import restored
 from onnxremat.schedule.simulate import Rules, simulate
 from onnxremat.session.measure import profiled, weight_bytes
+from onnxremat.session.process import PARTS, Beside, beside
 from onnxremat.units import format_bytes
 
 Progress = Callable[[str], None]
@@ -70,6 +71,8 @@ class Settings:
         split_batch: compute the batch in parts: so many, or of so many rows each; whole where
             empty. None leaves it to the planner of several devices.
         costs: prices the ops of a graph, instead of measuring them or estimating.
+        not_counted: parts of a process, of :data:`onnxremat.session.process.PARTS`, that a budget
+            leaves out.
     """
 
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
@@ -84,6 +87,7 @@ class Settings:
     train: Training | None = None
     split_batch: tuple[int, ...] | None = None
     costs: Callable[[Graph], CostTable] | None = None
+    not_counted: tuple[str, ...] = ()
 
     def on_this_machine(self) -> Settings:
         """The same with ``host`` for ``auto``."""
@@ -95,6 +99,7 @@ class Settings:
             "shapes": {name: list(shape) for name, shape in self.shapes.items()},
             "dims": dict(self.dims),
             "target": self.target,
+            "not_counted": list(self.not_counted),
             **({"split_batch": list(self.split_batch)} if self.split_batch else {}),
         }
 
@@ -240,6 +245,19 @@ class Prepared:
         except ModelError:  # no training step
             return ()
 
+    @cached_property
+    def beside(self) -> Beside:
+        """What budgets count beside weights and values, of a session of ``graph``."""
+        return self.beside_in(self.graph)
+
+    def beside_in(self, graph: Graph) -> Beside:
+        """The same of a session of another graph of this model."""
+        return self.everything_in(graph).without(self.settings.not_counted)
+
+    def everything_in(self, graph: Graph) -> Beside:
+        """The same, counted or not."""
+        return beside(graph, [name for name, _ in self.in_place])
+
     @property
     def batch(self) -> int:
         """Rows of the batch, 0 where no input has one."""
@@ -279,6 +297,9 @@ def prepare(
     if settings.target not in (AUTO, *TARGETS):
         names = ", ".join((AUTO, *TARGETS))
         raise UsageError(f"unknown target '{settings.target}'", hint=f"one of {names}")
+    if set(settings.not_counted) - set(PARTS):
+        odd = ", ".join(sorted(set(settings.not_counted) - set(PARTS)))
+        raise UsageError(f"a budget counts no '{odd}'", hint="one of " + ", ".join(PARTS))
     with log.phase(READ, "reading the model"):
         made = _prepared(source, settings.on_this_machine(), log)
     return replace(made, as_it_is=settings.target == AUTO and not settings.split_batch)
@@ -295,7 +316,7 @@ def _prepared(source: Source, settings: Settings, log: Phases) -> Prepared:
         # The portable graph uses no kernels of one processor; a file for this one may.
         step = settings.train.on_this_machine() if settings.target == "host" else settings.train
         bound = differentiate(bound, folder=folder, settings=step)
-    bound, dropped = _without_first_values(bound)
+    bound, dropped = without_first_values(bound)
     original = without_dead_ops(build_graph(bound, folder))
     plain = in_tensors(original, folder)
     bound = to_model(original)
@@ -310,23 +331,6 @@ def _prepared(source: Source, settings: Settings, log: Phases) -> Prepared:
         unsplit = _optimised(name, folder, original, plain, feeds, baseline, settings.target, log)
         made = _for_planning(unsplit, settings, log)
     return replace(made, notes=(*dropped, *made.notes))
-
-
-def _without_first_values(model: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[str, ...]]:
-    """A training step whose parameters and state are inputs only, and a note where the file held
-    first values: as initializers they would be taken for constants."""
-    if not any(entry.key == STEP for entry in model.metadata_props):
-        return model, ()
-    held = {variable.input for variable in training_of(model).variables}
-    kept = [tensor for tensor in model.graph.initializer if tensor.name not in held]
-    if len(kept) == len(model.graph.initializer):
-        return model, ()
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
-    del result.graph.initializer[:]
-    result.graph.initializer.extend(kept)
-    note = "first values of parameters and state are left out: train with --weights STEP or MODEL"
-    return result, (note,)
 
 
 def prepare_split(
@@ -489,8 +493,3 @@ def _notes(asked: str, made: Optimised, store_all: int, original: int) -> tuple[
             "load; --target host plans that graph (a file for this kind of processor)"
         )
     return tuple(notes)
-
-
-def inputs_bytes(graph: Graph) -> int:
-    """Bytes the caller holds for the inputs; no budget counts them."""
-    return sum(t.bytes for t in graph.tensors.values() if t.role is Role.INPUT)

@@ -21,7 +21,7 @@ from onnxremat.pipeline.device_plan import transfers
 from onnxremat.pipeline.in_session import InOneSession, SessionRun
 from onnxremat.pipeline.over_devices import DevicesRun, OverDevices
 from onnxremat.pipeline.phases import TIME, VERIFY, Phases
-from onnxremat.pipeline.prepare import Prepared, inputs_bytes
+from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.verify import bytes_checks
 from onnxremat.rewrite.pins import is_added
 from onnxremat.schedule.plan import Plan
@@ -111,8 +111,15 @@ class Result:
         plain = run.plain if isinstance(run, SessionRun) else None
         timing = {t.name: t for t in self.timings}
         result, original = timing.get("result"), timing.get("original")
+        parts = prepared.everything_in(artifact.graph)
         return {
             "budget_bytes": self.candidate.budget,
+            "limit_bytes": self.candidate.limit,
+            "beside_bytes": artifact.beside,
+            "state_bytes": parts.state,
+            "session_bytes": parts.session,
+            "not_counted": list(prepared.settings.not_counted),
+            "process_bytes": self.candidate.held + artifact.beside,
             "store_all_peak_bytes": prepared.store_all_peak,
             "peak_predicted_bytes": artifact.timeline.peak,
             "peak_measured_bytes": found.peak if found else None,
@@ -120,7 +127,7 @@ class Result:
             "arena_bytes": found.arena_bytes if found else None,
             "arena_default_options_bytes": plain.arena_bytes if plain else None,
             "weight_bytes": artifact.timeline.weight_bytes,
-            "input_bytes": inputs_bytes(prepared.graph),
+            "input_bytes": parts.inputs + parts.state,
             "overhead_planned": plan.overhead,
             "overhead_measured": result.ratio - 1 if result else None,
             "overhead_spread": result.spread if result else None,
@@ -231,7 +238,8 @@ def finish(kind: type[R], candidate: Candidate, timed: Timed, log: Phases, **mor
     with log.phase(VERIFY, "verifying"):
         verified = candidate.artifact.verified(prepared, run)
         _refuse_wrong(verified)
-        bytes_ = bytes_checks(candidate.artifact.predict(), run, candidate.limits)
+        made = candidate.artifact
+        bytes_ = bytes_checks(made.predict(), run, candidate.limits, made.beside)
         close = compare(next(iter(run.outputs.values())), prepared.baseline.outputs)
     timings: list[Timing] = []
     if timed.seconds > 0:
