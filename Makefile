@@ -9,7 +9,7 @@ TORCH ?= torch==2.13.0
 # In one call with PyTorch, or another build of it may be drawn in.
 ZOO ?= $(TORCH) torchvision==0.28.0 timm transformers onnxscript
 
-.PHONY: demo test coverage test-torch test-zoo test-zoo-sample check format bench bench-devices bench-memory bench-plan bench-train regress clean
+.PHONY: demo test test-slow coverage test-torch test-zoo test-zoo-sample check format bench bench-devices bench-memory bench-plan bench-train regress clean
 
 demo: $(VENV)/ready
 	MODEL=$(MODEL) $(BIN)/python tools/demo.py
@@ -17,7 +17,11 @@ demo: $(VENV)/ready
 # The whole path on a tiny model first: a broken installation shows in seconds.
 test: $(VENV)/dev
 	$(BIN)/python -m pytest -q -x tests/test_tiny.py
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --ignore tests/test_tiny.py tests $(ARGS)
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile -m 'not slow' --ignore tests/test_tiny.py tests $(ARGS)
+
+# What takes more than ten seconds a test: more of the large nets.
+test-slow: $(VENV)/dev
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist load -m slow tests $(ARGS)
 
 # Lines that no test reaches. Python 3.12 has a cheap way to see them (sysmon); before it, tests take
 # a tenth to a half longer.
@@ -69,6 +73,7 @@ $(VENV)/ready: pyproject.toml $(wildcard onnxremat/memory/*.c)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable .
 	$(BIN)/python -c "from onnxremat.planner.search import warm_up; warm_up()"
+	$(BIN)/python -c "from onnxremat.placement.kernels import warm_up; warm_up()"
 	@touch $@
 
 $(VENV)/dev: $(VENV)/ready

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         export,
         load,
         load_devices,
+        load_pipeline,
         max_batch,
         optimize,
         optimize_devices,
@@ -51,6 +52,7 @@ __all__ = [
     "export",
     "load",
     "load_devices",
+    "load_pipeline",
     "max_batch",
     "optimize",
     "optimize_devices",
@@ -59,6 +61,11 @@ __all__ = [
     "sweep",
     "verify",
 ]
+
+
+def __dir__() -> list[str]:
+    """The API, whether it was used already or not."""
+    return sorted({*globals(), *__all__})
 
 
 def __getattr__(name: str) -> Any:

@@ -10,12 +10,12 @@ compare    in.onnx + budgets -> every planner side by side
 max_batch  in.onnx + budget -> the largest batch that fits
 load       result -> a ready onnxruntime session
 load_devices   result for several devices -> ready to run
+load_pipeline  the same for throughput -> ready to take one sample after the other
 export, check_export   PyTorch module -> a file that can be trained, and whether it can
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -24,17 +24,20 @@ from typing import Any
 
 from rich.console import RenderableType
 
+from onnxremat import plain_json
 from onnxremat.device.files import read_machine
 from onnxremat.device.machine import Machine
 from onnxremat.errors import UsageError
 from onnxremat.execute.deployment import read_deployment
 from onnxremat.execute.executor import Executor
+from onnxremat.execute.pipelined import Pipeline
 from onnxremat.exporting.check import check_export
 from onnxremat.exporting.write import export
 from onnxremat.grad import Settings as Training
 from onnxremat.grad import differentiate as add_backward
 from onnxremat.grad import training_of
-from onnxremat.graph.onnx_io import check_writable, inline_functions, read_model, write_model
+from onnxremat.graph.functions import inline_functions
+from onnxremat.graph.onnx_io import check_writable, missing_file, read_model, write_model
 from onnxremat.ort.infer import bind
 from onnxremat.pipeline.batch_split import plan_best
 from onnxremat.pipeline.closed_loop import Candidate
@@ -79,6 +82,7 @@ __all__ = [
     "export",
     "load",
     "load_devices",
+    "load_pipeline",
     "max_batch",
     "optimize",
     "optimize_devices",
@@ -137,6 +141,7 @@ def optimize(
     options: PlanOptions | None = None,
     pins: Sequence[tuple[str, str]] = (),
     objective: str = "auto",
+    in_flight: int | None = None,
     bench_seconds: float = 6.0,
     write_model: str | os.PathLike[str] | None = None,
     read_solution: str | os.PathLike[str] | None = None,
@@ -154,8 +159,10 @@ def optimize(
         settings: shapes, target, threads, and whether to measure.
         options: how to search.
         pins: with ``devices``: (pattern of op names or types, device).
-        objective: with ``devices``: ``time`` of all runs and copies, ``makespan`` side by side, or
-            ``auto``.
+        objective: with ``devices``: ``time`` of all runs and copies, ``makespan`` side by side,
+            ``throughput`` of samples one after the other (see :func:`load_pipeline`), or ``auto``.
+        in_flight: for the throughput: samples inside at most; None for as many as are of use and
+            fit.
         bench_seconds: time to spend on timing the result, 0 for none.
         write_model: write the formulation (of ``options``, else ``cuts``) as ``.mps`` or ``.lp``
             before it is solved.
@@ -173,6 +180,7 @@ def optimize(
     request = Request(
         budget, machine, options or PlanOptions(), pins, objective, bench_seconds,
         Path(write_model) if write_model else None, Path(read_solution) if read_solution else None,
+        in_flight=in_flight,
     )  # fmt: skip
     log = Phases.of(say)
     settings = settings or Settings()
@@ -256,15 +264,15 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
     """
     file = Path(path)
     if not file.is_file():
-        raise UsageError(f"no such file: {file}")
+        raise missing_file(file, ".json", make="onnxremat plan IN -o plan.json makes one")
     if file.suffix != ".json":
         facts = metadata(read_model(file))
         if "plan" not in facts:
             raise UsageError(f"{file} carries no plan", hint="onnxremat optimize writes one")
         return unpack(facts["plan"])
     try:
-        return Plan.from_json(json.loads(file.read_text()))
-    except (ValueError, UnicodeDecodeError, AttributeError) as error:
+        return Plan.from_json(plain_json.loads(file.read_text()))
+    except ValueError as error:
         raise UsageError(f"{file} is not a plan", why=str(error)) from error
 
 
@@ -400,6 +408,31 @@ def load_devices(
         MissingComponentError: a device's provider is not here.
     """
     return read_deployment(path).executor(state, overlap)
+
+
+def load_pipeline(path: str | os.PathLike[str], *, in_flight: int | None = None) -> Pipeline:
+    """Ready to take one sample after the other, devices working on different ones::
+
+        with onnxremat.load_pipeline("out.onnx") as pipeline:
+            for outputs in pipeline.map(samples):  # each {name: array}
+                ...
+
+    Args:
+        in_flight: samples inside at most; what the file was planned for when None.
+
+    Raises:
+        UsageError: the file carries no plan over several devices, was not planned for throughput
+            and ``in_flight`` is None, or holds a training step.
+        UnsupportedError: a sample would come back to a device that it has left.
+        MissingComponentError: a device's provider is not here.
+    """
+    made = read_deployment(path)
+    if not made.in_flight and in_flight is None:
+        raise UsageError(
+            f"{path} was not planned for samples in flight",
+            hint="optimize IN OUT --devices M --objective throughput; or give in_flight",
+        )
+    return made.pipeline(in_flight)
 
 
 def no_drawings() -> UsageError:

@@ -16,6 +16,8 @@ from onnxremat.errors import UsageError
 _BINARY = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d*)?|\.\d+)\s*([kmgt]?)(i?b?)\s*$", re.IGNORECASE | re.ASCII)
 _SHARE = re.compile(r"^\s*(\d+(?:\.\d*)?|\.\d+)\s*(%|x)\s*$", re.IGNORECASE | re.ASCII)
+MOST = 1 << 60  # bytes of a size: sums stay whole numbers of 64 bits
+MOST_SHARE = 1e6  # of a memory or a peak
 BUDGET_FORMS = "2GiB, 2GB, 500MiB, bytes, 60% (of the device), 0.6x (of the unoptimised peak), min"
 
 
@@ -30,7 +32,10 @@ def parse_bytes(text: str) -> int:
         raise UsageError(f"'{text}' is not a size", hint="write 2GiB, 2GB, 500MiB or bytes")
     number, prefix, suffix = found.groups()
     base = 1000 if suffix.lower() == "b" and prefix else 1024
-    value = int(float(number) * base ** _BINARY[prefix.lower()])
+    amount = float(number) * base ** _BINARY[prefix.lower()]
+    if amount > MOST:
+        raise UsageError(f"size '{text[:40]}' is larger than any memory", hint="write 2GiB, 500MiB")
+    value = int(amount)
     if value <= 0:
         raise UsageError(f"size '{text}' is not positive", hint="write 2GiB, 500MiB or bytes")
     return value
@@ -97,8 +102,9 @@ def parse_budget(text: str | int) -> Budget:
     share = _SHARE.match(text)
     if share:
         number, unit = float(share.group(1)), share.group(2)
-        if number <= 0:
-            raise UsageError(f"budget '{text}' is not positive", hint=f"write {BUDGET_FORMS}")
+        if not 0 < number <= MOST_SHARE:
+            problem = "too large" if number > 0 else "not positive"
+            raise UsageError(f"budget '{text}' is {problem}", hint=f"write {BUDGET_FORMS}")
         if unit == "%":
             return Budget(text, "device", number / 100)
         return Budget(text, "peak", number)

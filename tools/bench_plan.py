@@ -1,7 +1,7 @@
 """Measure the planner: one table of found / bound / gap / seconds / peak memory / target / met.
 
     python tools/bench_plan.py [--quick] [--only TEXT] [--graphs FOLDER] [--seconds S]
-                               [--threads N] [--json FILE] [--list]
+                               [--threads N] [--json FILE] [--list] [--ablate [NAME ...]]
 
 Overheads and gaps are percent of the store-all time. Every row runs in a process of its own, so
 that its memory is its own, and is written to FILE (one JSON object a line) when it ends: an
@@ -9,6 +9,10 @@ interrupted run keeps its rows. The graphs of the Checkmate and MOCCASIN studies
 FOLDER, or from the folder that ONNXREMAT_GRAPHS names; where a file is missing, an instance of the
 same kind is generated, and the column ``from`` says so. Rows whose planner is not there are skipped
 with the reason. Exit code 1 when a target is missed.
+
+--ablate plans some rows (those of --only, or eight that are hard) with everything, and again
+without each heuristic (or those named): what is found and what is proven, and by how much they
+are worse.
 """
 
 from __future__ import annotations
@@ -25,6 +29,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from plan_ablations import ABLATIONS, switch_off
+from plan_ablations import ROWS as HARD
 from plan_rows import Row, load, rows
 from rich.console import Console
 from rich.table import Table
@@ -122,9 +128,10 @@ def _memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // unit
 
 
-def run_row(row: Row, options: argparse.Namespace) -> dict[str, Any]:
-    """Measure a row in a process of its own."""
+def run_row(row: Row, options: argparse.Namespace, without: str = "") -> dict[str, Any]:
+    """Measure a row in a process of its own, without one heuristic if it is named."""
     command = [sys.executable, __file__, "--row", row.name, "--threads", str(options.threads)]
+    command += ["--without", without] if without else []
     if options.graphs:
         command += ["--graphs", str(options.graphs)]
     if options.seconds:
@@ -205,10 +212,15 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--json", type=Path, default=Path("bench-plan.jsonl"))
     parser.add_argument("--list", action="store_true", help="name the rows and stop")
+    parser.add_argument("--ablate", nargs="*", metavar="NAME",
+                        help="what each heuristic earns; names limit it to those")  # fmt: skip
     parser.add_argument("--row", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--without", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
     wanted = chosen(options)
     if options.row:
+        if options.without:
+            switch_off(options.without)
         print(json.dumps(measure(wanted[0], options.graphs, options.threads)))
         return 0
     if options.list:
@@ -216,7 +228,52 @@ def main() -> int:
         return 0
     if options.graphs and not options.graphs.is_dir():
         parser.error(f"no such folder: {options.graphs}")
+    if options.ablate is not None:
+        known = {one.name for one in ABLATIONS}
+        if not known.issuperset(options.ablate):
+            parser.error(f"--ablate knows {', '.join(sorted(known))}")
+        return ablate([row for row in wanted if options.only or row.name in HARD], options)
     return report(wanted, options)
+
+
+def ablate(wanted: Sequence[Row], options: argparse.Namespace) -> int:
+    """Plan each row with everything and without each heuristic; print what that changes."""
+    console = Console(width=None if sys.stdout.isatty() else 150)
+    made = Table(box=None, pad_edge=False, header_style="bold", title="percent, and + where worse")
+    for name in ("row", "without", "found %", "worse", "bound %", "worse", "s"):
+        made.add_column(
+            name, no_wrap=True, justify="left" if name in ("row", "without") else "right"
+        )
+    names = ["", *(one.name for one in ABLATIONS if one.name in (options.ablate or [one.name]))]
+    try:
+        with options.json.open("w", encoding="utf-8") as file:
+            for row in wanted:
+                whole: dict[str, Any] = {}
+                for name in names:
+                    entry = {**run_row(row, options, name), "without": name}
+                    whole = whole or entry
+                    file.write(json.dumps(entry) + "\n")
+                    file.flush()
+                    made.add_row(row.name, name or "(everything)", *_against(entry, whole))
+                    print(row.name, name, *_against(entry, whole), file=sys.stderr, flush=True)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+    console.print(made)
+    for one in ABLATIONS:
+        if one.name in names:
+            console.print(f"{one.name}: {one.what}")
+    return 0
+
+
+def _against(entry: dict[str, Any], whole: dict[str, Any]) -> list[str]:
+    """Cells of a row of the table of ablations."""
+    cells = []
+    for key, sign in (("found", 1), ("bound", -1)):
+        here, there = entry.get(key), whole.get(key)
+        cells.append("none" if here is None else f"{here:.4f}")
+        told = here is not None and there is not None and entry is not whole
+        cells.append(f"{sign * (here - there):+.4f}" if told else "")
+    return [*cells, f"{entry['seconds']:.1f}" if "seconds" in entry else entry["status"]]
 
 
 def report(wanted: Sequence[Row], options: argparse.Namespace) -> int:

@@ -59,7 +59,23 @@ def _code() -> int:
     except OSError as error:  # a full disk, a path no file system takes
         sys.stderr.write(f"error: {error.strerror or error}: {error.filename or ''}\n")
         return 1
+    except Exception as error:
+        _report(_unexpected(error))
+        return 1
     return 0
+
+
+def _unexpected(error: Exception) -> OnnxrematError:
+    """A mistake of ours, in one message."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    said = str(error).splitlines()[0][:200] if str(error) else ""
+    return OnnxrematError(
+        "onnxremat made a mistake",
+        where=f"{os.path.basename(place.filename)}:{place.lineno}",  # noqa: PTH119
+        why=f"{type(error).__name__}: {said}",
+        hint="please report this with the model, or what makes it, and the traceback that "
+        "ONNXREMAT_DEBUG=1 shows",
+    )
 
 
 def _show_warnings() -> None:
@@ -99,9 +115,20 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 def _stop(number: int, frame: FrameType | None) -> None:
     """Not KeyboardInterrupt, which typer would answer for us, and without a word."""
+    if _loading(frame):
+        _leave(number, frame)
     if not WATCH.leaving:
         WATCH.leaving = True
         raise StoppedError("interrupted")
+
+
+def _loading(frame: FrameType | None) -> bool:
+    """Whether a module is being imported: an error raised there may surface as any other."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _report(error: OnnxrematError) -> None:

@@ -7,12 +7,8 @@ from typing import Annotated
 
 import typer
 
-from onnxremat import api
 from onnxremat.cli import args
 from onnxremat.cli.console import Voice
-from onnxremat.pipeline.prepare import Settings
-
-NAME = "apply"
 
 
 def command(
@@ -32,6 +28,8 @@ def command(
     quiet: args.Quiet = False,
 ) -> None:
     """Rewrite a model by a plan made earlier."""
+    from onnxremat import api
+    from onnxremat.pipeline.prepare import Settings
     from onnxremat.report.tables import before_after
 
     voice = Voice(as_json, quiet)

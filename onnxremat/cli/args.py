@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from onnxremat.cli.console import Voice
 from onnxremat.errors import UsageError
-from onnxremat.graph.onnx_io import check_writable
-from onnxremat.pipeline.artifact import Check
-from onnxremat.pipeline.study_problem import Subject
 from onnxremat.planner.options import (
     FORMULATIONS,
     MOST_COLUMNS,
@@ -21,6 +18,18 @@ from onnxremat.planner.options import (
 from onnxremat.report.suffix import check_suffix
 from onnxremat.units import format_bytes
 
+if TYPE_CHECKING:
+    from onnxremat.pipeline.artifact import Check
+    from onnxremat.pipeline.study_problem import Subject
+
+ModelOrGraph = Annotated[
+    Path,
+    typer.Argument(
+        metavar="SOURCE",
+        help="ONNX model, or graph file of a planner study (.json: nodes with sizes and costs).",
+        show_default=False,
+    ),
+]
 Model = Annotated[Path, typer.Argument(help="ONNX model.", show_default=False)]
 Budget = Annotated[
     str,
@@ -64,6 +73,14 @@ Measure = Annotated[
 Fresh = Annotated[bool, typer.Option("--fresh", help="Measure costs again even when cached.")]
 Seed = Annotated[int, typer.Option(help="Seed of inputs and search.")]
 TimeLimit = Annotated[float, typer.Option(min=0.1, help="Seconds for the planner.")]
+Work = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Units of work (about a millisecond each) for each call of the planner instead of "
+        "seconds: the same costs, seed and work give the same plan on any machine, however busy.",
+    ),
+]
 Gap = Annotated[
     float, typer.Option(min=0.0, help="Good enough: found minus bound, share of store-all time.")
 ]
@@ -119,7 +136,17 @@ Pin = Annotated[
 Objective = Annotated[
     str,
     typer.Option(
-        help="With --devices: time (of all runs and copies), makespan (devices side by side), auto."
+        help="With --devices: time (of all runs and copies), makespan (devices side by side), "
+        "throughput (a pipeline: devices work on different samples), auto."
+    ),
+]
+InFlight = Annotated[
+    int | None,
+    typer.Option(
+        "--in-flight",
+        min=1,
+        help="With --objective throughput: samples inside the pipeline at most; without it as many "
+        "as are of use and fit.",
     ),
 ]
 NotCounted = Annotated[
@@ -133,7 +160,13 @@ NotCounted = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 Verbose = Annotated[
-    int, typer.Option("--verbose", "-v", count=True, help="Say more (-vv: tracebacks).")
+    int,
+    typer.Option(
+        "--verbose",
+        "-v",
+        count=True,
+        help="Say more: recomputed ops; seconds by phase, also of a refusal (-vv: tracebacks).",
+    ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")]
 Plot = Annotated[
@@ -152,6 +185,8 @@ def check_drawings(plot: Path | None, trace: Path | None) -> None:
     Raises:
         UsageError: unknown suffix, or not writable.
     """
+    from onnxremat.graph.onnx_io import check_writable
+
     for path, accepted in ((plot, PLOTS), (trace, (".json",))):
         if path is not None:
             check_suffix(path, accepted)

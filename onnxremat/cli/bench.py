@@ -9,10 +9,6 @@ import typer
 
 from onnxremat.cli import args
 from onnxremat.cli.console import Voice
-from onnxremat.pipeline.bench import bench_files
-from onnxremat.pipeline.prepare import Settings
-
-NAME = "bench"
 
 
 def command(
@@ -23,12 +19,23 @@ def command(
     seed: args.Seed = 0,
     threads: args.Threads = 0,
     data: args.Data = None,
+    throughput: Annotated[
+        bool,
+        typer.Option(
+            "--throughput",
+            help="Seconds from sample to sample: models planned with --objective throughput run "
+            "as full pipelines.",
+        ),
+    ] = False,
     as_json: args.Json = False,
     quiet: args.Quiet = False,
 ) -> None:
     """Time models in turn; medians and ratios to the first. Planned models run as planned,
     others under default options. One model planned for several devices alone: against each of
     them."""
+    from onnxremat.pipeline.bench import OnDevices, bench_files
+    from onnxremat.pipeline.prepare import Settings
+    from onnxremat.pipeline.rates import in_pipeline
     from onnxremat.report.tables import bench_table
 
     voice = Voice(as_json, quiet)
@@ -37,8 +44,16 @@ def command(
     )  # fmt: skip
     with voice.working() as interrupt:
         voice.say("timing")
-        timings = bench_files(models, settings, seconds, interrupt)
+        timings = bench_files(
+            models, settings, seconds, interrupt, in_pipeline if throughput else OnDevices
+        )
     voice.table(bench_table(timings))
+    rates = {timing.name: 1 / timing.seconds for timing in timings}
+    if throughput:
+        for name, rate in rates.items():
+            voice.note(f"{name}: {rate:.4g} samples per second")
     if as_json:
         rows = [vars(timing) | {"model": timing.name} for timing in timings]
+        if throughput:
+            rows = [row | {"samples_per_second": rates[row["name"]]} for row in rows]
         voice.result({"timings": rows})

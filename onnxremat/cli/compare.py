@@ -7,20 +7,15 @@ from typing import Annotated
 
 import typer
 
-from onnxremat import api
 from onnxremat.cli import args
 from onnxremat.cli.console import Voice
 from onnxremat.device.host import processors
 from onnxremat.errors import OnnxrematError, StoppedError
-from onnxremat.pipeline.prepare import Settings
 from onnxremat.planner.options import Method, PlanOptions
-from onnxremat.studies.planners import STANDARD
-
-NAME = "compare"
 
 
 def command(
-    source: args.Model,
+    source: args.ModelOrGraph,
     budgets: Annotated[
         list[str] | None,
         typer.Option("--budget", "-b", help="Budget (repeatable); 0.6x without any."),
@@ -39,6 +34,7 @@ def command(
     dim: args.Dim = None,
     target: args.Target = "auto",
     time_limit: args.TimeLimit = 20.0,
+    work: args.Work = None,
     gap: args.Gap = 5e-5,
     solver: args.Solver = "auto",
     seed: args.Seed = 0,
@@ -53,9 +49,13 @@ def command(
     """Plan a model or a graph file with every planner: overhead, peak, time, bound.
 
     Nothing is rewritten: these are the planner's numbers. --time-limit holds for each planner. A
-    published rule that beats ours by more than the gap is reported as a defect, exit code 1.
+    published rule that beats ours by more than the gap is reported as a defect, exit code 1. Where
+    no planner has a plan the exit code is 3 (proven: there is none) or 4.
     """
+    from onnxremat import api
+    from onnxremat.pipeline.prepare import Settings
     from onnxremat.report.standings import standings_table
+    from onnxremat.studies.planners import STANDARD
 
     voice = Voice(as_json, quiet)
     settings = Settings(
@@ -64,7 +64,7 @@ def command(
     )  # fmt: skip
     with voice.working() as interrupt:
         options = PlanOptions(
-            time_limit=time_limit, gap=gap, solver=solver, seed=seed,
+            time_limit=time_limit, work=work, gap=gap, solver=solver, seed=seed,
             method=Method(most_columns=max_columns), threads=threads or processors(),
             progress=voice.planning, stop=interrupt,
         )  # fmt: skip
@@ -87,6 +87,8 @@ def command(
                 "defects": found.defects,
             }
         )
+    if not interrupt.asked:
+        found.require_a_plan()
     if found.defects and not interrupt.asked:
         raise OnnxrematError(
             "a published rule beats our planner, which is a defect",

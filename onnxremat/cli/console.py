@@ -129,6 +129,10 @@ class Voice:
         """A line for people."""
         self.err.print(text, markup=False)
 
+    def aside(self, table: Any) -> None:
+        """A rich table beside an error: on stderr."""
+        self.err.print(table)
+
     def table(self, table: Any) -> None:
         """A rich table for people: stdout, or stderr beside JSON."""
         if not self.quiet:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from onnxremat.cli import args
 from onnxremat.cli.console import Voice
-from onnxremat.device.files import machine_toml, read_machine, shipped
-from onnxremat.device.machine import Device, Machine, short_name
 from onnxremat.errors import UsageError
 from onnxremat.units import format_bytes, format_seconds
 
-NAME = "devices"
+if TYPE_CHECKING:
+    from onnxremat.device.machine import Device, Machine
 
 
 def command(
@@ -28,6 +27,8 @@ def command(
     quiet: args.Quiet = False,
 ) -> None:
     """List the devices here; measure them: devices detect > my.toml; show a machine file."""
+    from onnxremat.device.files import read_machine, shipped
+
     voice = Voice(as_json, quiet)
     if action == "detect" and file is None:
         _detect(voice)
@@ -47,6 +48,7 @@ def _detect(voice: Voice) -> None:
     import datetime
 
     from onnxremat.cost.detect import detect
+    from onnxremat.device.files import machine_toml
     from onnxremat.ort.session import runtime_version
 
     with voice.working():
@@ -96,6 +98,8 @@ def _show(voice: Voice, machine: Machine) -> None:
 
 
 def _line(device: Device) -> str:
+    from onnxremat.device.machine import short_name
+
     parts = [f"{device.name:12s}", f"{short_name(device.provider):9s}"]
     parts.append(format_bytes(device.memory) if device.memory else "memory not known")
     if device.threads:

@@ -7,13 +7,9 @@ from typing import Annotated
 
 import typer
 
-from onnxremat import api
 from onnxremat.cli import args, training
 from onnxremat.cli.console import Voice
 from onnxremat.errors import UsageError
-from onnxremat.grad import Settings as Training
-
-NAME = "differentiate"
 
 
 def command(
@@ -43,6 +39,9 @@ def command(
     quiet: args.Quiet = False,
 ) -> None:
     """Make one training step of a model, in standard ONNX operators."""
+    from onnxremat import api
+    from onnxremat.grad import Settings as Training
+
     voice = Voice(as_json, quiet)
     api.check_paths(source, target_file)
     settings = Training(

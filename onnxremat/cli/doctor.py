@@ -5,13 +5,12 @@ from __future__ import annotations
 from onnxremat.cli import args
 from onnxremat.cli.console import Voice
 from onnxremat.errors import MissingComponentError
-from onnxremat.pipeline.doctor import checkup
-
-NAME = "doctor"
 
 
 def command(as_json: args.Json = False, quiet: args.Quiet = False) -> None:
     """Check packages, onnxruntime's behaviour, solvers and licences."""
+    from onnxremat.pipeline.doctor import checkup
+
     voice = Voice(as_json, quiet)
     rows = checkup()
     if as_json:

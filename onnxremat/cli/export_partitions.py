@@ -10,8 +10,6 @@ import typer
 from onnxremat.cli import args
 from onnxremat.cli.console import Voice
 
-NAME = "export-partitions"
-
 
 def command(
     planned: Annotated[Path, typer.Argument(help="Model planned for several devices.")],

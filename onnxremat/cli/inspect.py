@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-import json
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from onnxremat import api
 from onnxremat.cli import args
 from onnxremat.cli.console import Voice, percent, size
-from onnxremat.graph.onnx_io import read_model
-from onnxremat.ort.offline import weight_bytes
-from onnxremat.rewrite.emit import metadata
-from onnxremat.session.load import options_of, snippets
 
-NAME = "inspect"
+if TYPE_CHECKING:
+    import onnx
+
+MOST = 12  # inputs, and outputs, that are shown to people
+OF_SESSIONS = (
+    "budget_bytes",
+    "overhead_planned",
+    "bound",
+    "gap",
+    "bound_any_order",
+    "bound_staged",
+)
+OF_PIPELINES = (
+    "objective", "in_flight", "samples_per_second_predicted", "loads_seconds", "max_load_seconds",
+    "bound_seconds", "gap",
+)  # fmt: skip
 
 
 def command(
@@ -27,6 +36,8 @@ def command(
     quiet: args.Quiet = False,
 ) -> None:
     """Show what a model or plan holds; ready-to-paste code for planned models."""
+    from onnxremat import api
+
     voice = Voice(as_json, quiet)
     if source.suffix == ".json":
         plan = api.read_plan(source)
@@ -36,12 +47,40 @@ def command(
     if as_json:
         voice.result(facts)
         return
+    types = facts.get("types", {})
     for key, value in facts.items():
-        if key not in ("snippets", "facts"):
+        if key in ("inputs", "outputs"):
+            _values(voice, key, value, types)
+        elif key not in ("snippets", "facts", "types"):
             voice.out.print(f"{key:24s} {_shown(key, value)}", markup=False)
     if snippet and "snippets" in facts:
         for language, code in facts["snippets"].items():
             voice.out.print(f"\n# {language}\n{code}", markup=False)
+
+
+def _values(voice: Voice, key: str, names: list[str], types: dict[str, str]) -> None:
+    """One line per value; of many the first."""
+    voice.out.print(f"{key:24s} {len(names)}", markup=False)
+    for name in names[:MOST]:
+        voice.out.print(f"  {name:22s} {types[name]}", markup=False)
+    if len(names) > MOST:
+        voice.out.print(f"  and {len(names) - MOST} more (--json lists all)", markup=False)
+
+
+def _type(value: onnx.ValueInfoProto) -> str:
+    """``float [batch, 64]``, or what else than a tensor it is."""
+    from onnx import TensorProto
+
+    kind = value.type.WhichOneof("value") or "no type"
+    if kind != "tensor_type":
+        return kind.removesuffix("_type")
+    tensor = value.type.tensor_type
+    known = tensor.elem_type in TensorProto.DataType.values()
+    element = TensorProto.DataType.Name(tensor.elem_type).lower() if known else "?"
+    if not tensor.HasField("shape"):
+        return f"{element}, of any shape"
+    sizes = [d.dim_param or (d.dim_value if d.dim_value > 0 else "?") for d in tensor.shape.dim]
+    return f"{element} [{', '.join(map(str, sizes))}]"
 
 
 def _shown(key: str, value: Any) -> str:
@@ -71,6 +110,11 @@ def _plan(plan: Any) -> dict[str, Any]:
 
 
 def _model(source: Any) -> dict[str, Any]:
+    from onnxremat.graph.onnx_io import read_model
+    from onnxremat.ort.offline import weight_bytes
+    from onnxremat.rewrite.emit import figures, metadata, unpack
+    from onnxremat.session.load import options_of, snippets
+
     model = read_model(source)
     constants = {t.name for t in model.graph.initializer}
     facts: dict[str, Any] = {
@@ -82,14 +126,16 @@ def _model(source: Any) -> dict[str, Any]:
         "weight_bytes": weight_bytes(model),
         "inputs": [v.name for v in model.graph.input if v.name not in constants],
         "outputs": [v.name for v in model.graph.output],
+        "types": {v.name: _type(v) for v in (*model.graph.input, *model.graph.output)},
     }
     planned = metadata(model)
     if "plan" in planned:
-        from onnxremat.rewrite.emit import unpack
-
         options = options_of(model)
         facts |= _plan(unpack(planned["plan"]))
         facts["options"] = options.to_json()
-        facts["facts"] = json.loads(planned.get("facts", "{}"))
+        facts["facts"] = told = figures(planned)
+        if told.get("in_flight"):
+            facts = {key: value for key, value in facts.items() if key not in OF_SESSIONS}
+            facts |= {key: told[key] for key in OF_PIPELINES}
         facts["snippets"] = snippets(str(source), options)
     return facts

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onnxremat import api
 from onnxremat.cli import args, training
 from onnxremat.cli.console import Voice, percent
 from onnxremat.device.host import processors
 from onnxremat.errors import UsageError
-from onnxremat.grad import Settings as Training
-from onnxremat.pipeline.prepare import Settings
 from onnxremat.planner.options import PlanOptions
 from onnxremat.units import format_bytes
 
-NAME = "max-batch"
+if TYPE_CHECKING:
+    from onnxremat import api
+
 
 MaxOverhead = Annotated[
     str, typer.Option("--max-overhead", help="Most extra time a plan may take: 20%.")
@@ -31,7 +30,7 @@ FileBatch = Annotated[
 
 
 def command(
-    source: args.Model,
+    source: args.ModelOrGraph,
     budget: Annotated[
         str, typer.Option("--budget", "-b", help="2GiB, bytes, or 60% (of this machine's memory).")
     ],
@@ -50,6 +49,7 @@ def command(
     optimizer: training.Optimizer = "sgd",
     target: args.Target = "auto",
     time_limit: args.TimeLimit = 10.0,
+    work: args.Work = None,
     gap: args.Gap = 5e-4,
     solver: args.Solver = "auto",
     seed: args.Seed = 0,
@@ -65,6 +65,10 @@ def command(
     --time-limit holds for each batch tried. Costs are measured once and scaled. A graph file has
     no batch dimension: all its sizes and costs are scaled.
     """
+    from onnxremat import api
+    from onnxremat.grad import Settings as Training
+    from onnxremat.pipeline.prepare import Settings
+
     voice = Voice(as_json, quiet)
     grown, bound = split_dims(dim)
     settings = Settings(
@@ -80,7 +84,7 @@ def command(
     left = f" --not-counted {not_counted}" if not_counted else ""
     with voice.working() as interrupt:
         options = PlanOptions(
-            time_limit=time_limit, gap=gap, solver=solver, seed=seed,
+            time_limit=time_limit, work=work, gap=gap, solver=solver, seed=seed,
             threads=threads or processors(), progress=voice.planning, stop=interrupt,
         )  # fmt: skip
         found = api.max_batch(

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onnxremat import api
 from onnxremat.cli import args, training
 from onnxremat.cli.console import Voice
 from onnxremat.device.host import processors
-from onnxremat.device.machine import Machine
-from onnxremat.errors import UsageError
-from onnxremat.grad import Settings as Training
-from onnxremat.graph.onnx_io import check_writable
-from onnxremat.pipeline.model_files import model_words
-from onnxremat.pipeline.over_devices import OverDevices
-from onnxremat.pipeline.phases import WRITE, Phases
-from onnxremat.pipeline.prepare import Settings
-from onnxremat.planner.export import SUFFIXES
+from onnxremat.errors import OnnxrematError, UsageError
 from onnxremat.planner.options import Method, PlanOptions
 from onnxremat.report.suffix import check_suffix
 
-NAME = "optimize"
+if TYPE_CHECKING:
+    from onnxremat import api
+    from onnxremat.device.machine import Machine
+    from onnxremat.pipeline.phases import Phases
 
 
 def command(
@@ -56,6 +51,7 @@ def command(
     devices: args.Devices = None,
     pin: args.Pin = None,
     objective: args.Objective = "auto",
+    in_flight: args.InFlight = None,
     train: Annotated[
         bool, typer.Option("--train", help="Make a training step of the model first.")
     ] = False,
@@ -77,6 +73,7 @@ def command(
     dim: args.Dim = None,
     target: args.Target = "auto",
     time_limit: args.TimeLimit = 60.0,
+    work: args.Work = None,
     gap: args.Gap = 5e-4,
     solver: args.Solver = "auto",
     seed: args.Seed = 0,
@@ -100,6 +97,14 @@ def command(
     quiet: args.Quiet = False,
 ) -> None:
     """Make a model keep a memory budget: IN.onnx OUT.onnx --budget 2GiB."""
+    from onnxremat import api
+    from onnxremat.grad import Settings as Training
+    from onnxremat.graph.onnx_io import check_writable
+    from onnxremat.pipeline.model_files import model_words
+    from onnxremat.pipeline.phases import WRITE, Phases
+    from onnxremat.pipeline.prepare import Settings
+    from onnxremat.planner.export import SUFFIXES
+
     voice = Voice(as_json, quiet)
     out = _one_output(target_file, output)
     asked = context.get_parameter_source("budget")
@@ -127,14 +132,15 @@ def command(
         not_counted=args.parse_parts(not_counted),
     )  # fmt: skip
     log = Phases(voice.say)
-    with voice.working() as interrupt:
+    with voice.working() as interrupt, _phases_told(voice, log if verbose else None):
         options = PlanOptions(
-            time_limit=time_limit, gap=gap, solver=solver, seed=seed, method=method,
+            time_limit=time_limit, work=work, gap=gap, solver=solver, seed=seed, method=method,
             threads=threads or processors(), progress=voice.planning, stop=interrupt,
         )  # fmt: skip
         result = api.optimize(
             source, budget=budget, devices=devices, settings=settings, options=options,
-            pins=args.parse_pins(pin), objective=objective, bench_seconds=bench_seconds,
+            pins=args.parse_pins(pin), objective=objective, in_flight=in_flight,
+            bench_seconds=bench_seconds,
             write_model=write_model, read_solution=read_solution, say=log,
         )  # fmt: skip
         written: list[Path] = []
@@ -159,6 +165,8 @@ def _one_output(first: Path | None, second: Path | None) -> Path | None:
 
 
 def _check_output(source: Path, out: Path | None, dry_run: bool) -> None:
+    from onnxremat import api
+
     if out is None:
         if not dry_run:
             raise UsageError("no output file given", hint="onnxremat optimize IN.onnx OUT.onnx")
@@ -166,9 +174,24 @@ def _check_output(source: Path, out: Path | None, dry_run: bool) -> None:
     api.check_paths(source, out)
 
 
+@contextmanager
+def _phases_told(voice: Voice, log: Phases | None) -> Iterator[None]:
+    """Where the time of a refusal went, for those who ask."""
+    try:
+        yield
+    except OnnxrematError:
+        if log is not None:
+            from onnxremat.report.tables import phases_table
+
+            voice.aside(phases_table(log.seconds))
+        raise
+
+
 def _tell(voice: Voice, result: api.OptimizeResult, log: Phases | None) -> None:
     """The table, what was verified over devices, notes; what is recomputed and the phases where
     more was asked for."""
+    from onnxremat.pipeline.over_devices import OverDevices
+
     voice.table(result.table())
     if isinstance(result.candidate.artifact, OverDevices):
         args.tell_checks(voice, result.checks)

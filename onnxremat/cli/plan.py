@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,33 +13,17 @@ from onnxremat.cli import args
 from onnxremat.cli.console import Voice, percent, size
 from onnxremat.device.host import processors
 from onnxremat.errors import UsageError
-from onnxremat.graph.onnx_io import atomic, check_writable
-from onnxremat.pipeline.artifact import CPU
-from onnxremat.pipeline.batch_split import plan_best
-from onnxremat.pipeline.closed_loop import Candidate, as_given
-from onnxremat.pipeline.in_session import OneSession
-from onnxremat.pipeline.limits import Limit
-from onnxremat.pipeline.model_files import (
-    model_words,
-    no_model,
-    number_of_bytes,
-    read_formulation,
-    write_formulation,
-)
-from onnxremat.pipeline.phases import Phases
-from onnxremat.pipeline.prepare import Settings
-from onnxremat.pipeline.study_problem import Subject, read_subject
-from onnxremat.planner.export import SUFFIXES
 from onnxremat.planner.options import Method, PlanOptions
 from onnxremat.report.suffix import check_suffix
-from onnxremat.studies.graph_file import facts_of, plan_graph
 from onnxremat.units import format_seconds, one_budget
 
-NAME = "plan"
+if TYPE_CHECKING:
+    from onnxremat.pipeline.closed_loop import Candidate
+    from onnxremat.pipeline.study_problem import Subject
 
 
 def command(
-    source: args.Model,
+    source: args.ModelOrGraph,
     budget: args.Budget = "0.6x",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the plan as JSON.")
@@ -69,6 +53,7 @@ def command(
     dim: args.Dim = None,
     target: args.Target = "auto",
     time_limit: args.TimeLimit = 60.0,
+    work: args.Work = None,
     gap: args.Gap = 5e-5,
     solver: args.Solver = "auto",
     seed: args.Seed = 0,
@@ -87,9 +72,17 @@ def command(
     A graph file of a planner study (.json: nodes with sizes and costs) is planned as it is; a
     share of its budget means the peak of storing everything in the file's order.
     """
+    from onnxremat.graph.onnx_io import check_writable
+    from onnxremat.pipeline.batch_split import plan_best
+    from onnxremat.pipeline.model_files import number_of_bytes, write_formulation
+    from onnxremat.pipeline.phases import Phases
+    from onnxremat.pipeline.prepare import Settings
+    from onnxremat.pipeline.study_problem import read_subject
+    from onnxremat.studies.graph_file import plan_graph
+
     voice = Voice(as_json, quiet)
     method = Method(planner, formulation, warm_start, max_columns)
-    elsewhere = _elsewhere(write_model, read_solution, planner, formulation, cut)
+    elsewhere = _elsewhere(write_model, read_solution, planner, formulation, cut, output)
     limit = one_budget(budget)
     for path in (output, write_model):
         if path:
@@ -101,7 +94,7 @@ def command(
     )  # fmt: skip
     with voice.working() as interrupt:
         options = PlanOptions(
-            time_limit=time_limit, gap=gap, solver=solver, seed=seed, method=method,
+            time_limit=time_limit, work=work, gap=gap, solver=solver, seed=seed, method=method,
             threads=threads or processors(), progress=voice.planning, stop=interrupt,
         )  # fmt: skip
         subject = read_subject(source, settings, voice.say)
@@ -143,11 +136,20 @@ class _Elsewhere:
 
 
 def _elsewhere(
-    write: Path | None, read: Path | None, planner: str, formulation: str, cuts: list[int] | None
+    write: Path | None,
+    read: Path | None,
+    planner: str,
+    formulation: str,
+    cuts: list[int] | None,
+    output: Path | None,
 ) -> _Elsewhere | None:
     """Raises:
     UsageError: options that do not go together, or an unknown suffix.
     """
+    from onnxremat.graph.onnx_io import missing_file
+    from onnxremat.pipeline.model_files import SOLUTION, no_model
+    from onnxremat.planner.export import SUFFIXES
+
     if write is None and read is None:
         if cuts:
             raise UsageError("--cut is for --write-model and --read-solution")
@@ -156,10 +158,16 @@ def _elsewhere(
         raise UsageError("--write-model and --read-solution are two steps", hint="one at a time")
     if planner != "auto":
         raise no_model(planner)
+    if write is not None and output is not None:
+        raise UsageError(
+            f"--write-model stops before there is a plan: nothing to write to {output}",
+            hint="leave --output out; once the model is solved: --read-solution F.sol --output "
+            f"{output}",
+        )
     if write is not None:
         check_suffix(write, SUFFIXES)
     if read is not None and not read.is_file():
-        raise UsageError(f"no such file: {read}")
+        raise missing_file(read, ".sol", make=SOLUTION)
     return _Elsewhere(formulation or "cuts", write, read, tuple(cuts or ()))
 
 
@@ -167,6 +175,13 @@ def _from_solution(
     subject: Subject, limit: int, elsewhere: _Elsewhere, max_columns: int
 ) -> tuple[dict[str, Any], str]:
     """Facts and text of the plan that a solution file holds."""
+    from onnxremat.pipeline.closed_loop import as_given
+    from onnxremat.pipeline.in_session import OneSession
+    from onnxremat.pipeline.limits import Limit
+    from onnxremat.pipeline.model_files import read_formulation
+    from onnxremat.pipeline.phases import Phases
+    from onnxremat.studies.graph_file import facts_of
+
     assert elsewhere.read is not None
     solution = read_formulation(
         subject, limit, elsewhere.name, elsewhere.read, cut_ops=elsewhere.cuts,
@@ -180,6 +195,8 @@ def _from_solution(
 
 
 def _tell_model(voice: Voice, facts: dict[str, Any], path: Path, as_json: bool) -> None:
+    from onnxremat.pipeline.model_files import model_words
+
     voice.note(model_words(facts, path))
     if facts["cuts"]:
         voice.note("the memory limit holds at op " + ", ".join(map(str, facts["cuts"])))
@@ -190,6 +207,8 @@ def _tell_model(voice: Voice, facts: dict[str, Any], path: Path, as_json: bool) 
 def _tell(
     voice: Voice, facts: dict[str, Any], output: Path | None, text: str, as_json: bool
 ) -> None:
+    from onnxremat.graph.onnx_io import atomic
+
     if output:
         with atomic(output) as temporary:
             temporary.write_text(text + "\n")
@@ -202,6 +221,8 @@ def _tell(
 
 
 def _facts(made: Candidate) -> dict[str, Any]:
+    from onnxremat.pipeline.artifact import CPU
+
     facts = made.plan.provenance
     return {
         "status": facts.status,

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onnxremat import api
 from onnxremat.cli import args
 from onnxremat.cli.console import Voice, size
-from onnxremat.graph.onnx_io import atomic, check_writable
-from onnxremat.pipeline.prepare import Prepared, Settings
 from onnxremat.units import format_seconds
 
-NAME = "profile"
+if TYPE_CHECKING:
+    from onnxremat.pipeline.prepare import Prepared
 
 
 def command(
@@ -36,6 +34,10 @@ def command(
 ) -> None:
     """Measure seconds and bytes of every op on this machine."""
     import json
+
+    from onnxremat import api
+    from onnxremat.graph.onnx_io import atomic, check_writable
+    from onnxremat.pipeline.prepare import Settings
 
     voice = Voice(as_json, quiet)
     if output:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from onnxremat import api
 from onnxremat.cli import args
 from onnxremat.cli.console import Voice
 from onnxremat.errors import UsageError
-from onnxremat.pipeline.planned import Planned, plan_of_model, read_planned
+from onnxremat.report.suffix import check_suffix
 
-NAME = "report"
+if TYPE_CHECKING:
+    from onnxremat.pipeline.planned import Planned
 
 
 def command(
@@ -30,25 +30,42 @@ def command(
     csv: Annotated[
         Path | None, typer.Option("--csv", help="Write the matrices as .csv files to a folder.")
     ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Write one page (.html) that explains the plan: memory over the step, what is in "
+            "it at any moment, what was recomputed, what is proven. Needs no network.",
+        ),
+    ] = None,
     model: Annotated[
         Path | None, typer.Option("--model", help="The model that a plan.json was made for.")
     ] = None,
     as_json: args.Json = False,
     quiet: args.Quiet = False,
 ) -> None:
-    """Report on a planned model: figures; with --matrices every timestep, as XEngine shows them.
+    """Report on a planned model: figures; with -o report.html a page that explains the plan; with
+    --matrices every timestep, as XEngine shows them.
 
     A timestep ends with the first run of an op.
     """
+    from onnxremat import api
     from onnxremat.report.matrices import as_facts, write_csv
     from onnxremat.report.matrices import matrices as drawn
 
     voice = Voice(as_json, quiet)
+    if output:
+        check_suffix(output, (".html",))
+        api.check_paths(source, output)
     planned = _read(source, model)
     facts: dict[str, Any] = dict(planned.facts)
     if matrices or csv:
         facts["matrices"] = as_facts(planned)
     written = write_csv(planned, csv) if csv else []
+    if output:
+        _write_page(source, model, output)
+        written = [*written, output]
     if as_json:
         voice.result(facts)
     else:
@@ -63,6 +80,9 @@ def _read(source: Path, model: Path | None) -> Planned:
     """Raises:
     UsageError: no plan, or a plan by itself without its model.
     """
+    from onnxremat import api
+    from onnxremat.pipeline.planned import plan_of_model, read_planned
+
     if source.suffix != ".json":
         if model:
             raise UsageError("--model is for a plan.json", hint=f"onnxremat report {source}")
@@ -74,6 +94,18 @@ def _read(source: Path, model: Path | None) -> Planned:
             hint=f"onnxremat report {source} --model IN.onnx",
         )
     return plan_of_model(plan, model, api.Settings(measure=False))
+
+
+def _write_page(source: Path, model: Path | None, output: Path) -> None:
+    from onnxremat import api
+    from onnxremat.report.carried import of_model, read_carried
+    from onnxremat.report.page import write_page
+
+    if model is None:
+        carried = read_carried(source)
+    else:
+        carried = of_model(api.read_plan(source), model, api.Settings(measure=False))
+    write_page(carried, output)
 
 
 def _figures(planned: Planned) -> Any:

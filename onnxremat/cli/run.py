@@ -9,11 +9,7 @@ import typer
 
 from onnxremat.cli import args
 from onnxremat.cli.console import Voice, size
-from onnxremat.pipeline.prepare import Settings
-from onnxremat.pipeline.run_once import run_once
 from onnxremat.units import format_seconds
-
-NAME = "run"
 
 
 def command(
@@ -32,6 +28,9 @@ def command(
     quiet: args.Quiet = False,
 ) -> None:
     """Run a model in stock onnxruntime and print its time and true peak."""
+    from onnxremat.pipeline.prepare import Settings
+    from onnxremat.pipeline.run_once import run_once
+
     voice = Voice(as_json, quiet)
     settings = Settings(
         args.parse_shapes(shape), args.parse_dims(dim), "none", threads, seed, data

@@ -7,11 +7,8 @@ from typing import Annotated
 
 import typer
 
-from onnxremat import api
 from onnxremat.cli import args
 from onnxremat.cli.console import Voice
-
-NAME = "set-batch"
 
 
 def command(
@@ -22,6 +19,7 @@ def command(
     quiet: args.Quiet = False,
 ) -> None:
     """Give a model that was exported with a fixed batch size another one, and check its rows."""
+    from onnxremat import api
     from onnxremat.pipeline.batch_size import set_batch
 
     voice = Voice(as_json, quiet)

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from onnxremat import api
 from onnxremat.cli import args, max_batch
 from onnxremat.cli.console import Voice
 from onnxremat.device.host import processors
 from onnxremat.errors import StoppedError, UsageError
-from onnxremat.graph.onnx_io import atomic, check_writable
-from onnxremat.pipeline.prepare import Settings
 from onnxremat.planner.options import Method, PlanOptions
 from onnxremat.report.suffix import check_suffix
 from onnxremat.units import format_bytes
 
-NAME = "sweep"
+if TYPE_CHECKING:
+    from onnxremat import api
+
 TABLES = (".json", ".csv")
 
 
 def command(
-    source: args.Model,
+    source: args.ModelOrGraph,
     budgets: Annotated[
         list[str] | None, typer.Option("--budget", "-b", help="Budget (repeatable).")
     ] = None,
@@ -50,6 +49,7 @@ def command(
     dim: args.Dim = None,
     target: args.Target = "auto",
     time_limit: args.TimeLimit = 20.0,
+    work: args.Work = None,
     gap: args.Gap = 5e-4,
     solver: args.Solver = "auto",
     seed: args.Seed = 0,
@@ -66,11 +66,16 @@ def command(
     Without --budget from the unoptimised peak to the smallest budget that works. Ctrl-C keeps the
     points that are done.
     """
+    from onnxremat import api
+    from onnxremat.graph.onnx_io import check_writable
+    from onnxremat.pipeline.prepare import Settings
+
     if largest:
         max_batch.command(
             source, _only(budgets), dim, max_overhead, target=target, time_limit=time_limit,
-            gap=gap, solver=solver, seed=seed, threads=threads, fixed_order=fixed_order,
-            measure=measure, not_counted=not_counted, as_json=as_json, quiet=quiet,
+            work=work, gap=gap, solver=solver, seed=seed, threads=threads,
+            fixed_order=fixed_order, measure=measure, not_counted=not_counted, as_json=as_json,
+            quiet=quiet,
         )  # fmt: skip
         return
     if max_overhead:
@@ -87,7 +92,7 @@ def command(
     )  # fmt: skip
     with voice.working() as interrupt:
         options = PlanOptions(
-            time_limit=time_limit, gap=gap, solver=solver, seed=seed, method=method,
+            time_limit=time_limit, work=work, gap=gap, solver=solver, seed=seed, method=method,
             threads=threads or processors(), progress=voice.planning, stop=interrupt,
         )  # fmt: skip
         curve = api.sweep(
@@ -108,6 +113,7 @@ def _only(budgets: list[str] | None) -> str:
 
 
 def _tell(voice: Voice, curve: api.Curve, output: Path | None, plot: Path | None) -> None:
+    from onnxremat.graph.onnx_io import atomic
     from onnxremat.report.curve import draw_curve
     from onnxremat.report.tables import sweep_table
 

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from onnxremat import api
 from onnxremat.cli import args
 from onnxremat.cli.console import Interrupt, Voice
 from onnxremat.errors import StoppedError, UsageError
-from onnxremat.graph.onnx_io import check_writable
-from onnxremat.graph.tensor_files import drop_leftovers
-from onnxremat.training.data import Arrays, Data, check_arrays, open_data
-from onnxremat.training.evaluation import Evaluator
-from onnxremat.training.schedules import Schedule
-from onnxremat.training.trainer import Progress, Trainer
 
-NAME = "train"
+if TYPE_CHECKING:
+    from onnxremat.training.data import Arrays, Data
+    from onnxremat.training.evaluation import Evaluator
+    from onnxremat.training.trainer import Progress, Trainer
 
 
 def command(
@@ -74,6 +70,12 @@ def command(
     quiet: args.Quiet = False,
 ) -> None:
     """Train: epochs over data, validation, checkpoints, export. Ctrl-C stops after a checkpoint."""
+    from onnxremat.graph.tensor_files import drop_leftovers
+    from onnxremat.training.data import check_arrays, open_data
+    from onnxremat.training.evaluation import Evaluator
+    from onnxremat.training.schedules import Schedule
+    from onnxremat.training.trainer import Trainer
+
     voice = Voice(as_json, quiet)
     _check(source, weights, export, validate, checkpoint, resume, plot)
     rates = Schedule(rate, schedule, warmup, floor, drop_every, drop_factor)
@@ -125,6 +127,9 @@ def _check(
     plot: Path | None,
 ) -> None:
     """Fail before anything is read where options do not go together."""
+    from onnxremat import api
+    from onnxremat.graph.onnx_io import check_writable
+
     if export and not weights:
         raise UsageError("--export needs the model to put the weights in", hint="--weights IN.onnx")
     if validate and not weights:
@@ -142,6 +147,8 @@ def _check(
 
 
 def _held_out(validate: str, trainer: Trainer) -> Arrays:
+    from onnxremat.training.data import Arrays, check_arrays, open_data
+
     data = open_data(validate, 1, shuffle=False)
     if not isinstance(data, Arrays):
         raise UsageError("--validate takes an npz file or a folder of npy files")

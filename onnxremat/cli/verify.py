@@ -7,13 +7,8 @@ from typing import Annotated
 
 import typer
 
-from onnxremat import api
 from onnxremat.cli import args
 from onnxremat.cli.console import Voice
-from onnxremat.pipeline.artifact import require
-from onnxremat.pipeline.prepare import Settings
-
-NAME = "verify"
 
 
 def command(
@@ -33,6 +28,10 @@ def command(
 ) -> None:
     """Run both models: same outputs, planned order, predicted and measured peak, budget; over
     several devices also placement, and the bytes of each."""
+    from onnxremat import api
+    from onnxremat.pipeline.artifact import require
+    from onnxremat.pipeline.prepare import Settings
+
     voice = Voice(as_json, quiet)
     settings = Settings(
         args.parse_shapes(shape), args.parse_dims(dim), threads=threads, seed=seed, data=data,

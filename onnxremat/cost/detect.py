@@ -17,8 +17,9 @@ from onnxremat.ort.providers import here, open_on
 from onnxremat.ort.session import TUNED
 from onnxremat.ort.values import Stage
 
-WIDTH = 768  # of the square matrices multiplied
-COPIED = 1 << 25  # bytes of the values added
+# On the host, and where a device is some thousand times as quick as a call of it takes.
+WIDTH, WIDE = 768, 8192  # of the square matrices multiplied
+COPIED, FAR = 1 << 25, 1 << 28  # bytes of the values added; more than a cache holds
 SECONDS = 0.4  # aim for this much measuring per speed
 
 
@@ -40,12 +41,12 @@ def detect(say: Callable[[str], None] | None = None) -> Machine:
 
 def with_speeds(device: Device) -> Device:
     """The device with its measured multiply-adds and memory traffic per second."""
-    square = (WIDTH, WIDTH)
-    product = _seconds(device, "MatMul", square)
+    width = WIDTH if device.in_host_memory else WIDE
+    product = _seconds(device, "MatMul", (width, width))
     return replace(
         device,
         memory=device.memory or _gpu_memory(device),
-        flops=2.0 * WIDTH**3 / product,
+        flops=2.0 * width**3 / product,
         bandwidth=memory_traffic(device),
         source="measured",
     )
@@ -54,7 +55,8 @@ def with_speeds(device: Device) -> Device:
 @cache
 def memory_traffic(device: Device) -> float:
     """Bytes per second that an addition of two long vectors reads and writes; measured once."""
-    return 3.0 * COPIED / _seconds(device, "Add", (COPIED // 4,))
+    size = COPIED if device.in_host_memory else FAR
+    return 3.0 * size / _seconds(device, "Add", (size // 4,))
 
 
 def _seconds(device: Device, op_type: str, shape: tuple[int, ...]) -> float:

@@ -36,7 +36,7 @@ from onnxremat.graph.subgraph import subgraph
 from onnxremat.ort.binding import wrap
 from onnxremat.ort.feeds import seeded_feeds
 from onnxremat.ort.infer import build_graph
-from onnxremat.ort.profile import Feeds
+from onnxremat.ort.profile import SIZES_KEY, Feeds, ended
 from onnxremat.ort.providers import assigned, open_on, tiny_model
 from onnxremat.ort.session import TUNED
 from onnxremat.ort.values import Stage
@@ -101,7 +101,8 @@ def foreign_costs(
         seconds = {name: value * scale for name, value in seconds.items()}
         source += " and the whole" if "stretches" in source else ", scaled to the whole"
     notes = tuple(f"{device.provider} ends the process on op '{n}'" for n in found["deadly"])
-    scratch = {op.name: scratch_bytes(graph, op) for op in taken}
+    counted = found["scratch"]
+    scratch = {op.name: counted.get(op.name, scratch_bytes(graph, op)) for op in taken}
     return CostTable(
         seconds, scratch, source, device=device.name, notes=notes, value=found["value"],
         call=found["call"],
@@ -133,6 +134,7 @@ def _measured(
         "taken": None,
         "whole": 0.0,
         "stretches": [],
+        "scratch": {},
         "ops": {},
     }
     found["deadly"] = []
@@ -261,9 +263,34 @@ def _whole(base: Path, device: Device, folder: Path | None) -> None:
     outputs = tuple(value.name for value in session.get_outputs())
     stage = Stage(session, device, outputs, {})
     with np.load(base / "feeds.npz") as file:
-        for name in file.files:
-            stage.bind(name, wrap(np.asarray(file[name], order="C")))
-    _say(whole=_median_seconds(stage, WHOLE))
+        values = {name: wrap(np.asarray(file[name], order="C")) for name in file.files}
+    try:
+        for name, value in values.items():
+            stage.bind(name, value)
+        _say(whole=_median_seconds(stage, WHOLE))
+    except Exception:  # the device cannot hold the whole: plans are made so that it need not
+        return
+    del stage, session
+    if not device.opaque:
+        _say(scratch=_workspace(base, device, folder, values))
+
+
+def _workspace(
+    base: Path, device: Device, folder: Path | None, values: dict[str, Any]
+) -> dict[str, int]:
+    """Bytes of workspace of each kernel in a run of the whole: which algorithm a library takes
+    for an op, and how much memory for it, is its own choice."""
+    sizes = base / "sizes.csv"
+    session = open_on(
+        device, _as_is(base / "whole.onnx"), TUNED, folder,
+        entries={SIZES_KEY: str(sizes)}, prefix=str(base / "profile"),
+    )  # fmt: skip
+    stage = Stage(session, device, tuple(value.name for value in session.get_outputs()), {})
+    for name, value in values.items():
+        stage.bind(name, value)
+    for _ in range(2):
+        stage.run([])
+    return {kernel.name: kernel.scratch for kernel in ended(session, sizes, 1, 1).kernels}
 
 
 def _as_is(path: Path) -> Any:

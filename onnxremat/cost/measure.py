@@ -16,15 +16,18 @@ from pathlib import Path
 
 import onnx
 
+from onnxremat import plain_json
 from onnxremat.cost.table import CostTable, signature
 from onnxremat.errors import UsageError
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import atomic, to_model
+from onnxremat.limits import OP_SECONDS, TENSOR_BYTES
 from onnxremat.ort.profile import Feeds, Profile, profile, run_session
 from onnxremat.ort.session import TUNED, Options, open_session, runtime_version, session_options
 
 SECONDS = 6.0  # aim for this much measuring
 RUNS = (3, 25)
+LEAST = 1e-9  # seconds of an op that is quicker than the clock
 DISPATCH_LIMIT = 1e-5  # seconds per op
 
 
@@ -82,7 +85,7 @@ def measure_costs(
     dispatch = min(dispatch, DISPATCH_LIMIT)  # more than that is another process, not dispatch
     scale = min(1.0, wall / measured.seconds) if measured.seconds else 1.0
     entries = {
-        key: [statistics.median(times) * scale + dispatch, scratch[key], dispatch]
+        key: [max(LEAST, statistics.median(times) * scale + dispatch), scratch[key], dispatch]
         for key, times in samples.items()
     }
     write_cache(path, {**kept, **entries})
@@ -139,7 +142,7 @@ def _cpu_name() -> str:
 def read_cache(path: Path) -> dict[str, list[float]]:
     """Entries of a cost cache; none when it is not there or damaged."""
     try:
-        entries = json.loads(path.read_text())
+        entries = plain_json.loads(path.read_text())
     except (OSError, ValueError):
         return {}
     if not isinstance(entries, dict):
@@ -148,9 +151,14 @@ def read_cache(path: Path) -> dict[str, list[float]]:
 
 
 def _is_entry(row: object) -> bool:
+    """Whether a row is seconds, scratch bytes and dispatch seconds as a measurement may give them;
+    what is not is measured again."""
     if not isinstance(row, list) or len(row) != 3:
         return False
-    return all(isinstance(number, int | float) for number in row)
+    if not all(type(number) in (int, float) for number in row):  # true is no number
+        return False
+    seconds, scratch, dispatch = row
+    return 0 < seconds <= OP_SECONDS and 0 <= scratch <= TENSOR_BYTES and 0 <= dispatch <= seconds
 
 
 def write_cache(path: Path, entries: dict[str, list[float]]) -> None:

@@ -37,6 +37,7 @@ from onnxremat.device.machine import (
     short_name,
 )
 from onnxremat.errors import UsageError
+from onnxremat.limits import DEVICES, check
 from onnxremat.units import format_bytes, parse_bytes
 
 _DEVICE = {
@@ -49,6 +50,8 @@ _LINK = {
     "from": str, "to": str, "bandwidth": (str, int, float), "latency": (int, float),
     "shared": bool, "origin": str,
 }  # fmt: skip
+_MOST = {"index": 1024, "threads": 4096, "latency": 1e6}  # of other numbers 1e18
+FEWER = "name the devices that are to be used"
 # Host memory, for links whose file gives no bandwidth: what one core copies in a second.
 ASSUMED_HOST, ASSUMED_BUS = 8e9, 12e9
 
@@ -97,9 +100,9 @@ def parse_machine(text: str, name: str = "machine", where: str = "") -> Machine:
         return _xengine(lines, name, where)
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise UsageError(
-            "the machine file is not valid TOML", where=where, why=str(error),
+            "the machine file is not valid TOML", where=where, why=str(error)[:200],
             hint="see docs/devices.md for the format",
         ) from error  # fmt: skip
     _checked({k: v for k, v in data.items() if k in _MACHINE}, _MACHINE, "the machine", where)
@@ -112,7 +115,9 @@ def parse_machine(text: str, name: str = "machine", where: str = "") -> Machine:
             where=where,
             hint="write [[device]] and [[link]] tables, see docs/devices.md",
         )
-    devices = tuple(_device(row, where) for row in _tables(data, "device", where))
+    rows = _tables(data, "device", where)
+    check(len(rows), DEVICES, "devices", where=where, hint=FEWER, kind=UsageError)
+    devices = tuple(_device(row, where) for row in rows)
     links = [_link(row, where) for row in _tables(data, "link", where)]
     given = {(link.source, link.target) for link in links}
     back = [
@@ -144,8 +149,9 @@ def _checked(row: Mapping[str, Any], kinds: Mapping[str, Any], what: str, where:
         wrong = isinstance(value, bool) and kinds[key] is not bool
         if wrong or not isinstance(value, kinds[key]):
             raise UsageError(f"{what}: {key} = {value!r} is of the wrong type", where=where)
-        if isinstance(value, int | float) and value < 0:
-            raise UsageError(f"{what}: {key} = {value} is negative", where=where)
+        if isinstance(value, int | float) and not 0 <= value <= _MOST.get(key, 1e18):
+            problem = "negative" if value < 0 else "no usable number"
+            raise UsageError(f"{what}: {key} = {str(value)[:40]} is {problem}", where=where)
 
 
 def _device(row: Mapping[str, Any], where: str) -> Device:
@@ -199,6 +205,7 @@ def _amount(value: str | float) -> float:
 def _xengine(lines: list[str], name: str, where: str) -> Machine:
     """``name;cpu|gpu;index;streams;budget`` per line (dfki-asr/xengine); budget 0 means all of
     the device's memory. The lines hold no links: host memory and a bus are assumed."""
+    check(len(lines), DEVICES, "device lines", where=where, hint=FEWER, kind=UsageError)
     devices = []
     for number, line in enumerate(lines, 1):
         parts = [part.strip() for part in line.split(";")]
@@ -209,6 +216,8 @@ def _xengine(lines: list[str], name: str, where: str) -> Machine:
                 where=where,
                 hint="name;cpu|gpu;index;streams;budget, for example cpu_0;cpu;0;1;0",
             )
+        if max(map(len, numbers)) > 18 or int(numbers[0]) > _MOST["index"]:
+            raise UsageError(f"device line {number} has too large a number: {line}", where=where)
         index, _, budget = map(int, numbers)
         processor = parts[1] == "cpu"
         memory = budget or (memory_bytes() if processor else 0)

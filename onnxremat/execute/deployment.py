@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from onnxremat import plain_json
 from onnxremat.cost.table import CostTable
 from onnxremat.device.files import machine_toml, parse_machine
 from onnxremat.device.machine import Machine
@@ -21,8 +22,10 @@ from onnxremat.errors import ModelError, UsageError
 from onnxremat.execute.action_times import action_seconds
 from onnxremat.execute.device_memory import DeviceBytes, device_bytes
 from onnxremat.execute.executor import Executor
+from onnxremat.execute.in_flight import places
 from onnxremat.execute.inside import insides
 from onnxremat.execute.partition_cuts import Terms, partition_within
+from onnxremat.execute.pipelined import Event, Pipeline, pipeline_stages
 from onnxremat.execute.streams import finish_times, overlaps
 from onnxremat.execute.waits import waits_within, worst_case
 from onnxremat.grad import training_of
@@ -60,6 +63,8 @@ class Deployment:
         around: seconds of a run of the trial beside its actions: inputs are bound, results handed
             out.
         scratch: bytes of workspace per device and op.
+        in_flight: samples that are inside at most when it is run as a pipeline, which it was
+            planned for; 0 when it was not. ``worst`` is then of so many.
     """
 
     graph: Graph
@@ -75,6 +80,7 @@ class Deployment:
     tried: tuple[Mapping[int, float], ...] = ()
     around: float = 0.0
     scratch: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    in_flight: int = 0
 
     @cached_property
     def side_by_side(self) -> bool:
@@ -128,6 +134,21 @@ class Deployment:
             waits=self.waits, limits=self.limits,
         )  # fmt: skip
 
+    def pipeline(self, in_flight: int | None = None, log: list[Event] | None = None) -> Pipeline:
+        """Ready to take one sample after the other, devices working on different ones.
+
+        Args:
+            in_flight: samples that are inside at most; what it was planned for when None.
+            log: see :class:`Pipeline`.
+
+        Raises:
+            MissingComponentError, ModelError, UnsupportedError, UsageError: see :class:`Executor`
+                and :class:`Pipeline`.
+        """
+        most = self.in_flight if in_flight is None else in_flight
+        pipeline_stages(self.parts, self.machine)  # refused before sessions are made
+        return Pipeline(self.executor(overlap=False), most, log)
+
     def model(self, facts: Mapping[str, Any] | None = None) -> onnx.ModelProto:
         """One valid model with all of this in its metadata."""
         made = annotated(self.parts)
@@ -137,6 +158,7 @@ class Deployment:
             "limits": dict(self.limits),
             "cuts": list(self.parts.cuts),
             "waits": [list(pair) for pair in self.waits],
+            **({"in_flight": self.in_flight} if self.in_flight else {}),
             "scratch": {
                 device: {op: size for op, size in row.items() if size}
                 for device, row in self.scratch.items()
@@ -212,6 +234,53 @@ def _cut(
     return replace(made, waits=tuple(waits), worst=worst)
 
 
+def deploy_pipeline(
+    graph: Graph,
+    plan: Plan,
+    machine: Machine,
+    costs: Mapping[str, CostTable],
+    terms: Terms,
+    in_flight: int,
+) -> Deployment:
+    """Cut a plan to one stage per device, for so many samples inside; see ``worst`` for what each
+    device then holds. A stage whose device is over its limit is cut to several partitions, which
+    let its inputs go.
+
+    Args:
+        graph: the graph the plan belongs to.
+        costs: per device.
+
+    Raises:
+        UsageError: the plan does not fit the graph or the machine.
+        UnsupportedError: it is no chain of devices.
+    """
+    plan = settled(graph, plan, terms.pairs)
+    _check_machine(plan, machine)
+    plan = plan.with_provenance(graph_hash=graph_hash(graph))
+    scratch = {name: table.scratch for name, table in costs.items()}
+    followed = follow(graph, plan)
+
+    def cut(parts: Partitioned) -> Deployment:
+        inside = insides(parts, machine, scratch, terms.known, terms.folder)
+        return Deployment(
+            graph, plan, machine, parts, dict(terms.limits), (), terms.folder,
+            predicted=device_bytes(parts, machine, inside),
+            worst=places(parts, machine, inside).most(in_flight),
+            seconds=action_seconds(parts, machine, costs),
+            scratch=scratch, in_flight=in_flight,
+        )  # fmt: skip
+
+    made = cut(partition(followed, pairs=terms.pairs))
+    over = {name for name, limit in terms.limits.items() if made.worst[name] > limit}
+    if not over:
+        return made
+    left = {  # for the sample a stage works on
+        name: terms.limits[name] - made.worst[name] + made.predicted[name].peak for name in over
+    }
+    other = cut(partition_within(followed, machine, scratch, replace(terms, limits=left)))
+    return min(made, other, key=lambda one: max(one.worst[n] - terms.limits[n] for n in over))
+
+
 def _check_machine(plan: Plan, machine: Machine) -> None:
     for step in plan.steps:
         if hasattr(step, "device"):
@@ -235,7 +304,7 @@ def read_deployment(path: str | os.PathLike[str]) -> Deployment:
             hint="make one with: onnxremat optimize IN OUT --devices machine.toml",
         )
     try:
-        about = json.loads(facts["devices"])
+        about = plain_json.loads(facts["devices"])
         if about["format"] != FORMAT:
             raise UsageError(
                 f"the partitions of {path} are of format {about['format']}",
@@ -247,6 +316,7 @@ def read_deployment(path: str | os.PathLike[str]) -> Deployment:
         limits = {str(name): int(size) for name, size in about["limits"].items()}
         cuts = [str(name) for name in about["cuts"]]
         scratch = {str(name): dict(row) for name, row in about.get("scratch", {}).items()}
+        in_flight = int(about.get("in_flight", 0))
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"the device plan in {path} is damaged", why=repr(error)) from error
     plan = unpack(facts["plan"])
@@ -260,7 +330,9 @@ def read_deployment(path: str | os.PathLike[str]) -> Deployment:
         )
     pairs = training_pairs(model)
     parts = partition(follow(graph, plan), pairs=pairs, cuts=cuts)
-    return Deployment(graph, plan, machine, parts, limits, waits, folder, scratch=scratch)
+    return Deployment(
+        graph, plan, machine, parts, limits, waits, folder, scratch=scratch, in_flight=in_flight
+    )
 
 
 def training_pairs(model: onnx.ModelProto) -> tuple[tuple[str, str], ...]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,10 @@ from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort.denormals import denormals_as_zero
 from onnxremat.ort.profile import SIZES_KEY, Profile, ended
-from onnxremat.ort.providers import assigned, open_on, require
+from onnxremat.ort.providers import assigned, limited, open_on, require
 from onnxremat.ort.session import TUNED, first_line
 from onnxremat.ort.values import (
+    SHARED,
     Copies,
     Stage,
     as_array,
@@ -43,6 +45,33 @@ from onnxremat.ort.values import (
 from onnxremat.rewrite.partition import Copy, Key, Partition, Partitioned, part_graph
 
 
+@dataclass
+class Held:
+    """The values of one run that are in memory.
+
+    Attributes:
+        store: values between actions.
+        left: how often each will be taken yet.
+        given: per action the graph inputs that this run alone binds there, with their names.
+        moving: graph inputs of this run that the plan moves.
+    """
+
+    store: dict[Key, Any]
+    left: dict[Key, int]
+    given: dict[int, list[tuple[str, Any]]]
+    moving: Mapping[str, Any] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def used(self, reads: Sequence[Key], writes: Sequence[Key]) -> None:
+        """An action is done: what nobody will take goes."""
+        with self.lock:
+            for key in reads:
+                self.left[key] -= 1
+            for key in (*reads, *writes):
+                if not self.left[key]:
+                    self.store.pop(key, None)
+
+
 class Executor:
     """A partitioned model, ready to run again and again.
 
@@ -53,7 +82,8 @@ class Executor:
         state: array per input that the model updates in place; read and overwritten.
         overlap: run devices side by side; when it pays, by default (None).
         waits: further (before, after) pairs of actions, that keep memory within budgets.
-        limits: bytes per device; CUDA's pool is made no larger.
+        limits: bytes per device; CUDA's pool is made no larger. Sessions share it, unless an
+            executor before this one in the process had another limit: then each has its own.
         models: the model of each partition, instead of those made from ``parts``.
         record: folder for profiles; runs are then one action after the other, each session
             with a pool of its own, so that its bytes can be told apart.
@@ -78,20 +108,19 @@ class Executor:
         record: Path | None = None,
     ) -> None:
         self.parts, self.machine, self.copies = parts, machine, Copies()
-        self._check(limits or {})
+        self._limits = dict(limits or {})
+        self._check()
         self._given = GivenValues(parts, machine, state or {}, self.copies)
-        self._traffic = traffic(parts, machine, self._given.updated)
+        self.traffic = traffic(parts, machine, self._given.updated)
         # Inputs that are copied to another memory for every run.
         self._sent = [
             (name, index, device)
-            for name, row in self._traffic.readers.items()
+            for name, row in self.traffic.readers.items()
             for index, device in row
             if self._given.memory(name) != memory(device)
             or (device.opaque and name not in self._given.pool)
         ]
-        self._store: dict[Key, Any] = {}
-        self._left: dict[Key, int] = {}
-        self._lock = threading.Lock()
+        self._held = Held({}, {}, {})
         self._record, self._runs = record, 0
         self.stages = self._open(folder, models)
         for name in state or {}:
@@ -103,13 +132,10 @@ class Executor:
 
     # ---- making ----------------------------------------------------------------------------
 
-    def _check(self, limits: Mapping[str, int]) -> None:
-        """Every device and link is there; the pools of GPUs are no larger than their limits."""
+    def _check(self) -> None:
+        """Every device and link is there."""
         for name in dict.fromkeys(part.device for part in self.parts.partitions):
-            device = self.machine.device(name)
-            require(device)
-            if device.provider == PROVIDERS["cuda"]:
-                share_gpu_arena(device.index, limits.get(name, 0))
+            require(self.machine.device(name))
         for copy in self.parts.copies:
             self.machine.link(copy.source, copy.target)
 
@@ -121,10 +147,13 @@ class Executor:
             if not isinstance(action, Partition):
                 continue
             device = self.machine.device(action.device)
+            entries = self._entries(index, device)
+            if SHARED not in entries:
+                device = limited(device, self._limits.get(device.name, 0))
             model = to_model(part_graph(action, device)) if models is None else models[action.index]
             session = open_on(
                 device, model, TUNED, folder,
-                entries=self._entries(index),
+                entries=entries,
                 prefix=str(self._record / f"profile{index}") if self._record else "",
             )  # fmt: skip
             stages[index] = Stage(
@@ -138,7 +167,7 @@ class Executor:
         updated = self._given.updated
         return {
             new: self._given[updated[new]]
-            for new, _, _ in self._traffic.updates[index]
+            for new, _, _ in self.traffic.updates[index]
             if _in_place(part.graph, updated[new], new, device)
         }
 
@@ -150,10 +179,13 @@ class Executor:
             for name in ready_made(part, pool, self._given.updated)
         }
 
-    def _entries(self, index: int) -> dict[str, str]:
+    def _entries(self, index: int, device: Device) -> dict[str, str]:
         if self._record:
             return {SIZES_KEY: str(self._record / f"sizes{index}.csv")}
-        return {"session.use_env_allocators": "1"} if share_arena() else {}
+        shared = share_arena()
+        if device.provider == PROVIDERS["cuda"]:
+            shared &= share_gpu_arena(device.index, self._limits.get(device.name, 0))
+        return {SHARED: "1"} if shared else {}
 
     def profiles(self, warmup: int = 0) -> dict[int, Profile]:
         """What each partition did, by action; for executors that record. Ends the recording."""
@@ -184,8 +216,7 @@ class Executor:
         for name in self._given.feed(feeds):
             self._show(name)
         self._runs += 1
-        self._left = dict(self._traffic.uses)
-        self._store.clear()
+        self._held = Held({}, dict(self.traffic.uses), {})
         for name, index, device in self._sent:
             value = self._given[name]
             if self._given.memory(name) != memory(device):
@@ -197,19 +228,24 @@ class Executor:
             with denormals_as_zero():
                 for index in range(len(self.parts.actions)):
                     self.act(index)
-        return {
-            name: as_array(self._store.pop(key), self.copies)
-            for name, key in self._traffic.final.items()
-            if name not in self._given.updated
-        }
+        return self.results(self._held)
 
     def act(self, index: int) -> None:
-        """Carry out one action."""
+        """Carry out one action of the run that is on."""
+        self.carry(index, self._held)
+
+    def carry(self, index: int, held: Held) -> None:
+        """Carry out one action on the values of a run.
+
+        Raises:
+            ModelError: a session fails.
+        """
         action = self.parts.actions[index]
         if isinstance(action, Copy):
-            self._copy(index, action)
+            self._copy(index, action, held)
         else:
-            fresh = [(name, self._store[key]) for name, key in self._traffic.takes[index]]
+            fresh = [(name, held.store[key]) for name, key in self.traffic.takes[index]]
+            fresh += held.given.pop(index, ())
             try:
                 values = self.stages[index].run(fresh)
             except Exception as error:  # onnxruntime raises a dozen unrelated types
@@ -217,39 +253,71 @@ class Executor:
                     f"partition {action.name} does not run", why=first_line(error)
                 ) from error
             fresh.clear()
-            self._keep(index, values)
+            self._keep(index, values, held)
             values.clear()
-        reads, writes = self.parts.uses[index]
-        with self._lock:
-            for key in reads:
-                self._left[key] -= 1
-            for key in (*reads, *writes):
-                if not self._left[key]:
-                    self._store.pop(key, None)
+        held.used(*self.parts.uses[index])
 
-    def _keep(self, index: int, values: list[Any]) -> None:
+    def _keep(self, index: int, values: list[Any], held: Held) -> None:
         """Take over what a partition made."""
         made = dict(zip(self.stages[index].names, values, strict=True))
-        for key in self._traffic.makes[index]:
-            self._store[key] = made[key[0]]
-        for key in self._traffic.updates[index]:
+        for key in self.traffic.makes[index]:
+            held.store[key] = made[key[0]]
+        for key in self.traffic.updates[index]:
             state = self._given[self._given.updated[key[0]]]
             if key[0] in made:  # it could not be written in place
                 self.copies.between += 1
                 np.copyto(view(state), view(made[key[0]]))
-            self._store[key] = state
+            held.store[key] = state
 
-    def _copy(self, index: int, action: Copy) -> None:
+    def _copy(self, index: int, action: Copy, held: Held) -> None:
         (target,) = self.parts.uses[index][1]
         reads = self.parts.uses[index][0]
-        value = self._store[reads[0]] if reads else self._given[action.value]
-        if not self._traffic.shared[index]:
+        if reads:
+            value = held.store[reads[0]]
+        elif action.value in held.moving:
+            value = held.moving[action.value]
+        else:
+            value = self._given[action.value]
+        if not self.traffic.shared[index]:
             value = moved(value, self.machine.device(action.target), self.copies)
-        self._store[target] = value
+        held.store[target] = value
+
+    def begun(self, feeds: Mapping[str, np.ndarray]) -> Held:
+        """A run on copies of its inputs, which others may go on beside; for :meth:`carry`.
+
+        Raises:
+            UsageError: an input is missing, or of another shape or type.
+        """
+        values = self._given.copied(feeds)
+        there = {("host", name): value for name, value in values.items()}
+        given: dict[int, list[tuple[str, Any]]] = {}
+        for name, row in self.traffic.readers.items():
+            for index, device in row:
+                at = (memory(device), name)
+                if at not in there:
+                    there[at] = moved(values[name], device, self.copies)
+                given.setdefault(index, []).append((name, there[at]))
+        return Held({}, dict(self.traffic.uses), given, values if self._moves_inputs else {})
+
+    def results(self, held: Held) -> dict[str, np.ndarray]:
+        """Every graph output but updated state, as arrays of their own; the run is over."""
+        return {
+            name: as_array(held.store.pop(key), self.copies)
+            for name, key in self.traffic.final.items()
+            if name not in self._given.updated
+        }
+
+    @cached_property
+    def _moves_inputs(self) -> bool:
+        """The plan copies inputs of the model from device to device."""
+        return any(
+            isinstance(action, Copy) and not reads
+            for action, (reads, _) in zip(self.parts.actions, self.parts.uses, strict=True)
+        )
 
     def _show(self, name: str) -> None:
         """Bind a graph input wherever it is read where it lies."""
-        for index, device in self._traffic.readers.get(name, ()):
+        for index, device in self.traffic.readers.get(name, ()):
             if (name, index, device) not in self._sent:
                 self.stages[index].bind(name, self._given[name])
 
@@ -268,7 +336,7 @@ class Executor:
         errors = [error, *(thread.error() for thread in self._threads)]
         for found in errors:
             if found is not None:
-                self._store.clear()
+                self._held.store.clear()
                 raise found
 
     def close(self) -> None:

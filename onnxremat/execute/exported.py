@@ -19,6 +19,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
+from onnxremat import plain_json
 from onnxremat.device.files import machine_toml, parse_machine
 from onnxremat.device.machine import Machine
 from onnxremat.errors import ModelError, UsageError
@@ -190,7 +191,7 @@ def _read_manifest(base: Path) -> dict[str, Any]:
             f"no {MANIFEST} in {base}", hint="onnxremat export-partitions OUT.onnx FOLDER"
         )
     try:
-        data = json.loads(path.read_text())
+        data = plain_json.loads(path.read_text())
     except (ValueError, UnicodeDecodeError, OSError) as error:
         raise UsageError(f"{path} is not readable", why=str(error)) from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:

@@ -72,15 +72,32 @@ class GivenValues:
             if name not in feeds:
                 if name in self._arrays:
                     continue
-                raise UsageError(
-                    f"no value for input '{name}'", why=f"given are {', '.join(sorted(feeds))}"
-                )
+                raise _absent(name, feeds)
             if self._arrays.get(name) is not feeds[name]:
                 self._take(name, feeds[name])
                 fresh.append(name)
             elif name in self.pool:  # it may have been written in place
                 self._fill(name)
         return fresh
+
+    def copied(self, feeds: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        """Values of the inputs of one run that nobody else holds: copies, where host sessions or a
+        plugin provider read them.
+
+        Raises:
+            UsageError: an input is missing, or of another shape or type.
+        """
+        found = {}
+        for name, tensor in self._inputs.items():
+            if name not in feeds:
+                raise _absent(name, feeds)
+            array = self._checked(name, feeds[name])
+            if name in self.pool:
+                found[name] = shared_empty(self.pool[name], tensor.dtype, tensor.shape or ())
+                np.copyto(view(found[name]), array)
+            else:
+                found[name] = wrap(np.array(array, order="C"))
+        return found
 
     def pull_state(self) -> None:
         """Bring state that is kept elsewhere back into the caller's arrays."""
@@ -131,3 +148,7 @@ class GivenValues:
         """Bring the caller's array to where a plugin provider reads it."""
         self._copies.between += 1
         np.copyto(view(self._values[name]), self._arrays[name])
+
+
+def _absent(name: str, feeds: Mapping[str, np.ndarray]) -> UsageError:
+    return UsageError(f"no value for input '{name}'", why=f"given are {', '.join(sorted(feeds))}")

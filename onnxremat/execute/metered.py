@@ -12,7 +12,7 @@ import numpy as np
 from onnxremat.device.machine import Machine
 from onnxremat.execute.device_memory import DeviceBytes, device_bytes
 from onnxremat.execute.executor import Executor
-from onnxremat.execute.inside import measured_inside, opaque_inside
+from onnxremat.execute.inside import Inside, measured_inside, opaque_inside
 from onnxremat.execute.pools import pooled
 from onnxremat.ort.profile import Profile
 from onnxremat.rewrite.partition import Partition, Partitioned
@@ -27,12 +27,14 @@ class Recorded:
         taken: node to provider, per action.
         bytes: per device.
         outputs: what it returned.
+        inside: what each partition held, by action.
     """
 
     profiles: dict[int, Profile]
     taken: dict[int, dict[str, str]]
     bytes: dict[str, DeviceBytes]
     outputs: dict[str, np.ndarray]
+    inside: dict[int, Inside]
 
 
 def record(
@@ -70,4 +72,4 @@ def record(
                 if device.opaque
                 else measured_inside(part, profiles[index], updated, pool)
             )
-    return Recorded(profiles, taken, device_bytes(parts, machine, inside), outputs)
+    return Recorded(profiles, taken, device_bytes(parts, machine, inside), outputs, inside)

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import onnx
 from onnx import helper
 
+from onnxremat.grad.roles import inherit
 from onnxremat.grad.tape import Tape
 from onnxremat.graph.ir import Op
 from onnxremat.ort.blocks import DOMAIN
@@ -65,6 +66,7 @@ def _blocked(t: Tape, op: Op, block: int) -> list[Op]:
         )  # fmt: skip
         result = t.op("ReorderOutput", out, shape=t.shape(out), domain=DOMAIN, channels=channels)
     emitted, t.ops[start:] = t.ops[start:], []
+    inherit(emitted, op)
     renames = {result: op.outputs[0]}
     return [each.renamed(each.name, renames, each.origin) for each in emitted]
 

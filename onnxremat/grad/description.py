@@ -9,6 +9,7 @@ from typing import Any
 
 import onnx
 
+from onnxremat import plain_json
 from onnxremat.errors import ModelError
 from onnxremat.grad.unfold import Restored
 
@@ -122,7 +123,7 @@ class Training:
             ModelError: not such a text, or of a later version.
         """
         try:
-            data = json.loads(text)
+            data = plain_json.loads(text)
             if data.pop("version") != 1:
                 raise ModelError("the training graph was made by a later onnxremat")
             for key in ("parameters", "states"):

@@ -72,6 +72,7 @@ class Walk:
         self._written = {op.name: op.outputs for op in ops}
         self.spans: dict[str, range] = {}  # of the tape, per op: what its rule emitted
         self._cotangents: dict[str, str] = {}
+        self.gradient_of: dict[str, str] = {}  # cotangent per tensor of the forward pass
         self._outputs: dict[str, list[str]] = {}
 
     def run(self, seeds: Mapping[str, str], wanted: Collection[str]) -> Backward:
@@ -151,6 +152,7 @@ class Walk:
         cotangent = tape.cast(cotangent, tape.dtype(name))
         earlier = self._cotangents.get(name)
         self._cotangents[name] = cotangent if earlier is None else tape.add(earlier, cotangent)
+        self.gradient_of[name] = self._cotangents[name]
 
     def _add_output(self, op: Op, position: int, dtype: int, shape: Shape) -> str:
         outputs = self._outputs.setdefault(op.name, list(self._written[op.name]))

@@ -18,9 +18,9 @@ from onnxremat.grad.equivalents import bias_apart, pool_first
 from onnxremat.grad.fusion import GELU_OPSET, fuse_gelu
 from onnxremat.grad.registry import has_rule
 from onnxremat.graph.dtypes import tensor_bytes
+from onnxremat.graph.functions import inline_functions
 from onnxremat.graph.ir import Graph, Op, Role, Tensor
 from onnxremat.graph.onnx_io import (
-    inline_functions,
     read_small_weights,
     shell,
     to_model,
@@ -92,6 +92,7 @@ def read_forward(
             break
         graph = _inferred_on(_typed(_folded(graph, variable)))
     require_shapes(graph)
+    graph = _with_tensor_inputs(graph)
     return bias_apart(pool_first(fuse_gelu(graph)))
 
 
@@ -102,6 +103,32 @@ def _without_listed_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     del model.graph.input[:]
     model.graph.input.extend(kept)
     return model
+
+
+def _with_tensor_inputs(graph: Graph) -> Graph:
+    """The graph without inputs that are no tensors (sequences, maps, optionals) and that no op
+    reads: a training loop feeds tensors.
+
+    Raises:
+        UnsupportedError: an op reads one.
+    """
+    others = [name for name in graph.inputs if graph.tensors[name].shape is None]
+    if not others:
+        return graph
+    for op in graph.ops:
+        for name in set(others).intersection(op.reads):
+            raise UnsupportedError(
+                f"input '{name}' is no tensor",
+                where=f"read by node {op.name} ({op.op_type})",
+                why="a training loop feeds tensors of known shapes",
+                hint="export the model with plain tensors as inputs",
+            )
+    frame = onnx.ModelProto()
+    frame.CopyFrom(graph.model)
+    del frame.graph.input[:]
+    frame.graph.input.extend(v for v in graph.model.graph.input if v.name not in others)
+    inputs = tuple(name for name in graph.inputs if name not in others)
+    return replace(graph, inputs=inputs, model=frame)
 
 
 def _upgraded(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:

@@ -19,7 +19,9 @@ from onnxremat.grad.marks import is_buffer_name
 from onnxremat.grad.patterns import is_constant, zero_block
 from onnxremat.grad.stored import Stored
 from onnxremat.grad.tape import FLOATS
+from onnxremat.graph.onnx_io import missing_file
 from onnxremat.graph.tensor_files import read_tensors
+from onnxremat.ort.arrays import read_arrays
 
 Parameters: TypeAlias = Any  # names, arrays by name, a path, or a torch.nn.Module
 SAMPLE = 256  # elements looked up before all are
@@ -78,7 +80,8 @@ def _array(value: Any) -> np.ndarray:
 
 def _from_file(path: Path) -> Given:
     if not path.is_file():
-        raise UsageError(f"no such file: {path}", hint="--parameters takes a file")
+        make = "--parameters takes names, .npz, .safetensors or .pt"
+        raise missing_file(path, path.suffix, make=make)
     readers = {".npz": _npz, ".safetensors": _safetensors, ".pt": _torch, ".pth": _torch}
     reader = readers.get(path.suffix)
     try:
@@ -98,8 +101,7 @@ def _from_file(path: Path) -> Given:
 
 
 def _npz(path: Path) -> Mapping[str, np.ndarray]:
-    with np.load(path) as file:
-        return {name: file[name] for name in file.files}
+    return read_arrays(path, "parameters")
 
 
 def _safetensors(path: Path) -> Mapping[str, np.ndarray]:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 
 import onnx
 
+from onnxremat import plain_json
 from onnxremat.errors import ModelError
 
 KEY = "onnxremat.parameters"
@@ -47,7 +48,7 @@ def parameters_of(model: onnx.ModelProto) -> Parameters | None:
         if entry.key != KEY:
             continue
         try:
-            data = json.loads(entry.value)
+            data = plain_json.loads(entry.value)
             if data.pop("version") != 1:
                 raise ModelError("the model was exported by a later onnxremat")
             lists = {k: tuple(data.get(k, ())) for k in ("trained", "frozen", "buffers", "unused")}

@@ -30,6 +30,7 @@ from onnxremat.grad.parameters import (
 )
 from onnxremat.grad.portable import without_training_kernels
 from onnxremat.grad.precision import OPSETS, autocast
+from onnxremat.grad.roles import mark_gradients, varying, with_phase
 from onnxremat.grad.scaling import EXPONENT, LossScale, only_finite
 from onnxremat.grad.settings import Settings, check_settings
 from onnxremat.grad.tape import Tape
@@ -231,7 +232,11 @@ class _Builder:
     # ---- backward ------------------------------------------------------------------------
 
     def _walk(self, seeds: Mapping[str, str]) -> Backward:
-        walked = self._walker(self.tape, self._chosen(seeds)).run(seeds, self.parameters)
+        walk = self._walker(self.tape, self._chosen(seeds))
+        walked = walk.run(seeds, self.parameters)
+        data = {*self.graph.inputs} - {*self.weights} - {*self.parameters}
+        layers = varying(self.graph.ops, data) & walk.gradient_of.keys()
+        mark_gradients(self.tape.ops, [walk.gradient_of[name] for name in layers])
         if not walked.gradients:
             reach = dependents(self.graph.ops, self.parameters, self.tape)
             why = "no operator leads from a parameter to the loss"
@@ -366,7 +371,7 @@ class _Builder:
             ops = without_training_kernels(self.tape, ops)
         if self.settings.blocked:
             ops = with_blocked_convolutions(self.tape, ops, self.settings.blocked)
-        ops = needed(ops, outputs)
+        ops = [with_phase(op) for op in needed(ops, outputs)]
         read = {name for op in ops for name in op.reads} | set(outputs)
         data = [n for n in self.graph.inputs if n not in self.weights and n not in self.inputs]
         inputs = [*data, *dict.fromkeys(self.inputs)]

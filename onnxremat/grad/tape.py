@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from onnxremat.grad.roles import PHASE
 from onnxremat.graph.dtypes import tensor_bytes
 from onnxremat.graph.ir import Op, Role, Tensor
 
@@ -187,7 +188,7 @@ class Tape:
             self.declare(result, dtype, shape)
         kept = {key: value for key, value in attributes.items() if value is not None}
         node = helper.make_node(op_type, inputs, made, name=name, domain=domain, **kept)
-        node.metadata_props.add(key="onnxremat.phase", value=self._phase)
+        node.metadata_props.add(key=PHASE, value=self._phase)
         self.ops.append(Op(name, op_type, domain, tuple(inputs), tuple(made), (), node))
         return tuple(made)
 

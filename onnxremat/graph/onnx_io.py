@@ -7,7 +7,9 @@ kept apart while the model was worked on (:mod:`onnxremat.graph.weights`) go bac
 
 from __future__ import annotations
 
+import heapq
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -21,6 +23,7 @@ from google.protobuf.message import DecodeError
 
 from onnxremat.errors import ModelError, UsageError
 from onnxremat.graph.dtypes import tensor_bytes
+from onnxremat.graph.external import check_length, external_file, read_in, said_place
 from onnxremat.graph.ir import Graph, Op, captures
 from onnxremat.graph.weights import (
     PAGE,
@@ -37,7 +40,9 @@ from onnxremat.graph.weights import (
 _BROKEN = (
     DecodeError, json_format.ParseError, text_format.ParseError, onnx.parser.ParseError, ValueError,
 )  # fmt: skip
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f]")  # names go into files that have an entry per line
 ORIGIN = "onnxremat.origin"  # node metadata: the op that a node recomputes
+CHECK = "check the path"
 SMALL = 4096  # bytes below which an external tensor is read: its values may be needed
 INLINE_LIMIT = 1_900_000_000  # protobuf messages end at 2 GiB; leave room for the nodes
 
@@ -50,7 +55,7 @@ def read_model(path: str | os.PathLike[str]) -> onnx.ModelProto:
     """
     file = Path(path)
     if not file.exists():
-        raise ModelError(f"no such file: {file}", hint="check the path")
+        raise missing_file(file, ".onnx", ModelError)
     if file.is_dir():
         raise ModelError(f"{file} is a folder, not a model", hint="give the .onnx file inside")
     try:
@@ -72,6 +77,24 @@ def read_model(path: str | os.PathLike[str]) -> onnx.ModelProto:
         )
     check_external(model, file.parent)
     return model
+
+
+def missing_file(
+    file: Path, suffix: str, kind: type[UsageError] = UsageError, make: str = ""
+) -> UsageError:
+    """The error for a file that is not there.
+
+    Args:
+        suffix: of files that may be meant instead.
+        make: how such a file is made.
+    """
+    folder = file.parent
+    if not folder.is_dir():
+        return kind(f"no such file: {file}", why=f"there is no folder {folder}", hint=make or CHECK)
+    near = sorted(path.name for path in folder.glob(f"*{suffix}"))
+    few = ", ".join(near[:5]) + (f" and {len(near) - 5} more" if len(near) > 5 else "")
+    hint = f"{suffix} files in {folder.resolve()}: {few or 'none'}"
+    return kind(f"no such file: {file}", hint=f"{make}; {hint}" if make else hint)
 
 
 def from_graphsurgeon(graph: Any) -> onnx.ModelProto:
@@ -98,47 +121,26 @@ def external_files(model: onnx.ModelProto) -> dict[str, int]:
     """
     ends: dict[str, int] = {}
     for tensor in model.graph.initializer:
-        if tensor.data_location != onnx.TensorProto.EXTERNAL:
-            continue
-        entry = {item.key: item.value for item in tensor.external_data}
-        length = _count(tensor, entry, "length") or tensor_bytes(tensor.data_type, tensor.dims)
-        location = entry.get("location", "")
-        ends[location] = max(ends.get(location, 0), _count(tensor, entry, "offset") + length)
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            location, start, length = said_place(tensor)
+            ends[location] = max(ends.get(location, 0), start + length)
     return ends
-
-
-def _count(tensor: onnx.TensorProto, entry: Mapping[str, str], key: str) -> int:
-    text = entry.get(key, "0")
-    if not (text.isascii() and text.isdigit()):
-        raise ModelError(
-            f"the external data of weight '{tensor.name}' has {key} '{text}'",
-            hint="the file is damaged; export it again",
-        )
-    return int(text)
 
 
 def check_external(model: onnx.ModelProto, folder: Path) -> None:
     """Raises:
-    ModelError: a file that the weights lie in is missing or too short.
+    ModelError: a file that the weights lie in is missing, too short, or not in the folder.
     """
     for location, end in external_files(model).items():
-        file = folder / location
-        if not file.is_file():
-            raise ModelError(
-                f"external weights are missing: {file}",
-                why="the model stores its weights in that file",
-                hint="keep the weight files beside the .onnx file",
-            )
-        if file.stat().st_size < end:
-            raise ModelError(
-                f"external weights are truncated: {file}",
-                why=f"{file.stat().st_size} bytes, the model needs {end}",
-                hint="copy or download the file again",
-            )
+        check_length(external_file(folder, location), end)
 
 
 def read_small_weights(model: onnx.ModelProto, folder: Path | None) -> onnx.ModelProto:
-    """The model with small external tensors (axes, shapes) read in: graphs need their values."""
+    """The model with small external tensors (axes, shapes) read in: graphs need their values.
+
+    Raises:
+        ModelError: see :func:`check_external`.
+    """
     small = [
         tensor
         for tensor in model.graph.initializer
@@ -147,20 +149,8 @@ def read_small_weights(model: onnx.ModelProto, folder: Path | None) -> onnx.Mode
     ]
     if small and folder is not None:
         for tensor in small:
-            onnx.external_data_helper.load_external_data_for_tensor(tensor, str(folder))
-            tensor.data_location = onnx.TensorProto.DEFAULT
-            del tensor.external_data[:]
+            read_in(tensor, folder)
     return model
-
-
-def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The same model without model-local functions (onnxruntime inlines them with late indices,
-    which would lose the planned order)."""
-    if not model.functions:
-        return model
-    from onnx import inliner
-
-    return inliner.inline_local_functions(model)
 
 
 def shell(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -179,12 +169,14 @@ def to_ops(model: onnx.ModelProto) -> tuple[Op, ...]:
         ModelError: the graph has a cycle, reads a tensor nobody makes, or writes one twice.
     """
     taken: set[str] = set()
+    again: dict[str, int] = {}
     ops = []
     for index, node in enumerate(model.graph.node):
-        base = node.name or f"{node.op_type}_{index}"
-        name, again = base, 1
+        base = _UNPRINTABLE.sub("_", node.name) or f"{node.op_type}_{index}"
+        name = base
         while name in taken:
-            name, again = f"{base}_{again}", again + 1
+            again[base] = again.get(base, 0) + 1
+            name = f"{base}_{again[base]}"
         taken.add(name)
         ops.append(
             Op(
@@ -227,30 +219,39 @@ def _sorted(ops: list[Op], model: onnx.ModelProto) -> tuple[Op, ...]:
                     where=f"node {op.name} ({op.op_type})",
                     hint="the file is not a valid ONNX graph; export it again",
                 )
-    done = set(known)
-    ordered: list[Op] = []
-    waiting = ops
-    while waiting:
-        later = []
-        for op in waiting:
-            if all(name in done for name in op.reads):
-                ordered.append(op)
-                done.update(op.writes)
-            else:
-                later.append(op)
-        if len(later) == len(waiting):
-            raise ModelError(
-                "the graph has a cycle",
-                where=f"through node {later[0].name} ({later[0].op_type})",
-                hint="the file is not a valid ONNX graph; export it again",
-            )
-        waiting = later
     if not graph.output:
         raise ModelError("the graph has no output", hint="name the values you want as outputs")
     for out in graph.output:
-        if out.name not in done:
+        if out.name not in writer and out.name not in known:
             raise ModelError(f"graph output '{out.name}' is made by no node")
-    return tuple(ordered)
+    return _topological(ops)
+
+
+def _topological(ops: list[Op]) -> tuple[Op, ...]:
+    """Always the first op of the listing that can run."""
+    makers = {name: index for index, op in enumerate(ops) for name in op.writes}
+    readers: list[list[int]] = [[] for _ in ops]
+    missing = [0] * len(ops)
+    for index, op in enumerate(ops):
+        for source in {makers[name] for name in op.reads if name in makers}:
+            readers[source].append(index)
+            missing[index] += 1
+    ready = [index for index, count in enumerate(missing) if not count]
+    ordered: list[int] = []
+    while ready:
+        ordered.append(heapq.heappop(ready))
+        for index in readers[ordered[-1]]:
+            missing[index] -= 1
+            if not missing[index]:
+                heapq.heappush(ready, index)
+    if len(ordered) < len(ops):
+        stuck = ops[min(set(range(len(ops))) - set(ordered))]
+        raise ModelError(
+            "the graph has a cycle",
+            where=f"through node {stuck.name} ({stuck.op_type})",
+            hint="the file is not a valid ONNX graph; export it again",
+        )
+    return tuple(ops[index] for index in ordered)
 
 
 def to_model(graph: Graph) -> onnx.ModelProto:
@@ -289,17 +290,20 @@ def _set_origin(node: onnx.NodeProto, origin: str) -> None:
 
 @contextmanager
 def atomic(path: Path) -> Iterator[Path]:
-    """A temporary file beside ``path`` that takes its place when the block ends well.
+    """A temporary file beside ``path`` that takes its place when the block ends well; a link stays
+    one, and the file that it leads to is replaced.
 
     Raises:
         UsageError: the folder is missing or not writable, or the disk is full.
     """
     try:
+        if path.is_symlink():
+            path = path.resolve()
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # links that lead to each other
         raise UsageError(
             f"cannot write {path}",
-            why=error.strerror or str(error),
+            why=getattr(error, "strerror", "") or str(error),
             hint="choose a folder that exists and that you may write to",
         ) from error
     os.close(handle)
@@ -331,9 +335,13 @@ def check_writable(path: Path) -> None:
         raise UsageError(f"{path} is a folder", hint="give a file name")
     if path.exists() and not path.is_file():  # writing would replace a device by a file
         raise UsageError(f"{path} is no regular file", hint="give another file name")
-    folder = path.parent
+    folder = path.parent if not path.is_symlink() else Path(os.path.realpath(path)).parent
     if not folder.is_dir():
-        raise UsageError(f"cannot write {path}", why="the folder does not exist")
+        raise UsageError(
+            f"cannot write {path}",
+            why=f"there is no folder {folder}",
+            hint="make it first",
+        )
     try:
         with tempfile.TemporaryFile(dir=folder):
             pass

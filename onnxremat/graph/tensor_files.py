@@ -16,6 +16,7 @@ import numpy as np
 from onnx import TensorProto as T
 from onnx import helper
 
+from onnxremat import plain_json
 from onnxremat.errors import ModelError
 from onnxremat.graph.onnx_io import atomic
 
@@ -70,14 +71,18 @@ def read_tensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     try:
         data = path.read_bytes()
         length = int.from_bytes(data[:8], "little")
-        header = json.loads(data[8 : 8 + length])
+        header = plain_json.loads(data[8 : 8 + length])
         facts = header.pop("__metadata__", {})
         tensors = {}
         for name, entry in header.items():
             first, last = entry["data_offsets"]
+            if not all(type(n) is int and 0 <= n < 1 << 60 for n in (first, last, *entry["shape"])):
+                raise ValueError("a size is no number")
             kind = helper.tensor_dtype_to_np_dtype(KINDS[entry["dtype"]])
             raw = data[8 + length + first : 8 + length + last]
             tensors[name] = np.frombuffer(raw, kind).reshape(entry["shape"]).copy()
+        if not all(isinstance(fact, str) for fact in facts.values()):
+            raise ValueError("a fact is no text")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         known = isinstance(error, OSError) and error.strerror
         raise ModelError(

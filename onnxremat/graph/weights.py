@@ -19,10 +19,11 @@ from typing import Any, BinaryIO, NamedTuple
 
 import onnx
 
-from onnxremat.errors import UsageError
+from onnxremat.errors import ModelError, UsageError
 from onnxremat.graph.dtypes import tensor_bytes
 from onnxremat.graph.filling import Filling, filled
 from onnxremat.graph.protobuf import RAW
+from onnxremat.graph.temporary import no_room
 
 APART = 1 << 20  # bytes from which a weight is kept apart; the values of smaller ones are looked at
 LIGHT = (
@@ -93,11 +94,8 @@ def _remove(folder: str, owner: int) -> None:
 
 
 def _no_room(error: OSError) -> UsageError:
-    return UsageError(
-        "the weights cannot be kept in a temporary file",
-        why=error.strerror or str(error),
-        hint=f"make room in {tempfile.gettempdir()}, or set TMPDIR to a folder with more",
-    )
+    why = error.strerror or str(error)
+    return no_room("the weights cannot be kept in a temporary file", why)
 
 
 class Place(NamedTuple):
@@ -159,6 +157,24 @@ def set_apart(model: onnx.ModelProto, folder: Path | None) -> tuple[onnx.ModelPr
             made.graph.initializer.append(tensor)
     target.keep(waiting)
     return made, target
+
+
+def check_sizes(weights: Iterable[onnx.TensorProto]) -> None:
+    """Raises:
+    ModelError: a weight has a negative dimension, or other bytes than its type and shape need.
+    """
+    for tensor in weights:
+        needed = tensor_bytes(tensor.data_type, tensor.dims)
+        wrong = min(tensor.dims, default=0) < 0
+        if tensor.HasField("raw_data") and place(tensor) is None:
+            wrong = wrong or len(tensor.raw_data) != needed
+        if wrong:
+            raise ModelError(
+                f"weight '{tensor.name}' is damaged",
+                why=f"shape {list(tensor.dims)}, which needs {needed} bytes; it has "
+                f"{len(tensor.raw_data)}",
+                hint="export the model again",
+            )
 
 
 def pieces(tensor: onnx.TensorProto, folder: Path | None) -> Iterator[bytes]:

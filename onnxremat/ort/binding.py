@@ -30,12 +30,81 @@ def _empty(info: Any) -> np.ndarray:
     return np.empty(info.shape, helper.tensor_dtype_to_np_dtype(kind))
 
 
+HOST = ("cpu", 0)
+
+
+def _on_host(session: Any) -> set[str]:
+    """Inputs that a session reads from host memory."""
+    infos = zip(session.get_inputs(), session.get_input_memory_infos(), strict=True)
+    return {value.name for value, info in infos if info.name.lower() == "cpu"}
+
+
+class BoundState:
+    """Arrays as values that sessions read and update where they run.
+
+    On the host a value lies over its array: there is no second copy. In the memory of a device it
+    is a copy, made when it is first bound, until :meth:`pull` brings it back.
+
+    Args:
+        arrays: by name; more may be added before they are bound.
+        place: where the sessions run, in the words of onnxruntime's binding.
+    """
+
+    def __init__(self, arrays: Mapping[str, np.ndarray], place: tuple[str, int] = HOST) -> None:
+        self.arrays, self.place = dict(arrays), place
+        self._values: dict[str, Any] = {}
+        self._behind = False  # values were updated on the device since the last pull
+
+    @property
+    def on_host(self) -> bool:
+        """Values lie over their arrays."""
+        return self.place[0] == "cpu"
+
+    def value(self, name: str) -> Any:
+        """The value to bind, the same one every time."""
+        if name not in self._values:
+            array = self.arrays[name]
+            self._values[name] = wrap(array) if self.on_host else placed(array, self.place)
+        return self._values[name]
+
+    def updated(self) -> None:
+        """A session has written new values."""
+        self._behind = not self.on_host
+
+    def pull(self) -> None:
+        """Bring what a device holds into the arrays."""
+        if self._behind:
+            for name, value in self._values.items():
+                np.copyto(self.arrays[name], value.numpy())
+            self._behind = False
+
+    def push(self, *names: str) -> None:
+        """Bring arrays to where sessions read them: some, or all of them."""
+        if self.on_host:
+            return
+        for name in names or tuple(self._values):
+            self._values[name].update_inplace(self.arrays[name])
+        if not names:
+            self._behind = False
+
+
+def placed(array: np.ndarray, place: tuple[str, int]) -> Any:
+    """A copy of an array in the memory of a device."""
+    import onnxruntime as ort
+
+    return ort.OrtValue.ortvalue_from_numpy(array, *place)
+
+
 class BoundSession:
     """Runs a session again and again on state that it updates itself.
 
+    What is bound from another memory than the session reads it from, onnxruntime copies there when
+    it is bound, and sees no later change of it. So what comes from the host is bound for every run
+    unless the session runs there.
+
     Args:
-        session: an ``InferenceSession`` on the CPU provider.
-        state: array per state input; the session reads and overwrites these very arrays.
+        session: an ``InferenceSession`` that runs where the state lies.
+        state: the inputs among it are read and overwritten where they lie.
         updates: state input to the output with its new value.
         results: outputs to return from :meth:`run`.
     """
@@ -43,23 +112,25 @@ class BoundSession:
     def __init__(
         self,
         session: Any,
-        state: Mapping[str, np.ndarray],
+        state: BoundState,
         updates: Mapping[str, str],
         results: Sequence[str],
     ) -> None:
         import onnxruntime as ort
 
-        self._session = session
+        self._session, self._state = session, state
         self._run = ort.RunOptions()
         self._binding = session.io_binding()
-        self._state = dict(state)
-        self._values = {name: wrap(array) for name, array in self._state.items()}
-        for name, value in self._values.items():
-            self._binding.bind_ortvalue_input(name, value)
+        names = [i.name for i in session.get_inputs() if i.name in state.arrays]
+        for name in names:
+            self._binding.bind_ortvalue_input(name, state.value(name))
             if name in updates:
-                self._binding.bind_ortvalue_output(updates[name], value)
-        self._inputs = {i.name: i for i in session.get_inputs() if i.name not in self._state}
+                self._binding.bind_ortvalue_output(updates[name], state.value(name))
+        # A kernel of the processor may be the only one to read a state: then that is copied, too.
+        self._again = [] if state.on_host else [name for name in names if name in _on_host(session)]
+        self._inputs = {i.name: i for i in session.get_inputs() if i.name not in names}
         self._buffers: dict[str, np.ndarray] = {}
+        self._values: dict[str, Any] = {}
         outputs = {o.name: o for o in session.get_outputs()}
         self._results = {name: _empty(outputs[name]) for name in results}
         for name, array in self._results.items():
@@ -80,6 +151,8 @@ class BoundSession:
                     f"no value for input '{name}'", why=f"given are {', '.join(sorted(feeds))}"
                 )
             self._feed(name, info, np.asarray(feeds[name]))
+        for name in self._again:
+            self._binding.bind_ortvalue_input(name, self._state.value(name))
         with denormals_as_zero():
             try:
                 self._session.run_with_iobinding(self._binding, self._run)
@@ -91,6 +164,8 @@ class BoundSession:
                     why=first_line(error),
                     hint="look for values out of range in the data, such as ids beyond a table",
                 ) from error
+            finally:
+                self._state.updated()
         return {name: array.copy() for name, array in self._results.items()}
 
     def abandon(self) -> None:
@@ -98,12 +173,12 @@ class BoundSession:
         self._run.terminate = True
 
     def _feed(self, name: str, info: Any, array: np.ndarray) -> None:
-        """Copy a value into the buffer that is bound once."""
+        """Copy a value into the buffer that is bound: once on the host, else for this run."""
         buffer = self._buffers.get(name)
+        fresh = buffer is None
         if buffer is None:
             buffer = self._buffers[name] = _empty(info)
             self._values[name] = wrap(buffer)
-            self._binding.bind_ortvalue_input(name, self._values[name])
         if array.shape != buffer.shape:
             raise UsageError(
                 f"input '{name}' has shape {list(array.shape)}, "
@@ -112,3 +187,5 @@ class BoundSession:
         if not np.can_cast(array.dtype, buffer.dtype, "same_kind"):
             raise UsageError(f"input '{name}' is {array.dtype}, the model wants {buffer.dtype}")
         np.copyto(buffer, array, casting="same_kind")
+        if fresh or not self._state.on_host:
+            self._binding.bind_ortvalue_input(name, self._values[name])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +10,7 @@ import onnx
 from onnxremat.device.host import memory_bytes
 from onnxremat.errors import UsageError
 from onnxremat.graph.ir import Graph, Op
+from onnxremat.ort.arrays import read_arrays
 from onnxremat.units import format_bytes
 
 # Ops whose integer input is an index into an axis of their data input: (data, index) positions.
@@ -119,12 +119,7 @@ def load_feeds(path: Path, graph: Graph) -> dict[str, np.ndarray]:
     Raises:
         UsageError: not an npz file, an input missing, or another shape than planned for.
     """
-    try:
-        with np.load(path) as file:
-            found = {name: file[name] for name in file.files}
-    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        reason = "it is no .npz file" if isinstance(error, TypeError) else str(error)
-        raise UsageError(f"cannot read inputs from {path}", why=reason) from error
+    found = read_arrays(path, "inputs", "give an .npz file with one array per input")
     feeds = {}
     for name in graph.inputs:
         if name not in found:

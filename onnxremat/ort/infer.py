@@ -16,6 +16,8 @@ from onnxremat.errors import ModelError, UsageError
 from onnxremat.graph.dtypes import ORT_NAMES, tensor_bytes
 from onnxremat.graph.ir import Graph, Op, Role, Tensor
 from onnxremat.graph.onnx_io import read_small_weights, shell, to_ops
+from onnxremat.graph.sparse import make_dense
+from onnxremat.graph.weights import check_sizes
 from onnxremat.ort.session import Options, open_session, session_options
 
 Typed: TypeAlias = tuple[int, tuple[int, ...]]  # element type, shape
@@ -27,7 +29,7 @@ def bind(
     shapes: Mapping[str, Sequence[int]] | None = None,
     dims: Mapping[str, int] | None = None,
 ) -> onnx.ModelProto:
-    """The model with every input dimension a number.
+    """The model with every input dimension a number, and sparse weights dense.
 
     Args:
         shapes: full shape per input name (``--shape``).
@@ -35,9 +37,12 @@ def bind(
 
     Raises:
         UsageError: an unknown input or dimension, a rank that differs, or a dimension left open.
+        ModelError: a weight whose bytes are not those of its type and shape.
     """
     shapes, dims = dict(shapes or {}), dict(dims or {})
     bound = constants_only(model)
+    make_dense(bound.graph)
+    check_sizes(bound.graph.initializer)
     constants = {t.name for t in bound.graph.initializer}
     inputs = [value for value in bound.graph.input if value.name not in constants]
     unknown = sorted(set(shapes) - {value.name for value in inputs})

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+from google.protobuf.message import DecodeError
 from onnx import TensorProto
 
 from onnxremat.errors import ModelError
@@ -21,6 +22,7 @@ from onnxremat.graph.dtypes import tensor_bytes
 from onnxremat.graph.ir import Graph, Op, captures, rename_captures, subgraphs
 from onnxremat.graph.light import read_light, read_structure
 from onnxremat.graph.onnx_io import to_ops
+from onnxremat.graph.temporary import reason
 from onnxremat.graph.traits import ONNX
 from onnxremat.graph.weights import WeightFolder, set_apart
 from onnxremat.ort.infer import build_graph, is_big, weights_as_inputs
@@ -162,7 +164,10 @@ def _saved(model: onnx.ModelProto, level: str, folder: Path | None) -> Iterator[
         made = _unpacked(session_options(Options(level=level, threads=1)))
         made.optimized_model_filepath = str(path)
         open_session(source, made, folder)
-        yield path
+        try:
+            yield path
+        except DecodeError as error:
+            raise reason(error) from error
 
 
 def resident_weights(model: onnx.ModelProto, level: str, folder: Path | None) -> int:

@@ -8,8 +8,8 @@ allocator was asked for, not what the process happens to hold.
 
 from __future__ import annotations
 
-import csv
 import json
+import re
 import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -23,10 +23,14 @@ import onnx
 from onnxremat.errors import ModelError
 from onnxremat.graph.dtypes import ORT_NAMES
 from onnxremat.graph.light import read_structure
+from onnxremat.graph.temporary import reason
 from onnxremat.ort.session import DEFAULT, Options, first_line, open_session, session_options
+from onnxremat.ort.trips import require_few_trips
 
 Feeds = Mapping[str, np.ndarray]
 SEQUENCES = ("SplitToSequence", "SequenceConstruct", "SequenceInsert", "SequenceErase")
+# A row of the node-memory file: nothing in a name is quoted, lines, commas and quotes included.
+_ROW = re.compile(r"(.*?)_\d+,\d*,\d*,\d*,(\d+)\n", re.DOTALL)
 SIZES_KEY = "session.collect_node_memory_stats_to_file"
 
 
@@ -109,6 +113,8 @@ def profile(
     Raises:
         ModelError: onnxruntime refuses the model or a run fails.
     """
+    if isinstance(model, onnx.ModelProto):
+        require_few_trips(model)
     with tempfile.TemporaryDirectory() as scratch:
         sizes = Path(scratch) / "memory.csv"
         made = session_options(as_profiled(options))
@@ -140,9 +146,18 @@ def ended(session: Any, sizes: Path, runs: int, warmup: int = 0) -> Profile:
     Args:
         sizes: the node-memory file, given to the session under :data:`SIZES_KEY`.
     """
-    events = json.loads(Path(session.end_profiling()).read_text())
+    events = _events(Path(session.end_profiling()))
     kernels, weights, arena = _kernels(events, warmup, runs, _scratch_bytes(sizes))
     return Profile(kernels, weights, arena, {})
+
+
+def _events(path: Path) -> list[dict[str, Any]]:
+    """Events of a profile; names of ops are in it as they are, line breaks included."""
+    try:
+        found: list[dict[str, Any]] = json.loads(path.read_text(errors="replace"), strict=False)
+    except ValueError as error:
+        raise reason(error) from error
+    return found
 
 
 def run_session(session: Any, feeds: Feeds, runs: int = 1) -> list[Any]:
@@ -178,9 +193,8 @@ def _scratch_bytes(path: Path) -> dict[str, int]:
     """Node name to bytes taken inside the kernel. The file's key is ``name_hash``."""
     if not path.exists():
         return {}
-    with path.open() as file:
-        rows = [row for row in csv.reader(file) if row and not row[0].startswith("#")]
-    return {row[0].rpartition("_")[0]: int(row[4]) for row in rows if row[4].isdigit()}
+    text = path.read_text(errors="replace").partition("\n")[2]
+    return {name: int(count) for name, count in _ROW.findall(text)}
 
 
 def _outermost(rows: Sequence[dict[str, Any]], scratch: Mapping[str, int]) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper
 
-from onnxremat.device.machine import PROVIDERS, Device, short_name
+from onnxremat.device.machine import PROVIDERS, Device, provider_name, short_name
 from onnxremat.errors import MissingComponentError
 from onnxremat.ort.session import (
     TUNED,
@@ -115,9 +115,25 @@ def _plugin_device(provider: str, hardware: str) -> Any:
     return None
 
 
+@cache
+def load_cuda_libraries() -> None:
+    """Load CUDA's and cuDNN's libraries from the packages they were installed with.
+
+    pip puts them where the loader does not look, and onnxruntime's CUDA library names no path to
+    them: without this it only starts where the system has them as well, or PyTorch was imported.
+    """
+    import onnxruntime as ort
+
+    if hasattr(ort, "preload_dlls"):
+        with _silent():  # it prints what it did not find
+            ort.preload_dlls()
+
+
 def _starts(provider: str, index: int) -> bool:
     import onnxruntime as ort
 
+    if provider in (CUDA, PROVIDERS["tensorrt"]):
+        load_cuda_libraries()
     made = ort.SessionOptions()
     made.log_severity_level = 4
     with _silent():
@@ -174,8 +190,6 @@ def open_on(
         MissingComponentError: the provider is not here.
         ModelError: onnxruntime refuses the model.
     """
-    import onnxruntime as ort
-
     require(device)
     made = session_options(Options(**{**options.to_json(), "threads": max(0, device.threads)}))
     # Threads of a session that is done must not spin beside the next session's.
@@ -186,6 +200,22 @@ def open_on(
     if prefix:
         made.enable_profiling = True
         made.profile_file_prefix = prefix
+    return open_with(device, model, made, folder)
+
+
+def open_with(
+    device: Device,
+    model: onnx.ModelProto | str | os.PathLike[str] | bytes,
+    made: Any,
+    folder: Path | None = None,
+) -> Any:
+    """A session with these very ``onnxruntime.SessionOptions`` on a device that is here.
+
+    Raises:
+        ModelError: onnxruntime refuses the model.
+    """
+    import onnxruntime as ort
+
     source = model_source(model, made, folder)
     plugin = plugin_device(device)
     try:
@@ -245,6 +275,9 @@ def _named_options(provider: str, index: int, given: dict[str, str]) -> dict[str
     if provider == CUDA:
         found.setdefault("arena_extend_strategy", "kSameAsRequested")
         found.setdefault("use_tf32", "0")  # the processor's float32 results
+        # By timing, which is the default, a recomputed convolution may get another algorithm than
+        # its first run, with other bits and another workspace; and the search itself takes memory.
+        found.setdefault("cudnn_conv_algo_search", "HEURISTIC")
     if provider == OPENVINO:  # the provider built into the onnxruntime-openvino wheel
         found.setdefault("device_type", found.pop("device", "CPU"))
         found.setdefault("precision", "FP32")
@@ -258,6 +291,26 @@ def assigned(session: Any) -> dict[str, str]:
         for part in session.get_provider_graph_assignment_info()
         for node in part.get_nodes()
     }
+
+
+def of_names(names: Sequence[str]) -> Device:
+    """The device of the first of some execution providers, the others being its fall-back.
+
+    Raises:
+        MissingComponentError: it does not start here. onnxruntime would run on the next one
+            without a word.
+    """
+    provider = provider_name(names[0]) if names else CPU
+    device = Device(short_name(provider), provider)
+    require(device)
+    return device
+
+
+def limited(device: Device, limit: int) -> Device:
+    """A CUDA device whose sessions get pools of at most so many bytes each; others as they are."""
+    if not limit or device.provider != CUDA:
+        return device
+    return replace(device, options={"gpu_mem_limit": str(limit), **device.options})
 
 
 def place(device: Device) -> tuple[str, int]:

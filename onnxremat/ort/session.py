@@ -11,6 +11,7 @@ from typing import Any
 import onnx
 
 from onnxremat.errors import ModelError, UsageError
+from onnxremat.graph.temporary import reason
 
 
 @dataclass(frozen=True)
@@ -47,12 +48,16 @@ class Options:
         """From plain data; unknown keys are an error of the file.
 
         Raises:
-            UsageError: unknown option.
+            UsageError: unknown option, or a value that an option does not take.
         """
         known = {f.name for f in fields(cls)}
         if set(data) - known:
             raise UsageError(f"unknown session options {sorted(set(data) - known)}")
-        return cls(**data)
+        made = cls(**data)
+        good = made.level in tuple(LEVELS) and made.order in ORDERS and made.threads in range(4096)
+        if not good or any(type(v) is not type(getattr(TUNED, k)) for k, v in data.items()):
+            raise UsageError("session options of a wrong type or value", why=repr(data)[:200])
+        return made
 
 
 @dataclass
@@ -75,6 +80,7 @@ DEFAULT = Options()
 # executed order, and a buffer is given back as soon as its value is dead.
 TUNED = Options(level="disable", order="priority", pattern=False, reuse=False)
 
+ORDERS = ("default", "priority")
 LEVELS = {
     "disable": "ORT_DISABLE_ALL",
     "basic": "ORT_ENABLE_BASIC",
@@ -129,7 +135,7 @@ def open_session(
     try:
         return ort.InferenceSession(source, made, providers=providers or ["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime raises a dozen unrelated types
-        raise refused(source, error) from error
+        raise reason(refused(source, error)) from error
 
 
 def model_source(

@@ -12,6 +12,8 @@ from onnxremat.device.machine import PROVIDERS, Device
 from onnxremat.ort.binding import wrap
 from onnxremat.ort.providers import place, plugin_device
 
+SHARED = "session.use_env_allocators"  # take the pools that all sessions of the process share
+
 
 class Copies:
     """How often bytes of values were copied: between devices, and to and from numpy."""
@@ -90,12 +92,20 @@ def share_arena() -> bool:
     return True
 
 
-@cache
+_pools: dict[int, int] = {}  # limit of the pool of each CUDA device that has one
+
+
 def share_gpu_arena(index: int, limit: int) -> bool:
     """One pool of a CUDA device's memory for all sessions that ask for it, of at most ``limit``
-    bytes (0 for no limit): what would go beyond fails instead. Whether there is one."""
+    bytes (0 for no limit): what would go beyond fails instead.
+
+    onnxruntime keeps a pool, with its limit, as long as the process lasts. Whether there is one of
+    this limit; where there is one of another, sessions need pools of their own.
+    """
     import onnxruntime as ort
 
+    if index in _pools:
+        return _pools[index] == limit
     kind = ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR
     memory = ort.OrtMemoryInfo("Cuda", kind, index, ort.OrtMemType.DEFAULT)
     settings = {"arena_extend_strategy": 1, **({"max_mem": limit} if limit else {})}
@@ -103,8 +113,9 @@ def share_gpu_arena(index: int, limit: int) -> bool:
         ort.create_and_register_allocator_v2(
             PROVIDERS["cuda"], memory, {"device_id": str(index)}, ort.OrtArenaCfg(settings)
         )
-    except Exception as error:  # onnxruntime raises a dozen unrelated types
-        return "already registered" in str(error)
+    except Exception:  # onnxruntime raises a dozen unrelated types; another's pool among them
+        return False
+    _pools[index] = limit
     return True
 
 

@@ -26,8 +26,9 @@ from onnxremat.graph.batch import (
     said_shape,
     scaled_shape,
 )
+from onnxremat.graph.functions import inline_functions
 from onnxremat.graph.ir import Graph
-from onnxremat.graph.onnx_io import inline_functions, read_small_weights, to_model, write_model
+from onnxremat.graph.onnx_io import read_small_weights, to_model, write_model
 from onnxremat.ort.feeds import seeded_feeds
 from onnxremat.ort.infer import bind, build_graph
 from onnxremat.ort.profile import named_outputs

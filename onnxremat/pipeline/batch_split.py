@@ -26,7 +26,7 @@ from onnxremat.units import Budget
 
 LITTLE = 0.01  # overhead of the whole batch up to which parts are not tried
 WHOLE = 0.6  # share of the time for a plan of the whole batch, where parts are another way
-MOST_OPS = 8000  # of a graph in parts, where the least memory is looked for
+MOST_OPS = 8000  # of a graph in parts
 LEANER = 0.99  # share of the bytes needed by half as many parts from which more are tried
 
 
@@ -106,17 +106,18 @@ class _Parts:
 
     def within(self, whole: Candidate | None) -> Candidate | None:
         """A plan of as few parts as need no recomputation, or of the most there can be."""
-        room = self.limit(self.prepared).planned - self.prepared.weights
-        if room <= 0:
+        limit = self.limit(self.prepared).planned
+        room = limit - self.prepared.weights
+        if self._floor() > limit + self.prepared.beside.total:
             return None
         parts = 2
-        while parts * room < self._values and 2 * parts <= self.batch:
+        while parts * room < self._values and self._may_be(2 * parts):
             parts *= 2
         split = self.split(parts)
-        while split and 2 * parts <= self.batch:
+        while split and self._may_be(2 * parts):
             if split.store_all_peak <= self.limit(split).planned:
                 break
-            if self.options.stopped:
+            if self.options.stopped or self.options.left <= 0:
                 break
             parts *= 2
             split = self.split(parts)
@@ -126,6 +127,10 @@ class _Parts:
         split = _noted(split, parts, over or "does not fit")
         made = attempt(OneSession(split, self.limit(split), self.log), self.options)
         return made if isinstance(made, Candidate) else None
+
+    def _may_be(self, parts: int) -> bool:
+        """Whether the batch has as many rows, and the graph in parts is one to be planned."""
+        return parts <= self.batch and parts * len(self.prepared.graph.ops) <= MOST_OPS
 
     @property
     def _values(self) -> int:
@@ -159,7 +164,7 @@ class _Parts:
         parts = 1
         while parts < self.batch and not self.options.stopped:
             more = min(2 * parts, self.batch)
-            if more * len(self.prepared.graph.ops) > MOST_OPS or self.split(more) is None:
+            if not self._may_be(more) or self.split(more) is None:
                 break
             needs[more] = self._need(more)
             if needs[more][0] > LEANER * needs[parts][0] and more > 2:

@@ -59,8 +59,12 @@ class Contender(Protocol):
     def weights(self) -> int:
         """Bytes of weights that it holds while it is open; 0 where others depend on it."""
 
+    def beside(self) -> list[Contender]:
+        """It and what it is timed against where no other model is given."""
+
     def open(self, stack: ExitStack, feeds: Feeds) -> Runner | None:
-        """What runs it once, open until the stack is left; None where it does not run."""
+        """What runs it once, open until the stack is left; None where it does not run. What it
+        returns as a float is the seconds it wants to be told, instead of those it took."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,9 @@ class InSession:
             return weight_bytes(self.model)
         return weight_bytes(read_structure(self.model))
 
+    def beside(self) -> list[Contender]:
+        return [self]
+
     def open(self, stack: ExitStack, feeds: Feeds) -> Runner:
         model = str(self.model) if isinstance(self.model, Path) else self.model
         session = open_session(model, session_options(self.options), self.folder)
@@ -95,6 +102,10 @@ class OnDevices:
     overlap: bool | None = None
     near: bool = True
     weights: int = 0
+
+    def beside(self) -> list[Contender]:
+        """See :class:`Contender`."""
+        return beside_devices(self.made)
 
     def open(self, stack: ExitStack, feeds: Feeds) -> Runner:
         """See :class:`Contender`. A training step updates its state in place, as a trainer does."""
@@ -118,6 +129,9 @@ class Alone:
     def name(self) -> str:
         """For people."""
         return f"{self.device.name} alone"
+
+    def beside(self) -> list[Contender]:
+        return [self]
 
     def open(self, stack: ExitStack, feeds: Feeds) -> Runner | None:
         try:
@@ -240,8 +254,8 @@ def _turn_anew(one: Contender, feeds: Feeds) -> list[float]:
 
 def _seconds(runner: Runner) -> float:
     begin = time.perf_counter()
-    runner()
-    return time.perf_counter() - begin
+    told = runner()
+    return told if isinstance(told, float) else time.perf_counter() - begin
 
 
 def timing(name: str, row: list[float], reference: list[float]) -> Timing:
@@ -268,29 +282,40 @@ def beside_devices(made: Deployment, whole: Graph | None = None) -> list[Contend
 
 
 def bench_files(
-    paths: Sequence[Path], settings: Settings, seconds: float, stop: Stop | None
+    paths: Sequence[Path],
+    settings: Settings,
+    seconds: float,
+    stop: Stop | None,
+    of_devices: Callable[[str, Deployment], Contender] = OnDevices,
 ) -> list[Timing]:
     """Time files in turn on the same inputs; planned models run as planned, others under default
     options. One file for several devices alone: against each of them.
 
     Open dimensions of unplanned models are bound as the planned ones were, unless given.
 
+    Args:
+        of_devices: what runs a model for several devices.
+
     Raises:
         UsageError: the models have different inputs.
     """
-    contenders, feeds = _of_files(paths, settings)
+    contenders, feeds = _of_files(paths, settings, of_devices)
     if settings.threads and not any(isinstance(one, InSession) for one in contenders):
         raise UsageError(
             "--threads does not apply to a model over several devices",
             why="its machine says how many threads each device has",
             hint="leave it out, or plan again with other threads in the machine file",
         )
-    if len(contenders) == 1 and isinstance(contenders[0], OnDevices):
-        contenders = beside_devices(contenders[0].made)
+    if len(contenders) == 1 and not isinstance(contenders[0], InSession):
+        contenders = contenders[0].beside()
     return bench(contenders, feeds, seconds=seconds, stop=stop)
 
 
-def _of_files(paths: Sequence[Path], settings: Settings) -> tuple[list[Contender], Feeds]:
+def _of_files(
+    paths: Sequence[Path],
+    settings: Settings,
+    of_devices: Callable[[str, Deployment], Contender],
+) -> tuple[list[Contender], Feeds]:
     read = [read_source(path) for path in paths]
     kept: Mapping[str, Any] = {}
     for model, _, _ in read:
@@ -314,7 +339,7 @@ def _of_files(paths: Sequence[Path], settings: Settings) -> tuple[list[Contender
                 why=f"{', '.join(graph.inputs)} against {', '.join(feeds)}",
             )
         if "devices" in facts:
-            contenders.append(OnDevices(str(path), read_deployment(path)))
+            contenders.append(of_devices(str(path), read_deployment(path)))
             continue
         options = replace(options_of(model) if planned else DEFAULT, threads=settings.threads)
         contenders.append(InSession(str(path), to_model(graph), options, folder))

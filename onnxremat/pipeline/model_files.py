@@ -24,6 +24,8 @@ from onnxremat.planner.solution import Certificate, Solution, Status
 from onnxremat.planner.solution_files import SolutionFileError, read_solution
 from onnxremat.units import Budget, format_bytes
 
+SOLUTION = "solve the model that --write-model wrote; the solver writes a .sol file"
+
 
 def write_formulation(
     subject: Subject,

@@ -10,11 +10,13 @@ from typing import Any
 
 from onnxremat.device.machine import Machine
 from onnxremat.errors import UsageError
+from onnxremat.graph.onnx_io import missing_file
 from onnxremat.pipeline.batch_split import plan_best
 from onnxremat.pipeline.closed_loop import Candidate
 from onnxremat.pipeline.device_ways import Costs, During, Trials, given, measured_on, quickest
 from onnxremat.pipeline.limits import limit_of
 from onnxremat.pipeline.model_files import (
+    SOLUTION,
     read_device_formulation,
     write_device_formulation,
     write_prepared,
@@ -24,6 +26,7 @@ from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.result import R, Result, Timed, finish
 from onnxremat.pipeline.several_devices import SeveralDevices
 from onnxremat.pipeline.site import Site
+from onnxremat.pipeline.throughput import fullest
 from onnxremat.pipeline.unchanged import unchanged
 from onnxremat.pipeline.within_budget import plan_within
 from onnxremat.planner.formulate import check_for_devices
@@ -31,6 +34,8 @@ from onnxremat.planner.incumbent import NO_LIMIT
 from onnxremat.planner.options import AUTO as METHOD
 from onnxremat.planner.options import OBJECTIVES, PlanOptions
 from onnxremat.units import one_budget
+
+THROUGHPUT = "throughput"
 
 
 @dataclass(frozen=True)
@@ -44,15 +49,17 @@ class Request:
         machine: devices to plan for, None for one session on the processor.
         options: how to search.
         pins: (pattern of op names or types, device).
-        objective: ``time`` of all runs and copies, ``makespan`` with devices side by side, or
-            ``auto``: makespan where more than one device computes. A formulation minimises the
-            time.
+        objective: ``time`` of all runs and copies, ``makespan`` with devices side by side,
+            ``throughput`` of samples one after the other, or ``auto``: makespan where more than
+            one device computes. A formulation minimises the time.
         bench_seconds: time to spend on timing the result, 0 for none.
         write_model: write the formulation (of ``options``, else ``cuts``) as ``.mps`` or ``.lp``
             before it is solved.
         read_solution: take the plan from a solution of the formulation instead of solving it.
         costs: prices the ops of a prepared model on every device, instead of measuring them.
         during: entered while something is timed (to keep other work away, say).
+        in_flight: for the throughput: samples inside at most; None for as many as are of use and
+            fit.
 
     Raises:
         UsageError: what does not go together.
@@ -68,15 +75,21 @@ class Request:
     read_solution: Path | None = None
     costs: Costs | None = None
     during: During = nullcontext
+    in_flight: int | None = None
 
     def __post_init__(self) -> None:
-        if self.objective not in ("auto", *OBJECTIVES):
+        known = ("auto", *OBJECTIVES, THROUGHPUT)
+        if self.objective not in known:
             raise UsageError(
-                f"unknown objective '{self.objective}'",
-                hint="one of " + ", ".join(("auto", *OBJECTIVES)),
+                f"unknown objective '{self.objective}'", hint="one of " + ", ".join(known)
+            )
+        if self.in_flight is not None and self.objective != THROUGHPUT:
+            raise UsageError(
+                "--in-flight goes with --objective throughput",
+                why="other plans take one sample after the other",
             )
         if self.read_solution is not None and not self.read_solution.is_file():
-            raise UsageError(f"no such file: {self.read_solution}")
+            raise missing_file(self.read_solution, ".sol", make=SOLUTION)
         if self.machine is None:
             self._check_for_one()
         else:
@@ -90,7 +103,7 @@ class Request:
     @property
     def minimised(self) -> str:
         """The objective over several devices."""
-        if self.options.method.formulation:
+        if self.options.method.formulation or self.objective == THROUGHPUT:
             return "time"
         if self.objective != "auto" or self.machine is None:
             return self.objective
@@ -160,7 +173,11 @@ def optimize(
         candidate, written = _in_one_session(prepared, request, log)
         return finish(kind, candidate, timed, log, written=written)
     target = site_of(prepared, request, request.machine, log)
-    candidate, written = _over_devices(target, request)
+    candidate, written = (
+        (_in_pipeline(target, request), {})
+        if request.objective == THROUGHPUT
+        else _over_devices(target, request)
+    )
     return finish(kind, candidate, timed, log, written=written, absent=target.site.absent)
 
 
@@ -190,6 +207,11 @@ def site_of(prepared: Prepared, request: Request, machine: Machine, log: Phases)
     limits = machine.limits(budgets, dict.fromkeys(machine.names, prepared.baseline_peak))
     site = Site(machine, limits, request.pins, request.minimised)
     return SeveralDevices(prepared, site, tables, log, request.options.gap)
+
+
+def _in_pipeline(target: SeveralDevices, request: Request) -> Candidate:
+    costs = request.costs or measured_on(target.site.machine, target.log)
+    return fullest(target, Trials(request.options, costs, request.during), request.in_flight)
 
 
 def _over_devices(target: SeveralDevices, request: Request) -> tuple[Candidate, Mapping[str, Any]]:

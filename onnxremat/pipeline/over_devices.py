@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import onnx
@@ -100,7 +100,23 @@ class OverDevices:
     def model(self, facts: Mapping[str, Any] | None = None) -> onnx.ModelProto:
         return self.made.model(facts)
 
-    def told(self, **facts: Any) -> OverDevices:
+    def planned(self) -> dict[str, Any]:
+        """Figures of the plan as plain data; times are seconds."""
+        made, found = self.made, self.solution
+        assert found is not None
+        return {
+            "objective": found.objective,
+            "seconds_planned": found.time,
+            "makespan_planned": found.makespan,
+            "makespan_of_costs": made.makespan_of_costs,
+            "makespan_predicted": made.makespan,
+            "tried": bool(made.tried),
+            "bound_seconds": found.certificate.bound,
+            "gap": found.gap,
+            "best_single_device_seconds": found.reference,
+        }
+
+    def told(self, **facts: Any) -> Self:
         return replace(self, made=replace(self.made, plan=self.plan.with_provenance(**facts)))
 
 
@@ -143,7 +159,7 @@ class DevicesRun:
 
     @property
     def checks(self) -> tuple[Check, ...]:
-        same = [_outputs(self.made, one, how) for how, one in self.differences.items()]
+        same = [output_check(self.made, one, how) for how, one in self.differences.items()]
         return (*same, _order(self.made, self.recorded), _placement(self.made, self.recorded))
 
     @property
@@ -179,7 +195,8 @@ def _threads(made: Deployment) -> set[int]:
     return {device.threads for device in devices if not device.opaque}
 
 
-def _outputs(made: Deployment, one: Difference, how: str) -> Check:
+def output_check(made: Deployment, one: Difference, how: str) -> Check:
+    """Whether outputs are one session's, as near as the providers in use allow."""
     allowed = max(tolerance(made), TOLERANCE["float32"]) if tolerance(made) else 0.0
     text = "bit-equal to one session"
     if not one.bit_equal:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from onnxremat.ort.infer import build_graph
 from onnxremat.ort.session import Options
 from onnxremat.pipeline.prepare import Prepared, Settings, Source, prepare
 from onnxremat.pipeline.unchanged import as_loaded
-from onnxremat.rewrite.emit import metadata, rewrite, unpack
+from onnxremat.rewrite.emit import figures, metadata, rewrite, unpack
 from onnxremat.rewrite.pins import is_added
 from onnxremat.rewrite.restore import restored
 from onnxremat.schedule.plan import Plan, graph_hash
@@ -62,9 +61,9 @@ def read_planned(path: Path) -> Planned:
             f"{path} carries no plan",
             hint="make one with: onnxremat optimize IN.onnx OUT.onnx --budget 0.6x",
         )
-    figures, scratch = (_object(facts.get(name, "{}"), path) for name in ("facts", "scratch"))
+    said, scratch = figures(facts), figures(facts, "scratch")
     if "devices" in facts:
-        return _several(read_deployment(path), figures)
+        return _several(read_deployment(path), said)
     plan = unpack(facts["plan"])
     options = options_of(model)
     if options.fuses:  # written as it was
@@ -72,21 +71,8 @@ def read_planned(path: Path) -> Planned:
     else:
         graph = build_graph(restored(model), path.parent)
         carried = build_graph(model, path.parent)
-    weights = figures.get("weight_bytes")
-    return _single(graph, plan, carried, options, scratch, weights, figures)
-
-
-def _object(text: str, path: Path) -> dict[str, Any]:
-    """Raises:
-    UsageError: it is no JSON object.
-    """
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise UsageError(f"the facts in {path} are damaged", why=str(error)) from error
-    if not isinstance(found, dict):
-        raise UsageError(f"the facts in {path} are damaged", hint="plan again")
-    return found
+    weights = said.get("weight_bytes")
+    return _single(graph, plan, carried, options, scratch, weights, said)
 
 
 def prepare_for(
@@ -140,7 +126,7 @@ def _single(
     options: Options,
     scratch: Mapping[str, int],
     weights: int | None,
-    figures: Mapping[str, Any],
+    said: Mapping[str, Any],
 ) -> Planned:
     line = predict(carried, options, scratch=scratch, weights=weights)
     steps = timesteps(graph, plan, ("cpu",))
@@ -152,11 +138,11 @@ def _single(
         if first.get(name) == t and not is_added(name):
             t = min(t + 1, len(steps.ops) - 1)
     budget = plan.provenance.budget
-    limit = {"cpu": budget - counted(figures).total} if budget else {}
-    return Planned(figures, plan, steps, held, limit)
+    limit = {"cpu": budget - counted(said).total} if budget else {}
+    return Planned(said, plan, steps, held, limit)
 
 
-def _several(made: Deployment, figures: Mapping[str, Any]) -> Planned:
+def _several(made: Deployment, said: Mapping[str, Any]) -> Planned:
     steps = timesteps(made.graph, made.plan, made.machine.names)
     inside = insides(made.parts, made.machine, made.scratch, measure=False)
     ran = {event.op.name: event.step for event in made.parts.followed.runs}
@@ -174,4 +160,4 @@ def _several(made: Deployment, figures: Mapping[str, Any]) -> Planned:
             if (name, t) not in held:  # idle: what it holds after the last action begun by then
                 last = max((i for i, begin in enumerate(begins) if begin <= t), default=-1)
                 held[name, t] = found.between[last] if last >= 0 else found.resident
-    return Planned(figures, made.plan, steps, held, made.limits)
+    return Planned(said, made.plan, steps, held, made.limits)

@@ -19,9 +19,10 @@ from onnxremat.grad import Settings as Training
 from onnxremat.grad import differentiate, training_of
 from onnxremat.grad.description import without_first_values
 from onnxremat.graph.batch import batched_inputs
+from onnxremat.graph.functions import inline_functions
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.light import read_light
-from onnxremat.graph.onnx_io import from_graphsurgeon, inline_functions, to_model
+from onnxremat.graph.onnx_io import from_graphsurgeon, to_model
 from onnxremat.graph.order import (
     default_order,
     file_order,

@@ -9,8 +9,9 @@ from typing import Any
 
 import onnx
 
+from onnxremat.graph.functions import inline_functions
 from onnxremat.graph.ir import Graph
-from onnxremat.graph.onnx_io import inline_functions, to_model
+from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort.feeds import load_feeds, seeded_feeds
 from onnxremat.ort.infer import bind, build_graph
 from onnxremat.ort.profile import Feeds, named_outputs

@@ -151,16 +151,17 @@ class Result:
 
     def _of_devices(self, artifact: OverDevices) -> dict[str, Any]:
         """Figures of partitions over devices."""
-        made, found, run = artifact.made, artifact.solution, self.candidate.measured
-        assert found is not None
+        made, run = artifact.made, self.candidate.measured
         measured = run.recorded.bytes if isinstance(run, DevicesRun) else {}
+        peaks = run.peaks if isinstance(run, DevicesRun) else {}
+        predicted = artifact.predict()
         rows = [
             {
                 "device": name,
                 "budget_bytes": made.limits.get(name),
-                "peak_predicted_bytes": made.predicted[name].peak,
+                "peak_predicted_bytes": predicted[name],
                 "peak_worst_case_bytes": made.worst[name],
-                "peak_measured_bytes": measured[name].peak if name in measured else None,
+                "peak_measured_bytes": peaks.get(name),
                 "measured_how": measured[name].how if name in measured else None,
                 "cost_source": artifact.tables[name].source if name in artifact.tables else None,
                 "partitions": sum(part.device == name for part in made.parts.partitions),
@@ -169,21 +170,13 @@ class Result:
             for name in made.machine.names
         ]
         return {
-            "objective": found.objective,
+            **artifact.planned(),
             "machine": made.machine.name,
             "devices": rows,
             "partitions": len(made.parts.partitions),
             "copies": len(made.parts.copies),
             "moves": transfers(made.plan),
             "recomputed_ops": sum(1 for op in made.parts.graph.ops if op.origin),
-            "seconds_planned": found.time,
-            "makespan_planned": found.makespan,
-            "makespan_of_costs": made.makespan_of_costs,
-            "makespan_predicted": made.makespan,
-            "tried": bool(made.tried),
-            "bound_seconds": found.certificate.bound,
-            "gap": found.gap,
-            "best_single_device_seconds": found.reference,
             "timings": [vars(timing) for timing in self.timings],
             "checks": [vars(check) for check in self.checks],
             "not_here": dict(self.absent),

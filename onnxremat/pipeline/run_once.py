@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from onnxremat.graph.onnx_io import atomic, check_writable, inline_functions, to_model
+from onnxremat.graph.functions import inline_functions
+from onnxremat.graph.onnx_io import atomic, check_writable, to_model
 from onnxremat.ort.feeds import load_feeds, seeded_feeds
 from onnxremat.ort.infer import bind, build_graph
 from onnxremat.ort.profile import profile

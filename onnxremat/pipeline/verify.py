@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -19,10 +18,11 @@ from onnxremat.ort.session import DEFAULT, open_session, session_options
 from onnxremat.pipeline.artifact import CPU, NEAR, Artifact, Check, Kind, Measured
 from onnxremat.pipeline.in_session import InOneSession
 from onnxremat.pipeline.over_devices import OverDevices
+from onnxremat.pipeline.pipelined import as_artifact
 from onnxremat.pipeline.prepare import Settings, Source
 from onnxremat.pipeline.reference import Reference
 from onnxremat.pipeline.unchanged import Unchanged, as_loaded
-from onnxremat.rewrite.emit import Rewritten, metadata, unpack
+from onnxremat.rewrite.emit import Rewritten, figures, metadata, unpack
 from onnxremat.session.compare import Difference, compare
 from onnxremat.session.load import options_of
 from onnxremat.session.process import SLACK, counted
@@ -131,7 +131,7 @@ def verify_deployment(made: Deployment, feeds: Feeds) -> Verification:
     Raises:
         MissingComponentError, ModelError: it cannot be run.
     """
-    artifact = OverDevices(made)
+    artifact = as_artifact(made)
     run = artifact.measure(feeds)
     checks = (*run.checks, *bytes_checks(artifact.predict(), run, made.limits))
     return Verification(checks, run, {}, {})
@@ -153,10 +153,10 @@ class _Written:
         """
         model, folder = read_light(path)
         about = metadata(model)
-        facts = json.loads(about.get("facts", "{}"))
+        facts = figures(about)
         if "devices" in about:
             made = read_deployment(path)
-            return cls(OverDevices(made), made.limits, facts)
+            return cls(as_artifact(made), made.limits, facts)
         options = replace(options_of(model, str(path)), threads=threads)
         plan = unpack(about["plan"])
         kind = Unchanged if options.fuses else InOneSession  # written as it was, or planned

@@ -7,12 +7,12 @@ layered graphs with ``out_cost`` and ``duration``. An edge u -> v says that v re
 from __future__ import annotations
 
 import heapq
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from onnxremat import plain_json
 from onnxremat.planner.problem import Problem, Rows
 
 SIZES = ("cost_ram", "out_cost", "size", "memory")
@@ -33,8 +33,8 @@ def read_graph(path: str | Path) -> Problem:
         GraphFileError: not JSON, not a graph, a missing key, a cycle.
     """
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        data = plain_json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise GraphFileError(f"{path}: {error}") from error
     if not isinstance(data, dict) or not isinstance(data.get("nodes"), list):
         raise GraphFileError(f"{path}: no list of nodes")

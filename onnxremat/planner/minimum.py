@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf
 
 from onnxremat.planner.bounds import largest_need
@@ -16,9 +16,23 @@ from onnxremat.planner.schedule import Schedule
 from onnxremat.planner.semantics import peak
 from onnxremat.planner.solution import Solution, Status
 
-QUICK = 0.3  # share of the time for orders, greedy insertion and annealing
-PROBES = 5  # budgets that the whole ladder is asked about, at least, in the time that is left
-CLOSE = 0.002  # share of the budget at which bisection stops
+
+@dataclass(frozen=True)
+class Tuning:
+    """Constants of the descent.
+
+    Attributes:
+        quick: share of the time for orders, greedy insertion and annealing.
+        probes: budgets that the whole ladder is asked about, at least, in the time that is left.
+        close: share of the budget at which bisection stops.
+    """
+
+    quick: float = 0.3
+    probes: int = 5
+    close: float = 0.002
+
+
+TUNING = Tuning()
 
 
 def smallest_budget(
@@ -44,7 +58,7 @@ def smallest_budget(
         return late or (stop is not None and stop())
 
     def early() -> bool:
-        return halted(QUICK)
+        return halted(TUNING.quick)
 
     best, sequence = peak(problem, problem.store_all()), problem.store_all()
     orders = [sequence]
@@ -56,14 +70,14 @@ def smallest_budget(
         if best <= need.bytes:
             break
         descent = _Descent(problem, order, need.bytes, options.seed, clock)
-        bytes_, steps = descent.run(begin + QUICK * time_limit, early)
+        bytes_, steps = descent.run(begin + TUNING.quick * time_limit, early)
         if bytes_ < best:
             best, sequence = bytes_, steps
     low, why = need.bytes, need.why
     tried = low
-    while best > low and best - tried > CLOSE * best and not halted():
+    while best > low and best - tried > TUNING.close * best and not halted():
         middle = best - max(1, (best - tried) // 3)
-        share = max(0.3 / max(0.3, time_limit), (1 - QUICK) / PROBES)
+        share = max(0.3 / max(0.3, time_limit), (1 - TUNING.quick) / TUNING.probes)
         answer = _first_within(problem, middle, options.lasting(share * options.time_limit))
         clock.spend(UNITS * answer.plan_seconds)
         if answer.sequence is not None:

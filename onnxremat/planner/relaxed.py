@@ -20,13 +20,32 @@ from onnxremat.planner.solvers import Limits, Relaxation
 
 Row = Path | Hold
 
-BROKEN = 0.02  # a path row counts as violated from here
-OVER = 4e-3  # a hold row does, as a share of the budget
-AT_ONCE = 4000  # path rows added before the relaxation is solved again, worst first
-EACH = 6  # hold rows per interval added then
-LOOSE = 0.3  # slack from which a path row is dropped at the end
-WIDE = 20.0  # the same for a hold row, in thousandths of the budget
-LEAST = 2e-4  # gain per solve, as a share of the objective over the store-all time, to go on
+
+@dataclass(frozen=True)
+class Tuning:
+    """Constants of the tightening; rows are those of ``make bench-plan``.
+
+    Attributes:
+        broken: by how much a path row is violated that is added; what path and hold rows earn:
+            ``make bench-plan ARGS=--ablate``.
+        over: the same for a hold row, as a share of the budget.
+        at_once: path rows added before the relaxation is solved again, worst first.
+        each: hold rows per interval added then.
+        loose: slack from which a path row is dropped at the end.
+        wide: the same for a hold row, in thousandths of the budget.
+        least: gain per solve, as a share of the objective over the store-all time, to go on.
+    """
+
+    broken: float = 0.02
+    over: float = 4e-3
+    at_once: int = 4000
+    each: int = 6
+    loose: float = 0.3
+    wide: float = 20.0
+    least: float = 2e-4
+
+
+TUNING = Tuning()
 
 
 @dataclass(frozen=True)
@@ -68,15 +87,15 @@ def tighten(made: CutModel, known: Sequence[Row], limits: Limits) -> Relaxed | N
     while relaxation.solve(replace(limits, seconds=end - clock.now())):
         gain = relaxation.bound - best
         best, solved = max(best, relaxation.bound), True
-        if gain < LEAST * max(1.0, best - model.offset) or clock.now() > end:
+        if gain < TUNING.least * max(1.0, best - model.offset) or clock.now() > end:
             break
         if stop is not None and stop():
             break
-        paths = sorted(violated(made, relaxation.point, BROKEN), key=lambda item: -item[0])
-        held = holds.violated(relaxation.point, OVER, EACH)
+        paths = sorted(violated(made, relaxation.point, TUNING.broken), key=lambda item: -item[0])
+        held = holds.violated(relaxation.point, TUNING.over, TUNING.each)
         if not paths and not held:
             break
-        rows += add_paths(made, [path for _, path in paths[:AT_ONCE]])
+        rows += add_paths(made, [path for _, path in paths[: TUNING.at_once]])
         rows += holds.add(hold for _, hold in held)
     if not solved:
         model.cut_back(first)
@@ -96,5 +115,5 @@ def _tight(made: CutModel, first: int, rows: list[Row], point: Floats) -> list[R
     activity = sums[start[first + 1 :]] - sums[start[first:-1]]
     over = activity - np.asarray(made.model.row_lower[first:])
     under = np.asarray(made.model.row_upper[first:]) - activity
-    slack = np.minimum(over / LOOSE, under / WIDE)
+    slack = np.minimum(over / TUNING.loose, under / TUNING.wide)
     return [row for row, far in zip(rows, slack.tolist(), strict=True) if far < 1.0]

@@ -68,9 +68,19 @@ def write_trace(
     Raises:
         UsageError: another suffix, or the folder is not writable.
     """
+    trace = make_trace(graph, predicted, measured=measured, budget=budget, title=title)
+    save_trace(path, trace["otherData"], trace["traceEvents"])
+
+
+def save_trace(path: str | Path, facts: Mapping[str, Any], events: Sequence[Event]) -> None:
+    """Write events to a file.
+
+    Raises:
+        UsageError: another suffix than .json, or the folder is not writable.
+    """
     target = Path(path)
     check_suffix(target, (".json",))
-    trace = make_trace(graph, predicted, measured=measured, budget=budget, title=title)
+    trace = {"displayTimeUnit": "ms", "otherData": dict(facts), "traceEvents": list(events)}
     with atomic(target) as temporary:
         temporary.write_text(json.dumps(trace, separators=(",", ":")) + "\n")
 
@@ -136,8 +146,13 @@ def _process(process: int, name: str, title: str) -> Iterator[Event]:
     yield _meta(process, 0, "process_name", {"name": label})
     yield _meta(process, 0, "process_sort_index", {"sort_index": process})
     for kind, thread in THREADS.items():
-        yield _meta(process, thread, "thread_name", {"name": NAMES[kind]})
-        yield _meta(process, thread, "thread_sort_index", {"sort_index": thread})
+        yield from named_thread(process, thread, NAMES[kind])
+
+
+def named_thread(process: int, thread: int, name: str) -> Iterator[Event]:
+    """The name of a thread, and its place among the others: by number."""
+    yield _meta(process, thread, "thread_name", {"name": name})
+    yield _meta(process, thread, "thread_sort_index", {"sort_index": thread})
 
 
 def _meta(process: int, thread: int, name: str, args: Mapping[str, Any]) -> Event:

@@ -28,6 +28,16 @@ class Kind(Enum):
     SCRATCH = "operator scratch"
 
 
+COLOURS = {
+    Kind.WEIGHTS: "#2f2f2f",
+    Kind.OUTPUTS: "#cc79a7",
+    Kind.KEPT: "#1b7fbf",
+    Kind.PASSING: "#a6d3ee",
+    Kind.RECOMPUTED: "#e69f00",
+    Kind.SCRATCH: "#f7efb2",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Held:
     """A buffer held at some step.
@@ -52,16 +62,23 @@ def compose(graph: Graph, timeline: Timeline) -> dict[Kind, Bytes]:
     """
     steps = len(timeline.ops)
     change = {kind: np.zeros(steps + 1, np.int64) for kind in Kind}
-    short = short_life(steps)
-    again = recomputed_tensors(graph)
-    for name, first, last, size in timeline.buffers:
-        row = change[_kind(graph, again, short, name, last - first)]
+    rows = zip(timeline.buffers, kinds_of(graph, timeline), strict=True)
+    for (_, first, last, size), kind in rows:
+        row = change[kind]
         row[first] += size
         row[last + 1] -= size
     found = {kind: np.cumsum(row)[:steps] for kind, row in change.items()}
     found[Kind.WEIGHTS] += timeline.weight_bytes
     found[Kind.SCRATCH] += np.asarray(timeline.scratch, np.int64)
     return found
+
+
+def kinds_of(graph: Graph, timeline: Timeline) -> list[Kind]:
+    """The kind of every buffer of a timeline, in its order."""
+    again, short = recomputed_tensors(graph), short_life(len(timeline.ops))
+    return [
+        _kind(graph, again, short, name, last - first) for name, first, last, _ in timeline.buffers
+    ]
 
 
 def totals(timeline: Timeline) -> Bytes:

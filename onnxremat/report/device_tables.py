@@ -37,8 +37,7 @@ def device_table(facts: Mapping[str, Any]) -> RenderableType:
         f"plan        {facts['status']} for the {facts['objective']}, gap {facts['gap']:.2%}, "
         f"planned in {format_seconds(facts['plan_seconds'])}",
         f"proven      at least {format_seconds(facts['bound_seconds'])} ({facts['bound_kind']})",
-        f"time        {_predicted(facts)}, "
-        f"{format_seconds(facts['best_single_device_seconds'])} on the best single device",
+        *(_of_pipeline(facts) if facts["objective"] == "throughput" else [_time(facts)]),
         f"contains    {facts['moves']} moves, {facts['recomputed_ops']} recomputed ops",
     ]
     lines += [
@@ -52,6 +51,29 @@ def device_table(facts: Mapping[str, Any]) -> RenderableType:
         for timing in facts["timings"]
     ]
     return Group(table, Text("\n".join(lines)))
+
+
+def _time(facts: Mapping[str, Any]) -> str:
+    alone = format_seconds(facts["best_single_device_seconds"])
+    return f"time        {_predicted(facts)}, {alone} on the best single device"
+
+
+def _of_pipeline(facts: Mapping[str, Any]) -> list[str]:
+    """Samples per second, and what each device is at work for each of them."""
+    loads = ", ".join(
+        f"{name} {format_seconds(took)}{' *' if name == facts['bottleneck'] else ''}"
+        for name, took in facts["loads_seconds"].items()
+    )
+    rate = f"{facts['samples_per_second_predicted']:.4g} per second predicted"
+    if facts["samples_per_second_trial"]:
+        rate += f", {facts['samples_per_second_trial']:.4g} in a trial"
+    alone = facts["best_single_device_seconds"]
+    if alone:
+        rate += f", {1 / alone:.4g} on the best single device"
+    return [
+        f"samples     {rate}; {facts['in_flight']} in flight",
+        f"loads       {loads} per sample{' of a full pipeline, tried' if facts['tried'] else ''}",
+    ]
 
 
 def _size(count: int | None) -> str:

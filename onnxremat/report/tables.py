@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -16,12 +17,14 @@ from rich.table import Table
 from rich.text import Text
 
 from onnxremat.graph.ir import Graph
-from onnxremat.pipeline.bench import Timing
 from onnxremat.report.comparison import COMPARISON, Facts, signed, size, statements
 from onnxremat.report.recomputed import Recomputed, recomputed_ops
 from onnxremat.report.sweep import Point
 from onnxremat.schedule.plan import Plan
 from onnxremat.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from onnxremat.pipeline.bench import Timing
 
 
 def as_text(table: RenderableType, width: int = 100) -> str:
@@ -90,7 +93,9 @@ def bench_table(timings: Sequence[Timing]) -> RenderableType:
     for name in ("time", "ratio", "spread"):
         table.add_column(name, justify="right", no_wrap=True)
     for index, timing in enumerate(timings):
-        spread = f"+/- {timing.spread:.3f}" if index else ""
+        # Half of the rounds lie within; of a handful that says nothing.
+        known = index and timing.rounds >= 8 and timing.ratio > 0
+        spread = f"+/- {timing.spread / timing.ratio:.1%}" if known else ""
         table.add_row(
             Text(timing.name), format_seconds(timing.seconds), f"{timing.ratio:.3f}", spread
         )

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from onnxremat.errors import UsageError
 from onnxremat.graph.ir import Graph
 from onnxremat.ort.profile import Profile
-from onnxremat.report.composition import Bytes, Kind, compose, largest, totals
+from onnxremat.report.composition import COLOURS, Bytes, Kind, compose, largest, totals
 from onnxremat.report.figures import (
     ALARM,
     INK,
@@ -38,15 +38,9 @@ WIDTH, HEIGHT = 11.0, 5.6  # inches
 PLOT = (0.07, 0.11, 0.585, 0.735)  # left, bottom, width, height as shares of the figure
 MARGIN = (0.745, 0.985)  # left and right
 
-FILLS: dict[Kind, dict[str, Any]] = {
-    Kind.WEIGHTS: {"facecolor": "#2f2f2f"},
-    Kind.OUTPUTS: {"facecolor": "#cc79a7"},
-    Kind.KEPT: {"facecolor": "#1b7fbf"},
-    Kind.PASSING: {"facecolor": "#a6d3ee"},
-    # The hatch tells it from its neighbours in grayscale.
-    Kind.RECOMPUTED: {"facecolor": "#e69f00", "hatch": "/////", "edgecolor": "white"},
-    Kind.SCRATCH: {"facecolor": "#f7efb2"},
-}
+FILLS: dict[Kind, dict[str, Any]] = {kind: {"facecolor": c} for kind, c in COLOURS.items()}
+# The hatch tells it from its neighbours in grayscale.
+FILLS[Kind.RECOMPUTED] |= {"hatch": "/////", "edgecolor": "white"}
 MEASURED: dict[str, Any] = {"color": INK, "linewidth": 0.8}
 STORE_ALL: dict[str, Any] = {"color": QUIET, "linewidth": 1.0, "linestyle": (0, (3, 2))}
 PEAK: dict[str, Any] = {"marker": "v", "markersize": 8, "color": INK, "markeredgecolor": "white"}

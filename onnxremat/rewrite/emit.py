@@ -11,14 +11,17 @@ from typing import Any, Protocol
 
 import onnx
 
+from onnxremat import plain_json
 from onnxremat.errors import ModelError, UsageError
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
+from onnxremat.limits import PLAN_BYTES
 from onnxremat.ort import blocks
 from onnxremat.rewrite.gates import add_gates
 from onnxremat.rewrite.pins import add_pins, misplaced
 from onnxremat.schedule.expand import expand
 from onnxremat.schedule.plan import Plan
+from onnxremat.units import format_bytes
 
 KEY = "onnxremat"
 PIN_ROUNDS = 6
@@ -99,9 +102,32 @@ def unpack(text: str) -> Plan:
         UsageError: damaged text.
     """
     try:
-        return Plan.from_json(json.loads(zlib.decompress(base64.b85decode(text))))
+        packed = zlib.decompressobj()
+        plain = packed.decompress(base64.b85decode(text), PLAN_BYTES)
+        if packed.unconsumed_tail or not packed.eof:
+            raise ValueError(f"it is cut short, or longer than {format_bytes(PLAN_BYTES)}")
+        return Plan.from_json(plain_json.loads(plain))
     except (ValueError, zlib.error) as error:
         raise UsageError("the plan in the model's metadata is damaged", why=str(error)) from error
+
+
+def figures(facts: Mapping[str, str], name: str = "facts") -> dict[str, Any]:
+    """What one entry of :func:`metadata` says; nothing where there is none.
+
+    Raises:
+        UsageError: it is no JSON object.
+    """
+    try:
+        found = plain_json.loads(facts.get(name, "{}"))
+        if not isinstance(found, dict):
+            raise ValueError("it is no object")
+    except ValueError as error:
+        raise UsageError(
+            f"what the model's metadata says in '{KEY}.{name}' is damaged",
+            why=str(error),
+            hint="plan again",
+        ) from error
+    return found
 
 
 def set_metadata(model: onnx.ModelProto, facts: Mapping[str, Any]) -> None:

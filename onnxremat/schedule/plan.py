@@ -11,12 +11,15 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import chain
 from typing import Any, TypeVar
 
 from onnxremat.errors import UsageError
 from onnxremat.graph.ir import Graph
+from onnxremat.limits import PLAN_RUNS, check
 
 VERSION = 1
+MOST = 1 << 62  # of any number in a plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,9 +200,15 @@ class Plan:
             steps = tuple(_checked(_KINDS[kind](*rest)) for kind, *rest in data["steps"])
             facts = dict(data["provenance"])
             facts["notes"] = tuple(facts.get("notes", ()))
-            return cls(steps, _checked(Provenance(**facts)))
-        except (KeyError, TypeError, ValueError) as error:
-            raise UsageError("the plan file is damaged", why=repr(error)) from error
+            made = cls(steps, _checked(Provenance(**facts)))
+            _check_settings(made.provenance.settings)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise UsageError(
+                "the plan file is damaged", why=repr(error)[:200], hint="plan again"
+            ) from error
+        runs = len(made.sequence)
+        check(runs, PLAN_RUNS, "runs of ops in the plan", hint="plan again", kind=UsageError)
+        return made
 
 
 Record = TypeVar("Record", Step, Provenance)
@@ -216,10 +225,29 @@ def _checked(record: Record) -> Record:
         TypeError: one is not.
     """
     for part in fields(record):
-        value = getattr(record, part.name)
-        if not isinstance(value, _PLAIN[part.type]):
+        value, kind = getattr(record, part.name), part.type
+        fits = isinstance(value, _PLAIN[kind]) and isinstance(value, bool) == (kind == "bool")
+        if kind in ("int", "float"):
+            fits = fits and 0 <= value <= MOST
+        if kind == "tuple[str, ...]":
+            fits = fits and all(isinstance(row, str) for row in value)
+        if not fits:
             raise TypeError(f"{part.name} is {value!r}")
     return record
+
+
+def _check_settings(settings: Mapping[str, Any]) -> None:
+    """Raises:
+    TypeError: the settings are none that a model can be prepared with.
+    """
+    shapes, dims = settings.get("shapes", {}), settings.get("dims", {})
+    target, parts = settings.get("target", ""), settings.get("split_batch", [])
+    sizes = [parts, *shapes.values(), list(dims.values())]
+    if not isinstance(target, str) or not all(isinstance(row, list | tuple) for row in sizes):
+        raise TypeError(f"settings are {settings!r}")
+    for size in chain.from_iterable(sizes):
+        if type(size) is not int or not 0 < size < MOST:
+            raise TypeError(f"a size in settings is {size!r}")
 
 
 def graph_hash(graph: Graph) -> str:

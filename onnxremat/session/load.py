@@ -17,7 +17,7 @@ from onnxremat.memory.arena import Region
 from onnxremat.memory.mapped import can_own
 from onnxremat.ort.blocks import require_block
 from onnxremat.ort.session import LEVELS, TUNED, Options, config_entries, session_options
-from onnxremat.rewrite.emit import metadata
+from onnxremat.rewrite.emit import figures, metadata
 from onnxremat.rewrite.pins import PREFIX as PIN
 from onnxremat.session.held import open_held, open_light
 
@@ -75,7 +75,7 @@ def options_of(model: onnx.ModelProto, where: str = "") -> Options:
             where=where,
             hint="make one with: onnxremat optimize IN.onnx OUT.onnx --budget 0.6x",
         )
-    return Options.from_json(json.loads(facts["options"])) if "options" in facts else TUNED
+    return Options.from_json(figures(facts, "options")) if "options" in facts else TUNED
 
 
 def options_path(model: Path) -> Path:

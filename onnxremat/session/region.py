@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from onnxremat import plain_json
 from onnxremat.cost.measure import cache_folder
 from onnxremat.errors import OnnxrematError
 from onnxremat.graph.ir import Graph
@@ -47,7 +48,7 @@ def find_region(file: Path, options: Options, bound: Sequence[str] = ()) -> Regi
     key = hashlib.sha256(b"\0".join(facts)).hexdigest()[:24]
     kept = cache_folder() / f"region-{key}.json"
     try:
-        return Region(**json.loads(kept.read_text()))
+        return Region(**plain_json.loads(kept.read_text()))
     except (OSError, ValueError, TypeError):
         pass
     done = subprocess.run(

@@ -194,7 +194,8 @@ def open_dimension(source: Source, settings: Settings, wanted: str) -> str:
         raise UsageError(
             f"{name} has no open dimension to grow",
             why="every input has a fixed shape",
-            hint="export the model with a symbolic batch dimension",
+            hint="onnxremat set-batch IN OUT 8 writes it for another batch; or export it with a "
+            "symbolic batch dimension",
         )
     if not wanted and len(names) > 1:
         raise UsageError(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
+from onnxremat.errors import InfeasibleError, NoPlanError
 from onnxremat.pipeline.study_problem import Subject
 from onnxremat.planner import smallest_budget
 from onnxremat.planner.baselines import BASELINES
@@ -45,6 +46,23 @@ class Comparison:
     subject: Subject
     standings: list[Standing]
     defects: list[str]
+
+    def require_a_plan(self) -> None:
+        """Raises:
+        InfeasibleError: proven that no budget has a plan.
+        NoPlanError: no planner found one for any budget.
+        """
+        if any(row.overhead is not None for row in self.standings):
+            return
+        budgets = {row.budget for row in self.standings}
+        proven = {row.budget for row in self.standings if row.status == Status.INFEASIBLE.value}
+        what = f"no planner has a plan for {self.subject.name} at " + ", ".join(
+            format_bytes(budget) for budget in sorted(budgets)
+        )
+        hint = "onnxremat compare IN --budget min: the least that works"
+        if budgets == proven:
+            raise InfeasibleError(what, why="proven by at least one of them", hint=hint)
+        raise NoPlanError(what, hint=f"a longer --time-limit; or {hint}")
 
 
 def compare_planners(

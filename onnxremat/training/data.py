@@ -10,7 +10,6 @@ import importlib
 import importlib.util
 import sys
 import traceback
-import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ import numpy as np
 
 from onnxremat.errors import UsageError
 from onnxremat.grad.description import Training
+from onnxremat.ort.arrays import BROKEN, read_arrays
 
 Batch = Mapping[str, np.ndarray]
 Types = Mapping[str, tuple[tuple[int, ...], np.dtype]]
@@ -225,24 +225,14 @@ def _mapped(folder: Path) -> dict[str, np.ndarray]:
     for file in files:
         try:
             arrays[file.stem] = np.load(file, mmap_mode="r")
-        except (OSError, ValueError, EOFError) as error:
+        except BROKEN as error:
             raise UsageError(f"cannot read {file}", why=str(error)) from error
     return arrays
 
 
 def _unpacked(file: Path) -> dict[str, np.ndarray]:
-    try:
-        with np.load(file) as opened:
-            return {key: opened[key] for key in opened.files}
-    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        reason = (
-            str(error) if zipfile.is_zipfile(file) or not file.exists() else "it is no .npz file"
-        )
-        raise UsageError(
-            f"cannot read training data from {file}",
-            why=reason,
-            hint="give an .npz file, a folder of .npy files, or loader.py:function",
-        ) from error
+    hint = "give an .npz file, a folder of .npy files, or loader.py:function"
+    return read_arrays(file, "training data", hint)
 
 
 def _is_module(text: str) -> bool:

@@ -12,8 +12,8 @@ from onnx import helper
 from onnxremat.errors import UsageError
 from onnxremat.grad.evaluation import loss_for, prediction_graph, score_graph
 from onnxremat.grad.losses import Loss
-from onnxremat.graph.onnx_io import inline_functions
-from onnxremat.ort.binding import BoundSession
+from onnxremat.graph.functions import inline_functions
+from onnxremat.ort.binding import BoundSession, BoundState
 from onnxremat.ort.infer import bind
 from onnxremat.ort.session import Options, open_session, session_options
 from onnxremat.training.data import Arrays, check_arrays
@@ -65,8 +65,10 @@ class Evaluator:
         held = {v.input for v in about.variables if v.initial == "model"}
         graph = prediction_graph(bound, about.prediction, held, folder, about.restored)
         session = open_session(graph, session_options(Options(threads=threads)), folder)
-        state = {v.name: trainer.state[v.name] for v in session.get_inputs() if v.name in held}
-        self._session = BoundSession(session, state, {}, [about.prediction])
+        self._trainer = trainer
+        arrays = trainer.state
+        state = {v.name: arrays[v.name] for v in session.get_inputs() if v.name in held}
+        self._session = BoundSession(session, BoundState(state), {}, [about.prediction])
         self._inputs = [v.name for v in session.get_inputs() if v.name not in held]
         self._types = trainer.types
         self._size = trainer.batch_size
@@ -90,6 +92,7 @@ class Evaluator:
             UsageError: the data do not suit the step.
         """
         check_arrays(self._about, self._types, data)
+        self._trainer.pull_state()
         total: dict[str, float] = {}
         done = 0
         for start in range(0, data.rows, self._size):

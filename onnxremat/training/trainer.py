@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -14,17 +14,18 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from onnxremat.errors import ModelError, UsageError
+from onnxremat.device.machine import Device
+from onnxremat.errors import ModelError, UnsupportedError, UsageError
 from onnxremat.grad.description import Training, training_of
 from onnxremat.grad.dropout import COUNTER
 from onnxremat.grad.unfold import apply_restored, fold_restored
 from onnxremat.grad.update import RATE, SHARE, update_of
 from onnxremat.graph.onnx_io import write_model
 from onnxremat.graph.tensor_files import drop_leftovers, read_tensors, write_tensors
-from onnxremat.ort.binding import BoundSession
+from onnxremat.ort.binding import BoundSession, BoundState
 from onnxremat.ort.blocks import require_block
-from onnxremat.ort.providers import CPU
-from onnxremat.ort.session import TUNED, Options, model_source, open_session, session_options
+from onnxremat.ort.providers import CPU, CUDA, of_names, open_with, place
+from onnxremat.ort.session import TUNED, Options, model_source, session_options
 from onnxremat.rewrite.pins import PREFIX as PIN
 from onnxremat.session.held import open_held, open_light
 from onnxremat.session.load import options_of
@@ -73,8 +74,9 @@ class Trainer:
     """Trains with a graph made by :func:`onnxremat.grad.differentiate`.
 
     Parameters and optimizer state are arrays of this object that each step reads and overwrites;
-    there is no second copy of them. ``state`` has them by name, ``training`` says what they are,
-    ``progress`` how far the run is.
+    there is no second copy of them, unless a GPU trains: then they lie in its memory, and are
+    brought back when somebody asks for them. ``state`` has them by name, ``training`` says what
+    they are, ``progress`` how far the run is.
 
     Args:
         graph: the training graph, planned or not.
@@ -85,13 +87,16 @@ class Trainer:
             differentiated to accumulate; by default as many as was said then.
         seed: of dropout.
         threads: intra-op threads, 0 for one per core.
-        providers: execution providers; state is kept in host memory.
+        providers: execution providers; the first has to be CUDA's or the processor's. Its ops on
+            the processor, of the graph that CUDA does not take, are onnxruntime's own fall-back.
         loss_scale: value of the loss-scale input, for graphs that have one.
         options: session options instead of those that suit the graph.
 
     Raises:
         ModelError: no training graph, or onnxruntime refuses it.
         UsageError: a first value is missing or has another shape; the graph does not accumulate.
+        MissingComponentError: the first provider does not start here.
+        UnsupportedError: it is neither CUDA's nor the processor's.
     """
 
     def __init__(
@@ -121,11 +126,13 @@ class Trainer:
         self._sums: tuple[str, ...] = ()
         first = FirstValues(weights, step)
         variables = self.training.variables
-        self.state = {v.input: first.of(v, *self.types[v.input]) for v in variables}
-        if seed and COUNTER in self.state:
-            self.state[COUNTER][...] = np.random.default_rng(seed).integers(1 << 62)
-        settings = (threads, providers, options)
-        session = _session(step, self.state, self.training, *settings)
+        arrays = {v.input: first.of(v, *self.types[v.input]) for v in variables}
+        if seed and COUNTER in arrays:
+            arrays[COUNTER][...] = np.random.default_rng(seed).integers(1 << 62)
+        device = _device(providers or [CPU])
+        self._held = BoundState(arrays, place(device))
+        settings = (replace(device, threads=threads), options)
+        session = _session(step, arrays, self.training, *settings)
         self._how = getattr(session, "describe", str)
         self._session = self._bound(session, self.training)
         self._update = None if update is None else self._updater(update, first, *settings)
@@ -135,15 +142,30 @@ class Trainer:
         self._sums = tuple(name for _, name in about.gradients)
         for variable in about.states:
             # What the step reads as well is there already, and bound.
-            if variable.input not in self.state:
-                self.state[variable.input] = first.of(variable, *types[variable.input])
+            if variable.input not in self._held.arrays:
+                value = first.of(variable, *types[variable.input])
+                self._held.arrays[variable.input] = value
         return self._bound(_session(Step(update, None, None), {}, about, *settings), about)
 
     def _bound(self, session: Any, about: Training) -> BoundSession:
-        read = {value.name for value in session.get_inputs()}
-        state = {name: array for name, array in self.state.items() if name in read}
         results = [about.loss, *about.outputs] if about.loss else []
-        return BoundSession(session, state, about.updates, results)
+        return BoundSession(session, self._held, about.updates, results)
+
+    @property
+    def state(self) -> dict[str, np.ndarray]:
+        """Parameters and optimizer state by name, as they are now. On the processor these are the
+        arrays that it trains; what is written into them on a GPU counts after
+        :meth:`push_state`."""
+        self.pull_state()
+        return self._held.arrays
+
+    def pull_state(self) -> None:
+        """Bring state that lies in a GPU's memory into the arrays of :attr:`state`."""
+        self._held.pull()
+
+    def push_state(self) -> None:
+        """Train from what the arrays of :attr:`state` hold; needed on a GPU alone."""
+        self._held.push()
 
     def describe(self) -> str:
         """How the session of the step holds its bytes, in a sentence or two."""
@@ -206,7 +228,9 @@ class Trainer:
         share = np.array(1.0 / self.progress.gathered, np.float32)
         self._update.run({RATE: np.array(self._rate(rate), np.float32), SHARE: share})
         for name in self._sums:
-            self.state[name].fill(0)
+            self._held.arrays[name].fill(0)
+        if self._sums:
+            self._held.push(*self._sums)
         self.progress.gathered = 0
         self.progress.updates += 1
 
@@ -263,7 +287,8 @@ class Trainer:
     def _save_sound(self, checkpoint: Path | None) -> None:
         """Stop rather than replace a sound checkpoint by one that holds no numbers."""
         trained = (v.input for v in self.training.variables if v.initial == "model")
-        lost = next((name for name in trained if not np.isfinite(self.state[name]).all()), None)
+        state = self.state
+        lost = next((name for name in trained if not np.isfinite(state[name]).all()), None)
         if lost is not None:
             raise UsageError(
                 f"'{lost}' holds no numbers any more",
@@ -318,6 +343,7 @@ class Trainer:
             raise ModelError(f"{path} does not say how far the run was", why=str(error)) from error
         for name, array in self.state.items():
             np.copyto(array, tensors[name])
+        self.push_state()
         self.progress = progress
 
     def export(self, model: Source, path: str | os.PathLike[str] | None = None) -> onnx.ModelProto:
@@ -373,12 +399,23 @@ def _alike(a: np.ndarray, b: np.ndarray) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype
 
 
+def _device(providers: Sequence[str]) -> Device:
+    """Where to train: where the first provider computes."""
+    device = of_names(providers)
+    if device.provider not in (CPU, CUDA):
+        raise UnsupportedError(
+            f"{device.provider} cannot train this way",
+            why="it would not see what a step has written into parameters and state",
+            hint="plan for it with --devices, and run with onnxremat.load_devices(FILE, state=...)",
+        )
+    return device
+
+
 def _session(
     step: Step,
     state: Mapping[str, np.ndarray],
     about: Training,
-    threads: int,
-    providers: list[str] | None,
+    device: Device,
     options: Options | None,
 ) -> Any:
     """A session on the graph without the first values, which would only take memory."""
@@ -392,7 +429,7 @@ def _session(
         del light.graph.initializer[:]
         light.graph.initializer.extend(kept)
         model = light
-    chosen = options or replace(TUNED if planned else UNPLANNED, threads=threads)
+    chosen = options or replace(TUNED if planned else UNPLANNED, threads=device.threads)
     made = session_options(chosen)
     if not planned:
         # It would hold what is made when it is needed: tensors of zeros as large as activations.
@@ -401,8 +438,8 @@ def _session(
         )
     # The pool's threads; the calling thread is seen to at each run.
     made.add_session_config_entry("session.set_denormal_as_zero", "1")
-    if providers and providers != [CPU]:
-        return open_session(model, made, step.folder, providers)
+    if device.provider != CPU:
+        return open_with(device, model, made, step.folder)
     if step.file is None:
         return open_held(model_source(model, made, step.folder), made, chosen)
     source = model_source(model, made, None)  # its folder is set with the file

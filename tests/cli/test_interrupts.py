@@ -15,7 +15,7 @@ import pytest
 
 from onnxremat import api
 from onnxremat.errors import StoppedError
-from onnxremat.ort.binding import BoundSession
+from onnxremat.ort.binding import BoundSession, BoundState
 from onnxremat.ort.session import TUNED, open_session, session_options
 from tests.toolbox import parse
 
@@ -75,7 +75,7 @@ def endless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_run_is_abandoned_from_another_thread() -> None:
     session = open_session(parse(ENDLESS), session_options(TUNED))
-    bound = BoundSession(session, {}, {}, ["y"])
+    bound = BoundSession(session, BoundState({}), {}, ["y"])
     feeds = {"x": np.zeros((4, 3), np.float32), "n": np.array(0)}
     assert bound.run(feeds)["y"].shape == (4, 2)
     timer = threading.Timer(0.2, bound.abandon)

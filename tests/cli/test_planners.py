@@ -52,6 +52,16 @@ def test_planner(name: str, cli: Command, folder: Path, graph: Path) -> None:
     assert (said.facts["planner"] == name) == (name in BASELINES)
 
 
+def test_the_same_work_gives_the_same_plan(cli: Command, graph: Path) -> None:
+    """With more work another one, so that the limit is what ended the search."""
+    few, again, many = (
+        cli("plan", graph, *BUDGET, "--planner", "search", "--work", work, "--json").facts
+        for work in (1, 1, 100)
+    )
+    assert few["sequence"] == again["sequence"]
+    assert many["overhead_planned"] < few["overhead_planned"]
+
+
 @pytest.mark.parametrize("name", FORMULATIONS)
 def test_formulation(name: str, cli: Command, graph: Path) -> None:
     best = cli("plan", graph, *BUDGET, *PATIENT, "--json").facts["overhead_planned"]

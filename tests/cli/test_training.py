@@ -231,7 +231,7 @@ def test_options_that_do_not_go_together(cli: Command, work: Path) -> None:
         (training("--checkpoint", "done.safetensors"), ("exists", "--resume")),
         ((*training("--checkpoint", "trash.safetensors"), "--resume"), ("cannot read the",)),
         ((*training(), "--resume"), ("needs a checkpoint",)),
-        (training("--checkpoint", "gone/c.safetensors"), ("folder does not exist",)),
+        (training("--checkpoint", "gone/c.safetensors"), ("there is no folder gone",)),
         (training("--checkpoint", "."), ("is a folder",)),
         (training("--export", "net.onnx"), ("the output is the input",)),
         (training("--export", "step.onnx"), ("the output is the input",)),

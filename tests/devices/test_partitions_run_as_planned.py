@@ -64,7 +64,7 @@ def test_random_plans_give_the_same_bits(seed: int, shared: bool) -> None:
                 assert set(found) == set(wanted)
                 for name, value in wanted.items():
                     assert np.array_equal(found[name], value, equal_nan=True), name
-                assert not executor._store  # everything was given back
+                assert not executor._held.store  # everything was given back
 
 
 @pytest.mark.parametrize("seed", range(12))

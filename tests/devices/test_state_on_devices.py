@@ -100,5 +100,5 @@ def _one_buffer_each(step: Prepared, made) -> None:
     with made.executor(state) as executor:
         executor.run(given)
         assert not executor.copies.between
-        assert not any(key[0] in state for key in executor._store)
+        assert not any(key[0] in state for key in executor._held.store)
     assert any(not np.array_equal(state[name], before[name]) for name in state)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+from _pytest.mark import ParameterSet
 from onnx import numpy_helper
 
 import models
@@ -43,7 +45,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "mlp": {"batch": 8, "features": 16, "width": 32, "layers": 3},
 }  # fmt: skip
 LIGHT = [name for name in models.names() if name.startswith("light_")]
-SLOW = ("light_densenet121", "light_vgg19")
+SLOW = ("light_densenet121", "light_inception_v2", "light_vgg19", "densenet121")
 # Rates at which a step in each direction of a freshly drawn model lowers the loss.
 RATES = {"vgg16": 1e-3, "vgg19": 1e-3, "squeezenet": 1e-4, "mobilenetv2": 1e-3, "unet": 0.05}
 LIGHT_RATES = {"light_squeezenet": 1e-2}
@@ -62,11 +64,16 @@ def setting(name: str) -> tuple[onnx.ModelProto, dict[str, np.ndarray], np.ndarr
     return model, models.feeds(model), labels
 
 
+def params(names: Iterable[str]) -> list[ParameterSet]:
+    """Names as parameters, the slow ones marked."""
+    return [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in names]
+
+
 def test_every_model_is_tried() -> None:
     assert set(SMALL) | set(LIGHT) == set(models.names())
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", params(SMALL))
 def test_loss_falls(name: str) -> None:
     model, feeds, labels = setting(name)
     graph = differentiate(model, optimizer="sgd")
@@ -77,10 +84,7 @@ def test_loss_falls(name: str) -> None:
     assert min(losses[1:]) < losses[0] - 1e-3, losses
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in LIGHT],
-)
+@pytest.mark.parametrize("name", params(LIGHT))
 def test_light_zoo_trains(name: str) -> None:
     """Opset 9, final Softmax, Dropout: brought to 18, cut off, switched on."""
     model, feeds, labels = setting(name)

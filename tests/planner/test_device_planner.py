@@ -148,7 +148,9 @@ def test_a_second_device_makes_an_infeasible_budget_feasible() -> None:
         sum(int(base.size[0, v]) for v in {*reads, *writes})
         for reads, writes in zip(base.reads.lists(), base.writes.lists(), strict=True)
     )
-    found = solve(with_host(base, 0.01), [need + 8, inf], asked(time_limit=LONG, gap=1e-3))
+    seen = Planned()
+    options = asked(time_limit=LONG, progress=seen.progress, stop=seen.stop)
+    found = solve(with_host(base, 0.01), [need + 8, inf], options)
     assert found.schedule is not None
     assert found.peaks[0] <= need + 8
 

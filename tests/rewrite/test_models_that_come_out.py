@@ -11,8 +11,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxremat.errors import ModelError, UsageError
+from onnxremat.graph.functions import inline_functions
 from onnxremat.graph.ir import Graph
-from onnxremat.graph.onnx_io import inline_functions, read_model, to_model, write_model
+from onnxremat.graph.onnx_io import read_model, to_model, write_model
 from onnxremat.graph.traits import may_recompute
 from onnxremat.ort.feeds import seeded_feeds
 from onnxremat.ort.infer import bind, build_graph

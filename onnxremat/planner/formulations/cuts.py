@@ -35,7 +35,7 @@ can run it, X to 1 for kept values once made that can be on one device only. On 
 all of them, and there is no K: the rows are then those of one memory limit.
 
 Every schedule within the budgets satisfies all rows (``project`` gives its point; the proof is in
-docs/planner.md), so the optimum, or any dual bound of a solver, is a lower bound of the sum of its
+docs/bounds.md), so the optimum, or any dual bound of a solver, is a lower bound of the sum of its
 steps. With ``makespan`` the objective is one column that is at least the load of every device and
 link, which no schedule's makespan is below.
 

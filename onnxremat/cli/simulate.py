@@ -1,0 +1,160 @@
+"""onnxremat simulate --stages 4 --micro-batches 8: the schedule of a pipeline, in figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from onnxremat.cli import args
+from onnxremat.cli.console import Voice
+from onnxremat.errors import UsageError
+from onnxremat.report.suffix import check_suffix
+
+if TYPE_CHECKING:
+    from onnxremat.workers.pipeline import Pipeline
+    from onnxremat.workers.replay import Replay
+
+
+def command(
+    stages: Annotated[
+        int, typer.Option(min=1, help="Stages of the model; one process each.", show_default=False)
+    ],
+    micro_batches: Annotated[
+        int, typer.Option(min=1, help="Micro-batches of a training step.", show_default=False)
+    ],
+    forward: Annotated[
+        str, typer.Option(help="Seconds of a forward pass (F); a list for unequal stages.")
+    ] = "1",
+    backward: Annotated[
+        str, typer.Option(help="Seconds of the gradient by the stage's input (B), or a list.")
+    ] = "1",
+    weight: Annotated[
+        str, typer.Option(help="Seconds of the gradients by its weights (W), or a list.")
+    ] = "1",
+    communication: Annotated[
+        str, typer.Option(help="Seconds from a stage to the next, or a list: one per boundary.")
+    ] = "0",
+    in_flight: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Most micro-batches that a stage keeps alive.", show_default=False
+        ),
+    ] = None,
+    schedule: Annotated[
+        str,
+        typer.Option(
+            help="1f1b, fast-forward, zb-h1, zb-2p, gpipe; interleaved and zb-v: two stages per "
+            "process; auto: the best that is found."
+        ),
+    ] = "auto",
+    ranks: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Processes, for auto and schedules of several stages each.",
+            show_default=False,
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Draw it (.png or .svg).")
+    ] = None,
+    trace: args.Trace = None,
+    csv: Annotated[
+        Path | None, typer.Option("--csv", help="Write a row per action: when it runs, and where.")
+    ] = None,
+    seed: args.Seed = 0,
+    as_json: args.Json = False,
+    quiet: args.Quiet = False,
+) -> None:
+    """Simulate a pipeline: how long its schedule takes, what is proven, what is alive.
+
+    Times are in any unit; communication runs beside computing. A micro-batch is alive in a stage
+    from the start of its F to the end of its W.
+    """
+    from onnxremat.graph.onnx_io import check_writable
+    from onnxremat.report.pipelines import pipeline_chart, pipeline_facts
+    from onnxremat.workers.pipeline import Pipeline
+
+    voice = Voice(as_json, quiet)
+    args.check_drawings(output, trace)
+    if csv is not None:
+        check_suffix(csv, (".csv",))
+        check_writable(csv)
+    pipeline = Pipeline(
+        _seconds("--forward", forward, stages),
+        _seconds("--backward", backward, stages),
+        _seconds("--weight", weight, stages),
+        micro_batches,
+        _seconds("--communication", communication, stages - 1),
+        in_flight,
+    )
+    replay, bound = _solved(pipeline, schedule, ranks, seed)
+    if as_json:
+        voice.result(pipeline_facts(replay, bound, schedule))
+    else:
+        voice.table(pipeline_chart(replay, bound, voice.out.width))
+    for path in _write(replay, output, trace, csv):
+        voice.note(f"wrote {path}")
+
+
+def _solved(
+    pipeline: Pipeline, schedule: str, ranks: int | None, seed: int
+) -> tuple[Replay, float]:
+    """The schedule asked for, carried out, and the least that any takes."""
+    from onnxremat.workers.bound import lower_bound
+    from onnxremat.workers.replay import carry_out
+    from onnxremat.workers.schedules import named
+    from onnxremat.workers.search import best_order
+
+    if schedule == "auto":
+        found = best_order(pipeline, ranks, seed=seed)
+        return found.replay, found.bound
+    order = named(pipeline, schedule, ranks)
+    return carry_out(pipeline, order), lower_bound(pipeline, order.rank)
+
+
+def _write(
+    replay: Replay, output: Path | None, trace: Path | None, csv: Path | None
+) -> Iterator[Path]:
+    """Every file asked for; yields their names."""
+    from onnxremat.report.pipelines import (
+        draw_pipeline,
+        write_pipeline_rows,
+        write_pipeline_trace,
+    )
+
+    pipeline = replay.pipeline
+    title = f"{replay.order.name}, {pipeline.stages} stages, {pipeline.micro_batches} micro-batches"
+    if output is not None:
+        draw_pipeline(replay, output, title=title)
+        yield output
+    if trace is not None:
+        write_pipeline_trace(replay, trace, title=title)
+        yield trace
+    if csv is not None:
+        write_pipeline_rows(replay, csv)
+        yield csv
+
+
+def _seconds(option: str, text: str, count: int) -> tuple[float, ...]:
+    """One number for all, or one each.
+
+    Raises:
+        UsageError: something else.
+    """
+    try:
+        found = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        found = ()
+    if len(found) == 1:
+        return found * count
+    if len(found) != count:
+        raise UsageError(
+            f"{option} '{text}' is not understood",
+            why=f"{len(found)} numbers for {count}" if found else "not numbers",
+            hint=f"one number for all, or {count} with commas between them",
+        )
+    return found

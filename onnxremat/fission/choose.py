@@ -1,0 +1,284 @@
+"""Which regions are computed in how many parts, so that a graph keeps a limit at little time.
+
+A greedy search over whole graphs: at the op where most is live, regions around it between narrow
+places of the order are tried, one per axis and way to treat rows that two parts need, each written
+out and simulated. What lowers the crowded steps most is taken, until all are within the limit; then
+regions are given as few parts as still keep it. Steps of repeated layers are done alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from onnxremat.fission.candidates import Regions
+from onnxremat.fission.region import Region
+from onnxremat.fission.split import Split, split
+from onnxremat.graph.ir import Graph
+from onnxremat.graph.spans import CannotSplitError
+from onnxremat.graph.traits import is_alias
+from onnxremat.schedule.simulate import Timeline, simulate
+
+BANDWIDTH = 5e9  # bytes per second of a copy
+CALL = 1e-5  # seconds of a kernel beside its rows
+FIRST = 4  # parts that a region is tried with
+MOST = 64  # parts of a region
+COUNTS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # parts that are tried in the end
+MOST_OPS = 6000  # of a graph in parts
+SIDES = 4  # narrow places looked at on either side of the crowded op
+LITTLE = 0.002  # share of the whole time that no step is counted below
+BETTER = 0.99  # share of the crowding before from which a step is one forward
+POWER = 8  # how much more the highest steps count
+
+
+@dataclass(frozen=True)
+class Priced:
+    """A graph in parts, simulated.
+
+    Attributes:
+        levels: most bytes live while a piece of each op of the whole graph runs.
+        peak: live bytes and scratch at the worst step.
+        seconds: estimated from those of whole ops.
+    """
+
+    regions: tuple[Region, ...]
+    made: Split
+    levels: tuple[int, ...]
+    peak: int
+    seconds: float
+
+    def crowding(self, limit: int) -> float:
+        """How far steps are over a limit, the highest ones first."""
+        return sum((level / 2**20) ** POWER for level in self.levels if level > limit)
+
+
+class Chooser:
+    """Fission of one graph.
+
+    Args:
+        graph: in base order, with sizes.
+        seconds, scratch: of its ops.
+        block: channels per block of convolutions laid out in blocks.
+        stop: asked between trials.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        seconds: Mapping[str, float],
+        scratch: Mapping[str, int],
+        block: int,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.graph, self.seconds, self.scratch = graph, seconds, scratch
+        self.block, self.stop = block, stop
+        self.able = Regions(graph)
+        self.known: dict[frozenset[object], Priced | None] = {}
+        self.whole = self._priced(())
+
+    def within(self, limit: int) -> Priced:
+        """The quickest way found to keep ``limit`` bytes of live values and scratch, or the one
+        that needs least."""
+        best = self.whole
+        while best.peak > limit and not self.stop():
+            step = self._step(best, limit)
+            if step is None:
+                break
+            best = step
+        return self._tuned(best, limit) if best.peak <= limit else best
+
+    def _step(self, now: Priced, limit: int) -> Priced | None:
+        """One region more, or another one, or one in more parts; None where nothing helps."""
+        peak = max(range(len(now.levels)), key=now.levels.__getitem__)
+        before = now.crowding(limit)
+        best: Priced | None = None
+
+        def rank(found: Priced) -> tuple[int, float]:
+            return self._rank(found, now, limit)
+
+        for regions in self._moves(now, peak, limit):
+            if self.stop():
+                break
+            found = self._price(regions)
+            if found is None or found.crowding(limit) > BETTER * before:
+                continue
+            if best is None or rank(found) < rank(best):
+                best = found
+            if self._like(regions, now) and found.levels[peak] <= limit:
+                return found  # as in another layer
+        return best
+
+    def _rank(self, found: Priced, now: Priced, limit: int) -> tuple[int, float]:
+        """What keeps the limit by its time; others by what they gain for theirs."""
+        crowding = found.crowding(limit)
+        if not crowding:
+            return 0, found.seconds
+        more = max(found.seconds - now.seconds, LITTLE * self.whole.seconds)
+        return 1, -math.log(now.crowding(limit) / crowding) / more
+
+    def _moves(self, now: Priced, peak: int, limit: int) -> Iterator[tuple[Region, ...]]:
+        name = self.graph.ops[peak].name
+        own = next((r for r in now.regions if name in r.ops), None)
+        if own is None:
+            for region in now.regions:
+                moved = self._moved(region, peak)
+                if moved is not None:
+                    yield self._with(now, moved)
+        elif 2 * len(own.parts) <= min(MOST, self.able.length(own)):
+            yield self._with(now, replace(own, parts=(1,) * (2 * len(own.parts))))
+        parts = len(own.parts) if own is not None else FIRST
+        for first, end in self._places(peak):
+            for region in self.able.within(first, end, peak):
+                most = min(parts, self.able.length(region))
+                region = replace(region, parts=(1,) * most)
+                for kept in self.able.policies(region) if most > 1 else ():
+                    yield self._with(now, replace(region, kept=kept))
+
+    def _with(self, now: Priced, region: Region) -> tuple[Region, ...]:
+        """The regions that a new one leaves, and it."""
+        ops = set(region.ops)
+        kept = [other for other in now.regions if not ops.intersection(other.ops)]
+        return (*kept, region)
+
+    def _like(self, regions: tuple[Region, ...], now: Priced) -> bool:
+        """The last region is one that is there already, of another layer."""
+        types = self._types(regions[-1])
+        return any(self._types(region) == types for region in now.regions) and len(regions) > len(
+            now.regions
+        )
+
+    def _types(self, region: Region) -> tuple[object, ...]:
+        ops = [self.graph.ops[self.able.place[name]].op_type for name in region.ops]
+        return (*ops, region.parts)
+
+    def _moved(self, region: Region, peak: int) -> Region | None:
+        """A region of another layer around an op, where ops there are of the same kinds."""
+        places = [self.able.place[name] for name in region.ops]
+        ops, kind = self.graph.ops, self.graph.ops[peak].op_type
+        for place in places:
+            by = peak - place
+            if ops[place].op_type != kind or not by or max(places) + by >= len(ops):
+                continue
+            if min(places) + by < 0 or any(ops[p].op_type != ops[p + by].op_type for p in places):
+                continue
+            names = {
+                a: b
+                for p in places
+                for a, b in zip(ops[p].outputs, ops[p + by].outputs, strict=False)
+            }
+            if set(region.results) <= names.keys():
+                return Region(
+                    tuple(ops[p + by].name for p in places),
+                    {names[name]: axis for name, axis in region.results.items()},
+                    region.parts,
+                    {names[name]: grain for name, grain in region.grain.items()},
+                    frozenset(names[name] for name in region.kept),
+                )
+        return None
+
+    def _places(self, peak: int) -> Iterator[tuple[int, int]]:
+        """Stretches of the order around an op between narrow places: each side in turn less is
+        carried across, the narrowest last."""
+        across = self._across
+        lefts = _spread(_records(across, range(peak, -1, -1)))
+        rights = _spread(_records(across, range(peak + 1, len(across))))
+        for first in lefts:
+            for end in rights:
+                yield first, end
+
+    @cached_property
+    def _across(self) -> list[int]:
+        """Bytes carried into each op of the whole graph, and out of the last."""
+        change = [0] * (len(self.graph.ops) + 2)
+        for _, start, end, size in simulate(self.graph, weight_bytes=0).buffers:
+            if end > start:
+                change[start + 1] += size
+                change[end + 1] -= size
+        total, found = 0, []
+        for place in range(len(self.graph.ops) + 1):
+            total += change[place]
+            found.append(total)
+        found[-1] = 0
+        return found
+
+    def _tuned(self, now: Priced, limit: int) -> Priced:
+        """The same regions, in as few parts as keep the limit, rows that two parts need treated as
+        is quickest."""
+        for region in now.regions:
+            others = tuple(other for other in now.regions if other.ops != region.ops)
+            for kept in self.able.policies(region):
+                most = min(2 * len(region.parts), MOST, self.able.length(region))
+                for parts in [n for n in COUNTS if n < most] + [most]:
+                    if self.stop():
+                        return now
+                    found = self._price((*others, replace(region, parts=(1,) * parts, kept=kept)))
+                    if found is None or found.seconds >= now.seconds:
+                        break  # more parts take longer still
+                    if found.peak <= limit:
+                        now = found
+                        break
+        return now
+
+    def _price(self, regions: tuple[Region, ...]) -> Priced | None:
+        """The graph with these regions, None where it cannot be written."""
+        key = frozenset(region.key for region in regions)
+        if key not in self.known:
+            try:
+                self.known[key] = self._priced(regions)
+            except CannotSplitError:
+                self.known[key] = None
+        return self.known[key]
+
+    def _priced(self, regions: tuple[Region, ...]) -> Priced:
+        if sum(len(r.ops) * len(r.parts) for r in regions) > MOST_OPS:
+            raise CannotSplitError("too many parts")
+        made = split(self.graph, regions, self.block)
+        scratch = {
+            n: round(self.scratch.get(of, 0) * share) for n, (of, share) in made.shares.items()
+        }
+        line = simulate(made.graph, scratch={**self.scratch, **scratch}, weight_bytes=0)
+        levels, seconds = self._levels(made, line), self._seconds(made)
+        return Priced(regions, made, levels, line.peak, seconds)
+
+    def _levels(self, made: Split, line: Timeline) -> tuple[int, ...]:
+        """Most bytes live while an op of the whole graph runs, copies for it included."""
+        found = [0] * len(self.graph.ops)
+        high = 0
+        for op, live, scratch in zip(made.graph.ops, line.live, line.scratch, strict=True):
+            high = max(high, live + scratch)
+            place = self.able.place.get(made.shares.get(op.name, (op.name,))[0])
+            if place is not None:
+                found[place] = max(found[place], high)
+                last, high = place, 0
+        if high:
+            found[last] = max(found[last], high)
+        return tuple(found)
+
+    def _seconds(self, made: Split) -> float:
+        total = 0.0
+        for op in made.graph.ops:
+            if op.name in made.shares:
+                of, share = made.shares[op.name]
+                total += self.seconds.get(of, 0.0) * share + (0.0 if is_alias(op) else CALL)
+            else:
+                total += self.seconds.get(op.name, 0.0)
+        copied = sum(made.copied.values())
+        return total + copied / BANDWIDTH + CALL * len(made.copied)
+
+
+def _records(across: Sequence[int], places: range) -> list[int]:
+    """Places where less is carried across than at any before."""
+    found: list[int] = []
+    for place in places:
+        if not found or across[place] < across[found[-1]]:
+            found.append(place)
+    return found
+
+
+def _spread(places: Sequence[int]) -> list[int]:
+    """A few of these, the first and the last among them."""
+    if len(places) <= SIDES:
+        return list(places)
+    return [places[round(i * (len(places) - 1) / (SIDES - 1))] for i in range(SIDES)]

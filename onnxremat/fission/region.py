@@ -1,0 +1,76 @@
+"""A region of a graph that is computed part by part, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from onnxremat.errors import UsageError
+from onnxremat.graph.spans import Span
+
+
+@dataclass(frozen=True)
+class Region:
+    """Ops that are computed part by part, each part to its end before the next begins.
+
+    Attributes:
+        ops: names, a convex set: no path leaves it and comes back.
+        results: what is read elsewhere, and the axis along which each is made in parts.
+        parts: the size of each part in proportion to the others.
+        grain: bounds of parts are multiples of it, per result.
+        kept: values whose last rows are kept for the next part where that needs them again; other
+            rows that two parts need are computed in both.
+    """
+
+    ops: tuple[str, ...]
+    results: Mapping[str, int]
+    parts: tuple[int, ...]
+    grain: Mapping[str, int]
+    kept: frozenset[str] = frozenset()
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for equal regions."""
+        return self.ops, tuple(sorted(self.results.items())), self.parts, self.kept
+
+    def spans(self, result: str, length: int) -> list[Span]:
+        """The stretch of a result that each part makes; empty ones where it is too short."""
+        grain, total = self.grain.get(result, 1), sum(self.parts)
+        ends = [length * done // (total * grain) * grain for done in accumulate(self.parts)]
+        ends[-1] = length
+        return [
+            Span(self.results[result], first, end)
+            for first, end in zip([0, *ends[:-1]], ends, strict=True)
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "ops": list(self.ops),
+            "results": dict(self.results),
+            "parts": list(self.parts),
+            "grain": dict(self.grain),
+            "kept": sorted(self.kept),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Region:
+        """From plain data.
+
+        Raises:
+            UsageError: it is not that of a region.
+        """
+        try:
+            return cls(
+                tuple(map(str, data["ops"])),
+                {str(name): int(axis) for name, axis in data["results"].items()},
+                tuple(int(size) for size in data["parts"]),
+                {str(name): int(grain) for name, grain in data["grain"].items()},
+                frozenset(map(str, data["kept"])),
+            )
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise UsageError(
+                "a plan with a region that cannot be read", why=str(error), hint="plan again"
+            ) from error

@@ -1,0 +1,118 @@
+"""Which rows of every value each part of a region computes, found backwards from its results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from onnxremat.fission.region import Region
+from onnxremat.graph.axes import piece_of
+from onnxremat.graph.ir import Graph, Op
+from onnxremat.graph.spans import CannotSplitError, Facts, Piece, Span
+
+
+class WholeNeededError(CannotSplitError):
+    """A part reads all of a value, or two axes of it: it cannot be made inside the region."""
+
+    def __init__(self, value: str) -> None:
+        super().__init__(f"a part reads all of '{value}'")
+        self.value = value
+
+
+@dataclass
+class Rows:
+    """What one part computes.
+
+    Attributes:
+        wanted: rows of each value of the region that the part reads or hands out.
+        pieces: how each op computes its rows, where it has any to compute.
+        new: those rows; what a piece makes beside them is not right at its borders.
+    """
+
+    wanted: dict[str, Span] = field(default_factory=dict)
+    pieces: dict[str, Piece] = field(default_factory=dict)
+    new: dict[str, Span] = field(default_factory=dict)
+
+
+def rows_of(graph: Graph, facts: Facts, region: Region) -> list[Rows]:
+    """Rows of every part.
+
+    Raises:
+        WholeNeededError: a value made in the region is needed whole.
+        CannotSplitError: an op cannot be split along the axis that is asked of it.
+    """
+    names = set(region.ops)
+    inside = [op for op in graph.ops if op.name in names]
+    made = {name for op in inside for name in op.writes}
+    bounds = {
+        name: region.spans(name, facts.shape(name)[axis]) for name, axis in region.results.items()
+    }
+    done: dict[str, Span] = {}
+    parts = []
+    for index in range(len(region.parts)):
+        asked = {name: spans[index] for name, spans in bounds.items() if spans[index].size}
+        rows = _part(inside, facts, made, asked, {n: done[n] for n in region.kept if n in done})
+        parts.append(rows)
+        for op in inside:
+            if op.name in rows.new:
+                for name in op.writes:
+                    new = rows.new[op.name]
+                    joins = name in done and done[name].first <= new.first <= done[name].end
+                    done[name] = done[name].hull(new) if joins else new
+    return parts
+
+
+def _part(
+    inside: list[Op],
+    facts: Facts,
+    made: set[str],
+    asked: Mapping[str, Span],
+    done: Mapping[str, Span],
+) -> Rows:
+    """Rows of one part.
+
+    Args:
+        asked: what the results need of it.
+        done: rows of kept values that parts before it have made.
+    """
+    rows = Rows(dict(asked))
+    for op in reversed(inside):
+        span = _hull(rows.wanted, op)
+        if span is None:
+            continue
+        new = _new(span, op, done)
+        if new is None:
+            continue
+        piece = piece_of(op, facts, new)
+        rows.pieces[op.name], rows.new[op.name] = piece, new
+        for name, read in zip(op.inputs, piece.reads, strict=True):
+            if name not in made:
+                continue
+            if read is None or (name in rows.wanted and rows.wanted[name].axis != read.axis):
+                raise WholeNeededError(name)
+            rows.wanted[name] = rows.wanted[name].hull(read) if name in rows.wanted else read
+    return rows
+
+
+def _hull(wanted: Mapping[str, Span], op: Op) -> Span | None:
+    """Rows of an op's outputs that are needed, None for none."""
+    spans = [wanted[name] for name in op.writes if name in wanted]
+    if not spans:
+        return None
+    span = spans[0]
+    for other in spans[1:]:
+        if other.axis != span.axis:
+            raise WholeNeededError(op.writes[0])
+        span = span.hull(other)
+    return span
+
+
+def _new(span: Span, op: Op, done: Mapping[str, Span]) -> Span | None:
+    """The rows of these that are not there yet, None for none."""
+    before = [done[name] for name in op.writes if name in done]
+    if len(before) < len(op.writes):
+        return span
+    there = before[0]
+    if span.first < there.first or span.first > there.end:
+        return span  # rows before the kept ones, or beyond them: all anew
+    return None if span.end <= there.end else Span(span.axis, there.end, span.end)

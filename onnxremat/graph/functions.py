@@ -1,0 +1,77 @@
+"""Model functions, written out where they are called."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import onnx
+
+from onnxremat.errors import ModelError
+from onnxremat.graph.ir import subgraphs
+from onnxremat.limits import NESTING, NODES, check
+
+Name = tuple[str, str, str]  # domain, name, overload
+
+
+def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The same model without model-local functions (onnxruntime inlines them with late indices,
+    which would lose the planned order).
+
+    Raises:
+        ModelError: a function that calls itself, or more nodes than are taken on.
+    """
+    sizes = _Sizes(model)
+    check(
+        sizes.of(model.graph.node), NODES, "nodes in the graph, its functions written out",
+        hint="split the model", kind=ModelError,
+    )  # fmt: skip
+    if not model.functions:
+        return model
+    from onnx import inliner
+
+    try:
+        return inliner.inline_local_functions(model)
+    except Exception as error:  # of the library, in several unrelated types
+        raise ModelError(
+            "the functions of the model cannot be written out",
+            why=str(error).splitlines()[0] if str(error) else type(error).__name__,
+            hint="export the model without functions",
+        ) from error
+
+
+class _Sizes:
+    """Nodes that calls of functions become, bodies included."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self._functions = {_key(f.domain, f.name, f): f for f in model.functions}
+        self._known: dict[Name, int] = {}
+        self._open: list[Name] = []
+
+    def of(self, nodes: Iterable[onnx.NodeProto]) -> int:
+        """Nodes that these become."""
+        total = 0
+        for node in nodes:
+            name = _key(node.domain, node.op_type, node)
+            total += self._called(name) if name in self._functions else 1
+            total += sum(self.of(body.node) for body in subgraphs(node))
+        return total
+
+    def _called(self, name: Name) -> int:
+        if name in self._open:
+            raise ModelError(
+                f"function '{name[1]}' of domain '{name[0]}' calls itself",
+                hint="ONNX has no recursion: use a Loop",
+            )
+        if name not in self._known:
+            check(
+                len(self._open) + 1, NESTING, "functions that call each other in a row",
+                hint="export the model without functions", kind=ModelError,
+            )  # fmt: skip
+            self._open.append(name)
+            self._known[name] = self.of(self._functions[name].node)
+            self._open.pop()
+        return self._known[name]
+
+
+def _key(domain: str, name: str, said: onnx.NodeProto | onnx.FunctionProto) -> Name:
+    return domain, name, getattr(said, "overload", "")

@@ -1,0 +1,30 @@
+"""When the folder for temporary files is full: who writes there mostly only says that what was
+written cannot be read."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+
+from onnxremat.errors import UsageError
+
+LEAST = 64 << 10  # free bytes below which a failure is put down to the folder being full
+
+
+def no_room(what: str, why: str) -> UsageError:
+    """The error for what could not be written to the temporary folder."""
+    folder = tempfile.gettempdir()
+    return UsageError(
+        what, why=why, hint=f"make room in {folder}, or set TMPDIR to a folder with more"
+    )
+
+
+def reason(error: Exception) -> Exception:
+    """What to raise for an error that a full folder may be behind: that, or the error itself."""
+    try:
+        free = shutil.disk_usage(tempfile.gettempdir()).free
+    except OSError:  # there is no such folder any more
+        free = 0
+    if free >= LEAST:
+        return error
+    return no_room("the folder for temporary files is full", f"{free} bytes are left")

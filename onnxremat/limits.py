@@ -1,0 +1,44 @@
+"""How much of what a file asks for is taken on: everything that a few bytes of input can make grow
+without end has a limit here, and an error that names it."""
+
+from __future__ import annotations
+
+from onnxremat.errors import UsageError
+
+NODES = 200_000  # nodes of a graph once its functions are written out
+NESTING = 100  # lists and objects inside each other in a JSON file (protobuf's own limit, too)
+PLAN_RUNS = 100_000  # runs of ops in a plan
+PLAN_BYTES = 256 << 20  # of a plan written out as text
+# Runs of ops in the bodies of loops, in one run of a model that is measured: onnxruntime's profiler
+# keeps a million events, and at least four runs are profiled in one go.
+BODY_RUNS = 250_000
+SPARSE_BYTES = 1_900_000_000  # of a sparse weight once it is dense: it goes into the model
+TENSOR_BYTES = 1 << 46  # of one tensor: sums over any graph stay whole numbers of 64 bits
+DEVICES = 64  # of a machine
+OP_SECONDS = 1e6  # of one run of an op, in a file of costs
+
+
+def check(
+    count: int, limit: int, what: str, *, where: str = "", hint: str, kind: type[UsageError]
+) -> None:
+    """Refuse what goes beyond a limit.
+
+    Args:
+        what: what there are so many of: ``nodes once its functions are written out``.
+        kind: of error.
+
+    Raises:
+        UsageError: of that kind, with the count, the limit and ``hint``.
+    """
+    if count > limit:
+        raise kind(
+            f"too many {what}: {_words(count)}",
+            where=where,
+            why=f"at most {limit} are taken on",
+            hint=hint,
+        )
+
+
+def _words(count: int) -> str:
+    """Counts of functions that call each other can have hundreds of digits."""
+    return str(count) if count < 10**18 else "more than 10^18"

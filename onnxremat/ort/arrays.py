@@ -1,0 +1,67 @@
+"""Arrays in ``.npz`` files that others wrote."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from pathlib import Path
+from tokenize import TokenError
+
+import numpy as np
+
+from onnxremat.device.host import memory_bytes
+from onnxremat.errors import UsageError
+from onnxremat.units import format_bytes
+
+# What numpy raises on files that are damaged, or say that they hold more than there can be.
+BROKEN = (
+    OSError, ValueError, TypeError, KeyError, EOFError, OverflowError, MemoryError, SyntaxError,
+    RuntimeError, zipfile.BadZipFile, zlib.error, TokenError,
+)  # fmt: skip
+
+
+def read_arrays(path: Path, what: str, hint: str = "") -> dict[str, np.ndarray]:
+    """All arrays of an ``.npz`` file, by name.
+
+    Args:
+        what: the file is for, for the message: ``inputs``.
+
+    Raises:
+        UsageError: missing, damaged, another kind of file, or larger than this machine's memory.
+    """
+    try:
+        size = _bytes(path)
+        if size > memory_bytes():
+            raise ValueError(f"it holds {format_bytes(size)}, more than this machine's memory")
+        with np.load(path) as file:
+            found = {name: file[name] for name in file.files}
+    except BROKEN as error:
+        raise UsageError(
+            f"cannot read {what} from {path}",
+            why=_why(path, error),
+            hint=hint or "write it with numpy.savez",
+        ) from error
+    for name, array in found.items():
+        if not isinstance(array, np.ndarray):
+            raise UsageError(
+                f"cannot read {what} from {path}",
+                why=f"its member '{name}' is no array",
+                hint=hint or "write it with numpy.savez",
+            )
+    return found
+
+
+def _bytes(path: Path) -> int:
+    """Of all members, unpacked; 0 for what is no archive."""
+    if not zipfile.is_zipfile(path):
+        return 0
+    with zipfile.ZipFile(path) as archive:
+        return sum(member.file_size for member in archive.infolist())
+
+
+def _why(path: Path, error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    if not zipfile.is_zipfile(path):
+        return "it is no .npz file"
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

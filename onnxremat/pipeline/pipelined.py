@@ -1,0 +1,195 @@
+"""A pipeline over devices as an artifact: made for throughput, run with several samples inside."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+
+from onnxremat.execute.deployment import Deployment
+from onnxremat.execute.in_flight import Places, places
+from onnxremat.execute.pipelined import Event, pipeline_stages
+from onnxremat.ort.feeds import seeded_feeds
+from onnxremat.ort.profile import Feeds
+from onnxremat.pipeline.artifact import Arrays, Check, Kind
+from onnxremat.pipeline.bench import Contender
+from onnxremat.pipeline.over_devices import DevicesRun, OverDevices, output_check, run_whole
+from onnxremat.pipeline.prepare import Prepared
+from onnxremat.pipeline.rates import beside_pipeline
+from onnxremat.session.compare import Difference, compare
+from onnxremat.units import format_bytes
+
+SECONDS = 2.0  # of a trial
+FEWEST, MOST = 8, 400  # samples of a trial
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a full pipeline took.
+
+    Attributes:
+        stages: median seconds that each stage was at work on a sample, in their order.
+        seconds: from output to output.
+    """
+
+    stages: tuple[float, ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Pipelined(OverDevices):
+    """A chain of stages, one per device: an :class:`~onnxremat.pipeline.artifact.Artifact`.
+
+    Attributes:
+        placed: figures of the placement, as plain data; empty where it was read from a file.
+        trial: what a run of it took, None for none.
+    """
+
+    placed: Mapping[str, Any] | None = None
+    trial: Trial | None = None
+
+    @property
+    def seconds(self) -> float:
+        """From sample to sample, of a full pipeline: the largest load."""
+        return max(self.loads.values())
+
+    @property
+    def loads(self) -> dict[str, float]:
+        """Seconds per sample that each device and link is at work: as tried, else of its costs."""
+        stages = pipeline_stages(self.made.parts, self.made.machine)
+        if self.trial is not None:
+            return {s.name: t for s, t in zip(stages, self.trial.stages, strict=True)}
+        return self.loads_of_costs
+
+    @property
+    def loads_of_costs(self) -> dict[str, float]:
+        """The same of the costs of ops alone."""
+        made = self.made
+        return {
+            stage.name: sum(made.seconds.get(index, 0.0) for index in stage.actions)
+            for stage in pipeline_stages(made.parts, made.machine)
+        }
+
+    def predict(self) -> Mapping[str, int]:
+        """With as many samples inside as there may be."""
+        return self.made.worst
+
+    def measure(self, feeds: Feeds) -> PipelinedRun:
+        return PipelinedRun(self.made, feeds)
+
+    def contenders(self, prepared: Prepared) -> list[Contender]:
+        return beside_pipeline(self.made, prepared.whole or prepared.graph)
+
+    def planned(self) -> dict[str, Any]:
+        """See :class:`OverDevices`."""
+        worst = max(self.loads, key=self.loads.__getitem__)
+        return {
+            "objective": "throughput",
+            "in_flight": self.made.in_flight,
+            "loads_seconds": self.loads,
+            "loads_of_costs_seconds": self.loads_of_costs,
+            "bottleneck": worst,
+            "samples_per_second_predicted": 1 / self.seconds,
+            "samples_per_second_trial": 1 / self.trial.seconds if self.trial else None,
+            "tried": self.trial is not None,
+            **(self.placed or {}),
+        }
+
+
+@dataclass(frozen=True)
+class PipelinedRun(DevicesRun):
+    """A pipeline run: a sample alone under the meter, and several on their way at once."""
+
+    @cached_property
+    def places(self) -> Places:
+        """Bytes of a sample by where it is, inside partitions as the allocator counted."""
+        return places(self.made.parts, self.made.machine, self.recorded.inside)
+
+    @property
+    def peaks(self) -> Mapping[str, int]:
+        """With as many samples inside as there may be, wherever they are."""
+        return self.places.most(self.made.in_flight)
+
+    @cached_property
+    def pipelined(self) -> tuple[list[Arrays], list[Mapping[str, np.ndarray]], list[Event]]:
+        """Outputs of samples that were on their way together, what they were given, and the log.
+        Every second one is another sample, so that one that comes out of turn is seen."""
+        other = seeded_feeds(self.made.graph, seed=1)
+        given = [self.feeds, other] * (self.made.in_flight // 2 + 1)
+        log: list[Event] = []
+        with self.made.pipeline(log=log) as pipeline:
+            return list(pipeline.map(given)), given, log
+
+    @cached_property
+    def outputs(self) -> Mapping[str, Arrays]:
+        with self.made.executor(overlap=False) as executor:
+            alone = executor.run(self.feeds)
+        return {"one by one": alone, "pipelined": self.pipelined[0][0]}
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        found = super().checks
+        outputs, given, _ = self.pipelined
+        wanted = [run_whole(self.made.graph, feeds, self.made) for feeds in given[:2]]
+        rows = [compare(row, wanted[i % 2]) for i, row in enumerate(outputs)]
+        worst: Difference = max(rows, key=lambda one: one.worst)
+        check = output_check(self.made, worst, f"{self.made.in_flight} in flight, in order")
+        if len(outputs) != len(given):
+            text = f"{len(outputs)} outputs of {len(given)} samples"
+            check = Check(Kind.OUTPUTS, check.name, False, text)
+        return (*found, check)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Bytes per device with samples in flight: at worst, and as they happened to be."""
+        seen, rows = self.places.seen(self.pipelined[2]), self.recorded.bytes
+        return tuple(
+            f"{name}: peak {format_bytes(peak)} with {self.made.in_flight} in flight wherever they "
+            f"are, {format_bytes(seen[name])} as they were, {format_bytes(rows[name].peak)} with "
+            f"one, {rows[name].how}"
+            for name, peak in self.peaks.items()
+        )
+
+    def figures(self) -> dict[str, Any]:
+        """Bytes per device."""
+        return {
+            **super().figures(),
+            "in_flight": self.made.in_flight,
+            "peak_seen_bytes": self.places.seen(self.pipelined[2]),
+        }
+
+
+def tried(artifact: Pipelined, feeds: Feeds, stop: Callable[[], bool] | None = None) -> Pipelined:
+    """The same with what a run of some seconds took.
+
+    Args:
+        stop: polled; True ends the trial.
+    """
+    log: list[Event] = []
+    with artifact.made.pipeline(log=log) as pipeline:
+        begin, times = time.perf_counter(), []
+        warm = artifact.made.in_flight
+        for _ in pipeline.map(repeat(feeds, MOST)):
+            times.append(time.perf_counter())
+            late = times[-1] - begin > SECONDS or (stop is not None and stop())
+            if late and len(times) >= warm + FEWEST:
+                break
+        count = len(pipeline.stages)
+    full = range(warm, len(times))
+    stages = tuple(
+        statistics.median(e.end - e.begin for e in log if e.stage == stage and e.sample in full)
+        for stage in range(count)
+    )
+    seconds = (times[-1] - times[warm - 1]) / len(full)
+    return replace(artifact, trial=Trial(stages, seconds))
+
+
+def as_artifact(made: Deployment) -> OverDevices:
+    """What a file holds: a pipeline where it was planned for throughput."""
+    return Pipelined(made) if made.in_flight else OverDevices(made)

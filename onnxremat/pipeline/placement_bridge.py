@@ -1,0 +1,209 @@
+"""Between ONNX graphs with costs and placement graphs, both ways.
+
+A placement graph knows two kinds of devices: accelerators, which pay for what crosses their border
+and have a memory limit, and CPUs. Devices of one provider, options and number of threads are alike.
+Where all are alike, all are accelerators; of two kinds the one of onnxruntime's own kernels are the
+CPUs. Its nodes are the ops of the graph but views (Reshape and the like), which go with what they
+show; times are microseconds. ``size`` is the bytes of the weights an op is the first to read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+
+import numpy as np
+
+from onnxremat.cost.boundaries import traffic_seconds
+from onnxremat.cost.table import CostTable
+from onnxremat.device.machine import PROVIDERS, Device, Machine
+from onnxremat.errors import UnsupportedError
+from onnxremat.pipeline.device_plan import DeviceModel, with_views
+from onnxremat.placement.graph import PlacementGraph
+from onnxremat.planner.problem import Floats, Problem
+from onnxremat.schedule.plan import Compute, Plan, Provenance, Step, Transfer
+
+UNIT = 1e-6  # seconds of a time unit of placement graphs
+NO_LIMIT = float(1 << 50)  # bytes
+MOST_ALIKE = 6  # devices of one kind, all orders of which are tried
+
+
+@dataclass(frozen=True)
+class Bridge:
+    """A model on a machine as a placement graph.
+
+    Attributes:
+        model: the planner's numbers of it.
+        graph: node i is op ``model.problem.host_inputs + i``.
+        devices: names by the number that placements use: accelerators, then CPUs.
+    """
+
+    model: DeviceModel
+    graph: PlacementGraph
+    devices: tuple[str, ...]
+
+    def orders(self, order: Sequence[int]) -> list[tuple[str, ...]]:
+        """Devices, stage by stage, in all ways that the placement graph does not tell apart.
+
+        Args:
+            order: device numbers, stage by stage.
+        """
+        count = self.graph.accelerators
+        kinds = [self.devices[:count], self.devices[count:]]
+        rows: list[list[tuple[str, ...]]] = []
+        for kind in kinds:
+            many = len(kind) > MOST_ALIKE
+            rows.append([kind] if many else list(permutations(kind)))
+        found = [(*first, *second) for first in rows[0] for second in rows[1]]
+        return list(dict.fromkeys(tuple(names[d] for d in order) for names in found))
+
+    def plan(self, where: Sequence[int], order: Sequence[int], names: Sequence[str]) -> Plan:
+        """The plan of a chain of devices: one stage after the other, what a later stage reads sent
+        to it at the end of the stage that makes it.
+
+        Args:
+            where: device number per node.
+            order: device numbers, stage by stage.
+            names: of the devices, stage by stage.
+
+        Raises:
+            UsageError: the machine has no link that is needed.
+        """
+        problem, machine = self.model.problem, self.model.machine
+        stage = {device: number for number, device in enumerate(order)}
+        at = [0] * problem.host_inputs + [stage[int(device)] for device in where]
+        steps: list[Step] = []
+        for number, name in enumerate(names):
+            ops = [op for op in range(problem.host_inputs, problem.ops) if at[op] == number]
+            steps += [Compute(self.model.names.ops[op], 0, name) for op in ops]
+            for value, readers in _readers(problem, ops).items():
+                for later in sorted({at[op] for op in readers} - {number}):
+                    machine.link(name, names[later])
+                    steps.append(Transfer(self.model.names.values[value], name, names[later]))
+        steps = with_views(self.model.graph, self.model.reduced, steps)
+        return Plan(tuple(steps), Provenance())
+
+
+def bridge(
+    model: DeviceModel, tables: Mapping[str, CostTable], limits: Mapping[str, int]
+) -> Bridge:
+    """The placement graph of a model on a machine.
+
+    Args:
+        tables: costs per computing device.
+        limits: bytes per device that has a limit; the largest of the accelerators holds for all.
+
+    Raises:
+        UnsupportedError: more than two kinds of devices, or an op that CPUs cannot run.
+    """
+    problem, host = model.problem, model.problem.host_inputs
+    accelerators, cpus = kinds(model.machine)
+    rows = {name: problem.cost[problem.names.index(name), host:] for name in accelerators + cpus}
+    acc = rows[accelerators[0]] / UNIT
+    slow = rows[cpus[0]] / UNIT if cpus else np.zeros(len(acc))
+    supported = np.isfinite(acc)
+    if not np.isfinite(slow).all():
+        op = model.names.ops[host + int(np.flatnonzero(~np.isfinite(slow))[0])]
+        raise UnsupportedError(f"op '{op}' does not run on '{cpus[0]}'", why="CPUs run every op")
+    tail, head = _edges(problem)
+    biggest = max((limits.get(name, NO_LIMIT) for name in accelerators), default=NO_LIMIT)
+    count = problem.ops - host
+    graph = PlacementGraph(
+        accelerators=len(accelerators),
+        cpus=len(cpus),
+        memory=float(biggest),
+        unit=1,
+        ids=np.arange(count, dtype=np.int64),
+        names=tuple(model.names.ops[host:]),
+        acc=np.where(supported, acc, 0.0),
+        cpu=slow,
+        size=_sizes(problem)[host:],
+        backward=np.zeros(count, np.bool_),
+        supported=supported,
+        colour=np.arange(count, dtype=np.int64),
+        coloured=np.zeros(count, np.bool_),
+        labels=tuple(f"node {i}" for i in range(count)),
+        layer=np.full(count, -1, np.int64),
+        tail=np.asarray(tail, np.int64),
+        head=np.asarray(head, np.int64),
+        out=_moving(model, tables)[host:] / UNIT,
+    )
+    return Bridge(model, graph, (*accelerators, *cpus))
+
+
+def kinds(machine: Machine) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of the accelerators and of the CPUs of a machine.
+
+    Raises:
+        UnsupportedError: more than two kinds of devices.
+    """
+    found: dict[object, list[str]] = {}
+    for device in machine.devices:
+        if device.computes:
+            found.setdefault(_kind(device), []).append(device.name)
+    rows = [tuple(row) for row in found.values()]
+    if len(rows) == 1:
+        return rows[0], ()
+    plain = [row for row in rows if machine.device(row[0]).provider == PROVIDERS["cpu"]]
+    if len(rows) > 2 or len(plain) != 1:
+        raise UnsupportedError(
+            f"machine '{machine.name}' has devices of {len(rows)} kinds, placements know two: "
+            "accelerators, all alike, and CPUs, all alike",
+            why="; ".join(", ".join(row) for row in rows),
+            hint="a machine file with one kind, or with one kind beside cpu devices",
+        )
+    return next(row for row in rows if row is not plain[0]), plain[0]
+
+
+def _kind(device: Device) -> object:
+    return device.provider, device.threads, tuple(sorted(device.options.items()))
+
+
+def _readers(problem: Problem, ops: Sequence[int]) -> dict[int, list[int]]:
+    """Ops that read each value that one of some ops makes."""
+    found: dict[int, list[int]] = {v: [] for op in ops for v in problem.writes.lists()[op]}
+    for op, row in enumerate(problem.reads.lists()):
+        for value in row:
+            if value in found:
+                found[value].append(op)
+    return found
+
+
+def _edges(problem: Problem) -> tuple[list[int], list[int]]:
+    made, host = problem.producer, problem.host_inputs
+    pairs = {
+        (int(made[value]) - host, op - host)
+        for op, row in enumerate(problem.reads.lists())
+        for value in row
+        if made[value] >= host
+    }
+    tail, head = zip(*sorted(pairs), strict=True) if pairs else ((), ())
+    return list(tail), list(head)
+
+
+def _sizes(problem: Problem) -> Floats:
+    size, seen = np.zeros(problem.ops), set()
+    for op, row in enumerate(problem.uses.lists()):
+        for weight in row:
+            if weight not in seen:
+                seen.add(weight)
+                size[op] += float(problem.weight[weight])
+    return size
+
+
+def _moving(model: DeviceModel, tables: Mapping[str, CostTable]) -> Floats:
+    """Seconds that a device loses at least by an output of each op that goes to another device or
+    comes from it: its bytes are read from memory. Over links that copy, what the link takes."""
+    problem, machine = model.problem, model.machine
+    size = problem.size.max(axis=0).tolist()
+    seconds = np.asarray(
+        [min(traffic_seconds(table, read=count) for table in tables.values()) for count in size]
+    )
+    for link in machine.links:
+        if not link.shared:
+            pair = problem.names.index(link.source), problem.names.index(link.target)
+            seconds = np.maximum(seconds, problem.copy[pair])
+    read = {value for row in problem.reads.lists() for value in row}
+    return np.asarray([sum(float(seconds[v]) for v in row if v in read)
+                       for row in problem.writes.lists()])  # fmt: skip

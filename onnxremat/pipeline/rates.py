@@ -1,0 +1,70 @@
+"""Seconds per sample of full pipelines, in turn with models that run a sample at a time."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import repeat
+
+from onnxremat.errors import UsageError
+from onnxremat.execute.deployment import Deployment
+from onnxremat.graph.ir import Graph
+from onnxremat.ort.profile import Feeds
+from onnxremat.pipeline.bench import Alone, Contender, Runner
+
+TURN = 0.5  # seconds of a turn, about
+FEWEST = 4  # samples of a turn
+
+
+@dataclass(frozen=True)
+class InPipeline:
+    """A model whose devices work on different samples; see :class:`Contender`.
+
+    A turn fills the pipeline, and times outputs while it stays full: those of the first samples and
+    of the last, when stages have nothing left to do, do not count.
+    """
+
+    name: str
+    made: Deployment
+    near: bool = False
+    weights: int = 0
+
+    def beside(self) -> list[Contender]:
+        """See :class:`Contender`."""
+        return beside_pipeline(self.made, self.made.graph, self.name)
+
+    def open(self, stack: ExitStack, feeds: Feeds) -> Runner:
+        """Its runner gives the seconds from output to output."""
+        pipeline = stack.enter_context(self.made.pipeline())
+        warm = self.made.in_flight
+
+        def full(count: int) -> float:
+            times = []
+            for _ in pipeline.map(repeat(feeds, count + 2 * warm)):
+                times.append(time.perf_counter())
+            return (times[warm + count - 1] - times[warm - 1]) / count
+
+        each = full(FEWEST)
+        count = max(FEWEST, int(TURN / max(each, 1e-6)))
+        return lambda: full(count)
+
+
+def in_pipeline(name: str, made: Deployment) -> InPipeline:
+    """A model that was planned for throughput.
+
+    Raises:
+        UsageError: it was not.
+    """
+    if not made.in_flight:
+        raise UsageError(
+            f"{name} was not planned for samples in flight",
+            hint="optimize IN OUT --devices M --objective throughput; or leave out --throughput",
+        )
+    return InPipeline(name, made)
+
+
+def beside_pipeline(made: Deployment, whole: Graph, name: str = "pipelined") -> list[Contender]:
+    """A pipeline (the reference), and the whole graph on each device alone, a sample at a time."""
+    devices = [device for device in made.machine.devices if device.computes]
+    return [InPipeline(name, made), *(Alone(device, whole, made) for device in devices)]

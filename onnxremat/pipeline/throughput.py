@@ -1,0 +1,301 @@
+"""A chain of stages over devices that passes the most samples per second, as far as is proven.
+
+The placement is that of :mod:`onnxremat.placement` for the model's placement graph; samples in
+flight are as many as the budgets allow. It is tried out, and placed again with the seconds that its
+stages took, as other plans over devices are (:mod:`onnxremat.pipeline.device_ways`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from onnxremat.cost.table import CostTable
+from onnxremat.errors import InfeasibleError, NoPlanError, UsageError
+from onnxremat.execute.calibration import AS_TRIED, MOST
+from onnxremat.execute.deployment import Deployment, deploy_pipeline
+from onnxremat.execute.partition_cuts import Terms
+from onnxremat.pipeline.artifact import excess
+from onnxremat.pipeline.closed_loop import Candidate
+from onnxremat.pipeline.device_ways import NEAR, TRIALS, Trials
+from onnxremat.pipeline.phases import BUILD, MEASURE, PLAN
+from onnxremat.pipeline.pipelined import Pipelined, tried
+from onnxremat.pipeline.placement_bridge import UNIT, Bridge, bridge, kinds
+from onnxremat.pipeline.several_devices import SeveralDevices
+from onnxremat.pipeline.stage_cuts import Cut, along_order
+from onnxremat.placement.answer import Answer, Work
+from onnxremat.placement.contiguous import solve
+from onnxremat.schedule.plan import Plan, Provenance
+from onnxremat.units import format_bytes
+
+EACH = 2  # samples in flight for every device, where budgets allow: one at work, one waiting
+ROUNDS = 4  # plans for less memory after one that took more than was predicted
+FIRST = 0.5  # of the time left, for a placement
+
+
+def fullest(target: SeveralDevices, trials: Trials, in_flight: int | None) -> Candidate:
+    """The pipeline that is quickest when tried out.
+
+    Args:
+        in_flight: samples inside at most; as many as are of use and fit when None.
+
+    Raises:
+        UsageError: pins, a formulation, or a training step.
+        UnsupportedError: a machine with more than two kinds of devices.
+        InfeasibleError, NoPlanError: the budgets cannot be kept.
+    """
+    _check(target, trials)
+    trials = replace(trials, options=trials.options.begun())
+    made = _carried_out(target, trials, in_flight)
+    best = last = _tried(target, trials, made)
+    for _ in range(TRIALS - 1):
+        artifact = _pipelined(last)
+        if artifact.trial is None or trials.options.stopped or trials.options.left <= 0:
+            break
+        if _as_thought(artifact):
+            break
+        target = target.under(corrected(target, artifact))
+        found = _carried_out(target, trials, in_flight)
+        if _same(found, last):
+            # The same stages at corrected costs: what was tried is what is predicted.
+            same = replace(_pipelined(found), trial=artifact.trial)
+            last = replace(found, artifact=same)
+            best = last if best.artifact.plan.steps == last.artifact.plan.steps else best
+            break
+        last = _tried(target, trials, found)
+        if _rate(last) < _rate(best):
+            best = last
+    return best
+
+
+def _check(target: SeveralDevices, trials: Trials) -> None:
+    if target.site.pins:
+        raise UsageError(
+            "--pin does not go with --objective throughput",
+            why="the placement tells kinds of devices apart, not devices",
+            hint="leave out --pin, or --objective makespan",
+        )
+    if trials.options.method.formulation:
+        raise UsageError(
+            "--formulation does not go with --objective throughput",
+            why="formulations minimise the time of one run",
+            hint="leave it out",
+        )
+    if target.prepared.in_place:
+        raise UsageError(
+            "a training step cannot be pipelined",
+            why="a step reads what the step before it wrote",
+            hint="--objective makespan",
+        )
+
+
+def _carried_out(target: SeveralDevices, trials: Trials, in_flight: int | None) -> Candidate:
+    """The best placement that keeps the limits, run once under the meter where that can be."""
+    limits = dict(target.limits)
+    for round_ in range(ROUNDS):
+        with target.log.phase(PLAN, "placing"):
+            artifact = _placed(target, trials, limits, in_flight)
+        measured = None
+        if target.feeds is not None:
+            with target.log.phase(MEASURE):
+                measured = artifact.measure(target.feeds)
+                over = excess(measured.peaks, target.limits)
+            if over:
+                limits.update({name: limits[name] - more for name, more in over.items()})
+                continue
+        return Candidate(target.prepared, artifact, target.limits, measured, round_)
+    raise NoPlanError(
+        f"no pipeline found for {target.prepared.name} within its budgets",
+        why="the last ones took more than was predicted when they were run",
+        hint="give more memory, or fewer samples in flight: --in-flight",
+    )
+
+
+def _placed(
+    target: SeveralDevices, trials: Trials, limits: Mapping[str, int], in_flight: int | None
+) -> Pipelined:
+    """The placement with the least largest load, with the most samples in flight that fit; where
+    none fit, the best cut of the listed order that does."""
+    made = bridge(target.model, target.tables, limits)
+    options = trials.options
+    work = Work(max(1.0, FIRST * options.left), options.gap, options.seed)
+    if options.stop is not None:
+        work.stop = options.stop
+    answer = solve(made.graph, work)
+    if answer.where is None:
+        raise NoPlanError("no placement found in time", hint="a longer --time-limit")
+    counts = _counts(target, in_flight)
+    with target.log.phase(BUILD):
+        for count in counts:
+            for names in made.orders(answer.order):
+                plan = made.plan(answer.where.tolist(), answer.order, names)
+                found = _deployed(target, plan, answer, limits, count)
+                if not excess(found.worst, limits):
+                    return _artifact(target, made, answer, found)
+    with target.log.phase(PLAN, "placing within the budgets"):
+        return _within(target, made, answer, limits, counts)
+
+
+def _counts(target: SeveralDevices, in_flight: int | None) -> list[int]:
+    """Samples in flight to try, most first: a stage that waits for the next one keeps its device
+    idle, so that there should be more than devices."""
+    if in_flight is not None:
+        return [in_flight]
+    devices = sum(device.computes for device in target.site.machine.devices)
+    return list(range(EACH * devices, devices - 1, -1))
+
+
+def _within(
+    target: SeveralDevices,
+    made: Bridge,
+    answer: Answer,
+    limits: Mapping[str, int],
+    counts: Sequence[int],
+) -> Pipelined:
+    """The best chain along the listed order that keeps the limits."""
+    found: list[tuple[Cut, int]] = []
+    for count in counts:
+        cut = along_order(target.model, made, limits, count)
+        if cut is not None:
+            found.append((cut, count))
+    for cut, count in sorted(found, key=lambda pair: (pair[0].value, -pair[1])):
+        plan = made.plan(cut.where, range(len(cut.names)), cut.names)
+        deployed = _deployed(target, plan, answer, limits, count)
+        if not excess(deployed.worst, limits):
+            chosen = replace(
+                answer, method="cut of the listed order", value=max(cut.value, answer.bound),
+                notes=(*answer.notes, "the placement of least load does not keep the budgets with "
+                       "samples in flight: the best cut of the listed order that does"),
+            )  # fmt: skip
+            return _artifact(target, made, chosen, deployed)
+    raise _refusal(target, limits, counts[-1])
+
+
+def _deployed(
+    target: SeveralDevices, plan: Plan, answer: Answer, limits: Mapping[str, int], count: int
+) -> Deployment:
+    prepared = target.prepared
+    tables = target.tables
+    about = Provenance(
+        planner=f"placement ({answer.method})",
+        status=answer.status,
+        bound=answer.bound * UNIT,
+        bound_kind=f"largest load of the placement graph, {answer.bound_by}",
+        seconds=answer.value * UNIT,
+        plan_seconds=answer.seconds,
+        cost_source="; ".join(f"{name}: {table.source}" for name, table in tables.items()),
+        settings=prepared.settings.to_json(),
+        notes=(*prepared.notes, *answer.notes),
+    )
+    terms = Terms(limits, prepared.in_place, prepared.folder, target.known)
+    found = deploy_pipeline(
+        prepared.graph, replace(plan, provenance=about), target.site.machine, tables, terms, count
+    )
+    return replace(found, limits=dict(target.limits))
+
+
+def _artifact(
+    target: SeveralDevices, made: Bridge, answer: Answer, deployed: Deployment
+) -> Pipelined:
+    alone = [t.total for t in target.tables.values()
+             if {op.name for op in target.prepared.graph.ops} <= t.seconds.keys()]  # fmt: skip
+    placed: dict[str, Any] = {
+        "max_load_seconds": answer.value * UNIT,
+        "bound_seconds": answer.bound * UNIT,
+        "gap": answer.gap,
+        "accelerators": made.graph.accelerators,
+        "cpus": made.graph.cpus,
+        "best_single_device_seconds": min(alone, default=None),
+    }
+    return Pipelined(deployed, None, target.tables, placed=placed)
+
+
+def _refusal(
+    target: SeveralDevices, limits: Mapping[str, int], count: int
+) -> InfeasibleError | NoPlanError:
+    """Why nothing fits; proven where an op alone takes too much everywhere."""
+    name, problem = target.prepared.name, target.model.problem
+    text = ", ".join(f"{device}={format_bytes(size)}" for device, size in target.limits.items())
+    for op in range(problem.host_inputs, problem.ops):
+        needs = []
+        for device in problem.runs_on(op):
+            values = [*problem.reads.lists()[op], *problem.writes.lists()[op]]
+            size = sum(int(problem.size[device, v]) for v in values)
+            size -= sum(int(problem.size[device, v]) for v in problem.inplace.lists()[op][:1])
+            size += sum(int(problem.weight[w]) for w in problem.uses.lists()[op])
+            needs.append((size - limits.get(problem.names[device], size), size))
+        if min(needs)[0] > 0:
+            return InfeasibleError(
+                f"{name} cannot run within {text}",
+                why=f"proven: op '{target.model.names.ops[op]}' alone takes "
+                f"{format_bytes(min(needs)[1])}",
+                hint="give a device more, or a smaller batch",
+            )
+    return NoPlanError(
+        f"no pipeline found for {name} within {text} with {count} samples in flight",
+        why="no cut of the listed order fits; that none does at all is not proven",
+        hint="give the devices more, fewer samples in flight (--in-flight), or a smaller batch; "
+        "--objective makespan recomputes where memory is short",
+    )
+
+
+def _tried(target: SeveralDevices, trials: Trials, found: Candidate) -> Candidate:
+    if target.feeds is None:
+        return found
+    with target.log.phase(MEASURE, "trying it out"), trials.during():
+        artifact = tried(_pipelined(found), target.feeds, trials.options.stop)
+    return replace(found, artifact=artifact)
+
+
+def corrected(target: SeveralDevices, artifact: Pipelined) -> dict[str, CostTable]:
+    """Costs under which every stage takes what it took in the trial; devices of one kind stay
+    alike: what ran on one of them costs the same on all."""
+    groups = [group for group in kinds(artifact.made.machine) if group]
+    factors = {name: factor for name, factor, _ in _factors(target, artifact)}
+    rows = {name: dict.fromkeys(ops, factor) for name, factor, ops in _factors(target, artifact)}
+    found = {}
+    for name, table in target.tables.items():
+        group = next(row for row in groups if name in row)
+        usual = [factors[device] for device in group if device in factors] or [1.0]
+        of_op: dict[str, float] = {}
+        for device in group:
+            of_op |= rows.get(device, {})
+        rest = sum(usual) / len(usual)
+        seconds = {op: took * of_op.get(op, rest) for op, took in table.seconds.items()}
+        source = table.source.removesuffix(AS_TRIED) + AS_TRIED
+        found[name] = replace(table, seconds=seconds, source=source)
+    return found
+
+
+def _factors(target: SeveralDevices, artifact: Pipelined) -> Iterator[tuple[str, float, list[str]]]:
+    """Device, what its ops took over what their costs had told, and the ops, of every stage."""
+    parts, thought = artifact.made.parts, artifact.loads_of_costs
+    for name, took in artifact.loads.items():
+        ops = [op.name for part in parts.partitions if part.device == name for op in part.graph.ops]
+        told = sum(target.tables[name].seconds.get(op, 0.0) for op in ops) if ops else 0.0
+        if told:
+            beside = thought[name] - told  # calls and boundaries
+            yield name, min(MOST, max(1 / MOST, (took - beside) / told)), ops
+
+
+def _as_thought(artifact: Pipelined) -> bool:
+    """Every stage took what its costs had told."""
+    thought = artifact.loads_of_costs
+    return all(abs(thought[n] / took - 1) <= NEAR for n, took in artifact.loads.items())
+
+
+def _same(found: Candidate, last: Candidate) -> bool:
+    """The same stages of as many samples."""
+    one, other = _pipelined(found).made, _pipelined(last).made
+    return one.plan.steps == other.plan.steps and one.in_flight == other.in_flight
+
+
+def _rate(found: Candidate) -> float:
+    artifact = _pipelined(found)
+    return artifact.trial.seconds if artifact.trial else artifact.seconds
+
+
+def _pipelined(found: Candidate) -> Pipelined:
+    assert isinstance(found.artifact, Pipelined)
+    return found.artifact

@@ -1,0 +1,51 @@
+"""The bound of perfect balance, and the work it is made of.
+
+For any ratio r > 0 give every class the work ``w = min(acc, cpu / r)`` (``cpu / r`` where it may
+not run on an accelerator). A device of load T does at most T of work where it is an accelerator and
+T / r where it is a CPU, so T >= sum(w) / (accelerators + cpus / r): no placement of any kind has a
+smaller largest load. The best r is one of the ratios cpu / acc (the dual of the linear program that
+deals classes out in fractions).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from onnxremat.placement.graph import Flags
+from onnxremat.planner.problem import Floats
+
+LEAST, MOST = 1e-6, 1e6  # ratios
+
+
+@dataclass(frozen=True, eq=False)
+class Balance:
+    """Work of each class, shape (c,), for the best ratio."""
+
+    ratio: float
+    work: Floats
+    bound: float
+
+
+def balance(acc: Floats, cpu: Floats, supported: Flags, accelerators: int, cpus: int) -> Balance:
+    """The best bound of this kind.
+
+    Args:
+        acc, cpu: one load of each class, shape (c,).
+    """
+    slow = np.where(supported, acc, np.inf)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios = np.unique(np.clip(cpu[slow > 0] / slow[slow > 0], LEAST, MOST))
+    if not cpus or not ratios.size:
+        ratios = np.asarray([1.0])
+    found = None
+    for ratio in ratios.tolist():
+        work = np.minimum(slow, cpu / ratio)
+        if not cpus:
+            work = np.where(supported, acc, 0.0)
+        bound = float(work.sum()) / (accelerators + cpus / ratio)
+        if found is None or bound > found.bound:
+            found = Balance(ratio, work, bound)
+    assert found is not None
+    return found

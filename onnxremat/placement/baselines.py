@@ -1,0 +1,249 @@
+"""The released programs' other methods, each as its program does it.
+
+They do not look at memory (``one``, ``local-search``, ``bisection``), or only so far; what a split
+of theirs breaks is found by the judge, as for any split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import inf
+
+import numpy as np
+
+from onnxremat.errors import UnsupportedError
+from onnxremat.placement import contiguous, limits
+from onnxremat.placement.annealing import Annealing
+from onnxremat.placement.answer import Answer, Work
+from onnxremat.placement.biconnected import biconnected
+from onnxremat.placement.chains import Chains
+from onnxremat.placement.circles import components, ordered
+from onnxremat.placement.classes import Classes, condense
+from onnxremat.placement.graph import Index, PlacementGraph
+from onnxremat.placement.reduce import Union
+from onnxremat.planner.problem import Floats
+
+RESTARTS = 10  # of the local search
+RELEASED_LEFT_OUT = {32: (4, 37), 64: (4, 37), 96: (2, 100, 40, 137, 46, 142)}
+RELEASED_LEFT_OUT[192] = RELEASED_LEFT_OUT[96]
+
+
+def _answer(name: str, c: Classes, where: Index, value: float, work: Work) -> Answer:
+    return Answer(name, value, 0.0, "", c.nodes(where), seconds=work.taken)
+
+
+def one_accelerator(graph: PlacementGraph, work: Work) -> Answer:
+    """Everything on one accelerator."""
+    c = condense(graph, chain=False)
+    where = np.zeros(c.count, np.int64)
+    return _answer("one", c, where, float(c.load.sum()), work)
+
+
+def local_search(graph: PlacementGraph, work: Work) -> Answer:
+    """Best single moves from random placements on accelerators."""
+    c = condense(graph, chain=True)
+    value, where = Annealing(c, two=False, seed=work.seed).descents(RESTARTS)
+    return _answer("local-search", c, where, value, work)
+
+
+def dpl(graph: PlacementGraph, work: Work) -> Answer:
+    """Chains along one depth-first order."""
+    return _linear("dpl", condense(graph, chain=True), work)
+
+
+def contract_layers(graph: PlacementGraph, work: Work) -> Answer:
+    """All chains of the graph whose layers are one class each.
+
+    Raises:
+        UnsupportedError: no node has a layer.
+    """
+    if not (graph.layer >= 0).any():
+        raise UnsupportedError(
+            "contract-layers needs layers", why="no node of the graph has a layerId",
+            hint="choose another method",
+        )  # fmt: skip
+    c = condense(graph, chain=True)
+    union = Union(c.count)
+    first: dict[int, int] = {}
+    for node, layer in enumerate(graph.layer.tolist()):
+        if layer >= 0:
+            union.join(int(c.of[node]), first.setdefault(layer, int(c.of[node])))
+    return contiguous.best_chain(c.joined(union.homes()), work, "contract-layers")
+
+
+def pipedream(graph: PlacementGraph, work: Work, *, released: bool = False) -> Answer:
+    """Biconnected components are merged, then chains along one order.
+
+    Args:
+        released: leave out the edges that the released program leaves out by their ids, in every
+            graph with as many nodes as those it was written for.
+    """
+    c = condense(graph, chain=True)
+    edges = [(u, v) for v, before in enumerate(c.before) for u in sorted(before)]
+    if released:
+        ids = RELEASED_LEFT_OUT.get(graph.count, ())
+        out = {int(c.of[v]) for v in range(graph.count) if int(graph.ids[v]) in ids}
+        edges = [(u, v) for u, v in edges if u not in out]
+    union = Union(c.count)
+    for component in biconnected(c.count, edges):
+        tails = [edges[i][0] for i in component]
+        for tail in tails:
+            union.join(tail, tails[0])
+    name = "pipedream-released" if released else "pipedream"
+    return _linear(name, c.joined(union.homes()), work)
+
+
+def _linear(name: str, c: Classes, work: Work) -> Answer:
+    why = limits.reason(c)
+    found = None if why else Chains(c).along(contiguous.depth_first(c))
+    answer = Answer(name, inf, 0.0, "", None, seconds=work.taken)
+    if found is None:
+        return replace(answer, notes=(why or "no chain along its order keeps the limits",))
+    return replace(
+        answer, value=found.value, where=c.nodes(found.where), order=found.order,
+        seconds=work.taken,
+    )  # fmt: skip
+
+
+def greedy(graph: PlacementGraph, work: Work) -> Answer:
+    """Blocks in a topological order fill one accelerator after the other; what is larger than one,
+    or comes after the last, goes to CPUs. Whether nodes are supported is not looked at."""
+    colours = condense(graph, chain=False)
+    after: list[set[int]] = [set() for _ in range(colours.count)]
+    for u, readers in enumerate(graph.readers):
+        after[int(colours.of[u])].update(int(colours.of[v]) for v in readers)
+    home = components([row - {i} for i, row in enumerate(after)])
+    c = colours.joined(home)
+    number = {int(colours.of[v]): int(c.of[v]) for v in range(graph.count)}
+    flow: list[set[int]] = [set() for _ in range(c.count)]
+    for u, row in enumerate(after):
+        flow[number[u]].update(number[v] for v in row if number[v] != number[u])
+    where = np.full(c.count, graph.accelerators, np.int64)
+    device, free = 0, graph.memory
+    for v in ordered(flow):
+        if c.size[v] > graph.memory:
+            continue
+        while device < graph.accelerators and c.size[v] > free:
+            device, free = device + 1, graph.memory
+        if device == graph.accelerators:
+            break
+        where[v] = device
+        free -= c.size[v]
+    return _answer("greedy", c, where, inf, work)
+
+
+def bisection(graph: PlacementGraph, work: Work) -> Answer:
+    """Recursive bisection of the nets' graph into k parts of even compute (Fiduccia and Mattheyses
+    1982), in place of Scotch; no CPUs, no memory."""
+    c = condense(graph, chain=False)
+    where = np.zeros(c.count, np.int64)
+    _halve(c, np.arange(c.count), 0, graph.accelerators, where, np.random.default_rng(work.seed))
+    value = Annealing(c, two=False, seed=0).value(where)
+    return _answer("bisection", c, where, value, work)
+
+
+def _halve(
+    c: Classes, part: Index, first: int, parts: int, where: Index, rng: np.random.Generator
+) -> None:
+    where[part] = first
+    if parts < 2 or not len(part):
+        return
+    left = parts // 2
+    side = _two(c, part, left / parts, rng)
+    _halve(c, part[side == 0], first, left, where, rng)
+    _halve(c, part[side == 1], first + left, parts - left, where, rng)
+
+
+def _two(c: Classes, part: Index, share: float, rng: np.random.Generator) -> Index:
+    """Two sides of about that share of the compute: the best of some starts after passes of moves
+    that gain cut weight while both sides keep within the heaviest class of their share."""
+    inside = {int(v): i for i, v in enumerate(part)}
+    nets = [
+        ([inside[v] for v in pins if v in inside], weight)
+        for pins, weight in zip(c.nets, c.weight.tolist(), strict=True)
+    ]
+    nets = [(pins, weight) for pins, weight in nets if len(pins) > 1]
+    touching: list[list[int]] = [[] for _ in part]
+    for e, (pins, _) in enumerate(nets):
+        for v in pins:
+            touching[v].append(e)
+    load = c.load[part]
+    goal = share * float(load.sum())
+    slack = max(float(load.max(initial=0.0)), 0.02 * float(load.sum()))
+    best, least = np.zeros(len(part), np.int64), inf
+    for _ in range(4):
+        side = _grown(nets, touching, load, goal, rng)
+        cut = _passes(nets, touching, load, goal, slack, side)
+        if cut < least:
+            best, least = side.copy(), cut
+    return best
+
+
+Nets = list[tuple[list[int], float]]
+
+
+def _grown(
+    nets: Nets, touching: list[list[int]], load: Floats, goal: float, rng: np.random.Generator
+) -> Index:
+    """Side 0 grown from one class along nets until it has its share."""
+    side = np.ones(len(load), np.int64)
+    queue, held = [int(rng.integers(len(load)))], 0.0
+    seen = set(queue)
+    while held < goal:
+        if not queue:
+            queue = [next(v for v in range(len(load)) if v not in seen)]
+            seen.update(queue)
+        v = queue.pop(0)
+        side[v] = 0
+        held += float(load[v])
+        for e in touching[v]:
+            for w in nets[e][0]:
+                if w not in seen:
+                    seen.add(w)
+                    queue.append(w)
+        if len(seen) == len(load) and not queue:
+            break
+    return side
+
+
+def _passes(
+    nets: Nets, touching: list[list[int]], load: Floats, goal: float, slack: float, side: Index
+) -> float:
+    count = [[sum(1 for v in pins if side[v] == s) for s in (0, 1)] for pins, _ in nets]
+    held = float(load[side == 0].sum())
+    improved = True
+    while improved:
+        improved = False
+        for v in range(len(load)):
+            s = int(side[v])
+            gain = 0.0
+            for e in touching[v]:
+                gain += nets[e][1] * ((count[e][s] == 1) - (count[e][1 - s] == 0))
+            now = held - float(load[v]) if s == 0 else held + float(load[v])
+            fits = abs(now - goal) <= max(slack, abs(held - goal) - 1e-12)
+            if gain > 1e-12 and fits:
+                for e in touching[v]:
+                    count[e][s] -= 1
+                    count[e][1 - s] += 1
+                side[v], held, improved = 1 - s, now, True
+    return sum(w for (_, w), row in zip(nets, count, strict=True) if row[0] and row[1])
+
+
+def pipedream_released(graph: PlacementGraph, work: Work) -> Answer:
+    """With the edges left out that the released program leaves out."""
+    return pipedream(graph, work, released=True)
+
+
+Method = Callable[[PlacementGraph, Work], Answer]
+CHAINS: dict[str, Method] = {
+    "dpl": dpl,
+    "contract-layers": contract_layers,
+    "pipedream": pipedream,
+    "pipedream-released": pipedream_released,
+}
+ANY: dict[str, Method] = {
+    "local-search": local_search,
+    "bisection": bisection,
+    "one": one_accelerator,
+}

@@ -1,0 +1,147 @@
+"""Least largest load of a chain of devices: an upper bound from orders, then all ideals."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import count
+from math import inf
+
+import numpy as np
+
+from onnxremat.placement import limits
+from onnxremat.placement.answer import Answer, Work
+from onnxremat.placement.chains import HUGE, Chain, Chains
+from onnxremat.placement.classes import Classes, condense
+from onnxremat.placement.graph import PlacementGraph
+from onnxremat.placement.reduce import free_ends, inseparable
+
+ORDERS = 6  # linear orders tried before all ideals are
+
+
+def solve(graph: PlacementGraph, work: Work, method: str = "dp") -> Answer:
+    """The best chain, proven where the ideals are few enough and time lasts.
+
+    Raises:
+        InfeasibleError: proven that no chain keeps the limits.
+    """
+    raw = condense(graph, chain=True)
+    why = limits.reason(raw)
+    if why:
+        raise limits.refuse(graph, why)
+    return best_chain(raw, work, method)
+
+
+def best_chain(raw: Classes, work: Work, method: str) -> Answer:
+    """The same for classes with any precedence."""
+    c = free_ends(raw)
+    chains = Chains(c)
+    floor = chains.balances[1].bound
+    best, home = _first(chains, work), c
+    upper = best.value if best else HUGE
+    small = inseparable(c, upper)
+    exact = Chains(small)
+    found, proven = exact.whole(work, upper)
+    if found:
+        best, home = found, small
+    if proven and best is None:
+        raise limits.refuse(c.graph, "every chain of pieces was tried")
+    answer = Answer(method, inf, floor, "balance", None, seconds=work.taken)
+    if best is None:
+        return answer
+    if not proven:
+        best, home = _better(chains, best, home, work)
+    bound, by = (best.value, "all chains") if proven else (floor, "balance")
+    notes = () if proven else ("more chains than time or memory for all of them",)
+    return replace(
+        answer, value=best.value, bound=bound, bound_by=by, notes=notes,
+        where=home.nodes(best.where), order=best.order, seconds=work.taken,
+    )  # fmt: skip
+
+
+def _first(chains: Chains, work: Work) -> Chain | None:
+    """The best chain along a few orders."""
+    best = None
+    for order, _ in zip(orders(chains.c), range(ORDERS), strict=False):
+        found = chains.along(order, best.value if best else HUGE)
+        best = found or best
+        if work.left <= 0:
+            break
+    return best
+
+
+def _better(chains: Chains, best: Chain, home: Classes, work: Work) -> tuple[Chain, Classes]:
+    """Chains along other orders until time is up: near the best one's, or drawn afresh."""
+    rng = np.random.default_rng(work.seed)
+    c = chains.c
+    near = _order_of(c, best) if home is c else None
+    floor = chains.balances[1].bound
+    for turn in count():
+        if work.left <= 0 or best.value <= floor * (1 + work.gap):
+            return best, home
+        if near is None or turn % 4 == 3:
+            rank = rng.random(c.count)
+        else:
+            rank = np.empty(c.count)
+            rank[near] = np.arange(c.count)
+            rank += rng.random(c.count) * c.count * rng.choice([0.01, 0.05, 0.2])
+        order = by_rank(c, rank.tolist())
+        found = chains.along(order, best.value)
+        if found:
+            best, home, near = found, c, order
+            work.progress(best.value, floor, "orders")
+    raise AssertionError
+
+
+def _order_of(c: Classes, chain: Chain) -> list[int]:
+    stage = {device: i for i, device in enumerate(chain.order)}
+    return by_rank(c, [float(stage[d]) for d in chain.where.tolist()])
+
+
+def orders(c: Classes) -> Iterator[list[int]]:
+    """Topological orders: depth first, breadth first, then mixed at random."""
+    yield depth_first(c)
+    yield _taken(c, lambda ready: 0)
+    for seed in count(2):
+        rng = np.random.default_rng(seed)
+
+        def draw(ready: list[int], rng: np.random.Generator = rng) -> int:
+            return int(rng.integers(len(ready))) if rng.random() < 0.3 else len(ready) - 1
+
+        yield _taken(c, draw)
+
+
+def depth_first(c: Classes) -> list[int]:
+    """A topological order that follows one branch as far as it goes."""
+    return _taken(c, lambda ready: len(ready) - 1)
+
+
+def _taken(c: Classes, pick: Callable[[list[int]], int]) -> list[int]:
+    waiting = [len(row) for row in c.before]
+    ready = [v for v in range(c.count) if not waiting[v]]
+    order = []
+    while ready:
+        v = ready.pop(pick(ready))
+        order.append(v)
+        for w in c.after[v]:
+            waiting[w] -= 1
+            if not waiting[w]:
+                ready.append(w)
+    return order
+
+
+def by_rank(c: Classes, rank: list[float]) -> list[int]:
+    """The topological order that takes the least rank among what is ready."""
+    waiting = [len(row) for row in c.before]
+    ready = [(rank[v], v) for v in range(c.count) if not waiting[v]]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        _, v = heapq.heappop(ready)
+        order.append(v)
+        for w in c.after[v]:
+            waiting[w] -= 1
+            if not waiting[w]:
+                heapq.heappush(ready, (rank[w], w))
+    return order

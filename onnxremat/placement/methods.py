@@ -1,0 +1,57 @@
+"""What can be asked for, and who answers it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onnxremat.errors import UsageError
+from onnxremat.placement import anywhere, contiguous, latency, two_maxima
+from onnxremat.placement.answer import Answer, Work
+from onnxremat.placement.graph import PlacementGraph
+from onnxremat.placement.judge import Verdict
+
+THROUGHPUT, TWO_MAXIMA, LATENCY = "throughput", "two-maxima", "latency"
+OBJECTIVES = (THROUGHPUT, TWO_MAXIMA, LATENCY)
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a placement is to be best at.
+
+    Attributes:
+        objective: ``throughput``, the largest load; ``two-maxima``, the largest forward plus the
+            largest backward time; ``latency``, of one sample.
+        contiguous: devices form a chain of ideals; not of latency, where each piece is convex.
+        calls: of latency, pieces per accelerator.
+
+    Raises:
+        UsageError: an unknown objective.
+    """
+
+    objective: str = THROUGHPUT
+    contiguous: bool = True
+    calls: int = 1
+
+    def __post_init__(self) -> None:
+        if self.objective not in OBJECTIVES:
+            raise UsageError(
+                f"--objective '{self.objective}' is not known",
+                hint="choose from " + ", ".join(OBJECTIVES),
+            )
+
+    def value(self, verdict: Verdict) -> float:
+        """Of a judged split, where it is a matter of loads."""
+        return verdict.two_maxima if self.objective == TWO_MAXIMA else verdict.max_load
+
+
+def solve(graph: PlacementGraph, ask: Ask, work: Work) -> Answer:
+    """The best placement that is found, with what is proven.
+
+    Raises:
+        InfeasibleError: proven that nothing keeps the limits.
+    """
+    if ask.objective == LATENCY:
+        return latency.solve(graph, ask.calls, work)
+    if ask.objective == TWO_MAXIMA:
+        return two_maxima.chain(graph, work) if ask.contiguous else two_maxima.anywhere(graph, work)
+    return contiguous.solve(graph, work) if ask.contiguous else anywhere.solve(graph, work)

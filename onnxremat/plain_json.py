@@ -1,0 +1,34 @@
+"""JSON that others may have written: read without ever overrunning the stack."""
+
+from __future__ import annotations
+
+import json
+from itertools import chain
+from typing import Any
+
+from onnxremat.limits import NESTING
+
+
+def loads(text: str | bytes) -> Any:
+    """What a JSON text says.
+
+    Raises:
+        ValueError: it is no JSON, or nested deeper than :data:`limits.NESTING`.
+    """
+    deep = f"nested deeper than {NESTING} levels"
+    try:
+        found = json.loads(text)
+    except RecursionError:
+        raise ValueError(deep) from None
+    level = [found]
+    for _ in range(NESTING):
+        level = list(chain.from_iterable(map(_inside, level)))
+        if not level:
+            return found
+    raise ValueError(deep)
+
+
+def _inside(value: Any) -> Any:
+    """The lists and objects right inside of one."""
+    rows = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [row for row in rows if isinstance(row, list | dict)]

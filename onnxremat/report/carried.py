@@ -1,0 +1,116 @@
+"""A plan in one session, read back from a file: what runs, step by step, and what was planned."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from onnxremat.cost.analytic import analytic_costs
+from onnxremat.errors import UsageError
+from onnxremat.graph.ir import Graph
+from onnxremat.graph.onnx_io import read_model
+from onnxremat.ort.infer import build_graph
+from onnxremat.ort.session import Options
+from onnxremat.pipeline.planned import prepare_for
+from onnxremat.pipeline.prepare import Settings
+from onnxremat.pipeline.unchanged import as_loaded
+from onnxremat.report.holders import Holders
+from onnxremat.report.recomputed import Recomputed, recomputed_ops
+from onnxremat.rewrite.emit import metadata, rewrite, unpack
+from onnxremat.rewrite.restore import restored
+from onnxremat.schedule.plan import Plan
+from onnxremat.schedule.simulate import Rules, simulate
+from onnxremat.session.load import options_of
+from onnxremat.session.measure import executed
+
+
+@dataclass(frozen=True)
+class Carried:
+    """A plan carried out.
+
+    Attributes:
+        source: file name, for people.
+        facts: figures written with the plan; empty for a plan by itself.
+        planned: the graph that the plan is one of.
+        holders: what runs, in the order it runs in, with its bytes as the simulator has them.
+    """
+
+    source: str
+    facts: Mapping[str, Any]
+    plan: Plan
+    planned: Graph
+    holders: Holders
+
+    @property
+    def again(self) -> list[Recomputed]:
+        """What runs more than once. The plan knows the seconds of all of it together; they are
+        shared out by estimates."""
+        rough = analytic_costs(self.planned).seconds
+        found = recomputed_ops(self.plan, self.planned, rough)
+        about = self.plan.provenance
+        total = sum(row.seconds for row in found)
+        scale = (about.seconds - about.store_all_seconds) / total if total else 0.0
+        return recomputed_ops(self.plan, self.planned, {k: v * scale for k, v in rough.items()})
+
+
+def read_carried(path: Path) -> Carried:
+    """A model that onnxremat wrote for one session.
+
+    Raises:
+        UsageError: it carries no plan, or one over several devices.
+    """
+    model = read_model(path)
+    about = metadata(model)
+    if "plan" not in about:
+        raise UsageError(
+            f"{path} carries no plan",
+            hint="make one with: onnxremat optimize IN.onnx OUT.onnx --budget 0.6x",
+        )
+    if "devices" in about:
+        raise several()
+    plan, options = unpack(about["plan"]), options_of(model)
+    if options.fuses:  # written as it was
+        planned = carried = as_loaded(model, plan, path.parent)
+    else:
+        planned = build_graph(restored(model), path.parent)
+        carried = build_graph(model, path.parent)
+    try:
+        facts, scratch = (json.loads(about.get(name, "{}")) for name in ("facts", "scratch"))
+    except ValueError as error:
+        raise UsageError(f"the facts in {path} are damaged", why=str(error)) from error
+    weights = facts.get("weight_bytes")
+    return Carried(path.name, facts, plan, planned, _run(carried, options, scratch, weights))
+
+
+def of_model(plan: Plan, source: Path, settings: Settings) -> Carried:
+    """A plan by itself with the model that it was made for; workspace is estimated.
+
+    Raises:
+        UsageError: the plan belongs to another model, or is one over several devices.
+    """
+    if any(getattr(step, "device", "cpu") != "cpu" for step in plan.steps):
+        raise several()
+    made = prepare_for(plan, source, settings)
+    graph = rewrite(made.graph, plan).graph
+    holders = _run(graph, made.tuned, made.costs.scratch, made.weights)
+    return Carried(source.name, {}, plan, made.graph, holders)
+
+
+def several() -> UsageError:
+    """A page was asked for of a plan over several devices."""
+    return UsageError(
+        "the page shows one session",
+        why="a plan over several devices has one timeline per device",
+        hint="onnxremat report OUT --matrices shows the bytes of each device",
+    )
+
+
+def _run(
+    graph: Graph, options: Options, scratch: Mapping[str, int], weights: int | None
+) -> Holders:
+    ordered, rules = executed(graph, options), Rules(reuse=options.reuse)
+    line = simulate(ordered, rules, scratch=scratch, weight_bytes=weights)
+    return Holders.of(ordered, line, rules)

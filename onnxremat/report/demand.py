@@ -1,0 +1,291 @@
+"""What a model needs, when and why, and the smallest budgets there are, all without planning.
+
+Ways to need less are functions of a :class:`Subject` in :data:`WAYS`; each answers what it makes of
+the peak, what is proven of it, and the command that does it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from onnxremat.graph.batch import batched_inputs, dependents
+from onnxremat.graph.ir import Graph
+from onnxremat.graph.order import default_order, reordered
+from onnxremat.pipeline.prepare import Prepared
+from onnxremat.planner.baselines.checkpoints import articulation, chen_sqrt, recompute_all
+from onnxremat.planner.bounds import Need, largest_need, needs
+from onnxremat.planner.order import Order, best_order
+from onnxremat.planner.problem import Problem, Rows
+from onnxremat.planner.problem_lists import ProblemLists
+from onnxremat.planner.problem_lists import reordered as renumbered
+from onnxremat.planner.reasons import named
+from onnxremat.planner.semantics import peak
+from onnxremat.planner.solution import Solution
+from onnxremat.report.holders import Holder, Holders
+from onnxremat.schedule.simulate import Rules, Timeline, simulate
+from onnxremat.units import format_bytes
+
+ORDER_SECONDS = 0.2  # for another order
+LEANER = 0.98  # share of the base order's peak at which another order is the one to start from
+SMALL = 600  # ops up to which holding no forward value at all is tried: its sequence is quadratic
+UNLIMITED = 1 << 62
+HELD = 8  # values listed at the peak
+REUSE = Rules(reuse=True)
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The worst step of a run of the model under onnxruntime's default options, as predicted.
+
+    Attributes:
+        step: number of the op, from 0, of ``steps``.
+        weights, live, scratch: the bytes at that step; they add up to ``bytes``.
+        holders: the largest values then.
+    """
+
+    bytes: int
+    step: int
+    steps: int
+    op: str
+    op_type: str
+    before: str
+    weights: int
+    live: int
+    scratch: int
+    holders: tuple[Holder, ...]
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to need less memory.
+
+    Attributes:
+        bytes: the smallest budget it is known to keep.
+        known: ``predicted`` (a run on paper), ``found`` (an order or a plan, on paper) or
+            ``estimated`` (of what was not built).
+        lower: proven: the way goes below no smaller budget; ``why`` the reason.
+        overhead: extra time, estimated from the costs, as a share of storing everything.
+        options: what ``onnxremat optimize`` needs besides the budget.
+    """
+
+    name: str
+    bytes: int
+    known: str
+    lower: int
+    why: str
+    overhead: float = 0.0
+    options: str = ""
+    note: str = ""
+
+    @property
+    def proven(self) -> bool:
+        """Nothing smaller is possible this way."""
+        return self.bytes <= self.lower
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A prepared model and what is asked of it more than once."""
+
+    prepared: Prepared
+
+    @property
+    def problem(self) -> Problem:
+        return self.prepared.reduced.problem
+
+    @cached_property
+    def lists(self) -> ProblemLists:
+        return ProblemLists(self.problem)
+
+    @cached_property
+    def need(self) -> Need:
+        """The op that needs most at once."""
+        return largest_need(self.lists)
+
+    @property
+    def reason(self) -> str:
+        """Why no plan of the whole batch needs less."""
+        return named(self.need.why, self.prepared.names)
+
+    @cached_property
+    def alone(self) -> bool:
+        """Whether one op by itself needs that, and not all results together."""
+        return self.need.bytes == max(needs(self.lists), default=0)
+
+    @cached_property
+    def order(self) -> Order:
+        """The order of least peak that a moment's search finds."""
+        return best_order(self.lists, ORDER_SECONDS)
+
+    @cached_property
+    def as_loaded(self) -> Graph:
+        """What onnxruntime runs by default, in its order."""
+        graph = self.prepared.graph
+        return reordered(graph, default_order(graph))
+
+    @cached_property
+    def default(self) -> Timeline:
+        """Its run under default options, on paper."""
+        made = self.prepared
+        return simulate(
+            self.as_loaded, REUSE, scratch=made.costs.scratch, seconds=made.costs.seconds,
+            weight_bytes=made.weights,
+        )  # fmt: skip
+
+    @property
+    def floor(self) -> int:
+        """Weights and results: in memory at the end of every plan, in any number of parts."""
+        tensors = self.prepared.graph.tensors
+        results = sum(tensors[name].bytes for name in self.prepared.graph.outputs)
+        return self.prepared.weights + results
+
+
+def worst_moment(subject: Subject, count: int = HELD) -> Peak:
+    """The peak of a run under default options, and what is in memory then."""
+    graph, line = subject.as_loaded, subject.default
+    if not line.ops:
+        return Peak(line.peak, 0, 0, "", "", "", line.weight_bytes, 0, 0, ())
+    step = line.peak_step
+    holders = Holders.of(graph, line, REUSE).at(step, count)
+    return Peak(
+        line.peak, step, len(line.ops), line.ops[step], graph.ops[step].op_type,
+        line.ops[step - 1] if step else "", line.weight_bytes, line.live[step], line.scratch[step],
+        tuple(holders),
+    )  # fmt: skip
+
+
+def in_place(subject: Subject) -> Way:
+    """Every buffer given back after its last reader, or taken over by the op that reads it last."""
+    found, problem = subject.prepared.store_all_peak, subject.problem
+    apart = replace(problem, inplace=Rows.of([[]] * problem.ops))
+    without = peak(apart, problem.store_all())
+    saved = without - peak(problem, problem.store_all())
+    note = f"in-place operators save {format_bytes(saved)} of it" if saved > 0 else ""
+    why = f"results and weights take {format_bytes(subject.floor)}"
+    return Way("planned, same order", found, "predicted", subject.floor, why, note=note)
+
+
+def another_order(subject: Subject) -> Way:
+    """The same ops once each, in the order with the least peak."""
+    found = subject.order
+    words = "no order needs less" if found.proven else subject.reason
+    return Way("another order", found.peak, "found", found.bound, words)
+
+
+def recomputing(subject: Subject) -> Way:
+    """Values computed again instead of kept, by rules that take a moment; a plan does better."""
+    found, plain = min(_checkpointed(subject, UNLIMITED), key=_lean), subject.order.peak
+    if found.schedule is None or found.peak >= plain:
+        note = "rules of a moment find nothing smaller; optimize --budget min searches"
+        return Way("recomputing", plain, "found", subject.need.bytes, subject.reason, note=note)
+    note = f"{found.planner}, a rule of a moment; optimize finds plans that take less time"
+    return Way(
+        "recomputing", found.peak, "found", subject.need.bytes, subject.reason,
+        overhead=_overhead(found), note=note,
+    )  # fmt: skip
+
+
+def _checkpointed(subject: Subject, budget: int) -> list[Solution]:
+    """What the checkpoint rules of a moment make of a budget, in the order of least peak where
+    that is clearly another one."""
+    problem, order = subject.problem, subject.order
+    if order.peak <= LEANER * peak(problem, problem.store_all()):
+        problem = renumbered(problem, order.order)
+    rules = [articulation, chen_sqrt, *([recompute_all] if problem.ops <= SMALL else [])]
+    return [rule(problem, budget) for rule in rules]
+
+
+def _lean(found: Solution) -> tuple[bool, int, float]:
+    return found.schedule is None, found.peak, found.time
+
+
+def _overhead(found: Solution) -> float:
+    return found.time / found.reference - 1 if found.reference else 0.0
+
+
+WAYS: tuple[Callable[[Subject], Way], ...] = (in_place, another_order, recomputing)
+
+
+def in_parts(subject: Subject, parts: int) -> Way:
+    """An inference's batch in parts, estimated: what depends on the batch is that much smaller,
+    while the results are whole."""
+    graph, prepared = subject.prepared.graph, subject.prepared
+    inputs, _ = batched_inputs(prepared.original)
+    shrunk = {name for name in dependents(graph, inputs) if name in graph.tensors}
+    tensors = {
+        name: replace(tensor, bytes=math.ceil(tensor.bytes / parts)) if name in shrunk else tensor
+        for name, tensor in graph.tensors.items()
+    }
+    scratch = {name: math.ceil(bytes_ / parts) for name, bytes_ in prepared.costs.scratch.items()}
+    small = graph.with_ops(graph.ops, tensors)
+    part = simulate(small, scratch=scratch, weight_bytes=prepared.weights).peak
+    results = sum(graph.tensors[name].bytes for name in graph.outputs)
+    why = f"results and weights take {format_bytes(subject.floor)}"
+    return Way(
+        f"batch in {parts} parts", part + results, "estimated", subject.floor, why,
+        options=f" --split-batch {parts}",
+        note="where rows do not depend on each other, which optimize checks by a run",
+    )  # fmt: skip
+
+
+def rows(subject: Subject) -> int:
+    """Rows of an inference's batch that may be computed apart, 0 for none: a result that has not
+    as many rows is made of all of them (a loss, a gradient)."""
+    prepared, tensors = subject.prepared, subject.prepared.graph.tensors
+    shapes = [tensors[name].shape or () for name in prepared.graph.outputs]
+    apart = all(shape[:1] == (prepared.batch,) for shape in shapes)
+    return prepared.batch if apart and not prepared.in_place else 0
+
+
+def ways(subject: Subject) -> list[Way]:
+    """Every way that is open, from the least change to the most."""
+    found = [way(subject) for way in WAYS]
+    batch = rows(subject)
+    return found + [in_parts(subject, parts) for parts in sorted({2, batch}) if 2 <= parts <= batch]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is known about a budget.
+
+    Attributes:
+        keeps: True where a run on paper keeps it, False where none can, None where that is open.
+    """
+
+    budget: int
+    keeps: bool | None
+    words: str
+
+
+def judge(subject: Subject, worst: int, open_ways: list[Way], budget: int) -> Verdict:
+    """Whether a budget can be kept, as far as a moment tells.
+
+    Args:
+        worst: bytes of the model as it is.
+        open_ways: of :func:`ways`.
+    """
+    if budget >= worst:
+        return Verdict(budget, True, "the model keeps it as it is")
+    for way in open_ways:
+        if way.known != "estimated" and not way.overhead and way.bytes <= budget:
+            words = f"{way.name} keeps it, nothing recomputed ({format_bytes(way.bytes)})"
+            return Verdict(budget, True, words)
+    quick = min(_checkpointed(subject, budget), key=lambda one: one.time)
+    if quick.schedule is not None:
+        words = f"recomputing keeps it; {quick.planner} takes {_overhead(quick):+.0%} time "
+        return Verdict(budget, True, words + "(estimated), optimize finds plans that take less")
+    apart = next((way for way in reversed(open_ways) if way.known == "estimated"), None)
+    lower = subject.floor if apart else subject.need.bytes
+    if budget < lower:
+        why = apart.why if apart else subject.reason
+        return Verdict(budget, False, f"proven: at least {format_bytes(lower)} are needed: {why}")
+    if budget < subject.need.bytes:
+        return Verdict(
+            budget, None, "only with the batch in parts, if at all: whole it needs "
+            f"{format_bytes(subject.need.bytes)}",
+        )  # fmt: skip
+    words = "open: not proven impossible, and not kept by a rule of a moment; optimize searches"
+    return Verdict(budget, None, words)

@@ -1,0 +1,230 @@
+"""What a model needs and why, in words: the terminal's page, and the same as plain data."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from onnxremat.graph.ir import Op
+from onnxremat.pipeline.prepare import Prepared
+from onnxremat.planner.reasons import Reason
+from onnxremat.report.demand import Peak, Subject, Verdict, Way, judge, rows, ways, worst_moment
+from onnxremat.report.holders import Holder
+from onnxremat.report.tables import plain_table
+from onnxremat.session.process import PARTS
+from onnxremat.units import Budget, format_bytes
+
+READERS = 2  # named per value
+PLANNED = " --not-counted " + ",".join(PARTS)  # bytes here are of weights and values
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What is said about a model.
+
+    Attributes:
+        command: ``MODEL`` and the options it was read with, as ``optimize`` takes them.
+    """
+
+    subject: Subject
+    worst: Peak
+    ways: Sequence[Way]
+    verdict: Verdict | None
+    command: str
+
+    @classmethod
+    def of(
+        cls, prepared: Prepared, command: str, budget: Budget | None = None, memory: int = 0
+    ) -> Explanation:
+        """Explain a prepared model.
+
+        Args:
+            budget: to be judged; a share ``x`` is one of the peak that is explained.
+            memory: bytes of this machine, for a share of them.
+        """
+        subject = Subject(prepared)
+        worst, found = worst_moment(subject), ways(subject)
+        peak = prepared.baseline_peak if prepared.baseline else worst.bytes
+        bytes_ = budget.resolve(device_bytes=memory, peak_bytes=peak) if budget else None
+        if bytes_ is not None and budget is not None and budget.kind != "peak":
+            bytes_ = max(1, bytes_ - prepared.beside.total)
+        verdict = None if bytes_ is None else judge(subject, worst.bytes, found, bytes_)
+        return cls(subject, worst, found, verdict, command)
+
+    @property
+    def measured(self) -> int | None:
+        """Bytes of a run of the original, where it was measured."""
+        made = self.subject.prepared
+        return made.baseline_peak if made.baseline else None
+
+    @property
+    def forcing(self) -> Op | None:
+        """The op that needs most at once, None where all results together need more."""
+        why, prepared = self.subject.need.why, self.subject.prepared
+        if not isinstance(why, Reason):
+            return None
+        return prepared.graph.ops[prepared.reduced.index[why.op]]
+
+    @property
+    def smallest(self) -> Way:
+        """The way with the least bytes of those that are built on paper."""
+        return min((w for w in self.ways if w.known != "estimated"), key=lambda way: way.bytes)
+
+    def commands(self) -> list[tuple[str, str]]:
+        """What to run next: (command, what it is for)."""
+        found = []
+        least = self.worst.bytes
+        for way in self.ways:
+            if way.bytes < least:
+                least = way.bytes
+                text = f"onnxremat optimize {self.command} OUT.onnx --budget {limit(way.bytes)}"
+                found.append((text + way.options + PLANNED, way.name))
+        text = f"onnxremat optimize {self.command} OUT.onnx --budget min"
+        found.append((text, "the least memory there is a plan for"))
+        found.append((f"onnxremat sweep {self.command}", "what each budget costs in time"))
+        return found
+
+    def facts(self) -> dict[str, Any]:
+        """All of it as plain data; sizes are bytes."""
+        prepared, need, op = self.subject.prepared, self.subject.need, self.forcing
+        everything = prepared.everything_in(prepared.graph)
+        return {
+            "model": prepared.name,
+            "ops": len(prepared.graph.ops),
+            "target": prepared.settings.target,
+            "cost_source": prepared.costs.source,
+            "batch_rows": rows(self.subject),
+            "weight_bytes": prepared.weights,
+            "input_bytes": everything.inputs + everything.state,
+            "beside_bytes": prepared.beside.total,
+            "peak_measured_bytes": self.measured,
+            "peak": {**asdict(self.worst), "holders": [_held(h) for h in self.worst.holders]},
+            "least": {
+                "bytes": need.bytes,
+                "op": op.name if op else None,
+                "why": self.subject.reason,
+            },
+            "ways": [{**asdict(way), "proven": way.proven} for way in self.ways],
+            "budget": asdict(self.verdict) if self.verdict else None,
+            "commands": [command for command, _ in self.commands()],
+            "notes": list(prepared.notes),
+        }
+
+    def page(self) -> RenderableType:
+        """All of it for a terminal."""
+        parts: list[RenderableType] = [Text(self.subject.prepared.name, style="bold"), self._peak()]
+        if self.worst.holders:
+            parts += [Text(), Text("largest then", style="bold"), _holders(self.worst.holders)]
+        parts += [Text(), Text("what forces it", style="bold"), Text(self._force())]
+        parts += [Text(), Text("smallest budgets", style="bold"), _ways(self.worst, self.ways)]
+        parts += [Text(way.name + ": " + way.note) for way in self.ways if way.note]
+        if self.verdict:
+            asked = f"budget {format_bytes(self.verdict.budget)} for weights and values: "
+            asked += self.verdict.words
+            parts += [Text(), Text(asked, style="bold")]
+        parts += [Text(), Text("what to run", style="bold"), _commands(self.commands())]
+        return Group(*parts)
+
+    def _peak(self) -> Text:
+        worst, beside = self.worst, self.subject.prepared.beside
+        lines = [f"peak {format_bytes(worst.bytes)}, predicted, as onnxruntime runs it by default"]
+        if self.measured:
+            lines[0] += f" ({format_bytes(self.measured)} measured)"
+        if worst.steps:
+            when = f"at step {worst.step + 1} of {worst.steps}: {worst.op} ({worst.op_type})"
+            lines.append(f"{when}, after {worst.before}" if worst.before else when)
+        lines.append(
+            f"values {format_bytes(worst.live)}, workspace {format_bytes(worst.scratch)}, weights "
+            f"{format_bytes(worst.weights)}"
+        )
+        lines.append(f"beside these, counted by --budget in bytes: {beside.words}")
+        return Text("\n".join(lines))
+
+    def _force(self) -> str:
+        need, op, prepared = self.subject.need, self.forcing, self.subject.prepared
+        whole = " of the whole batch" if rows(self.subject) > 1 else ""
+        words = f"no plan{whole} goes below {format_bytes(need.bytes)}, proven"
+        if op is None or not self.subject.alone:
+            return f"{words}: {self.subject.reason}"
+        parts = []
+        for label, names in (("reads", op.reads), ("makes", op.writes)):
+            large = [n for n in names if prepared.graph.tensors[n].bytes >= need.bytes // 50]
+            listed = ", ".join(f"{n} {_bytes(prepared, n)}" for n in large)
+            parts += [f"{label} {listed}"] if listed else []
+        scratch = prepared.costs.scratch.get(op.name, 0)
+        parts += [f"workspace {format_bytes(scratch)}"] if scratch else []
+        parts += [f"weights {format_bytes(prepared.weights)}"] if prepared.weights else []
+        return f"{words}, the need of one op: {op.name} ({op.op_type})\n  " + "\n  ".join(parts)
+
+
+def _bytes(prepared: Prepared, name: str) -> str:
+    return format_bytes(prepared.graph.tensors[name].bytes)
+
+
+def limit(count: int) -> str:
+    """A budget of at least so many bytes, as people write it."""
+    for factor, unit in ((1 << 20, "MiB"), (1 << 10, "KiB")):
+        if count >= 64 * factor:
+            return f"{-(-count // factor)}{unit}"
+    return str(count)
+
+
+def asked(source: str, options: Mapping[str, Sequence[str]]) -> str:
+    """``MODEL --dim batch=8``: a model and the options it was read with, for a shell."""
+    words = [source]
+    for name, values in options.items():
+        for value in values:
+            words += [name, value]
+    return shlex.join(words)
+
+
+def _held(holder: Holder) -> dict[str, Any]:
+    return {**asdict(holder), "kind": holder.kind.value}
+
+
+def _holders(holders: Sequence[Holder]) -> Table:
+    table = plain_table()
+    for name, justify in (("bytes", "right"), ("value", "left"), ("made by", "left")):
+        table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    table.add_column("still to be read by", overflow="fold")
+    for held in holders:
+        shape = "x".join(map(str, held.shape)) if held.shape else ""
+        readers = list(held.readers[:READERS])
+        more = len(held.readers) - len(readers)
+        readers += [f"{more} more"] if more > 0 else []
+        last = ", ".join(readers) or (
+            "nothing: a result" if held.kind.value == "graph outputs" else "-"
+        )
+        table.add_row(
+            format_bytes(held.bytes), Text(f"{held.tensor} {shape}".strip()), Text(held.producer),
+            Text(last),
+        )  # fmt: skip
+    return table
+
+
+def _ways(worst: Peak, found: Sequence[Way]) -> Table:
+    table = plain_table()
+    table.add_column("way", no_wrap=True)
+    for name in ("keeps", "of peak", "time"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("known", no_wrap=True)
+    table.add_column("proven", no_wrap=True)
+    table.add_row("as it is", format_bytes(worst.bytes), "100%", "", "predicted", "")
+    for way in found:
+        table.add_row(
+            way.name, format_bytes(way.bytes), f"{way.bytes / max(1, worst.bytes):.0%}",
+            f"{way.overhead:+.0%}" if way.overhead else "", way.known,
+            "the least" if way.proven else f"not below {format_bytes(way.lower)}",
+        )  # fmt: skip
+    return table
+
+
+def _commands(found: Sequence[tuple[str, str]]) -> Text:
+    width = max(len(command) for command, _ in found)
+    return Text("\n".join(f"{command:{width}s}   # {what}" for command, what in found))

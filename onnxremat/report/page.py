@@ -1,0 +1,307 @@
+"""One HTML file that explains a plan: no network, readable without scripts, on a phone, printed."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from onnxremat.graph.onnx_io import atomic
+from onnxremat.report.carried import Carried
+from onnxremat.report.comparison import COMPARISON, signed, statements
+from onnxremat.report.composition import COLOURS, Kind, compose, totals
+from onnxremat.report.drawing import Level, draw
+from onnxremat.report.holders import Holder
+from onnxremat.report.suffix import check_suffix
+from onnxremat.rewrite.pins import is_added
+from onnxremat.units import format_bytes, format_seconds
+
+HELD = 12  # values listed at a moment
+READERS = 3  # named per value
+AGAIN = 20  # recomputed ops listed
+COMPONENTS = ("onnxruntime-gpu", "onnxruntime", "onnx", "numpy", "numba", "highspy", "pyscipopt")
+
+
+def write_page(carried: Carried, path: Path) -> None:
+    """Write the page.
+
+    Args:
+        path: ``.html``.
+
+    Raises:
+        UsageError: another suffix, or the folder is not writable.
+    """
+    check_suffix(path, (".html",))
+    text = page(carried)
+    with atomic(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def page(carried: Carried) -> str:
+    """The page as text."""
+    graph, line = carried.holders.graph, carried.holders.timeline
+    step = line.peak_step
+    parts = compose(graph, line)
+    template = Template(files("onnxremat.report").joinpath("page.html").read_text("utf-8"))
+    return template.substitute(
+        title=escape(f"{carried.facts.get('model') or carried.source}: where the memory goes"),
+        lead=_lead(carried),
+        summary=_summary(carried),
+        chart=draw(parts, levels(carried), step),
+        key=_key(carried, parts, step),
+        steps=len(line.ops),
+        at=step + 1,
+        moment=escape(_moment(carried, step)),
+        held="".join(map(_holder, carried.holders.at(step, HELD))),
+        why=_why(carried, step),
+        recomputed=_recomputed(carried),
+        proof=_proof(carried),
+        made=_made(carried),
+        data=_data(carried),
+    )
+
+
+def levels(carried: Carried) -> list[Level]:
+    """The lines of the chart: what is known of them."""
+    facts, budget = carried.facts, carried.plan.provenance.budget
+    rows = (
+        ("budget", budget, "budget"),
+        ("measured peak", facts.get("peak_measured_bytes"), "measured"),
+        ("original", facts.get("baseline_peak_bytes"), "original"),
+        ("nothing recomputed", facts.get("store_all_peak_bytes"), "store"),
+    )
+    return [Level(label, count, style) for label, count, style in rows if count]
+
+
+def _lead(carried: Carried) -> str:
+    line, about, facts = carried.holders.timeline, carried.plan.provenance, carried.facts
+    words = [f"The peak is <b>{format_bytes(line.peak)}</b>"]
+    if facts.get("baseline_peak_bytes"):
+        words.append(f", {format_bytes(facts['baseline_peak_bytes'])} before")
+    if about.budget:
+        words.append(f", in a budget of {format_bytes(about.budget)}")
+    words.append(f". That takes <b>{signed(about.overhead)}</b> computing time as planned")
+    if facts.get("overhead_measured") is not None:
+        words.append(f", {signed(facts['overhead_measured'])} as measured")
+    return "".join(words) + "."
+
+
+def _summary(carried: Carried) -> str:
+    facts = carried.facts
+    if not facts:
+        return "<p>This is a plan by itself: nothing was measured.</p>"
+    rows = [(line.label, line.cells(facts)) for line in COMPARISON]
+    heads = ("", "original", "store all", "planned", "measured")
+    table = _table(heads, [(label, *cells) for label, cells in rows if any(cells)], numbers=4)
+    return table + _table((), statements(facts), name="facts")
+
+
+def _key(carried: Carried, parts: Mapping[Kind, Any], step: int) -> str:
+    """Colours and lines, with the bytes at the peak."""
+    made = [
+        f'<li><span class="swatch" style="background:{COLOURS[kind]}"></span>{kind.value} '
+        f"{format_bytes(int(row[step]))}</li>"
+        for kind, row in reversed(list(parts.items()))
+        if row.any()
+    ]
+    made += [
+        f'<li><span class="line {level.style}"></span>{level.label} '
+        f"{format_bytes(level.bytes)}</li>"
+        for level in levels(carried)
+    ]
+    return "".join(made)
+
+
+def _moment(carried: Carried, step: int) -> str:
+    line, graph = carried.holders.timeline, carried.holders.graph
+    if not line.ops:
+        return "The model has no ops."
+    total = int(totals(line)[step])
+    return (
+        f"Step {step + 1} of {len(line.ops)}: {line.ops[step]} ({graph.ops[step].op_type}), "
+        f"{format_bytes(total)} in memory, of it weights {format_bytes(line.weight_bytes)} and "
+        f"workspace {format_bytes(line.scratch[step])}."
+    )
+
+
+def _holder(held: Holder) -> str:
+    readers = list(held.readers[:READERS])
+    more = len(held.readers) - len(readers)
+    readers += [f"{more} more"] if more > 0 else []
+    cells = (held.tensor, held.kind.value, held.producer, ", ".join(readers) or "\u2013")
+    return (
+        f'<tr><td class="number">{format_bytes(held.bytes)}</td>'
+        + "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+        + "</tr>"
+    )
+
+
+def _why(carried: Carried, step: int) -> str:
+    holders = carried.holders
+    line, graph = holders.timeline, holders.graph
+    if not line.ops:
+        return "<p>Nothing runs.</p>"
+    op, rest = graph.ops[step], sum(is_added(name) for name in line.ops)
+    parts = {kind: int(row[step]) for kind, row in compose(graph, line).items() if row[step]}
+    shares = ", ".join(
+        f"{kind.value} {format_bytes(count)} ({count / line.peak:.0%})"
+        for kind, count in sorted(parts.items(), key=lambda pair: -pair[1])
+    )
+    first = next(iter(holders.at(step, 1)), None)
+    again = ", a recomputation" if op.origin else ""
+    words = [
+        f"<p>The peak of {format_bytes(line.peak)} is at step {step + 1} of {len(line.ops)}, "
+        f"while <b>{escape(op.name)}</b> ({escape(op.op_type)}{again}) runs. It is made of "
+        f"{shares}.</p>"
+    ]
+    if first is not None:
+        shape = " of shape " + " x ".join(map(str, first.shape)) if first.shape else ""
+        words.append(
+            f"<p>The largest value then is <b>{escape(first.tensor)}</b>{shape}, "
+            f"{format_bytes(first.bytes)}, made by {escape(first.producer)}"
+            + (f" and still to be read by {escape(first.readers[0])}" if first.readers else "")
+            + ".</p>"
+        )
+    if rest:
+        words.append(
+            f'<p class="quiet">{rest} of the steps are gates and pins: ops of a few bytes that tie '
+            "recomputations to their moment.</p>"
+        )
+    return "".join(words)
+
+
+def _recomputed(carried: Carried) -> str:
+    rows, total = carried.again, carried.plan.provenance.store_all_seconds
+    if not rows:
+        return "<p>Nothing: every op runs once.</p>"
+    cells = [
+        (
+            row.op, row.op_type, str(row.times), format_bytes(row.bytes),
+            format_seconds(row.seconds), f"{row.seconds / total:.2%}" if total else "",
+        )
+        for row in rows[:AGAIN]
+    ]  # fmt: skip
+    runs, took = sum(row.times for row in rows), sum(row.seconds for row in rows)
+    most = max(rows, key=lambda row: (row.times, row.bytes))
+    words = (
+        f"<p>{runs} runs of {len(rows)} ops, {format_seconds(took)} together. The most: "
+        f"<b>{escape(most.op)}</b> ({escape(most.op_type)}), {most.times} more "
+        f"{'time' if most.times == 1 else 'times'}; the most bytes: <b>{escape(rows[0].op)}</b>, "
+        f"{format_bytes(rows[0].bytes)} not kept.</p>"
+    )
+    heads = ("op", "type", "runs again", "frees", "price", "of the step")
+    if len(rows) > AGAIN:
+        words += f"<p>The {AGAIN} that free the most:</p>"
+    note = (
+        '<p class="quiet">The price of all together is the plan\'s; what each takes of it is '
+        "estimated from its arithmetic and traffic.</p>"
+    )
+    return words + _table(heads, cells, numbers=4) + note
+
+
+def _proof(carried: Carried) -> str:
+    """The certificate in plain words."""
+    about = carried.plan.provenance
+    found, least = signed(about.overhead), signed(about.bound_overhead)
+    words = [f"<p>The plan takes {found} time, as costs say ({escape(about.cost_source)})."]
+    if about.bound_kind:
+        scope = "in whatever order ops run" if about.any_order else (
+            "as long as the first runs of ops stay in this order; in another order one may"
+        )  # fmt: skip
+        which = " that runs each op at most once per stage" if about.staged else ""
+        words.append(
+            f" It is proven that no plan{which} within the budget takes less than <b>{least}</b>, "
+            f"{scope}. So it is at most <b>{about.gap:.3%}</b> of the step's time from the least."
+        )
+    words.append(
+        f'</p><p class="quiet">Found by {escape(about.planner)} ({escape(about.status)}), proven '
+        f"by {escape(about.bound_kind)}, in {format_seconds(about.plan_seconds)}.</p>"
+    )
+    if about.notes:
+        words.append("<ul>" + "".join(f"<li>{escape(note)}</li>" for note in about.notes) + "</ul>")
+    return "".join(words)
+
+
+def command(carried: Carried) -> str:
+    """The command that makes such a file again."""
+    about = carried.plan.provenance
+    words = ["onnxremat", "optimize", str(carried.facts.get("model") or "IN.onnx"), "OUT.onnx"]
+    words += ["--budget", str(about.budget)] if about.budget else []
+    kept = about.settings
+    words += ["--target", str(kept["target"])] if kept.get("target") else []
+    for name, shape in kept.get("shapes", {}).items():
+        words += ["--shape", f"{name}:{','.join(map(str, shape))}"]
+    for name, size in kept.get("dims", {}).items():
+        words += ["--dim", f"{name}={size}"]
+    split = kept.get("split_batch")
+    words += ["--split-batch", ",".join(map(str, split))] if split else []
+    return shlex.join(words)
+
+
+def _made(carried: Carried) -> str:
+    here = [f"Python {platform.python_version()}", *_versions(("onnxremat", *COMPONENTS))]
+    return (
+        f"<p>To make it again, of {escape(carried.source)}'s original:</p>"
+        f"<pre>{escape(command(carried))}</pre>"
+        f'<p class="quiet">This page: {escape(", ".join(here))}.</p>'
+    )
+
+
+def _versions(names: Iterable[str]) -> list[str]:
+    """Those of the packages that are here."""
+    found = []
+    for name in names:
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _table(
+    heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: int = 0, name: str = ""
+) -> str:
+    """A table of a class, its last ``numbers`` columns right-aligned."""
+
+    def cells(row: Sequence[str], tag: str) -> str:
+        first = len(row) - numbers
+        made = []
+        for i, text in enumerate(row):
+            style = ' class="number"' if i >= first else ""
+            made.append(f"<{tag}{style}>{escape(text)}</{tag}>")
+        return "".join(made)
+
+    head = f"<thead><tr>{cells(heads, 'th')}</tr></thead>" if heads else ""
+    body = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in rows)
+    return f'<div class="scroll"><table class="{name}">{head}<tbody>{body}</tbody></table></div>'
+
+
+def _data(carried: Carried) -> str:
+    """What the script on the page needs, safe inside a script element."""
+    holders = carried.holders
+    line, graph = holders.timeline, holders.graph
+    kinds = list(Kind)
+    values: dict[str, int] = {}
+    buffers = [
+        [
+            held.bytes, kinds.index(held.kind), held.first, held.last,
+            [n for at, name in held.written for n in (at, values.setdefault(name, len(values)))],
+            [at for at, _ in held.read],
+        ]
+        for held in holders.buffers
+    ]  # fmt: skip
+    data = {
+        "peak": line.peak_step, "count": HELD, "readers": READERS, "weights": line.weight_bytes,
+        "kinds": [kind.value for kind in kinds], "ops": line.ops,
+        "types": [op.op_type for op in graph.ops], "totals": totals(line).tolist(),
+        "scratch": line.scratch, "values": list(values), "buffers": buffers,
+    }  # fmt: skip
+    text = json.dumps(data, separators=(",", ":"))
+    return text.replace("<", "\\u003c")

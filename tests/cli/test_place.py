@@ -1,0 +1,194 @@
+"""``place`` on the command line: answers, checks, refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Command, listing
+from tests.placement.oracle import judged
+
+pytestmark = pytest.mark.usefixtures("folder")
+
+
+def chain(**facts: Any) -> dict[str, Any]:
+    """Six nodes in a row with a colour over two, and a backward node."""
+    nodes = [
+        {"id": 10 * v, "supportedOnFpga": 1, "cpuLatency": 40, "fpgaLatency": 4,
+         "isBackwardNode": 0, "size": 100}
+        for v in range(6)
+    ]  # fmt: skip
+    nodes[1]["colorClass"] = nodes[2]["colorClass"] = 7
+    nodes.append({**nodes[0], "id": 99, "isBackwardNode": 1, "colorClass": 8})
+    nodes[5]["colorClass"] = 8
+    edges = [{"sourceId": 10 * v, "destId": 10 * v + 10, "cost": 1} for v in range(5)]
+    edges.append({"sourceId": 50, "destId": 99, "cost": 1})
+    data = {"maxFPGAs": 3, "maxCPUs": 0, "maxSizePerFPGA": 300, "nodes": nodes, "edges": edges}
+    return {**data, **facts}
+
+
+def written(path: str, data: Any) -> Path:
+    """A JSON file."""
+    file = Path(path)
+    file.write_text(json.dumps(data))
+    return file
+
+
+def test_places_and_writes_a_split_that_passes_its_check(cli: Command) -> None:
+    graph = written("graph.json", chain())
+    said = cli("place", graph, "-o", "split.json", "--json")
+    assert said.code == 0, said.err
+    facts = said.facts
+    assert facts["status"] == "optimal"
+    assert facts["value"] == facts["bound"] == max(row["load"] for row in facts["devices"])
+    where = {v: i for i, row in enumerate(facts["devices"]) for v in row["nodes"]}
+    data = chain()
+    second = judged(data, tuple(where[node["id"]] for node in data["nodes"]))
+    assert second.load == facts["value"]
+    assert second.fits
+    assert second.chain
+    split = json.loads(Path("split.json").read_text())
+    assert split["maxLoad"] == facts["value"]
+    assert [len(entry["nodes"]) for entry in split["fpgas"]] == [
+        len(row["nodes"]) for row in facts["devices"]
+    ]
+    checked = cli("place", graph, "--check", "split.json", "--json")
+    assert checked.code == 0, checked.err
+    assert checked.facts["value"] == facts["value"]
+    assert checked.facts["findings"] == []
+
+
+def test_options_override_the_file(cli: Command) -> None:
+    graph = written("graph.json", chain())
+    one = cli("place", graph, "--accelerators", 1, "--memory", 700, "--json").facts
+    assert one["value"] == 28
+    both = cli("place", graph, "--accelerators", 1, "--memory", 700, "--cpus", 1, "--json").facts
+    assert [row["kind"] for row in both["devices"]] == ["accelerator", "cpu"]
+    assert cli("place", graph, "--memory", "1GiB", "--json").facts["value"] < one["value"]
+
+
+def test_a_table_for_people(cli: Command) -> None:
+    said = cli("place", written("graph.json", chain()))
+    assert said.code == 0
+    assert "accelerator 0" in said.out
+    assert "optimal" in said.out
+
+
+@pytest.mark.parametrize(
+    ("memory", "words"),
+    [
+        (199, ("proven", "must share a device", "200 bytes")),
+        (233, ("proven", "all nodes take 700 bytes")),
+        (250, ("proven", "every chain")),
+    ],
+)
+def test_infeasible_memory_is_proven(cli: Command, memory: int, words: tuple[str, ...]) -> None:
+    graph = written("graph.json", chain())
+    cli("place", graph, "--memory", memory, "-o", "split.json").assert_refused(3, *words)
+    assert listing() == ["graph.json"]
+
+
+def test_what_cannot_run_on_an_accelerator_needs_a_cpu(cli: Command) -> None:
+    data = chain()
+    data["nodes"][0]["supportedOnFpga"] = False
+    graph = written("graph.json", data)
+    cli("place", graph).assert_refused(3, "node 0 cannot run on an accelerator")
+    facts = cli("place", graph, "--cpus", 1, "--json").facts
+    assert facts["devices"][-1]["nodes"] == [0]
+
+
+SPLITS = {
+    "one device per node": ([[0, 10, 20], [30, 40], []], ("on no device", "no released program")),
+    "colours": ([[0, 10], [20, 30], [40, 50, 99]], ("colour 7", "greedy.cpp")),
+    "memory": ([[0, 10, 20, 30], [40], [50, 99]], ("400 bytes", "dp.cpp, greedy.cpp")),
+    "number of accelerators": (
+        [[0], [10, 20], [30, 40], [50, 99]], ("4 of kind accelerator", "greedy.cpp"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", SPLITS)
+def test_a_split_that_breaks_a_rule(cli: Command, rule: str) -> None:
+    graph = written("graph.json", chain())
+    groups, words = SPLITS[rule]
+    written("split.json", {"fpgas": [{"nodes": group} for group in groups], "cpus": []})
+    said = cli("place", graph, "--check", "split.json")
+    assert said.code == 5
+    assert f"BROKEN  {rule}" in said.err
+    for word in words:
+        assert word in " ".join(said.err.split())
+
+
+def test_a_split_that_is_not_contiguous_is_told_and_passes(cli: Command) -> None:
+    graph = written("graph.json", chain())
+    groups = [[0, 30], [10, 20], [40, 50, 99]]
+    written("split.json", {"fpgas": [{"nodes": group} for group in groups], "cpus": []})
+    said = cli("place", graph, "--check", "split.json")
+    assert said.code == 0
+    words = "contiguous: a path of the forward pass leaves accelerator 0"
+    assert words in " ".join(said.err.split())
+
+
+def test_backward_nodes_go_where_their_colour_is(cli: Command) -> None:
+    graph = written("graph.json", chain())
+    groups = [[0, 10, 20], [30, 40], [50]]
+    written("split.json", {"fpgas": [{"nodes": group} for group in groups]})
+    said = cli("place", graph, "--check", "split.json", "--json")
+    assert said.code == 0
+    assert said.facts["devices"][2]["nodes"] == [50, 99]
+
+
+def edited(**changes: Any) -> dict[str, Any]:
+    """The chain with its second node changed; None drops a key."""
+    data = chain()
+    node = {**data["nodes"][1], **changes}
+    data["nodes"][1] = {key: value for key, value in node.items() if value is not None}
+    return data
+
+
+def with_edge(tail: int, head: int, cost: float = 1) -> dict[str, Any]:
+    data = chain()
+    data["edges"].append({"sourceId": tail, "destId": head, "cost": cost})
+    return data
+
+
+BAD = {
+    "a circle": (with_edge(30, 0), ("has a circle", "node 0", "drop an edge")),
+    "backward to forward": (with_edge(99, 20), ("backward node 99 to the forward node 20",)),
+    "two costs": (with_edge(10, 40, 2), ("edges out of node 10 have two costs, 1 and 2",)),
+    "an id twice": (edited(id=0), ("two nodes have the id 0",)),
+    "no such id": (with_edge(10, 11), ("destId 11, which no node has",)),
+    "no time": (edited(fpgaLatency=None), ("node 10 has no fpgaLatency",)),
+    "a negative time": (edited(cpuLatency=-1), ("cpuLatency of node 10 is -1",)),
+    "a text": (edited(size="big"), ("size of node 10 is 'big', not a number",)),
+    "an infinite time": (edited(fpgaLatency=float("inf")), ("fpgaLatency of node 10",)),
+    "a flag": (edited(supportedOnFpga="yes"), ("supportedOnFpga of node 10 is 'yes'",)),
+    "contained nodes": (edited(containedSubnodes=[]), ("node 10 has contained nodes",)),
+    "no devices": (chain(maxFPGAs=0), ("no device to place on",)),
+    "half a device": (chain(maxFPGAs=1.5), ("maxFPGAs of the file is 1.5",)),
+    "no nodes": (chain(nodes=[], edges=[]), ("no nodes",)),
+    "a list": ([], ("no JSON object",)),
+    "no edges": ({k: v for k, v in chain().items() if k != "edges"}, ("no edges",)),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_graphs_are_refused(cli: Command, case: str) -> None:
+    data, words = BAD[case]
+    cli("place", written("graph.json", data)).assert_refused(2, "graph.json", *words)
+
+
+def test_bad_files_are_refused(cli: Command) -> None:
+    graph = written("graph.json", chain())
+    cli("place", "absent.json").assert_refused(2, "absent.json", "cannot be read")
+    Path("text.json").write_text("not json")
+    cli("place", "text.json").assert_refused(2, "text.json", "cannot be read")
+    cli("place", graph, "--check", "absent.json").assert_refused(2, "absent.json")
+    written("split.json", {"fpgas": [{"nodes": [5]}]})
+    cli("place", graph, "--check", "split.json").assert_refused(2, "node 5", "does not have")
+    cli("place", graph, "--check", "split.json", "-o", "new.json").assert_refused(2, "--check")
+    cli("place", graph, "-o", "no/folder/split.json").assert_refused(2, "no/folder")
+    cli("place", graph, "--memory", "much").assert_refused(2, "'much' is not a size")

@@ -1,0 +1,65 @@
+"""Help, the version and wrong options load next to nothing, so that they are there at once."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+
+from onnxremat.cli.commands import COMMANDS, load
+
+# What takes long to load, or belongs to the work itself.
+HEAVY = (
+    "numpy", "onnx", "onnxruntime", "onnx_graphsurgeon", "numba", "llvmlite", "matplotlib",
+    "highspy", "pyscipopt", "gurobipy", "scipy", "torch", "onnxremat.api", "onnxremat.graph",
+)  # fmt: skip
+
+# Runs commands one after the other in a process of its own, then says what was loaded.
+SCRIPT = """
+import json, sys
+from onnxremat.cli.app import main
+codes = []
+for arguments in json.loads(sys.argv[1]):
+    sys.argv = ["onnxremat", *arguments]
+    try:
+        main()
+    except SystemExit as end:
+        codes.append(end.code)
+sys.stderr.write(json.dumps([codes, sorted(sys.modules)]))
+"""
+
+
+def answered(*commands: list[str]) -> tuple[list[int], set[str]]:
+    """Exit codes of some commands in a fresh process, and the modules that they loaded."""
+    run = subprocess.run(
+        [sys.executable, "-c", SCRIPT, json.dumps(commands)],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    codes, modules = json.loads(run.stderr.splitlines()[-1])
+    return codes, set(modules)
+
+
+def test_help_version_and_wrong_options_load_nothing_heavy() -> None:
+    commands = [["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)]
+    wrong = [["no-such-command"], ["--wrong"], *([name, "--wrong"] for name in COMMANDS)]
+    codes, modules = answered(*commands, *wrong)
+    assert codes == [0] * len(commands) + [2] * len(wrong)
+    assert not modules & set(HEAVY)
+
+
+def test_the_list_of_commands_loads_none_of_them() -> None:
+    _, modules = answered(["--help"], ["--version"])
+    homes = {f"onnxremat.cli.{name.replace('-', '_')}" for name in COMMANDS}
+    assert not modules & homes
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_list_says_what_each_command_says_of_itself(name: str) -> None:
+    module = import_module(f"onnxremat.cli.{name.replace('-', '_')}")
+    first = (inspect.getdoc(module.command) or "").split("\n\n")[0]
+    assert COMMANDS[name] == " ".join(first.split())
+    assert load(name).name == name

@@ -1,0 +1,103 @@
+"""What is told to onnxruntime about a GPU, where there is none: libraries, options, pools."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+import models
+from onnxremat.cost import detect
+from onnxremat.cost.analytic import Roofline
+from onnxremat.cost.foreign import foreign_costs
+from onnxremat.device.machine import PROVIDERS, Device
+from onnxremat.graph.onnx_io import to_model
+from onnxremat.ort import providers, values
+from onnxremat.ort.feeds import seeded_feeds
+from onnxremat.ort.infer import build_graph
+from onnxremat.ort.profile import profile
+from onnxremat.ort.session import TUNED
+
+GPU = Device("cuda:0", PROVIDERS["cuda"])
+
+
+def test_libraries_are_loaded_before_cuda_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pip's packages of CUDA and cuDNN are found only when onnxruntime is told to load them."""
+    told: list[str] = []
+    monkeypatch.setattr(ort, "preload_dlls", lambda: told.append("libraries"))
+
+    def opened(*args: Any, **more: Any) -> Any:
+        told.append("session")
+        raise RuntimeError("no GPU")
+
+    monkeypatch.setattr(ort, "InferenceSession", opened)
+    providers.load_cuda_libraries.cache_clear()
+    providers._missing.cache_clear()
+    assert "does not start here" in providers.missing(GPU)
+    assert told == ["libraries", "session"]
+    providers.load_cuda_libraries.cache_clear()
+    providers._missing.cache_clear()
+
+
+def test_a_pool_keeps_its_first_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """onnxruntime cannot make it anew: sessions of another limit are told to have their own."""
+    asked: list[str] = []
+    monkeypatch.setattr(values, "_pools", {})
+    monkeypatch.setattr(
+        ort, "create_and_register_allocator_v2", lambda name, *rest: asked.append(name)
+    )
+    assert values.share_gpu_arena(0, 1 << 30)
+    assert values.share_gpu_arena(0, 1 << 30)
+    assert not values.share_gpu_arena(0, 1 << 29)
+    assert values.share_gpu_arena(1, 1 << 29)
+    assert asked == [PROVIDERS["cuda"]] * 2
+    assert providers.limited(GPU, 1 << 29).options["gpu_mem_limit"] == str(1 << 29)
+    assert providers.limited(Device("cpu"), 1 << 29).options == {}
+
+
+def test_convolutions_get_the_same_algorithm_every_time() -> None:
+    """By timing, a recomputation could get other bits than its first run."""
+    options = providers._named_options(PROVIDERS["cuda"], 1, {})
+    assert options["cudnn_conv_algo_search"] == "HEURISTIC"
+    assert (options["device_id"], options["use_tf32"]) == ("1", "0")
+    given = {"cudnn_conv_algo_search": "EXHAUSTIVE"}
+    assert providers._named_options(PROVIDERS["cuda"], 0, given) == {
+        **options,
+        **given,
+        "device_id": "0",
+    }
+
+
+def test_workspace_is_what_kernels_were_counted_to_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the whole graph, run once under the meter on the device."""
+    monkeypatch.setattr("onnxremat.cost.foreign.SECONDS", 1e-4)
+    graph = build_graph(models.build("lenet", batch=2))
+    table = foreign_costs(graph, seeded_feeds(graph), Device("cpu", threads=1), Roofline())
+    assert set(table.seconds) == {op.name for op in graph.ops}
+    convolutions = [op.name for op in graph.ops if op.op_type == "Conv"]
+    counted = profile(to_model(graph), seeded_feeds(graph), replace(TUNED, threads=1))
+    wanted = {kernel.name: kernel.scratch for kernel in counted.kernels}
+    assert {name: table.scratch[name] for name in wanted} == wanted
+    assert any(wanted[name] for name in convolutions)  # an estimate would say so too
+
+
+def test_gpus_are_measured_on_values_that_take_longer_than_a_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: dict[str, int] = {}
+
+    def seconds(device: Device, op_type: str, shape: tuple[int, ...]) -> float:
+        seen[op_type] = int(np.prod(shape))
+        return 1e-3
+
+    monkeypatch.setattr(detect, "_seconds", seconds)
+    monkeypatch.setattr(detect, "_gpu_memory", lambda device: 1 << 34)
+    found = detect.with_speeds(GPU)
+    # A tenth of the peak of a large GPU of 2026 still takes over 100 us, ten times a call.
+    assert found.flops == 2e3 * detect.WIDE**3
+    assert 2.0 * detect.WIDE**3 / 1e15 > 1e-3
+    assert seen["Add"] * 12 / 4e12 > 1e-4
+    detect.memory_traffic.cache_clear()

@@ -1,0 +1,251 @@
+"""Planned for throughput: placements over alike devices, within budgets, written and read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from models import build
+from onnxremat.cli.app import app
+from onnxremat.cost.table import CostTable
+from onnxremat.device.machine import PROVIDERS, Device, Link, Machine
+from onnxremat.errors import InfeasibleError, UnsupportedError, UsageError
+from onnxremat.execute.deployment import read_deployment
+from onnxremat.grad import Settings as Training
+from onnxremat.graph.onnx_io import to_model
+from onnxremat.ort.feeds import seeded_feeds
+from onnxremat.pipeline import pipelined
+from onnxremat.pipeline.device_plan import device_model
+from onnxremat.pipeline.optimize import Request, optimize
+from onnxremat.pipeline.over_devices import run_whole
+from onnxremat.pipeline.pipelined import Pipelined
+from onnxremat.pipeline.placement_bridge import UNIT, bridge, kinds
+from onnxremat.pipeline.prepare import Prepared, Settings, prepare
+from onnxremat.pipeline.result import Result
+from onnxremat.pipeline.site import Site
+from onnxremat.pipeline.stage_cuts import along_order
+from onnxremat.pipeline.throughput import corrected
+from onnxremat.pipeline.verify import verify_deployment
+from onnxremat.placement.graph_files import from_json, to_json
+from onnxremat.placement.judge import judge_placement
+from tests.devices.plans import ANY, priced, processors
+from tests.toolbox import training_chain
+
+RUN = CliRunner()
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trials end after the fewest samples."""
+    monkeypatch.setattr(pipelined, "SECONDS", 0.0)
+
+
+@pytest.fixture(scope="module")
+def chain() -> Prepared:
+    return prepare(to_model(training_chain(6, 16, 64)), Settings(threads=1, target="none"))
+
+
+@pytest.fixture(scope="module")
+def lenet() -> Prepared:
+    return prepare(build("lenet", batch=2), Settings(threads=1, target="none"))
+
+
+def planned(prepared: Prepared, machine: Machine, budget: str = "", **more: Any) -> Result:
+    costs = more.pop("costs", partial(priced, machine=machine))
+    request = Request(
+        budget, machine, ANY, objective="throughput", bench_seconds=0, costs=costs, **more
+    )
+    return optimize(prepared, request)
+
+
+def best_cut(prepared: Prepared, machine: Machine) -> float:
+    """Least largest load of two alike devices over all ideals, which of a chain are its
+    beginnings, in microseconds; every cut tried, by the definition."""
+    tables = priced(prepared, machine)
+    model = device_model(prepared.graph, Site(machine), tables)
+    graph = bridge(model, tables, {}).graph
+    values = []
+    for cut in range(graph.count + 1):
+        where = [int(node >= cut) for node in range(graph.count)]
+        if all(where[u] <= where[v] for u, v in zip(graph.tail, graph.head, strict=True)):
+            values.append(judge_placement(graph, where).max_load)
+    return min(values)
+
+
+def test_the_best_cut_of_a_model_is_found_run_and_written(lenet: Prepared, tmp_path: Path) -> None:
+    machine = processors(2)
+    result = planned(lenet, machine)
+    facts = result.facts()
+    assert all(check.ok for check in result.checks), result.checks
+    assert any("4 in flight, in order" in check.name for check in result.checks)
+    assert facts["objective"] == "throughput"
+    assert facts["in_flight"] == 4
+    assert facts["status"] == "optimal"
+    assert [row["partitions"] for row in facts["devices"]] == [1, 1]
+    assert facts["bound_seconds"] <= max(facts["loads_of_costs_seconds"].values())
+    path = tmp_path / "out.onnx"
+    result.save(path)
+    made = read_deployment(path)
+    assert made.in_flight == 4
+    found = verify_deployment(made, lenet.feeds)
+    assert found.ok, found.checks
+    assert set(found.figures()["peak_seen_bytes"]) == set(machine.names)
+    given = [seeded_feeds(made.graph, seed) for seed in range(3)]
+    with made.pipeline() as pipeline:
+        for feeds, outputs in zip(given, pipeline.map(given), strict=True):
+            whole = run_whole(made.graph, feeds, made)
+            assert all(np.array_equal(outputs[name], whole[name]) for name in whole)
+
+
+def test_no_cut_has_less_load(lenet: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = processors(2)
+    monkeypatch.setattr("onnxremat.pipeline.throughput.TRIALS", 1)  # the costs that were given
+    facts = planned(lenet, machine).facts()
+    assert facts["max_load_seconds"] == pytest.approx(best_cut(lenet, machine) * UNIT)
+    assert facts["bound_seconds"] == pytest.approx(facts["max_load_seconds"])
+
+
+def test_samples_in_flight_are_as_many_as_fit(chain: Prepared) -> None:
+    machine = processors(2)
+    peaks = {n: planned(chain, machine, in_flight=n).candidate.artifact.predict() for n in (2, 4)}
+    assert all(peaks[2][name] <= peaks[4][name] for name in machine.names)
+    most = max(peaks[4].values())
+    assert most > max(peaks[2].values())
+    result = planned(chain, machine, budget=str(most - 1))
+    facts = result.facts()
+    assert facts["in_flight"] < 4 or facts["planner"].endswith("cut of the listed order)")
+    for row in facts["devices"]:
+        assert row["peak_measured_bytes"] <= most - 1
+        assert row["peak_predicted_bytes"] <= most - 1
+
+
+def test_too_little_memory_is_refused_with_the_op(chain: Prepared) -> None:
+    with pytest.raises(InfeasibleError) as error:
+        planned(chain, processors(2), budget="4KiB")
+    assert error.value.exit_code == 3
+    assert "proven" in error.value.why
+
+
+def test_cuts_of_the_listed_order_fit_when_they_are_deployed(chain: Prepared) -> None:
+    """At many limits: what is said to fit does."""
+    machine = processors(2)
+    tables = priced(chain, machine)
+    model = device_model(chain.graph, Site(machine), tables)
+    made = bridge(model, tables, {})
+    free = along_order(model, made, {}, 2)
+    assert free is not None
+    assert free.value == pytest.approx(best_cut(chain, machine))
+    seen = []
+    for share in np.linspace(0.3, 1.0, 8):
+        limit = int(share * chain.baseline_peak)
+        cut = along_order(model, made, dict.fromkeys(machine.names, limit), 2)
+        seen.append(cut is not None)
+        if cut is not None:
+            result = planned(chain, machine, budget=str(limit), in_flight=2)
+            peaks = result.candidate.artifact.predict()
+            assert all(peak <= limit for peak in peaks.values())
+    assert any(seen)
+    assert all(not a or b for a, b in pairwise(seen))  # more memory never fits less
+
+
+def test_a_device_with_more_memory_gets_the_larger_stage(chain: Prepared) -> None:
+    machine = processors(2)
+    peaks = planned(chain, machine, in_flight=2).candidate.artifact.predict()
+    small, large = sorted(peaks.values())
+    if small == large:
+        pytest.skip("both stages take the same")
+    for tight, wide in (machine.names, machine.names[::-1]):
+        budget = f"{tight}={small},{wide}={large}"
+        result = planned(chain, machine, budget=budget, in_flight=2)
+        assert result.candidate.artifact.predict() == {tight: small, wide: large}
+
+
+def test_a_trial_corrects_alike_devices_alike(lenet: Prepared) -> None:
+    machine = processors(2)
+    artifact = planned(lenet, machine).candidate.artifact
+    assert isinstance(artifact, Pipelined)
+    target_tables = priced(lenet, machine)
+    artifact = replace(artifact, tables=target_tables)
+    assert artifact.trial is not None
+
+    class Target:
+        tables = target_tables
+
+    found = corrected(Target(), artifact)  # type: ignore[arg-type]
+    first, second = (found[name].seconds for name in machine.names)
+    assert first == second
+    for part in artifact.made.parts.partitions:
+        factors = {
+            round(first[op.name] / target_tables[part.device].seconds[op.name], 9)
+            for op in part.graph.ops
+            if target_tables[part.device].seconds[op.name]
+        }
+        assert len(factors) == 1
+
+
+def test_two_kinds_of_devices_are_accelerators_and_cpus(lenet: Prepared) -> None:
+    own = Device("own", PROVIDERS["openvino"])
+    cpus = tuple(Device(f"cpu:{i}", threads=1) for i in range(2))
+    links = tuple(
+        Link(a.name, b.name, 1e10, 0.0, True) for a in (own, *cpus) for b in (own, *cpus) if a != b
+    )
+    machine = Machine((*cpus, own), links)
+    assert kinds(machine) == (("own",), ("cpu:0", "cpu:1"))
+    table = priced(lenet, processors(1))["cpu:0"]
+    quick = CostTable({k: v / 2 for k, v in table.seconds.items()}, {}, "given")
+    quick.seconds.pop(lenet.graph.ops[0].name)
+    tables = {"cpu:0": table, "cpu:1": table, "own": quick}
+    graph = bridge(device_model(lenet.graph, Site(machine), tables), tables, {}).graph
+    assert (graph.accelerators, graph.cpus) == (1, 2)
+    assert not graph.supported[0]
+    assert graph.supported[1:].all()
+    np.testing.assert_allclose(graph.acc[1:], graph.cpu[1:] / 2)
+    again = from_json(json.loads(json.dumps(to_json(graph))))
+    np.testing.assert_array_equal(again.size, graph.size)
+    assert again.names == graph.names
+    three = Machine((*cpus[:1], own, Device("npu", PROVIDERS["coreml"])))
+    with pytest.raises(UnsupportedError, match="3 kinds"):
+        kinds(three)
+
+
+def test_what_does_not_go_with_throughput(lenet: Prepared) -> None:
+    machine = processors(2)
+    with pytest.raises(UsageError, match="--pin"):
+        planned(lenet, machine, pins=[("*", "cpu:0")])
+    with pytest.raises(UsageError, match="--in-flight goes with"):
+        Request("", machine, ANY, in_flight=2)
+    step = prepare(build("mlp", batch=4, layers=2), Settings(threads=1, train=Training()))
+    with pytest.raises(UsageError, match="training step"):
+        planned(step, machine)
+
+
+def test_commands(tmp_path: Path) -> None:
+    source, out = tmp_path / "in.onnx", tmp_path / "out.onnx"
+    build_file = to_model(training_chain(3, 16, 32))
+    source.write_bytes(build_file.SerializeToString())
+    made = RUN.invoke(app, [
+        "optimize", str(source), str(out), "--devices", "cpu-2x1", "--objective", "throughput",
+        "--in-flight", "3", "--bench-seconds", "0", "--json",
+    ])  # fmt: skip
+    assert made.exit_code == 0, made.output
+    facts = json.loads(made.stdout)
+    assert facts["in_flight"] == 3
+    checked = RUN.invoke(app, ["verify", str(source), str(out)])
+    assert checked.exit_code == 0, checked.output
+    assert "3 in flight" in checked.output
+    told = json.loads(RUN.invoke(app, ["inspect", str(out), "--json"]).stdout)
+    assert (told["objective"], told["in_flight"]) == ("throughput", 3)
+    timed = RUN.invoke(app, ["bench", "--throughput", str(out), "--seconds", "0.1", "--json"])
+    assert timed.exit_code == 0, timed.output
+    rows = json.loads(timed.stdout)["timings"]
+    assert all(row["samples_per_second"] == 1 / row["seconds"] for row in rows)
+    wrong = RUN.invoke(app, ["optimize", str(source), str(out), "--in-flight", "2"])
+    assert wrong.exit_code == 2

@@ -1,0 +1,123 @@
+"""Regions of random graphs in parts: the same results, the bytes that are predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from onnxremat.fission.candidates import Regions
+from onnxremat.fission.region import Region
+from onnxremat.fission.split import split
+from onnxremat.graph.ir import Graph
+from onnxremat.graph.onnx_io import to_model
+from onnxremat.ort.infer import build_graph
+from onnxremat.schedule.simulate import simulate
+from tests.fission.drawn import image_net, token_net
+from tests.toolbox import graph_of, run
+
+NETS = (image_net, token_net)
+CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large]
+
+
+def _regions(graph: Graph, draw: Random) -> list[Region]:
+    """A region drawn from a stretch of the order, its kept rows and parts drawn too."""
+    able, count = Regions(graph), len(graph.ops)
+    first = draw.randrange(count)
+    end = draw.randint(first + 1, count)
+    found = able.within(first, end, draw.randrange(first, end))
+    if not found:
+        return []
+    region = draw.choice(found)
+    values = sorted(n for op in graph.ops if op.name in region.ops for n in op.writes)
+    kept = draw.choice([[], values, draw.sample(values, len(values) // 2)])
+    parts = tuple(draw.choice([1, 1, 2]) for _ in range(draw.randint(2, 5)))
+    return [replace(region, parts=parts, kept=frozenset(kept))]
+
+
+def _is_the_same(net: Callable[[int], onnx.ModelProto], seed: int) -> bool:
+    """Draw, split, run and compare; whether there was something to split."""
+    graph = build_graph(net(seed))
+    regions = _regions(graph, Random(seed))
+    if not regions:
+        return False
+    made = split(graph, regions, 1).graph
+    model = to_model(made)
+    known = build_graph(model)
+    assert all(
+        made.tensors[n].shape == known.tensors[n].shape for op in made.ops for n in op.writes
+    )
+    whole, parts = run(graph), run(made)
+    for name, values in whole.outputs.items():
+        np.testing.assert_allclose(parts.outputs[name], values, rtol=1e-4, atol=1e-5)
+    live = max(kernel.live for kernel in parts.kernels)
+    assert max(simulate(made).live) == pytest.approx(live, rel=0.02, abs=512)
+    return True
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_parts_of_random_graphs_make_the_whole(net: Callable[[int], onnx.ModelProto]) -> None:
+    assert sum(_is_the_same(net, seed) for seed in range(12)) > 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("net", NETS)
+@settings(max_examples=250, deadline=None, suppress_health_check=CHECKS)
+@given(seed=st.integers(0, 2**32))
+def test_parts_of_many_graphs_make_the_whole(
+    net: Callable[[int], onnx.ModelProto], seed: int
+) -> None:
+    _is_the_same(net, seed)
+
+
+CHAIN = """g (float[1, 2, 32, 8] x) => (float[1, 2, 32, 8] y)
+<float[2, 2, 3, 3] w = {0, 1, 2, 3, 4, 5, 6, 7, 8, 8, 7, 6, 5, 4, 3, 2, 1, 0,
+                        1, 0, 1, 0, 1, 0, 1, 0, 1, 2, 1, 2, 1, 2, 1, 2, 1, 2}> {
+    a = Conv <pads = [1, 1, 1, 1]> (x, w)
+    b = Relu (a)
+    c = Conv <pads = [1, 1, 1, 1]> (b, w)
+    y = Relu (c)
+}"""
+
+
+def _chain(kept: frozenset[str], parts: tuple[int, ...] = (1, 1, 1, 1)) -> Graph:
+    graph = graph_of(CHAIN)
+    names = tuple(op.name for op in graph.ops)
+    return split(graph, [Region(names, {"y": 2}, parts, {}, kept)], 1).graph
+
+
+def _rows(graph: Graph, kind: str) -> int:
+    """Rows that all pieces of an operator make."""
+    return sum(graph.tensors[op.outputs[0]].shape[2] for op in graph.ops if op.op_type == kind)
+
+
+def test_rows_that_two_parts_need_are_computed_in_both() -> None:
+    # Each of three borders: the first convolution and the Relu make one row more on either side.
+    assert _rows(_chain(frozenset()), "Conv") == 2 * 32 + 3 * 2
+
+
+def test_kept_rows_are_computed_once() -> None:
+    assert _rows(_chain(frozenset("abcy")), "Conv") == 2 * 32
+
+
+def test_values_that_only_regions_read_stay_in_parts() -> None:
+    graph = graph_of(CHAIN)
+    one, two = (tuple(op.name for op in graph.ops[i : i + 2]) for i in (0, 2))
+    regions = [Region(one, {"b": 2}, (1, 1, 1), {}), Region(two, {"y": 2}, (1, 1), {})]
+    made = split(graph, regions, 1).graph
+    joined = [op for op in made.ops if op.op_type == "Concat"]
+    # b is read across the borders of its parts, but never put together as a whole.
+    assert all(made.tensors[op.outputs[0]].shape[2] < 32 for op in joined[:-1])
+    np.testing.assert_array_equal(run(made).outputs["y"], run(graph).outputs["y"])
+
+
+def test_a_region_goes_through_a_file() -> None:
+    region = Region(("a", "b"), {"y": 2}, (2, 1), {"y": 4}, frozenset("ab"))
+    assert Region.from_json(region.to_json()) == region
+    assert [span.end for span in region.spans("y", 16)] == [8, 16]

@@ -1,0 +1,203 @@
+"""One operator each, with the axes of its output along which it can be computed in parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from onnxremat.graph.axes import MS
+from tests.toolbox import parse
+
+F, I64 = np.float32, np.int64
+SHAPE = (4, 6, 8)
+IMAGE = (2, 3, 12, 10)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A node with inputs.
+
+    Attributes:
+        inputs: shapes of float inputs from 0.1 to 0.9; arrays of another type are inputs of that
+            shape and type; a tuple ("constant", array) is a constant; "" is absent.
+        axes: of output 0, those that split.
+    """
+
+    kind: str
+    inputs: Sequence[Any]
+    axes: frozenset[int]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    domain: str = ""
+    outputs: int = 1
+    opset: int = 21
+
+    def model(self) -> onnx.ModelProto:
+        """The node alone."""
+        names, given, constants = [], [], []
+        for index, each in enumerate(self.inputs):
+            name = f"i{index}"
+            if isinstance(each, str):
+                name = ""
+            elif isinstance(each[0], str):
+                constants.append(numpy_helper.from_array(np.asarray(each[1]), name))
+            else:
+                array = np.empty(each, F) if isinstance(each, tuple) else each
+                dtype = helper.np_dtype_to_tensor_dtype(array.dtype)
+                given.append(helper.make_tensor_value_info(name, dtype, array.shape))
+            names.append(name)
+        outputs = [f"y{index}" for index in range(self.outputs)]
+        node = helper.make_node(
+            self.kind, names, outputs, "op", domain=self.domain, **self.attributes
+        )
+        made = [onnx.ValueInfoProto(name=name) for name in outputs]
+        graph = helper.make_graph([node], "case", given, made, constants)
+        opsets = [helper.make_opsetid("", self.opset), helper.make_opsetid(MS, 1)]
+        return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+def ints(*values: int) -> tuple[str, np.ndarray]:
+    """A constant."""
+    return "constant", np.array(values, I64)
+
+
+def weights(*shape: int) -> tuple[str, np.ndarray]:
+    """A constant of drawn numbers."""
+    draw = np.random.default_rng(len(shape))
+    return "constant", draw.normal(size=shape).astype(F)
+
+
+def _(kind: str, inputs: Sequence[Any], splits: set[int], domain: str = "", /, **more: Any) -> Case:
+    own = {key: more.pop(key) for key in ("outputs", "opset") if key in more}
+    return Case(kind, inputs, frozenset(splits), more, domain, **own)
+
+
+UNARY = (
+    "Abs Acos Asin Asinh Atan Atanh Ceil Celu Cos Cosh Dropout Elu Erf Exp Floor Gelu HardSigmoid "
+    "HardSwish Identity IsInf IsNaN LeakyRelu Log Mish Neg Reciprocal Relu Round Selu Shrink "
+    "Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Tan Tanh ThresholdedRelu"
+)
+BINARY = "Add Div Equal Greater GreaterOrEqual Less LessOrEqual Max Mean Min Mul Pow Sub Sum"
+REDUCE = "L1 L2 LogSum LogSumExp Max Mean Min Prod Sum SumSquare"
+BYTES, TRUTHS = np.zeros(SHAPE, np.uint8), np.zeros(SHAPE, bool)
+CONV = (IMAGE, weights(4, 3, 3, 3))
+
+CASES = (
+    *(_(kind, [SHAPE], {0, 1, 2}) for kind in UNARY.split()),
+    _("Acosh", [SHAPE], {0, 1, 2}),
+    _("Cast", [SHAPE], {0, 1, 2}, to=onnx.TensorProto.INT64),
+    _("Clip", [SHAPE, ("constant", F(0.3)), ("constant", F(0.6))], {0, 1, 2}),
+    _("PRelu", [SHAPE, weights(6, 1)], {0, 1, 2}),
+    _("Not", [TRUTHS], {0, 1, 2}),
+    _("BitwiseNot", [BYTES], {0, 1, 2}),
+    *(_(kind, [SHAPE, (6, 1)], {0, 1, 2}) for kind in BINARY.split()),
+    _("Add", [(1, 8), SHAPE], {0, 1, 2}),
+    _("Mod", [SHAPE, (8,)], {0, 1, 2}, fmod=1),
+    *(_(kind, [TRUTHS, TRUTHS], {0, 1, 2}) for kind in ("And", "Or", "Xor")),
+    *(_(f"Bitwise{kind}", [BYTES, BYTES], {0, 1, 2}) for kind in ("And", "Or", "Xor")),
+    _("BitShift", [BYTES, BYTES], {0, 1, 2}, direction="LEFT"),
+    _("Where", [TRUTHS, SHAPE, (1,)], {0, 1, 2}),
+    _("Gelu", [SHAPE], {0, 1, 2}, MS),
+    _("QuickGelu", [SHAPE], {0, 1, 2}, MS),
+    _("FastGelu", [SHAPE, weights(8)], {0, 1, 2}, MS),
+    _("BiasGelu", [SHAPE, weights(8)], {0, 1, 2}, MS),
+    *(_(kind, [SHAPE], {0, 2}, axis=1) for kind in ("Hardmax", "LogSoftmax", "Softmax")),
+    _("Softmax", [SHAPE], {0}, opset=12),
+    _("LpNormalization", [SHAPE], {0, 2}, axis=1),
+    _("TopK", [SHAPE, ints(3)], {0, 2}, axis=1, outputs=2),
+    _("CumSum", [SHAPE, ints(1)], {0, 2}),
+    _("LayerNormalization", [SHAPE, weights(8), weights(8)], {0, 1}),
+    _("SimplifiedLayerNormalization", [SHAPE, weights(8)], {0, 1}),
+    _("RMSNormalization", [SHAPE, weights(8)], {0, 1}, opset=23),
+    _("SkipLayerNormalization", [SHAPE, SHAPE, weights(8), weights(8)], {0, 1}, MS),
+    _("SkipSimplifiedLayerNormalization", [SHAPE, SHAPE, weights(8)], {0, 1}, MS),
+    _("BatchNormalization", [IMAGE, *(("constant", np.ones(3, F)) for _ in range(4))], {0, 2, 3}),
+    _("LRN", [IMAGE], {0, 2, 3}, size=3),
+    _("GroupNormalization", [(2, 4, 6, 5), weights(4), weights(4)], {0}, num_groups=2),
+    _("InstanceNormalization", [IMAGE, weights(3), weights(3)], {0}),
+    _("GlobalAveragePool", [IMAGE], {0, 1}),
+    _("GlobalMaxPool", [IMAGE], {0, 1}),
+    _("MatMul", [(2, 4, 6), (2, 6, 8)], {0, 1, 2}),
+    _("MatMul", [(5, 2, 4, 6), weights(6, 8)], {0, 1, 2, 3}),
+    _("MatMul", [(6,), (6, 8)], set()),
+    _("FusedMatMul", [(2, 6, 4), (2, 8, 6)], {0, 1, 2}, MS, transA=1, transB=1, alpha=0.5),
+    _("Gemm", [(4, 6), weights(6, 8), weights(8)], {0, 1}),
+    _("Gemm", [(6, 4), weights(8, 6), (4, 1)], {0, 1}, transA=1, transB=1),
+    _("FusedGemm", [(4, 6), weights(6, 8), weights(8)], {0, 1}, MS, activation="Relu"),
+    *(_(f"Reduce{kind}", [SHAPE, ints(1)], {0, 2}) for kind in REDUCE.split()),
+    _("ReduceSum", [SHAPE, ints(-2)], {0, 1}, keepdims=0),
+    _("ReduceMean", [SHAPE], {0, 1}, axes=[1], keepdims=0, opset=13),
+    _("ArgMax", [SHAPE], {0, 2}, axis=1),
+    _("ArgMin", [SHAPE], {0, 1}, axis=1, keepdims=0),
+    _("Conv", [*CONV, weights(4)], {0, 2, 3}, pads=[1, 2, 1, 0]),
+    _("Conv", CONV, {0, 2, 3}, strides=[2, 3], auto_pad="SAME_UPPER"),
+    _("Conv", CONV, {0, 2, 3}, auto_pad="VALID"),
+    _("Conv", [(1, 2, 9), weights(3, 2, 4)], {2}, pads=[2, 1]),
+    _("FusedConv", [*CONV, weights(4)], {0, 2, 3}, MS, pads=[1] * 4, activation="Relu"),
+    _("MaxPool", [IMAGE], {0, 1, 2, 3}, kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4),
+    _("MaxPool", [IMAGE], {0, 1, 2, 3}, kernel_shape=[3, 3], strides=[2, 2], ceil_mode=1),
+    _("AveragePool", [IMAGE], {0, 1, 2, 3}, kernel_shape=[3, 2], strides=[2, 1], pads=[1] * 4),
+    _("AveragePool", [IMAGE], {0, 1, 2, 3}, kernel_shape=[3, 3], pads=[1] * 4,
+      count_include_pad=1),
+    _("ConvTranspose", [IMAGE, weights(3, 4, 2, 2)], {0, 2, 3}, strides=[2, 2]),
+    _("ConvTranspose", [IMAGE, weights(3, 4, 3, 4), weights(4)], {0, 2, 3}, strides=[2, 3],
+      pads=[1, 0, 1, 2], output_padding=[1, 0]),
+    _("ConvTranspose", [IMAGE, weights(3, 4, 3, 3)], {0, 2, 3}, dilations=[2, 1]),
+    _("Resize", [IMAGE, "", ("constant", np.array([1, 1, 2, 2], F))], {0, 1, 2, 3},
+      mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor"),
+    _("Resize", [IMAGE, "", ("constant", np.array([1, 1, 2, 3], F))], {0, 1, 2, 3}, mode="linear"),
+    _("Resize", [IMAGE, "", "", ints(2, 3, 24, 10)], {0, 1, 2, 3}, mode="cubic"),
+    _("Resize", [IMAGE, "", "", ints(2, 3, 24, 15)], {0, 1, 2},
+      coordinate_transformation_mode="pytorch_half_pixel"),
+    _("Resize", [IMAGE, "", ("constant", np.array([1, 1, 2, 1], F))], {0, 1, 3}, mode="linear",
+      coordinate_transformation_mode="align_corners"),
+    _("Upsample", [IMAGE, ("constant", np.array([1, 1, 2, 2], F))], {0, 1, 2, 3}, opset=9),
+    _("DepthToSpace", [(2, 8, 3, 4)], {0, 2, 3}, blocksize=2, mode="CRD"),
+    _("SpaceToDepth", [(2, 3, 6, 4)], {0, 2, 3}, blocksize=2),
+    _("Gather", [SHAPE, ints(3, 1, 1)], {0, 1, 2}, axis=1),
+    _("Gather", [SHAPE, ("constant", I64(2))], {0, 1}, axis=1),
+    _("Gather", [(9, 4), np.zeros((2, 5), I64)], {0, 1, 2}),
+    _("Reshape", [SHAPE, ints(4, 2, 3, 8)], {0, 1, 3}),
+    _("Reshape", [SHAPE, ints(0, -1)], {0, 1}),
+    _("Reshape", [(1, 6, 8), ints(6, 2, 4)], {0, 1}),
+    _("Flatten", [SHAPE], {0, 1}),
+    _("Squeeze", [(1, 4, 1, 6), ints(0, 2)], {0, 1}),
+    _("Unsqueeze", [(4, 6), ints(0)], {1, 2}),
+    _("Transpose", [SHAPE], {0, 1, 2}, perm=[2, 0, 1]),
+    _("Transpose", [SHAPE], {0, 1, 2}),
+    _("Concat", [SHAPE, (4, 3, 8)], {0, 2}, axis=1),
+    _("Split", [SHAPE], {0, 2}, axis=1, num_outputs=2, outputs=2),
+    _("Slice", [SHAPE, ints(1), ints(5), ints(1)], {0, 2}),
+    _("Pad", [SHAPE, ints(0, 1, 0, 0, 2, 0)], {0, 2}),
+    _("Expand", [(6, 1), ints(4, 6, 8)], {0, 1, 2}),
+    _("Tile", [SHAPE, ints(1, 2, 1)], {0, 2}),
+)  # fmt: skip
+
+
+def blocked_net() -> onnx.ModelProto:
+    """Convolutions, pooling and resizing that onnxruntime lays out in blocks of channels."""
+    text = """g (float[2, 16, 12, 10] x) => (float[2, 16, 1, 1] y) {
+        a = Conv <pads = [1, 1, 1, 1]> (x, w)
+        b = MaxPool <kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1]> (a)
+        c = Conv <pads = [1, 1, 1, 1]> (b, w)
+        d = AveragePool <kernel_shape = [3, 2], pads = [1, 0, 1, 1]> (c)
+        e = Conv <pads = [1, 1, 1, 1]> (d, w)
+        f = Resize <coordinate_transformation_mode = "asymmetric", mode = "nearest",
+                    nearest_mode = "floor"> (e, , s)
+        h = Conv <pads = [2, 2, 2, 2], dilations = [2, 2]> (f, w)
+        i = Add (h, f)
+        k = MaxPool <kernel_shape = [2, 2]> (i)
+        l = GlobalAveragePool (k)
+        m = GlobalMaxPool (k)
+        n = Add (l, m)
+        y = Conv <pads = [1, 1, 1, 1]> (n, w)
+    }"""
+    model = parse(text)
+    scales = np.array([1, 1, 2, 2], F)
+    model.graph.initializer.append(numpy_helper.from_array(weights(16, 16, 3, 3)[1], "w"))
+    model.graph.initializer.append(numpy_helper.from_array(scales, "s"))
+    return model

@@ -1,0 +1,102 @@
+"""Every row of the table of axes: split an operator, run the parts, compare with the whole."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from onnxremat.fission.region import Region
+from onnxremat.fission.rows import rows_of
+from onnxremat.fission.split import split
+from onnxremat.graph.axes import BLOCKED, TABLE, row_of
+from onnxremat.graph.ir import Graph
+from onnxremat.graph.onnx_io import to_model
+from onnxremat.graph.spans import CannotSplitError, Facts
+from onnxremat.ort.blocks import block_size
+from onnxremat.ort.infer import build_graph
+from onnxremat.ort.offline import optimised_for
+from onnxremat.ort.profile import Feeds, named_outputs
+from tests.graph.axis_cases import CASES, Case, blocked_net
+
+GRAINS = (1, 2, 3, 4, 8)
+
+
+def _feeds(graph: Graph) -> Feeds:
+    draw = np.random.default_rng(0)
+    found = {}
+    for name in graph.inputs:
+        tensor = graph.tensors[name]
+        dtype = np.dtype({1: "f4", 2: "u1", 7: "i8", 9: "?"}[tensor.dtype])
+        values = draw.uniform(0.1, 0.9, tensor.shape)
+        found[name] = (values if dtype.kind == "f" else values * 5).astype(dtype)
+    return found
+
+
+def _regions(graph: Graph, name: str) -> dict[int, Region]:
+    """The op in two uneven parts, per axis along which that goes."""
+    facts, found = Facts(graph), {}
+    (op,) = [op for op in graph.ops if op.name == name]
+    for axis, size in enumerate(graph.tensors[op.outputs[0]].shape or ()):
+        for grain in (g for g in GRAINS if 2 * g <= size):
+            results = dict.fromkeys(op.outputs, axis)
+            region = Region((name,), results, (2, 1), dict.fromkeys(op.outputs, grain))
+            try:
+                rows_of(graph, facts, region)
+            except CannotSplitError:
+                continue
+            found[axis] = region
+            break
+    return found
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.kind)
+def test_parts_make_the_whole(case: Case) -> None:
+    graph = build_graph(case.model())
+    found = _regions(graph, "op")
+    assert set(found) == case.axes
+    _same(graph, list(found.values()), 1)
+
+
+def _same(graph: Graph, regions: list[Region], block: int) -> None:
+    feeds = _feeds(graph)
+    whole = named_outputs(to_model(graph), feeds, None)
+    for region in regions:
+        made = split(graph, [region], block).graph
+        assert len(made.ops) > len(graph.ops)
+        model = to_model(made)
+        parts = named_outputs(model, feeds, None)
+        for name in whole:
+            assert parts[name].shape == whole[name].shape
+            np.testing.assert_allclose(parts[name], whole[name], rtol=2e-6, atol=2e-6)
+        _same_sizes(made, build_graph(model))
+
+
+def _same_sizes(made: Graph, known: Graph) -> None:
+    """What is said of shapes is what onnxruntime infers."""
+    for op in made.ops:
+        for name in op.writes:
+            assert made.tensors[name].shape == known.tensors[name].shape, name
+
+
+def test_every_row_has_a_case() -> None:
+    assert {(case.domain, case.kind) for case in CASES} == {k for k in TABLE if k[0] != BLOCKED}
+
+
+def test_blocks_of_channels() -> None:
+    graph = optimised_for(blocked_net(), "host", None).graph
+    if not any(op.domain == BLOCKED for op in graph.ops):
+        pytest.skip("onnxruntime has no blocked layout on this processor")
+    kinds = {op.op_type for op in graph.ops if op.domain == BLOCKED}
+    assert {(BLOCKED, kind) for kind in kinds} == {key for key in TABLE if key[0] == BLOCKED}
+    for op in graph.ops:
+        if op.domain == BLOCKED:
+            found = _regions(graph, op.name)
+            spatial = {2, 3} if max(graph.tensors[op.outputs[0]].shape[2:]) > 1 else set()
+            assert set(found) == {0} | spatial, op.name
+            _same(graph, list(found.values()), block_size())
+
+
+def test_what_has_no_row_is_left_whole() -> None:
+    graph = build_graph(Case("Det", [(4, 3, 3)], frozenset()).model())
+    assert row_of(graph.ops[0]) is None
+    assert not _regions(graph, "op")

@@ -1,0 +1,335 @@
+"""Files that ask for what they must not get: each is refused before anything is done with it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from onnxremat import limits, plain_json
+from onnxremat.errors import ModelError, UsageError
+from onnxremat.graph.external import read_in
+from onnxremat.graph.functions import inline_functions
+from onnxremat.graph.onnx_io import atomic, read_model, to_model, to_ops
+from onnxremat.graph.temporary import reason
+from onnxremat.graph.tensor_files import read_tensors
+from onnxremat.ort import profile
+from onnxremat.ort.infer import bind, build_graph
+from onnxremat.ort.profile import named_outputs
+from onnxremat.ort.trips import require_few_trips
+from tests.toolbox import parse
+
+WEIGHTS = np.arange(64, dtype=np.float32).reshape(8, 8)
+
+
+# External weights
+
+
+def with_external(location: str, folder: Path, **entries: str) -> Path:
+    """A model whose weight lies there, as it says."""
+    made = parse("g (float[4, 8] x) => (float[4, 8] y) { y = MatMul(x, w) }")
+    weight = made.graph.initializer.add(
+        name="w", data_type=1, dims=[8, 8], data_location=TensorProto.EXTERNAL
+    )
+    for key, value in ({"location": location, "length": "256"} | entries).items():
+        weight.external_data.add(key=key, value=value)
+    path = folder / "in.onnx"
+    path.write_bytes(made.SerializeToString())
+    return path
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    """A folder for models; beside it lies a file that is no model's business."""
+    (tmp_path / "secret").write_bytes(WEIGHTS.tobytes())
+    folder = tmp_path / "models"
+    folder.mkdir()
+    (folder / "real").write_bytes(WEIGHTS.tobytes())
+    (folder / "out").symlink_to("../secret")
+    (folder / "in").symlink_to("real")
+    return folder
+
+
+@pytest.mark.parametrize("location", ["../secret", "out", "./../models/../secret"])
+def test_weights_outside_of_the_folder_are_not_read(location: str, outside: Path) -> None:
+    path = with_external(location, outside)
+    with pytest.raises(ModelError, match="outside of the model's folder"):
+        read_model(path)
+    tensor = onnx.load(path, load_external_data=False).graph.initializer[0]
+    with pytest.raises(ModelError, match="outside"):  # whoever reads it later
+        read_in(tensor, outside)
+    assert not tensor.raw_data
+
+
+def test_an_absolute_location_is_refused(outside: Path) -> None:
+    for place in (outside.parent / "secret", outside / "real"):
+        with pytest.raises(ModelError, match="outside of the model's folder"):
+            read_model(with_external(str(place), outside))
+
+
+@pytest.mark.parametrize("location", ["", "gone", "a" * 5000, "a\0b", "real/x", "."])
+def test_names_that_are_no_file(location: str, outside: Path) -> None:
+    with pytest.raises(ModelError, match="external weights are missing") as caught:
+        read_model(with_external(location, outside))
+    assert len(str(caught.value)) < 600
+
+
+def test_a_link_within_the_folder_is_followed(outside: Path) -> None:
+    path = with_external("in", outside)
+    graph = build_graph(read_model(path), outside)
+    feeds = {"x": np.ones((4, 8), np.float32)}
+    np.testing.assert_array_equal(
+        named_outputs(to_model(graph), feeds, outside)["y"], feeds["x"] @ WEIGHTS
+    )
+
+
+@pytest.mark.parametrize("entries", [{"length": "8"}, {"offset": "9" * 30}, {"length": "٣"}])
+def test_sizes_that_do_not_fit(entries: dict[str, str], outside: Path) -> None:
+    with pytest.raises(ModelError, match="weight 'w'"):
+        read_model(with_external("real", outside, **entries))
+
+
+# Weights inside
+
+
+@pytest.mark.parametrize(
+    "change", [{"dims": [8, 9]}, {"dims": [-8, -8]}, {"raw_data": b"123"}, {"data_type": 11}]
+)
+def test_weights_of_other_sizes_than_they_say(change: dict) -> None:
+    made = parse("g (float[4, 8] x) => (float[4, 8] y) { y = MatMul(x, w) }")
+    weight = numpy_helper.from_array(WEIGHTS, "w")
+    for key, value in change.items():
+        if key == "dims":
+            weight.dims[:] = value
+        else:
+            setattr(weight, key, value)
+    made.graph.initializer.append(weight)
+    with pytest.raises(ModelError, match="weight 'w' is damaged"):
+        bind(made)
+
+
+def sparse(places: np.ndarray, dims: tuple[int, ...] = (8, 8)) -> onnx.ModelProto:
+    made = parse("g (float[4, 8] x) => (float[4, 8] y) { y = MatMul(x, w) }")
+    weight = made.graph.sparse_initializer.add(dims=dims)
+    weight.values.CopyFrom(numpy_helper.from_array(np.ones(len(places), np.float32), "w"))
+    weight.indices.CopyFrom(numpy_helper.from_array(places, "w_at"))
+    return made
+
+
+@pytest.mark.parametrize("places", [np.array([0, 9, 63]), np.array([[0, 0], [1, 1], [7, 7]])])
+def test_sparse_weights_are_dense_ones(places: np.ndarray) -> None:
+    graph = build_graph(bind(sparse(places)))
+    dense = np.zeros((8, 8), np.float32)
+    dense[[0, 1, 7], [0, 1, 7]] = 1
+    feeds = {"x": np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32)}
+    assert graph.weight_bytes == 256
+    np.testing.assert_array_equal(
+        named_outputs(to_model(graph), feeds, None)["y"], feeds["x"] @ dense
+    )
+
+
+def test_sparse_weights_that_are_none() -> None:
+    for places in (np.array([64]), np.array([-1]), np.array([[8, 0]])):
+        with pytest.raises(ModelError, match="sparse weight 'w' is damaged"):
+            bind(sparse(places))
+    with pytest.raises(ModelError, match="too many bytes of sparse weight 'w'"):
+        bind(sparse(np.array([0]), (1 << 20, 1 << 20)))
+
+
+# Functions
+
+
+def calling(bodies: dict[str, list[str]]) -> onnx.ModelProto:
+    """Functions by name that call others one after the other; ``Sin`` is the operator."""
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("my", 1)]
+
+    def nodes(names: list[str], source: str, target: str) -> list[onnx.NodeProto]:
+        values = [source, *(f"v{i}" for i in range(len(names) - 1)), target]
+        return [
+            helper.make_node(name, [a], [b], domain="" if name == "Sin" else "my")
+            for name, a, b in zip(names, values, values[1:], strict=False)
+        ]
+
+    shape = (TensorProto.FLOAT, [4])
+    graph = helper.make_graph(
+        nodes(["F0"], "x", "y"), "g",
+        [helper.make_tensor_value_info("x", *shape)], [helper.make_tensor_value_info("y", *shape)],
+    )  # fmt: skip
+    made = helper.make_model(graph, opset_imports=opsets, ir_version=9)
+    for name, body in bodies.items():
+        made.functions.append(
+            helper.make_function("my", name, ["a"], ["b"], nodes(body, "a", "b"), opsets)
+        )
+    return made
+
+
+def test_functions_are_written_out() -> None:
+    made = inline_functions(calling({"F0": ["F1", "F1"], "F1": ["Sin", "Sin", "Sin"]}))
+    assert [node.op_type for node in made.graph.node] == ["Sin"] * 6
+
+
+@pytest.mark.parametrize(
+    ("bodies", "words"),
+    [
+        ({"F0": ["F0"]}, "'F0' .* calls itself"),
+        ({"F0": ["F1"], "F1": ["Sin", "F0"]}, "calls itself"),
+        (
+            {f"F{i}": [f"F{i + 1}"] * 2 for i in range(400)} | {"F400": ["Sin"]},
+            f"in a row: {limits.NESTING + 1}",
+        ),
+        (
+            {f"F{i}": [f"F{i + 1}"] * 2 for i in range(22)} | {"F22": ["Sin"]},
+            f"too many nodes .* {2**22}",
+        ),
+        (
+            {f"F{i}": [f"F{i + 1}"] * 9 for i in range(70)} | {"F70": ["Sin"]},
+            r"more than 10\^18",
+        ),
+    ],
+    ids=["itself", "in a ring", "a long row", "doubling", "more than there are atoms"],
+)
+def test_functions_that_never_end(bodies: dict[str, list[str]], words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        inline_functions(calling(bodies))
+
+
+def test_graphs_of_too_many_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = parse("g (float[8] x) => (float[8] y) { a = Sin(x)  b = Sin(a)  y = Sin(b) }")
+    assert inline_functions(made) is made
+    monkeypatch.setattr("onnxremat.graph.functions.NODES", 2)
+    with pytest.raises(ModelError, match=r"too many nodes .*: 3"):
+        inline_functions(made)
+
+
+# Order and names
+
+
+def test_a_long_graph_listed_backwards_is_sorted() -> None:
+    """In a time that grows with its length, not with its square: 5,000 ops."""
+    count = 5_000
+    made = onnx.ModelProto(ir_version=9)
+    made.graph.input.append(helper.make_tensor_value_info("v0", 1, [1]))
+    made.graph.output.append(helper.make_tensor_value_info(f"v{count}", 1, [1]))
+    made.graph.node.extend(
+        helper.make_node("Sin", [f"v{i}"], [f"v{i + 1}"], name="same")
+        for i in reversed(range(count))
+    )
+    ops = to_ops(made)
+    assert [op.outputs[0] for op in ops] == [f"v{i + 1}" for i in range(count)]
+    assert len({op.name for op in ops}) == count
+
+
+NAMES = ["a,b", 'q"uo\\te', "new\nline,1,2,3", "tab\tand\x01\r\n", "#9,9,9,9,9", "ünï"]
+
+
+def test_any_name_of_a_node_is_measured(tmp_path: Path) -> None:
+    """Names go into the files of a profile without any quoting."""
+    steps = " ".join(f"v{i} = Softmax(v{i - 1})" for i in range(1, len(NAMES) + 1))
+    made = parse(f"g (float[4, 64] v0) => (float[4, 64] v{len(NAMES)}) {{ {steps} }}")
+    for node, name in zip(made.graph.node, NAMES, strict=True):
+        node.name = name
+    graph = build_graph(bind(made))
+    assert all(op.name.isprintable() for op in graph.ops)
+    feeds = {"v0": np.ones((4, 64), np.float32)}
+    for model in (to_model(graph), made):
+        found = profile.profile(model, feeds, profile.DEFAULT)
+        assert [k.op_type for k in found.kernels] == ["Softmax"] * len(NAMES)
+    assert [k.name for k in profile.profile(to_model(graph), feeds, profile.DEFAULT).kernels] == [
+        op.name for op in graph.ops
+    ]
+
+
+# Readers of other files
+
+
+def test_json_is_read_only_so_deep() -> None:
+    def nested(levels: int) -> str:
+        return "[" * levels + "]" * levels
+
+    assert plain_json.loads('{"a": [1, {"b": "[[[["}]}') == {"a": [1, {"b": "[[[["}]}
+    plain_json.loads(nested(limits.NESTING))
+    for levels in (limits.NESTING + 1, 900, 200_000):
+        for text in (nested(levels), '{"a":' * levels + "1" + "}" * levels):
+            with pytest.raises(ValueError, match="nested deeper"):
+                plain_json.loads(text)
+    with pytest.raises(ValueError, match="Expecting"):
+        plain_json.loads("[")
+
+
+def tensor_header(shape: str, offsets: str, kind: str = '"F32"') -> str:
+    return f'{{"a": {{"dtype": {kind}, "shape": {shape}, "data_offsets": {offsets}}}}}'
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "[" * 200_000, "[]", "{}x", '{"a": 1}', '{"__metadata__": {"a": 1}}',
+        tensor_header("[-1]", "[0, 8]"), tensor_header("[1e3]", "[0, 8]"),
+        tensor_header("[2]", "[-8, 8]"), tensor_header("[3]", "[0, 8]"),
+        tensor_header(f"[{2**100}]", "[0, 8]"), tensor_header("[true, 2]", "[0, 8]"),
+        tensor_header("2", "[0, 8]"), tensor_header("[2]", "[0]"), tensor_header("[2]", "8"),
+        tensor_header("[2]", "[0, 8]", '["F32"]'),
+    ],
+)  # fmt: skip
+def test_damaged_safetensors(header: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header.encode() + bytes(8))
+    with pytest.raises(ModelError, match="cannot read the tensors"):
+        read_tensors(path)
+
+
+# Writing
+
+
+def test_a_link_as_output_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    link = tmp_path / "link"
+    link.symlink_to("there/file")
+    for text in ("new", "again"):  # to nothing yet, then to a file
+        with atomic(link) as temporary:
+            temporary.write_text(text)
+        assert link.is_symlink()
+        assert (tmp_path / "there/file").read_text() == text
+    assert os.listdir(tmp_path / "there") == ["file"]  # noqa: PTH208
+    round_trip = tmp_path / "round"
+    round_trip.symlink_to("round")
+    with pytest.raises(UsageError, match="cannot write"), atomic(round_trip):
+        pass
+
+
+def test_a_full_temporary_folder_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where something cannot be read that was just written, whatever its reader says."""
+    error = ValueError("broken")
+    assert reason(error) is error
+    monkeypatch.setattr("shutil.disk_usage", lambda _: type("U", (), {"free": 0})())
+    said = reason(error)
+    assert isinstance(said, UsageError)
+    assert "temporary files is full" in str(said)
+    assert "TMPDIR" in str(said)
+    cut = tmp_path / "profile.json"
+    cut.write_text('[{"cat": "No')
+    with pytest.raises(UsageError, match="is full"):
+        profile._events(cut)
+
+
+def test_loops_that_no_profile_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused before the first run; bodies in bodies multiply."""
+    body = """b (int64 i, bool on, float[4] s) => (bool o, float[4] t) {
+        o = Identity(on)  t = Sin(s) }"""
+    made = parse(f"""g (float[4] x) => (float[4] y) <int64 n = {{5}}, bool c = {{1}}> {{
+        y = Loop(n, c, x) <body = {body}> }}""")
+    inner = made.graph.node[0].attribute[0].g
+    monkeypatch.setattr("onnxremat.ort.trips.BODY_RUNS", 15)
+    require_few_trips(made)
+    graph = helper.make_graph(
+        [helper.make_node("Loop", ["n", "c", "s"], ["t"], body=inner),
+         helper.make_node("Identity", ["on"], ["o"])],
+        "outer", inner.input, inner.output,
+    )  # fmt: skip
+    made.graph.node[0].attribute[0].g.CopyFrom(graph)
+    with pytest.raises(ModelError, match=rf"too many runs .*: {5 * (1 + 2 + 5 * (1 + 2))}"):
+        profile.profile(made, {"x": np.ones(4, np.float32)}, profile.DEFAULT)

@@ -1,0 +1,166 @@
+"""Small random graphs, every placement tried: the package finds and proves the least of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from functools import cache
+from math import inf
+from typing import Any
+
+import numpy as np
+import pytest
+
+from onnxremat.errors import InfeasibleError
+from onnxremat.placement.answer import Answer, Work
+from onnxremat.placement.classes import condense, loads
+from onnxremat.placement.graph_files import from_json
+from onnxremat.placement.judge import judge, judge_placement
+from onnxremat.placement.methods import THROUGHPUT, TWO_MAXIMA, Ask, solve
+from tests.limits import LONG
+from tests.placement import oracle
+
+SEEDS = range(120)
+CHAIN = Ask()
+
+
+@cache
+def tried(seed: int) -> tuple[dict[str, Any], list[tuple[oracle.Where, oracle.Found]]]:
+    data = oracle.draw(seed)
+    return data, oracle.every(data)
+
+
+def answer_of(seed: int, ask: Ask = CHAIN, seconds: float = LONG) -> Answer | None:
+    """None where it is refused as infeasible."""
+    try:
+        return solve(from_json(tried(seed)[0]), ask, Work(seconds))
+    except InfeasibleError:
+        return None
+
+
+def test_the_chain_of_ideals_is_the_least_contiguous_placement() -> None:
+    """Where a colour has backward nodes only, the order that it gets makes some chains impossible;
+    elsewhere the values are equal."""
+    equal = 0
+    for seed in SEEDS:
+        data, found = tried(seed)
+        wanted, answer = oracle.least(found, "chain"), answer_of(seed)
+        value = answer.value if answer else inf
+        if oracle.has_orphans(data):
+            assert value >= wanted - 1e-9
+        else:
+            assert value == pytest.approx(wanted, abs=1e-9), seed
+            equal += 1
+        if answer:
+            assert answer.status == "optimal"
+    assert equal > 80
+
+
+def test_two_maxima_along_chains() -> None:
+    for seed in SEEDS:
+        data, found = tried(seed)
+        if oracle.has_orphans(data):
+            continue
+        answer = answer_of(seed, Ask(TWO_MAXIMA))
+        wanted = oracle.least(found, "chain", two=True)
+        assert (answer.value if answer else inf) == pytest.approx(wanted, abs=1e-9), seed
+        assert answer is None or answer.status == "optimal"
+
+
+def enough() -> Callable[[], bool]:
+    """Ends work at the twentieth look, however long these take."""
+    looks = itertools.count()
+    return lambda: next(looks) > 20
+
+
+@pytest.mark.parametrize("objective", [THROUGHPUT, TWO_MAXIMA])
+def test_placements_of_any_shape_and_their_bounds(objective: str) -> None:
+    """The bound is never above the least of all placements, and what is found is nearly always
+    that least."""
+    two = objective == TWO_MAXIMA
+    met = found_least = answered = 0
+    for seed in SEEDS[::3]:
+        data, found = tried(seed)
+        graph, wanted = from_json(data), oracle.least(found, two=two)
+        try:
+            answer = solve(graph, Ask(objective, contiguous=False), Work(LONG, stop=enough()))
+        except InfeasibleError:
+            assert wanted == inf
+            continue
+        if answer.where is None:
+            continue
+        assert answer.bound <= wanted + 1e-9, seed
+        assert answer.value >= wanted - 1e-9, seed
+        second = oracle.judged(data, tuple(answer.where.tolist()))
+        assert second.fits
+        assert (second.two if two else second.load) == pytest.approx(answer.value, abs=1e-9)
+        answered += 1
+        met += answer.status == "optimal"
+        found_least += answer.value <= wanted + 1e-9
+    assert found_least > 0.9 * answered
+    assert met > answered / 3 > 8
+
+
+def test_answers_keep_all_rules_and_cost_what_they_say() -> None:
+    for seed in SEEDS:
+        answer = answer_of(seed)
+        if answer is None:
+            continue
+        data, _ = tried(seed)
+        graph = from_json(data)
+        verdict = judge(graph, answer.split(graph))
+        assert not verdict.broken(contiguous=True), seed
+        assert verdict.max_load == pytest.approx(answer.value, abs=1e-9)
+        second = oracle.judged(data, tuple(answer.where.tolist()))
+        assert second.load == pytest.approx(answer.value, abs=1e-9)
+        assert second.fits
+        assert second.convex
+        assert second.chain
+
+
+def test_judges_agree_on_every_placement() -> None:
+    """Node by node in the package, by nets for its solvers, and the oracle's."""
+    for seed in SEEDS:
+        data, found = tried(seed)
+        graph = from_json(data)
+        c = condense(graph, chain=False)
+        rng = np.random.default_rng(seed)
+        for pick in rng.choice(len(found), min(4, len(found)), replace=False):
+            where, second = found[pick]
+            verdict = judge_placement(graph, where)
+            assert verdict.max_load == pytest.approx(second.load)
+            assert verdict.two_maxima == pytest.approx(second.two)
+            assert (not verdict.broken(contiguous=False)) == second.fits
+            assert (not verdict.breaks("contiguous")) == second.convex
+            assert (not verdict.breaks("one order of devices")) == second.chain
+            by_class = np.zeros(c.count, np.int64)
+            by_class[c.of] = where
+            parts = loads(c, by_class)
+            assert parts.sum(1).max() == pytest.approx(second.load)
+            assert parts.max(0).sum() == pytest.approx(second.two)
+
+
+def circle() -> dict[str, Any]:
+    """Chains 1 -> 2 and 3 -> 4: {1, 4} and {2, 3} are convex, and wait for each other."""
+    times, sizes = {1: 3, 2: 3, 3: 1, 4: 1}, {1: 300, 2: 200, 3: 300, 4: 200}
+    return {
+        "maxFPGAs": 2, "maxCPUs": 0, "maxSizePerFPGA": 500,
+        "nodes": [
+            {"id": v, "supportedOnFpga": 1, "cpuLatency": 9, "fpgaLatency": times[v],
+             "isBackwardNode": 0, "size": sizes[v]}
+            for v in (1, 2, 3, 4)
+        ],
+        "edges": [{"sourceId": 1, "destId": 2, "cost": 0}, {"sourceId": 3, "destId": 4, "cost": 0}],
+    }  # fmt: skip
+
+
+def test_convex_devices_may_wait_for_each_other() -> None:
+    """The released integer program allows 4, no chain of devices takes less than 6."""
+    graph = from_json(circle())
+    answer = solve(graph, CHAIN, Work(LONG))
+    assert (answer.value, answer.status) == (6, "optimal")
+    assert oracle.least(oracle.every(circle()), "convex") == 4
+    verdict = judge_placement(graph, [0, 1, 1, 0])
+    assert verdict.max_load == 4
+    assert [finding.rule for finding in verdict.findings] == ["one order of devices"]
+    assert "ip.py" in verdict.findings[0].passes

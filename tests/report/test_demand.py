@@ -1,0 +1,127 @@
+"""What a model needs, judged against the simulator and the planner's own bounds."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+
+from onnxremat.graph.onnx_io import to_model
+from onnxremat.ort.infer import build_graph
+from onnxremat.pipeline.prepare import Prepared, Settings, prepare
+from onnxremat.planner import peak, solve
+from onnxremat.planner.options import PlanOptions
+from onnxremat.report import demand
+from onnxremat.report.composition import totals
+from onnxremat.report.demand import Subject
+from onnxremat.report.holders import Holders
+from onnxremat.schedule.simulate import Rules, simulate
+from tests.toolbox import graph_of, parse, random_dag, training_chain
+
+
+def prepared(model: onnx.ModelProto) -> Prepared:
+    return prepare(model, Settings(measure=False, target="none"))
+
+
+@pytest.fixture(scope="module")
+def chain() -> Subject:
+    """A training step in which recomputation pays."""
+    return Subject(prepared(to_model(training_chain(4, 32, 256))))
+
+
+def test_holders_are_what_is_held() -> None:
+    """At every step of random graphs: as many bytes, and made before, and read from then on."""
+    for seed in range(20):
+        graph = build_graph(random_dag(seed))
+        for rules in (Rules(), Rules(reuse=True)):
+            line = simulate(graph, rules)
+            holders = Holders.of(graph, line, rules)
+            place = {op.name: step for step, op in enumerate(graph.ops)}
+            for step in range(len(line.ops)):
+                held = holders.at(step, len(graph.tensors))
+                assert sum(one.bytes for one in held) == line.live[step]
+                sizes = [one.bytes for one in held]
+                assert sizes == sorted(sizes, reverse=True)
+                for one in held:
+                    maker = graph.ops[graph.producer[one.tensor]]
+                    assert one.producer == maker.name
+                    assert place[one.producer] <= step
+                    assert all(place[reader] >= step for reader in one.readers)
+
+
+def test_a_value_worked_in_place_is_the_one_in_memory() -> None:
+    graph = graph_of("""g (float[64] x) => (float[64] c) {
+        a = Sin(x)  b = Tanh(a)  c = Cos(b) }""")
+    holders = Holders.of(graph, simulate(graph))
+    assert [one.tensor for one in holders.at(0, 9)] == ["a"]
+    assert [one.tensor for one in holders.at(1, 9)] == ["b"]  # Tanh works in the memory of a
+    assert holders.at(1, 9)[0].readers == (graph.ops[2].name,)
+
+
+def test_the_worst_moment_is_the_simulators(chain: Subject) -> None:
+    worst, line = demand.worst_moment(chain), chain.default
+    assert worst.bytes == int(totals(line).max()) == line.peak
+    assert worst.bytes == worst.weights + worst.live + worst.scratch
+    assert (worst.op, worst.before) == (line.ops[worst.step], line.ops[worst.step - 1])
+    assert worst.holders[0].bytes == max(one.bytes for one in worst.holders)
+
+
+def test_what_ways_keep_is_true_and_what_is_proven_holds(chain: Subject) -> None:
+    found = {way.name: way for way in demand.ways(chain)}
+    problem = chain.problem
+    assert found["another order"].bytes == peak(problem, chain.order.order)
+    recomputing = found["recomputing"]
+    assert recomputing.bytes < found["another order"].bytes
+    assert recomputing.overhead > 0
+    within = solve(problem, recomputing.bytes, PlanOptions(work=100, threads=1))
+    assert within.schedule is not None
+    below = solve(problem, recomputing.lower - 1, PlanOptions(work=100, threads=1))
+    assert below.schedule is None
+    assert all(way.lower <= way.bytes for way in found.values())
+    assert "batch in 2 parts" not in found  # its gradients are sums over the rows
+
+
+def test_a_batch_goes_in_parts_where_every_result_has_its_rows() -> None:
+    text = "g (float[8, 64] x) => (float[{result}] y) {{ a = Sin(x) y = {last} }}"
+    rows = Subject(prepared(parse(text.format(result="8, 64", last="Add(a, x)"))))
+    whole = Subject(prepared(parse(text.format(result="", last="ReduceSum <keepdims = 0> (a)"))))
+    assert demand.rows(rows) == 8
+    assert demand.rows(whole) == 0
+    names = [way.name for way in demand.ways(rows) if way.known == "estimated"]
+    assert names == ["batch in 2 parts", "batch in 8 parts"]
+
+
+def test_budgets_are_judged(chain: Subject) -> None:
+    worst, found = demand.worst_moment(chain).bytes, demand.ways(chain)
+    order, again = found[1].bytes, found[2].bytes
+
+    def keeps(budget: int) -> bool | None:
+        return demand.judge(chain, worst, found, budget).keeps
+
+    assert keeps(worst)
+    assert keeps(order)
+    assert keeps(again)
+    assert keeps(chain.need.bytes - 1) is False
+    assert "proven" in demand.judge(chain, worst, found, chain.need.bytes - 1).words
+    if again > chain.need.bytes:
+        assert keeps(chain.need.bytes) is None
+
+
+def test_a_batch_that_may_go_in_parts_is_refused_only_below_its_results() -> None:
+    subject = Subject(
+        prepared(
+            parse("""g (float[8, 64] x) => (float[8, 8] y) {
+        a = Sin(x) b = Transpose(a) y = MatMul(a, b) }""")
+        )
+    )
+    worst, found = demand.worst_moment(subject).bytes, demand.ways(subject)
+    assert subject.floor < subject.need.bytes
+    between = demand.judge(subject, worst, found, subject.need.bytes - 1)
+    assert between.keeps is None
+    assert "parts" in between.words
+    assert demand.judge(subject, worst, found, subject.floor - 1).keeps is False
+
+
+def test_a_model_without_ops_and_one_that_is_all_weights() -> None:
+    subject = Subject(prepared(parse("g (float[4] x) => (float[4] y) { y = Identity(x) }")))
+    assert demand.worst_moment(subject).steps == 1
+    assert all(way.bytes >= way.lower for way in demand.ways(subject))
