@@ -212,7 +212,7 @@ class _Parts:
         )
         raise refusal(
             self.prepared.name,
-            self.limit(self.prepared).planned + self.prepared.beside.total,
+            self.limit(self.prepared).asked(self.prepared.beside.total),
             unfit.found,
             works,
             all_ways=whole and unfit.found.certificate.any_order,

@@ -283,7 +283,7 @@ class OneSession:
     def refusal(self, found: Solution) -> InfeasibleError | NoPlanError:
         """What is known without looking for a budget that works."""
         fixed = self.prepared.settings.fixed_order
-        return unexplained(self.prepared.name, self.limit.planned + self.beside, found, fixed)
+        return unexplained(self.prepared.name, self.limit.asked(self.beside), found, fixed)
 
     def _plan(self, found: Solution, first: Solution) -> Plan:
         prepared, reduced = self.prepared, self.reduced

@@ -30,6 +30,10 @@ class Limit:
         """Bytes for weights and values in a process that takes ``beside`` bytes more."""
         return self.planned if self.total is None else max(1, self.total - beside)
 
+    def asked(self, beside: int) -> int:
+        """The budget itself, of a process that takes ``beside`` bytes beside weights and values."""
+        return self.planned + beside if self.total is None else self.total
+
 
 def limit_of(prepared: Prepared, budget: Budget) -> Limit | None:
     """A budget in bytes, None for ``min``."""

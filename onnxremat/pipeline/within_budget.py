@@ -56,14 +56,14 @@ def plan_within(
     if not explain or (chosen and made.over):
         raise made.error()
     if chosen and made.found.status is not Status.INFEASIBLE:
-        shown = limit.planned + prepared.beside.total
+        shown = limit.asked(prepared.beside.total)
         raise given_up(options.method.name, prepared.name, shown, made.found)
     least = smallest(prepared, options.within(HALF), log)
     if not chosen and least.keeps(limit):
         return least.as_answer(limit, made)
     all_ways = made.found.certificate.any_order or prepared.settings.fixed_order
     works = Least(least.candidate.budget, least.lower, least.why)
-    shown = limit.planned + prepared.beside.total
+    shown = limit.asked(prepared.beside.total)
     raise refusal(prepared.name, shown, made.found, works, all_ways=all_ways, notes=prepared.notes)
 
 
