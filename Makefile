@@ -9,7 +9,7 @@ TORCH ?= torch==2.13.0
 # In one call with PyTorch, or another build of it may be drawn in.
 ZOO ?= $(TORCH) torchvision==0.28.0 timm transformers onnxscript
 
-.PHONY: demo test test-slow coverage test-torch test-zoo test-zoo-sample check format bench bench-devices bench-memory bench-plan bench-train regress clean
+.PHONY: demo test test-slow coverage test-torch test-zoo test-zoo-sample check format bench bench-cuda bench-devices bench-memory bench-place bench-plan bench-train regress clean
 
 demo: $(VENV)/ready
 	MODEL=$(MODEL) $(BIN)/python tools/demo.py
@@ -52,11 +52,17 @@ format: $(VENV)/dev
 bench: $(VENV)/dev
 	$(BIN)/python tools/regress.py --quick
 
+bench-cuda: $(VENV)/dev
+	$(BIN)/python tools/cuda_all.py $(ARGS)
+
 bench-devices: $(VENV)/dev
 	$(BIN)/python tools/bench_devices.py --must-show $(ARGS)
 
 bench-memory: $(VENV)/dev
 	$(BIN)/python tools/bench_memory.py $(ARGS)
+
+bench-place: $(VENV)/dev
+	$(BIN)/python tools/bench_place.py $(ARGS)
 
 bench-plan: $(VENV)/dev
 	$(BIN)/python tools/bench_plan.py $(ARGS)

@@ -39,8 +39,8 @@ from onnxremat.grad import training_of
 from onnxremat.graph.functions import inline_functions
 from onnxremat.graph.onnx_io import check_writable, missing_file, read_model, write_model
 from onnxremat.ort.infer import bind
-from onnxremat.pipeline.batch_split import plan_best
 from onnxremat.pipeline.closed_loop import Candidate
+from onnxremat.pipeline.fission_ways import plan_within_budget
 from onnxremat.pipeline.in_session import InOneSession, SessionRun
 from onnxremat.pipeline.optimize import Request
 from onnxremat.pipeline.optimize import optimize as finish_request
@@ -253,7 +253,7 @@ def plan(
     """
     limit, log = one_budget(budget), Phases.of(say)
     prepared = prepare(source, settings or Settings(), log)
-    return plan_best(prepared, limit, options or PlanOptions(), log)
+    return plan_within_budget(prepared, limit, options or PlanOptions(), log)
 
 
 def read_plan(path: str | os.PathLike[str]) -> Plan:

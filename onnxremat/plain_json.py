@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
 from onnxremat.limits import NESTING
 
 
-def loads(text: str | bytes) -> Any:
+def loads(text: str | bytes, parse_float: Callable[[str], Any] = float) -> Any:
     """What a JSON text says.
+
+    Args:
+        parse_float: makes numbers with a point of their text.
 
     Raises:
         ValueError: it is no JSON, or nested deeper than :data:`limits.NESTING`.
     """
     deep = f"nested deeper than {NESTING} levels"
     try:
-        found = json.loads(text)
+        found = json.loads(text, parse_float=parse_float)
     except RecursionError:
         raise ValueError(deep) from None
     level = [found]

@@ -25,26 +25,41 @@ def _conv(p: Values, name: str, x: torch.Tensor, stride: int = 1, groups: int = 
     return functional.conv2d(x, w, None, stride, w.shape[-1] // 2, 1, groups)
 
 
-def resnet18(p: Values, inputs: Values, block: Block) -> torch.Tensor:
-    """ResNet-18; its blocks are the residual ones."""
+def _resnet(p: Values, inputs: Values, block: Block, counts: tuple[int, ...]) -> torch.Tensor:
+    """A ResNet; its blocks are the residual ones: two convolutions, or three with the stride on the
+    middle one."""
 
     def stem(x: torch.Tensor) -> torch.Tensor:
         x = torch.relu(_norm(p, "bn1", _conv(p, "conv1", x, 2)))
         return functional.max_pool2d(x, 3, 2, 1)
 
     def residual(x: torch.Tensor, name: str, stride: int) -> torch.Tensor:
-        y = torch.relu(_norm(p, f"{name}.bn1", _conv(p, f"{name}.conv1", x, stride)))
-        y = _norm(p, f"{name}.bn2", _conv(p, f"{name}.conv2", y))
+        deep = f"{name}.conv3.weight" in p
+        y = _conv(p, f"{name}.conv1", x, 1 if deep else stride)
+        y = _conv(p, f"{name}.conv2", torch.relu(_norm(p, f"{name}.bn1", y)), stride if deep else 1)
+        y = _norm(p, f"{name}.bn2", y)
+        if deep:
+            y = _norm(p, f"{name}.bn3", _conv(p, f"{name}.conv3", torch.relu(y)))
         if f"{name}.downsample.0.weight" in p:
             x = _norm(p, f"{name}.downsample.1", _conv(p, f"{name}.downsample.0", x, stride))
         return torch.relu(x + y)
 
     x = block(stem, inputs["input"])
-    for stage in range(1, 5):
-        for k in range(2):
+    for stage, count in enumerate(counts, start=1):
+        for k in range(count):
             x = block(residual, x, f"layer{stage}.{k}", 2 if stage > 1 and k == 0 else 1)
     x = functional.adaptive_avg_pool2d(x, 1).flatten(1)
     return functional.linear(x, p["fc.weight"], p["fc.bias"])
+
+
+def resnet18(p: Values, inputs: Values, block: Block) -> torch.Tensor:
+    """ResNet-18."""
+    return _resnet(p, inputs, block, (2, 2, 2, 2))
+
+
+def resnet50(p: Values, inputs: Values, block: Block) -> torch.Tensor:
+    """ResNet-50."""
+    return _resnet(p, inputs, block, (3, 4, 6, 3))
 
 
 def mobilenetv2(p: Values, inputs: Values, block: Block) -> torch.Tensor:
@@ -142,5 +157,6 @@ def vit(
 
 
 FORWARDS: dict[str, Callable[..., torch.Tensor]] = {
-    "resnet18": resnet18, "mobilenetv2": mobilenetv2, "bert": bert, "vit": vit,
+    "resnet18": resnet18, "resnet50": resnet50, "mobilenetv2": mobilenetv2, "bert": bert,
+    "vit": vit,
 }  # fmt: skip

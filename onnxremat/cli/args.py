@@ -19,6 +19,7 @@ from onnxremat.report.suffix import check_suffix
 from onnxremat.units import format_bytes
 
 if TYPE_CHECKING:
+    from onnxremat.fission.region import Region
     from onnxremat.pipeline.artifact import Check
     from onnxremat.pipeline.study_problem import Subject
 
@@ -119,6 +120,15 @@ SplitBatch = Annotated[
         help="Compute the batch of an inference in parts, which need less at a time: so many, or "
         "of so many rows each (5,3); 1 keeps it whole. auto: where that is quicker than "
         "recomputing, or than dealing out ops to --devices.",
+    ),
+]
+Fission = Annotated[
+    str,
+    typer.Option(
+        "--fission",
+        help="Compute regions of an inference's graph in parts (rows of images, tokens, heads), "
+        "which need less at a time: auto, where the budget is not kept without, or by slower "
+        "recomputing; off.",
     ),
 ]
 Devices = Annotated[
@@ -271,6 +281,17 @@ def tell_beside(voice: Voice, subject: Subject) -> None:
             f"{format_bytes(subject.beside)} more ({subject.model.beside.words}), which --budget "
             "in bytes counts"
         )
+
+
+def parse_fission(text: str) -> tuple[Region, ...] | None:
+    """``auto`` (None) or ``off``.
+
+    Raises:
+        UsageError: something else.
+    """
+    if text not in ("auto", "off"):
+        raise UsageError(f"--fission '{text}' is not understood", hint="auto or off")
+    return None if text == "auto" else ()
 
 
 def parse_split(text: str) -> tuple[int, ...] | None:

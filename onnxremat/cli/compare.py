@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -51,7 +52,14 @@ def command(
     Nothing is rewritten: these are the planner's numbers. --time-limit holds for each planner. A
     published rule that beats ours by more than the gap is reported as a defect, exit code 1. Where
     no planner has a plan the exit code is 3 (proven: there is none) or 4.
+    Of a graph for placement (docs/placement.md), the methods of placing it are compared; budgets
+    and planners do not matter then.
     """
+    from onnxremat.placement.graph_files import is_placement_graph
+
+    if is_placement_graph(source):
+        _placements(source, time_limit, seed, Voice(as_json, quiet))
+        return
     from onnxremat import api
     from onnxremat.pipeline.prepare import Settings
     from onnxremat.report.standings import standings_table
@@ -95,3 +103,21 @@ def command(
             why="; ".join(found.defects),
             hint="a longer --time-limit; and please report this graph",
         )
+
+
+def _placements(source: Path, time_limit: float, seed: int, voice: Voice) -> None:
+    """Methods of placement side by side."""
+    from onnxremat.placement.answer import Work
+    from onnxremat.placement.graph_files import read_graph
+    from onnxremat.report.placements import methods_table
+    from onnxremat.studies.placements import compare_placements
+
+    graph = read_graph(source)
+    with voice.working() as interrupt:
+        work = Work(time_limit, seed=seed, stop=interrupt)
+        found = compare_placements(graph, work, voice.say)
+        if not found:
+            raise StoppedError("interrupted before any method answered")
+        voice.table(methods_table(found))
+    if voice.as_json:
+        voice.result({"graph": source.name, "methods": [asdict(row) for row in found]})

@@ -25,6 +25,14 @@ def command(
     shape: args.Shape = None,
     dim: args.Dim = None,
     target: args.Target = "auto",
+    time_limit: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            help="Seconds for the planner's search of the smallest budget; 0 asks rules that take "
+            "a moment.",
+        ),
+    ] = 0.0,
     threads: args.Threads = 0,
     seed: args.Seed = 0,
     data: args.Data = None,
@@ -51,7 +59,9 @@ def command(
     with voice.working():
         prepared = prepare(source, settings, voice.say)
         voice.say("looking for the smallest budgets")
-        told = Explanation.of(prepared, asked(str(source), typed), wanted, memory_bytes())
+        told = Explanation.of(
+            prepared, asked(str(source), typed), wanted, memory_bytes(), time_limit
+        )
     voice.table(told.page())
     for note in prepared.notes:
         voice.note(note)
@@ -62,5 +72,5 @@ def command(
         raise InfeasibleError(
             f"no plan for {prepared.name} fits {told.verdict.budget} B", why=told.verdict.words,
             hint=f"--budget {limit(least)}, the smallest budget found here", smallest=least,
-            lower_bound=told.subject.need.bytes,
+            lower_bound=told.verdict.lower,
         )  # fmt: skip

@@ -81,6 +81,7 @@ def command(
     fixed_order: args.FixedOrder = False,
     split_batch: args.SplitBatch = "auto",
     not_counted: args.NotCounted = "",
+    fission: args.Fission = "auto",
     data: args.Data = None,
     measure: args.Measure = True,
     fresh: args.Fresh = False,
@@ -128,7 +129,7 @@ def command(
         )  # fmt: skip
     settings = Settings(
         args.parse_shapes(shape), args.parse_dims(dim), target, threads, seed, data, measure, fresh,
-        fixed_order, made, args.parse_split(split_batch),
+        fixed_order, made, args.parse_split(split_batch), args.parse_fission(fission),
         not_counted=args.parse_parts(not_counted),
     )  # fmt: skip
     log = Phases(voice.say)

@@ -61,6 +61,7 @@ def command(
     fixed_order: args.FixedOrder = False,
     split_batch: args.SplitBatch = "auto",
     not_counted: args.NotCounted = "",
+    fission: args.Fission = "auto",
     data: args.Data = None,
     measure: args.Measure = True,
     fresh: args.Fresh = False,
@@ -73,7 +74,7 @@ def command(
     share of its budget means the peak of storing everything in the file's order.
     """
     from onnxremat.graph.onnx_io import check_writable
-    from onnxremat.pipeline.batch_split import plan_best
+    from onnxremat.pipeline.fission_ways import plan_within_budget
     from onnxremat.pipeline.model_files import number_of_bytes, write_formulation
     from onnxremat.pipeline.phases import Phases
     from onnxremat.pipeline.prepare import Settings
@@ -91,6 +92,7 @@ def command(
         args.parse_shapes(shape), args.parse_dims(dim), target, threads, seed, data, measure, fresh,
         fixed_order, split_batch=args.parse_split(split_batch),
         not_counted=args.parse_parts(not_counted),
+        fission=args.parse_fission(fission),
     )  # fmt: skip
     with voice.working() as interrupt:
         options = PlanOptions(
@@ -119,7 +121,7 @@ def command(
                 facts = plan_graph(subject, limit, options)
                 text = json.dumps(facts)
             else:
-                made = plan_best(subject.model, limit, options, Phases(voice.say))
+                made = plan_within_budget(subject.model, limit, options, Phases(voice.say))
                 facts, text = _facts(made), made.plan.dumps()
         interrupt.at_once = False  # there is something to keep now
         _tell(voice, facts, output, text, as_json)

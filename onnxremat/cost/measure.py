@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import statistics
+import tempfile
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -35,7 +36,10 @@ def cache_folder() -> Path:
     """Where measured costs are kept (``ONNXREMAT_CACHE`` overrides)."""
     if os.environ.get("ONNXREMAT_CACHE"):
         return Path(os.environ["ONNXREMAT_CACHE"])
-    home = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
+    try:
+        home = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
+    except RuntimeError:  # a user without a home
+        return Path(tempfile.gettempdir()) / f"onnxremat-{os.getuid()}"
     return Path(home) / "onnxremat"
 
 

@@ -135,6 +135,11 @@ class Graph:
         return sum(t.bytes for t in self.tensors.values() if t.role is Role.WEIGHT)
 
     @property
+    def input_bytes(self) -> int:
+        """Bytes the caller holds for the inputs; no budget counts them."""
+        return sum(t.bytes for t in self.tensors.values() if t.role is Role.INPUT)
+
+    @property
     def opsets(self) -> dict[str, int]:
         """Operator set version per domain ("" is the default domain)."""
         return {

@@ -21,10 +21,22 @@ def no_room(what: str, why: str) -> UsageError:
 
 def reason(error: Exception) -> Exception:
     """What to raise for an error that a full folder may be behind: that, or the error itself."""
-    try:
-        free = shutil.disk_usage(tempfile.gettempdir()).free
-    except OSError:  # there is no such folder any more
-        free = 0
+    free = _free()
     if free >= LEAST:
         return error
     return no_room("the folder for temporary files is full", f"{free} bytes are left")
+
+
+def cut_short(what: str) -> UsageError:
+    """The error for what onnxruntime wrote to a temporary file and nobody can read."""
+    return no_room(
+        f"{what} cannot be read back", f"it is cut short; {_free()} bytes are left for more"
+    )
+
+
+def _free() -> int:
+    """Bytes in the folder for temporary files."""
+    try:
+        return shutil.disk_usage(tempfile.gettempdir()).free
+    except OSError:  # there is no such folder any more
+        return 0

@@ -58,6 +58,7 @@ def write_tensors(
 
 def drop_leftovers(path: Path) -> None:
     """Remove what writes of a checkpoint left behind that were killed half-way."""
+    path = path.resolve() if path.is_symlink() else path  # where they were written
     for leftover in path.parent.glob(f".{glob.escape(path.name)}.????????"):  # as mkstemp names
         leftover.unlink(missing_ok=True)
 

@@ -22,7 +22,7 @@ from onnxremat.graph.dtypes import tensor_bytes
 from onnxremat.graph.ir import Graph, Op, captures, rename_captures, subgraphs
 from onnxremat.graph.light import read_light, read_structure
 from onnxremat.graph.onnx_io import to_ops
-from onnxremat.graph.temporary import reason
+from onnxremat.graph.temporary import cut_short
 from onnxremat.graph.traits import ONNX
 from onnxremat.graph.weights import WeightFolder, set_apart
 from onnxremat.ort.infer import build_graph, is_big, weights_as_inputs
@@ -166,8 +166,8 @@ def _saved(model: onnx.ModelProto, level: str, folder: Path | None) -> Iterator[
         open_session(source, made, folder)
         try:
             yield path
-        except DecodeError as error:
-            raise reason(error) from error
+        except (DecodeError, FileNotFoundError) as error:
+            raise cut_short("what onnxruntime made of the model") from error
 
 
 def resident_weights(model: onnx.ModelProto, level: str, folder: Path | None) -> int:

@@ -23,7 +23,7 @@ import onnx
 from onnxremat.errors import ModelError
 from onnxremat.graph.dtypes import ORT_NAMES
 from onnxremat.graph.light import read_structure
-from onnxremat.graph.temporary import reason
+from onnxremat.graph.temporary import cut_short
 from onnxremat.ort.session import DEFAULT, Options, first_line, open_session, session_options
 from onnxremat.ort.trips import require_few_trips
 
@@ -156,7 +156,7 @@ def _events(path: Path) -> list[dict[str, Any]]:
     try:
         found: list[dict[str, Any]] = json.loads(path.read_text(errors="replace"), strict=False)
     except ValueError as error:
-        raise reason(error) from error
+        raise cut_short("the profile of a run") from error
     return found
 
 

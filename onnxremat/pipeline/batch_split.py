@@ -115,9 +115,7 @@ class _Parts:
             parts *= 2
         split = self.split(parts)
         while split and self._may_be(2 * parts):
-            if split.store_all_peak <= self.limit(split).planned:
-                break
-            if self.options.stopped or self.options.left <= 0:
+            if split.store_all_peak <= self.limit(split).planned or self.options.stopped:
                 break
             parts *= 2
             split = self.split(parts)

@@ -31,7 +31,7 @@ from onnxremat.ort.offline import weight_bytes
 from onnxremat.ort.profile import Feeds, run_session
 from onnxremat.ort.providers import open_on
 from onnxremat.ort.session import DEFAULT, TUNED, Options, open_session, session_options
-from onnxremat.ort.values import Stage
+from onnxremat.ort.values import Copies, Stage, moved
 from onnxremat.pipeline.prepare import Settings, read_source
 from onnxremat.rewrite.emit import metadata, unpack
 from onnxremat.session.load import options_of
@@ -139,6 +139,8 @@ class Alone:
         except (MissingComponentError, ModelError):
             return None
         values = {n: wrap(np.array(feeds[n], order="C")) for n in self.graph.inputs}
+        if not self.device.in_host_memory:  # else every run would bring its results back
+            values = {n: moved(value, self.device, Copies()) for n, value in values.items()}
         pairs = () if self.device.opaque else self.made.parts.pairs
         fixed = {new: values[old] for old, new in pairs}
         stage = Stage(session, self.device, self.graph.outputs, fixed)

@@ -11,9 +11,9 @@ from typing import Any
 from onnxremat.device.machine import Machine
 from onnxremat.errors import UsageError
 from onnxremat.graph.onnx_io import missing_file
-from onnxremat.pipeline.batch_split import plan_best
 from onnxremat.pipeline.closed_loop import Candidate
 from onnxremat.pipeline.device_ways import Costs, During, Trials, given, measured_on, quickest
+from onnxremat.pipeline.fission_ways import plan_within_budget
 from onnxremat.pipeline.limits import limit_of
 from onnxremat.pipeline.model_files import (
     SOLUTION,
@@ -192,7 +192,7 @@ def _in_one_session(
         if found is not None:
             return found, {}
     if request.write_model is None:
-        return plan_best(prepared, limit, request.options, log), {}
+        return plan_within_budget(prepared, limit, request.options, log), {}
     with log.phase(WRITE, "writing the model"):  # one of the whole batch
         written = write_prepared(prepared, limit, request.options.method, request.write_model)
     return plan_within(prepared, limit, request.options, log=log), written

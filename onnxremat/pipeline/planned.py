@@ -11,6 +11,7 @@ from onnxremat.errors import UsageError
 from onnxremat.execute.deployment import Deployment, read_deployment
 from onnxremat.execute.device_memory import device_bytes
 from onnxremat.execute.inside import insides
+from onnxremat.fission.region import Region
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import read_model
 from onnxremat.ort.infer import build_graph
@@ -93,6 +94,7 @@ def prepare_for(
             target=kept.get("target", settings.target),
             split_batch=tuple(kept.get("split_batch", ())),
             not_counted=tuple(kept.get("not_counted", PARTS)),  # older plans count none of them
+            fission=tuple(Region.from_json(region) for region in kept.get("fission", ())),
         ),
         say or (lambda _: None),
     )

@@ -15,19 +15,15 @@ from onnxremat.cost.analytic import analytic_costs
 from onnxremat.cost.measure import measure_costs
 from onnxremat.cost.table import CostTable
 from onnxremat.errors import ModelError, UsageError
+from onnxremat.fission.region import Region
 from onnxremat.grad import Settings as Training
 from onnxremat.grad import differentiate, training_of
-from onnxremat.grad.description import without_first_values
 from onnxremat.graph.batch import batched_inputs
 from onnxremat.graph.functions import inline_functions
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.light import read_light
 from onnxremat.graph.onnx_io import from_graphsurgeon, to_model
 from onnxremat.graph.order import (
-    default_order,
-    file_order,
-    priority_order,
-    reordered,
     without_dead_ops,
 )
 from onnxremat.graph.traits import DOMAINS
@@ -38,12 +34,15 @@ from onnxremat.ort.infer import bind, build_graph, require_shapes, with_shapes
 from onnxremat.ort.offline import TARGETS, Optimised, optimised_for
 from onnxremat.ort.profile import Feeds, Profile
 from onnxremat.ort.session import DEFAULT, TUNED, Options
+from onnxremat.pipeline.base_order import base_order, unmeasured_peak
 from onnxremat.pipeline.batch_slices import in_parts
+from onnxremat.pipeline.first_values import without_first_values
+from onnxremat.pipeline.in_regions import in_regions
 from onnxremat.pipeline.phases import COSTS, MEASURE, OPTIMISE, READ, Phases
 from onnxremat.pipeline.sizes import in_tensors, known_sizes, sequence_notes, with_measured_shapes
 from onnxremat.planner.reduce import Reduced, reduce
 from onnxremat.rewrite.restore import restored
-from onnxremat.schedule.simulate import Rules, simulate
+from onnxremat.schedule.simulate import simulate
 from onnxremat.session.measure import profiled, weight_bytes
 from onnxremat.session.process import PARTS, Beside, beside
 from onnxremat.units import format_bytes
@@ -71,6 +70,8 @@ class Settings:
         train: make a training step of the model first.
         split_batch: compute the batch in parts: so many, or of so many rows each; whole where
             empty. None leaves it to the planner of several devices.
+        fission: regions of the graph that are computed in parts; whole where empty. None leaves it
+            to the planner.
         costs: prices the ops of a graph, instead of measuring them or estimating.
         not_counted: parts of a process, of :data:`onnxremat.session.process.PARTS`, that a budget
             leaves out.
@@ -87,6 +88,7 @@ class Settings:
     fixed_order: bool = False
     train: Training | None = None
     split_batch: tuple[int, ...] | None = None
+    fission: tuple[Region, ...] | None = None
     costs: Callable[[Graph], CostTable] | None = None
     not_counted: tuple[str, ...] = ()
 
@@ -102,6 +104,7 @@ class Settings:
             "target": self.target,
             "not_counted": list(self.not_counted),
             **({"split_batch": list(self.split_batch)} if self.split_batch else {}),
+            **({"fission": [r.to_json() for r in self.fission]} if self.fission else {}),
         }
 
 
@@ -303,7 +306,9 @@ def prepare(
         raise UsageError(f"a budget counts no '{odd}'", hint="one of " + ", ".join(PARTS))
     with log.phase(READ, "reading the model"):
         made = _prepared(source, settings.on_this_machine(), log)
-    return replace(made, as_it_is=settings.target == AUTO and not settings.split_batch)
+    return replace(
+        made, as_it_is=settings.target == AUTO and not (settings.split_batch or settings.fission)
+    )
 
 
 def _prepared(source: Source, settings: Settings, log: Phases) -> Prepared:
@@ -346,7 +351,21 @@ def prepare_split(
         UsageError: as :func:`prepare`.
         UnsupportedError: rows of the batch depend on each other, or an output has no batch.
     """
-    settings = replace(prepared.settings, split_batch=split)
+    return _divided(prepared, replace(prepared.settings, split_batch=split), progress)
+
+
+def prepare_fission(
+    prepared: Prepared, regions: tuple[Region, ...], progress: Progress | None = None
+) -> Prepared:
+    """The same model, some regions of its graph computed in parts.
+
+    Raises:
+        UnsupportedError: with them it does not run, or computes something else.
+    """
+    return _divided(prepared, replace(prepared.settings, fission=regions), progress)
+
+
+def _divided(prepared: Prepared, settings: Settings, progress: Progress | None) -> Prepared:
     log = Phases.of(progress)
     outputs = None if prepared.whole else prepared.outputs
     with log.phase(OPTIMISE):
@@ -375,7 +394,7 @@ def _optimised(
         graph = with_measured_shapes(graph, to_model(graph), feeds, made.folder)
     require_shapes(graph)
     if baseline is None:
-        peak = _unmeasured(original)
+        peak = unmeasured_peak(original)
     else:
         held = weight_bytes(original, baseline, level=DEFAULT.level, folder=home)
         peak = held + baseline.live_peak
@@ -404,7 +423,10 @@ def _for_planning(
         assert feeds is not None  # or there were no parts
         listed = graph = with_measured_shapes(graph, to_model(graph), feeds, folder)
         require_shapes(graph)
-    graph = _base_order(graph, listed, settings.fixed_order)
+    graph = base_order(graph, listed, settings.fixed_order)
+    if settings.fission:
+        log("computing regions in parts")
+        graph = in_regions(graph, settings.fission, feeds, folder, outputs)
     measured = None
     if settings.costs is not None:
         costs = settings.costs(graph)
@@ -421,7 +443,7 @@ def _for_planning(
     return Prepared(
         unsplit, graph, costs, weights, store_all, settings, notes,
         outputs=measured.outputs if measured else None,
-        lasting=None if settings.split_batch else made.lasting,
+        lasting=None if settings.split_batch or settings.fission else made.lasting,
     )  # fmt: skip
 
 
@@ -461,24 +483,6 @@ def _feeds(graph: Graph, settings: Settings) -> Feeds | None:
     if settings.data is not None:
         return load_feeds(settings.data, graph)
     return seeded_feeds(graph, settings.seed)
-
-
-def _base_order(graph: Graph, original: Graph, fixed: bool) -> Graph:
-    """The better of the file's order and onnxruntime's own, by predicted peak."""
-    listed = [name for op in original.ops for name in op.writes]
-    choices = [file_order(graph, listed)]
-    if not fixed:
-        choices += [reordered(graph, default_order(graph)), graph]
-    settled = [reordered(choice, priority_order(choice)) for choice in choices]
-    return min(settled, key=lambda g: simulate(g).peak)
-
-
-def _unmeasured(original: Graph) -> int:
-    """Predicted peak of the original under default options, its ops not fused."""
-    ordered = reordered(original, default_order(original))
-    scratch = analytic_costs(original).scratch
-    weights = weight_bytes(original)
-    return simulate(ordered, Rules(reuse=True), scratch=scratch, weight_bytes=weights).peak
 
 
 def _notes(asked: str, made: Optimised, store_all: int, original: int) -> tuple[str, ...]:

@@ -91,6 +91,7 @@ class Result:
             "rounds": self.candidate.rounds + 1,
             "baseline_peak_bytes": self.prepared.baseline_peak,
             "split_batch": list(self.prepared.settings.split_batch or ()),
+            "fission": [region.to_json() for region in self.prepared.settings.fission or ()],
             "target": self.prepared.settings.target,
             "difference_to_original": self.against_original.worst
             if self.against_original
@@ -127,7 +128,7 @@ class Result:
             "arena_bytes": found.arena_bytes if found else None,
             "arena_default_options_bytes": plain.arena_bytes if plain else None,
             "weight_bytes": artifact.timeline.weight_bytes,
-            "input_bytes": parts.inputs + parts.state,
+            "input_bytes": prepared.graph.input_bytes,
             "overhead_planned": plan.overhead,
             "overhead_measured": result.ratio - 1 if result else None,
             "overhead_spread": result.spread if result else None,

@@ -63,12 +63,31 @@ def _chains(made: Bridge, limits: Mapping[str, int]) -> list[tuple[str, ...]]:
     return list({tuple(alike[name] for name in row): row for row in reversed(rows)}.values())
 
 
+def _given(model: DeviceModel) -> list[list[str]]:
+    """Inputs of the model that each op of the problem reads, or shows to itself by views."""
+    graph, made = model.graph, model.graph.producer
+    of_name = {op.name: op for op in graph.ops}
+
+    def shown(name: str) -> str:
+        while made.get(name) in model.reduced.view:
+            name = graph.ops[made[name]].inputs[0]
+        return name
+
+    return [
+        [root for root in map(shown, of_name[name].reads) if root in graph.inputs]
+        if name in of_name
+        else []
+        for name in model.names.ops
+    ]
+
+
 class _Order:
     """The listed order as sums over its stretches."""
 
     def __init__(self, model: DeviceModel, made: Bridge) -> None:
         self.problem, self.host = model.problem, model.problem.host_inputs
         self.graph, self.names = made.graph, made.devices
+        self.inputs = model.graph.tensors
         problem, n = self.problem, made.graph.count
         at = problem.producer - self.host
         last = at.copy()
@@ -80,6 +99,7 @@ class _Order:
         self.made, self.last = at, last
         self.work = problem.work[:, self.host :].max(axis=0)
         self.takes = self._takeovers()
+        self.given = _given(model)
         step = max(1, -(-n // PLACES))
         self.places = sorted({*range(0, n, step), n})
 
@@ -116,9 +136,12 @@ class _Order:
         problem, host = self.problem, self.host
         weights = {w for row in problem.uses.lists()[host + i : host + j] for w in row}
         base = int(problem.weight[sorted(weights)].sum())
-        come, waits = self.worst(i, j), self.crossing[i][1] if i else 0
+        names = {name for row in self.given[host + i : host + j] for name in row}
+        inputs = sum(self.inputs[name].bytes for name in names)
+        come = self.worst(i, j) + inputs
+        waits = inputs + (self.crossing[i][1] if i else 0)
         outputs = int(self.size[self.problem.keep & (self.made >= i) & (self.made < j)].sum())
-        rows = [come, *[waits] * (QUEUE + 1), *[outputs] * in_flight]
+        rows = [come, *[waits] * (QUEUE + 1), *[outputs] * in_flight, *[inputs] * in_flight]
         return base + sum(sorted(rows, reverse=True)[:in_flight])
 
     def worst(self, i: int, j: int) -> int:

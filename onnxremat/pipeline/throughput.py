@@ -31,6 +31,10 @@ from onnxremat.units import format_bytes
 
 EACH = 2  # samples in flight for every device, where budgets allow: one at work, one waiting
 ROUNDS = 4  # plans for less memory after one that took more than was predicted
+CUT = (
+    "the placement of least load does not keep the budgets with samples in flight: the best cut of "
+    "the listed order that does"
+)
 FIRST = 0.5  # of the time left, for a placement
 
 
@@ -154,21 +158,26 @@ def _within(
     counts: Sequence[int],
 ) -> Pipelined:
     """The best chain along the listed order that keeps the limits."""
-    found: list[tuple[Cut, int]] = []
+    found: list[tuple[Cut, Deployment]] = []
     for count in counts:
-        cut = along_order(target.model, made, limits, count)
-        if cut is not None:
-            found.append((cut, count))
-    for cut, count in sorted(found, key=lambda pair: (pair[0].value, -pair[1])):
-        plan = made.plan(cut.where, range(len(cut.names)), cut.names)
-        deployed = _deployed(target, plan, answer, limits, count)
-        if not excess(deployed.worst, limits):
-            chosen = replace(
-                answer, method="cut of the listed order", value=max(cut.value, answer.bound),
-                notes=(*answer.notes, "the placement of least load does not keep the budgets with "
-                       "samples in flight: the best cut of the listed order that does"),
-            )  # fmt: skip
-            return _artifact(target, made, chosen, deployed)
+        aim = dict(limits)
+        for _ in range(ROUNDS):
+            cut = along_order(target.model, made, aim, count)
+            if cut is None:
+                break
+            plan = made.plan(cut.where, range(len(cut.names)), cut.names)
+            value, notes = max(cut.value, answer.bound), (*answer.notes, CUT)
+            chosen = replace(answer, method="cut of the listed order", value=value, notes=notes)
+            deployed = _deployed(target, plan, chosen, limits, count)
+            over = excess(deployed.worst, limits)
+            if not over:
+                found.append((cut, deployed))
+                break
+            aim.update({name: aim[name] - more for name, more in over.items()})
+    if found:  # the most samples in flight of the least load
+        cut, deployed = min(found, key=lambda pair: pair[0].value)
+        value = max(cut.value, answer.bound)
+        return _artifact(target, made, replace(answer, value=value), deployed)
     raise _refusal(target, limits, counts[-1])
 
 

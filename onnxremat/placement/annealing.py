@@ -56,13 +56,15 @@ class Annealing:
         annealing.anneal(self.costs, s, steps, hot, min(hot, cold), self.two)
         return float(s.best[0]), s.kept.copy()
 
-    def improve(self, starts: Sequence[Index], work: Work, enough: float) -> tuple[float, Index]:
+    def improve(
+        self, starts: Sequence[Index], work: Work, enough: float, rounds: int
+    ) -> tuple[float, Index]:
         """Rounds from the best placement, and from each start in turn, until time is up or the
         value is ``enough``. Starts keep all limits, and so does what is found."""
         pool = [(self.value(where), np.asarray(where, np.int64)) for where in starts]
         best = min(pool, key=lambda entry: entry[0])
         steps, turn = FIRST, 0
-        while work.left and best[0] > enough:
+        while turn < rounds and work.left and best[0] > enough:
             base = best if turn % 3 else pool[turn // 3 % len(pool)]
             found = self.round(base[1], steps, HEATS[turn % 3])
             if found[0] < best[0] * (1 - SLACK):

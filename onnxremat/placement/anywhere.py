@@ -18,11 +18,24 @@ from onnxremat.placement.parting import part
 from onnxremat.placement.reduce import free_ends
 
 METHOD = "annealing"
-SEARCH = 0.15  # share of the time that goes into a first search
+ROUNDS = 12  # of annealing before the first proof
 
 
 def solve(graph: PlacementGraph, work: Work) -> Answer:
     """The least max-load of any placement that is found, and what is proven of it.
+
+    Raises:
+        InfeasibleError: proven that nothing fits.
+    """
+    search = begin(graph, work)
+    if search is None:
+        return Answer(METHOD, inf, 0.0, "", None, seconds=work.taken)
+    search.run()
+    return search.answer()
+
+
+def begin(graph: PlacementGraph, work: Work) -> Search | None:
+    """A search from the placements that are at hand; None without one.
 
     Raises:
         InfeasibleError: proven that nothing fits.
@@ -34,21 +47,68 @@ def solve(graph: PlacementGraph, work: Work) -> Answer:
     c = free_ends(raw)
     floor = balance(c.load, c.slow, c.supported, graph.accelerators, graph.cpus).bound
     starts = [by_class(c, where) for where in _starts(graph, c, work)]
-    if not starts:
-        return Answer(METHOD, inf, floor, "balance", None, seconds=work.taken)
-    search = Annealing(c, two=False, seed=work.seed)
-    value, best = search.improve(starts, work.share(SEARCH * work.seconds), floor)
-    bound, by = floor, "balance"
-    if value > floor * (1 + work.gap):
-        small = part(c, value, work.share(work.seconds / 4))
-        better, proof = raise_bound(small, value, floor, [by_class(small, c.nodes(best))], work)
-        if proof:
-            bound, by = better, proof
-    if work.left and value > bound * (1 + work.gap):
-        value, best = search.improve([best], work, bound)
-    return Answer(
-        METHOD, value, min(bound, value), by, c.nodes(best), seconds=work.taken,
-    )  # fmt: skip
+    return Search(c, starts, two=False, floor=floor, work=work) if starts else None
+
+
+class Search:
+    """Rounds of annealing, and proofs of what they found, in turn.
+
+    Attributes:
+        value, best: the best placement so far, a device per class.
+        bound, by: proven, and by whom.
+    """
+
+    def __init__(
+        self, c: Classes, starts: list[Index], *, two: bool, floor: float, work: Work
+    ) -> None:
+        self.c, self.starts, self.work = c, starts, work
+        self.annealing = Annealing(c, two=two, seed=work.seed)
+        self.bound, self.by = floor, "balance"
+        self._tried = inf  # the value that was proven as far as it goes
+        self.value, self.best = min(
+            ((self.annealing.value(where), where) for where in starts), key=lambda entry: entry[0]
+        )
+
+    @property
+    def done(self) -> bool:
+        """The bound has met the value, within the gap, or time is up."""
+        return self.value <= self.bound * (1 + self.work.gap) or not self.work.left
+
+    def run(self) -> None:
+        """Until it is done. Proofs get half of the time that is left, and again when there is a
+        better value."""
+        rounds = ROUNDS
+        while not self.done:
+            self.step(rounds)
+            rounds *= 2
+
+    def step(self, rounds: int) -> None:
+        """Some rounds of annealing, and a proof unless there is one of this value."""
+        starts = [self.best, *self.starts]
+        self.value, self.best = self.annealing.improve(starts, self.work, self.bound, rounds)
+        if not self.done and self.value < self._tried:
+            self._tried = self.value
+            self._prove()
+
+    def answer(self) -> Answer:
+        """The best so far."""
+        return Answer(
+            METHOD, self.value, min(self.bound, self.value), self.by, self.c.nodes(self.best),
+            seconds=self.work.taken,
+        )  # fmt: skip
+
+    def _prove(self) -> None:
+        work = self.work.share(self.work.left / 2)
+        small = part(self.c, self.value, work)
+        known = [by_class(small, self.c.nodes(self.best))]
+        raised = raise_bound(small, self.value, self.bound, known, work)
+        if raised.by:
+            self.bound, self.by = raised.bound, raised.by
+        if raised.better is not None:
+            where = by_class(self.c, small.nodes(raised.better))
+            value = self.annealing.value(where)
+            if value < self.value:
+                self.value, self.best = value, where
 
 
 def by_class(c: Classes, where: Index) -> Index:

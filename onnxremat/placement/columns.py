@@ -13,6 +13,7 @@ separation, Ben-Ameur and Neto 2007). Sets are priced exactly over a narrow fron
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import inf
 
 import numpy as np
@@ -20,6 +21,7 @@ import numpy as np
 from onnxremat.placement.answer import SAME, Work
 from onnxremat.placement.balance import balance
 from onnxremat.placement.classes import Classes
+from onnxremat.placement.completion import assembled, priced_sets
 from onnxremat.placement.frontier import Frontier, frontier
 from onnxremat.placement.graph import Flags, Index
 from onnxremat.placement.kernels import pricing
@@ -35,6 +37,8 @@ FINEST, COARSEST = 1 << 18, 512  # units of a load
 GAPS = (0.05, 0.02, 0.01, 0.005, 0.002, 1e-3, 5e-4, 2e-4, 1e-4, 1e-5, 5e-7)  # tried in turn
 FINE = 1e-4  # of the value: nearer than this no value is tried
 SETS, APART, NEAR = 10, 400, 0.97  # sets of one pricing: how many, how far apart, how good
+CLOSE = 0.003  # prices and the linear program, in sets, before sets are listed
+WORTH = 0.5  # sets of a lower price than this are too many to list
 HALF = 0.5  # between the prices at hand and those of the relaxation
 
 
@@ -48,7 +52,7 @@ class Pricing:
         self.units = max(COARSEST, int(units))
         widest = int(front.layers.states.max())
         self.room = pricing.Room(
-            np.zeros((widest, self.units + 1)), np.zeros((widest, self.units + 1)),
+            np.zeros((2, widest, self.units + 1)), np.zeros((2, widest), np.int64),
             np.zeros((front.states + 1) * (self.units + 1), np.uint8),
         )  # fmt: skip
 
@@ -56,8 +60,8 @@ class Pricing:
         """The highest price of a set of load at most ``most`` (never too low); the classes of that
         set, then of the best ones of some other loads."""
         layers = self.front.at_scale(self.units / most)
-        pricing.fill(layers, np.ascontiguousarray(prices[self.front.order]), self.room)
-        found = self.room.old[0]
+        half = pricing.fill(layers, np.ascontiguousarray(prices[self.front.order]), self.room)
+        found = self.room.profit[half, 0]
         width = max(1, self.units // APART)
         blocks = np.pad(found, (0, -len(found) % width), constant_values=-inf).reshape(-1, width)
         loads = np.arange(len(blocks)) * width + blocks.argmax(1)
@@ -90,14 +94,19 @@ class Cover:
                 if (where == d).any():
                     self._add(where == d)
         self.prices: Floats | None = None
+        self.last: tuple[Floats, float] | None = None  # the best of the last call, and its proof
 
     def _add(self, inside: Flags) -> None:
         self.sets.append(inside)
         self.loads.append(set_load(self.c, inside))
 
-    def refutes(self, most: float, work: Work) -> bool | None:
+    def refutes(self, most: float, work: Work, close: float = inf) -> bool | None:
         """Whether no placement has a max-load of at most ``most``: True when proven, False when the
-        linear program has a solution, None when time was up."""
+        linear program has a solution, None when time was up.
+
+        Args:
+            close: before False, go on until prices are this near the linear program's value.
+        """
         c, graph = self.c, self.c.graph
         k = float(graph.accelerators)
         duals = _Duals(c, most)
@@ -110,7 +119,8 @@ class Cover:
             if not duals.relaxation.solve(Limits(seconds=work.left, stop=work.stop)):
                 return None
             out = duals.prices()
-            if duals.value(out) <= k * (1 + SURE):
+            value = duals.value(out)
+            if value <= k * (1 + SURE) and value - best <= close:
                 return False
             asked = prices + step * (out - prices)
             highest, sets = self.pricing.best(asked, most)
@@ -123,6 +133,7 @@ class Cover:
                 return True
             if proof > best:
                 best, prices = proof, asked / max(highest, 1e-300)
+                self.last = prices, best
             cuts = any(out @ inside > 1 + SURE for inside in sets)
             step = HALF if step == 0.0 or cuts else 1.0
         return None
@@ -190,20 +201,26 @@ def set_load(c: Classes, inside: Flags) -> float:
     return load + float(c.weight[(held > 0) & (held < np.diff(start))].sum())
 
 
-def raise_bound(
-    c: Classes, value: float, floor: float, known: list[Index], work: Work
-) -> tuple[float, str]:
-    """A bound between ``floor`` and ``value``, by bisection until it is within the work's gap.
+@dataclass(frozen=True, eq=False)
+class Raised:
+    """A bound, who proved it ("" for the one there was), and a better placement that turned up (a
+    device per class) or None."""
+
+    bound: float
+    by: str
+    better: Index | None = None
+
+
+def raise_bound(c: Classes, value: float, floor: float, known: list[Index], work: Work) -> Raised:
+    """A bound between ``floor`` and ``value``: values are tried from below, then by bisection,
+    until it is within the work's gap; at the end, all sets of a better placement are listed.
 
     Args:
         known: placements (device per class) whose sets are a start.
-
-    Returns:
-        The bound and who proved it ("" when it is ``floor``).
     """
     front = frontier(c)
     if front is None or not c.graph.accelerators:
-        return floor, ""
+        return Raised(floor, "")
     cover, low, by = Cover(c, front, known), floor, ""
     targets = [value * (1 - gap) for gap in GAPS if value * (1 - gap) > floor]
     high = value
@@ -213,10 +230,38 @@ def raise_bound(
             break
         refuted = cover.refutes(target, work)
         if refuted is None:
-            break
+            return Raised(low, by)
         if refuted:
             low, by = target, "column generation"
             work.progress(value, low, "columns")
         else:
             high, targets = target, []
-    return low, by
+    if low >= value * (1 - max(work.gap, SAME)):
+        return Raised(low, by)
+    done, better = complete(cover, front, value, work)
+    if done and better is None:
+        return Raised(value, "column generation, all sets listed")
+    return Raised(low, by, better)
+
+
+def complete(cover: Cover, front: Frontier, value: float, work: Work) -> tuple[bool, Index | None]:
+    """Whether it is decided if a placement is better than ``value``, and one that is.
+
+    Tried where the linear program, at that value, is nearly as good as no better placement."""
+    c, most = cover.c, value * (1 - SAME / 2)
+    refuted = cover.refutes(most, work, CLOSE)
+    if refuted:
+        return True, None
+    k = c.graph.accelerators
+    if refuted is None or cover.last is None or cover.last[1] <= k - 1 + WORTH:
+        return False, None
+    prices, proof = cover.last
+    sets = priced_sets(front, prices, most, proof - (k - 1), work)
+    if sets is None:
+        return False, None
+    fits = [
+        inside
+        for inside in sets
+        if set_load(c, inside) <= most and float(c.size[inside].sum()) <= c.graph.memory
+    ]
+    return assembled(c, fits, most, work)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from onnxremat import plain_json
 from onnxremat.errors import ModelError
 from onnxremat.graph.onnx_io import atomic
 from onnxremat.placement.graph import SAME, PlacementGraph, check, repeated
@@ -28,7 +29,7 @@ def is_placement_graph(path: Path) -> bool:
     if path.suffix.lower() != ".json" or not path.is_file():
         return False
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = plain_json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     return isinstance(data, dict) and "nodes" in data and any(key in data for key in KEYS[:3])
@@ -41,7 +42,7 @@ def read_graph(path: Path) -> PlacementGraph:
         ModelError: not such a file, or one that breaks a rule (see ``docs/placement.md``).
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"), parse_float=Decimal)
+        data = plain_json.loads(path.read_text(encoding="utf-8"), parse_float=Decimal)
     except (OSError, ValueError) as error:
         raise ModelError(
             "the graph cannot be read", where=str(path), why=str(error),

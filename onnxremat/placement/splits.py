@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from onnxremat import plain_json
 from onnxremat.errors import ModelError
 from onnxremat.graph.onnx_io import atomic
 from onnxremat.placement.graph import PlacementGraph
@@ -80,7 +81,7 @@ def read_split(path: Path, graph: PlacementGraph) -> Split:
         ModelError: not such a file, or a node that the graph does not have.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = plain_json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ModelError(
             "the split cannot be read", where=str(path), why=str(error),

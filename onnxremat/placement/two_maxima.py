@@ -8,15 +8,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from onnxremat.placement import contiguous
-from onnxremat.placement.annealing import Annealing
 from onnxremat.placement.answer import Answer, Work
-from onnxremat.placement.anywhere import by_class
+from onnxremat.placement.anywhere import Search, by_class
 from onnxremat.placement.anywhere import solve as solve_max_load
 from onnxremat.placement.chains import Chain, Chains
 from onnxremat.placement.classes import Classes, condense, loads
-from onnxremat.placement.columns import raise_bound
 from onnxremat.placement.graph import PlacementGraph
-from onnxremat.placement.parting import part
 from onnxremat.placement.reduce import free_ends, inseparable
 
 FIRST = 0.3  # share of the time for a first search
@@ -74,17 +71,15 @@ def anywhere(graph: PlacementGraph, work: Work) -> Answer:
     first = solve_max_load(graph, work.share(FIRST * work.seconds))
     if not graph.training or first.where is None:
         return first
+    search = begin(graph, first, work)
+    search.run()
+    return search.answer()
+
+
+def begin(graph: PlacementGraph, first: Answer, work: Work) -> Search:
+    """A search from the best placement of the max-load, with its bound."""
     c = free_ends(condense(graph, chain=False))
-    search = Annealing(c, two=True, seed=work.seed)
-    starts = [by_class(c, first.where)]
-    value, best = search.improve(starts, work.share(FIRST * work.seconds), first.bound)
-    bound, by = first.bound, first.bound_by
-    if value > bound * (1 + work.gap):
-        small = part(c, value, work.share(work.seconds / 4))
-        known = [by_class(small, c.nodes(best))]
-        better, proof = raise_bound(small, value, bound, known, work)
-        bound, by = (better, proof) if proof else (bound, by)
-    return replace(
-        first, value=value, bound=min(bound, value), bound_by=by, where=c.nodes(best), order=(),
-        seconds=work.taken,
-    )  # fmt: skip
+    assert first.where is not None
+    search = Search(c, [by_class(c, first.where)], two=True, floor=first.bound, work=work)
+    search.by = first.bound_by
+    return search

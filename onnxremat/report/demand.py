@@ -15,14 +15,17 @@ from onnxremat.graph.batch import batched_inputs, dependents
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.order import default_order, reordered
 from onnxremat.pipeline.prepare import Prepared
+from onnxremat.planner import search
 from onnxremat.planner.baselines.checkpoints import articulation, chen_sqrt, recompute_all
 from onnxremat.planner.bounds import Need, largest_need, needs
+from onnxremat.planner.minimum import smallest_budget
+from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.order import Order, best_order
 from onnxremat.planner.problem import Problem, Rows
 from onnxremat.planner.problem_lists import ProblemLists
 from onnxremat.planner.problem_lists import reordered as renumbered
 from onnxremat.planner.reasons import named
-from onnxremat.planner.semantics import peak
+from onnxremat.planner.semantics import peak, seconds
 from onnxremat.planner.solution import Solution
 from onnxremat.report.holders import Holder, Holders
 from onnxremat.schedule.simulate import Rules, Timeline, simulate
@@ -64,8 +67,8 @@ class Way:
 
     Attributes:
         bytes: the smallest budget it is known to keep.
-        known: ``predicted`` (a run on paper), ``found`` (an order or a plan, on paper) or
-            ``estimated`` (of what was not built).
+        known: ``predicted`` (a run on paper), ``found`` (an order or a plan, on paper),
+            ``estimated`` (of what was not built), or ``open`` (nothing smaller was found).
         lower: proven: the way goes below no smaller budget; ``why`` the reason.
         overhead: extra time, estimated from the costs, as a share of storing everything.
         options: what ``onnxremat optimize`` needs besides the budget.
@@ -88,9 +91,15 @@ class Way:
 
 @dataclass(frozen=True)
 class Subject:
-    """A prepared model and what is asked of it more than once."""
+    """A prepared model and what is asked of it more than once.
+
+    Attributes:
+        seconds: for the planner's search of the smallest budget; 0 leaves it to rules that take a
+            moment.
+    """
 
     prepared: Prepared
+    seconds: float = 0.0
 
     @property
     def problem(self) -> Problem:
@@ -176,15 +185,23 @@ def another_order(subject: Subject) -> Way:
 
 
 def recomputing(subject: Subject) -> Way:
-    """Values computed again instead of kept, by rules that take a moment; a plan does better."""
-    found, plain = min(_checkpointed(subject, UNLIMITED), key=_lean), subject.order.peak
-    if found.schedule is None or found.peak >= plain:
-        note = "rules of a moment find nothing smaller; optimize --budget min searches"
-        return Way("recomputing", plain, "found", subject.need.bytes, subject.reason, note=note)
-    note = f"{found.planner}, a rule of a moment; optimize finds plans that take less time"
+    """Values computed again instead of kept."""
+    need, problem = subject.need.bytes, subject.problem
+    quick, plain = min(_checkpointed(subject, UNLIMITED), key=_lean), subject.order.peak
+    by, bytes_, time = quick.planner, quick.peak, quick.time
+    if subject.seconds and min(plain, bytes_) > need:
+        search.warm_up()  # in no time limit
+        found, sequence, *_ = smallest_budget(problem, PlanOptions(subject.seconds, threads=1))
+        if found < bytes_:
+            by, bytes_, time = "the search", found, seconds(problem, sequence)
+    if bytes_ >= plain:
+        note = "nothing smaller found in a moment; optimize --budget min searches"
+        return Way("recomputing", plain, "open", need, subject.reason, note=note)
+    total = float(problem.cost.sum())
+    note = f"by {by}; optimize finds plans that take less time"
     return Way(
-        "recomputing", found.peak, "found", subject.need.bytes, subject.reason,
-        overhead=_overhead(found), note=note,
+        "recomputing", bytes_, "found", need, subject.reason,
+        overhead=time / total - 1 if total else 0.0, note=note,
     )  # fmt: skip
 
 
@@ -253,11 +270,13 @@ class Verdict:
 
     Attributes:
         keeps: True where a run on paper keeps it, False where none can, None where that is open.
+        lower: proven: no budget below these bytes can be kept.
     """
 
     budget: int
     keeps: bool | None
     words: str
+    lower: int
 
 
 def judge(subject: Subject, worst: int, open_ways: list[Way], budget: int) -> Verdict:
@@ -267,25 +286,32 @@ def judge(subject: Subject, worst: int, open_ways: list[Way], budget: int) -> Ve
         worst: bytes of the model as it is.
         open_ways: of :func:`ways`.
     """
+    apart = next((way for way in reversed(open_ways) if way.known == "estimated"), None)
+    lower = subject.floor if apart else subject.need.bytes
     if budget >= worst:
-        return Verdict(budget, True, "the model keeps it as it is")
+        return Verdict(budget, True, "the model keeps it as it is", lower)
     for way in open_ways:
         if way.known != "estimated" and not way.overhead and way.bytes <= budget:
             words = f"{way.name} keeps it, nothing recomputed ({format_bytes(way.bytes)})"
-            return Verdict(budget, True, words)
+            return Verdict(budget, True, words, lower)
     quick = min(_checkpointed(subject, budget), key=lambda one: one.time)
-    if quick.schedule is not None:
-        words = f"recomputing keeps it; {quick.planner} takes {_overhead(quick):+.0%} time "
-        return Verdict(budget, True, words + "(estimated), optimize finds plans that take less")
-    apart = next((way for way in reversed(open_ways) if way.known == "estimated"), None)
-    lower = subject.floor if apart else subject.need.bytes
+    prices = [] if quick.schedule is None else [(_overhead(quick), quick.planner)]
+    prices += [
+        (way.overhead, f"a plan of {format_bytes(way.bytes)}")
+        for way in open_ways
+        if way.known == "found" and way.bytes <= budget
+    ]
+    if prices:
+        price, how = min(prices)
+        words = f"recomputing keeps it: {how} takes {price:+.0%} time (estimated), optimize finds "
+        return Verdict(budget, True, words + "plans that take less", lower)
     if budget < lower:
         why = apart.why if apart else subject.reason
-        return Verdict(budget, False, f"proven: at least {format_bytes(lower)} are needed: {why}")
+        words = f"proven: at least {format_bytes(lower)} are needed: {why}"
+        return Verdict(budget, False, words, lower)
     if budget < subject.need.bytes:
-        return Verdict(
-            budget, None, "only with the batch in parts, if at all: whole it needs "
-            f"{format_bytes(subject.need.bytes)}",
-        )  # fmt: skip
+        whole = format_bytes(subject.need.bytes)
+        words = f"only with the batch in parts, if at all: whole it needs {whole}"
+        return Verdict(budget, None, words, lower)
     words = "open: not proven impossible, and not kept by a rule of a moment; optimize searches"
-    return Verdict(budget, None, words)
+    return Verdict(budget, None, words, lower)

@@ -80,14 +80,16 @@ def _y(counts: np.ndarray, top: float) -> np.ndarray:
 
 
 def _area(kind: Kind, x: np.ndarray, low: np.ndarray, high: np.ndarray) -> str:
-    """What lies between two staircases."""
-    path = [f"M{x[0]:.1f} {high[0]:.1f}"]
-    for i, y in enumerate(high):
-        path.append(f"V{y:.1f}H{x[i + 1]:.1f}")
-    for i in range(len(low) - 1, -1, -1):
-        path.append(f"V{low[i]:.1f}H{x[i]:.1f}")
+    """What lies between two staircases; nothing where they touch."""
+    held = np.flatnonzero(low != high)
+    path = []
+    for run in np.split(held, np.flatnonzero(np.diff(held) > 1) + 1):
+        path.append(f"M{x[run[0]]:.1f} {low[run[0]]:.1f}")
+        path += [f"V{high[i]:.1f}H{x[i + 1]:.1f}" for i in run]
+        path += [f"V{low[i]:.1f}H{x[i]:.1f}" for i in run[::-1]]
+        path.append("z")
     return (
-        f'<path class="{kind.name.lower()}" fill="{COLOURS[kind]}" d="{"".join(path)}z">'
+        f'<path class="{kind.name.lower()}" fill="{COLOURS[kind]}" d="{"".join(path)}">'
         f"<title>{escape(kind.value)}</title></path>"
     )
 

@@ -20,7 +20,7 @@ from onnxremat.report.tables import plain_table
 from onnxremat.session.process import PARTS
 from onnxremat.units import Budget, format_bytes
 
-READERS = 2  # named per value
+READERS = 2  # named per value, and values per op
 PLANNED = " --not-counted " + ",".join(PARTS)  # bytes here are of weights and values
 
 
@@ -40,15 +40,21 @@ class Explanation:
 
     @classmethod
     def of(
-        cls, prepared: Prepared, command: str, budget: Budget | None = None, memory: int = 0
+        cls,
+        prepared: Prepared,
+        command: str,
+        budget: Budget | None = None,
+        memory: int = 0,
+        seconds: float = 0.0,
     ) -> Explanation:
         """Explain a prepared model.
 
         Args:
             budget: to be judged; a share ``x`` is one of the peak that is explained.
             memory: bytes of this machine, for a share of them.
+            seconds: to search for the smallest budget, see :class:`Subject`.
         """
-        subject = Subject(prepared)
+        subject = Subject(prepared, seconds)
         worst, found = worst_moment(subject), ways(subject)
         peak = prepared.baseline_peak if prepared.baseline else worst.bytes
         bytes_ = budget.resolve(device_bytes=memory, peak_bytes=peak) if budget else None
@@ -93,7 +99,6 @@ class Explanation:
     def facts(self) -> dict[str, Any]:
         """All of it as plain data; sizes are bytes."""
         prepared, need, op = self.subject.prepared, self.subject.need, self.forcing
-        everything = prepared.everything_in(prepared.graph)
         return {
             "model": prepared.name,
             "ops": len(prepared.graph.ops),
@@ -101,7 +106,7 @@ class Explanation:
             "cost_source": prepared.costs.source,
             "batch_rows": rows(self.subject),
             "weight_bytes": prepared.weights,
-            "input_bytes": everything.inputs + everything.state,
+            "input_bytes": prepared.graph.input_bytes,
             "beside_bytes": prepared.beside.total,
             "peak_measured_bytes": self.measured,
             "peak": {**asdict(self.worst), "holders": [_held(h) for h in self.worst.holders]},
@@ -155,10 +160,13 @@ class Explanation:
         parts = []
         for label, names in (("reads", op.reads), ("makes", op.writes)):
             large = [n for n in names if prepared.graph.tensors[n].bytes >= need.bytes // 50]
-            listed = ", ".join(f"{n} {_bytes(prepared, n)}" for n in large)
+            large.sort(key=lambda name: -prepared.graph.tensors[name].bytes)
+            listed = ", ".join(f"{n} {_bytes(prepared, n)}" for n in large[:READERS])
+            listed += f", {len(large) - READERS} more" if len(large) > READERS else ""
             parts += [f"{label} {listed}"] if listed else []
         scratch = prepared.costs.scratch.get(op.name, 0)
-        parts += [f"workspace {format_bytes(scratch)}"] if scratch else []
+        rough = "" if self.measured else ", estimated (--measure measures it)"
+        parts += [f"workspace {format_bytes(scratch)}{rough}"] if scratch else []
         parts += [f"weights {format_bytes(prepared.weights)}"] if prepared.weights else []
         return f"{words}, the need of one op: {op.name} ({op.op_type})\n  " + "\n  ".join(parts)
 
@@ -218,7 +226,8 @@ def _ways(worst: Peak, found: Sequence[Way]) -> Table:
     table.add_row("as it is", format_bytes(worst.bytes), "100%", "", "predicted", "")
     for way in found:
         table.add_row(
-            way.name, format_bytes(way.bytes), f"{way.bytes / max(1, worst.bytes):.0%}",
+            way.name, format_bytes(way.bytes) if way.known != "open" else "",
+            f"{way.bytes / max(1, worst.bytes):.0%}" if way.known != "open" else "",
             f"{way.overhead:+.0%}" if way.overhead else "", way.known,
             "the least" if way.proven else f"not below {format_bytes(way.lower)}",
         )  # fmt: skip

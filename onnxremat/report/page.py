@@ -212,7 +212,7 @@ def _proof(carried: Carried) -> str:
     """The certificate in plain words."""
     about = carried.plan.provenance
     found, least = signed(about.overhead), signed(about.bound_overhead)
-    words = [f"<p>The plan takes {found} time, as costs say ({escape(about.cost_source)})."]
+    words = [f"<p>The plan takes {found} time, by {escape(about.cost_source)} costs."]
     if about.bound_kind:
         scope = "in whatever order ops run" if about.any_order else (
             "as long as the first runs of ops stay in this order; in another order one may"

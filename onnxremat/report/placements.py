@@ -87,15 +87,19 @@ class Placed(Protocol):
 
 
 def methods_table(rows: Sequence[Placed]) -> RenderableType:
-    """Methods side by side, by what they were asked."""
-    table = plain_table()
-    for name in ("objective", "placements", "method", "value", "bound", "status", "seconds"):
-        table.add_column(name, justify="right" if name in ("value", "bound", "seconds") else "left")
-    table.add_column("breaks, or why not")
-    for row in rows:
-        table.add_row(
-            row.objective, row.asks, row.method, f"{row.value:.6g}" if row.value < inf else "-",
-            f"{row.bound:.6g}" if row.bound else "-", row.status, f"{row.seconds:.2f}",
-            row.why or ", ".join(row.breaks),
-        )  # fmt: skip
-    return table
+    """Methods side by side, one table for each question."""
+    parts: list[RenderableType] = []
+    for asked in dict.fromkeys((row.objective, row.asks) for row in rows):
+        table = plain_table()
+        for name in ("method", "value", "bound", "status", "seconds"):
+            table.add_column(name, justify="left" if name in ("method", "status") else "right")
+        table.add_column("breaks, or why not")
+        for row in rows:
+            if (row.objective, row.asks) == asked:
+                table.add_row(
+                    row.method, f"{row.value:.6g}" if row.value < inf else "-",
+                    f"{row.bound:.6g}" if row.bound else "-", row.status, f"{row.seconds:.2f}",
+                    row.why or ", ".join(row.breaks),
+                )  # fmt: skip
+        parts += [Text(", ".join(asked), style="bold"), table]
+    return Group(*parts)

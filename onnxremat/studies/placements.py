@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import inf
 
 from onnxremat.errors import InfeasibleError, UnsupportedError
-from onnxremat.placement import anywhere, baselines, contiguous, latency, two_maxima
+from onnxremat.placement import anywhere, baselines, contiguous, latency, released, two_maxima
 from onnxremat.placement.answer import Answer, Work
 from onnxremat.placement.calls import Timing, compute_latency, time_calls
 from onnxremat.placement.graph import PlacementGraph
@@ -20,7 +20,8 @@ class Placed:
 
     Attributes:
         objective: ``throughput``, ``two-maxima`` or ``latency``.
-        asks: which placements are asked for: ``chain``, ``any``, ``q = 1``.
+        asks: which placements are asked for: ``chain``, ``convex`` (what the released program calls
+            contiguous), ``any``, ``q = 1``.
         value: judged, ``inf`` without a placement.
         bound: proven for all placements that are asked for; 0 without.
         breaks: rules that the split breaks, which its program lets pass.
@@ -59,7 +60,9 @@ def compare_placements(graph: PlacementGraph, work: Work, say: Say) -> list[Plac
     ask("throughput", "chain", "dp", contiguous.solve)
     for name, method in baselines.CHAINS.items():
         ask("throughput", "chain", name, method)
+    ask("throughput", "convex", "ip", lambda g, w: released.solve(g, w, contiguous=True))
     ask("throughput", "any", "annealing", anywhere.solve)
+    ask("throughput", "any", "ip", lambda g, w: released.solve(g, w, contiguous=False))
     for name, method in baselines.ANY.items():
         ask("throughput", "any", name, method)
     if graph.training:

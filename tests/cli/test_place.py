@@ -70,6 +70,72 @@ def test_options_override_the_file(cli: Command) -> None:
     assert cli("place", graph, "--memory", "1GiB", "--json").facts["value"] < one["value"]
 
 
+def inference() -> dict[str, Any]:
+    """The chain without its backward node."""
+    data = chain(maxCPUs=1)
+    data["nodes"].pop()
+    data["edges"].pop()
+    return data
+
+
+def test_other_questions(cli: Command) -> None:
+    graph = written("graph.json", chain())
+    ours = cli("place", graph, "--json").facts
+    free = cli("place", graph, "--any", "--time-limit", 1, "--json").facts
+    assert free["bound"] <= free["value"] <= ours["value"]
+    two = cli("place", graph, "--objective", "two-maxima", "--json").facts
+    assert two["status"] == "optimal"
+    assert two["value"] == two["two_maxima"] >= ours["value"]
+    graph = written("inference.json", inference())
+    ask = ("--objective", "latency", "--time-limit", 1)
+    one = cli("place", graph, *ask, "-o", "split.json", "--json")
+    assert one.code == 0, one.err
+    assert one.facts["bound"] <= one.facts["value"] == one.facts["latency"]
+    again = cli("place", graph, *ask, "--check", "split.json", "--json").facts
+    assert again["value"] == pytest.approx(one.facts["value"])
+    assert json.loads(Path("split.json").read_text())["totalLatency"] == one.facts["value"]
+    both = cli("place", graph, *ask, "--calls", 2, "-o", "two.json", "--json").facts
+    assert len(json.loads(Path("two.json").read_text())["fpgas"]) == 6
+    checked = cli("place", graph, *ask, "--calls", 2, "--check", "two.json", "--json").facts
+    assert checked["value"] == pytest.approx(both["value"])
+
+
+def test_the_released_program_is_written(cli: Command) -> None:
+    graph = written("graph.json", chain())
+    facts = cli("place", graph, "--any", "--write-model", "m.mps", "--json").facts
+    assert Path("m.mps").read_text().startswith("NAME any_max_load")
+    more = cli("place", graph, "--write-model", "m.lp", "--json").facts
+    assert more["columns"] > facts["columns"]
+    cli("place", graph, "--write-model", "m.txt").assert_refused(2, ".mps")
+    assert listing() == ["graph.json", "m.lp", "m.mps"]
+
+
+def test_questions_that_do_not_go_together(cli: Command) -> None:
+    graph = written("graph.json", chain())
+    cli("place", graph, "--objective", "speed").assert_refused(2, "'speed'", "two-maxima")
+    cli("place", graph, "--calls", 2).assert_refused(2, "--calls is for latency")
+    cli("place", graph, "--objective", "latency").assert_refused(7, "backward pass")
+    cli("place", graph, "--objective", "latency", "--any").assert_refused(2, "--any")
+
+
+def test_methods_side_by_side(cli: Command) -> None:
+    graph = written("inference.json", inference())
+    said = cli("compare", graph, "--time-limit", 1, "--json")
+    assert said.code == 0, said.err
+    rows = {(row["objective"], row["method"]): row for row in said.facts["methods"]}
+    assert rows["throughput", "ip"]["bound"] <= rows["throughput", "dp"]["value"] + 1e-6
+    best = rows["throughput", "dp"]
+    assert best["status"] == "optimal"
+    for method in ("dpl", "pipedream"):
+        assert rows["throughput", method]["value"] >= best["value"]
+    assert rows["throughput", "contract-layers"]["why"] == "no node of the graph has a layerId"
+    assert rows["throughput", "one"]["value"] == 24
+    assert "memory" in rows["throughput", "one"]["breaks"]
+    least = rows["latency", "annealing"]["bound"]
+    assert rows["latency", "greedy"]["value"] >= least
+    assert "contract-layers" in cli("compare", graph, "--time-limit", 1).out
+
+
 def test_a_table_for_people(cli: Command) -> None:
     said = cli("place", written("graph.json", chain()))
     assert said.code == 0

@@ -312,7 +312,7 @@ def test_a_full_temporary_folder_is_said(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert "TMPDIR" in str(said)
     cut = tmp_path / "profile.json"
     cut.write_text('[{"cat": "No')
-    with pytest.raises(UsageError, match="is full"):
+    with pytest.raises(UsageError, match="cut short"):
         profile._events(cut)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable
 from functools import cache
 from math import inf
 from typing import Any
@@ -12,11 +10,12 @@ import numpy as np
 import pytest
 
 from onnxremat.errors import InfeasibleError
+from onnxremat.placement import anywhere, released, two_maxima
 from onnxremat.placement.answer import Answer, Work
 from onnxremat.placement.classes import condense, loads
 from onnxremat.placement.graph_files import from_json
 from onnxremat.placement.judge import judge, judge_placement
-from onnxremat.placement.methods import THROUGHPUT, TWO_MAXIMA, Ask, solve
+from onnxremat.placement.methods import TWO_MAXIMA, Ask, solve
 from tests.limits import LONG
 from tests.placement import oracle
 
@@ -67,28 +66,26 @@ def test_two_maxima_along_chains() -> None:
         assert answer is None or answer.status == "optimal"
 
 
-def enough() -> Callable[[], bool]:
-    """Ends work at the twentieth look, however long these take."""
-    looks = itertools.count()
-    return lambda: next(looks) > 20
-
-
-@pytest.mark.parametrize("objective", [THROUGHPUT, TWO_MAXIMA])
-def test_placements_of_any_shape_and_their_bounds(objective: str) -> None:
+@pytest.mark.parametrize("two", [False, True])
+def test_placements_of_any_shape_and_their_bounds(two: bool) -> None:
     """The bound is never above the least of all placements, and what is found is nearly always
-    that least."""
-    two = objective == TWO_MAXIMA
+    that least, and mostly proven where that is the max-load."""
     met = found_least = answered = 0
     for seed in SEEDS[::3]:
         data, found = tried(seed)
         graph, wanted = from_json(data), oracle.least(found, two=two)
         try:
-            answer = solve(graph, Ask(objective, contiguous=False), Work(LONG, stop=enough()))
+            search = anywhere.begin(graph, Work(LONG))
         except InfeasibleError:
             assert wanted == inf
             continue
-        if answer.where is None:
+        if search is None:
             continue
+        search.step(9)
+        if two and graph.training:
+            search = two_maxima.begin(graph, search.answer(), Work(LONG))
+            search.step(9)
+        answer = search.answer()
         assert answer.bound <= wanted + 1e-9, seed
         assert answer.value >= wanted - 1e-9, seed
         second = oracle.judged(data, tuple(answer.where.tolist()))
@@ -97,8 +94,9 @@ def test_placements_of_any_shape_and_their_bounds(objective: str) -> None:
         answered += 1
         met += answer.status == "optimal"
         found_least += answer.value <= wanted + 1e-9
+    assert answered > 20
     assert found_least > 0.9 * answered
-    assert met > answered / 3 > 8
+    assert met > (0.5 if two else 0.7) * answered
 
 
 def test_answers_keep_all_rules_and_cost_what_they_say() -> None:
@@ -138,6 +136,22 @@ def test_judges_agree_on_every_placement() -> None:
             parts = loads(c, by_class)
             assert parts.sum(1).max() == pytest.approx(second.load)
             assert parts.max(0).sum() == pytest.approx(second.two)
+
+
+@pytest.mark.parametrize("rule", ["convex", ""])
+def test_the_released_programs_find_the_least_of_their_rule(rule: str) -> None:
+    """Also of graphs with classes of backward nodes only, which are free in them."""
+    for seed in SEEDS[::12]:
+        data, found = tried(seed)
+        two = bool(seed % 24)
+        wanted = oracle.least(found, rule, two=two)
+        try:
+            answer = released.solve(from_json(data), Work(LONG), contiguous=bool(rule), two=two)
+        except InfeasibleError:
+            assert wanted == inf
+            continue
+        assert answer.value == pytest.approx(wanted, abs=1e-6), seed
+        assert answer.status == "optimal"
 
 
 def circle() -> dict[str, Any]:

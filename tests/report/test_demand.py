@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import onnx
 import pytest
 
@@ -80,6 +82,12 @@ def test_what_ways_keep_is_true_and_what_is_proven_holds(chain: Subject) -> None
     assert "batch in 2 parts" not in found  # its gradients are sums over the rows
 
 
+def test_the_search_finds_no_more_than_rules_of_a_moment(chain: Subject) -> None:
+    rules = demand.recomputing(chain)
+    search = demand.recomputing(Subject(chain.prepared, 0.5))
+    assert search.lower <= search.bytes <= rules.bytes
+
+
 def test_a_batch_goes_in_parts_where_every_result_has_its_rows() -> None:
     text = "g (float[8, 64] x) => (float[{result}] y) {{ a = Sin(x) y = {last} }}"
     rows = Subject(prepared(parse(text.format(result="8, 64", last="Add(a, x)"))))
@@ -102,6 +110,8 @@ def test_budgets_are_judged(chain: Subject) -> None:
     assert keeps(again)
     assert keeps(chain.need.bytes - 1) is False
     assert "proven" in demand.judge(chain, worst, found, chain.need.bytes - 1).words
+    found_by_search = replace(found[2], bytes=again - 64, overhead=9.0)
+    assert demand.judge(chain, worst, [*found[:2], found_by_search], again - 64).keeps
     if again > chain.need.bytes:
         assert keeps(chain.need.bytes) is None
 

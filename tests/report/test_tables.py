@@ -134,7 +134,7 @@ def test_bench_table() -> None:
     text = as_text(bench_table(rows))
     assert "paired timing, medians of 12 rounds\n" in text
     assert line(text, "base").split() == ["100", "ms", "1.000"]
-    assert line(text, "a[/]b").split() == ["125", "ms", "1.250", "+/-", "0.012"]
+    assert line(text, "a[/]b").split() == ["125", "ms", "1.250", "+/-", "1.0%"]
 
 
 def test_sweep_table() -> None:

@@ -65,11 +65,27 @@ def _value(load: Floats, two: bool) -> float:
 
 
 @part
-def _sum(load: Floats) -> float:
-    total = 0.0
+def _power(x: float) -> float:
+    x2 = x * x
+    x4 = x2 * x2
+    x8 = x4 * x4
+    return x8 * x8
+
+
+@part
+def _energy(load: Floats, scale: float, two: bool) -> float:
+    """What is annealed: the maximum made smooth (a norm of order 16), so that moves between devices
+    below it count too, and some of the sum of all loads."""
+    first, second, total = 0.0, 0.0, 0.0
     for d in range(load.shape[0]):
-        total += load[d, 0] + load[d, 1]
-    return total
+        a, b = load[d, 0], load[d, 1]
+        total += a + b
+        if two:
+            first += _power(a / scale)
+            second += _power(b / scale)
+        else:
+            first += _power((a + b) / scale)
+    return scale * (first ** (1 / 16) + second ** (1 / 16)) + SPREAD * total
 
 
 @part
@@ -218,7 +234,8 @@ def anneal(p: Costs, s: State, steps: int, hot: float, cold: float, two: bool) -
     if now < s.best[0]:
         s.best[0] = now
         _note(s)
-    now += SPREAD * _sum(s.load)
+    scale = max(s.best[0], 1e-300)
+    now = _energy(s.load, scale, two)
     for step in range(steps):
         heat = hot * (cold / hot) ** (step / steps)
         v = _draw(s)
@@ -234,7 +251,7 @@ def anneal(p: Costs, s: State, steps: int, hot: float, cold: float, two: bool) -
         if back >= 0:
             move(p, s, back, a)
         value = _value(s.load, two)
-        new = value + SPREAD * _sum(s.load)
+        new = _energy(s.load, scale, two)
         if new <= now or uniform(s.random) < np.exp((now - new) / heat):
             now = new
             if value < s.best[0] - 1e-12 * abs(s.best[0]):

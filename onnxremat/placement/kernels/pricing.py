@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from onnxremat.placement.graph import Index
 from onnxremat.placement.kernels.compiling import entry
 from onnxremat.planner.problem import Floats
-from onnxremat.planner.search.compiled import F64, F64_2D, I32, I64, U8, part
+from onnxremat.planner.search.compiled import F64, F64_3D, I32, I64, I64_2D, U8, part
 
 
 class Layers(NamedTuple):
@@ -34,53 +34,71 @@ class Layers(NamedTuple):
 
 
 class Room(NamedTuple):
-    """Work space: profits of two layers, (states, units + 1), and the transitions taken."""
+    """Work space: profits of two layers in turn, and the transitions taken."""
 
-    old: Floats
-    new: Floats
+    profit: Floats  # (2, states, units + 1); -inf where no set has that load
+    least: Index  # (2, states): the least load of each state
     choice: NDArray[np.uint8]  # (all states * (units + 1),)
 
 
 LAYERS = types.NamedTuple((I64, I32, I32, U8, I32, U8, I64, I64), Layers)
-ROOM = types.NamedTuple((F64_2D, F64_2D, U8), Room)
-NEVER = -1e300
+ROOM = types.NamedTuple((F64_3D, I64_2D, U8), Room)
 
 
 @part
-def _spread(r: Room, s: int, t: int, load: int, gain: float, shelf: int, number: int) -> None:
-    """One transition for all loads."""
-    units = r.old.shape[1]
-    base = (shelf + t) * units
-    for i in range(units - load):
-        value = r.old[s, i] + gain
-        if value > r.new[t, i + load]:
-            r.new[t, i + load] = value
-            r.choice[base + i + load] = number
+def _begin(r: Room, now: int, then: int, s: int, t: int, load: int, gain: float, at: int) -> None:
+    """The first transition into a state, for all loads."""
+    units = r.profit.shape[2]
+    low = min(units, r.least[now, s] + load)
+    r.least[then, t] = low
+    for i in range(low):
+        r.profit[then, t, i] = -np.inf
+    for i in range(low, units):
+        r.profit[then, t, i] = r.profit[now, s, i - load] + gain
+        r.choice[at + i] = 0
 
 
-@entry(types.void(LAYERS, F64, ROOM))
-def fill(p: Layers, profit: Floats, r: Room) -> None:
-    """The most profit of every load; ends in row 0 of ``old``."""
-    units = r.old.shape[1]
+@part
+def _spread(
+    r: Room, now: int, then: int, s: int, t: int, load: int, gain: float, at: int, number: int
+) -> None:
+    """A further transition into a state, for all loads."""
+    units = r.profit.shape[2]
+    low = min(units, r.least[now, s] + load)
+    r.least[then, t] = min(r.least[then, t], low)
+    taken = np.uint8(number)
+    for i in range(low, units):
+        value, old = r.profit[now, s, i - load] + gain, r.profit[then, t, i]
+        better = value > old
+        r.profit[then, t, i] = value if better else old
+        r.choice[at + i] = taken if better else r.choice[at + i]
+
+
+@entry(types.int64(LAYERS, F64, ROOM))
+def fill(p: Layers, profit: Floats, r: Room) -> int:
+    """The most profit of every load; which half of ``profit`` holds it, in row 0."""
+    units = r.profit.shape[2]
     for i in range(units):
-        r.old[0, i] = NEVER
-    r.old[0, 0] = 0.0
+        r.profit[0, 0, i] = -np.inf
+    r.profit[0, 0, 0] = 0.0
+    r.least[0, 0] = 0
     for v in range(len(profit)):
-        for t in range(p.states[v + 1]):
-            for i in range(units):
-                r.new[t, i] = NEVER
+        now, then = v & 1, 1 - (v & 1)
         for j in range(p.first[v], p.first[v + 1]):
             gain = profit[v] if p.take[j] > 0 else 0.0
-            _spread(r, p.source[j], p.target[j], p.load[j], gain, p.shelf[v + 1], p.number[j])
-        for t in range(p.states[v + 1]):
-            for i in range(units):
-                r.old[t, i] = r.new[t, i]
+            s, t = p.source[j], p.target[j]
+            at = (p.shelf[v + 1] + t) * units
+            if p.number[j] == 0:
+                _begin(r, now, then, s, t, p.load[j], gain, at)
+            else:
+                _spread(r, now, then, s, t, p.load[j], gain, at, p.number[j])
+    return len(profit) & 1
 
 
 @entry(types.void(LAYERS, ROOM, types.int64, U8))
 def trace(p: Layers, r: Room, load: int, inside: NDArray[np.uint8]) -> None:
     """The set behind a load of the last layer; ``inside`` is one flag per class, in its order."""
-    units = r.old.shape[1]
+    units = r.profit.shape[2]
     t, i = 0, load
     for v in range(len(inside) - 1, -1, -1):
         number = r.choice[(p.shelf[v + 1] + t) * units + i]

@@ -1,0 +1,65 @@
+"""Pipelines from the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+
+from models import build
+from onnxremat.pipeline import pipelined
+from tests.cli.conftest import Command, listing
+from tests.limits import LONG
+
+
+@pytest.fixture
+def lenet(folder: Path) -> Path:
+    path = folder / "lenet.onnx"
+    onnx.save(build("lenet", batch=2), path)
+    return path
+
+
+def test_optimize_verify_inspect_bench(
+    cli: Command, lenet: Path, chain: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipelined, "SECONDS", 0.0)
+    made = cli(
+        "optimize", lenet, "out.onnx", "--devices", "cpu-2x1", "--objective", "throughput",
+        "--in-flight", 3, "--bench-seconds", 0, "--time-limit", LONG, "--json",
+    )  # fmt: skip
+    assert made.code == 0, made.err
+    assert (made.facts["objective"], made.facts["in_flight"]) == ("throughput", 3)
+    assert listing() == ["lenet.onnx", "out.onnx"]
+    onnx.checker.check_model("out.onnx", full_check=True)
+    checked = cli("verify", lenet, "out.onnx")
+    assert checked.code == 0, checked.err
+    assert "PASSED  same outputs, 3 in flight, in order" in checked.err
+    assert "with 3 in flight" in checked.err
+    told = cli("inspect", "out.onnx", "--json").facts
+    assert (told["objective"], told["in_flight"]) == ("throughput", 3)
+    assert sum(told["loads_seconds"].values()) > 0
+    timed = cli("bench", "--throughput", "out.onnx", "--seconds", 0.1, "--json")
+    assert timed.code == 0, timed.err
+    for row in timed.facts["timings"]:
+        assert row["samples_per_second"] == 1 / row["seconds"]
+    assert [row["name"] for row in timed.facts["timings"]][1:] == ["cpu:0 alone", "cpu:1 alone"]
+    assert cli("verify", lenet, "out.onnx", "--budget", "10KiB", "--seeds", 1).code == 6
+
+
+def test_what_is_refused(cli: Command, lenet: Path, chain: Path) -> None:
+    devices = ("--devices", "cpu-2x1", "--objective", "throughput")
+    cli("optimize", lenet, "o.onnx", "--in-flight", 2).assert_refused(
+        2, "--in-flight", "--objective"
+    )
+    cli("optimize", lenet, "o.onnx", "--objective", "throughput").assert_refused(2, "--devices")
+    cli("optimize", lenet, "o.onnx", *devices, "--pin", "Conv=cpu:0").assert_refused(2, "--pin")
+    said = cli("optimize", lenet, "o.onnx", *devices, "--budget", "10KiB")
+    said.assert_refused(3, "proven")
+    said = cli("optimize", lenet, "o.onnx", *devices, "--formulation", "xengine-miqp")
+    said.assert_refused(2, "--formulation")
+    plain = ("--devices", "cpu-2x1", "--bench-seconds", 0, "--time-limit", LONG, "--gap", 1)
+    assert cli("optimize", lenet, "plain.onnx", *plain).code == 0
+    said = cli("bench", "--throughput", "plain.onnx")
+    said.assert_refused(2, "not planned for samples in flight", "--objective throughput")
+    assert listing() == ["lenet.onnx", "plain.onnx"]

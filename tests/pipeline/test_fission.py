@@ -1,0 +1,101 @@
+"""Regions of an inference's graph in parts, in the loop of planning and measuring."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from onnxremat import api
+from onnxremat.cost.analytic import analytic_costs
+from onnxremat.errors import InfeasibleError, NoPlanError, UsageError
+from onnxremat.graph.onnx_io import write_model
+from onnxremat.pipeline.artifact import Kind
+from onnxremat.pipeline.prepare import Settings
+from onnxremat.planner.options import PlanOptions
+from tests.fission.drawn import Drawn
+
+SETTINGS = Settings(threads=1, target="portable", costs=analytic_costs)
+OPTIONS = PlanOptions(work=2000, threads=1)
+WHOLE = 2 * 8 * 64 * 64 * 4  # bytes of two images of eight channels
+
+
+def chain() -> onnx.ModelProto:
+    """Three convolutions of an image; the outer images are small, those between are not."""
+    g = Drawn(0)
+    g.shapes["x"] = (1, 1, 64, 64)
+    x = "x"
+    for before, after in ((1, 8), (8, 8), (8, 1)):
+        x = g.op("Conv", [x, g.weight(after, before, 3, 3)], (1, after, 64, 64), pads=[1] * 4)
+        x = g.op("Softsign", [x], g.shapes[x])
+    return g.model("x", [x])
+
+
+def _optimised(budget: str | int, settings: Settings = SETTINGS) -> api.OptimizeResult:
+    return api.optimize(chain(), budget=budget, settings=settings, options=OPTIONS, bench_seconds=0)
+
+
+def test_a_budget_that_no_plan_of_the_whole_keeps(tmp_path: Path) -> None:
+    limit = WHOLE // 2
+    with pytest.raises(InfeasibleError):
+        _optimised(limit, replace(SETTINGS, fission=()))
+    result = _optimised(limit)
+    facts = result.facts()
+    assert facts["peak_measured_bytes"] <= limit
+    assert facts["bit_equal"]
+    assert result.against_original is not None
+    assert result.against_original.ok
+    (region,) = facts["fission"]
+    assert sum(region["parts"]) > 1
+    assert any("parts along axis 2" in note for note in facts["notes"])
+    # The plan names its regions: it is carried out again from the file of the original.
+    write_model(chain(), tmp_path / "in.onnx")
+    (tmp_path / "plan.json").write_text(result.plan.dumps())
+    plan = api.read_plan(tmp_path / "plan.json")
+    again = api.apply(tmp_path / "in.onnx", plan, settings=SETTINGS)
+    assert again.plan.sequence == result.plan.sequence
+    checks = api.verify(tmp_path / "in.onnx", _saved(again, tmp_path)).checks
+    assert all(check.ok for check in checks if check.kind in (Kind.OUTPUTS, Kind.ORDER))
+
+
+def _saved(result: api.OptimizeResult, folder: Path) -> Path:
+    result.save(folder / "out.onnx")
+    return folder / "out.onnx"
+
+
+def test_a_budget_that_the_whole_keeps_stays_whole() -> None:
+    assert _optimised("1.0x").facts()["fission"] == []
+
+
+@pytest.mark.slow
+def test_the_least_memory() -> None:
+    whole = _optimised("min", replace(SETTINGS, fission=()))
+    parts = _optimised("min")
+    assert parts.candidate.held < whole.candidate.held / 2
+    np.testing.assert_equal(parts.facts()["bit_equal"], True)
+
+
+@pytest.mark.slow
+def test_a_budget_below_weights_and_results_is_refused() -> None:
+    with pytest.raises(InfeasibleError, match="fits"):
+        _optimised(4096)
+
+
+@pytest.mark.slow
+def test_the_smallest_budget_of_a_refusal_works() -> None:
+    with pytest.raises(NoPlanError) as refused:
+        _optimised(64 * 64 * 4 + 8000)
+    assert refused.value.smallest
+    assert _optimised(refused.value.smallest).candidate.held <= refused.value.smallest
+
+
+def test_a_plan_of_another_model_is_refused(tmp_path: Path) -> None:
+    g = Drawn(1)
+    g.shapes["x"] = (1, 64)
+    write_model(g.model("x", [g.op("Exp", ["x"], (1, 64))]), tmp_path / "in.onnx")
+    plan = _optimised(WHOLE // 2).plan
+    with pytest.raises(UsageError, match="region"):
+        api.apply(tmp_path / "in.onnx", plan, settings=SETTINGS)

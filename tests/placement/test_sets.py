@@ -1,0 +1,75 @@
+"""Sets of classes by dynamic programming, against all sets of small graphs."""
+
+from __future__ import annotations
+
+from itertools import product
+from math import inf
+
+import numpy as np
+import pytest
+
+from onnxremat.placement.answer import Work
+from onnxremat.placement.classes import Classes, condense
+from onnxremat.placement.columns import Pricing, set_load
+from onnxremat.placement.completion import assembled, priced_sets
+from onnxremat.placement.frontier import frontier
+from onnxremat.placement.graph import Flags
+from onnxremat.placement.graph_files import from_json
+from onnxremat.placement.parting import LoadCuts
+from tests.placement import oracle
+from tests.placement.test_latency import row
+
+
+def subsets(c: Classes) -> list[Flags]:
+    """All sets of supported classes."""
+    return [
+        flags
+        for pick in product((False, True), repeat=c.count)
+        if not ((flags := np.asarray(pick)) & ~c.supported).any()
+    ]
+
+
+@pytest.mark.parametrize("seed", range(0, 60, 3))
+def test_the_best_priced_set_and_all_that_are_nearly_as_good(seed: int) -> None:
+    """Loads are whole numbers and units divide them, so nothing is lost by rounding."""
+    c = condense(from_json(oracle.draw(seed)), chain=False)
+    rng = np.random.default_rng(seed)
+    prices, most = rng.uniform(0, 1, c.count), float(rng.integers(4, 20))
+    front = frontier(c)
+    assert front is not None
+    found = {tuple(s): float(prices[s].sum()) for s in subsets(c) if set_load(c, s) <= most}
+    best = max(found.values())
+    pricing = Pricing(c, front)
+    highest, sets = pricing.best(prices, most)
+    assert best - 1e-9 <= highest
+    assert highest == pytest.approx(float(prices[sets[0]].sum()))
+    assert set_load(c, sets[0]) <= most * (1 + 2 * c.count / pricing.units)
+    listed = priced_sets(front, prices, most, 0.6 * best, Work(inf))
+    assert listed is not None
+    kept = {tuple(s) for s in listed if set_load(c, s) <= most}
+    assert kept == {s for s, price in found.items() if price >= 0.6 * best}
+
+
+@pytest.mark.parametrize("seed", range(1, 40, 3))
+def test_least_cuts_are_least_loads(seed: int) -> None:
+    c = condense(from_json(oracle.draw(seed)), chain=False)
+    cuts = LoadCuts(c)
+    for u in range(c.count):
+        v = (u + 1) % c.count
+        everything = [np.asarray(pick) for pick in product((False, True), repeat=c.count)]
+        wanted = min(set_load(c, s) for s in everything if s[u] and not s[v])
+        assert cuts.least([u], [v], inf) == pytest.approx(wanted, abs=1e-8)
+
+
+def test_sets_are_put_together_to_a_placement_or_proven_not_to_be_one() -> None:
+    data = row([2, 2, 2, 2])
+    data["maxCPUs"] = 1
+    c = condense(from_json(data), chain=False)
+    first, last = np.asarray([1, 1, 0, 0], bool), np.asarray([0, 0, 1, 1], bool)
+    done, where = assembled(c, [first, last], 5.0, Work(60.0))
+    assert done
+    assert where is not None
+    assert where[0] == where[1] != where[2] == where[3]
+    done, where = assembled(c, [first], 5.0, Work(60.0))  # a CPU takes 6 for one of the others
+    assert done
+    assert where is None

@@ -1,0 +1,291 @@
+"""Everything that is claimed of CUDA, run and measured on a GPU: `make bench-cuda`.
+
+    python tools/cuda_all.py --out bench-cuda --minutes 20
+    python tools/cuda_all.py --only 'step*' --minutes 5
+    python tools/cuda_all.py --provider cpu --tiny          # the same code at toy size, no GPU
+
+Each row is a process of its own with a time limit; what fails is written down and the next one
+goes on. Rows come in the order of their worth: what does not fit into ``--minutes`` any more is
+left out, from the end. Every row is appended to ``OUT/rows.jsonl`` as soon as it is done, so that a
+machine that goes away takes nothing with it; ``OUT/report.md`` is written anew after each.
+
+Needed: Linux, an NVIDIA driver, `onnxruntime-gpu[cuda,cudnn]` of the version in pyproject.toml (it
+is built for CUDA 13), and for the rows ``torch-*`` a PyTorch for CUDA 13, whose CUDA libraries
+onnxruntime then uses too. On a machine without a network that takes only tens of MiB at a time,
+see tools/cuda_pack.py. Exit code 8 where CUDA does not start, 1 when a row failed, else 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from onnxremat.device.machine import PROVIDERS, Device
+from onnxremat.errors import MissingComponentError, OnnxrematError
+
+ROWS = Path(__file__).resolve().parent / "cuda_rows.py"
+FIVE = ("resnet50", "bert", "vit", "gpt2", "unet")
+TINY_SECONDS = 120
+
+
+@dataclass(frozen=True)
+class Row:
+    """One thing to run.
+
+    Attributes:
+        what: a kind of row of cuda_rows.py.
+        about: which claim it is for.
+        seconds: that it is thought to take; twice that ends it.
+        quick: it is among the rows of ``--quick``.
+    """
+
+    name: str
+    what: str
+    about: str
+    seconds: int
+    asked: dict[str, Any] = field(default_factory=dict)
+    quick: bool = False
+
+
+@dataclass
+class Done:
+    """What became of a row: ``ok``, ``failed``, ``out of time`` or ``left out``."""
+
+    row: str
+    about: str
+    status: str
+    seconds: float = 0.0
+    found: dict[str, Any] = field(default_factory=dict)
+    why: str = ""
+
+
+def rows() -> list[Row]:
+    """All rows, the most valuable first."""
+    return [
+        Row("starts", "starts", "CUDA starts, and its bytes are counted", 15, quick=True),
+        Row("trainer-resnet18", "trainer", "training through the Trainer", 40,
+            {"net": "resnet18"}, quick=True),
+        Row("compiled", "compiled", "the search is compiled", 150, quick=True),
+        Row("left-over", "left_over", "what CUDA leaves to the processor", 30,
+            {"nets": FIVE}, quick=True),
+        Row("step-resnet50", "step", "half the peak, as predicted, at a hard limit", 110,
+            {"net": "resnet50"}, quick=True),
+        Row("step-bert", "step", "", 100, {"net": "bert"}),
+        Row("saved-resnet18", "saved", "a planned step written, loaded and trained with", 50,
+            {"net": "resnet18"}),
+        *_torch("resnet50"),
+        Row("magis-resnet50", "magis", "MAGIS's table", 100, {"net": "resnet50"}),
+        Row("swap-resnet50", "swap", "recompute, swap, both", 90, {"net": "resnet50"}),
+        Row("streams-densenet121", "streams", "weight gradients on a second stream", 60,
+            {"net": "densenet121"}),
+        Row("graphs-resnet50", "graphs", "CUDA graphs", 40, {"net": "resnet50"}),
+        Row("one-session-resnet50", "one_session", "assignment by name in one session", 40,
+            {"net": "resnet50"}),
+        Row("step-vit", "step", "", 100, {"net": "vit"}),
+        *_torch("bert"),
+        Row("xengine-resnet18", "xengine", "XEngine's table", 90, {"net": "resnet18"}),
+        *(Row(f"infer-{net}", "step", "the same of inferences", 45, {"net": net, "train": False})
+          for net in FIVE[:2]),
+        Row("step-unet", "step", "", 100, {"net": "unet"}),
+        Row("step-gpt2", "step", "", 110, {"net": "gpt2"}),
+        *(Row(f"magis-{net}", "magis", "", 100, {"net": net}) for net in ("bert", "vit", "unet")),
+        Row("streams-mobilenetv2", "streams", "", 50, {"net": "mobilenetv2"}),
+        *_torch("vit"),
+        *(Row(f"xengine-{net}", "xengine", "", 90, {"net": net})
+          for net in ("vgg16", "inception", "resnet34", "vgg19")),
+        *(Row(f"infer-{net}", "step", "", 45, {"net": net, "train": False}) for net in FIVE[2:]),
+        Row("detected", "detected", "devices detect", 20),
+    ]  # fmt: skip
+
+
+def _torch(net: str) -> list[Row]:
+    """The ways of PyTorch on the same GPU."""
+    ways = {"eager": 25, "checkpoint": 25, "compile": 75, "budget": 75}
+    return [
+        Row(f"torch-{net}-{way}", "torch", "PyTorch on the same GPU", seconds,
+            {"net": net, "way": way})
+        for way, seconds in ways.items()
+    ]  # fmt: skip
+
+
+def chosen(every: Sequence[Row], only: Sequence[str], *, quick: bool) -> list[Row]:
+    """Those whose names match a pattern, or all.
+
+    Raises:
+        SystemExit: a pattern matches none.
+    """
+    for pattern in only:
+        if not any(fnmatchcase(row.name, pattern) for row in every):
+            raise SystemExit(f"--only {pattern} matches no row; --list shows them")
+    found = [row for row in every if not only or any(fnmatchcase(row.name, p) for p in only)]
+    return [row for row in found if row.quick or not quick]
+
+
+def run(row: Row, provider: str, tiny: bool, left: float) -> Done:
+    """Run a row in a process of its own; it is ended with all it has started."""
+    limit = min(TINY_SECONDS if tiny else 2 * row.seconds, left)
+    asked = {"what": row.what, "provider": provider, "tiny": tiny, **row.asked}
+    begin = time.monotonic()
+    child = subprocess.Popen(
+        [sys.executable, str(ROWS), json.dumps(asked)], stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env={**os.environ, "PYTHONPATH": _path()},
+    )  # fmt: skip
+    try:
+        out, err = child.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        _end(child)
+        return Done(
+            row.name, row.about, "out of time", time.monotonic() - begin, why=f"{limit:.0f} s"
+        )
+    except BaseException:
+        _end(child)
+        raise
+    took = time.monotonic() - begin
+    lines = [line for line in out.splitlines() if line.startswith("{")]
+    if child.returncode or not lines:
+        words = err.strip().splitlines()
+        why = " | ".join(words[-3:])[-600:] or f"ended with {child.returncode}"
+        return Done(row.name, row.about, "failed", took, why=why)
+    return Done(row.name, row.about, "ok", took, json.loads(lines[-1]))
+
+
+def _path() -> str:
+    here = str(ROWS.parent.parent)
+    return os.pathsep.join(
+        dict.fromkeys([here, *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    )
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    os.killpg(child.pid, signal.SIGKILL)
+    child.communicate()
+
+
+class Book:
+    """What is known so far, on disk at any moment."""
+
+    def __init__(self, folder: Path, head: dict[str, Any]) -> None:
+        self.folder, self.head, self.done = folder, head, list[Done]()
+        folder.mkdir(parents=True, exist_ok=True)
+        self._append({"began": head})
+
+    def add(self, done: Done) -> None:
+        """Keep a row."""
+        self.done.append(done)
+        self._append(asdict(done))
+        (self.folder / "report.md").write_text(report(self.head, self.done))
+        text = done.why or brief(done.found)
+        print(f"{done.row:<24}{done.status:<12}{done.seconds:6.1f} s  {text}", flush=True)
+
+    def _append(self, line: dict[str, Any]) -> None:
+        with (self.folder / "rows.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def report(head: dict[str, Any], done: Sequence[Done]) -> str:
+    """All of it as Markdown."""
+    lines = ["# CUDA, measured", "", *(f"- {key}: {value}" for key, value in head.items()), "",
+             "| row | status | seconds | found |", "|---|---|---:|---|"]  # fmt: skip
+    for one in done:
+        text = (one.why or brief(one.found)).replace("|", "/").replace("\n", " ")
+        lines.append(f"| {one.row} | {one.status} | {one.seconds:.0f} | {text} |")
+    return "\n".join(lines) + "\n"
+
+
+def brief(found: dict[str, Any], within: str = "") -> str:
+    """Figures in a line."""
+    parts = []
+    for key, value in found.items():
+        if isinstance(value, dict):
+            parts.append(brief(value, f"{within}{key}."))
+        elif isinstance(value, float):
+            parts.append(f"{within}{key} {value:.4g}")
+        elif not isinstance(value, list) or len(value) < 6:
+            parts.append(f"{within}{key} {value}")
+    return ", ".join(part for part in parts if part)
+
+
+def head(provider: str, *, tiny: bool) -> dict[str, Any]:
+    """Date, machine and versions."""
+    import numpy
+    import onnxruntime
+    from cuda_plans import gpu_facts
+
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"), **gpu_facts(),
+        "provider": provider, "toy size": tiny,
+        "processor": next((x.split(":")[1].strip() for x in lines if "model name" in x), "?"),
+        "cores": os.cpu_count(), "python": sys.version.split()[0],
+        "onnxruntime": onnxruntime.__version__, "CUDA of onnxruntime": onnxruntime.cuda_version,
+        "numpy": numpy.__version__,
+    }  # fmt: skip
+
+
+def all_rows(
+    picked: Sequence[Row], book: Book, minutes: float, provider: str, *, tiny: bool
+) -> bool:
+    """Run what fits into the time; whether nothing failed."""
+    end = time.monotonic() + 60 * minutes
+    for row in picked:
+        left = end - time.monotonic()
+        if left < (1 if tiny else row.seconds):
+            book.add(Done(row.name, row.about, "left out", why=f"{max(0.0, left):.0f} s were left"))
+        else:
+            book.add(run(row, provider, tiny, left))
+    return all(one.status in ("ok", "left out") for one in book.done)
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--only", nargs="+", default=[], metavar="PATTERN", help="names of rows")
+    parser.add_argument("--quick", action="store_true", help="the first rows alone")
+    parser.add_argument("--list", action="store_true", help="show the rows and end")
+    parser.add_argument("--minutes", type=float, default=20.0, help="end within so many")
+    parser.add_argument("--out", type=Path, default=Path("bench-cuda"))
+    parser.add_argument("--provider", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="toy nets")
+    given = parser.parse_args()
+    picked = chosen(rows(), given.only, quick=given.quick)
+    if given.list:
+        for row in picked:
+            print(f"{row.name:<24}{row.seconds:>4} s  {row.about}")
+        return 0
+    if given.minutes <= 0:
+        parser.error("--minutes has to be above 0")
+    if given.provider == "cuda":
+        from onnxremat.ort.providers import require
+
+        try:
+            require(Device("cuda:0", PROVIDERS["cuda"]))
+        except MissingComponentError as error:
+            print(error, file=sys.stderr)
+            return error.exit_code
+    try:
+        book = Book(given.out, head(given.provider, tiny=given.tiny))
+    except OSError as error:
+        parser.error(f"--out {given.out} cannot be written: {error}")
+    fine = all_rows(picked, book, given.minutes, given.provider, tiny=given.tiny)
+    print(f"\n{given.out / 'report.md'}, {given.out / 'rows.jsonl'}")
+    return 0 if fine else OnnxrematError.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,490 @@
+"""One row of cuda_all.py, in a process of its own: prints a JSON object on its last line.
+
+    python tools/cuda_rows.py '{"what": "step", "net": "resnet50", "provider": "cuda"}'
+
+Every function below is one kind of row; its docstring says what the figures are.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+from cuda_plans import (
+    BENCH_SECONDS,
+    GPU,
+    HOST,
+    Priced,
+    Stand,
+    gpu_facts,
+    median_seconds,
+    priced,
+    small_step,
+    watched,
+)  # fmt: skip
+
+from onnxremat.device.machine import PROVIDERS, Machine
+from onnxremat.errors import OnnxrematError, UnsupportedError
+from onnxremat.execute.annotated import load_annotated
+from onnxremat.execute.deployment import Deployment, deploy
+from onnxremat.execute.partition_cuts import Terms
+from onnxremat.graph.ir import Graph
+from onnxremat.graph.onnx_io import to_model
+from onnxremat.ort.binding import wrap
+from onnxremat.ort.profile import SIZES_KEY
+from onnxremat.ort.providers import assigned, missing, open_on, place
+from onnxremat.ort.session import TUNED, runtime_version
+from onnxremat.ort.values import Copies, Stage, as_array, moved
+from onnxremat.pipeline.artifact import Kind
+from onnxremat.pipeline.bench import OnDevices, bench
+from onnxremat.pipeline.over_devices import DevicesRun
+from onnxremat.schedule.assign import assigned as plan_of
+from onnxremat.schedule.assign import split
+from onnxremat.session.compare import compare
+
+Answer = dict[str, Any]
+ROOM = (1.0, 1.01, 1.03, 1.06, 1.12, 1.25, 1.5)  # limits tried, as shares of the predicted peak
+SHARES = (0.6, 0.7, 0.8, 0.9, 0.97)  # tried where there is no plan within the one asked for
+HEAVY = ("Conv", "ConvTranspose", "MatMul", "Gemm", "FusedMatMul")
+RUNS = 20
+
+
+def main() -> None:
+    """Run the row that is asked for."""
+    asked = json.loads(sys.argv[1])
+    what, stand = asked.pop("what"), Stand(asked.pop("provider"), asked.pop("tiny", False))
+    if what == "torch":
+        from cuda_torch import torch_row
+
+        found = torch_row(stand, **asked)
+    else:
+        found = KINDS[what](stand, **asked)
+    print(json.dumps(found))
+
+
+# ---- is it there ---------------------------------------------------------------------------------
+
+
+def starts(stand: Stand) -> Answer:
+    """Whether the provider starts, versions, and what the profile says of a kernel there: without
+    ``mem_bytes_requested_in_use`` no peak is counted."""
+    why = missing(replace(stand.gpu, flops=0.0)) if stand.provider == "cuda" else ""
+    if why:
+        raise UnsupportedError(f"CUDA does not start: {why}")
+    one = priced(Stand(stand.provider, tiny=True), "resnet50", train=False)
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        sizes = Path(folder) / "sizes.csv"
+        session = open_on(
+            stand.gpu, to_model(one.prepared.graph), TUNED,
+            entries={SIZES_KEY: str(sizes)}, prefix=str(Path(folder) / "profile"),
+        )  # fmt: skip
+        run = _runner(session, one.prepared.graph, one, stack)
+        run()
+        events = json.loads(Path(session.end_profiling()).read_text())
+    kernels = [e["args"] for e in events if e.get("name", "").endswith("_kernel_time")]
+    counted = [k for k in kernels if "mem_bytes_requested_in_use" in k]
+    most = max((int(k["mem_bytes_requested_in_use"]) for k in counted), default=0)
+    shown = ("op_name", "provider")
+    return {
+        "onnxruntime": runtime_version(), **gpu_facts(), "kernels": len(kernels),
+        "kernels_with_counted_bytes": len(counted), "most_bytes_counted": most,
+        "options": session.get_provider_options(),
+        "example": {k: v for k, v in kernels[-1].items() if "mem" in k or k in shown},
+    }  # fmt: skip
+
+
+def left_over(stand: Stand, nets: Sequence[str]) -> Answer:
+    """Operators of training steps that CUDA leaves to the processor, per net: how many nodes."""
+    found: Answer = {}
+    for net in nets:
+        graph = small_step(stand, net)
+        taken = assigned(open_on(stand.gpu, to_model(graph), TUNED))
+        found[net] = dict(
+            Counter(op.op_type for op in graph.ops if taken.get(op.name) != stand.gpu.provider)
+        )
+    return found
+
+
+# ---- one GPU -------------------------------------------------------------------------------------
+
+
+def step(stand: Stand, net: str, train: bool = True, share: float = 0.5) -> Answer:
+    """A plan within a share of what storing everything takes, or the next larger one that there is
+    a plan for: bytes predicted, counted and risen, the hard limit that it runs under, outputs
+    against the processor, order, overhead."""
+    one = priced(stand, net, train=train)
+    base = _some(one.plan())
+    need, host = base.predicted[GPU].peak, _checked(one, base)
+    within = (share, *(more for more in SHARES if more > share))
+    plans = ((part, one.plan(int(part * need))) for part in within)
+    share, made = next(((part, found) for part, found in plans if found), (0.0, None))
+    return {
+        "net": net, "train": train, "left_to_the_processor": list(one.left),
+        "costs": one.tables[GPU].source, "share": share,
+        "store_all": host, "planned": _checked(one, _some(made), base),
+        "overhead_planned": _some(made).makespan / base.makespan - 1,
+        **_overhead(one, made, base),
+    }  # fmt: skip
+
+
+def _checked(one: Priced, made: Deployment, base: Deployment | None = None) -> Answer:
+    """Checks of a plan: outputs against the processor, or against another plan on the GPU."""
+    run = DevicesRun(made, one.feeds)
+    if base is not None:
+        wanted = next(iter(DevicesRun(base, one.feeds).outputs.values()))
+        differences = {how: compare(found, wanted) for how, found in run.outputs.items()}
+        run.__dict__["differences"] = differences  # instead of those from the processor
+    peak, predicted = run.peaks[GPU], made.predicted[GPU].peak
+    checks = {check.kind: check for check in run.checks}
+    state, given = made.state_and_rest(one.feeds)
+    kept = [share for share in ROOM if _runs_within(one, made, int(share * predicted))]
+    # A pool of its own: that of the process never shrinks.
+    alone = replace(made, limits={GPU: one.stand.gpu.memory})
+    with watched(one.stand) as rise, alone.executor(state) as executor:
+        for _ in range(3):
+            executor.run(given)
+    return {
+        "predicted_bytes": predicted, "counted_bytes": peak, "risen_bytes": rise[0],
+        "error": predicted / peak - 1 if peak else None,
+        "worst_difference": max(d.worst for d in run.differences.values()),
+        "outputs_ok": checks[Kind.OUTPUTS].ok, "order_ok": checks[Kind.ORDER].ok,
+        "placement": checks[Kind.PLACEMENT].text, "partitions": len(made.parts.partitions),
+        "runs_within": kept[0] if kept else None,
+    }  # fmt: skip
+
+
+def _runs_within(one: Priced, made: Deployment, limit: int) -> bool:
+    """Whether it runs in pools of no more than so many bytes."""
+    hard = replace(made, limits={GPU: limit})
+    state, given = made.state_and_rest(one.feeds)
+    try:
+        with hard.executor(state) as executor:
+            executor.run(given)
+            executor.run(given)
+    except OnnxrematError:
+        return False
+    return True
+
+
+def _overhead(one: Priced, made: Deployment | None, base: Deployment) -> Answer:
+    if made is None:
+        return {}
+    contenders = [OnDevices("store all", base), OnDevices("planned", made)]
+    seconds = 0.2 if one.stand.tiny else BENCH_SECONDS
+    rounds = (2, 3) if one.stand.tiny else (5, 60)
+    first, second = bench(contenders, one.feeds, seconds=seconds, rounds=rounds)
+    return {
+        "seconds_store_all": first.seconds, "seconds_planned": second.seconds,
+        "overhead_measured": second.ratio - 1, "spread": second.spread,
+    }  # fmt: skip
+
+
+def magis(stand: Stand, net: str) -> Answer:
+    """MAGIS's table: the least share of the counted peak at less than 10 % and less than 5 %
+    measured slowdown."""
+    one = priced(stand, net, train=True)
+    base = _some(one.plan())
+    need, whole = base.predicted[GPU].peak, DevicesRun(base, one.feeds).peaks[GPU]
+    rows = []
+    for share in (0.8, 0.65, 0.5, 0.4, 0.3):
+        made = one.plan(int(share * need))
+        if made is None:
+            break
+        counted = DevicesRun(made, one.feeds).peaks[GPU]
+        rows.append({"share": counted / whole if whole else share, **_overhead(one, made, base)})
+        if rows[-1]["overhead_measured"] > 0.15 and not stand.tiny:
+            break
+    under = {
+        f"under_{most}": min(
+            (row["share"] for row in rows if row["overhead_measured"] < most / 100), default=1.0
+        )
+        for most in (5, 10)
+    }
+    return {"net": net, **under, "rows": rows}
+
+
+# ---- processor and GPU ---------------------------------------------------------------------------
+
+
+def swap(stand: Stand, net: str, share: float = 0.5) -> Answer:
+    """Within a share of the bytes of the whole: by recomputing only, swapping only, both."""
+    one = priced(stand, net, train=True)
+    base = _some(one.plan())
+    limit = int(share * base.predicted[GPU].peak)
+    ways = {
+        "recompute": one.plan(limit),
+        "swap": one.plan(limit, once=True, swap=True),
+        "both": one.plan(limit, swap=True),
+    }
+    there = {name: made for name, made in ways.items() if made is not None}
+    times = bench(
+        [OnDevices("store all", base), *(OnDevices(n, m) for n, m in there.items())],
+        one.feeds, seconds=0.2 if stand.tiny else 2 * BENCH_SECONDS,
+        rounds=(2, 3) if stand.tiny else (4, 40),
+    )  # fmt: skip
+    ratio = {timing.name: timing.ratio for timing in times}
+    rows = {
+        name: {
+            "slowdown": ratio[name] - 1, "planned": made.makespan / base.makespan - 1,
+            "predicted_bytes": made.predicted[GPU].peak,
+            "counted_bytes": DevicesRun(made, one.feeds).peaks[GPU],
+        }
+        for name, made in there.items()
+    }  # fmt: skip
+    return {"net": net, "limit": limit, **{name: rows.get(name) for name in ways}}
+
+
+def xengine(stand: Stand, net: str) -> Answer:
+    """Seconds of a training step on the processor, on the GPU, and on both."""
+    one = priced(stand, net, train=True)
+    made = _some(one.placed({}))
+    alone = _some(one.plan())
+    times = bench(
+        [OnDevices("both", made), OnDevices("gpu", alone)], one.feeds,
+        seconds=0.2 if stand.tiny else BENCH_SECONDS, rounds=(2, 3) if stand.tiny else (4, 40),
+    )  # fmt: skip
+    seconds = {timing.name: timing.seconds for timing in times}
+    host = stand.machine.device(HOST)
+    with ExitStack() as stack:
+        session = open_on(host, to_model(one.prepared.graph), TUNED, one.prepared.folder)
+        seconds["cpu"] = median_seconds(1, _runner(session, one.prepared.graph, one, stack, HOST))
+    used = Counter(part.device for part in made.parts.partitions)
+    return {"net": net, **seconds, "partitions": dict(used), "planned": made.makespan}
+
+
+def one_session(stand: Stand, net: str) -> Answer:
+    """The last third of an inference on the processor: partitions as sessions, against one session
+    in which onnxruntime assigns nodes by their annotation."""
+    one = priced(stand, net, train=False)
+    graph, machine = one.prepared.graph, stand.machine
+    names = [GPU] if stand.provider == "cpu" else [GPU, GPU, HOST]
+    equal = {op.name: 1.0 for op in graph.ops}
+    costs = {GPU: one.tables[GPU].seconds, HOST: equal}
+    plan = plan_of(graph, split(graph, names, equal), machine, costs)
+    terms = Terms(pairs=one.prepared.in_place, folder=one.prepared.folder)
+    tables = {**one.tables, HOST: replace(one.tables[HOST], seconds=equal)}
+    made = deploy(graph, plan, machine, tables, terms)
+    session = load_annotated(made)
+    feeds = one.feeds
+    with made.executor() as executor:
+        found = executor.run(feeds)
+        parts = median_seconds(RUNS, lambda: executor.run(feeds))
+    outputs = dict(
+        zip([o.name for o in session.get_outputs()], session.run(None, feeds), strict=True)
+    )
+    return {
+        "net": net, "partitions": len(made.parts.partitions), "seconds_partitions": parts,
+        "seconds_one_session": median_seconds(RUNS, lambda: session.run(None, feeds)),
+        "difference": compare(outputs, found).worst,
+    }  # fmt: skip
+
+
+# ---- streams and graphs --------------------------------------------------------------------------
+
+
+def streams(stand: Stand, net: str) -> Answer:
+    """A training step with the gradients of weights on a second stream, against one stream."""
+    one = priced(stand, net, train=True)
+    graph = one.prepared.graph
+    late = _weight_gradients(graph)
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        file = Path(folder) / "streams.json"
+        entries = {"session.node_partition_config_file": str(file)}
+        model = to_model(graph)
+        plain = open_on(stand.gpu, model, TUNED, one.prepared.folder, entries=entries)
+        before = json.loads(file.read_text())  # onnxruntime writes what it has done
+        file.write_text(json.dumps(_second_stream(before, late)))
+        other = open_on(stand.gpu, model, TUNED, one.prepared.folder, entries=entries)
+        runs = [_runner(session, graph, one, stack) for session in (plain, other)]
+        outputs = [run() for run in runs]
+        times = [median_seconds(3 if stand.tiny else RUNS, run) for run in runs * 2]
+    return {
+        "net": net, "moved": len(late), "streams": len(before["streams"]),
+        "seconds_one": min(times[0], times[2]), "seconds_two": min(times[1], times[3]),
+        "difference": compare(outputs[1], outputs[0]).worst,
+    }  # fmt: skip
+
+
+def _weight_gradients(graph: Graph) -> set[str]:
+    """Heavy ops that no heavy op waits for, and what only they lead to: gradients of weights, and
+    their updates."""
+    makers = {name: op for op in graph.ops for name in op.writes}
+    leads: dict[str, bool] = {}
+    for op in reversed(graph.ops):
+        readers = [graph.ops[i] for name in op.writes for i in graph.readers.get(name, ())]
+        leads[op.name] = any(r.op_type in HEAVY or leads[r.name] for r in readers)
+    found = {op.name for op in graph.ops if op.op_type in HEAVY and not leads[op.name]}
+    last = next((op.name for op in graph.ops if op.op_type in HEAVY and not leads[op.name]), "")
+    found.discard(last)
+    for op in graph.ops:
+        made_by = {makers[name].name for name in op.reads if name in makers}
+        if made_by and made_by <= found:
+            found.add(op.name)
+    return found
+
+
+def _second_stream(config: Mapping[str, Any], late: set[str]) -> Answer:
+    """onnxruntime's partition file with some nodes of the longest stream in one of their own."""
+    rows, devices = [list(row) for row in config["streams"]], list(config["devices"])
+    longest = max(range(len(rows)), key=lambda index: len(rows[index]))
+    moved_ = [name for name in rows[longest] if name in late]
+    rows[longest] = [name for name in rows[longest] if name not in late]
+    return {**config, "streams": [*rows, moved_], "devices": [*devices, devices[longest]]}
+
+
+def graphs(stand: Stand, net: str) -> Answer:
+    """An inference with and without CUDA graphs, inputs and outputs at fixed addresses."""
+    one = priced(stand, net, train=False)
+    graph = one.prepared.graph
+    captured = stand.gpu
+    if stand.provider == "cuda":
+        captured = replace(captured, options={"enable_cuda_graph": "1"})
+    with ExitStack() as stack:
+        runs = []
+        for device in (stand.gpu, captured):
+            session = open_on(device, to_model(graph), TUNED, one.prepared.folder)
+            runs.append(_runner(session, graph, one, stack, fixed=True))
+        outputs = [run() for run in runs]
+        times = [median_seconds(3 if stand.tiny else RUNS, run) for run in runs]
+    return {
+        "net": net, "seconds_launched": times[0], "seconds_graph": times[1],
+        "difference": compare(outputs[1], outputs[0]).worst,
+    }  # fmt: skip
+
+
+def _runner(
+    session: Any, graph: Graph, one: Priced, stack: ExitStack, where: str = GPU,
+    *, fixed: bool = False,
+) -> Callable[[], dict[str, np.ndarray]]:  # fmt: skip
+    """Runs a whole graph in one session, its inputs and state where the session runs.
+
+    Args:
+        fixed: outputs are written to the same place every time.
+    """
+    device, copies = one.stand.machine.device(where), Copies()
+    values = {name: wrap(np.array(array, order="C")) for name, array in one.feeds.items()}
+    if not device.in_host_memory:
+        values = {name: moved(value, device, copies) for name, value in values.items()}
+    given = {new: values[old] for old, new in one.prepared.in_place}
+    rest = [name for name in graph.outputs if name not in given]
+    if fixed:
+        import onnxruntime as ort
+
+        for name in rest:
+            tensor = graph.tensors[name]
+            given[name] = ort.OrtValue.ortvalue_from_shape_and_type(
+                list(tensor.shape or ()), tensor.dtype, *place(device)
+            )
+    stage = Stage(session, device, graph.outputs, given)
+    for name in graph.inputs:
+        stage.bind(name, values[name])
+    stack.callback(values.clear)
+
+    def run() -> dict[str, np.ndarray]:
+        made = dict(zip(stage.names, stage.run([]), strict=True)) if not fixed else {}
+        if fixed:
+            stage.run([])
+            made = {name: given[name] for name in rest}
+        return {name: as_array(value, copies) for name, value in made.items()}
+
+    return run
+
+
+# ---- training ------------------------------------------------------------------------------------
+
+
+def trainer(stand: Stand, net: str) -> Answer:
+    """Losses of some steps through the Trainer on the GPU and on the processor, and seconds."""
+    import models
+    from onnxremat.grad import differentiate
+    from onnxremat.training.trainer import Trainer
+
+    name, size = stand.net(net)
+    size = {**size, "batch": 8} if not stand.tiny else size
+    model = models.build(name, **size)
+    graph = differentiate(model, optimizer="adamw", portable=True, dropout=False)
+    shape = [d.dim_value for d in model.graph.output[0].type.tensor_type.shape.dim]
+    labels = np.random.default_rng(0).integers(
+        0, 3, [shape[0], *shape[2:]] if name == "unet" else shape[:-1]
+    )
+    losses, seconds = {}, {}
+    for where in ("CPUExecutionProvider", PROVIDERS[stand.provider]):
+        one = Trainer(graph, model, rate=0.001, providers=[where])
+        batch = {**models.feeds(model), one.training.target: labels}
+        losses[where] = [one.step(batch) for _ in range(4)]
+        seconds[where] = median_seconds(
+            2 if stand.tiny else 5, lambda one=one, batch=batch: one.step(batch)
+        )
+        finite = all(
+            np.isfinite(array).all() for array in one.state.values() if array.dtype.kind == "f"
+        )
+    rows = list(losses.values())
+    away = max(abs(a - b) / abs(b) for a, b in zip(rows[-1], rows[0], strict=True))
+    return {"net": net, "losses": rows[-1], "farthest_from_the_processor": away,
+            "falls": rows[-1][-1] < rows[-1][0], "state_finite": finite,
+            "seconds": seconds[PROVIDERS[stand.provider]]}  # fmt: skip
+
+
+def saved(stand: Stand, net: str) -> Answer:
+    """A planned step written, opened with ``load_devices`` and trained with: state on the GPU."""
+    from onnxremat import load_devices
+
+    one = priced(stand, net, train=True)
+    made = _some(one.plan())
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "step.onnx"
+        path.write_bytes(made.model().SerializeToString())
+        state, given = made.state_and_rest(one.feeds)
+        first = {name: array.copy() for name, array in state.items()}
+        with load_devices(path, state=state) as executor:
+            losses = [float(np.mean(next(iter(executor.run(given).values())))) for _ in range(3)]
+            executor.pull_state()
+    moved_ = sum(not np.array_equal(state[name], first[name]) for name in state)
+    return {"net": net, "losses": losses, "falls": losses[-1] < losses[0],
+            "state_updated": moved_, "of": len(state)}  # fmt: skip
+
+
+def detected(stand: Stand) -> Answer:
+    """What ``onnxremat devices detect`` measures."""
+    machine: Machine = Stand(stand.provider, stand.tiny).machine
+    return {
+        "devices": {d.name: {"flops": d.flops, "bandwidth": d.bandwidth, "memory": d.memory}
+                    for d in machine.devices},
+        "links": {f"{li.source}>{li.target}": {"bandwidth": li.bandwidth, "latency": li.latency}
+                  for li in machine.links},
+    }  # fmt: skip
+
+
+def compiled(stand: Stand) -> Answer:
+    """The planner's search compiled, once per machine."""
+    if not stand.tiny:
+        from onnxremat.planner.search import warm_up
+
+        warm_up()
+    return {}
+
+
+def _some(made: Deployment | None) -> Deployment:
+    if made is None:
+        raise UnsupportedError("no plan was found within the budget")
+    return made
+
+
+KINDS: dict[str, Callable[..., Answer]] = {
+    "starts": starts, "left_over": left_over, "step": step, "magis": magis, "swap": swap,
+    "xengine": xengine, "one_session": one_session, "streams": streams, "graphs": graphs,
+    "trainer": trainer, "saved": saved, "detected": detected, "compiled": compiled,
+}  # fmt: skip
+
+if __name__ == "__main__":
+    main()
