@@ -125,7 +125,7 @@ class OptimizeResult(Result):
         if timeline:
             draw_timeline(
                 made.graph, made.timeline, timeline, measured=profile,
-                budget=self.candidate.budget, store_all=store_all_timeline(self.prepared),
+                budget=self.candidate.limit, store_all=store_all_timeline(self.prepared),
                 title=self.prepared.name,
             )  # fmt: skip
         if trace:

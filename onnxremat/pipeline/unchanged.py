@@ -73,7 +73,7 @@ class Unchanged(InOneSession):
 
 
 def unchanged(prepared: Prepared, limit: int, log: Phases) -> Candidate | None:
-    """The original, where it keeps ``limit`` bytes as onnxruntime runs it.
+    """The original, where weights and values keep ``limit`` bytes as onnxruntime runs it.
 
     None where another target or a split was asked for, where nothing is measured, and where the
     order in which onnxruntime ran it cannot be told.
@@ -91,8 +91,8 @@ def unchanged(prepared: Prepared, limit: int, log: Phases) -> Candidate | None:
         "written as it is, to be opened without any options"
     )
     provenance = Provenance(
-        planner="unchanged", status="optimal", budget=limit, bound=total, seconds=total,
-        store_all_seconds=total, graph_hash=graph_hash(prepared.graph),
+        planner="unchanged", status="optimal", budget=limit + prepared.beside.total,
+        bound=total, seconds=total, store_all_seconds=total, graph_hash=graph_hash(prepared.graph),
         cost_source=prepared.costs.source, notes=(note, *prepared.notes),
         settings=prepared.settings.to_json(),
     )  # fmt: skip
@@ -103,7 +103,7 @@ def unchanged(prepared: Prepared, limit: int, log: Phases) -> Candidate | None:
     costs = prepared.costs
     artifact = Unchanged(
         rewritten, options, prepared.home, costs.scratch, costs.seconds, prepared.weights,
-        ran=(prepared.feeds, options, prepared.baseline),
+        ran=(prepared.feeds, options, prepared.baseline), beside=prepared.beside.total,
     )  # fmt: skip
     with log.phase(MEASURE):
         measured = artifact.measure(prepared.feeds)
