@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,10 +30,19 @@ from onnxremat.planner.options import PlanOptions
 GPU = Device("cuda:0", PROVIDERS["cuda"])
 
 
-def test_libraries_are_loaded_before_cuda_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """pip's packages of CUDA and cuDNN are found only when onnxruntime is told to load them."""
+def test_libraries_are_loaded_before_cuda_is_tried(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """pip's packages of CUDA and cuDNN are found only when onnxruntime is told to load them, also
+    from another folder than onnxruntime's own."""
+    (tmp_path / "nvidia" / "cu13" / "lib").mkdir(parents=True)
+    monkeypatch.syspath_prepend(tmp_path)
     told: list[str] = []
-    monkeypatch.setattr(ort, "preload_dlls", lambda: told.append("libraries"))
+
+    def preload(directory: str = "libraries") -> None:
+        told.append(directory)
+
+    monkeypatch.setattr(ort, "preload_dlls", preload)
 
     def opened(*args: Any, **more: Any) -> Any:
         told.append("session")
@@ -42,7 +52,8 @@ def test_libraries_are_loaded_before_cuda_is_tried(monkeypatch: pytest.MonkeyPat
     providers.load_cuda_libraries.cache_clear()
     providers._missing.cache_clear()
     assert "does not start here" in providers.missing(GPU)
-    assert told == ["libraries", "session"]
+    assert (told[0], told[-1]) == ("libraries", "session")
+    assert str(tmp_path / "nvidia" / "cu13" / "lib") in told[1:-1]
     providers.load_cuda_libraries.cache_clear()
     providers._missing.cache_clear()
 
