@@ -81,7 +81,7 @@ def starts(stand: Stand) -> Answer:
     why = missing(replace(stand.gpu, flops=0.0)) if stand.provider == "cuda" else ""
     if why:
         raise UnsupportedError(f"CUDA does not start: {why}")
-    one = priced(Stand(stand.provider, tiny=True), "resnet50", train=False)
+    one = priced(Stand(stand.provider, tiny=True), "resnet50", train=False, measured=False)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         sizes = Path(folder) / "sizes.csv"
         session = open_on(
@@ -276,7 +276,7 @@ def xengine(stand: Stand, net: str) -> Answer:
 def one_session(stand: Stand, net: str) -> Answer:
     """The last third of an inference on the processor: partitions as sessions, against one session
     in which onnxruntime assigns nodes by their annotation."""
-    one = priced(stand, net, train=False)
+    one = priced(stand, net, train=False, measured=False)
     graph, machine = one.prepared.graph, stand.machine
     names = [GPU] if stand.provider == "cpu" else [GPU, GPU, HOST]
     equal = {op.name: 1.0 for op in graph.ops}
@@ -305,7 +305,7 @@ def one_session(stand: Stand, net: str) -> Answer:
 
 def streams(stand: Stand, net: str) -> Answer:
     """A training step with the gradients of weights on a second stream, against one stream."""
-    one = priced(stand, net, train=True)
+    one = priced(stand, net, train=True, measured=False)
     graph = one.prepared.graph
     late = _weight_gradients(graph)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
@@ -355,7 +355,7 @@ def _second_stream(config: Mapping[str, Any], late: set[str]) -> Answer:
 
 def graphs(stand: Stand, net: str) -> Answer:
     """An inference with and without CUDA graphs, inputs and outputs at fixed addresses."""
-    one = priced(stand, net, train=False)
+    one = priced(stand, net, train=False, measured=False)
     graph = one.prepared.graph
     captured = stand.gpu
     if stand.provider == "cuda":

@@ -85,7 +85,6 @@ def require(device: Device) -> None:
 @cache
 def _registered(provider: str) -> bool:
     """Load a provider that comes as a plugin library; whether it is there."""
-
     import onnxruntime as ort
 
     try:
