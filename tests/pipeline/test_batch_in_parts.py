@@ -58,7 +58,8 @@ MEAN = """g (float[4, 4] x) => (float[4, 4] y) {
     y = Sub(x, m)
 }"""
 
-PLANNED = Settings(threads=1, not_counted=PARTS)  # budgets of weights and values alone
+# Budgets of weights and values alone; no regions in parts, only the batch.
+PLANNED = Settings(threads=1, not_counted=PARTS, fission=())
 
 
 def outputs(graph: Graph, seed: int = 0) -> list[np.ndarray]:
