@@ -63,7 +63,7 @@ MEAN = """g (float[4, 4] x) => (float[4, 4] y) {
     y = Sub(x, m)
 }"""
 
-# Budgets of weights and values alone; no other parts than those of the batch.
+# Budgets of weights and values alone; no regions in parts, only the batch.
 PLANNED = Settings(threads=1, not_counted=PARTS, fission=())
 
 
