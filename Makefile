@@ -9,7 +9,7 @@ TORCH ?= torch==2.13.0
 # In one call with PyTorch, or another build of it may be drawn in.
 ZOO ?= $(TORCH) torchvision==0.28.0 timm transformers onnxscript
 
-.PHONY: demo test test-slow coverage test-torch test-zoo test-zoo-sample check format bench bench-cuda bench-devices bench-fission bench-memory bench-place bench-plan bench-train regress fuzz faults clean
+.PHONY: demo test test-slow coverage test-torch test-zoo test-zoo-sample check format bench bench-cuda bench-devices bench-fission bench-memory bench-pipeline bench-place bench-plan bench-train regress fuzz faults clean
 
 demo: $(VENV)/ready
 	MODEL=$(MODEL) $(BIN)/python tools/demo.py
@@ -66,6 +66,9 @@ bench-memory: $(VENV)/dev
 
 bench-place: $(VENV)/dev
 	$(BIN)/python tools/bench_place.py $(ARGS)
+
+bench-pipeline: $(VENV)/dev
+	$(BIN)/python tools/bench_pipeline.py $(ARGS)
 
 bench-plan: $(VENV)/dev
 	$(BIN)/python tools/bench_plan.py $(ARGS)
