@@ -121,7 +121,7 @@ def _laid_out(
 
 
 class Shard:
-    """Every so manieth batch of data: one rank's share, the same number for all.
+    """One rank's share of the batches, as many as every other's: of n ranks each takes every n-th.
 
     Together the ranks see in a step what one process sees whose batches are as large as all of
     theirs, in the same order.

@@ -14,6 +14,7 @@ import numpy as np
 
 from onnxremat.errors import MissingComponentError, UnsupportedError
 
+STARTED = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")  # how many processes, set by launchers
 PATIENCE = 2.0  # seconds in which the first rank may tell an error that all have
 
 
@@ -95,7 +96,7 @@ def join() -> Ranks:
             hint="pip install 'onnxremat[mpi]', or mpi4py over the cluster's own MPI",
         ) from error
     world = MPI.COMM_WORLD
-    started = next((v for k in _SIZES if (v := os.environ.get(k, ""))), "1")
+    started = next((v for k in STARTED if (v := os.environ.get(k, ""))), "1")
     if started.isdigit() and int(started) > 1 and world.size == 1:
         raise MissingComponentError(
             f"started as one of {started} processes, but MPI knows of one only",
@@ -104,6 +105,3 @@ def join() -> Ranks:
         )
     beside = world.Split_type(MPI.COMM_TYPE_SHARED).size
     return Ranks(world.rank, world.size, beside, MPI, world)
-
-
-_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS")  # set by launchers
