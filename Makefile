@@ -9,7 +9,7 @@ TORCH ?= torch==2.13.0
 # In one call with PyTorch, or another build of it may be drawn in.
 ZOO ?= $(TORCH) torchvision==0.28.0 timm transformers onnxscript
 
-.PHONY: demo test test-slow coverage test-torch test-zoo test-zoo-sample check format bench bench-cuda bench-devices bench-memory bench-pipeline bench-place bench-plan bench-train regress fuzz faults clean
+.PHONY: demo test test-slow coverage test-torch test-zoo test-zoo-sample check format bench bench-cuda bench-devices bench-fission bench-memory bench-pipeline bench-place bench-plan bench-train regress fuzz faults clean
 
 demo: $(VENV)/ready
 	MODEL=$(MODEL) $(BIN)/python tools/demo.py
@@ -54,6 +54,9 @@ bench: $(VENV)/dev
 
 bench-cuda: $(VENV)/dev
 	$(BIN)/python tools/cuda_all.py $(ARGS)
+
+bench-fission: $(VENV)/dev
+	$(BIN)/python tools/bench_fission.py $(ARGS)
 
 bench-devices: $(VENV)/dev
 	$(BIN)/python tools/bench_devices.py --must-show $(ARGS)

@@ -26,7 +26,7 @@ from rich.console import RenderableType
 
 from onnxremat import plain_json
 from onnxremat.device.files import read_machine
-from onnxremat.device.machine import Machine
+from onnxremat.device.machine import PROVIDERS, Machine
 from onnxremat.errors import UsageError
 from onnxremat.execute.deployment import read_deployment
 from onnxremat.execute.executor import Executor
@@ -125,7 +125,7 @@ class OptimizeResult(Result):
         if timeline:
             draw_timeline(
                 made.graph, made.timeline, timeline, measured=profile,
-                budget=self.candidate.budget, store_all=store_all_timeline(self.prepared),
+                budget=self.candidate.limit, store_all=store_all_timeline(self.prepared),
                 title=self.prepared.name,
             )  # fmt: skip
         if trace:
@@ -186,6 +186,9 @@ def optimize(
     settings = settings or Settings()
     if machine is not None and settings.target == AUTO:
         settings = replace(settings, target="portable")  # for every provider
+    if machine is not None and settings.train is not None and machine.has(PROVIDERS["cuda"]):
+        # Else CUDA would leave a part of every batch normalization and pooling to the processor.
+        settings = replace(settings, train=replace(settings.train, portable=True))
     prepared = prepare(source, settings, log)
     return finish_request(prepared, request, log, OptimizeResult)
 

@@ -9,14 +9,13 @@ bench-memory/), and run in fresh processes:
   allocator, an arena of one region; ``arena``: a plain session with the planned options, as `load`
   opened it before; ``original``: the original under default options.
 
-Growth is the high-water mark of the resident size (``VmHWM``, reset before the session is made)
-over the resident size just before, after ``--runs`` runs with changing inputs. Inputs are the
-caller's: they are there before. Outputs are let go before the next run, and are in the budget.
-Before the mark is reset a session of one node has run, so that what onnxruntime takes once per
-process is not in it; the pages of its library that kernels touch for the first time are, and are
-listed by themselves, as are the session's own structures (nodes, kernels), in no budget.
+Growth is the high-water mark of the resident size (``VmHWM``, reset before inputs are read and
+the session is made) over the resident size just before, after ``--runs`` runs with changing inputs.
+Outputs are let go before the next run. Before the mark is reset a session of one node has run, so
+that what onnxruntime takes once per process is not in it; the pages of its library that kernels
+touch for the first time are, and are listed by themselves.
 
-``limit``: a run under RLIMIT_DATA = data before the session + budget + 4 MiB. Stacks are 1 MiB
+``limit``: a run under RLIMIT_DATA = data before the inputs + budget + 4 MiB. Stacks are 1 MiB
 (``ulimit -s``), because that limit counts the addresses of a stack, not its pages.
 
 Times: all ways are open at once, and step in turn; the medians of ratios to ``arena`` and to
@@ -126,8 +125,6 @@ def worker(way: str, file: str, data: str, threads: int, budget: int) -> None:
     """Open, then do what stdin says, one JSON line a word: ``step``, ``end``. A budget other than
     0 limits the data of the process."""
     opened = opener(way, threads)
-    with np.load(data) as given:
-        feeds = {name: given[name] for name in given.files}
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     fields = ("VmRSS", "RssAnon", "RssFile", "VmData")
@@ -136,11 +133,15 @@ def worker(way: str, file: str, data: str, threads: int, budget: int) -> None:
     if budget:
         limit = base["VmData"] + budget + SLACK
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    with np.load(data) as given:
+        feeds = {name: given[name] for name in given.files}
+    inputs = sum(value.nbytes for value in feeds.values())
     begin = time.perf_counter()
     session = opened(file)
     facts = {
         "seconds": time.perf_counter() - begin,
-        "opened": memory("RssAnon") - base["RssAnon"],
+        "opened": memory("RssAnon") - base["RssAnon"] - inputs,
+        "inputs": inputs,
         "opening": memory("VmHWM") - base["VmRSS"],
     }
     print(json.dumps(facts), flush=True)
@@ -258,11 +259,14 @@ def measure(args: argparse.Namespace, name: str, asked: str) -> list[dict[str, A
     """The rows of one model and budget."""
     from onnxremat.graph.wire import read_light
     from onnxremat.rewrite.emit import metadata
+    from onnxremat.session.process import counted
 
     out = prepare(args.folder, name, asked, args.time_limit)
     source, data = args.folder / f"{name}.onnx", args.folder / f"{name}.npz"
     facts = json.loads(metadata(read_light(out).head)["facts"])
     budget, weights = facts["budget_bytes"], facts["weight_bytes"]
+    said = f"{counted(facts).words or 'nothing'} beside weights and values"
+    print(f"{name} {asked}: a budget of {budget / MIB:.1f} MiB counts {said}", flush=True)
     files = {way: source if way == "original" else out for way in args.ways}
     times = timed(files, data, args.threads, args.rounds) if args.rounds else {}
     found = []
@@ -296,7 +300,10 @@ def line(row: dict[str, Any]) -> str:
         f"{row[key] / MIB:.1f}" if key in row else "-" for key in ("budget", "growth")
     ]  # fmt: skip
     share = f"{row['growth'] / row['budget']:.2f}" if "growth" in row else "-"
-    own = [row.get("growth", 0) - row["peak"], row.get("opened", 0) - row["weights"]]
+    own = [
+        row.get("growth", 0) - row["peak"] - row.get("inputs", 0),
+        row.get("opened", 0) - row["weights"],
+    ]
     own += [row.get("file", 0), row.get("opening", 0)]
     ratios = [row[f"{key}_to_{base}"] for key in ("cpu", "wall") for base in ("arena", "original")]
     cells = [

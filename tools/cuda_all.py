@@ -2,6 +2,7 @@
 
     python tools/cuda_all.py --out bench-cuda --minutes 20
     python tools/cuda_all.py --only 'step*' --minutes 5
+    python tools/cuda_all.py --out bench-cuda --resume      # rows that are not done yet
     python tools/cuda_all.py --provider cpu --tiny          # the same code at toy size, no GPU
 
 Each row is a process of its own with a time limit; what fails is written down and the next one
@@ -11,8 +12,18 @@ machine that goes away takes nothing with it; ``OUT/report.md`` is written anew 
 
 Needed: Linux, an NVIDIA driver, `onnxruntime-gpu[cuda,cudnn]` of the version in pyproject.toml (it
 is built for CUDA 13), and for the rows ``torch-*`` a PyTorch for CUDA 13, whose CUDA libraries
-onnxruntime then uses too. On a machine without a network that takes only tens of MiB at a time,
-see tools/cuda_pack.py. Exit code 8 where CUDA does not start, 1 when a row failed, else 0.
+onnxruntime then uses too, and Triton.
+
+On a machine without a network that takes only tens of MiB at a time: tools/cuda_pack.py makes two
+parts of some 50 and 18 MiB of what has to be there beside such a PyTorch. Take the first there,
+then the second with this folder, and where they lie
+
+    cat part0 part1 | tar -xJ -C SITE; export PYTHONPATH=SITE; python tools/cuda_all.py --minutes 9
+
+and again with ``--resume`` as long as there is time. The row ``compiled`` takes minutes on a new
+machine: Numba compiles the search for its processor.
+
+Exit code 8 where CUDA does not start, 1 when a row failed, else 0.
 """
 
 from __future__ import annotations
@@ -189,13 +200,26 @@ class Book:
         self._append(asdict(done))
         (self.folder / "report.md").write_text(report(self.head, self.done))
         text = done.why or brief(done.found)
-        print(f"{done.row:<24}{done.status:<12}{done.seconds:6.1f} s  {text}", flush=True)
+        print(f"{done.row:<28}{done.status:<12}{done.seconds:6.1f} s  {text}", flush=True)
 
     def _append(self, line: dict[str, Any]) -> None:
         with (self.folder / "rows.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
             file.flush()
             os.fsync(file.fileno())
+
+
+def finished(path: Path) -> set[str]:
+    """Names of the rows that are done, by an earlier run; a line cut short counts for nothing."""
+    found = set()
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if row.get("status") == "ok":
+            found.add(row["row"])
+    return found
 
 
 def report(head: dict[str, Any], done: Sequence[Done]) -> str:
@@ -260,6 +284,7 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="show the rows and end")
     parser.add_argument("--minutes", type=float, default=20.0, help="end within so many")
     parser.add_argument("--out", type=Path, default=Path("bench-cuda"))
+    parser.add_argument("--resume", action="store_true", help="leave out rows that OUT has as ok")
     parser.add_argument("--provider", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="toy nets")
     given = parser.parse_args()
@@ -268,6 +293,9 @@ def main() -> int:
         for row in picked:
             print(f"{row.name:<24}{row.seconds:>4} s  {row.about}")
         return 0
+    if given.resume:
+        ready = finished(given.out / "rows.jsonl")
+        picked = [row for row in picked if row.name not in ready]
     if given.minutes <= 0:
         parser.error("--minutes has to be above 0")
     if given.provider == "cuda":

@@ -190,8 +190,12 @@ def _target(priced: Priced, limits: Mapping[str, int], *, once: bool) -> Several
     return kind(priced.prepared.unmeasured, site, dict(priced.tables), Phases())
 
 
-def priced(stand: Stand, net: str, *, train: bool) -> Priced:
-    """A net of its size here, as it is or as a training step, with seeded inputs."""
+def priced(stand: Stand, net: str, *, train: bool, measured: bool = True) -> Priced:
+    """A net of its size here, as it is or as a training step, with seeded inputs.
+
+    Args:
+        measured: measure what ops cost on the GPU; for rows that plan.
+    """
     name, size = stand.net(net)
     training = Training(optimizer="sgd", portable=True, dropout=False) if train else None
     settings = Settings(
@@ -201,7 +205,7 @@ def priced(stand: Stand, net: str, *, train: bool) -> Priced:
     feeds = seeded_feeds(made.graph)
     made = replace(made, unsplit=replace(made.unsplit, feeds=feeds))
     ideal = roofline(stand.gpu)
-    if stand.tiny:
+    if stand.tiny or not measured:
         table = analytic_costs(made.graph, ideal)
     else:
         table = foreign_costs(made.graph, feeds, stand.gpu, ideal, folder=made.folder)

@@ -81,7 +81,7 @@ def starts(stand: Stand) -> Answer:
     why = missing(replace(stand.gpu, flops=0.0)) if stand.provider == "cuda" else ""
     if why:
         raise UnsupportedError(f"CUDA does not start: {why}")
-    one = priced(Stand(stand.provider, tiny=True), "resnet50", train=False)
+    one = priced(Stand(stand.provider, tiny=True), "resnet50", train=False, measured=False)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         sizes = Path(folder) / "sizes.csv"
         session = open_on(
@@ -126,15 +126,23 @@ def step(stand: Stand, net: str, train: bool = True, share: float = 0.5) -> Answ
     base = _some(one.plan())
     need, host = base.predicted[GPU].peak, _checked(one, base)
     within = (share, *(more for more in SHARES if more > share))
-    plans = ((part, one.plan(int(part * need))) for part in within)
-    share, made = next(((part, found) for part, found in plans if found), (0.0, None))
+    share, made = _first(one, need, within)
     return {
         "net": net, "train": train, "left_to_the_processor": list(one.left),
         "costs": one.tables[GPU].source, "share": share,
-        "store_all": host, "planned": _checked(one, _some(made), base),
-        "overhead_planned": _some(made).makespan / base.makespan - 1,
+        "store_all": host, "planned": made and _checked(one, made, base),
+        "overhead_planned": made and made.makespan / base.makespan - 1,
         **_overhead(one, made, base),
     }  # fmt: skip
+
+
+def _first(one: Priced, need: int, shares: Sequence[float]) -> tuple[float, Deployment | None]:
+    """The first share of some bytes that there is a plan within, and the plan."""
+    for share in shares:
+        made = one.plan(int(share * need))
+        if made is not None:
+            return share, made
+    return 1.0, None
 
 
 def _checked(one: Priced, made: Deployment, base: Deployment | None = None) -> Answer:
@@ -217,10 +225,13 @@ def magis(stand: Stand, net: str) -> Answer:
 
 
 def swap(stand: Stand, net: str, share: float = 0.5) -> Answer:
-    """Within a share of the bytes of the whole: by recomputing only, swapping only, both."""
+    """Within a share of the bytes of the whole, or the next larger one that recomputing keeps: by
+    recomputing only, swapping only, both."""
     one = priced(stand, net, train=True)
     base = _some(one.plan())
-    limit = int(share * base.predicted[GPU].peak)
+    need = base.predicted[GPU].peak
+    share, _ = _first(one, need, (share, *(more for more in SHARES if more > share)))
+    limit = int(share * need)
     ways = {
         "recompute": one.plan(limit),
         "swap": one.plan(limit, once=True, swap=True),
@@ -241,7 +252,7 @@ def swap(stand: Stand, net: str, share: float = 0.5) -> Answer:
         }
         for name, made in there.items()
     }  # fmt: skip
-    return {"net": net, "limit": limit, **{name: rows.get(name) for name in ways}}
+    return {"net": net, "share": share, "limit": limit, **{name: rows.get(name) for name in ways}}
 
 
 def xengine(stand: Stand, net: str) -> Answer:
@@ -265,7 +276,7 @@ def xengine(stand: Stand, net: str) -> Answer:
 def one_session(stand: Stand, net: str) -> Answer:
     """The last third of an inference on the processor: partitions as sessions, against one session
     in which onnxruntime assigns nodes by their annotation."""
-    one = priced(stand, net, train=False)
+    one = priced(stand, net, train=False, measured=False)
     graph, machine = one.prepared.graph, stand.machine
     names = [GPU] if stand.provider == "cpu" else [GPU, GPU, HOST]
     equal = {op.name: 1.0 for op in graph.ops}
@@ -294,7 +305,7 @@ def one_session(stand: Stand, net: str) -> Answer:
 
 def streams(stand: Stand, net: str) -> Answer:
     """A training step with the gradients of weights on a second stream, against one stream."""
-    one = priced(stand, net, train=True)
+    one = priced(stand, net, train=True, measured=False)
     graph = one.prepared.graph
     late = _weight_gradients(graph)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
@@ -344,7 +355,7 @@ def _second_stream(config: Mapping[str, Any], late: set[str]) -> Answer:
 
 def graphs(stand: Stand, net: str) -> Answer:
     """An inference with and without CUDA graphs, inputs and outputs at fixed addresses."""
-    one = priced(stand, net, train=False)
+    one = priced(stand, net, train=False, measured=False)
     graph = one.prepared.graph
     captured = stand.gpu
     if stand.provider == "cuda":

@@ -38,14 +38,15 @@ async function main() {
   await page.$eval("#chart", (chart) => chart.scrollIntoView());
   const box = await (await page.$("#chart")).boundingBox();
   const at = (share) => [box.x + box.width * share, box.y + box.height / 2];
-  await page.mouse.move(...at(0.3));
+  const early = await page.$eval("#step", (slider) => slider.value < slider.max / 2);
+  await page.mouse.move(...at(early ? 0.95 : 0.15));
   const pointed = await look(page);
   assert.notEqual(pointed.moment, written.moment, "pointing shows another moment");
   assert.notEqual(pointed.held, written.held);
   await page.mouse.move(box.x + 5, box.y + box.height + 150);
   assert.deepEqual(await look(page), written, "and the script lists what was written before it");
 
-  await page.mouse.click(...at(0.7));
+  await page.mouse.click(...at(0.5));
   const clicked = await look(page);
   await page.mouse.move(box.x + 5, box.y + box.height + 150);
   assert.deepEqual(await look(page), clicked, "a click stays");

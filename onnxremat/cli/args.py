@@ -16,10 +16,12 @@ from onnxremat.planner.options import (
     PLANNERS,
 )
 from onnxremat.report.suffix import check_suffix
+from onnxremat.units import format_bytes
 
 if TYPE_CHECKING:
     from onnxremat.fission.region import Region
     from onnxremat.pipeline.artifact import Check
+    from onnxremat.pipeline.study_problem import Subject
 
 ModelOrGraph = Annotated[
     Path,
@@ -157,6 +159,15 @@ InFlight = Annotated[
         "as are of use and fit.",
     ),
 ]
+NotCounted = Annotated[
+    str,
+    typer.Option(
+        "--not-counted",
+        help="Parts of the process that --budget leaves out, of inputs,state,session: what the "
+        "caller holds anyway, parameters and state of a training step, onnxruntime's structures.",
+        show_default=False,
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 Verbose = Annotated[
     int,
@@ -236,6 +247,11 @@ def _size(text: str) -> int | None:
     return int(text) or None
 
 
+def parse_parts(text: str) -> tuple[str, ...]:
+    """``inputs,state``; which there are is checked as a model is prepared."""
+    return tuple(part for part in (part.strip() for part in text.split(",")) if part)
+
+
 def parse_pins(texts: list[str] | None) -> list[tuple[str, str]]:
     """``PATTERN=DEVICE``.
 
@@ -255,6 +271,16 @@ def tell_checks(voice: Voice, checks: Sequence[Check]) -> None:
     """One line per check."""
     for check in checks:
         voice.note(f"{'PASSED' if check.ok else 'FAILED'}  {check.name}: {check.text}")
+
+
+def tell_beside(voice: Voice, subject: Subject) -> None:
+    """What the budgets of a study leave out."""
+    if subject.model is not None and subject.beside:
+        voice.note(
+            "budgets and peaks here are of weights and values; a process takes "
+            f"{format_bytes(subject.beside)} more ({subject.model.beside.words}), which --budget "
+            "in bytes counts"
+        )
 
 
 def parse_fission(text: str) -> tuple[Region, ...] | None:

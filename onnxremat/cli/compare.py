@@ -43,6 +43,7 @@ def command(
     fixed_order: args.FixedOrder = False,
     data: args.Data = None,
     measure: args.Measure = True,
+    not_counted: args.NotCounted = "",
     as_json: args.Json = False,
     quiet: args.Quiet = False,
 ) -> None:
@@ -67,7 +68,7 @@ def command(
     voice = Voice(as_json, quiet)
     settings = Settings(
         args.parse_shapes(shape), args.parse_dims(dim), target, threads, seed, data, measure,
-        fixed_order=fixed_order,
+        fixed_order=fixed_order, not_counted=args.parse_parts(not_counted),
     )  # fmt: skip
     with voice.working() as interrupt:
         options = PlanOptions(
@@ -82,11 +83,13 @@ def command(
         if not found.standings:
             raise StoppedError("interrupted before any planner answered")
         voice.table(standings_table(found.standings, found.subject.baseline_peak))
+        args.tell_beside(voice, found.subject)
     if as_json:
         voice.result(
             {
                 "model": found.subject.name,
                 "baseline_peak_bytes": found.subject.baseline_peak,
+                "beside_bytes": found.subject.beside,
                 "store_all_seconds": found.subject.store_all_seconds,
                 "standings": [asdict(standing) for standing in found.standings],
                 "defects": found.defects,

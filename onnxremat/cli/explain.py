@@ -46,8 +46,10 @@ def command(
     """
     from onnxremat.device.host import memory_bytes
     from onnxremat.errors import InfeasibleError
+    from onnxremat.graph.light import read_structure
     from onnxremat.pipeline.prepare import Settings, prepare
     from onnxremat.report.explanation import Explanation, asked, limit
+    from onnxremat.rewrite.emit import metadata
 
     voice = Voice(as_json, quiet)
     wanted = one_budget(budget) if budget is not None else None
@@ -65,6 +67,11 @@ def command(
     voice.table(told.page())
     for note in prepared.notes:
         voice.note(note)
+    if "plan" in metadata(read_structure(source)):
+        voice.note(
+            f"{source} is a planned model, explained as it was before: its plan is shown by "
+            f"onnxremat report {source} -o report.html"
+        )
     if as_json:
         voice.result(told.facts())
     if told.verdict and told.verdict.keeps is False:

@@ -56,6 +56,7 @@ def command(
     threads: args.Threads = 0,
     fixed_order: args.FixedOrder = False,
     measure: args.Measure = True,
+    not_counted: args.NotCounted = "",
     as_json: args.Json = False,
     quiet: args.Quiet = False,
 ) -> None:
@@ -72,7 +73,7 @@ def command(
     grown, bound = split_dims(dim)
     settings = Settings(
         dims=args.parse_dims(bound), target=target, threads=threads, seed=seed, measure=measure,
-        fixed_order=fixed_order,
+        fixed_order=fixed_order, not_counted=args.parse_parts(not_counted),
     )  # fmt: skip
     if train:
         made = Training(
@@ -80,6 +81,7 @@ def command(
         )
         settings = replace(settings, train=made)
     limit = share(max_overhead)
+    left = f" --not-counted {not_counted}" if not_counted else ""
     with voice.working() as interrupt:
         options = PlanOptions(
             time_limit=time_limit, work=work, gap=gap, solver=solver, seed=seed,
@@ -90,7 +92,7 @@ def command(
             file_batch=file_batch, settings=settings, options=options, say=voice.say,
         )  # fmt: skip
         step = f" --train --loss {loss} --optimizer {optimizer}" if train else ""
-        tell(voice, found, source, step)
+        tell(voice, found, source, step + left)
     if as_json:
         voice.result(found.facts())
 

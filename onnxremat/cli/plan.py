@@ -60,6 +60,7 @@ def command(
     threads: args.Threads = 0,
     fixed_order: args.FixedOrder = False,
     split_batch: args.SplitBatch = "auto",
+    not_counted: args.NotCounted = "",
     fission: args.Fission = "auto",
     data: args.Data = None,
     measure: args.Measure = True,
@@ -90,6 +91,7 @@ def command(
     settings = Settings(
         args.parse_shapes(shape), args.parse_dims(dim), target, threads, seed, data, measure, fresh,
         fixed_order, split_batch=args.parse_split(split_batch),
+        not_counted=args.parse_parts(not_counted),
         fission=args.parse_fission(fission),
     )  # fmt: skip
     with voice.working() as interrupt:
@@ -177,6 +179,7 @@ def _from_solution(
     """Facts and text of the plan that a solution file holds."""
     from onnxremat.pipeline.closed_loop import as_given
     from onnxremat.pipeline.in_session import OneSession
+    from onnxremat.pipeline.limits import Limit
     from onnxremat.pipeline.model_files import read_formulation
     from onnxremat.pipeline.phases import Phases
     from onnxremat.studies.graph_file import facts_of
@@ -189,7 +192,7 @@ def _from_solution(
     if subject.model is None:
         facts = facts_of(subject, limit, solution)
         return facts, json.dumps(facts)
-    made = as_given(OneSession(subject.model, limit, Phases()), solution)
+    made = as_given(OneSession(subject.model, Limit(limit), Phases()), solution)
     return _facts(made), made.plan.dumps()
 
 
@@ -226,6 +229,7 @@ def _facts(made: Candidate) -> dict[str, Any]:
     return {
         "status": facts.status,
         "budget_bytes": made.budget,
+        "beside_bytes": made.artifact.beside,
         "peak_predicted_bytes": made.peak,
         "peak_measured_bytes": made.measured.peaks[CPU] if made.measured else None,
         "overhead_planned": facts.overhead,

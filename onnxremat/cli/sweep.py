@@ -57,6 +57,7 @@ def command(
     fixed_order: args.FixedOrder = False,
     data: args.Data = None,
     measure: args.Measure = True,
+    not_counted: args.NotCounted = "",
     as_json: args.Json = False,
     quiet: args.Quiet = False,
 ) -> None:
@@ -73,7 +74,8 @@ def command(
         max_batch.command(
             source, _only(budgets), dim, max_overhead, target=target, time_limit=time_limit,
             work=work, gap=gap, solver=solver, seed=seed, threads=threads,
-            fixed_order=fixed_order, measure=measure, as_json=as_json, quiet=quiet,
+            fixed_order=fixed_order, measure=measure, not_counted=not_counted, as_json=as_json,
+            quiet=quiet,
         )  # fmt: skip
         return
     if max_overhead:
@@ -86,7 +88,7 @@ def command(
     method = Method(planner, formulation, most_columns=max_columns)
     settings = Settings(
         args.parse_shapes(shape), args.parse_dims(dim), target, threads, seed, data, measure,
-        fixed_order=fixed_order,
+        fixed_order=fixed_order, not_counted=args.parse_parts(not_counted),
     )  # fmt: skip
     with voice.working() as interrupt:
         options = PlanOptions(
@@ -116,6 +118,7 @@ def _tell(voice: Voice, curve: api.Curve, output: Path | None, plot: Path | None
     from onnxremat.report.tables import sweep_table
 
     voice.table(sweep_table(curve.points, curve.subject.baseline_peak))
+    args.tell_beside(voice, curve.subject)
     if curve.infeasible_below:
         voice.note(
             f"no budget below {format_bytes(curve.infeasible_below)} ({curve.infeasible_below} B) "

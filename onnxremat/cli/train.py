@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,13 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from onnxremat.cli import args
-from onnxremat.cli.console import Interrupt, Voice
+from onnxremat.cli.console import Voice
 from onnxremat.errors import StoppedError, UsageError
 
 if TYPE_CHECKING:
     from onnxremat.training.data import Arrays, Data
     from onnxremat.training.evaluation import Evaluator
     from onnxremat.training.trainer import Progress, Trainer
+    from onnxremat.workers.data_parallel import Shard
+    from onnxremat.workers.mpi import Ranks
 
 
 def command(
@@ -65,6 +70,14 @@ def command(
         bool, typer.Option("--shuffle/--no-shuffle", help="New order of rows every epoch.")
     ] = True,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the order and of dropout.")] = 0,
+    data_parallel: Annotated[
+        bool,
+        typer.Option(
+            "--data-parallel",
+            help="Under mpiexec: each process takes its share of the batches, and all update with "
+            "the mean of their gradients.",
+        ),
+    ] = False,
     threads: args.Threads = 0,
     as_json: args.Json = False,
     quiet: args.Quiet = False,
@@ -74,29 +87,69 @@ def command(
     from onnxremat.training.data import check_arrays, open_data
     from onnxremat.training.evaluation import Evaluator
     from onnxremat.training.schedules import Schedule
-    from onnxremat.training.trainer import Trainer
+    from onnxremat.workers.data_parallel import Shard
+    from onnxremat.workers.mpi import join
 
-    voice = Voice(as_json, quiet)
-    _check(source, weights, export, validate, checkpoint, resume, plot)
-    rates = Schedule(rate, schedule, warmup, floor, drop_every, drop_factor)
-    trainer = Trainer(
-        source, weights, rate=rates, accumulate=accumulate, seed=seed, threads=threads
-    )
-    batches = open_data(data, trainer.batch_size, shuffle=shuffle, seed=seed)
-    check_arrays(trainer.training, trainer.types, batches, data)
-    run = _Run(voice, trainer, batches, epochs, checkpoint, every)
-    if validate and weights:
-        run.evaluator = Evaluator(trainer, weights, threads=threads)
-        run.held_out = _held_out(validate, trainer)
-    if checkpoint:
-        drop_leftovers(checkpoint)
-    if resume and checkpoint and checkpoint.exists():
-        trainer.resume(checkpoint)
-        voice.note(f"resumed at step {trainer.progress.step}")
-    elif resume:
-        voice.note(f"{checkpoint} is not there yet: starting anew")
-    start = trainer.progress.step
-    run.train(export, weights)
+    ranks = join() if data_parallel else None
+    follows = ranks is not None and not ranks.first  # the first speaks and writes
+    voice = Voice(as_json, quiet or follows)
+    with ranks.together() if ranks else nullcontext():
+        _check(source, weights, export, validate, checkpoint, resume, plot)
+        rates = Schedule(rate, schedule, warmup, floor, drop_every, drop_factor)
+        told = {"rate": rates, "accumulate": accumulate, "seed": seed}
+        trainer = _trainer(ranks, source, weights, threads, told)
+        arrays = open_data(data, trainer.batch_size, shuffle=shuffle, seed=seed)
+        check_arrays(trainer.training, trainer.types, arrays, data)
+        batches = Shard(arrays, ranks) if ranks else arrays
+        run = _Run(voice, trainer, batches, epochs, checkpoint, every, follows)
+        if validate and weights and not follows:
+            run.evaluator = Evaluator(trainer, weights, threads=threads)
+            run.held_out = _held_out(validate, trainer)
+        if checkpoint and not follows:
+            drop_leftovers(checkpoint)
+        if resume and checkpoint and checkpoint.exists():
+            trainer.resume(checkpoint)
+            voice.note(f"resumed at step {trainer.progress.step}")
+        elif resume:
+            voice.note(f"{checkpoint} is not there yet: starting anew")
+        if ranks:
+            voice.note(
+                f"{ranks.size} processes, {trainer.batch_size * ranks.size} rows together per step"
+            )
+        start = trainer.progress.step
+        run.train(export, weights)
+        if not follows:
+            _tell(run, source, weights, export, plot, start)
+
+
+def _trainer(
+    ranks: Ranks | None,
+    source: Path,
+    weights: Path | None,
+    threads: int,
+    told: Mapping[str, Any],
+) -> Trainer:
+    """One that trains alone, or one of several."""
+    from onnxremat.device.host import processors
+    from onnxremat.training.trainer import Trainer
+    from onnxremat.workers.data_parallel import DataParallel
+
+    if ranks is None:
+        return Trainer(source, weights, threads=threads, **told)
+    share = max(1, processors() // ranks.beside)
+    return DataParallel(source, weights, ranks=ranks, threads=threads or share, **told)
+
+
+def _tell(
+    run: _Run,
+    source: Path,
+    weights: Path | None,
+    export: Path | None,
+    plot: Path | None,
+    start: int,
+) -> None:
+    """Everything that is written and printed at the end."""
+    trainer, voice = run.trainer, run.voice
     if export and weights:
         trainer.export(weights, export)
         voice.note(f"wrote {export}")
@@ -104,12 +157,12 @@ def command(
         from onnxremat.report.losses import draw_losses
 
         draw_losses(
-            trainer.progress.losses, plot, title=source.name, per_epoch=len(batches), start=start,
-            validation=[(row["step"], row["validation_loss"]) for row in run.rows
-                        if "validation_loss" in row],
+            trainer.progress.losses, plot, title=source.name, per_epoch=len(run.batches),
+            start=start, validation=[(row["step"], row["validation_loss"]) for row in run.rows
+                                     if "validation_loss" in row],
         )  # fmt: skip
         voice.note(f"wrote {plot}")
-    if as_json:
+    if voice.as_json:
         progress = trainer.progress
         voice.result({
             "steps": progress.step, "updates": progress.updates, "epochs": run.rows,
@@ -161,15 +214,17 @@ class _Run:
     """Training as a user follows it.
 
     Attributes:
+        follows: another process speaks, and heeds Ctrl-C, for this one.
         rows: per finished epoch what was said of it.
     """
 
     voice: Voice
     trainer: Trainer
-    batches: Data
+    batches: Data | Shard
     epochs: int
     checkpoint: Path | None
     every: int
+    follows: bool = False
     evaluator: Evaluator | None = None
     held_out: Arrays | None = None
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -185,7 +240,7 @@ class _Run:
         if trainer.progress.epoch >= self.epochs:
             voice.note(f"nothing to train: {trainer.progress.epoch} epochs are done")
             return
-        with voice.working(self._abandon) as interrupt:
+        with _following() if self.follows else voice.working(self._abandon) as interrupt:
             try:
                 voice.say(f"training from step {trainer.progress.step}")
                 trainer.fit(
@@ -205,14 +260,14 @@ class _Run:
         if self.evaluator:
             self.evaluator.abandon()
 
-    def _step(self, progress: Progress, loss: float, interrupt: Interrupt) -> None:
+    def _step(self, progress: Progress, loss: float, interrupt: Callable[[], bool]) -> None:
         self.voice.update(
             f"epoch {progress.epoch + 1}/{self.epochs}, "
             f"batch {progress.batch}/{len(self.batches)}, loss {loss:.4f}"
         )
         _heed(interrupt)
 
-    def _epoch(self, progress: Progress, interrupt: Interrupt) -> None:
+    def _epoch(self, progress: Progress, interrupt: Callable[[], bool]) -> None:
         losses = progress.losses[self.since :]
         self.since = len(progress.losses)
         row: dict[str, Any] = {"epoch": progress.epoch, "step": progress.step}
@@ -242,7 +297,14 @@ class _Run:
         return StoppedError(place, why="nothing was kept", hint="--checkpoint FILE keeps it")
 
 
-def _heed(interrupt: Interrupt) -> None:
+@contextmanager
+def _following() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C, which all processes get, is for the one that is followed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    yield lambda: False
+
+
+def _heed(interrupt: Callable[[], bool]) -> None:
     """Raises:
     _Asked: Ctrl-C was pressed.
     """

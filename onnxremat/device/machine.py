@@ -164,6 +164,10 @@ class Machine:
         """The same links between changed devices of the same names."""
         return replace(self, devices=tuple(devices))
 
+    def has(self, provider: str) -> bool:
+        """One of the devices is this provider's."""
+        return any(device.provider == provider for device in self.devices)
+
     def budgets(self, text: str | int) -> dict[str, Budget]:
         """Budgets by device: ``cpu=1GiB,openvino=512MiB``; a plain one holds for every device.
 

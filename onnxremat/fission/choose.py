@@ -261,7 +261,8 @@ class Chooser:
         for op in made.graph.ops:
             if op.name in made.shares:
                 of, share = made.shares[op.name]
-                total += self.seconds.get(of, 0.0) * share + (0.0 if is_alias(op) else CALL)
+                call = 0.0 if is_alias(op) else CALL  # the whole op's is among its seconds
+                total += self.seconds.get(of, 0.0) * share + call * (1 - share)
             else:
                 total += self.seconds.get(op.name, 0.0)
         copied = sum(made.copied.values())

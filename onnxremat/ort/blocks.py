@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import cache
+from typing import Protocol
 
 import numpy as np
 import onnx
@@ -23,6 +24,7 @@ from onnxremat.graph.ir import Graph, Op, Role, Tensor
 from onnxremat.ort.session import Options, open_session, session_options
 
 DOMAIN = "com.microsoft.nchwc"
+LAYOUTS = ("ReorderInput", "ReorderOutput")  # copies into blocks and back
 KEY = "onnxremat.block"  # metadata of a file with blocked convolutions: channels per block
 GUARD = "onnxremat.block"  # names of the guard's ops and tensors begin with it
 PROBED, GUARDED = (1, 64, 1, 2), (1, 16, 1, 2)  # shapes of the numbers that are laid out
@@ -46,6 +48,34 @@ def block_size() -> int:
     session = open_session(model, session_options(Options(threads=1)))
     (found,) = session.run(None, {"x": _ramp(PROBED)})
     return int(np.flatnonzero(found.reshape(-1) == 1.0)[0])
+
+
+class Named(Protocol):
+    """An op of a graph, or a kernel that ran."""
+
+    @property
+    def name(self) -> str:
+        """Of the node."""
+
+    @property
+    def op_type(self) -> str:
+        """Its kind."""
+
+
+def known_as(op: Named) -> str:
+    """The name of an op that a session makes at load; of a copy between layouts, which is numbered
+    by chance, its kind."""
+    return op.op_type if op.op_type in LAYOUTS else op.name
+
+
+def name_layouts(graph: onnx.GraphProto) -> None:
+    """Name copies out of blocks after what they make: onnxruntime numbers them otherwise each time
+    that it optimises the same model."""
+    taken = {node.name for node in graph.node}
+    for node in graph.node:
+        if node.op_type == "ReorderOutput" and node.domain == DOMAIN:
+            name = f"{node.output[0]}/{node.op_type}"
+            node.name = name if name not in taken else node.name
 
 
 def _ramp(shape: tuple[int, ...]) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:

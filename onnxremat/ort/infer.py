@@ -18,6 +18,7 @@ from onnxremat.graph.ir import Graph, Op, Role, Tensor
 from onnxremat.graph.onnx_io import read_small_weights, shell, to_ops
 from onnxremat.graph.sparse import make_dense
 from onnxremat.graph.weights import check_sizes
+from onnxremat.limits import TENSOR_BYTES, check
 from onnxremat.ort.session import Options, open_session, session_options
 
 Typed: TypeAlias = tuple[int, tuple[int, ...]]  # element type, shape
@@ -302,7 +303,12 @@ def _tensor(name: str, found: Mapping[str, Typed], role: Role) -> Tensor:
     if name not in found:
         return Tensor(name, 0, None, 0, role)
     dtype, shape = found[name]
-    return Tensor(name, dtype, shape, tensor_bytes(dtype, shape), role)
+    size = tensor_bytes(dtype, shape)
+    check(
+        size, TENSOR_BYTES, f"bytes of tensor '{name}'",
+        hint="bind smaller dimensions: no machine has that much memory", kind=ModelError,
+    )  # fmt: skip
+    return Tensor(name, dtype, shape, size, role)
 
 
 def unknown_shapes(graph: Graph) -> list[tuple[str, Op]]:

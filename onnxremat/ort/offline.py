@@ -25,6 +25,7 @@ from onnxremat.graph.onnx_io import to_ops
 from onnxremat.graph.temporary import cut_short
 from onnxremat.graph.traits import ONNX
 from onnxremat.graph.weights import WeightFolder, set_apart
+from onnxremat.ort.blocks import name_layouts
 from onnxremat.ort.infer import build_graph, is_big, weights_as_inputs
 from onnxremat.ort.session import Options, open_session, session_options
 from onnxremat.ort.weights import held_bytes
@@ -243,6 +244,7 @@ def _restored(model: onnx.ModelProto, result: onnx.ModelProto) -> onnx.ModelProt
     del graph.input[:]
     graph.input.extend(v for v in model.graph.input if v.name not in weights)
     _restore_nodes(model, graph)
+    name_layouts(graph)
     _unfold(model, graph)
     _name_apart(graph, set(_names(model.graph)))
     present = {node.domain for node in _all_nodes(graph)} | {""}

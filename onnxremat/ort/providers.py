@@ -7,6 +7,8 @@ only handed out after its providers have been looked at.
 from __future__ import annotations
 
 import contextlib
+import importlib
+import importlib.util
 import io
 import json
 import os
@@ -83,8 +85,6 @@ def require(device: Device) -> None:
 @cache
 def _registered(provider: str) -> bool:
     """Load a provider that comes as a plugin library; whether it is there."""
-    import importlib
-
     import onnxruntime as ort
 
     try:
@@ -121,12 +121,20 @@ def load_cuda_libraries() -> None:
 
     pip puts them where the loader does not look, and onnxruntime's CUDA library names no path to
     them: without this it only starts where the system has them as well, or PyTorch was imported.
+    By itself onnxruntime looks beside its own package; they may lie in another folder of Python's
+    path, such as PyTorch's.
     """
     import onnxruntime as ort
 
-    if hasattr(ort, "preload_dlls"):
-        with _silent():  # it prints what it did not find
-            ort.preload_dlls()
+    if not hasattr(ort, "preload_dlls"):
+        return
+    found = importlib.util.find_spec("nvidia")
+    roots = found.submodule_search_locations if found else None
+    folders = [str(path) for root in roots or () for path in sorted(Path(root).glob("*/lib"))]
+    with _silent():  # it prints what it did not find
+        ort.preload_dlls()
+        for folder in folders:
+            ort.preload_dlls(directory=folder)
 
 
 def _starts(provider: str, index: int) -> bool:

@@ -103,6 +103,10 @@ class Artifact(Protocol):
     def times(self) -> Mapping[str, float]:
         """Seconds of one run per op."""
 
+    @property
+    def beside(self) -> int:
+        """Bytes beside weights and values that its budget counts (:mod:`.session.process`)."""
+
     def predict(self) -> Mapping[str, int]:
         """Bytes per device, by the simulator; empty where it was read from a file."""
 

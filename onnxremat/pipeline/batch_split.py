@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from onnxremat.errors import OnnxrematError, UnsupportedError, UsageError
 from onnxremat.pipeline.closed_loop import Candidate, Unfit, attempt, load_search
 from onnxremat.pipeline.in_session import OneSession
+from onnxremat.pipeline.limits import Limit, limit_of
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared, prepare_split
 from onnxremat.pipeline.refusal import Least, refusal
 from onnxremat.pipeline.within_budget import (
     Smallest,
     at_minimum,
-    bytes_of,
     plan_within,
     smallest,
 )
@@ -40,14 +40,14 @@ def plan_best(
     Raises:
         As :func:`plan_within`, of the whole batch and of its parts.
     """
-    log, limit = log or Phases(), bytes_of(prepared, budget)
-    if limit is None or prepared.store_all_peak > limit:
+    log, limit = log or Phases(), limit_of(prepared, budget)
+    if limit is None or prepared.store_all_peak > limit.planned:
         load_search(1, log)
     options = options.begun()
     batch = _batch(prepared, options)
     if batch < 2:
         return plan_within(prepared, budget, options, log=log)
-    parts = _Parts(prepared, batch, options, log)
+    parts = _Parts(prepared, budget, batch, options, log)
     if limit is None:
         return parts.at_minimum()
     made = attempt(OneSession(prepared, limit, log), options.within(WHOLE))
@@ -56,11 +56,11 @@ def plan_best(
         return whole
     if isinstance(made, Unfit) and options.stopped:
         raise made.error()
-    found = parts.within(limit, whole)
+    found = parts.within(whole)
     if found and (whole is None or found.artifact.seconds < whole.artifact.seconds):
         return found
     if isinstance(made, Unfit):
-        return parts.settled(limit, made)
+        return parts.settled(made)
     return made.noted(parts.words) if parts.why else made
 
 
@@ -74,6 +74,7 @@ class _Parts:
     """
 
     prepared: Prepared
+    budget: Budget
     batch: int
     options: PlanOptions
     log: Phases
@@ -97,17 +98,24 @@ class _Parts:
                 self.why = _sentence(error)
         return self.splits.get(parts)
 
-    def within(self, limit: int, whole: Candidate | None) -> Candidate | None:
+    def limit(self, split: Prepared) -> Limit:
+        """What the budget leaves for so many parts."""
+        found = limit_of(split, self.budget)
+        assert found is not None
+        return found
+
+    def within(self, whole: Candidate | None) -> Candidate | None:
         """A plan of as few parts as need no recomputation, or of the most there can be."""
+        limit = self.limit(self.prepared).planned
         room = limit - self.prepared.weights
-        if self._floor() > limit:
+        if self._floor() > limit + self.prepared.beside.total:
             return None
         parts = 2
         while parts * room < self._values and self._may_be(2 * parts):
             parts *= 2
         split = self.split(parts)
-        while split and split.store_all_peak > limit and self._may_be(2 * parts):
-            if self.options.stopped:
+        while split and self._may_be(2 * parts):
+            if split.store_all_peak <= self.limit(split).planned or self.options.stopped:
                 break
             parts *= 2
             split = self.split(parts)
@@ -115,7 +123,7 @@ class _Parts:
             return None
         over = f"recomputing takes {whole.plan.provenance.overhead:+.1%}" if whole else ""
         split = _noted(split, parts, over or "does not fit")
-        made = attempt(OneSession(split, limit, self.log), self.options)
+        made = attempt(OneSession(split, self.limit(split), self.log), self.options)
         return made if isinstance(made, Candidate) else None
 
     def _may_be(self, parts: int) -> bool:
@@ -134,15 +142,17 @@ class _Parts:
         best: tuple[int, Smallest] | None = None
         for parts in sorted(needs, key=lambda count: needs[count]):
             lower, _ = needs[parts]
-            if best and (lower >= best[1].candidate.budget or self.options.left <= 0):
+            if best and (lower >= best[1].candidate.limit or self.options.left <= 0):
                 break
             split = self.splits[parts]
             noted = _noted(split, parts, "needs more") if parts > 1 else split
             found = smallest(noted, self.options.within(0.5), self.log)
-            if best is None or found.candidate.budget < best[1].candidate.budget:
+            if best is None or found.candidate.limit < best[1].candidate.limit:
                 best = parts, found
         assert best is not None
-        lower, why = min(needs.values())
+        lower, why = min(
+            (need + self.splits[parts].beside.total, why) for parts, (need, why) in needs.items()
+        )
         return best[0], replace(best[1], lower=lower, why=why)
 
     def _needs(self) -> dict[int, tuple[int, str]]:
@@ -180,14 +190,15 @@ class _Parts:
         made = at_minimum(split, least, self.options, self.log)
         return made.noted(self.words) if self.why else made
 
-    def settled(self, limit: int, unfit: Unfit[Solution]) -> Candidate:
+    def settled(self, unfit: Unfit[Solution]) -> Candidate:
         """The smallest plan, where it keeps the budget.
 
         Raises:
             InfeasibleError, NoPlanError: it does not; with the smallest budget that works.
         """
         parts, least = self.least()
-        if least.candidate.budget <= limit:
+        limit = self.limit(least.candidate.prepared)
+        if least.keeps(limit):
             return least.as_answer(limit, unfit)
         whole, tried = len(self.splits) == 1, self.tried()
         every = whole or self.batch in self.splits
@@ -199,7 +210,7 @@ class _Parts:
         )
         raise refusal(
             self.prepared.name,
-            limit,
+            self.limit(self.prepared).asked(self.prepared.beside.total),
             unfit.found,
             works,
             all_ways=whole and unfit.found.certificate.any_order,
@@ -207,9 +218,9 @@ class _Parts:
         )
 
     def _floor(self) -> int:
-        """Bytes of weights and results, which are there in any number of parts."""
-        graph = self.prepared.graph
-        return self.prepared.weights + sum(graph.tensors[name].bytes for name in graph.outputs)
+        """Bytes of weights and results, and beside them, that are there in any number of parts."""
+        graph, fixed = self.prepared.graph, self.prepared.weights + self.prepared.beside.total
+        return fixed + sum(graph.tensors[name].bytes for name in graph.outputs)
 
 
 def _noted(split: Prepared, parts: int, why: str) -> Prepared:

@@ -89,7 +89,14 @@ class Target(Protocol[S]):
 
     @property
     def limits(self) -> Mapping[str, int]:
-        """Bytes per device that has a limit."""
+        """Bytes per device that has a limit, to plan for."""
+
+    @property
+    def beside(self) -> int:
+        """Bytes that budgets count, and limits do not."""
+
+    def limits_for(self, artifact: Any) -> Mapping[str, int]:
+        """Bytes per device that has a limit, for what a plan became."""
 
     @property
     def feeds(self) -> Feeds | None:
@@ -129,7 +136,7 @@ class Candidate:
 
     Attributes:
         prepared: the model as it was planned, its batch in parts or whole.
-        limits: bytes per device that has a limit.
+        limits: bytes for weights and values per device that has a limit.
         measured: the run under the meter, None where nothing was run.
         rounds: how often planning was repeated because a budget was missed.
         lower, why: no budget below ``lower`` bytes can work, where the smallest was asked for.
@@ -149,9 +156,14 @@ class Candidate:
         return self.artifact.plan
 
     @property
-    def budget(self) -> int:
-        """Bytes of one session."""
+    def limit(self) -> int:
+        """Bytes for the weights and values of one session."""
         return self.limits[CPU]
+
+    @property
+    def budget(self) -> int:
+        """Bytes for the process of one session."""
+        return self.limit + self.artifact.beside
 
     @property
     def peak(self) -> int:
@@ -160,7 +172,7 @@ class Candidate:
 
     @property
     def held(self) -> int:
-        """Bytes that one session takes, predicted and, where it was run, measured."""
+        """Bytes of weights and values in one session, predicted and, where it was run, measured."""
         return max(self.peak, self.measured.peaks[CPU] if self.measured else 0)
 
     def told(self, **facts: Any) -> Candidate:
@@ -191,10 +203,11 @@ class Unfit(Generic[S]):
             return self.target.refusal(self.found)
         limits = self.target.limits
         worst = max(self.over, key=self.over.__getitem__)
-        needs = limits[worst] + self.over[worst]
+        limit = limits[worst] + self.target.beside
+        needs = limit + self.over[worst]
         device = f" device '{worst}'" if len(limits) > 1 else ""
         return OverBudgetError(
-            f"no plan keeps{device} within {format_bytes(limits[worst])} when carried out",
+            f"no plan keeps{device} within {format_bytes(limit)} when carried out",
             why=f"the last one needs {format_bytes(needs)}",
             hint=f"--budget {f'{worst}=' if device else ''}{needs}",
             excess=self.over[worst],
@@ -255,13 +268,14 @@ def carried_out(
     first: a plan that misses by that is not run."""
     with target.log.phase(BUILD):
         artifact = target.build(aim, found, first)
-        over = excess(artifact.predict(), target.limits)
+        limits = target.limits_for(artifact)
+        over = excess(artifact.predict(), limits)
     measured = None
     if not over and target.feeds is not None:
         with target.log.phase(MEASURE):
             measured = artifact.measure(target.feeds)
-            over = excess(measured.peaks, target.limits)
-    return Candidate(target.prepared, artifact, target.limits, measured), over
+            over = excess(measured.peaks, limits)
+    return Candidate(target.prepared, artifact, limits, measured), over
 
 
 def as_given(target: Target[S], found: S) -> Candidate:
@@ -273,7 +287,7 @@ def as_given(target: Target[S], found: S) -> Candidate:
     candidate, over = carried_out(target, Aim(target.limits), found, found)
     if over:
         worst = max(over, key=over.__getitem__)
-        limit, more = target.limits[worst], over[worst]
+        limit, more = target.limits[worst] + target.beside, over[worst]
         raise OverBudgetError(
             f"the plan takes {format_bytes(limit + more)} when carried out",
             where=f"device '{worst}'" if len(target.limits) > 1 else "",

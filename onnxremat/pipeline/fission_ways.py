@@ -12,9 +12,10 @@ from onnxremat.pipeline.batch_split import LITTLE, plan_best
 from onnxremat.pipeline.closed_loop import Candidate, attempt, load_search
 from onnxremat.pipeline.in_regions import channels_per_block
 from onnxremat.pipeline.in_session import OneSession
+from onnxremat.pipeline.limits import Limit, limit_of
 from onnxremat.pipeline.phases import PLAN, Phases
 from onnxremat.pipeline.prepare import Prepared, prepare_fission
-from onnxremat.pipeline.within_budget import at_minimum, bytes_of, smallest
+from onnxremat.pipeline.within_budget import at_minimum, smallest
 from onnxremat.planner.bounds import largest_need
 from onnxremat.planner.options import AUTO, PlanOptions
 from onnxremat.planner.problem_lists import ProblemLists
@@ -39,15 +40,15 @@ def plan_within_budget(
     log = log or Phases()
     if not _applies(prepared, options):
         return plan_best(prepared, budget, options, log)
-    limit, options = bytes_of(prepared, budget), options.begun()
-    if limit is not None and prepared.store_all_peak <= limit:
+    limit, options = limit_of(prepared, budget), options.begun()
+    if limit is not None and prepared.store_all_peak <= limit.planned:
         return plan_best(prepared, budget, options, log)
     load_search(1, log)
-    fission = _Fission(prepared, options, log)
+    fission = _Fission(prepared, budget, options, log)
     if limit is None:
         return fission.leaner(plan_best(prepared, budget, options.within(WHOLE), log))
     need = largest_need(ProblemLists(prepared.reduced.problem))
-    if need.bytes > limit and prepared.batch < 2:
+    if need.bytes > limit.planned and prepared.batch < 2:
         text = f"{format_bytes(need.bytes)} are needed: {named(need.why, prepared.names)}"
         found = fission.within(limit, f"no plan of the whole fits, {text}")
         if found is not None:
@@ -81,15 +82,16 @@ class _Fission:
     """Plans with regions in parts.
 
     Attributes:
-        least: the smallest peak of such a graph that was carried out, in bytes.
-        tried: budgets that it was looked for.
+        least: the smallest budget of such a graph that was carried out, in bytes.
+        tried: limits that it was looked for.
     """
 
     prepared: Prepared
+    budget: Budget
     options: PlanOptions
     log: Phases
     least: int | None = None
-    tried: dict[int, Candidate | None] = field(default_factory=dict)
+    tried: dict[Limit, Candidate | None] = field(default_factory=dict)
     _chooser: Chooser | None = None
 
     @property
@@ -104,8 +106,8 @@ class _Fission:
             )  # fmt: skip
         return self._chooser
 
-    def within(self, limit: int, why: str) -> Candidate | None:
-        """A plan that keeps a limit in bytes, None where there is none.
+    def within(self, limit: Limit, why: str) -> Candidate | None:
+        """A plan that keeps the budget, ``limit`` of the whole graph, None where there is none.
 
         Args:
             why: the whole is not taken, for people.
@@ -114,18 +116,19 @@ class _Fission:
             self.tried[limit] = self._within(limit, why)
         return self.tried[limit]
 
-    def _within(self, limit: int, why: str) -> Candidate | None:
-        room = limit - self.prepared.weights
+    def _within(self, limit: Limit, why: str) -> Candidate | None:
+        room = limit.planned - self.prepared.weights
         for _ in range(TRIES):
             chosen = self._chosen(room)
             split = self._split(chosen, why)
             if split is None:
                 return None
-            over = split.store_all_peak - limit
+            allowed = limit_of(split, self.budget) or limit
+            over = split.store_all_peak - allowed.planned
             if over <= 0 or chosen.peak > room:
-                found = attempt(OneSession(split, limit, self.log), self.options.within(WHOLE))
+                found = attempt(OneSession(split, allowed, self.log), self.options.within(WHOLE))
                 if isinstance(found, Candidate):
-                    self._seen(found.held)
+                    self._seen(found.held + found.artifact.beside)
                     return found
                 over = max(over, *found.over.values(), 0)
             if chosen.peak > room or room <= 0 or self.options.stopped:
@@ -138,7 +141,7 @@ class _Fission:
         split = self._split(self._chosen(0), "needs more")
         if split is None or split.store_all_peak > whole.held / LEANER:
             return whole
-        floor = self._floor()
+        floor = self._floor() + self.prepared.beside.total
         why = "weights and results, which are there in any parts"
         least = smallest(split, self.options.within(WHOLE), self.log)
         found = at_minimum(split, replace(least, lower=floor, why=why), self.options, self.log)
@@ -156,7 +159,7 @@ class _Fission:
             split = prepare_fission(self.prepared, chosen.regions, self.log)
         except UnsupportedError:
             return None
-        self._seen(split.store_all_peak)
+        self._seen(split.store_all_peak + split.beside.total)
         more = split.costs.total / self.prepared.costs.total - 1
         notes = (
             f"computed in parts: {described(chosen.regions)} (whole: {why}; --fission off keeps "
@@ -166,18 +169,18 @@ class _Fission:
         )
         return replace(split, notes=(*split.notes, *notes))
 
-    def _seen(self, peak: int) -> None:
-        self.least = min(peak, self.least or peak)
+    def _seen(self, budget: int) -> None:
+        self.least = min(budget, self.least or budget)
 
     def _floor(self) -> int:
         """Bytes of weights and results, which are there in any parts."""
         graph = self.prepared.graph
         return self.prepared.weights + sum(graph.tensors[name].bytes for name in graph.outputs)
 
-    def refusal(self, error: OnnxrematError, limit: int) -> OnnxrematError:
+    def refusal(self, error: OnnxrematError, limit: Limit) -> OnnxrematError:
         """What is known of plans of the whole and of parts: no proof where parts need less."""
         works = getattr(error, "smallest", None)
-        if self.least is None or limit < self._floor():
+        if self.least is None or limit.planned < self._floor():
             return error
         if works is not None and self.least > LEANER * works:
             return error

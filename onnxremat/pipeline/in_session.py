@@ -20,6 +20,7 @@ from onnxremat.ort.session import DEFAULT, Options, open_session, session_option
 from onnxremat.pipeline.artifact import CPU, Arrays, Check, Kind, Verified, excess
 from onnxremat.pipeline.bench import Contender, InSession
 from onnxremat.pipeline.closed_loop import Aim
+from onnxremat.pipeline.limits import Limit
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.refusal import unexplained
@@ -54,6 +55,7 @@ class InOneSession:
         weights: resident bytes of the weights, None where it was read from a file.
         file: where it lies, None for a model in memory.
         ran: inputs it was run on already, the options, and that run.
+        beside: bytes beside weights and values that its budget counts.
     """
 
     rewritten: Rewritten
@@ -64,6 +66,7 @@ class InOneSession:
     weights: int | None = None
     file: Path | None = None
     ran: tuple[Feeds, Options, Profile] | None = field(default=None, repr=False)
+    beside: int = 0
 
     loaded: ClassVar[bool] = False  # the graph is what onnxruntime makes of the model at load
 
@@ -229,13 +232,22 @@ class OneSession:
     """A model to run in one session; see :class:`~onnxremat.pipeline.closed_loop.Target`."""
 
     prepared: Prepared
-    limit: int
+    limit: Limit
     log: Phases
 
     @property
     def limits(self) -> Mapping[str, int]:
-        """Bytes of the processor."""
-        return {CPU: self.limit}
+        """Bytes of the processor for weights and values."""
+        return {CPU: self.limit.planned}
+
+    @property
+    def beside(self) -> int:
+        """Bytes that the process takes beside them, and the budget counts."""
+        return self.prepared.beside.total
+
+    def limits_for(self, artifact: InOneSession) -> Mapping[str, int]:
+        """See :class:`~onnxremat.pipeline.closed_loop.Target`."""
+        return {CPU: self.limit.of(artifact.beside)}
 
     @property
     def feeds(self) -> Feeds | None:
@@ -259,9 +271,10 @@ class OneSession:
     def build(self, aim: Aim, found: Solution, first: Solution) -> InOneSession:
         """Rewrite; onnxruntime is asked how it fuses the model only where that would fit."""
         plan = self._plan(found, first)
-        quick = session_of(self.prepared, rewrite(self.prepared.graph, plan))
-        over = excess(quick.predict(), self.limits)
-        return quick if over else carried(self.prepared, plan)
+        made = session_of(self.prepared, rewrite(self.prepared.graph, plan))
+        if not excess(made.predict(), self.limits_for(made)):
+            made = carried(self.prepared, plan)
+        return made.told(budget=self.limit.of(made.beside) + made.beside)
 
     def lower(self, aim: Aim, found: Solution, artifact: object, over: Mapping[str, int]) -> Aim:
         """See :class:`~onnxremat.pipeline.closed_loop.Target`."""
@@ -270,7 +283,7 @@ class OneSession:
     def refusal(self, found: Solution) -> InfeasibleError | NoPlanError:
         """What is known without looking for a budget that works."""
         fixed = self.prepared.settings.fixed_order
-        return unexplained(self.prepared.name, self.limit, found, fixed)
+        return unexplained(self.prepared.name, self.limit.asked(self.beside), found, fixed)
 
     def _plan(self, found: Solution, first: Solution) -> Plan:
         prepared, reduced = self.prepared, self.reduced
@@ -281,7 +294,6 @@ class OneSession:
         provenance = Provenance(
             planner=found.planner,
             status="optimal" if gap <= 1e-5 else "feasible",
-            budget=self.limit,
             bound=min(bound, found.time),
             bound_kind=first.certificate.kind,
             any_order=first.certificate.any_order,
@@ -316,7 +328,13 @@ def session_of(prepared: Prepared, rewritten: Rewritten) -> InOneSession:
     """A rewritten graph with what is known of its ops."""
     costs = prepared.costs
     return InOneSession(
-        rewritten, prepared.tuned, prepared.folder, costs.scratch, costs.seconds, prepared.weights
+        rewritten,
+        prepared.tuned,
+        prepared.folder,
+        costs.scratch,
+        costs.seconds,
+        prepared.weights,
+        beside=prepared.beside_in(rewritten.graph).total,
     )
 
 

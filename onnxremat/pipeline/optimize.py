@@ -14,6 +14,7 @@ from onnxremat.graph.onnx_io import missing_file
 from onnxremat.pipeline.closed_loop import Candidate
 from onnxremat.pipeline.device_ways import Costs, During, Trials, given, measured_on, quickest
 from onnxremat.pipeline.fission_ways import plan_within_budget
+from onnxremat.pipeline.limits import limit_of
 from onnxremat.pipeline.model_files import (
     SOLUTION,
     read_device_formulation,
@@ -27,7 +28,7 @@ from onnxremat.pipeline.several_devices import SeveralDevices
 from onnxremat.pipeline.site import Site
 from onnxremat.pipeline.throughput import fullest
 from onnxremat.pipeline.unchanged import unchanged
-from onnxremat.pipeline.within_budget import bytes_of, plan_within
+from onnxremat.pipeline.within_budget import plan_within
 from onnxremat.planner.formulate import check_for_devices
 from onnxremat.planner.incumbent import NO_LIMIT
 from onnxremat.planner.options import AUTO as METHOD
@@ -186,8 +187,8 @@ def _in_one_session(
     """The plan, and the figures of the formulation that was written."""
     limit = one_budget(request.budget)
     if request.write_model is None and request.options.method == METHOD:
-        size = bytes_of(prepared, limit)
-        found = None if size is None else unchanged(prepared, size, log)
+        size = limit_of(prepared, limit)
+        found = None if size is None else unchanged(prepared, size.planned, log)
         if found is not None:
             return found, {}
     if request.write_model is None:

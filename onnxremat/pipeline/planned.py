@@ -25,6 +25,7 @@ from onnxremat.schedule.plan import Plan, graph_hash
 from onnxremat.schedule.timesteps import Timesteps, timesteps
 from onnxremat.session.load import options_of
 from onnxremat.session.measure import predict
+from onnxremat.session.process import PARTS, counted
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Planned:
         steps: the same by timestep.
         bytes: the most a device holds in each timestep, by the simulator, session by session:
             (device, timestep) -> bytes.
-        budgets: bytes per device that has one.
+        budgets: bytes for weights and values, per device that has a budget.
     """
 
     facts: Mapping[str, Any]
@@ -92,6 +93,7 @@ def prepare_for(
             dims=settings.dims or kept.get("dims", {}),
             target=kept.get("target", settings.target),
             split_batch=tuple(kept.get("split_batch", ())),
+            not_counted=tuple(kept.get("not_counted", PARTS)),  # older plans count none of them
             fission=tuple(Region.from_json(region) for region in kept.get("fission", ())),
         ),
         say or (lambda _: None),
@@ -138,7 +140,8 @@ def _single(
         if first.get(name) == t and not is_added(name):
             t = min(t + 1, len(steps.ops) - 1)
     budget = plan.provenance.budget
-    return Planned(said, plan, steps, held, {"cpu": budget} if budget else {})
+    limit = {"cpu": budget - counted(said).total} if budget else {}
+    return Planned(said, plan, steps, held, limit)
 
 
 def _several(made: Deployment, said: Mapping[str, Any]) -> Planned:

@@ -24,10 +24,6 @@ from onnxremat.graph.ir import Graph
 from onnxremat.graph.light import read_light
 from onnxremat.graph.onnx_io import from_graphsurgeon, to_model
 from onnxremat.graph.order import (
-    default_order,
-    file_order,
-    priority_order,
-    reordered,
     without_dead_ops,
 )
 from onnxremat.graph.traits import DOMAINS
@@ -38,6 +34,7 @@ from onnxremat.ort.infer import bind, build_graph, require_shapes, with_shapes
 from onnxremat.ort.offline import TARGETS, Optimised, optimised_for
 from onnxremat.ort.profile import Feeds, Profile
 from onnxremat.ort.session import DEFAULT, TUNED, Options
+from onnxremat.pipeline.base_order import base_order, unmeasured_peak
 from onnxremat.pipeline.batch_slices import in_parts
 from onnxremat.pipeline.first_values import without_first_values
 from onnxremat.pipeline.in_regions import in_regions
@@ -45,8 +42,9 @@ from onnxremat.pipeline.phases import COSTS, MEASURE, OPTIMISE, READ, Phases
 from onnxremat.pipeline.sizes import in_tensors, known_sizes, sequence_notes, with_measured_shapes
 from onnxremat.planner.reduce import Reduced, reduce
 from onnxremat.rewrite.restore import restored
-from onnxremat.schedule.simulate import Rules, simulate
+from onnxremat.schedule.simulate import simulate
 from onnxremat.session.measure import profiled, weight_bytes
+from onnxremat.session.process import PARTS, Beside, beside
 from onnxremat.units import format_bytes
 
 Progress = Callable[[str], None]
@@ -75,6 +73,8 @@ class Settings:
         fission: regions of the graph that are computed in parts; whole where empty. None leaves it
             to the planner.
         costs: prices the ops of a graph, instead of measuring them or estimating.
+        not_counted: parts of a process, of :data:`onnxremat.session.process.PARTS`, that a budget
+            leaves out.
     """
 
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
@@ -90,6 +90,7 @@ class Settings:
     split_batch: tuple[int, ...] | None = None
     fission: tuple[Region, ...] | None = None
     costs: Callable[[Graph], CostTable] | None = None
+    not_counted: tuple[str, ...] = ()
 
     def on_this_machine(self) -> Settings:
         """The same with ``host`` for ``auto``."""
@@ -101,6 +102,7 @@ class Settings:
             "shapes": {name: list(shape) for name, shape in self.shapes.items()},
             "dims": dict(self.dims),
             "target": self.target,
+            "not_counted": list(self.not_counted),
             **({"split_batch": list(self.split_batch)} if self.split_batch else {}),
             **({"fission": [r.to_json() for r in self.fission]} if self.fission else {}),
         }
@@ -247,6 +249,19 @@ class Prepared:
         except ModelError:  # no training step
             return ()
 
+    @cached_property
+    def beside(self) -> Beside:
+        """What budgets count beside weights and values, of a session of ``graph``."""
+        return self.beside_in(self.graph)
+
+    def beside_in(self, graph: Graph) -> Beside:
+        """The same of a session of another graph of this model."""
+        return self.everything_in(graph).without(self.settings.not_counted)
+
+    def everything_in(self, graph: Graph) -> Beside:
+        """The same, counted or not."""
+        return beside(graph, [name for name, _ in self.in_place])
+
     @property
     def batch(self) -> int:
         """Rows of the batch, 0 where no input has one."""
@@ -286,6 +301,9 @@ def prepare(
     if settings.target not in (AUTO, *TARGETS):
         names = ", ".join((AUTO, *TARGETS))
         raise UsageError(f"unknown target '{settings.target}'", hint=f"one of {names}")
+    if set(settings.not_counted) - set(PARTS):
+        odd = ", ".join(sorted(set(settings.not_counted) - set(PARTS)))
+        raise UsageError(f"a budget counts no '{odd}'", hint="one of " + ", ".join(PARTS))
     with log.phase(READ, "reading the model"):
         made = _prepared(source, settings.on_this_machine(), log)
     return replace(
@@ -376,7 +394,7 @@ def _optimised(
         graph = with_measured_shapes(graph, to_model(graph), feeds, made.folder)
     require_shapes(graph)
     if baseline is None:
-        peak = _unmeasured(original)
+        peak = unmeasured_peak(original)
     else:
         held = weight_bytes(original, baseline, level=DEFAULT.level, folder=home)
         peak = held + baseline.live_peak
@@ -405,7 +423,7 @@ def _for_planning(
         assert feeds is not None  # or there were no parts
         listed = graph = with_measured_shapes(graph, to_model(graph), feeds, folder)
         require_shapes(graph)
-    graph = _base_order(graph, listed, settings.fixed_order)
+    graph = base_order(graph, listed, settings.fixed_order)
     if settings.fission:
         log("computing regions in parts")
         graph = in_regions(graph, settings.fission, feeds, folder, outputs)
@@ -465,24 +483,6 @@ def _feeds(graph: Graph, settings: Settings) -> Feeds | None:
     if settings.data is not None:
         return load_feeds(settings.data, graph)
     return seeded_feeds(graph, settings.seed)
-
-
-def _base_order(graph: Graph, original: Graph, fixed: bool) -> Graph:
-    """The better of the file's order and onnxruntime's own, by predicted peak."""
-    listed = [name for op in original.ops for name in op.writes]
-    choices = [file_order(graph, listed)]
-    if not fixed:
-        choices += [reordered(graph, default_order(graph)), graph]
-    settled = [reordered(choice, priority_order(choice)) for choice in choices]
-    return min(settled, key=lambda g: simulate(g).peak)
-
-
-def _unmeasured(original: Graph) -> int:
-    """Predicted peak of the original under default options, its ops not fused."""
-    ordered = reordered(original, default_order(original))
-    scratch = analytic_costs(original).scratch
-    weights = weight_bytes(original)
-    return simulate(ordered, Rules(reuse=True), scratch=scratch, weight_bytes=weights).peak
 
 
 def _notes(asked: str, made: Optimised, store_all: int, original: int) -> tuple[str, ...]:

@@ -112,8 +112,15 @@ class Result:
         plain = run.plain if isinstance(run, SessionRun) else None
         timing = {t.name: t for t in self.timings}
         result, original = timing.get("result"), timing.get("original")
+        parts = prepared.everything_in(artifact.graph)
         return {
             "budget_bytes": self.candidate.budget,
+            "limit_bytes": self.candidate.limit,
+            "beside_bytes": artifact.beside,
+            "state_bytes": parts.state,
+            "session_bytes": parts.session,
+            "not_counted": list(prepared.settings.not_counted),
+            "process_bytes": self.candidate.held + artifact.beside,
             "store_all_peak_bytes": prepared.store_all_peak,
             "peak_predicted_bytes": artifact.timeline.peak,
             "peak_measured_bytes": found.peak if found else None,
@@ -225,7 +232,8 @@ def finish(kind: type[R], candidate: Candidate, timed: Timed, log: Phases, **mor
     with log.phase(VERIFY, "verifying"):
         verified = candidate.artifact.verified(prepared, run)
         _refuse_wrong(verified)
-        bytes_ = bytes_checks(candidate.artifact.predict(), run, candidate.limits)
+        made = candidate.artifact
+        bytes_ = bytes_checks(made.predict(), run, candidate.limits, made.beside)
         close = compare(next(iter(run.outputs.values())), prepared.baseline.outputs)
     timings: list[Timing] = []
     if timed.seconds > 0:

@@ -58,6 +58,15 @@ class SeveralDevices:
         """Bytes per device that has a limit."""
         return self.site.limits
 
+    @property
+    def beside(self) -> int:
+        """Nothing: budgets of devices are for what lies on them."""
+        return 0
+
+    def limits_for(self, artifact: OverDevices) -> Mapping[str, int]:
+        """The same for whatever a plan became."""
+        return self.site.limits
+
     @cached_property
     def feeds(self) -> Feeds | None:
         """What plans are run on, None where a device is not here."""

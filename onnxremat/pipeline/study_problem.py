@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from onnxremat.device.host import memory_bytes
 from onnxremat.errors import ModelError
+from onnxremat.pipeline.limits import limit_of
 from onnxremat.pipeline.prepare import Prepared, Settings, Source, prepare
 from onnxremat.planner.graph_files import GraphFileError, read_graph
 from onnxremat.planner.problem import Problem
@@ -44,10 +44,18 @@ class Subject:
         """Bytes without recomputation, in the base order."""
         return peak(self.problem, self.problem.store_all())
 
+    @property
+    def beside(self) -> int:
+        """Bytes that budgets count, and the problem does not."""
+        return self.model.beside.total if self.model else 0
+
     def limit(self, budget: Budget) -> int | None:
-        """Bytes of a budget, None for ``min``; a graph file has no device but its peak."""
-        whole = memory_bytes() if self.model else self.baseline_peak
-        return budget.resolve(device_bytes=whole, peak_bytes=self.baseline_peak)
+        """Bytes of the problem within a budget, None for ``min``; a graph file has no device but
+        its peak."""
+        if self.model is not None:
+            found = limit_of(self.model, budget)
+            return None if found is None else found.planned
+        return budget.resolve(device_bytes=self.baseline_peak, peak_bytes=self.baseline_peak)
 
 
 def is_graph_file(source: Source) -> bool:

@@ -7,7 +7,7 @@ small as it was, on every processor.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,8 +17,10 @@ import onnx
 
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.order import reordered
+from onnxremat.ort.blocks import LAYOUTS, known_as
 from onnxremat.ort.infer import build_graph
 from onnxremat.ort.offline import optimised_for
+from onnxremat.ort.profile import Kernel
 from onnxremat.ort.session import DEFAULT
 from onnxremat.pipeline.artifact import CPU, excess
 from onnxremat.pipeline.closed_loop import Candidate
@@ -71,7 +73,7 @@ class Unchanged(InOneSession):
 
 
 def unchanged(prepared: Prepared, limit: int, log: Phases) -> Candidate | None:
-    """The original, where it keeps ``limit`` bytes as onnxruntime runs it.
+    """The original, where weights and values keep ``limit`` bytes as onnxruntime runs it.
 
     None where another target or a split was asked for, where nothing is measured, and where the
     order in which onnxruntime ran it cannot be told.
@@ -80,8 +82,7 @@ def unchanged(prepared: Prepared, limit: int, log: Phases) -> Candidate | None:
         return None
     if prepared.baseline_peak > limit:
         return None
-    ran = [kernel.name for kernel in prepared.baseline.kernels]
-    graph = _in_order(prepared.graph, ran)
+    graph = _as_run(prepared.graph, prepared.baseline.kernels)
     if graph is None:
         return None
     total = prepared.costs.total
@@ -90,17 +91,19 @@ def unchanged(prepared: Prepared, limit: int, log: Phases) -> Candidate | None:
         "written as it is, to be opened without any options"
     )
     provenance = Provenance(
-        planner="unchanged", status="optimal", budget=limit, bound=total, seconds=total,
-        store_all_seconds=total, graph_hash=graph_hash(prepared.graph),
+        planner="unchanged", status="optimal", budget=limit + prepared.beside.total,
+        bound=total, seconds=total, store_all_seconds=total, graph_hash=graph_hash(prepared.graph),
         cost_source=prepared.costs.source, notes=(note, *prepared.notes),
         settings=prepared.settings.to_json(),
     )  # fmt: skip
-    rewritten = AsItIs(graph, Plan.of(graph, ran, provenance), prepared.original)
+    rewritten = AsItIs(
+        graph, Plan.of(graph, [op.name for op in graph.ops], provenance), prepared.original
+    )
     options = replace(OPTIONS, threads=prepared.settings.threads)
     costs = prepared.costs
     artifact = Unchanged(
         rewritten, options, prepared.home, costs.scratch, costs.seconds, prepared.weights,
-        ran=(prepared.feeds, options, prepared.baseline),
+        ran=(prepared.feeds, options, prepared.baseline), beside=prepared.beside.total,
     )  # fmt: skip
     with log.phase(MEASURE):
         measured = artifact.measure(prepared.feeds)
@@ -110,8 +113,39 @@ def unchanged(prepared: Prepared, limit: int, log: Phases) -> Candidate | None:
     return Candidate(prepared, artifact, limits, measured)
 
 
+def _as_run(graph: Graph, kernels: Sequence[Kernel]) -> Graph | None:
+    """The graph in the order of a run; None where the run was of other ops.
+
+    Copies out of blocks are numbered by chance at every load: they are known by what they do, the
+    shape of what they make, and who reads it first.
+    """
+    place = {op.name: index for index, op in enumerate(graph.ops)}
+    if sorted(map(known_as, graph.ops)) != sorted(map(known_as, kernels)):
+        return None
+    before, turn = graph.predecessors(), {kernel.name: at for at, kernel in enumerate(kernels)}
+    first = [len(kernels)] * len(graph.ops)  # turn of the first reader
+    for index, row in enumerate(before):
+        for source in row:
+            first[source] = min(first[source], turn.get(graph.ops[index].name, len(kernels)))
+    order: list[int] = []
+    done: set[int] = set()
+    for kernel in kernels:
+        able = [
+            index
+            for index, op in enumerate(graph.ops)
+            if op.op_type == kernel.op_type and index not in done
+            and graph.tensors[op.outputs[0]].shape == kernel.outputs[0][1]
+        ] if kernel.op_type in LAYOUTS else [place[kernel.name]]  # fmt: skip
+        ready = [index for index in able if done.issuperset(before[index])]
+        if not ready:
+            return None
+        order.append(min(ready, key=first.__getitem__))
+        done.add(order[-1])
+    return reordered(graph, order)
+
+
 def _in_order(graph: Graph, ran: list[str]) -> Graph | None:
-    """The graph in the order of a run; None where the run was of other ops."""
+    """The graph in the order of a list of its ops; None where the list is of others."""
     place = {op.name: index for index, op in enumerate(graph.ops)}
     if sorted(place) != sorted(ran):
         return None

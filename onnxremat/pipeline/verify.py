@@ -25,8 +25,9 @@ from onnxremat.pipeline.unchanged import Unchanged, as_loaded
 from onnxremat.rewrite.emit import Rewritten, figures, metadata, unpack
 from onnxremat.session.compare import Difference, compare
 from onnxremat.session.load import options_of
+from onnxremat.session.process import SLACK, counted
 from onnxremat.session.repeats import RUNS, repeats, why
-from onnxremat.session.resident import resident_rise
+from onnxremat.session.resident import Rise, resident_rise
 from onnxremat.units import format_bytes, one_budget
 
 
@@ -59,12 +60,13 @@ class Verification:
         rise = {how: size for how, size in self.resident.items() if size is not None}
         if not rise:
             return [*self.run.words]
-        return [
-            *self.run.words,
-            f"a fresh process rises by {format_bytes(rise['loaded'])} through onnxremat.load, "
-            f"{format_bytes(rise['planned'])} in a plain session with the planned options, "
-            f"{format_bytes(rise['default'])} with default options",
-        ]
+        ways = {
+            "loaded": "through onnxremat.load",
+            "planned": "in a plain session with the planned options",
+            "default": "with default options",
+        }
+        words = ", ".join(f"{format_bytes(rise[how])} {ways[how]}" for how in ways if how in rise)
+        return [*self.run.words, f"a fresh process rises by {words}"]
 
     def figures(self) -> dict[str, Any]:
         """All of it as plain data."""
@@ -113,8 +115,12 @@ def verify(
     resident: Mapping[str, int | None] = {}
     if isinstance(written.artifact, InOneSession):
         checks.append(_steady(reference, written.artifact))
-        resident = _resident(reference, written.artifact)
-    checks += bytes_checks(written.predicted, run, limits)
+        room = max(1, limits[CPU] + written.session) if limits and written.session else 0
+        rises = _resident(reference, written.artifact, room)
+        resident = {name: rise.bytes for name, rise in rises.items()}
+        if room:
+            checks.append(_in_limit(rises["loaded"], room))
+    checks += bytes_checks(written.predicted, run, limits, written.artifact.beside)
     return Verification(tuple(checks), run, written.facts, resident)
 
 
@@ -156,9 +162,14 @@ class _Written:
         kind = Unchanged if options.fuses else InOneSession  # written as it was, or planned
         graph = as_loaded(model, plan, folder) if options.fuses else build_graph(model, folder)
         rewritten = Rewritten(graph, plan)
-        artifact = kind(rewritten, options, folder, file=path)
-        budget = plan.provenance.budget
-        return cls(artifact, {CPU: budget} if budget else {}, facts)
+        more, budget = counted(facts).total, plan.provenance.budget
+        artifact = kind(rewritten, options, folder, file=path, beside=more)
+        return cls(artifact, {CPU: budget - more} if budget else {}, facts)
+
+    @property
+    def session(self) -> int:
+        """Bytes that a session's structures were planned with, 0 where they were not."""
+        return int(self.facts.get("session_bytes", 0))
 
     @property
     def predicted(self) -> Mapping[str, int]:
@@ -190,7 +201,7 @@ class _Written:
                     f"budget '{one.text}' is no number of bytes to check against",
                     hint="--budget 2GiB or 0.6x",
                 )
-            found = {CPU: size}
+            found = {CPU: size if relative else size - self.artifact.beside}
         if relative and not peak:
             raise UsageError(
                 f"budget '{budget}' is a share of a peak that the file does not know",
@@ -200,9 +211,14 @@ class _Written:
 
 
 def bytes_checks(
-    predicted: Mapping[str, int], run: Measured, limits: Mapping[str, int]
+    predicted: Mapping[str, int], run: Measured, limits: Mapping[str, int], beside: int = 0
 ) -> list[Check]:
-    """Measured bytes against what was predicted, and against the budgets."""
+    """Measured bytes against what was predicted, and against the budgets.
+
+    Args:
+        limits: bytes for weights and values per device.
+        beside: what budgets count beside these.
+    """
     checks, several = [], len(run.peaks) > 1
     for name, peak in run.peaks.items():
         of = f" of {name}" if several else ""
@@ -212,10 +228,11 @@ def bytes_checks(
             text = f"{predicted[name]} B, {error:+.2%} of measured"
             checks.append(Check(Kind.PREDICTION, f"predicted peak{of}", ok, text))
         if limits.get(name):
-            limit = limits[name]
-            text = f"{peak} B of {limit} B ({peak / limit:.1%})"
+            taken, budget = peak + beside, limits[name] + beside
+            text = f"{taken} B of {budget} B ({taken / budget:.1%})"
+            text += f", {beside} B of them beside weights and values" if beside else ""
             named = f"measured peak{of} within budget"
-            checks.append(Check(Kind.BUDGET, named, peak <= limit, text))
+            checks.append(Check(Kind.BUDGET, named, taken <= budget, text))
     return checks
 
 
@@ -261,7 +278,21 @@ def _steady(reference: Reference, artifact: InOneSession) -> Check:
     return Check(Kind.OUTPUTS, name, own, text)
 
 
-def _resident(reference: Reference, artifact: InOneSession) -> dict[str, int | None]:
+def _in_limit(rise: Rise, room: int) -> Check:
+    """Whether a fresh process ran in what the budget leaves it."""
+    name = "a fresh process keeps the budget"
+    allowed = f"{format_bytes(room)} beside its inputs and {format_bytes(SLACK)} of slack"
+    rose = "" if rise.bytes is None else f"; it rises by {format_bytes(rise.bytes)}"
+    if rise.kept is None:  # no word on what it takes is no proof
+        ok = rise.bytes is not None and rise.bytes <= room + SLACK
+        return Check(Kind.BUDGET, name, ok, f"{rise.why}{rose}, of {allowed}")
+    if rise.kept:
+        return Check(Kind.BUDGET, name, True, f"ran with no more than {allowed}{rose}")
+    return Check(Kind.BUDGET, name, False, f"does not run in {allowed}{rose} ({rise.why})")
+
+
+def _resident(reference: Reference, artifact: InOneSession, room: int) -> dict[str, Rise]:
+    """Fresh processes: through ``load`` in ``room`` bytes, and in plain sessions."""
     feeds = reference.feeds()
     options = artifact.options
     modes = {
@@ -271,6 +302,8 @@ def _resident(reference: Reference, artifact: InOneSession) -> dict[str, int | N
     }
     assert artifact.file is not None
     return {
-        name: resident_rise(artifact.file, feeds, mode, options.threads)
+        name: resident_rise(
+            artifact.file, feeds, mode, options.threads, 0 if mode is not None else room
+        )
         for name, mode in modes.items()
     }

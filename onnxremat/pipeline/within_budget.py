@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from onnxremat.device.host import memory_bytes
 from onnxremat.errors import NoPlanError, UsageError
 from onnxremat.pipeline.artifact import CPU
 from onnxremat.pipeline.closed_loop import Aim, Candidate, Unfit, attempt, carried_out
 from onnxremat.pipeline.in_session import OneSession, carried
+from onnxremat.pipeline.limits import Limit, limit_of
 from onnxremat.pipeline.phases import BUILD, MEASURE, PLAN, Phases
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.refusal import Least, given_up, refusal
@@ -27,14 +27,14 @@ HALF = 0.5  # of the time, for the smallest budget
 
 def plan_within(
     prepared: Prepared,
-    budget: Budget,
+    budget: Budget | Limit,
     options: PlanOptions,
     warm: Sequence[int] | None = None,
     *,
     explain: bool = True,
     log: Phases | None = None,
 ) -> Candidate:
-    """A plan whose measured (or, without measuring, predicted) peak is within the budget.
+    """A plan whose measured (or, without measuring, predicted) bytes are within the budget.
 
     Args:
         warm: ops of the reduced problem in execution order, to start from.
@@ -46,7 +46,7 @@ def plan_within(
         OverBudgetError: measured peaks stay over the budget.
     """
     options, log = options.begun(), log or Phases()
-    limit = bytes_of(prepared, budget)
+    limit = limit_of(prepared, budget) if isinstance(budget, Budget) else budget
     if limit is None:
         return at_minimum(prepared, smallest(prepared, options.within(HALF), log), options, log)
     made = attempt(OneSession(prepared, limit, log), options, warm)
@@ -56,33 +56,36 @@ def plan_within(
     if not explain or (chosen and made.over):
         raise made.error()
     if chosen and made.found.status is not Status.INFEASIBLE:
-        raise given_up(options.method.name, prepared.name, limit, made.found)
+        shown = limit.asked(prepared.beside.total)
+        raise given_up(options.method.name, prepared.name, shown, made.found)
     least = smallest(prepared, options.within(HALF), log)
-    if least.candidate.budget <= limit and not chosen:
+    if not chosen and least.keeps(limit):
         return least.as_answer(limit, made)
     all_ways = made.found.certificate.any_order or prepared.settings.fixed_order
     works = Least(least.candidate.budget, least.lower, least.why)
-    raise refusal(prepared.name, limit, made.found, works, all_ways=all_ways, notes=prepared.notes)
-
-
-def bytes_of(prepared: Prepared, budget: Budget) -> int | None:
-    """The budget in bytes, None for ``min``."""
-    return budget.resolve(device_bytes=memory_bytes(), peak_bytes=prepared.baseline_peak)
+    shown = limit.asked(prepared.beside.total)
+    raise refusal(prepared.name, shown, made.found, works, all_ways=all_ways, notes=prepared.notes)
 
 
 @dataclass(frozen=True)
 class Smallest:
-    """The smallest plan found, carried out; and why less than ``lower`` bytes cannot work."""
+    """The smallest plan found, carried out; and why a budget of less than ``lower`` bytes cannot
+    work."""
 
     candidate: Candidate
     sequence: list[int]
     lower: int
     why: str
 
-    def as_answer(self, limit: int, unfit: Unfit[Solution]) -> Candidate:
-        """The plan for a budget of ``limit`` bytes for which no other was found in time."""
+    def keeps(self, limit: Limit) -> bool:
+        """Whether it is within a limit."""
+        return self.candidate.held <= limit.of(self.candidate.artifact.beside)
+
+    def as_answer(self, limit: Limit, unfit: Unfit[Solution]) -> Candidate:
+        """The plan for a limit for which no other was found in time."""
         proof, plan = unfit.found.certificate, self.candidate.plan
-        return _for_budget(self.candidate, limit).told(
+        allowed = limit.of(self.candidate.artifact.beside)
+        return _for_limit(self.candidate, allowed).told(
             bound=min(proof.bound, plan.provenance.seconds),
             bound_kind=proof.kind,
             any_order=proof.any_order,
@@ -115,9 +118,10 @@ def smallest(prepared: Prepared, options: PlanOptions, log: Phases) -> Smallest:
         planner="smallest-budget",
         plan_seconds=0.0,
     )
-    free = OneSession(prepared, 1 << 62, log)  # gates take some bytes more than was found
+    free = OneSession(prepared, Limit(1 << 62), log)  # gates take some bytes more than was found
     made, _ = carried_out(free, Aim(free.limits), solution, solution)
-    return Smallest(_for_budget(made, made.held), list(sequence), lower, named(why, prepared.names))
+    least = lower + prepared.beside.total
+    return Smallest(_for_limit(made, made.held), list(sequence), least, named(why, prepared.names))
 
 
 def at_minimum(prepared: Prepared, least: Smallest, options: PlanOptions, log: Phases) -> Candidate:
@@ -126,7 +130,7 @@ def at_minimum(prepared: Prepared, least: Smallest, options: PlanOptions, log: P
     Raises:
         As :func:`plan_within`, where a method was asked for.
     """
-    target = OneSession(prepared, least.candidate.budget, log)
+    target = OneSession(prepared, Limit(least.candidate.limit), log)
     made = attempt(target, options, least.sequence, rounds=2)
     if isinstance(made, Unfit):
         if options.method != AUTO:
@@ -156,9 +160,11 @@ def applied(prepared: Prepared, plan: Plan, log: Phases) -> Candidate:
         with log.phase(MEASURE):
             measured = artifact.measure(prepared.feeds)
             assert measured.peaks
-    return Candidate(prepared, artifact, {CPU: plan.provenance.budget}, measured)
+    limit = {CPU: plan.provenance.budget - artifact.beside}
+    return Candidate(prepared, artifact, limit, measured)
 
 
-def _for_budget(candidate: Candidate, limit: int) -> Candidate:
-    """The same plan, for another budget."""
-    return replace(candidate.told(budget=limit), limits={CPU: limit})
+def _for_limit(candidate: Candidate, limit: int) -> Candidate:
+    """The same plan, for ``limit`` bytes of weights and values."""
+    budget = limit + candidate.artifact.beside
+    return replace(candidate.told(budget=budget), limits={CPU: limit})

@@ -64,7 +64,7 @@ class Search:
         self.c, self.starts, self.work = c, starts, work
         self.annealing = Annealing(c, two=two, seed=work.seed)
         self.bound, self.by = floor, "balance"
-        self._tried = inf  # the value that was proven as far as it goes
+        self._tried, self._ended = inf, False  # the value last proven, and whether all is done
         self.value, self.best = min(
             ((self.annealing.value(where), where) for where in starts), key=lambda entry: entry[0]
         )
@@ -86,7 +86,7 @@ class Search:
         """Some rounds of annealing, and a proof unless there is one of this value."""
         starts = [self.best, *self.starts]
         self.value, self.best = self.annealing.improve(starts, self.work, self.bound, rounds)
-        if not self.done and self.value < self._tried:
+        if not self.done and (self.value < self._tried or not self._ended):
             self._tried = self.value
             self._prove()
 
@@ -102,6 +102,7 @@ class Search:
         small = part(self.c, self.value, work)
         known = [by_class(small, self.c.nodes(self.best))]
         raised = raise_bound(small, self.value, self.bound, known, work)
+        self._ended = raised.ended
         if raised.by:
             self.bound, self.by = raised.bound, raised.by
         if raised.better is not None:

@@ -83,7 +83,8 @@ def pipedream(graph: PlacementGraph, work: Work, *, released: bool = False) -> A
     edges = [(u, v) for v, before in enumerate(c.before) for u in sorted(before)]
     if released:
         ids = RELEASED_LEFT_OUT.get(graph.count, ())
-        out = {int(c.of[v]) for v in range(graph.count) if int(graph.ids[v]) in ids}
+        alone = np.bincount(c.of)[c.of] == 1  # a class of several nodes has another id there
+        out = {int(c.of[v]) for v in np.flatnonzero(alone) if int(graph.ids[v]) in ids}
         edges = [(u, v) for u, v in edges if u not in out]
     union = Union(c.count)
     for component in biconnected(c.count, edges):

@@ -13,7 +13,7 @@ separation, Ben-Ameur and Neto 2007). Sets are priced exactly over a narrow fron
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 import numpy as np
@@ -34,22 +34,27 @@ SURE = 1e-7  # relative: prices that prove by less do not
 BUDGET = 1.5e8  # loads times transitions of one pricing
 MEMORY = 4e8  # bytes of the transitions that are kept
 FINEST, COARSEST = 1 << 18, 512  # units of a load
-GAPS = (0.05, 0.02, 0.01, 0.005, 0.002, 1e-3, 5e-4, 2e-4, 1e-4, 1e-5, 5e-7)  # tried in turn
+FINER = 8.0  # units per class of a set, in the gap that is looked at
+GAPS = (0.05, 0.02, 0.01, 0.005, 0.002, 1e-3, 5e-4, 2e-4, 1e-4, 2e-5, 5e-6)  # tried in turn
 FINE = 1e-4  # of the value: nearer than this no value is tried
 SETS, APART, NEAR = 10, 400, 0.97  # sets of one pricing: how many, how far apart, how good
-CLOSE = 0.003  # prices and the linear program, in sets, before sets are listed
+CLOSE = 0.002  # prices and the linear program, in sets, before sets are listed
 WORTH = 0.5  # sets of a lower price than this are too many to list
 HALF = 0.5  # between the prices at hand and those of the relaxation
 
 
 class Pricing:
-    """Sets of most price within a load."""
+    """Sets of most price within a load.
 
-    def __init__(self, c: Classes, front: Frontier) -> None:
+    Args:
+        gap: share of a load that is to be told apart: rounding takes some part of it.
+    """
+
+    def __init__(self, c: Classes, front: Frontier, gap: float) -> None:
         self.c, self.front = c, front
-        transitions = len(front.added)
-        units = min(BUDGET / max(1, transitions), MEMORY / max(1, front.states), FINEST)
-        self.units = max(COARSEST, int(units))
+        most = min(BUDGET / max(1, len(front.added)), MEMORY / max(1, front.states), FINEST)
+        wanted = FINER * c.count / (c.graph.accelerators + 1) / gap
+        self.units = int(max(COARSEST, min(wanted, most)))
         widest = int(front.layers.states.max())
         self.room = pricing.Room(
             np.zeros((2, widest, self.units + 1)), np.zeros((2, widest), np.int64),
@@ -86,7 +91,7 @@ class Cover:
     """
 
     def __init__(self, c: Classes, front: Frontier, known: list[Index]) -> None:
-        self.c, self.pricing = c, Pricing(c, front)
+        self.c, self.front = c, front
         self.sets: list[Flags] = []
         self.loads: list[float] = []
         for where in known:
@@ -100,15 +105,16 @@ class Cover:
         self.sets.append(inside)
         self.loads.append(set_load(self.c, inside))
 
-    def refutes(self, most: float, work: Work, close: float = inf) -> bool | None:
+    def refutes(self, most: float, gap: float, work: Work, close: float = inf) -> bool | None:
         """Whether no placement has a max-load of at most ``most``: True when proven, False when the
         linear program has a solution, None when time was up.
 
         Args:
+            gap: share of ``most`` that rounding may take some part of.
             close: before False, go on until prices are this near the linear program's value.
         """
         c, graph = self.c, self.c.graph
-        k = float(graph.accelerators)
+        k, pricing = float(graph.accelerators), Pricing(c, self.front, gap)
         duals = _Duals(c, most)
         for inside, load in zip(self.sets, self.loads, strict=True):
             if load <= most:
@@ -123,7 +129,7 @@ class Cover:
             if value <= k * (1 + SURE) and value - best <= close:
                 return False
             asked = prices + step * (out - prices)
-            highest, sets = self.pricing.best(asked, most)
+            highest, sets = pricing.best(asked, most)
             for inside in sets:
                 self._add(inside)
                 duals.row(inside)
@@ -203,32 +209,44 @@ def set_load(c: Classes, inside: Flags) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Raised:
-    """A bound, who proved it ("" for the one there was), and a better placement that turned up (a
-    device per class) or None."""
+    """A bound, who proved it ("" for the one there was), a better placement that turned up (a
+    device per class) or None, and whether more time would not raise it further."""
 
     bound: float
     by: str
     better: Index | None = None
+    ended: bool = False
 
 
 def raise_bound(c: Classes, value: float, floor: float, known: list[Index], work: Work) -> Raised:
     """A bound between ``floor`` and ``value``: values are tried from below, then by bisection,
-    until it is within the work's gap; at the end, all sets of a better placement are listed.
+    until it is within the work's gap; near the value, all sets of a better placement are listed.
 
     Args:
         known: placements (device per class) whose sets are a start.
     """
     front = frontier(c)
     if front is None or not c.graph.accelerators:
-        return Raised(floor, "")
-    cover, low, by = Cover(c, front, known), floor, ""
-    targets = [value * (1 - gap) for gap in GAPS if value * (1 - gap) > floor]
-    high = value
-    while low < value * (1 - max(work.gap, SAME)):
+        return Raised(floor, "", None, True)
+    cover, enough = Cover(c, front, known), value * (1 - max(work.gap, SAME))
+    targets = [value * (1 - gap) for gap in GAPS]
+    state = _climb(cover, Raised(floor, "", None, True), targets, value, work)
+    if not state.ended or state.bound >= enough:
+        return state
+    done, better = complete(cover, value, work)
+    if done and better is None:
+        return Raised(value, "column generation, all sets listed", None, True)
+    return replace(state, better=better)
+
+
+def _climb(cover: Cover, state: Raised, targets: list[float], value: float, work: Work) -> Raised:
+    """The highest bound among some targets, then between the last that holds and the first that
+    does not."""
+    low, by, high = state.bound, state.by, value
+    targets = [target for target in targets if target > low]
+    while low < value * (1 - work.gap) and (targets or value > high > low + FINE * value):
         target = targets.pop(0) if targets else (low + high) / 2
-        if high < value and high - low < FINE * value:
-            break
-        refuted = cover.refutes(target, work)
+        refuted = cover.refutes(target, 1 - target / value, work)
         if refuted is None:
             return Raised(low, by)
         if refuted:
@@ -236,27 +254,22 @@ def raise_bound(c: Classes, value: float, floor: float, known: list[Index], work
             work.progress(value, low, "columns")
         else:
             high, targets = target, []
-    if low >= value * (1 - max(work.gap, SAME)):
-        return Raised(low, by)
-    done, better = complete(cover, front, value, work)
-    if done and better is None:
-        return Raised(value, "column generation, all sets listed")
-    return Raised(low, by, better)
+    return Raised(low, by, None, True)
 
 
-def complete(cover: Cover, front: Frontier, value: float, work: Work) -> tuple[bool, Index | None]:
+def complete(cover: Cover, value: float, work: Work) -> tuple[bool, Index | None]:
     """Whether it is decided if a placement is better than ``value``, and one that is.
 
     Tried where the linear program, at that value, is nearly as good as no better placement."""
     c, most = cover.c, value * (1 - SAME / 2)
-    refuted = cover.refutes(most, work, CLOSE)
+    refuted = cover.refutes(most, CLOSE, work, CLOSE)
     if refuted:
         return True, None
     k = c.graph.accelerators
     if refuted is None or cover.last is None or cover.last[1] <= k - 1 + WORTH:
         return False, None
     prices, proof = cover.last
-    sets = priced_sets(front, prices, most, proof - (k - 1), work)
+    sets = priced_sets(cover.front, prices, most, proof - (k - 1), work)
     if sets is None:
         return False, None
     fits = [

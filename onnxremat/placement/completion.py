@@ -20,7 +20,8 @@ from onnxremat.planner.model import Model
 from onnxremat.planner.problem import Floats
 from onnxremat.planner.solvers import Limits, Outcome, minimise
 
-MOST_SETS = 20_000
+MOST_SETS = 5_000
+MOST_STEPS = 100_000  # of the walk that lists them
 MOST_CELLS = 2e8  # states times units that are kept
 UNITS = 20_000
 ROUNDING = 1e-9  # of prices
@@ -39,9 +40,11 @@ def priced_sets(
     todo: list[tuple[int, int, int, float, tuple[int, ...]]] = [
         (n, 0, int(i), 0.0, ()) for i in np.flatnonzero(profits[n][0] >= least - ROUNDING)
     ]  # fmt: skip
+    steps = 0
     while todo:
         v, t, i, above, held = todo.pop()
-        if len(found) > MOST_SETS or len(todo) > 50 * MOST_SETS or not work.left:
+        steps += 1
+        if len(found) > MOST_SETS or steps > MOST_STEPS or not work.left:
             return None
         if not v:
             flags = np.zeros(n, np.bool_)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from onnxremat.pipeline.prepare import Settings
 from onnxremat.pipeline.unchanged import as_loaded
 from onnxremat.report.holders import Holders
 from onnxremat.report.recomputed import Recomputed, recomputed_ops
-from onnxremat.rewrite.emit import metadata, rewrite, unpack
+from onnxremat.rewrite.emit import figures, metadata, rewrite, unpack
 from onnxremat.rewrite.restore import restored
 from onnxremat.schedule.plan import Plan
 from onnxremat.schedule.simulate import Rules, simulate
@@ -77,10 +76,7 @@ def read_carried(path: Path) -> Carried:
     else:
         planned = build_graph(restored(model), path.parent)
         carried = build_graph(model, path.parent)
-    try:
-        facts, scratch = (json.loads(about.get(name, "{}")) for name in ("facts", "scratch"))
-    except ValueError as error:
-        raise UsageError(f"the facts in {path} are damaged", why=str(error)) from error
+    facts, scratch = figures(about), figures(about, "scratch")
     weights = facts.get("weight_bytes")
     return Carried(path.name, facts, plan, planned, _run(carried, options, scratch, weights))
 

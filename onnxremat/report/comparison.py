@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from onnxremat.session.process import counted
 from onnxremat.units import format_bytes, format_seconds
 
 Facts = Mapping[str, Any]
@@ -53,6 +54,18 @@ def _part_of(name: str, whole: str, words: str = "") -> Cell:
     def cell(facts: Facts) -> str:
         part, base = facts.get(name), facts.get(whole)
         return f"{part / base:.1%}{words}" if part is not None and base else ""
+
+    return cell
+
+
+def _of_budget(name: str) -> Cell:
+    """What a process takes whose weights and values take so much, as a share of the budget."""
+
+    def cell(facts: Facts) -> str:
+        peak, budget = facts.get(name), facts.get("budget_bytes")
+        if peak is None or not budget:
+            return ""
+        return f"{(peak + (facts.get('beside_bytes') or 0)) / budget:.1%}"
 
     return cell
 
@@ -113,10 +126,8 @@ COMPARISON = (
         _part_of("peak_predicted_bytes", _PEAK), _part_of("peak_measured_bytes", _PEAK),
     ),
     Line(
-        "of the budget", _part_of(_PEAK, "budget_bytes"),
-        _part_of("store_all_peak_bytes", "budget_bytes"),
-        _part_of("peak_predicted_bytes", "budget_bytes"),
-        _part_of("peak_measured_bytes", "budget_bytes"), ends=True,
+        "of the budget", _of_budget(_PEAK), _of_budget("store_all_peak_bytes"),
+        _of_budget("peak_predicted_bytes"), _of_budget("peak_measured_bytes"), ends=True,
     ),
     Line(
         "step time", _original_overhead, _reference,
@@ -139,7 +150,7 @@ COMPARISON = (
 def statements(facts: Facts) -> list[tuple[str, str]]:
     """The facts that are no comparison, each as a label and words; only what is known."""
     rows = [
-        ("budget", size(facts.get("budget_bytes"))),
+        ("budget", _budget_words(facts)),
         ("one run", _but(_seconds(facts.get("step_seconds")), "median")),
         ("plan", _plan_words(facts)),
         ("proven", _proof_words(facts)),
@@ -147,11 +158,28 @@ def statements(facts: Facts) -> list[tuple[str, str]]:
         ("default options", _default_words(facts)),
         ("arena", _arena_words(facts)),
         ("weights", size(facts.get("weight_bytes"))),
-        ("inputs", _but(size(facts.get("input_bytes")), "held by the caller, in no budget")),
+        ("beside these", beside_words(facts)),
         ("outputs", _output_words(facts)),
         ("order", _order_words(facts)),
     ]
     return [(label, words) for label, words in rows if words]
+
+
+def _budget_words(facts: Facts) -> str:
+    words, limit = size(facts.get("budget_bytes")), facts.get("limit_bytes")
+    if not words or limit is None:
+        return words
+    beside = facts.get("beside_bytes")
+    more = f" and {format_bytes(beside)} beside them" if beside else ""
+    return f"{words}: {format_bytes(limit)} for weights and values{more}"
+
+
+def beside_words(facts: Facts) -> str:
+    """What a process takes beside weights and values, and what of it the budget leaves out."""
+    if facts.get("session_bytes") is None:
+        return ""
+    left, words = facts.get("not_counted"), counted(facts).words
+    return words + (f"{', ' if words else ''}not counted: {', '.join(left)}" if left else "")
 
 
 def _seconds(count: float | None) -> str:
@@ -195,7 +223,7 @@ def _default_words(facts: Facts) -> str:
     peak = facts.get("peak_default_options_bytes")
     if peak is None:
         return ""
-    budget = facts.get("budget_bytes")
+    budget = facts.get("limit_bytes") or facts.get("budget_bytes")
     words = f"peak {format_bytes(peak)}"
     words += f", {peak / budget:.1%} of the budget" if budget else ""
     return words + (": only the planned options keep it" if budget and peak > budget else "")

@@ -116,7 +116,7 @@ class Subject:
 
     @property
     def reason(self) -> str:
-        """Why no plan of the whole batch needs less."""
+        """Why no plan that runs every op whole needs less."""
         return named(self.need.why, self.prepared.names)
 
     @cached_property
@@ -194,6 +194,8 @@ def recomputing(subject: Subject) -> Way:
         found, sequence, *_ = smallest_budget(problem, PlanOptions(subject.seconds, threads=1))
         if found < bytes_:
             by, bytes_, time = "the search", found, seconds(problem, sequence)
+    if plain <= need:
+        return Way("recomputing", plain, "found", need, subject.reason)
     if bytes_ >= plain:
         note = "nothing smaller found in a moment; optimize --budget min searches"
         return Way("recomputing", plain, "open", need, subject.reason, note=note)
@@ -258,10 +260,12 @@ def rows(subject: Subject) -> int:
 
 
 def ways(subject: Subject) -> list[Way]:
-    """Every way that is open, from the least change to the most."""
+    """Every way that is open, from the least change to the most; a batch in parts where that is
+    estimated to need less than the others."""
     found = [way(subject) for way in WAYS]
-    batch = rows(subject)
-    return found + [in_parts(subject, parts) for parts in sorted({2, batch}) if 2 <= parts <= batch]
+    batch, least = rows(subject), min(way.bytes for way in found)
+    parts = [in_parts(subject, count) for count in sorted({2, batch}) if 2 <= count <= batch]
+    return found + [way for way in parts if way.bytes < least]
 
 
 @dataclass(frozen=True)
@@ -283,11 +287,11 @@ def judge(subject: Subject, worst: int, open_ways: list[Way], budget: int) -> Ve
     """Whether a budget can be kept, as far as a moment tells.
 
     Args:
-        worst: bytes of the model as it is.
+        worst: bytes of the model as it is, measured where they were.
         open_ways: of :func:`ways`.
     """
-    apart = next((way for way in reversed(open_ways) if way.known == "estimated"), None)
-    lower = subject.floor if apart else subject.need.bytes
+    whole = bool(subject.prepared.in_place)  # a training step of ours: no op goes in parts
+    lower = subject.need.bytes if whole else subject.floor
     if budget >= worst:
         return Verdict(budget, True, "the model keeps it as it is", lower)
     for way in open_ways:
@@ -306,12 +310,12 @@ def judge(subject: Subject, worst: int, open_ways: list[Way], budget: int) -> Ve
         words = f"recomputing keeps it: {how} takes {price:+.0%} time (estimated), optimize finds "
         return Verdict(budget, True, words + "plans that take less", lower)
     if budget < lower:
-        why = apart.why if apart else subject.reason
+        why = subject.reason if whole else "weights and results take that at the end of every run"
         words = f"proven: at least {format_bytes(lower)} are needed: {why}"
         return Verdict(budget, False, words, lower)
     if budget < subject.need.bytes:
-        whole = format_bytes(subject.need.bytes)
-        words = f"only with the batch in parts, if at all: whole it needs {whole}"
+        apart = format_bytes(subject.need.bytes)
+        words = f"only with ops in parts, if at all: whole they need {apart}; optimize searches"
         return Verdict(budget, None, words, lower)
     words = "open: not proven impossible, and not kept by a rule of a moment; optimize searches"
     return Verdict(budget, None, words, lower)

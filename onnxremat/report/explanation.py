@@ -17,9 +17,11 @@ from onnxremat.planner.reasons import Reason
 from onnxremat.report.demand import Peak, Subject, Verdict, Way, judge, rows, ways, worst_moment
 from onnxremat.report.holders import Holder
 from onnxremat.report.tables import plain_table
+from onnxremat.session.process import PARTS
 from onnxremat.units import Budget, format_bytes
 
 READERS = 2  # named per value, and values per op
+PLANNED = " --not-counted " + ",".join(PARTS)  # bytes here are of weights and values
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,9 @@ class Explanation:
         worst, found = worst_moment(subject), ways(subject)
         peak = prepared.baseline_peak if prepared.baseline else worst.bytes
         bytes_ = budget.resolve(device_bytes=memory, peak_bytes=peak) if budget else None
-        verdict = None if bytes_ is None else judge(subject, worst.bytes, found, bytes_)
+        if bytes_ is not None and budget is not None and budget.kind != "peak":
+            bytes_ = max(1, bytes_ - prepared.beside.total)
+        verdict = None if bytes_ is None else judge(subject, peak, found, bytes_)
         return cls(subject, worst, found, verdict, command)
 
     @property
@@ -86,7 +90,7 @@ class Explanation:
             if way.bytes < least:
                 least = way.bytes
                 text = f"onnxremat optimize {self.command} OUT.onnx --budget {limit(way.bytes)}"
-                found.append((text + way.options, way.name))
+                found.append((text + way.options + PLANNED, way.name))
         text = f"onnxremat optimize {self.command} OUT.onnx --budget min"
         found.append((text, "the least memory there is a plan for"))
         found.append((f"onnxremat sweep {self.command}", "what each budget costs in time"))
@@ -103,6 +107,7 @@ class Explanation:
             "batch_rows": rows(self.subject),
             "weight_bytes": prepared.weights,
             "input_bytes": prepared.graph.input_bytes,
+            "beside_bytes": prepared.beside.total,
             "peak_measured_bytes": self.measured,
             "peak": {**asdict(self.worst), "holders": [_held(h) for h in self.worst.holders]},
             "least": {
@@ -125,13 +130,14 @@ class Explanation:
         parts += [Text(), Text("smallest budgets", style="bold"), _ways(self.worst, self.ways)]
         parts += [Text(way.name + ": " + way.note) for way in self.ways if way.note]
         if self.verdict:
-            asked = f"budget {format_bytes(self.verdict.budget)}: {self.verdict.words}"
+            asked = f"budget {format_bytes(self.verdict.budget)} for weights and values: "
+            asked += self.verdict.words
             parts += [Text(), Text(asked, style="bold")]
         parts += [Text(), Text("what to run", style="bold"), _commands(self.commands())]
         return Group(*parts)
 
     def _peak(self) -> Text:
-        worst, inputs = self.worst, self.subject.prepared.graph.input_bytes
+        worst, beside = self.worst, self.subject.prepared.beside
         lines = [f"peak {format_bytes(worst.bytes)}, predicted, as onnxruntime runs it by default"]
         if self.measured:
             lines[0] += f" ({format_bytes(self.measured)} measured)"
@@ -142,13 +148,12 @@ class Explanation:
             f"values {format_bytes(worst.live)}, workspace {format_bytes(worst.scratch)}, weights "
             f"{format_bytes(worst.weights)}"
         )
-        lines.append(f"inputs {format_bytes(inputs)}, held by the caller, in no budget")
+        lines.append(f"beside these, counted by --budget in bytes: {beside.words}")
         return Text("\n".join(lines))
 
     def _force(self) -> str:
         need, op, prepared = self.subject.need, self.forcing, self.subject.prepared
-        whole = " of the whole batch" if rows(self.subject) > 1 else ""
-        words = f"no plan{whole} goes below {format_bytes(need.bytes)}, proven"
+        words = f"no plan that runs every op whole goes below {format_bytes(need.bytes)}, proven"
         if op is None or not self.subject.alone:
             return f"{words}: {self.subject.reason}"
         parts = []

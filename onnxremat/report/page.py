@@ -21,6 +21,7 @@ from onnxremat.report.drawing import Level, draw
 from onnxremat.report.holders import Holder
 from onnxremat.report.suffix import check_suffix
 from onnxremat.rewrite.pins import is_added
+from onnxremat.session.process import counted
 from onnxremat.units import format_bytes, format_seconds
 
 HELD = 12  # values listed at a moment
@@ -71,6 +72,7 @@ def page(carried: Carried) -> str:
 def levels(carried: Carried) -> list[Level]:
     """The lines of the chart: what is known of them."""
     facts, budget = carried.facts, carried.plan.provenance.budget
+    budget = budget and budget - counted(facts).total  # the chart is of weights and values
     rows = (
         ("budget", budget, "budget"),
         ("measured peak", facts.get("peak_measured_bytes"), "measured"),
@@ -171,8 +173,8 @@ def _why(carried: Carried, step: int) -> str:
         )
     if rest:
         words.append(
-            f'<p class="quiet">{rest} of the steps are gates and pins: ops of a few bytes that tie '
-            "recomputations to their moment.</p>"
+            f'<p class="quiet">{rest} of the steps are gates and pins: ops of a few bytes that '
+            "hold the planned order.</p>"
         )
     return "".join(words)
 
@@ -235,6 +237,8 @@ def command(carried: Carried) -> str:
     words = ["onnxremat", "optimize", str(carried.facts.get("model") or "IN.onnx"), "OUT.onnx"]
     words += ["--budget", str(about.budget)] if about.budget else []
     kept = about.settings
+    left = ",".join(kept.get("not_counted", ()))
+    words += ["--not-counted", left] if left else []
     words += ["--target", str(kept["target"])] if kept.get("target") else []
     for name, shape in kept.get("shapes", {}).items():
         words += ["--shape", f"{name}:{','.join(map(str, shape))}"]

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import onnx
 
-from onnxremat.graph.ir import Graph
+from onnxremat.graph.ir import Graph, Op
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.graph.order import default_order, priority_order, reordered
+from onnxremat.ort.blocks import known_as
 from onnxremat.ort.offline import is_light, resident_weights, weights_held
-from onnxremat.ort.profile import Feeds, Profile, profile
+from onnxremat.ort.profile import Feeds, Kernel, Profile, profile
 from onnxremat.ort.session import Options
 from onnxremat.ort.weights import held_by
 from onnxremat.rewrite.pins import is_added
@@ -118,6 +119,11 @@ def profiled(
     return profile(model, feeds, options, folder=folder, fused=fused)
 
 
+def _known_as(ops: Iterable[Op | Kernel], loaded: bool) -> list[str]:
+    """What ops are called in any session, in order; added ops are left out."""
+    return [known_as(op) if loaded else op.name for op in ops if not is_added(op.name)]
+
+
 def measure(
     graph: Graph,
     model: onnx.ModelProto | Path,
@@ -143,8 +149,8 @@ def measure(
         ModelError: onnxruntime refuses the model or the run fails.
     """
     found = found or profiled(model, feeds, options, folder)
-    planned = [op.name for op in graph.ops if not is_added(op.name)]
-    ran = [k.name for k in found.kernels if not is_added(k.name)]
+    planned = _known_as(graph.ops, loaded)
+    ran = _known_as(found.kernels, loaded)
     common = set(planned) & set(ran)
     known = {op.name for op in graph.ops}
     # A copy that is fused away goes together with its first run, which is fused alike.

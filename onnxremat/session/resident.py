@@ -1,53 +1,102 @@
-"""What a process really gains when it runs a model: resident bytes, in a fresh process.
+"""What a process really gains when it opens and runs a model: resident bytes, in a fresh process.
 
 The arena of a session holds more than is live, and the C library keeps freed blocks; neither is
-seen by counting bytes asked for. So a child process loads the model, resets its high-water mark,
-runs a few times, and reports how far it rose. Linux only.
+seen by counting bytes asked for. So a child process resets its high-water mark, opens the model,
+runs it a few times, and reports how far it rose; if asked to, inside a hard limit. Linux only.
 """
 
 from __future__ import annotations
 
 import json
+import mmap
+import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from onnxremat.ort.profile import Feeds
+from onnxremat.ort.providers import tiny_model
 from onnxremat.ort.session import Options, open_session, session_options
 from onnxremat.session.load import load
+from onnxremat.session.process import SLACK
 
 RUNS = 3
+STACK = 1 << 20  # bytes of a thread's stack in the child: a limit on data counts its addresses
+THREADS = 2  # whose stacks SLACK and the session's structures hold
+NO_LIMIT = "this system does not limit the data of a process"
+
+
+@dataclass(frozen=True)
+class Rise:
+    """What became of a fresh process.
+
+    Attributes:
+        bytes: by which it rose over what it was before the session was made, its inputs there;
+            None where the system does not tell, or it did not end well.
+        kept: whether it ran inside the limit; None where there was none.
+        why: it did not, or there was no limit.
+    """
+
+    bytes: int | None
+    kept: bool | None = None
+    why: str = ""
 
 
 def resident_rise(
-    model: Path, feeds: Feeds, options: Options | None = None, threads: int = 0
-) -> int | None:
-    """Bytes by which a fresh process rises over the opened session while it runs ``model``; None
-    where the system does not tell (no ``/proc``), or the run fails.
+    model: Path,
+    feeds: Feeds,
+    options: Options | None = None,
+    threads: int = 0,
+    room: int = 0,
+) -> Rise:
+    """How far a fresh process rises that opens ``model`` and runs it.
 
     Args:
         options: of a plain session; None: as :func:`onnxremat.load` opens it, with ``threads``.
+        room: bytes that it may take, and :data:`SLACK` on top, by ``RLIMIT_DATA``; 0 for no limit.
+            Where it does not keep them it is run again without.
     """
     if not Path("/proc/self/clear_refs").exists():
-        return None
+        return Rise(None, None, NO_LIMIT)
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "feeds.npz"
         arrays: dict[str, Any] = dict(feeds)
         np.savez(data, **arrays)
-        request = {"model": str(model), "feeds": str(data), "threads": threads}
+        request = {"model": str(model), "feeds": str(data), "threads": threads, "room": room}
         request["options"] = options.to_json() if options else None
-        done = subprocess.run(
-            [sys.executable, "-m", "onnxremat.session.resident", json.dumps(request)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    lines = done.stdout.split()
-    return int(lines[-1]) if done.returncode == 0 and lines else None
+        found, why = _asked(request)
+        if found is None and room:
+            without, _ = _asked({**request, "room": 0})
+            return Rise(None if without is None else without["rise"], False, why)
+    if found is None:
+        return Rise(None, None, why)
+    limited = found["limited"]
+    return Rise(found["rise"], True if limited else None, "" if limited or not room else NO_LIMIT)
+
+
+def _asked(request: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str]:
+    """What a child answers, or why it does not."""
+    done = subprocess.run(
+        [sys.executable, "-m", "onnxremat.session.resident", json.dumps(request)],
+        capture_output=True, text=True, check=False, preexec_fn=_small_stack,
+    )  # fmt: skip
+    lines = done.stdout.splitlines()
+    if done.returncode == 0 and lines:
+        return json.loads(lines[-1]), ""
+    return None, (done.stderr.splitlines() or [f"it ended with {done.returncode}"])[-1][:200]
+
+
+def _small_stack() -> None:
+    import resource
+
+    hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
+    resource.setrlimit(resource.RLIMIT_STACK, (STACK, hard))
 
 
 def heap_bytes() -> int:
@@ -80,20 +129,47 @@ def _memory(field: str) -> int:
     return 0
 
 
-def _child(request: dict[str, Any]) -> int:
+def _limit(room: int) -> bool:
+    """Allow this process ``room`` bytes more; False where the system does not act on that."""
+    import resource
+
+    hard, now = resource.getrlimit(resource.RLIMIT_DATA)[1], _memory("VmData")
+    resource.setrlimit(resource.RLIMIT_DATA, (now + SLACK, hard))
+    try:
+        mmap.mmap(-1, 4 * SLACK, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
+        acts = False
+    except OSError:
+        acts = True
+    allowed = now + room if acts else hard
+    resource.setrlimit(resource.RLIMIT_DATA, (allowed, hard))
+    return acts
+
+
+def _child(request: dict[str, Any]) -> dict[str, Any]:
+    import onnxruntime as ort
+
+    from onnxremat.memory.native import missing, trim
+
+    missing()  # loads what is loaded once
+    ort.InferenceSession(tiny_model()).run(None, {"x": np.ones(1, np.float32)})
     with np.load(request["feeds"]) as file:
         feeds = {name: file[name] for name in file.files}
+    trim()
+    limited = False
+    if request["room"]:
+        threads = request["threads"] or os.cpu_count() or 1
+        limited = _limit(request["room"] + SLACK + max(0, threads - THREADS) * STACK)
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _memory("VmRSS")
     if request["options"]:
         options = session_options(Options.from_json(request["options"]))
         session = open_session(request["model"], options)
     else:
         session = load(request["model"], threads=request["threads"])
-    Path("/proc/self/clear_refs").write_text("5")
-    before = _memory("VmRSS")
     for _ in range(RUNS):
         session.run(None, feeds)
-    return _memory("VmHWM") - before
+    return {"rise": _memory("VmHWM") - before, "limited": limited}
 
 
 if __name__ == "__main__":
-    sys.stdout.write(f"{_child(json.loads(sys.argv[1]))}\n")
+    sys.stdout.write(json.dumps(_child(json.loads(sys.argv[1]))) + "\n")

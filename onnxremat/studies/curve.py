@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import inf
 from typing import Any
 
 from onnxremat.errors import InfeasibleError, NoPlanError, OverBudgetError
 from onnxremat.pipeline.closed_loop import Candidate
+from onnxremat.pipeline.limits import Limit, limit_of
 from onnxremat.pipeline.study_problem import Subject
 from onnxremat.pipeline.within_budget import plan_within
 from onnxremat.planner import smallest_budget
@@ -61,6 +62,7 @@ class Curve:
             "store_all_peak_bytes": self.subject.store_all_peak,
             "infeasible_below_bytes": self.infeasible_below or None,
             "infeasible_why": self.why or None,
+            "beside_bytes": self.subject.beside,
             "points": [asdict(point) for point in self.points],
         }
 
@@ -89,9 +91,8 @@ def curve(
         top = max(subject.baseline_peak, subject.store_all_peak, low.budget)
         wanted = budgets_between(low.budget, top, points)
     else:
-        wanted = [
-            subject.limit(budget) or _lowest(subject, options)[0].budget for budget in budgets
-        ]
+        limits = [subject.limit(budget) for budget in budgets]
+        wanted = [limit or _lowest(subject, options)[0].budget for limit in limits]
     count = len({*wanted} | {point.budget for point in known})
     finished = len(known)
 
@@ -104,8 +105,9 @@ def curve(
         options, stop=None, progress=options.progress if jobs == 1 else None,
         threads=max(1, options.threads // jobs),
     )  # fmt: skip
+    answer = _Answer(_light(subject), quiet, _totals(subject, budgets or ()))
     found = sweep(
-        _Answer(_light(subject), quiet), wanted, known=known, jobs=jobs, stop=options.stop,
+        answer, wanted, known=known, jobs=jobs, stop=options.stop,
         close=options.gap * subject.store_all_seconds, done=done,
     )  # fmt: skip
     return Curve(subject, [_row(subject, point) for point in found], below, why)
@@ -117,14 +119,15 @@ class _Answer:
 
     subject: Subject
     options: PlanOptions
+    totals: Mapping[int, int | None]  # of the process, where that was asked for
 
     def __call__(self, budget: int, warm: Sequence[int] | None, stop: Stop | None) -> Solution:
         options = replace(self.options, stop=stop)
         if self.subject.model is None:
             return plan_problem(self.subject, budget, options, warm)
-        size = Budget(str(budget), "bytes", budget)
+        limit = Limit(budget, self.totals.get(budget))
         try:
-            made = plan_within(self.subject.model, size, options, warm, explain=False)
+            made = plan_within(self.subject.model, limit, options, warm, explain=False)
         except InfeasibleError as error:
             return _without(Status.INFEASIBLE, error.why)
         except (NoPlanError, OverBudgetError) as error:
@@ -150,6 +153,13 @@ def _as_solution(subject: Subject, made: Candidate) -> Solution:
         facts.seconds, (made.peak,), proof, facts.planner, facts.plan_seconds,
         notes=facts.notes,
     )  # fmt: skip
+
+
+def _totals(subject: Subject, budgets: Sequence[Budget]) -> dict[int, int | None]:
+    if subject.model is None:
+        return {}
+    limits = [limit_of(subject.model, budget) for budget in budgets]
+    return {limit.planned: limit.total for limit in limits if limit}
 
 
 def _light(subject: Subject) -> Subject:
@@ -179,7 +189,7 @@ def _lowest(subject: Subject, options: PlanOptions) -> tuple[Point, int, str]:
             )
         return Point(found, solution), lower, why
     made = plan_within(subject.model.unmeasured, Budget("min", "min", 0.0), options)
-    return Point(made.budget, _as_solution(subject, made)), made.lower, made.why
+    return Point(made.limit, _as_solution(subject, made)), made.lower - subject.beside, made.why
 
 
 def _row(subject: Subject, point: Point) -> SweepPoint:

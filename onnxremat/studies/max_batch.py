@@ -130,7 +130,10 @@ class Batches:
     def measure(self, limit: int, say: Callable[[str], None]) -> int:
         """Measure costs at the largest power of two whose unplanned model fits; returns it."""
         batch = 1
-        while batch < LARGEST and self._bound(2 * batch).baseline_peak <= limit:
+        while batch < LARGEST:
+            subject = self._bound(2 * batch)
+            if subject.baseline_peak + subject.beside > limit:
+                break
             batch *= 2
         if self.settings.measure and not is_graph_file(self.source):
             say(f"measuring costs at batch {batch}")
@@ -278,7 +281,9 @@ class _Search:
             raise StoppedError("interrupted before a batch was found to fit")
         what = f"no plan for {name} at batch {smallest.batch} within {format_bytes(self.limit)}"
         if smallest.verdict == "infeasible":
-            raise InfeasibleError(what, why=smallest.why, lower_bound=self.limit + 1)
+            why, more = smallest.why, self.batches.at(smallest.batch).beside
+            why += f"; {format_bytes(more)} are counted beside weights and values" if more else ""
+            raise InfeasibleError(what, why=why, lower_bound=self.limit + 1)
         raise NoPlanError(what, why=smallest.why or smallest.verdict, hint="a larger --budget")
 
     def _trial(self, batch: int) -> Trial:
@@ -289,7 +294,7 @@ class _Search:
         options = replace(self.options, progress=watch.note, stop=watch.stopped)
         below = [known for known in self.sequences if known < batch]
         warm = self.sequences[max(below)] if below else None
-        found = plan_problem(subject, self.limit, options, warm)
+        found = plan_problem(subject, self._planned(subject), options, warm)
         peak, proof = subject.store_all_peak, found.certificate
         proven = proof.any_order or subject.fixed_order
         if found.status is Status.INFEASIBLE and proven:
@@ -303,6 +308,14 @@ class _Search:
         self.sequences[batch] = found.sequence
         return self._carried(subject, batch, found)
 
+    def _planned(self, subject: Subject) -> int:
+        """Bytes of the problem within the budget."""
+        return subject.limit(self._budget) or 0
+
+    @property
+    def _budget(self) -> Budget:
+        return Budget(str(self.limit), "bytes", self.limit)
+
     def _carried(self, subject: Subject, batch: int, found: Solution) -> Trial:
         """The trial of a plan, which a model also has to keep once it is rewritten."""
         total, peak = subject.store_all_seconds or 1.0, subject.store_all_peak
@@ -314,10 +327,9 @@ class _Search:
 
     def _outcome(self, subject: Subject, batch: int, options: PlanOptions) -> Trial:
         assert subject.model is not None
-        size, peak = Budget(str(self.limit), "bytes", self.limit), subject.store_all_peak
-        warm = self.sequences[batch]
+        peak, warm = subject.store_all_peak, self.sequences[batch]
         try:
-            made = plan_within(subject.model, size, options, warm, explain=False)
+            made = plan_within(subject.model, self._budget, options, warm, explain=False)
         except (NoPlanError, InfeasibleError, OverBudgetError) as error:
             return Trial(batch, "not found", peak, why=error.why or error.what)
         facts = made.plan.provenance
@@ -332,7 +344,8 @@ class _Search:
         """The best plan for the answer; the trial took the first that fitted."""
         subject = self.batches.at(trial.batch)
         if subject.model is None:
-            found = plan_problem(subject, self.limit, self.options, self.sequences[trial.batch])
+            sequence = self.sequences[trial.batch]
+            found = plan_problem(subject, self._planned(subject), self.options, sequence)
             best = self._carried(subject, trial.batch, found)
         else:
             best = self._outcome(subject, trial.batch, self.options)

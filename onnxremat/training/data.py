@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -116,6 +116,16 @@ class Loader:
 Data = Arrays | Loader
 
 
+class Batches(Protocol):
+    """What a trainer goes through: batches by epoch."""
+
+    def __len__(self) -> int: ...
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        """Batches of an epoch, from batch ``start``."""
+        ...
+
+
 @contextmanager
 def _blamed(what: str) -> Iterator[None]:
     """An exception in the user's own Python says where in it it arose, in one message."""
@@ -136,7 +146,7 @@ def _blamed(what: str) -> Iterator[None]:
 # ---- checks --------------------------------------------------------------------------------------
 
 
-def check_arrays(about: Training, types: Types, data: Data, where: str = "") -> None:
+def check_arrays(about: Training, types: Types, data: Batches, where: str = "") -> None:
     """Fail before the first step where arrays do not suit a training step.
 
     Args:

@@ -30,7 +30,7 @@ from onnxremat.rewrite.pins import PREFIX as PIN
 from onnxremat.session.held import open_held, open_light
 from onnxremat.session.load import options_of
 from onnxremat.session.region import find_region
-from onnxremat.training.data import Batch, Data, check_arrays, check_labels
+from onnxremat.training.data import Batch, Batches, check_arrays, check_labels
 from onnxremat.training.schedules import Schedule
 from onnxremat.training.state import (
     FirstValues,
@@ -112,7 +112,7 @@ class Trainer:
         loss_scale: float = 1.0,
         options: Options | None = None,
     ) -> None:
-        step = open_step(graph, PIN if options is None else "")
+        step = self._open(graph, PIN if options is None else "")
         model = step.model
         require_block(model)
         self.training: Training = training_of(model)
@@ -123,12 +123,13 @@ class Trainer:
         self.progress = Progress()
         self.types = input_types(model)
         self._loss_scale, self._total = loss_scale, 0
-        self._sums: tuple[str, ...] = ()
+        self._sums = () if update is None else tuple(n for _, n in training_of(update).gradients)
         first = FirstValues(weights, step)
         variables = self.training.variables
         arrays = {v.input: first.of(v, *self.types[v.input]) for v in variables}
         if seed and COUNTER in arrays:
             arrays[COUNTER][...] = np.random.default_rng(seed).integers(1 << 62)
+        self._arrange(arrays)
         device = _device(providers or [CPU])
         self._held = BoundState(arrays, place(device))
         settings = (replace(device, threads=threads), options)
@@ -137,9 +138,19 @@ class Trainer:
         self._session = self._bound(session, self.training)
         self._update = None if update is None else self._updater(update, first, *settings)
 
+    def _open(self, graph: Source, without: str) -> Step:
+        """The training graph; one of several processes takes it apart further."""
+        return open_step(graph, without)
+
+    def _arrange(self, arrays: dict[str, np.ndarray]) -> None:
+        """Where state lies on the host; one of several processes lays sums side by side."""
+
+    def _join(self, gathered: int) -> int:
+        """Gradients of other processes into the sums; of how many batches they then are."""
+        return gathered
+
     def _updater(self, update: onnx.ModelProto, first: FirstValues, *settings: Any) -> BoundSession:
         about, types = training_of(update), input_types(update)
-        self._sums = tuple(name for _, name in about.gradients)
         for variable in about.states:
             # What the step reads as well is there already, and bound.
             if variable.input not in self._held.arrays:
@@ -225,7 +236,7 @@ class Trainer:
         nothing happens when there are none."""
         if self._update is None or not self.progress.gathered:
             return
-        share = np.array(1.0 / self.progress.gathered, np.float32)
+        share = np.array(1.0 / self._join(self.progress.gathered), np.float32)
         self._update.run({RATE: np.array(self._rate(rate), np.float32), SHARE: share})
         for name in self._sums:
             self._held.arrays[name].fill(0)
@@ -239,7 +250,7 @@ class Trainer:
 
     def fit(
         self,
-        data: Data,
+        data: Batches,
         epochs: int,
         *,
         checkpoint: Path | None = None,

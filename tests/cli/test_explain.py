@@ -77,6 +77,8 @@ def test_a_page_is_written_of_a_model_and_of_a_plan(
     said = cli("report", "out.onnx", "-o", "page.html", "--quiet")
     assert said.code == 0, said.err
     assert "where the memory goes" in Path("page.html").read_text()
+    assert "onnxremat report out.onnx" in cli("explain", "out.onnx").err
+    assert "onnxremat report" not in cli("explain", chain).err
     assert cli("plan", chain, "-o", "plan.json", *budget).code == 0
     said = cli("report", "plan.json", "--model", chain, "-o", "plan.html", "--quiet")
     assert said.code == 0, said.err

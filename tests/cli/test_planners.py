@@ -22,6 +22,7 @@ from tests.planner.readers import LINEAR
 QUICK = ("--time-limit", 1)  # where nothing is left to the planner, or it would never end
 PATIENT = ("--time-limit", LONG)
 BUDGET = ("-b", "0.7x")
+PLANNED = ("--not-counted", "inputs,state,session")  # budgets of weights and values alone
 
 
 @pytest.fixture(scope="module")
@@ -210,7 +211,7 @@ def test_cuts_are_added_until_the_solution_fits(cli: Command, folder: Path) -> N
 
 
 def test_a_solution_becomes_a_plan_of_a_model(cli: Command, folder: Path, chain: Path) -> None:
-    said = solved_with_cuts(cli, chain, "-b", 200000, "--no-measure")
+    said = solved_with_cuts(cli, chain, "-b", 200000, "--no-measure", *PLANNED)
     assert said.code == 0, said.err
     assert said.facts["recomputed_ops"] > 0
     assert said.facts["peak_predicted_bytes"] <= 200000
@@ -348,20 +349,21 @@ def test_sweep_refusals(options: str, word: str, cli: Command, folder: Path, gra
 
 
 def test_max_batch(cli: Command, symbolic: Path, folder: Path) -> None:
-    said = cli("max-batch", symbolic, "-b", "64KiB", "--no-measure", *PATIENT, "--json")
+    said = cli("max-batch", symbolic, "-b", "64KiB", "--no-measure", *PATIENT, *PLANNED, "--json")
     assert said.code == 0, said.err
     facts = said.facts
     assert facts["dimension"] == "batch"
     assert facts["proven"] is True
     dim = f"batch={facts['batch']}"
     done = cli("optimize", symbolic, "out.onnx", "--dim", dim, "-b", facts["budget_bytes"],
-               "--bench-seconds", 0, "--json")  # fmt: skip
+               "--bench-seconds", 0, "--json", *PLANNED)  # fmt: skip
     assert done.code == 0, done.err
     assert done.facts["peak_measured_bytes"] <= facts["budget_bytes"]
-    text = cli("max-batch", symbolic, "-b", "64KiB", "--no-measure", "--dim", "batch", *PATIENT)
+    given = ("-b", "64KiB", "--no-measure", *PATIENT, *PLANNED)
+    text = cli("max-batch", symbolic, "--dim", "batch", *given)
     assert "largest batch" in text.err
     assert f"--dim {dim}" in " ".join(text.err.split())
-    same = cli("sweep", symbolic, "--max-batch", "-b", "64KiB", "--no-measure", *PATIENT, "--json")
+    same = cli("sweep", symbolic, "--max-batch", *given, "--json")
     assert same.facts["batch"] == facts["batch"]
 
 

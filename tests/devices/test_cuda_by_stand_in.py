@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,24 +11,38 @@ import onnxruntime as ort
 import pytest
 
 import models
+from onnxremat.api import optimize
 from onnxremat.cost import detect
 from onnxremat.cost.analytic import Roofline
 from onnxremat.cost.foreign import foreign_costs
+from onnxremat.device.files import read_machine
 from onnxremat.device.machine import PROVIDERS, Device
+from onnxremat.grad import Settings as Training
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort import providers, values
 from onnxremat.ort.feeds import seeded_feeds
 from onnxremat.ort.infer import build_graph
 from onnxremat.ort.profile import profile
 from onnxremat.ort.session import TUNED
+from onnxremat.pipeline.prepare import Settings
+from onnxremat.planner.options import PlanOptions
 
 GPU = Device("cuda:0", PROVIDERS["cuda"])
 
 
-def test_libraries_are_loaded_before_cuda_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """pip's packages of CUDA and cuDNN are found only when onnxruntime is told to load them."""
+def test_libraries_are_loaded_before_cuda_is_tried(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """pip's packages of CUDA and cuDNN are found only when onnxruntime is told to load them, also
+    from another folder than onnxruntime's own."""
+    (tmp_path / "nvidia" / "cu13" / "lib").mkdir(parents=True)
+    monkeypatch.syspath_prepend(tmp_path)
     told: list[str] = []
-    monkeypatch.setattr(ort, "preload_dlls", lambda: told.append("libraries"))
+
+    def preload(directory: str = "libraries") -> None:
+        told.append(directory)
+
+    monkeypatch.setattr(ort, "preload_dlls", preload)
 
     def opened(*args: Any, **more: Any) -> Any:
         told.append("session")
@@ -37,7 +52,8 @@ def test_libraries_are_loaded_before_cuda_is_tried(monkeypatch: pytest.MonkeyPat
     providers.load_cuda_libraries.cache_clear()
     providers._missing.cache_clear()
     assert "does not start here" in providers.missing(GPU)
-    assert told == ["libraries", "session"]
+    assert (told[0], told[-1]) == ("libraries", "session")
+    assert str(tmp_path / "nvidia" / "cu13" / "lib") in told[1:-1]
     providers.load_cuda_libraries.cache_clear()
     providers._missing.cache_clear()
 
@@ -101,3 +117,16 @@ def test_gpus_are_measured_on_values_that_take_longer_than_a_call(
     assert 2.0 * detect.WIDE**3 / 1e15 > 1e-3
     assert seen["Add"] * 12 / 4e12 > 1e-4
     detect.memory_traffic.cache_clear()
+
+
+def test_a_step_planned_for_cuda_uses_what_cuda_has() -> None:
+    """No training-mode BatchNormalization and no MaxUnpool: else the processor would run them."""
+    machine = read_machine("cpu-cuda")
+    model = models.build("unet", batch=1, size=16, width=4, levels=2)
+    settings = Settings(train=Training(), measure=False)
+    made = optimize(model, devices=machine, settings=settings, options=PlanOptions(work=20))
+    ops = made.prepared.graph.ops
+    assert not any(op.op_type == "MaxUnpool" for op in ops)
+    norms = [op for op in ops if op.op_type == "BatchNormalization"]
+    assert norms
+    assert not any(a.name == "training_mode" and a.i for op in norms for a in op.node.attribute)

@@ -101,6 +101,9 @@ def test_the_driver_goes_on_after_a_failure_and_keeps_what_is_done(tmp_path: Pat
     ]
     assert [line.get("status") for line in lines[1:]] == ["failed", "ok", "left out"]
     assert "cpu>cuda:0" in lines[2]["found"]["links"]
+    with (tmp_path / "out" / "rows.jsonl").open("a") as file:
+        file.write('{"row": "cut sho')
+    assert cuda_all.finished(tmp_path / "out" / "rows.jsonl") == {"good"}
     report = (tmp_path / "out" / "report.md").read_text()
     assert "- date: today" in report
     assert report.count("\n| ") == 4

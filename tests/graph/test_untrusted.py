@@ -140,6 +140,14 @@ def test_sparse_weights_that_are_none() -> None:
         bind(sparse(np.array([0]), (1 << 20, 1 << 20)))
 
 
+@pytest.mark.parametrize(
+    "shape", ["4611686018427387904", "2147483648, 2147483648", "1073741824, 65536"]
+)
+def test_tensors_that_no_machine_holds(shape: str) -> None:
+    with pytest.raises(ModelError, match="too many bytes of tensor 'x'"):
+        build_graph(bind(parse(f"g (float[{shape}] x) => (y) {{ y = Sin(x) }}")))
+
+
 # Functions
 
 

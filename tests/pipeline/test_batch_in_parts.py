@@ -33,6 +33,7 @@ from onnxremat.pipeline.prepare import Prepared, Settings, prepare, prepare_spli
 from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.search import warm_up
 from onnxremat.rewrite.split_batch import rows_of_parts, split_batch
+from onnxremat.session.process import PARTS
 from onnxremat.units import parse_budget
 from tests.devices.plans import optimized, processors
 from tests.limits import LONG
@@ -61,6 +62,9 @@ MEAN = """g (float[4, 4] x) => (float[4, 4] y) {
     m = ReduceMean<axes: ints = [0], keepdims: int = 1>(x)
     y = Sub(x, m)
 }"""
+
+# Budgets of weights and values alone; no regions in parts, only the batch.
+PLANNED = Settings(threads=1, not_counted=PARTS, fission=())
 
 
 def outputs(graph: Graph, seed: int = 0) -> list[np.ndarray]:
@@ -170,7 +174,7 @@ def test_without_a_run_nothing_is_split() -> None:
 
 def test_parts_need_less_and_a_plan_is_applied_again() -> None:
     """The whole cannot keep half of its peak: unless it is asked for, the batch is split."""
-    settings, options = Settings(threads=1), PlanOptions(time_limit=5.0, threads=1)
+    settings, options = PLANNED, PlanOptions(time_limit=5.0, threads=1)
     prepared = prepare(wide_chain(), settings)
     parts = prepare_split(prepared, (4,))
     assert parts.store_all_peak < 0.5 * prepared.store_all_peak
@@ -209,7 +213,7 @@ def test_parts_beat_recomputation() -> None:
         s0 = Cos(x4)
         {ends}
     }}""")
-    settings, options = Settings(threads=1, costs=dear), PlanOptions(time_limit=LONG, threads=1)
+    settings, options = replace(PLANNED, costs=dear), PlanOptions(time_limit=LONG, threads=1)
     peak = prepare(model, settings).store_all_peak
     results = [
         api.optimize(
@@ -224,7 +228,7 @@ def test_parts_beat_recomputation() -> None:
 
 def test_the_least_memory_counts_parts() -> None:
     """min is below what the whole batch can do, and what a refusal says works does."""
-    settings, options = Settings(threads=1), PlanOptions(time_limit=4.0, threads=1)
+    settings, options = PLANNED, PlanOptions(time_limit=4.0, threads=1)
     whole = replace(settings, split_batch=())
     least = [
         api.optimize(wide_chain(), budget="min", settings=each, options=options, bench_seconds=0)
@@ -273,7 +277,7 @@ def test_a_huge_batch_is_not_split_without_end(monkeypatch: pytest.MonkeyPatch) 
 
 def test_why_a_batch_stays_whole_is_said() -> None:
     model = parse(MEAN.replace("[4, 4]", "[4, 4096]"), opset=13)
-    settings, options = Settings(threads=1), PlanOptions(time_limit=4.0, threads=1)
+    settings, options = PLANNED, PlanOptions(time_limit=4.0, threads=1)
     found = api.optimize(model, budget="min", settings=settings, options=options, bench_seconds=0)
     said = "the batch stays whole: output 'y' is another one with the batch in parts"
     assert any(note.startswith(said) for note in found.facts()["notes"])

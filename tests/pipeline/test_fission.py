@@ -16,9 +16,11 @@ from onnxremat.graph.onnx_io import write_model
 from onnxremat.pipeline.artifact import Kind
 from onnxremat.pipeline.prepare import Settings
 from onnxremat.planner.options import PlanOptions
+from onnxremat.session.process import PARTS
 from tests.fission.drawn import Drawn
 
-SETTINGS = Settings(threads=1, target="portable", costs=analytic_costs)
+# Budgets of weights and values alone.
+SETTINGS = Settings(threads=1, target="portable", costs=analytic_costs, not_counted=PARTS)
 OPTIONS = PlanOptions(work=2000, threads=1)
 WHOLE = 2 * 8 * 64 * 64 * 4  # bytes of two images of eight channels
 

@@ -16,13 +16,15 @@ from onnxremat.cost.scaled import scaled_costs
 from onnxremat.errors import InfeasibleError, StoppedError, UsageError
 from onnxremat.ort.infer import bind, build_graph
 from onnxremat.planner import peak
+from onnxremat.session.process import PARTS
 from onnxremat.studies.max_batch import MaxBatch
 from tests.limits import LONG
 from tests.planner.graphs import graph_file, ones
 from tests.toolbox import parse
 
 DEPTH = 8
-ESTIMATED = onnxremat.Settings(measure=False)
+PLANNED = {"not_counted": PARTS}  # budgets of weights and values alone: they are small here
+ESTIMATED = onnxremat.Settings(measure=False, **PLANNED)
 PATIENT = onnxremat.PlanOptions(time_limit=LONG)
 
 
@@ -51,7 +53,7 @@ def test_the_answer_fits_and_one_more_does_not(found: MaxBatch) -> None:
     dims = {"batch": best.batch}
     made = api.plan(
         there_and_back(), budget=65536, options=PATIENT,
-        settings=onnxremat.Settings(measure=False, dims=dims),
+        settings=onnxremat.Settings(measure=False, dims=dims, **PLANNED),
     )  # fmt: skip
     assert made.peak <= 65536
     assert made.plan.provenance.overhead == pytest.approx(best.overhead, abs=1e-3)
@@ -61,7 +63,7 @@ def test_the_answer_fits_and_one_more_does_not(found: MaxBatch) -> None:
             there_and_back(),
             budget=65536,
             options=PATIENT,
-            settings=onnxremat.Settings(measure=False, dims=dims),
+            settings=onnxremat.Settings(measure=False, dims=dims, **PLANNED),
         )
 
 
@@ -134,7 +136,7 @@ def test_wrong_questions(dims: str, options: dict, words: str) -> None:
 
 
 def test_other_dimensions_are_bound() -> None:
-    settings = onnxremat.Settings(measure=False, dims={"wide": 256})
+    settings = onnxremat.Settings(measure=False, dims={"wide": 256}, **PLANNED)
     found = onnxremat.max_batch(
         there_and_back("batch, wide"), budget=65536, most=16, settings=settings, options=PATIENT
     )
@@ -170,7 +172,12 @@ def test_measured_costs_are_scaled() -> None:
 def test_costs_are_measured_at_a_batch_that_fits_unplanned() -> None:
     said: list[str] = []
     found = onnxremat.max_batch(
-        there_and_back(depth=4), budget=65536, most=16, say=said.append, options=PATIENT
+        there_and_back(depth=4),
+        budget=65536,
+        most=16,
+        say=said.append,
+        options=PATIENT,
+        settings=onnxremat.Settings(**PLANNED),
     )
     (measured,) = [words for words in said if "measuring" in words]
     assert int(measured.split()[-1]) <= found.best.batch

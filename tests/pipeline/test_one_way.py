@@ -17,6 +17,7 @@ from onnxremat.pipeline import closed_loop, device_plan, device_ways, several_de
 from onnxremat.pipeline.bench import Contender, Timing
 from onnxremat.pipeline.closed_loop import Candidate, attempt
 from onnxremat.pipeline.in_session import OneSession
+from onnxremat.pipeline.limits import Limit
 from onnxremat.pipeline.optimize import Request, optimize
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
@@ -56,7 +57,7 @@ def branches(warm: None) -> Prepared:
 
 def test_the_smallest_plan_of_a_loop_is_a_candidate(chain: Prepared) -> None:
     """Predicted and measured bytes of both kinds of artefact are within what was asked for."""
-    one = attempt(OneSession(chain, 2 * chain.baseline_peak, Phases()), ANY)
+    one = attempt(OneSession(chain, Limit(2 * chain.baseline_peak), Phases()), ANY)
     assert isinstance(one, Candidate)
     several = optimized(chain, processors(2), "2x").candidate
     for candidate in (one, several):
@@ -81,7 +82,7 @@ def test_a_round_plans_for_less_by_what_the_last_one_took_too_much(
     over = iter([{"cpu": 1000}, {"cpu": 10}, {}])
     monkeypatch.setattr(closed_loop, "carried_out", lambda *a: (real(*a)[0], next(over)))
     limit = 2 * chain.baseline_peak
-    found = attempt(Counting(chain, limit, Phases()), ANY)
+    found = attempt(Counting(chain, Limit(limit), Phases()), ANY)
     assert isinstance(found, Candidate)
     assert found.rounds == 2
     assert aims[0] == limit

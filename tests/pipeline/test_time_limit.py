@@ -15,6 +15,7 @@ from onnxremat.pipeline.prepare import Prepared, Settings, prepare
 from onnxremat.pipeline.within_budget import plan_within
 from onnxremat.planner.methods import plan_by
 from onnxremat.planner.options import PlanOptions
+from onnxremat.session.process import PARTS
 from onnxremat.units import one_budget
 from tests.limits import LONG
 from tests.toolbox import wide_chain
@@ -54,7 +55,7 @@ class Clock:
 
 @pytest.fixture
 def prepared(warm: None) -> Prepared:
-    return prepare(wide_chain(), Settings(threads=1, measure=False))
+    return prepare(wide_chain(), Settings(threads=1, measure=False, not_counted=PARTS))
 
 
 def test_rounds_share_the_time(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:

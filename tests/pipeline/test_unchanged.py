@@ -21,10 +21,14 @@ from onnxremat.rewrite.emit import metadata
 QUICK = onnxremat.PlanOptions(time_limit=20)
 
 
-@pytest.fixture(scope="module", params=["squeezenet", "mlp"])
+MODELS = {"squeezenet": {}, "mlp": {}, "unet": {"batch": 2, "size": 32, "width": 8}}
+
+
+@pytest.fixture(scope="module", params=list(MODELS))
 def model(request: pytest.FixtureRequest) -> onnx.ModelProto:
-    """One that onnxruntime lays out in blocks, and one that it only fuses."""
-    return build(request.param)
+    """One that onnxruntime lays out in blocks, one that it only fuses, and one whose copies between
+    layouts it numbers in another order at every level."""
+    return build(request.param, **MODELS[request.param])
 
 
 def optimised(

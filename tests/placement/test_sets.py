@@ -39,7 +39,7 @@ def test_the_best_priced_set_and_all_that_are_nearly_as_good(seed: int) -> None:
     assert front is not None
     found = {tuple(s): float(prices[s].sum()) for s in subsets(c) if set_load(c, s) <= most}
     best = max(found.values())
-    pricing = Pricing(c, front)
+    pricing = Pricing(c, front, 1e-6)
     highest, sets = pricing.best(prices, most)
     assert best - 1e-9 <= highest
     assert highest == pytest.approx(float(prices[sets[0]].sum()))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import onnx
 import pytest
 
+from onnxremat.grad import differentiate
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort.infer import build_graph
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
@@ -95,7 +97,7 @@ def test_a_batch_goes_in_parts_where_every_result_has_its_rows() -> None:
     assert demand.rows(rows) == 8
     assert demand.rows(whole) == 0
     names = [way.name for way in demand.ways(rows) if way.known == "estimated"]
-    assert names == ["batch in 2 parts", "batch in 8 parts"]
+    assert names == ["batch in 8 parts"]  # in 2, the results and a part take as much as the whole
 
 
 def test_budgets_are_judged(chain: Subject) -> None:
@@ -108,15 +110,18 @@ def test_budgets_are_judged(chain: Subject) -> None:
     assert keeps(worst)
     assert keeps(order)
     assert keeps(again)
-    assert keeps(chain.need.bytes - 1) is False
-    assert "proven" in demand.judge(chain, worst, found, chain.need.bytes - 1).words
+    assert keeps(chain.need.bytes - 1) is None
+    assert "in parts" in demand.judge(chain, worst, found, chain.need.bytes - 1).words
+    assert keeps(chain.floor) is not False
+    assert keeps(chain.floor - 1) is False
     found_by_search = replace(found[2], bytes=again - 64, overhead=9.0)
     assert demand.judge(chain, worst, [*found[:2], found_by_search], again - 64).keeps
     if again > chain.need.bytes:
         assert keeps(chain.need.bytes) is None
 
 
-def test_a_batch_that_may_go_in_parts_is_refused_only_below_its_results() -> None:
+def test_only_a_budget_below_the_results_is_refused() -> None:
+    """Ops, and the batch, may be computed in parts."""
     subject = Subject(
         prepared(
             parse("""g (float[8, 64] x) => (float[8, 8] y) {
@@ -129,6 +134,16 @@ def test_a_batch_that_may_go_in_parts_is_refused_only_below_its_results() -> Non
     assert between.keeps is None
     assert "parts" in between.words
     assert demand.judge(subject, worst, found, subject.floor - 1).keeps is False
+
+
+def test_a_training_step_of_ours_is_refused_below_what_its_ops_need() -> None:
+    """Its ops are not computed in parts."""
+    net = parse("g (float[16, 8] x) => (float[16, 4] y) { y = MatMul(x, w) }")
+    weight = np.ones((8, 4), np.float32)
+    net.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
+    subject = Subject(prepared(differentiate(net)))
+    worst, found = demand.worst_moment(subject).bytes, demand.ways(subject)
+    assert demand.judge(subject, worst, found, subject.need.bytes - 1).keeps is False
 
 
 def test_a_model_without_ops_and_one_that_is_all_weights() -> None:

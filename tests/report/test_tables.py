@@ -23,7 +23,12 @@ FACTS: dict[str, Any] = {
     "cost_source": "measured",
     "baseline_peak_bytes": 200 << 20,
     "store_all_peak_bytes": 160 << 20,
-    "budget_bytes": 100 << 20,
+    "budget_bytes": 125 << 20,
+    "limit_bytes": 100 << 20,
+    "beside_bytes": 25 << 20,
+    "state_bytes": 2 << 20,
+    "session_bytes": 22 << 20,
+    "not_counted": [],
     "peak_predicted_bytes": 99 << 20,
     "peak_measured_bytes": 98 << 20,
     "peak_default_options_bytes": 123 << 20,
@@ -63,7 +68,7 @@ def test_before_after_compares() -> None:
         "200", "MiB", "160", "MiB", "99.0", "MiB", "98.0", "MiB",
     ]  # fmt: skip
     assert line(text, "of the original's").split() == ["100.0%", "80.0%", "49.5%", "49.0%"]
-    assert line(text, "of the budget").split() == ["200.0%", "160.0%", "99.0%", "98.0%"]
+    assert line(text, "of the budget").split() == ["180.0%", "148.0%", "99.2%", "98.4%"]
     assert line(text, "step time").split() == [
         "+5.00%", "reference", "+12.34%", "+13.11%", "+/-", "0.4%",
     ]  # fmt: skip
@@ -89,7 +94,13 @@ def test_before_after_states_the_rest() -> None:
     assert "130 MiB" in line(text, "arena")
     assert "310 MiB under default options" in line(text, "arena")
     assert "7.00 MiB" in line(text, "weights")
-    assert "3.00 MiB, held by the caller" in line(text, "inputs")
+    assert "125 MiB: 100 MiB for weights and values and 25.0 MiB beside them" in line(
+        text, "budget "
+    )
+    beside = "2.00 MiB parameters and state, 1.00 MiB inputs, 22.0 MiB the session's structures"
+    assert beside in line(text, "beside these")
+    left = as_text(before_after(FACTS | {"not_counted": ["inputs"]}), width=200)
+    assert line(left, "beside these").endswith("structures, not counted: inputs")
     assert "bit-equal to the graph that stores everything, within 2.5e-06" in line(text, "outputs")
     assert "as planned, NOT as planned under default options" in line(text, "order")
 

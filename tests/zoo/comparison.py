@@ -406,7 +406,7 @@ def _optimised(
     except OnnxrematError as error:
         row.unplanned = _told(error)
         return
-    row.budget = made.candidate.budget / made.prepared.baseline_peak
+    row.budget = made.candidate.limit / made.prepared.baseline_peak
     made.save(path)
     want = autograd.descend(case.net, case.module, names, STEPS)
     row.planned = max(_apart(_stepped(case, path, names), want))

@@ -1,0 +1,77 @@
+"""What a process takes for a model beside weights and values, part by part.
+
+A plan changes weights and values; the rest is there whatever the plan: inputs, the parameters and
+state of a training step, and what onnxruntime keeps of every node (the node and its names, its
+kernel, the allocation plan). The last is a model of measured growth (``make bench-memory``,
+onnxruntime 1.31: 1 to 1.5 MiB and 5 to 6 KiB per node that is opened), to be on the safe side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from onnxremat.graph.ir import Graph, Role
+from onnxremat.rewrite.pins import PREFIX as PIN
+from onnxremat.units import format_bytes
+
+SESSION = 2 << 20  # bytes of a session without nodes, a worker's stack included
+PER_NODE = 6 << 10
+SLACK = 4 << 20  # bytes of a process that are in no part: pages of libraries, the interpreter's own
+PARTS = ("inputs", "state", "session")
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Bytes beside weights and values; 0 for what a budget does not count.
+
+    Attributes:
+        inputs: of a run, less what is state.
+        state: parameters and optimizer state of a training step.
+        session: what onnxruntime keeps of the nodes.
+    """
+
+    inputs: int = 0
+    state: int = 0
+    session: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.inputs + self.state + self.session
+
+    @property
+    def words(self) -> str:
+        """The parts, for people."""
+        parts = {
+            "parameters and state": self.state, "inputs": self.inputs,
+            "the session's structures": self.session,
+        }  # fmt: skip
+        return ", ".join(f"{format_bytes(size)} {name}" for name, size in parts.items() if size)
+
+    def without(self, parts: Iterable[str]) -> Beside:
+        """The same, some of :data:`PARTS` not counted."""
+        return replace(self, **dict.fromkeys(parts, 0))
+
+
+def beside(graph: Graph, state: Iterable[str] = ()) -> Beside:
+    """Of a session of ``graph``.
+
+    Args:
+        state: inputs that are parameters and state.
+    """
+    held = set(state)
+    sizes = {n: t.bytes for n, t in graph.tensors.items() if t.role is Role.INPUT}
+    kept = sum(size for name, size in sizes.items() if name in held)
+    nodes = sum(not op.name.startswith(PIN) for op in graph.ops)  # pins are not opened
+    return Beside(sum(sizes.values()) - kept, kept, SESSION + nodes * PER_NODE)
+
+
+def counted(facts: Mapping[str, Any]) -> Beside:
+    """What the budget in the facts of a file counts; nothing in files of versions that did not."""
+    if facts.get("session_bytes") is None:
+        return Beside()
+    state, inputs = facts.get("state_bytes") or 0, facts.get("input_bytes") or 0
+    whole = Beside(max(0, inputs - state), state, facts["session_bytes"])
+    return whole.without(facts.get("not_counted") or ())

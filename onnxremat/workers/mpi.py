@@ -1,0 +1,109 @@
+"""Processes that run one command together, through MPI: who this one is, sums over all, the end."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from onnxremat.errors import MissingComponentError, UnsupportedError
+
+PATIENCE = 2.0  # seconds in which the first rank may tell an error that all have
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The processes of one run.
+
+    Attributes:
+        rank: which of them this is, from 0; the first speaks for all and writes files.
+        size: how many there are.
+        beside: how many of them are on this machine, this one included.
+    """
+
+    rank: int
+    size: int
+    beside: int
+    _mpi: Any
+    _world: Any
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the one that speaks and writes."""
+        return self.rank == 0
+
+    def add_up(self, arrays: Sequence[np.ndarray]) -> None:
+        """Each array becomes the sum of all ranks' arrays, in place, the same bits everywhere.
+
+        Raises:
+            UnsupportedError: an element type that MPI has no sum for.
+        """
+        try:
+            pending = [self._world.Iallreduce(self._mpi.IN_PLACE, array) for array in arrays]
+        except (KeyError, ValueError) as error:
+            kinds = ", ".join(sorted({str(array.dtype) for array in arrays}))
+            raise UnsupportedError(
+                "MPI cannot add these arrays", why=f"{kinds}: {error}"
+            ) from error
+        self._mpi.Request.Waitall(pending)
+
+    def mean(self, value: float) -> float:
+        """Of all ranks."""
+        return float(self._world.allreduce(value)) / self.size
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What is done here ends in all processes as soon as it fails in one: the others would wait
+        for it for ever. One message is printed, by the first where it fails too."""
+        try:
+            yield
+        except BaseException as error:
+            if self.size == 1:
+                raise
+            if not self.first:
+                time.sleep(PATIENCE)
+            if not isinstance(error, SystemExit):
+                text = f"error: rank {self.rank} of {self.size}: {error or type(error).__name__}\n"
+                sys.stderr.write(text)
+                sys.stderr.flush()
+            self._world.Abort(_code(error))
+
+
+def _code(error: BaseException) -> int:
+    code = error.code if isinstance(error, SystemExit) else getattr(error, "exit_code", 1)
+    return code if isinstance(code, int) else 1
+
+
+def join() -> Ranks:
+    """Meet the other processes of this run; alone where it was not started by ``mpiexec``.
+
+    Raises:
+        MissingComponentError: no mpi4py, or no MPI that it can load.
+    """
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise MissingComponentError(
+            "training on several processes needs MPI",
+            why=str(error),
+            hint="pip install 'onnxremat[mpi]', or mpi4py over the cluster's own MPI",
+        ) from error
+    world = MPI.COMM_WORLD
+    started = next((v for k in _SIZES if (v := os.environ.get(k, ""))), "1")
+    if started.isdigit() and int(started) > 1 and world.size == 1:
+        raise MissingComponentError(
+            f"started as one of {started} processes, but MPI knows of one only",
+            why="mpiexec is of another MPI than the one mpi4py loads",
+            hint="start with the mpiexec beside this python, or MPI4PY_LIBMPI=path of libmpi.so",
+        )
+    beside = world.Split_type(MPI.COMM_TYPE_SHARED).size
+    return Ranks(world.rank, world.size, beside, MPI, world)
+
+
+_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS")  # set by launchers

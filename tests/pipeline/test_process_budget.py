@@ -1,0 +1,125 @@
+"""A budget is what the process takes: every part is counted, and what is said is tried."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import onnxremat
+from onnxremat.errors import InfeasibleError, UsageError
+from onnxremat.ort.session import TUNED
+from onnxremat.pipeline.limits import Limit, limit_of
+from onnxremat.pipeline.prepare import prepare
+from onnxremat.rewrite.emit import rewrite
+from onnxremat.schedule.plan import Plan
+from onnxremat.session import resident
+from onnxremat.session.process import SESSION, SLACK, Beside, beside, counted
+from onnxremat.session.resident import resident_rise
+from onnxremat.units import parse_budget
+from tests.limits import LONG
+from tests.toolbox import graph_of, parse
+
+MIB = 1 << 20
+CHAIN = """g (float[{n}] x) => (float[{n}] y) {{
+  a = Sin(x) b = Cos(a) c = Add(a, b) d = Exp(c) e = Mul(a, d) f = Add(e, b) y = Sin(f) }}"""
+
+
+def _chain(n: int) -> str:
+    return CHAIN.format(n=n)
+
+
+def test_parts_add_up_and_can_be_left_out() -> None:
+    graph = graph_of(_chain(1000))
+    found = beside(graph, ())
+    assert (found.inputs, found.state) == (4000, 0)
+    assert found.session > SESSION
+    assert beside(graph, ["x"]).state == 4000
+    assert found.without(["session"]).total == 4000
+    facts = {
+        "input_bytes": 10, "state_bytes": 4, "session_bytes": 100, "not_counted": ["inputs"],
+    }  # fmt: skip
+    assert counted(facts) == Beside(0, 4, 100)
+    assert counted({"budget_bytes": 5}) == Beside()  # a file of an older version
+
+
+def test_bytes_are_for_the_process_and_shares_for_what_a_plan_changes() -> None:
+    settings = onnxremat.Settings(threads=1, target="none", measure=False)
+    prepared = prepare(parse(_chain(MIB)), settings)
+    more = prepared.beside.total
+    assert limit_of(prepared, parse_budget("32MiB")) == Limit(32 * MIB - more, 32 * MIB)
+    share = limit_of(prepared, parse_budget("0.5x"))
+    assert share == Limit(prepared.baseline_peak // 2)
+    assert limit_of(prepared, parse_budget("min")) is None
+    assert share.of(more + 7) == share.planned
+    assert Limit(100, 120).of(25) == 95
+    with pytest.raises(UsageError, match="counts no 'weights'"):
+        prepare(parse(_chain(8)), onnxremat.Settings(not_counted=("weights",)))
+
+
+def test_a_budget_and_what_it_is_said_to_be_are_the_same(tmp_path: Path, warm: None) -> None:
+    """A share, its sum as bytes, and the smallest that a refusal names."""
+    settings = onnxremat.Settings(threads=1, target="none", split_batch=())
+    options = onnxremat.PlanOptions(time_limit=LONG)
+    source = parse(_chain(MIB))
+
+    def planned(budget: str | int) -> dict:
+        made = onnxremat.optimize(
+            source, budget=budget, settings=settings, options=options, bench_seconds=0
+        )
+        made.save(tmp_path / "out.onnx")
+        return made.facts()
+
+    share = planned("0.9x")
+    assert share["limit_bytes"] == int(0.9 * share["baseline_peak_bytes"])
+    assert share["budget_bytes"] == share["limit_bytes"] + share["beside_bytes"]
+    assert share["input_bytes"] == 4 * MIB
+    whole = planned(share["budget_bytes"])
+    assert whole["budget_bytes"] == share["budget_bytes"]
+    assert whole["process_bytes"] <= whole["budget_bytes"]
+    with pytest.raises(InfeasibleError) as refused:
+        planned(whole["beside_bytes"])
+    least = planned(refused.value.smallest)
+    assert least["process_bytes"] <= least["budget_bytes"] == refused.value.smallest
+    found = onnxremat.verify(source, tmp_path / "out.onnx", settings=settings, seeds=1)
+    assert found.ok, found.checks
+    assert any("fresh process" in check.name for check in found.checks)
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
+    """A planned model that needs 64 MiB at once."""
+    graph = graph_of(_chain(4 * MIB))
+    made = rewrite(graph, Plan.of(graph, [op.name for op in graph.ops]))
+    path = tmp_path_factory.mktemp("large") / "large.onnx"
+    path.write_bytes(made.model({"options": json.dumps(TUNED.to_json())}).SerializeToString())
+    return path, {"x": np.ones(4 * MIB, np.float32)}
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs /proc")
+def test_a_process_that_takes_more_is_found_out(large: tuple[Path, dict]) -> None:
+    path, feeds = large
+    with_room = resident_rise(path, feeds, threads=1, room=64 * MIB + SESSION)
+    assert with_room.kept, with_room.why
+    assert 48 * MIB < with_room.bytes <= 64 * MIB + SESSION + SLACK
+    tight = resident_rise(path, feeds, threads=1, room=40 * MIB)
+    assert tight.kept is False
+    assert tight.why
+    assert tight.bytes > 48 * MIB  # told all the same
+
+
+def test_a_system_without_limits_says_so(
+    large: tuple[Path, dict], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from onnxremat.pipeline.verify import _in_limit
+
+    monkeypatch.setattr(resident, "_asked", lambda request: ({"rise": 5, "limited": False}, ""))
+    found = resident_rise(large[0], {}, room=7)
+    assert found.kept is None
+    check = _in_limit(found, 7)
+    assert check.ok
+    assert resident.NO_LIMIT in check.text
+    assert not _in_limit(resident.Rise(None, None, "no word"), 7).ok
+    assert not _in_limit(resident.Rise(5, False, "no memory"), 7).ok

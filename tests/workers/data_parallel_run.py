@@ -1,0 +1,27 @@
+"""One of several processes that train steps and tell what came out: ``mpiexec -n 2 python -m
+tests.workers.data_parallel_run FOLDER ...``, each of which has step.onnx and data.npz."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from onnxremat.training.data import open_data
+from onnxremat.workers.data_parallel import DataParallel, Shard
+from onnxremat.workers.mpi import join
+
+
+def main(folders: list[str]) -> None:
+    """Train each, and write what each rank holds."""
+    ranks = join()
+    for folder in map(Path, folders):
+        trainer = DataParallel(folder / "step.onnx", ranks=ranks, rate=0.1, threads=1)
+        data = open_data(str(folder / "data.npz"), trainer.batch_size, seed=3)
+        losses = trainer.fit(Shard(data, ranks), 5)
+        np.savez(folder / f"rank{ranks.rank}.npz", losses=np.array(losses), **trainer.values())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

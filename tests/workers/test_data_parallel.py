@@ -1,0 +1,276 @@
+"""Several processes that train together do what one does with the joined batch."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from onnxremat.errors import UnsupportedError, UsageError
+from onnxremat.grad import differentiate
+from onnxremat.grad.description import training_of
+from onnxremat.grad.dropout import COUNTER
+from onnxremat.grad.update import update_of
+from onnxremat.training.data import Arrays
+from onnxremat.training.trainer import Trainer
+from onnxremat.workers.data_parallel import APART, DataParallel, Shard
+from onnxremat.workers.gathering import gathering
+from onnxremat.workers.mpi import Ranks
+from tests.training import nets
+
+ROOT = Path(__file__).parents[2]
+MPIEXEC = shutil.which("mpiexec", path=str(Path(sys.executable).parent))
+several = pytest.mark.skipif(MPIEXEC is None, reason="no MPI beside this python")
+ROWS = 48
+
+
+def net(batch: int) -> onnx.ModelProto:
+    """Two layers, for rows of any number."""
+    rng = np.random.default_rng(0)
+    shapes = {"w1": (5, 8), "b1": (8,), "w2": (8, 3), "b2": (3,)}
+    stored = [
+        numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), name)
+        for name, shape in shapes.items()
+    ]
+    nodes = [
+        helper.make_node("Gemm", ["x", "w1", "b1"], ["h"]),
+        helper.make_node("Tanh", ["h"], ["a"]),
+        helper.make_node("Gemm", ["a", "w2", "b2"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes, "net",
+        [helper.make_tensor_value_info("x", 1, [batch, 5])],
+        [helper.make_tensor_value_info("y", 1, [batch, 3])],
+        stored,
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+def arrays() -> dict[str, np.ndarray]:
+    """Rows that can be learned."""
+    x = np.random.default_rng(1).standard_normal((ROWS, 5)).astype(np.float32)
+    return {"x": x, "labels": (x[:, 0] > 0).astype(np.int64) + (x[:, 1] > 0.5)}
+
+
+def mpiexec(ranks: int, *command: str, **options: Any) -> subprocess.Popen[str]:
+    """Processes of this python, started together."""
+    assert MPIEXEC
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [MPIEXEC, "-n", str(ranks), sys.executable, *command], cwd=ROOT, env=environment,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options,
+    )  # fmt: skip
+
+
+NEAR = {  # settings of a step, and how near two sums of the same numbers are
+    "sgd": ({"optimizer": "sgd"}, 1e-7),
+    # Divided by the root of their squares, tiny gradients make rounding large.
+    "adamw": ({"optimizer": "adamw", "clip_norm": 0.5}, 2e-6),
+    "accumulate": ({"optimizer": "sgd", "accumulate": 2}, 1e-7),
+}
+
+
+def write(folder: Path, step: onnx.ModelProto, data: dict[str, np.ndarray]) -> None:
+    """What ``tests.workers.data_parallel_run`` reads."""
+    folder.mkdir()
+    onnx.save(step, folder / "step.onnx")
+    np.savez(folder / "data.npz", **data)
+
+
+@several
+def test_as_one_process_with_the_joined_batch(tmp_path: Path) -> None:
+    """20 steps, and running statistics of a net that has some: all in one start of two ranks."""
+    for name, (settings, _) in NEAR.items():
+        step = differentiate(net(6), initializers=True, **settings)
+        write(tmp_path / name, step, arrays())
+    step = differentiate(nets.net(), optimizer="sgd", initializers=True)
+    write(tmp_path / "statistics", step, nets.arrays())
+    folders = [str(tmp_path / name) for name in (*NEAR, "statistics")]
+    run = mpiexec(2, "-m", "tests.workers.data_parallel_run", *folders)
+    said = run.communicate()
+    assert run.returncode == 0, said
+    for name, (settings, near) in NEAR.items():
+        _compare_with_one(tmp_path / name, settings, near)
+    one, other = ranks_in(tmp_path / "statistics")
+    assert one.keys() == other.keys()
+    for name in one.keys() - {COUNTER}:
+        np.testing.assert_array_equal(one[name], other[name])
+    assert abs(one["mean"]).max() > 0
+
+
+def ranks_in(folder: Path) -> list[dict[str, np.ndarray]]:
+    """What each rank held in the end."""
+    return [dict(np.load(folder / f"rank{rank}.npz")) for rank in range(2)]
+
+
+def _compare_with_one(folder: Path, settings: dict[str, Any], near: float) -> None:
+    one, other = ranks_in(folder)
+    alone = Trainer(differentiate(net(12), initializers=True, **settings), rate=0.1, threads=1)
+    losses = alone.fit(Arrays(arrays(), 12, seed=3), 5)
+    assert len(losses) == 20
+    np.testing.assert_allclose(one["losses"], losses, rtol=1e-5)
+    for name in ("w1", "b1", "w2", "b2"):
+        np.testing.assert_allclose(one[name], alone.state[name], rtol=1e-5, atol=near)
+        np.testing.assert_array_equal(other[name], one[name])
+
+
+@several
+def test_all_end_when_one_is_killed(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    write(folder, differentiate(net(6), optimizer="sgd", initializers=True), arrays())
+    saved = tmp_path / "c.safetensors"
+    train = ["train", str(folder / "step.onnx"), "--data", str(folder / "data.npz"), "-q"]
+    keep = ["--epochs", "1000000", "--checkpoint", str(saved), "--every", "1"]
+    program = "from onnxremat.cli.app import main; main()"
+    options = [*train, "--data-parallel", *keep]
+    run = mpiexec(2, "-c", program, *options, start_new_session=True)
+    try:
+        while not saved.exists():
+            assert run.poll() is None, run.communicate()
+            time.sleep(0.05)
+        mine = [pid for pid in members(run.pid) if b"onnxremat.cli.app" in command(pid)]
+        ranks = {int(environment(pid)["PMI_RANK"]): pid for pid in mine if pid != run.pid}
+        assert set(ranks) == {0, 1}
+        os.kill(ranks[1], signal.SIGKILL)
+        begin = time.monotonic()
+        said = "".join(run.communicate())
+        assert time.monotonic() - begin < 10
+        assert run.returncode != 0
+        assert "KILLED BY SIGNAL: 9" in said or "EXIT CODE: 9" in said
+        assert not [pid for pid in ranks.values() if Path(f"/proc/{pid}").exists()]
+    finally:
+        if run.poll() is None:
+            os.killpg(run.pid, signal.SIGKILL)
+
+
+def members(session: int) -> list[int]:
+    """Processes below one."""
+    found, waiting = [], [session]
+    while waiting:
+        parent = waiting.pop()
+        below = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+        waiting += map(int, below)
+        found += map(int, below)
+    return found
+
+
+def command(pid: int) -> bytes:
+    """Its command line."""
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def environment(pid: int) -> dict[str, str]:
+    """Its variables."""
+    rows = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return dict(row.decode().split("=", 1) for row in rows if b"=" in row)
+
+
+class _Alone:
+    """MPI with one rank."""
+
+    IN_PLACE = None
+
+    class Request:
+        @staticmethod
+        def Waitall(pending: list[Any]) -> None:  # noqa: N802
+            """Nothing is pending."""
+
+    def Iallreduce(self, place: Any, array: np.ndarray) -> None:  # noqa: N802
+        """The sum over one rank."""
+
+    def allreduce(self, value: float) -> float:
+        """The sum over one rank."""
+        return value
+
+
+ALONE = Ranks(0, 1, 1, _Alone, _Alone())
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adamw", "lamb"])
+def test_a_step_cut_in_two_is_the_step(optimizer: str) -> None:
+    settings = {"optimizer": optimizer, "initializers": True, "clip_norm": 1.0}
+    step = differentiate(nets.net(0.3), **settings)
+    whole = Trainer(step, rate=0.02, threads=1, seed=5)
+    cut = DataParallel(step, rate=0.02, threads=1, seed=5, ranks=ALONE)
+    data = Arrays(nets.arrays(), nets.BATCH)
+    np.testing.assert_allclose(cut.fit(data, 3), whole.fit(data, 3), rtol=1e-6)
+    for name, value in whole.state.items():
+        np.testing.assert_allclose(cut.state[name], value, rtol=1e-5, atol=1e-7)
+
+
+def test_resuming_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
+    """Bit by bit; each rank with the dropout of its own."""
+    saved, data = tmp_path / "c.safetensors", Arrays(nets.arrays(), nets.BATCH)
+    step = differentiate(nets.net(0.3), optimizer="adamw", initializers=True)
+
+    def trainer(ranks: Ranks) -> DataParallel:
+        return DataParallel(step, rate=0.02, threads=1, ranks=ranks)
+
+    whole, half, later = trainer(ALONE), trainer(ALONE), trainer(ALONE)
+    whole.fit(data, 2)
+    half.fit(data, 1, checkpoint=saved)
+    later.resume(saved)
+    later.fit(data, 2)
+    for name, value in whole.state.items():
+        np.testing.assert_array_equal(later.state[name], value)
+    second = trainer(replace(ALONE, rank=1))
+    assert second.state[COUNTER] - trainer(ALONE).state[COUNTER] == APART
+    second.resume(saved)
+    assert second.state[COUNTER] - half.state[COUNTER] == APART
+    second.save(tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_half_precision_and_its_loss_scale() -> None:
+    step = differentiate(net(8), optimizer="adamw", precision="fp16", initializers=True)
+    whole = Trainer(step, rate=0.02, threads=1)
+    cut = DataParallel(step, rate=0.02, threads=1, ranks=ALONE)
+    data = Arrays(arrays(), 8)
+    np.testing.assert_allclose(cut.fit(data, 2), whole.fit(data, 2), rtol=1e-3)
+    assert cut.state["loss_scale.good_updates"] == whole.state["loss_scale.good_updates"]
+
+
+def test_the_cut_sums_gradients_and_nothing_else() -> None:
+    step = differentiate(net(8), optimizer="sgd")
+    made = gathering(step)
+    update = update_of(made)
+    assert update is not None
+    onnx.checker.check_model(made)
+    onnx.checker.check_model(update)
+    shapes = {
+        v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in update.graph.input
+    }
+    sums = sorted(shapes[name] for _, name in training_of(update).gradients)
+    assert sums == [[3], [5, 8], [8], [8, 3]]
+    assert gathering(made) is made
+
+
+def test_planned_steps_are_refused() -> None:
+    step = differentiate(net(8), optimizer="sgd")
+    step.metadata_props.add(key="onnxremat.plan", value="{}")
+    with pytest.raises(UnsupportedError, match="planned step"):
+        gathering(step)
+
+
+def test_shards_are_the_joined_batches() -> None:
+    parts = [Shard(Arrays(arrays(), 4, seed=2), Ranks(k, 3, 1, None, None)) for k in range(3)]
+    joined = Arrays(arrays(), 12, seed=2)
+    assert [len(part) for part in parts] == [4] * 3
+    for start in (0, 2):
+        rows = [list(part.epoch(1, start)) for part in parts]
+        for k, whole in enumerate(joined.epoch(1, start)):
+            together = np.concatenate([row[k]["x"] for row in rows])
+            assert sorted(map(tuple, together)) == sorted(map(tuple, whole["x"]))
+    with pytest.raises(UsageError, match="too few"):
+        Shard(Arrays(arrays(), 24), Ranks(0, 3, 1, None, None))

@@ -1,0 +1,169 @@
+"""Least live memory at 10 % extra time, by regions in parts: inferences at batch 1.
+
+Per net one line: live peak without weights of the graph as onnxruntime optimises it, the share of
+it that is left with regions in parts, and the time of one run against the original's (default
+options, one thread, processor time, paired). Memory does not depend on the machine; times do.
+
+    python tools/bench_fission.py [--net unet ...] [--small]
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import onnx
+
+from models import build
+from models.builder import GraphBuilder
+from models.spec import Argument
+from onnxremat.fission.choose import Chooser, Priced
+from onnxremat.graph.onnx_io import to_model
+from onnxremat.ort.profile import profile, run_session
+from onnxremat.ort.session import open_session, session_options
+from onnxremat.pipeline.in_regions import channels_per_block
+from onnxremat.pipeline.prepare import Prepared, Settings, prepare, prepare_fission
+from onnxremat.session.compare import compare
+
+ALLOWED = 1.10  # time of a run against the original's
+ESTIMATED = 1.35  # estimates, which leave out what caches gain, of graphs that are timed
+STEP = 0.8  # each limit tried, as a share of the one before
+ROUNDS = 9
+
+
+def superres(size: int = 256, width: int = 32, blocks: int = 8) -> onnx.ModelProto:
+    """Residual blocks at low resolution, two pixel shuffles to four times the size (EDSR)."""
+    graph = GraphBuilder("superres", batch=1, seed=0, symbolic_batch=False, weights=True)
+    head = x = graph.conv(graph.image_input(size), width, 3, name="head")
+    for block in range(blocks):
+        inner = graph.relu(graph.conv(x, width, 3, name=f"block{block}a"))
+        x = graph.op("Add", x, graph.conv(inner, width, 3, name=f"block{block}b", gain=0.1))
+    x = graph.op("Add", graph.conv(x, width, 3, name="body"), head)
+    for level in range(2):
+        x = graph.conv(x, 4 * width, 3, name=f"up{level}", gain=1)
+        batch, _, height, _ = x.shape
+        shape = (batch, width, 2 * height, 2 * height)
+        x = graph.op("DepthToSpace", x, shape=shape, blocksize=2, mode="CRD")
+    graph.output(graph.conv(x, 3, 3, name="tail", gain=1), "image")
+    return graph.build()
+
+
+@dataclass(frozen=True)
+class Net:
+    """How a net is built, in full and small."""
+
+    make: Callable[..., onnx.ModelProto]
+    full: Mapping[str, Argument]
+    small: Mapping[str, Argument]
+
+
+def _model(name: str) -> Callable[..., onnx.ModelProto]:
+    return partial(build, name, batch=1)
+
+
+BERT = {"hidden": 768, "heads": 12, "layers": 12}
+NETS = {
+    "unet": Net(_model("unet"), {"size": 512}, {"size": 256, "width": 16}),
+    "mobilenetv2": Net(_model("mobilenetv2"), {"size": 224}, {"size": 224}),
+    "superres": Net(superres, {}, {"size": 64, "blocks": 2}),
+    "resnet50": Net(_model("resnet50"), {"size": 224, "width": 64}, {"size": 224, "width": 64}),
+    "vit": Net(_model("vit"), BERT | {"size": 224}, {"size": 224, "layers": 4}),
+    "bert": Net(
+        _model("bert"), BERT | {"sequence": 2048, "positions": 2048},
+        {"sequence": 512, "positions": 512, "layers": 2},
+    ),
+    "gpt2": Net(
+        _model("gpt2"), BERT | {"sequence": 2048, "positions": 2048},
+        {"sequence": 512, "positions": 512, "layers": 2},
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Found:
+    """A graph in parts as it ran: its share of the live peak, time and worst difference."""
+
+    share: float
+    ratio: float
+    worst: float
+    nodes: int
+
+
+def chosen(prepared: Prepared) -> list[Priced]:
+    """Graphs in parts, from little memory saved to much, as long as estimates are near."""
+    graph, costs = prepared.graph, prepared.costs
+    chooser = Chooser(graph, costs.seconds, costs.scratch, channels_per_block(graph))
+    found, limit = [], chooser.whole.peak * STEP
+    while True:
+        best = chooser.within(int(limit))
+        if best.peak > limit or best.seconds > ESTIMATED * chooser.whole.seconds:
+            return found
+        found.append(best)
+        limit = STEP * best.peak
+
+
+def measured(prepared: Prepared, best: Priced) -> Found:
+    """Run the original and a graph in parts in turns."""
+    split = prepare_fission(prepared, best.regions)
+    feeds = prepared.feeds
+    assert feeds is not None
+    model, tuned = to_model(split.graph), split.tuned
+    ran = profile(model, feeds, tuned, folder=split.folder)
+    before = profile(to_model(prepared.graph), feeds, tuned, folder=prepared.folder)
+    sessions = [
+        open_session(prepared.original, session_options(prepared.default), prepared.home),
+        open_session(model, session_options(tuned), split.folder),
+    ]
+    ratios = []
+    for _ in range(ROUNDS):
+        times = []
+        for session in sessions:
+            begin = time.process_time()
+            run_session(session, feeds)
+            times.append(time.process_time() - begin)
+        ratios.append(times[1] / times[0])
+    worst = compare(ran.outputs, before.outputs).worst
+    share = ran.live_peak / before.live_peak
+    return Found(share, statistics.median(ratios[1:]), worst, len(split.graph.ops))
+
+
+def line(name: str, net: Net, small: bool) -> str:
+    """One row of the table."""
+    model = net.make(**(net.small if small else net.full))
+    prepared = prepare(model, Settings(threads=1, target="host"))
+    begin = time.process_time()
+    ways = chosen(prepared)
+    spent = time.process_time() - begin
+    whole = prepared.store_all_peak - prepared.weights
+    text = f"| {name} | {whole / 2**20:.1f} |"
+    for best in reversed(ways):
+        found = measured(prepared, best)
+        if found.ratio <= ALLOWED:
+            return (
+                f"{text} {found.share:.3f} | {found.ratio:.3f} | {found.worst:.1g} | {found.nodes} "
+                f"| {spent:.0f} |"
+            )
+    return f"{text} 1 | - | - | {len(prepared.graph.ops)} | {spent:.0f} |"
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--net", action="append", choices=tuple(NETS), help="repeatable; all")
+    parser.add_argument("--small", action="store_true", help="sizes of a few seconds each")
+    given = parser.parse_args()
+    print(f"processor: {platform.processor() or platform.machine()}, numpy {np.__version__}")
+    print("| net | MiB whole | live | time | differs | nodes | choosing, s |")
+    print("|---|---|---|---|---|---|---|")
+    for name in given.net or NETS:
+        print(line(name, NETS[name], given.small), flush=True)
+
+
+if __name__ == "__main__":
+    main()
