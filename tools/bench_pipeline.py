@@ -28,7 +28,7 @@ from onnxremat.pipeline.prepare import Settings, prepare
 from onnxremat.pipeline.result import Result
 from onnxremat.planner.options import PlanOptions
 
-MODELS = ("vgg16", "resnet18", "bert", "googlenet")
+MODELS = ("vgg16", "resnet18", "bert", "inception")
 BATCHES = (1, 2, 4, 8)
 NEAR, LEAST, BOUND = 0.10, 1.8, 1.9
 

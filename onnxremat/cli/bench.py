@@ -50,10 +50,18 @@ def command(
     voice.table(bench_table(timings))
     rates = {timing.name: 1 / timing.seconds for timing in timings}
     if throughput:
+        from onnxremat.pipeline.rates import predicted
+
+        told = {str(path): predicted(path) for path in models}
         for name, rate in rates.items():
-            voice.note(f"{name}: {rate:.4g} samples per second")
+            by = f", {told[name]:.4g} predicted (1 / largest load)" if told.get(name) else ""
+            voice.note(f"{name}: {rate:.4g} samples per second{by}")
     if as_json:
         rows = [vars(timing) | {"model": timing.name} for timing in timings]
         if throughput:
-            rows = [row | {"samples_per_second": rates[row["name"]]} for row in rows]
+            rows = [
+                row | {"samples_per_second": rates[row["name"]],
+                       "samples_per_second_predicted": told.get(row["name"])}
+                for row in rows
+            ]  # fmt: skip
         voice.result({"timings": rows})

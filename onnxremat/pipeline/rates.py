@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import repeat
+from pathlib import Path
 
 from onnxremat.errors import UsageError
 from onnxremat.execute.deployment import Deployment
 from onnxremat.graph.ir import Graph
+from onnxremat.graph.light import read_light
 from onnxremat.ort.profile import Feeds
 from onnxremat.pipeline.bench import Alone, Contender, Runner
+from onnxremat.rewrite.emit import metadata
 
 TURN = 0.5  # seconds of a turn, about
 FEWEST = 4  # samples of a turn
@@ -68,3 +72,10 @@ def beside_pipeline(made: Deployment, whole: Graph, name: str = "pipelined") -> 
     """A pipeline (the reference), and the whole graph on each device alone, a sample at a time."""
     devices = [device for device in made.machine.devices if device.computes]
     return [InPipeline(name, made), *(Alone(device, whole, made) for device in devices)]
+
+
+def predicted(path: Path) -> float | None:
+    """Samples per second that were predicted when a file was planned for throughput."""
+    facts = metadata(read_light(path)[0]).get("facts", "{}")
+    found: float | None = json.loads(facts).get("samples_per_second_predicted")
+    return found

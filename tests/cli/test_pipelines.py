@@ -48,6 +48,7 @@ def test_optimize_verify_inspect_bench(
     assert timed.code == 0, timed.err
     for row in timed.facts["timings"]:
         assert row["samples_per_second"] == 1 / row["seconds"]
+    assert timed.facts["timings"][0]["samples_per_second_predicted"] > 0
     assert [row["name"] for row in timed.facts["timings"]][1:] == ["cpu:0 alone", "cpu:1 alone"]
     assert cli("verify", lenet, "out.onnx", "--budget", "10KiB", "--seeds", 1).code == 6
 
