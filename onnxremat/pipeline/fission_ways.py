@@ -160,10 +160,10 @@ class _Fission:
         except UnsupportedError:
             return None
         self._seen(split.store_all_peak + split.beside.total)
-        more = split.costs.total / self.prepared.costs.total - 1
+        more = chosen.seconds / self.chooser.whole.seconds - 1
         notes = (
             f"computed in parts: {described(chosen.regions)} (whole: {why}; --fission off keeps "
-            f"it whole); all ops together take {more:+.1%} of the whole's time",
+            f"it whole), at an estimated {more:+.1%} of the whole's time",
             "figures and proof of the plan are of the graph in these parts; other parts may do "
             "better",
         )

@@ -267,7 +267,7 @@ def test_a_huge_batch_is_not_split_without_end(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(batch_split, "prepare_split", splitting)
     monkeypatch.setattr(batch_split, "MOST_OPS", 8 * len(prepared.graph.ops))
-    options = PlanOptions(time_limit=LONG, threads=1)
+    options = PlanOptions(work=100, threads=1)
     for share in (0.9, 1.01):
         with pytest.raises((InfeasibleError, NoPlanError)):
             plan_best(prepared, parse_budget(int(4_000_000 * share)), options)
