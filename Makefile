@@ -92,8 +92,9 @@ $(VENV)/ready: pyproject.toml $(wildcard onnxremat/memory/*.c)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable .
-	$(BIN)/python -c "from onnxremat.planner.search import warm_up; warm_up()"
-	$(BIN)/python -c "from onnxremat.placement.kernels import warm_up; warm_up()"
+	$(BIN)/python -c "from onnxremat.planner.search import warm_up; warm_up(); warm_up(2)" & search=$$!; \
+	$(BIN)/python -c "from onnxremat.placement.kernels import warm_up; warm_up(); import onnxremat.workers.kernels" \
+	&& wait $$search
 	@touch $@
 
 $(VENV)/dev: $(VENV)/ready

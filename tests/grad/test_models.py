@@ -45,7 +45,10 @@ SMALL: dict[str, dict[str, Any]] = {
     "mlp": {"batch": 8, "features": 16, "width": 32, "layers": 3},
 }  # fmt: skip
 LIGHT = [name for name in models.names() if name.startswith("light_")]
-SLOW = ("light_densenet121", "light_inception_v2", "light_vgg19", "densenet121")
+SLOW = (
+    "light_densenet121", "light_inception_v2", "light_vgg19", "light_zfnet512", "light_resnet50",
+    "densenet121",
+)  # fmt: skip
 # Rates at which a step in each direction of a freshly drawn model lowers the loss.
 RATES = {"vgg16": 1e-3, "vgg19": 1e-3, "squeezenet": 1e-4, "mobilenetv2": 1e-3, "unet": 0.05}
 LIGHT_RATES = {"light_squeezenet": 1e-2}

@@ -21,7 +21,11 @@ from onnxremat.rewrite.emit import metadata
 QUICK = onnxremat.PlanOptions(time_limit=20)
 
 
-MODELS = {"squeezenet": {}, "mlp": {}, "unet": {"batch": 2, "size": 32, "width": 8}}
+MODELS = {
+    "squeezenet": {},
+    "mlp": {"batch": 8, "width": 64},
+    "unet": {"batch": 2, "size": 32, "width": 8},
+}
 
 
 @pytest.fixture(scope="module", params=list(MODELS))

@@ -26,7 +26,7 @@ def build(name: str) -> onnx.ModelProto:
     return models.build(name, **MODELS[name])
 
 
-@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize("name", ["mlp", pytest.param("resnet18", marks=pytest.mark.slow)])
 def test_planned_steps_learn_what_unplanned_steps_learn(name: str) -> None:
     model = build(name)
     training = Training(optimizer="adam")
