@@ -19,7 +19,7 @@ test: $(VENV)/dev
 	$(BIN)/python -m pytest -q -x tests/test_tiny.py
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile -m 'not slow' --ignore tests/test_tiny.py tests $(ARGS)
 
-# What takes more than ten seconds a test: more of the large nets.
+# What takes more than ten seconds a test: more of the large nets; with PyTorch where it is there.
 test-slow: $(VENV)/dev
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist load -m slow tests $(ARGS)
 
@@ -30,7 +30,7 @@ coverage: $(VENV)/dev
 	$(MAKE) test ARGS="--cov --cov-report=term:skip-covered $(ARGS)"
 
 test-torch: $(VENV)/torch
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist load -m torch tests/torch tests/cli
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist load -m 'torch and not slow' tests/torch tests/cli
 
 test-zoo: $(VENV)/zoo
 	$(BIN)/python -m tests.zoo $(ARGS)

@@ -43,6 +43,7 @@ from tests.torch.kinks import Overruled
 from tests.torch.settings import SETTINGS, prepare
 
 STEPS = 20
+SLOW = ("densenet121",)
 TRAINED = [name for name, setting in SETTINGS.items() if setting.rates]
 
 
@@ -95,7 +96,9 @@ def test_gradients_equal_torch(name: str) -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in TRAINED]
+)
 def test_twenty_losses_equal_torch(name: str, optimizer: str, tmp_path: Path) -> None:
     rates = SETTINGS[name].rates[optimizer]
     race = Race(*prepare(name), optimizer, tmp_path)
