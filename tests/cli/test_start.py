@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import subprocess
 import sys
 from importlib import import_module
@@ -11,6 +12,7 @@ from importlib import import_module
 import pytest
 
 from onnxremat.cli.commands import COMMANDS, load
+from tests.conftest import ROOT
 
 # What takes long to load, or belongs to the work itself.
 HEAVY = (
@@ -35,9 +37,11 @@ sys.stderr.write(json.dumps([codes, sorted(sys.modules)]))
 
 def answered(*commands: list[str]) -> tuple[list[int], set[str]]:
     """Exit codes of some commands in a fresh process, and the modules that they loaded."""
+    # Other tests may have had every process load something first (tests/devices/any_processor.py).
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     run = subprocess.run(
         [sys.executable, "-c", SCRIPT, json.dumps(commands)],
-        capture_output=True, text=True, check=True,
+        capture_output=True, text=True, check=True, env=env, cwd=ROOT,
     )  # fmt: skip
     codes, modules = json.loads(run.stderr.splitlines()[-1])
     return codes, set(modules)
