@@ -20,6 +20,7 @@ from onnxremat.cost.table import CostTable
 from onnxremat.device.machine import PROVIDERS, Device, Machine
 from onnxremat.errors import UnsupportedError
 from onnxremat.pipeline.device_plan import DeviceModel, with_views
+from onnxremat.placement.from_problem import edges
 from onnxremat.placement.graph import PlacementGraph
 from onnxremat.planner.problem import Floats, Problem
 from onnxremat.schedule.plan import Compute, Plan, Provenance, Step, Transfer
@@ -106,7 +107,7 @@ def bridge(
     if not np.isfinite(slow).all():
         op = model.names.ops[host + int(np.flatnonzero(~np.isfinite(slow))[0])]
         raise UnsupportedError(f"op '{op}' does not run on '{cpus[0]}'", why="CPUs run every op")
-    tail, head = _edges(problem)
+    tail, head = edges(problem)
     biggest = max((limits.get(name, NO_LIMIT) for name in accelerators), default=NO_LIMIT)
     count = problem.ops - host
     graph = PlacementGraph(
@@ -125,8 +126,8 @@ def bridge(
         coloured=np.zeros(count, np.bool_),
         labels=tuple(f"node {i}" for i in range(count)),
         layer=np.full(count, -1, np.int64),
-        tail=np.asarray(tail, np.int64),
-        head=np.asarray(head, np.int64),
+        tail=tail,
+        head=head,
         out=_moving(model, tables)[host:] / UNIT,
     )
     return Bridge(model, graph, (*accelerators, *cpus))
@@ -168,18 +169,6 @@ def _readers(problem: Problem, ops: Sequence[int]) -> dict[int, list[int]]:
             if value in found:
                 found[value].append(op)
     return found
-
-
-def _edges(problem: Problem) -> tuple[list[int], list[int]]:
-    made, host = problem.producer, problem.host_inputs
-    pairs = {
-        (int(made[value]) - host, op - host)
-        for op, row in enumerate(problem.reads.lists())
-        for value in row
-        if made[value] >= host
-    }
-    tail, head = zip(*sorted(pairs), strict=True) if pairs else ((), ())
-    return list(tail), list(head)
 
 
 def _sizes(problem: Problem) -> Floats:

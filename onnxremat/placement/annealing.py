@@ -11,13 +11,11 @@ from onnxremat.placement.classes import Classes
 from onnxremat.placement.graph import Index
 from onnxremat.placement.kernels import annealing
 from onnxremat.placement.kernels.pieces import Costs
+from onnxremat.placement.rounds import Found, Rounds
 from onnxremat.planner.search.compiled import generator
 
-FIRST, MOST = 5_000, 2_000_000  # moves of a round
-GROWTH = 1.5
-HEATS = (0.03, 0.01, 0.003)  # of the value at hand, where rounds begin
+ROUNDS = Rounds(heats=(0.03, 0.01, 0.003), most=2_000_000)
 COLD = 1e-5
-SLACK = 1e-9  # relative: a gain that is less is none
 
 
 class Annealing:
@@ -62,18 +60,11 @@ class Annealing:
         """Rounds from the best placement, and from each start in turn, until time is up or the
         value is ``enough``. Starts keep all limits, and so does what is found."""
         pool = [(self.value(where), np.asarray(where, np.int64)) for where in starts]
-        best = min(pool, key=lambda entry: entry[0])
-        steps, turn = FIRST, 0
-        while turn < rounds and work.left and best[0] > enough:
-            base = best if turn % 3 else pool[turn // 3 % len(pool)]
-            found = self.round(base[1], steps, HEATS[turn % 3])
-            if found[0] < best[0] * (1 - SLACK):
-                best = found
-                work.progress(best[0], enough, "annealing")
-            turn += 1
-            if turn % 3 == 0:
-                steps = min(int(steps * GROWTH), MOST)
-        return best
+
+        def cooled(base: Found, steps: int, heat: float) -> Found:
+            return self.round(base[1], steps, heat)
+
+        return ROUNDS.improve(pool, cooled, work, enough, rounds)
 
     def descents(self, restarts: int) -> tuple[float, Index]:
         """The released local search from random placements on accelerators; memory and CPUs are

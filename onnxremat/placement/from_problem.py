@@ -54,7 +54,7 @@ def graph_of(
     slow = problem.cost[cpus[0], first:] * MILLISECONDS if cpus else acc
     slow = np.where(np.isfinite(slow), slow, NEVER * float(acc.sum() + 1.0))
     size, colour = _sizes_and_colours(problem)
-    tail, head = _edges(problem)
+    tail, head = edges(problem)
     count = problem.ops - first
     alone = np.bincount(colour, minlength=count)[colour] == 1
     labels = tuple(f"colour {g}" for g in range(int(colour.max(initial=-1)) + 1))
@@ -84,7 +84,8 @@ def _check_alike(problem: Problem, devices: Sequence[int]) -> None:
         )
 
 
-def _edges(problem: Problem) -> tuple[Index, Index]:
+def edges(problem: Problem) -> tuple[Index, Index]:
+    """Ops that make and ops that read, pair by pair, numbered without host inputs."""
     first, producer = problem.host_inputs, problem.producer
     pairs = sorted(
         {

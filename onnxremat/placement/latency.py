@@ -15,12 +15,11 @@ from onnxremat.placement.classes import Classes, condense, packed
 from onnxremat.placement.contiguous import depth_first
 from onnxremat.placement.graph import Index, PlacementGraph
 from onnxremat.placement.kernels import slots as kernel
+from onnxremat.placement.rounds import Found, Rounds
 from onnxremat.planner.problem import Floats
 from onnxremat.planner.search.compiled import generator
 
-FIRST, MOST = 5_000, 500_000  # moves of a round
-GROWTH = 1.5
-HEATS = (0.05, 0.015, 0.004)
+ROUNDS = Rounds(heats=(0.05, 0.015, 0.004), most=500_000)
 COLD = 1e-5
 CPU = -1
 METHOD = "annealing"
@@ -67,21 +66,10 @@ class Slots:
                 used[slot // self.q] += c.size[g]
         return bool((used <= graph.memory).all())
 
-    def improve(self, starts: Sequence[Index], work: Work, enough: float) -> tuple[float, Index]:
+    def improve(self, starts: Sequence[Index], work: Work, enough: float) -> Found:
         """Rounds of annealing from starts, until time is up or latency is ``enough``."""
         pool = [(self.value(where), where) for where in starts if self.fits(where)]
-        best = min(pool, key=lambda entry: entry[0])
-        steps, turn = FIRST, 0
-        while work.left and best[0] > enough:
-            base = best if turn % 3 else pool[turn // 3 % len(pool)]
-            found = self._round(base, steps, HEATS[turn % 3])
-            if found[0] < best[0] * (1 - 1e-9):
-                best = found
-                work.progress(best[0], enough, "annealing")
-            turn += 1
-            if turn % 3 == 0:
-                steps = min(int(steps * GROWTH), MOST)
-        return best
+        return ROUNDS.improve(pool, self._round, work, enough)
 
     def _round(self, base: tuple[float, Index], steps: int, heat: float) -> tuple[float, Index]:
         value, where = base

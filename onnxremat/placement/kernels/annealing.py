@@ -13,7 +13,6 @@ from numba import types
 from numpy.typing import NDArray
 
 from onnxremat.placement.graph import Index
-from onnxremat.placement.kernels.compiling import entry
 from onnxremat.placement.kernels.pieces import COSTS, Costs
 from onnxremat.planner.problem import Floats
 from onnxremat.planner.search.compiled import (
@@ -24,6 +23,7 @@ from onnxremat.planner.search.compiled import (
     U64,
     Random,
     below,
+    compiled,
     part,
     uniform,
 )
@@ -103,7 +103,7 @@ def _charge(p: Costs, s: State, e: int, d: int, sign: float) -> None:
         s.load[d, 1] += sign * p.cost[e, 1]
 
 
-@entry(types.void(COSTS, STATE, types.int64, types.int64))
+@compiled(types.void(COSTS, STATE, types.int64, types.int64), entry=True)
 def move(p: Costs, s: State, v: int, to: int) -> None:
     """Move one class."""
     a = s.where[v]
@@ -123,7 +123,7 @@ def move(p: Costs, s: State, v: int, to: int) -> None:
     s.where[v] = to
 
 
-@entry(types.float64(COSTS, STATE, types.boolean))
+@compiled(types.float64(COSTS, STATE, types.boolean), entry=True)
 def settle(p: Costs, s: State, two: bool) -> float:
     """Loads and counts of ``where``; returns its value."""
     s.pinned[:] = 0
@@ -227,7 +227,9 @@ def _exchange(p: Costs, s: State, v: int, a: int, to: int) -> int:
     return w
 
 
-@entry(types.void(COSTS, STATE, types.int64, types.float64, types.float64, types.boolean))
+@compiled(
+    types.void(COSTS, STATE, types.int64, types.float64, types.float64, types.boolean), entry=True
+)
 def anneal(p: Costs, s: State, steps: int, hot: float, cold: float, two: bool) -> None:
     """Anneal ``where`` from a temperature to another; the best goes to ``kept``."""
     now = settle(p, s, two)
@@ -264,7 +266,7 @@ def anneal(p: Costs, s: State, steps: int, hot: float, cold: float, two: bool) -
             move(p, s, s.group[q], a)
 
 
-@entry(types.int64(COSTS, STATE, types.float64))
+@compiled(types.int64(COSTS, STATE, types.float64), entry=True)
 def descend(p: Costs, s: State, least: float) -> int:
     """The released local search: the best move of one class between accelerators, memory not
     regarded, as long as it gains ``least``; returns the number of moves."""

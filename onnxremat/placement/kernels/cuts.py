@@ -10,9 +10,8 @@ from typing import NamedTuple
 from numba import types
 
 from onnxremat.placement.graph import Index
-from onnxremat.placement.kernels.compiling import entry
 from onnxremat.planner.problem import Floats
-from onnxremat.planner.search.compiled import F64, I64, part
+from onnxremat.planner.search.compiled import F64, I64, compiled, part
 
 
 class Network(NamedTuple):
@@ -63,7 +62,9 @@ def _push(g: Network, depth: int) -> float:
     return most
 
 
-@entry(types.float64(NETWORK, types.int64, types.int64, types.float64, types.float64))
+@compiled(
+    types.float64(NETWORK, types.int64, types.int64, types.float64, types.float64), entry=True
+)
 def least_cut(g: Network, source: int, sink: int, enough: float, least: float) -> float:
     """Value of a least cut, or some value of at least ``enough``; changes ``room``.
 

@@ -13,8 +13,7 @@ from numba import types
 from numpy.typing import NDArray
 
 from onnxremat.placement.graph import Index
-from onnxremat.placement.kernels.compiling import entry
-from onnxremat.planner.search.compiled import I32, I64, U64, part
+from onnxremat.planner.search.compiled import I32, I64, U64, compiled, part
 
 Words = NDArray[np.uint64]
 U64_2D = types.Array(types.uint64, 2, "C")
@@ -85,7 +84,7 @@ def _ready(g: Growing, at: int, v: int, before_at: Index, before: Index) -> bool
     return True
 
 
-@entry(types.int64(GROWING, I64, I64, U64, types.int64))
+@compiled(types.int64(GROWING, I64, I64, U64, types.int64), entry=True)
 def grow(g: Growing, before_at: Index, before: Index, key: Words, most: int) -> int:
     """Expand ideals: 0 when all are there, 1 when tables must grow, 2 at ``most`` in this call."""
     n = len(key)
@@ -106,7 +105,7 @@ def grow(g: Growing, before_at: Index, before: Index, key: Words, most: int) -> 
     return 2
 
 
-@entry(types.void(GROWING))
+@compiled(types.void(GROWING), entry=True)
 def refill(g: Growing) -> None:
     """Enter all ideals into a larger, empty hash table."""
     for i in range(g.state[1]):

@@ -14,10 +14,9 @@ from numba import types
 from numpy.typing import NDArray
 
 from onnxremat.placement.graph import Index
-from onnxremat.placement.kernels.compiling import entry
 from onnxremat.placement.kernels.lattice import U64_2D, Words
 from onnxremat.planner.problem import Floats
-from onnxremat.planner.search.compiled import F64, F64_2D, I32, I32_2D, I64, U8, part
+from onnxremat.planner.search.compiled import F64, F64_2D, I32, I32_2D, I64, U8, compiled, part
 
 I8_2D = types.Array(types.int8, 2, "C")
 
@@ -107,7 +106,9 @@ def _keep(t: Table, to: int, ideal: int, value: float, start: int, which: int, l
     return False
 
 
-@entry(types.void(COSTS, LATTICE, TABLE, WALK, types.int64, types.int64, types.int64))
+@compiled(
+    types.void(COSTS, LATTICE, TABLE, WALK, types.int64, types.int64, types.int64), entry=True
+)
 def on_accelerator(p: Costs, lat: Lattice, t: Table, w: Walk, a: int, c: int, start: int) -> None:
     """All pieces on an accelerator from a start that (a, c) devices reach."""
     cpus, last = p.devices[1], len(lat.work) - 1
@@ -188,7 +189,9 @@ def on_accelerator(p: Costs, lat: Lattice, t: Table, w: Walk, a: int, c: int, st
             low1 = _low(p, lat, t, 1, accs_left, cpus_left)
 
 
-@entry(types.void(COSTS, LATTICE, TABLE, WALK, types.int64, types.int64, types.int64))
+@compiled(
+    types.void(COSTS, LATTICE, TABLE, WALK, types.int64, types.int64, types.int64), entry=True
+)
 def on_cpu(p: Costs, lat: Lattice, t: Table, w: Walk, a: int, c: int, start: int) -> None:
     """All pieces on a CPU from a start that (a, c) devices reach."""
     cpus, last = p.devices[1], len(lat.work) - 1
@@ -230,7 +233,7 @@ def on_cpu(p: Costs, lat: Lattice, t: Table, w: Walk, a: int, c: int, start: int
             low1 = _low(p, lat, t, 1, accs_left, cpus_left)
 
 
-@entry(types.int64(COSTS, LATTICE, TABLE, types.int64, types.int64, types.int64))
+@compiled(types.int64(COSTS, LATTICE, TABLE, types.int64, types.int64, types.int64), entry=True)
 def next_start(p: Costs, lat: Lattice, t: Table, a: int, c: int, start: int) -> int:
     """The next ideal from ``start`` on that is worth a walk; the number of ideals when none is."""
     last = len(lat.work) - 1
@@ -245,7 +248,7 @@ def next_start(p: Costs, lat: Lattice, t: Table, a: int, c: int, start: int) -> 
     return last + 1
 
 
-@entry(types.void(U64_2D, F64_2D, F64_2D))
+@compiled(types.void(U64_2D, F64_2D, F64_2D), entry=True)
 def weigh(bits: Words, work: Floats, out: Floats) -> None:
     """Work of each ideal: the sum over its classes, (c, 2) to (ideals, 2)."""
     for i in range(len(bits)):

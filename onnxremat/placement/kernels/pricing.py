@@ -15,9 +15,8 @@ from numba import types
 from numpy.typing import NDArray
 
 from onnxremat.placement.graph import Index
-from onnxremat.placement.kernels.compiling import entry
 from onnxremat.planner.problem import Floats
-from onnxremat.planner.search.compiled import F64, F64_3D, I32, I64, I64_2D, U8, part
+from onnxremat.planner.search.compiled import F64, F64_3D, I32, I64, I64_2D, U8, compiled, part
 
 
 class Layers(NamedTuple):
@@ -74,7 +73,7 @@ def _spread(
         r.choice[at + i] = taken if better else r.choice[at + i]
 
 
-@entry(types.int64(LAYERS, F64, ROOM))
+@compiled(types.int64(LAYERS, F64, ROOM), entry=True)
 def fill(p: Layers, profit: Floats, r: Room) -> int:
     """The most profit of every load; which half of ``profit`` holds it, in row 0."""
     units = r.profit.shape[2]
@@ -95,7 +94,7 @@ def fill(p: Layers, profit: Floats, r: Room) -> int:
     return len(profit) & 1
 
 
-@entry(types.void(LAYERS, ROOM, types.int64, U8))
+@compiled(types.void(LAYERS, ROOM, types.int64, U8), entry=True)
 def trace(p: Layers, r: Room, load: int, inside: NDArray[np.uint8]) -> None:
     """The set behind a load of the last layer; ``inside`` is one flag per class, in its order."""
     units = r.profit.shape[2]

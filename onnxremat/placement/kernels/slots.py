@@ -13,9 +13,18 @@ from numba import types
 from numpy.typing import NDArray
 
 from onnxremat.placement.graph import Index
-from onnxremat.placement.kernels.compiling import entry
 from onnxremat.planner.problem import Floats
-from onnxremat.planner.search.compiled import F64, I64, U8, U64, Random, below, part, uniform
+from onnxremat.planner.search.compiled import (
+    F64,
+    I64,
+    U8,
+    U64,
+    Random,
+    below,
+    compiled,
+    part,
+    uniform,
+)
 
 LARGEST = 32  # classes of a cluster that moves
 
@@ -147,7 +156,7 @@ def _tell(g: Nodes, t: Clock, v: int, end: float, top: int) -> int:
     return top
 
 
-@entry(types.float64(NODES, CLOCK))
+@compiled(types.float64(NODES, CLOCK), entry=True)
 def evaluate(g: Nodes, t: Clock) -> float:
     """Latency of ``slot``; infinite where slots wait for each other in a circle."""
     n, left, total = len(g.acc), len(g.acc), 0.0
@@ -247,7 +256,7 @@ def _home(g: Nodes, slot: int) -> int:
     return slot // g.shape[1] if slot >= 0 else -1
 
 
-@entry(types.void(NODES, CLOCK, types.int64, types.float64, types.float64))
+@compiled(types.void(NODES, CLOCK, types.int64, types.float64, types.float64), entry=True)
 def anneal(g: Nodes, t: Clock, steps: int, hot: float, cold: float) -> None:
     """Anneal ``slot`` from a temperature to another; the best goes to ``kept``. All nodes of a
     class move together."""

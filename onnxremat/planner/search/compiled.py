@@ -9,7 +9,8 @@ either: taking an array out of a named tuple counts twice, atomically, and left 
 five sixths of the time of the search.
 
 Numba takes a compiled kernel from its cache when the kernel's own file is as it was, though what it
-calls may have changed. So the cache lies in a folder named by the content of all these files.
+calls may have changed. So the cache lies in a folder named by the content of all files beside it
+and beside this module, whose pieces kernels of other folders use.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def compiled(signature: Any, *, entry: bool = False) -> Callable[[Kernel], Kerne
 
     def with_cache(function: Kernel) -> Kernel:
         asked = numba.config.CACHE_DIR  # of other kernels in this process: left as it is
-        numba.config.CACHE_DIR = cache_folder(Path(__file__).parent, asked)
+        numba.config.CACHE_DIR = cache_folder(Path(function.__code__.co_filename).parent, asked)
         try:
             return decorator(function)
         finally:
@@ -65,15 +66,17 @@ def compiled(signature: Any, *, entry: bool = False) -> Callable[[Kernel], Kerne
 
 @cache
 def cache_folder(kernels: Path, asked: str = "") -> str:
-    """Where the kernels of a folder are kept compiled: another place whenever one of them changes.
+    """Where the kernels of a folder are kept compiled: another place whenever one of them changes,
+    or one of this folder, which they may use.
 
     Args:
         asked: ``NUMBA_CACHE_DIR``, "" for beside the kernels. Where that cannot be written, Numba
             takes the user's cache.
     """
     content = hashlib.sha256()
-    for file in sorted(kernels.glob("*.py")):
-        content.update(file.read_bytes())
+    for folder in dict.fromkeys((kernels, Path(__file__).parent)):
+        for file in sorted(folder.glob("*.py")):
+            content.update(file.read_bytes())
     inside = Path(asked) if asked else kernels / "__pycache__"
     return str(inside / f"kernels-{content.hexdigest()[:16]}")
 
