@@ -11,12 +11,9 @@ import onnx
 from onnxremat.errors import ModelError, UnsupportedError, UsageError
 from onnxremat.grad import training_of
 from onnxremat.graph.ir import Graph
-from onnxremat.graph.onnx_io import to_model
-from onnxremat.graph.order import without_dead_ops
-from onnxremat.ort.infer import build_graph
-from onnxremat.ort.profile import Feeds, named_outputs
+from onnxremat.ort.profile import Feeds
+from onnxremat.pipeline.against_whole import against_whole, run_parts
 from onnxremat.rewrite.split_batch import split_batch
-from onnxremat.session.compare import compare
 
 WHOLE = "leave out --split-batch"
 
@@ -63,16 +60,13 @@ def _checked(
 ) -> Graph:
     """The graph of a model in parts, which has to give what the whole does."""
     try:
-        made = without_dead_ops(build_graph(model, folder))
-        found = named_outputs(to_model(made), feeds, folder)
+        made, found = run_parts(model, feeds, folder)
     except ModelError as error:
         raise UnsupportedError(
             "the model does not run with its batch in parts", why=error.why or error.what,
             hint=f"the batch size is in a constant, or rows depend on each other: {WHOLE}",
         ) from error  # fmt: skip
-    if wanted is None:
-        wanted = named_outputs(to_model(graph), feeds, folder)
-    one = compare(found, wanted)
+    one = against_whole(found, graph, feeds, folder, wanted)
     if not one.ok:
         raise UnsupportedError(
             f"output '{one.output}' is another one with the batch in parts",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from onnxremat.errors import OnnxrematError, UnsupportedError, UsageError
 from onnxremat.pipeline.closed_loop import Candidate, Unfit, attempt, load_search
 from onnxremat.pipeline.in_session import OneSession
-from onnxremat.pipeline.limits import Limit, limit_of
+from onnxremat.pipeline.limits import Limit, fixed_bytes, limit_of
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared, prepare_split
 from onnxremat.pipeline.refusal import Least, refusal
@@ -108,7 +108,7 @@ class _Parts:
         """A plan of as few parts as need no recomputation, or of the most there can be."""
         limit = self.limit(self.prepared).planned
         room = limit - self.prepared.weights
-        if self._floor() > limit + self.prepared.beside.total:
+        if fixed_bytes(self.prepared) > limit:
             return None
         parts = 2
         while parts * room < self._values and self._may_be(2 * parts):
@@ -204,7 +204,7 @@ class _Parts:
         every = whole or self.batch in self.splits
         works = Least(
             least.candidate.budget,
-            least.lower if every else self._floor(),
+            least.lower if every else fixed_bytes(self.prepared) + self.prepared.beside.total,
             ", ".join(filter(None, (tried, least.why))) if every else "weights and results",
             f"the batch in {parts} parts" if parts > 1 else "",
         )
@@ -216,11 +216,6 @@ class _Parts:
             all_ways=whole and unfit.found.certificate.any_order,
             notes=(*self.prepared.notes, *([self.words] if self.why else [])),
         )
-
-    def _floor(self) -> int:
-        """Bytes of weights and results, and beside them, that are there in any number of parts."""
-        graph, fixed = self.prepared.graph, self.prepared.weights + self.prepared.beside.total
-        return fixed + sum(graph.tensors[name].bytes for name in graph.outputs)
 
 
 def _noted(split: Prepared, parts: int, why: str) -> Prepared:

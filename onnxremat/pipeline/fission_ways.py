@@ -12,7 +12,7 @@ from onnxremat.pipeline.batch_split import LITTLE, plan_best
 from onnxremat.pipeline.closed_loop import Candidate, attempt, load_search
 from onnxremat.pipeline.in_regions import channels_per_block
 from onnxremat.pipeline.in_session import OneSession
-from onnxremat.pipeline.limits import Limit, limit_of
+from onnxremat.pipeline.limits import Limit, fixed_bytes, limit_of
 from onnxremat.pipeline.phases import PLAN, Phases
 from onnxremat.pipeline.prepare import Prepared, prepare_fission
 from onnxremat.pipeline.within_budget import at_minimum, smallest
@@ -141,7 +141,7 @@ class _Fission:
         split = self._split(self._chosen(0), "needs more")
         if split is None or split.store_all_peak > whole.held / LEANER:
             return whole
-        floor = self._floor() + self.prepared.beside.total
+        floor = fixed_bytes(self.prepared) + self.prepared.beside.total
         why = "weights and results, which are there in any parts"
         least = smallest(split, self.options.within(WHOLE), self.log)
         found = at_minimum(split, replace(least, lower=floor, why=why), self.options, self.log)
@@ -172,15 +172,10 @@ class _Fission:
     def _seen(self, budget: int) -> None:
         self.least = min(budget, self.least or budget)
 
-    def _floor(self) -> int:
-        """Bytes of weights and results, which are there in any parts."""
-        graph = self.prepared.graph
-        return self.prepared.weights + sum(graph.tensors[name].bytes for name in graph.outputs)
-
     def refusal(self, error: OnnxrematError, limit: Limit) -> OnnxrematError:
         """What is known of plans of the whole and of parts: no proof where parts need less."""
         works = getattr(error, "smallest", None)
-        if self.least is None or limit.planned < self._floor():
+        if self.least is None or limit.planned < fixed_bytes(self.prepared):
             return error
         if works is not None and self.least > LEANER * works:
             return error

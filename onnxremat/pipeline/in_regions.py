@@ -11,12 +11,10 @@ from onnxremat.fission.region import Region
 from onnxremat.fission.split import split
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
-from onnxremat.graph.order import without_dead_ops
 from onnxremat.graph.spans import CannotSplitError
 from onnxremat.ort.blocks import DOMAIN, block_size
-from onnxremat.ort.infer import build_graph
-from onnxremat.ort.profile import Feeds, named_outputs
-from onnxremat.session.compare import compare
+from onnxremat.ort.profile import Feeds
+from onnxremat.pipeline.against_whole import against_whole, run_parts
 
 OFF = "leave them whole with --fission off"
 
@@ -57,16 +55,13 @@ def in_regions(
             )
     try:
         model = to_model(split(graph, regions, channels_per_block(graph)).graph)
-        made = without_dead_ops(build_graph(model, folder))
-        found = named_outputs(to_model(made), feeds, folder)
+        made, found = run_parts(model, feeds, folder)
     except (ModelError, CannotSplitError) as error:
         why = (error.why or error.what) if isinstance(error, ModelError) else str(error)
         raise UnsupportedError(
             "the model does not run with regions in parts", why=why, hint=OFF
         ) from error
-    if wanted is None:
-        wanted = named_outputs(to_model(graph), feeds, folder)
-    one = compare(found, wanted)
+    one = against_whole(found, graph, feeds, folder, wanted)
     if not one.ok:
         raise UnsupportedError(
             f"output '{one.output}' is another one with regions in parts",

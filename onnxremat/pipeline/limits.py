@@ -35,6 +35,12 @@ class Limit:
         return self.planned + beside if self.total is None else self.total
 
 
+def fixed_bytes(prepared: Prepared) -> int:
+    """Bytes of weights and results, which are there whatever is computed in parts."""
+    graph = prepared.graph
+    return prepared.weights + sum(graph.tensors[name].bytes for name in graph.outputs)
+
+
 def limit_of(prepared: Prepared, budget: Budget) -> Limit | None:
     """A budget in bytes, None for ``min``."""
     size = budget.resolve(device_bytes=memory_bytes(), peak_bytes=prepared.baseline_peak)

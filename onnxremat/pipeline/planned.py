@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import onnx
 
 from onnxremat.errors import UsageError
 from onnxremat.execute.deployment import Deployment, read_deployment
@@ -48,6 +51,70 @@ class Planned:
     budgets: Mapping[str, int]
 
 
+@dataclass(frozen=True)
+class Written:
+    """A planned model's file.
+
+    Attributes:
+        model: without its large weights.
+        about: its metadata.
+        folder: where it lies.
+    """
+
+    model: onnx.ModelProto
+    about: Mapping[str, str]
+    folder: Path
+
+    @property
+    def several(self) -> bool:
+        """Its plan is over several devices."""
+        return "devices" in self.about
+
+    @cached_property
+    def facts(self) -> Mapping[str, Any]:
+        """Figures written with the plan."""
+        return figures(self.about)
+
+    @property
+    def scratch(self) -> Mapping[str, int]:
+        """Bytes of workspace per op."""
+        return figures(self.about, "scratch")
+
+    @cached_property
+    def plan(self) -> Plan:
+        """Of one session."""
+        return unpack(self.about["plan"])
+
+    @property
+    def options(self) -> Options:
+        """That a session is to be opened with."""
+        return options_of(self.model)
+
+    def graphs(self) -> tuple[Graph, Graph]:
+        """The graph that the plan is one of, and the graph that runs."""
+        if self.options.fuses:  # written as it was
+            graph = as_loaded(self.model, self.plan, self.folder)
+            return graph, graph
+        return build_graph(restored(self.model), self.folder), build_graph(self.model, self.folder)
+
+
+def read_written(path: Path) -> Written:
+    """A file that carries a plan.
+
+    Raises:
+        UsageError: it carries none.
+        ModelError: it cannot be read.
+    """
+    model = read_model(path)
+    about = metadata(model)
+    if "plan" not in about:
+        raise UsageError(
+            f"{path} carries no plan",
+            hint="make one with: onnxremat optimize IN.onnx OUT.onnx --budget 0.6x",
+        )
+    return Written(model, about, path.parent)
+
+
 def read_planned(path: Path) -> Planned:
     """A model that onnxremat wrote, for one device or several.
 
@@ -55,25 +122,14 @@ def read_planned(path: Path) -> Planned:
         UsageError: it carries no plan.
         ModelError: it cannot be read, or was changed after it was planned.
     """
-    model = read_model(path)
-    facts = metadata(model)
-    if "plan" not in facts:
-        raise UsageError(
-            f"{path} carries no plan",
-            hint="make one with: onnxremat optimize IN.onnx OUT.onnx --budget 0.6x",
-        )
-    said, scratch = figures(facts), figures(facts, "scratch")
-    if "devices" in facts:
-        return _several(read_deployment(path), said)
-    plan = unpack(facts["plan"])
-    options = options_of(model)
-    if options.fuses:  # written as it was
-        graph = carried = as_loaded(model, plan, path.parent)
-    else:
-        graph = build_graph(restored(model), path.parent)
-        carried = build_graph(model, path.parent)
-    weights = said.get("weight_bytes")
-    return _single(graph, plan, carried, options, scratch, weights, said)
+    written = read_written(path)
+    if written.several:
+        return _several(read_deployment(path), written.facts)
+    graph, carried = written.graphs()
+    weights = written.facts.get("weight_bytes")
+    return _single(
+        graph, written.plan, carried, written.options, written.scratch, weights, written.facts
+    )
 
 
 def prepare_for(

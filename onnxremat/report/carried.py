@@ -10,19 +10,14 @@ from typing import Any
 from onnxremat.cost.analytic import analytic_costs
 from onnxremat.errors import UsageError
 from onnxremat.graph.ir import Graph
-from onnxremat.graph.onnx_io import read_model
-from onnxremat.ort.infer import build_graph
 from onnxremat.ort.session import Options
-from onnxremat.pipeline.planned import prepare_for
+from onnxremat.pipeline.planned import prepare_for, read_written
 from onnxremat.pipeline.prepare import Settings
-from onnxremat.pipeline.unchanged import as_loaded
 from onnxremat.report.holders import Holders
 from onnxremat.report.recomputed import Recomputed, recomputed_ops
-from onnxremat.rewrite.emit import figures, metadata, rewrite, unpack
-from onnxremat.rewrite.restore import restored
+from onnxremat.rewrite.emit import rewrite
 from onnxremat.schedule.plan import Plan
 from onnxremat.schedule.simulate import Rules, simulate
-from onnxremat.session.load import options_of
 from onnxremat.session.measure import executed
 
 
@@ -61,24 +56,13 @@ def read_carried(path: Path) -> Carried:
     Raises:
         UsageError: it carries no plan, or one over several devices.
     """
-    model = read_model(path)
-    about = metadata(model)
-    if "plan" not in about:
-        raise UsageError(
-            f"{path} carries no plan",
-            hint="make one with: onnxremat optimize IN.onnx OUT.onnx --budget 0.6x",
-        )
-    if "devices" in about:
+    written = read_written(path)
+    if written.several:
         raise several()
-    plan, options = unpack(about["plan"]), options_of(model)
-    if options.fuses:  # written as it was
-        planned = carried = as_loaded(model, plan, path.parent)
-    else:
-        planned = build_graph(restored(model), path.parent)
-        carried = build_graph(model, path.parent)
-    facts, scratch = figures(about), figures(about, "scratch")
-    weights = facts.get("weight_bytes")
-    return Carried(path.name, facts, plan, planned, _run(carried, options, scratch, weights))
+    planned, carried = written.graphs()
+    weights = written.facts.get("weight_bytes")
+    holders = _run(carried, written.options, written.scratch, weights)
+    return Carried(path.name, written.facts, written.plan, planned, holders)
 
 
 def of_model(plan: Plan, source: Path, settings: Settings) -> Carried:

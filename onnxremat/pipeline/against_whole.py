@@ -1,0 +1,45 @@
+"""A graph in parts beside the whole: what it gives on the same inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from onnxremat.graph.ir import Graph
+from onnxremat.graph.onnx_io import to_model
+from onnxremat.graph.order import without_dead_ops
+from onnxremat.ort.infer import build_graph
+from onnxremat.ort.profile import Feeds, named_outputs
+from onnxremat.session.compare import Difference, compare
+
+
+def run_parts(
+    model: onnx.ModelProto, feeds: Feeds, folder: Path | None
+) -> tuple[Graph, dict[str, Any]]:
+    """The graph of a model in parts, and what it gives.
+
+    Raises:
+        ModelError: it does not run.
+    """
+    made = without_dead_ops(build_graph(model, folder))
+    return made, named_outputs(to_model(made), feeds, folder)
+
+
+def against_whole(
+    found: Mapping[str, Any],
+    graph: Graph,
+    feeds: Feeds,
+    folder: Path | None,
+    wanted: Mapping[str, Any] | None,
+) -> Difference:
+    """How far what parts gave is from what the whole gives.
+
+    Args:
+        wanted: the latter, where it is known.
+    """
+    if wanted is None:
+        wanted = named_outputs(to_model(graph), feeds, folder)
+    return compare(found, wanted)
