@@ -16,7 +16,7 @@ from onnxremat.ort.infer import build_graph
 from onnxremat.ort.profile import Feeds
 from onnxremat.ort.session import DEFAULT, open_session, session_options
 from onnxremat.pipeline.artifact import CPU, NEAR, Artifact, Check, Kind, Measured
-from onnxremat.pipeline.in_session import InOneSession
+from onnxremat.pipeline.in_session import InOneSession, SessionRun
 from onnxremat.pipeline.over_devices import OverDevices
 from onnxremat.pipeline.pipelined import as_artifact
 from onnxremat.pipeline.prepare import Settings, Source
@@ -42,12 +42,19 @@ class Verification:
         resident: bytes a fresh process rises by: through ``onnxremat.load`` (``loaded``), a plain
             session with the options of the plan (``planned``), under default options
             (``default``); None where unknown.
+        beside: bytes of one session that its budget counts beside weights and values.
     """
 
     checks: tuple[Check, ...]
     run: Measured
     facts: Mapping[str, Any]
     resident: Mapping[str, int | None]
+    beside: int = 0
+
+    @property
+    def process(self) -> int | None:
+        """Bytes that the process of one session takes; None of several devices."""
+        return self.run.peaks[CPU] + self.beside if isinstance(self.run, SessionRun) else None
 
     @property
     def ok(self) -> bool:
@@ -74,6 +81,8 @@ class Verification:
             "ok": self.ok,
             "checks": [vars(check) for check in self.checks],
             "peak_predicted_bytes": self.facts.get("peak_predicted_bytes"),
+            "beside_bytes": self.beside,
+            "process_bytes": self.process,
             "resident_bytes": dict(self.resident),
             **self.run.figures(),
         }
@@ -121,7 +130,7 @@ def verify(
         if room:
             checks.append(_in_limit(rises["loaded"], room))
     checks += bytes_checks(written.predicted, run, limits, written.artifact.beside)
-    return Verification(tuple(checks), run, written.facts, resident)
+    return Verification(tuple(checks), run, written.facts, resident, written.artifact.beside)
 
 
 def verify_deployment(made: Deployment, feeds: Feeds) -> Verification:
