@@ -64,10 +64,16 @@ class Training:
 
     def run(self, _: None, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
         """One step on what of the feeds is data."""
-        about = self.trainer.training
-        return [
-            np.array(self.trainer.step({name: feeds[name] for name in (*about.data, about.target)}))
-        ]
+        return [np.array(self.trainer.step(feeds))]
+
+
+def data_of(step: str) -> list[str]:
+    """Inputs of a training step that are no parameters or state, nor set by the trainer."""
+    from onnxremat.grad import training_of
+    from onnxremat.graph.wire import read_light
+
+    about = training_of(read_light(Path(step)).head)
+    return [*about.data, about.target]
 
 
 def trainer_of(weights: str, threads: int) -> Callable[[str], Any]:
@@ -107,7 +113,8 @@ def work(way: str, file: str, data: str, threads: int, room: int, weights: str) 
     if room:
         limit_data(room)
     with np.load(data) as given:
-        feeds = {name: given[name] for name in given.files}
+        names = data_of(file) if way == "trainer" else given.files
+        feeds = {name: given[name] for name in names}
     inputs = sum(value.nbytes for value in feeds.values())
     begin = time.perf_counter()
     session = opened(file)

@@ -257,7 +257,7 @@ def test_sweep(cli: Command, folder: Path, chain: Path, warm: None) -> None:
     assert said.code == 0, said.err
     assert json.loads(Path("curve.json").read_text()) == said.facts
     high, low = said.facts["points"]
-    assert high["budget"] > low["budget"]
+    assert high["limit"] > low["limit"]
     assert high["overhead"] <= low["overhead"]
     assert Path("curve.png").read_bytes().startswith(b"\x89PNG")
     assert listing() == ["curve.json", "curve.png"]
