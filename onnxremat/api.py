@@ -410,7 +410,7 @@ def load_devices(
         UsageError: the file carries no plan over several devices.
         MissingComponentError: a device's provider is not here.
     """
-    return read_deployment(path).executor(state, overlap)
+    return read_deployment(path, mapped=True).executor(state, overlap)
 
 
 def load_pipeline(path: str | os.PathLike[str], *, in_flight: int | None = None) -> Pipeline:
@@ -429,7 +429,7 @@ def load_pipeline(path: str | os.PathLike[str], *, in_flight: int | None = None)
         UnsupportedError: a sample would come back to a device that it has left.
         MissingComponentError: a device's provider is not here.
     """
-    made = read_deployment(path)
+    made = read_deployment(path, mapped=True)
     if not made.in_flight and in_flight is None:
         raise UsageError(
             f"{path} was not planned for samples in flight",

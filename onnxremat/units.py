@@ -41,8 +41,12 @@ def parse_bytes(text: str) -> int:
     return value
 
 
-def format_bytes(count: float) -> str:
-    """Binary units with three significant digits: ``1.50 GiB``."""
+def format_bytes(count: float, *, up: bool = False) -> str:
+    """Binary units with three significant digits: ``1.50 GiB``.
+
+    Args:
+        up: never less than ``count``, so that as a budget it is enough.
+    """
     size, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
     while abs(size) >= 1024 and len(units) > 1:
         size /= 1024
@@ -51,6 +55,8 @@ def format_bytes(count: float) -> str:
     if unit == "B":
         return f"{size:.0f} B"
     digits = 2 if abs(size) < 10 else 1 if abs(size) < 100 else 0
+    if up:
+        size = math.ceil(size * 10**digits) / 10**digits
     return f"{size:.{digits}f} {unit}"
 
 

@@ -16,7 +16,6 @@ from onnxremat.planner.options import (
     PLANNERS,
 )
 from onnxremat.report.suffix import check_suffix
-from onnxremat.units import format_bytes
 
 if TYPE_CHECKING:
     from onnxremat.fission.region import Region
@@ -274,12 +273,11 @@ def tell_checks(voice: Voice, checks: Sequence[Check]) -> None:
 
 
 def tell_beside(voice: Voice, subject: Subject) -> None:
-    """What the budgets of a study leave out."""
+    """What budgets count beside weights and values."""
     if subject.model is not None and subject.beside:
         voice.note(
-            "budgets and peaks here are of weights and values; a process takes "
-            f"{format_bytes(subject.beside)} more ({subject.model.beside.words}), which --budget "
-            "in bytes counts"
+            f"counted beside weights and values: {subject.model.beside.words}, and the nodes of "
+            "recomputations"
         )
 
 

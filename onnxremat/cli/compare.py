@@ -89,6 +89,7 @@ def command(
             {
                 "model": found.subject.name,
                 "baseline_peak_bytes": found.subject.baseline_peak,
+                "baseline_process_bytes": found.subject.baseline_process,
                 "beside_bytes": found.subject.beside,
                 "store_all_seconds": found.subject.store_all_seconds,
                 "standings": [asdict(standing) for standing in found.standings],

@@ -75,9 +75,9 @@ def command(
     if as_json:
         voice.result(told.facts())
     if told.verdict and told.verdict.keeps is False:
-        least = told.smallest.bytes
+        least = told.process(told.smallest)
         raise InfeasibleError(
-            f"no plan for {prepared.name} fits {told.verdict.budget} B", why=told.verdict.words,
+            f"no plan for {prepared.name} fits {told.asked} B", why=told.verdict.words,
             hint=f"--budget {limit(least)}, the smallest budget found here", smallest=least,
-            lower_bound=told.verdict.lower,
+            lower_bound=told.verdict.lower + prepared.beside.total,
         )  # fmt: skip

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from onnxremat.cli import args
 from onnxremat.cli.console import Voice, percent, size
+from onnxremat.errors import UnsupportedError, UsageError
 
 if TYPE_CHECKING:
     import onnx
+
+    from onnxremat.memory.arena import Region
+    from onnxremat.ort.session import Options
 
 MOST = 12  # inputs, and outputs, that are shown to people
 OF_SESSIONS = (
@@ -21,6 +26,10 @@ OF_SESSIONS = (
     "bound_any_order",
     "bound_staged",
 )
+OF_PROCESSES = (  # as the other commands name them; weights as the session keeps them
+    "limit_bytes", "beside_bytes", "process_bytes", "peak_predicted_bytes", "peak_measured_bytes",
+    "weight_bytes",
+)  # fmt: skip
 OF_PIPELINES = (
     "objective", "in_flight", "samples_per_second_predicted", "loads_seconds", "max_load_seconds",
     "bound_seconds", "gap",
@@ -32,6 +41,13 @@ def command(
     snippet: Annotated[
         bool, typer.Option("--snippets/--no-snippets", help="Show code that opens the model.")
     ] = True,
+    region: Annotated[
+        bool,
+        typer.Option(
+            "--region",
+            help="Find the least arena that serves the model, for the code: runs it, in seconds.",
+        ),
+    ] = False,
     as_json: args.Json = False,
     quiet: args.Quiet = False,
 ) -> None:
@@ -43,7 +59,7 @@ def command(
         plan = api.read_plan(source)
         facts: dict[str, Any] = {"kind": "plan", **_plan(plan)}
     else:
-        facts = _model(source)
+        facts = _model(source, region)
     if as_json:
         voice.result(facts)
         return
@@ -109,11 +125,12 @@ def _plan(plan: Any) -> dict[str, Any]:
     }
 
 
-def _model(source: Any) -> dict[str, Any]:
+def _model(source: Path, region: bool) -> dict[str, Any]:
     from onnxremat.graph.onnx_io import read_model
     from onnxremat.ort.offline import weight_bytes
     from onnxremat.rewrite.emit import figures, metadata, unpack
-    from onnxremat.session.load import options_of, snippets
+    from onnxremat.session.load import options_of
+    from onnxremat.session.snippets import Snippets
 
     model = read_model(source)
     constants = {t.name for t in model.graph.initializer}
@@ -134,8 +151,23 @@ def _model(source: Any) -> dict[str, Any]:
         facts |= _plan(unpack(planned["plan"]))
         facts["options"] = options.to_json()
         facts["facts"] = told = figures(planned)
+        facts |= {key: told[key] for key in OF_PROCESSES if told.get(key) is not None}
         if told.get("in_flight"):
             facts = {key: value for key, value in facts.items() if key not in OF_SESSIONS}
             facts |= {key: told[key] for key in OF_PIPELINES}
-        facts["snippets"] = snippets(str(source), options)
+        least = _region(source, options) if region else None
+        facts["snippets"] = Snippets(str(source), options, least).by_language()
+        facts |= {"region_bytes": least.bytes} if least else {}
+    elif region:
+        raise UsageError(f"{source} carries no plan", why="--region is for planned models")
     return facts
+
+
+def _region(source: Path, options: Options) -> Region:
+    from onnxremat.memory.arena import Region
+    from onnxremat.session.region import find_region
+
+    found = find_region(source, options)
+    if not isinstance(found, Region):
+        raise UnsupportedError("there is no such arena", where=str(source), why=found)
+    return found

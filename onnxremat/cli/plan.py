@@ -15,7 +15,7 @@ from onnxremat.device.host import processors
 from onnxremat.errors import UsageError
 from onnxremat.planner.options import Method, PlanOptions
 from onnxremat.report.suffix import check_suffix
-from onnxremat.units import format_seconds, one_budget
+from onnxremat.units import format_bytes, format_seconds, one_budget
 
 if TYPE_CHECKING:
     from onnxremat.pipeline.closed_loop import Candidate
@@ -229,7 +229,9 @@ def _facts(made: Candidate) -> dict[str, Any]:
     return {
         "status": facts.status,
         "budget_bytes": made.budget,
+        "limit_bytes": made.limit,
         "beside_bytes": made.artifact.beside,
+        "process_bytes": made.held + made.artifact.beside,
         "peak_predicted_bytes": made.peak,
         "peak_measured_bytes": made.measured.peaks[CPU] if made.measured else None,
         "overhead_planned": facts.overhead,
@@ -245,13 +247,21 @@ def _facts(made: Candidate) -> dict[str, Any]:
     }
 
 
+def _takes(facts: dict[str, Any]) -> str:
+    """Of a graph file bytes of the problem, of a model those of the process."""
+    peak, whole = facts["peak_predicted_bytes"], facts.get("process_bytes")
+    if whole is None:
+        return f"peak {size(peak)} of {size(facts['budget_bytes'])}"
+    taken, budget = (format_bytes(n, up=True) for n in (whole, facts["budget_bytes"]))
+    return f"takes {taken} of {budget}, {size(peak)} of it weights and values"
+
+
 def _sentence(facts: dict[str, Any]) -> str:
     scope = "any order" if facts["bound_any_order"] else "this order"
     if facts["bound_staged"]:
         scope = "plans that run each op at most once per stage, in this order"
     return (
-        f"{facts['status']}: peak {size(facts['peak_predicted_bytes'])} of "
-        f"{size(facts['budget_bytes'])}, overhead {percent(facts['overhead_planned'])}, bound "
+        f"{facts['status']}: {_takes(facts)}, overhead {percent(facts['overhead_planned'])}, bound "
         f"{percent(facts['bound'])} ({scope}), {facts['recomputed_ops']} recomputations, "
         f"{facts['planner']}, planned in {format_seconds(facts['plan_seconds'])}"
     )

@@ -9,7 +9,7 @@ import typer
 
 from onnxremat.cli import args
 from onnxremat.cli.console import Voice, size
-from onnxremat.units import format_seconds
+from onnxremat.units import format_bytes, format_seconds
 
 
 def command(
@@ -39,7 +39,11 @@ def command(
         voice.say("running")
         facts = run_once(source, settings, runs, default_options, save)
     voice.note(
-        f"peak {size(facts['peak_measured_bytes'])} (weights {size(facts['weight_bytes'])}), "
+        f"takes {format_bytes(facts['process_bytes'], up=True)}: "
+        f"{size(facts['peak_measured_bytes'])} of weights and values (weights "
+        f"{size(facts['weight_bytes'])}), {size(facts['beside_bytes'])} beside them"
+    )
+    voice.note(
         f"arena holds {size(facts['arena_bytes'])}, {facts['kernels']} kernels, "
         f"{format_seconds(facts['seconds'])} in kernels"
     )

@@ -131,7 +131,8 @@ def _tell(voice: Voice, curve: api.Curve, output: Path | None, plot: Path | None
     if plot:
         draw_curve(
             curve.points, plot, title=curve.subject.name,
-            store_all_peak=curve.subject.baseline_peak, infeasible_below=curve.infeasible_below,
+            store_all_peak=curve.subject.baseline_process,
+            reference="what the original takes", infeasible_below=curve.infeasible_below,
         )  # fmt: skip
     for path in (output, plot):
         if path:

@@ -31,7 +31,11 @@ from onnxremat.execute.waits import waits_within, worst_case
 from onnxremat.grad import training_of
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import read_model
+from onnxremat.graph.wire import existing, read_light
+from onnxremat.memory.mapped import can_own
+from onnxremat.memory.native import missing
 from onnxremat.ort.infer import build_graph
+from onnxremat.ort.providers import CPU
 from onnxremat.ort.session import TUNED
 from onnxremat.rewrite.annotate import annotated, summary
 from onnxremat.rewrite.emit import metadata, pack, set_metadata, unpack
@@ -56,6 +60,7 @@ class Deployment:
         limits: bytes per device, for those that have a limit.
         waits: (before, after) actions, so that devices side by side keep their limits.
         folder: where external weights are.
+        file: that has the big weights inside, which were not read; None where they were.
         predicted: bytes per device, one action after the other; empty when read from a file.
         worst: bytes no device can exceed side by side; likewise.
         seconds: predicted seconds per action, of the costs of its ops; likewise.
@@ -81,6 +86,7 @@ class Deployment:
     around: float = 0.0
     scratch: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     in_flight: int = 0
+    file: Path | None = None
 
     @cached_property
     def side_by_side(self) -> bool:
@@ -131,7 +137,7 @@ class Deployment:
         """
         return kind(
             self.parts, self.machine, folder=self.folder, state=state, overlap=overlap,
-            waits=self.waits, limits=self.limits,
+            waits=self.waits, limits=self.limits, file=self.file,
         )  # fmt: skip
 
     def pipeline(self, in_flight: int | None = None, log: list[Event] | None = None) -> Pipeline:
@@ -289,14 +295,18 @@ def _check_machine(plan: Plan, machine: Machine) -> None:
             machine.link(step.source, step.target)
 
 
-def read_deployment(path: str | os.PathLike[str]) -> Deployment:
+def read_deployment(path: str | os.PathLike[str], *, mapped: bool = False) -> Deployment:
     """What :meth:`Deployment.model` wrote.
+
+    Args:
+        mapped: it will be run, by sessions of the processor, which map big weights from the file
+            instead of getting copies of them.
 
     Raises:
         UsageError: the model carries no plan over devices, or a damaged one.
         ModelError: the file cannot be read, or was changed after it was planned.
     """
-    model = read_model(path)
+    model, file = _opened(existing(path), mapped)
     facts = metadata(model)
     if "devices" not in facts or "plan" not in facts:
         raise UsageError(
@@ -319,6 +329,8 @@ def read_deployment(path: str | os.PathLike[str]) -> Deployment:
         in_flight = int(about.get("in_flight", 0))
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"the device plan in {path} is damaged", why=repr(error)) from error
+    if file is not None and any(device.provider != CPU for device in machine.devices):
+        return read_deployment(path)  # other providers are given weights with their model
     plan = unpack(facts["plan"])
     folder = Path(path).parent
     graph = build_graph(restored(model), folder)
@@ -331,8 +343,18 @@ def read_deployment(path: str | os.PathLike[str]) -> Deployment:
     pairs = training_pairs(model)
     parts = partition(follow(graph, plan), pairs=pairs, cuts=cuts)
     return Deployment(
-        graph, plan, machine, parts, limits, waits, folder, scratch=scratch, in_flight=in_flight
-    )
+        graph, plan, machine, parts, limits, waits, folder, scratch=scratch, in_flight=in_flight,
+        file=file,
+    )  # fmt: skip
+
+
+def _opened(path: Path, mapped: bool) -> tuple[onnx.ModelProto, Path | None]:
+    """A model, and its file where that keeps the big weights: sessions map them from there."""
+    if mapped and can_own() and not missing() and not path.is_symlink():
+        light = read_light(path)
+        if light.weights and not light.elsewhere:
+            return onnx.ModelProto.FromString(light.content), path.resolve()
+    return read_model(path), None
 
 
 def training_pairs(model: onnx.ModelProto) -> tuple[tuple[str, str], ...]:

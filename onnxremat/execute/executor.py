@@ -9,6 +9,7 @@ runs in the calling thread.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -27,10 +28,13 @@ from onnxremat.execute.streams import overlaps, streams
 from onnxremat.execute.traffic import traffic
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
+from onnxremat.graph.wire import read_light
+from onnxremat.memory.native import missing
+from onnxremat.memory.session import PlannedSession
 from onnxremat.ort.denormals import denormals_as_zero
 from onnxremat.ort.profile import SIZES_KEY, Profile, ended
-from onnxremat.ort.providers import assigned, limited, open_on, require
-from onnxremat.ort.session import TUNED, first_line
+from onnxremat.ort.providers import CPU, assigned, device_options, limited, open_on, require
+from onnxremat.ort.session import TUNED, first_line, model_source
 from onnxremat.ort.values import (
     SHARED,
     Copies,
@@ -43,6 +47,7 @@ from onnxremat.ort.values import (
     view,
 )
 from onnxremat.rewrite.partition import Copy, Key, Partition, Partitioned, part_graph
+from onnxremat.session.held import open_held, open_light
 
 
 @dataclass
@@ -85,6 +90,8 @@ class Executor:
         limits: bytes per device; CUDA's pool is made no larger. Sessions share it, unless an
             executor before this one in the process had another limit: then each has its own.
         models: the model of each partition, instead of those made from ``parts``.
+        file: that has the big weights of ``parts`` inside, in ``folder``; None for models that hold
+            theirs themselves.
         record: folder for profiles; runs are then one action after the other, each session
             with a pool of its own, so that its bytes can be told apart.
 
@@ -105,10 +112,11 @@ class Executor:
         waits: Sequence[tuple[int, int]] = (),
         limits: Mapping[str, int] | None = None,
         models: Sequence[onnx.ModelProto | Path] | None = None,
+        file: Path | None = None,
         record: Path | None = None,
     ) -> None:
         self.parts, self.machine, self.copies = parts, machine, Copies()
-        self._limits = dict(limits or {})
+        self._limits, self._file = dict(limits or {}), file
         self._check()
         self._given = GivenValues(parts, machine, state or {}, self.copies)
         self.traffic = traffic(parts, machine, self._given.updated)
@@ -123,6 +131,7 @@ class Executor:
         self._held = Held({}, {}, {})
         self._record, self._runs = record, 0
         self.stages = self._open(folder, models)
+        self._apart = self._several()
         for name in state or {}:
             self._show(name)
         side_by_side = overlaps(parts, machine) if overlap is None else overlap
@@ -147,20 +156,31 @@ class Executor:
             if not isinstance(action, Partition):
                 continue
             device = self.machine.device(action.device)
-            entries = self._entries(index, device)
-            if SHARED not in entries:
-                device = limited(device, self._limits.get(device.name, 0))
             model = to_model(part_graph(action, device)) if models is None else models[action.index]
-            session = open_on(
-                device, model, TUNED, folder,
-                entries=entries,
-                prefix=str(self._record / f"profile{index}") if self._record else "",
-            )  # fmt: skip
+            session = self._session(index, device, model, folder)
             stages[index] = Stage(
                 session, device, action.graph.outputs, self._fixed(index, action, device),
                 self._makers(action),
             )  # fmt: skip
         return stages
+
+    def _session(
+        self, index: int, device: Device, model: onnx.ModelProto | Path, folder: Path | None
+    ) -> Any:
+        """A session on a device. On the processor it holds what is live, where that can be had:
+        its blocks have planned addresses."""
+        if device.provider == CPU and self._record is None and not missing():
+            made = device_options(device, TUNED)
+            file = model if isinstance(model, Path) else self._file
+            if file is None:
+                return open_held(model_source(model, made, folder), made, TUNED)
+            content = read_light(file).content if model is file else model_source(model, made, None)
+            return open_light(file, content, made, TUNED)
+        entries = self._entries(index, device)
+        if SHARED not in entries:
+            device = limited(device, self._limits.get(device.name, 0))
+        prefix = str(self._record / f"profile{index}") if self._record else ""
+        return open_on(device, model, TUNED, folder, entries=entries, prefix=prefix)
 
     def _fixed(self, index: int, part: Partition, device: Device) -> dict[str, Any]:
         """State that a partition writes new values into."""
@@ -186,6 +206,19 @@ class Executor:
         if device.provider == PROVIDERS["cuda"]:
             shared &= share_gpu_arena(device.index, self._limits.get(device.name, 0))
         return {SHARED: "1"} if shared else {}
+
+    def _several(self) -> set[int]:
+        """Partitions whose session must hold nothing between runs, as others on the same device
+        run by then, and it has a limit."""
+        on = Counter(part.device for part in self.parts.partitions)
+        return {
+            index
+            for index, part in enumerate(self.parts.actions)
+            if isinstance(part, Partition)
+            and self._limits.get(part.device)
+            and on[part.device] > 1
+            and isinstance(self.stages[index].session, PlannedSession)
+        }
 
     def profiles(self, warmup: int = 0) -> dict[int, Profile]:
         """What each partition did, by action; for executors that record. Ends the recording."""
@@ -255,6 +288,8 @@ class Executor:
             fresh.clear()
             self._keep(index, values, held)
             values.clear()
+            if index in self._apart:
+                self.stages[index].session.release()
         held.used(*self.parts.uses[index])
 
     def _keep(self, index: int, values: list[Any], held: Held) -> None:

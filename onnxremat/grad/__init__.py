@@ -1,6 +1,6 @@
 """Training graphs: any inference model becomes a training step in standard ONNX operators."""
 
-from onnxremat.grad.description import Training, Variable, Weight, training_of
+from onnxremat.grad.description import Training, Variable, Weight, training_of, updated_inputs
 from onnxremat.grad.losses import (
     AbsoluteError,
     BinaryCrossEntropy,
@@ -39,5 +39,6 @@ __all__ = [
     "non_differentiable",
     "training_of",
     "update_of",
+    "updated_inputs",
     "vjp",
 ]

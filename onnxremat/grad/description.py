@@ -157,3 +157,11 @@ def training_of(model: onnx.ModelProto) -> Training:
         why=f"its metadata has no '{KEY}'",
         hint="make one with onnxremat differentiate",
     )
+
+
+def updated_inputs(model: onnx.ModelProto) -> Mapping[str, str]:
+    """Inputs of a training graph to the outputs with their new values; empty of other models."""
+    try:
+        return training_of(model).updates
+    except ModelError:
+        return {}

@@ -24,6 +24,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "slab_end": (ctypes.c_int64, [_POINTER]),
     "slab_recorded": (None, [_POINTER, _POINTER]),
     "slab_forget": (None, [_POINTER, _POINTER]),
+    "slab_release": (None, [_POINTER]),
     "slab_close": (None, [_POINTER]),
     "slab_counts": (None, [_POINTER, _POINTER]),
     "place": (ctypes.c_int64, [_POINTER, ctypes.c_int64, *[_POINTER] * 4]),
@@ -181,6 +182,10 @@ class Slab:
     def forget(self, trace: int) -> None:
         """Free a trace, while no run is on."""
         self._c.slab_forget(self._at, trace)
+
+    def release(self) -> None:
+        """Between runs: what is held for the next one goes to the system."""
+        self._c.slab_release(self._at)
 
     def close(self) -> None:
         """The session is gone. What callers still hold of it stays theirs."""

@@ -40,6 +40,9 @@ class PlannedSession(ort.InferenceSession):
             text = "memory: every block asked of the C library"
         return f"{text}; {self.why}" if self.why else text
 
+    def release(self) -> None:
+        """Give back, between runs, what is held for the next one; as far as that can be had."""
+
     def _create_inference_session(self, *given: Any, **more: Any) -> None:
         with opening():
             super()._create_inference_session(*given, **more)
@@ -78,13 +81,17 @@ class RegionSession(PlannedSession):
 def _register(region: Region) -> None:
     """Give onnxruntime an arena for the sessions made next with shared allocators."""
     kind, memory = ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, ort.OrtMemType.DEFAULT
-    settings = {
+    info = ort.OrtMemoryInfo("Cpu", kind, 0, memory)
+    ort.create_and_register_allocator(info, ort.OrtArenaCfg(arena_settings(region)))
+
+
+def arena_settings(region: Region) -> dict[str, int]:
+    """An arena of this region, in onnxruntime's words."""
+    return {
         "initial_chunk_size_bytes": region.bytes,
         "arena_extend_strategy": 0,
         "max_dead_bytes_per_chunk": region.dead,
     }
-    info = ort.OrtMemoryInfo("Cpu", kind, 0, memory)
-    ort.create_and_register_allocator(info, ort.OrtArenaCfg(settings))
 
 
 @dataclass(frozen=True)
@@ -192,6 +199,11 @@ class SlabSession(PlannedSession):
             return result, trace is None or not told
         finally:
             self._one_run.release()
+
+    def release(self) -> None:
+        """Give the slab back between runs; the next one gets it anew, page by page. Outputs that
+        callers hold stay theirs."""
+        self._slab.release()
 
     def _keep(self, key: Hashable, count: int) -> None:
         if count < 0:

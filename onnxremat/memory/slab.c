@@ -491,6 +491,16 @@ EXPORT void slab_forget(Slab *s, Trace *t) {
   trace_free(t);
 }
 
+/* What is held for the next run goes to the system, unless one is on. */
+EXPORT void slab_release(Slab *s) {
+  take(s);
+  if (s->mode == IDLE && !s->live) {
+    detach(s);
+    unmap(s);
+  }
+  give(s);
+}
+
 /* The session is gone; what callers still hold stays theirs. */
 EXPORT void slab_close(Slab *s) {
   take(s);

@@ -199,6 +199,13 @@ def open_on(
         ModelError: onnxruntime refuses the model.
     """
     require(device)
+    return open_with(device, model, device_options(device, options, entries, prefix), folder)
+
+
+def device_options(
+    device: Device, options: Options, entries: dict[str, str] | None = None, prefix: str = ""
+) -> Any:
+    """The ``onnxruntime.SessionOptions`` of a session on a device; see :func:`open_on`."""
     made = session_options(Options(**{**options.to_json(), "threads": max(0, device.threads)}))
     # Threads of a session that is done must not spin beside the next session's.
     made.add_session_config_entry("session.force_spinning_stop", "1")
@@ -208,7 +215,7 @@ def open_on(
     if prefix:
         made.enable_profiling = True
         made.profile_file_prefix = prefix
-    return open_with(device, model, made, folder)
+    return made
 
 
 def open_with(

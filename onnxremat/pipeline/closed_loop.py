@@ -24,7 +24,7 @@ ROUNDS = 8
 REPAIR_GAP = 0.02  # gap of a round after planning has ended
 MOST_ROOM = 5.0  # seconds of the time that the first round leaves, at most
 FOUND = (Status.OPTIMAL, Status.FEASIBLE)
-BESIDE = 256  # bytes of gates and pins that a round leaves room for, more in each
+PINS = 256  # bytes of gates and pins that a round leaves room for, more in each
 
 
 def load_search(devices: int, log: Phases) -> None:
@@ -74,7 +74,7 @@ class Aim:
         """
         rounds = self.rounds + 1
         lower = {
-            name: min(self.limits.get(name, planned[name]), planned[name]) - more - BESIDE * rounds
+            name: min(self.limits.get(name, planned[name]), planned[name]) - more - PINS * rounds
             for name, more in over.items()
         }
         return replace(self, limits={**self.limits, **lower}, rounds=rounds)

@@ -48,7 +48,8 @@ def write_formulation(
     return {
         "model": subject.name,
         "formulation": name,
-        "budget_bytes": limit,
+        "budget_bytes": limit + subject.beside,
+        "limit_bytes": limit,
         **written,
         "cuts": list(made.cuts),
         "seconds_per_objective_unit": made.unit,
@@ -75,7 +76,7 @@ def write_prepared(
 
 
 def number_of_bytes(subject: Subject, budget: Budget) -> int:
-    """The budget in bytes; a written model needs a number.
+    """Bytes of the problem within the budget; a written model needs a number.
 
     Raises:
         UsageError: it is ``min``.
@@ -85,7 +86,7 @@ def number_of_bytes(subject: Subject, budget: Budget) -> int:
         raise UsageError(
             "the budget of a written model is a number", hint="--budget 2GiB or --budget 0.6x"
         )
-    return limit
+    return limit.planned
 
 
 def no_model(planner: str) -> UsageError:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxremat.device.machine import Machine
-from onnxremat.errors import UsageError
+from onnxremat.errors import InfeasibleError, NoPlanError, OverBudgetError, UsageError
 from onnxremat.graph.onnx_io import missing_file
 from onnxremat.pipeline.closed_loop import Candidate
 from onnxremat.pipeline.device_ways import Costs, During, Trials, given, measured_on, quickest
@@ -21,19 +21,19 @@ from onnxremat.pipeline.model_files import (
     write_device_formulation,
     write_prepared,
 )
-from onnxremat.pipeline.phases import COSTS, WRITE, Phases
+from onnxremat.pipeline.phases import COSTS, MEASURE, WRITE, Phases
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.result import R, Result, Timed, finish
 from onnxremat.pipeline.several_devices import SeveralDevices
 from onnxremat.pipeline.site import Site
 from onnxremat.pipeline.throughput import fullest
-from onnxremat.pipeline.unchanged import unchanged
+from onnxremat.pipeline.unchanged import opens, unchanged
 from onnxremat.pipeline.within_budget import plan_within
 from onnxremat.planner.formulate import check_for_devices
 from onnxremat.planner.incumbent import NO_LIMIT
 from onnxremat.planner.options import AUTO as METHOD
 from onnxremat.planner.options import OBJECTIVES, PlanOptions
-from onnxremat.units import one_budget
+from onnxremat.units import Budget, one_budget
 
 THROUGHPUT = "throughput"
 
@@ -190,12 +190,28 @@ def _in_one_session(
         size = limit_of(prepared, limit)
         found = None if size is None else unchanged(prepared, size.planned, log)
         if found is not None:
-            return found, {}
+            return _as_it_is(found, limit, request, log), {}
     if request.write_model is None:
         return plan_within_budget(prepared, limit, request.options, log), {}
     with log.phase(WRITE, "writing the model"):  # one of the whole batch
         written = write_prepared(prepared, limit, request.options.method, request.write_model)
     return plan_within(prepared, limit, request.options, log=log), written
+
+
+def _as_it_is(found: Candidate, limit: Budget, request: Request, log: Phases) -> Candidate:
+    """The original; or, where opening it takes more than the budget, a plan of what onnxruntime
+    makes of it, which is opened as it lies. Where that is not to be had, it is said."""
+    with log.phase(MEASURE):
+        if opens(found):
+            return found
+    try:
+        return plan_within_budget(found.prepared, limit, request.options, log)
+    except (InfeasibleError, NoPlanError, OverBudgetError):
+        return found.noted(
+            "opening it takes more than the budget for a moment: onnxruntime lays out its weights "
+            "then; a file that needs none of that takes a few more bytes when it runs (a budget of "
+            "1.01x)"
+        )
 
 
 def site_of(prepared: Prepared, request: Request, machine: Machine, log: Phases) -> SeveralDevices:

@@ -16,7 +16,7 @@ from onnxremat.execute.device_memory import device_bytes
 from onnxremat.execute.inside import insides
 from onnxremat.fission.region import Region
 from onnxremat.graph.ir import Graph
-from onnxremat.graph.onnx_io import read_model
+from onnxremat.graph.light import read_light
 from onnxremat.ort.infer import build_graph
 from onnxremat.ort.session import Options
 from onnxremat.pipeline.prepare import Prepared, Settings, Source, prepare
@@ -56,9 +56,9 @@ class Written:
     """A planned model's file.
 
     Attributes:
-        model: without its large weights.
+        model: without its big weights.
         about: its metadata.
-        folder: where it lies.
+        folder: where these are.
     """
 
     model: onnx.ModelProto
@@ -90,12 +90,18 @@ class Written:
         """That a session is to be opened with."""
         return options_of(self.model)
 
+    @cached_property
+    def carried(self) -> Graph:
+        """The graph that runs."""
+        if self.options.fuses:  # written as it was
+            return as_loaded(self.model, self.plan, self.folder)
+        return build_graph(self.model, self.folder)
+
     def graphs(self) -> tuple[Graph, Graph]:
         """The graph that the plan is one of, and the graph that runs."""
-        if self.options.fuses:  # written as it was
-            graph = as_loaded(self.model, self.plan, self.folder)
-            return graph, graph
-        return build_graph(restored(self.model), self.folder), build_graph(self.model, self.folder)
+        if self.options.fuses:
+            return self.carried, self.carried
+        return build_graph(restored(self.model), self.folder), self.carried
 
 
 def read_written(path: Path) -> Written:
@@ -105,14 +111,14 @@ def read_written(path: Path) -> Written:
         UsageError: it carries none.
         ModelError: it cannot be read.
     """
-    model = read_model(path)
+    model, folder = read_light(path)
     about = metadata(model)
     if "plan" not in about:
         raise UsageError(
             f"{path} carries no plan",
             hint="make one with: onnxremat optimize IN.onnx OUT.onnx --budget 0.6x",
         )
-    return Written(model, about, path.parent)
+    return Written(model, about, folder)
 
 
 def read_planned(path: Path) -> Planned:

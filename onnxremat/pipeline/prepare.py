@@ -17,15 +17,13 @@ from onnxremat.cost.table import CostTable
 from onnxremat.errors import ModelError, UsageError
 from onnxremat.fission.region import Region
 from onnxremat.grad import Settings as Training
-from onnxremat.grad import differentiate, training_of
+from onnxremat.grad import differentiate, updated_inputs
 from onnxremat.graph.batch import batched_inputs
 from onnxremat.graph.functions import inline_functions
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.light import read_light
 from onnxremat.graph.onnx_io import from_graphsurgeon, to_model
-from onnxremat.graph.order import (
-    without_dead_ops,
-)
+from onnxremat.graph.order import without_dead_ops
 from onnxremat.graph.traits import DOMAINS
 from onnxremat.graph.weights import set_apart
 from onnxremat.ort.blocks import require_block
@@ -44,7 +42,7 @@ from onnxremat.planner.reduce import Reduced, reduce
 from onnxremat.rewrite.restore import restored
 from onnxremat.schedule.simulate import simulate
 from onnxremat.session.measure import profiled, weight_bytes
-from onnxremat.session.process import PARTS, Beside, beside
+from onnxremat.session.process import PARTS, PER_NODE, Beside, beside
 from onnxremat.units import format_bytes
 
 Progress = Callable[[str], None]
@@ -244,10 +242,7 @@ class Prepared:
     @property
     def in_place(self) -> tuple[tuple[str, str], ...]:
         """Inputs and outputs of a training step that a trainer binds to one buffer."""
-        try:
-            return tuple(training_of(self.original).updates.items())
-        except ModelError:  # no training step
-            return ()
+        return tuple(updated_inputs(self.original).items())
 
     @cached_property
     def beside(self) -> Beside:
@@ -261,6 +256,10 @@ class Prepared:
     def everything_in(self, graph: Graph) -> Beside:
         """The same, counted or not."""
         return beside(graph, [name for name, _ in self.in_place])
+
+    def bytes_of_nodes(self, nodes: int) -> int:
+        """What budgets count of so many nodes more than the graph has."""
+        return 0 if "session" in self.settings.not_counted else PER_NODE * nodes
 
     @property
     def batch(self) -> int:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from onnxremat.grad import updated_inputs
 from onnxremat.graph.functions import inline_functions
+from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import atomic, check_writable, to_model
 from onnxremat.ort.feeds import load_feeds, seeded_feeds
 from onnxremat.ort.infer import bind, build_graph
-from onnxremat.ort.profile import profile
+from onnxremat.ort.profile import Profile, profile
 from onnxremat.ort.session import DEFAULT
 from onnxremat.pipeline.prepare import Settings, read_source
-from onnxremat.rewrite.emit import metadata
+from onnxremat.rewrite.emit import figures, metadata
 from onnxremat.session.load import options_of
 from onnxremat.session.measure import weight_bytes
+from onnxremat.session.process import Beside, beside, counted, session_bytes
 
 
 def run_once(
@@ -50,8 +54,11 @@ def run_once(
         with atomic(save) as temporary, temporary.open("wb") as file:
             np.savez(file, **arrays)
     weights = weight_bytes(graph, found, level=options.level, folder=folder)
+    more = _beside(graph, found, figures(metadata(model)) if planned else {})
     return {
         "peak_measured_bytes": weights + found.live_peak,
+        "beside_bytes": more.total,
+        "process_bytes": weights + found.live_peak + more.total,
         "weight_bytes": weights,
         "arena_bytes": found.arena_bytes,
         "kernels": len(found.kernels),
@@ -62,3 +69,13 @@ def run_once(
             for name, value in found.outputs.items()
         },
     }
+
+
+def _beside(graph: Graph, found: Profile, told: Mapping[str, Any]) -> Beside:
+    """What the process takes beside weights and values: of a planned model what its budget counts,
+    else of the ops that onnxruntime made of the graph."""
+    if told.get("session_bytes") is not None:
+        return counted(told)
+    state = updated_inputs(graph.model)
+    whole = beside(graph, state)
+    return replace(whole, session=session_bytes(len({kernel.name for kernel in found.kernels})))

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from onnxremat.errors import ModelError
-from onnxremat.pipeline.limits import limit_of
+from onnxremat.pipeline.closed_loop import PINS
+from onnxremat.pipeline.limits import Limit, limit_of
 from onnxremat.pipeline.prepare import Prepared, Settings, Source, prepare
 from onnxremat.planner.graph_files import GraphFileError, read_graph
 from onnxremat.planner.problem import Problem
 from onnxremat.planner.semantics import peak, seconds
 from onnxremat.units import Budget
+
+GATE = 3  # nodes that keep a recomputation apart from the first run, at most
 
 
 @dataclass(frozen=True)
@@ -49,13 +52,26 @@ class Subject:
         """Bytes that budgets count, and the problem does not."""
         return self.model.beside.total if self.model else 0
 
-    def limit(self, budget: Budget) -> int | None:
+    @property
+    def baseline_process(self) -> int:
+        """Bytes of a process that runs the unoptimised model."""
+        return self.baseline_peak + self.beside
+
+    def beside_of(self, sequence: Sequence[int]) -> int:
+        """At most these bytes are counted beside the problem's, of a sequence that is carried out:
+        gates and pins among them."""
+        if self.model is None:
+            return self.beside
+        again = len(self.model.reduced.lift(sequence)) - len(self.model.graph.ops)
+        return self.beside + self.model.bytes_of_nodes((1 + GATE) * again) + PINS
+
+    def limit(self, budget: Budget) -> Limit | None:
         """Bytes of the problem within a budget, None for ``min``; a graph file has no device but
         its peak."""
         if self.model is not None:
-            found = limit_of(self.model, budget)
-            return None if found is None else found.planned
-        return budget.resolve(device_bytes=self.baseline_peak, peak_bytes=self.baseline_peak)
+            return limit_of(self.model, budget)
+        size = budget.resolve(device_bytes=self.baseline_peak, peak_bytes=self.baseline_peak)
+        return None if size is None else Limit(size)
 
 
 def is_graph_file(source: Source) -> bool:

@@ -7,6 +7,7 @@ small as it was, on every processor.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,6 +17,7 @@ from typing import Any, ClassVar
 import onnx
 
 from onnxremat.graph.ir import Graph
+from onnxremat.graph.onnx_io import write_model
 from onnxremat.graph.order import reordered
 from onnxremat.ort.blocks import LAYOUTS, known_as
 from onnxremat.ort.infer import build_graph
@@ -31,11 +33,14 @@ from onnxremat.rewrite.emit import Rewritten, pack, set_metadata
 from onnxremat.rewrite.restore import restored
 from onnxremat.schedule.plan import Plan, Provenance, graph_hash
 from onnxremat.schedule.simulate import Rules, Timeline, simulate
+from onnxremat.session.process import SLACK
+from onnxremat.session.resident import resident_rise
 from onnxremat.units import format_bytes
 
 # As sessions without any options, but for the pattern: from the second run on it keeps one block
 # for the most that was ever live.
 OPTIONS = replace(DEFAULT, pattern=False)
+OPENING = 3  # times the weights, while a session under default options is made: at most, as seen
 
 
 @dataclass(frozen=True)
@@ -111,6 +116,23 @@ def unchanged(prepared: Prepared, limit: int, log: Phases) -> Candidate | None:
         if excess(measured.peaks, limits) or not measured.tuned.order_kept:
             return None
     return Candidate(prepared, artifact, limits, measured)
+
+
+def opens(found: Candidate) -> bool:
+    """Whether the original can be opened in a process that keeps the budget. onnxruntime folds,
+    packs and lays out weights at load, and holds them several times until it is done. Where so many
+    weights do not fit, a fresh process tries it."""
+    artifact, prepared = found.artifact, found.prepared
+    assert isinstance(artifact, Unchanged)
+    assert prepared.feeds is not None
+    if OPENING * artifact.timeline.weight_bytes <= found.limit:
+        return True
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "original.onnx"
+        write_model(artifact.model(), file, artifact.folder)
+        room = found.limit + prepared.everything_in(artifact.graph).session
+        rise = resident_rise(file, prepared.feeds, threads=prepared.settings.threads, room=room)
+    return rise.kept is True or (rise.bytes is not None and rise.bytes <= room + SLACK)
 
 
 def _as_run(graph: Graph, kernels: Sequence[Kernel]) -> Graph | None:

@@ -11,20 +11,18 @@ from typing import Any
 from onnxremat.device.host import memory_bytes
 from onnxremat.errors import UsageError
 from onnxremat.execute.deployment import Deployment, read_deployment
-from onnxremat.graph.light import read_light
-from onnxremat.ort.infer import build_graph
 from onnxremat.ort.profile import Feeds
 from onnxremat.ort.session import DEFAULT, open_session, session_options
 from onnxremat.pipeline.artifact import CPU, NEAR, Artifact, Check, Kind, Measured
-from onnxremat.pipeline.in_session import InOneSession
+from onnxremat.pipeline.in_session import InOneSession, SessionRun
 from onnxremat.pipeline.over_devices import OverDevices
 from onnxremat.pipeline.pipelined import as_artifact
+from onnxremat.pipeline.planned import read_written
 from onnxremat.pipeline.prepare import Settings, Source
 from onnxremat.pipeline.reference import Reference
-from onnxremat.pipeline.unchanged import Unchanged, as_loaded
-from onnxremat.rewrite.emit import Rewritten, figures, metadata, unpack
+from onnxremat.pipeline.unchanged import Unchanged
+from onnxremat.rewrite.emit import Rewritten
 from onnxremat.session.compare import Difference, compare
-from onnxremat.session.load import options_of
 from onnxremat.session.process import SLACK, counted
 from onnxremat.session.repeats import RUNS, repeats, why
 from onnxremat.session.resident import Rise, resident_rise
@@ -42,12 +40,19 @@ class Verification:
         resident: bytes a fresh process rises by: through ``onnxremat.load`` (``loaded``), a plain
             session with the options of the plan (``planned``), under default options
             (``default``); None where unknown.
+        beside: bytes of one session that its budget counts beside weights and values.
     """
 
     checks: tuple[Check, ...]
     run: Measured
     facts: Mapping[str, Any]
     resident: Mapping[str, int | None]
+    beside: int = 0
+
+    @property
+    def process(self) -> int | None:
+        """Bytes that the process of one session takes; None of several devices."""
+        return self.run.peaks[CPU] + self.beside if isinstance(self.run, SessionRun) else None
 
     @property
     def ok(self) -> bool:
@@ -74,6 +79,8 @@ class Verification:
             "ok": self.ok,
             "checks": [vars(check) for check in self.checks],
             "peak_predicted_bytes": self.facts.get("peak_predicted_bytes"),
+            "beside_bytes": self.beside,
+            "process_bytes": self.process,
             "resident_bytes": dict(self.resident),
             **self.run.figures(),
         }
@@ -100,7 +107,7 @@ def verify(
     Raises:
         UsageError, ModelError: files that cannot be compared.
     """
-    written = _Written.read(Path(result), (settings or Settings()).threads)
+    written = _Verified.read(Path(result), (settings or Settings()).threads)
     wanted = settings or Settings()
     kept = written.artifact.plan.provenance.settings
     wanted = replace(
@@ -121,7 +128,7 @@ def verify(
         if room:
             checks.append(_in_limit(rises["loaded"], room))
     checks += bytes_checks(written.predicted, run, limits, written.artifact.beside)
-    return Verification(tuple(checks), run, written.facts, resident)
+    return Verification(tuple(checks), run, written.facts, resident, written.artifact.beside)
 
 
 def verify_deployment(made: Deployment, feeds: Feeds) -> Verification:
@@ -138,31 +145,28 @@ def verify_deployment(made: Deployment, feeds: Feeds) -> Verification:
 
 
 @dataclass(frozen=True)
-class _Written:
-    """A file that onnxremat wrote."""
+class _Verified:
+    """A file that onnxremat wrote, as it is verified."""
 
     artifact: Artifact
     limits: Mapping[str, int]
     facts: Mapping[str, Any]
 
     @classmethod
-    def read(cls, path: Path, threads: int) -> _Written:
+    def read(cls, path: Path, threads: int) -> _Verified:
         """Raises:
         UsageError: it carries no plan.
         ModelError: it cannot be read, or was changed.
         """
-        model, folder = read_light(path)
-        about = metadata(model)
-        facts = figures(about)
-        if "devices" in about:
+        written = read_written(path)
+        facts = written.facts
+        if written.several:
             made = read_deployment(path)
             return cls(as_artifact(made), made.limits, facts)
-        options = replace(options_of(model, str(path)), threads=threads)
-        plan = unpack(about["plan"])
+        options = replace(written.options, threads=threads)
         kind = Unchanged if options.fuses else InOneSession  # written as it was, or planned
-        graph = as_loaded(model, plan, folder) if options.fuses else build_graph(model, folder)
-        rewritten = Rewritten(graph, plan)
-        more, budget = counted(facts).total, plan.provenance.budget
+        rewritten, folder = Rewritten(written.carried, written.plan), written.folder
+        more, budget = counted(facts).total, written.plan.provenance.budget
         artifact = kind(rewritten, options, folder, file=path, beside=more)
         return cls(artifact, {CPU: budget - more} if budget else {}, facts)
 

@@ -8,7 +8,7 @@ from typing import Protocol
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from onnxremat.report.comparison import signed, size
+from onnxremat.report.comparison import least, signed
 from onnxremat.report.tables import plain_table
 from onnxremat.units import format_bytes, format_seconds
 
@@ -21,9 +21,9 @@ class Trial(Protocol):
     @property
     def verdict(self) -> str: ...
     @property
-    def store_all_peak(self) -> int: ...
+    def store_all_process(self) -> int: ...
     @property
-    def peak(self) -> int | None: ...
+    def process(self) -> int | None: ...
     @property
     def overhead(self) -> float | None: ...
     @property
@@ -40,12 +40,12 @@ def batch_table(trials: Sequence[Trial], dimension: str, budget: int) -> Rendera
     table.add_column("", no_wrap=True)
     for trial in trials:
         table.add_row(
-            str(trial.batch), format_bytes(trial.store_all_peak), size(trial.peak) or "-",
+            str(trial.batch), format_bytes(trial.store_all_process), least(trial.process) or "-",
             signed(trial.overhead) or "-",
             "-" if trial.seconds is None else format_seconds(trial.seconds),
             "-" if trial.throughput is None else f"{trial.throughput:.3g}",
             Text(trial.verdict), style="" if trial.verdict == "fits" else "dim",
         )  # fmt: skip
     title = Text(f"batches within {format_bytes(budget)}", style="bold")
-    words = "peaks and times are predicted; a second: samples, not runs"
+    words = "bytes of the process and times are predicted; a second: samples, not runs"
     return Group(title, table, Text(words))

@@ -35,6 +35,11 @@ def size(count: Any) -> str:
     return "" if count is None else format_bytes(count)
 
 
+def least(count: int | None) -> str:
+    """The same, rounded up: a budget of so many bytes is enough."""
+    return "" if count is None else format_bytes(count, up=True)
+
+
 def signed(share: float | None) -> str:
     """A share with its sign, never ``-0.00%``."""
     return "" if share is None else f"{round(share, 4) + 0.0:+.2%}"
@@ -54,6 +59,16 @@ def _part_of(name: str, whole: str, words: str = "") -> Cell:
     def cell(facts: Facts) -> str:
         part, base = facts.get(name), facts.get(whole)
         return f"{part / base:.1%}{words}" if part is not None and base else ""
+
+    return cell
+
+
+def _process(name: str) -> Cell:
+    """What a process takes whose weights and values take so much."""
+
+    def cell(facts: Facts) -> str:
+        peak, beside = facts.get(name), facts.get("beside_bytes")
+        return "" if peak is None or not beside else least(peak + beside)
 
     return cell
 
@@ -126,6 +141,10 @@ COMPARISON = (
         _part_of("peak_predicted_bytes", _PEAK), _part_of("peak_measured_bytes", _PEAK),
     ),
     Line(
+        "the process takes", _process(_PEAK), _process("store_all_peak_bytes"),
+        _process("peak_predicted_bytes"), _process("peak_measured_bytes"),
+    ),
+    Line(
         "of the budget", _of_budget(_PEAK), _of_budget("store_all_peak_bytes"),
         _of_budget("peak_predicted_bytes"), _of_budget("peak_measured_bytes"), ends=True,
     ),
@@ -166,7 +185,7 @@ def statements(facts: Facts) -> list[tuple[str, str]]:
 
 
 def _budget_words(facts: Facts) -> str:
-    words, limit = size(facts.get("budget_bytes")), facts.get("limit_bytes")
+    words, limit = least(facts.get("budget_bytes")), facts.get("limit_bytes")
     if not words or limit is None:
         return words
     beside = facts.get("beside_bytes")

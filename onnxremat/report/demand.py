@@ -15,6 +15,7 @@ from onnxremat.graph.batch import batched_inputs, dependents
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.order import default_order, reordered
 from onnxremat.pipeline.prepare import Prepared
+from onnxremat.pipeline.study_problem import GATE
 from onnxremat.planner import search
 from onnxremat.planner.baselines.checkpoints import articulation, chen_sqrt, recompute_all
 from onnxremat.planner.bounds import Need, largest_need, needs
@@ -72,6 +73,7 @@ class Way:
         lower: proven: the way goes below no smaller budget; ``why`` the reason.
         overhead: extra time, estimated from the costs, as a share of storing everything.
         options: what ``onnxremat optimize`` needs besides the budget.
+        nodes: that it adds, at most.
     """
 
     name: str
@@ -82,6 +84,7 @@ class Way:
     overhead: float = 0.0
     options: str = ""
     note: str = ""
+    nodes: int = 0
 
     @property
     def proven(self) -> bool:
@@ -189,11 +192,13 @@ def recomputing(subject: Subject) -> Way:
     need, problem = subject.need.bytes, subject.problem
     quick, plain = min(_checkpointed(subject, UNLIMITED), key=_lean), subject.order.peak
     by, bytes_, time = quick.planner, quick.peak, quick.time
+    runs = len(quick.sequence or ())
     if subject.seconds and min(plain, bytes_) > need:
         search.warm_up()  # in no time limit
         found, sequence, *_ = smallest_budget(problem, PlanOptions(subject.seconds, threads=1))
         if found < bytes_:
             by, bytes_, time = "the search", found, seconds(problem, sequence)
+            runs = len(sequence)
     if plain <= need:
         return Way("recomputing", plain, "found", need, subject.reason)
     if bytes_ >= plain:
@@ -204,6 +209,7 @@ def recomputing(subject: Subject) -> Way:
     return Way(
         "recomputing", bytes_, "found", need, subject.reason,
         overhead=time / total - 1 if total else 0.0, note=note,
+        nodes=(2 + GATE) * (runs - problem.ops),  # each with a view of it
     )  # fmt: skip
 
 
@@ -247,6 +253,7 @@ def in_parts(subject: Subject, parts: int) -> Way:
         f"batch in {parts} parts", part + results, "estimated", subject.floor, why,
         options=f" --split-batch {parts}",
         note="where rows do not depend on each other, which optimize checks by a run",
+        nodes=parts * len(graph.ops),
     )  # fmt: skip
 
 

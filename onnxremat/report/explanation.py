@@ -12,16 +12,16 @@ from rich.table import Table
 from rich.text import Text
 
 from onnxremat.graph.ir import Op
+from onnxremat.pipeline.closed_loop import PINS
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.planner.reasons import Reason
+from onnxremat.report.comparison import least
 from onnxremat.report.demand import Peak, Subject, Verdict, Way, judge, rows, ways, worst_moment
 from onnxremat.report.holders import Holder
 from onnxremat.report.tables import plain_table
-from onnxremat.session.process import PARTS
 from onnxremat.units import Budget, format_bytes
 
 READERS = 2  # named per value, and values per op
-PLANNED = " --not-counted " + ",".join(PARTS)  # bytes here are of weights and values
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,16 @@ class Explanation:
         verdict = None if bytes_ is None else judge(subject, peak, found, bytes_)
         return cls(subject, worst, found, verdict, command)
 
+    def process(self, way: Way) -> int:
+        """Bytes of a process that runs what a way makes of the model."""
+        prepared = self.subject.prepared
+        return way.bytes + prepared.beside.total + prepared.bytes_of_nodes(way.nodes) + PINS
+
+    @property
+    def asked(self) -> int:
+        """The budget that is judged, in bytes of the process; 0 without one."""
+        return self.verdict.budget + self.subject.prepared.beside.total if self.verdict else 0
+
     @property
     def measured(self) -> int | None:
         """Bytes of a run of the original, where it was measured."""
@@ -89,8 +99,9 @@ class Explanation:
         for way in self.ways:
             if way.bytes < least:
                 least = way.bytes
-                text = f"onnxremat optimize {self.command} OUT.onnx --budget {limit(way.bytes)}"
-                found.append((text + way.options + PLANNED, way.name))
+                budget = limit(self.process(way))
+                text = f"onnxremat optimize {self.command} OUT.onnx --budget {budget}"
+                found.append((text + way.options, way.name))
         text = f"onnxremat optimize {self.command} OUT.onnx --budget min"
         found.append((text, "the least memory there is a plan for"))
         found.append((f"onnxremat sweep {self.command}", "what each budget costs in time"))
@@ -115,8 +126,13 @@ class Explanation:
                 "op": op.name if op else None,
                 "why": self.subject.reason,
             },
-            "ways": [{**asdict(way), "proven": way.proven} for way in self.ways],
-            "budget": asdict(self.verdict) if self.verdict else None,
+            "ways": [
+                {**asdict(way), "proven": way.proven, "process": self.process(way)}
+                for way in self.ways
+            ],
+            "budget": {**asdict(self.verdict), "budget": self.asked, "limit": self.verdict.budget}
+            if self.verdict
+            else None,
             "commands": [command for command, _ in self.commands()],
             "notes": list(prepared.notes),
         }
@@ -127,10 +143,11 @@ class Explanation:
         if self.worst.holders:
             parts += [Text(), Text("largest then", style="bold"), _holders(self.worst.holders)]
         parts += [Text(), Text("what forces it", style="bold"), Text(self._force())]
-        parts += [Text(), Text("smallest budgets", style="bold"), _ways(self.worst, self.ways)]
+        parts += [Text(), Text("smallest budgets", style="bold"), self._ways()]
         parts += [Text(way.name + ": " + way.note) for way in self.ways if way.note]
         if self.verdict:
-            asked = f"budget {format_bytes(self.verdict.budget)} for weights and values: "
+            asked = f"budget {format_bytes(self.asked, up=True)}, of it "
+            asked += f"{format_bytes(self.verdict.budget)} for weights and values: "
             asked += self.verdict.words
             parts += [Text(), Text(asked, style="bold")]
         parts += [Text(), Text("what to run", style="bold"), _commands(self.commands())]
@@ -138,7 +155,9 @@ class Explanation:
 
     def _peak(self) -> Text:
         worst, beside = self.worst, self.subject.prepared.beside
-        lines = [f"peak {format_bytes(worst.bytes)}, predicted, as onnxruntime runs it by default"]
+        lines = [f"takes {format_bytes(worst.bytes + beside.total, up=True)}: peak "]
+        lines[0] += f"{format_bytes(worst.bytes)} of weights and values, predicted, as onnxruntime "
+        lines[0] += "runs it by default"
         if self.measured:
             lines[0] += f" ({format_bytes(self.measured)} measured)"
         if worst.steps:
@@ -148,8 +167,29 @@ class Explanation:
             f"values {format_bytes(worst.live)}, workspace {format_bytes(worst.scratch)}, weights "
             f"{format_bytes(worst.weights)}"
         )
-        lines.append(f"beside these, counted by --budget in bytes: {beside.words}")
+        lines.append(f"beside weights and values: {beside.words}")
         return Text("\n".join(lines))
+
+    def _ways(self) -> RenderableType:
+        """Ways with the budgets they keep."""
+        table, more = plain_table(), self.subject.prepared.beside.total
+        table.add_column("way", no_wrap=True)
+        for name in ("budget", "or", "time"):
+            table.add_column(name, justify="right", no_wrap=True)
+        table.add_column("known", no_wrap=True)
+        table.add_column("proven", no_wrap=True)
+        worst = self.worst.bytes
+        table.add_row("as it is", least(worst + more), "1.00x", "", "predicted", "")
+        for way in self.ways:
+            there = way.known != "open"
+            table.add_row(
+                way.name, least(self.process(way)) if there else "",
+                f"{way.bytes / max(1, worst):.2f}x" if there else "",
+                f"{way.overhead:+.0%}" if way.overhead else "", way.known,
+                "the least" if way.proven else f"not below {format_bytes(way.lower + more)}",
+            )  # fmt: skip
+        words = "budget: bytes of the process; or: the share of the peak"
+        return Group(table, Text(words))
 
     def _force(self) -> str:
         need, op, prepared = self.subject.need, self.forcing, self.subject.prepared
@@ -211,24 +251,6 @@ def _holders(holders: Sequence[Holder]) -> Table:
         table.add_row(
             format_bytes(held.bytes), Text(f"{held.tensor} {shape}".strip()), Text(held.producer),
             Text(last),
-        )  # fmt: skip
-    return table
-
-
-def _ways(worst: Peak, found: Sequence[Way]) -> Table:
-    table = plain_table()
-    table.add_column("way", no_wrap=True)
-    for name in ("keeps", "of peak", "time"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("known", no_wrap=True)
-    table.add_column("proven", no_wrap=True)
-    table.add_row("as it is", format_bytes(worst.bytes), "100%", "", "predicted", "")
-    for way in found:
-        table.add_row(
-            way.name, format_bytes(way.bytes) if way.known != "open" else "",
-            f"{way.bytes / max(1, worst.bytes):.0%}" if way.known != "open" else "",
-            f"{way.overhead:+.0%}" if way.overhead else "", way.known,
-            "the least" if way.proven else f"not below {format_bytes(way.lower)}",
         )  # fmt: skip
     return table
 

@@ -9,9 +9,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from onnxremat.report.comparison import signed, size
-from onnxremat.report.tables import plain_table
-from onnxremat.units import format_bytes, format_seconds
+from onnxremat.report.comparison import least, signed, size
+from onnxremat.report.tables import TAKES, plain_table
+from onnxremat.units import format_seconds
 
 
 class Standing(Protocol):
@@ -21,6 +21,10 @@ class Standing(Protocol):
     def planner(self) -> str: ...
     @property
     def budget(self) -> int: ...
+    @property
+    def limit(self) -> int: ...
+    @property
+    def process(self) -> int | None: ...
     @property
     def peak(self) -> int | None: ...
     @property
@@ -43,27 +47,27 @@ def standings_table(rows: Sequence[Standing], baseline_peak: int) -> RenderableT
     """Fastest plan first at each budget; then who has none, and why.
 
     Args:
-        baseline_peak: bytes that the share in each title refers to.
+        baseline_peak: bytes of weights and values that the share in each title refers to.
     """
     parts: list[RenderableType] = []
     for budget in dict.fromkeys(row.budget for row in rows):
         here = [row for row in rows if row.budget == budget]
-        share = f" ({budget / baseline_peak:.1%} of the peak)" if baseline_peak else ""
-        parts.append(Text(f"budget {format_bytes(budget)}{share}", style="bold"))
+        share = f", {here[0].limit / baseline_peak:.3f}x" if baseline_peak else ""
+        parts.append(Text(f"budget {least(budget)}{share}", style="bold"))
         parts.append(_one(here))
         parts += [Text(f"infeasible: {row.why}") for row in here if row.status == "infeasible"][:1]
-    words = "overhead, least (proven) and gap are shares of the store-all time"
+    words = "overhead, least (proven) and gap are shares of the store-all time; " + TAKES
     return Group(*parts, Text(words))
 
 
 def _one(rows: Sequence[Standing]) -> Table:
     table = plain_table()
     table.add_column("planner", no_wrap=True)
-    for name in ("overhead", "peak", "planning", "least", "gap"):
+    for name in ("overhead", "takes", "values", "planning", "least", "gap"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("", overflow="fold")
     for row in sorted(rows, key=_rank):
-        cells = [signed(row.overhead) or "-", size(row.peak) or "-"]
+        cells = [signed(row.overhead) or "-", least(row.process) or "-", size(row.peak) or "-"]
         cells.append("-" if row.seconds is None else format_seconds(row.seconds))
         cells += [signed(row.bound) or "-", "-" if row.gap is None else f"{row.gap:.3%}"]
         style = "bold" if row.planner == "auto" else "" if row.overhead is not None else "dim"

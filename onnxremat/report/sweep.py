@@ -12,11 +12,19 @@ class Point(Protocol):
 
     @property
     def budget(self) -> int:
-        """Bytes asked for."""
+        """Bytes asked for, of the process."""
+
+    @property
+    def limit(self) -> int:
+        """What of these is for weights and values."""
+
+    @property
+    def process(self) -> int | None:
+        """Bytes the process takes; None where no plan was found."""
 
     @property
     def peak(self) -> int | None:
-        """Bytes the plan needs; None where no plan was found."""
+        """What of these is for weights and values."""
 
     @property
     def overhead(self) -> float | None:

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from onnxremat.graph.ir import Graph
-from onnxremat.report.comparison import COMPARISON, Facts, signed, size, statements
+from onnxremat.report.comparison import COMPARISON, Facts, least, signed, size, statements
 from onnxremat.report.recomputed import Recomputed, recomputed_ops
 from onnxremat.report.sweep import Point
 from onnxremat.schedule.plan import Plan
@@ -25,6 +25,8 @@ from onnxremat.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from onnxremat.pipeline.bench import Timing
+
+TAKES = "takes: bytes of the process; values: of these weights and values"
 
 
 def as_text(table: RenderableType, width: int = 100) -> str:
@@ -106,11 +108,11 @@ def sweep_table(points: Iterable[Point], baseline_peak: int) -> RenderableType:
     """Overhead and bound at several budgets, largest budget first.
 
     Args:
-        baseline_peak: bytes that the shares refer to; 0 for no shares.
+        baseline_peak: bytes of weights and values that the shares refer to; 0 for no shares.
     """
     rows = sorted(points, key=lambda p: -p.budget)
     table = plain_table()
-    for name in ("budget", "of peak", "peak", "overhead", "least", "gap", "planning"):
+    for name in ("budget", "or", "takes", "values", "overhead", "least", "gap", "planning"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("status", no_wrap=True)
     for point in rows:
@@ -119,8 +121,8 @@ def sweep_table(points: Iterable[Point], baseline_peak: int) -> RenderableType:
 
 
 def _sweep_cells(point: Point, baseline_peak: int) -> list[str]:
-    share = f"{point.budget / baseline_peak:.1%}" if baseline_peak else "-"
-    cells = [format_bytes(point.budget), share, size(point.peak) or "-"]
+    share = f"{point.limit / baseline_peak:.3f}x" if baseline_peak else "-"
+    cells = [least(point.budget), share, least(point.process) or "-", size(point.peak) or "-"]
     if point.overhead is None:
         return [*cells, "-", "-", "-", "-"]
     gap = "-" if point.bound is None else f"{max(0.0, point.overhead - point.bound):.2%}"
@@ -131,7 +133,7 @@ def _sweep_cells(point: Point, baseline_peak: int) -> list[str]:
 def _sweep_notes(rows: Sequence[Point]) -> str:
     """What the columns are, and what the answers add in brackets."""
     notes = [row.status for row in rows if " (" in row.status]
-    words = "overhead, least (proven) and gap are shares of the store-all time"
+    words = "overhead, least (proven) and gap are shares of the store-all time; " + TAKES
     return "\n".join([words, *dict.fromkeys(notes)])
 
 

@@ -65,7 +65,12 @@ def beside(graph: Graph, state: Iterable[str] = ()) -> Beside:
     sizes = {n: t.bytes for n, t in graph.tensors.items() if t.role is Role.INPUT}
     kept = sum(size for name, size in sizes.items() if name in held)
     nodes = sum(not op.name.startswith(PIN) for op in graph.ops)  # pins are not opened
-    return Beside(sum(sizes.values()) - kept, kept, SESSION + nodes * PER_NODE)
+    return Beside(sum(sizes.values()) - kept, kept, session_bytes(nodes))
+
+
+def session_bytes(nodes: int) -> int:
+    """What onnxruntime keeps of so many nodes."""
+    return SESSION + nodes * PER_NODE
 
 
 def counted(facts: Mapping[str, Any]) -> Beside:

@@ -8,7 +8,7 @@ from math import inf
 from typing import Any
 
 from onnxremat.errors import InfeasibleError, NoPlanError, OverBudgetError
-from onnxremat.pipeline.closed_loop import Candidate
+from onnxremat.pipeline.closed_loop import PINS, Candidate
 from onnxremat.pipeline.limits import Limit, limit_of
 from onnxremat.pipeline.study_problem import Subject
 from onnxremat.pipeline.within_budget import plan_within
@@ -25,10 +25,13 @@ from onnxremat.units import Budget, format_bytes
 @dataclass(frozen=True)
 class SweepPoint:
     """The answer for one budget; overhead and bound are fractions of the store-all time, sizes
-    are bytes. ``peak`` and ``overhead`` are None where no plan was found, ``bound`` where the
-    budget is proven infeasible."""
+    are bytes. ``budget`` and ``process`` are of the process, ``limit`` and ``peak`` what of these
+    is for weights and values. ``process``, ``peak`` and ``overhead`` are None where no plan was
+    found, ``bound`` where the budget is proven infeasible."""
 
     budget: int
+    limit: int
+    process: int | None
     peak: int | None
     overhead: float | None
     bound: float | None
@@ -45,8 +48,8 @@ class Curve:
     Attributes:
         subject: what was planned.
         points: largest budget first.
-        infeasible_below: bytes; no smaller budget has a plan, for the reason in ``why``; 0 when
-            that was not asked.
+        infeasible_below: bytes of the process; no smaller budget has a plan, for the reason in
+            ``why``; 0 when that was not asked.
     """
 
     subject: Subject
@@ -59,6 +62,7 @@ class Curve:
         return {
             "model": self.subject.name,
             "baseline_peak_bytes": self.subject.baseline_peak,
+            "baseline_process_bytes": self.subject.baseline_process,
             "store_all_peak_bytes": self.subject.store_all_peak,
             "infeasible_below_bytes": self.infeasible_below or None,
             "infeasible_why": self.why or None,
@@ -92,7 +96,9 @@ def curve(
         wanted = budgets_between(low.budget, top, points)
     else:
         limits = [subject.limit(budget) for budget in budgets]
-        wanted = [limit or _lowest(subject, options)[0].budget for limit in limits]
+        wanted = [
+            limit.planned if limit else _lowest(subject, options)[0].budget for limit in limits
+        ]
     count = len({*wanted} | {point.budget for point in known})
     finished = len(known)
 
@@ -105,12 +111,24 @@ def curve(
         options, stop=None, progress=options.progress if jobs == 1 else None,
         threads=max(1, options.threads // jobs),
     )  # fmt: skip
-    answer = _Answer(_light(subject), quiet, _totals(subject, budgets or ()))
+    totals = _totals(subject, budgets or ())
+    answer = _Answer(_light(subject), quiet, totals)
     found = sweep(
         answer, wanted, known=known, jobs=jobs, stop=options.stop,
         close=options.gap * subject.store_all_seconds, done=done,
     )  # fmt: skip
-    return Curve(subject, [_row(subject, point) for point in found], below, why)
+    return Curve(subject, [_row(subject, point, totals) for point in found], below, why)
+
+
+@dataclass(frozen=True)
+class _Carried(Solution):
+    """A plan as it was carried out.
+
+    Attributes:
+        beside: bytes that its process takes beside weights and values.
+    """
+
+    beside: int = 0
 
 
 @dataclass(frozen=True)
@@ -147,11 +165,11 @@ def _as_solution(subject: Subject, made: Candidate) -> Solution:
     assert subject.model is not None
     facts = made.plan.provenance
     proof = Certificate(facts.bound, facts.bound_kind, facts.any_order, facts.staged)
-    return Solution(
+    return _Carried(
         Status(facts.status),
         Schedule.of(subject.problem, subject.model.reduced.project(made.plan.sequence)),
         facts.seconds, (made.peak,), proof, facts.planner, facts.plan_seconds,
-        notes=facts.notes,
+        notes=facts.notes, beside=made.artifact.beside,
     )  # fmt: skip
 
 
@@ -189,21 +207,23 @@ def _lowest(subject: Subject, options: PlanOptions) -> tuple[Point, int, str]:
             )
         return Point(found, solution), lower, why
     made = plan_within(subject.model.unmeasured, Budget("min", "min", 0.0), options)
-    return Point(made.limit, _as_solution(subject, made)), made.lower - subject.beside, made.why
+    # Run, it may need some pins more than on paper.
+    return Point(made.limit + PINS, _as_solution(subject, made)), made.lower, made.why
 
 
-def _row(subject: Subject, point: Point) -> SweepPoint:
+def _row(subject: Subject, point: Point, totals: Mapping[int, int | None]) -> SweepPoint:
     found, store_all = point.solution, subject.store_all_seconds or 1.0
+    beside = found.beside if isinstance(found, _Carried) else subject.beside
+    budget = totals.get(point.budget) or point.budget + beside
     proof = found.certificate
     status = found.status.value
     if found.sequence is None:
         proven = found.status is Status.INFEASIBLE and (proof.any_order or subject.fixed_order)
-        status = (
-            f"infeasible (at least {format_bytes(point.budget + 1)})" if proven else "none found"
-        )
+        status = f"infeasible (at least {format_bytes(budget + 1)})" if proven else "none found"
     bound = None if proof.bound == inf else max(0.0, proof.bound / store_all - 1)
     there = found.sequence is not None
     return SweepPoint(
-        point.budget, found.peak if there else None, found.time / store_all - 1 if there else None,
-        bound, proof.any_order, status, found.planner, found.plan_seconds,
+        budget, point.budget, found.peak + beside if there else None,
+        found.peak if there else None, found.time / store_all - 1 if there else None, bound,
+        proof.any_order, status, found.planner, found.plan_seconds,
     )  # fmt: skip

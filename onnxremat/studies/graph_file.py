@@ -23,8 +23,9 @@ def plan_graph(subject: Subject, budget: Budget, options: PlanOptions) -> dict[s
         UsageError: unknown solver, or a formulation whose model is too large.
     """
     options = options.begun()
-    limit, warm = subject.limit(budget), None
-    if limit is None:
+    asked_for, warm = subject.limit(budget), None
+    limit = asked_for.planned if asked_for else 0
+    if asked_for is None:
         limit, warm, _, _ = _smallest(subject, options.within(0.5))
     asked = options.lasting(max(options.least, options.left))
     solution = plan_problem(subject, limit, asked, warm)

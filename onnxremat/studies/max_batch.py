@@ -46,7 +46,8 @@ class Trial:
     """One batch: sizes in bytes, shares of the store-all time, seconds of one run as planned.
 
     ``verdict`` is ``fits``, ``infeasible`` (proven), ``too slow`` (proven: no plan keeps the limit
-    on extra time), or ``not found``.
+    on extra time), or ``not found``. Peaks are of weights and values; the budget counts ``beside``
+    bytes more.
     """
 
     batch: int
@@ -57,6 +58,17 @@ class Trial:
     bound: float | None = None
     seconds: float | None = None
     why: str = ""
+    beside: int = 0
+
+    @property
+    def process(self) -> int | None:
+        """Bytes of the process as planned."""
+        return None if self.peak is None else self.peak + self.beside
+
+    @property
+    def store_all_process(self) -> int:
+        """Bytes of a process that recomputes nothing."""
+        return self.store_all_peak + self.beside
 
     @property
     def fits(self) -> bool:
@@ -93,12 +105,15 @@ class MaxBatch:
 
     def facts(self) -> dict[str, Any]:
         """All figures as plain data."""
-        rows = [asdict(trial) | {"throughput": trial.throughput} for trial in self.trials]
+        rows = [
+            asdict(one) | {"throughput": one.throughput, "process": one.process}
+            for one in self.trials
+        ]
         best = self.best
         return {
             "model": self.model, "dimension": self.dimension, "budget_bytes": self.budget,
             "batch": best.batch, "proven": self.proven, "overhead_planned": best.overhead,
-            "peak_predicted_bytes": best.peak, "trials": rows,
+            "peak_predicted_bytes": best.peak, "process_bytes": best.process, "trials": rows,
         }  # fmt: skip
 
 
@@ -295,22 +310,28 @@ class _Search:
         below = [known for known in self.sequences if known < batch]
         warm = self.sequences[max(below)] if below else None
         found = plan_problem(subject, self._planned(subject), options, warm)
-        peak, proof = subject.store_all_peak, found.certificate
+        proof = found.certificate
+        none = Trial(
+            batch, "not found", subject.store_all_peak, why="; ".join(found.notes),
+            beside=subject.beside,
+        )  # fmt: skip
         proven = proof.any_order or subject.fixed_order
         if found.status is Status.INFEASIBLE and proven:
-            return Trial(batch, "infeasible", peak, why="; ".join(found.notes))
+            return replace(none, verdict="infeasible")
         if found.sequence is None or found.time > goal * ROUNDED:
             if proven and proof.bound > goal * ROUNDED:
                 least = proof.bound / subject.store_all_seconds - 1
-                why = f"no plan takes less than {least:+.1%}"
-                return Trial(batch, "too slow", peak, why=why)
-            return Trial(batch, "not found", peak, why="; ".join(found.notes))
+                return replace(
+                    none, verdict="too slow", why=f"no plan takes less than {least:+.1%}"
+                )
+            return none
         self.sequences[batch] = found.sequence
         return self._carried(subject, batch, found)
 
     def _planned(self, subject: Subject) -> int:
         """Bytes of the problem within the budget."""
-        return subject.limit(self._budget) or 0
+        limit = subject.limit(self._budget)
+        return limit.planned if limit else 0
 
     @property
     def _budget(self) -> Budget:
@@ -331,13 +352,15 @@ class _Search:
         try:
             made = plan_within(subject.model, self._budget, options, warm, explain=False)
         except (NoPlanError, InfeasibleError, OverBudgetError) as error:
-            return Trial(batch, "not found", peak, why=error.why or error.what)
+            why = error.why or error.what
+            return Trial(batch, "not found", peak, why=why, beside=subject.beside)
         facts = made.plan.provenance
         over = facts.overhead > self.max_overhead * ROUNDED
         return Trial(
             batch, "not found" if over else "fits", peak, made.peak, facts.overhead,
             facts.bound_overhead, facts.seconds,
             why="rewritten, it takes more than the limit on extra time" if over else "",
+            beside=made.artifact.beside,
         )  # fmt: skip
 
     def _polished(self, trial: Trial) -> Trial:

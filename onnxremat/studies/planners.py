@@ -23,12 +23,16 @@ STANDARD = (OURS, *BASELINES)
 class Standing:
     """One planner at one budget: sizes in bytes, shares of the store-all time, wall seconds.
 
-    ``overhead`` and ``peak`` are None without a plan, and ``why`` says the reason. ``bound`` and
-    ``gap`` are what is proven about our planner's answer, None for planners that prove nothing.
+    ``budget`` and ``process`` are of the process (at most, of a plan that is not rewritten),
+    ``limit`` and ``peak`` what of these is for weights and values. ``overhead``, ``process`` and
+    ``peak`` are None without a plan, and ``why`` says the reason. ``bound`` and ``gap`` are what is
+    proven about our planner's answer, None for planners that prove nothing.
     """
 
     planner: str
     budget: int
+    limit: int
+    process: int | None
     peak: int | None
     overhead: float | None
     seconds: float | None
@@ -88,34 +92,38 @@ def compare_planners(
     most = options.method.most_columns
     for name in names:
         method_of(name, most)
-    limits = [subject.limit(budget) or _smallest(subject, options) for budget in budgets]
-    limits = list(dict.fromkeys(limits))
+    totals = dict(_limit(subject, budget, options) for budget in budgets)
     asked = replace(options, fixed_order=subject.fixed_order)
 
     def done(entry: Entry) -> None:
-        say(f"{entry.planner} at {format_bytes(entry.budget)}")
+        say(f"{entry.planner} at {format_bytes(totals[entry.budget])}")
 
-    entries = line_up(subject.problem, limits, names, asked, jobs=jobs, done=done)
+    entries = line_up(subject.problem, list(totals), names, asked, jobs=jobs, done=done)
     total = subject.store_all_seconds
     noise = max(options.gap, 1e-6) * total
     defects = [_defect(subject, better, ours) for better, ours in beaten(entries, OURS, noise)]
-    return Comparison(subject, [_standing(entry, total or 1.0) for entry in entries], defects)
+    return Comparison(subject, [_standing(subject, e, totals[e.budget]) for e in entries], defects)
 
 
-def _smallest(subject: Subject, options: PlanOptions) -> int:
-    found, _, _, _ = smallest_budget(
+def _limit(subject: Subject, budget: Budget, options: PlanOptions) -> tuple[int, int]:
+    """Bytes of the problem within a budget, and of the process."""
+    limit = subject.limit(budget)
+    if limit is not None:
+        return limit.planned, limit.asked(subject.beside)
+    found, sequence, _, _ = smallest_budget(
         subject.problem,
         replace(options.lasting(options.time_limit / 2), fixed_order=subject.fixed_order),
     )
-    return found
+    return found, found + subject.beside_of(sequence)
 
 
-def _standing(entry: Entry, total: float) -> Standing:
-    found = entry.solution
+def _standing(subject: Subject, entry: Entry, budget: int) -> Standing:
+    found, total = entry.solution, subject.store_all_seconds or 1.0
     if found is None:
         return Standing(
-            entry.planner, entry.budget, None, None, None, None, None, False, "failed", entry.why
-        )
+            entry.planner, budget, entry.budget, None, None, None, None, None, None, False,
+            "failed", entry.why,
+        )  # fmt: skip
     proof = found.certificate
     proven = entry.planner not in BASELINES and proof.bound < inf
     bound = max(0.0, proof.bound / total - 1) if proven else None
@@ -124,14 +132,16 @@ def _standing(entry: Entry, total: float) -> Standing:
     status = found.status.value
     if not entry.found and found.status is not Status.INFEASIBLE:
         status = "no plan"
+    peak = found.peak if entry.found else None
+    process = None if peak is None else peak + subject.beside_of(found.sequence or ())
     return Standing(
-        entry.planner, entry.budget, found.peak if entry.found else None, overhead,
-        found.plan_seconds, bound, gap, proof.any_order, status, entry.why,
+        entry.planner, budget, entry.budget, process, peak, overhead, found.plan_seconds, bound,
+        gap, proof.any_order, status, entry.why,
     )  # fmt: skip
 
 
 def _defect(subject: Subject, better: Entry, ours: Entry) -> str:
-    at = f"{better.planner} beats {ours.planner} at {format_bytes(better.budget)}"
+    at = f"{better.planner} beats {ours.planner} at {format_bytes(better.budget + subject.beside)}"
     assert better.solution is not None
     total = subject.store_all_seconds or 1.0
     words = f"{better.solution.time / total - 1:+.4%}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import tomllib
 from importlib import import_module
 from pathlib import Path
@@ -235,6 +237,18 @@ def test_python_snippet_opens_the_model(cli: Command, folder: Path, planned: tup
     assert [value.name for value in made["session"].get_inputs()] == ["x", "t"]
 
 
+def test_snippets_with_the_least_arena(cli: Command, folder: Path, planned: tuple) -> None:
+    said = cli("inspect", planned[0], "--region", "--json")
+    code, size = said.facts["snippets"], said.facts["region_bytes"]
+    assert size >= planned[1]["peak_measured_bytes"] - planned[1]["weight_bytes"]
+    assert str(size) in code["C++"]
+    opened = subprocess.run(  # its arena is the whole process's
+        [sys.executable, "-c", code["Python"] + "\nprint(len(session.get_inputs()))"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert opened.stdout == "2\n"
+
+
 def test_sweep(cli: Command, folder: Path, chain: Path, warm: None) -> None:
     said = cli(
         "sweep", chain, "-b", "0.9x", "-b", "0.7x", "-o", "curve.json", "--plot", "curve.png",
@@ -243,7 +257,7 @@ def test_sweep(cli: Command, folder: Path, chain: Path, warm: None) -> None:
     assert said.code == 0, said.err
     assert json.loads(Path("curve.json").read_text()) == said.facts
     high, low = said.facts["points"]
-    assert high["budget"] > low["budget"]
+    assert high["limit"] > low["limit"]
     assert high["overhead"] <= low["overhead"]
     assert Path("curve.png").read_bytes().startswith(b"\x89PNG")
     assert listing() == ["curve.json", "curve.png"]

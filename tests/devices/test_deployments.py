@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from onnxremat.execute.partition_cuts import Terms
 from onnxremat.grad import Settings as Training
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model, write_model
+from onnxremat.memory.native import missing
 from onnxremat.ort.feeds import seeded_feeds
 from onnxremat.ort.session import DEFAULT, open_session, session_options
 from onnxremat.pipeline.bench import bench, beside_devices
@@ -315,3 +317,27 @@ def test_one_session_places_ops_by_their_annotations() -> None:
 def test_two_devices_of_one_provider_are_no_single_session(chain: Deployment) -> None:
     with pytest.raises(UnsupportedError, match="one of several in one session"):
         load_annotated(chain)
+
+
+@pytest.mark.skipif(bool(missing()), reason=missing())
+def test_sessions_of_the_processor_hold_what_is_live(tmp_path: Path) -> None:
+    """Weights come from the file without a copy of it, blocks have planned addresses, and a
+    partition keeps nothing for its next run where others of its device run meanwhile."""
+    graph = training_chain(4, width=160, batch=64)
+    made = replace(deployed(graph, stretch=3), limits=dict.fromkeys(MACHINE.names, 1 << 40))
+    path = tmp_path / "out.onnx"
+    write_model(made.model(), path)
+    read = read_deployment(path, mapped=True)
+    assert read.file == path
+    assert sum(t.ByteSize() for t in read.graph.model.graph.initializer) < 64 << 10
+    feeds = seeded_feeds(graph)
+    wanted = made.executor().run(feeds)
+    with read.executor() as executor:
+        for _ in range(3):
+            assert compare(executor.run(feeds), wanted).bit_equal
+        sessions = [stage.session for stage in executor.stages.values()]
+        assert len(sessions) > len(MACHINE.names)
+        assert {session.method for session in sessions} == {"slab"}
+        assert [session._slab.counts()["slab"] for session in sessions] == [0] * len(sessions)
+        assert sum(session._slab.counts()["differed"] for session in sessions) == 0
+    assert str(path) not in Path("/proc/self/maps").read_text()

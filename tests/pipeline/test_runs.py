@@ -12,6 +12,7 @@ import pytest
 import onnxremat
 from onnxremat.errors import ModelError, UsageError
 from onnxremat.graph.onnx_io import to_model
+from onnxremat.memory.arena import Region
 from onnxremat.ort.feeds import index_range, seeded_feeds
 from onnxremat.ort.profile import profile
 from onnxremat.ort.session import DEFAULT, TUNED, Options, config_entries
@@ -19,8 +20,9 @@ from onnxremat.pipeline.bench import InSession, bench
 from onnxremat.rewrite.emit import rewrite
 from onnxremat.schedule.plan import Plan
 from onnxremat.session.compare import compare
-from onnxremat.session.load import options_of, snippets, write_options
+from onnxremat.session.load import options_of, write_options
 from onnxremat.session.measure import measure
+from onnxremat.session.snippets import Snippets
 from tests.toolbox import ONE, graph_of, parse, training_chain
 
 F = np.float32
@@ -104,7 +106,7 @@ def test_options_travel_with_the_model(saved: tuple[Path, dict], tmp_path: Path)
 
 
 def test_snippets_say_all_that_load_does(saved: tuple[Path, dict]) -> None:
-    code = snippets(str(saved[0]), TUNED)
+    code = Snippets(str(saved[0]), TUNED).by_language()
     made: dict = {}
     exec(code["Python"], made)  # also with quotes and backslashes in the name
     options = made["options"]
@@ -114,6 +116,11 @@ def test_snippets_say_all_that_load_does(saved: tuple[Path, dict]) -> None:
         for text in code.values():
             assert f'("{key}", "{value}")' in text
     assert config_entries(DEFAULT) == {}
+    held = Snippets(str(saved[0]), TUNED, Region(123 << 20, 64)).by_language()
+    for language in ("Python", "C++"):
+        for text in (str(123 << 20), "max_dead_bytes_per_chunk", "session.use_env_allocators"):
+            assert text in held[language]
+            assert text not in code[language]
 
 
 def test_measuring_sees_another_order() -> None:

@@ -87,3 +87,25 @@ def test_else_it_is_planned(budget: str, target: str) -> None:
     result = optimised(build("unet"), budget, target)
     assert not isinstance(result.candidate.artifact, Unchanged)
     assert "options" in metadata(result.model)
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs /proc")
+def test_opening_keeps_the_budget_too(tmp_path: Path) -> None:
+    """Where weights are most of it, the original keeps the budget once it is open, and not before:
+    a file that is opened as it lies is written instead."""
+    model = build("resnet18", batch=1, size=32)
+    settings = onnxremat.Settings(threads=1)
+    result = onnxremat.optimize(
+        model, budget="1.01x", settings=settings, options=QUICK, bench_seconds=0
+    )
+    assert not isinstance(result.candidate.artifact, Unchanged)
+    path = tmp_path / "out.onnx"
+    result.save(path)
+    checks = verify(model, path, settings=settings, seeds=1).checks
+    assert any("fresh process" in check.name for check in checks)
+    assert all(check.ok for check in checks), checks
+    exact = onnxremat.optimize(
+        model, budget="1.0x", settings=settings, options=QUICK, bench_seconds=0
+    )
+    if isinstance(exact.candidate.artifact, Unchanged):  # else as above
+        assert any("opening it takes more" in note for note in exact.facts()["notes"])

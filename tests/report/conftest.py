@@ -26,6 +26,15 @@ class Row:
     status: str = "none found"
     plan_seconds: float = 0.0
 
+    @property
+    def limit(self) -> int:
+        """Nothing is counted beside weights and values."""
+        return self.budget
+
+    @property
+    def process(self) -> int | None:
+        return self.peak
+
 
 ROWS = [
     Row(100 << 20, 95 << 20, -1e-16, 0.0, "optimal", 0.1),

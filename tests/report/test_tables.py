@@ -140,9 +140,11 @@ def test_bench_table() -> None:
 def test_sweep_table() -> None:
     text = as_text(sweep_table(ROWS, 100 << 20))
     assert line(text, "60.0 MiB").split() == [
-        "60.0%", "59.0", "MiB", "+20.00%", "+15.00%", "5.00%", "2", "s", "feasible",
+        "0.600x", "59.0", "MiB", "59.0", "MiB", "+20.00%", "+15.00%", "5.00%", "2", "s", "feasible",
     ]  # fmt: skip
-    assert line(text, "50.0 MiB").split() == ["50.0%", "-", "-", "-", "-", "-", "none", "found"]
+    assert line(text, "50.0 MiB").split() == [
+        "0.500x", "-", "-", "-", "-", "-", "-", "none", "found",
+    ]  # fmt: skip
     assert line(text, "30.0 MiB").split()[-1] == "infeasible"
     assert "infeasible (at least 40.0 MiB)" in text
     order = [text.index(f"{size} MiB  ") for size in ("100", "80.0", "60.0", "50.0", "30.0")]
