@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from onnxremat.training.trainer import Progress, Trainer
     from onnxremat.workers.data_parallel import Shard
     from onnxremat.workers.mpi import Ranks
+    from onnxremat.workers.spans import Span, Spans
 
 
 def command(
@@ -78,6 +79,13 @@ def command(
             "the mean of their gradients.",
         ),
     ] = False,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            "--trace",
+            help="With --data-parallel: what each process did when, for Perfetto (.json).",
+        ),
+    ] = None,
     threads: args.Threads = 0,
     as_json: args.Json = False,
     quiet: args.Quiet = False,
@@ -95,6 +103,7 @@ def command(
     voice = Voice(as_json, quiet or follows)
     with ranks.together() if ranks else nullcontext():
         _check(source, weights, export, validate, checkpoint, resume, plot)
+        _check_trace(trace, ranks)
         rates = Schedule(rate, schedule, warmup, floor, drop_every, drop_factor)
         told = {"rate": rates, "accumulate": accumulate, "seed": seed}
         trainer = _trainer(ranks, source, weights, threads, told)
@@ -117,7 +126,10 @@ def command(
                 f"{ranks.size} processes, {trainer.batch_size * ranks.size} rows together per step"
             )
         start = trainer.progress.step
+        spans = _spans(trainer, ranks, trace)
         run.train(export, weights)
+        if ranks and trace and spans:
+            _write_trace(ranks.gathered(spans.rows), trace, source, voice)
         if not follows:
             _tell(run, source, weights, export, plot, start)
 
@@ -138,6 +150,42 @@ def _trainer(
         return Trainer(source, weights, threads=threads, **told)
     share = max(1, processors() // ranks.beside)
     return DataParallel(source, weights, ranks=ranks, threads=threads or share, **told)
+
+
+def _check_trace(trace: Path | None, ranks: Ranks | None) -> None:
+    if trace is not None and ranks is None:
+        raise UsageError("--trace shows several processes", hint="mpiexec ... --data-parallel")
+    args.check_drawings(None, trace)
+
+
+def _spans(trainer: Trainer, ranks: Ranks | None, trace: Path | None) -> Spans | None:
+    """What the trainer notes down for a trace.
+
+    Raises:
+        UsageError: its step is in one piece.
+    """
+    from onnxremat.workers.data_parallel import DataParallel
+
+    if trace is None:
+        return None
+    runs = trainer.overlapped if isinstance(trainer, DataParallel) else None
+    if runs is None:
+        raise UsageError(
+            "--trace needs a step that runs in parts",
+            why="a planned step runs in one piece",
+            hint="give the step as differentiate made it",
+        )
+    runs.spans.on = True
+    return runs.spans
+
+
+def _write_trace(rows: list[list[Span]], trace: Path, source: Path, voice: Voice) -> None:
+    """By the first process, which has everybody's rows."""
+    from onnxremat.report.worker_trace import write_worker_trace
+
+    if rows:
+        write_worker_trace(rows, trace, title=source.name)
+        voice.note(f"wrote {trace}")
 
 
 def _tell(

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import onnx
@@ -59,6 +59,18 @@ def open_step(source: Source, without: str = "") -> Step:
         return Step(read_model(file), file.parent, None)
     file = file.absolute()
     return Step(onnx.ModelProto.FromString(light.content), file.parent, file)
+
+
+class Runs(Protocol):
+    """What a trainer runs: a session, or several in turn."""
+
+    def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """One run; results are copies."""
+        ...
+
+    def abandon(self) -> None:
+        """Stop the run that is on, and every later one; from any thread."""
+        ...
 
 
 class FirstValues:

@@ -180,18 +180,29 @@ class _Alone:
     """MPI with one rank."""
 
     IN_PLACE = None
+    THREAD_MULTIPLE = 3
 
     class Request:
         @staticmethod
-        def Waitall(pending: list[Any]) -> None:  # noqa: N802
+        def Testall(pending: list[Any]) -> bool:  # noqa: N802
             """Nothing is pending."""
+            return True
+
+    @staticmethod
+    def Query_thread() -> int:  # noqa: N802
+        """Threads may call it."""
+        return 3
+
+    def Dup(self) -> _Alone:  # noqa: N802
+        """The same one."""
+        return self
+
+    def bcast(self, value: Any, root: int) -> Any:
+        """What the only rank says."""
+        return value
 
     def Iallreduce(self, place: Any, array: np.ndarray) -> None:  # noqa: N802
         """The sum over one rank."""
-
-    def allreduce(self, value: float) -> float:
-        """The sum over one rank."""
-        return value
 
 
 ALONE = Ranks(0, 1, 1, _Alone, _Alone())
