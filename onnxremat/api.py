@@ -11,7 +11,9 @@ max_batch  in.onnx + budget -> the largest batch that fits
 load       result -> a ready onnxruntime session
 load_devices   result for several devices -> ready to run
 load_pipeline  the same for throughput -> ready to take one sample after the other
-export, check_export   PyTorch module -> a file that can be trained, and whether it can
+from_torch, export, check_export   PyTorch module -> a model, a file that can be trained, and
+           whether it can
+to_torch   what a Trainer learned -> the module it came from
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ from onnxremat.execute.deployment import read_deployment
 from onnxremat.execute.executor import Executor
 from onnxremat.execute.pipelined import Pipeline
 from onnxremat.exporting.check import check_export
-from onnxremat.exporting.write import export
+from onnxremat.exporting.weights import to_torch
+from onnxremat.exporting.write import export, from_torch
 from onnxremat.grad import Settings as Training
 from onnxremat.grad import differentiate as add_backward
 from onnxremat.grad import training_of
@@ -80,6 +83,7 @@ __all__ = [
     "compare",
     "differentiate",
     "export",
+    "from_torch",
     "load",
     "load_devices",
     "load_pipeline",
@@ -90,6 +94,7 @@ __all__ = [
     "prepare",
     "read_plan",
     "sweep",
+    "to_torch",
     "verify",
 ]
 
@@ -98,7 +103,8 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class OptimizeResult(Result):
-    """A model within its budget: ``save(path)`` it, read its ``plan``, print its ``report()``."""
+    """A model within its budget: ``save(path)`` it, read its ``plan``, print its ``report()``,
+    write the ``page(path)`` that explains it."""
 
     def table(self) -> RenderableType:
         """Before and after, or what each device holds, as a rich table."""
@@ -131,6 +137,26 @@ class OptimizeResult(Result):
         if trace:
             write_trace(made.graph, made.timeline, trace, measured=profile)
 
+    def page(self, path: Path) -> None:
+        """Write one HTML file that explains the plan; see ``onnxremat report``.
+
+        Raises:
+            UsageError: another suffix than ``.html``, or the folder is not writable.
+        """
+        from onnxremat.pipeline.planned import Written
+        from onnxremat.report.carried import of_written
+        from onnxremat.report.devices_page import write_devices_page
+        from onnxremat.report.page import write_page
+        from onnxremat.report.spread import Spread
+
+        made = self.candidate.artifact
+        if isinstance(made, InOneSession):
+            model = self.model
+            written = Written(model, metadata(model), made.folder or Path())
+            write_page(of_written(written, self.prepared.name), path)
+        else:
+            write_devices_page(Spread(self.prepared.name, self.facts(), self.deployment), path)
+
 
 def optimize(
     source: Source,
@@ -150,7 +176,8 @@ def optimize(
     """Make a model keep a memory budget at the least extra time, in one session or over devices.
 
     Args:
-        source: a file or a model in memory.
+        source: a file or a model in memory: an ``onnx.ModelProto``, a ``torch.onnx.ONNXProgram``,
+            or what :func:`from_torch` makes of a module.
         budget: ``2GiB``, bytes, ``60%`` (of this machine's memory), ``0.6x`` (of the unoptimised
             peak), ``min``; with ``devices`` ``cpu=1GiB,cuda:0=6GiB``, one for every device, or ""
             for the memories that the machine file gives.

@@ -93,6 +93,10 @@ def command(
     ] = False,
     plot: args.Plot = None,
     trace: args.Trace = None,
+    report: Annotated[
+        Path | None,
+        typer.Option("--report", help="Write the page that explains the plan (.html)."),
+    ] = None,
     as_json: args.Json = False,
     verbose: args.Verbose = 0,
     quiet: args.Quiet = False,
@@ -119,6 +123,9 @@ def command(
     if devices is not None and (plot or trace):
         raise api.no_drawings()
     args.check_drawings(plot, trace)
+    if report:
+        check_suffix(report, (".html",))
+        check_writable(report)
     made = None
     if train:
         made = Training(
@@ -151,6 +158,9 @@ def command(
     _tell(voice, result, log if verbose else None)
     if plot or trace:
         result.draw(plot, trace)
+    if report:
+        result.page(report)
+        written = [*written, report]
     if written:
         voice.note("wrote " + ", ".join(str(path) for path in written))
     if write_model:

@@ -81,8 +81,8 @@ class Trainer:
 
     Args:
         graph: the training graph, planned or not.
-        weights: where first values come from: the inference model (or its file), or arrays by
-            name. Not needed when the graph holds them.
+        weights: where first values come from: the inference model (or its file), arrays by name,
+            or a PyTorch module or its state dict. Not needed when the graph holds them.
         rate: learning rate, or a schedule of it.
         accumulate: batches whose gradients are averaged before an update, for graphs that were
             differentiated to accumulate; by default as many as was said then.
