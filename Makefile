@@ -11,7 +11,7 @@ TORCH ?= torch==2.13.0
 # In one call with PyTorch, or another build of it may be drawn in.
 ZOO ?= $(TORCH) torchvision==0.28.0 timm transformers onnxscript
 
-.PHONY: demo docs examples wheel test test-slow coverage test-torch test-zoo test-zoo-sample check format bench bench-cuda bench-devices bench-fission bench-memory bench-pipeline bench-place bench-plan bench-train regress fuzz faults clean
+.PHONY: demo docs examples wheel test test-slow coverage test-torch test-zoo test-zoo-sample check format bench bench-cuda bench-devices bench-fission bench-memory bench-ops bench-pipeline bench-place bench-plan bench-train regress fuzz faults clean
 
 demo: $(VENV)/ready
 	MODEL=$(MODEL) $(BIN)/python tools/demo.py
@@ -82,6 +82,10 @@ bench-memory: $(VENV)/dev
 
 bench-place: $(VENV)/dev
 	$(BIN)/python tools/bench_place.py $(ARGS)
+
+# Single operators against OpenVINO's and PyTorch's: make bench-ops ARGS='--only Conv --threads 1'
+bench-ops: $(VENV)/torch
+	$(BIN)/python tools/bench_ops.py $(ARGS)
 
 bench-pipeline: $(VENV)/dev
 	$(BIN)/python tools/bench_pipeline.py $(ARGS)
