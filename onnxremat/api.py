@@ -168,6 +168,7 @@ def optimize(
     pins: Sequence[tuple[str, str]] = (),
     objective: str = "auto",
     in_flight: int | None = None,
+    max_overhead: float | None = None,
     bench_seconds: float = 6.0,
     write_model: str | os.PathLike[str] | None = None,
     read_solution: str | os.PathLike[str] | None = None,
@@ -190,6 +191,8 @@ def optimize(
             ``throughput`` of samples one after the other (see :func:`load_pipeline`), or ``auto``.
         in_flight: for the throughput: samples inside at most; None for as many as are of use and
             fit.
+        max_overhead: instead of a budget: the least memory that is found within this share of time
+            more (0.1 for a tenth) than storing everything takes.
         bench_seconds: time to spend on timing the result, 0 for none.
         write_model: write the formulation (of ``options``, else ``cuts``) as ``.mps`` or ``.lp``
             before it is solved.
@@ -207,7 +210,7 @@ def optimize(
     request = Request(
         budget, machine, options or PlanOptions(), pins, objective, bench_seconds,
         Path(write_model) if write_model else None, Path(read_solution) if read_solution else None,
-        in_flight=in_flight,
+        in_flight=in_flight, max_overhead=max_overhead,
     )  # fmt: skip
     log = Phases.of(say)
     settings = settings or Settings()
