@@ -100,6 +100,8 @@ class Trainer:
         UnsupportedError: it is neither CUDA's nor the processor's.
     """
 
+    alone = True  # one process holds everything that a checkpoint does
+
     def __init__(
         self,
         graph: Source,
