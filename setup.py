@@ -38,7 +38,8 @@ class WithKernels(build_py):
             )
             for code in KERNELS
         ]
-        if any([child.wait() for child in running]):
+        ended = [child.wait() for child in running]
+        if any(ended):
             print("kernels are left to be compiled when they are first used")  # noqa: T201
 
 
