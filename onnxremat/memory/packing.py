@@ -2,8 +2,10 @@
 
 Minimising the slab is dynamic storage allocation, which is NP-hard. Blocks are put in turn at the
 lowest gap that takes them, in several orders known to do well (by size, by size times life, by
-life: Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020); then
-blocks at the top, and those beside them, are put earlier until the slab is all but the live peak,
+life: Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020; and two
+for training steps, whose new state piles up while what was kept for the backward pass goes: state
+first, and lives of about the same length by their end); then, from the best three of these, blocks
+at the top, and those beside them, are put earlier until the slab is all but the live peak,
 which nothing undercuts, or the rounds are over. Blocks of less than 1/512 of the peak come last,
 where they hardly matter.
 """
@@ -21,7 +23,7 @@ ALIGN = 64  # bytes; what onnxruntime's own allocator aligns to
 SMALL = 512  # blocks of less than 1/SMALL of the peak are small
 ENOUGH = 1.001  # slab over live peak at which the search ends
 ROUNDS, SLOW_ROUNDS = 750, 60  # of the search: compiled, and in NumPy
-ATTEMPTS = 3  # in which they are spent: some get stuck
+ATTEMPTS = 3  # orders from which they are spent: some get stuck
 
 
 def pack(events: Events, rounds: int | None = None) -> tuple[Integers, int]:
@@ -50,9 +52,9 @@ def _searched(found: Blocks, rounds: int) -> tuple[Integers, int]:
     (small,) = np.nonzero(found.size * SMALL < peak)
     small = small[np.argsort(-found.size[small], kind="stable")]
     chosen = Blocks(found.size[large], found.first[large], found.last[large], found.kept[large])
-    start = _first_order(chosen)
-    best = place(found, np.concatenate([large[start], small]))
-    for attempt in range(ATTEMPTS):
+    starts = _first_orders(chosen)[:ATTEMPTS]
+    best = place(found, np.concatenate([large[starts[0]], small]))
+    for attempt, start in enumerate(starts):
         order, (offset, top) = start, place(chosen, start)
         chance = Random(attempt)  # NumPy's draws in megabytes of library
         for _ in range(rounds // ATTEMPTS):
@@ -70,11 +72,17 @@ def _searched(found: Blocks, rounds: int) -> tuple[Integers, int]:
     return best
 
 
-def _first_order(found: Blocks) -> Integers:
-    """The order that packs best of those known to do well."""
-    size, life = found.size, found.last - found.first + 1
-    keys = [(-life, -size), (-size * life,), (-size, -life), (found.first,), (-found.last, -life)]
-    return min((np.lexsort(key) for key in keys), key=lambda order: place(found, order)[1])
+def _first_orders(found: Blocks) -> list[Integers]:
+    """The orders known to do well, the one that packs best first."""
+    size, life, passing = found.size, found.last - found.first + 1, ~found.kept
+    about = -np.floor(np.log2(life))
+    keys = [
+        (-life, -size), (-size * life,), (-size, -life), (found.first,), (-found.last, -life),
+        (found.last, about), (-found.first, about),
+        (-life * passing, found.first * found.kept, passing),
+    ]  # fmt: skip
+    orders = [np.lexsort(key) for key in keys]
+    return sorted(orders, key=lambda order: place(found, order)[1])
 
 
 def _moved(found: Blocks, order: Integers, offset: Integers, chance: Random) -> Integers:

@@ -46,16 +46,19 @@ def load(path: str | os.PathLike[str], *, threads: int = 0, **changes: Any) -> A
     options = replace(options_of(light.head, str(path)), threads=threads, **changes)
     require_block(light.head)
     made = session_options(options)
+    listed = (options.level, options.order) == (TUNED.level, TUNED.order)
+    without = PIN if listed else ""  # else the pins keep the order
 
     def search() -> Region | str:
         from onnxremat.session.region import find_region
 
-        return find_region(file, options)
+        return find_region(file, options, (), without)
 
     if not can_own() or (light.elsewhere and file.is_symlink()):
+        without = ""
         return open_held(str(file), made, options, search)
-    if (options.level, options.order) != (TUNED.level, TUNED.order):
-        light = read_light(file)  # the pins keep the order
+    if not listed:
+        light = read_light(file)
     session = open_light(file.resolve(), light.content, made, options, search)
     # Where providers are set anew from, instead of a copy in memory.
     session._model_path, session._model_bytes = str(file), None

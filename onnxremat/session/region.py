@@ -12,17 +12,18 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 
 from onnxremat import plain_json
 from onnxremat.cost.measure import cache_folder
 from onnxremat.errors import OnnxrematError
 from onnxremat.graph.ir import Graph
-from onnxremat.graph.onnx_io import atomic, read_model
+from onnxremat.graph.onnx_io import atomic
 from onnxremat.graph.wire import read_light
 from onnxremat.memory.arena import LARGEST, Region, smallest_region
 from onnxremat.memory.events import EVENT, Events
@@ -31,19 +32,27 @@ from onnxremat.ort.infer import build_graph
 from onnxremat.ort.profile import SIZES_KEY, Feeds, Profile, ended, profile
 from onnxremat.ort.session import Options, first_line, runtime_version, session_options
 from onnxremat.schedule.simulate import Rules, simulate
+from onnxremat.session.held import FOLDER
 from onnxremat.session.measure import executed
 
 GROWTH, TRIES = 1.01, 12  # of a region that a run did not fit in
 
 
-def find_region(file: Path, options: Options, bound: Sequence[str] = ()) -> Region | str:
+def find_region(
+    file: Path, options: Options, bound: Sequence[str] = (), without: str = ""
+) -> Region | str:
     """The region for a model file, or a sentence that says why there is none.
 
     Args:
         options: of the session.
         bound: outputs that the caller gives memory for.
+        without: what is left out of the model, see :func:`onnxremat.graph.wire.read_light`: one
+            block less and what fitted may fit no more.
     """
-    request = {"model": str(file), "options": options.to_json(), "bound": sorted(bound)}
+    request = {
+        "model": str(file), "options": options.to_json(), "bound": sorted(bound),
+        "without": without,
+    }  # fmt: skip
     facts = (read_light(file).content, json.dumps(request).encode(), runtime_version().encode())
     key = hashlib.sha256(b"\0".join(facts)).hexdigest()[:24]
     kept = cache_folder() / f"region-{key}.json"
@@ -106,25 +115,39 @@ def _numbered(events: Events) -> Events:
     return events
 
 
-def prove(
-    model: Path, feeds: Feeds, options: Options, region: Region, bound: Sequence[str]
-) -> bool:
+@dataclass(frozen=True)
+class Opened:
+    """What a session is opened with.
+
+    Attributes:
+        content: the model; big weights may lie in ``folder``.
+        bound: outputs that the caller gives memory for.
+    """
+
+    content: bytes
+    folder: Path
+    options: Options
+    bound: Sequence[str] = ()
+
+
+def prove(opened: Opened, feeds: Feeds, region: Region) -> bool:
     """Whether two runs in an arena with this region add no other one."""
     from onnxremat.memory.session import RegionSession
 
     with tempfile.TemporaryDirectory() as folder:
-        made = session_options(options)
+        made = session_options(opened.options)
         made.enable_profiling = True
         made.profile_file_prefix = str(Path(folder) / "profile")
         made.add_session_config_entry(SIZES_KEY, str(Path(folder) / "memory.csv"))
-        session = RegionSession.opened(str(model), made, region)
+        made.add_session_config_entry(FOLDER, str(opened.folder))
+        session = RegionSession.opened(opened.content, made, region)
         binding = session.io_binding()
         for name, value in feeds.items():
             binding.bind_cpu_input(name, value)
         for _ in range(2):
             binding.clear_binding_outputs()  # the caller lets outputs go between runs
             for value in session.get_outputs():
-                if value.name in bound:
+                if value.name in opened.bound:
                     binding.bind_ortvalue_output(value.name, _empty(value))
                 else:
                     binding.bind_output(value.name, "cpu")
@@ -148,16 +171,18 @@ def _empty(info: Any) -> Any:
 
 
 def _search(request: Mapping[str, Any]) -> dict[str, Any]:
-    model, bound = Path(request["model"]), request["bound"]
-    options = Options.from_json(request["options"])
-    graph = executed(build_graph(read_model(model), model.parent), options)
+    file, options = Path(request["model"]), Options.from_json(request["options"])
+    light = read_light(file, request["without"])
+    opened = Opened(light.content, file.parent, options, request["bound"])
+    model = onnx.ModelProto.FromString(light.content)
+    graph = executed(build_graph(model, file.parent), options)
     feeds = seeded_feeds(graph)
-    events = as_events(graph, profile(model, feeds, options), bound)
+    events = as_events(graph, profile(model, feeds, options, folder=file.parent), opened.bound)
     region = smallest_region(events)
     for _ in range(TRIES):
         if region is None or region.bytes > LARGEST:
             return {"why": "onnxruntime takes no region of 2 GiB or more"}
-        if prove(model, feeds, options, region, bound):
+        if prove(opened, feeds, region):
             return asdict(region)
         region = Region(int(region.bytes * GROWTH), region.dead)
     return {"why": "no region close to its live peak serves it"}

@@ -487,7 +487,9 @@ def _session(
     if step.file is None:
         return open_held(model_source(model, made, step.folder), made, chosen)
     source = model_source(model, made, None)  # its folder is set with the file
-    search = partial(find_region, step.file, chosen, _bound_outputs(about)) if planned else None
+    without = "" if options else PIN  # as it was read
+    told = (step.file, chosen, _bound_outputs(about), without)
+    search = partial(find_region, *told) if planned else None
     return open_light(step.file, source, made, chosen, search)
 
 

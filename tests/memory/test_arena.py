@@ -23,7 +23,7 @@ from onnxremat.ort.profile import profile
 from onnxremat.ort.session import session_options
 from onnxremat.session.held import open_held
 from onnxremat.session.measure import executed
-from onnxremat.session.region import as_events, find_region, prove
+from onnxremat.session.region import Opened, as_events, find_region, prove
 from tests.memory.test_packing import runs
 from tests.toolbox import ONE, training_chain
 
@@ -75,9 +75,10 @@ def test_smallest_region_serves_the_runtime_and_less_does_not(step: Graph, tmp_p
     assert region is not None
     assert live_peak(events) <= region.bytes <= held(events)
     feeds = seeded_feeds(step)
-    assert prove(file, feeds, ONE, region, [])
+    opened = Opened(file.read_bytes(), file.parent, ONE)
+    assert prove(opened, feeds, region)
     below = Region(int(live_peak(events) * 0.98), region.dead)
-    assert not prove(file, feeds, ONE, below, [])
+    assert not prove(opened, feeds, below)
 
 
 def test_region_is_found_proved_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numba
 import pytest
+from numba.core import caching
 
 from onnxremat.planner import search
 from onnxremat.planner.search.compiled import cache_folder
+from tests.conftest import ROOT
 
 
 def test_another_file_another_cache(tmp_path: Path) -> None:
@@ -38,3 +43,37 @@ def test_loading_leaves_the_cache_of_other_kernels(monkeypatch: pytest.MonkeyPat
     search.warm_up()
     assert search.is_compiled()
     assert numba.config.CACHE_DIR == ""
+
+
+KERNEL = """
+from numba import types
+from onnxremat.planner.search.compiled import compiled
+
+@compiled(types.int64(types.int64), entry=True)
+def twice(x):
+    return 2 * x
+
+print(twice(21), sum(twice.stats.cache_hits.values()))
+"""
+
+
+@pytest.mark.skipif(not hasattr(caching, "InTreeCacheLocator"), reason="an older Numba")
+def test_compiled_kernels_go_with_their_folder(tmp_path: Path) -> None:
+    """What is compiled when the package is built is taken where it is installed."""
+
+    def run(folder: Path) -> str:
+        env = {k: v for k, v in os.environ.items() if k != "NUMBA_CACHE_DIR"}
+        words = [sys.executable, "-c", "import kernel"]
+        done = subprocess.run(
+            words, cwd=folder, env={**env, "PYTHONPATH": f"{folder}:{ROOT}"}, capture_output=True,
+            text=True, check=True,
+        )  # fmt: skip
+        return done.stdout
+
+    built, installed = tmp_path / "built", tmp_path / "installed"
+    built.mkdir()
+    (built / "kernel.py").write_text(KERNEL)
+    assert run(built) == "42 0\n"
+    shutil.copytree(built, installed)
+    shutil.rmtree(built)
+    assert run(installed) == "42 1\n"

@@ -10,7 +10,8 @@ five sixths of the time of the search.
 
 Numba takes a compiled kernel from its cache when the kernel's own file is as it was, though what it
 calls may have changed. So the cache lies in a folder named by the content of all files beside it
-and beside this module, whose pieces kernels of other folders use.
+and beside this module, whose pieces kernels of other folders use. Where the package lies does not
+matter: what was compiled when it was built (setup.py) is taken where it is installed.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any, TypeVar
 import numba
 import numpy as np
 from numba import types
+from numba.core import caching
 from numpy.typing import NDArray
 
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
@@ -54,14 +56,38 @@ def compiled(signature: Any, *, entry: bool = False) -> Callable[[Kernel], Kerne
     )  # fmt: skip
 
     def with_cache(function: Kernel) -> Kernel:
-        asked = numba.config.CACHE_DIR  # of other kernels in this process: left as it is
-        numba.config.CACHE_DIR = cache_folder(Path(function.__code__.co_filename).parent, asked)
+        settings = numba.config  # of other kernels in this process: left as they are
+        asked, others = settings.CACHE_DIR, getattr(settings, "CACHE_LOCATOR_CLASSES", "")
+        settings.CACHE_DIR = cache_folder(Path(function.__code__.co_filename).parent, asked)
+        settings.CACHE_LOCATOR_CLASSES = ",".join(LOCATORS)
         try:
             return decorator(function)
         finally:
-            numba.config.CACHE_DIR = asked
+            settings.CACHE_DIR, settings.CACHE_LOCATOR_CLASSES = asked, others
 
     return with_cache
+
+
+class Here(getattr(caching, "InTreeCacheLocator", object)):  # type: ignore[misc]
+    """Kernels lie in the very folder that is asked for, readable at least; Numba itself puts the
+    path of the module's file below it. Older versions of Numba do not ask for this class."""
+
+    def __init__(self, function: Any, file: str) -> None:
+        super().__init__(function, file)
+        self._cache_path = numba.config.CACHE_DIR
+
+    @classmethod
+    def from_function(cls, function: Any, file: str) -> Any:
+        """None where the folder is not there and cannot be made."""
+        made = cls(function, file)
+        try:
+            made.ensure_cache_path()
+        except OSError:
+            return made if Path(made.get_cache_path()).is_dir() else None
+        return made
+
+
+LOCATORS = (f"{__name__}.{Here.__name__}", "UserWideCacheLocator")
 
 
 @cache
