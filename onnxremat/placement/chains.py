@@ -27,6 +27,7 @@ from onnxremat.planner.problem import Floats, Ints
 HUGE = 1e300  # no upper bound: finite, so that nothing times it is undefined
 TOLERANCE = 1e-9  # of loads, relative
 MOST_IDEALS = 3_000_000
+MOST_BYTES = 400e6  # of the bits of all ideals
 MOST_ENTRIES = 100_000_000  # ideals times numbers of devices
 AT_ONCE = 20_000  # ideals between looks at the clock
 
@@ -77,12 +78,15 @@ class Chains:
         """The best chain among the beginnings of one order of classes, if it is below ``best``."""
         n = self.c.count
         bits = np.zeros((n + 1, self.words), np.uint64)
-        for i, v in enumerate(order):
-            bits[i + 1] = bits[i]
-            bits[i + 1, v >> 6] |= np.uint64(1) << np.uint64(v & 63)
+        added = np.asarray(order, np.int64)
+        bits[np.arange(1, n + 1), added >> 6] = np.uint64(1) << (added & 63).astype(np.uint64)
+        bits = np.bitwise_or.accumulate(bits, axis=0)
+        work = np.concatenate((np.zeros((1, 2)), np.cumsum(self.work[added], axis=0)))
         first = np.minimum(np.arange(n + 2), n).astype(np.int64)
-        child, added = np.arange(1, n + 1, dtype=np.int32), np.asarray(order, np.int32)
-        found, _ = self._solve(self._lattice(bits, first, child, added), Work(inf), best, cap)
+        child = np.arange(1, n + 1, dtype=np.int32)
+        lattice = pieces.Lattice(bits, first, child, added.astype(np.int32), work)
+        self.effort.ideals = max(self.effort.ideals, len(bits))
+        found, _ = self._solve(lattice, Work(inf), best, cap)
         return found
 
     def whole(self, work: Work, best: float = HUGE, cap: float = HUGE) -> tuple[Chain | None, bool]:
@@ -102,7 +106,8 @@ class Chains:
         """All ideals, made once; None where they are too many, or time is up."""
         if self._ideals is None:
             states = (self.accelerators + 1) * (self.cpus + 1)
-            grown = all_ideals(self.c, work, min(MOST_IDEALS, MOST_ENTRIES // states))
+            most = min(MOST_IDEALS, MOST_ENTRIES // states, int(MOST_BYTES / (8 * self.words)))
+            grown = all_ideals(self.c, work, most)
             self._ideals = None if grown is None else self._lattice(*grown)
         return self._ideals
 

@@ -18,6 +18,7 @@ from onnxremat.placement.graph import PlacementGraph
 from onnxremat.placement.reduce import free_ends, inseparable
 
 ORDERS = 6  # linear orders tried before all ideals are
+LISTING = 0.3  # of the time left, for listing all ideals: the rest is for what comes of them
 
 
 def solve(graph: PlacementGraph, work: Work, method: str = "dp") -> Answer:
@@ -42,7 +43,9 @@ def best_chain(raw: Classes, work: Work, method: str) -> Answer:
     upper = best.value if best else HUGE
     small = inseparable(c, upper)
     exact = Chains(small)
-    found, proven = exact.whole(work, upper)
+    found, proven = None, False
+    if exact.lattice(work.share(work.left * LISTING)) is not None:
+        found, proven = exact.whole(work, upper)
     if found:
         best, home = found, small
     if proven and best is None:

@@ -12,6 +12,7 @@ from onnxremat.placement.graph import Index
 
 FIRST = 5_000  # moves of the first rounds
 GROWTH = 1.5
+FEWEST, SHARE = 100, 0.5  # moves of a round; of the time left, for one round
 SLACK = 1e-9  # relative: a gain that is less is none
 
 Found: TypeAlias = tuple[float, Index]  # a value, and the placement that has it
@@ -44,10 +45,13 @@ class Rounds:
             cooled: the best of a round from a placement, of so many moves, from a heat on.
         """
         best = min(pool, key=lambda entry: entry[0])
-        steps, turn = FIRST, 0
-        while turn < count and work.left and best[0] > enough:
+        steps, turn, pace = FIRST, 0, inf
+        while turn < count and best[0] > enough and (left := work.left):
             base = best if turn % 3 else pool[turn // 3 % len(pool)]
-            found = cooled(base, steps, self.heats[turn % 3])
+            # A round is not broken off: one that would take more than what is left is made shorter.
+            moves, begun = int(min(steps, max(FEWEST, SHARE * left * pace))), work.taken
+            found = cooled(base, moves, self.heats[turn % 3])
+            pace = moves / max(work.taken - begun, 1e-9)
             if found[0] < best[0] * (1 - SLACK):
                 best = found
                 work.progress(best[0], enough, "annealing")
