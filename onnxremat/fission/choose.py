@@ -17,7 +17,7 @@ from itertools import islice
 from onnxremat.fission.candidates import Regions
 from onnxremat.fission.masked import Reach
 from onnxremat.fission.region import Region
-from onnxremat.fission.split import Split, split
+from onnxremat.fission.split import Paper, Split, split
 from onnxremat.graph.axes import total_of
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.spans import CannotSplitError
@@ -27,7 +27,7 @@ from onnxremat.schedule.simulate import Timeline, simulate
 BANDWIDTH = 5e9  # bytes per second of a copy
 CALL = 1e-5  # seconds of a kernel beside its rows
 FIRST = 4  # parts that a region is tried with
-FINER = 4  # times as many are tried, too
+FINER = 4  # times as many where these do not help
 MOST = 64  # parts of a region
 COUNTS = (
     2,
@@ -102,7 +102,7 @@ class Chooser:
 
     def __init__(self, of: Whole, stop: Callable[[], bool] = lambda: False) -> None:
         self.of, self.graph, self.stop = of, of.graph, stop
-        self.able = Regions(of.graph)
+        self.able, self.paper = Regions(of.graph), Paper(of.graph)
         self.known: dict[frozenset[object], Priced | None] = {}
         self.whole = self._priced(())
 
@@ -111,14 +111,18 @@ class Chooser:
         that needs least."""
         best = self.whole
         while best.peak > limit and not self.stop():
-            step = self._step(best, limit)
+            step = self._step(best, limit, FIRST) or self._step(best, limit, FINER * FIRST)
             if step is None:
                 break
             best = step
         return self._tuned(best, limit) if best.peak <= limit else best
 
-    def _step(self, now: Priced, limit: int) -> Priced | None:
-        """One region more, or another one, or one in more parts; None where nothing helps."""
+    def _step(self, now: Priced, limit: int, parts: int) -> Priced | None:
+        """One region more, or another one, or one in more parts; None where nothing helps.
+
+        Args:
+            parts: of new regions, at least.
+        """
         peak = max(range(len(now.levels)), key=now.levels.__getitem__)
         before = now.crowding(limit)
         best: Priced | None = None
@@ -126,7 +130,7 @@ class Chooser:
         def rank(found: Priced) -> tuple[int, float]:
             return self._rank(found, now, limit)
 
-        for regions in self._moves(now, peak, limit):
+        for regions in self._moves(now, peak, parts):
             if self.stop():
                 break
             found = self._price(regions)
@@ -146,7 +150,7 @@ class Chooser:
         more = max(found.seconds - now.seconds, LITTLE * self.whole.seconds)
         return 1, -math.log(now.crowding(limit) / crowding) / more
 
-    def _moves(self, now: Priced, peak: int, limit: int) -> Iterator[tuple[Region, ...]]:
+    def _moves(self, now: Priced, peak: int, parts: int) -> Iterator[tuple[Region, ...]]:
         name = self.graph.ops[peak].name
         own = next((r for r in now.regions if name in r.ops), None)
         if own is None:
@@ -156,15 +160,14 @@ class Chooser:
                     yield self._with(now, moved)
         elif 2 * len(own.parts) <= min(MOST, self.able.length(own)):
             yield self._with(now, replace(own, parts=(1,) * (2 * len(own.parts))))
-        parts = len(own.parts) if own is not None else FIRST
+        parts = max(parts, len(own.parts)) if own is not None else parts
         for first, end in self._places(peak):
             for without in self._left_out(now, own, peak, range(first, end)):
                 for region in self.able.within(first, end, peak, without):
-                    most = min(MOST, self.able.length(region))
-                    for count in sorted({min(most, parts), min(most, FINER * parts)} - {1}):
-                        region = replace(region, parts=(1,) * count)
-                        for kept in self.able.policies(region):
-                            yield self._with(now, replace(region, kept=kept))
+                    most = min(parts, MOST, self.able.length(region))
+                    region = replace(region, parts=(1,) * most)
+                    for kept in self.able.policies(region) if most > 1 else ():
+                        yield self._with(now, replace(region, kept=kept))
 
     def _left_out(
         self, now: Priced, own: Region | None, peak: int, stretch: range
@@ -280,7 +283,7 @@ class Chooser:
     def _priced(self, regions: tuple[Region, ...]) -> Priced:
         if sum(len(r.ops) * len(r.parts) for r in regions) > MOST_OPS:
             raise CannotSplitError("too many parts")
-        made = split(self.graph, regions, self.of.block, self.of.reach)
+        made = split(self.graph, regions, self.of.block, self.of.reach, self.paper)
         scratch = {
             n: round(self.of.scratch.get(of, 0) * share) for n, (of, share) in made.shares.items()
         }

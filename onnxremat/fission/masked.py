@@ -97,8 +97,7 @@ def _seen(graph: Graph, op: Op, read: Read) -> np.ndarray | None:
     if visible.ndim < 2 or visible.shape[-2:] != shape[-2:]:
         return None
     each = np.asarray(visible).reshape(-1, *shape[-2:])
-    some: np.ndarray = np.logical_or.reduce(each, axis=0)
-    seen = shape[-1] - some[:, ::-1].argmax(axis=1)
+    seen = shape[-1] - np.flip(np.any(each, axis=0), axis=1).argmax(axis=1)
     return seen if each.any(axis=2).all() and seen.min() < shape[-1] else None
 
 

@@ -17,6 +17,7 @@ import onnx
 from onnx import numpy_helper
 
 from onnxremat.fission.masked import Narrowed, Reach
+from onnxremat.fission.nodes import concat, op_of, with_attributes
 from onnxremat.fission.region import Region
 from onnxremat.fission.rows import Rows, bounds_of, rows_of
 from onnxremat.graph.axes import blocked_values, total_of
@@ -43,33 +44,57 @@ class Split:
     copied: Mapping[str, int]
 
 
-def split(graph: Graph, regions: Sequence[Region], block: int, reach: Reach | None = None) -> Split:
+class Paper:
+    """Trials of one graph that are only to be simulated: what several need is worked out once, and
+    the graphs made are no models (weights, attributes)."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph, self.facts = graph, Facts(graph)
+        self.blocked = blocked_values(graph)
+        self._rows: dict[tuple[object, ...], list[Rows]] = {}
+
+    def rows(self, region: Region) -> list[Rows]:
+        """As :func:`rows_of`."""
+        if region.key not in self._rows:
+            self._rows[region.key] = rows_of(self.graph, self.facts, region)
+        return self._rows[region.key]
+
+
+def split(
+    graph: Graph,
+    regions: Sequence[Region],
+    block: int,
+    reach: Reach | None = None,
+    paper: Paper | None = None,
+) -> Split:
     """The graph with its regions in parts, listed part by part.
 
     Args:
         block: channels per block of convolutions that are laid out in blocks.
         reach: how far rows of masked scores see; keys that a part does not see are left out.
+        paper: of the graph, where the result is only to be simulated.
 
     Raises:
         CannotSplitError: an op of a region cannot be split so, or what a region reads depends on
             what it makes, or others read more of it than its results.
     """
-    return _Writer(graph, regions, block, reach or {}).written()
+    writer = _Writer(paper or Paper(graph), regions, block, reach or {})
+    return writer.written(model=paper is None)
 
 
 Stretch: TypeAlias = tuple[str, Span]  # a tensor, and which rows of a value it holds
 
 
 class _Writer:
-    def __init__(self, graph: Graph, regions: Sequence[Region], block: int, reach: Reach) -> None:
-        self.graph, self.block, self.reach = graph, block, reach
-        self.facts = Facts(graph)
+    def __init__(self, paper: Paper, regions: Sequence[Region], block: int, reach: Reach) -> None:
+        self.graph, self.facts, self.blocked = paper.graph, paper.facts, paper.blocked
+        self.block, self.reach = block, reach
+        self.model = True
         self.regions = regions
-        self.rows = [rows_of(graph, self.facts, region) for region in regions]
+        self.rows = [paper.rows(region) for region in regions]
         self.of = {name: index for index, region in enumerate(regions) for name in region.ops}
-        self.blocked = blocked_values(graph)
         self.ops: list[Op] = []
-        self.tensors = dict(graph.tensors)
+        self.tensors = dict(paper.graph.tensors)
         self.constants: dict[str, onnx.TensorProto] = {}
         self.shares: dict[str, tuple[str, float]] = {}
         self.pieces: dict[str, tuple[str, Span]] = {}
@@ -77,8 +102,13 @@ class _Writer:
         self.tiles: dict[str, list[Stretch]] = {}  # results that are not joined yet
         self.count = 0
 
-    def written(self) -> Split:
-        """Every op, as soon as it is due."""
+    def written(self, *, model: bool) -> Split:
+        """Every op, as soon as it is due.
+
+        Args:
+            model: that can be run, not only simulated.
+        """
+        self.model = model
         done: set[int] = set()
         for index in range(len(self.graph.ops)):
             self._due(index, done)
@@ -87,15 +117,20 @@ class _Writer:
         self._check_order()
         if self.reach:
             self._leave_out_hidden()
+        if not model:
+            return Split(self._graph(self.graph.model), self.shares, self.copied)
         used = {name for op in self.ops for name in op.reads}
         frame = onnx.ModelProto()
         frame.CopyFrom(self.graph.model)
         frame.graph.initializer.extend(self.constants[n] for n in self.constants if n in used)
-        made = used.union(self.graph.outputs, *(op.writes for op in self.ops), self.graph.inputs)
-        known = {t.name for t in frame.graph.initializer}
-        tensors = {n: t for n, t in self.tensors.items() if n in made or n in known}
-        graph = replace(self.graph, ops=tuple(self.ops), tensors=tensors, model=frame)
-        return Split(graph, self.shares, self.copied)
+        return Split(self._graph(frame), self.shares, self.copied)
+
+    def _graph(self, frame: onnx.ModelProto) -> Graph:
+        made = {name for op in self.ops for name in (*op.reads, *op.writes)}
+        made.update(self.graph.outputs, self.graph.inputs)
+        made.update(t.name for t in frame.graph.initializer)
+        tensors = {n: t for n, t in self.tensors.items() if n in made}
+        return replace(self.graph, ops=tuple(self.ops), tensors=tensors, model=frame)
 
     def _leave_out_hidden(self) -> None:
         narrowed = Narrowed(self.ops, self.tensors, self.reach, self._first)
@@ -245,9 +280,9 @@ class _Writer:
         span = Span(first.axis, first.first, last.end)
         shape = self.shape(name, span)
         if name not in self.blocked or span.axis == 0:
-            return self._copy(_concat([t for t, _ in stretches], output, span.axis), name, shape)
+            return self._copy(concat([t for t, _ in stretches], output, span.axis), name, shape)
         seen = [self._seen(tensor, name, held) for tensor, held in stretches]
-        flat = self._copy(_concat(seen, f"{output}/flat", 1), name, self._flat(name, span))
+        flat = self._copy(concat(seen, f"{output}/flat", 1), name, self._flat(name, span))
         return self._add(self._reshape(flat, output, shape), name, shape)
 
     def shape(self, name: str, span: Span) -> tuple[int, ...]:
@@ -273,7 +308,7 @@ class _Writer:
         node = onnx.helper.make_node(
             "Reshape", [tensor, self.constant(shape)], [output], name=output
         )
-        return _op(node)
+        return op_of(node)
 
     def _slice(self, tensor: str, output: str, axis: int, first: int, end: int) -> Op:
         if self.facts.opset < STATED:
@@ -283,7 +318,7 @@ class _Writer:
         else:
             bounds = [self.constant((value,)) for value in (first, end, axis)]
             node = onnx.helper.make_node("Slice", [tensor, *bounds], [output], name=output)
-        return _op(node)
+        return op_of(node)
 
     def constant(self, values: Sequence[int]) -> str:
         """A list of integers as a tensor."""
@@ -332,7 +367,7 @@ class _Sum:
         self.sum = self._op(self.joins, [self.sum, tensor], name) if self.sum else tensor
 
     def _op(self, kind: str, inputs: list[str], output: str) -> str:
-        op = _op(onnx.helper.make_node(kind, inputs, [output], name=f"{output}/{kind}"))
+        op = op_of(onnx.helper.make_node(kind, inputs, [output], name=f"{output}/{kind}"))
         return self.writer.small(op, self.name)
 
 
@@ -391,7 +426,8 @@ class _Part:
             for position, (name, span) in enumerate(zip(op.inputs, piece.reads, strict=True))
         ]
         outputs = {name: f"{name}{self.end}" for name in op.writes}
-        node = _with_attributes(op.node, piece.attributes) if piece.attributes else op.node
+        changed = writer.model and piece.attributes
+        node = with_attributes(op.node, piece.attributes) if changed else op.node
         copy = replace(op.renamed(op.name + self.end, outputs), inputs=tuple(inputs), node=node)
         writer.ops.append(copy)
         made = piece.made
@@ -453,25 +489,3 @@ def _later(parts: Sequence[Rows], kept: frozenset[str]) -> dict[str, int]:
         for name in kept & rows.wanted.keys():
             found[name] = min(found.get(name, rows.wanted[name].first), rows.wanted[name].first)
     return found
-
-
-def _with_attributes(node: onnx.NodeProto, changes: Mapping[str, object]) -> onnx.NodeProto:
-    copy = onnx.NodeProto()
-    copy.CopyFrom(node)
-    kept = [a for a in copy.attribute if a.name not in changes]
-    made = [
-        onnx.helper.make_attribute(n, value) for n, value in changes.items() if value is not None
-    ]
-    del copy.attribute[:]
-    copy.attribute.extend([*kept, *made])
-    return copy
-
-
-def _concat(pieces: Sequence[str], output: str, axis: int) -> Op:
-    return _op(
-        onnx.helper.make_node("Concat", list(pieces), [output], name=f"{output}/concat", axis=axis)
-    )
-
-
-def _op(node: onnx.NodeProto) -> Op:
-    return Op(node.name, node.op_type, node.domain, tuple(node.input), tuple(node.output), (), node)

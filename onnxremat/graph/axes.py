@@ -14,7 +14,7 @@ from onnxremat.graph import axis_products as products
 from onnxremat.graph import axis_windows as windows
 from onnxremat.graph.axis_sums import TOTALS, Total
 from onnxremat.graph.ir import Graph, Op
-from onnxremat.graph.spans import Call, CannotSplitError, Facts, Piece, Rule, Span
+from onnxremat.graph.spans import CannotSplitError, Facts, Piece, Rule, Span
 from onnxremat.graph.traits import ONNX, has_bodies, is_random
 
 MS, BLOCKED = "com.microsoft", "com.microsoft.nchwc"
@@ -121,7 +121,7 @@ def piece_of(op: Op, facts: Facts, span: Span) -> Piece:
     row = row_of(op)
     if row is None or has_bodies(op) or is_random(op):
         raise CannotSplitError(f"no rule splits {op.op_type}")
-    return row.rule(Call(op, facts), span)
+    return row.rule(facts.call(op), span)
 
 
 def total_of(op: Op) -> Total | None:
@@ -138,7 +138,7 @@ def partial_of(op: Op, facts: Facts, span: Span) -> Piece:
     total = total_of(op)
     if total is None:
         raise CannotSplitError(f"{op.op_type} is no sum")
-    return total.rule(Call(op, facts), span)
+    return total.rule(facts.call(op), span)
 
 
 def blocked_values(graph: Graph) -> frozenset[str]:

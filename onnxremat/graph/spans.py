@@ -72,6 +72,13 @@ class Facts:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.opset = graph.opsets.get("", 1)
+        self._calls: dict[str, Call] = {}
+
+    def call(self, op: Op) -> Call:
+        """An op as the rules see it."""
+        if op.name not in self._calls:
+            self._calls[op.name] = Call(op, self)
+        return self._calls[op.name]
 
     @cached_property
     def _stored(self) -> dict[str, onnx.TensorProto]:

@@ -97,7 +97,7 @@ class Request:
             raise missing_file(self.read_solution, ".sol", make=SOLUTION)
         if self.max_overhead is not None:
             self._check_for_time(self.max_overhead)
-        elif self.machine is None:
+        if self.machine is None:
             self._check_for_one()
         else:
             self._check_for(self.machine)
@@ -126,6 +126,7 @@ class Request:
         given = {
             "--budget": bool(self.budget), "--devices": self.machine is not None,
             "--planner": method.planner != "auto", "--formulation": bool(method.formulation),
+            "--write-model": self.write_model is not None,
         }  # fmt: skip
         for name, there in given.items():
             if there:
@@ -136,7 +137,8 @@ class Request:
                 )
 
     def _check_for_one(self) -> None:
-        one_budget(self.budget)
+        if self.max_overhead is None:
+            one_budget(self.budget)
         given = {
             "--pin": bool(self.pins), "--objective": self.objective != "auto",
             "--read-solution": self.read_solution is not None,

@@ -10,6 +10,7 @@ import onnx
 import pytest
 
 from onnxremat import api
+from onnxremat.cli.args import parse_overhead
 from onnxremat.cost.analytic import analytic_costs
 from onnxremat.errors import InfeasibleError, NoPlanError, UsageError
 from onnxremat.graph.onnx_io import write_model
@@ -101,3 +102,32 @@ def test_a_plan_of_another_model_is_refused(tmp_path: Path) -> None:
     plan = _optimised(WHOLE // 2).plan
     with pytest.raises(UsageError, match="region"):
         api.apply(tmp_path / "in.onnx", plan, settings=SETTINGS)
+
+
+@pytest.mark.slow
+def test_the_least_memory_within_a_limit_of_time() -> None:
+    def within(overhead: float, settings: Settings = SETTINGS) -> api.OptimizeResult:
+        return api.optimize(
+            chain(), max_overhead=overhead, settings=settings, options=OPTIONS, bench_seconds=0
+        )
+
+    kept = replace(SETTINGS, fission=())
+    found, whole = within(0.5), within(0.5, kept)
+    assert found.candidate.artifact.seconds <= 1.5 * whole.prepared.costs.total
+    assert found.candidate.held < whole.candidate.held
+    assert any("at most 50% longer" in note for note in found.facts()["notes"])
+
+
+@pytest.mark.parametrize(
+    "given", [{"budget": "0.5x"}, {"devices": "cpu-cuda"}, {"write_model": "cuts.lp"}]
+)
+def test_a_limit_of_time_stands_alone(given: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match="exclude each other"):
+        api.optimize(chain(), max_overhead=0.1, settings=SETTINGS, options=OPTIONS, **given)
+
+
+@pytest.mark.parametrize("text", ["ten", "-5%", "10%%", "inf"])
+def test_a_limit_of_time_is_a_share(text: str) -> None:
+    with pytest.raises(UsageError, match="max-overhead"):
+        parse_overhead(text)
+    assert parse_overhead("10%") == parse_overhead("0.1") == 0.1
