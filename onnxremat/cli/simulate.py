@@ -1,4 +1,5 @@
-"""onnxremat simulate --stages 4 --micro-batches 8: the schedule of a pipeline, in figures."""
+"""onnxremat simulate --stages 4 --micro-batches 8: the schedule of a pipeline, in figures; of a
+training step on a cluster: simulate step.onnx --cluster FILE --data-parallel 16 --pipeline 4."""
 
 from __future__ import annotations
 
@@ -15,16 +16,35 @@ from onnxremat.report.suffix import check_suffix
 
 if TYPE_CHECKING:
     from onnxremat.workers.pipeline import Pipeline
+    from onnxremat.workers.projection import Grid
     from onnxremat.workers.replay import Replay
 
 
 def command(
-    stages: Annotated[
-        int, typer.Option(min=1, help="Stages of the model; one process each.", show_default=False)
-    ],
     micro_batches: Annotated[
         int, typer.Option(min=1, help="Micro-batches of a training step.", show_default=False)
     ],
+    source: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[STEP]",
+            help="A training step, made for one micro-batch, to be simulated on a cluster; else "
+            "times are given.",
+            show_default=False,
+        ),
+    ] = None,
+    cluster: Annotated[
+        str,
+        typer.Option(help="Cluster file, or the name of a shipped one.", show_default=False),
+    ] = "",
+    data_parallel: Annotated[
+        int, typer.Option(min=1, help="Pipelines side by side, with STEP.")
+    ] = 1,
+    pipeline: Annotated[int, typer.Option(min=1, help="Stages of each, with STEP.")] = 1,
+    stages: Annotated[
+        int | None,
+        typer.Option(min=1, help="Stages of the model; one process each.", show_default=False),
+    ] = None,
     forward: Annotated[
         str, typer.Option(help="Seconds of a forward pass (F); a list for unequal stages.")
     ] = "1",
@@ -71,33 +91,66 @@ def command(
 ) -> None:
     """Simulate a pipeline: how long its schedule takes, what is proven, what is alive.
 
-    Times are in any unit; communication runs beside computing. A micro-batch is alive in a stage
-    from the start of its F to the end of its W.
+    With a training step and a cluster file: what a step takes there, memory per rank, and how much
+    of it is waiting; each number is marked measured or modelled. Files show one of the pipelines.
+
+    Without them times are in any unit; communication runs beside computing. A micro-batch is alive
+    in a stage from the start of its F to the end of its W.
     """
     from onnxremat.graph.onnx_io import check_writable
     from onnxremat.report.pipelines import pipeline_chart, pipeline_facts
     from onnxremat.workers.pipeline import Pipeline
+    from onnxremat.workers.projection import Grid
 
     voice = Voice(as_json, quiet)
     args.check_drawings(output, trace)
     if csv is not None:
         check_suffix(csv, (".csv",))
         check_writable(csv)
-    pipeline = Pipeline(
-        _seconds("--forward", forward, stages),
-        _seconds("--backward", backward, stages),
-        _seconds("--weight", weight, stages),
-        micro_batches,
-        _seconds("--communication", communication, stages - 1),
-        in_flight,
-    )
-    replay, bound = _solved(pipeline, schedule, ranks, seed)
-    if as_json:
-        voice.result(pipeline_facts(replay, bound, schedule))
+    if source is not None or cluster:
+        if source is None or not cluster or stages is not None:
+            raise UsageError(
+                "a simulation on a cluster takes a STEP, --cluster and --pipeline",
+                why=f"given are STEP {source}, --cluster '{cluster}', --stages {stages}",
+                hint="--stages is for pipelines whose times are given",
+            )
+        grid = Grid(data_parallel, pipeline, micro_batches, schedule, in_flight)
+        replay = _projected(source, cluster, grid, voice)
     else:
-        voice.table(pipeline_chart(replay, bound, voice.out.width))
+        if stages is None:
+            raise UsageError("how many stages?", hint="--stages N, or a STEP and --cluster FILE")
+        times = Pipeline(
+            _seconds("--forward", forward, stages),
+            _seconds("--backward", backward, stages),
+            _seconds("--weight", weight, stages),
+            micro_batches,
+            _seconds("--communication", communication, stages - 1),
+            in_flight,
+        )
+        replay, bound = _solved(times, schedule, ranks, seed)
+        if as_json:
+            voice.result(pipeline_facts(replay, bound, schedule))
+        else:
+            voice.table(pipeline_chart(replay, bound, voice.out.width))
     for path in _write(replay, output, trace, csv):
         voice.note(f"wrote {path}")
+
+
+def _projected(source: Path, cluster: str, grid: Grid, voice: Voice) -> Replay:
+    """Say what a step takes on a cluster; one of its pipelines."""
+    from onnxremat.graph.onnx_io import read_model
+    from onnxremat.report.projections import projection_facts, projection_table
+    from onnxremat.workers.cluster import read_cluster
+    from onnxremat.workers.projection import project
+
+    there = read_cluster(cluster)
+    found = project(read_model(source), source.parent, there, grid)
+    if voice.as_json:
+        voice.result(projection_facts(found))
+    else:
+        for part in projection_table(found):
+            voice.table(part)
+    return found.replay
 
 
 def _solved(

@@ -8,7 +8,7 @@ which they are wanted, while later ones are still being made and while the next 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from onnxremat.workers.layers import in_turn
@@ -134,7 +134,7 @@ def plain_order(layers: int) -> Exchange:
     return Exchange(0, tuple((layer,) for layer in reversed(range(layers))))
 
 
-def of_parts(seconds: dict[tuple[int, int], float], sizes: Sequence[int]) -> Times:
+def of_parts(seconds: Mapping[tuple[int, int], float], sizes: Sequence[int]) -> Times:
     """Times of layers from those of their parts."""
     rows = ([seconds.get((kind, k), 0.0) for k in range(len(sizes))] for kind in (F, B, W))
     forward, chain, weight = (tuple(row) for row in rows)

@@ -111,23 +111,23 @@ def cut(graph: Graph, parts: Mapping[Any, Sequence[Op]], about: Training) -> dic
     updates, known = about.updates, {v.input for v in about.variables}
     known |= {name for _, name in about.gradients}
     whole = {key: _with_aliases(graph, ops) for key, ops in parts.items()}
-    readers = Counter(
-        name for ops in whole.values() for name in {n for op in ops for n in op.reads}
-    )
+    readers: dict[str, set[Any]] = {}
+    for key, ops in whole.items():
+        for op in ops:
+            for name in op.reads:
+                readers.setdefault(name, set()).add(key)
     kept = {*graph.outputs} - {*updates.values()}
     found: dict[Any, Piece] = {}
     writer = {name: key for key, ops in parts.items() for op in ops for name in op.writes}
     moving = {
         old
         for old, new in updates.items()
-        if any(writer.get(new, key) != key and any(old in op.reads for op in ops)
-               for key, ops in whole.items())
-    }  # fmt: skip
+        if new in writer and readers.get(old, set()) - {writer[new]}
+    }
     states = ({*graph.inputs} & known) - moving
     for key, ops in whole.items():
-        own = {name for op in ops for name in op.reads}
         first = {name for op in parts[key] for name in op.writes}
-        shared = {n for n in first if readers[n] - (n in own)}
+        shared = {name for name in first if readers.get(name, set()) - {key}}
         pairs = [(old, new) for old, new in updates.items() if new in first]
         placed = [p for p in pairs if p[0] not in moving and p[1] not in shared]
         copied = [p for p in pairs if p not in placed]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,15 +17,19 @@ from onnxremat.workers.halves import Halves, halves_of
 from onnxremat.workers.layers import Key, crossing_bytes, forward_ops
 from onnxremat.workers.mpi import Ranks
 from onnxremat.workers.pieces import Piece, cut
-from onnxremat.workers.pipeline import B, F, Order, Pipeline, W
+from onnxremat.workers.pipeline import Order, Pipeline
 from onnxremat.workers.replay import Replay, carry_out
 from onnxremat.workers.schedules import SEVERAL, named
 from onnxremat.workers.search import best_order
 from onnxremat.workers.spread import EVERYWHERE, Phase, spread
-from onnxremat.workers.stages import balanced, fine_cuts, named_cuts, part_seconds
+from onnxremat.workers.stages import (
+    even_begins,
+    fine_cuts,
+    grouped,
+    named_cuts,
+    part_seconds,
+)
 from onnxremat.workers.tuning import measured_network
-
-SHORTEST = 1e-9  # seconds that a simulated part takes at least
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,18 @@ class Staged:
         return frozenset(names | {name for name, owner in self.owners.items() if owner == rank})
 
 
+def require_unplanned(model: onnx.ModelProto) -> None:
+    """Raises:
+    UnsupportedError: the step is planned.
+    """
+    if any(entry.key == "onnxremat.plan" for entry in model.metadata_props):
+        raise UnsupportedError(
+            "a planned step cannot be cut to stages",
+            why="its plan holds for the step in one piece",
+            hint="give the step as differentiate made it",
+        )
+
+
 def staged(step: Step, ranks: Ranks, wanted: Wanted, options: Options) -> Staged:
     """Cut a step to stages for so many ranks, and choose their schedule; all have to call.
 
@@ -107,12 +122,7 @@ def staged(step: Step, ranks: Ranks, wanted: Wanted, options: Options) -> Staged
         UsageError: stages or a schedule that do not suit the ranks.
         InfeasibleError: the schedule keeps more micro-batches alive than it may.
     """
-    if any(entry.key == "onnxremat.plan" for entry in step.model.metadata_props):
-        raise UnsupportedError(
-            "a planned step cannot be cut to stages",
-            why="its plan holds for the step in one piece",
-            hint="give the step as differentiate made it",
-        )
+    require_unplanned(step.model)
     courier = ranks.courier(wanted.delay)
     if courier is None:
         raise MissingComponentError(
@@ -130,7 +140,7 @@ def staged(step: Step, ranks: Ranks, wanted: Wanted, options: Options) -> Staged
     homes = {name: replay.order.rank[at] for name, (_, at) in halves.homes(layers).items()}
     pieces = cut(halves.step, layers.parts, halves.about)
     updates = cut(halves.update, spread(halves.update, homes), halves.told)
-    owners = _owners(halves, replay.order.rank, pieces, updates)
+    owners = owners_of(halves, replay.order.rank, pieces, updates)
     copies = _copies(halves, owners, replay.order.rank, pieces)
     return Staged(model, tuple(cuts), replay, courier, pieces, updates, owners, copies)
 
@@ -147,19 +157,11 @@ def _measured(
     seconds: dict[Key, float] = {}
     for row in ranks.everybody(part_seconds(mine, options, step.folder)):
         seconds.update(row)
-    layers = range(len(fine) + 1)
-    whole = [sum(seconds.get((kind, k), 0.0) for kind in (F, B, W)) for k in layers]
-    begins = [0, *(balanced(whole, count) if hand is None else layers[1:]), len(whole)]
-    stages = [range(a, b) for a, b in itertools.pairwise(begins)]
-
-    def of(kind: int, least: float) -> tuple[float, ...]:
-        rows = (sum(seconds.get((kind, k), 0.0) for k in stage) for stage in stages)
-        return tuple(max(row, least) for row in rows)
-
-    pipeline = Pipeline(
-        of(F, SHORTEST), of(B, SHORTEST), of(W, 0.0), wanted.micro_batches,
-        in_flight=wanted.in_flight,
-    )  # fmt: skip
+    layers = len(fine) + 1
+    begins = list(range(layers + 1))
+    if hand is None:
+        begins = even_begins(seconds, layers, count)
+    pipeline = grouped(seconds, begins, wanted.micro_batches, wanted.in_flight)
     return [fine[at - 1] for at in begins[1:-1]], pipeline
 
 
@@ -179,7 +181,7 @@ def _scheduled(pipeline: Pipeline, schedule: str, ranks: int) -> Replay:
     return carry_out(pipeline, named(pipeline, schedule, ranks))
 
 
-def _owners(
+def owners_of(
     halves: Halves,
     rank: Sequence[int],
     pieces: Mapping[Key, Piece],

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,33 +16,12 @@ from onnxremat.ort.binding import BoundState
 from onnxremat.ort.session import Options
 from onnxremat.workers.layers import Key, even_cuts, forward_ops
 from onnxremat.workers.pieces import Piece, Pieces, Pool
+from onnxremat.workers.pipeline import B, F, Pipeline, W
 
 FINE = 4  # layers that are measured per stage wanted, at least ...
 LEAST = 16  # ... and in all
+SHORTEST = 1e-9  # seconds that a simulated part takes at least
 RUNS = 3  # of every part, of which the quickest counts
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What each part of a finely cut step takes.
-
-    Attributes:
-        cuts: first op of each layer but the first.
-        seconds: per part.
-    """
-
-    cuts: tuple[str, ...]
-    seconds: Mapping[Key, float]
-
-    def of(self, kind: int, layers: Sequence[int]) -> float:
-        """Seconds of one kind of part in some layers."""
-        return sum(self.seconds.get((kind, layer), 0.0) for layer in layers)
-
-    @property
-    def layers(self) -> list[float]:
-        """Seconds of each layer, all of its parts."""
-        count = len(self.cuts) + 1
-        return [sum(s for (_, at), s in self.seconds.items() if at == k) for k in range(count)]
 
 
 def fine_cuts(graph: Graph, stages: int) -> list[str]:
@@ -128,3 +107,32 @@ def balanced(seconds: Sequence[float], stages: int) -> list[int]:
         end = int(begin[k, end])
         cuts.append(end)
     return cuts[::-1]
+
+
+def grouped(
+    seconds: Mapping[Key, float], begins: Sequence[int], micro_batches: int, in_flight: int | None
+) -> Pipeline:
+    """Stages that begin at these layers, of parts that take so long.
+
+    Args:
+        begins: layers, the first 0; the last is how many there are.
+    """
+
+    def of(kind: int, least: float) -> tuple[float, ...]:
+        rows = (sum(seconds.get((kind, k), 0.0) for k in range(a, b))
+                for a, b in itertools.pairwise(begins))  # fmt: skip
+        return tuple(max(row, least) for row in rows)
+
+    return Pipeline(
+        of(F, SHORTEST), of(B, SHORTEST), of(W, 0.0), micro_batches, in_flight=in_flight
+    )
+
+
+def even_begins(seconds: Mapping[Key, float], layers: int, stages: int) -> list[int]:
+    """Where stages of about equal times begin, and how many layers there are.
+
+    Raises:
+        UsageError: fewer layers than stages.
+    """
+    whole = [sum(seconds.get((kind, k), 0.0) for kind in (F, B, W)) for k in range(layers)]
+    return [0, *balanced(whole, stages), layers]
