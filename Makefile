@@ -32,7 +32,7 @@ coverage: $(VENV)/dev
 	$(MAKE) test ARGS="--cov --cov-report=term:skip-covered $(ARGS)"
 
 test-torch: $(VENV)/torch
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist load -m 'torch and not slow' tests/torch tests/cli tests/examples
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist load -m 'torch and not slow' tests/torch tests/cli
 
 test-zoo: $(VENV)/zoo
 	$(BIN)/python -m tests.zoo $(ARGS)
@@ -46,7 +46,7 @@ examples: $(VENV)/torch
 
 # build/site, with warnings as errors and every link looked at; opened without a server.
 docs: $(VENV)/docs
-	$(BIN)/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 # A wheel, and what it takes and does in environments of its own: make wheel ARGS='--extras cpu gpu all'
 wheel: $(VENV)/dev

@@ -16,12 +16,12 @@ import onnxremat
 from examples.run import Said, example
 
 
-def network(width: int) -> nn.Module:
-    """Three convolutions with batch normalization, and a classifier of two classes."""
-    layers: list[nn.Module] = []
-    for inside in (3, width, width):
-        layers += [nn.Conv2d(inside, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU()]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 2))
+def network(pixels: int, width: int, depth: int) -> nn.Module:
+    """A deep classifier of two classes."""
+    layers: list[nn.Module] = [nn.Flatten(), nn.Linear(pixels, width)]
+    for _ in range(depth):
+        layers += [nn.Linear(width, width), nn.LayerNorm(width), nn.GELU()]
+    return nn.Sequential(*layers, nn.Linear(width, 2))
 
 
 def stripes(count: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -44,8 +44,8 @@ def right(net: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:
 @example
 def main(small: bool, folder: Path, say: Said) -> None:
     torch.manual_seed(0)
-    width, size, batch, steps = (8, 12, 16, 30) if small else (32, 32, 64, 60)
-    net = network(width)
+    width, depth, size, batch, steps = (32, 4, 8, 256, 40) if small else (256, 12, 16, 2048, 80)
+    net = network(3 * size * size, width, depth)
     images, labels = stripes(batch * 8, size)
     say(f"before: {right(net, images, labels):.1%} of the images right, in PyTorch")
 

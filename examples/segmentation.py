@@ -18,8 +18,8 @@ from examples.run import Said, example
 
 @example
 def main(small: bool, folder: Path, say: Said) -> None:
-    size, width, share = (64, 8, "0.6x") if small else (512, 16, "0.25x")
-    net = models.build("unet", batch=1, size=size, width=width, levels=3 if small else 4)
+    size, width, share = (128, 8, "0.8x") if small else (512, 16, "0.25x")
+    net = models.build("unet", batch=1, size=size, width=width, levels=2 if small else 4)
     say(f"a U-Net of {models.parameter_count(net)} parameters, one image of {size} x {size}")
     made = onnxremat.optimize(
         net, budget=share, bench_seconds=0 if small else 10,

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from onnxremat import versions
-
-__version__ = versions.VERSION
+from onnxremat.versions import __version__
 
 if TYPE_CHECKING:
     from onnxremat.api import (

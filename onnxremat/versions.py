@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-VERSION = "0.1.0"  # of the package; said nowhere else
+__version__ = "0.1.0"  # of the package; said nowhere else
 # What plans, runs and solves; the first of the runtimes is the one that is here.
 COMPONENTS = (
     "onnxruntime-gpu", "onnxruntime", "onnx", "onnx-graphsurgeon", "numpy", "numba", "highspy",
@@ -19,7 +19,7 @@ def versions(names: Sequence[str] = COMPONENTS) -> dict[str, str]:
     import platform
     from importlib.metadata import PackageNotFoundError, version
 
-    found = {"onnxremat": VERSION, "Python": platform.python_version()}
+    found = {"onnxremat": __version__, "Python": platform.python_version()}
     for name in names:
         try:
             found[name] = version(name)

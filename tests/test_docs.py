@@ -1,4 +1,4 @@
-"""Files that the pages for contributors name are there."""
+"""Files that pages name are there; the pages that are made hold what there is."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from onnxremat.cli.commands import COMMANDS, load
 from tests.conftest import ROOT
+from tools import docs_reference
 
 NAME = re.compile(r"`([\w./-]+?\.(?:py|md|toml))(?:::\w+)?`")
-FOLDERS = ("onnxremat", "tests", "tools", "models", "docs")
+FOLDERS = ("onnxremat", "tests", "tools", "models", "docs", "examples", ".github")
 
 
 def files() -> list[str]:
@@ -25,3 +27,48 @@ def test_files_named_are_there(page: str) -> None:
     names, known = set(NAME.findall(Path(ROOT / page).read_text())), files()
     assert names
     assert not {name for name in names if not any(path.endswith(f"/{name}") for path in known)}
+
+
+def test_every_public_name_has_a_docstring() -> None:
+    assert docs_reference.undocumented() == []
+
+
+def test_python_page_has_every_name_and_its_arguments() -> None:
+    page = docs_reference.api_page()
+    for path in docs_reference.public_names():
+        assert f"## {path}\n" in page
+    assert 'objective: str = "auto"' in page.replace("'", '"')
+    assert "- `budget`: `2GiB`" in page
+    assert "``" not in page.replace("```", "")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_page_of_a_command_has_its_options(name: str) -> None:
+    page = docs_reference.command_page(name)
+    assert page.startswith(f"# onnxremat {name}\n")
+    for parameter in load(name).params:
+        if parameter.name != "help" and parameter.param_type_name == "option":
+            assert parameter.opts[0] in page
+
+
+def test_links_lead_to_pages_of_the_site() -> None:
+    moved = docs_reference.moved
+    assert moved("[a](docs/planner.md#x) [b](CHANGELOG.md)") == "[a](planner.md#x) [b](changes.md)"
+    assert moved("[c](../CONTRIBUTING.md) [d](https://e.org/f)") == (
+        "[c](contributing.md) [d](https://e.org/f)"
+    )
+
+
+def test_the_contents_name_every_page() -> None:
+    """All but the pages of commands, which are added when the site is made."""
+    listed = set(re.findall(r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
+    made = {"examples.md", "python.md", *docs_reference.FILES}
+    assert listed == {path.name for path in (ROOT / "docs").glob("*.md")} | made
+
+
+def test_the_version_is_said_in_one_place() -> None:
+    from onnxremat.versions import __version__
+
+    files = [ROOT / "pyproject.toml", *(ROOT / "onnxremat").rglob("*.py")]
+    said = [path.name for path in files if f'"{__version__}"' in path.read_text()]
+    assert said == ["versions.py"]

@@ -43,12 +43,10 @@ def command_page(name: str) -> str:
     help_ = inspect.cleandoc(made.help or "")
     arguments = [p for p in made.params if p.param_type_name == "argument"]
     options = [p for p in made.params if p.param_type_name == "option" and p.name != "help"]
-    usage = " ".join(
-        ["onnxremat", name, *(p.make_metavar(made.context_class(made)) for p in arguments)]
-    )
+    usage = " ".join(["onnxremat", name, *map(_metavar, arguments)])
     page = [f"# onnxremat {name}", help_, f"    {usage} [OPTIONS]"]
     if arguments:
-        page.append(_rows("argument", ((p.name.upper(), p) for p in arguments)))
+        page.append(_rows("argument", ((_metavar(p), p) for p in arguments)))
     if options:
         page.append(
             _rows("option", ((", ".join((*p.opts, *p.secondary_opts)), p) for p in options))
@@ -58,6 +56,13 @@ def command_page(name: str) -> str:
         said = "\n".join(f"    {line}".rstrip() for line in example.read_text().splitlines())
         page += ["## Example", "Run by `make examples`:", said]
     return "\n\n".join(page) + "\n"
+
+
+def _metavar(parameter: Any) -> str:
+    """What an argument is called, in brackets where it may be left out."""
+    words = parameter.metavar or parameter.name.upper()
+    words += "..." if parameter.nargs == -1 else ""
+    return words if parameter.required else f"[{words.strip('[]')}]"
 
 
 def _rows(head: str, found: Iterator[tuple[str, Any]]) -> str:
@@ -136,7 +141,8 @@ def _signature(path: str, found: Any) -> str:
     except (TypeError, ValueError):
         return ""
     name = path.rsplit(".", 1)[-1]
-    words = re.sub(r"\b(?:[a-z_]+\.)+([A-Z]\w+)", r"\1", f"{name}{signature}".replace("'", ""))
+    plain = re.sub(r"(: |-> )'([^']*)'", r"\1\2", f"{name}{signature}")  # annotations
+    words = re.sub(r"\b(?:[a-z_]+\.)+([A-Z]\w+)", r"\1", plain)
     if len(words) > 90:
         words = re.sub(r", (?=[*\w]+\b ?[:=,)*])", ",\n    ", words).replace("(", "(\n    ", 1)
     return f"```python\n{words}\n```"

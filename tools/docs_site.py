@@ -31,6 +31,11 @@ def on_files(files: Files, config: Any) -> Files:
     return files
 
 
+def on_post_page(output: str, **_: Any) -> str:
+    """The theme would have the search fetch a script from elsewhere where there is no server."""
+    return output.replace('<script src="https://unpkg.com/iframe-worker/shim"></script>', "")
+
+
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Links out of docs/ lead to where their files are on the site."""
     return markdown if page.file.generated_by else moved(markdown)

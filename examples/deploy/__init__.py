@@ -17,14 +17,14 @@ HERE = Path(__file__).parent
 def planned(small: bool, folder: Path, say: Said) -> tuple[Path, dict[str, str], float]:
     """A file, the code that opens it by language, and the sum of its first output where every
     element of the input is 0.5."""
-    size = 32 if small else 128
-    net = models.build("unet", batch=1, size=size, width=8, levels=3)
+    size = 64 if small else 128
+    net = models.build("unet", batch=4, size=size, width=8, levels=2)
     made = onnxremat.optimize(
-        net, budget="0.8x", bench_seconds=0, options=onnxremat.PlanOptions(time_limit=5)
+        net, budget="0.6x", bench_seconds=0, options=onnxremat.PlanOptions(time_limit=5)
     )
     file = folder / "out.onnx"
     made.save(file)
-    say.memory(f"a U-Net for images of {size} x {size}", made.facts())
+    say.memory(f"a U-Net for 4 images of {size} x {size}", made.facts())
     image = {name: np.full_like(array, 0.5) for name, array in models.feeds(net).items()}
     first, *_ = onnxremat.load(file).run(None, image)
     return file, snippets(str(file), options_of(made.model)), float(first.sum(dtype=np.float64))

@@ -8,7 +8,7 @@ from onnxremat.report.spread import Spread
 from onnxremat.rewrite.partition import Copy
 from onnxremat.units import format_bytes, format_seconds
 
-WIDTH, LEFT, RIGHT, TOP = 1000, 130, 16, 8
+WIDTH, LEFT, RIGHT, TOP = 1000, 165, 16, 8
 ROW, GAP, STRIP, AXIS = 34, 8, 120, 30  # heights: of a bar, between rows, of a memory strip
 COLUMNS = 900  # a strip of more entries shows the fullest of each column
 
@@ -93,8 +93,8 @@ def _strip(spread: Spread, device: str, top: int) -> str:
     path += [f"H{x:.1f}V{y(count):.1f}" for x, count in kept]
     made = [
         f'<path class="held" d="{"".join(path)}H{WIDTH - RIGHT}V{base}z"/>',
-        f'<text x="{LEFT - 8}" y="{top + 18}" text-anchor="end">{escape(device)}</text>',
-        f'<text x="{LEFT - 8}" y="{top + 38}" text-anchor="end">{format_bytes(peak[1])}</text>',
+        f'<text x="{LEFT - 8}" y="{top + 20}" text-anchor="end">{escape(device)}</text>',
+        f'<text x="{LEFT - 8}" y="{top + 46}" text-anchor="end">{format_bytes(peak[1])}</text>',
         f'<path class="peak" d="M{_x(spread, peak[0]):.1f} {y(peak[1]):.1f}l-5 -8h10z">'
         f"<title>{format_bytes(peak[1])}</title></path>",
     ]

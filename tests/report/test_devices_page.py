@@ -1,0 +1,125 @@
+"""The page of a plan over several devices: whole without a network, and its bytes those planned."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+from onnxremat.cost.table import CostTable
+from onnxremat.device.files import read_machine
+from onnxremat.errors import UsageError
+from onnxremat.execute.deployment import deploy
+from onnxremat.report.curve_drawing import draw_curve, read_sweep
+from onnxremat.report.devices_page import devices_page, write_devices_page
+from onnxremat.report.spread import Spread
+from onnxremat.schedule.assign import assigned
+from onnxremat.units import format_bytes
+from tests.report.test_page import Reader
+from tests.toolbox import graph_of
+
+SINES = " ".join(f"v{i + 1} = Sin(v{i})" for i in range(12))
+MODEL = f"g (float[1000] v0) => (float[1000] v12, float[1000] v3) {{ {SINES} }}"
+FACTS = {
+    "model": "</script><b>.onnx", "objective": "time", "bound_seconds": 0.011, "gap": 0.1,
+    "bound_kind": "least run", "status": "feasible", "best_single_device_seconds": 0.02,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def spread() -> Spread:
+    """Twelve ops, four by four on the processor and a GPU that is not here: values are copied."""
+    graph = graph_of(MODEL)
+    graph = graph.with_ops([op.renamed(op.outputs[0], {}) for op in graph.ops], graph.tensors)
+    machine = read_machine("cpu-cuda")
+    places = {op.name: machine.names[i // 4 % 2] for i, op in enumerate(graph.ops)}
+    table = CostTable({op.name: 1e-3 for op in graph.ops}, {}, "given")
+    plan = assigned(graph, places, machine)
+    made = deploy(graph, plan, machine, dict.fromkeys(machine.names, table))
+    return Spread("two.onnx", FACTS, made)
+
+
+@pytest.fixture(scope="module")
+def read(spread: Spread) -> Reader:
+    return Reader(devices_page(spread))
+
+
+def test_elements_are_closed_and_nothing_is_loaded(spread: Spread, read: Reader) -> None:
+    assert read.open == [""]
+    assert read.loads == [""]
+    assert not re.search(r"https?:|@import|url\(|fetch|XMLHttp", devices_page(spread))
+    assert len(read.scripts) == 3  # one of data, one of code, and the empty beginning
+
+
+def test_what_is_asked_first_is_said_in_words(spread: Spread, read: Reader) -> None:
+    copies = len(spread.made.parts.copies)
+    assert copies
+    for words in (
+        "2 of 2 devices compute",
+        f"cpu holds most at {spread.peak('cpu')[0] * 1e3:.3g} ms",
+        f"{copies} copies between memories",
+        "none within the budgets takes less than 11 ms",
+        "at most 10.00% from the least",
+        "onnxremat optimize '</script><b>.onnx' OUT.onnx --devices cpu-cuda",
+    ):
+        assert words in read.words, words
+
+
+def test_values_between_partitions_are_those_of_the_plan(spread: Spread) -> None:
+    """After every action a device holds what waits there, one action following the other."""
+    values = spread.waiting()
+    ends = [end for _, end in spread.times]
+    assert ends == sorted(ends)  # a chain
+    for device, found in spread.held.items():
+        for end, bytes_ in zip(ends[:-1], found.between, strict=False):
+            alive = [v for v in values if v.device == device and v.begin < end < v.end]
+            assert sum(v.bytes for v in alive) == bytes_
+        assert spread.peak(device)[1] == found.peak
+
+
+def test_a_file_keeps_the_times(spread: Spread, tmp_path: Path) -> None:
+    path = tmp_path / "two.onnx"
+    onnx.save(spread.made.model(FACTS), path)
+    again = Spread.read(path)
+    assert again.known
+    assert again.end == pytest.approx(spread.end, rel=1e-3)
+    assert again.streams == spread.streams
+    write_devices_page(again, tmp_path / "page.html")
+    assert "what each device does" in (tmp_path / "page.html").read_text()
+    with pytest.raises(UsageError, match="html"):
+        write_devices_page(again, tmp_path / "page.pdf")
+
+
+def test_the_script_has_every_action_and_value(spread: Spread, read: Reader) -> None:
+    data: dict[str, Any] = json.loads(read.scripts[1])
+    assert len(data["actions"]) == len(spread.made.parts.actions)
+    assert max(action[2] for action in data["actions"]) == data["end"] == spread.end
+    assert len(data["values"]) == len(spread.waiting())
+    largest = max(row[1] for row in data["lines"][0])
+    assert format_bytes(largest) == format_bytes(spread.peak("cpu")[1])
+
+
+def test_a_curve_is_read_and_drawn(tmp_path: Path) -> None:
+    path = tmp_path / "curve.json"
+    row = {"budget": 100, "peak": 90, "overhead": 0.0, "bound": 0.0, "status": "optimal",
+           "plan_seconds": 1.0, "planner": "cuts", "any_order": True}  # fmt: skip
+    rows = [row, {**row, "budget": 60, "overhead": 0.5, "bound": 0.25, "status": "feasible"},
+            {**row, "budget": 40, "peak": None, "overhead": None, "bound": None,
+             "status": "infeasible (at least 50 B)"}]  # fmt: skip
+    path.write_text(json.dumps({"model": "m<.onnx", "infeasible_below_bytes": 50, "points": rows}))
+    svg = draw_curve(read_sweep(path), (60, 0.5))
+    assert "60 B: +50.00%" in svg
+    assert "nothing below 50 B" in svg
+    assert "m&lt;.onnx" in svg
+    assert svg.count("<circle") == 3  # two plans, and the one in use
+    empty = {"model": "m", "infeasible_below_bytes": None, "points": []}
+    for said, words in (({}, "not the curve"), (empty, "no points")):
+        path.write_text(json.dumps(said))
+        with pytest.raises(UsageError, match=words):
+            read_sweep(path)
+    with pytest.raises(UsageError, match="not the curve"):
+        read_sweep(tmp_path / "none.json")
