@@ -22,6 +22,7 @@ _PLACEHOLDER = "pkg.torch.onnx.original_node_name"
 _FOLDED = "pkg.onnxscript.optimizer.folded_from"
 _READS = "pkg.torch.onnx.fx_node"
 _SCOPES = "pkg.torch.onnx.name_scopes"
+KIND_OF = {"p_": "PARAMETER", "b_": "BUFFER"}  # by how names in PyTorch's graph begin
 _RULES = "pkg.onnxscript.rewriter.rule_name"
 
 # Names that exporters make up: for constants of the code, and for what they fold.
@@ -78,6 +79,13 @@ class Marks:
     trained: frozenset[str] | None = None
     frozen: frozenset[str] = frozenset()
     buffers: frozenset[str] = frozenset()
+
+    def with_placeholders(self, made: Mapping[str, str]) -> Marks:
+        """The marks, and those of tensors with names of PyTorch's graph, which say their kind."""
+        kinds = {name: KIND_OF[token[:2]] for name, token in made.items()}
+        return replace(
+            self, kinds={**self.kinds, **kinds}, placeholders={**self.placeholders, **made}
+        )
 
     def nameless(self, name: str) -> bool:
         """An initializer whose name the exporter made up. Where it says what the parameters are,
@@ -181,13 +189,17 @@ def folded_norms(model: onnx.ModelProto) -> tuple[str, ...]:
     for node in model.graph.node:
         if node.op_type not in ("Conv", "ConvTranspose", "Gemm") or len(node.input) < 2:
             continue
-        rules = next((e.value for e in node.metadata_props if e.key == _RULES), "")
         weight = node.input[1]
-        if "BatchNorm" in rules:
+        if "BatchNorm" in rules_of(node):
             found.append(weight)
         elif re.match(r"onnx::Conv\w*_\d+$", weight):
             found.append(module_of(node) or weight)
     return tuple(found)
+
+
+def rules_of(node: onnx.NodeProto) -> str:
+    """Names of the rules by which onnxscript's rewriter made a node, "" where none did."""
+    return next((e.value for e in node.metadata_props if e.key == _RULES), "")
 
 
 @dataclass(frozen=True)
@@ -205,11 +217,12 @@ class Reading:
     tensors: tuple[str, ...]
 
     def named(self, tensor: str) -> str:
-        """Name of a tensor it reads, as the module has it; "" where that is not known."""
-        flat = self.scope.replace(".", "_")
-        for prefix in ("p_", "b_"):
+        """Name of a tensor it reads, as the module has it but for capitals in its last part, which
+        PyTorch's graph has not; "" where that is not known."""
+        flat = re.sub(r"\W", "_", self.scope).lower()
+        for prefix in KIND_OF:
             start = prefix + (f"{flat}_" if flat else "")
-            if tensor.startswith(start):
+            if tensor.lower().startswith(start):
                 return f"{self.scope}.{tensor[len(start) :]}" if self.scope else tensor[2:]
         return ""
 

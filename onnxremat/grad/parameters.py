@@ -15,9 +15,9 @@ from onnxremat.grad.given import Given, Parameters, matched, read_given
 from onnxremat.grad.marks import Marks, marks_of, reading_of
 from onnxremat.grad.patterns import is_constant
 from onnxremat.grad.provenance import Kind, Origin, origins_of
-from onnxremat.grad.stored import Stored
+from onnxremat.grad.stored import Stored, constants_stored
 from onnxremat.grad.tape import FLOATS
-from onnxremat.grad.unfold import Restored, apply_restored, constants_stored, find_restored
+from onnxremat.grad.unfold import Restored, apply_restored, find_restored
 from onnxremat.graph.ir import Graph
 
 FEW = 16  # elements up to which an initializer without a gradient is not worth a warning
@@ -84,10 +84,9 @@ def take_inventory(
         marks = replace(
             marks, folded={**marks.folded, **{n: s for n, s in made.items() if s != (n,)}}
         )
-    restored = [
-        entry for entry in find_restored(model, folder, marks, tie)
-        if entry.how != "fill" or not _learned_zeros(entry, given)
-    ]  # fmt: skip
+    undone, tokens = find_restored(model, folder, marks, tie)
+    restored = [e for e in undone if e.how != "fill" or not _learned_zeros(e, given)]
+    marks = marks.with_placeholders(tokens)
     result = apply_restored(model, restored, folder)
     cores = {e.parameter: e.tensor for e in restored if e.how in ("expand", "share", "fill")}
     told = None if given is None else given.trained

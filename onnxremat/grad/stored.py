@@ -11,6 +11,9 @@ import onnx
 from onnx import helper, numpy_helper
 
 from onnxremat.errors import ModelError
+from onnxremat.grad.tape import FLOATS
+
+_CONSTANT_FIELDS = ("value", "value_float", "value_floats")
 
 
 class Stored:
@@ -74,3 +77,43 @@ class Stored:
             return tensor.raw_data[:width], tensor.raw_data[-width:]
         whole = numpy_helper.to_array(tensor).reshape(-1)
         return whole[:1].tobytes(), whole[-1:].tobytes()
+
+
+def constants_stored(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with floating-point Constant nodes of more than one element as initializers: old
+    exporters keep weights in such nodes. The model itself where it has none, or is from PyTorch,
+    whose exporters write constants of the code that way, never parameters."""
+    if model.producer_name == "pytorch":
+        return model
+    values = [_constant_value(node) for node in model.graph.node]
+    if not any(values):
+        return model
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    pairs = zip(model.graph.node, values, strict=True)
+    del result.graph.node[:]
+    result.graph.node.extend(node for node, value in pairs if value is None)
+    result.graph.initializer.extend(value for value in values if value is not None)
+    return result
+
+
+def _constant_value(node: onnx.NodeProto) -> onnx.TensorProto | None:
+    if node.op_type != "Constant" or node.domain not in ("", "ai.onnx"):
+        return None
+    for attribute in node.attribute:
+        if attribute.name not in _CONSTANT_FIELDS:
+            continue
+        found = helper.get_attribute_value(attribute)
+        if not isinstance(found, onnx.TensorProto):
+            found = numpy_helper.from_array(np.asarray(found, np.float32))
+        if found.data_type in FLOATS and np.prod(found.dims, dtype=int) > 1:
+            return named(found, node.output[0])
+    return None
+
+
+def named(tensor: onnx.TensorProto, name: str) -> onnx.TensorProto:
+    """A copy of another name."""
+    copy = onnx.TensorProto()
+    copy.CopyFrom(tensor)
+    copy.name = name
+    return copy

@@ -9,6 +9,7 @@ use       one reader of a merged tensor, told apart by the module it belongs to
 tie       a copy of another tensor, perhaps transposed: made from it
 expand    equal slices: made from one of them
 share     elements that repeat, as in a gathered table: made from the distinct ones
+bias      a bias of zeros that was left out: a tensor of zeros
 fill      a block of zeros among learned numbers, where a bias was joined with a buffer: made from
           the rest
 
@@ -27,6 +28,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from onnxremat.grad.left_out import BIAS, left_out, zeros
 from onnxremat.grad.marks import Marks, is_nameless, parameters_among, reading_of
 from onnxremat.grad.patterns import (
     LIMIT,
@@ -37,12 +39,11 @@ from onnxremat.grad.patterns import (
     shared_elements,
     zero_block,
 )
-from onnxremat.grad.stored import Stored
+from onnxremat.grad.stored import Stored, constants_stored, named
 from onnxremat.grad.tape import FLOATS
 from onnxremat.graph.ir import captures
 
 SMALLEST_TIE = 16  # elements from which equal irregular values are no chance
-_CONSTANT_FIELDS = ("value", "value_float", "value_floats")
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,12 @@ class Restored:
     """One thing undone.
 
     Attributes:
-        how: copy, use, tie, expand, share or fill.
-        parameter: the tensor that is trained in place of ``tensor``.
-        tensor: what the file has: an initializer, or the output of an Identity (``copy``).
-        node, position: the reader and its input, for ``use``; the reader by its first output.
+        how: copy, use, bias, tie, expand, share or fill.
+        parameter: the tensor that is trained in place of ``tensor``, or beside it (``bias``).
+        tensor: what the file has: an initializer (for ``bias`` the weight of its node), or the
+            output of an Identity (``copy``).
+        node, position: the reader and its input, for ``use`` and ``bias``; the reader by its first
+            output.
         axes: permutation for ``tie``, repeated axes for ``expand``, where the zeros begin and end
             for ``fill``.
     """
@@ -75,45 +78,6 @@ class Restored:
         return cls(**{**data, "axes": tuple(data.get("axes", ()))})
 
 
-def constants_stored(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with floating-point Constant nodes of more than one element as initializers: old
-    exporters keep weights in such nodes. The model itself where it has none, or is from PyTorch,
-    whose exporters write constants of the code that way, never parameters."""
-    if model.producer_name == "pytorch":
-        return model
-    values = [_constant_value(node) for node in model.graph.node]
-    if not any(values):
-        return model
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
-    pairs = zip(model.graph.node, values, strict=True)
-    del result.graph.node[:]
-    result.graph.node.extend(node for node, value in pairs if value is None)
-    result.graph.initializer.extend(value for value in values if value is not None)
-    return result
-
-
-def _constant_value(node: onnx.NodeProto) -> onnx.TensorProto | None:
-    if node.op_type != "Constant" or node.domain not in ("", "ai.onnx"):
-        return None
-    for attribute in node.attribute:
-        if attribute.name not in _CONSTANT_FIELDS:
-            continue
-        found = helper.get_attribute_value(attribute)
-        if not isinstance(found, onnx.TensorProto):
-            found = numpy_helper.from_array(np.asarray(found, np.float32))
-        if found.data_type in FLOATS and np.prod(found.dims, dtype=int) > 1:
-            return _named(found, node.output[0])
-    return None
-
-
-def _named(tensor: onnx.TensorProto, name: str) -> onnx.TensorProto:
-    copy = onnx.TensorProto()
-    copy.CopyFrom(tensor)
-    copy.name = name
-    return copy
-
-
 def _copy(node: onnx.NodeProto) -> onnx.NodeProto:
     copy = onnx.NodeProto()
     copy.CopyFrom(node)
@@ -125,8 +89,9 @@ def _copy(node: onnx.NodeProto) -> onnx.NodeProto:
 
 def find_restored(
     model: onnx.ModelProto, folder: Path | None, marks: Marks, tie: bool = True
-) -> list[Restored]:
-    """What exporters did to the parameters of a model.
+) -> tuple[list[Restored], dict[str, str]]:
+    """What exporters did to the parameters of a model; and PyTorch's names of tensors that are
+    told apart again (:attr:`Marks.placeholders`).
 
     Args:
         model: with its Constant nodes stored (:func:`constants_stored`).
@@ -134,7 +99,8 @@ def find_restored(
         marks: what the file says about its initializers.
         tie: whether equal tensors of irregular numbers are one parameter.
     """
-    return _Finder(model, folder, marks).run(tie)
+    finder = _Finder(model, folder, marks)
+    return finder.run(tie), finder.tokens
 
 
 class _Finder:
@@ -144,6 +110,7 @@ class _Finder:
         self.taken = set(self.stored.tensors)
         self.taken |= {name for node in model.graph.node for name in (*node.input, *node.output)}
         self.found: list[Restored] = []
+        self.tokens: dict[str, str] = {}
         self.statistics = {
             name
             for node in model.graph.node
@@ -156,9 +123,10 @@ class _Finder:
             return []  # onnxremat.export keeps every parameter by itself
         self._copies()
         self._uses()
+        self._biases()
         if tie:
             self._ties()
-        done = {entry.tensor for entry in self.found}
+        done = {entry.tensor for entry in self.found if entry.how != "bias"}
         folded = [
             name
             for name in self.floats
@@ -234,10 +202,26 @@ class _Finder:
                     continue
                 if token not in names:
                     names[token] = self._fresh(about.named(token) or token)
+                    self.tokens[names[token]] = token
                 where = _place(node, position)
                 self.found.append(Restored("use", names[token], name, *where))
                 moved.add(where)
         return moved
+
+    def _biases(self) -> None:
+        """Biases of zeros that PyTorch's exporter left out."""
+        known = {token: name for name, token in self.marks.placeholders.items()}
+        known |= {token: name for name, token in self.tokens.items()}
+        for node in self.model.graph.node:
+            about = reading_of(node)
+            token = left_out(node, about) if about is not None else ""
+            if not token or zeros(node, token, self.stored) is None:
+                continue
+            assert about is not None
+            if token not in known:
+                known[token] = self._fresh(about.named(token) or token)
+                self.tokens[known[token]] = token
+            self.found.append(Restored("bias", known[token], node.input[1], *_place(node, BIAS)))
 
     def _own_statistics(self, name: str, readers: Sequence[tuple[onnx.NodeProto, int]]) -> None:
         """Every normalisation gets running statistics that nothing else reads."""
@@ -348,6 +332,12 @@ def apply_restored(
         elif entry.how == "use" and entry.node in readers:
             readers[entry.node].input[entry.position] = entry.parameter
             added.append(_renamed(stored, entry.tensor, entry.parameter))
+        elif entry.how == "bias" and entry.node in readers:
+            node = readers[entry.node]
+            made = zeros(node, entry.parameter, stored)
+            if made is not None and not any(node.input[BIAS:]):
+                node.input[BIAS:] = [entry.parameter]
+                added += [made] if entry.parameter not in stored.tensors else []
         elif entry.how in _MAKERS:
             dropped.add(entry.tensor)
             _MAKERS[entry.how](entry, stored, nodes, added)
@@ -358,7 +348,7 @@ def apply_restored(
     read = {name for node in nodes for name in (*node.input, *captures(node))}
     read |= {value.name for value in result.graph.output}
     kept = [
-        _named(t, t.name)
+        named(t, t.name)
         for t in result.graph.initializer
         if t.name not in dropped and (t.name in read or not _was_merged(t.name, restored))
     ]
@@ -397,9 +387,7 @@ def fold_restored(model: onnx.ModelProto, restored: Sequence[Restored]) -> onnx.
     helpers = {f"{name}/{end}" for name in undone for end in ("shape", "index")}
     helpers |= {entry.parameter for entry in undone.values()}
     left = [
-        _named(t, t.name)
-        for t in model.graph.initializer
-        if t.name in read or t.name not in helpers
+        named(t, t.name) for t in model.graph.initializer if t.name in read or t.name not in helpers
     ]
     del model.graph.initializer[:]
     model.graph.initializer.extend(left)
@@ -411,7 +399,7 @@ def _was_merged(name: str, restored: Sequence[Restored]) -> bool:
 
 
 def _renamed(stored: Stored, source: str, name: str) -> onnx.TensorProto:
-    return _named(stored.tensors[source], name)
+    return named(stored.tensors[source], name)
 
 
 Maker = Callable[

@@ -203,6 +203,76 @@ def test_merged_parameters_are_told_apart_by_what_the_exporter_says() -> None:
     assert not training_of(step).warnings
 
 
+def test_merged_parameters_of_modules_with_capitals_in_their_names() -> None:
+    """PyTorch's graph has no capitals; what one module reads twice is one parameter."""
+    one = np.ones(6, np.float32)
+    nodes = [
+        marked(node("Mul", ["x", "a.scale"], "h"), reads("mul", "a", "p_a_scale")),
+        marked(node("Mul", ["h", "a.scale"], "k"), reads("mul_1", "b.Norm", "p_b_norm_scale")),
+        marked(node("Mul", ["k", "a.scale"], "l"), reads("mul_2", "b.Norm", "p_b_norm_scale")),
+        marked(node("Mul", ["l", "a.scale"], "m"), reads("mul_3", "b", "p_elsewhere")),
+        marked(node("Mul", ["m", "a.scale"], "n"), reads("mul_4", "b", "b_b_table")),
+        node("MatMul", ["n", "w"], "y"),
+    ]
+    marks = {"a.scale": {KIND: "PARAMETER", PLACEHOLDER: "p_a_scale"}}
+    net = model(nodes, {"a.scale": one, "w": draw(6, 3)}, marks=marks)
+    step = differentiate(net, optimizer=None)
+    trained = {"a.scale", "b.Norm.scale", "p_elsewhere", "w"}
+    assert {n for n, _ in training_of(step).gradients} == trained
+    assert statuses(step)["b.table"] == "buffer"
+
+
+def linear(call: str, scope: str, *tensors: str) -> dict[str, str]:
+    """What PyTorch's exporter writes at a Gemm whose bias of zeros it left out."""
+    arguments = ", ".join(f"%{name}" for name in tensors)
+    called = f"call_function[target=torch.ops.aten.linear.default](args = ({arguments})"
+    return {
+        **reads(call, scope),
+        "pkg.torch.onnx.fx_node": f"%{call} : [num_users=1] = {called}, kwargs = {{}})",
+        "pkg.onnxscript.rewriter.rule_name": "RemoveOptionalBiasFromGemm",
+    }
+
+
+def test_biases_of_zeros_that_the_exporter_left_out_are_trained() -> None:
+    """A fresh net has many; one that two calls read is one parameter."""
+    both = ("p_a_weight", "p_a_bias")
+    nodes = [
+        marked(node("Gemm", ["x", "a.weight"], "h", transB=1), linear("l", "a", "x", *both)),
+        marked(node("Gemm", ["h", "a.weight"], "k", transB=1), linear("l_1", "a", "l", *both)),
+        marked(node("Gemm", ["k", "b.weight"], "y"), linear("l_2", "b", "l_1", "p_b_weight")),
+    ]
+    marks = {
+        name: {KIND: "PARAMETER", PLACEHOLDER: f"p_{name.replace('.', '_')}"}
+        for name in ("a.weight", "b.weight")
+    }
+    weights = {"a.weight": draw(6, 6), "b.weight": draw(6, 3)}
+    step = differentiate(model(nodes, weights, marks=marks), optimizer=None)
+    gradients = dict(training_of(step).gradients)
+    assert set(gradients) == {"a.weight", "a.bias", "b.weight"}
+    session = ort.InferenceSession(step.SerializeToString(), providers=["CPUExecutionProvider"])
+    x, labels = draw(4, 6), np.array([0, 1, 2, 0])
+    feeds = {"x": x, "labels": labels, "a.bias": np.zeros(6, np.float32), **weights}
+    found = session.run([gradients["a.bias"], gradients["b.weight"]], feeds)
+    shown = torchless_gradients(x, labels, **{k.replace(".", "_"): v for k, v in weights.items()})
+    for mine, wanted in zip(found, shown, strict=True):
+        np.testing.assert_allclose(mine, wanted, rtol=1e-5, atol=1e-6)
+
+
+def torchless_gradients(
+    x: np.ndarray, labels: np.ndarray, a_weight: np.ndarray, b_weight: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Of the bias and of the second weight, by hand."""
+    h = x @ a_weight.T
+    k = h @ a_weight.T
+    y = k @ b_weight
+    dy = np.exp(y - y.max(1, keepdims=True))
+    dy /= dy.sum(1, keepdims=True)
+    dy[np.arange(len(labels)), labels] -= 1
+    dy /= len(labels)
+    dk = dy @ b_weight.T
+    return (dk + dk @ a_weight).sum(0), k.T @ dy
+
+
 def test_merged_parameters_that_nothing_tells_apart_are_warned_about() -> None:
     nodes = [
         node("Mul", ["x", "a.scale"], "h"), node("Mul", ["h", "a.scale"], "k"),
