@@ -1,4 +1,4 @@
-"""Placements of any shape: annealing for values, joining and column generation for bounds."""
+"""Placements of any shape: annealing for values; sets and an integer program for bounds."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ from onnxremat.placement.classes import Classes, condense
 from onnxremat.placement.columns import raise_bound
 from onnxremat.placement.graph import Index, PlacementGraph
 from onnxremat.placement.parting import part
+from onnxremat.placement.program import decide
 from onnxremat.placement.reduce import free_ends
 
 METHOD = "annealing"
 ROUNDS = 12  # of annealing before the first proof
+SHORT = 0.1  # of a proof's time, for a first try of the integer program
+SMALL = 1e-3  # gap that it is tried on again
 
 
 def solve(graph: PlacementGraph, work: Work) -> Answer:
@@ -98,15 +101,33 @@ class Search:
         )  # fmt: skip
 
     def _prove(self) -> None:
+        """The integer program for a short time, prices of sets, the program again for what is left
+        of a small gap."""
         work = self.work.share(self.work.left / 2)
         small = part(self.c, self.value, work)
+        if self._decided(small, work.share(work.left * SHORT)):
+            return
         known = [by_class(small, self.c.nodes(self.best))]
         raised = raise_bound(small, self.value, self.bound, known, work)
         self._ended = raised.ended
         if raised.by:
             self.bound, self.by = raised.bound, raised.by
-        if raised.better is not None:
-            where = by_class(self.c, small.nodes(raised.better))
+        self._take(small, raised.better)
+        if raised.ended and self.bound >= self.value * (1 - SMALL) and not self.done:
+            self._decided(small, work)
+
+    def _decided(self, small: Classes, work: Work) -> bool:
+        """Whether the program proves the value; a better placement of it is taken over."""
+        proven, better = decide(small, self.value, self.bound, work)
+        if proven:
+            self.bound, self.by, self._ended = self.value, "integer program", True
+        self._take(small, better)
+        return proven
+
+    def _take(self, small: Classes, found: Index | None) -> None:
+        """Take over a placement of joined classes where it is better."""
+        if found is not None:
+            where = by_class(self.c, small.nodes(found))
             value = self.annealing.value(where)
             if value < self.value:
                 self.value, self.best = value, where

@@ -16,6 +16,8 @@ from onnxremat.placement.frontier import frontier
 from onnxremat.placement.graph import Flags
 from onnxremat.placement.graph_files import from_json
 from onnxremat.placement.parting import LoadCuts
+from onnxremat.placement.program import decide
+from tests.limits import LONG
 from tests.placement import oracle
 from tests.placement.test_latency import row
 
@@ -73,3 +75,19 @@ def test_sets_are_put_together_to_a_placement_or_proven_not_to_be_one() -> None:
     done, where = assembled(c, [first], 5.0, Work(60.0))  # a CPU takes 6 for one of the others
     assert done
     assert where is None
+
+
+@pytest.mark.parametrize("seed", range(2, 40, 3))
+def test_the_program_of_classes_decides_whether_there_is_a_better_placement(seed: int) -> None:
+    data = oracle.draw(seed)
+    c = condense(from_json(data), chain=False)
+    least = oracle.least(oracle.every(data))
+    if not 0 < least < inf:
+        return
+    assert decide(c, least, 0.0, Work(LONG))[0]
+    done, where = decide(c, 1.5 * least, 0.0, Work(LONG))
+    assert not done
+    assert where is not None
+    found = oracle.judged(data, tuple(int(d) for d in c.nodes(where)))
+    assert found.fits
+    assert found.load == pytest.approx(least)
