@@ -4,7 +4,7 @@ Per net one line: live peak without weights of the graph as onnxruntime optimise
 it that is left with regions in parts, and the time of one run against the original's (default
 options, one thread, processor time, paired). Memory does not depend on the machine; times do.
 
-    python tools/bench_fission.py [--net unet ...] [--small]
+    python tools/bench_fission.py [--net unet ...] [--small] [--curve]
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import argparse
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -123,8 +123,8 @@ def measured(prepared: Prepared, best: Priced) -> Found:
     return Found(share, statistics.median(ratios[1:]), worst, len(split.graph.ops))
 
 
-def line(name: str, net: Net, small: bool) -> str:
-    """One row of the table."""
+def lines(name: str, net: Net, small: bool, curve: bool) -> Iterator[str]:
+    """Rows of the table: the leanest within the time, or every point that was chosen."""
     model = net.make(**(net.small if small else net.full))
     prepared = prepare(model, Settings(threads=1, target="host"))
     begin = time.process_time()
@@ -134,12 +134,15 @@ def line(name: str, net: Net, small: bool) -> str:
     text = f"| {name} | {whole / 2**20:.1f} |"
     for best in reversed(ways):
         found = measured(prepared, best)
-        if found.ratio <= ALLOWED:
-            return (
+        if curve or found.ratio <= ALLOWED:
+            yield (
                 f"{text} {found.share:.3f} | {found.ratio:.3f} | {found.worst:.1g} | {found.nodes} "
                 f"| {spent:.0f} |"
             )
-    return f"{text} 1 | - | - | {len(prepared.graph.ops)} | {spent:.0f} |"
+            if not curve:
+                return
+    if not curve:
+        yield f"{text} 1 | - | - | {len(prepared.graph.ops)} | {spent:.0f} |"
 
 
 def main() -> None:
@@ -147,12 +150,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--net", action="append", choices=tuple(NETS), help="repeatable; all")
     parser.add_argument("--small", action="store_true", help="sizes of a few seconds each")
+    parser.add_argument("--curve", action="store_true", help="every point, not the leanest alone")
     given = parser.parse_args()
     print(f"processor: {platform.processor() or platform.machine()}, numpy {np.__version__}")
     print("| net | MiB whole | live | time | differs | nodes | choosing, s |")
     print("|---|---|---|---|---|---|---|")
     for name in given.net or NETS:
-        print(line(name, NETS[name], given.small), flush=True)
+        for line in lines(name, NETS[name], given.small, given.curve):
+            print(line, flush=True)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from onnxremat.pipeline.prepare import Settings
 from onnxremat.planner.options import PlanOptions
 from onnxremat.session.process import PARTS
 from tests.fission.drawn import Drawn
+from tests.fission.test_sums_and_norms import normed
 
 # Budgets of weights and values alone.
 SETTINGS = Settings(threads=1, target="portable", costs=analytic_costs, not_counted=PARTS)
@@ -131,3 +132,18 @@ def test_a_limit_of_time_is_a_share(text: str) -> None:
     with pytest.raises(UsageError, match="max-overhead"):
         parse_overhead(text)
     assert parse_overhead("10%") == parse_overhead("0.1") == 0.1
+
+
+@pytest.mark.slow
+def test_a_normalised_image_within_a_budget_that_holds_it_once(tmp_path: Path) -> None:
+    model, image = normed(2, rows=512), 8 * 512 * 6 * 4
+    limit = int(1.8 * image)  # the whole needs two and the workspace of a convolution
+    result = api.optimize(
+        model, budget=limit, settings=SETTINGS, options=PlanOptions(work=300, threads=1),
+        bench_seconds=0,
+    )  # fmt: skip
+    assert result.facts()["peak_measured_bytes"] <= limit
+    assert any(region["sums"] for region in result.facts()["fission"])
+    write_model(model, tmp_path / "in.onnx")
+    again = api.apply(tmp_path / "in.onnx", result.plan, settings=SETTINGS)
+    assert again.plan.sequence == result.plan.sequence
