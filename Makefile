@@ -3,13 +3,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 MODEL ?= unet
+# What pyproject.toml lets choose: EXTRAS=cpu for the smallest installation that runs models.
+EXTRAS ?= all
 JOBS ?= auto
 # Pinned: a range may draw gigabytes of CUDA libraries. PIP_INDEX_URL chooses where it comes from.
 TORCH ?= torch==2.13.0
 # In one call with PyTorch, or another build of it may be drawn in.
 ZOO ?= $(TORCH) torchvision==0.28.0 timm transformers onnxscript
 
-.PHONY: demo test test-slow coverage test-torch test-zoo test-zoo-sample check format bench bench-cuda bench-devices bench-fission bench-memory bench-pipeline bench-place bench-plan bench-train regress fuzz faults clean
+.PHONY: demo docs examples wheel test test-slow coverage test-torch test-zoo test-zoo-sample check format bench bench-cuda bench-devices bench-fission bench-memory bench-ops bench-pipeline bench-place bench-plan bench-train regress fuzz faults clean
 
 demo: $(VENV)/ready
 	MODEL=$(MODEL) $(BIN)/python tools/demo.py
@@ -30,13 +32,27 @@ coverage: $(VENV)/dev
 	$(MAKE) test ARGS="--cov --cov-report=term:skip-covered $(ARGS)"
 
 test-torch: $(VENV)/torch
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist load -m 'torch and not slow' tests/torch tests/cli
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist load -m 'torch and not slow' tests/torch tests/cli tests/examples
 
 test-zoo: $(VENV)/zoo
 	$(BIN)/python -m tests.zoo $(ARGS)
 
 test-zoo-sample: $(VENV)/zoo
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist load -m 'zoo and sample' tests/zoo
+
+# Every example at full size; refreshes examples/output. One: make examples ARGS=small_gpt
+examples: $(VENV)/torch
+	$(BIN)/python tools/examples.py $(ARGS)
+
+# build/site, with warnings as errors and every link looked at; opened without a server.
+docs: $(VENV)/docs
+	$(BIN)/mkdocs build --quiet
+
+# A wheel, and what it takes and does in environments of its own: make wheel ARGS='--extras cpu gpu all'
+wheel: $(VENV)/dev
+	rm -rf dist
+	$(BIN)/python -m build --quiet
+	$(BIN)/python tools/wheel_smoke.py dist/*.whl $(ARGS)
 
 check: $(VENV)/dev
 	$(BIN)/ruff format --check .
@@ -67,6 +83,10 @@ bench-memory: $(VENV)/dev
 bench-place: $(VENV)/dev
 	$(BIN)/python tools/bench_place.py $(ARGS)
 
+# Single operators against OpenVINO's and PyTorch's: make bench-ops ARGS='--only Conv --threads 1'
+bench-ops: $(VENV)/torch
+	$(BIN)/python tools/bench_ops.py $(ARGS)
+
 bench-pipeline: $(VENV)/dev
 	$(BIN)/python tools/bench_pipeline.py $(ARGS)
 
@@ -91,7 +111,7 @@ $(VENV)/ready: pyproject.toml $(wildcard onnxremat/memory/*.c)
 	$(PYTHON) tools/require_python.py
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable .
+	$(BIN)/python -m pip install --quiet --editable '.[$(EXTRAS)]'
 	$(BIN)/python -c "from onnxremat.planner.search import warm_up; warm_up(); warm_up(2)" & search=$$!; \
 	$(BIN)/python -c "from onnxremat.placement.kernels import warm_up; warm_up(); import onnxremat.workers.kernels" \
 	&& wait $$search
@@ -99,6 +119,10 @@ $(VENV)/ready: pyproject.toml $(wildcard onnxremat/memory/*.c)
 
 $(VENV)/dev: $(VENV)/ready
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@
+
+$(VENV)/docs: $(VENV)/dev
+	$(BIN)/python -m pip install --quiet --editable '.[dev,docs]'
 	@touch $@
 
 $(VENV)/torch: $(VENV)/dev

@@ -38,8 +38,8 @@ class WithKernels(build_py):
             )
             for code in KERNELS
         ]
-        ended = [child.wait() for child in running]
-        if any(ended):
+        codes = [child.wait() for child in running]  # all of them, before any is judged
+        if any(codes):
             print("kernels are left to be compiled when they are first used")  # noqa: T201
 
 

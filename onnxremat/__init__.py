@@ -12,7 +12,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from onnxremat import versions
+
+__version__ = versions.VERSION
 
 if TYPE_CHECKING:
     from onnxremat.api import (
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
         compare,
         differentiate,
         export,
+        from_torch,
         load,
         load_devices,
         load_pipeline,
@@ -35,14 +38,17 @@ if TYPE_CHECKING:
         prepare,
         read_plan,
         sweep,
+        to_torch,
         verify,
     )
+    from onnxremat.training.trainer import Trainer
 
 __all__ = [
     "Method",
     "OptimizeResult",
     "PlanOptions",
     "Settings",
+    "Trainer",
     "Training",
     "__version__",
     "apply",
@@ -50,6 +56,7 @@ __all__ = [
     "compare",
     "differentiate",
     "export",
+    "from_torch",
     "load",
     "load_devices",
     "load_pipeline",
@@ -59,6 +66,7 @@ __all__ = [
     "prepare",
     "read_plan",
     "sweep",
+    "to_torch",
     "verify",
 ]
 
@@ -74,6 +82,10 @@ def __getattr__(name: str) -> Any:
         from onnxremat.session.load import load
 
         return load
+    if name == "Trainer":
+        from onnxremat.training.trainer import Trainer
+
+        return Trainer
     if name in __all__:
         from onnxremat import api
 

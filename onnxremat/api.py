@@ -11,7 +11,9 @@ max_batch  in.onnx + budget -> the largest batch that fits
 load       result -> a ready onnxruntime session
 load_devices   result for several devices -> ready to run
 load_pipeline  the same for throughput -> ready to take one sample after the other
-export, check_export   PyTorch module -> a file that can be trained, and whether it can
+from_torch, export, check_export   PyTorch module -> a model, a file that can be trained, and
+           whether it can
+to_torch   what a Trainer learned -> the module it came from
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ from onnxremat.execute.deployment import read_deployment
 from onnxremat.execute.executor import Executor
 from onnxremat.execute.pipelined import Pipeline
 from onnxremat.exporting.check import check_export
-from onnxremat.exporting.write import export
+from onnxremat.exporting.weights import to_torch
+from onnxremat.exporting.write import export, from_torch
 from onnxremat.grad import Settings as Training
 from onnxremat.grad import differentiate as add_backward
 from onnxremat.grad import training_of
@@ -80,6 +83,7 @@ __all__ = [
     "compare",
     "differentiate",
     "export",
+    "from_torch",
     "load",
     "load_devices",
     "load_pipeline",
@@ -90,6 +94,7 @@ __all__ = [
     "prepare",
     "read_plan",
     "sweep",
+    "to_torch",
     "verify",
 ]
 
@@ -98,7 +103,8 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class OptimizeResult(Result):
-    """A model within its budget: ``save(path)`` it, read its ``plan``, print its ``report()``."""
+    """A model within its budget: ``save(path)`` it, read its ``plan``, print its ``report()``,
+    write the ``page(path)`` that explains it."""
 
     def table(self) -> RenderableType:
         """Before and after, or what each device holds, as a rich table."""
@@ -131,6 +137,26 @@ class OptimizeResult(Result):
         if trace:
             write_trace(made.graph, made.timeline, trace, measured=profile)
 
+    def page(self, path: Path) -> None:
+        """Write one HTML file that explains the plan; see ``onnxremat report``.
+
+        Raises:
+            UsageError: another suffix than ``.html``, or the folder is not writable.
+        """
+        from onnxremat.pipeline.planned import Written
+        from onnxremat.report.carried import of_written
+        from onnxremat.report.devices_page import write_devices_page
+        from onnxremat.report.page import write_page
+        from onnxremat.report.spread import Spread
+
+        made = self.candidate.artifact
+        if isinstance(made, InOneSession):
+            model = self.model
+            written = Written(model, metadata(model), made.folder or Path())
+            write_page(of_written(written, self.prepared.name), path)
+        else:
+            write_devices_page(Spread(self.prepared.name, self.facts(), self.deployment), path)
+
 
 def optimize(
     source: Source,
@@ -142,6 +168,7 @@ def optimize(
     pins: Sequence[tuple[str, str]] = (),
     objective: str = "auto",
     in_flight: int | None = None,
+    max_overhead: float | None = None,
     bench_seconds: float = 6.0,
     write_model: str | os.PathLike[str] | None = None,
     read_solution: str | os.PathLike[str] | None = None,
@@ -150,7 +177,8 @@ def optimize(
     """Make a model keep a memory budget at the least extra time, in one session or over devices.
 
     Args:
-        source: a file or a model in memory.
+        source: a file or a model in memory: an ``onnx.ModelProto``, a ``torch.onnx.ONNXProgram``,
+            or what :func:`from_torch` makes of a module.
         budget: ``2GiB``, bytes, ``60%`` (of this machine's memory), ``0.6x`` (of the unoptimised
             peak), ``min``; with ``devices`` ``cpu=1GiB,cuda:0=6GiB``, one for every device, or ""
             for the memories that the machine file gives.
@@ -163,6 +191,8 @@ def optimize(
             ``throughput`` of samples one after the other (see :func:`load_pipeline`), or ``auto``.
         in_flight: for the throughput: samples inside at most; None for as many as are of use and
             fit.
+        max_overhead: instead of a budget: the least memory that is found within this share of time
+            more (0.1 for a tenth) than storing everything takes.
         bench_seconds: time to spend on timing the result, 0 for none.
         write_model: write the formulation (of ``options``, else ``cuts``) as ``.mps`` or ``.lp``
             before it is solved.
@@ -180,7 +210,7 @@ def optimize(
     request = Request(
         budget, machine, options or PlanOptions(), pins, objective, bench_seconds,
         Path(write_model) if write_model else None, Path(read_solution) if read_solution else None,
-        in_flight=in_flight,
+        in_flight=in_flight, max_overhead=max_overhead,
     )  # fmt: skip
     log = Phases.of(say)
     settings = settings or Settings()

@@ -9,6 +9,7 @@
     +-- OverBudgetError       6   the measured peak misses the budget
     +-- UnsupportedError      7   an operator or feature without support here
     +-- MissingComponentError 8   a runtime flavour, solver or licence is not there
+    +-- ExhaustedError        9   memory or a disk of this machine ran out
     +-- StoppedError        130   stopped by Ctrl-C before any plan was found
 
 An error says what went wrong, where, why, and what to try; the command line prints those four
@@ -122,6 +123,12 @@ class MissingComponentError(OnnxrematError):
     """A runtime flavour, solver or licence is missing."""
 
     exit_code = 8
+
+
+class ExhaustedError(OnnxrematError):
+    """Memory or a disk of this machine ran out."""
+
+    exit_code = 9
 
 
 class StoppedError(OnnxrematError):

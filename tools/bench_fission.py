@@ -16,18 +16,18 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
+import fission_nets as nets
 import numpy as np
 import onnx
 
 from models import build
-from models.builder import GraphBuilder
-from models.spec import Argument
-from onnxremat.fission.choose import Chooser, Priced
+from onnxremat.fission.choose import Choosers, Priced
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort.profile import profile, run_session
 from onnxremat.ort.session import open_session, session_options
-from onnxremat.pipeline.in_regions import channels_per_block
+from onnxremat.pipeline.in_regions import wholes_of
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare, prepare_fission
 from onnxremat.session.compare import compare
 
@@ -37,30 +37,13 @@ STEP = 0.8  # each limit tried, as a share of the one before
 ROUNDS = 9
 
 
-def superres(size: int = 256, width: int = 32, blocks: int = 8) -> onnx.ModelProto:
-    """Residual blocks at low resolution, two pixel shuffles to four times the size (EDSR)."""
-    graph = GraphBuilder("superres", batch=1, seed=0, symbolic_batch=False, weights=True)
-    head = x = graph.conv(graph.image_input(size), width, 3, name="head")
-    for block in range(blocks):
-        inner = graph.relu(graph.conv(x, width, 3, name=f"block{block}a"))
-        x = graph.op("Add", x, graph.conv(inner, width, 3, name=f"block{block}b", gain=0.1))
-    x = graph.op("Add", graph.conv(x, width, 3, name="body"), head)
-    for level in range(2):
-        x = graph.conv(x, 4 * width, 3, name=f"up{level}", gain=1)
-        batch, _, height, _ = x.shape
-        shape = (batch, width, 2 * height, 2 * height)
-        x = graph.op("DepthToSpace", x, shape=shape, blocksize=2, mode="CRD")
-    graph.output(graph.conv(x, 3, 3, name="tail", gain=1), "image")
-    return graph.build()
-
-
 @dataclass(frozen=True)
 class Net:
     """How a net is built, in full and small."""
 
     make: Callable[..., onnx.ModelProto]
-    full: Mapping[str, Argument]
-    small: Mapping[str, Argument]
+    full: Mapping[str, Any]
+    small: Mapping[str, Any]
 
 
 def _model(name: str) -> Callable[..., onnx.ModelProto]:
@@ -70,9 +53,15 @@ def _model(name: str) -> Callable[..., onnx.ModelProto]:
 BERT = {"hidden": 768, "heads": 12, "layers": 12}
 NETS = {
     "unet": Net(_model("unet"), {"size": 512}, {"size": 256, "width": 16}),
+    "vae": Net(nets.vae, {}, {"latent": 32, "widths": (128, 64, 32)}),
     "mobilenetv2": Net(_model("mobilenetv2"), {"size": 224}, {"size": 224}),
-    "superres": Net(superres, {}, {"size": 64, "blocks": 2}),
     "resnet50": Net(_model("resnet50"), {"size": 224, "width": 64}, {"size": 224, "width": 64}),
+    "superres": Net(nets.superres, {}, {"size": 64, "blocks": 2}),
+    "mlp": Net(nets.mlp, {}, {"tokens": 512}),
+    "attention": Net(nets.attention, {}, {"tokens": 512}),
+    "causal": Net(nets.attention, {"causal": True}, {"causal": True, "tokens": 512}),
+    "loss": Net(nets.loss, {}, {"tokens": 512, "vocab": 8192}),
+    "ffn": Net(nets.ffn, {}, {"rows": 4096}),
     "vit": Net(_model("vit"), BERT | {"size": 224}, {"size": 224, "layers": 4}),
     "bert": Net(
         _model("bert"), BERT | {"sequence": 2048, "positions": 2048},
@@ -82,6 +71,8 @@ NETS = {
         _model("gpt2"), BERT | {"sequence": 2048, "positions": 2048},
         {"sequence": 512, "positions": 512, "layers": 2},
     ),
+    "yolo": Net(nets.yolo, {}, {"size": 320, "width": 16}),
+    "efficientnet": Net(nets.efficientnet, {}, {}),
 }  # fmt: skip
 
 
@@ -97,8 +88,7 @@ class Found:
 
 def chosen(prepared: Prepared) -> list[Priced]:
     """Graphs in parts, from little memory saved to much, as long as estimates are near."""
-    graph, costs = prepared.graph, prepared.costs
-    chooser = Chooser(graph, costs.seconds, costs.scratch, channels_per_block(graph))
+    chooser = Choosers(wholes_of(prepared.graph, prepared.costs, prepared.folder))
     found, limit = [], chooser.whole.peak * STEP
     while True:
         best = chooser.within(int(limit))

@@ -14,8 +14,9 @@ import warnings
 from types import FrameType
 from typing import Any
 
+from onnxremat.cli.exhausted import out_of_memory
 from onnxremat.cli.interrupt import WATCH, leave
-from onnxremat.errors import OnnxrematError, StoppedError, TrainingWarning
+from onnxremat.errors import ExhaustedError, OnnxrematError, StoppedError, TrainingWarning
 
 
 def main() -> None:
@@ -44,25 +45,28 @@ def _code() -> int:
         _run()
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
-    except OnnxrematError as error:
-        _report(error)
-        return error.exit_code
     except KeyboardInterrupt:
         sys.stderr.write("error: interrupted\n")
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except MemoryError:
-        sys.stderr.write("error: out of memory on this machine\n")
-        return 1
-    except OSError as error:  # a full disk, a path no file system takes
-        sys.stderr.write(f"error: {error.strerror or error}: {error.filename or ''}\n")
-        return 1
     except Exception as error:
-        _report(_unexpected(error))
-        return 1
+        told = _told(error)
+        _report(told)
+        return told.exit_code
     return 0
+
+
+def _told(error: Exception) -> OnnxrematError:
+    """An error as it is shown."""
+    if short := out_of_memory(error):
+        return short
+    if isinstance(error, OnnxrematError):
+        return error
+    if isinstance(error, OSError):  # a full disk, a path no file system takes
+        return ExhaustedError(f"{error.strerror or error}", where=str(error.filename or ""))
+    return _unexpected(error)
 
 
 def _unexpected(error: Exception) -> OnnxrematError:

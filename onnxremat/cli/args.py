@@ -130,6 +130,13 @@ Fission = Annotated[
         "recomputing; off.",
     ),
 ]
+MaxOverhead = Annotated[
+    str | None,
+    typer.Option(
+        "--max-overhead",
+        help="Instead of --budget: the least memory at no more than so much extra time (10%).",
+    ),
+]
 Devices = Annotated[
     str | None,
     typer.Option(
@@ -290,6 +297,24 @@ def parse_fission(text: str) -> tuple[Region, ...] | None:
     if text not in ("auto", "off"):
         raise UsageError(f"--fission '{text}' is not understood", hint="auto or off")
     return None if text == "auto" else ()
+
+
+def parse_overhead(text: str | None) -> float | None:
+    """``10%`` or 0.1 as a share.
+
+    Raises:
+        UsageError: something else.
+    """
+    if text is None:
+        return None
+    number, percent, rest = text.strip().partition("%")
+    try:
+        share = float(number) / (100 if percent else 1)
+    except ValueError:
+        share = -1.0
+    if rest or not 0 <= share < float("inf"):
+        raise UsageError(f"--max-overhead '{text}' is not understood", hint="10%, or 0.1")
+    return share
 
 
 def parse_split(text: str) -> tuple[int, ...] | None:

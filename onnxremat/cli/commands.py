@@ -8,8 +8,6 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from onnxremat import __version__
-
 # Command to the first paragraph of its help. The module has the command's name.
 COMMANDS = {
     "explain": "Say what a model needs, when and why, and the smallest budgets, without planning.",
@@ -80,14 +78,23 @@ for _name, _help in COMMANDS.items():
 
 def _version(shown: bool) -> None:
     if shown:
-        typer.echo(f"onnxremat {__version__}")
+        from onnxremat.versions import versions
+
+        typer.echo("\n".join(f"{name} {found}" for name, found in versions().items()))
         raise typer.Exit
 
 
 @app.callback()
 def _global(
     version: Annotated[
-        bool, typer.Option("--version", "-V", callback=_version, is_eager=True, help="Version.")
+        bool,
+        typer.Option(
+            "--version",
+            "-V",
+            callback=_version,
+            is_eager=True,
+            help="Versions: onnxremat, and what it runs on.",
+        ),
     ] = False,
 ) -> None:
     """Run any ONNX model within a memory budget, on stock onnxruntime."""

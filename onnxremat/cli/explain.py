@@ -54,8 +54,9 @@ def command(
     voice = Voice(as_json, quiet)
     wanted = one_budget(budget) if budget is not None else None
     settings = Settings(
-        args.parse_shapes(shape), args.parse_dims(dim), target, threads, seed, data, measure
-    )
+        args.parse_shapes(shape), args.parse_dims(dim), target, threads, seed, data, measure,
+        to_write=False,
+    )  # fmt: skip
     typed = {"--shape": shape or [], "--dim": dim or []}
     typed |= {"--target": [target]} if target != "auto" else {}
     with voice.working():

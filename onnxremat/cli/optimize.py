@@ -29,6 +29,7 @@ def command(
         Path | None, typer.Argument(metavar="OUT", help="File to write.", show_default=False)
     ] = None,
     budget: args.Budget = "0.6x",
+    max_overhead: args.MaxOverhead = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Same as OUT.")] = None,
     planner: args.Planner = "auto",
     formulation: args.Formulation = "",
@@ -93,6 +94,10 @@ def command(
     ] = False,
     plot: args.Plot = None,
     trace: args.Trace = None,
+    report: Annotated[
+        Path | None,
+        typer.Option("--report", help="Write the page that explains the plan (.html)."),
+    ] = None,
     as_json: args.Json = False,
     verbose: args.Verbose = 0,
     quiet: args.Quiet = False,
@@ -109,8 +114,9 @@ def command(
     voice = Voice(as_json, quiet)
     out = _one_output(target_file, output)
     asked = context.get_parameter_source("budget")
-    if devices is not None and (asked is None or asked.name == "DEFAULT"):
-        budget = ""  # the memories of the machine file
+    given = asked is not None and asked.name != "DEFAULT"
+    if not given and (devices is not None or max_overhead is not None):
+        budget = ""  # the memories of the machine file, or what the time allows
     method = Method(planner, formulation, warm_start, max_columns)
     _check_output(source, out, dry_run)
     if write_model:
@@ -119,6 +125,9 @@ def command(
     if devices is not None and (plot or trace):
         raise api.no_drawings()
     args.check_drawings(plot, trace)
+    if report:
+        check_suffix(report, (".html",))
+        check_writable(report)
     made = None
     if train:
         made = Training(
@@ -141,7 +150,7 @@ def command(
         result = api.optimize(
             source, budget=budget, devices=devices, settings=settings, options=options,
             pins=args.parse_pins(pin), objective=objective, in_flight=in_flight,
-            bench_seconds=bench_seconds,
+            max_overhead=args.parse_overhead(max_overhead), bench_seconds=bench_seconds,
             write_model=write_model, read_solution=read_solution, say=log,
         )  # fmt: skip
         written: list[Path] = []
@@ -151,6 +160,9 @@ def command(
     _tell(voice, result, log if verbose else None)
     if plot or trace:
         result.draw(plot, trace)
+    if report:
+        result.page(report)
+        written = [*written, report]
     if written:
         voice.note("wrote " + ", ".join(str(path) for path in written))
     if write_model:

@@ -39,6 +39,13 @@ def command(
             "it at any moment, what was recomputed, what is proven. Needs no network.",
         ),
     ] = None,
+    sweep: Annotated[
+        Path | None,
+        typer.Option(
+            "--sweep",
+            help="With -o: the curve that sweep IN -o curve.json wrote, drawn on the page.",
+        ),
+    ] = None,
     model: Annotated[
         Path | None, typer.Option("--model", help="The model that a plan.json was made for.")
     ] = None,
@@ -58,13 +65,15 @@ def command(
     if output:
         check_suffix(output, (".html",))
         api.check_paths(source, output)
+    elif sweep:
+        raise UsageError("--sweep is drawn on the page", hint="add -o report.html")
     planned = _read(source, model)
     facts: dict[str, Any] = dict(planned.facts)
     if matrices or csv:
         facts["matrices"] = as_facts(planned)
     written = write_csv(planned, csv) if csv else []
     if output:
-        _write_page(source, model, output)
+        _write_page(source, model, output, sweep)
         written = [*written, output]
     if as_json:
         voice.result(facts)
@@ -96,16 +105,36 @@ def _read(source: Path, model: Path | None) -> Planned:
     return plan_of_model(plan, model, api.Settings(measure=False))
 
 
-def _write_page(source: Path, model: Path | None, output: Path) -> None:
-    from onnxremat import api
-    from onnxremat.report.carried import of_model, read_carried
-    from onnxremat.report.page import write_page
+def _write_page(source: Path, model: Path | None, output: Path, sweep: Path | None) -> None:
+    """The page of one session, or that of several devices.
 
-    if model is None:
-        carried = read_carried(source)
-    else:
-        carried = of_model(api.read_plan(source), model, api.Settings(measure=False))
-    write_page(carried, output)
+    Raises:
+        UsageError: a curve was given of which there is nothing to draw it beside.
+    """
+    from onnxremat import api
+    from onnxremat.pipeline.planned import read_written
+    from onnxremat.report.carried import of_model, of_written
+    from onnxremat.report.curve_drawing import read_sweep
+    from onnxremat.report.devices_page import write_devices_page
+    from onnxremat.report.page import write_page
+    from onnxremat.report.spread import Spread
+
+    swept = read_sweep(sweep) if sweep else None
+    if model is not None:
+        write_page(
+            of_model(api.read_plan(source), model, api.Settings(measure=False)), output, swept
+        )
+        return
+    written = read_written(source)
+    if not written.several:
+        write_page(of_written(written, source.name), output, swept)
+        return
+    if swept:
+        raise UsageError(
+            "a curve is of plans in one session, this plan is over several devices",
+            hint="leave --sweep out",
+        )
+    write_devices_page(Spread.read(source), output)
 
 
 def _figures(planned: Planned) -> Any:

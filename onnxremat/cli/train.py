@@ -21,6 +21,13 @@ if TYPE_CHECKING:
     from onnxremat.training.trainer import Progress, Trainer
     from onnxremat.workers.data_parallel import Shard
     from onnxremat.workers.mpi import Ranks
+    from onnxremat.workers.overlap import Overlapped
+    from onnxremat.workers.pipelined import PipelineParallel
+    from onnxremat.workers.spans import Span, Spans
+    from onnxremat.workers.staged import Wanted
+
+
+MICRO_BATCHES = 8
 
 
 def command(
@@ -40,7 +47,14 @@ def command(
     ] = None,
     epochs: Annotated[int, typer.Option(min=1, help="Epochs in all.")] = 1,
     rate: Annotated[float, typer.Option(min=0.0, help="Learning rate (the highest).")] = 0.01,
-    schedule: Annotated[str, typer.Option(help="constant, linear, cosine or step.")] = "constant",
+    schedule: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Of the rate: constant, linear, cosine or step. With --pipeline also (a second "
+            "--schedule) 1f1b, gpipe, fast-forward, zb-h1, zb-2p, interleaved, zb-v or auto.",
+            show_default="constant",
+        ),
+    ] = None,
     warmup: Annotated[int, typer.Option(min=0, help="Updates of linear warm-up.")] = 0,
     floor: Annotated[
         float, typer.Option(min=0.0, help="Rate that linear and cosine end at.")
@@ -78,6 +92,40 @@ def command(
             "the mean of their gradients.",
         ),
     ] = False,
+    pipeline: Annotated[
+        bool,
+        typer.Option(
+            "--pipeline",
+            help="Under mpiexec: each process has a stage of the model, and batches go through in "
+            "micro-batches of the step's size.",
+        ),
+    ] = False,
+    micro_batches: Annotated[
+        int, typer.Option(min=1, help="Of a step, with --pipeline.")
+    ] = MICRO_BATCHES,
+    stages: Annotated[
+        str,
+        typer.Option(
+            help="With --pipeline: first op of each stage but the first, with commas between them; "
+            "else as balanced as measured times say.",
+            show_default=False,
+        ),
+    ] = "",
+    in_flight: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="With --pipeline: most micro-batches that a stage keeps alive.",
+            show_default=False,
+        ),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            "--trace",
+            help="With --data-parallel or --pipeline: what each process did when (.json).",
+        ),
+    ] = None,
     threads: args.Threads = 0,
     as_json: args.Json = False,
     quiet: args.Quiet = False,
@@ -89,18 +137,24 @@ def command(
     from onnxremat.training.schedules import Schedule
     from onnxremat.workers.data_parallel import Shard
     from onnxremat.workers.mpi import join
+    from onnxremat.workers.pipelined import PipelineParallel
 
-    ranks = join() if data_parallel else None
+    rate_schedule, wanted = _schedules(
+        schedule or [], data_parallel, pipeline, micro_batches, stages, in_flight
+    )
+    ranks = join() if data_parallel or pipeline else None
     follows = ranks is not None and not ranks.first  # the first speaks and writes
     voice = Voice(as_json, quiet or follows)
     with ranks.together() if ranks else nullcontext():
         _check(source, weights, export, validate, checkpoint, resume, plot)
-        rates = Schedule(rate, schedule, warmup, floor, drop_every, drop_factor)
+        _check_trace(trace, ranks)
+        _check_pipeline(wanted, validate)
+        rates = Schedule(rate, rate_schedule, warmup, floor, drop_every, drop_factor)
         told = {"rate": rates, "accumulate": accumulate, "seed": seed}
-        trainer = _trainer(ranks, source, weights, threads, told)
+        trainer = _trainer(ranks, wanted, source, weights, threads, told)
         arrays = open_data(data, trainer.batch_size, shuffle=shuffle, seed=seed)
         check_arrays(trainer.training, trainer.types, arrays, data)
-        batches = Shard(arrays, ranks) if ranks else arrays
+        batches = Shard(arrays, ranks) if ranks and not wanted else arrays
         run = _Run(voice, trainer, batches, epochs, checkpoint, every, follows)
         if validate and weights and not follows:
             run.evaluator = Evaluator(trainer, weights, threads=threads)
@@ -113,17 +167,80 @@ def command(
         elif resume:
             voice.note(f"{checkpoint} is not there yet: starting anew")
         if ranks:
-            voice.note(
-                f"{ranks.size} processes, {trainer.batch_size * ranks.size} rows together per step"
-            )
+            voice.note(_company(trainer, ranks))
         start = trainer.progress.step
+        spans = _spans(trainer, ranks, trace)
         run.train(export, weights)
+        if ranks and trace and spans:
+            _write_trace(ranks.gathered(spans.rows), trace, source, voice)
+        if isinstance(trainer, PipelineParallel):
+            trainer.collect()
         if not follows:
             _tell(run, source, weights, export, plot, start)
 
 
+def _schedules(
+    given: list[str],
+    data_parallel: bool,
+    pipeline: bool,
+    micro_batches: int,
+    stages: str,
+    in_flight: int | None,
+) -> tuple[str, Wanted | None]:
+    """The rate's schedule, and the pipeline asked for.
+
+    Raises:
+        UsageError: options that do not go together, or an unknown name.
+    """
+    from onnxremat.workers.schedules import NAMED
+    from onnxremat.workers.staged import Wanted
+
+    orders = [name for name in given if name in (*NAMED, "auto")]
+    rates = [name for name in given if name not in orders]
+    if len(orders) > 1 or len(rates) > 1:
+        raise UsageError(f"--schedule {' --schedule '.join(given)}: two of one kind")
+    if pipeline and data_parallel:
+        raise UsageError("--pipeline and --data-parallel are not for one run", hint="one of them")
+    rate = rates[0] if rates else "constant"
+    if pipeline:
+        order = orders[0] if orders else "1f1b"
+        return rate, Wanted(micro_batches, order, stages, in_flight)
+    alone = {"--schedule " + "".join(orders): orders, "--stages": stages, "--in-flight": in_flight,
+             "--micro-batches": micro_batches != MICRO_BATCHES}  # fmt: skip
+    for option, there in alone.items():
+        if there:
+            raise UsageError(f"{option} is for pipelines", hint="mpiexec ... --pipeline")
+    return rate, None
+
+
+def _check_pipeline(wanted: Wanted | None, validate: str | None) -> None:
+    """Raises:
+    UsageError: what no pipeline can do.
+    """
+    if wanted and validate:
+        raise UsageError(
+            "--validate needs the whole model in one process, --pipeline has a stage in each",
+            hint="--export FILE, and score that",
+        )
+
+
+def _company(trainer: Trainer, ranks: Ranks) -> str:
+    """Who trains, and how."""
+    from onnxremat.workers.pipelined import PipelineParallel
+
+    if not isinstance(trainer, PipelineParallel):
+        return f"{ranks.size} processes, {trainer.batch_size * ranks.size} rows together per step"
+    plan, count = trainer.staged, trainer.wanted.micro_batches
+    return (
+        f"{ranks.size} processes, {count} micro-batches of {trainer.batch_size // count} rows, "
+        f"{plan.order.name}: {plan.replay.makespan:.3g} s by simulation, waiting "
+        f"{plan.replay.bubble:.0%}; stages begin at {', '.join(plan.cuts) or 'the start'}"
+    )
+
+
 def _trainer(
     ranks: Ranks | None,
+    wanted: Wanted | None,
     source: Path,
     weights: Path | None,
     threads: int,
@@ -133,11 +250,58 @@ def _trainer(
     from onnxremat.device.host import processors
     from onnxremat.training.trainer import Trainer
     from onnxremat.workers.data_parallel import DataParallel
+    from onnxremat.workers.pipelined import PipelineParallel
 
     if ranks is None:
         return Trainer(source, weights, threads=threads, **told)
-    share = max(1, processors() // ranks.beside)
-    return DataParallel(source, weights, ranks=ranks, threads=threads or share, **told)
+    threads = threads or max(1, processors() // ranks.beside)
+    if wanted is not None:
+        return PipelineParallel(
+            source, weights, ranks=ranks, wanted=wanted, threads=threads, **told
+        )
+    return DataParallel(source, weights, ranks=ranks, threads=threads, **told)
+
+
+def _check_trace(trace: Path | None, ranks: Ranks | None) -> None:
+    if trace is not None and ranks is None:
+        hint = "mpiexec ... --data-parallel, or --pipeline"
+        raise UsageError("--trace shows several processes", hint=hint)
+    args.check_drawings(None, trace)
+
+
+def _spans(trainer: Trainer, ranks: Ranks | None, trace: Path | None) -> Spans | None:
+    """What the trainer notes down for a trace.
+
+    Raises:
+        UsageError: its step is in one piece.
+    """
+    from onnxremat.workers.data_parallel import DataParallel
+    from onnxremat.workers.pipelined import PipelineParallel
+
+    if trace is None:
+        return None
+    runs: Overlapped | PipelineParallel | None = None
+    if isinstance(trainer, PipelineParallel):
+        runs = trainer
+    elif isinstance(trainer, DataParallel):
+        runs = trainer.overlapped
+    if runs is None:
+        raise UsageError(
+            "--trace needs a step that runs in parts",
+            why="a planned step runs in one piece",
+            hint="give the step as differentiate made it",
+        )
+    runs.spans.on = True
+    return runs.spans
+
+
+def _write_trace(rows: list[list[Span]], trace: Path, source: Path, voice: Voice) -> None:
+    """By the first process, which has everybody's rows."""
+    from onnxremat.report.worker_trace import write_worker_trace
+
+    if rows:
+        write_worker_trace(rows, trace, title=source.name)
+        voice.note(f"wrote {trace}")
 
 
 def _tell(
@@ -288,6 +452,9 @@ class _Run:
     def _kept(self, export: Path | None, weights: Path | None) -> StoppedError:
         """Keep what there is, and say what."""
         trainer, place = self.trainer, f"interrupted after step {self.trainer.progress.step}"
+        if not trainer.alone:  # it would need the other processes, which do not know
+            hint = "--resume goes on from the last checkpoint" if self.checkpoint else ""
+            return StoppedError(place, hint=hint)
         if self.checkpoint:
             trainer.save(self.checkpoint)
             return StoppedError(place, why=f"{self.checkpoint} holds it", hint="--resume goes on")

@@ -63,7 +63,8 @@ class Deployment:
         file: that has the big weights inside, which were not read; None where they were.
         predicted: bytes per device, one action after the other; empty when read from a file.
         worst: bytes no device can exceed side by side; likewise.
-        seconds: predicted seconds per action, of the costs of its ops; likewise.
+        seconds: predicted seconds per action, of the costs of its ops; when read from a file, what
+            :attr:`expected` was.
         tried: seconds per action, in each run of a trial (:mod:`onnxremat.execute.calibration`).
         around: seconds of a run of the trial beside its actions: inputs are bound, results handed
             out.
@@ -104,6 +105,13 @@ class Deployment:
         took in the runs of a trial, if there was one. Each run is simulated, and the median taken:
         actions that are now quick, now slow make others wait longer than their medians tell."""
         return self.around + statistics.median(map(self.makespan_of, self.tried or (self.seconds,)))
+
+    @property
+    def expected(self) -> Mapping[int, float]:
+        """Seconds per action: the median of the runs of a trial, else of the costs of ops."""
+        if not self.tried:
+            return self.seconds
+        return {i: statistics.median(run.get(i, 0.0) for run in self.tried) for i in self.tried[0]}
 
     @property
     def makespan_of_costs(self) -> float:
@@ -165,6 +173,7 @@ class Deployment:
             "cuts": list(self.parts.cuts),
             "waits": [list(pair) for pair in self.waits],
             **({"in_flight": self.in_flight} if self.in_flight else {}),
+            "seconds": {str(index): float(f"{took:.4g}") for index, took in self.expected.items()},
             "scratch": {
                 device: {op: size for op, size in row.items() if size}
                 for device, row in self.scratch.items()
@@ -327,6 +336,7 @@ def read_deployment(path: str | os.PathLike[str], *, mapped: bool = False) -> De
         cuts = [str(name) for name in about["cuts"]]
         scratch = {str(name): dict(row) for name, row in about.get("scratch", {}).items()}
         in_flight = int(about.get("in_flight", 0))
+        seconds = {int(index): float(took) for index, took in about.get("seconds", {}).items()}
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"the device plan in {path} is damaged", why=repr(error)) from error
     if file is not None and any(device.provider != CPU for device in machine.devices):
@@ -343,8 +353,8 @@ def read_deployment(path: str | os.PathLike[str], *, mapped: bool = False) -> De
     pairs = training_pairs(model)
     parts = partition(follow(graph, plan), pairs=pairs, cuts=cuts)
     return Deployment(
-        graph, plan, machine, parts, limits, waits, folder, scratch=scratch, in_flight=in_flight,
-        file=file,
+        graph, plan, machine, parts, limits, waits, folder, seconds=seconds, scratch=scratch,
+        in_flight=in_flight, file=file,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""A module written as an ONNX file that can be trained."""
+"""A module as an ONNX model that can be trained, in memory or as a file."""
 
 from __future__ import annotations
 
@@ -37,10 +37,9 @@ EXPORTERS = {"dynamo": by_dynamo, "legacy": by_tracing}
 ALLOWED = 1e-3
 
 
-def export(
+def from_torch(
     module: Any,
     example_inputs: Inputs,
-    path: str | os.PathLike[str],
     *,
     dynamic_batch: bool = False,
     opset: int | None = None,
@@ -48,64 +47,81 @@ def export(
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
     dropout: bool = True,
-) -> Parameters:
-    """Write an ONNX file of a PyTorch module in which every parameter can be trained.
+) -> onnx.ModelProto:
+    """The ONNX model of a PyTorch module, in which every parameter can be trained::
+
+        result = onnxremat.optimize(onnxremat.from_torch(module, images), budget="0.6x")
 
     Each parameter is an initializer of its own, in its own layout, under its name in
     ``module.named_parameters()``; tied parameters are one. Batch normalization is one op that reads
     its running statistics; dropout layers are Dropout ops that pass everything until
     ``differentiate`` switches them on. What is a trained or frozen parameter and what a buffer is
     in the metadata, under ``onnxremat.parameters``, which ``differentiate`` reads. The module
-    itself is left as it was. The file is compared with the module on the example inputs and written
-    only where their outputs agree.
+    itself is left as it was. The model is compared with the module on the example inputs and
+    returned only where their outputs agree.
 
     Dropout that a module applies by a function call, with ``self.training`` (in attention, between
-    layers of an LSTM), is not in the file.
+    layers of an LSTM), is not in the model.
 
     Args:
         module: a ``torch.nn.Module``.
         example_inputs: a tensor, a tuple of tensors, or a dict of tensors by argument name.
-        path: the file; weights beyond 1.9 GB go into ``<name>.data`` beside it.
         dynamic_batch: leave the first dimension open, of all inputs that have the batch size of
             the first.
-        opset: of the file; by default the exporter's.
+        opset: of the model; by default the exporter's.
         exporter: ``dynamo`` (torch.export), ``legacy`` (torch.jit.trace), or ``auto``: the first,
             and the second where the first fails.
         input_names: by default those of ``forward``.
         output_names: by default the exporter's.
         dropout: keep dropout layers.
 
-    Returns:
-        What the metadata says.
-
     Raises:
         MissingComponentError: PyTorch is not installed, or the dynamo exporter's onnxscript.
-        UsageError: no module, no tensors, an unknown exporter, or the file cannot be written.
+        UsageError: no module, no tensors, or an unknown exporter.
         UnsupportedError: PyTorch cannot export the module, or did not keep a parameter.
-        VerificationError: the file computes something else than the module.
+        VerificationError: the model computes something else than the module.
     """
     need_module(module)
     if exporter not in (*EXPORTERS, "auto"):
         raise UsageError(f"unknown exporter '{exporter}'", hint="it is dynamo, legacy or auto")
-    target = Path(path)
-    check_writable(target)
     given = _with_rows(arguments(module, example_inputs, input_names), dynamic_batch)
     batched = _batched(given) if dynamic_batch else ()
     refusals: list[OnnxrematError] = []
     for name in EXPORTERS if exporter == "auto" else (exporter,):
         with tempfile.TemporaryDirectory(prefix="onnxremat-") as folder, untouched(module):
             try:
-                model = _exported(
+                return _exported(
                     module, given, name, Path(folder), opset, batched, output_names, dropout
                 )
             except OnnxrematError as error:
                 refusals.append(error)
-                continue
-            write_model(model, target)
-            facts = parameters_of(model)
-            assert facts is not None
-            return facts
     raise refusals[0]
+
+
+def export(
+    module: Any, example_inputs: Inputs, path: str | os.PathLike[str], **wanted: Any
+) -> Parameters:
+    """Write an ONNX file of a PyTorch module in which every parameter can be trained.
+
+    Args:
+        module, example_inputs: of :func:`from_torch`.
+        path: the file; weights beyond 1.9 GB go into ``<name>.data`` beside it.
+        wanted: further arguments of :func:`from_torch`.
+
+    Returns:
+        What the metadata says of the parameters.
+
+    Raises:
+        UsageError: the file cannot be written; and as :func:`from_torch`.
+    """
+    need_module(module)
+    target = Path(path)
+    check_writable(target)
+    model = from_torch(module, example_inputs, **wanted)
+    write_model(model, target)
+    facts = parameters_of(model)
+    assert facts is not None
+    return facts
 
 
 def _exported(

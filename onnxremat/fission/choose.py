@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 
 from onnxremat.fission.candidates import Regions
+from onnxremat.fission.masked import Reach
 from onnxremat.fission.region import Region
 from onnxremat.fission.split import Split, split
+from onnxremat.graph.axes import total_of
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.spans import CannotSplitError
 from onnxremat.graph.traits import is_alias
@@ -24,8 +27,26 @@ from onnxremat.schedule.simulate import Timeline, simulate
 BANDWIDTH = 5e9  # bytes per second of a copy
 CALL = 1e-5  # seconds of a kernel beside its rows
 FIRST = 4  # parts that a region is tried with
+FINER = 4  # times as many are tried, too
 MOST = 64  # parts of a region
-COUNTS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # parts that are tried in the end
+COUNTS = (
+    2,
+    3,
+    4,
+    5,
+    6,
+    7,
+    8,
+    10,
+    12,
+    14,
+    16,
+    20,
+    24,
+    32,
+    40,
+    48,
+)  # parts that are tried in the end
 MOST_OPS = 6000  # of a graph in parts
 SIDES = 4  # narrow places looked at on either side of the crowded op
 LITTLE = 0.002  # share of the whole time that no step is counted below
@@ -54,27 +75,34 @@ class Priced:
         return sum((level / 2**20) ** POWER for level in self.levels if level > limit)
 
 
+@dataclass(frozen=True)
+class Whole:
+    """What is to be computed in parts.
+
+    Attributes:
+        graph: in base order, with sizes.
+        seconds, scratch: of its ops.
+        block: channels per block of convolutions laid out in blocks.
+        reach: how far rows of masked scores see.
+    """
+
+    graph: Graph
+    seconds: Mapping[str, float]
+    scratch: Mapping[str, int]
+    block: int = 1
+    reach: Reach = field(default_factory=dict)
+
+
 class Chooser:
     """Fission of one graph.
 
     Args:
-        graph: in base order, with sizes.
-        seconds, scratch: of its ops.
-        block: channels per block of convolutions laid out in blocks.
         stop: asked between trials.
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        seconds: Mapping[str, float],
-        scratch: Mapping[str, int],
-        block: int,
-        stop: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self.graph, self.seconds, self.scratch = graph, seconds, scratch
-        self.block, self.stop = block, stop
-        self.able = Regions(graph)
+    def __init__(self, of: Whole, stop: Callable[[], bool] = lambda: False) -> None:
+        self.of, self.graph, self.stop = of, of.graph, stop
+        self.able = Regions(of.graph)
         self.known: dict[frozenset[object], Priced | None] = {}
         self.whole = self._priced(())
 
@@ -130,11 +158,25 @@ class Chooser:
             yield self._with(now, replace(own, parts=(1,) * (2 * len(own.parts))))
         parts = len(own.parts) if own is not None else FIRST
         for first, end in self._places(peak):
-            for region in self.able.within(first, end, peak):
-                most = min(parts, self.able.length(region))
-                region = replace(region, parts=(1,) * most)
-                for kept in self.able.policies(region) if most > 1 else ():
-                    yield self._with(now, replace(region, kept=kept))
+            for without in self._left_out(now, own, peak, range(first, end)):
+                for region in self.able.within(first, end, peak, without):
+                    most = min(MOST, self.able.length(region))
+                    for count in sorted({min(most, parts), min(most, FINER * parts)} - {1}):
+                        region = replace(region, parts=(1,) * count)
+                        for kept in self.able.policies(region):
+                            yield self._with(now, replace(region, kept=kept))
+
+    def _left_out(
+        self, now: Priced, own: Region | None, peak: int, stretch: range
+    ) -> list[frozenset[str]]:
+        """Ops that a region among a stretch may leave to the regions that have them: none, those
+        of all other regions, or of all but the ones that make what the crowded op reads."""
+        inside = {self.graph.ops[place].name for place in stretch}
+        others = [r for r in now.regions if r is not own and inside.intersection(r.ops)]
+        reads = set(self.graph.ops[peak].reads)
+        far = [region for region in others if not reads.intersection(region.axes)]
+        found = [(), others, far]
+        return list(dict.fromkeys(frozenset(n for r in each for n in r.ops) for each in found))
 
     def _with(self, now: Priced, region: Region) -> tuple[Region, ...]:
         """The regions that a new one leaves, and it."""
@@ -168,22 +210,26 @@ class Chooser:
                 for p in places
                 for a, b in zip(ops[p].outputs, ops[p + by].outputs, strict=False)
             }
-            if set(region.results) <= names.keys():
+            if set(region.axes) <= names.keys():
                 return Region(
                     tuple(ops[p + by].name for p in places),
                     {names[name]: axis for name, axis in region.results.items()},
                     region.parts,
                     {names[name]: grain for name, grain in region.grain.items()},
                     frozenset(names[name] for name in region.kept),
+                    {names[name]: axis for name, axis in region.sums.items()},
                 )
         return None
 
     def _places(self, peak: int) -> Iterator[tuple[int, int]]:
         """Stretches of the order around an op between narrow places: each side in turn less is
-        carried across, the narrowest last."""
+        carried across, the narrowest last. The next sum behind it is an end, too: what it sums is
+        needed whole behind it."""
         across = self._across
         lefts = _spread(_records(across, range(peak, -1, -1)))
         rights = _spread(_records(across, range(peak + 1, len(across))))
+        ends = (i + 1 for i in range(peak, rights[-1]) if total_of(self.graph.ops[i]) is not None)
+        rights = sorted({*rights, *islice(ends, 1)})
         for first in lefts:
             for end in rights:
                 yield first, end
@@ -234,11 +280,11 @@ class Chooser:
     def _priced(self, regions: tuple[Region, ...]) -> Priced:
         if sum(len(r.ops) * len(r.parts) for r in regions) > MOST_OPS:
             raise CannotSplitError("too many parts")
-        made = split(self.graph, regions, self.block)
+        made = split(self.graph, regions, self.of.block, self.of.reach)
         scratch = {
-            n: round(self.scratch.get(of, 0) * share) for n, (of, share) in made.shares.items()
+            n: round(self.of.scratch.get(of, 0) * share) for n, (of, share) in made.shares.items()
         }
-        line = simulate(made.graph, scratch={**self.scratch, **scratch}, weight_bytes=0)
+        line = simulate(made.graph, scratch={**self.of.scratch, **scratch}, weight_bytes=0)
         levels, seconds = self._levels(made, line), self._seconds(made)
         return Priced(regions, made, levels, line.peak, seconds)
 
@@ -262,11 +308,46 @@ class Chooser:
             if op.name in made.shares:
                 of, share = made.shares[op.name]
                 call = 0.0 if is_alias(op) else CALL  # the whole op's is among its seconds
-                total += self.seconds.get(of, 0.0) * share + call * (1 - share)
+                total += self.of.seconds.get(of, 0.0) * share + call * (1 - share)
             else:
-                total += self.seconds.get(op.name, 0.0)
+                total += self.of.seconds.get(op.name, 0.0)
         copied = sum(made.copied.values())
         return total + copied / BANDWIDTH + CALL * len(made.copied)
+
+
+class Choosers:
+    """Fission of a graph that can be said in several ways, of which the first is taken where it
+    keeps a limit.
+
+    Args:
+        stop: asked between trials.
+
+    Raises:
+        IndexError: there is no way.
+    """
+
+    def __init__(self, ways: Sequence[Whole], stop: Callable[[], bool] = lambda: False) -> None:
+        self._ways = list(ways)
+        self._stop = stop
+        self._made = [Chooser(ways[0], stop)]
+
+    @property
+    def whole(self) -> Priced:
+        """Nothing in parts."""
+        return self._made[0].whole
+
+    def within(self, limit: int) -> Priced:
+        """As :meth:`Chooser.within`, of the first way that keeps the limit or else the best."""
+        best = self._made[0].within(limit)
+        for index in range(1, len(self._ways)):
+            if best.peak <= limit or self._stop():
+                break
+            if len(self._made) <= index:
+                self._made.append(Chooser(self._ways[index], self._stop))
+            found = self._made[index].within(limit)
+            if found.peak < best.peak:
+                best = found
+        return best
 
 
 def _records(across: Sequence[int], places: range) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
@@ -22,6 +22,8 @@ class Region:
         grain: bounds of parts are multiples of it, per result.
         kept: values whose last rows are kept for the next part where that needs them again; other
             rows that two parts need are computed in both.
+        sums: what is read elsewhere and put together from what every part gives (a sum, a mean, a
+            largest value), and the axis of the op's first input along which that is in parts.
     """
 
     ops: tuple[str, ...]
@@ -29,19 +31,32 @@ class Region:
     parts: tuple[int, ...]
     grain: Mapping[str, int]
     kept: frozenset[str] = frozenset()
+    sums: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def key(self) -> tuple[object, ...]:
         """Equal for equal regions."""
-        return self.ops, tuple(sorted(self.results.items())), self.parts, self.kept
+        axes = tuple(sorted(self.results.items())), tuple(sorted(self.sums.items()))
+        return self.ops, axes, self.parts, self.kept
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """Of every value that is handed out, the axis that is in parts: its own, or for a sum that
+        of what is summed."""
+        return {**self.results, **self.sums}
 
     def spans(self, result: str, length: int) -> list[Span]:
-        """The stretch of a result that each part makes; empty ones where it is too short."""
+        """The stretch of a result, or of what is summed, that each part makes; empty ones where it
+        is too short.
+
+        Args:
+            length: of the axis that is in parts.
+        """
         grain, total = self.grain.get(result, 1), sum(self.parts)
         ends = [length * done // (total * grain) * grain for done in accumulate(self.parts)]
         ends[-1] = length
         return [
-            Span(self.results[result], first, end)
+            Span(self.axes[result], first, end)
             for first, end in zip([0, *ends[:-1]], ends, strict=True)
         ]
 
@@ -53,6 +68,7 @@ class Region:
             "parts": list(self.parts),
             "grain": dict(self.grain),
             "kept": sorted(self.kept),
+            "sums": dict(self.sums),
         }
 
     @classmethod
@@ -69,6 +85,7 @@ class Region:
                 tuple(int(size) for size in data["parts"]),
                 {str(name): int(grain) for name, grain in data["grain"].items()},
                 frozenset(map(str, data["kept"])),
+                {str(name): int(axis) for name, axis in data.get("sums", {}).items()},
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UsageError(

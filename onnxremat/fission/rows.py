@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from onnxremat.fission.region import Region
-from onnxremat.graph.axes import piece_of
+from onnxremat.graph.axes import partial_of, piece_of
 from onnxremat.graph.ir import Graph, Op
 from onnxremat.graph.spans import CannotSplitError, Facts, Piece, Span
 
@@ -24,7 +24,8 @@ class Rows:
     """What one part computes.
 
     Attributes:
-        wanted: rows of each value of the region that the part reads or hands out.
+        wanted: rows of each value of the region that the part reads or hands out; of a sum, those
+            of what is summed.
         pieces: how each op computes its rows, where it has any to compute.
         new: those rows; what a piece makes beside them is not right at its borders.
     """
@@ -44,14 +45,13 @@ def rows_of(graph: Graph, facts: Facts, region: Region) -> list[Rows]:
     names = set(region.ops)
     inside = [op for op in graph.ops if op.name in names]
     made = {name for op in inside for name in op.writes}
-    bounds = {
-        name: region.spans(name, facts.shape(name)[axis]) for name, axis in region.results.items()
-    }
+    bounds = bounds_of(graph, facts, region)
     done: dict[str, Span] = {}
     parts = []
     for index in range(len(region.parts)):
         asked = {name: spans[index] for name, spans in bounds.items() if spans[index].size}
-        rows = _part(inside, facts, made, asked, {n: done[n] for n in region.kept if n in done})
+        before = {n: done[n] for n in region.kept if n in done}
+        rows = _part(inside, facts, made, asked, before, region.sums)
         parts.append(rows)
         for op in inside:
             if op.name in rows.new:
@@ -62,18 +62,33 @@ def rows_of(graph: Graph, facts: Facts, region: Region) -> list[Rows]:
     return parts
 
 
+def bounds_of(graph: Graph, facts: Facts, region: Region) -> dict[str, list[Span]]:
+    """What every part makes of each result, and sums of what is summed."""
+    return {name: region.spans(name, length_of(graph, facts, region, name)) for name in region.axes}
+
+
+def length_of(graph: Graph, facts: Facts, region: Region, name: str) -> int:
+    """Of the axis of a result, or of what is summed, that is in parts."""
+    if name in region.sums:
+        summed = graph.ops[graph.producer[name]].inputs[0]
+        return facts.shape(summed)[region.sums[name]]
+    return facts.shape(name)[region.results[name]]
+
+
 def _part(
     inside: list[Op],
     facts: Facts,
     made: set[str],
     asked: Mapping[str, Span],
     done: Mapping[str, Span],
+    sums: Collection[str],
 ) -> Rows:
     """Rows of one part.
 
     Args:
         asked: what the results need of it.
         done: rows of kept values that parts before it have made.
+        sums: values of which it makes a part of the sum.
     """
     rows = Rows(dict(asked))
     for op in reversed(inside):
@@ -83,9 +98,9 @@ def _part(
         new = _new(span, op, done)
         if new is None:
             continue
-        piece = piece_of(op, facts, new)
+        piece = (partial_of if op.writes[0] in sums else piece_of)(op, facts, new)
         rows.pieces[op.name], rows.new[op.name] = piece, new
-        for name, read in zip(op.inputs, piece.reads, strict=True):
+        for name, read in piece.taken(op.inputs):
             if name not in made:
                 continue
             if read is None or (name in rows.wanted and rows.wanted[name].axis != read.axis):

@@ -16,9 +16,11 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from onnxremat.fission.masked import Narrowed, Reach
 from onnxremat.fission.region import Region
-from onnxremat.fission.rows import Rows, rows_of
-from onnxremat.graph.axes import blocked_values
+from onnxremat.fission.rows import Rows, bounds_of, rows_of
+from onnxremat.graph.axes import blocked_values, total_of
+from onnxremat.graph.axis_sums import MEAN
 from onnxremat.graph.dtypes import tensor_bytes
 from onnxremat.graph.ir import Graph, Op, Role, Tensor
 from onnxremat.graph.spans import CannotSplitError, Facts, Piece, Span
@@ -41,25 +43,26 @@ class Split:
     copied: Mapping[str, int]
 
 
-def split(graph: Graph, regions: Sequence[Region], block: int) -> Split:
+def split(graph: Graph, regions: Sequence[Region], block: int, reach: Reach | None = None) -> Split:
     """The graph with its regions in parts, listed part by part.
 
     Args:
         block: channels per block of convolutions that are laid out in blocks.
+        reach: how far rows of masked scores see; keys that a part does not see are left out.
 
     Raises:
         CannotSplitError: an op of a region cannot be split so, or what a region reads depends on
             what it makes, or others read more of it than its results.
     """
-    return _Writer(graph, regions, block).written()
+    return _Writer(graph, regions, block, reach or {}).written()
 
 
 Stretch: TypeAlias = tuple[str, Span]  # a tensor, and which rows of a value it holds
 
 
 class _Writer:
-    def __init__(self, graph: Graph, regions: Sequence[Region], block: int) -> None:
-        self.graph, self.block = graph, block
+    def __init__(self, graph: Graph, regions: Sequence[Region], block: int, reach: Reach) -> None:
+        self.graph, self.block, self.reach = graph, block, reach
         self.facts = Facts(graph)
         self.regions = regions
         self.rows = [rows_of(graph, self.facts, region) for region in regions]
@@ -69,6 +72,7 @@ class _Writer:
         self.tensors = dict(graph.tensors)
         self.constants: dict[str, onnx.TensorProto] = {}
         self.shares: dict[str, tuple[str, float]] = {}
+        self.pieces: dict[str, tuple[str, Span]] = {}
         self.copied: dict[str, int] = {}
         self.tiles: dict[str, list[Stretch]] = {}  # results that are not joined yet
         self.count = 0
@@ -81,6 +85,8 @@ class _Writer:
         for name in self.graph.outputs:
             self._whole(name)
         self._check_order()
+        if self.reach:
+            self._leave_out_hidden()
         used = {name for op in self.ops for name in op.reads}
         frame = onnx.ModelProto()
         frame.CopyFrom(self.graph.model)
@@ -90,6 +96,26 @@ class _Writer:
         tensors = {n: t for n, t in self.tensors.items() if n in made or n in known}
         graph = replace(self.graph, ops=tuple(self.ops), tensors=tensors, model=frame)
         return Split(graph, self.shares, self.copied)
+
+    def _leave_out_hidden(self) -> None:
+        narrowed = Narrowed(self.ops, self.tensors, self.reach, self._first)
+        self.ops = narrowed.written(self.pieces)
+        for name, share in narrowed.shares.items():
+            if name in self.shares:
+                of, before = self.shares[name]
+                self.shares[name] = of, before * share
+
+    def _first(self, tensor: str, axis: int, end: int) -> Op:
+        """An op that takes the first entries of a tensor along an axis."""
+        known = self.tensors[tensor]
+        assert known.shape is not None
+        shape = (*known.shape[:axis], end, *known.shape[axis + 1 :])
+        op = self._slice(tensor, self.fresh(tensor, "first"), axis, 0, end)
+        size = tensor_bytes(known.dtype, shape)
+        self.copied[op.name] = size
+        name = op.outputs[0]
+        self.tensors[name] = Tensor(name, known.dtype, shape, size, Role.ACTIVATION)
+        return op
 
     def _due(self, index: int, done: set[int]) -> None:
         """Write an op, or the region that it is of, once all they read is there."""
@@ -108,9 +134,11 @@ class _Writer:
         names = set(self.regions[region].ops)
         members = [i for i, each in enumerate(self.graph.ops) if each.name in names]
         done.update(members)
-        for other in self._before([self.graph.ops[i] for i in members]):
+        ops = [self.graph.ops[i] for i in members]
+        written = {name for rows in self.rows[region] for name in rows.pieces}
+        for other in self._before([op for op in ops if op.name in written]):
             self._due(other, done)
-        self._region(region, [self.graph.ops[i] for i in members])
+        self._region(region, ops)
 
     def _check_order(self) -> None:
         """Everything is made before it is read: nothing between the ops of a region needs it and
@@ -132,14 +160,15 @@ class _Writer:
         """All parts of a region, one after the other."""
         region, parts = self.regions[index], self.rows[index]
         held: dict[str, list[Stretch]] = {}
-        bounds = {
-            name: region.spans(name, self.facts.shape(name)[axis])
-            for name, axis in region.results.items()
+        bounds = bounds_of(self.graph, self.facts, region)
+        totals = {
+            name: _Sum(self, name, sum(span.size > 0 for span in bounds[name]))
+            for name in region.sums
         }
         for number, rows in enumerate(parts):
             asked = {name: spans[number] for name, spans in bounds.items() if spans[number].size}
             later = _later(parts[number + 1 :], region.kept)
-            _Part(self, f"/r{index}p{number}", ops, rows, asked, later, held).write()
+            _Part(self, f"/r{index}p{number}", ops, rows, asked, later, held, totals).write()
 
     # What is read.
 
@@ -180,6 +209,10 @@ class _Writer:
         self.ops.append(op)
         self.tensor(op.outputs[0], name, shape)
         return op.outputs[0]
+
+    def small(self, op: Op, name: str) -> str:
+        """An op of two values like one, counted as a copy."""
+        return self._copy(op, name, self.facts.shape(name))
 
     def tensor(self, output: str, like: str, shape: Sequence[int]) -> None:
         if output not in self.graph.tensors:
@@ -255,14 +288,52 @@ class _Writer:
     def constant(self, values: Sequence[int]) -> str:
         """A list of integers as a tensor."""
         name = "fission/" + "x".join(str(value) for value in values)
+        return self._stored(name, np.asarray(values, np.int64), onnx.TensorProto.INT64)
+
+    def number(self, value: float, dtype: int) -> str:
+        """A number of a type as a tensor."""
+        array = np.asarray(value, onnx.helper.tensor_dtype_to_np_dtype(dtype))
+        return self._stored(f"fission/{value!r}/{dtype}", array, dtype)
+
+    def _stored(self, name: str, array: np.ndarray, dtype: int) -> str:
         if name not in self.constants:
-            array = np.asarray(values, np.int64)
             self.constants[name] = numpy_helper.from_array(array, name)
-            size = 8 * len(values)
-            self.tensors[name] = Tensor(
-                name, onnx.TensorProto.INT64, (len(values),), size, Role.WEIGHT
-            )
+            self.tensors[name] = Tensor(name, dtype, array.shape, array.nbytes, Role.WEIGHT)
         return name
+
+
+class _Sum:
+    """A value that is put together from what every part gives, as soon as it is there.
+
+    Raises:
+        CannotSplitError: there is one part alone.
+    """
+
+    def __init__(self, writer: _Writer, name: str, parts: int) -> None:
+        total = total_of(writer.graph.ops[writer.graph.producer[name]])
+        if total is None or parts < 2:
+            raise CannotSplitError(f"'{name}' is no sum of several parts")
+        self.writer, self.name, self.left = writer, name, parts
+        self.mean = total.joins == MEAN
+        self.joins = "Add" if self.mean else total.joins
+        self.sum = ""
+
+    def add(self, tensor: str, share: float) -> None:
+        """One part more.
+
+        Args:
+            share: of the axis that is summed.
+        """
+        if self.mean:
+            weight = self.writer.number(share, self.writer.graph.tensors[self.name].dtype)
+            tensor = self._op("Mul", [tensor, weight], self.writer.fresh(self.name, "share"))
+        self.left -= 1
+        name = self.name if not self.left else self.writer.fresh(self.name, "sum")
+        self.sum = self._op(self.joins, [self.sum, tensor], name) if self.sum else tensor
+
+    def _op(self, kind: str, inputs: list[str], output: str) -> str:
+        op = _op(onnx.helper.make_node(kind, inputs, [output], name=f"{output}/{kind}"))
+        return self.writer.small(op, self.name)
 
 
 @dataclass
@@ -274,6 +345,7 @@ class _Part:
         asked: rows of the results that it hands out.
         later: the first row of each kept value that a part after it reads.
         held: rows of kept values, from the parts before it.
+        totals: values that are sums over all parts.
         have: rows that are there, per value of the region.
         read: stretches that were taken already.
     """
@@ -285,13 +357,20 @@ class _Part:
     asked: Mapping[str, Span]
     later: Mapping[str, int]
     held: dict[str, list[Stretch]]
+    totals: Mapping[str, _Sum]
     have: dict[str, list[Stretch]] = field(default_factory=dict)
     read: dict[tuple[str, Span | None], str] = field(default_factory=dict)
 
     def write(self) -> None:
         """Its ops; rows that later parts read again are taken out as soon as a value is used up."""
         inside = {name for op in self.ops for name in op.writes}
-        last = {n: op.name for op in self.ops if op.name in self.rows.pieces for n in op.reads}
+        pieces = self.rows.pieces
+        last = {
+            name: op.name
+            for op in self.ops
+            if op.name in pieces
+            for name, _ in pieces[op.name].taken(op.inputs)
+        }
         for op in self.ops:
             piece = self.rows.pieces.get(op.name)
             if piece is not None:
@@ -306,24 +385,29 @@ class _Part:
         """A piece of an op."""
         writer = self.writer
         inputs = [
-            self._taken(name, span, name in inside)
-            for name, span in zip(op.inputs, piece.reads, strict=True)
+            writer.constant(piece.constants[position])
+            if position in piece.constants
+            else self._taken(name, span, name in inside)
+            for position, (name, span) in enumerate(zip(op.inputs, piece.reads, strict=True))
         ]
-        for position, values in piece.constants.items():
-            inputs[position] = writer.constant(values)
         outputs = {name: f"{name}{self.end}" for name in op.writes}
         node = _with_attributes(op.node, piece.attributes) if piece.attributes else op.node
         copy = replace(op.renamed(op.name + self.end, outputs), inputs=tuple(inputs), node=node)
         writer.ops.append(copy)
         made = piece.made
-        whole = writer.facts.shape(op.writes[0])[made.axis]
+        total = self.totals.get(op.writes[0])
+        whole = writer.facts.shape(op.inputs[0] if total else op.writes[0])[made.axis]
         writer.shares[copy.name] = (op.name, made.size / whole)
+        writer.pieces[copy.name] = (op.name, made)
         for name, tensor in outputs.items():
-            writer.tensor(tensor, name, writer.shape(name, made))
+            shape = writer.facts.shape(name) if total else writer.shape(name, made)
+            writer.tensor(tensor, name, shape)
+            if total:
+                total.add(tensor, made.size / whole)
 
     def _made(self, name: str, piece: Piece | None, new: Span | None) -> None:
         """What is there of a value: new rows, and those of parts before that are kept."""
-        if name not in self.rows.wanted:
+        if name not in self.rows.wanted or name in self.totals:
             return
         there = self.held.get(name, [])
         if piece is not None and new is not None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from onnxremat.graph import axis_layouts as layouts
 from onnxremat.graph import axis_products as products
 from onnxremat.graph import axis_windows as windows
+from onnxremat.graph.axis_sums import TOTALS, Total
 from onnxremat.graph.ir import Graph, Op
 from onnxremat.graph.spans import Call, CannotSplitError, Facts, Piece, Rule, Span
 from onnxremat.graph.traits import ONNX, has_bodies, is_random
@@ -91,6 +92,7 @@ TABLE: Table = {
     **_rows("window", "batch and spatial axes", windows.space_to_depth, "SpaceToDepth"),
     **_rows("index", "axes of the indices, and of the data beside its axis", layouts.gathered,
             "Gather"),
+    **_rows("index", "all but its axis", layouts.gathered_elements, "GatherElements"),
     **_rows("layout", "axes that lead a group of equal size", layouts.reshaped,
             "Flatten Reshape Squeeze Unsqueeze"),
     **_rows("layout", "every axis", layouts.transposed_axes, "Transpose"),
@@ -120,6 +122,23 @@ def piece_of(op: Op, facts: Facts, span: Span) -> Piece:
     if row is None or has_bodies(op) or is_random(op):
         raise CannotSplitError(f"no rule splits {op.op_type}")
     return row.rule(Call(op, facts), span)
+
+
+def total_of(op: Op) -> Total | None:
+    """How an op sums over an axis in parts, None for one that does not."""
+    return TOTALS.get(("" if op.domain in ONNX else op.domain, op.op_type))
+
+
+def partial_of(op: Op, facts: Facts, span: Span) -> Piece:
+    """How an op computes its output from a stretch of its first input, one part of a sum.
+
+    Raises:
+        CannotSplitError: it does not, along this axis.
+    """
+    total = total_of(op)
+    if total is None:
+        raise CannotSplitError(f"{op.op_type} is no sum")
+    return total.rule(Call(op, facts), span)
 
 
 def blocked_values(graph: Graph) -> frozenset[str]:

@@ -99,6 +99,14 @@ def gathered(call: Call, span: Span) -> Piece:
     return Piece((span.along(span.axis - len(indices) + 1), None), span)
 
 
+def gathered_elements(call: Call, span: Span) -> Piece:
+    """The axes that are not looked up in; rows of the data behind those of the indices are not
+    read."""
+    if span.axis == call.attributes.get("axis", 0) % len(call.out):
+        raise CannotSplitError("it looks up along this axis")
+    return Piece((span, span), span)
+
+
 def expanded(call: Call, span: Span) -> Piece:
     """Every axis; one that grows reads all of its input and is told its new size."""
     shape = list(call.out)

@@ -8,6 +8,7 @@ import onnx
 
 from onnxremat.errors import ModelError
 from onnxremat.graph.ir import subgraphs
+from onnxremat.graph.traits import DOMAINS
 from onnxremat.limits import NESTING, NODES, check
 
 Name = tuple[str, str, str]  # domain, name, overload
@@ -75,3 +76,20 @@ class _Sizes:
 
 def _key(domain: str, name: str, said: onnx.NodeProto | onnx.FunctionProto) -> Name:
     return domain, name, getattr(said, "overload", "")
+
+
+def check_domains(model: onnx.ModelProto) -> None:
+    """Every operator is one that stock onnxruntime knows, or a function of the model.
+
+    Raises:
+        ModelError: one is not.
+    """
+    local = {(f.domain, f.name) for f in model.functions}
+    for node in model.graph.node:
+        if node.domain not in DOMAINS and (node.domain, node.op_type) not in local:
+            raise ModelError(
+                f"operator {node.op_type} of domain '{node.domain}' is not known",
+                where=f"node {node.name or node.op_type}",
+                why="stock onnxruntime has no kernel for it",
+                hint="replace it with standard operators, or export it as a model function",
+            )

@@ -68,12 +68,12 @@ class Op:
     @property
     def reads(self) -> tuple[str, ...]:
         """All tensors read, captures included, without absent ones and repeats."""
-        return tuple(dict.fromkeys(name for name in self.inputs + self.captures if name))
+        return tuple(dict.fromkeys(filter(None, self.inputs + self.captures)))
 
     @property
     def writes(self) -> tuple[str, ...]:
         """All tensors written, without absent ones."""
-        return tuple(name for name in self.outputs if name)
+        return tuple(filter(None, self.outputs))
 
     @property
     def standard(self) -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 
 import onnx
 from google.protobuf import json_format, text_format
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, EncodeError
 
 from onnxremat.errors import ModelError, UsageError
 from onnxremat.graph.dtypes import tensor_bytes
@@ -97,20 +97,34 @@ def missing_file(
     return kind(f"no such file: {file}", hint=f"{make}; {hint}" if make else hint)
 
 
-def from_graphsurgeon(graph: Any) -> onnx.ModelProto:
-    """The model of an ``onnx_graphsurgeon.Graph``, in its own node order.
+def from_object(source: Any) -> onnx.ModelProto:
+    """The model that an object of another library holds: a ``torch.onnx.ONNXProgram``, an
+    ``onnxscript`` function, an ``onnx_graphsurgeon.Graph`` in its own node order.
 
     Raises:
-        UsageError: it is no such graph.
+        UsageError: it holds none, or one too large for a message.
     """
+    try:
+        if hasattr(source, "to_model_proto"):  # an onnxscript function
+            return source.to_model_proto()
+        model = getattr(source, "model_proto", None)  # an ONNXProgram
+    except (EncodeError, ValueError) as error:  # more than 2 GiB
+        raise UsageError(
+            f"this {type(source).__name__} does not fit into one message",
+            why=str(error).splitlines()[0] if str(error) else type(error).__name__,
+            hint="save it (program.save('model.onnx', external_data=True)) and give the file",
+        ) from error
+    if isinstance(model, onnx.ModelProto):
+        return model
     import onnx_graphsurgeon as gs
 
-    if not isinstance(graph, gs.Graph):
+    if not isinstance(source, gs.Graph):
         raise UsageError(
-            f"cannot read a model from a {type(graph).__name__}",
-            hint="give a path, an onnx.ModelProto or an onnx_graphsurgeon.Graph",
+            f"cannot read a model from a {type(source).__name__}",
+            hint="give a path, an onnx.ModelProto, a torch.onnx.ONNXProgram or an "
+            "onnx_graphsurgeon.Graph; of a torch.nn.Module onnxremat.from_torch makes one",
         )
-    return gs.export_onnx(graph)
+    return gs.export_onnx(source)
 
 
 def external_files(model: onnx.ModelProto) -> dict[str, int]:

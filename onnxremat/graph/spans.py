@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -59,6 +59,11 @@ class Piece:
     made: Span
     attributes: Mapping[str, Any] = field(default_factory=dict)
     constants: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+
+    def taken(self, inputs: Sequence[str]) -> list[tuple[str, Span | None]]:
+        """What is read of the inputs with these names, but for those with other values."""
+        both = zip(inputs, self.reads, strict=True)
+        return [each for index, each in enumerate(both) if index not in self.constants]
 
 
 class Facts:

@@ -242,7 +242,8 @@ def _asked(light: onnx.ModelProto, folder: Path | None) -> dict[str, Typed]:
     if doubtful:
         graph = onnx.shape_inference.infer_shapes(light, data_prop=True).graph
         values = (*graph.value_info, *graph.output, *graph.input)
-        scalars = {v.name for v in values if (typed := _typed(v)) and not typed[1]}
+        told = (v for v in values if v.name in doubtful)
+        scalars = {v.name for v in told if (typed := _typed(v)) and not typed[1]}
         for name in doubtful - scalars:
             del found[name]
     return found

@@ -65,24 +65,28 @@ class Optimised:
     lasting: frozenset[str] | None = None
 
 
-def optimised_for(model: onnx.ModelProto, target: str, folder: Path | None) -> Optimised:
+def optimised_for(
+    model: onnx.ModelProto, target: str, folder: Path | None, *, to_write: bool = True
+) -> Optimised:
     """The model optimised for ``target``, or for the next lower one whose result onnxruntime opens
     both with the options of plans and with its own. ``none`` leaves the model as it is.
 
     Args:
         target: a key of :data:`TARGETS`.
         folder: where the external weights of ``model`` are.
+        to_write: False leaves out whether onnxruntime's own options open it, for what is only
+            looked at.
     """
     why = ""
     for lower in reversed(LADDER[1 : LADDER.index(target) + 1]):
         try:
             made, place = set_apart(optimise(model, lower, folder), folder)
             graph = build_graph(made, place)  # opened with the options of plans
-            lasting = lasting_tensors(made, place)  # and with onnxruntime's own
+            lasting = frozenset(lasting_tensors(made, place)) if to_write else None  # and its own
         except ModelError as error:
             why = why or error.why or error.what
         else:
-            return Optimised(made, graph, place, lower, why, frozenset(lasting))
+            return Optimised(made, graph, place, lower, why, lasting)
     made, place = set_apart(optimise(model, "none", folder), folder)
     return Optimised(made, build_graph(made, place), place, "none", why)
 

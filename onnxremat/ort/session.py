@@ -10,7 +10,7 @@ from typing import Any
 
 import onnx
 
-from onnxremat.errors import ModelError, UsageError
+from onnxremat.errors import MissingComponentError, ModelError, UsageError
 from onnxremat.graph.temporary import reason
 
 
@@ -96,10 +96,26 @@ def config_entries(options: Options) -> dict[str, str]:
     return {"session.disable_quant_qdq": "1"}  # else a DequantizeLinear with two readers is doubled
 
 
+def runtime() -> Any:
+    """The ``onnxruntime`` module.
+
+    Raises:
+        MissingComponentError: none is installed.
+    """
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise MissingComponentError(
+            "no onnxruntime is installed",
+            why="its flavours exclude each other, so that the package brings none: " + str(error),
+            hint="pip install 'onnxremat[gpu]' for NVIDIA GPUs, 'onnxremat[cpu]' otherwise",
+        ) from error
+    return onnxruntime
+
+
 def session_options(options: Options) -> Any:
     """``onnxruntime.SessionOptions`` with these options set."""
-    import onnxruntime as ort
-
+    ort = runtime()
     made = ort.SessionOptions()
     made.graph_optimization_level = getattr(ort.GraphOptimizationLevel, LEVELS[options.level])
     if options.order == "priority":
@@ -129,8 +145,7 @@ def open_session(
     Raises:
         ModelError: onnxruntime refuses the model.
     """
-    import onnxruntime as ort
-
+    ort = runtime()
     source = model_source(model, made, folder)
     try:
         return ort.InferenceSession(source, made, providers=providers or ["CPUExecutionProvider"])
@@ -203,13 +218,11 @@ def first_line(error: Exception) -> str:
 
 def runtime_version() -> str:
     """Version of the installed onnxruntime."""
-    import onnxruntime as ort
-
+    ort = runtime()
     return str(ort.__version__)
 
 
 def providers() -> list[str]:
     """Execution providers the installed wheel was built with."""
-    import onnxruntime as ort
-
+    ort = runtime()
     return list(ort.get_available_providers())

@@ -16,7 +16,10 @@ def base_order(graph: Graph, original: Graph, fixed: bool) -> Graph:
     if not fixed:
         choices += [reordered(graph, default_order(graph)), graph]
     settled = [reordered(choice, priority_order(choice)) for choice in choices]
-    return min(settled, key=lambda g: simulate(g).peak)
+    apart: dict[tuple[str, ...], Graph] = {}
+    for choice in settled:
+        apart.setdefault(tuple(op.name for op in choice.ops), choice)
+    return min(apart.values(), key=lambda g: simulate(g).peak)
 
 
 def unmeasured_peak(original: Graph) -> int:

@@ -36,9 +36,9 @@ def checkup() -> list[Row]:
     """Check packages, the runtime's contract (order kept, duplicates kept, peak as predicted),
     and every solver by a small problem."""
     rows = [
-        _package(name)
-        for name in ("onnx", "onnx-graphsurgeon", "numpy", "numba", "typer", "rich", "matplotlib")
+        _package(name) for name in ("onnx", "onnx-graphsurgeon", "numpy", "numba", "typer", "rich")
     ]
+    rows.append(_package("matplotlib", needed=False))
     found = [f"{n} {v}" for n in _RUNTIMES if (v := _version(n))]
     rows.append(Row("one onnxruntime flavour", len(found) == 1, True, ", ".join(found) or "none"))
     rows.append(_attempt("recomputation survives", _contract, needed=True))
@@ -53,9 +53,9 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _package(name: str) -> Row:
+def _package(name: str, *, needed: bool = True) -> Row:
     version = _version(name)
-    return Row(name, version is not None, True, version or "not installed")
+    return Row(name, version is not None, needed, version or "not installed")
 
 
 def _attempt(name: str, check: Callable[[], str], *, needed: bool) -> Row:

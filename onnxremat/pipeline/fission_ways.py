@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from onnxremat.errors import NO_FIT, InfeasibleError, NoPlanError, OnnxrematError, UnsupportedError
-from onnxremat.fission.choose import Chooser, Priced
+from onnxremat.fission.choose import Choosers, Priced
 from onnxremat.fission.region import Region
 from onnxremat.pipeline.batch_split import LITTLE, plan_best
 from onnxremat.pipeline.closed_loop import Candidate, attempt, load_search
-from onnxremat.pipeline.in_regions import channels_per_block
+from onnxremat.pipeline.in_regions import wholes_of
 from onnxremat.pipeline.in_session import OneSession
 from onnxremat.pipeline.limits import Limit, fixed_bytes, limit_of
 from onnxremat.pipeline.phases import PLAN, Phases
@@ -92,19 +92,18 @@ class _Fission:
     log: Phases
     least: int | None = None
     tried: dict[Limit, Candidate | None] = field(default_factory=dict)
-    _chooser: Chooser | None = None
+    _choosers: Choosers | None = None
 
     @property
-    def chooser(self) -> Chooser:
+    def choosers(self) -> Choosers:
         """Of the whole graph."""
-        if self._chooser is None:
-            graph, costs = self.prepared.graph, self.prepared.costs
-            until = self.options.within(SEARCH)
-            self._chooser = Chooser(
-                graph, costs.seconds, costs.scratch, channels_per_block(graph),
+        if self._choosers is None:
+            prepared, until = self.prepared, self.options.within(SEARCH)
+            self._choosers = Choosers(
+                wholes_of(prepared.graph, prepared.costs, prepared.folder),
                 lambda: until.stopped or until.left <= 0,
-            )  # fmt: skip
-        return self._chooser
+            )
+        return self._choosers
 
     def within(self, limit: Limit, why: str) -> Candidate | None:
         """A plan that keeps the budget, ``limit`` of the whole graph, None where there is none.
@@ -149,18 +148,18 @@ class _Fission:
 
     def _chosen(self, room: int) -> Priced:
         with self.log.phase(PLAN, "choosing regions to compute in parts"):
-            return self.chooser.within(room)
+            return self.choosers.within(room)
 
     def _split(self, chosen: Priced, why: str) -> Prepared | None:
         """The model with regions in parts, None where that gains nothing or does not go."""
-        if not chosen.regions or chosen.peak >= self.chooser.whole.peak:
+        if not chosen.regions or chosen.peak >= self.choosers.whole.peak:
             return None
         try:
             split = prepare_fission(self.prepared, chosen.regions, self.log)
         except UnsupportedError:
             return None
         self._seen(split.store_all_peak + split.beside.total)
-        more = chosen.seconds / self.chooser.whole.seconds - 1
+        more = chosen.seconds / self.choosers.whole.seconds - 1
         notes = (
             f"computed in parts: {described(chosen.regions)} (whole: {why}; --fission off keeps "
             f"it whole), at an estimated {more:+.1%} of the whole's time",
@@ -194,7 +193,7 @@ def described(regions: Sequence[Region]) -> str:
     """Regions, for people."""
     texts: dict[str, int] = {}
     for region in regions:
-        axis = max(region.results.values())
+        axis = max(region.axes.values())
         text = f"{len(region.ops)} ops in {len(region.parts)} parts along axis {axis}"
         texts[text] = texts.get(text, 0) + 1
     return ", ".join(f"{count} x {text}" if count > 1 else text for text, count in texts.items())

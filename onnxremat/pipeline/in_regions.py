@@ -6,7 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from onnxremat.cost.table import CostTable
 from onnxremat.errors import ModelError, UnsupportedError, UsageError
+from onnxremat.fission.choose import Whole
+from onnxremat.fission.masked import reach_of
+from onnxremat.fission.opened import norms_of, opened, opened_for, seconds_of
 from onnxremat.fission.region import Region
 from onnxremat.fission.split import split
 from onnxremat.graph.ir import Graph
@@ -22,6 +26,22 @@ OFF = "leave them whole with --fission off"
 def channels_per_block(graph: Graph) -> int:
     """Of the graph's convolutions that are laid out in blocks; 1 where it has none."""
     return block_size() if any(op.domain == DOMAIN for op in graph.ops) else 1
+
+
+def wholes_of(graph: Graph, costs: CostTable, folder: Path | None) -> list[Whole]:
+    """What is to be computed in parts: the graph as it is, and where it has normalisations over
+    images the graph with these written out.
+
+    Args:
+        folder: of its external weights.
+    """
+    block, reach = channels_per_block(graph), reach_of(graph, folder)
+    found = [Whole(graph, costs.seconds, costs.scratch, block, reach)]
+    names = {norm.name for norm in norms_of(graph)}
+    if names:
+        wide = opened(graph, names)
+        found.append(Whole(wide, seconds_of(wide, costs.seconds), costs.scratch, block, reach))
+    return found
 
 
 def in_regions(
@@ -45,7 +65,8 @@ def in_regions(
         raise UsageError(
             "regions in parts are checked by running the model", hint="leave out --no-measure"
         )
-    known = {op.name for op in graph.ops}
+    wide = opened_for(graph, [name for region in regions for name in region.ops])
+    known = {op.name for op in wide.ops}
     for region in regions:
         if not known.issuperset(region.ops):
             raise UsageError(
@@ -54,7 +75,8 @@ def in_regions(
                 hint="plan again",
             )
     try:
-        model = to_model(split(graph, regions, channels_per_block(graph)).graph)
+        parts = split(wide, regions, channels_per_block(graph), reach_of(graph, folder))
+        model = to_model(parts.graph)
         made, found = run_parts(model, feeds, folder)
     except (ModelError, CannotSplitError) as error:
         why = (error.why or error.what) if isinstance(error, ModelError) else str(error)

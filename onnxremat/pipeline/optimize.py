@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ from onnxremat.pipeline.site import Site
 from onnxremat.pipeline.throughput import fullest
 from onnxremat.pipeline.unchanged import opens, unchanged
 from onnxremat.pipeline.within_budget import plan_within
+from onnxremat.pipeline.within_time import plan_within_time
 from onnxremat.planner.formulate import check_for_devices
 from onnxremat.planner.incumbent import NO_LIMIT
 from onnxremat.planner.options import AUTO as METHOD
@@ -60,6 +62,8 @@ class Request:
         during: entered while something is timed (to keep other work away, say).
         in_flight: for the throughput: samples inside at most; None for as many as are of use and
             fit.
+        max_overhead: instead of a budget: the least memory within this share of time more than
+            storing everything takes.
 
     Raises:
         UsageError: what does not go together.
@@ -76,6 +80,7 @@ class Request:
     costs: Costs | None = None
     during: During = nullcontext
     in_flight: int | None = None
+    max_overhead: float | None = None
 
     def __post_init__(self) -> None:
         known = ("auto", *OBJECTIVES, THROUGHPUT)
@@ -90,7 +95,9 @@ class Request:
             )
         if self.read_solution is not None and not self.read_solution.is_file():
             raise missing_file(self.read_solution, ".sol", make=SOLUTION)
-        if self.machine is None:
+        if self.max_overhead is not None:
+            self._check_for_time(self.max_overhead)
+        elif self.machine is None:
             self._check_for_one()
         else:
             self._check_for(self.machine)
@@ -109,6 +116,24 @@ class Request:
             return self.objective
         several = sum(device.computes for device in self.machine.devices) > 1
         return "makespan" if several else "time"
+
+    def _check_for_time(self, overhead: float) -> None:
+        if not 0 <= overhead < math.inf:
+            raise UsageError(
+                f"--max-overhead {overhead:.0%} is no limit of time", hint="0% or more, say 10%"
+            )
+        method = self.options.method
+        given = {
+            "--budget": bool(self.budget), "--devices": self.machine is not None,
+            "--planner": method.planner != "auto", "--formulation": bool(method.formulation),
+        }  # fmt: skip
+        for name, there in given.items():
+            if there:
+                raise UsageError(
+                    f"--max-overhead and {name} exclude each other",
+                    why="it looks for the least memory of one session within a limit of time",
+                    hint="leave one of them out",
+                )
 
     def _check_for_one(self) -> None:
         one_budget(self.budget)
@@ -185,6 +210,8 @@ def _in_one_session(
     prepared: Prepared, request: Request, log: Phases
 ) -> tuple[Candidate, Mapping[str, Any]]:
     """The plan, and the figures of the formulation that was written."""
+    if request.max_overhead is not None:
+        return plan_within_time(prepared, request.max_overhead, request.options, log), {}
     limit = one_budget(request.budget)
     if request.write_model is None and request.options.method == METHOD:
         size = limit_of(prepared, limit)

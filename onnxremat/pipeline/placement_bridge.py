@@ -1,15 +1,15 @@
-"""Between ONNX graphs with costs and placement graphs, both ways.
+"""Between ONNX graphs with costs and placement graphs, both ways: for ``place`` and for pipelines.
 
 A placement graph knows two kinds of devices: accelerators, which pay for what crosses their border
 and have a memory limit, and CPUs. Devices of one provider, options and number of threads are alike.
 Where all are alike, all are accelerators; of two kinds the one of onnxruntime's own kernels are the
 CPUs. Its nodes are the ops of the graph but views (Reshape and the like), which go with what they
-show; times are microseconds. ``size`` is the bytes of the weights an op is the first to read.
+show (:mod:`onnxremat.placement.from_problem`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import permutations
 
@@ -20,13 +20,11 @@ from onnxremat.cost.table import CostTable
 from onnxremat.device.machine import PROVIDERS, Device, Machine
 from onnxremat.errors import UnsupportedError
 from onnxremat.pipeline.device_plan import DeviceModel, with_views
-from onnxremat.placement.from_problem import edges
+from onnxremat.placement.from_problem import Kinds, Ops, graph_of
 from onnxremat.placement.graph import PlacementGraph
 from onnxremat.planner.problem import Floats, Problem
 from onnxremat.schedule.plan import Compute, Plan, Provenance, Step, Transfer
 
-UNIT = 1e-6  # seconds of a time unit of placement graphs
-NO_LIMIT = float(1 << 50)  # bytes
 MOST_ALIKE = 6  # devices of one kind, all orders of which are tried
 
 
@@ -69,11 +67,19 @@ class Bridge:
             names: of the devices, stage by stage.
 
         Raises:
+            UnsupportedError: an op is on a device that it cannot run on.
             UsageError: the machine has no link that is needed.
         """
         problem, machine = self.model.problem, self.model.machine
         stage = {device: number for number, device in enumerate(order)}
         at = [0] * problem.host_inputs + [stage[int(device)] for device in where]
+        for op in range(problem.host_inputs, problem.ops):
+            if not np.isfinite(problem.cost[problem.names.index(names[at[op]]), op]):
+                raise UnsupportedError(
+                    f"op '{self.model.names.ops[op]}' does not run on '{names[at[op]]}'",
+                    why="no other device has room for it",
+                    hint="give the others more memory (--budget)",
+                )
         steps: list[Step] = []
         for number, name in enumerate(names):
             ops = [op for op in range(problem.host_inputs, problem.ops) if at[op] == number]
@@ -87,49 +93,35 @@ class Bridge:
 
 
 def bridge(
-    model: DeviceModel, tables: Mapping[str, CostTable], limits: Mapping[str, int]
+    model: DeviceModel,
+    tables: Mapping[str, CostTable],
+    limits: Mapping[str, int],
+    forward: Set[str] | None = None,
+    *,
+    lumped: bool = False,
 ) -> Bridge:
     """The placement graph of a model on a machine.
 
     Args:
         tables: costs per computing device.
         limits: bytes per device that has a limit; the largest of the accelerators holds for all.
+        forward: names of the ops of the forward pass; all when None.
+        lumped: see :func:`~onnxremat.placement.from_problem.graph_of`.
 
     Raises:
-        UnsupportedError: more than two kinds of devices, or an op that CPUs cannot run.
+        UnsupportedError: more than two kinds of devices, or devices of one kind that are not alike.
     """
     problem, host = model.problem, model.problem.host_inputs
     accelerators, cpus = kinds(model.machine)
-    rows = {name: problem.cost[problem.names.index(name), host:] for name in accelerators + cpus}
-    acc = rows[accelerators[0]] / UNIT
-    slow = rows[cpus[0]] / UNIT if cpus else np.zeros(len(acc))
-    supported = np.isfinite(acc)
-    if not np.isfinite(slow).all():
-        op = model.names.ops[host + int(np.flatnonzero(~np.isfinite(slow))[0])]
-        raise UnsupportedError(f"op '{op}' does not run on '{cpus[0]}'", why="CPUs run every op")
-    tail, head = edges(problem)
-    biggest = max((limits.get(name, NO_LIMIT) for name in accelerators), default=NO_LIMIT)
-    count = problem.ops - host
-    graph = PlacementGraph(
-        accelerators=len(accelerators),
-        cpus=len(cpus),
-        memory=float(biggest),
-        unit=1,
-        ids=np.arange(count, dtype=np.int64),
-        names=tuple(model.names.ops[host:]),
-        acc=np.where(supported, acc, 0.0),
-        cpu=slow,
-        size=_sizes(problem)[host:],
-        backward=np.zeros(count, np.bool_),
-        supported=supported,
-        colour=np.arange(count, dtype=np.int64),
-        coloured=np.zeros(count, np.bool_),
-        labels=tuple(f"node {i}" for i in range(count)),
-        layer=np.full(count, -1, np.int64),
-        tail=tail,
-        head=head,
-        out=_moving(model, tables)[host:] / UNIT,
-    )
+    at = problem.names.index
+    names = tuple(str(name) for name in model.names.ops[host:])
+    ahead = [forward is None or name in forward for name in names]
+    known = [limits[name] for name in accelerators if name in limits]
+    memory = max(known) if len(known) == len(accelerators) else None
+    graph = graph_of(
+        problem, Kinds(tuple(map(at, accelerators)), tuple(map(at, cpus))),
+        Ops(names, ahead, _moving(model, tables)[host:]), memory, lumped=lumped,
+    )  # fmt: skip
     return Bridge(model, graph, (*accelerators, *cpus))
 
 
@@ -169,16 +161,6 @@ def _readers(problem: Problem, ops: Sequence[int]) -> dict[int, list[int]]:
             if value in found:
                 found[value].append(op)
     return found
-
-
-def _sizes(problem: Problem) -> Floats:
-    size, seen = np.zeros(problem.ops), set()
-    for op, row in enumerate(problem.uses.lists()):
-        for weight in row:
-            if weight not in seen:
-                seen.add(weight)
-                size[op] += float(problem.weight[weight])
-    return size
 
 
 def _moving(model: DeviceModel, tables: Mapping[str, CostTable]) -> Floats:

@@ -14,17 +14,16 @@ import onnx
 from onnxremat.cost.analytic import analytic_costs
 from onnxremat.cost.measure import measure_costs
 from onnxremat.cost.table import CostTable
-from onnxremat.errors import ModelError, UsageError
+from onnxremat.errors import UsageError
 from onnxremat.fission.region import Region
 from onnxremat.grad import Settings as Training
 from onnxremat.grad import differentiate, updated_inputs
 from onnxremat.graph.batch import batched_inputs
-from onnxremat.graph.functions import inline_functions
+from onnxremat.graph.functions import check_domains, inline_functions
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.light import read_light
-from onnxremat.graph.onnx_io import from_graphsurgeon, to_model
+from onnxremat.graph.onnx_io import from_object, to_model
 from onnxremat.graph.order import without_dead_ops
-from onnxremat.graph.traits import DOMAINS
 from onnxremat.graph.weights import set_apart
 from onnxremat.ort.blocks import require_block
 from onnxremat.ort.feeds import load_feeds, seeded_feeds
@@ -70,6 +69,7 @@ class Settings:
             empty. None leaves it to the planner of several devices.
         fission: regions of the graph that are computed in parts; whole where empty. None leaves it
             to the planner.
+        to_write: False for a model that is only looked at: what a file has to stand is not tried.
         costs: prices the ops of a graph, instead of measuring them or estimating.
         not_counted: parts of a process, of :data:`onnxremat.session.process.PARTS`, that a budget
             leaves out.
@@ -87,6 +87,7 @@ class Settings:
     train: Training | None = None
     split_batch: tuple[int, ...] | None = None
     fission: tuple[Region, ...] | None = None
+    to_write: bool = True
     costs: Callable[[Graph], CostTable] | None = None
     not_counted: tuple[str, ...] = ()
 
@@ -120,7 +121,7 @@ class Unsplit:
         made: optimised for the target.
         graph: the same, every size known.
         listed: ``plain`` with the sizes that a run has shown, in the file's order.
-        peak: bytes of the original under default options, measured where possible.
+        measured: bytes of the original under default options; None where it was not run.
     """
 
     name: str
@@ -132,7 +133,12 @@ class Unsplit:
     made: Optimised
     graph: Graph
     listed: Graph
-    peak: int
+    measured: int | None
+
+    @cached_property
+    def peak(self) -> int:
+        """Bytes of the original under default options, measured where possible."""
+        return unmeasured_peak(self.source) if self.measured is None else self.measured
 
     @cached_property
     def original(self) -> onnx.ModelProto:
@@ -224,7 +230,7 @@ class Prepared:
         made = replace(self.unsplit.made, model=said, graph=nothing)
         unsplit = replace(
             self.unsplit, source=nothing, feeds=None, baseline=None, made=made, graph=nothing,
-            listed=nothing,
+            listed=nothing, measured=self.unsplit.peak,
         )  # fmt: skip
         return replace(self, unsplit=unsplit, outputs=None)
 
@@ -314,7 +320,7 @@ def _prepared(source: Source, settings: Settings, log: Phases) -> Prepared:
     model, folder, name = read_source(source)
     require_block(model)
     model = restored(model)
-    _check_domains(model)
+    check_domains(model)
     bound = bind(inline_functions(model), settings.shapes, settings.dims)
     if settings.train is not None:
         log("adding the backward pass")
@@ -333,7 +339,7 @@ def _prepared(source: Source, settings: Settings, log: Phases) -> Prepared:
             baseline = profiled(bound, feeds, options, folder)
         original = with_measured_shapes(original, bound, feeds, folder)
     with log.phase(OPTIMISE):
-        unsplit = _optimised(name, folder, original, plain, feeds, baseline, settings.target, log)
+        unsplit = _optimised(name, folder, original, plain, feeds, baseline, settings, log)
         made = _for_planning(unsplit, settings, log)
     return replace(made, notes=(*dropped, *made.notes))
 
@@ -380,21 +386,21 @@ def _optimised(
     plain: Graph,
     feeds: Feeds | None,
     baseline: Profile | None,
-    target: str,
+    settings: Settings,
     log: Phases,
 ) -> Unsplit:
     """The original optimised for its target."""
     log("optimising the graph as onnxruntime does at load")
     listed = with_shapes(plain, known_sizes(original))
-    made = optimised_for(to_model(listed), target, home)
+    listed_model, target = to_model(listed), settings.target
+    made = optimised_for(listed_model, target, home, to_write=settings.to_write)
     graph = without_dead_ops(made.graph)
     graph = with_shapes(graph, {n: found for n, found in known_sizes(listed).items() if found[1]})
     if feeds is not None:
         graph = with_measured_shapes(graph, to_model(graph), feeds, made.folder)
     require_shapes(graph)
-    if baseline is None:
-        peak = unmeasured_peak(original)
-    else:
+    peak = None
+    if baseline is not None:
         held = weight_bytes(original, baseline, level=DEFAULT.level, folder=home)
         peak = held + baseline.live_peak
     return Unsplit(name, home, original, plain, feeds, baseline, made, graph, listed, peak)
@@ -438,7 +444,7 @@ def _for_planning(
             )
     weights = weight_bytes(graph, measured)
     store_all = simulate(graph, scratch=costs.scratch, weight_bytes=weights).peak
-    notes = (*_notes(asked, made, store_all, unsplit.peak), *sequence_notes(graph))
+    notes = (*_notes(asked, made, store_all, unsplit), *sequence_notes(graph))
     return Prepared(
         unsplit, graph, costs, weights, store_all, settings, notes,
         outputs=measured.outputs if measured else None,
@@ -451,7 +457,7 @@ def read_source(source: Source) -> tuple[onnx.ModelProto, Path | None, str]:
     model held itself are kept apart: that folder is then a temporary one.
 
     Args:
-        source: a file, an ``onnx.ModelProto`` or an ``onnx_graphsurgeon.Graph``.
+        source: a file, an ``onnx.ModelProto``, or what :func:`from_object` takes.
 
     Raises:
         ModelError: see :func:`read_model`.
@@ -460,20 +466,8 @@ def read_source(source: Source) -> tuple[onnx.ModelProto, Path | None, str]:
     if isinstance(source, str | os.PathLike):
         path = Path(source)
         return *read_light(path), path.name
-    model = source if isinstance(source, onnx.ModelProto) else from_graphsurgeon(source)
+    model = source if isinstance(source, onnx.ModelProto) else from_object(source)
     return *set_apart(model, None), model.graph.name or "model"
-
-
-def _check_domains(model: onnx.ModelProto) -> None:
-    local = {(f.domain, f.name) for f in model.functions}
-    for node in model.graph.node:
-        if node.domain not in DOMAINS and (node.domain, node.op_type) not in local:
-            raise ModelError(
-                f"operator {node.op_type} of domain '{node.domain}' is not known",
-                where=f"node {node.name or node.op_type}",
-                why="stock onnxruntime has no kernel for it",
-                hint="replace it with standard operators, or export it as a model function",
-            )
 
 
 def _feeds(graph: Graph, settings: Settings) -> Feeds | None:
@@ -484,16 +478,16 @@ def _feeds(graph: Graph, settings: Settings) -> Feeds | None:
     return seeded_feeds(graph, settings.seed)
 
 
-def _notes(asked: str, made: Optimised, store_all: int, original: int) -> tuple[str, ...]:
+def _notes(asked: str, made: Optimised, store_all: int, unsplit: Unsplit) -> tuple[str, ...]:
     notes = []
     if made.target != asked:
         notes.append(
             f"optimised for --target {made.target}, not {asked}: onnxruntime does not open what it "
             f"makes of this model for {asked} ({made.why})"
         )
-    elif asked != "host" and store_all > original:
+    elif asked != "host" and store_all > unsplit.peak:
         notes.append(
-            f"onnxruntime runs the original in {format_bytes(original)} because it fuses more at "
-            "load; --target host plans that graph (a file for this kind of processor)"
+            f"onnxruntime runs the original in {format_bytes(unsplit.peak)} because it fuses more "
+            "at load; --target host plans that graph (a file for this kind of processor)"
         )
     return tuple(notes)

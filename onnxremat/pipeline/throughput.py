@@ -21,11 +21,12 @@ from onnxremat.pipeline.closed_loop import Candidate
 from onnxremat.pipeline.device_ways import NEAR, TRIALS, Trials
 from onnxremat.pipeline.phases import BUILD, MEASURE, PLAN
 from onnxremat.pipeline.pipelined import Pipelined, tried
-from onnxremat.pipeline.placement_bridge import UNIT, Bridge, bridge, kinds
+from onnxremat.pipeline.placement_bridge import Bridge, bridge, kinds
 from onnxremat.pipeline.several_devices import SeveralDevices
 from onnxremat.pipeline.stage_cuts import Cut, along_order
 from onnxremat.placement.answer import Answer, Work
 from onnxremat.placement.contiguous import solve
+from onnxremat.placement.from_problem import UNIT
 from onnxremat.schedule.plan import Plan, Provenance
 from onnxremat.units import format_bytes
 

@@ -102,7 +102,7 @@ class Chains:
         """All ideals, made once; None where they are too many, or time is up."""
         if self._ideals is None:
             states = (self.accelerators + 1) * (self.cpus + 1)
-            grown = _grown(self.c, work, min(MOST_IDEALS, MOST_ENTRIES // states))
+            grown = all_ideals(self.c, work, min(MOST_IDEALS, MOST_ENTRIES // states))
             self._ideals = None if grown is None else self._lattice(*grown)
         return self._ideals
 
@@ -211,8 +211,9 @@ def _walk(count: int, c: Classes) -> pieces.Walk:
     )  # fmt: skip
 
 
-def _grown(c: Classes, work: Work, most: int) -> tuple[ideals.Words, Index, Ints, Ints] | None:
-    """All ideals of the precedence, or None where they are more than we keep."""
+def all_ideals(c: Classes, work: Work, most: int) -> tuple[ideals.Words, Index, Ints, Ints] | None:
+    """All ideals of the precedence, by size: bits, and in compressed rows the ideals with one class
+    more and that class. None where they are over ``most``, or time is up."""
     words = (c.count + 63) // 64
     key = np.random.default_rng(1).integers(1, 2**63, c.count).astype(np.uint64)
     before_at, before = c.predecessors

@@ -1,15 +1,16 @@
-"""Latency of one sample where accelerators are called: annealing over slots, a bound by paths."""
+"""Latency of one sample where accelerators are called: annealing over slots, bounds and proofs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from math import inf
 
 import numpy as np
 
 from onnxremat.errors import InfeasibleError
-from onnxremat.placement import contiguous, limits, paths
-from onnxremat.placement.answer import Answer, Work
+from onnxremat.placement import contiguous, labels, limits, paths
+from onnxremat.placement.answer import SAME, Answer, Work
 from onnxremat.placement.calls import forward_only
 from onnxremat.placement.classes import Classes, condense, packed
 from onnxremat.placement.contiguous import depth_first
@@ -22,7 +23,8 @@ from onnxremat.planner.search.compiled import generator
 ROUNDS = Rounds(heats=(0.05, 0.015, 0.004), most=500_000)
 COLD = 1e-5
 CPU = -1
-METHOD = "annealing"
+METHOD, PATHS = "annealing", "paths and least cuts"
+FIRST, PROOF = 0.06, 0.9  # shares of the time: of the first annealing, and of what is then left
 
 
 class Slots:
@@ -111,18 +113,50 @@ def solve(graph: PlacementGraph, q: int, work: Work) -> Answer:
     starts = [s for s in starts if search.fits(s) and search.value(s) < inf]
     if not starts:
         return Answer(METHOD, inf, 0.0, "", None, seconds=work.taken)
-    value, slots = search.improve(starts, work.share(work.seconds / (4 if q == 1 else 8)), 0.0)
+    found = _one_piece(search, starts, work if q == 1 else work.share(work.seconds / 2))
     if q > 1:
-        search, slots = Slots(graph, q, work.seed), np.where(slots < 0, CPU, slots * q)
-        value, slots = search.improve([slots], work.share(work.seconds / 4), 0.0)
-    least = paths.bound(graph, q, value, work.share(work.seconds / 2))
-    if work.left and value > least * (1 + work.gap):
-        value, slots = search.improve([slots], work, least)
-    where = np.where(slots < 0, graph.accelerators, slots // q)
+        found = _more_pieces(graph, q, found, work)
+    where = np.where(found.slots < 0, graph.accelerators, found.slots // q)
     return Answer(
-        METHOD, value, min(value, least), "a path and least cuts", where, seconds=work.taken,
-        slots=slots, calls=q,
+        METHOD, found.value, min(found.value, found.bound), found.by, where, seconds=work.taken,
+        slots=found.slots, calls=q,
     )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class _Timed:
+    """A placement, a slot per node, its latency, and what is proven by whom."""
+
+    value: float
+    slots: Index
+    bound: float
+    by: str
+
+
+def _one_piece(search: Slots, starts: Sequence[Index], work: Work) -> _Timed:
+    """Annealing, bounds by paths, labels, and annealing again for the rest of the time."""
+    graph = search.graph
+    value, slots = search.improve(starts, work.share(work.seconds * FIRST), 0.0)
+    tails = paths.tails(graph, 1, value, work.share(work.left / 2))
+    bound, by = max(tail.bound for tail in tails), PATHS
+    if work.left and value > bound * (1 + work.gap):
+        proof = labels.prove(graph, tails, value, bound, work.share(work.left * PROOF))
+        if proof.bound > bound:
+            bound, by = proof.bound, "labels on all ideals"
+        better = proof.slots
+        if better is not None and search.fits(better) and search.value(better) < value:
+            value, slots = search.value(better), better
+    if work.left and value > bound * (1 + max(work.gap, SAME)):
+        value, slots = search.improve([slots], work, bound)
+    return _Timed(value, slots, bound, by)
+
+
+def _more_pieces(graph: PlacementGraph, q: int, one: _Timed, work: Work) -> _Timed:
+    """The same placement, and better ones with q pieces per accelerator."""
+    search, slots = Slots(graph, q, work.seed), np.where(one.slots < 0, CPU, one.slots * q)
+    bound = paths.bound(graph, q, one.value, work.share(work.left / 2))
+    value, slots = search.improve([slots], work, bound)
+    return _Timed(value, slots, bound, PATHS)
 
 
 def _starts(graph: PlacementGraph, work: Work) -> list[Index]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -35,15 +36,19 @@ class Union:
         return [self.find(v) for v in range(len(self.to))]
 
 
-def free_ends(c: Classes) -> Classes:
+def free_ends(c: Classes, *, weightless: bool = False) -> Classes:
     """Classes that cost nothing, with one neighbour m in the precedence (or none) and m in all of
     their nets, go where m goes.
 
     Exact: moved there, such a class cuts no net that was whole, and makes no circle, for a class
     with one neighbour lies on no path between others. Left alone where its bytes could matter: it
     has some, and all classes together do not fit one accelerator.
+
+    Args:
+        weightless: forget the bytes of such classes instead: what is proven of the answer holds of
+            ``c`` too, but a placement of it may take more bytes.
     """
-    fits = float(c.size.sum()) <= c.graph.memory
+    fits = weightless or float(c.size.sum()) <= c.graph.memory
     while True:
         beside: list[set[int]] = [set(row) for row in c.before]
         for v, row in enumerate(c.before):
@@ -68,6 +73,8 @@ def free_ends(c: Classes) -> Classes:
                 busy |= {v, to[v]}
         if not busy:
             return c
+        if weightless:
+            c = replace(c, size=np.where(np.arange(c.count) == to, c.size, 0.0))
         c = c.joined(to)
 
 

@@ -11,7 +11,7 @@ from onnxremat.cost.analytic import analytic_costs
 from onnxremat.errors import UsageError
 from onnxremat.graph.ir import Graph
 from onnxremat.ort.session import Options
-from onnxremat.pipeline.planned import prepare_for, read_written
+from onnxremat.pipeline.planned import Written, prepare_for
 from onnxremat.pipeline.prepare import Settings
 from onnxremat.report.holders import Holders
 from onnxremat.report.recomputed import Recomputed, recomputed_ops
@@ -50,19 +50,21 @@ class Carried:
         return recomputed_ops(self.plan, self.planned, {k: v * scale for k, v in rough.items()})
 
 
-def read_carried(path: Path) -> Carried:
+def of_written(written: Written, name: str) -> Carried:
     """A model that onnxremat wrote for one session.
 
+    Args:
+        name: of the file, for people.
+
     Raises:
-        UsageError: it carries no plan, or one over several devices.
+        UsageError: it is one over several devices.
     """
-    written = read_written(path)
     if written.several:
         raise several()
     planned, carried = written.graphs()
     weights = written.facts.get("weight_bytes")
     holders = _run(carried, written.options, written.scratch, weights)
-    return Carried(path.name, written.facts, written.plan, planned, holders)
+    return Carried(name, written.facts, written.plan, planned, holders)
 
 
 def of_model(plan: Plan, source: Path, settings: Settings) -> Carried:
@@ -80,11 +82,10 @@ def of_model(plan: Plan, source: Path, settings: Settings) -> Carried:
 
 
 def several() -> UsageError:
-    """A page was asked for of a plan over several devices."""
+    """A plan by itself is one over several devices."""
     return UsageError(
-        "the page shows one session",
-        why="a plan over several devices has one timeline per device",
-        hint="onnxremat report OUT --matrices shows the bytes of each device",
+        "a plan over several devices does not say by itself how it is cut",
+        hint="report the model that carries it: onnxremat report OUT.onnx -o report.html",
     )
 
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import platform
-import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from html import escape
-from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
 from string import Template
@@ -17,41 +14,42 @@ from onnxremat.graph.onnx_io import atomic
 from onnxremat.report.carried import Carried
 from onnxremat.report.comparison import COMPARISON, signed, statements
 from onnxremat.report.composition import COLOURS, Kind, compose, totals
+from onnxremat.report.curve_drawing import Swept, draw_curve
 from onnxremat.report.drawing import Level, draw
+from onnxremat.report.elements import AGAIN, HELD, made_here, style, table
 from onnxremat.report.holders import Holder
 from onnxremat.report.suffix import check_suffix
 from onnxremat.rewrite.pins import is_added
 from onnxremat.session.process import counted
 from onnxremat.units import format_bytes, format_seconds
 
-HELD = 12  # values listed at a moment
 READERS = 3  # named per value
-AGAIN = 20  # recomputed ops listed
-COMPONENTS = ("onnxruntime-gpu", "onnxruntime", "onnx", "numpy", "numba", "highspy", "pyscipopt")
 
 
-def write_page(carried: Carried, path: Path) -> None:
+def write_page(carried: Carried, path: Path, swept: Swept | None = None) -> None:
     """Write the page.
 
     Args:
         path: ``.html``.
+        swept: the memory-time curve of the model, to be drawn beside the plan.
 
     Raises:
         UsageError: another suffix, or the folder is not writable.
     """
     check_suffix(path, (".html",))
-    text = page(carried)
+    text = page(carried, swept)
     with atomic(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
-def page(carried: Carried) -> str:
+def page(carried: Carried, swept: Swept | None = None) -> str:
     """The page as text."""
     graph, line = carried.holders.graph, carried.holders.timeline
     step = line.peak_step
     parts = compose(graph, line)
     template = Template(files("onnxremat.report").joinpath("page.html").read_text("utf-8"))
     return template.substitute(
+        style=style(),
         title=escape(f"{carried.facts.get('model') or carried.source}: where the memory goes"),
         lead=_lead(carried),
         summary=_summary(carried),
@@ -64,7 +62,8 @@ def page(carried: Carried) -> str:
         why=_why(carried, step),
         recomputed=_recomputed(carried),
         proof=_proof(carried),
-        made=_made(carried),
+        curve=_curve(carried, swept) if swept else "",
+        made=made_here(carried.source, command(carried)),
         data=_data(carried),
     )
 
@@ -101,8 +100,8 @@ def _summary(carried: Carried) -> str:
         return "<p>This is a plan by itself: nothing was measured.</p>"
     rows = [(line.label, line.cells(facts)) for line in COMPARISON]
     heads = ("", "original", "store all", "planned", "measured")
-    table = _table(heads, [(label, *cells) for label, cells in rows if any(cells)], numbers=4)
-    return table + _table((), statements(facts), name="facts")
+    compared = table(heads, [(label, *cells) for label, cells in rows if any(cells)], numbers=4)
+    return compared + table((), statements(facts), name="facts")
 
 
 def _key(carried: Carried, parts: Mapping[Kind, Any], step: int) -> str:
@@ -205,7 +204,7 @@ def _recomputed(carried: Carried) -> str:
         '<p class="quiet">The price of all together is the plan\'s; what each takes of it is '
         "estimated from its arithmetic and traffic.</p>"
     )
-    return words + _table(heads, cells, numbers=4) + note
+    return words + table(heads, cells, numbers=4) + note
 
 
 def _proof(carried: Carried) -> str:
@@ -231,7 +230,24 @@ def _proof(carried: Carried) -> str:
     return "".join(words)
 
 
-def command(carried: Carried) -> str:
+def _curve(carried: Carried, swept: Swept) -> str:
+    """What other budgets would cost."""
+    about = carried.plan.provenance
+    taken = carried.holders.timeline.peak + counted(carried.facts).total
+    chosen = (about.budget or taken, about.overhead)
+    low = swept.infeasible_below
+    none = f" Nothing below {format_bytes(low)} can work, proven." if low else ""
+    return (
+        "<h2>What other budgets cost</h2>" + draw_curve(swept, chosen) + '<ul class="key">'
+        '<li><span class="line" style="border-color:#1b7fbf"></span>plans found</li>'
+        '<li><span class="line" style="border-top:2px dashed #e69f00"></span>proven: no plan takes '
+        'less</li><li><span class="swatch" style="background:#009e73"></span>this plan</li></ul>'
+        f'<p class="quiet">Of onnxremat sweep {escape(swept.model)}: {len(swept.points)} budgets, '
+        f"by predicted peaks.{none}</p>"
+    )
+
+
+def command(carried: Carried) -> list[str]:
     """The command that makes such a file again."""
     about = carried.plan.provenance
     words = ["onnxremat", "optimize", str(carried.facts.get("model") or "IN.onnx"), "OUT.onnx"]
@@ -246,45 +262,7 @@ def command(carried: Carried) -> str:
         words += ["--dim", f"{name}={size}"]
     split = kept.get("split_batch")
     words += ["--split-batch", ",".join(map(str, split))] if split else []
-    return shlex.join(words)
-
-
-def _made(carried: Carried) -> str:
-    here = [f"Python {platform.python_version()}", *_versions(("onnxremat", *COMPONENTS))]
-    return (
-        f"<p>To make it again, of {escape(carried.source)}'s original:</p>"
-        f"<pre>{escape(command(carried))}</pre>"
-        f'<p class="quiet">This page: {escape(", ".join(here))}.</p>'
-    )
-
-
-def _versions(names: Iterable[str]) -> list[str]:
-    """Those of the packages that are here."""
-    found = []
-    for name in names:
-        try:
-            found.append(f"{name} {version(name)}")
-        except PackageNotFoundError:
-            continue
-    return found
-
-
-def _table(
-    heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: int = 0, name: str = ""
-) -> str:
-    """A table of a class, its last ``numbers`` columns right-aligned."""
-
-    def cells(row: Sequence[str], tag: str) -> str:
-        first = len(row) - numbers
-        made = []
-        for i, text in enumerate(row):
-            style = ' class="number"' if i >= first else ""
-            made.append(f"<{tag}{style}>{escape(text)}</{tag}>")
-        return "".join(made)
-
-    head = f"<thead><tr>{cells(heads, 'th')}</tr></thead>" if heads else ""
-    body = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in rows)
-    return f'<div class="scroll"><table class="{name}">{head}<tbody>{body}</tbody></table></div>'
+    return words
 
 
 def _data(carried: Carried) -> str:

@@ -14,16 +14,16 @@ from onnxremat.units import format_bytes
 
 
 def placement_table(facts: Mapping[str, Any]) -> RenderableType:
-    """What ``place --json`` prints, for people."""
+    """What ``place --json`` prints, for people, in 80 columns."""
     table = plain_table()
-    for name in ("device", "stage", "nodes", "compute", "in", "out", "load", "of the limit"):
+    for name in ("device", "stage", "nodes", "compute", "in", "out", "load", "memory"):
         table.add_column(name, justify="left" if name == "device" else "right")
     for row in facts["devices"]:
         stage = "-" if row["stage"] is None else str(row["stage"])
         mark = " *" if row["name"] == facts["bottleneck"] else ""
         table.add_row(
             row["name"] + mark, stage, str(len(row["nodes"])),
-            *(f"{row[key]:.6g}" for key in ("compute", "in", "out", "load")),
+            *(f"{row[key]:.5g}" for key in ("compute", "in", "out", "load")),
             _memory(row),
         )  # fmt: skip
     return Group(table, *(Text(line) for line in lines(facts)))
@@ -33,11 +33,11 @@ def lines(facts: Mapping[str, Any]) -> list[str]:
     """The sentences below the table."""
     found = []
     if facts.get("bound") is not None:
-        found.append(
-            f"{facts['objective']} {facts['value']:.9g}, {facts['status']}: "
-            f"at least {facts['bound']:.9g} ({facts['bound_by']}), gap {facts['gap']:.3%}, "
-            f"{facts['seconds']:.2f} s"
-        )
+        found += [
+            f"{facts['objective']} {facts['value']:.9g}, {facts['status']}, "
+            f"{facts['seconds']:.2f} s",
+            f"at least {facts['bound']:.9g} ({facts['bound_by']}), gap {facts['gap']:.3%}",
+        ]
     else:
         found.append(
             f"max-load {facts['max_load']:.9g}, two maxima {facts['two_maxima']:.9g}"
@@ -50,8 +50,8 @@ def lines(facts: Mapping[str, Any]) -> list[str]:
 def _memory(row: Mapping[str, Any]) -> str:
     if row["limit"] is None:
         return "no limit"
-    share = f" ({row['bytes'] / row['limit']:.0%})" if row["limit"] else ""
-    return f"{format_bytes(row['bytes'])} of {format_bytes(row['limit'])}{share}"
+    share = f"{row['bytes'] / row['limit']:.0%} of " if row["limit"] else ""
+    return f"{share}{format_bytes(row['limit'])}"
 
 
 def findings_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:

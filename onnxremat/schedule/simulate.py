@@ -20,10 +20,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from onnxremat.graph.ir import Graph, Op, Role
 from onnxremat.graph.traits import is_alias, takeover_inputs
+
+Alike: TypeAlias = tuple[tuple[int, ...] | None, int]  # shape and bytes
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,7 @@ def assign_buffers(
     buffer_of |= {name: name for name, t in graph.tensors.items() if t.role is Role.WEIGHT}
     opened: dict[str, int] = {}
     last_read: dict[str, int] = {}
-    free: list[str] = []  # dead buffers, most recent last
+    free: dict[Alike, list[str]] = {}  # dead buffers of a size and shape, most recent last
     for step, op in enumerate(graph.ops):
         for position, name in enumerate(op.outputs):
             if not name:
@@ -164,7 +166,7 @@ def assign_buffers(
             home = buffer_of[name]
             uses[home] -= 1
             if uses[home] == 0:
-                free.append(home)
+                free.setdefault(_alike(graph, home), []).append(home)
     closed = {
         home: step for home, step in last_read.items() if home in opened and home not in outputs
     }
@@ -198,21 +200,20 @@ def _home(
     out = graph.tensors[op.outputs[0]]
     for index in takeover_inputs(op):
         name = op.inputs[index]
-        if name and uses[buffer_of[name]] == 1 and _alike(graph, name, out.name):
+        same = name and out.shape is not None and _alike(graph, name) == _alike(graph, out.name)
+        if same and uses[buffer_of[name]] == 1:
             return buffer_of[name]
     return None
 
 
-def _alike(graph: Graph, first: str, second: str) -> bool:
-    """Same shape and element size, so that one may live in the other's buffer."""
-    a, b = graph.tensors[first], graph.tensors[second]
-    return a.shape is not None and a.shape == b.shape and a.bytes == b.bytes
+def _alike(graph: Graph, name: str) -> Alike:
+    """Of two values with the same one may live in the other's buffer, where the shape is known."""
+    tensor = graph.tensors[name]
+    return tensor.shape, tensor.bytes
 
 
-def _same_shape(graph: Graph, name: str, free: list[str]) -> str | None:
+def _same_shape(graph: Graph, name: str, free: Mapping[Alike, list[str]]) -> str | None:
     if not graph.tensors[name].shape:  # unknown or scalar: never shared
         return None
-    for index in range(len(free) - 1, -1, -1):
-        if _alike(graph, free[index], name):
-            return free.pop(index)
-    return None
+    found = free.get(_alike(graph, name))
+    return found.pop() if found else None

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from onnxremat.device.machine import PROVIDERS, Machine
-from onnxremat.errors import ModelError, UsageError
+from onnxremat.device.machine import Machine
+from onnxremat.errors import ModelError
 from onnxremat.grad import training_of
 from onnxremat.graph.ir import Graph
 from onnxremat.pipeline.optimize import Request, site_of
 from onnxremat.pipeline.phases import Phases, Say
+from onnxremat.pipeline.placement_bridge import bridge
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
-from onnxremat.placement.from_problem import graph_of
 from onnxremat.placement.graph import PlacementGraph, check
 
 PORTABLE = "portable"  # what every provider takes
@@ -22,33 +22,18 @@ def placement_graph(
 ) -> PlacementGraph:
     """The graph of a model file, its ops priced on the devices of a machine.
 
-    Accelerators are the devices that compute and are no CPUs; where there are none, all CPUs are
-    taken for accelerators, so that what moves between them counts.
-
     Raises:
         ModelError, UsageError: wrong input.
-        UnsupportedError: devices of one kind that are not alike.
+        UnsupportedError: more than two kinds of devices, or devices of one that are not alike.
     """
     log = Phases.of(say)
     if settings.target == "auto":
         settings = replace(settings, target=PORTABLE)
     prepared = prepare(source, settings, log)
-    model = site_of(prepared, Request(machine=machine, objective="time"), machine, log).model
-    computing = [d for d, device in enumerate(machine.devices) if device.computes]
-    cpus = [d for d in computing if machine.devices[d].provider == PROVIDERS["cpu"]]
-    accelerators = [d for d in computing if d not in cpus]
-    if not accelerators:
-        accelerators, cpus = cpus, []
-    if not accelerators:
-        raise UsageError(f"no device of machine '{machine.name}' computes")
-    first = model.problem.host_inputs
-    names = [str(name) for name in model.names.ops[first:]]
-    ahead = _forward(prepared)
-    graph = graph_of(
-        model.problem, accelerators, cpus, names=names,
-        forward=[ahead is None or name in ahead for name in names],
-        memory=min(machine.devices[d].memory for d in accelerators),
-    )  # fmt: skip
+    target = site_of(prepared, Request(machine=machine, objective="time"), machine, log)
+    memory = {device.name: device.memory for device in machine.devices if device.memory}
+    found = bridge(target.model, target.tables, memory, _forward(prepared), lumped=True)
+    graph = found.graph
     check(graph, source)
     return graph
 

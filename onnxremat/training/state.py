@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import onnx
@@ -20,7 +20,7 @@ from onnxremat.graph.wire import existing, read_light
 from onnxremat.memory.mapped import can_own
 
 Source: TypeAlias = onnx.ModelProto | str | os.PathLike[str]
-Weights: TypeAlias = Source | Mapping[str, np.ndarray]
+Weights: TypeAlias = Source | Mapping[str, Any] | Any  # the last: a torch.nn.Module
 
 
 def open_source(source: Source) -> tuple[onnx.ModelProto, Path | None]:
@@ -61,12 +61,24 @@ def open_step(source: Source, without: str = "") -> Step:
     return Step(onnx.ModelProto.FromString(light.content), file.parent, file)
 
 
+class Runs(Protocol):
+    """What a trainer runs: a session, or several in turn."""
+
+    def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """One run; results are copies."""
+        ...
+
+    def abandon(self) -> None:
+        """Stop the run that is on, and every later one; from any thread."""
+        ...
+
+
 class FirstValues:
     """Initial values by name, read one at a time.
 
     Args:
-        weights: arrays, a model, or a model's file, which count first. What the training step undid
-            of an exporter's work is undone in the model too.
+        weights: arrays, a PyTorch module or its state dict, a model, or a model's file, which count
+            first. What the training step undid of an exporter's work is undone in the model too.
         step: the training graph, which may hold them as well.
     """
 
@@ -74,8 +86,10 @@ class FirstValues:
         self._arrays: dict[str, np.ndarray] = {}
         self._stored: dict[str, tuple[onnx.TensorProto, Path | None]] = {}
         models = [(step, None) if isinstance(step, onnx.ModelProto) else (step.model, step.folder)]
+        if weights is not None and hasattr(weights, "state_dict"):
+            weights = weights.state_dict()
         if isinstance(weights, Mapping):
-            self._arrays.update(weights)
+            self._arrays.update({name: as_array(value) for name, value in weights.items()})
         elif weights is not None:
             models.insert(0, open_source(weights))
         restored = [entry for model, _ in models for entry in _restored(model)]
@@ -95,7 +109,7 @@ class FirstValues:
         if variable.initial == "zeros":
             return np.zeros(shape, dtype)
         if name in self._arrays:
-            value = np.asarray(self._arrays[name])
+            value = self._arrays[name]
         elif name in self._stored:
             value = read_weight(*self._stored[name])
         else:
@@ -112,6 +126,16 @@ class FirstValues:
         if name in self._arrays or not value.flags.writeable:
             return np.array(value, dtype, order="C")
         return np.ascontiguousarray(value, dtype)
+
+
+def as_array(value: Any) -> np.ndarray:
+    """An array of an array or a PyTorch tensor, wherever that lies; shared where it can be."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        if value.is_floating_point() and value.dtype.itemsize < 4:  # NumPy has no bfloat16
+            value = value.float()
+        return np.asarray(value.numpy())
+    return np.asarray(value)
 
 
 def read_weight(tensor: onnx.TensorProto, folder: Path | None) -> np.ndarray:

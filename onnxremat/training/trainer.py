@@ -34,6 +34,7 @@ from onnxremat.training.data import Batch, Batches, check_arrays, check_labels
 from onnxremat.training.schedules import Schedule
 from onnxremat.training.state import (
     FirstValues,
+    Runs,
     Source,
     Step,
     Weights,
@@ -80,8 +81,8 @@ class Trainer:
 
     Args:
         graph: the training graph, planned or not.
-        weights: where first values come from: the inference model (or its file), or arrays by
-            name. Not needed when the graph holds them.
+        weights: where first values come from: the inference model (or its file), arrays by name,
+            or a PyTorch module or its state dict. Not needed when the graph holds them.
         rate: learning rate, or a schedule of it.
         accumulate: batches whose gradients are averaged before an update, for graphs that were
             differentiated to accumulate; by default as many as was said then.
@@ -98,6 +99,8 @@ class Trainer:
         MissingComponentError: the first provider does not start here.
         UnsupportedError: it is neither CUDA's nor the processor's.
     """
+
+    alone = True  # one process holds everything that a checkpoint does
 
     def __init__(
         self,
@@ -125,22 +128,38 @@ class Trainer:
         self._loss_scale, self._total = loss_scale, 0
         self._sums = () if update is None else tuple(n for _, n in training_of(update).gradients)
         first = FirstValues(weights, step)
-        variables = self.training.variables
+        variables = [v for v in self.training.variables if self._holds(v.input)]
         arrays = {v.input: first.of(v, *self.types[v.input]) for v in variables}
         if seed and COUNTER in arrays:
             arrays[COUNTER][...] = np.random.default_rng(seed).integers(1 << 62)
         self._arrange(arrays)
         device = _device(providers or [CPU])
         self._held = BoundState(arrays, place(device))
-        settings = (replace(device, threads=threads), options)
-        session = _session(step, arrays, self.training, *settings)
+        self._start(step, update, first, replace(device, threads=threads), options)
+
+    def _start(
+        self,
+        step: Step,
+        update: onnx.ModelProto | None,
+        first: FirstValues,
+        device: Device,
+        options: Options | None,
+    ) -> None:
+        """Open what runs; one of several processes opens other sessions."""
+        session = _session(step, self._held.arrays, self.training, device, options)
         self._how = getattr(session, "describe", str)
-        self._session = self._bound(session, self.training)
-        self._update = None if update is None else self._updater(update, first, *settings)
+        self._session: Runs = self._bound(session, self.training)
+        self._update: Runs | None = None
+        if update is not None:
+            self._update = self._updater(update, first, device, options)
 
     def _open(self, graph: Source, without: str) -> Step:
         """The training graph; one of several processes takes it apart further."""
         return open_step(graph, without)
+
+    def _holds(self, name: str) -> bool:
+        """Whether this process keeps a parameter or state; one of several may not."""
+        return True
 
     def _arrange(self, arrays: dict[str, np.ndarray]) -> None:
         """Where state lies on the host; one of several processes lays sums side by side."""
@@ -150,13 +169,18 @@ class Trainer:
         return gathered
 
     def _updater(self, update: onnx.ModelProto, first: FirstValues, *settings: Any) -> BoundSession:
-        about, types = training_of(update), input_types(update)
-        for variable in about.states:
-            # What the step reads as well is there already, and bound.
-            if variable.input not in self._held.arrays:
-                value = first.of(variable, *types[variable.input])
-                self._held.arrays[variable.input] = value
+        about = training_of(update)
+        self._add_states(update, first)
         return self._bound(_session(Step(update, None, None), {}, about, *settings), about)
+
+    def _add_states(self, update: onnx.ModelProto, first: FirstValues) -> None:
+        """The optimizer's state, which the step does not read."""
+        types = input_types(update)
+        for variable in training_of(update).states:
+            # What the step reads as well is there already, and bound.
+            name = variable.input
+            if name not in self._held.arrays and self._holds(name):
+                self._held.arrays[name] = first.of(variable, *types[name])
 
     def _bound(self, session: Any, about: Training) -> BoundSession:
         results = [about.loss, *about.outputs] if about.loss else []
@@ -299,7 +323,8 @@ class Trainer:
         """Stop rather than replace a sound checkpoint by one that holds no numbers."""
         trained = (v.input for v in self.training.variables if v.initial == "model")
         state = self.state
-        lost = next((name for name in trained if not np.isfinite(state[name]).all()), None)
+        held = (name for name in trained if name in state)
+        lost = next((name for name in held if not np.isfinite(state[name]).all()), None)
         if lost is not None:
             raise UsageError(
                 f"'{lost}' holds no numbers any more",
@@ -325,10 +350,17 @@ class Trainer:
             UsageError: it cannot be written.
         """
         progress = self.progress
-        facts = {name: str(getattr(progress, name)) for name in COUNTS}
+        facts = {name: str(getattr(progress, name)) for name in COUNTS} | self._facts()
         empty = () if progress.gathered else self._sums
         kept = {name: array for name, array in self.state.items() if name not in empty}
         write_tensors(Path(path), kept, {"format": "onnxremat-checkpoint", "version": "1", **facts})
+
+    def _facts(self) -> dict[str, str]:
+        """What a checkpoint says besides."""
+        return {}
+
+    def _take(self, facts: Mapping[str, str]) -> None:
+        """Heed what a checkpoint says besides."""
 
     def resume(self, path: str | os.PathLike[str]) -> None:
         """Go on from a checkpoint.
@@ -356,6 +388,7 @@ class Trainer:
             np.copyto(array, tensors[name])
         self.push_state()
         self.progress = progress
+        self._take(facts)
 
     def export(self, model: Source, path: str | os.PathLike[str] | None = None) -> onnx.ModelProto:
         """The inference model with the trained parameters and running statistics.

@@ -1,33 +1,59 @@
 """Training on several processes, each with batches of its own: the mean of all gradients updates.
 
 Every rank holds all parameters and state and makes the same update, from sums of gradients that are
-the same bits everywhere. The sums of many parameters lie in one array (a *bucket*), so that they
-travel together, without being copied.
+the same bits everywhere. The sums of a layer lie side by side, and those of the next layer behind
+them, so that they travel together without being copied.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 
+from onnxremat.device.machine import Device
 from onnxremat.errors import UsageError
 from onnxremat.grad.dropout import COUNTER
-from onnxremat.grad.update import update_of
+from onnxremat.grad.update import RATE, SHARE, update_of
 from onnxremat.graph.onnx_io import read_model
+from onnxremat.ort.providers import CPU
+from onnxremat.ort.session import Options
 from onnxremat.training.data import Batch, Data
-from onnxremat.training.state import Source, Step
-from onnxremat.training.trainer import Trainer
+from onnxremat.training.state import FirstValues, Source, Step
+from onnxremat.training.trainer import UNPLANNED, Trainer
+from onnxremat.workers.courier import Delay
+from onnxremat.workers.exchange import plain_order
 from onnxremat.workers.gathering import gathering
+from onnxremat.workers.halves import Halves, halves_of
+from onnxremat.workers.layers import Layers, even_cuts, most_late
 from onnxremat.workers.mpi import Ranks
+from onnxremat.workers.overlap import Overlapped
+from onnxremat.workers.tuning import Tuning
 
-BUCKET = 8 << 20  # bytes from which a bucket is full
+BUCKET = 8 << 20  # bytes that are added up at once where nothing overlaps
 ALIGNED = 64  # bytes that an array in a bucket starts at a multiple of
 APART = 1 << 40  # between the counters of dropout of two ranks
+EXCHANGE = "exchange"  # in a checkpoint
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """How gradients travel while others are made.
+
+    Attributes:
+        layers: that a step is cut to, at most.
+        delay: of every transfer, for tests and studies.
+        choose: find the exchange; else the order stays plain.
+    """
+
+    layers: int = 8
+    delay: Delay | None = None
+    choose: bool = True
 
 
 class DataParallel(Trainer):
@@ -37,49 +63,149 @@ class DataParallel(Trainer):
     normalization uses the rows of its own rank; its running statistics are means over ranks. Masks
     of dropout differ between ranks.
 
+    A step that no plan holds together runs in parts, and its sums travel meanwhile; a planned one
+    is run as it is, and its sums travel after it.
+
     Args:
         ranks: who the others are; otherwise as :class:`Trainer`.
+        overlap: how sums travel; None for after the step.
+
+    Attributes:
+        overlapped: the step in parts, None where it is in one piece.
+        tuning: how its exchange was found, None where it is not looked for.
     """
 
-    def __init__(self, graph: Source, weights: Any = None, *, ranks: Ranks, **options: Any) -> None:
-        self.ranks = ranks
-        self._buckets: list[np.ndarray] = []
+    def __init__(
+        self,
+        graph: Source,
+        weights: Any = None,
+        *,
+        ranks: Ranks,
+        overlap: Overlap | None = Overlap(),
+        **options: Any,
+    ) -> None:
+        self.ranks, self._overlap = ranks, overlap
+        self._rooms: list[np.ndarray] = []
+        self._places: dict[int, list[tuple[int, int, int]]] = {}  # layer to (room, begin, end)
+        self._halves: Halves | None = None
+        self._layers: Layers | None = None
+        self.overlapped: Overlapped | None = None
+        self.tuning: Tuning | None = None
+        if options.get("options") is not None or (options.get("providers") or [CPU])[0] != CPU:
+            self._overlap = None
         super().__init__(graph, weights, **options)
         self._draw_apart()
 
     def _open(self, graph: Source, without: str) -> Step:
         step = super()._open(graph, without)
-        if update_of(step.model) is not None:
+        planned = any(entry.key == "onnxremat.plan" for entry in step.model.metadata_props)
+        if planned:
+            self._overlap = None
+        if update_of(step.model) is not None and self._overlap is None:
             return step
         if step.file is not None:  # what is cut has no file of its own
             step = Step(read_model(step.file), step.folder, None)
-        return replace(step, model=gathering(step.model))
+        step = replace(step, model=gathering(step.model))
+        if self._overlap is not None:
+            self._halves = halves_of(step.model, step.folder)
+            graph = self._halves.step
+            self._layers = self._halves.layers(even_cuts(graph, self._overlap.layers))
+        return step
 
     def _arrange(self, arrays: dict[str, np.ndarray]) -> None:
-        """Sums of one element type side by side, in buckets."""
+        """Sums of one element type side by side, layer by layer."""
+        layer = dict.fromkeys(self._sums, 0)
+        if self._halves and self._layers:
+            layer = {name: at for name, (_, at) in self._halves.homes(self._layers).items()}
         kinds: dict[np.dtype, list[str]] = {}
-        for name in self._sums:
+        for name in sorted(self._sums, key=lambda name: layer[name]):
             kinds.setdefault(arrays[name].dtype, []).append(name)
         for kind, group in kinds.items():
-            waiting, size = dict[str, int](), 0
+            places, size = dict[str, int](), 0
             for name in group:
-                waiting[name] = size
-                size += -(-arrays[name].nbytes // ALIGNED) * ALIGNED
-                if size >= BUCKET or name == group[-1]:
-                    self._buckets.append(_laid_out(arrays, waiting, size, kind))
-                    waiting, size = {}, 0
+                places[name] = size
+                end = size + -(-arrays[name].nbytes // ALIGNED) * ALIGNED
+                row = self._places.setdefault(layer[name], [])
+                row.append((len(self._rooms), size // kind.itemsize, end // kind.itemsize))
+                size = end
+            self._rooms.append(_laid_out(arrays, places, size, kind))
+
+    def _slices(self, layers: Sequence[int]) -> list[np.ndarray]:
+        """The sums of neighbouring layers, one array per element type."""
+        found = [place for layer in layers for place in self._places.get(layer, ())]
+        return [
+            self._rooms[room][min(b for r, b, _ in found if r == room) : max(
+                e for r, _, e in found if r == room)]
+            for room in sorted({room for room, _, _ in found})
+        ]  # fmt: skip
+
+    def _start(
+        self,
+        step: Step,
+        update: onnx.ModelProto | None,
+        first: FirstValues,
+        device: Device,
+        options: Options | None,
+    ) -> None:
+        courier = None
+        halves, layers, overlap = self._halves, self._layers, self._overlap
+        if overlap is not None:
+            courier = self.ranks.courier(overlap.delay)
+        if not (courier and update and halves and layers and overlap):
+            super()._start(step, update, first, device, options)
+            return
+        self._add_states(update, first)
+        chosen = replace(UNPLANNED, threads=device.threads)
+        place = (step.folder, courier, self._slices)
+        runs = Overlapped(halves, layers, self._held, chosen, *place)
+        runs.exchange = plain_order(layers.count)
+        runs.completes = lambda: self.progress.gathered + 1 >= self.accumulate
+        self.overlapped = self._session = self._update = runs
+        self._how = lambda: f"{layers.count} layers, their sums travel while others compute"
+        if overlap.choose:
+            sizes = [sum(a.nbytes for a in self._slices([k])) for k in range(layers.count)]
+            self.tuning = Tuning(runs, self.ranks, courier, sizes, most_late(layers))
+
+    def update(self, rate: float | None = None) -> None:
+        """Update with the mean of everybody's gradients gathered so far; where sums travel beside
+        computing, from when they arrive."""
+        if self.overlapped is None:
+            super().update(rate)
+        elif self.progress.gathered:
+            self._average()
+            share = 1.0 / (self.progress.gathered * self.ranks.size)
+            feeds = {
+                RATE: np.array(self._rate(rate), np.float32),
+                SHARE: np.array(share, np.float32),
+            }
+            self.overlapped.update(feeds)
+            self.progress.gathered = 0
+            self.progress.updates += 1
+            if self.tuning is not None:
+                self.tuning.updated()
+
+    def pull_state(self) -> None:
+        """Parameters and state as they are after the last update."""
+        if self.overlapped is not None:
+            self.overlapped.settle()
+        super().pull_state()
 
     def _join(self, gathered: int) -> int:
         """Everybody's gradients into everybody's sums; how many batches they are of."""
         self.pull_state()
-        self.ranks.add_up(self._buckets)
+        parts = [np.array_split(room, -(-room.nbytes // BUCKET)) for room in self._rooms]
+        self.ranks.add_up([array for row in parts for array in row])
+        self._average()
+        self.push_state()
+        return gathered * self.ranks.size
+
+    def _average(self) -> None:
+        """Statistics that the step itself moves become means over ranks."""
         moved = [v.input for v in self.training.states if v.initial == "model" and v.output]
-        statistics = [self.state[name] for name in moved]  # those that the step itself moves
+        statistics = [self._held.arrays[name] for name in moved]
         self.ranks.add_up(statistics)
         for array in statistics:
             array /= self.ranks.size
-        self.push_state()
-        return gathered * self.ranks.size
 
     def step(self, batch: Batch, rate: float | None = None) -> float:
         """One step on this rank's batch; returns the mean of all ranks' losses."""
@@ -89,6 +215,14 @@ class DataParallel(Trainer):
         """Write a checkpoint, which any number of ranks may go on from."""
         if self.ranks.first:
             super().save(path)
+
+    def _facts(self) -> dict[str, str]:
+        text = self.tuning.to_text() if self.tuning else ""
+        return {EXCHANGE: text} if text else {}
+
+    def _take(self, facts: Mapping[str, str]) -> None:
+        if self.tuning and EXCHANGE in facts:
+            self.tuning.take(facts[EXCHANGE])
 
     def resume(self, path: str | os.PathLike[str]) -> None:
         """Go on from a checkpoint."""

@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 
 from onnxremat.errors import MissingComponentError, UnsupportedError
+from onnxremat.workers.courier import Courier, Delay
 
 STARTED = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")  # how many processes, set by launchers
+NAP = 2e-5  # seconds between two looks whether a sum is there
 PATIENCE = 2.0  # seconds in which the first rank may tell an error that all have
 
 
@@ -52,11 +54,43 @@ class Ranks:
             raise UnsupportedError(
                 "MPI cannot add these arrays", why=f"{kinds}: {error}"
             ) from error
-        self._mpi.Request.Waitall(pending)
+        self._finish(pending)
+
+    def _finish(self, pending: list[Any]) -> None:
+        """Wait without keeping a core busy: another rank may need it."""
+        while not self._mpi.Request.Testall(pending):
+            time.sleep(NAP)
+
+    def told(self, value: Any) -> Any:
+        """What the first says, to all."""
+        self._meet()
+        return self._world.bcast(value, root=0)
+
+    def everybody(self, value: Any) -> list[Any]:
+        """What each says, to all."""
+        self._meet()
+        return self._world.allgather(value)
+
+    def gathered(self, value: Any) -> list[Any]:
+        """What each says, to the first; the others get nothing."""
+        self._meet()
+        return self._world.gather(value, root=0) or []
+
+    def courier(self, delay: Delay | None = None) -> Courier | None:
+        """Transfers beside computing; None where this MPI does not let several threads call it."""
+        if self._mpi.Query_thread() < self._mpi.THREAD_MULTIPLE:
+            return None
+        return Courier(self._mpi, self._world.Dup(), delay)
+
+    def _meet(self) -> None:
+        """Wait for all: what MPI waits for itself, it waits for with a busy core."""
+        self._finish([self._world.Ibarrier()])
 
     def mean(self, value: float) -> float:
         """Of all ranks."""
-        return float(self._world.allreduce(value)) / self.size
+        array = np.array([value], np.float64)
+        self._finish([self._world.Iallreduce(self._mpi.IN_PLACE, array)])
+        return float(array[0]) / self.size
 
     @contextmanager
     def together(self) -> Iterator[None]:

@@ -143,6 +143,16 @@ def test_a_table_for_people(cli: Command) -> None:
     assert "optimal" in said.out
 
 
+def test_the_table_fits_80_columns(cli: Command) -> None:
+    data = chain(maxFPGAs=12, maxSizePerFPGA=17179869184 + 12345)
+    for node in data["nodes"]:
+        node |= {"fpgaLatency": 1234.56789, "size": 123456789}
+    said = cli("place", written("graph.json", data))
+    assert said.code == 0
+    assert "accelerator 11" in said.out
+    assert max(map(len, said.out.splitlines())) <= 80
+
+
 @pytest.mark.parametrize(
     ("memory", "words"),
     [

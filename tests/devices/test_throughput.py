@@ -24,13 +24,14 @@ from onnxremat.pipeline.device_plan import device_model
 from onnxremat.pipeline.optimize import Request, optimize
 from onnxremat.pipeline.over_devices import run_whole
 from onnxremat.pipeline.pipelined import Pipelined
-from onnxremat.pipeline.placement_bridge import UNIT, bridge, kinds
+from onnxremat.pipeline.placement_bridge import bridge, kinds
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
 from onnxremat.pipeline.result import Result
 from onnxremat.pipeline.site import Site
 from onnxremat.pipeline.stage_cuts import along_order
 from onnxremat.pipeline.throughput import corrected
 from onnxremat.pipeline.verify import verify_deployment
+from onnxremat.placement.from_problem import UNIT
 from onnxremat.placement.graph_files import from_json, to_json
 from onnxremat.placement.judge import judge_placement
 from tests.devices.plans import ANY, priced, processors
@@ -64,7 +65,7 @@ def planned(prepared: Prepared, machine: Machine, budget: str = "", **more: Any)
 
 def best_cut(prepared: Prepared, machine: Machine) -> float:
     """Least largest load of two alike devices over all ideals, which of a chain are its
-    beginnings, in microseconds; every cut tried, by the definition."""
+    beginnings, in milliseconds; every cut tried, by the definition."""
     tables = priced(prepared, machine)
     model = device_model(prepared.graph, Site(machine), tables)
     graph = bridge(model, tables, {}).graph

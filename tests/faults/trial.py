@@ -15,7 +15,8 @@ from tests.faults.commands import Written
 from tests.fuzz.runner import forked
 
 NEVER = 1 << 60
-KINDS = ("kill", "interrupt", "full")
+KINDS = ("kill", "interrupt", "full", "memory")
+SIZES = {"full": range(19, 6, -1), "memory": range(29, 18, -1)}  # of limits, powers of 2
 
 
 def count(command: Written) -> int:
@@ -46,7 +47,8 @@ def wrong(command: Written, kind: str, number: int) -> str:
     """What is wrong after a fault at a moment, "" where nothing is.
 
     Args:
-        kind: ``kill``, ``interrupt`` (Ctrl-C), or ``full``: files of at most ``number`` bytes.
+        kind: ``kill``, ``interrupt`` (Ctrl-C), ``full``: files of at most ``number`` bytes, or
+            ``memory``: so many bytes more than the process has.
     """
     with tempfile.TemporaryDirectory(prefix="onnxremat-fault-") as place:
         work = _folder(command, Path(place))
@@ -58,11 +60,13 @@ def wrong(command: Written, kind: str, number: int) -> str:
             return damaged
         if kind == "kill":
             return _again(command, work)
+        if kind == "memory" and "std::bad_alloc" in said:
+            return ""  # onnxruntime ends the process where one of its threads runs out of memory
         if why:
             return why
         if "Traceback" in said:
             return "a traceback: " + said.strip().splitlines()[-1]
-        good = (0, 130) if kind == "interrupt" else (0, 2)
+        good = (0, {"interrupt": 130, "full": 2, "memory": 9}[kind])
         if code not in good:
             return f"exit code {code}: " + " ".join(said.partition("error: ")[2].split())[:300]
         left = [name for name in _listing(work) - before if name.startswith(".")]
@@ -93,10 +97,19 @@ def _run(command: Written) -> None:
 def _disturbed(command: Written, kind: str, number: int) -> None:
     if kind == "full":
         resource.setrlimit(resource.RLIMIT_FSIZE, (number, number))
+    elif kind == "memory":
+        allowed = _data_bytes() + number
+        resource.setrlimit(resource.RLIMIT_DATA, (allowed, allowed))
     else:
         what = {"kill": signal.SIGKILL, "interrupt": signal.SIGINT}[kind]
         moments.at(number, lambda: os.kill(os.getpid(), what))
     _run(command)
+
+
+def _data_bytes() -> int:
+    """What counts against RLIMIT_DATA."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmData"))
 
 
 def _damaged(command: Written, work: Path) -> str:
@@ -131,9 +144,9 @@ def search(
     """
     tried, found, last = 0, 0, count(command)
     for kind in kinds:
-        numbers = range(last) if kind != "full" else range(19, 6, -1)
+        numbers = SIZES.get(kind, range(last))
         for step in numbers[-some:]:
-            number = 1 << step if kind == "full" else step
+            number = 1 << step if kind in SIZES else step
             tried += 1
             said = wrong(command, kind, number)
             if said:

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from onnxremat.errors import InfeasibleError
-from onnxremat.placement import latency, paths
+from onnxremat.placement import labels, latency, limits, paths
 from onnxremat.placement.answer import Work
 from onnxremat.placement.calls import compute_latency, contiguous_pieces, time_calls
+from onnxremat.placement.classes import condense
 from onnxremat.placement.graph_files import from_json
 from onnxremat.placement.latency import Slots
 from onnxremat.placement.splits import Split
@@ -113,6 +114,45 @@ def test_judges_agree_and_bounds_hold() -> None:
         assert bound <= least + 1e-6, seed
         equal += bound > least - 1e-6
     assert equal > len(SEEDS) / 3
+
+
+def test_labels_find_and_prove_the_least() -> None:
+    """Below a value above the least they find it (or less, where ends without time are forgiven
+    their bytes), below the least they find nothing, and never do they prove too much."""
+    exact = proven = 0
+    for seed in SEEDS:
+        data = oracle.draw(seed)
+        graph = from_json(data)
+        if limits.reason(condense(graph, chain=False)):
+            continue
+        slots = Slots(graph, 1)
+        least = min((slots.value(slot) for slot in placements(data)), default=inf)
+        if least == inf:
+            continue
+        tails = paths.tails(graph, 1, least + 1, Work(LONG))
+        bound = max(tail.bound for tail in tails)
+        above = labels.prove(graph, tails, least + 1, bound, Work(LONG))
+        assert above.bound <= least + 1e-9, seed
+        if above.slots is None:
+            continue
+        assert slots.value(above.slots) == pytest.approx(above.bound), seed
+        if slots.fits(above.slots):
+            assert above.bound == pytest.approx(least), seed
+            exact += 1
+        below = labels.prove(graph, tails, above.bound, min(bound, above.bound), Work(LONG))
+        assert below.slots is None, seed
+        assert below.bound == pytest.approx(above.bound, rel=1e-5)
+        proven += 1
+    assert exact > len(SEEDS) / 3
+    assert proven >= exact
+
+
+def test_no_time_proves_nothing_new() -> None:
+    graph = from_json(row([2, 1, 4, 3]))
+    tails = paths.tails(graph, 1, 100.0, Work(LONG))
+    found = labels.prove(graph, tails, 100.0, 3.0, Work(0.0))
+    assert found.bound == 3.0
+    assert found.slots is None
 
 
 def test_the_search_finds_the_least() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,7 @@ def test_prices_add_up_to_the_plans(carried: Carried) -> None:
 
 
 def test_the_command_is_the_one_for_a_shell(carried: Carried) -> None:
-    assert page.command(carried) == (
+    assert shlex.join(page.command(carried)) == (
         "onnxremat optimize '</script><b>.onnx' OUT.onnx "
         f"--budget {carried.plan.provenance.budget} --target portable --dim 'batch size=8'"
     )

@@ -126,14 +126,21 @@ def _compare_with_one(folder: Path, settings: dict[str, Any], near: float) -> No
 
 
 @several
-def test_all_end_when_one_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "together",
+    [
+        ["--data-parallel"],
+        pytest.param(["--pipeline", "--micro-batches", "2"], marks=pytest.mark.slow),
+    ],
+)
+def test_all_end_when_one_is_killed(together: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "run"
     write(folder, differentiate(net(6), optimizer="sgd", initializers=True), arrays())
     saved = tmp_path / "c.safetensors"
     train = ["train", str(folder / "step.onnx"), "--data", str(folder / "data.npz"), "-q"]
     keep = ["--epochs", "1000000", "--checkpoint", str(saved), "--every", "1"]
     program = "from onnxremat.cli.app import main; main()"
-    options = [*train, "--data-parallel", *keep]
+    options = [*train, *together, *keep]
     run = mpiexec(2, "-c", program, *options, start_new_session=True)
     try:
         while not saved.exists():
@@ -180,18 +187,32 @@ class _Alone:
     """MPI with one rank."""
 
     IN_PLACE = None
+    THREAD_MULTIPLE = 3
 
     class Request:
         @staticmethod
-        def Waitall(pending: list[Any]) -> None:  # noqa: N802
+        def Testall(pending: list[Any]) -> bool:  # noqa: N802
             """Nothing is pending."""
+            return True
+
+    @staticmethod
+    def Query_thread() -> int:  # noqa: N802
+        """Threads may call it."""
+        return 3
+
+    def Dup(self) -> _Alone:  # noqa: N802
+        """The same one."""
+        return self
+
+    def Ibarrier(self) -> None:  # noqa: N802
+        """Everybody is here."""
+
+    def bcast(self, value: Any, root: int) -> Any:
+        """What the only rank says."""
+        return value
 
     def Iallreduce(self, place: Any, array: np.ndarray) -> None:  # noqa: N802
         """The sum over one rank."""
-
-    def allreduce(self, value: float) -> float:
-        """The sum over one rank."""
-        return value
 
 
 ALONE = Ranks(0, 1, 1, _Alone, _Alone())

@@ -26,7 +26,7 @@ class Gurobi:
     def unavailable(self) -> str | None:
         """Why Gurobi cannot be used, or None."""
         if find_spec("gurobipy") is None:
-            return "Gurobi is not installed (pip install gurobipy)"
+            return "Gurobi is not installed (pip install 'onnxremat[gurobi]')"
         return _environment()[1]
 
     def unfit(self, model: Model) -> str | None:

@@ -21,7 +21,7 @@ class Scip:
     def unavailable(self) -> str | None:
         """Why SCIP cannot be used, or None."""
         if find_spec("pyscipopt") is None:
-            return "SCIP is not installed (pip install pyscipopt)"
+            return "SCIP is not installed (pip install 'onnxremat[scip]')"
         return None
 
     def unfit(self, model: Model) -> str | None:

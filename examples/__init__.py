@@ -1,0 +1,1 @@
+"""What can be done, as scripts that run: ``python -m examples.small_gpt --small``."""

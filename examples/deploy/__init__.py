@@ -1,0 +1,46 @@
+"""A planned model for programs in other languages, and what they should compute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+import models
+import onnxremat
+from examples.run import Said
+from onnxremat.session.load import options_of, snippets
+
+HERE = Path(__file__).parent
+
+
+def planned(small: bool, folder: Path, say: Said) -> tuple[Path, dict[str, str], float]:
+    """A file, the code that opens it by language, and the sum of its first output where every
+    element of the input is 0.5."""
+    size = 32 if small else 128
+    net = models.build("unet", batch=1, size=size, width=8, levels=3)
+    made = onnxremat.optimize(
+        net, budget="0.8x", bench_seconds=0, options=onnxremat.PlanOptions(time_limit=5)
+    )
+    file = folder / "out.onnx"
+    made.save(file)
+    say.memory(f"a U-Net for images of {size} x {size}", made.facts())
+    image = {name: np.full_like(array, 0.5) for name, array in models.feeds(net).items()}
+    first, *_ = onnxremat.load(file).run(None, image)
+    return file, snippets(str(file), options_of(made.model)), float(first.sum(dtype=np.float64))
+
+
+def option_lines(code: str) -> list[str]:
+    """Those of the code that set options."""
+    return [line for line in code.splitlines() if line.startswith("options.")]
+
+
+def compare(say: Said, said: str, wanted: float) -> None:
+    """What the program computed, and what Python did.
+
+    Raises:
+        SystemExit: they differ.
+    """
+    say(f"the program's sum of the output: {float(said):.6g}; Python's: {wanted:.6g}")
+    if not np.isclose(float(said), wanted, rtol=1e-4):
+        raise SystemExit("they differ")

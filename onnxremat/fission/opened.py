@@ -1,0 +1,229 @@
+"""Normalisations over an image written out: sums over the image, which parts add up to, and one
+product and sum per element, which parts take.
+
+With m the mean of a group and q the mean of (x - m)^2 over it, a = scale / sqrt(q + epsilon) and
+b = bias - m a per channel, the normalised image is x a + b. The mean is taken away before squares
+are summed, so that no digits are lost to a large mean.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from onnxremat.graph.dtypes import tensor_bytes
+from onnxremat.graph.ir import Graph, Op, Role, Tensor
+from onnxremat.graph.spans import Call, CannotSplitError, Facts
+from onnxremat.graph.traits import is_alias
+
+LISTED = 18  # opset from which reductions read their axes as an input
+PER_CHANNEL = 21  # opset from which a GroupNormalization has a scale per channel
+BANDWIDTH = 1e10  # bytes per second, read or written
+END = "/opened"  # of the names of what a normalisation is written out as
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A normalisation of images, as it lies in a graph.
+
+    Attributes:
+        name: of its op.
+        ops: indices of the ops that it consists of.
+        source, result: images of one shape, batch and channels first.
+        groups: of channels that share their mean.
+        scale, bias: per channel.
+    """
+
+    name: str
+    ops: tuple[int, ...]
+    source: str
+    result: str
+    groups: int
+    epsilon: float
+    scale: np.ndarray
+    bias: np.ndarray
+
+
+def norms_of(graph: Graph) -> list[Norm]:
+    """Those that can be written out."""
+    facts, found = Facts(graph), []
+    for index, op in enumerate(graph.ops):
+        if not op.standard or op.op_type not in ("InstanceNormalization", "GroupNormalization"):
+            continue
+        try:
+            norm = _norm(graph, facts, index)
+        except CannotSplitError:
+            continue
+        if norm is not None:
+            found.append(norm)
+    return found
+
+
+def _norm(graph: Graph, facts: Facts, index: int) -> Norm | None:
+    op = graph.ops[index]
+    call = Call(op, facts)
+    scale, bias = (facts.constant(name) for name in op.inputs[1:3])
+    if scale is None or bias is None:
+        return None
+    epsilon = float(call.attributes.get("epsilon", 1e-5))
+    source, result = op.inputs[0], op.outputs[0]
+    ops: tuple[int, ...] = (index,)
+    channels = facts.shape(source)[1]
+    groups = int(call.attributes.get("num_groups", channels))
+    if op.op_type == "InstanceNormalization" and len(facts.shape(source)) == 3:
+        around = _around(graph, facts, index)
+        if around is not None:
+            source, result, ops = around
+            channels = facts.shape(source)[1]
+    shape = facts.shape(source)
+    if len(shape) < 4 or channels % groups or graph.tensors[source].dtype not in (1, 11):
+        return None
+    each = channels // scale.size
+    scale, bias = (np.repeat(np.ravel(values), each) for values in (scale, bias))
+    return Norm(op.name, ops, source, result, groups, epsilon, scale, bias)
+
+
+def _around(graph: Graph, facts: Facts, index: int) -> tuple[str, str, tuple[int, ...]] | None:
+    """The image that is reshaped to groups, normalised and reshaped back; and the three ops."""
+    op = graph.ops[index]
+    before = graph.producer.get(op.inputs[0])
+    readers = graph.readers.get(op.outputs[0], ())
+    if before is None or len(readers) != 1 or op.outputs[0] in graph.outputs:
+        return None
+    first, last = graph.ops[before], graph.ops[readers[0]]
+    if {first.op_type, last.op_type} != {"Reshape"}:
+        return None
+    image, groups = facts.shape(first.inputs[0]), facts.shape(op.inputs[0])
+    back = facts.shape(last.outputs[0])
+    if image != back or image[0] != groups[0] or image[1] % groups[1]:
+        return None
+    return first.inputs[0], last.outputs[0], (index, readers[0])
+
+
+def opened(graph: Graph, which: Collection[str]) -> Graph:
+    """The graph with some normalisations written out.
+
+    Args:
+        which: names of their ops.
+    """
+    norms = [norm for norm in norms_of(graph) if norm.name in which]
+    if not norms:
+        return graph
+    writer = _Writer(graph)
+    gone = {index for norm in norms for index in norm.ops}
+    at = {norm.ops[-1]: norm for norm in norms}
+    ops: list[Op] = []
+    for index, op in enumerate(graph.ops):
+        if index in at:
+            ops += writer.written(at[index])
+        elif index not in gone:
+            ops.append(op)
+    read = {name for op in ops for name in op.reads}.union(graph.outputs)
+    ops = [op for op in ops if read.intersection(op.writes)]
+    frame = onnx.ModelProto()
+    frame.CopyFrom(graph.model)
+    frame.graph.initializer.extend(writer.constants)
+    made = read.union(graph.inputs, *(op.writes for op in ops))
+    tensors = {name: t for name, t in writer.tensors.items() if name in made}
+    return replace(graph, ops=tuple(ops), tensors=tensors, model=frame)
+
+
+def opened_for(graph: Graph, names: Collection[str]) -> Graph:
+    """The graph with those normalisations written out that some of these ops belong to."""
+    starts = {name.partition(END + "/")[0] for name in names if END + "/" in name}
+    return opened(graph, starts) if starts else graph
+
+
+def seconds_of(graph: Graph, known: Mapping[str, float]) -> dict[str, float]:
+    """Of every op: what is known, or for one that is written out by what it moves."""
+    found = dict(known)
+    for op in graph.ops:
+        if op.name not in known and not is_alias(op):
+            names = (*op.reads, *op.writes)
+            found[op.name] = sum(graph.tensors[name].bytes for name in names) / BANDWIDTH
+    return found
+
+
+class _Writer:
+    def __init__(self, graph: Graph) -> None:
+        self.tensors = dict(graph.tensors)
+        self.listed = graph.opsets.get("", 1) >= LISTED
+        self.constants: list[onnx.TensorProto] = []
+        self.ops: list[Op] = []
+        self.name = ""
+
+    def written(self, norm: Norm) -> list[Op]:
+        """The ops of one normalisation."""
+        self.ops, self.name = [], norm.name + END
+        x, dtype = norm.source, self.tensors[norm.source].dtype
+        shape = self.tensors[x].shape
+        assert shape is not None
+        wide = (shape[0], shape[1], *(1 for _ in shape[2:]))
+        axes = tuple(range(2, len(shape)))
+        number = onnx.helper.tensor_dtype_to_np_dtype(dtype)
+
+        def channels(values: np.ndarray, what: str) -> str:
+            return self._constant(values.reshape((1, *wide[1:])).astype(number), what)
+
+        mean = self._group(self._reduce("ReduceMean", x, axes, wide), wide, norm.groups, "mean")
+        apart = self._op("Sub", [x, mean], shape)
+        square = self._reduce("ReduceSumSquare", apart, axes, wide)
+        square = self._group(square, wide, norm.groups, "square")
+        count = self._constant(np.asarray(math.prod(shape[2:]), number), "count")
+        epsilon = self._constant(np.asarray(norm.epsilon, number), "epsilon")
+        square = self._op("Add", [self._op("Div", [square, count], wide), epsilon], wide)
+        inverse = self._op("Reciprocal", [self._op("Sqrt", [square], wide)], wide)
+        a = self._op("Mul", [inverse, channels(norm.scale, "scale")], wide)
+        shift = self._op("Mul", [mean, a], wide)
+        b = self._op("Sub", [channels(norm.bias, "bias"), shift], wide)
+        self._op("Add", [self._op("Mul", [x, a], shape), b], shape, norm.result)
+        return self.ops
+
+    def _group(self, values: str, wide: tuple[int, ...], groups: int, what: str) -> str:
+        """The mean of each group of channels, for each of its channels."""
+        batch, channels = wide[:2]
+        if groups == channels:
+            return values
+        apart = (batch, groups, channels // groups)
+        values = self._op("Reshape", [values, self._shape(apart, f"{what}/apart")], apart)
+        values = self._reduce("ReduceMean", values, (2,), (batch, groups, 1))
+        values = self._op("Expand", [values, self._shape(apart, f"{what}/wide")], apart)
+        return self._op("Reshape", [values, self._shape(wide, f"{what}/back")], wide)
+
+    def _shape(self, values: Sequence[int], what: str) -> str:
+        return self._constant(np.asarray(values, np.int64), what)
+
+    def _reduce(self, kind: str, x: str, axes: tuple[int, ...], shape: tuple[int, ...]) -> str:
+        if self.listed:
+            listed = self._shape(axes, f"axes{len(self.ops)}")
+            return self._op(kind, [x, listed], shape, like=x)
+        return self._op(kind, [x], shape, like=x, axes=list(axes))
+
+    def _constant(self, array: np.ndarray, what: str) -> str:
+        name = f"{self.name}/{what}"
+        tensor = numpy_helper.from_array(np.ascontiguousarray(array), name)
+        tensor.dims[:] = array.shape
+        self.constants.append(tensor)
+        self.tensors[name] = Tensor(
+            name, tensor.data_type, array.shape, array.nbytes, Role.WEIGHT
+        )  # fmt: skip
+        return name
+
+    def _op(
+        self, kind: str, inputs: list[str], shape: tuple[int, ...], output: str = "",
+        like: str = "", **attributes: object,
+    ) -> str:  # fmt: skip
+        """A node and its only output, of the type of its first input."""
+        output = output or f"{self.name}/{kind}{len(self.ops)}"
+        node = onnx.helper.make_node(kind, inputs, [output], name=output, **attributes)
+        self.ops.append(Op(output, kind, "", tuple(inputs), (output,), (), node))
+        if output not in self.tensors:
+            dtype = self.tensors[like or inputs[0]].dtype
+            size = tensor_bytes(dtype, shape)
+            self.tensors[output] = Tensor(output, dtype, shape, size, Role.ACTIVATION)
+        return output

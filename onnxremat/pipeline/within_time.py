@@ -1,0 +1,78 @@
+"""The least memory within a limit of time: budgets halved between what is there in any plan and
+what storing everything takes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from onnxremat.errors import NO_FIT
+from onnxremat.pipeline.closed_loop import Candidate
+from onnxremat.pipeline.fission_ways import plan_within_budget
+from onnxremat.pipeline.limits import fixed_bytes
+from onnxremat.pipeline.phases import Phases
+from onnxremat.pipeline.prepare import Prepared
+from onnxremat.planner.options import PlanOptions
+from onnxremat.units import Budget
+
+BUDGETS = 7  # that are planned for
+NEAR = 1.02  # ratio of budgets from which nothing is to be gained between them
+
+
+@dataclass(frozen=True)
+class _Search:
+    prepared: Prepared
+    overhead: float
+    log: Phases
+
+    @property
+    def allowed(self) -> float:
+        """Seconds of a run."""
+        return self.prepared.costs.total * (1 + self.overhead)
+
+    def plan(self, size: int, options: PlanOptions) -> Candidate | None:
+        """A plan for a budget, None where there is none in time."""
+        share = size / self.prepared.baseline_peak
+        budget = Budget(f"{size} B", "peak", share)  # of weights and values
+        try:
+            found = plan_within_budget(self.prepared, budget, options, self.log)
+        except NO_FIT:
+            return None
+        return found if found.artifact.seconds <= self.allowed else None
+
+
+def plan_within_time(
+    prepared: Prepared, overhead: float, options: PlanOptions, log: Phases | None = None
+) -> Candidate:
+    """The plan that was found to need least, of those that take at most ``overhead`` (0.1 for a
+    tenth) more time than storing everything, by the costs of its ops.
+
+    Raises:
+        NoPlanError: stopped before planning began.
+    """
+    log, options = log or Phases(), options.begun()
+    search = _Search(prepared, overhead, log)
+    high = max(prepared.store_all_peak, 1)
+    low = max(fixed_bytes(prepared), 1)
+    best: Candidate | None = None
+    for left in range(BUDGETS, 0, -1):
+        if best is not None and (high <= NEAR * low or options.stopped or options.left <= 0):
+            break
+        size = high if best is None else round(math.sqrt(low * high))
+        found = search.plan(size, options.within(1 / left))
+        if found is not None:
+            best, high = found, min(size, found.held)
+        elif best is None:
+            break
+        else:
+            low = size
+    if best is None:  # noise of measured costs: nothing recomputed takes its own time
+        best = plan_within_budget(prepared, _all(prepared), options, log)
+    return best.noted(
+        f"the least memory found in {BUDGETS} budgets that takes at most {overhead:.0%} longer"
+    )
+
+
+def _all(prepared: Prepared) -> Budget:
+    size = prepared.store_all_peak
+    return Budget(f"{size} B", "peak", size / prepared.baseline_peak)

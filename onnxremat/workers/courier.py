@@ -1,0 +1,175 @@
+"""What processes send each other while they compute: a thread of its own calls MPI.
+
+onnxruntime computes without letting MPI go on, and most MPIs only move data while they are called.
+So a thread starts transfers and looks after them, sleeping in between. Sums over all processes go
+one after the other, in the order asked for, which has to be the same in all processes.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from onnxremat.errors import OnnxrematError
+
+NAP = 3e-4  # seconds between two looks while nobody waits
+SHORT = 2e-5  # and while somebody does
+
+
+@dataclass(frozen=True)
+class Delay:
+    """What a slower network would take, added to every transfer (for tests and studies).
+
+    Attributes:
+        latency: seconds.
+        byte: seconds per byte.
+    """
+
+    latency: float = 0.0
+    byte: float = 0.0
+
+    def of(self, size: int) -> float:
+        """Seconds of a transfer of so many bytes."""
+        return self.latency + self.byte * size
+
+
+@dataclass
+class Transfer:
+    """One transfer.
+
+    Attributes:
+        begin, end: when it went, by ``time.perf_counter``; 0 before.
+    """
+
+    name: str
+    size: int
+    start: Callable[[], Any] = field(repr=False)
+    begin: float = 0.0
+    end: float = 0.0
+    done: threading.Event = field(default_factory=threading.Event, repr=False)
+    error: BaseException | None = None
+    requests: list[Any] = field(default_factory=list, repr=False)
+
+    def set_out(self) -> None:
+        """It begins."""
+        self.requests += self.start()
+
+
+class Courier:
+    """Transfers between the processes of a run.
+
+    Args:
+        mpi: the module.
+        world: a communicator that nobody else uses.
+        delay: what every transfer takes longer.
+    """
+
+    def __init__(self, mpi: Any, world: Any, delay: Delay | None = None) -> None:
+        self._mpi, self._world, self.delay = mpi, world, delay or Delay()
+        self._sums: deque[Transfer] = deque()
+        self._fresh: deque[Transfer] = deque()
+        self._waiting, self._ended = 0, False
+        self._wake = threading.Condition()
+        self.finished: Callable[[Transfer], None] | None = None
+        threading.Thread(target=self._work, name="courier", daemon=True).start()
+
+    # ---- what others ask for -----------------------------------------------------------
+
+    def add_up(self, arrays: Sequence[np.ndarray], name: str = "") -> Transfer:
+        """Each array becomes the sum of all ranks' arrays, the same bits everywhere."""
+
+        def start() -> list[Any]:
+            return [self._world.Iallreduce(self._mpi.IN_PLACE, array) for array in arrays]
+
+        return self._asked(Transfer(name, sum(a.nbytes for a in arrays), start), self._sums)
+
+    def send(self, raw: np.ndarray, to: int, tag: int, name: str = "") -> Transfer:
+        """Bytes to another rank; they have to stay as they are until it is done."""
+        start = lambda: [self._world.Isend(raw, to, tag)]  # noqa: E731
+        return self._asked(Transfer(name, raw.nbytes, start), self._fresh)
+
+    def receive(self, raw: np.ndarray, source: int, tag: int, name: str = "") -> Transfer:
+        """Bytes from another rank; of one tag they come in the order in which they were sent."""
+        start = lambda: [self._world.Irecv(raw, source, tag)]  # noqa: E731
+        return self._asked(Transfer(name, 0, start), self._fresh)
+
+    def wait(self, transfer: Transfer) -> None:
+        """Until it is done.
+
+        Raises:
+            OnnxrematError: MPI could not do it.
+        """
+        if not transfer.done.is_set():
+            with self._wake:
+                self._waiting += 1
+                self._wake.notify()
+            transfer.done.wait()
+            with self._wake:
+                self._waiting -= 1
+        if transfer.error is not None:
+            raise OnnxrematError("a transfer failed", where=transfer.name, why=str(transfer.error))
+
+    def close(self) -> None:
+        """No more transfers."""
+        with self._wake:
+            self._ended = True
+            self._wake.notify()
+
+    def _asked(self, transfer: Transfer, queue: deque[Transfer]) -> Transfer:
+        with self._wake:
+            queue.append(transfer)
+            self._wake.notify()
+        return transfer
+
+    # ---- the thread --------------------------------------------------------------------
+
+    def _work(self) -> None:
+        active: list[Transfer] = []
+        sums: Transfer | None = None
+        while True:
+            with self._wake:
+                while not (active or self._fresh or self._sums or self._ended):
+                    self._wake.wait()
+                if self._ended:
+                    return
+                fresh = [self._fresh.popleft() for _ in range(len(self._fresh))]
+                if sums is None and self._sums:
+                    sums = self._sums.popleft()
+                    fresh.append(sums)
+                nap = SHORT if self._waiting else NAP
+            for each in fresh:
+                each.begin = time.perf_counter()
+                self._guarded(each, each.set_out)
+            active += fresh
+            done = [each for each in active if self._over(each)]
+            active = [each for each in active if each not in done]
+            if sums in done:
+                sums = None
+            if not done:
+                time.sleep(nap)
+
+    def _over(self, each: Transfer) -> bool:
+        """Whether it is done, which is then told."""
+        if each.error is None:
+            over = self._guarded(each, lambda: self._mpi.Request.Testall(each.requests))
+            now = time.perf_counter()
+            if not over or now < each.begin + self.delay.of(each.size):
+                return False
+            each.end = now
+        each.done.set()
+        if self.finished is not None:
+            self.finished(each)
+        return True
+
+    def _guarded(self, each: Transfer, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except Exception as error:  # MPI's own types
+            each.error = error
+            return True

@@ -1,0 +1,177 @@
+"""A step in parts whose gradients travel while later parts compute.
+
+Per batch the parts run in the order of an :class:`.exchange.Exchange`. As soon as the gradients of
+a bucket are complete they are added up over all processes, beside what follows. Their update waits
+until the next batch needs one of the parameters, layer by layer, or somebody asks for the state.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from onnxremat.graph.ir import Graph, Op
+from onnxremat.ort.binding import BoundState
+from onnxremat.ort.session import Options
+from onnxremat.workers.courier import Courier, Transfer
+from onnxremat.workers.exchange import Exchange
+from onnxremat.workers.halves import Halves
+from onnxremat.workers.layers import Key, Layers, in_turn, label
+from onnxremat.workers.pieces import Flight, Piece, Pieces, Pool, cut, results
+from onnxremat.workers.spans import Spans
+
+SHARED, WHOLE = -1, -2  # parts of an update beside those of layers
+
+
+def update_parts(update: Graph, homes: Mapping[str, Key]) -> dict[int, list[Op]]:
+    """An update's ops by the layer whose sums they need, or ``SHARED`` where they need none; all in
+    one part ``WHOLE`` where some need those of several layers (a norm of all).
+
+    Args:
+        homes: part of the step that completes each sum.
+    """
+    needs = {name: {layer} for name, (_, layer) in homes.items()}
+    parts: dict[int, list[Op]] = {}
+    for op in update.ops:
+        wanted = set[int]().union(*(needs.get(name, ()) for name in op.reads))
+        needs.update(dict.fromkeys(op.writes, wanted))
+        if len(wanted) > 1:
+            return {WHOLE: list(update.ops)}
+        parts.setdefault(min(wanted, default=SHARED), []).append(op)
+    return parts
+
+
+class Overlapped:
+    """Runs a step whose gradients travel beside it.
+
+    Args:
+        halves: the step and its update.
+        layers: the step, cut.
+        state: arrays of both.
+        options: of sessions.
+        folder: of weights that are left in files.
+        courier: brings sums to all processes.
+        slices: arrays with the sums of some layers.
+
+    Attributes:
+        exchange: the order of parts and transfers; may be changed between updates.
+        completes: whether the next batch completes the sums; then they leave.
+        seconds: per part those of its runs; whoever reads them empties it.
+    """
+
+    def __init__(
+        self,
+        halves: Halves,
+        layers: Layers,
+        state: BoundState,
+        options: Options,
+        folder: Path | None,
+        courier: Courier,
+        slices: Callable[[Sequence[int]], list[np.ndarray]],
+    ) -> None:
+        self._state, self._courier, self._slices = state, courier, slices
+        self._layers, about, homes = layers, halves.about, halves.homes(layers)
+        pieces = cut(halves.step, layers.parts, about)
+        updates = cut(halves.update, update_parts(halves.update, homes), halves.told)
+        pool = Pool()
+        self._step = Pieces(pieces, state, options, pool, folder)
+        self._update = Pieces(updates, state, options, pool)
+        self._results = [about.loss, *about.outputs]
+        self._sums: dict[int, list[str]] = {}
+        for name, (_, layer) in homes.items():
+            self._sums.setdefault(layer, []).append(name)
+        touched = {part: _touched(piece) for part, piece in updates.items()}
+        self._needs = {
+            key: [part for part in updates if not touched[part].isdisjoint(piece.states)]
+            for key, piece in pieces.items()
+        }
+        self.exchange = Exchange(0, ())
+        self.completes: Callable[[], bool] = lambda: True
+        self.seconds: dict[Key, list[float]] = {}
+        self.spans = Spans()
+        courier.finished = lambda each: self.spans.add("transfer", each.name, each.begin, each.end)
+        self._travel: dict[int, Transfer] = {}  # by layer
+        self._due: Flight | None = None  # of the update that goes on
+        self._left: set[int] = set()  # its parts that have not run yet
+
+    # ---- a batch -----------------------------------------------------------------------
+
+    def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """One batch; results are copies."""
+        flight = self._step.flight(feeds, self._results)
+        leaving, exchange = self.completes(), self.exchange
+        order = [k for k in in_turn(self._layers.count, exchange.late) if k in self._step.pieces]
+        last = {layer: key for key in order for layer in [key[1]]}
+        made, waiting = set[int](), list(exchange.buckets)
+        for key in order:
+            for part in self._needs[key]:
+                self._updated(part)
+            begin = time.perf_counter()
+            self._step.run(key, flight)
+            end = time.perf_counter()
+            self.seconds.setdefault(key, []).append(end - begin)
+            self.spans.add("compute", label(key), begin, end)
+            if last[key[1]] == key:
+                made.add(key[1])
+            while leaving and waiting and made.issuperset(waiting[0]):
+                self._leave(waiting.pop(0))
+        found = results(flight, self._results)
+        flight.end()
+        return found
+
+    def abandon(self) -> None:
+        """Stop the run that is on, and every later one; from any thread."""
+        self._step.abandon()
+        self._update.abandon()
+
+    # ---- sums and updates --------------------------------------------------------------
+
+    def _leave(self, bucket: Sequence[int]) -> None:
+        arrays = self._slices(bucket)
+        if arrays:
+            name = "sums of layers " + ", ".join(map(str, bucket))
+            transfer = self._courier.add_up(arrays, name)
+            self._travel.update(dict.fromkeys(bucket, transfer))
+
+    def update(self, feeds: Mapping[str, np.ndarray]) -> None:
+        """From now on parameters are updated as their sums arrive; sums that have not left yet
+        leave now."""
+        if not self._travel:
+            for bucket in self.exchange.buckets:
+                self._leave(bucket)
+        self._due = self._update.flight(feeds)
+        self._left = set(self._update.pieces)
+        if SHARED in self._left:
+            self._updated(SHARED)
+
+    def settle(self) -> None:
+        """All updates are made."""
+        for part in sorted(self._left):
+            self._updated(part)
+
+    def _updated(self, part: int) -> None:
+        """The update of a layer is made."""
+        if part not in self._left or self._due is None:
+            return
+        layers = sorted(self._sums) if part == WHOLE else [part] if part in self._sums else []
+        for layer in layers:
+            if layer in self._travel:
+                with self.spans.during("wait", f"sums of layer {layer}"):
+                    self._courier.wait(self._travel.pop(layer))
+        with self.spans.during("compute", f"update {part}" if part >= 0 else "update"):
+            self._update.run(part, self._due)
+        for layer in layers:
+            for name in self._sums[layer]:
+                self._state.arrays[name].fill(0)
+        self._left.remove(part)
+        if not self._left:
+            self._due.end()
+            self._due = None
+
+
+def _touched(piece: Piece) -> set[str]:
+    """State that a part of an update overwrites, and the sums it reads, which are emptied."""
+    return {*piece.states, *(old for old, _ in piece.copied)}

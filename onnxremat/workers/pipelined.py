@@ -1,0 +1,292 @@
+"""Training on several processes, each with a stage of the model: a pipeline of micro-batches.
+
+The step is made for one micro-batch. One step of this trainer is one of the joined batch: every
+rank runs the F, B and W of its stages for all micro-batches in the order of a schedule, sends what
+others read, adds up gradients in place, and updates its own parameters.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from onnxremat.device.machine import Device
+from onnxremat.errors import ModelError, UsageError
+from onnxremat.grad.update import RATE, SHARE
+from onnxremat.graph.tensor_files import read_tensors, write_tensors
+from onnxremat.ort.session import Options
+from onnxremat.training.data import Batch, check_labels
+from onnxremat.training.state import FirstValues, Source, Step
+from onnxremat.training.trainer import COUNTS, UNPLANNED, Progress, Trainer
+from onnxremat.workers.layers import Key, label
+from onnxremat.workers.mpi import Ranks
+from onnxremat.workers.pieces import Flight, Pieces, Pool, results
+from onnxremat.workers.pipeline import BW, B, F, W
+from onnxremat.workers.relay import Relay, raw_of
+from onnxremat.workers.spans import Spans
+from onnxremat.workers.spread import EVERYWHERE
+from onnxremat.workers.staged import Staged, Wanted, staged
+
+
+class PipelineParallel(Trainer):
+    """A trainer that is one of several, with some stages of the model.
+
+    Args:
+        ranks: who the others are; otherwise as :class:`Trainer`.
+        wanted: micro-batches, schedule and stages.
+
+    Attributes:
+        staged: the stages, their schedule and what it takes in simulation.
+        seconds: per part of this rank those of its runs; whoever reads them empties it.
+        alive: most micro-batches alive at once in each stage of this rank, so far.
+        pool: buffers of what parts make for each other.
+    """
+
+    alone = False
+
+    def __init__(
+        self, graph: Source, weights: Any = None, *, ranks: Ranks, wanted: Wanted, **options: Any
+    ) -> None:
+        if options.get("accumulate"):
+            raise UsageError(
+                "--accumulate is not for pipelines", hint="--micro-batches says how many there are"
+            )
+        self.ranks, self.wanted, self.pool = ranks, wanted, Pool()
+        self.staged: Staged
+        self.spans = Spans()
+        self.seconds: dict[Key, list[float]] = {}
+        self.alive: dict[int, int] = {}
+        self._everything: dict[str, np.ndarray] = {}
+        self._threads = options.get("threads", 0)
+        super().__init__(graph, weights, **options)
+        self.accumulate = 1
+        self._split = [n for n in self.training.data if self._has_rows(n)]
+        self._split += [self.training.target] if self.training.target else []
+        rows = self.wanted.micro_batches
+        for name in self._split:
+            (first, *row), kind = self.types[name]
+            self.types[name] = (first * rows, *row), kind
+
+    def _has_rows(self, name: str) -> bool:
+        shape, _ = self.types[name]
+        return bool(shape) and shape[0] == self.batch_size
+
+    # ---- what is here ------------------------------------------------------------------
+
+    def _open(self, graph: Source, without: str) -> Step:
+        step = super()._open(graph, without)
+        options = Options(**{**UNPLANNED.to_json(), "threads": self._threads})
+        self.staged = staged(step, self.ranks, self.wanted, options)
+        self._here = self.staged.held(self.ranks.rank)
+        return Step(self.staged.model, step.folder, None)
+
+    def _holds(self, name: str) -> bool:
+        """Only what this rank's parts read or update is here."""
+        return name in self._here
+
+    def _start(
+        self,
+        step: Step,
+        update: onnx.ModelProto | None,
+        first: FirstValues,
+        device: Device,
+        options: Options | None,
+    ) -> None:
+        assert update is not None
+        self._add_states(update, first)
+        plan, rank = self.staged, self.ranks.rank
+        chosen = Options(**{**UNPLANNED.to_json(), "threads": device.threads})
+        own = {key: piece for key, piece in plan.pieces.items() if plan.rank_of(key) == rank}
+        mine = {k: p for k, p in plan.updates.items() if k == EVERYWHERE or k[1] == rank}
+        self._parts = Pieces(own, self._held, chosen, self.pool, step.folder)
+        self._tail = Pieces(mine, self._held, chosen, self.pool)
+        self._relay = Relay(plan.pieces, plan.rank_of, self._parts, plan.courier, rank, 1)
+        after = self._relay.tags
+        self._news = Relay(plan.updates, lambda key: key[1], self._tail, plan.courier, rank, after)
+        self._copies = self._news.tags
+        self._session = self._update = _Together(self)
+        plan.courier.finished = lambda each: self.spans.add(
+            "transfer", each.name, each.begin, each.end
+        )
+        self._how = lambda: "memory: buffers of one pool between parts"
+        self._actions = list(plan.actions(rank))
+
+    # ---- steps -------------------------------------------------------------------------
+
+    def step(self, batch: Batch, rate: float | None = None) -> float:
+        """One step on a joined batch, which every rank gets; the mean loss of its rows."""
+        return float(self.run(batch, rate)[self.training.loss])
+
+    def run(self, batch: Batch, rate: float | None = None) -> dict[str, np.ndarray]:
+        """One step; returns the loss."""
+        check_labels(self.training, batch)
+        own = self._batches(batch)
+        losses = sum(float(loss) for loss in own)
+        mean = self.ranks.mean(losses) * self.ranks.size / self.wanted.micro_batches
+        self._update_all(self._rate(rate))
+        self.progress.step += 1
+        self.progress.updates += 1
+        return {self.training.loss: np.array(mean, np.float32)}
+
+    def update(self, rate: float | None = None) -> None:
+        """Every step updates: nothing is left."""
+
+    def _feeds(self, batch: Batch, k: int) -> dict[str, np.ndarray]:
+        found = dict[str, np.ndarray]()
+        for name, given in batch.items():
+            array = np.asarray(given)
+            if name in self._split:
+                rows = self.types[name][0][0] // self.wanted.micro_batches
+                if len(array) != rows * self.wanted.micro_batches:
+                    raise UsageError(
+                        f"input '{name}' has {len(array)} rows, the step wants "
+                        f"{rows * self.wanted.micro_batches}",
+                        why=f"{self.wanted.micro_batches} micro-batches of {rows}",
+                    )
+                array = array[k * rows : (k + 1) * rows]
+            found[name] = array
+        if self.training.loss_scale:
+            found[self.training.loss_scale] = np.array(self._loss_scale, np.float32)
+        return found
+
+    def _batches(self, batch: Batch) -> list[np.ndarray]:
+        """F, B and W of this rank for every micro-batch; the losses where they are made here."""
+        flights: dict[int, Flight] = {}
+        alive: Counter[int] = Counter()
+        losses, loss = list[np.ndarray](), self.training.loss
+        kept = [loss] if any(loss in p.makes for p in self._parts.pieces.values()) else []
+
+        def flight(k: int) -> Flight:
+            if k not in flights:
+                feeds = self._feeds(batch, k)
+                flights[k] = self._parts.flight(feeds, kept, self._relay.readers)
+            return flights[k]
+
+        for at, (stage, kind, k) in enumerate(self._actions):
+            if kind == F:
+                alive[stage] += 1
+                self.alive[stage] = max(self.alive.get(stage, 0), alive[stage])
+            keys = self._keys(stage, kind)
+            for next_stage, next_kind, next_k in self._actions[at : at + 2]:
+                for key in self._keys(next_stage, next_kind):
+                    self._relay.fetch(key, flight(next_k))
+            for key in keys:
+                self._one(key, flight(k), k)
+            for key in keys:  # what B and W make as one action leaves at its end
+                self._relay.send(key, flights[k])
+            if loss in flights[k].values and kept:
+                losses += results(flights[k], [loss]).values()
+            alive[stage] -= kind in (W, BW)
+        self._relay.clear(True)
+        return losses
+
+    def _keys(self, stage: int, kind: int) -> list[Key]:
+        kinds = (B, W) if kind == BW else (kind,)
+        return [(each, stage) for each in kinds if (each, stage) in self._parts.pieces]
+
+    def _one(self, key: Key, flight: Flight, k: int) -> None:
+        with self.spans.during("wait", f"for {label(key)} of {k}"):
+            self._relay.wait(key, flight)
+        begin = time.perf_counter()
+        self._parts.run(key, flight)
+        end = time.perf_counter()
+        self.seconds.setdefault(key, []).append(end - begin)
+        self.spans.add("compute", f"{label(key)} of {k}", begin, end)
+
+    def _update_all(self, rate: float) -> None:
+        """Parameters and state of this rank, and copies of others' that it reads."""
+        share = 1.0 / self.wanted.micro_batches
+        feeds = {RATE: np.array(rate, np.float32), SHARE: np.array(share, np.float32)}
+        flight = self._tail.flight(feeds, (), self._news.readers)
+        for key in self._tail.pieces:
+            self._news.wait(key, flight)
+            with self.spans.during("compute", "update"):
+                self._tail.run(key, flight)
+            self._news.send(key, flight)
+        self._news.clear(True)
+        for name in self._sums:
+            if name in self._held.arrays:
+                self._held.arrays[name].fill(0)
+        rank, courier = self.ranks.rank, self.staged.courier
+        going = []
+        for tag, (name, (owner, readers)) in enumerate(self.staged.copies.items(), self._copies):
+            if rank == owner:
+                raw = raw_of(self._held.arrays[name])
+                going += [courier.send(raw, reader, tag, name) for reader in readers]
+            elif rank in readers:
+                going.append(courier.receive(raw_of(self._held.arrays[name]), owner, tag, name))
+        for transfer in going:
+            courier.wait(transfer)
+
+    # ---- state -------------------------------------------------------------------------
+
+    @property
+    def state(self) -> dict[str, np.ndarray]:
+        """What this rank holds; on the first, after :meth:`collect`, everything as it then was."""
+        return self._everything or self._held.arrays
+
+    def collect(self) -> None:
+        """Bring the state of all ranks to the first, where it can be exported; all have to call."""
+        owners, rank = self.staged.owners, self.ranks.rank
+        own = {name: a for name, a in self._held.arrays.items() if owners.get(name) == rank}
+        for row in self.ranks.gathered(own):
+            self._everything.update(row)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a checkpoint as one process does; all have to call."""
+        self.collect()
+        if self.ranks.first:
+            facts = {name: str(getattr(self.progress, name)) for name in COUNTS}
+            about = {"format": "onnxremat-checkpoint", "version": "1", **facts}
+            write_tensors(Path(path), self._everything, about)
+        self._everything = {}
+
+    def resume(self, path: str | os.PathLike[str]) -> None:
+        """Go on from a checkpoint, of one process or any number.
+
+        Raises:
+            ModelError: unreadable, or of another model.
+        """
+        tensors, facts = read_tensors(Path(path))
+        sums = set(self._sums)
+        odd = sorted((set(tensors) ^ set(self.staged.owners)) - sums)
+        for name, array in self._held.arrays.items():
+            given = tensors.get(name)
+            if given is not None and (given.shape, given.dtype) != (array.shape, array.dtype):
+                odd.append(name)
+        if odd or sums & set(tensors):
+            raise ModelError(
+                f"{path} is a checkpoint of another training graph, or waits for an update",
+                why=f"differing tensors: {', '.join((odd or sorted(sums))[:5])}",
+                hint="resume with the step it was made with, or start anew with another file",
+            )
+        try:
+            self.progress = Progress(**{key: int(facts[key]) for key in COUNTS})
+        except (KeyError, ValueError) as error:
+            raise ModelError(f"{path} does not say how far the run was", why=str(error)) from error
+        for name, array in self._held.arrays.items():
+            if name not in sums:
+                np.copyto(array, tensors[name])
+
+
+class _Together:
+    """The sessions of all parts, as a trainer ends them."""
+
+    def __init__(self, trainer: PipelineParallel) -> None:
+        self._trainer = trainer
+
+    def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """A pipeline is run micro-batch by micro-batch."""
+        return self._trainer.run(feeds)
+
+    def abandon(self) -> None:
+        """Stop what is on."""
+        self._trainer._parts.abandon()
+        self._trainer._tail.abandon()

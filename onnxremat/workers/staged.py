@@ -1,0 +1,225 @@
+"""The stages of a pipeline on ranks: where the step is cut, its schedule, who holds what."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import onnx
+
+from onnxremat.errors import MissingComponentError, UnsupportedError
+from onnxremat.graph.onnx_io import read_model
+from onnxremat.ort.session import Options
+from onnxremat.training.state import Step
+from onnxremat.workers.courier import Courier, Delay
+from onnxremat.workers.gathering import gathering
+from onnxremat.workers.halves import Halves, halves_of
+from onnxremat.workers.layers import Key, crossing_bytes, forward_ops
+from onnxremat.workers.mpi import Ranks
+from onnxremat.workers.pieces import Piece, cut
+from onnxremat.workers.pipeline import B, F, Order, Pipeline, W
+from onnxremat.workers.replay import Replay, carry_out
+from onnxremat.workers.schedules import SEVERAL, named
+from onnxremat.workers.search import best_order
+from onnxremat.workers.spread import EVERYWHERE, Phase, spread
+from onnxremat.workers.stages import balanced, fine_cuts, named_cuts, part_seconds
+from onnxremat.workers.tuning import measured_network
+
+SHORTEST = 1e-9  # seconds that a simulated part takes at least
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A pipeline as asked for.
+
+    Attributes:
+        micro_batches: per step.
+        schedule: a name, or ``auto``.
+        stages: first op of each stage but the first, with commas between them; "" for as balanced
+            as measured times say.
+        in_flight: most micro-batches that a stage keeps alive, None for no limit.
+        delay: of every transfer, for tests and studies.
+    """
+
+    micro_batches: int
+    schedule: str = "1f1b"
+    stages: str = ""
+    in_flight: int | None = None
+    delay: Delay | None = None
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A pipeline that can run.
+
+    Attributes:
+        model: the step, gathering, its update inside.
+        cuts: first op of each stage but the first.
+        replay: the schedule, simulated with measured times.
+        pieces: all parts of the step, of all ranks.
+        updates: all parts of the update.
+        owners: rank that holds the newest value of each variable.
+        copies: parameters that other ranks than their owner read: owner, and those.
+    """
+
+    model: onnx.ModelProto
+    cuts: tuple[str, ...]
+    replay: Replay
+    courier: Courier
+    pieces: Mapping[Key, Piece]
+    updates: Mapping[Phase, Piece]
+    owners: Mapping[str, int]
+    copies: Mapping[str, tuple[int, tuple[int, ...]]]
+
+    @property
+    def order(self) -> Order:
+        """The schedule."""
+        return self.replay.order
+
+    def rank_of(self, key: Key) -> int:
+        """Where a part runs."""
+        return self.order.rank[key[1]]
+
+    def actions(self, rank: int) -> Iterator[tuple[int, int, int]]:
+        """Stage, kind and micro-batch of everything that a rank does, in order."""
+        seen: dict[int, int] = {}
+        own = self.order.steps[rank].tolist() if rank < self.order.ranks else []
+        for step in own:
+            k = seen[step] = seen.get(step, -1) + 1
+            yield step // 4, step % 4, k
+
+    def held(self, rank: int) -> frozenset[str]:
+        """Variables that a rank needs."""
+        rows = [piece for key, piece in self.pieces.items() if self.rank_of(key) == rank]
+        rows += [p for key, p in self.updates.items() if key == EVERYWHERE or key[1] == rank]
+        names = {name for piece in rows for name in (*piece.states, *piece.reads)}
+        names |= {old for piece in rows for old, _ in piece.copied}
+        return frozenset(names | {name for name, owner in self.owners.items() if owner == rank})
+
+
+def staged(step: Step, ranks: Ranks, wanted: Wanted, options: Options) -> Staged:
+    """Cut a step to stages for so many ranks, and choose their schedule; all have to call.
+
+    Raises:
+        MissingComponentError: this MPI does not let several threads call it.
+        UnsupportedError: a planned step, or state that several stages overwrite.
+        UsageError: stages or a schedule that do not suit the ranks.
+        InfeasibleError: the schedule keeps more micro-batches alive than it may.
+    """
+    if any(entry.key == "onnxremat.plan" for entry in step.model.metadata_props):
+        raise UnsupportedError(
+            "a planned step cannot be cut to stages",
+            why="its plan holds for the step in one piece",
+            hint="give the step as differentiate made it",
+        )
+    courier = ranks.courier(wanted.delay)
+    if courier is None:
+        raise MissingComponentError(
+            "a pipeline needs an MPI that several threads may call",
+            why="this one was started without MPI_THREAD_MULTIPLE",
+            hint="another MPI, or mpi4py's default settings (mpi4py.rc.thread_level)",
+        )
+    model = gathering(read_model(step.file) if step.file is not None else step.model)
+    halves = halves_of(model, step.folder)
+    cuts, pipeline = _measured(halves, ranks, wanted, options, step)
+    pipeline = replace(pipeline, communication=_communication(halves, cuts, courier, ranks))
+    first = _scheduled(pipeline, wanted.schedule, ranks.size) if ranks.first else None
+    replay: Replay = ranks.told(first)
+    layers = halves.layers(cuts)
+    homes = {name: replay.order.rank[at] for name, (_, at) in halves.homes(layers).items()}
+    pieces = cut(halves.step, layers.parts, halves.about)
+    updates = cut(halves.update, spread(halves.update, homes), halves.told)
+    owners = _owners(halves, replay.order.rank, pieces, updates)
+    copies = _copies(halves, owners, replay.order.rank, pieces)
+    return Staged(model, tuple(cuts), replay, courier, pieces, updates, owners, copies)
+
+
+def _measured(
+    halves: Halves, ranks: Ranks, wanted: Wanted, options: Options, step: Step
+) -> tuple[list[str], Pipeline]:
+    """Where to cut, and what the stages take: parts of a finer cut, measured, each rank some."""
+    count = 2 * ranks.size if wanted.schedule in SEVERAL else ranks.size
+    hand = named_cuts(halves.step, wanted.stages) if wanted.stages else None
+    fine = hand if hand is not None else fine_cuts(halves.step, count)
+    pieces = cut(halves.step, halves.layers(fine).parts, halves.about)
+    mine = {key: piece for key, piece in pieces.items() if key[1] % ranks.size == ranks.rank}
+    seconds: dict[Key, float] = {}
+    for row in ranks.everybody(part_seconds(mine, options, step.folder)):
+        seconds.update(row)
+    layers = range(len(fine) + 1)
+    whole = [sum(seconds.get((kind, k), 0.0) for kind in (F, B, W)) for k in layers]
+    begins = [0, *(balanced(whole, count) if hand is None else layers[1:]), len(whole)]
+    stages = [range(a, b) for a, b in itertools.pairwise(begins)]
+
+    def of(kind: int, least: float) -> tuple[float, ...]:
+        rows = (sum(seconds.get((kind, k), 0.0) for k in stage) for stage in stages)
+        return tuple(max(row, least) for row in rows)
+
+    pipeline = Pipeline(
+        of(F, SHORTEST), of(B, SHORTEST), of(W, 0.0), wanted.micro_batches,
+        in_flight=wanted.in_flight,
+    )  # fmt: skip
+    return [fine[at - 1] for at in begins[1:-1]], pipeline
+
+
+def _communication(
+    halves: Halves, cuts: Sequence[str], courier: Courier, ranks: Ranks
+) -> tuple[float, ...]:
+    """Seconds over each boundary, by the bytes that cross it forward, as a sum of so many takes."""
+    network = measured_network(courier, ranks)
+    ops = forward_ops(halves.step)
+    bytes_at = dict(zip((op.name for op in ops), crossing_bytes(halves.step, ops), strict=True))
+    return tuple(network.seconds(bytes_at[name]) for name in cuts)
+
+
+def _scheduled(pipeline: Pipeline, schedule: str, ranks: int) -> Replay:
+    if schedule == "auto":
+        return best_order(pipeline, ranks).replay
+    return carry_out(pipeline, named(pipeline, schedule, ranks))
+
+
+def _owners(
+    halves: Halves,
+    rank: Sequence[int],
+    pieces: Mapping[Key, Piece],
+    updates: Mapping[Phase, Piece],
+) -> dict[str, int]:
+    """Who has the newest value of each variable: who updates it, or the first that reads it."""
+    sums, found = {name for _, name in halves.told.gradients}, dict[str, int]()
+    where = [(rank[layer], piece) for (_, layer), piece in pieces.items()]
+    where += [(max(home, 0), piece) for (_, home), piece in updates.items()]
+    for home, piece in where:
+        found.update((old, home) for old, _ in (*piece.placed, *piece.copied))
+    for home, piece in sorted(where, key=lambda row: row[0]):
+        for name in (*piece.states, *piece.reads):
+            found.setdefault(name, home)
+    known = {v.input for v in (*halves.about.variables, *halves.told.variables)}
+    return {name: home for name, home in found.items() if name in known - sums}
+
+
+def _copies(
+    halves: Halves, owners: Mapping[str, int], rank: Sequence[int], pieces: Mapping[Key, Piece]
+) -> dict[str, tuple[int, tuple[int, ...]]]:
+    """Parameters that other ranks than their owner read.
+
+    Raises:
+        UnsupportedError: state that the step itself moves is read by several ranks.
+    """
+    found: dict[str, set[int]] = {}
+    for (_, layer), piece in pieces.items():
+        for name in (*piece.states, *piece.reads):
+            if owners.get(name, rank[layer]) != rank[layer]:
+                found.setdefault(name, set()).add(rank[layer])
+    moved = sorted(found.keys() & halves.about.updates.keys())
+    if moved:
+        raise UnsupportedError(
+            f"'{moved[0]}' is overwritten in one stage and read in another",
+            hint="cut elsewhere: --stages OP,OP",
+        )
+    updated = {v.input for v in halves.told.variables if v.output}
+    return {
+        name: (owners[name], tuple(sorted(found[name])))
+        for name in sorted(found)
+        if name in updated
+    }

@@ -1,0 +1,118 @@
+"""From the first steps of a run to the exchange it goes on with."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from statistics import median
+
+import numpy as np
+
+from onnxremat.errors import ModelError
+from onnxremat.workers.courier import Courier
+from onnxremat.workers.exchange import Exchange, Network, Simulated, best, of_parts
+from onnxremat.workers.mpi import Ranks
+from onnxremat.workers.overlap import Overlapped
+
+WARM, MEASURED, TRIAL = 2, 3, 3  # updates
+PROBE = 1 << 20  # bytes that the network is measured with
+
+
+def measured_network(courier: Courier, ranks: Ranks) -> Network:
+    """What a sum over all processes takes, in the best of a few; the same numbers everywhere."""
+    seconds = []
+    for size in (4, PROBE):
+        array, found = np.zeros(size // 4, np.float32), list[float]()
+        for _ in range(5):
+            transfer = courier.add_up([array], "measuring the network")
+            courier.wait(transfer)
+            found.append(transfer.end - transfer.begin)
+        seconds.append(min(found))
+    latency, long = seconds
+    return ranks.told(Network(latency, max(long - latency, 0.0) / (PROBE - 4)))
+
+
+class Tuning:
+    """Chooses the exchange of a run.
+
+    A few steps are measured in plain order; the best exchange is found by simulation; where it is
+    another than the best in plain order, both are tried in turn, and the quicker one stays. The
+    first process decides.
+
+    Attributes:
+        network: as measured, the same numbers in all processes.
+        chosen: by simulation, and the best in plain order; None until they are known.
+        tried: seconds of an update with each of them, in the trial.
+        done: the exchange stays from now on.
+    """
+
+    def __init__(
+        self,
+        overlapped: Overlapped,
+        ranks: Ranks,
+        courier: Courier,
+        sizes: Sequence[int],
+        most: int,
+    ) -> None:
+        self._runs, self._ranks, self._sizes, self._most = overlapped, ranks, sizes, most
+        self.network = measured_network(courier, ranks)
+        self.chosen: tuple[Simulated, Simulated] | None = None
+        self.tried: tuple[list[float], list[float]] = ([], [])
+        self.done = False
+        self._updates, self._since = 0, 0.0
+
+    def updated(self) -> None:
+        """An update was asked for: the end of what counts as an iteration."""
+        if self.done:
+            return
+        now, self._updates = time.perf_counter(), self._updates + 1
+        if self._updates == WARM:
+            self._runs.seconds.clear()
+        elif self._updates == WARM + MEASURED:
+            self._choose()
+        elif self.chosen:
+            self._try(now - self._since, *self.chosen)
+        self._since = time.perf_counter()
+
+    def _choose(self) -> None:
+        seconds = {key: median(row) for key, row in self._runs.seconds.items()}
+        times = of_parts(seconds, self._sizes)
+        quickest, plain = self.chosen = self._ranks.told(best(times, self.network, self._most))
+        self._runs.exchange = plain.exchange
+        self.done = quickest == plain
+
+    def _try(self, seconds: float, quickest: Simulated, plain: Simulated) -> None:
+        """Both in turn, ``TRIAL`` updates each, twice; the first after a change does not count."""
+        at = self._updates - (WARM + MEASURED) - 1
+        if at % TRIAL:
+            self.tried[at // TRIAL % 2].append(seconds)
+        if at + 1 == 4 * TRIAL:
+            gained = median(self.tried[1]) < median(self.tried[0])
+            self._runs.exchange = self._ranks.told((quickest if gained else plain).exchange)
+            self.done = True
+        elif (at + 1) % TRIAL == 0:
+            self._runs.exchange = (plain, quickest)[(at + 1) // TRIAL % 2].exchange
+
+    def to_text(self) -> str:
+        """The exchange, for a checkpoint; "" while it is not known yet."""
+        if not self.done:
+            return ""
+        exchange = self._runs.exchange
+        return json.dumps([self._ranks.size, exchange.late, exchange.buckets])
+
+    def take(self, text: str) -> None:
+        """Go on with the exchange of a checkpoint, where it was made by as many processes: more
+        than two add up in an order that depends on it.
+
+        Raises:
+            ModelError: it is not one of this step.
+        """
+        try:
+            size, late, buckets = json.loads(text)
+            found = Exchange(int(late), tuple(tuple(map(int, row)) for row in buckets))
+        except (ValueError, TypeError) as error:
+            raise ModelError("the checkpoint's order of sums is unreadable", why=text) from error
+        layers = sorted(layer for row in found.buckets for layer in row)
+        if size == self._ranks.size and layers == list(range(len(self._sizes))):
+            self._runs.exchange, self.done = found, True

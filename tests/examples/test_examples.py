@@ -1,0 +1,79 @@
+"""Every example runs at small size, and says what it is there to show."""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tools.examples import NAMES
+
+
+def said(name: str, folder: Path) -> str:
+    """What an example says at small size."""
+    made = import_module(f"examples.{name}").main(True, folder)
+    return str(made.text)
+
+
+def number(pattern: str, text: str) -> float:
+    found = re.search(pattern, text)
+    assert found, text
+    return float(found[1])
+
+
+def test_every_example_is_run_and_shown() -> None:
+    scripts = {p.stem for p in (ROOT / "examples").glob("*.py")} - {"__init__", "run"}
+    assert scripts == set(NAMES)
+    page = (ROOT / "examples" / "README.md").read_text()
+    for name in NAMES:
+        assert name in page
+        assert (ROOT / "examples" / "output" / f"{name}.txt").read_text().startswith("$ python")
+
+
+def test_fine_tuning(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
+    text = said("finetune_vision", tmp_path)
+    before = number(r"trained on 0 to 4: ([\d.]+)%", text)
+    assert number(r"knows all ten: ([\d.]+)%", text) > before
+
+
+def test_a_small_gpt(tmp_path: Path) -> None:
+    text = said("small_gpt", tmp_path)
+    assert number(r"measured, ([\d.]+)%", text) <= 70
+    assert number(r"-> ([\d.]+) after", text) < number(r"loss ([\d.]+) -> ", text)
+
+
+def test_segmentation(tmp_path: Path) -> None:
+    text = said("segmentation", tmp_path)
+    assert number(r"measured, ([\d.]+)%", text) <= 60
+    assert number(r"off by ([\d.e-]+)", text) < 1e-4
+
+
+def test_two_devices(tmp_path: Path) -> None:
+    text = said("two_devices", tmp_path)
+    assert "cpu:1: " in text
+    assert number(r"off by ([\d.e-]+)", text) < 1e-4
+
+
+def test_two_ranks(tmp_path: Path) -> None:
+    text = said("two_ranks", tmp_path)
+    if "skipped" in text:
+        pytest.skip(text)
+    assert number(r"differ by at most ([\d.e+-]+)", text) < 1e-4
+
+
+@pytest.mark.torch
+def test_from_pytorch(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    text = said("from_pytorch", tmp_path)
+    assert number(r"after: ([\d.]+)%", text) > 90
+
+
+@pytest.mark.parametrize("name", ["deploy_cpp", "deploy_csharp"])
+def test_deploying(name: str, tmp_path: Path) -> None:
+    text = said(name, tmp_path)
+    assert "options." in text
+    assert "skipped: " in text or "Python's" in text

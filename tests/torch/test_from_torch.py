@@ -1,0 +1,116 @@
+"""A module in one line, and back: ``from_torch``, ``Trainer(weights=module)``, ``to_torch``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import onnxremat
+from onnxremat.errors import UsageError
+from onnxremat.training.state import as_array
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+RATE = 0.1
+
+
+class Net(nn.Module):
+    """Running statistics, a frozen parameter, and two that are one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(6, 6), nn.BatchNorm1d(6)
+        self.again, self.out = nn.Linear(6, 6), nn.Linear(6, 3)
+        self.again.weight = self.first.weight
+        self.out.bias.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(torch.tanh(self.again(torch.tanh(self.norm(self.first(x))))))
+
+
+@pytest.fixture
+def net() -> Net:
+    torch.manual_seed(0)
+    return Net()
+
+
+@pytest.fixture(scope="module")
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    random = np.random.default_rng(0)
+    return (
+        torch.from_numpy(random.standard_normal((8, 6))).float(),
+        torch.from_numpy(random.integers(3, size=8)),
+    )
+
+
+def stepped(net: Net, batch: tuple[torch.Tensor, torch.Tensor], steps: int) -> list[float]:
+    """The same steps by PyTorch, in place."""
+    losses, optimizer = [], torch.optim.SGD([p for p in net.parameters() if p.requires_grad], RATE)
+    net.train()
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(net(batch[0]), batch[1])
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def test_there_and_back_is_what_pytorch_does(
+    net: Net, batch: tuple[torch.Tensor, torch.Tensor], tmp_path: Path
+) -> None:
+    model = onnxremat.from_torch(net, batch[0])
+    onnxremat.differentiate(model, tmp_path / "step.onnx")
+    trainer = onnxremat.Trainer(tmp_path / "step.onnx", weights=net, rate=RATE, threads=1)
+    (name,) = trainer.training.data
+    feeds = {name: batch[0].numpy(), "labels": batch[1].numpy()}
+    ours = [trainer.step(feeds) for _ in range(3)]
+    twin = Net()
+    twin.load_state_dict(net.state_dict())
+    assert ours == pytest.approx(stepped(net, batch, 3), rel=1e-5)
+    assert onnxremat.to_torch(trainer, twin) is twin
+    want, found = net.state_dict(), twin.state_dict()
+    assert found.keys() == want.keys()
+    for key in want.keys() - {"norm.num_batches_tracked"}:
+        torch.testing.assert_close(found[key], want[key], rtol=1e-4, atol=1e-6)
+    assert twin.again.weight is twin.first.weight
+
+
+def test_a_state_dict_will_do_as_well(
+    net: Net, batch: tuple[torch.Tensor, torch.Tensor], tmp_path: Path
+) -> None:
+    onnxremat.differentiate(onnxremat.from_torch(net, batch[0]), tmp_path / "step.onnx")
+    with torch.no_grad():
+        net.first.weight.mul_(2)
+    trainer = onnxremat.Trainer(tmp_path / "step.onnx", weights=net.state_dict())
+    np.testing.assert_array_equal(trainer.state["first.weight"], net.first.weight.detach().numpy())
+
+
+def test_tensors_of_half_precision_are_read() -> None:
+    assert as_array(torch.ones(2, dtype=torch.bfloat16)).tolist() == [1.0, 1.0]
+
+
+def test_another_module_is_refused_whole(net: Net) -> None:
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    new = {"first.weight": np.zeros((6, 6), np.float32), "out.weight": np.zeros((2, 6), np.float32)}
+    with pytest.raises(UsageError, match=r"'out\.weight'"):
+        onnxremat.to_torch(new, net)
+    with pytest.raises(UsageError, match="no tensor of this Net"):
+        onnxremat.to_torch({"other": np.zeros(3, np.float32)}, net)
+    with pytest.raises(UsageError, match=r"no torch\.nn\.Module"):
+        onnxremat.to_torch(new, {})
+    for name, value in net.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+def test_a_program_of_the_exporter_is_optimised(
+    net: Net, batch: tuple[torch.Tensor, torch.Tensor]
+) -> None:
+    program = torch.onnx.export(net.eval(), (batch[0],), dynamo=True, verbose=False)
+    found = onnxremat.optimize(
+        program, budget="1x", bench_seconds=0, settings=onnxremat.Settings(target="none")
+    )
+    assert found.facts()["difference_to_original"] <= 1e-5

@@ -1,0 +1,43 @@
+"""One of several processes that train as a pipeline and tell what came out: ``mpiexec -n 2 python
+-m tests.workers.pipeline_run WHAT.json``, a list of what to train and how."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from onnxremat.workers.mpi import join
+from onnxremat.workers.pipelined import PipelineParallel
+from onnxremat.workers.staged import Wanted
+
+
+def main(path: Path) -> None:
+    """Train each, and write what came out."""
+    ranks = join()
+    for row in json.loads(path.read_text()):
+        folder = Path(row["folder"])
+        batch = dict(np.load(folder / "data.npz"))
+        wanted = Wanted(**row["wanted"])
+        trainer = PipelineParallel(
+            folder / "step.onnx", ranks=ranks, wanted=wanted, rate=row["rate"], threads=1
+        )
+        losses = [trainer.step(batch) for _ in range(row["steps"])]
+        trainer.collect()
+        alive = ranks.gathered(trainer.alive)
+        peak = ranks.gathered(trainer.pool.peak)
+        if ranks.first:
+            np.savez(folder / f"{row['name']}.npz", losses=np.array(losses), **trainer.state)
+            facts = {
+                "alive": {k: v for part in alive for k, v in part.items()},
+                "simulated": trainer.staged.replay.peak,
+                "peak": peak,
+                "cuts": trainer.staged.cuts,
+            }
+            (folder / f"{row['name']}.json").write_text(json.dumps(facts))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,52 @@
+"""When gradients travel: the study's toy, and what a choice never does."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from onnxremat.workers.exchange import Network, Times, best, every, simulate
+
+ONE = (1.0,) * 12
+TOY = Times(ONE, (0.0, *ONE[1:]), ONE, (1,) * 12)  # nobody wants the gradient of the data
+
+
+@pytest.mark.parametrize(
+    ("ratio", "plain", "least", "late"), [(0.5, 37.0, 35.0, 4), (0.8, 39.4, 38.4, 3)]
+)
+def test_the_toy_of_the_study(ratio: float, plain: float, least: float, late: int) -> None:
+    """Twelve equal layers; a layer's sum takes a share of its three parts."""
+    network = Network(0.0, 3 * ratio)
+    times = [simulate(TOY, network, k, 1).seconds for k in range(13)]
+    assert times[0] == pytest.approx(plain)
+    assert min(times) == pytest.approx(least)
+    assert times.index(min(times)) == late
+
+
+def test_a_network_that_is_never_done_gains_nothing() -> None:
+    quickest, plain = best(TOY, Network(0.0, 3.0), 12)
+    assert quickest == plain
+
+
+def test_latency_makes_buckets_larger() -> None:
+    alone, _ = best(TOY, Network(0.0, 0.5), 0)
+    together, _ = best(TOY, Network(2.0, 0.5), 0)
+    assert max(map(len, together.exchange.buckets)) > max(map(len, alone.exchange.buckets))
+
+
+def test_choices_are_whole_and_never_worse_than_plain_order() -> None:
+    draw = Random(0)
+    for _ in range(50):
+        n = draw.randint(1, 9)
+        rows = [tuple(draw.uniform(0.1, 2) for _ in range(n)) for _ in range(3)]
+        times = Times(rows[0], rows[1], rows[2], tuple(draw.randint(0, 5) for _ in range(n)))
+        network, most = Network(draw.random(), draw.random()), draw.randint(0, n)
+        quickest, plain = best(times, network, most)
+        assert quickest.seconds <= plain.seconds
+        assert plain.exchange.late == 0
+        assert quickest.exchange.late <= most
+        for found in every(times, network, most):
+            layers = [layer for bucket in found.exchange.buckets for layer in bucket]
+            assert sorted(layers) == list(range(n))
+            assert found.seconds >= times.compute - 1e-9

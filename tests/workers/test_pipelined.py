@@ -1,0 +1,206 @@
+"""A pipeline over several processes does what one process does with the joined batch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from typer.testing import CliRunner
+
+import models
+from onnxremat.cli.commands import app
+from onnxremat.errors import UsageError
+from onnxremat.grad import differentiate
+from onnxremat.graph.tensor_files import read_tensors
+from onnxremat.training.data import Arrays
+from onnxremat.training.trainer import Trainer
+from onnxremat.workers.schedules import NAMED
+from tests.workers.test_data_parallel import arrays, mpiexec, net, several, write
+from tests.workers.test_overlap import joined
+
+MICRO_BATCHES = 4
+SIZES: dict[str, dict[str, Any]] = {
+    "resnet18": {"size": 32, "width": 8, "classes": 10},
+    "bert": {"sequence": 8, "hidden": 16, "layers": 4, "heads": 2, "vocab": 50, "positions": 8},
+    "gpt2": {"sequence": 8, "hidden": 16, "layers": 4, "heads": 2, "vocab": 50, "positions": 8},
+}
+
+
+def prepare(folder: Path, name: str, **settings: Any) -> Path:
+    """A step for micro-batches, the one process's step, and a joined batch."""
+    folder.mkdir()
+    sizes = SIZES[name]
+    small = models.build(name, batch=2, **sizes)
+    step = differentiate(small, initializers=True, **settings)
+    onnx.save(step, folder / "step.onnx")
+    if name == "resnet18":  # batch normalization sees a micro-batch at a time
+        whole = differentiate(small, initializers=True, accumulate=MICRO_BATCHES, **settings)
+        batch = joined(small, step, MICRO_BATCHES)
+    else:
+        big = models.build(name, batch=2 * MICRO_BATCHES, **sizes)
+        whole = differentiate(big, initializers=True, **settings)
+        batch = joined(big, whole)
+    onnx.save(whole, folder / "whole.onnx")
+    np.savez(folder / "data.npz", **batch)
+    return folder
+
+
+def alone(folder: Path, steps: int, rate: float) -> tuple[list[float], dict[str, np.ndarray]]:
+    """What one process makes of it."""
+    trainer = Trainer(folder / "whole.onnx", rate=rate, threads=1)
+    batch = dict(np.load(folder / "data.npz"))
+    rows = trainer.batch_size
+    losses = []
+    for _ in range(steps):
+        parts = len(batch[trainer.training.target]) // rows
+        each = [
+            trainer.step({n: a[k * rows : (k + 1) * rows] for n, a in batch.items()})
+            for k in range(parts)
+        ]
+        losses.append(sum(each) / parts)
+    return losses, trainer.state
+
+
+def run(folder: Path, ranks: int, rows: list[dict[str, Any]]) -> None:
+    """Train in a pipeline."""
+    what = folder / "what.json"
+    what.write_text(json.dumps(rows))
+    started = mpiexec(ranks, "-m", "tests.workers.pipeline_run", str(what))
+    said = started.communicate()
+    assert started.returncode == 0, said
+
+
+def compare(folder: Path, row: dict[str, Any], near: float, losses_near: float) -> None:
+    """Losses and everything trained."""
+    got = dict(np.load(folder / f"{row['name']}.npz"))
+    losses, state = alone(folder, row["steps"], row["rate"])
+    np.testing.assert_allclose(got.pop("losses"), losses, rtol=losses_near)
+    sums = {name for name in state if name.endswith("grad_sum")}
+    assert got.keys() == state.keys() - sums
+    for name, value in got.items():
+        scale = max(np.abs(state[name]).max(), 1e-3)
+        np.testing.assert_allclose(value, state[name], atol=near * scale, err_msg=name)
+
+
+def told(folder: Path, row: dict[str, Any]) -> dict[str, Any]:
+    """Micro-batches alive, and what the simulation says of them."""
+    found: dict[str, Any] = json.loads((folder / f"{row['name']}.json").read_text())
+    return found
+
+
+def planned(folder: Path, schedule: str, steps: int, **wanted: Any) -> dict[str, Any]:
+    """What :mod:`tests.workers.pipeline_run` trains."""
+    wanted = {"micro_batches": MICRO_BATCHES, "schedule": schedule, **wanted}
+    return {"folder": str(folder), "name": schedule, "steps": steps, "rate": 0.01, "wanted": wanted}
+
+
+@several
+def test_as_one_process_with_the_joined_batch(tmp_path: Path) -> None:
+    """GPT-2, whose embedding both ends read: 20 steps of SGD; a norm over all ranks; AdamW."""
+    plain = prepare(tmp_path / "plain", "gpt2", optimizer="sgd")
+    clipped = prepare(tmp_path / "clipped", "gpt2", optimizer="sgd", clip_norm=0.5)
+    adamw = prepare(tmp_path / "adamw", "gpt2", optimizer="adamw")
+    rows = [planned(plain, "1f1b", 20), planned(clipped, "zb-h1", 3), planned(adamw, "gpipe", 20)]
+    run(tmp_path, 2, rows)
+    compare(plain, rows[0], 1e-5, 1e-5)
+    compare(clipped, rows[1], 1e-5, 1e-5)
+    compare(adamw, rows[2], 10.0, 1e-4)  # it makes rounding large where a gradient is zero
+    for row, most in zip(rows, ([2, 1], [2, 2], [4, 4]), strict=True):
+        facts = told(Path(row["folder"]), row)
+        alive = [facts["alive"][key] for key in sorted(facts["alive"])]
+        assert alive == most
+        assert all(a <= b for a, b in zip(alive, facts["simulated"], strict=True))
+
+
+@several
+@pytest.mark.slow
+def test_every_schedule_and_net(tmp_path: Path) -> None:
+    rows = []
+    for name in SIZES:
+        folder = prepare(tmp_path / name, name, optimizer="sgd")
+        rows += [planned(folder, schedule, 3) for schedule in (*NAMED, "auto")]
+        rows[-1]["steps"] = 20
+    run(tmp_path, 2, rows)
+    for row in rows:
+        compare(Path(row["folder"]), row, 1e-5, 1e-5)
+        facts = told(Path(row["folder"]), row)
+        alive = [facts["alive"][key] for key in sorted(facts["alive"])]
+        assert all(a <= b for a, b in zip(alive, facts["simulated"], strict=True))
+
+
+@several
+@pytest.mark.slow
+def test_four_processes(tmp_path: Path) -> None:
+    rows = []
+    for name in SIZES:
+        folder = prepare(tmp_path / name, name, optimizer="sgd")
+        rows += [planned(folder, "zb-h1", 20), planned(folder, "interleaved", 2)]
+    run(tmp_path, 4, rows)
+    for row in rows:
+        compare(Path(row["folder"]), row, 1e-5, 1e-5)
+
+
+PROGRAM = "from onnxremat.cli.app import main; main()"
+PIPELINE = ["--pipeline", "--micro-batches", "2", "--schedule", "zb-h1", "--stages", "Tanh_1"]
+
+
+def train(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """The command, with two processes."""
+    given = [str(folder / "step.onnx"), "--data", str(folder / "data.npz"), "--no-shuffle", "-q"]
+    run = mpiexec(2, "-c", PROGRAM, "train", *given, *PIPELINE, *options)
+    said = run.communicate()
+    assert run.returncode == 0, said
+    return subprocess.CompletedProcess(run.args, 0, *said)
+
+
+@several
+def test_the_command_writes_what_one_process_reads(tmp_path: Path) -> None:
+    """A checkpoint, and a trace of both processes."""
+    folder, saved, trace = tmp_path / "run", tmp_path / "c.safetensors", tmp_path / "t.json"
+    write(folder, differentiate(net(6), optimizer="adamw", initializers=True), arrays())
+    train(folder, "--checkpoint", str(saved), "--trace", str(trace))
+    step = differentiate(net(12), optimizer="adamw", initializers=True)
+    one, whole = Trainer(step, threads=1), Trainer(step, threads=1)
+    one.resume(saved)
+    assert one.progress.step == 4
+    whole.fit(Arrays(arrays(), 12, shuffle=False), 1)
+    for name, value in whole.state.items():
+        np.testing.assert_allclose(one.state[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
+    events = json.loads(trace.read_text())["traceEvents"]
+    lanes = {(event["pid"], event["cat"]) for event in events if event["ph"] == "X"}
+    assert {(0, "compute"), (1, "compute"), (0, "transfer"), (1, "transfer")} <= lanes
+
+
+@several
+@pytest.mark.slow
+def test_resuming_makes_the_bits_of_an_uninterrupted_run(tmp_path: Path) -> None:
+    folder, halves, whole = tmp_path / "run", tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    write(folder, differentiate(net(6), optimizer="adamw", initializers=True), arrays())
+    train(folder, "--checkpoint", str(halves))
+    train(folder, "--checkpoint", str(halves), "--resume", "--epochs", "2")
+    train(folder, "--checkpoint", str(whole), "--epochs", "2")
+    one, other = read_tensors(halves)[0], read_tensors(whole)[0]
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        np.testing.assert_array_equal(value, other[name])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--schedule", "zb-h1"], "for pipelines"),
+        (["--stages", "a"], "for pipelines"),
+        (["--pipeline", "--data-parallel"], "not for one run"),
+        (["--pipeline", "--schedule", "1f1b", "--schedule", "gpipe"], "two of one kind"),
+    ],
+)
+def test_options_that_do_not_go_together(options: list[str], said: str) -> None:
+    given = ["train", "none.onnx", "--data", "none.npz", *options]
+    result = CliRunner().invoke(app, given)
+    assert isinstance(result.exception, UsageError)
+    assert said in str(result.exception)
