@@ -11,7 +11,7 @@ TORCH ?= torch==2.13.0
 # In one call with PyTorch, or another build of it may be drawn in.
 ZOO ?= $(TORCH) torchvision==0.28.0 timm transformers onnxscript
 
-.PHONY: demo docs examples wheel test test-slow coverage test-torch test-zoo test-zoo-sample check format bench bench-cuda bench-devices bench-fission bench-memory bench-ops bench-pipeline bench-place bench-plan bench-train regress fuzz faults clean
+.PHONY: demo docs examples wheel test test-slow coverage test-torch test-zoo test-zoo-sample check format bench bench-cuda bench-devices bench-fission bench-memory bench-ops bench-pipeline bench-place bench-plan bench-train bench-workers regress fuzz faults clean
 
 demo: $(VENV)/ready
 	MODEL=$(MODEL) $(BIN)/python tools/demo.py
@@ -95,6 +95,10 @@ bench-plan: $(VENV)/dev
 
 bench-train: $(VENV)/torch
 	$(BIN)/python tools/bench_train.py $(ARGS)
+
+# Processes that train together: two idle cores. One row: make bench-workers ARGS='--only pipeline'.
+bench-workers: $(VENV)/dev
+	$(BIN)/python tools/bench_workers.py $(ARGS)
 
 regress: $(VENV)/dev
 	$(BIN)/python tools/regress.py

@@ -44,12 +44,14 @@ class Transfer:
     """One transfer.
 
     Attributes:
-        begin, end: when it went, by ``time.perf_counter``; 0 before.
+        asked: when somebody asked for it, by ``time.perf_counter``.
+        begin, end: when it went; 0 before.
     """
 
     name: str
     size: int
     start: Callable[[], Any] = field(repr=False)
+    asked: float = field(default_factory=time.perf_counter)
     begin: float = 0.0
     end: float = 0.0
     done: threading.Event = field(default_factory=threading.Event, repr=False)

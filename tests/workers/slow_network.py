@@ -5,28 +5,57 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
 
 from onnxremat.training.data import open_data
-from onnxremat.workers.courier import Delay
+from onnxremat.workers.courier import Delay, Transfer
 from onnxremat.workers.data_parallel import DataParallel, Overlap, Shard
 from onnxremat.workers.mpi import join
+from onnxremat.workers.spans import Spans
+
+
+class Held(Delay):
+    """No transfer ends before the weight gradients of the first layer are made."""
+
+    made = threading.Event()
+
+    def of(self, size: int) -> float:
+        """For ever, until then."""
+        return 0.0 if self.made.is_set() else 1e9
+
+
+class Watched(Spans):
+    """Lets transfers go on when a batch is done, and holds them when the next one begins."""
+
+    def add(self, lane: str, name: str, begin: float, end: float) -> None:
+        """A part has run."""
+        super().add(lane, name, begin, end)
+        if name == "W0":
+            Held.made.set()
+        elif name == "F0":
+            Held.made.clear()
 
 
 def main(folder: Path) -> None:
     """Train two epochs, and write what each rank did when, and what it holds."""
     ranks = join()
-    overlap = Overlap(delay=Delay(0.1), choose=False)
-    trainer = DataParallel(folder / "step.onnx", ranks=ranks, rate=0.1, threads=1, overlap=overlap)
-    assert trainer.overlapped is not None
-    trainer.overlapped.spans.on = True
+    trainer = DataParallel(
+        folder / "step.onnx", ranks=ranks, rate=0.1, threads=1,
+        overlap=Overlap(delay=Held(), choose=False),
+    )  # fmt: skip
+    runs, sums = trainer.overlapped, list[Transfer]()
+    assert runs is not None
+    runs.spans = Watched(on=True)
+    runs._courier.finished = sums.append
     data = open_data(str(folder / "data.npz"), trainer.batch_size, seed=3)
     trainer.fit(Shard(data, ranks), 2)
     np.savez(folder / f"rank{ranks.rank}.npz", **trainer.values())
-    rows = [[s.lane, s.name, s.begin, s.end] for s in trainer.overlapped.spans.rows]
-    (folder / f"spans{ranks.rank}.json").write_text(json.dumps(rows))
+    parts = [[s.name, s.begin, s.end] for s in runs.spans.rows if s.lane == "compute"]
+    travelled = [[each.name, each.asked, each.end] for each in sums]
+    (folder / f"told{ranks.rank}.json").write_text(json.dumps([parts, travelled]))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,312 @@
+"""What several processes gain, row by row: ``make bench-workers ARGS='--only data-parallel'``.
+
+Two ranks of one thread each want two idle cores. Every row prints what it measured; nothing is
+judged by it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+import onnx
+from bench_devices import processor
+
+import models
+from models.inputs import feeds
+from onnxremat.grad import differentiate
+from onnxremat.grad.description import training_of
+
+ROOT = Path(__file__).parents[1]
+LAYERS = {"sequence": 64, "hidden": 256, "layers": 4, "heads": 8, "vocab": 2000, "positions": 64}
+NETS: dict[str, dict[str, Any]] = {
+    "resnet18": {"size": 64, "width": 64, "classes": 10},
+    "bert": LAYERS,
+    "gpt2": LAYERS,
+}
+CORES = len(os.sched_getaffinity(0))
+ROWS, STEPS, MICRO_BATCHES = 8, 24, 8
+
+
+# ---- one of several processes --------------------------------------------------------------------
+
+
+def rank_main(what: str, folder: Path, options: dict[str, Any]) -> None:
+    """What each process does; the first writes what it found."""
+    from onnxremat.workers.mpi import join
+
+    ranks = join()
+    found = {"dp": _rank_data_parallel, "pp": _rank_pipeline}[what](ranks, folder, options)
+    if ranks.first:
+        (folder / "found.json").write_text(json.dumps(found))
+
+
+def _rank_data_parallel(ranks: Any, folder: Path, options: dict[str, Any]) -> dict[str, Any]:
+    from onnxremat.workers.courier import Delay
+    from onnxremat.workers.data_parallel import DataParallel, Overlap
+
+    overlap = Overlap(delay=Delay(byte=options.get("byte", 0.0)))
+    trainer = DataParallel(folder / "step.onnx", ranks=ranks, rate=1e-3, threads=1, overlap=overlap)
+    batch = dict(np.load(folder / "data.npz"))
+    tuning, runs, seconds = trainer.tuning, trainer.overlapped, []
+    assert tuning is not None
+    assert runs is not None
+    step = 0
+    while not tuning.done or step < options["steps"]:
+        trainer.step(batch)
+        step += 1
+    for _ in range(options["steps"]):
+        begin = time.perf_counter()
+        trainer.step(batch)
+        seconds.append(time.perf_counter() - begin)
+    parts = sum(statistics.median(row) for row in runs.seconds.values())
+    assert tuning.chosen is not None
+    quickest, plain = tuning.chosen
+    return {
+        "seconds": statistics.median(seconds), "compute": parts, "late": quickest.exchange.late,
+        "stays": runs.exchange.late, "simulated": [plain.seconds, quickest.seconds],
+        "tried": [statistics.median(row) if row else None for row in tuning.tried],
+        "bytes": sum(sum(a.nbytes for a in trainer._slices([k])) for k in range(8)),
+    }  # fmt: skip
+
+
+def _rank_pipeline(ranks: Any, folder: Path, options: dict[str, Any]) -> dict[str, Any]:
+    from onnxremat.workers.pipeline import B, F, W
+    from onnxremat.workers.pipelined import PipelineParallel
+    from onnxremat.workers.replay import carry_out
+    from onnxremat.workers.staged import Wanted
+    from onnxremat.workers.stages import grouped
+
+    wanted = Wanted(MICRO_BATCHES, options["schedule"])
+    trainer = PipelineParallel(
+        folder / "step.onnx", ranks=ranks, wanted=wanted, rate=1e-3, threads=1
+    )
+    batch, seconds = dict(np.load(folder / "data.npz")), []
+    for k in range(options["steps"]):
+        if k == 2:
+            trainer.seconds.clear()
+        ranks.mean(0.0)
+        begin = time.perf_counter()
+        trainer._batches(batch)
+        ranks.mean(0.0)
+        if k >= 2:
+            seconds.append(time.perf_counter() - begin)
+        trainer._update_all(1e-3)
+    each = {key: statistics.median(row) for key, row in trainer.seconds.items()}
+    everyone = ranks.everybody(each)
+    held = ranks.everybody(trainer.pool.peak)
+    alive = ranks.everybody(trainer.alive)
+    merged = {key: value for row in everyone for key, value in row.items()}
+    count = trainer.staged.replay.pipeline.stages
+    again = grouped(merged, range(count + 1), MICRO_BATCHES, None)
+    again = type(again)(
+        again.forward, again.backward, again.weight, MICRO_BATCHES,
+        trainer.staged.replay.pipeline.communication,
+    )  # fmt: skip
+    assert {kind for kind, _ in merged} <= {F, B, W}
+    replay = carry_out(again, trainer.staged.order)
+    return {
+        "seconds": statistics.median(seconds), "planned": trainer.staged.replay.makespan,
+        "simulated": replay.makespan, "buffers": held,
+        "alive": {k: v for row in alive for k, v in row.items()}, "expected": replay.peak,
+    }  # fmt: skip
+
+
+# ---- rows ----------------------------------------------------------------------------------------
+
+
+def prepare(folder: Path, name: str, rows: int, joined: int, **settings: Any) -> None:
+    """A step for so many rows, and one batch of it times ``joined``."""
+    model = models.build(name, batch=rows, **NETS[name])
+    step = differentiate(model, optimizer="sgd", initializers=True, **settings)
+    onnx.save(step, folder / "step.onnx")
+    about = training_of(step)
+    kind = {v.name: v.type.tensor_type for v in step.graph.input}[about.target]
+    shape = [d.dim_value for d in kind.shape.dim]
+    labels = np.random.default_rng(0).integers(0, about.classes, shape)
+    batch = {**feeds(model), about.target: labels.astype(np.int64)}
+    np.savez(folder / "data.npz", **{n: np.concatenate([a] * joined) for n, a in batch.items()})
+
+
+def together(what: str, folder: Path, ranks: int = 2, **options: Any) -> dict[str, Any]:
+    """Start the processes, each on a core of its own where there are enough."""
+    mpiexec = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or "mpiexec"
+    bound = ["-bind-to", "core"] if ranks <= CORES else []
+    command = [sys.executable, __file__, "--rank", what, str(folder), json.dumps(options)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    subprocess.run([mpiexec, "-n", str(ranks), *bound, *command], env=environment, check=True)
+    found: dict[str, Any] = json.loads((folder / "found.json").read_text())
+    return found
+
+
+def alone_seconds(folder: Path) -> float:
+    """A step of one process of one thread."""
+    from onnxremat.training.trainer import Trainer
+
+    trainer = Trainer(folder / "step.onnx", rate=1e-3, threads=1)
+    batch, seconds = dict(np.load(folder / "data.npz")), []
+    for _ in range(STEPS):
+        begin = time.perf_counter()
+        trainer.step(batch)
+        seconds.append(time.perf_counter() - begin)
+    return statistics.median(seconds[2:])
+
+
+def row_data_parallel(folder: Path) -> None:
+    """Throughput of two ranks of one thread against one: 1.85 wanted."""
+    for name in NETS:
+        prepare(folder, name, ROWS, 1)
+        before, found = alone_seconds(folder), together("dp", folder, steps=STEPS)
+        after = alone_seconds(folder)
+        one = min(before, after)
+        print(
+            f"  {name}: one rank {one * 1e3:.1f} ms, two {found['seconds'] * 1e3:.1f} ms for twice "
+            f"the rows: {2 * one / found['seconds']:.2f} x"
+        )
+
+
+def row_reverse_first_k(folder: Path) -> None:
+    """A slowed network: gain of reverse first-k over plain order, simulated and measured."""
+    for name in NETS:
+        prepare(folder, name, ROWS, 1)
+        probe = together("dp", folder, steps=4)
+        for ratio in (0.25, 0.5, 0.8, 1.2):
+            byte = ratio * probe["compute"] / probe["bytes"]
+            found = together("dp", folder, steps=6, byte=byte)
+            plain, quickest = found["simulated"]
+            tried = found["tried"]
+            measured = "same order" if None in tried else f"{tried[0] / tried[1] - 1:+.1%}"
+            print(
+                f"  {name}, communication {ratio} of compute: k = {found['late']}, simulated "
+                f"{plain / quickest - 1:+.1%}, measured {measured}; stays with k = {found['stays']}"
+            )
+
+
+def row_pipeline(folder: Path) -> None:
+    """Two stages, eight micro-batches: measured against simulated, per schedule."""
+    for name in NETS:
+        prepare(folder, name, ROWS, MICRO_BATCHES)
+        took: dict[str, tuple[float, float]] = {}
+        for schedule in ("gpipe", "1f1b", "fast-forward", "zb-h1", "zb-2p", "auto"):
+            found = together("pp", folder, steps=8, schedule=schedule)
+            took[schedule] = found["seconds"], found["simulated"]
+            print(
+                f"  {name}, {schedule}: measured {found['seconds'] * 1e3:.1f} ms, simulated "
+                f"{found['simulated'] * 1e3:.1f} ms ({found['seconds'] / found['simulated']:.2f}; "
+                f"planned {found['planned'] * 1e3:.1f}), alive {found['alive']} of "
+                f"{found['expected']}, buffers {[f'{b >> 10} KiB' for b in found['buffers']]}"
+            )
+        measured, simulated = (took["1f1b"][k] / took["zb-h1"][k] - 1 for k in (0, 1))
+        print(f"  {name}: zb-h1 against 1f1b {measured:+.1%}, by simulation {simulated:+.1%}")
+
+
+def row_oracles(folder: Path) -> None:
+    """1F1B / fast-forwarding / ZB-H1 with F = B = W = 1, and what auto reaches."""
+    from onnxremat.workers.pipeline import Pipeline
+    from onnxremat.workers.replay import carry_out
+    from onnxremat.workers.schedules import named
+    from onnxremat.workers.search import best_order
+
+    for p, m in ((2, 4), (4, 8), (8, 32)):
+        one = (1.0,) * p
+        pipeline = Pipeline(one, one, one, m, in_flight=p)
+        rows = [named(pipeline, name) for name in ("1f1b", "fast-forward", "zb-h1")]
+        found = best_order(pipeline)
+        spans = " / ".join(f"{carry_out(pipeline, row).makespan:g}" for row in rows)
+        print(f"  ({p}, {m}): {spans}; auto {found.replay.makespan:g}, bound {found.bound:g}")
+
+
+def row_toy(folder: Path) -> None:
+    """The study's twelve equal layers, communication 0.5 and 0.8 of compute."""
+    from onnxremat.workers.exchange import Network, Times, simulate
+
+    one = (1.0,) * 12
+    times = Times(one, (0.0, *one[1:]), one, (1,) * 12)
+    for ratio in (0.5, 0.8):
+        rows = [simulate(times, Network(0.0, 3 * ratio), k, 1).seconds for k in range(13)]
+        print(f"  {ratio}: {rows[0]:.1f} -> {min(rows):.1f} (k = {rows.index(min(rows))})")
+
+
+def row_cluster(folder: Path) -> None:
+    """A step as large as GPT-Neo-1.3B's on 8, 64 and 512 ranks: under 30 s each is wanted."""
+    from onnx import TensorProto
+
+    sizes = {"sequence": 1024, "hidden": 2048, "layers": 24, "heads": 16, "vocab": 50257}
+    model = models.build("gpt2", batch=1, positions=2048, weights=False, **sizes)  # 1.3 billion
+    place, weights = 0, [v for v in model.graph.input if v.name != "input_ids"]
+    for value in weights:  # initializers in a file of holes
+        dims = [d.dim_value for d in value.type.tensor_type.shape.dim]
+        tensor = model.graph.initializer.add(name=value.name, data_type=1, dims=dims)
+        tensor.data_location = TensorProto.EXTERNAL
+        size = 4 * int(np.prod(dims))
+        for key, said in (("location", "w.bin"), ("offset", str(place)), ("length", str(size))):
+            tensor.external_data.add(key=key, value=said)
+        place += -(-size // 4096) * 4096
+        model.graph.input.remove(value)
+    with (folder / "w.bin").open("wb") as file:
+        file.truncate(place)
+    onnx.save(differentiate(model, folder=folder, optimizer="adamw"), folder / "neo.onnx")
+    for cluster in ("a100-nodes", "v100-ethernet"):
+        for ranks, stages in ((8, 4), (64, 8), (512, 8)):
+            begin = time.perf_counter()
+            options = ["--data-parallel", str(ranks // stages), "--pipeline", str(stages)]
+            said = subprocess.run(
+                [sys.executable, "-c", "from onnxremat.cli.app import main; main()", "simulate",
+                 str(folder / "neo.onnx"), "--cluster", cluster, *options, "--micro-batches", "32",
+                 "--schedule", "zb-h1", "--json"],
+                check=True, capture_output=True, text=True,
+                env=os.environ | {"PYTHONPATH": str(ROOT)},
+            )  # fmt: skip
+            facts = json.loads(said.stdout)
+            print(
+                f"  {cluster}, {ranks} ranks: step {facts['step']:.3g} s, computing "
+                f"{facts['efficiency']:.0%}; simulated in {time.perf_counter() - begin:.1f} s"
+            )
+
+
+TABLE: dict[str, Callable[[Path], None]] = {
+    "toy": row_toy,
+    "oracles": row_oracles,
+    "data-parallel": row_data_parallel,
+    "reverse-first-k": row_reverse_first_k,
+    "pipeline": row_pipeline,
+    "cluster": row_cluster,
+}
+
+
+def main() -> None:
+    """Every row asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="+", choices=TABLE, default=list(TABLE))
+    parser.add_argument("--nets", nargs="+", choices=list(NETS), default=list(NETS))
+    parser.add_argument("--rank", nargs=3, metavar=("WHAT", "FOLDER", "OPTIONS"))
+    given = parser.parse_args()
+    if given.rank:
+        what, folder, options = given.rank
+        rank_main(what, Path(folder), json.loads(options))
+        return
+    NETS.update({name: NETS.pop(name) for name in given.nets})
+    for name in set(NETS) - set(given.nets):
+        del NETS[name]
+    print(f"{processor()}, {CORES} cores to use")
+    for name in given.only:
+        print(f"{name}: {TABLE[name].__doc__}")
+        with tempfile.TemporaryDirectory() as folder:
+            TABLE[name](Path(folder))
+
+
+if __name__ == "__main__":
+    main()
