@@ -36,6 +36,11 @@ def on_post_page(output: str, **_: Any) -> str:
     return output.replace('<script src="https://unpkg.com/iframe-worker/shim"></script>', "")
 
 
+def on_post_template(output_content: str, **_: Any) -> str:
+    """The same on the page for what is not there."""
+    return on_post_page(output_content)
+
+
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Links out of docs/ lead to where their files are on the site."""
     return markdown if page.file.generated_by else moved(markdown)

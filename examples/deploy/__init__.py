@@ -9,7 +9,8 @@ import numpy as np
 import models
 import onnxremat
 from examples.run import Said
-from onnxremat.session.load import options_of, snippets
+from onnxremat.session.load import options_of
+from onnxremat.session.snippets import Snippets
 
 HERE = Path(__file__).parent
 
@@ -27,7 +28,8 @@ def planned(small: bool, folder: Path, say: Said) -> tuple[Path, dict[str, str],
     say.memory(f"a U-Net for 4 images of {size} x {size}", made.facts())
     image = {name: np.full_like(array, 0.5) for name, array in models.feeds(net).items()}
     first, *_ = onnxremat.load(file).run(None, image)
-    return file, snippets(str(file), options_of(made.model)), float(first.sum(dtype=np.float64))
+    code = Snippets(str(file), options_of(made.model)).by_language()
+    return file, code, float(first.sum(dtype=np.float64))
 
 
 def option_lines(code: str) -> list[str]:

@@ -66,6 +66,10 @@ def _told(error: Exception) -> OnnxrematError:
         return error
     if isinstance(error, OSError):  # a full disk, a path no file system takes
         return ExhaustedError(f"{error.strerror or error}", where=str(error.filename or ""))
+    if isinstance(error, ImportError) and error.name == "onnxruntime":
+        from onnxremat.ort.session import no_runtime  # the package leaves it to the user to choose
+
+        return no_runtime(error)
     return _unexpected(error)
 
 

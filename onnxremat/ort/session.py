@@ -105,12 +105,17 @@ def runtime() -> Any:
     try:
         import onnxruntime
     except ImportError as error:
-        raise MissingComponentError(
-            "no onnxruntime is installed",
-            why="its flavours exclude each other, so that the package brings none: " + str(error),
-            hint="pip install 'onnxremat[gpu]' for NVIDIA GPUs, 'onnxremat[cpu]' otherwise",
-        ) from error
+        raise no_runtime(error) from error
     return onnxruntime
+
+
+def no_runtime(error: ImportError) -> MissingComponentError:
+    """No onnxruntime can be loaded."""
+    return MissingComponentError(
+        "no onnxruntime is installed",
+        why="its flavours exclude each other, so that the package brings none: " + str(error),
+        hint="pip install 'onnxremat[gpu]' for NVIDIA GPUs, 'onnxremat[cpu]' otherwise",
+    )
 
 
 def session_options(options: Options) -> Any:

@@ -8,11 +8,14 @@ import os
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 
+import onnx
 import pytest
 
 from onnxremat.cli.commands import COMMANDS, load
 from tests.conftest import ROOT
+from tests.toolbox import parse
 
 # What takes long to load, or belongs to the work itself.
 HEAVY = (
@@ -67,3 +70,20 @@ def test_the_list_says_what_each_command_says_of_itself(name: str) -> None:
     first = (inspect.getdoc(module.command) or "").split("\n\n")[0]
     assert COMMANDS[name] == " ".join(first.split())
     assert load(name).name == name
+
+
+def test_without_a_runtime_it_says_which_to_install(tmp_path: Path) -> None:
+    """As in an installation without extras; what needs none works."""
+    script = SCRIPT.replace(
+        "import json, sys", "import json, sys; sys.modules['onnxruntime'] = None"
+    )
+    model = tmp_path / "net.onnx"
+    onnx.save(parse("g (float[8] x) => (float[8] y) { y = Sin(x) }"), model)
+    simulated = ["simulate", "--stages", "2", "--micro-batches", "2", "--schedule", "1f1b", "-q"]
+    run = subprocess.run(
+        [sys.executable, "-c", script, json.dumps([["explain", str(model)], simulated])],
+        capture_output=True, text=True, check=True, cwd=ROOT,
+    )  # fmt: skip
+    codes, _ = json.loads(run.stderr.splitlines()[-1])
+    assert codes == [8, 0], run.stderr
+    assert "onnxremat[gpu]" in run.stderr
