@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 MODEL ?= unet
-# What pyproject.toml lets choose: EXTRAS=cpu for the smallest installation that runs models.
+# Of pyproject.toml.
 EXTRAS ?= all
 JOBS ?= auto
 # Pinned: a range may draw gigabytes of CUDA libraries. PIP_INDEX_URL chooses where it comes from.
@@ -48,7 +48,7 @@ examples: $(VENV)/torch
 docs: $(VENV)/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
-# A wheel, and what it takes and does in environments of its own: make wheel ARGS='--extras cpu gpu all'
+# A wheel, and what it takes and does in environments of its own: make wheel ARGS='--extras all'
 wheel: $(VENV)/dev
 	rm -rf dist
 	$(BIN)/python -m build --quiet

@@ -113,8 +113,8 @@ def no_runtime(error: ImportError) -> MissingComponentError:
     """No onnxruntime can be loaded."""
     return MissingComponentError(
         "no onnxruntime is installed",
-        why="its flavours exclude each other, so that the package brings none: " + str(error),
-        hint="pip install 'onnxremat[gpu]' for NVIDIA GPUs, 'onnxremat[cpu]' otherwise",
+        why=str(error),
+        hint="pip install onnxruntime-gpu, or another flavour of it (docs/installing.md)",
     )
 
 
