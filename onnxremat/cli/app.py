@@ -14,9 +14,15 @@ import warnings
 from types import FrameType
 from typing import Any
 
-from onnxremat.cli.exhausted import out_of_memory
+from onnxremat.cli.exhausted import USED_UP, out_of_memory
 from onnxremat.cli.interrupt import WATCH, leave
-from onnxremat.errors import ExhaustedError, OnnxrematError, StoppedError, TrainingWarning
+from onnxremat.errors import (
+    ExhaustedError,
+    OnnxrematError,
+    StoppedError,
+    TrainingWarning,
+    UsageError,
+)
 
 
 def main() -> None:
@@ -65,7 +71,8 @@ def _told(error: Exception) -> OnnxrematError:
     if isinstance(error, OnnxrematError):
         return error
     if isinstance(error, OSError):  # a full disk, a path no file system takes
-        return ExhaustedError(f"{error.strerror or error}", where=str(error.filename or ""))
+        kind = ExhaustedError if error.errno in USED_UP else UsageError
+        return kind(f"{error.strerror or error}", where=str(error.filename or ""))
     if isinstance(error, ImportError) and error.name == "onnxruntime":
         from onnxremat.ort.session import no_runtime  # the package leaves it to the user to choose
 

@@ -294,7 +294,7 @@ def test_compare_on_a_model(cli: Command, chain: Path) -> None:
 # Curves
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_sweep_of_a_graph_file(jobs: int, cli: Command, folder: Path, graph: Path) -> None:
     said = cli("sweep", graph, "--points", 4, "--jobs", jobs, *QUICK, "-o", "curve.csv", "--plot",
                "curve.png", "--json")  # fmt: skip

@@ -61,6 +61,7 @@ def test_a_later_round_proves_nothing_of_the_whole_budgets() -> None:
     assert proven(problem, moved, ordered, gap=1e-3).certificate.kind == "least run"
 
 
+@pytest.mark.slow
 def test_every_device_keeps_its_budget(chain: Prepared) -> None:
     result = optimized(chain, processors(2), "0.9x")
     facts = result.facts()

@@ -37,7 +37,7 @@ def python(*arguments: object, folder: Path = ROOT) -> subprocess.CompletedProce
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "last"), [("plan", 1), ("train", 2)])
+@pytest.mark.parametrize(("name", "last"), [("plan", 1), ("train", 1)])
 def test_faults_at_the_last_moments(name: str, last: int) -> None:
     done = python("-m", "tests.faults", "--only", name, "--last", last)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -46,7 +46,7 @@ def test_faults_at_the_last_moments(name: str, last: int) -> None:
 
 def test_two_writers_of_one_file(tmp_path: Path) -> None:
     """Each writes the whole; the last one stays."""
-    command = commands()["optimize"]()
+    command = commands()["plan"]()
     for name, content in command.files.items():
         (tmp_path / name).write_bytes(content)
     line = [sys.executable, "-m", "onnxremat", *command.arguments]

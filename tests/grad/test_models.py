@@ -47,7 +47,7 @@ SMALL: dict[str, dict[str, Any]] = {
 LIGHT = [name for name in models.names() if name.startswith("light_")]
 SLOW = (
     "light_densenet121", "light_inception_v2", "light_vgg19", "light_zfnet512", "light_resnet50",
-    "densenet121",
+    "light_bvlc_alexnet", "densenet121", "inception",
 )  # fmt: skip
 # Rates at which a step in each direction of a freshly drawn model lowers the loss.
 RATES = {"vgg16": 1e-3, "vgg19": 1e-3, "squeezenet": 1e-4, "mobilenetv2": 1e-3, "unet": 0.05}
@@ -152,7 +152,11 @@ def test_blocked_convolutions_give_the_same_gradients(
         assert _distance(found[1][key], value) < tolerance, key
 
 
-@pytest.mark.parametrize("name", ["resnet18", "mobilenetv2", "convnext", "vit", "bert", "gpt2"])
+@pytest.mark.parametrize(
+    "name",
+    ["resnet18", pytest.param("mobilenetv2", marks=pytest.mark.slow), "convnext", "vit", "bert",
+     "gpt2"],
+)  # fmt: skip
 def test_updates_in_place_change_nothing(name: str) -> None:
     """Each state bound to one buffer for old and new value gives the very bits of separate
     buffers: every reader of an old value has run before it is overwritten."""

@@ -164,7 +164,7 @@ def test_the_search_finds_the_least() -> None:
         looks = itertools.count()
 
         def stop(looks: itertools.count[int] = looks) -> bool:
-            return next(looks) > 16
+            return next(looks) > 32
 
         try:
             one = latency.solve(graph, 1, Work(LONG, stop=stop))

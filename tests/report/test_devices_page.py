@@ -105,8 +105,9 @@ def test_the_script_has_every_action_and_value(spread: Spread, read: Reader) -> 
 
 def test_a_curve_is_read_and_drawn(tmp_path: Path) -> None:
     path = tmp_path / "curve.json"
-    row = {"budget": 100, "peak": 90, "overhead": 0.0, "bound": 0.0, "status": "optimal",
-           "plan_seconds": 1.0, "planner": "cuts", "any_order": True}  # fmt: skip
+    row = {"budget": 100, "limit": 100, "process": 90, "peak": 90, "overhead": 0.0, "bound": 0.0,
+           "status": "optimal", "plan_seconds": 1.0, "planner": "cuts",
+           "any_order": True}  # fmt: skip
     rows = [row, {**row, "budget": 60, "overhead": 0.5, "bound": 0.25, "status": "feasible"},
             {**row, "budget": 40, "peak": None, "overhead": None, "bound": None,
              "status": "infeasible (at least 50 B)"}]  # fmt: skip

@@ -122,7 +122,9 @@ def test_real_models_with_default_order_and_reuse(name: str) -> None:
 
 
 @pytest.mark.shared
-@pytest.mark.parametrize("name", ["bert_train", "mobilenetv2_train"])
+@pytest.mark.parametrize(
+    "name", ["bert_train", pytest.param("mobilenetv2_train", marks=pytest.mark.slow)]
+)
 def test_training_graphs_tuned(name: str, shared_models: Path) -> None:
     graph = _prepared(onnx.load(shared_models / f"{name}.onnx"), "portable")
     assert abs(_error(graph, ONE)) < LIMIT
