@@ -7,6 +7,7 @@ judged by it.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shutil
@@ -167,14 +168,15 @@ def alone_seconds(folder: Path) -> float:
 
 def row_data_parallel(folder: Path) -> None:
     """Throughput of two ranks of one thread against one: 1.85 wanted."""
-    for name in NETS:
-        prepare(folder, name, ROWS, 1)
+    for name, rows in itertools.product(NETS, (ROWS, 4 * ROWS)):
+        prepare(folder, name, rows, 1)
         before, found = alone_seconds(folder), together("dp", folder, steps=STEPS)
         after = alone_seconds(folder)
         one = min(before, after)
+        two = found["seconds"]
         print(
-            f"  {name}: one rank {one * 1e3:.1f} ms, two {found['seconds'] * 1e3:.1f} ms for twice "
-            f"the rows: {2 * one / found['seconds']:.2f} x"
+            f"  {name}, {rows} rows a rank: one {one * 1e3:.1f} ms, two {two * 1e3:.1f} ms for twice "
+            f"the rows: {2 * one / two:.2f} x"
         )
 
 
