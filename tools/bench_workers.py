@@ -175,8 +175,8 @@ def row_data_parallel(folder: Path) -> None:
         one = min(before, after)
         two = found["seconds"]
         print(
-            f"  {name}, {rows} rows a rank: one {one * 1e3:.1f} ms, two {two * 1e3:.1f} ms for twice "
-            f"the rows: {2 * one / two:.2f} x"
+            f"  {name}, {rows} rows a rank: one {one * 1e3:.1f} ms, two {two * 1e3:.1f} ms for "
+            f"twice the rows: {2 * one / two:.2f} x"
         )
 
 
