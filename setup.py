@@ -33,10 +33,7 @@ class WithKernels(build_py):
         env = {**os.environ, "PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1"}
         env.pop("NUMBA_CACHE_DIR", None)
         running = [
-            subprocess.Popen(
-                [sys.executable, "-c", code], cwd=folder, env=env, stderr=subprocess.DEVNULL
-            )
-            for code in KERNELS
+            subprocess.Popen([sys.executable, "-c", code], cwd=folder, env=env) for code in KERNELS
         ]
         codes = [child.wait() for child in running]  # all of them, before any is judged
         if any(codes):
