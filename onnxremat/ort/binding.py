@@ -30,6 +30,41 @@ def _empty(info: Any) -> np.ndarray:
     return np.empty(info.shape, helper.tensor_dtype_to_np_dtype(kind))
 
 
+def check_input(name: str, array: np.ndarray, dtype: np.dtype, shape: tuple[int, ...]) -> None:
+    """Raises:
+    UsageError: a value is not what a model's input takes.
+    """
+    if array.shape != shape:
+        raise UsageError(
+            f"input '{name}' has shape {list(array.shape)}, the model wants {list(shape)}"
+        )
+    if not np.can_cast(array.dtype, dtype, "same_kind"):
+        raise UsageError(f"input '{name}' is {array.dtype}, the model wants {dtype}")
+
+
+def run_bound(session: Any, binding: Any, options: Any) -> None:
+    """One run of a session with bound values.
+
+    Args:
+        options: ``onnxruntime.RunOptions``, by which another thread may end it.
+
+    Raises:
+        ModelError: onnxruntime stopped.
+        StoppedError: it was ended.
+    """
+    with denormals_as_zero():
+        try:
+            session.run_with_iobinding(binding, options)
+        except Exception as error:  # onnxruntime raises a dozen unrelated types
+            if options.terminate:
+                raise StoppedError("interrupted in the middle of a run") from error
+            raise ModelError(
+                "onnxruntime stopped in the middle of a run",
+                why=first_line(error),
+                hint="look for values out of range in the data, such as ids beyond a table",
+            ) from error
+
+
 HOST = ("cpu", 0)
 
 
@@ -153,19 +188,10 @@ class BoundSession:
             self._feed(name, info, np.asarray(feeds[name]))
         for name in self._again:
             self._binding.bind_ortvalue_input(name, self._state.value(name))
-        with denormals_as_zero():
-            try:
-                self._session.run_with_iobinding(self._binding, self._run)
-            except Exception as error:  # onnxruntime raises a dozen unrelated types
-                if self._run.terminate:
-                    raise StoppedError("interrupted in the middle of a run") from error
-                raise ModelError(
-                    "onnxruntime stopped in the middle of a run",
-                    why=first_line(error),
-                    hint="look for values out of range in the data, such as ids beyond a table",
-                ) from error
-            finally:
-                self._state.updated()
+        try:
+            run_bound(self._session, self._binding, self._run)
+        finally:
+            self._state.updated()
         return {name: array.copy() for name, array in self._results.items()}
 
     def abandon(self) -> None:
@@ -179,13 +205,7 @@ class BoundSession:
         if buffer is None:
             buffer = self._buffers[name] = _empty(info)
             self._values[name] = wrap(buffer)
-        if array.shape != buffer.shape:
-            raise UsageError(
-                f"input '{name}' has shape {list(array.shape)}, "
-                f"the model wants {list(buffer.shape)}"
-            )
-        if not np.can_cast(array.dtype, buffer.dtype, "same_kind"):
-            raise UsageError(f"input '{name}' is {array.dtype}, the model wants {buffer.dtype}")
+        check_input(name, array, buffer.dtype, buffer.shape)
         np.copyto(buffer, array, casting="same_kind")
         if fresh or not self._state.on_host:
             self._binding.bind_ortvalue_input(name, self._values[name])

@@ -12,12 +12,14 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from onnxremat.device.machine import Device
 from onnxremat.errors import UsageError
 from onnxremat.grad.description import KEY, Variable, training_of
 from onnxremat.grad.unfold import Restored, apply_restored
 from onnxremat.graph.onnx_io import read_model
 from onnxremat.graph.wire import existing, read_light
 from onnxremat.memory.mapped import can_own
+from onnxremat.ort.session import Options
 
 Source: TypeAlias = onnx.ModelProto | str | os.PathLike[str]
 Weights: TypeAlias = Source | Mapping[str, Any] | Any  # the last: a torch.nn.Module
@@ -166,3 +168,22 @@ def input_types(model: onnx.ModelProto) -> dict[str, tuple[tuple[int, ...], np.d
         shape = tuple(dim.dim_value for dim in kind.shape.dim)
         found[value.name] = shape, np.dtype(helper.tensor_dtype_to_np_dtype(kind.elem_type))
     return found
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What the sessions of a trainer are opened with.
+
+    Attributes:
+        step: the training graph.
+        update: its update, where that is a graph of its own.
+        first: values before the first step.
+        device: that runs them, with the threads it is given.
+        options: of the step's session, None for those it was planned with.
+    """
+
+    step: Step
+    update: onnx.ModelProto | None
+    first: FirstValues
+    device: Device
+    options: Options | None

@@ -34,6 +34,7 @@ from onnxremat.training.data import Batch, Batches, check_arrays, check_labels
 from onnxremat.training.schedules import Schedule
 from onnxremat.training.state import (
     FirstValues,
+    Opening,
     Runs,
     Source,
     Step,
@@ -135,23 +136,17 @@ class Trainer:
         self._arrange(arrays)
         device = _device(providers or [CPU])
         self._held = BoundState(arrays, place(device))
-        self._start(step, update, first, replace(device, threads=threads), options)
+        self._start(Opening(step, update, first, replace(device, threads=threads), options))
 
-    def _start(
-        self,
-        step: Step,
-        update: onnx.ModelProto | None,
-        first: FirstValues,
-        device: Device,
-        options: Options | None,
-    ) -> None:
+    def _start(self, opening: Opening) -> None:
         """Open what runs; one of several processes opens other sessions."""
-        session = _session(step, self._held.arrays, self.training, device, options)
+        device, options = opening.device, opening.options
+        session = _session(opening.step, self._held.arrays, self.training, device, options)
         self._how = getattr(session, "describe", str)
         self._session: Runs = self._bound(session, self.training)
         self._update: Runs | None = None
-        if update is not None:
-            self._update = self._updater(update, first, device, options)
+        if opening.update is not None:
+            self._update = self._updater(opening.update, opening.first, device, options)
 
     def _open(self, graph: Source, without: str) -> Step:
         """The training graph; one of several processes takes it apart further."""

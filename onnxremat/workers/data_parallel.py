@@ -14,17 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 
-from onnxremat.device.machine import Device
 from onnxremat.errors import UsageError
 from onnxremat.grad.dropout import COUNTER
 from onnxremat.grad.update import RATE, SHARE, update_of
 from onnxremat.graph.onnx_io import read_model
 from onnxremat.ort.providers import CPU
-from onnxremat.ort.session import Options
 from onnxremat.training.data import Batch, Data
-from onnxremat.training.state import FirstValues, Source, Step
+from onnxremat.training.state import Opening, Source, Step
 from onnxremat.training.trainer import UNPLANNED, Trainer
 from onnxremat.workers.courier import Delay
 from onnxremat.workers.exchange import plain_order
@@ -139,24 +136,17 @@ class DataParallel(Trainer):
             for room in sorted({room for room, _, _ in found})
         ]  # fmt: skip
 
-    def _start(
-        self,
-        step: Step,
-        update: onnx.ModelProto | None,
-        first: FirstValues,
-        device: Device,
-        options: Options | None,
-    ) -> None:
+    def _start(self, opening: Opening) -> None:
         courier = None
         halves, layers, overlap = self._halves, self._layers, self._overlap
         if overlap is not None:
             courier = self.ranks.courier(overlap.delay)
-        if not (courier and update and halves and layers and overlap):
-            super()._start(step, update, first, device, options)
+        if not (courier and opening.update and halves and layers and overlap):
+            super()._start(opening)
             return
-        self._add_states(update, first)
-        chosen = replace(UNPLANNED, threads=device.threads)
-        place = (step.folder, courier, self._slices)
+        self._add_states(opening.update, opening.first)
+        chosen = replace(UNPLANNED, threads=opening.device.threads)
+        place = (opening.step.folder, courier, self._slices)
         runs = Overlapped(halves, layers, self._held, chosen, *place)
         runs.exchange = plain_order(layers.count)
         runs.completes = lambda: self.progress.gathered + 1 >= self.accumulate

@@ -17,16 +17,14 @@ from typing import Any
 import numpy as np
 from onnx import helper
 
-from onnxremat.errors import ModelError, StoppedError, UsageError
 from onnxremat.grad.description import Training
 from onnxremat.graph.ir import Graph, Op, Role
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.graph.subgraph import subgraph
 from onnxremat.graph.traits import is_alias
 from onnxremat.memory.native import opening
-from onnxremat.ort.binding import BoundState, wrap
-from onnxremat.ort.denormals import denormals_as_zero
-from onnxremat.ort.session import Options, first_line, open_session, session_options
+from onnxremat.ort.binding import BoundState, check_input, run_bound, wrap
+from onnxremat.ort.session import Options, open_session, session_options
 from onnxremat.ort.values import share_arena
 from onnxremat.workers.courier import Transfer
 
@@ -272,12 +270,7 @@ class Pieces:
         for name in {name for piece in self.pieces.values() for name in piece.reads} & {*feeds}:
             dtype, shape = self.types[name]
             array = np.asarray(feeds[name])
-            if array.shape != shape:
-                raise UsageError(
-                    f"input '{name}' has shape {list(array.shape)}, the model wants {list(shape)}"
-                )
-            if not np.can_cast(array.dtype, dtype, "same_kind"):
-                raise UsageError(f"input '{name}' is {array.dtype}, the model wants {dtype}")
+            check_input(name, array, dtype, shape)
             ready[name] = np.array(array, dtype, order="C")
         for name in {name for piece in self.pieces.values() for name in piece.reads}:
             if name in self._state.arrays:  # other parts overwrite it
@@ -297,17 +290,7 @@ class Pieces:
         made = {name: self.pool.take(*self.types[name]) for name in piece.makes}
         for name, value in made.items():
             binding.bind_ortvalue_output(name, value.ort)
-        with denormals_as_zero():
-            try:
-                self._sessions[key].run_with_iobinding(binding, self._run)
-            except Exception as error:  # onnxruntime raises a dozen unrelated types
-                if self._run.terminate:
-                    raise StoppedError("interrupted in the middle of a run") from error
-                raise ModelError(
-                    "onnxruntime stopped in the middle of a run",
-                    why=first_line(error),
-                    hint="look for values out of range in the data, such as ids beyond a table",
-                ) from error
+        run_bound(self._sessions[key], binding, self._run)
         for old, new in piece.copied:
             np.copyto(self._state.arrays[old], made[new].array)
         for name, value in made.items():

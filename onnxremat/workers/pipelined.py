@@ -11,19 +11,17 @@ import os
 import time
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 
-from onnxremat.device.machine import Device
 from onnxremat.errors import ModelError, UsageError
 from onnxremat.grad.update import RATE, SHARE
 from onnxremat.graph.tensor_files import read_tensors, write_tensors
-from onnxremat.ort.session import Options
 from onnxremat.training.data import Batch, check_labels
-from onnxremat.training.state import FirstValues, Source, Step
+from onnxremat.training.state import Opening, Source, Step
 from onnxremat.training.trainer import COUNTS, UNPLANNED, Progress, Trainer
 from onnxremat.workers.layers import Key, label
 from onnxremat.workers.mpi import Ranks
@@ -82,7 +80,7 @@ class PipelineParallel(Trainer):
 
     def _open(self, graph: Source, without: str) -> Step:
         step = super()._open(graph, without)
-        options = Options(**{**UNPLANNED.to_json(), "threads": self._threads})
+        options = replace(UNPLANNED, threads=self._threads)
         self.staged = staged(step, self.ranks, self.wanted, options)
         self._here = self.staged.held(self.ranks.rank)
         return Step(self.staged.model, step.folder, None)
@@ -91,21 +89,14 @@ class PipelineParallel(Trainer):
         """Only what this rank's parts read or update is here."""
         return name in self._here
 
-    def _start(
-        self,
-        step: Step,
-        update: onnx.ModelProto | None,
-        first: FirstValues,
-        device: Device,
-        options: Options | None,
-    ) -> None:
-        assert update is not None
-        self._add_states(update, first)
+    def _start(self, opening: Opening) -> None:
+        assert opening.update is not None
+        self._add_states(opening.update, opening.first)
         plan, rank = self.staged, self.ranks.rank
-        chosen = Options(**{**UNPLANNED.to_json(), "threads": device.threads})
+        chosen = replace(UNPLANNED, threads=opening.device.threads)
         own = {key: piece for key, piece in plan.pieces.items() if plan.rank_of(key) == rank}
         mine = {k: p for k, p in plan.updates.items() if k == EVERYWHERE or k[1] == rank}
-        self._parts = Pieces(own, self._held, chosen, self.pool, step.folder)
+        self._parts = Pieces(own, self._held, chosen, self.pool, opening.step.folder)
         self._tail = Pieces(mine, self._held, chosen, self.pool)
         self._relay = Relay(plan.pieces, plan.rank_of, self._parts, plan.courier, rank, 1)
         after = self._relay.tags
