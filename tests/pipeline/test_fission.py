@@ -89,7 +89,8 @@ def test_a_budget_below_weights_and_results_is_refused() -> None:
         _optimised(4096)
     assert "weights and results" in refused.value.why
     assert 4096 < refused.value.lower_bound < WHOLE // 2
-    assert refused.value.smallest and refused.value.smallest < WHOLE
+    assert refused.value.smallest
+    assert refused.value.smallest < WHOLE
 
 
 @pytest.mark.slow
