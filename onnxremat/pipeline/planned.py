@@ -10,6 +10,7 @@ from typing import Any
 
 import onnx
 
+from onnxremat.cost.analytic import analytic_costs
 from onnxremat.errors import UsageError
 from onnxremat.execute.deployment import Deployment, read_deployment
 from onnxremat.execute.device_memory import device_bytes
@@ -169,7 +170,19 @@ def prepare_for(
     return prepared
 
 
-def plan_of_model(plan: Plan, source: Path, settings: Settings) -> Planned:
+def prepare_to_show(plan: Plan, source: Path) -> Prepared:
+    """Prepare a model for a plan that is only shown: seconds and workspace are estimated, and
+    nothing is run unless the plan computes something in parts, which is checked against the whole.
+
+    Raises:
+        UsageError: the plan belongs to another model.
+    """
+    kept = plan.provenance.settings
+    in_parts = bool(kept.get("fission") or kept.get("split_batch"))
+    return prepare_for(plan, source, Settings(measure=in_parts, costs=analytic_costs))
+
+
+def plan_of_model(plan: Plan, source: Path) -> Planned:
     """A plan by itself with the model that it was made for; bytes by estimated workspace.
 
     Raises:
@@ -177,7 +190,7 @@ def plan_of_model(plan: Plan, source: Path, settings: Settings) -> Planned:
     """
     if any(getattr(step, "device", "") != "cpu" for step in plan.steps):
         raise UsageError("the plan is for several devices", hint="report the model: OUT.onnx")
-    prepared = prepare_for(plan, source, settings)
+    prepared = prepare_to_show(plan, source)
     carried = rewrite(prepared.graph, plan).graph
     scratch, weights = prepared.costs.scratch, prepared.weights
     return _single(prepared.graph, plan, carried, prepared.tuned, scratch, weights, {})
