@@ -20,6 +20,7 @@ from onnxremat.graph.ir import Graph
 from onnxremat.graph.light import read_light
 from onnxremat.ort.infer import build_graph
 from onnxremat.ort.session import Options
+from onnxremat.pipeline.in_place import in_place
 from onnxremat.pipeline.prepare import Prepared, Settings, Source, prepare
 from onnxremat.pipeline.unchanged import as_loaded
 from onnxremat.rewrite.emit import figures, metadata, rewrite, unpack
@@ -27,6 +28,7 @@ from onnxremat.rewrite.pins import is_added
 from onnxremat.rewrite.restore import restored
 from onnxremat.schedule.plan import Plan, graph_hash
 from onnxremat.schedule.timesteps import Timesteps, timesteps
+from onnxremat.schedule.updates import written_over
 from onnxremat.session.load import options_of
 from onnxremat.session.measure import predict
 from onnxremat.session.process import PARTS, counted
@@ -95,14 +97,22 @@ class Written:
     def carried(self) -> Graph:
         """The graph that runs."""
         if self.options.fuses:  # written as it was
-            return as_loaded(self.model, self.plan, self.folder)
-        return build_graph(self.model, self.folder)
+            return self._counted(as_loaded(self.model, self.plan, self.folder))
+        return self._counted(build_graph(self.model, self.folder))
 
     def graphs(self) -> tuple[Graph, Graph]:
         """The graph that the plan is one of, and the graph that runs."""
         if self.options.fuses:
             return self.carried, self.carried
-        return build_graph(restored(self.model), self.folder), self.carried
+        return self._counted(build_graph(restored(self.model), self.folder)), self.carried
+
+    @property
+    def updates(self) -> Mapping[str, str]:
+        """Inputs to the outputs that its budget takes as written over them."""
+        return in_place(self.model, self.facts.get("not_counted"))
+
+    def _counted(self, graph: Graph) -> Graph:
+        return written_over(graph, self.updates.values())
 
 
 def read_written(path: Path) -> Written:
