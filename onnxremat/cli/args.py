@@ -169,8 +169,9 @@ NotCounted = Annotated[
     str,
     typer.Option(
         "--not-counted",
-        help="Parts of the process that --budget leaves out, of inputs,state,session: what the "
-        "caller holds anyway, parameters and state of a training step, onnxruntime's structures.",
+        help="Parts of the process that --budget leaves out, of inputs,state,session,updates: what "
+        "the caller holds anyway, parameters and state of a training step, onnxruntime's "
+        "structures, and new parameters and state, which a Trainer writes over the old ones.",
         show_default=False,
     ),
 ]

@@ -102,7 +102,7 @@ def _read(source: Path, model: Path | None) -> Planned:
             "a plan by itself names ops, not what they read and write",
             hint=f"onnxremat report {source} --model IN.onnx",
         )
-    return plan_of_model(plan, model, api.Settings(measure=False))
+    return plan_of_model(plan, model)
 
 
 def _write_page(source: Path, model: Path | None, output: Path, sweep: Path | None) -> None:
@@ -121,9 +121,7 @@ def _write_page(source: Path, model: Path | None, output: Path, sweep: Path | No
 
     swept = read_sweep(sweep) if sweep else None
     if model is not None:
-        write_page(
-            of_model(api.read_plan(source), model, api.Settings(measure=False)), output, swept
-        )
+        write_page(of_model(api.read_plan(source), model), output, swept)
         return
     written = read_written(source)
     if not written.several:
