@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from onnxremat.fission.paper import Paper
 from onnxremat.fission.region import Region
-from onnxremat.fission.rows import length_of, rows_of
+from onnxremat.fission.rows import length_of
 from onnxremat.graph.axes import partial_of, piece_of, total_of
-from onnxremat.graph.ir import Graph, Op
-from onnxremat.graph.spans import CannotSplitError, Facts, Span
+from onnxremat.graph.ir import Op
+from onnxremat.graph.spans import CannotSplitError, Span
 
 GRAINS = (1, 2, 4, 8, 16, 32, 64, 128)  # multiples that bounds of parts are tried at
 CONVOLUTIONS = ("Conv", "FusedConv", "ConvTranspose")  # rows that are dearer to make than to keep
@@ -35,9 +36,8 @@ class _Cut:
 class Regions:
     """What can be split of a graph."""
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph, self.facts = graph, Facts(graph)
-        self.place = {op.name: index for index, op in enumerate(graph.ops)}
+    def __init__(self, paper: Paper) -> None:
+        self.paper, self.graph, self.facts = paper, paper.graph, paper.facts
 
     def within(
         self, first: int, end: int, peak: int, without: Collection[str] = ()
@@ -197,11 +197,11 @@ class Regions:
         """Which rows may be kept for the next part: none, those that convolutions make, all; one
         choice where no two parts need the same rows."""
         try:
-            parts = rows_of(self.graph, self.facts, region)
+            parts = self.paper.rows(region)
         except CannotSplitError:
             return []
         computed = [sum(p.pieces[n].made.size for p in parts if n in p.pieces) for n in region.ops]
-        ops = [self.graph.ops[self.place[name]] for name in region.ops]
+        ops = [self.graph.ops[self.paper.place[name]] for name in region.ops]
         axes = [
             parts[0].pieces[op.name].made.axis if op.name in parts[0].pieces else 0 for op in ops
         ]
