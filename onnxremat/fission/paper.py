@@ -18,6 +18,8 @@ class Paper:
 
     Attributes:
         place: of each op in the order.
+        writes: what it writes.
+        before: places of the ops whose outputs it reads.
         blocked: values whose channels lie in blocks.
     """
 
@@ -25,7 +27,8 @@ class Paper:
         self.graph, self.facts = graph, Facts(graph)
         self.blocked = blocked_values(graph)
         self.place = {op.name: index for index, op in enumerate(graph.ops)}
-        self._before = graph.predecessors()
+        self.writes = [op.writes for op in graph.ops]
+        self.before = graph.predecessors()
         self._rows: dict[tuple[object, ...], list[Rows]] = {}
 
     def rows(self, region: Region) -> list[Rows]:
@@ -71,10 +74,16 @@ class Paper:
                 done.update(inside)
                 written = {name for rows in self.rows(region) for name in rows.pieces}
                 inside = [place for place in inside if ops[place].name in written]
-            for other in sorted({before for place in inside for before in self._before[place]}):
+            for other in sorted({before for place in inside for before in self.before[place]}):
                 yield from asked(other)
             done.update(inside)
             yield index if region is None else region
 
-        for index in range(len(ops)):
-            yield from asked(index)
+        for index, op in enumerate(ops):
+            if index in done:
+                continue
+            if op.name in of:
+                yield from asked(index)
+            else:  # in a topological order, all that it reads is there
+                done.add(index)
+                yield index

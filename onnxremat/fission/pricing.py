@@ -116,6 +116,8 @@ class Prices:
         self._known: dict[object, _Fragment] = {}
         self._steps = 0
         self._number = count()
+        self._names = [op.reads for op in of.graph.ops]
+        self._plain = [self._written(place, {}) for place in range(len(of.graph.ops))]
 
     def priced(self, regions: tuple[Region, ...]) -> Priced:
         """The graph with these regions.
@@ -134,7 +136,10 @@ class Prices:
         made = set[str]()
         found = []
         for item in (*self.paper.due(regions), None):
-            fragment = self._fragment(item, tiles)
+            if isinstance(item, int) and tiles.keys().isdisjoint(self._names[item]):
+                fragment = self._plain[item]
+            else:
+                fragment = self._fragment(item, tiles)
             if not fragment.needs <= made:
                 lacking = ", ".join(sorted(fragment.needs - made))
                 raise CannotSplitError(f"{lacking} is not there whole")
@@ -171,9 +176,9 @@ class Prices:
         if item is None:
             return None, self.graph.outputs
         if not isinstance(item, Region):
-            return item, self.graph.ops[item].reads
+            return item, self._names[item]
         places = self.paper.members(item)
-        return item.key, dict.fromkeys(n for place in places for n in self.graph.ops[place].reads)
+        return item.key, dict.fromkeys(n for place in places for n in self._names[place])
 
     def _written(
         self, item: int | Region | None, given: Mapping[str, tuple[Stretch, ...]]
@@ -192,9 +197,7 @@ class Prices:
             writer.leave_out_hidden(self.of.reach)
         return self._digested(writer, given)
 
-    def _digested(
-        self, writer: Writer, given: Mapping[str, tuple[Stretch, ...]]
-    ) -> _Fragment:
+    def _digested(self, writer: Writer, given: Mapping[str, tuple[Stretch, ...]]) -> _Fragment:
         steps = tuple(self._step(writer, op) for op in writer.ops)
         made = frozenset(make[0] for step in steps for make in step.makes)
         uses: dict[str, int] = {}

@@ -21,9 +21,7 @@ from onnxremat.graph.ir import Graph, Role
 from onnxremat.graph.spans import CannotSplitError
 
 
-def split(
-    graph: Graph, regions: Sequence[Region], block: int, reach: Reach | None = None
-) -> Graph:
+def split(graph: Graph, regions: Sequence[Region], block: int, reach: Reach | None = None) -> Graph:
     """The graph with its regions in parts, listed part by part, with sizes.
 
     Args:
