@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from onnxremat.errors import NO_FIT, InfeasibleError, NoPlanError, OnnxrematError, UnsupportedError
-from onnxremat.fission.choose import Choosers, Priced
+from onnxremat.fission.choose import Choosers
+from onnxremat.fission.pricing import Priced
 from onnxremat.fission.region import Region
 from onnxremat.pipeline.batch_split import LITTLE, plan_best
 from onnxremat.pipeline.closed_loop import Candidate, attempt, load_search
