@@ -168,6 +168,7 @@ def optimize(
     pins: Sequence[tuple[str, str]] = (),
     objective: str = "auto",
     in_flight: int | None = None,
+    replicas: int | None = None,
     max_overhead: float | None = None,
     bench_seconds: float = 6.0,
     write_model: str | os.PathLike[str] | None = None,
@@ -191,6 +192,8 @@ def optimize(
             ``throughput`` of samples one after the other (see :func:`load_pipeline`), or ``auto``.
         in_flight: for the throughput: samples inside at most; None for as many as are of use and
             fit.
+        replicas: for the throughput: devices at most that take the samples of one stage in turn; 1
+            for a device per stage, None for as many as are of use and fit.
         max_overhead: instead of a budget: the least memory that is found within this share of time
             more (0.1 for a tenth) than storing everything takes.
         bench_seconds: time to spend on timing the result, 0 for none.
@@ -210,7 +213,7 @@ def optimize(
     request = Request(
         budget, machine, options or PlanOptions(), pins, objective, bench_seconds,
         Path(write_model) if write_model else None, Path(read_solution) if read_solution else None,
-        in_flight=in_flight, max_overhead=max_overhead,
+        in_flight=in_flight, replicas=replicas, max_overhead=max_overhead,
     )  # fmt: skip
     log = Phases.of(say)
     settings = settings or Settings()

@@ -165,6 +165,15 @@ InFlight = Annotated[
         "as are of use and fit.",
     ),
 ]
+Replicas = Annotated[
+    int | None,
+    typer.Option(
+        "--replicas",
+        min=1,
+        help="With --objective throughput: devices at most that take the samples of one stage in "
+        "turn (1: a device per stage); without it as many as are of use and fit.",
+    ),
+]
 NotCounted = Annotated[
     str,
     typer.Option(
