@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 ModelOrGraph = Annotated[
     Path,
     typer.Argument(
-        metavar="SOURCE",
+        metavar="IN",
         help="ONNX model, or graph file of a planner study (.json: nodes with sizes and costs).",
         show_default=False,
     ),
 ]
-Model = Annotated[Path, typer.Argument(help="ONNX model.", show_default=False)]
+Model = Annotated[Path, typer.Argument(metavar="IN", help="ONNX model.", show_default=False)]
 Budget = Annotated[
     str,
     typer.Option(
