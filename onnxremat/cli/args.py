@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 ModelOrGraph = Annotated[
     Path,
     typer.Argument(
-        metavar="SOURCE",
+        metavar="IN",
         help="ONNX model, or graph file of a planner study (.json: nodes with sizes and costs).",
         show_default=False,
     ),
 ]
-Model = Annotated[Path, typer.Argument(help="ONNX model.", show_default=False)]
+Model = Annotated[Path, typer.Argument(metavar="IN", help="ONNX model.", show_default=False)]
 Budget = Annotated[
     str,
     typer.Option(
@@ -163,6 +163,15 @@ InFlight = Annotated[
         min=1,
         help="With --objective throughput: samples inside the pipeline at most; without it as many "
         "as are of use and fit.",
+    ),
+]
+Replicas = Annotated[
+    int | None,
+    typer.Option(
+        "--replicas",
+        min=1,
+        help="With --objective throughput: devices at most that take the samples of one stage in "
+        "turn (1: a device per stage); without it as many as are of use and fit.",
     ),
 ]
 NotCounted = Annotated[

@@ -90,8 +90,13 @@ def test_the_least_memory() -> None:
 
 @pytest.mark.slow
 def test_a_budget_below_weights_and_results_is_refused() -> None:
-    with pytest.raises(InfeasibleError, match="fits"):
+    """With the bound that holds whatever is computed in parts, and a budget below the whole's."""
+    with pytest.raises(InfeasibleError, match="fits") as refused:
         _optimised(4096)
+    assert "weights and results" in refused.value.why
+    assert 4096 < refused.value.lower_bound < WHOLE // 2
+    assert refused.value.smallest
+    assert refused.value.smallest < WHOLE
 
 
 @pytest.mark.slow
