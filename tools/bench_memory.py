@@ -7,9 +7,9 @@ model is built, planned (or for its smallest budget, where there is no plan) and
 bench-memory/, then run in fresh processes (memory_process.py):
 
 * ``slab``: `onnxremat.load`, planned addresses; ``region``: the same without the compiled
-  allocator, an arena of chosen sizes; ``arena``: a plain session with the planned options; ``plain``:
-  the file under default options; ``original``: the original under default options; ``trainer``: a
-  `Trainer` (rows of ``_adamw``).
+  allocator, an arena of chosen sizes; ``arena``: a plain session with the planned options;
+  ``plain``: the file under default options; ``original``: the original under default options;
+  ``trainer``: a `Trainer` (rows of ``_adamw``).
 
 Growth is the high-water mark of the resident size (``VmHWM``, reset before inputs are read and
 the session is made) over the resident size just before, after ``--runs`` runs with changing inputs.
