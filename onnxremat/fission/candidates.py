@@ -66,8 +66,8 @@ class Regions:
         found: dict[frozenset[str], Region] = {}
         cuts = [cut for name in dict.fromkeys((last, made[-1])) for cut in self._cuts(name)]
         if not every:
-            first = {(cut.name, cut.summed, cut.length): cut for cut in reversed(cuts)}
-            cuts = [cut for cut in cuts if cut in first.values()]
+            alike = {(cut.name, cut.summed, cut.length): cut for cut in reversed(cuts)}
+            cuts = [cut for cut in cuts if cut in alike.values()]
         for cut in cuts:
             for grain in GRAINS:
                 region = self._region(inside, replace(cut, grain=grain))

@@ -144,8 +144,11 @@ class Chooser:
                 moved = self._moved(region, peak)
                 if moved is not None:
                     yield self._with(now, moved)
-        elif 2 * len(own.parts) <= min(MOST, self.able.length(own)):
-            yield self._with(now, replace(own, parts=(1,) * (2 * len(own.parts))))
+        else:
+            reads = {n for each in own.ops for n in self.graph.ops[self.place[each]].reads}
+            for region in (own, *(r for r in now.regions if reads.intersection(r.results))):
+                if 2 * len(region.parts) <= min(MOST, self.able.length(region)):
+                    yield self._with(now, replace(region, parts=(1,) * (2 * len(region.parts))))
         for place in (peak, *self._sources(now, own)):
             yield from self._around(now, place, parts, every)
 
