@@ -16,7 +16,8 @@ from onnxremat.planner import peak, solve
 from onnxremat.planner.options import PlanOptions
 from onnxremat.report import demand
 from onnxremat.report.composition import totals
-from onnxremat.report.demand import Subject
+from onnxremat.report.demand import Subject, Way
+from onnxremat.report.explanation import Explanation, limit
 from onnxremat.report.holders import Holders
 from onnxremat.schedule.simulate import Rules, simulate
 from tests.fission.drawn import Drawn
@@ -164,3 +165,15 @@ def test_regions_in_parts_are_a_way() -> None:
     assert way.bytes < whole - wide
     assert way.bytes >= way.lower == subject.floor
     assert "parts along axis 0" in way.note
+
+
+def test_a_way_that_takes_more_for_its_nodes_is_asked_for_by_a_share(chain: Subject) -> None:
+    """In bytes of the process no budget tells it from the ways before it."""
+    made = Explanation.of(chain.prepared, "in.onnx")
+    peak = made.worst.bytes
+    ways = [Way("another order", peak // 2, "found", 0, ""),
+            Way("recomputing", peak // 4, "found", 0, "", nodes=1 << 20)]  # fmt: skip
+    said = [command for command, _ in replace(made, ways=ways).commands()]
+    assert f"--budget {limit(made.process(ways[0]))}" in said[0]
+    assert "--budget 0.25" in said[1]
+    assert said[1].split()[-1].endswith("x")
