@@ -20,6 +20,7 @@ from onnxremat.report.demand import Subject, Way
 from onnxremat.report.explanation import Explanation, limit
 from onnxremat.report.holders import Holders
 from onnxremat.schedule.simulate import Rules, simulate
+from tests.fission.drawn import Drawn
 from tests.toolbox import graph_of, parse, random_dag, training_chain
 
 
@@ -151,6 +152,19 @@ def test_a_model_without_ops_and_one_that_is_all_weights() -> None:
     subject = Subject(prepared(parse("g (float[4] x) => (float[4] y) { y = Identity(x) }")))
     assert demand.worst_moment(subject).steps == 1
     assert all(way.bytes >= way.lower for way in demand.ways(subject))
+
+
+def test_regions_in_parts_are_a_way() -> None:
+    """Two products with a wide value between them: rows of it are enough."""
+    g = Drawn(0)
+    g.shapes["x"] = (64, 8)
+    y = g.op("Sin", [g.op("MatMul", ["x", g.weight(8, 128)], (64, 128))], (64, 128))
+    subject = Subject(prepared(g.model("x", [g.op("MatMul", [y, g.weight(128, 8)], (64, 8))])))
+    (way,) = [way for way in demand.ways(subject) if way.name == "regions in parts"]
+    whole, wide = subject.prepared.store_all_peak, 64 * 128 * 4
+    assert way.bytes < whole - wide
+    assert way.bytes >= way.lower == subject.floor
+    assert "parts along axis 0" in way.note
 
 
 def test_a_way_that_takes_more_for_its_nodes_is_asked_for_by_a_share(chain: Subject) -> None:
