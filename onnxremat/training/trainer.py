@@ -365,6 +365,7 @@ class Trainer:
         """
         drop_leftovers(Path(path))
         tensors, facts = read_tensors(Path(path))
+        tensors = {name: array for name, array in tensors.items() if self._holds(name)}
         for name in self._sums:  # left out where they are empty
             tensors.setdefault(name, np.zeros_like(self.state[name]))
         odd = sorted(set(tensors) ^ set(self.state))
