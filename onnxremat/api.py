@@ -145,17 +145,17 @@ class OptimizeResult(Result):
         """
         from onnxremat.pipeline.planned import Written
         from onnxremat.report.carried import of_written
-        from onnxremat.report.devices_page import write_devices_page
-        from onnxremat.report.page import write_page
+        from onnxremat.report.devices_page import devices_page
+        from onnxremat.report.page import page
         from onnxremat.report.spread import Spread
 
         made = self.candidate.artifact
         if isinstance(made, InOneSession):
             model = self.model
             written = Written(model, metadata(model), made.folder or Path())
-            write_page(of_written(written, self.prepared.name), path)
+            page(of_written(written, self.prepared.name)).write(path)
         else:
-            write_devices_page(Spread(self.prepared.name, self.facts(), self.deployment), path)
+            devices_page(Spread(self.prepared.name, self.facts(), self.deployment)).write(path)
 
 
 def optimize(
@@ -310,6 +310,9 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
         return Plan.from_json(plain_json.loads(file.read_text()))
     except ValueError as error:
         raise UsageError(f"{file} is not a plan", why=str(error)) from error
+    except UsageError as error:  # a plan does not know its file
+        error.where = error.where or str(file)
+        raise
 
 
 def apply(

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 ModelOrGraph = Annotated[
     Path,
     typer.Argument(
-        metavar="SOURCE",
+        metavar="IN",
         help="ONNX model, or graph file of a planner study (.json: nodes with sizes and costs).",
         show_default=False,
     ),
 ]
-Model = Annotated[Path, typer.Argument(help="ONNX model.", show_default=False)]
+Model = Annotated[Path, typer.Argument(metavar="IN", help="ONNX model.", show_default=False)]
 Budget = Annotated[
     str,
     typer.Option(
@@ -178,8 +178,9 @@ NotCounted = Annotated[
     str,
     typer.Option(
         "--not-counted",
-        help="Parts of the process that --budget leaves out, of inputs,state,session: what the "
-        "caller holds anyway, parameters and state of a training step, onnxruntime's structures.",
+        help="Parts of the process that --budget leaves out, of inputs,state,session,updates: what "
+        "the caller holds anyway, parameters and state of a training step, onnxruntime's "
+        "structures, and new parameters and state, which a Trainer writes over the old ones.",
         show_default=False,
     ),
 ]

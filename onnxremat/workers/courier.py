@@ -79,7 +79,8 @@ class Courier:
         self._waiting, self._ended = 0, False
         self._wake = threading.Condition()
         self.finished: Callable[[Transfer], None] | None = None
-        threading.Thread(target=self._work, name="courier", daemon=True).start()
+        self._broken: BaseException | None = None
+        threading.Thread(target=self._guard, name="courier", daemon=True).start()
 
     # ---- what others ask for -----------------------------------------------------------
 
@@ -125,14 +126,28 @@ class Courier:
 
     def _asked(self, transfer: Transfer, queue: deque[Transfer]) -> Transfer:
         with self._wake:
+            if self._broken is not None:
+                transfer.error = self._broken
+                transfer.done.set()
             queue.append(transfer)
             self._wake.notify()
         return transfer
 
     # ---- the thread --------------------------------------------------------------------
 
-    def _work(self) -> None:
+    def _guard(self) -> None:
+        """Whatever ends the thread ends all that wait for it: nobody waits for ever."""
         active: list[Transfer] = []
+        try:
+            self._work(active)
+        except BaseException as error:
+            with self._wake:
+                self._broken = error
+                for each in (*active, *self._fresh, *self._sums):
+                    each.error = each.error or error
+                    each.done.set()
+
+    def _work(self, active: list[Transfer]) -> None:
         sums: Transfer | None = None
         while True:
             with self._wake:
@@ -150,8 +165,8 @@ class Courier:
                 self._guarded(each, each.set_out)
             active += fresh
             done = [each for each in active if self._over(each)]
-            active = [each for each in active if each not in done]
-            if sums in done:
+            active[:] = [each for each in active if not each.done.is_set()]
+            if sums is not None and sums.done.is_set():
                 sums = None
             if not done:
                 time.sleep(nap)

@@ -6,7 +6,7 @@ makes for steps that accumulate, so a trainer takes it as one.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import onnx
@@ -24,11 +24,15 @@ from onnxremat.graph.onnx_io import to_ops
 FLOATS = frozenset({T.FLOAT, T.DOUBLE, T.FLOAT16, T.BFLOAT16})
 
 
-def gathering(model: onnx.ModelProto) -> onnx.ModelProto:
+def gathering(model: onnx.ModelProto, each: bool = False) -> onnx.ModelProto:
     """The step as one that gathers; a step that does already comes back as it is.
 
     What the update reads of the rest of the step (gradients, statistics of a batch) is added to
     sums in place; the update, in the step's metadata, takes the sums times ``gradient_share``.
+
+    Args:
+        each: running statistics move with every batch, as in steps that ``differentiate`` makes for
+            several per update; else once, with the mean of all batches.
 
     Raises:
         UnsupportedError: a planned step, or an update that reads something else than numbers.
@@ -42,17 +46,38 @@ def gathering(model: onnx.ModelProto) -> onnx.ModelProto:
             hint="make it with: onnxremat differentiate --accumulate 2, optimize, and train with "
             "--accumulate 1",
         )
-    return _Cut(model).made()
+    return _Cut(model, each).made()
+
+
+def _moving(graph: Graph, roles: Mapping[str, str], about: Training) -> frozenset[str]:
+    """Ops of the update that move statistics: made of the forward pass, and of no gradient."""
+    found = set[str]()
+    for state in about.states:
+        waiting, cone = [state.output] if state.output else [], dict[str, str]()
+        while waiting:
+            at = graph.producer.get(waiting.pop())
+            if at is not None and graph.ops[at].name not in cone:
+                op = graph.ops[at]
+                cone[op.name] = roles[op.name]
+                if roles[op.name] == "update":
+                    waiting += op.reads
+        kinds = set(cone.values())
+        if kinds == {"update", "forward"}:
+            found.update(name for name, role in cone.items() if role == "update")
+    return frozenset(found)
 
 
 class _Cut:
     """The two halves of a step."""
 
-    def __init__(self, model: onnx.ModelProto) -> None:
+    def __init__(self, model: onnx.ModelProto, each: bool) -> None:
         self.model, self.about = model, training_of(model)
         graph = Graph(to_ops(model), {}, (), (), model)
         roles, self.late = roles_of(graph), set[str]()
+        early = _moving(graph, roles, self.about) if each else frozenset[str]()
         for op in graph.ops:  # what reads from the update belongs to it
+            if op.name in early:
+                continue
             read = {graph.ops[graph.producer[n]].name for n in op.reads if n in graph.producer}
             if roles[op.name] == "update" or not self.late.isdisjoint(read):
                 self.late.add(op.name)

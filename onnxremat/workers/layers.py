@@ -18,8 +18,9 @@ from onnxremat.grad.roles import roles_of
 from onnxremat.graph.ir import Graph, Op
 from onnxremat.workers.pipeline import B, F, W
 
-Key = tuple[int, int]  # (F, B or W; layer)
-KINDS = {F: "F", B: "B", W: "W"}
+J = 4  # what joins gradients of several layers, beside the kinds of a pipeline's actions
+Key = tuple[int, int]  # (F, B, W or J; layer)
+KINDS = {F: "F", B: "B", W: "W", J: "J"}
 
 
 def label(key: Key) -> str:
@@ -156,17 +157,33 @@ class _Sorted:
     def layers(self) -> Layers:
         """Ops by part."""
         parts: dict[Key, list[Op]] = {}
+        alone = [op for op in self.graph.ops if self._only_state(op)]
         for op in self.graph.ops:
-            key = self.key[op.name] = self._of(op)
-            parts.setdefault(key, []).append(op)
+            if not self._only_state(op):
+                self.key[op.name] = self._of(op)
+        for op in reversed(alone):
+            self.key[op.name] = self._with_readers(op)
+        for op in self.graph.ops:
+            parts.setdefault(self.key[op.name], []).append(op)
         home = {name: self.key[self.graph.ops[self.graph.producer[name]].name]
                 for name in self.graph.outputs if name in self.graph.producer}  # fmt: skip
         return Layers(self.graph, self.count, {k: tuple(v) for k, v in parts.items()}, home)
 
+    def _only_state(self, op: Op) -> bool:
+        """An op that moves statistics and reads nothing that is made in the step: its place is
+        where its readers are."""
+        made = any(n in self.graph.producer for n in op.reads)
+        return self.roles[op.name] == "update" and not made and op.name not in self.leading
+
+    def _with_readers(self, op: Op) -> Key:
+        readers = [self.graph.ops[k].name for n in op.writes for k in self.graph.readers.get(n, ())]
+        return min((self.key[name] for name in readers), default=(F, 0))
+
     def _of(self, op: Op) -> Key:
         role, last = self.roles[op.name], self.count - 1
-        before = [self.key[self.graph.ops[self.graph.producer[n]].name] for n in op.reads
+        makers = [self.graph.ops[self.graph.producer[n]].name for n in op.reads
                   if n in self.graph.producer]  # fmt: skip
+        before = [self.key[name] for name in makers if name in self.key]
         ahead = max((layer for kind, layer in before if kind == F), default=0)
         back = [layer for kind, layer in before if kind != F]
         if role == "forward":

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -104,10 +105,22 @@ class Ranks:
             if not self.first:
                 time.sleep(PATIENCE)
             if not isinstance(error, SystemExit):
-                text = f"error: rank {self.rank} of {self.size}: {error or type(error).__name__}\n"
-                sys.stderr.write(text)
-                sys.stderr.flush()
+                self._say(error)
             self._world.Abort(_code(error))
+
+    def _say(self, error: BaseException) -> None:
+        text = f"error: rank {self.rank} of {self.size}: {error or type(error).__name__}\n"
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+    def _uncaught(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        """A program that nobody put into :meth:`together` ends with all its processes, too: at its
+        exit MPI would wait for the others, and they for it."""
+        sys.__excepthook__(kind, error, trace)
+        self._say(error)
+        self._world.Abort(_code(error))
 
 
 def _code(error: BaseException) -> int:
@@ -117,6 +130,8 @@ def _code(error: BaseException) -> int:
 
 def join() -> Ranks:
     """Meet the other processes of this run; alone where it was not started by ``mpiexec``.
+
+    From then on an exception that this process ends with ends all of them, with a message.
 
     Raises:
         MissingComponentError: no mpi4py, or no MPI that it can load.
@@ -138,4 +153,7 @@ def join() -> Ranks:
             hint="start with the mpiexec beside this python, or MPI4PY_LIBMPI=path of libmpi.so",
         )
     beside = world.Split_type(MPI.COMM_TYPE_SHARED).size
-    return Ranks(world.rank, world.size, beside, MPI, world)
+    ranks = Ranks(world.rank, world.size, beside, MPI, world)
+    if ranks.size > 1:
+        sys.excepthook = ranks._uncaught
+    return ranks

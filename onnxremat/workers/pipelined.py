@@ -23,7 +23,7 @@ from onnxremat.graph.tensor_files import read_tensors, write_tensors
 from onnxremat.training.data import Batch, check_labels
 from onnxremat.training.state import Opening, Source, Step
 from onnxremat.training.trainer import COUNTS, UNPLANNED, Progress, Trainer
-from onnxremat.workers.layers import Key, label
+from onnxremat.workers.layers import J, Key, label
 from onnxremat.workers.mpi import Ranks
 from onnxremat.workers.pieces import Flight, Pieces, Pool, results
 from onnxremat.workers.pipeline import BW, B, F, W
@@ -31,6 +31,7 @@ from onnxremat.workers.relay import Relay, raw_of
 from onnxremat.workers.spans import Spans
 from onnxremat.workers.spread import EVERYWHERE
 from onnxremat.workers.staged import Staged, Wanted, staged
+from onnxremat.workers.tied import Joints
 
 
 class PipelineParallel(Trainer):
@@ -151,7 +152,7 @@ class PipelineParallel(Trainer):
         """F, B and W of this rank for every micro-batch; the losses where they are made here."""
         flights: dict[int, Flight] = {}
         alive: Counter[int] = Counter()
-        losses, loss = list[np.ndarray](), self.training.loss
+        losses, loss = dict[int, np.ndarray](), self.training.loss
         kept = [loss] if any(loss in p.makes for p in self._parts.pieces.values()) else []
 
         def flight(k: int) -> Flight:
@@ -160,6 +161,11 @@ class PipelineParallel(Trainer):
                 flights[k] = self._parts.flight(feeds, kept, self._relay.readers)
             return flights[k]
 
+        def joined(key: Key, k: int) -> None:
+            self._one(key, flights[k], k)
+            self._relay.send(key, flights[k])
+
+        joints = Joints(lambda key, k: self._relay.ready(key, flights[k]), joined)
         for at, (stage, kind, k) in enumerate(self._actions):
             if kind == F:
                 alive[stage] += 1
@@ -172,11 +178,16 @@ class PipelineParallel(Trainer):
                 self._one(key, flight(k), k)
             for key in keys:  # what B and W make as one action leaves at its end
                 self._relay.send(key, flights[k])
-            if loss in flights[k].values and kept:
-                losses += results(flights[k], [loss]).values()
-            alive[stage] -= kind in (W, BW)
+            if kept and k not in losses and loss in flights[k].values:
+                losses[k] = results(flights[k], kept)[loss]
+            if kind in (W, BW):
+                alive[stage] -= 1
+                if (J, stage) in self._parts.pieces:
+                    joints.due((J, stage), k)
+            joints.go_on()
+        joints.finish()
         self._relay.clear(True)
-        return losses
+        return list(losses.values())
 
     def _keys(self, stage: int, kind: int) -> list[Key]:
         kinds = (B, W) if kind == BW else (kind,)

@@ -62,6 +62,15 @@ class Relay:
                 transfer = self._courier.receive(value.raw, source, self._tag[name], name)
                 flight.comes(name, value, transfer)
 
+    def ready(self, key: Any, flight: Flight) -> bool:
+        """Whether everything that a part reads is there; asks for what is not on its way."""
+        self.fetch(key, flight)
+        reads = self._pieces.pieces[key].reads
+        coming = (flight.coming.get(name) for name in reads)
+        return all(flight.has(n) for n in reads) and all(
+            t is None or t.done.is_set() for t in coming
+        )
+
     def wait(self, key: Any, flight: Flight) -> None:
         """Everything that a part reads is there."""
         self.fetch(key, flight)

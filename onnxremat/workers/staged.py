@@ -29,6 +29,7 @@ from onnxremat.workers.stages import (
     named_cuts,
     part_seconds,
 )
+from onnxremat.workers.tied import apart
 from onnxremat.workers.tuning import measured_network
 
 
@@ -130,7 +131,8 @@ def staged(step: Step, ranks: Ranks, wanted: Wanted, options: Options) -> Staged
             why="this one was started without MPI_THREAD_MULTIPLE",
             hint="another MPI, or mpi4py's default settings (mpi4py.rc.thread_level)",
         )
-    model = gathering(read_model(step.file) if step.file is not None else step.model)
+    model = read_model(step.file) if step.file is not None else step.model
+    model = gathering(model, each=True)
     halves = halves_of(model, step.folder)
     cuts, pipeline = _measured(halves, ranks, wanted, options, step)
     pipeline = replace(pipeline, communication=_communication(halves, cuts, courier, ranks))
@@ -138,7 +140,7 @@ def staged(step: Step, ranks: Ranks, wanted: Wanted, options: Options) -> Staged
     replay: Replay = ranks.told(first)
     layers = halves.layers(cuts)
     homes = {name: replay.order.rank[at] for name, (_, at) in halves.homes(layers).items()}
-    pieces = cut(halves.step, layers.parts, halves.about)
+    pieces = cut(halves.step, apart(layers.parts), halves.about)
     updates = cut(halves.update, spread(halves.update, homes), halves.told)
     owners = owners_of(halves, replay.order.rank, pieces, updates)
     copies = _copies(halves, owners, replay.order.rank, pieces)

@@ -60,7 +60,9 @@ def part_seconds(
     found = dict[Key, float]()
     for key, piece in cut.items():
         tensors = piece.graph.tensors
-        state = BoundState({name: _small(tensors[name]) for name in piece.states})
+        arrays = {name: _small(tensors[name]) for name in piece.states}
+        arrays |= {old: _small(tensors[new]) for old, new in piece.copied}
+        state = BoundState(arrays)
         pieces = Pieces({key: piece}, state, options, Pool(), folder)
         feeds = {name: _small(tensors[name]) for name in piece.reads}
         seconds = []

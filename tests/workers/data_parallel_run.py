@@ -10,12 +10,18 @@ import numpy as np
 
 from onnxremat.training.data import open_data
 from onnxremat.workers.data_parallel import DataParallel, Shard
-from onnxremat.workers.mpi import join
+from onnxremat.workers.mpi import Ranks, join
 
 
 def main(folders: list[str]) -> None:
     """Train each, and write what each rank holds."""
     ranks = join()
+    with ranks.together():
+        train(ranks, folders)
+
+
+def train(ranks: Ranks, folders: list[str]) -> None:
+    """One rank's share."""
     for folder in map(Path, folders):
         trainer = DataParallel(folder / "step.onnx", ranks=ranks, rate=0.1, threads=1)
         data = open_data(str(folder / "data.npz"), trainer.batch_size, seed=3)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from onnxremat.workers.mpi import join
+from onnxremat.workers.mpi import Ranks, join
 from onnxremat.workers.pipelined import PipelineParallel
 from onnxremat.workers.staged import Wanted
 
@@ -17,6 +17,12 @@ from onnxremat.workers.staged import Wanted
 def main(path: Path) -> None:
     """Train each, and write what came out."""
     ranks = join()
+    with ranks.together():
+        train(ranks, path)
+
+
+def train(ranks: Ranks, path: Path) -> None:
+    """One rank's share."""
     for row in json.loads(path.read_text()):
         folder = Path(row["folder"])
         batch = dict(np.load(folder / "data.npz"))

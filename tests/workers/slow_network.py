@@ -13,7 +13,7 @@ import numpy as np
 from onnxremat.training.data import open_data
 from onnxremat.workers.courier import Delay, Transfer
 from onnxremat.workers.data_parallel import DataParallel, Overlap, Shard
-from onnxremat.workers.mpi import join
+from onnxremat.workers.mpi import Ranks, join
 from onnxremat.workers.spans import Spans
 
 
@@ -42,6 +42,12 @@ class Watched(Spans):
 def main(folder: Path) -> None:
     """Train two epochs, and write what each rank did when, and what it holds."""
     ranks = join()
+    with ranks.together():
+        train(ranks, folder)
+
+
+def train(ranks: Ranks, folder: Path) -> None:
+    """One rank's share."""
     trainer = DataParallel(
         folder / "step.onnx", ranks=ranks, rate=0.1, threads=1,
         overlap=Overlap(delay=Held(), choose=False),

@@ -33,6 +33,7 @@ ROOT = Path(__file__).parents[2]
 MPIEXEC = shutil.which("mpiexec", path=str(Path(sys.executable).parent))
 several = pytest.mark.skipif(MPIEXEC is None, reason="no MPI beside this python")
 ROWS = 48
+LIMIT = 900  # seconds after which mpiexec ends a run: it hangs, however loaded the machine is
 
 
 def net(batch: int) -> onnx.ModelProto:
@@ -67,6 +68,7 @@ def mpiexec(ranks: int, *command: str, **options: Any) -> subprocess.Popen[str]:
     """Processes of this python, started together."""
     assert MPIEXEC
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment["MPIEXEC_TIMEOUT"] = str(LIMIT)
     return subprocess.Popen(
         [MPIEXEC, "-n", str(ranks), sys.executable, *command], cwd=ROOT, env=environment,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options,
@@ -161,6 +163,17 @@ def test_all_end_when_one_is_killed(together: list[str], tmp_path: Path) -> None
             os.killpg(run.pid, signal.SIGKILL)
 
 
+@several
+def test_a_program_that_fails_ends_all_processes() -> None:
+    """Whatever the others wait for, and though nobody asked for it."""
+    program = "from onnxremat.workers.mpi import join; r = join(); r.mean(1 // r.rank)"
+    run = mpiexec(2, "-c", program)
+    _, said = run.communicate()
+    assert run.returncode != 0
+    assert "ZeroDivisionError" in said
+    assert "rank 0 of 2: " in said
+
+
 def members(session: int) -> list[int]:
     """Processes below one."""
     found, waiting = [], [session]
@@ -210,6 +223,10 @@ class _Alone:
     def bcast(self, value: Any, root: int) -> Any:
         """What the only rank says."""
         return value
+
+    def allgather(self, value: Any) -> list[Any]:
+        """What the only rank says."""
+        return [value]
 
     def Iallreduce(self, place: Any, array: np.ndarray) -> None:  # noqa: N802
         """The sum over one rank."""

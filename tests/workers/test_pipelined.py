@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from onnx import helper, numpy_helper
 from typer.testing import CliRunner
 
 import models
@@ -19,8 +20,13 @@ from onnxremat.grad import differentiate
 from onnxremat.graph.tensor_files import read_tensors
 from onnxremat.training.data import Arrays
 from onnxremat.training.trainer import Trainer
+from onnxremat.workers.layers import J
+from onnxremat.workers.pipeline import B, F, W
+from onnxremat.workers.pipelined import PipelineParallel
 from onnxremat.workers.schedules import NAMED
-from tests.workers.test_data_parallel import arrays, mpiexec, net, several, write
+from onnxremat.workers.staged import Wanted
+from tests.training import nets
+from tests.workers.test_data_parallel import ALONE, arrays, mpiexec, net, several, write
 from tests.workers.test_overlap import joined
 
 MICRO_BATCHES = 4
@@ -115,6 +121,54 @@ def test_as_one_process_with_the_joined_batch(tmp_path: Path) -> None:
         alive = [facts["alive"][key] for key in sorted(facts["alive"])]
         assert alive == most
         assert all(a <= b for a, b in zip(alive, facts["simulated"], strict=True))
+
+
+def tied(batch: int) -> onnx.ModelProto:
+    """Two layers of one weight."""
+    weight = np.random.default_rng(0).standard_normal((5, 8)).astype(np.float32)
+    nodes = [
+        helper.make_node("Gemm", ["x", "w"], ["h"], "up"),
+        helper.make_node("Tanh", ["h"], ["a"], "curve"),
+        helper.make_node("Gemm", ["a", "w"], ["y"], "down", transB=1),
+    ]
+    graph = helper.make_graph(
+        nodes, "tied",
+        [helper.make_tensor_value_info("x", 1, [batch, 5])],
+        [helper.make_tensor_value_info("y", 1, [batch, 5])],
+        [numpy_helper.from_array(weight, "w")],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+def test_gradients_of_a_tied_weight_are_joined_when_both_are_there() -> None:
+    """The first stage has its W before the last: an order that measured times may lead to."""
+    step = differentiate(tied(6), optimizer="sgd", initializers=True)
+    whole = Trainer(differentiate(tied(12), optimizer="sgd", initializers=True), threads=1)
+    wanted = Wanted(2, "zb-v", stages="down")
+    pipe = PipelineParallel(step, ranks=ALONE, wanted=wanted, threads=1)
+    assert (J, 0) in pipe.staged.pieces
+    turns = [(0, F), (1, F), (1, B), (0, B), (0, W), (1, W)]
+    pipe._actions = [(stage, kind, k) for stage, kind in turns for k in range(2)]
+    for batch in Arrays(arrays(), 12).epoch(0):
+        assert pipe.step(batch) == pytest.approx(whole.step(batch), rel=1e-5)
+    np.testing.assert_allclose(pipe.state["w"], whole.state["w"], rtol=1e-5, atol=1e-7)
+
+
+def test_statistics_move_with_every_micro_batch(tmp_path: Path) -> None:
+    """As in a step made for several batches per update."""
+    step = differentiate(nets.net(), optimizer="sgd", initializers=True)
+    whole = differentiate(nets.net(), optimizer="sgd", initializers=True, accumulate=2)
+    pipe = PipelineParallel(step, ranks=ALONE, wanted=Wanted(2, "zb-v"), rate=0.1, threads=1)
+    one = Trainer(whole, rate=0.1, threads=1)
+    for batch in Arrays(nets.arrays(), 2 * nets.BATCH).epoch(0):
+        pipe.step(batch)
+        for k in range(2):
+            one.step({n: a[k * nets.BATCH : (k + 1) * nets.BATCH] for n, a in batch.items()})
+    for name in pipe.state.keys() & one.state.keys():
+        np.testing.assert_allclose(
+            pipe.state[name], one.state[name], rtol=1e-5, atol=1e-7, err_msg=name
+        )
+    assert abs(pipe.state["mean"]).max() > 0
 
 
 @several
