@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
+from onnxremat.grad.layers import affine_of_norms
 from onnxremat.grad.marks import (
     Marks,
     is_buffer_name,
@@ -114,6 +115,7 @@ class _Judge:
         self.model, self.marks, self.given = model, marks, given
         self.stored = Stored(model, folder)
         self.source = labels
+        self.affine = affine_of_norms(model)
         self.readers = _readers(model)
         self.uses = {
             name: [(node.op_type, position) for node, position in found]
@@ -213,6 +215,7 @@ class _Judge:
         marked = self.marks.kinds.get(name) == "PARAMETER"
         if is_buffer_name(name) and not marked:
             return Origin(Kind.BUFFER, f"named as buffers are ('{name.rsplit('.', 1)[-1]}')")
+        made = made or name in self.affine
         nameless = (self._nameless(name) or bool(label)) and not made and not marked
         size = self.stored.size(name)
         if size <= 1 and not marked and (nameless or "." not in name):

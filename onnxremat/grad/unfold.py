@@ -28,6 +28,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from onnxremat.grad.layers import affine_of_norms, homes, in_copied_layers
 from onnxremat.grad.left_out import BIAS, left_out, zeros
 from onnxremat.grad.marks import Marks, Reading, is_nameless, parameters_among, reading_of
 from onnxremat.grad.merged import merged
@@ -113,6 +114,7 @@ class _Finder:
         self.found: list[Restored] = []
         self.tokens: dict[str, str] = {}
         self.folded: dict[str, str] = {}
+        self.affine, self.homes = affine_of_norms(model), homes(model)
         self.statistics = {
             name
             for node in model.graph.node
@@ -153,8 +155,9 @@ class _Finder:
     def _copies(self) -> None:
         """Identity nodes of initializers, as PyTorch's older exporter writes for merged ones.
 
-        Irregular numbers are equal because one tensor has two names; zeros and ones are equal
-        by chance, and running statistics are always a tensor of their own.
+        Irregular numbers are equal because one tensor has two names, or because a layer was
+        copied; zeros and ones are equal by chance, and running statistics are always a tensor of
+        their own.
         """
         source = {name: name for name in self.floats}
         for node in self.model.graph.node:
@@ -162,7 +165,9 @@ class _Finder:
                 continue
             name = source[node.output[0]] = source[node.input[0]]
             made = node.output[0]
-            if made in self.statistics or (not is_nameless(made) and self._constant(name)):
+            named = not is_nameless(made) or made in self.affine
+            by_chance = named and self._constant(name)
+            if made in self.statistics or by_chance or self._apart(name, made):
                 self.found.append(Restored("copy", made, name))
 
     def _uses(self) -> None:
@@ -285,10 +290,12 @@ class _Finder:
                 self.found.append(Restored("tie", match[0], name, axes=match[1]))
 
     def _apart(self, one: str, other: str) -> bool:
-        """The file names the parameters that two tensors are, and they are different ones: equal as
-        copies of a fresh layer are."""
+        """Two tensors are different parameters, equal as copies of a fresh layer are: the file
+        names them, or their names say so."""
         tokens = {self.marks.token_of(one), self.marks.token_of(other)}
-        return len(tokens) == 2 and tokens <= self.marks.signature.keys()
+        if "" not in tokens and tokens <= self.marks.signature.keys():
+            return len(tokens) == 2
+        return in_copied_layers(self.homes.get(one, ""), self.homes.get(other, ""))
 
     def _smaller(self, name: str) -> None:
         """A folded tensor that was made from a smaller one."""

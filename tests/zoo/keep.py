@@ -33,6 +33,7 @@ FRESH = (
     "merged-zero-weights", "merged-identities", "copied-layers", "one-of-two-norms",
     "folded-transposes", "folded-softplus", "folded-expand-zeros", "folded-state",
 )  # fmt: skip
+FRESH_LEGACY = ("merged-group-norms", "copied-layers", "merged-layer-norms")
 # Metadata of nodes that names files of the machine it was exported on.
 LOCAL = ("pkg.torch.onnx.stack_trace",)
 
@@ -45,7 +46,9 @@ def main() -> None:
         for name, exporter in KEPT:
             keep(name, exporter, cache_folder(Path(temporary)))
     for name in FRESH:
-        keep_fresh(name)
+        keep_fresh(name, f"{name}.onnx", dynamo=True)
+    for name in FRESH_LEGACY:
+        keep_fresh(name, f"{name}-legacy.onnx", dynamo=False)
 
 
 def keep(name: str, exporter: str, folder: Path) -> None:
@@ -74,15 +77,15 @@ def keep(name: str, exporter: str, folder: Path) -> None:
     print(f"{name} {exporter}: {len(names)} tensors trained, loss {want.loss:.4f}")
 
 
-def keep_fresh(name: str) -> None:
-    """Write one fresh module, as the default exporter has it."""
-    about, path = REWRITES[name], FOLDER.parent / "exported_fresh" / f"{name}.onnx"
+def keep_fresh(name: str, file: str, dynamo: bool) -> None:
+    """Write one fresh module, as one of the exporters has it by default."""
+    about, path = REWRITES[name], FOLDER.parent / "exported_fresh" / file
     module, data = about.make()
     path.parent.mkdir(exist_ok=True)
     with silence():
         names = [f"input{k}" for k in range(len(data))]
         torch.onnx.export(
-            module, data, str(path), input_names=names, dynamo=True, external_data=False
+            module, data, str(path), input_names=names, dynamo=dynamo, external_data=False
         )
     model = onnx.load(path)
     want = wanted(model, module, data)
