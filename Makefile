@@ -36,6 +36,7 @@ test-torch: $(VENV)/torch
 
 test-zoo: $(VENV)/zoo
 	$(BIN)/python -m tests.zoo $(ARGS)
+	$(BIN)/python -m tests.zoo --fresh $(ARGS)
 
 test-zoo-sample: $(VENV)/zoo
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist load -m 'zoo and sample' tests/zoo
