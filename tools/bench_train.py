@@ -100,7 +100,8 @@ def data(net: str) -> tuple[Any, dict[str, np.ndarray], np.ndarray]:
 
 def training(portable: bool = False) -> Any:
     """How our training steps are made."""
-    from onnxremat.grad import Settings, block_size
+    from onnxremat.grad import Settings
+    from onnxremat.ort.blocks import block_size
 
     return Settings(optimizer="sgd", dropout=False, blocked=0 if portable else block_size())
 
