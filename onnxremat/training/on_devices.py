@@ -15,7 +15,7 @@ from onnxremat.execute.deployment import Deployment, read_deployment
 from onnxremat.execute.executor import Executor
 from onnxremat.graph.ir import Tensor
 from onnxremat.ort.binding import BoundState, check_input
-from onnxremat.ort.providers import missing
+from onnxremat.ort.providers import CPU, missing
 from onnxremat.rewrite.emit import metadata
 from onnxremat.training.state import Opening
 
@@ -23,7 +23,7 @@ from onnxremat.training.state import Opening
 def planned_steps(opening: Opening, arrays: Mapping[str, np.ndarray]) -> DeviceSteps | str:
     """Steps over the devices that a file was planned for, if a trainer can carry them out here:
     they read the processor's memory, and the update belongs to the step. Otherwise why not, "" for
-    a file that was planned for one session.
+    a file whose plan is one session of the processor.
 
     Args:
         arrays: parameters and optimizer state.
@@ -41,7 +41,11 @@ def planned_steps(opening: Opening, arrays: Mapping[str, np.ndarray]) -> DeviceS
     if not opening.device.in_host_memory:
         return f"all on {opening.device.name}, as asked for, not on the devices of the plan"
     made = read_deployment(step.file)
-    for device in made.machine.devices:
+    parts = made.parts.partitions
+    if len(parts) == 1 and made.machine.device(parts[0].device).provider == CPU:
+        return ""  # the same as one session
+    for name in dict.fromkeys(part.device for part in parts):
+        device = made.machine.device(name)
         if not device.in_host_memory:
             return f"device '{device.name}' has a memory of its own: all on the processor"
         why = missing(device)

@@ -35,13 +35,13 @@ ROWS = 8
 
 @pytest.fixture(scope="module")
 def step(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An AdamW step whose products OpenVINO computes, in a file."""
+    """An AdamW step some of whose products OpenVINO computes, in a file."""
     model = differentiate(net(), optimizer="adamw")
     graph = build_graph(model)
     machine = read_machine("cpu-openvino")
     machine = machine.with_devices([replace(d, threads=1) for d in machine.devices])
-    products = {"MatMul", "Gemm"}
-    where = {op.name: "openvino" if op.op_type in products else "cpu" for op in graph.ops}
+    products = [op.name for op in graph.ops if op.op_type in ("MatMul", "Gemm")][:4]
+    where = {op.name: "openvino" if op.name in products else "cpu" for op in graph.ops}
     table = CostTable({op.name: 1e-4 for op in graph.ops}, {}, "given")
     made = deploy(
         graph, assigned(graph, where, machine), machine, dict.fromkeys(machine.names, table),
