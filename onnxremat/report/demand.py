@@ -16,9 +16,9 @@ from onnxremat.fission.choose import Choosers
 from onnxremat.graph.batch import batched_inputs, dependents
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.order import default_order, reordered
+from onnxremat.pipeline.closed_loop import PINS
 from onnxremat.pipeline.fission_ways import described
 from onnxremat.pipeline.in_regions import wholes_of
-from onnxremat.pipeline.closed_loop import PINS
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.study_problem import GATE
 from onnxremat.planner import search
