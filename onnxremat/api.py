@@ -49,8 +49,9 @@ from onnxremat.pipeline.optimize import Request
 from onnxremat.pipeline.optimize import optimize as finish_request
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.planned import prepare_for
-from onnxremat.pipeline.prepare import AUTO, Prepared, Settings, Source, prepare, read_source
+from onnxremat.pipeline.prepare import AUTO, Prepared, Settings, prepare
 from onnxremat.pipeline.result import Result, Timed, finish
+from onnxremat.pipeline.source import Source, read_source
 from onnxremat.pipeline.study_problem import is_graph_file, read_subject
 from onnxremat.pipeline.verify import Verification, verify
 from onnxremat.pipeline.within_budget import applied

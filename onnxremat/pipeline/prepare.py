@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import onnx
 
@@ -21,10 +20,8 @@ from onnxremat.grad import differentiate, updated_inputs
 from onnxremat.graph.batch import batched_inputs
 from onnxremat.graph.functions import check_domains, inline_functions
 from onnxremat.graph.ir import Graph
-from onnxremat.graph.light import read_light
-from onnxremat.graph.onnx_io import computes_nothing, from_object, to_model
+from onnxremat.graph.onnx_io import computes_nothing, to_model
 from onnxremat.graph.order import without_dead_ops
-from onnxremat.graph.weights import set_apart
 from onnxremat.ort.blocks import require_block
 from onnxremat.ort.feeds import load_feeds, seeded_feeds
 from onnxremat.ort.infer import bind, build_graph, require_shapes, with_shapes
@@ -38,6 +35,7 @@ from onnxremat.pipeline.in_place import in_place
 from onnxremat.pipeline.in_regions import in_regions
 from onnxremat.pipeline.phases import COSTS, MEASURE, OPTIMISE, READ, Phases
 from onnxremat.pipeline.sizes import in_tensors, known_sizes, sequence_notes, with_measured_shapes
+from onnxremat.pipeline.source import Source, read_source
 from onnxremat.pipeline.weight_order import DwPolicy
 from onnxremat.planner.reduce import Reduced, reduce
 from onnxremat.rewrite.restore import restored
@@ -49,7 +47,6 @@ from onnxremat.units import format_bytes
 
 Progress = Callable[[str], None]
 AUTO = "auto"  # a target: the original as it is where that will do, else ``host``
-Source: TypeAlias = str | os.PathLike[str] | onnx.ModelProto
 
 
 @dataclass(frozen=True)
@@ -466,24 +463,6 @@ def _for_planning(
         outputs=measured.outputs if measured else None,
         lasting=None if settings.split_batch or settings.fission else made.lasting,
     )  # fmt: skip
-
-
-def read_source(source: Source) -> tuple[onnx.ModelProto, Path | None, str]:
-    """A model, the folder of its external weights, and a name for people. Big weights that the
-    model held itself are kept apart: that folder is then a temporary one.
-
-    Args:
-        source: a file, an ``onnx.ModelProto``, or what :func:`from_object` takes.
-
-    Raises:
-        ModelError: see :func:`read_model`.
-        UsageError: something else.
-    """
-    if isinstance(source, str | os.PathLike):
-        path = Path(source)
-        return *read_light(path), path.name
-    model = source if isinstance(source, onnx.ModelProto) else from_object(source)
-    return *set_apart(model, None), model.graph.name or "model"
 
 
 def _feeds(graph: Graph, settings: Settings) -> Feeds | None:

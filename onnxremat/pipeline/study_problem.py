@@ -9,7 +9,8 @@ from pathlib import Path
 from onnxremat.errors import ModelError, UsageError
 from onnxremat.pipeline.closed_loop import PINS
 from onnxremat.pipeline.limits import Limit, limit_of
-from onnxremat.pipeline.prepare import Prepared, Settings, Source, prepare
+from onnxremat.pipeline.prepare import Prepared, Settings, prepare
+from onnxremat.pipeline.source import Source
 from onnxremat.planner.graph_files import GraphFileError, read_graph
 from onnxremat.planner.problem import Problem
 from onnxremat.planner.semantics import peak, seconds
