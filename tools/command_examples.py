@@ -46,7 +46,7 @@ EXAMPLES = {
     "report": "report out.onnx -o report.html",
     "profile": "profile net.onnx --top 5",
     "sweep": "sweep step.onnx --points 4 --time-limit 5 -o curve.json",
-    "compare": "compare step.onnx --budget 0.5x --time-limit 5",
+    "compare": "compare step.onnx --budget 0.5x --time-limit 30",
     "max-batch": "max-batch open.onnx --train --budget 32MiB --max-overhead 20% --time-limit 2",
     "set-batch": "set-batch net.onnx one.onnx 1",
     "train": "train first.onnx --weights digits/net.onnx --data digits/train.npz "

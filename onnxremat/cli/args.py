@@ -72,7 +72,7 @@ Measure = Annotated[
     ),
 ]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Measure costs again even when cached.")]
-Seed = Annotated[int, typer.Option(help="Seed of inputs and search.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of inputs and search.")]
 TimeLimit = Annotated[float, typer.Option(min=0.1, help="Seconds for the planner.")]
 Work = Annotated[
     int | None,

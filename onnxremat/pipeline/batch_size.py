@@ -29,6 +29,7 @@ from onnxremat.graph.batch import (
 from onnxremat.graph.functions import inline_functions
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import read_small_weights, to_model, write_model
+from onnxremat.limits import TENSOR_BYTES
 from onnxremat.ort.feeds import seeded_feeds
 from onnxremat.ort.infer import bind, build_graph
 from onnxremat.ort.profile import named_outputs
@@ -45,6 +46,8 @@ def set_batch(source: Source, target: str | os.PathLike[str], batch: int) -> dic
     """
     if batch < 1:
         raise UsageError(f"batch size {batch} is not positive")
+    if batch > TENSOR_BYTES:
+        raise UsageError(f"batch size {batch} is too large", why="no tensor has so many rows")
     model, folder, name = read_source(source)
     _refuse_training(model)
     model = read_small_weights(inline_functions(model), folder)

@@ -494,3 +494,18 @@ def test_hints_name_options_that_work(cli: Command, folder: Path) -> None:
     said.assert_refused(said.code)
     assert "--measure" not in said.err
     assert cli("explain", "in.onnx", "--measure", "-q").code == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "run in.onnx --seed -1",
+        "plan in.onnx -b 0.8x --seed -1",
+        f"set-batch in.onnx o.onnx {10**20}",
+    ],
+)
+def test_numbers_out_of_range(cli: Command, chain: Path, folder: Path, words: str) -> None:
+    Path("in.onnx").write_bytes(chain.read_bytes())
+    said = cli(*words.split())
+    assert said.code == 2, said.err
+    assert listing() == ["in.onnx"]
