@@ -4,11 +4,11 @@ nothing as they are (0 added, 1 multiplied), one of two equal nodes, what it com
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import onnx
 
-from onnxremat.grad.marks import Marks, reading_of
+from onnxremat.grad.marks import Marks, Reading, reading_of
 from onnxremat.grad.signature import PARAMETER
 
 
@@ -23,6 +23,7 @@ def absent(
     if any(node.op_type == "Constant" for node in model.graph.node):
         return ()  # the optimizer leaves none: it was not run, all of them are there
     found = {name for names in learned.values() for name in names}
+    listed = [each.name for each in marks.signature.values() if each.kind == PARAMETER]
     read: dict[str, list[str]] = {}  # per node of PyTorch's graph, what its nodes here read
     tokens: dict[str, tuple[str, ...]] = {}
     for node in model.graph.node:
@@ -30,11 +31,20 @@ def absent(
         if about is not None:
             tokens[about.call] = about.tensors
             read.setdefault(about.call, []).extend(n for n in node.input if n in learned)
+            found.update(_tied(marks, about))
     for call, names in read.items():
         if len(names) == len(tokens[call]):  # a tied one may have another's name
             found |= {marks.signature[t].name for t in tokens[call] if t in marks.signature}
-    listed = [each.name for each in marks.signature.values() if each.kind == PARAMETER]
     return tuple(name for name in listed if name not in found)
+
+
+def _tied(marks: Marks, about: Reading) -> Iterator[str]:
+    """What a module calls a tensor that it reads under another's name."""
+    for token in about.tensors:
+        known = marks.signature[token].name if token in marks.signature else ""
+        here = f"{about.scope}.{known.rsplit('.', 1)[-1]}"
+        if known and about.scope and here != known:
+            yield here
 
 
 def stand_ins(model: onnx.ModelProto, marks: Marks) -> tuple[str, ...]:

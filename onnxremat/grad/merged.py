@@ -7,20 +7,21 @@ from typing import TypeAlias
 
 import onnx
 
-from onnxremat.grad.marks import Marks
+from onnxremat.grad.marks import Marks, is_nameless, rules_of
 
 Place: TypeAlias = tuple[onnx.NodeProto, int]  # a node, and which of its inputs
 
 
 def merged(marks: Marks, places: Sequence[Place], tokens: Sequence[str]) -> list[tuple[Place, str]]:
     """Where the nodes of one call of PyTorch's graph read another tensor than the call did, and
-    what it read there: what has the same last name, else by order, where as many are left of both.
+    what it read there: what has the same last name, else by order, where as many are left of both;
+    "" where the call read no tensor of the module: a constant of the exporter's.
 
     Args:
         places: where they read floating-point initializers.
         tokens: what the call read, by PyTorch's names.
     """
-    named = [(place, marks.token_of(place[0].input[place[1]])) for place in places]
+    named = [(place, _own(marks, place)) for place in places]
     there = {own for _, own in named}
     waiting = [token for token in tokens if token not in there]
     found, left = [], []
@@ -33,4 +34,15 @@ def merged(marks: Marks, places: Sequence[Place], tokens: Sequence[str]) -> list
             waiting.remove(same[0])
         else:
             left.append(place)
+    if left and not waiting:
+        return found + [(p, "") for p in left if p[0].input[p[1]] in marks.placeholders]
     return found + (list(zip(left, waiting, strict=True)) if len(left) == len(waiting) else [])
+
+
+def _own(marks: Marks, place: Place) -> str:
+    """PyTorch's name of what a node reads, "" where its call read something else made of it, or
+    the node is the exporter's own, as a convolution with a normalization in it is."""
+    node, position = place
+    name = node.input[position]
+    direct = name in marks.placeholders or is_nameless(name)
+    return marks.token_of(name) if direct and "BatchNorm" not in rules_of(node) else ""

@@ -31,7 +31,7 @@ from onnx import helper, numpy_helper
 from onnxremat.grad.layers import affine_of_norms, homes, in_copied_layers
 from onnxremat.grad.left_out import BIAS, left_out, zeros
 from onnxremat.grad.marks import Marks, Reading, is_nameless, parameters_among, reading_of
-from onnxremat.grad.merged import merged
+from onnxremat.grad.merged import Place, merged
 from onnxremat.grad.patterns import (
     LIMIT,
     is_constant,
@@ -175,8 +175,8 @@ class _Finder:
         exporter says each reader reads; of running statistics, always."""
         copied = {entry.parameter for entry in self.found}
         constant = {name for name in self.floats if self._constant(name)}
-        calls: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
-        readers: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
+        calls: dict[str, list[Place]] = {}
+        readers: dict[str, list[Place]] = {}
         for node in self.model.graph.node:
             if node.output and node.output[0] in copied:
                 continue  # an Identity that becomes a tensor of its own
@@ -193,7 +193,7 @@ class _Finder:
             )
 
     def _told_apart(
-        self, calls: Mapping[str, list[tuple[onnx.NodeProto, int]]], constant: set[str]
+        self, calls: Mapping[str, list[Place]], constant: set[str]
     ) -> set[tuple[str, int]]:
         moved: set[tuple[str, int]] = set()
         names: dict[str, str] = {}  # PyTorch's name to the tensor made for it
@@ -204,16 +204,19 @@ class _Finder:
                 name = node.input[position]
                 if name not in constant and token not in self.marks.signature:
                     continue  # equal irregular numbers are one parameter, as far as one can tell
-                if token not in names:
-                    names[token] = self._own(name, token, about)
+                key = token or f"{name}, a constant"
+                if key not in names:
+                    names[key] = self._own(name, token, about)
                 where = _place(node, position)
-                self.found.append(Restored("use", names[token], name, *where))
+                self.found.append(Restored("use", names[key], name, *where))
                 moved.add(where)
         return moved
 
     def _own(self, name: str, token: str, about: Reading) -> str:
-        """A tensor of its own for what ``name`` was merged with. Where that was folded, the name
-        does not say it is the parameter: it may be laid out otherwise."""
+        """A tensor of its own for what ``name`` was merged with, not called as the parameter is
+        where that was folded: it may be laid out otherwise."""
+        if not token:
+            return self._fresh("merged_constant")
         known = self.marks.name_of(token, about)
         if name in self.marks.placeholders:
             made = self._fresh(known)
@@ -238,7 +241,7 @@ class _Finder:
                 self.tokens[known[token]] = token
             self.found.append(Restored("bias", known[token], node.input[1], *_place(node, BIAS)))
 
-    def _own_statistics(self, name: str, readers: Sequence[tuple[onnx.NodeProto, int]]) -> None:
+    def _own_statistics(self, name: str, readers: Sequence[Place]) -> None:
         """Every normalisation gets running statistics that nothing else reads."""
         held = [r for r in readers if r[0].op_type == "BatchNormalization" and r[1] in (3, 4)]
         keep = held[:1] if len(held) == len(readers) else []
@@ -356,10 +359,10 @@ def apply_restored(
         maker = readers.get(entry.parameter)
         if entry.how == "copy" and maker is not None and maker.op_type == "Identity":
             maker.op_type = "onnxremat.dropped"
-            added.append(_renamed(stored, entry.tensor, entry.parameter))
+            added.append(named(stored.tensors[entry.tensor], entry.parameter))
         elif entry.how == "use" and entry.node in readers:
             readers[entry.node].input[entry.position] = entry.parameter
-            added.append(_renamed(stored, entry.tensor, entry.parameter))
+            added.append(named(stored.tensors[entry.tensor], entry.parameter))
             stored.add(added[-1:])
         elif entry.how == "bias" and entry.node in readers:
             node = readers[entry.node]
@@ -425,10 +428,6 @@ def fold_restored(model: onnx.ModelProto, restored: Sequence[Restored]) -> onnx.
 
 def _was_merged(name: str, restored: Sequence[Restored]) -> bool:
     return any(entry.tensor == name and entry.how in ("copy", "use") for entry in restored)
-
-
-def _renamed(stored: Stored, source: str, name: str) -> onnx.TensorProto:
-    return named(stored.tensors[source], name)
 
 
 Maker = Callable[

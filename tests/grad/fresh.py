@@ -47,6 +47,7 @@ class Found:
 
     Attributes:
         right, told, silent: see above; without those that have no part in the loss.
+        denied: right ones that a warning says are not trained.
         loss: its relative error.
         warnings: of the step.
     """
@@ -54,6 +55,7 @@ class Found:
     right: list[str] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
     silent: list[str] = field(default_factory=list)
+    denied: list[str] = field(default_factory=list)
     loss: float = 0.0
     warnings: tuple[str, ...] = ()
 
@@ -72,6 +74,8 @@ def look(model: onnx.ModelProto, wanted: Wanted) -> Found:
         word = re.compile(rf"(?<![\w.]){re.escape(name)}(?![\w.]*\w)")
         said = any(map(word.search, about.warnings))
         (found.right if name in good else found.told if said else found.silent).append(name)
+        if name in good and any(word.search(t) and "are not trained" in t for t in about.warnings):
+            found.denied.append(name)
     return found
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import torch
 
+from onnxremat.grad.marks import module_of
 from tests.grad.fresh import Found, Wanted, look
 from tests.zoo.autograd import norms_of
 from tests.zoo.export import exported
@@ -53,16 +54,17 @@ def compare_fresh(
 def wanted(model: onnx.ModelProto, module: torch.nn.Module, data: Sequence[torch.Tensor]) -> Wanted:
     """By autograd, of a module in eval mode; batch normalizations that the file has as ops use the
     batch."""
-    held = sum(node.op_type == "BatchNormalization" for node in model.graph.node)
+    ops = [node for node in model.graph.node if node.op_type == "BatchNormalization"]
     trainer = copy.deepcopy(module)
     norms = norms_of(trainer)
-    for norm in norms.values():
-        norm.train(0 < len(norms) <= held)
+    named = {module_of(node) for node in ops}.intersection(norms)
+    for name, norm in norms.items():
+        norm.train(name in named if named else len(ops) >= len(norms))
     prediction = trainer(*data)
     target = np.random.default_rng(5).standard_normal(tuple(prediction.shape)).astype(np.float32)
     loss = torch.nn.functional.mse_loss(prediction, torch.from_numpy(target))
     loss.backward()
-    named = trainer.named_parameters()
-    gradients = {name: p.grad.numpy() for name, p in named if p.grad is not None}
+    every = trainer.named_parameters()
+    gradients = {name: p.grad.numpy() for name, p in every if p.grad is not None}
     inputs = {f"input{k}": x.numpy() for k, x in enumerate(data)}
     return Wanted(inputs, target, float(loss.detach()), gradients)

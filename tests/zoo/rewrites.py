@@ -115,6 +115,9 @@ _enter("merged-group-norms", lambda: nn.Sequential(
     (2, 3, 5, 5))  # fmt: skip
 _enter("merged-rms-norms", lambda: nn.Sequential(
     nn.Linear(6, 6), nn.RMSNorm(6), nn.Linear(6, 6), nn.RMSNorm(6)), (3, 2, 6))  # fmt: skip
+_enter("merged-with-constants", lambda: nn.Sequential(
+    nn.Conv1d(3, 4, 3), nn.GroupNorm(4, 4), nn.Linear(4, 4), nn.LayerNorm(4)),
+    (2, 3, 6))  # fmt: skip
 _enter("merged-slopes", lambda: nn.Sequential(
     nn.Linear(6, 6), nn.PReLU(), nn.Linear(6, 6), nn.PReLU(6), nn.Linear(6, 6), nn.PReLU()),
     (3, 6))  # fmt: skip
@@ -141,6 +144,9 @@ _enter("one-of-two-norms", lambda: Does(
 _enter("folded-transposes", lambda: Does(
     lambda m, x: functional.linear(x, m.w) + m.g[:, None].squeeze(1), w=_zeros(5, 6),
     g=_ones(5)), (3, 4, 6))  # fmt: skip
+_enter("folded-views", lambda: Does(
+    lambda m, x: functional.conv1d(x, m.w.squeeze(1)[:, None], m.bias, groups=4),
+    w=Parameter(torch.randn(4, 1, 3)), bias=_zeros(4)), (2, 4, 9))  # fmt: skip
 _enter("folded-cast", lambda: Does(
     lambda m, x: functional.linear(x.double(), m.w.double()).float(),
     w=Parameter(torch.randn(5, 6))), (3, 4, 6))  # fmt: skip

@@ -82,4 +82,5 @@ def test_a_fresh_net_trains_as_in_pytorch_or_says_why_not(
         pytest.skip(f"PyTorch does not export it: {error}")
     assert found.right, "no parameter was compared"
     assert not found.silent, f"neither trained as in PyTorch nor told: {found.silent}"
+    assert not found.denied, f"trained, and said not to be: {found.denied}"
     assert found.loss < 1e-4
