@@ -49,8 +49,9 @@ from onnxremat.pipeline.optimize import Request
 from onnxremat.pipeline.optimize import optimize as finish_request
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.planned import prepare_for
-from onnxremat.pipeline.prepare import AUTO, Prepared, Settings, Source, prepare, read_source
+from onnxremat.pipeline.prepare import AUTO, Prepared, Settings, prepare
 from onnxremat.pipeline.result import Result, Timed, finish
+from onnxremat.pipeline.source import Source, read_source
 from onnxremat.pipeline.study_problem import is_graph_file, read_subject
 from onnxremat.pipeline.verify import Verification, verify
 from onnxremat.pipeline.within_budget import applied
@@ -61,6 +62,7 @@ from onnxremat.rewrite.emit import metadata, unpack
 from onnxremat.schedule.plan import Plan
 from onnxremat.schedule.simulate import Timeline, simulate
 from onnxremat.session.load import load
+from onnxremat.session.process import UPDATES
 from onnxremat.studies.curve import Curve, SweepPoint, curve
 from onnxremat.studies.max_batch import LARGEST, Batches, MaxBatch, open_dimension
 from onnxremat.studies.max_batch import max_batch as largest_batch
@@ -219,6 +221,9 @@ def optimize(
     settings = settings or Settings()
     if machine is not None and settings.target == AUTO:
         settings = replace(settings, target="portable")  # for every provider
+    if machine is not None and UPDATES in settings.not_counted:
+        left = tuple(part for part in settings.not_counted if part != UPDATES)
+        settings = replace(settings, not_counted=left)  # devices always update in place
     if machine is not None and settings.train is not None and machine.has(PROVIDERS["cuda"]):
         # Else CUDA would leave a part of every batch normalization and pooling to the processor.
         settings = replace(settings, train=replace(settings.train, portable=True))

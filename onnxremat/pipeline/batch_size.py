@@ -32,7 +32,7 @@ from onnxremat.graph.onnx_io import read_small_weights, to_model, write_model
 from onnxremat.ort.feeds import seeded_feeds
 from onnxremat.ort.infer import bind, build_graph
 from onnxremat.ort.profile import named_outputs
-from onnxremat.pipeline.prepare import Source, read_source
+from onnxremat.pipeline.source import Source, read_source
 from onnxremat.session.compare import compare
 
 

@@ -16,7 +16,8 @@ from onnxremat.ort.feeds import load_feeds, seeded_feeds
 from onnxremat.ort.infer import bind, build_graph
 from onnxremat.ort.profile import Feeds, named_outputs
 from onnxremat.ort.session import DEFAULT, open_session, session_options
-from onnxremat.pipeline.prepare import Settings, Source, read_source
+from onnxremat.pipeline.prepare import Settings
+from onnxremat.pipeline.source import Source, read_source
 from onnxremat.session.repeats import Repeats, repeats
 
 

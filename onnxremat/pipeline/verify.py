@@ -18,8 +18,9 @@ from onnxremat.pipeline.in_session import InOneSession, SessionRun
 from onnxremat.pipeline.over_devices import OverDevices
 from onnxremat.pipeline.pipelined import as_artifact
 from onnxremat.pipeline.planned import read_written
-from onnxremat.pipeline.prepare import Settings, Source
+from onnxremat.pipeline.prepare import Settings
 from onnxremat.pipeline.reference import Reference
+from onnxremat.pipeline.source import Source
 from onnxremat.pipeline.unchanged import Unchanged
 from onnxremat.rewrite.emit import Rewritten
 from onnxremat.session.compare import Difference, compare

@@ -16,6 +16,7 @@ from onnxremat.fission.choose import Choosers
 from onnxremat.graph.batch import batched_inputs, dependents
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.order import default_order, reordered
+from onnxremat.pipeline.closed_loop import PINS
 from onnxremat.pipeline.fission_ways import described
 from onnxremat.pipeline.in_regions import wholes_of
 from onnxremat.pipeline.prepare import Prepared
@@ -215,8 +216,13 @@ def recomputing(subject: Subject) -> Way:
     return Way(
         "recomputing", bytes_, "found", need, subject.reason,
         overhead=time / total - 1 if total else 0.0, note=note,
-        nodes=(2 + GATE) * (runs - problem.ops),  # each with a view of it
+        nodes=_added(runs - problem.ops),
     )  # fmt: skip
+
+
+def _added(again: int) -> int:
+    """Nodes that so many recomputations add at most: each with a view of it, and a gate."""
+    return (2 + GATE) * again
 
 
 def _checkpointed(subject: Subject, budget: int) -> list[Solution]:
@@ -311,35 +317,47 @@ class Verdict:
     Attributes:
         keeps: True where a run on paper keeps it, False where none can, None where that is open.
         lower: proven: no budget below these bytes can be kept.
+        share: of the peak: nodes that a plan adds come on top.
     """
 
     budget: int
     keeps: bool | None
     words: str
     lower: int
+    share: bool = False
 
 
-def judge(subject: Subject, worst: int, open_ways: list[Way], budget: int) -> Verdict:
+def judge(
+    subject: Subject, worst: int, open_ways: list[Way], budget: int, *, share: bool = False
+) -> Verdict:
     """Whether a budget can be kept, as far as a moment tells.
 
     Args:
         worst: bytes of the model as it is, measured where they were.
         open_ways: of :func:`ways`.
+        budget: bytes for weights and values, and for the nodes that a plan adds.
+        share: nodes that a plan adds come on top.
     """
+
+    def room(nodes: int) -> int:
+        return budget if share else budget - subject.prepared.bytes_of_nodes(nodes) - PINS
+
     whole = bool(subject.prepared.in_place)  # a training step of ours: no op goes in parts
     lower = subject.need.bytes if whole else subject.floor
     if budget >= worst:
         return Verdict(budget, True, "the model keeps it as it is", lower)
     for way in open_ways:
-        if way.known != "estimated" and not way.overhead and way.bytes <= budget:
+        if way.known != "estimated" and not way.overhead and way.bytes <= room(way.nodes):
             words = f"{way.name} keeps it, nothing recomputed ({format_bytes(way.bytes)})"
             return Verdict(budget, True, words, lower)
     quick = min(_checkpointed(subject, budget), key=lambda one: one.time)
-    prices = [] if quick.schedule is None else [(_overhead(quick), quick.planner)]
+    again = len(quick.sequence or ()) - subject.problem.ops
+    fits = quick.schedule is not None and quick.peak <= room(_added(again))
+    prices = [(_overhead(quick), quick.planner)] if fits else []
     prices += [
         (way.overhead, f"a plan of {format_bytes(way.bytes)}")
         for way in open_ways
-        if way.known == "found" and way.bytes <= budget
+        if way.known == "found" and way.bytes <= room(way.nodes)
     ]
     if prices:
         price, how = min(prices)

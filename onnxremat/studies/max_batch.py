@@ -23,7 +23,8 @@ from onnxremat.errors import (
     StoppedError,
     UsageError,
 )
-from onnxremat.pipeline.prepare import Settings, Source, prepare, read_source
+from onnxremat.pipeline.prepare import Settings, prepare
+from onnxremat.pipeline.source import Source, read_source
 from onnxremat.pipeline.study_problem import (
     Subject,
     is_graph_file,

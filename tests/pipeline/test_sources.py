@@ -7,7 +7,8 @@ import pytest
 
 import models
 from onnxremat.errors import UsageError
-from onnxremat.pipeline.prepare import Settings, prepare, read_source
+from onnxremat.pipeline.prepare import Settings, prepare
+from onnxremat.pipeline.source import read_source
 
 
 def test_graphsurgeon_graph_is_the_same_model() -> None:

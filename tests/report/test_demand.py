@@ -107,7 +107,7 @@ def test_budgets_are_judged(chain: Subject) -> None:
     order, again = found[1].bytes, found[2].bytes
 
     def keeps(budget: int) -> bool | None:
-        return demand.judge(chain, worst, found, budget).keeps
+        return demand.judge(chain, worst, found, budget, share=True).keeps
 
     assert keeps(worst)
     assert keeps(order)
@@ -117,7 +117,8 @@ def test_budgets_are_judged(chain: Subject) -> None:
     assert keeps(chain.floor) is not False
     assert keeps(chain.floor - 1) is False
     found_by_search = replace(found[2], bytes=again - 64, overhead=9.0)
-    assert demand.judge(chain, worst, [*found[:2], found_by_search], again - 64).keeps
+    searched = [*found[:2], found_by_search]
+    assert demand.judge(chain, worst, searched, again - 64, share=True).keeps
     if again > chain.need.bytes:
         assert keeps(chain.need.bytes) is None
 
@@ -177,3 +178,13 @@ def test_a_way_that_takes_more_for_its_nodes_is_asked_for_by_a_share(chain: Subj
     assert f"--budget {limit(made.process(ways[0]))}" in said[0]
     assert "--budget 0.25" in said[1]
     assert said[1].split()[-1].endswith("x")
+
+
+def test_a_budget_in_bytes_counts_the_nodes_of_recomputations(chain: Subject) -> None:
+    """The same bytes for weights and values: a share is kept, bytes of the process are not."""
+    ways = [Way("recomputing", chain.need.bytes, "found", 0, "", overhead=0.1, nodes=1 << 20)]
+    budget, worst = chain.need.bytes, 1 << 40
+    assert demand.judge(chain, worst, ways, budget, share=True).keeps
+    assert not demand.judge(chain, worst, ways, budget).keeps
+    room = chain.prepared.bytes_of_nodes(1 << 20) + demand.PINS
+    assert demand.judge(chain, worst, ways, budget + room).keeps

@@ -1,0 +1,33 @@
+"""What a model is read from."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TypeAlias
+
+import onnx
+
+from onnxremat.graph.light import read_light
+from onnxremat.graph.onnx_io import from_object
+from onnxremat.graph.weights import set_apart
+
+Source: TypeAlias = str | os.PathLike[str] | onnx.ModelProto
+
+
+def read_source(source: Source) -> tuple[onnx.ModelProto, Path | None, str]:
+    """A model, the folder of its external weights, and a name for people. Big weights that the
+    model held itself are kept apart: that folder is then a temporary one.
+
+    Args:
+        source: a file, an ``onnx.ModelProto``, or what :func:`from_object` takes.
+
+    Raises:
+        ModelError: see :func:`read_model`.
+        UsageError: something else.
+    """
+    if isinstance(source, str | os.PathLike):
+        path = Path(source)
+        return *read_light(path), path.name
+    model = source if isinstance(source, onnx.ModelProto) else from_object(source)
+    return *set_apart(model, None), model.graph.name or "model"
