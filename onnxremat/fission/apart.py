@@ -9,7 +9,7 @@ it, without the sum that it was fused with, so that the value dies part by part.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import onnx
@@ -23,12 +23,9 @@ LARGE = 8  # such a share of the largest value, at least, is worth a second copy
 PARTNER = 3  # position of what a convolution adds to its product
 
 
-def apart(graph: Graph, which: Collection[str] | None = None) -> Graph:
-    """The graph with copies for each reader, and with sums apart from convolutions.
-
-    Args:
-        which: names of the ops that are made; all that are worth it when None.
-    """
+def apart(graph: Graph) -> Graph:
+    """The graph with copies for each reader where that is worth it, and with the sums of shortcuts
+    apart from their convolutions."""
     writer = _Writer(graph, dict(graph.tensors))
     largest = max((t.bytes for t in graph.tensors.values() if t.role is Role.ACTIVATION), default=0)
     for op in graph.ops:
@@ -37,24 +34,15 @@ def apart(graph: Graph, which: Collection[str] | None = None) -> Graph:
         readers = graph.readers.get(op.outputs[0], ())
         both = len(readers) > 1 or len(graph.readers[op.inputs[0]]) > 1
         worth = both and LARGE * graph.tensors[op.outputs[0]].bytes >= largest
-        for place in readers if which is not None or worth else ():
-            reader = writer.ops[place][-1]
-            if which is None or f"{op.name}{APART}{reader.name}" in which:
-                writer.copy(op, place)
-    if which is None and not writer.shared:
+        for place in readers if worth else ():
+            writer.copy(op, place)
+    if not writer.shared:
         return graph
     for place, op in enumerate(graph.ops):
         behind = _last_reader(graph, place)
-        wanted = which is None or not {op.name + PRODUCT, op.name + SUM}.isdisjoint(which)
-        if behind is not None and wanted and (which is not None or op.inputs[0] in writer.shared):
+        if behind is not None and op.inputs[0] in writer.shared:
             writer.early(place, behind)
     return writer.written()
-
-
-def apart_for(graph: Graph, names: Collection[str]) -> Graph:
-    """The graph with those ops apart that are among these."""
-    which = {name for name in names if APART in name}
-    return apart(graph, which) if which else graph
 
 
 def seconds_apart(graph: Graph, known: Mapping[str, float]) -> dict[str, float]:

@@ -174,9 +174,13 @@ class Chooser:
         name = self.graph.ops[place].name
         own = next((r for r in now.regions if name in r.ops), None)
         parts = max(parts, len(own.parts)) if own is not None else parts
+        seen = set[object]()
         for first, end in self._places(place):
             for without in self._left_out(now, own, place, range(first, end)):
                 for region in self.able.within(first, end, place, without, every):
+                    if region.key in seen:
+                        continue
+                    seen.add(region.key)
                     most = min(parts, MOST, self.able.length(region))
                     region = replace(region, parts=(1,) * most)
                     for kept in self.able.policies(region) if most > 1 else ():

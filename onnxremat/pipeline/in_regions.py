@@ -8,7 +8,7 @@ from typing import Any
 
 from onnxremat.cost.table import CostTable
 from onnxremat.errors import ModelError, UnsupportedError, UsageError
-from onnxremat.fission.apart import APART, apart, apart_for, seconds_apart
+from onnxremat.fission.apart import APART, apart, seconds_apart
 from onnxremat.fission.masked import reach_of
 from onnxremat.fission.opened import norms_of, opened, opened_for, seconds_of
 from onnxremat.fission.pricing import Whole
@@ -38,11 +38,16 @@ def wholes_of(graph: Graph, costs: CostTable, folder: Path | None) -> list[Whole
     """
     block, reach = channels_per_block(graph), reach_of(graph, folder)
     found = [Whole(graph, costs.seconds, costs.scratch, block, reach)]
-    wide = apart(opened(graph, {norm.name for norm in norms_of(graph)}))
+    wide = _wide(graph)
     if wide is not graph:
         seconds = seconds_of(wide, seconds_apart(wide, costs.seconds))
         found.append(Whole(wide, seconds, costs.scratch, block, reach))
     return found
+
+
+def _wide(graph: Graph) -> Graph:
+    """The graph with its normalisations written out, and its layouts apart."""
+    return apart(opened(graph, {norm.name for norm in norms_of(graph)}))
 
 
 def in_regions(
@@ -67,8 +72,7 @@ def in_regions(
             "regions in parts are checked by running the model", hint="leave out --no-measure"
         )
     names = [name for region in regions for name in region.ops]
-    readers = [name.rpartition(APART)[2] for name in names]
-    wide = apart_for(opened_for(graph, readers), names)
+    wide = _wide(graph) if any(APART in name for name in names) else opened_for(graph, names)
     known = {op.name for op in wide.ops}
     for region in regions:
         if not known.issuperset(region.ops):

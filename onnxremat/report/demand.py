@@ -43,6 +43,7 @@ SMALL = 600  # ops up to which holding no forward value at all is tried: its seq
 UNLIMITED = 1 << 62
 HELD = 8  # values listed at the peak
 TRIALS = 60  # of regions in parts
+QUICK = 3000  # ops up to which these are looked for
 REUSE = Rules(reuse=True)
 
 
@@ -270,9 +271,9 @@ def in_parts(subject: Subject, parts: int) -> Way:
 
 def regions_in_parts(subject: Subject) -> Way | None:
     """Regions of an inference's graph in parts, as a few trials find them; None where these need no
-    less, and for training steps."""
+    less, for training steps, and for graphs whose trials take longer than a moment."""
     prepared = subject.prepared
-    if prepared.in_place or not prepared.graph.ops:
+    if prepared.in_place or not 0 < len(prepared.graph.ops) <= QUICK:
         return None
     trials = count()
     wholes = wholes_of(prepared.graph, prepared.costs, prepared.folder)
