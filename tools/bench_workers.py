@@ -28,6 +28,7 @@ from bench_devices import processor
 
 import models
 from models.inputs import feeds
+from onnxremat.api import read_plan
 from onnxremat.grad import differentiate
 from onnxremat.grad.description import training_of
 
@@ -38,6 +39,7 @@ NETS: dict[str, dict[str, Any]] = {
     "bert": LAYERS,
     "gpt2": LAYERS,
 }
+ONE_DEVICE = {"densenet121": {"batch": 8, "size": 64}, "mobilenetv2": {"batch": 16, "size": 96}}
 CORES = len(os.sched_getaffinity(0))
 ROWS, STEPS, MICRO_BATCHES = 8, 24, 8
 
@@ -50,9 +52,10 @@ def rank_main(what: str, folder: Path, options: dict[str, Any]) -> None:
     from onnxremat.workers.mpi import join
 
     ranks = join()
-    found = {"dp": _rank_data_parallel, "pp": _rank_pipeline}[what](ranks, folder, options)
-    if ranks.first:
-        (folder / "found.json").write_text(json.dumps(found))
+    with ranks.together():
+        found = {"dp": _rank_data_parallel, "pp": _rank_pipeline}[what](ranks, folder, options)
+        if ranks.first:
+            (folder / "found.json").write_text(json.dumps(found))
 
 
 def _rank_data_parallel(ranks: Any, folder: Path, options: dict[str, Any]) -> dict[str, Any]:
@@ -215,6 +218,27 @@ def row_pipeline(folder: Path) -> None:
         print(f"  {name}: zb-h1 against 1f1b {measured:+.1%}, by simulation {simulated:+.1%}")
 
 
+def row_dw_policy(folder: Path) -> None:
+    """One device: peaks of both ends of dW's orders, and plans at the same budget."""
+    for name, sizes in ONE_DEVICE.items():
+        step = folder / f"{name}.onnx"
+        onnx.save(differentiate(models.build(name, **sizes), optimizer="momentum"), step)
+        for policy in ("asap", "late", "auto"):
+            said = subprocess.run(
+                [sys.executable, "-c", "from onnxremat.cli.app import main; main()", "plan",
+                 str(step), "--budget", "0.7x", "--dw-policy", policy, "--no-measure", "--json",
+                 "-o", str(folder / "plan.json")],
+                check=False, capture_output=True, text=True,
+                env=os.environ | {"PYTHONPATH": str(ROOT)},
+            )  # fmt: skip
+            if said.returncode:
+                print(f"  {name}, {policy}: {' '.join(said.stderr.split())}")
+                continue
+            found = read_plan(folder / "plan.json").provenance
+            note = next(n for n in found.notes if "gradients of weights" in n)
+            print(f"  {name}: {note}; at 0.7x {found.overhead:+.2%}, gap {found.gap:.2%}")
+
+
 def row_oracles(folder: Path) -> None:
     """1F1B / fast-forwarding / ZB-H1 with F = B = W = 1, and what auto reaches."""
     from onnxremat.workers.pipeline import Pipeline
@@ -282,6 +306,7 @@ def row_cluster(folder: Path) -> None:
 TABLE: dict[str, Callable[[Path], None]] = {
     "toy": row_toy,
     "oracles": row_oracles,
+    "dw-policy": row_dw_policy,
     "data-parallel": row_data_parallel,
     "reverse-first-k": row_reverse_first_k,
     "pipeline": row_pipeline,

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from onnxremat.fission.region import Region
     from onnxremat.pipeline.artifact import Check
     from onnxremat.pipeline.study_problem import Subject
+    from onnxremat.pipeline.weight_order import DwPolicy
 
 ModelOrGraph = Annotated[
     Path,
@@ -111,6 +112,15 @@ WarmStart = Annotated[
 Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Processes that plan at once.")]
 FixedOrder = Annotated[
     bool, typer.Option("--fixed-order", help="Keep the file's order of first runs.")
+]
+DwPolicyName = Annotated[
+    str | None,
+    typer.Option(
+        "--dw-policy",
+        help="When a training step makes gradients of weights: asap, late, reverse-first-k=K, or "
+        "auto (as the planner finds best, beginning with the better of both ends).",
+        show_default=False,
+    ),
 ]
 SplitBatch = Annotated[
     str,
@@ -345,3 +355,18 @@ def parse_split(text: str) -> tuple[int, ...] | None:
             hint="a number of parts (--split-batch 2), or rows of each (--split-batch 5,3)",
         )
     return () if found == (1,) else found
+
+
+def parse_dw_policy(text: str | None, devices: str | None = None) -> DwPolicy | None:
+    """Of ``--dw-policy``.
+
+    Raises:
+        UsageError: unknown, or over several devices.
+    """
+    from onnxremat.pipeline.weight_order import DwPolicy
+
+    if text is not None and devices is not None:
+        raise UsageError(
+            "--dw-policy is for one device", hint="over several the placement decides who runs when"
+        )
+    return None if text is None else DwPolicy.parse(text)

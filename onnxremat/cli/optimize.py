@@ -81,6 +81,7 @@ def command(
     seed: args.Seed = 0,
     threads: args.Threads = 0,
     fixed_order: args.FixedOrder = False,
+    dw_policy: args.DwPolicyName = None,
     split_batch: args.SplitBatch = "auto",
     not_counted: args.NotCounted = "",
     fission: args.Fission = "auto",
@@ -141,6 +142,7 @@ def command(
         args.parse_shapes(shape), args.parse_dims(dim), target, threads, seed, data, measure, fresh,
         fixed_order, made, args.parse_split(split_batch), args.parse_fission(fission),
         not_counted=args.parse_parts(not_counted),
+        dw_policy=args.parse_dw_policy(dw_policy, devices),
     )  # fmt: skip
     log = Phases(voice.say)
     with voice.working() as interrupt, _phases_told(voice, log if verbose else None):

@@ -59,6 +59,7 @@ def command(
     seed: args.Seed = 0,
     threads: args.Threads = 0,
     fixed_order: args.FixedOrder = False,
+    dw_policy: args.DwPolicyName = None,
     split_batch: args.SplitBatch = "auto",
     not_counted: args.NotCounted = "",
     fission: args.Fission = "auto",
@@ -92,7 +93,7 @@ def command(
         args.parse_shapes(shape), args.parse_dims(dim), target, threads, seed, data, measure, fresh,
         fixed_order, split_batch=args.parse_split(split_batch),
         not_counted=args.parse_parts(not_counted),
-        fission=args.parse_fission(fission),
+        fission=args.parse_fission(fission), dw_policy=args.parse_dw_policy(dw_policy),
     )  # fmt: skip
     with voice.working() as interrupt:
         options = PlanOptions(

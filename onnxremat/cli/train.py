@@ -92,6 +92,14 @@ def command(
             "the mean of their gradients.",
         ),
     ] = False,
+    shard_state: Annotated[
+        bool,
+        typer.Option(
+            "--shard-state",
+            help="With --data-parallel: each process keeps the optimizer's state of its share of "
+            "the parameters (ZeRO-1).",
+        ),
+    ] = False,
     pipeline: Annotated[
         bool,
         typer.Option(
@@ -135,7 +143,7 @@ def command(
     from onnxremat.training.data import check_arrays, open_data
     from onnxremat.training.evaluation import Evaluator
     from onnxremat.training.schedules import Schedule
-    from onnxremat.workers.data_parallel import Shard
+    from onnxremat.workers.data_parallel import DataParallel, Shard, kept_by
     from onnxremat.workers.mpi import join
     from onnxremat.workers.pipelined import PipelineParallel
 
@@ -151,6 +159,10 @@ def command(
         _check_pipeline(wanted, validate)
         rates = Schedule(rate, rate_schedule, warmup, floor, drop_every, drop_factor)
         told = {"rate": rates, "accumulate": accumulate, "seed": seed}
+        if shard_state and not data_parallel:
+            raise UsageError("--shard-state is for --data-parallel", hint="mpiexec ... with both")
+        if shard_state:
+            told["shard"] = True
         trainer = _trainer(ranks, wanted, source, weights, threads, told)
         arrays = open_data(data, trainer.batch_size, shuffle=shuffle, seed=seed)
         check_arrays(trainer.training, trainer.types, arrays, data)
@@ -171,6 +183,8 @@ def command(
         start = trainer.progress.step
         spans = _spans(trainer, ranks, trace)
         run.train(export, weights)
+        if ranks and isinstance(trainer, DataParallel):
+            voice.note(kept_by(ranks.everybody(trainer.sizes())))
         if ranks and trace and spans:
             _write_trace(ranks.gathered(spans.rows), trace, source, voice)
         if isinstance(trainer, PipelineParallel):

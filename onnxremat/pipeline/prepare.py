@@ -22,7 +22,7 @@ from onnxremat.graph.batch import batched_inputs
 from onnxremat.graph.functions import check_domains, inline_functions
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.light import read_light
-from onnxremat.graph.onnx_io import from_object, to_model
+from onnxremat.graph.onnx_io import computes_nothing, from_object, to_model
 from onnxremat.graph.order import without_dead_ops
 from onnxremat.graph.weights import set_apart
 from onnxremat.ort.blocks import require_block
@@ -31,13 +31,14 @@ from onnxremat.ort.infer import bind, build_graph, require_shapes, with_shapes
 from onnxremat.ort.offline import TARGETS, Optimised, optimised_for
 from onnxremat.ort.profile import Feeds, Profile
 from onnxremat.ort.session import DEFAULT, TUNED, Options
-from onnxremat.pipeline.base_order import base_order, unmeasured_peak
+from onnxremat.pipeline.base_order import base_order, unmeasured_peak, weights_notes
 from onnxremat.pipeline.batch_slices import in_parts
 from onnxremat.pipeline.first_values import without_first_values
 from onnxremat.pipeline.in_place import in_place
 from onnxremat.pipeline.in_regions import in_regions
 from onnxremat.pipeline.phases import COSTS, MEASURE, OPTIMISE, READ, Phases
 from onnxremat.pipeline.sizes import in_tensors, known_sizes, sequence_notes, with_measured_shapes
+from onnxremat.pipeline.weight_order import DwPolicy
 from onnxremat.planner.reduce import Reduced, reduce
 from onnxremat.rewrite.restore import restored
 from onnxremat.schedule.simulate import simulate
@@ -66,6 +67,7 @@ class Settings:
         measure: run the model; without it costs are estimated and nothing is verified.
         fresh: measure costs even when they are cached.
         fixed_order: keep the file's order of first runs.
+        dw_policy: when a training step makes gradients of weights; None for like every other op.
         train: make a training step of the model first.
         split_batch: compute the batch in parts: so many, or of so many rows each; whole where
             empty. None leaves it to the planner of several devices.
@@ -92,6 +94,7 @@ class Settings:
     to_write: bool = True
     costs: Callable[[Graph], CostTable] | None = None
     not_counted: tuple[str, ...] = ()
+    dw_policy: DwPolicy | None = None
 
     def on_this_machine(self) -> Settings:
         """The same with ``host`` for ``auto``."""
@@ -302,21 +305,24 @@ def prepare(
 
     Raises:
         ModelError: not readable, not valid, or onnxruntime refuses it.
-        UsageError: wrong target, shape, dimension or inputs.
+        UsageError: wrong target, shape, dimension or inputs, two orders asked for.
+        UnsupportedError: no gradients of weights for a policy.
     """
     log = Phases.of(progress)
     if settings.target not in (AUTO, *TARGETS):
         names = ", ".join((AUTO, *TARGETS))
         raise UsageError(f"unknown target '{settings.target}'", hint=f"one of {names}")
     parts = (*PARTS, UPDATES)
-    if odd := set(settings.not_counted).difference(parts):
-        what = f"a budget counts no '{', '.join(sorted(odd))}'"
-        raise UsageError(what, hint="one of " + ", ".join(parts))
+    if odd := ", ".join(sorted(set(settings.not_counted).difference(parts))):
+        raise UsageError(f"a budget counts no '{odd}'", hint="one of " + ", ".join(parts))
+    kept = settings.dw_policy is not None and settings.dw_policy.fixed
+    if settings.dw_policy and settings.fixed_order:
+        raise UsageError("--dw-policy and --fixed-order each say an order", hint="one of them")
+    settings = replace(settings, fixed_order=settings.fixed_order or kept)
     with log.phase(READ, "reading the model"):
         made = _prepared(source, settings.on_this_machine(), log)
-    return replace(
-        made, as_it_is=settings.target == AUTO and not (settings.split_batch or settings.fission)
-    )
+    whole = not (settings.split_batch or settings.fission or kept)
+    return replace(made, as_it_is=settings.target == AUTO and whole)
 
 
 def _prepared(source: Source, settings: Settings, log: Phases) -> Prepared:
@@ -332,6 +338,8 @@ def _prepared(source: Source, settings: Settings, log: Phases) -> Prepared:
         bound = differentiate(bound, folder=folder, settings=step)
     bound, dropped = without_first_values(bound)
     original = without_dead_ops(build_graph(bound, folder))
+    if all(op.op_type == "Constant" for op in original.ops):
+        raise computes_nothing(name)
     plain = in_tensors(original, folder)
     bound = to_model(original)
     feeds = _feeds(original, settings)
@@ -435,7 +443,7 @@ def _for_planning(
         assert feeds is not None  # or there were no parts
         listed = graph = with_measured_shapes(graph, to_model(graph), feeds, folder)
         require_shapes(graph)
-    graph = base_order(graph, listed, settings.fixed_order)
+    graph = base_order(graph, listed, settings.fixed_order, settings.dw_policy)
     if settings.fission:
         log("computing regions in parts")
         graph = in_regions(graph, settings.fission, feeds, folder, outputs)
@@ -452,6 +460,7 @@ def _for_planning(
     weights = weight_bytes(graph, measured)
     store_all = simulate(graph, scratch=costs.scratch, weight_bytes=weights).peak
     notes = (*_notes(asked, made, store_all, unsplit), *sequence_notes(graph))
+    notes += weights_notes(settings.dw_policy, graph, listed, costs, weights)
     return Prepared(
         unsplit, graph, costs, weights, store_all, settings, notes,
         outputs=measured.outputs if measured else None,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from onnxremat.errors import ModelError
+from onnxremat.errors import ModelError, UsageError
 from onnxremat.pipeline.closed_loop import PINS
 from onnxremat.pipeline.limits import Limit, limit_of
 from onnxremat.pipeline.prepare import Prepared, Settings, Source, prepare
@@ -86,9 +86,14 @@ def read_subject(
 
     Raises:
         ModelError: neither.
-        UsageError: wrong shapes, target or inputs of a model.
+        UsageError: wrong shapes, target or inputs of a model; a policy for a graph file.
     """
     if isinstance(source, str | Path) and is_graph_file(source):
+        if settings.dw_policy is not None:
+            raise UsageError(
+                "a graph file does not say what makes the gradient of a weight",
+                hint="without --dw-policy, or give the training step itself",
+            )
         return _graph_file(Path(source), settings.fixed_order)
     return prepared_subject(prepare(source, settings, say))
 

@@ -92,6 +92,11 @@ class Courier:
 
         return self._asked(Transfer(name, sum(a.nbytes for a in arrays), start), self._sums)
 
+    def bring(self, raw: np.ndarray, source: int, name: str = "") -> Transfer:
+        """Bytes of one rank to all others; in turn with the sums."""
+        start = lambda: [self._world.Ibcast(raw, source)]  # noqa: E731
+        return self._asked(Transfer(name, raw.nbytes, start), self._sums)
+
     def send(self, raw: np.ndarray, to: int, tag: int, name: str = "") -> Transfer:
         """Bytes to another rank; they have to stay as they are until it is done."""
         start = lambda: [self._world.Isend(raw, to, tag)]  # noqa: E731

@@ -8,6 +8,7 @@ them, so that they travel together without being copied.
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxremat.errors import UsageError
+from onnxremat.errors import MissingComponentError, UnsupportedError, UsageError
 from onnxremat.grad.dropout import COUNTER
 from onnxremat.grad.update import RATE, SHARE, update_of
 from onnxremat.graph.onnx_io import read_model
@@ -23,6 +24,7 @@ from onnxremat.ort.providers import CPU
 from onnxremat.training.data import Batch, Data
 from onnxremat.training.state import Opening, Source, Step
 from onnxremat.training.trainer import UNPLANNED, Trainer
+from onnxremat.units import format_bytes
 from onnxremat.workers.courier import Delay
 from onnxremat.workers.exchange import plain_order
 from onnxremat.workers.gathering import gathering
@@ -30,6 +32,7 @@ from onnxremat.workers.halves import Halves, halves_of
 from onnxremat.workers.layers import Layers, even_cuts, most_late
 from onnxremat.workers.mpi import Ranks
 from onnxremat.workers.overlap import Overlapped
+from onnxremat.workers.sharded import Sharded, Shares, Tail, shares_of
 from onnxremat.workers.tuning import Tuning
 
 BUCKET = 8 << 20  # bytes that are added up at once where nothing overlaps
@@ -66,10 +69,15 @@ class DataParallel(Trainer):
     Args:
         ranks: who the others are; otherwise as :class:`Trainer`.
         overlap: how sums travel; None for after the step.
+        shard: each rank keeps the optimizer's state of some parameters (ZeRO-1).
 
     Attributes:
         overlapped: the step in parts, None where it is in one piece.
         tuning: how its exchange was found, None where it is not looked for.
+
+    Raises:
+        UnsupportedError: ``shard``, and a step that has to stay in one piece.
+        MissingComponentError: ``shard``, and an MPI that several threads may not call.
     """
 
     def __init__(
@@ -79,9 +87,13 @@ class DataParallel(Trainer):
         *,
         ranks: Ranks,
         overlap: Overlap | None = Overlap(),
+        shard: bool = False,
         **options: Any,
     ) -> None:
-        self.ranks, self._overlap = ranks, overlap
+        self.ranks, self._overlap, self._shard = ranks, overlap, shard
+        self._shares: Shares | None = None
+        self._elsewhere = frozenset[str]()
+        self.alone = not shard
         self._rooms: list[np.ndarray] = []
         self._places: dict[int, list[tuple[int, int, int]]] = {}  # layer to (room, begin, end)
         self._halves: Halves | None = None
@@ -98,6 +110,12 @@ class DataParallel(Trainer):
         planned = any(entry.key == "onnxremat.plan" for entry in step.model.metadata_props)
         if planned:
             self._overlap = None
+        if self._shard and self._overlap is None:
+            raise UnsupportedError(
+                "the optimizer's state of this step cannot be shared out",
+                why="it is planned, or not for the processor, and stays in one piece",
+                hint="give the step as differentiate made it",
+            )
         if update_of(step.model) is not None and self._overlap is None:
             return step
         if step.file is not None:  # what is cut has no file of its own
@@ -107,7 +125,14 @@ class DataParallel(Trainer):
             self._halves = halves_of(step.model, step.folder)
             graph = self._halves.step
             self._layers = self._halves.layers(even_cuts(graph, self._overlap.layers))
+            if self._shard:
+                self._shares = shares_of(self._halves, self.ranks.size)
+                self._elsewhere = self._shares.elsewhere(self.ranks.rank)
         return step
+
+    def _holds(self, name: str) -> bool:
+        """Not the state of optimizers that other ranks keep."""
+        return name not in self._elsewhere
 
     def _arrange(self, arrays: dict[str, np.ndarray]) -> None:
         """Sums of one element type side by side, layer by layer."""
@@ -142,12 +167,24 @@ class DataParallel(Trainer):
         if overlap is not None:
             courier = self.ranks.courier(overlap.delay)
         if not (courier and opening.update and halves and layers and overlap):
+            if self._shard:
+                raise MissingComponentError(
+                    "sharing out the optimizer's state needs an MPI that several threads may call",
+                    why="this one was started without MPI_THREAD_MULTIPLE",
+                    hint="another MPI, or mpi4py's default settings (mpi4py.rc.thread_level)",
+                )
             super()._start(opening)
             return
         self._add_states(opening.update, opening.first)
         chosen = replace(UNPLANNED, threads=opening.device.threads)
         place = (opening.step.folder, courier, self._slices)
-        runs = Overlapped(halves, layers, self._held, chosen, *place)
+        runs: Overlapped
+        if self._shares is not None:
+            runs = Sharded(halves, layers, self._held, chosen, *place)
+            here = self.ranks.rank, self.ranks.size
+            runs.tail = Tail(self._shares, *here, courier, self._held, chosen)
+        else:
+            runs = Overlapped(halves, layers, self._held, chosen, *place)
         runs.exchange = plain_order(layers.count)
         runs.completes = lambda: self.progress.gathered + 1 >= self.accumulate
         self.overlapped = self._session = self._update = runs
@@ -202,9 +239,34 @@ class DataParallel(Trainer):
         return self.ranks.mean(super().step(batch, rate))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a checkpoint, which any number of ranks may go on from."""
+        """Write a checkpoint, which any number of ranks may go on from; where state is shared out,
+        all have to call."""
+        if self._shares is None:
+            if self.ranks.first:
+                super().save(path)
+            return
+        held, rank = self._held.arrays, self.ranks.rank
+        own = {n: held[n] for n, owner in self._shares.owner.items() if owner == rank}
+        rows = self.ranks.gathered({n: a for n, a in own.items() if n not in self._shares.shared})
         if self.ranks.first:
-            super().save(path)
+            before = set(held)
+            for row in rows:
+                held.update((n, a) for n, a in row.items() if n not in before)
+            try:
+                super().save(path)
+            finally:
+                for name in set(held) - before:
+                    del held[name]
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes that this rank keeps: of parameters, of sums of gradients, of other state, and its
+        process's largest resident set so far."""
+        told = {name: self._held.arrays[name].nbytes for name in self._held.arrays}
+        weights = sum(told.get(v.input, 0) for v in self.training.parameters)
+        sums = sum(told[name] for name in self._sums)
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return {"parameters": weights, "gradients": sums, "state": sum(told.values())
+                - weights - sums, "resident": most}  # fmt: skip
 
     def _facts(self) -> dict[str, str]:
         text = self.tuning.to_text() if self.tuning else ""
@@ -229,6 +291,20 @@ class DataParallel(Trainer):
         if COUNTER in self.state:
             self.state[COUNTER] += self.ranks.rank * APART
             self.push_state()
+
+
+def kept_by(rows: Sequence[Mapping[str, int]]) -> str:
+    """What processes keep, in words; one number where all have the same.
+
+    Args:
+        rows: of each process, by :meth:`DataParallel.sizes`.
+    """
+    parts = []
+    for name in rows[0]:
+        sizes = [format_bytes(row[name]) for row in rows]
+        each = sizes[0] if len(set(sizes)) == 1 else ", ".join(sizes)
+        parts.append(f"{name} {each}")
+    return "per process: " + "; ".join(parts)
 
 
 def _laid_out(

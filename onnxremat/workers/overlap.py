@@ -75,7 +75,7 @@ class Overlapped:
         self._state, self._courier, self._slices = state, courier, slices
         self._layers, about, homes = layers, halves.about, halves.homes(layers)
         pieces = cut(halves.step, layers.parts, about)
-        updates = cut(halves.update, update_parts(halves.update, homes), halves.told)
+        updates = cut(halves.update, self._update_parts(halves, homes), halves.told)
         pool = Pool()
         self._step = Pieces(pieces, state, options, pool, folder)
         self._update = Pieces(updates, state, options, pool)
@@ -96,6 +96,9 @@ class Overlapped:
         self._travel: dict[int, Transfer] = {}  # by layer
         self._due: Flight | None = None  # of the update that goes on
         self._left: set[int] = set()  # its parts that have not run yet
+
+    def _update_parts(self, halves: Halves, homes: Mapping[str, Key]) -> dict[int, list[Op]]:
+        return update_parts(halves.update, homes)
 
     # ---- a batch -----------------------------------------------------------------------
 
@@ -136,12 +139,15 @@ class Overlapped:
             transfer = self._courier.add_up(arrays, name)
             self._travel.update(dict.fromkeys(bucket, transfer))
 
+    def _leave_all(self) -> None:
+        for bucket in self.exchange.buckets:
+            self._leave(bucket)
+
     def update(self, feeds: Mapping[str, np.ndarray]) -> None:
         """From now on parameters are updated as their sums arrive; sums that have not left yet
         leave now."""
         if not self._travel:
-            for bucket in self.exchange.buckets:
-                self._leave(bucket)
+            self._leave_all()
         self._due = self._update.flight(feeds)
         self._left = set(self._update.pieces)
         if SHARED in self._left:

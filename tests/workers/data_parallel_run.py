@@ -23,9 +23,11 @@ def main(folders: list[str]) -> None:
 def train(ranks: Ranks, folders: list[str]) -> None:
     """One rank's share."""
     for folder in map(Path, folders):
-        trainer = DataParallel(folder / "step.onnx", ranks=ranks, rate=0.1, threads=1)
+        shard = folder.name.startswith("sharded")
+        trainer = DataParallel(folder / "step.onnx", ranks=ranks, rate=0.1, threads=1, shard=shard)
         data = open_data(str(folder / "data.npz"), trainer.batch_size, seed=3)
         losses = trainer.fit(Shard(data, ranks), 5)
+        trainer.save(folder / "saved.safetensors")
         np.savez(folder / f"rank{ranks.rank}.npz", losses=np.array(losses), **trainer.values())
 
 

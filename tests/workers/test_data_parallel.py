@@ -22,11 +22,14 @@ from onnxremat.grad import differentiate
 from onnxremat.grad.description import training_of
 from onnxremat.grad.dropout import COUNTER
 from onnxremat.grad.update import update_of
+from onnxremat.graph.tensor_files import read_tensors
 from onnxremat.training.data import Arrays
 from onnxremat.training.trainer import Trainer
 from onnxremat.workers.data_parallel import APART, DataParallel, Shard
 from onnxremat.workers.gathering import gathering
+from onnxremat.workers.halves import halves_of
 from onnxremat.workers.mpi import Ranks
+from onnxremat.workers.sharded import shares_of
 from tests.training import nets
 
 ROOT = Path(__file__).parents[2]
@@ -80,6 +83,8 @@ NEAR = {  # settings of a step, and how near two sums of the same numbers are
     # Divided by the root of their squares, tiny gradients make rounding large.
     "adamw": ({"optimizer": "adamw", "clip_norm": 0.5}, 2e-6),
     "accumulate": ({"optimizer": "sgd", "accumulate": 2}, 1e-7),
+    "sharded": ({"optimizer": "adamw"}, 2e-6),
+    "sharded, a norm of all": ({"optimizer": "adamw", "clip_norm": 0.5}, 2e-6),
 }
 
 
@@ -104,11 +109,33 @@ def test_as_one_process_with_the_joined_batch(tmp_path: Path) -> None:
     assert run.returncode == 0, said
     for name, (settings, near) in NEAR.items():
         _compare_with_one(tmp_path / name, settings, near)
+    _sharded(tmp_path / "sharded")
     one, other = ranks_in(tmp_path / "statistics")
     assert one.keys() == other.keys()
     for name in one.keys() - {COUNTER}:
         np.testing.assert_array_equal(one[name], other[name])
     assert abs(one["mean"]).max() > 0
+
+
+def _sharded(folder: Path) -> None:
+    """Each rank holds state that the other does not; the checkpoint has both, and one process, or
+    a sharded run of another number, goes on from it."""
+    one, other = ranks_in(folder)
+    assert one.keys() - other.keys()
+    assert other.keys() - one.keys()
+    saved = folder / "saved.safetensors"
+    tensors, _ = read_tensors(saved)
+    step = differentiate(net(12), optimizer="adamw", initializers=True)
+    alone = Trainer(step, rate=0.1, threads=1)
+    assert tensors.keys() == alone.state.keys()
+    alone.fit(Arrays(arrays(), 12, seed=3), 5)
+    for name, value in alone.state.items():
+        np.testing.assert_allclose(tensors[name], value, rtol=1e-4, atol=2e-6, err_msg=name)
+    for trainer in (alone, DataParallel(step, ranks=ALONE, threads=1, shard=True)):
+        trainer.resume(saved)
+        assert trainer.progress.step == 20
+        for name, value in tensors.items():
+            np.testing.assert_array_equal(trainer.state[name], value)
 
 
 def ranks_in(folder: Path) -> list[dict[str, np.ndarray]]:
@@ -228,6 +255,13 @@ class _Alone:
         """What the only rank says."""
         return [value]
 
+    def gather(self, value: Any, root: int) -> list[Any]:
+        """What the only rank says."""
+        return [value]
+
+    def Ibcast(self, raw: np.ndarray, root: int) -> None:  # noqa: N802
+        """Nobody else wants it."""
+
     def Iallreduce(self, place: Any, array: np.ndarray) -> None:  # noqa: N802
         """The sum over one rank."""
 
@@ -299,6 +333,19 @@ def test_planned_steps_are_refused() -> None:
     step.metadata_props.add(key="onnxremat.plan", value="{}")
     with pytest.raises(UnsupportedError, match="planned step"):
         gathering(step)
+    with pytest.raises(UnsupportedError, match="shared out"):
+        DataParallel(step, ranks=ALONE, shard=True)
+
+
+def test_state_is_dealt_out_evenly_and_nothing_is_lost() -> None:
+    step = differentiate(net(8), optimizer="adamw")
+    shares = shares_of(halves_of(gathering(step), None), 2)
+    kept = [shares.elsewhere(1 - rank) for rank in range(2)]
+    assert not kept[0] & kept[1]
+    states = {v.input for v in training_of(step).states if v.input != "optimizer.step"}
+    assert kept[0] | kept[1] == states
+    assert {shares.owner[name] for name in ("w1", "w2")} == {0, 1}
+    assert set(shares.brought(2)) == {"w1", "b1", "w2", "b2"}
 
 
 def test_shards_are_the_joined_batches() -> None:
