@@ -135,7 +135,9 @@ def opens(found: Candidate) -> bool:
         updates = in_place(prepared.original, prepared.settings.not_counted)
         threads = prepared.settings.threads
         rise = resident_rise(file, prepared.feeds, threads=threads, room=room, updates=updates)
-    return rise.kept is True or (rise.bytes is not None and rise.bytes <= room + SLACK)
+    if rise.kept is not None:  # it ran inside the limit, as `verify` asks, or did not
+        return rise.kept
+    return rise.bytes is not None and rise.bytes <= room + SLACK
 
 
 def _as_run(graph: Graph, kernels: Sequence[Kernel]) -> Graph | None:

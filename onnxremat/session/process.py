@@ -18,6 +18,7 @@ from onnxremat.units import format_bytes
 
 SESSION = 2 << 20  # bytes of a session without nodes, a worker's stack included
 PER_NODE = 7 << 10
+LENT = 64 << 10  # bytes from which an output takes its pages of the slab with it (slab.c)
 SLACK = 4 << 20  # bytes of a process that are in no part: pages of libraries, the interpreter's own
 PARTS = ("inputs", "state", "session")
 # Not beside weights and values but among them: new values of parameters and state, which a trainer
@@ -32,7 +33,7 @@ class Beside:
     Attributes:
         inputs: of a run, less what is state.
         state: parameters and optimizer state of a training step.
-        session: what onnxruntime keeps of the nodes.
+        session: what onnxruntime keeps of the nodes; and small outputs a second time.
     """
 
     inputs: int = 0
@@ -69,7 +70,9 @@ def beside(graph: Graph, state: Iterable[str] = ()) -> Beside:
     sizes = {n: t.bytes for n, t in graph.tensors.items() if t.role is Role.INPUT}
     kept = sum(size for name, size in sizes.items() if name in held)
     nodes = sum(not op.name.startswith(PIN) for op in graph.ops)  # pins are not opened
-    return Beside(sum(sizes.values()) - kept, kept, session_bytes(nodes))
+    results = [graph.tensors[name].bytes for name in graph.outputs]
+    small = sum(size for size in results if size < LENT)  # their places in the slab stay as well
+    return Beside(sum(sizes.values()) - kept, kept, session_bytes(nodes) + small)
 
 
 def session_bytes(nodes: int) -> int:

@@ -93,7 +93,8 @@ class FirstValues:
         if isinstance(weights, Mapping):
             self._arrays.update({name: as_array(value) for name, value in weights.items()})
         elif weights is not None:
-            models.insert(0, open_source(weights))
+            given = open_step(weights)  # big values stay in the file until they are asked for
+            models.insert(0, (given.model, given.folder))
         restored = [entry for model, _ in models for entry in _restored(model)]
         for model, folder in models:
             if not _is_step(model):

@@ -22,6 +22,7 @@ from onnxremat.grad.unfold import apply_restored, fold_restored
 from onnxremat.grad.update import RATE, SHARE, update_of
 from onnxremat.graph.onnx_io import write_model
 from onnxremat.graph.tensor_files import drop_leftovers, read_tensors, write_tensors
+from onnxremat.memory.native import trim
 from onnxremat.ort.binding import BoundSession, BoundState
 from onnxremat.ort.blocks import require_block
 from onnxremat.ort.providers import CPU, CUDA, of_names, open_with, place
@@ -140,6 +141,8 @@ class Trainer:
         device = _device(providers or [CPU])
         self._held = BoundState(arrays, place(device))
         self._start(Opening(step, update, first, replace(device, threads=threads), options))
+        del first, step, model
+        trim()  # what reading first values has left, before a step asks for more
 
     def _start(self, opening: Opening) -> None:
         """Open what runs; one of several processes opens other sessions."""

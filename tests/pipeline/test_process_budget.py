@@ -37,6 +37,8 @@ def test_parts_add_up_and_can_be_left_out() -> None:
     assert (found.inputs, found.state) == (4000, 0)
     assert found.session > SESSION
     assert beside(graph, ["x"]).state == 4000
+    large = beside(graph_of(_chain(MIB)), ())
+    assert found.session - large.session == 4000  # a small output lies beside its place in the slab
     assert found.without(["session"]).total == 4000
     facts = {
         "input_bytes": 10, "state_bytes": 4, "session_bytes": 100, "not_counted": ["inputs"],

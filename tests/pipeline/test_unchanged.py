@@ -17,6 +17,7 @@ from onnxremat.pipeline.planned import read_planned
 from onnxremat.pipeline.unchanged import Unchanged
 from onnxremat.pipeline.verify import verify
 from onnxremat.rewrite.emit import metadata
+from onnxremat.session.resident import NO_LIMIT, Rise
 
 QUICK = onnxremat.PlanOptions(time_limit=20)
 
@@ -109,3 +110,22 @@ def test_opening_keeps_the_budget_too(tmp_path: Path) -> None:
     )
     if isinstance(exact.candidate.artifact, Unchanged):  # else as above
         assert any("opening it takes more" in note for note in exact.facts()["notes"])
+
+
+@pytest.mark.parametrize(
+    ("rise", "opened"),
+    [
+        (Rise(1, False, "no memory"), False),  # its pages were few enough, its addresses were not
+        (Rise(1, True), True),
+        (Rise(1, None, NO_LIMIT), True),
+        (Rise(1 << 40, None, NO_LIMIT), False),
+        (Rise(None, None, "died"), False),
+    ],
+)
+def test_what_is_opened_is_what_verify_will_ask(
+    monkeypatch: pytest.MonkeyPatch, rise: Rise, opened: bool
+) -> None:
+    monkeypatch.setattr("onnxremat.pipeline.unchanged.resident_rise", lambda *_, **__: rise)
+    monkeypatch.setattr("onnxremat.pipeline.unchanged.OPENING", 1 << 30)
+    result = optimised(build("mlp", batch=8, width=64), "1.5x")
+    assert isinstance(result.candidate.artifact, Unchanged) == opened
