@@ -145,17 +145,17 @@ class OptimizeResult(Result):
         """
         from onnxremat.pipeline.planned import Written
         from onnxremat.report.carried import of_written
-        from onnxremat.report.devices_page import write_devices_page
-        from onnxremat.report.page import write_page
+        from onnxremat.report.devices_page import devices_page
+        from onnxremat.report.page import page
         from onnxremat.report.spread import Spread
 
         made = self.candidate.artifact
         if isinstance(made, InOneSession):
             model = self.model
             written = Written(model, metadata(model), made.folder or Path())
-            write_page(of_written(written, self.prepared.name), path)
+            page(of_written(written, self.prepared.name)).write(path)
         else:
-            write_devices_page(Spread(self.prepared.name, self.facts(), self.deployment), path)
+            devices_page(Spread(self.prepared.name, self.facts(), self.deployment)).write(path)
 
 
 def optimize(
@@ -168,6 +168,7 @@ def optimize(
     pins: Sequence[tuple[str, str]] = (),
     objective: str = "auto",
     in_flight: int | None = None,
+    replicas: int | None = None,
     max_overhead: float | None = None,
     bench_seconds: float = 6.0,
     write_model: str | os.PathLike[str] | None = None,
@@ -191,6 +192,8 @@ def optimize(
             ``throughput`` of samples one after the other (see :func:`load_pipeline`), or ``auto``.
         in_flight: for the throughput: samples inside at most; None for as many as are of use and
             fit.
+        replicas: for the throughput: devices at most that take the samples of one stage in turn; 1
+            for a device per stage, None for as many as are of use and fit.
         max_overhead: instead of a budget: the least memory that is found within this share of time
             more (0.1 for a tenth) than storing everything takes.
         bench_seconds: time to spend on timing the result, 0 for none.
@@ -210,7 +213,7 @@ def optimize(
     request = Request(
         budget, machine, options or PlanOptions(), pins, objective, bench_seconds,
         Path(write_model) if write_model else None, Path(read_solution) if read_solution else None,
-        in_flight=in_flight, max_overhead=max_overhead,
+        in_flight=in_flight, replicas=replicas, max_overhead=max_overhead,
     )  # fmt: skip
     log = Phases.of(say)
     settings = settings or Settings()
@@ -307,6 +310,9 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
         return Plan.from_json(plain_json.loads(file.read_text()))
     except ValueError as error:
         raise UsageError(f"{file} is not a plan", why=str(error)) from error
+    except UsageError as error:  # a plan does not know its file
+        error.where = error.where or str(file)
+        raise
 
 
 def apply(

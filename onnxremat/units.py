@@ -18,7 +18,7 @@ _SIZE = re.compile(r"^\s*(\d+(?:\.\d*)?|\.\d+)\s*([kmgt]?)(i?b?)\s*$", re.IGNORE
 _SHARE = re.compile(r"^\s*(\d+(?:\.\d*)?|\.\d+)\s*(%|x)\s*$", re.IGNORECASE | re.ASCII)
 MOST = 1 << 60  # bytes of a size: sums stay whole numbers of 64 bits
 MOST_SHARE = 1e6  # of a memory or a peak
-BUDGET_FORMS = "2GiB, 2GB, 500MiB, bytes, 60% (of the device), 0.6x (of the unoptimised peak), min"
+BUDGET_FORMS = "2GiB, 2GB, 500MiB, bytes, 60% (of its memory), 0.6x (of the unoptimised peak), min"
 
 
 def parse_bytes(text: str) -> int:

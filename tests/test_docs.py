@@ -1,8 +1,9 @@
-"""Files that pages name are there; the pages that are made hold what there is."""
+"""Files and options that pages name are there; the pages that are made hold what there is."""
 
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from onnxremat.cli.commands import COMMANDS, load
 from tests.conftest import ROOT
 from tools import docs_reference
+from tools.command_examples import EXAMPLES
 
 NAME = re.compile(r"`([\w./-]+?\.(?:py|md|toml))(?:::\w+)?`")
 FOLDERS = ("onnxremat", "tests", "tools", "models", "docs", "examples", ".github")
@@ -49,6 +51,33 @@ def test_the_page_of_a_command_has_its_options(name: str) -> None:
     for parameter in load(name).params:
         if parameter.name != "help" and parameter.param_type_name == "option":
             assert parameter.opts[0] in page
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_page_of_a_command_has_an_example_that_was_run(name: str) -> None:
+    said = (docs_reference.SAID / f"{name}.txt").read_text()
+    assert f"\n$ onnxremat {EXAMPLES[name]}\n" in said
+    assert said in docs_reference.command_page(name).replace("\n    ", "\n") + "\n"
+
+
+def commands_of(text: str) -> list[list[str]]:
+    """Words of every line of a page that runs onnxremat."""
+    joined = text.replace("\\\n", " ")
+    lines = re.findall(r"^ *(?:> )?\$ (?:\w+=\S+ )*onnxremat (.*)", joined, re.MULTILINE)
+    return [shlex.split(line, comments=True) for line in lines]
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))], ids=lambda path: path.name
+)
+def test_commands_on_pages_have_the_options_that_there_are(page: Path) -> None:
+    for name, *words in commands_of(page.read_text()):
+        if name not in COMMANDS:
+            assert name.startswith("--"), name
+            continue
+        end = next((k for k, word in enumerate(words) if word in (">", "|", "&&")), len(words))
+        words = words[:end]
+        load(name).make_context(name, words)  # raises on what there is not
 
 
 def test_links_lead_to_pages_of_the_site() -> None:

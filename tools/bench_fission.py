@@ -23,7 +23,8 @@ import numpy as np
 import onnx
 
 from models import build
-from onnxremat.fission.choose import Choosers, Priced
+from onnxremat.fission.choose import Choosers
+from onnxremat.fission.pricing import Priced
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort.profile import profile, run_session
 from onnxremat.ort.session import open_session, session_options

@@ -54,7 +54,7 @@ def command_page(name: str) -> str:
     example = SAID / f"{name}.txt"
     if example.is_file():
         said = "\n".join(f"    {line}".rstrip() for line in example.read_text().splitlines())
-        page += ["## Example", "Run by `make examples`:", said]
+        page += ["## Example", "Run by `python tools/command_examples.py`:", said]
     return "\n\n".join(page) + "\n"
 
 

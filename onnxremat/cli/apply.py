@@ -13,7 +13,7 @@ from onnxremat.cli.console import Voice
 
 def command(
     source: args.Model,
-    plan: Annotated[Path, typer.Argument(help="plan.json, or a planned model.")],
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="plan.json, or a planned model.")],
     target_file: Annotated[Path, typer.Argument(metavar="OUT", help="File to write.")],
     shape: args.Shape = None,
     dim: args.Dim = None,

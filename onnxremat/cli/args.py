@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 ModelOrGraph = Annotated[
     Path,
     typer.Argument(
-        metavar="SOURCE",
+        metavar="IN",
         help="ONNX model, or graph file of a planner study (.json: nodes with sizes and costs).",
         show_default=False,
     ),
 ]
-Model = Annotated[Path, typer.Argument(help="ONNX model.", show_default=False)]
+Model = Annotated[Path, typer.Argument(metavar="IN", help="ONNX model.", show_default=False)]
 Budget = Annotated[
     str,
     typer.Option(
@@ -175,12 +175,22 @@ InFlight = Annotated[
         "as are of use and fit.",
     ),
 ]
+Replicas = Annotated[
+    int | None,
+    typer.Option(
+        "--replicas",
+        min=1,
+        help="With --objective throughput: devices at most that take the samples of one stage in "
+        "turn (1: a device per stage); without it as many as are of use and fit.",
+    ),
+]
 NotCounted = Annotated[
     str,
     typer.Option(
         "--not-counted",
-        help="Parts of the process that --budget leaves out, of inputs,state,session: what the "
-        "caller holds anyway, parameters and state of a training step, onnxruntime's structures.",
+        help="Parts of the process that --budget leaves out, of inputs,state,session,updates: what "
+        "the caller holds anyway, parameters and state of a training step, onnxruntime's "
+        "structures, and new parameters and state, which a Trainer writes over the old ones.",
         show_default=False,
     ),
 ]

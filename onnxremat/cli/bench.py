@@ -12,7 +12,9 @@ from onnxremat.cli.console import Voice
 
 
 def command(
-    models: Annotated[list[Path], typer.Argument(help="Models; the first is the reference.")],
+    models: Annotated[
+        list[Path], typer.Argument(metavar="MODELS", help="Models; the first is the reference.")
+    ],
     seconds: Annotated[float, typer.Option(min=0.1, help="How long.")] = 10.0,
     shape: args.Shape = None,
     dim: args.Dim = None,

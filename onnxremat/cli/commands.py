@@ -8,6 +8,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from onnxremat.cli.outputs import check_outputs
+
 # Command to the first paragraph of its help. The module has the command's name.
 COMMANDS = {
     "explain": "Say what a model needs, when and why, and the smallest budgets, without planning.",
@@ -56,7 +58,19 @@ def load(name: str) -> Any:
     module = import_module(f"onnxremat.cli.{name.replace('-', '_')}")
     alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     alone.command(name)(module.command)
-    return typer.main.get_command(alone)
+    made = typer.main.get_command(alone)
+    made.callback = _checked(made.callback)
+    return made
+
+
+def _checked(command: Any) -> Any:
+    """A command that first looks at where it would write."""
+
+    def run(**given: Any) -> Any:
+        check_outputs(given)
+        return command(**given)
+
+    return run
 
 
 app = typer.Typer(

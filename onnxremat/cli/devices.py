@@ -18,10 +18,15 @@ if TYPE_CHECKING:
 
 def command(
     action: Annotated[
-        str, typer.Argument(help="list, detect (measure and print a machine file), or show.")
+        str,
+        typer.Argument(
+            metavar="ACTION",
+            help="list, detect (measure and print a machine file), or show.",
+        ),
     ] = "list",
     file: Annotated[
-        str | None, typer.Argument(help="Of show: a machine file, or a shipped one's name.")
+        str | None,
+        typer.Argument(metavar="MACHINE", help="Of show: a machine file, or a shipped one's name."),
     ] = None,
     as_json: args.Json = False,
     quiet: args.Quiet = False,

@@ -12,8 +12,12 @@ from onnxremat.cli.console import Voice
 
 
 def command(
-    planned: Annotated[Path, typer.Argument(help="Model planned for several devices.")],
-    folder: Annotated[Path, typer.Argument(help="Folder to write to; made when not there.")],
+    planned: Annotated[
+        Path, typer.Argument(metavar="OUT", help="Model planned for several devices.")
+    ],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Folder to write to; made when not there.")
+    ],
     as_json: args.Json = False,
     quiet: args.Quiet = False,
 ) -> None:

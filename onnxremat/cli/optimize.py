@@ -53,6 +53,7 @@ def command(
     pin: args.Pin = None,
     objective: args.Objective = "auto",
     in_flight: args.InFlight = None,
+    replicas: args.Replicas = None,
     train: Annotated[
         bool, typer.Option("--train", help="Make a training step of the model first.")
     ] = False,
@@ -152,8 +153,9 @@ def command(
         result = api.optimize(
             source, budget=budget, devices=devices, settings=settings, options=options,
             pins=args.parse_pins(pin), objective=objective, in_flight=in_flight,
-            max_overhead=args.parse_overhead(max_overhead), bench_seconds=bench_seconds,
-            write_model=write_model, read_solution=read_solution, say=log,
+            replicas=replicas, max_overhead=args.parse_overhead(max_overhead),
+            bench_seconds=bench_seconds, write_model=write_model, read_solution=read_solution,
+            say=log,
         )  # fmt: skip
         written: list[Path] = []
         if out and not dry_run:

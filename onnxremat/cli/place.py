@@ -16,7 +16,9 @@ def command(
     source: Annotated[
         Path,
         typer.Argument(
-            help="Placement graph (.json), or with --devices a model (.onnx).", show_default=False
+            metavar="IN",
+            help="Placement graph (.json), or with --devices a model (.onnx).",
+            show_default=False,
         ),
     ],
     output: Annotated[

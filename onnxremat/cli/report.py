@@ -14,11 +14,13 @@ from onnxremat.report.suffix import check_suffix
 
 if TYPE_CHECKING:
     from onnxremat.pipeline.planned import Planned
+    from onnxremat.report.elements import Frame
 
 
 def command(
     source: Annotated[
-        Path, typer.Argument(help="A planned model, or a plan.json.", show_default=False)
+        Path,
+        typer.Argument(metavar="OUT", help="A planned model, or a plan.json.", show_default=False),
     ],
     matrices: Annotated[
         bool,
@@ -73,7 +75,7 @@ def command(
         facts["matrices"] = as_facts(planned)
     written = write_csv(planned, csv) if csv else []
     if output:
-        _write_page(source, model, output, sweep)
+        _page(source, model, sweep).write(output)
         written = [*written, output]
     if as_json:
         voice.result(facts)
@@ -102,10 +104,10 @@ def _read(source: Path, model: Path | None) -> Planned:
             "a plan by itself names ops, not what they read and write",
             hint=f"onnxremat report {source} --model IN.onnx",
         )
-    return plan_of_model(plan, model, api.Settings(measure=False))
+    return plan_of_model(plan, model)
 
 
-def _write_page(source: Path, model: Path | None, output: Path, sweep: Path | None) -> None:
+def _page(source: Path, model: Path | None, sweep: Path | None) -> Frame:
     """The page of one session, or that of several devices.
 
     Raises:
@@ -115,26 +117,22 @@ def _write_page(source: Path, model: Path | None, output: Path, sweep: Path | No
     from onnxremat.pipeline.planned import read_written
     from onnxremat.report.carried import of_model, of_written
     from onnxremat.report.curve_drawing import read_sweep
-    from onnxremat.report.devices_page import write_devices_page
-    from onnxremat.report.page import write_page
+    from onnxremat.report.devices_page import devices_page
+    from onnxremat.report.page import page
     from onnxremat.report.spread import Spread
 
     swept = read_sweep(sweep) if sweep else None
     if model is not None:
-        write_page(
-            of_model(api.read_plan(source), model, api.Settings(measure=False)), output, swept
-        )
-        return
+        return page(of_model(api.read_plan(source), model), swept)
     written = read_written(source)
     if not written.several:
-        write_page(of_written(written, source.name), output, swept)
-        return
+        return page(of_written(written, source.name), swept)
     if swept:
         raise UsageError(
             "a curve is of plans in one session, this plan is over several devices",
             hint="leave --sweep out",
         )
-    write_devices_page(Spread.read(source), output)
+    return devices_page(Spread.read(source))
 
 
 def _figures(planned: Planned) -> Any:

@@ -14,7 +14,7 @@ from onnxremat.cli.console import Voice
 def command(
     source: args.Model,
     target_file: Annotated[Path, typer.Argument(metavar="OUT", help="File to write.")],
-    batch: Annotated[int, typer.Argument(help="Batch size.")],
+    batch: Annotated[int, typer.Argument(metavar="BATCH", help="Batch size.")],
     as_json: args.Json = False,
     quiet: args.Quiet = False,
 ) -> None:

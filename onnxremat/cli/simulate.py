@@ -27,7 +27,7 @@ def command(
     source: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[STEP]",
+            metavar="STEP",
             help="A training step, made for one micro-batch, to be simulated on a cluster; else "
             "times are given.",
             show_default=False,

@@ -13,7 +13,7 @@ from onnxremat.cli.console import Voice
 
 def command(
     original: args.Model,
-    result: Annotated[Path, typer.Argument(help="Model that onnxremat wrote.")],
+    result: Annotated[Path, typer.Argument(metavar="OUT", help="Model that onnxremat wrote.")],
     budget: Annotated[
         str | None, typer.Option("--budget", "-b", help="Instead of the plan's own.")
     ] = None,

@@ -13,6 +13,7 @@ import statistics
 import tempfile
 import time
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -72,7 +73,7 @@ def measure_costs(
     keys = {op.name: signature(graph, op) for op in graph.ops}
     if all(key in known for key in keys.values()):
         return _table(keys, known, "cached"), None
-    options = Options(**{**TUNED.to_json(), "threads": threads})
+    options = replace(TUNED, threads=threads)
     model = to_model(graph)
     wall, runs = _wall_seconds(model, feeds, options, folder)
     measured = profile(model, feeds, options, runs=runs, warmup=1, folder=folder)

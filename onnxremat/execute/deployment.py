@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +25,7 @@ from onnxremat.execute.executor import Executor
 from onnxremat.execute.in_flight import places
 from onnxremat.execute.inside import insides
 from onnxremat.execute.partition_cuts import Terms, partition_within
-from onnxremat.execute.pipelined import Event, Pipeline, pipeline_stages
+from onnxremat.execute.pipelined import Event, Flow, Pipeline, pipeline_stages
 from onnxremat.execute.streams import finish_times, overlaps
 from onnxremat.execute.waits import waits_within, worst_case
 from onnxremat.grad import training_of
@@ -71,6 +71,7 @@ class Deployment:
         scratch: bytes of workspace per device and op.
         in_flight: samples that are inside at most when it is run as a pipeline, which it was
             planned for; 0 when it was not. ``worst`` is then of so many.
+        replicas: of a pipeline: devices that take the samples of a stage in turn with its own.
     """
 
     graph: Graph
@@ -87,6 +88,7 @@ class Deployment:
     around: float = 0.0
     scratch: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     in_flight: int = 0
+    replicas: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     file: Path | None = None
 
     @cached_property
@@ -137,15 +139,19 @@ class Deployment:
         state: Mapping[str, np.ndarray] | None = None,
         overlap: bool | None = None,
         kind: type[Executor] = Executor,
+        only: Sequence[int] | None = None,
     ) -> Executor:
         """Ready to run.
+
+        Args:
+            only: see :class:`Executor`.
 
         Raises:
             MissingComponentError, ModelError, UsageError: see :class:`Executor`.
         """
         return kind(
             self.parts, self.machine, folder=self.folder, state=state, overlap=overlap,
-            waits=self.waits, limits=self.limits, file=self.file,
+            waits=self.waits, limits=self.limits, file=self.file, only=only,
         )  # fmt: skip
 
     def pipeline(self, in_flight: int | None = None, log: list[Event] | None = None) -> Pipeline:
@@ -159,9 +165,13 @@ class Deployment:
             MissingComponentError, ModelError, UnsupportedError, UsageError: see :class:`Executor`
                 and :class:`Pipeline`.
         """
-        most = self.in_flight if in_flight is None else in_flight
+        flow = Flow(self.in_flight if in_flight is None else in_flight, self.replicas)
         pipeline_stages(self.parts, self.machine)  # refused before sessions are made
-        return Pipeline(self.executor(overlap=False), most, log)
+
+        def another(actions: Sequence[int]) -> Executor:
+            return self.executor(overlap=False, only=actions)
+
+        return Pipeline(self.executor(overlap=False), flow, log, another)
 
     def model(self, facts: Mapping[str, Any] | None = None) -> onnx.ModelProto:
         """One valid model with all of this in its metadata."""
@@ -173,6 +183,7 @@ class Deployment:
             "cuts": list(self.parts.cuts),
             "waits": [list(pair) for pair in self.waits],
             **({"in_flight": self.in_flight} if self.in_flight else {}),
+            **({"replicas": dict(self.replicas)} if self.replicas else {}),
             "seconds": {str(index): float(f"{took:.4g}") for index, took in self.expected.items()},
             "scratch": {
                 device: {op: size for op, size in row.items() if size}
@@ -255,9 +266,9 @@ def deploy_pipeline(
     machine: Machine,
     costs: Mapping[str, CostTable],
     terms: Terms,
-    in_flight: int,
+    flow: Flow,
 ) -> Deployment:
-    """Cut a plan to one stage per device, for so many samples inside; see ``worst`` for what each
+    """Cut a plan to one stage per device, for the samples inside; see ``worst`` for what each
     device then holds. A stage whose device is over its limit is cut to several partitions, which
     let its inputs go.
 
@@ -280,9 +291,9 @@ def deploy_pipeline(
         return Deployment(
             graph, plan, machine, parts, dict(terms.limits), (), terms.folder,
             predicted=device_bytes(parts, machine, inside),
-            worst=places(parts, machine, inside).most(in_flight),
+            worst=places(parts, machine, inside, flow.replicas).most(flow.in_flight),
             seconds=action_seconds(parts, machine, costs),
-            scratch=scratch, in_flight=in_flight,
+            scratch=scratch, in_flight=flow.in_flight, replicas=flow.replicas,
         )  # fmt: skip
 
     made = cut(partition(followed, pairs=terms.pairs))
@@ -290,7 +301,8 @@ def deploy_pipeline(
     if not over:
         return made
     left = {  # for the sample a stage works on
-        name: terms.limits[name] - made.worst[name] + made.predicted[name].peak for name in over
+        name: terms.limits[name] - made.worst[name] + made.predicted[name].peak
+        for name in over.intersection(part.device for part in made.parts.partitions)
     }
     other = cut(partition_within(followed, machine, scratch, replace(terms, limits=left)))
     return min(made, other, key=lambda one: max(one.worst[n] - terms.limits[n] for n in over))
@@ -336,6 +348,7 @@ def read_deployment(path: str | os.PathLike[str], *, mapped: bool = False) -> De
         cuts = [str(name) for name in about["cuts"]]
         scratch = {str(name): dict(row) for name, row in about.get("scratch", {}).items()}
         in_flight = int(about.get("in_flight", 0))
+        replicas = {str(d): tuple(map(str, row)) for d, row in about.get("replicas", {}).items()}
         seconds = {int(index): float(took) for index, took in about.get("seconds", {}).items()}
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"the device plan in {path} is damaged", why=repr(error)) from error
@@ -352,9 +365,11 @@ def read_deployment(path: str | os.PathLike[str], *, mapped: bool = False) -> De
         )
     pairs = training_pairs(model)
     parts = partition(follow(graph, plan), pairs=pairs, cuts=cuts)
+    for device in (*replicas, *(name for row in replicas.values() for name in row)):
+        machine.device(device)
     return Deployment(
         graph, plan, machine, parts, limits, waits, folder, seconds=seconds, scratch=scratch,
-        in_flight=in_flight, file=file,
+        in_flight=in_flight, replicas=replicas, file=file,
     )  # fmt: skip
 
 

@@ -92,6 +92,7 @@ class Executor:
         models: the model of each partition, instead of those made from ``parts``.
         file: that has the big weights of ``parts`` inside, in ``folder``; None for models that hold
             theirs themselves.
+        only: actions to open sessions for, all when None; the others are carried out elsewhere.
         record: folder for profiles; runs are then one action after the other, each session
             with a pool of its own, so that its bytes can be told apart.
 
@@ -113,6 +114,7 @@ class Executor:
         limits: Mapping[str, int] | None = None,
         models: Sequence[onnx.ModelProto | Path] | None = None,
         file: Path | None = None,
+        only: Sequence[int] | None = None,
         record: Path | None = None,
     ) -> None:
         self.parts, self.machine, self.copies = parts, machine, Copies()
@@ -130,7 +132,8 @@ class Executor:
         ]
         self._held = Held({}, {}, {})
         self._record, self._runs = record, 0
-        self.stages = self._open(folder, models)
+        wanted = range(len(parts.actions)) if only is None else only
+        self.stages = self._open(folder, models, wanted)
         self._apart = self._several()
         for name in state or {}:
             self._show(name)
@@ -149,10 +152,14 @@ class Executor:
             self.machine.link(copy.source, copy.target)
 
     def _open(
-        self, folder: Path | None, models: Sequence[onnx.ModelProto | Path] | None
+        self,
+        folder: Path | None,
+        models: Sequence[onnx.ModelProto | Path] | None,
+        wanted: Sequence[int],
     ) -> dict[int, Stage]:
         stages = {}
-        for index, action in enumerate(self.parts.actions):
+        for index in wanted:
+            action = self.parts.actions[index]
             if not isinstance(action, Partition):
                 continue
             device = self.machine.device(action.device)
@@ -215,6 +222,7 @@ class Executor:
             index
             for index, part in enumerate(self.parts.actions)
             if isinstance(part, Partition)
+            and index in self.stages
             and self._limits.get(part.device)
             and on[part.device] > 1
             and isinstance(self.stages[index].session, PlannedSession)

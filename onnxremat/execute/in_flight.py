@@ -4,12 +4,17 @@ A sample is somewhere: it waits to enter, is in a stage, in the queue behind it,
 wait for the caller. At each such place it holds known bytes of every device, and each place takes a
 known number of samples. So the most that N samples can hold of a device, however the threads run,
 are the N largest of these bytes, beside what is there all the time (weights).
+
+Where r devices take the samples of a stage in turn, each of them holds the same weights, and bytes
+of every r-th sample only: of N samples that follow each other, of N / r at most, rounded up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from math import lcm
 
 from onnxremat.device.machine import Machine
 from onnxremat.execute.device_memory import DeviceBytes, device_bytes
@@ -27,35 +32,56 @@ class Places:
         entering: per device, before the first stage: copies of its inputs.
         inside: per stage and device, while the stage works on it or waits to hand it on.
         behind: per stage and device, in the queue behind it; outputs, behind the last.
+        devices: per stage, those that take its samples in turn. The bytes of a sample are given as
+            if it were the first one's turn.
     """
 
     resident: Mapping[str, int]
     entering: Mapping[str, int]
     inside: tuple[Mapping[str, int], ...]
     behind: tuple[Mapping[str, int], ...]
+    devices: tuple[tuple[str, ...], ...]
+
+    def alike(self, name: str) -> tuple[str, ...]:
+        """The devices of the stage of a device."""
+        return next((row for row in self.devices if name in row), (name,))
 
     def most(self, in_flight: int) -> dict[str, int]:
         """Bytes per device that so many samples can hold at worst."""
         return {name: self._most(name, in_flight) for name in self.resident}
 
-    def _most(self, name: str, count: int) -> int:
-        rows = [self.entering[name]] * count + [self.behind[-1][name]] * count
-        rows += [stage[name] for stage in self.inside]
-        rows += [stage[name] for stage in self.behind[:-1] for _ in range(QUEUE)]
+    def _most(self, name: str, in_flight: int) -> int:
+        alike = self.alike(name)
+        count, first = -(-in_flight // len(alike)), alike[0]
+        rows = [self.entering[first]] * count + [self.behind[-1][first]] * count
+        for stage, devices in zip(self.inside, self.devices, strict=True):
+            rows += [stage[first]] * (1 if devices == alike else len(devices))
+        for stage, (one, next_) in zip(self.behind, pairwise(self.devices), strict=False):
+            rows += [stage[first]] * QUEUE * lcm(len(one), len(next_))
         return self.resident[name] + sum(sorted(rows, reverse=True)[:count])
+
+    def _turn(self, held: Mapping[str, int], sample: int) -> Mapping[str, int]:
+        """What a sample holds of the devices whose turn it is."""
+        found = dict(held)
+        for alike in self.devices:
+            device = alike[sample % len(alike)]
+            found[alike[0]], found[device] = 0, found[alike[0]]
+        return found
 
     def seen(self, log: Iterable[Event]) -> dict[str, int]:
         """The most that was held of each device at any time of a run of a pipeline."""
         changes: list[tuple[float, int, int, Mapping[str, int]]] = []  # (time, sample, rank, held)
         none = dict.fromkeys(self.resident, 0)
         for event in log:
+            sample = event.sample
             if event.stage == ENTERED:
-                changes.append((event.begin, event.sample, 0, self.entering))
+                changes.append((event.begin, sample, 0, self._turn(self.entering, sample)))
             elif event.stage == len(self.inside):
-                changes.append((event.begin, event.sample, 0, none))
+                changes.append((event.begin, sample, 0, none))
             else:
-                changes.append((event.begin, event.sample, 0, self.inside[event.stage]))
-                changes.append((event.end, event.sample, 1, self.behind[event.stage]))
+                inside, behind = self.inside[event.stage], self.behind[event.stage]
+                changes.append((event.begin, sample, 0, self._turn(inside, sample)))
+                changes.append((event.end, sample, 1, self._turn(behind, sample)))
         held: dict[int, Mapping[str, int]] = {}
         found = dict(self.resident)
         now = dict(self.resident)
@@ -68,13 +94,19 @@ class Places:
         return found
 
 
-def places(parts: Partitioned, machine: Machine, inside: Mapping[int, Inside]) -> Places:
+def places(
+    parts: Partitioned,
+    machine: Machine,
+    inside: Mapping[int, Inside],
+    replicas: Mapping[str, tuple[str, ...]] | None = None,
+) -> Places:
     """Where samples can be, and what they hold there.
 
     Args:
         inside: what each partition holds, by action.
+        replicas: of :class:`~onnxremat.execute.pipelined.Flow`.
     """
-    stages = pipeline_stages(parts, machine)
+    stages = pipeline_stages(parts, machine, replicas)
     alone = device_bytes(parts, machine, inside)
     copies = [_inputs(parts, stages, number) for number in range(len(stages) + 1)]
     names = machine.names
@@ -87,11 +119,13 @@ def places(parts: Partitioned, machine: Machine, inside: Mapping[int, Inside]) -
         return {name: left[name] + copies[number + 1].get(name, 0) for name in names}
 
     numbered = list(enumerate(stages))
+    first = {name: stage.name for stage in stages for name in stage.devices}
     return Places(
-        {name: alone[name].resident for name in names},
+        {name: alone[first.get(name, name)].resident for name in names},
         {name: copies[0].get(name, 0) for name in names},
         tuple(rows(number, stage) for number, stage in numbered),
         tuple(after(number, stage) for number, stage in numbered),
+        tuple(stage.devices for stage in stages),
     )
 
 

@@ -4,12 +4,11 @@ or by how much the process grows."""
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from onnxremat.device.machine import Device, Machine
 from onnxremat.execute.pools import pooled, ready_made
-from onnxremat.graph.ir import Graph, Role
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort.binding import wrap
 from onnxremat.ort.feeds import seeded_feeds
@@ -20,6 +19,7 @@ from onnxremat.ort.values import Stage
 from onnxremat.ort.weights import held_by
 from onnxremat.rewrite.partition import Partition, Partitioned, part_graph
 from onnxremat.schedule.simulate import Rules, simulate
+from onnxremat.schedule.updates import written_over
 from onnxremat.session.measure import executed
 from onnxremat.session.resident import heap_bytes
 
@@ -65,20 +65,11 @@ def predicted_inside(
         pool: values that get their buffer before the partition that makes them starts.
     """
     early = ready_made(part, pool, updated)
-    graph = _in_place(part_graph(part, device), {*updated, *early})
+    graph = written_over(part_graph(part, device), {*updated, *early})
     line = simulate(executed(graph, TUNED), Rules(), scratch=scratch)
     there = sum(part.graph.tensors[name].bytes for name in early)
     held = tuple(a + b + there for a, b in zip(line.live, line.scratch, strict=True))
     return Inside(held_by(graph), line.ops, held, "predicted")
-
-
-def _in_place(graph: Graph, updated: Collection[str]) -> Graph:
-    """The graph in which values written into given buffers take no bytes of their own."""
-    tensors = dict(graph.tensors)
-    for name in updated:
-        if name in tensors and tensors[name].role is Role.OUTPUT:
-            tensors[name] = replace(tensors[name], bytes=0)
-    return graph.with_ops(graph.ops, tensors)
 
 
 def measured_inside(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from onnxremat.fission.paper import Paper
 from onnxremat.fission.region import Region
-from onnxremat.fission.rows import length_of, rows_of
+from onnxremat.fission.rows import length_of
 from onnxremat.graph.axes import partial_of, piece_of, total_of
-from onnxremat.graph.ir import Graph, Op
-from onnxremat.graph.spans import CannotSplitError, Facts, Span
+from onnxremat.graph.ir import Op
+from onnxremat.graph.spans import CannotSplitError, Span
 
 GRAINS = (1, 2, 4, 8, 16, 32, 64, 128)  # multiples that bounds of parts are tried at
 CONVOLUTIONS = ("Conv", "FusedConv", "ConvTranspose")  # rows that are dearer to make than to keep
@@ -35,9 +36,8 @@ class _Cut:
 class Regions:
     """What can be split of a graph."""
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph, self.facts = graph, Facts(graph)
-        self.place = {op.name: index for index, op in enumerate(graph.ops)}
+    def __init__(self, paper: Paper) -> None:
+        self.paper, self.graph, self.facts = paper, paper.graph, paper.facts
 
     def within(
         self, first: int, end: int, peak: int, without: Collection[str] = ()
@@ -49,11 +49,12 @@ class Regions:
             without: ops that are left out.
         """
         end = self._with_sums(first, end)
-        inside = [op for op in self.graph.ops[first:end] if op.name not in without]
-        made = [name for op in inside for name in op.writes if self._leaves(name, end)]
+        ops, writes = self.graph.ops, self.paper.writes
+        inside = [at for at in range(first, end) if ops[at].name not in without]
+        made = [name for at in inside for name in writes[at] if self._leaves(name, end)]
         if not made:
             return []
-        last = next((name for name in reversed(made) if not self._is_sum(name)), made[-1])
+        last = next((name for name in reversed(made) if not self.is_sum(name)), made[-1])
         found: dict[frozenset[str], Region] = {}
         for cut in self._cuts(last):
             for grain in GRAINS:
@@ -66,7 +67,7 @@ class Regions:
 
     def _with_sums(self, first: int, end: int) -> int:
         """A stretch with the sums behind it of what it makes: what they sum need not be joined."""
-        made = {name for op in self.graph.ops[first:end] for name in op.writes}
+        made = {name for at in range(first, end) for name in self.paper.writes[at]}
         while end < len(self.graph.ops):
             op = self.graph.ops[end]
             if total_of(op) is None or op.inputs[0] not in made:
@@ -74,7 +75,8 @@ class Regions:
             end += 1
         return end
 
-    def _is_sum(self, name: str) -> bool:
+    def is_sum(self, name: str) -> bool:
+        """A value sums over an axis."""
         return total_of(self.graph.ops[self.graph.producer[name]]) is not None
 
     def _leaves(self, name: str, end: int) -> bool:
@@ -85,123 +87,48 @@ class Regions:
         """Axes of a value that are worth a try, the longest first; of a sum those of what it sums,
         too."""
         cuts = []
-        for summed in (False, True) if self._is_sum(name) else (False,):
-            shape = self._shape(name, summed)
+        for summed in (False, True) if self.is_sum(name) else (False,):
+            shape = self.shape(name, summed)
             axes = [axis for axis, size in enumerate(shape) if size > 1]
             axes.sort(key=lambda axis: (-shape[axis], axis))
             cuts += [_Cut(name, axis, summed, shape[axis]) for axis in axes]
         return cuts
 
-    def _shape(self, name: str, summed: bool) -> tuple[int, ...]:
+    def shape(self, name: str, summed: bool) -> tuple[int, ...]:
         """Dimensions of a value, or of what it sums."""
         op = self.graph.ops[self.graph.producer[name]]
         return self.facts.shape(op.inputs[0] if summed else name)
 
-    def _region(self, inside: list[Op], cut: _Cut) -> Region | None:
+    def _region(self, inside: Sequence[int], cut: _Cut) -> Region | None:
         """The largest region of these ops with a result that is cut; what is needed whole is left
         out, with all that it is made of."""
-        while inside:
-            try:
-                axes, sums = self._walk(inside, cut)
-            except _LeftOutError as wrong:
-                inside = self._without(inside, wrong.op)
-                if not any(cut.name in op.writes for op in inside):
-                    return None
+        walk = _Walk(self, inside, cut)
+        for place in reversed(inside):
+            if place not in walk.left:
                 continue
-            names = tuple(op.name for op in inside)
-            results = {name: axis for name, axis in axes.items() if name not in sums}
-            totals = {name: axis for name, axis in axes.items() if name in sums}
-            sizes = {name: self._shape(name, name in sums)[axis] for name, axis in axes.items()}
-            grains = {name: max(1, n * cut.grain // cut.length) for name, n in sizes.items()}
-            return Region(names, results, (1, 1), grains, sums=totals)
-        return None
-
-    def _walk(self, inside: Sequence[Op], cut: _Cut) -> tuple[dict[str, int], set[str]]:
-        """Axes of all results, found backwards, and which of these are sums.
-
-        Raises:
-            _LeftOutError: an op that has to be computed as a whole, before the region.
-        """
-        names = {op.name for op in inside}
-        made = {name for op in inside for name in op.writes}
-        wanted: dict[str, Span] = {}
-        results: dict[str, int] = {}
-        sums: set[str] = set()
-        for op in reversed(inside):
-            for name in op.writes:
-                if self._is_result(name, names):
-                    if self._summed(op, name, cut, wanted):
-                        sums.add(name)
-                    results[name] = self._join(op, name, cut, wanted, name in sums)
-            spans = [wanted[name] for name in op.writes if name in wanted]
-            if not spans:
-                continue  # no part needs it
-            if any(span.axis != spans[0].axis for span in spans):
-                raise _LeftOutError(op)
-            span = Span(spans[0].axis, min(s.first for s in spans), max(s.end for s in spans))
             try:
-                rule = partial_of if op.writes[0] in sums else piece_of
-                piece = rule(op, self.facts, span)
-            except CannotSplitError:
-                raise _LeftOutError(op) from None
-            for name, read in piece.taken(op.inputs):
-                if name in made:
-                    if read is None or (name in wanted and wanted[name].axis != read.axis):
-                        raise _LeftOutError(self.graph.ops[self.graph.producer[name]])
-                    wanted[name] = wanted[name].hull(read) if name in wanted else read
-        return results, sums
-
-    def _summed(self, op: Op, name: str, cut: _Cut, wanted: Mapping[str, Span]) -> bool:
-        """A value is made as the sum of what parts give: it is one along this axis, and nobody in
-        the region reads it."""
-        if name == cut.name:
-            return cut.summed
-        if not self._is_sum(name) or name in wanted or cut.axis >= len(self._shape(name, True)):
-            return False
-        try:
-            partial_of(op, self.facts, Span(cut.axis, 0, 1))
-        except CannotSplitError:
-            return False
-        return True
-
-    def _is_result(self, name: str, names: set[str]) -> bool:
-        readers = self.graph.readers.get(name, ())
-        outside = any(self.graph.ops[i].name not in names for i in readers)
-        return name in self.graph.outputs or outside
-
-    def _join(self, op: Op, name: str, cut: _Cut, wanted: dict[str, Span], summed: bool) -> int:
-        """The axis along which a result is joined, or what it sums is cut: that in which it is
-        read inside, else that of the main one."""
-        if name in wanted:
-            return wanted[name].axis
-        shape, axis = self._shape(name, summed), cut.axis
-        if name != cut.name and (axis >= len(shape) or shape[axis] < 2):
-            raise _LeftOutError(op)
-        length = shape[axis] * cut.grain // cut.length
-        if length < 1 or 2 * length > shape[axis]:
-            raise _LeftOutError(op)
-        wanted[name] = Span(axis, length, 2 * length)
-        return axis
-
-    def _without(self, inside: Sequence[Op], op: Op) -> list[Op]:
-        """Ops without one and all that it is made of."""
-        gone = {op.name}
-        needed = set(op.reads)
-        for other in reversed(inside[: inside.index(op)]):
-            if needed.intersection(other.writes):
-                gone.add(other.name)
-                needed.update(other.reads)
-        return [other for other in inside if other.name not in gone]
+                walk.back(place)
+            except _LeftOutError:
+                walk.leave_out(place)
+        if self.graph.producer[cut.name] not in walk.left:
+            return None
+        axes, sums = walk.results, walk.sums
+        names = tuple(self.graph.ops[place].name for place in inside if place in walk.left)
+        results = {name: axis for name, axis in axes.items() if name not in sums}
+        totals = {name: axis for name, axis in axes.items() if name in sums}
+        sizes = {name: self.shape(name, name in sums)[axis] for name, axis in axes.items()}
+        grains = {name: max(1, n * cut.grain // cut.length) for name, n in sizes.items()}
+        return Region(names, results, (1, 1), grains, sums=totals)
 
     def policies(self, region: Region) -> list[frozenset[str]]:
         """Which rows may be kept for the next part: none, those that convolutions make, all; one
         choice where no two parts need the same rows."""
         try:
-            parts = rows_of(self.graph, self.facts, region)
+            parts = self.paper.rows(region)
         except CannotSplitError:
             return []
         computed = [sum(p.pieces[n].made.size for p in parts if n in p.pieces) for n in region.ops]
-        ops = [self.graph.ops[self.place[name]] for name in region.ops]
+        ops = [self.graph.ops[self.paper.place[name]] for name in region.ops]
         axes = [
             parts[0].pieces[op.name].made.axis if op.name in parts[0].pieces else 0 for op in ops
         ]
@@ -225,9 +152,106 @@ class Regions:
 class _LeftOutError(Exception):
     """An op has to be computed as a whole."""
 
-    def __init__(self, op: Op) -> None:
-        super().__init__(op.name)
-        self.op = op
+
+class _Walk:
+    """Axes of all results of a region, found backwards from the one that is cut.
+
+    Args:
+        inside: places of ops, ascending.
+
+    Attributes:
+        left: places of ops that are not left out.
+        results: the axis along which each value that is read elsewhere is in parts; of sums, that
+            of what they sum.
+        sums: which of these are sums.
+    """
+
+    def __init__(self, of: Regions, inside: Sequence[int], cut: _Cut) -> None:
+        self.of, self.graph, self.cut = of, of.graph, cut
+        self.inside, self.left = frozenset(inside), set(inside)
+        self.wanted: dict[str, Span] = {}
+        self.results: dict[str, int] = {}
+        self.sums: set[str] = set()
+
+    def leave_out(self, place: int) -> None:
+        """Leave out an op and all that it is made of: nothing that stays makes what it reads, so
+        that what was found of later ops holds."""
+        for name in self.of.paper.writes[place]:
+            self.results.pop(name, None)
+            self.sums.discard(name)
+        todo = [place]
+        while todo:
+            at = todo.pop()
+            if at in self.left:
+                self.left.discard(at)
+                todo += self.of.paper.before[at]
+
+    def back(self, place: int) -> None:
+        """From the outputs of an op to its inputs.
+
+        Raises:
+            _LeftOutError: it has to be computed as a whole, before the region.
+        """
+        op, writes = self.graph.ops[place], self.of.paper.writes[place]
+        for name in writes:
+            if self._is_result(name):
+                if self._summed(op, name):
+                    self.sums.add(name)
+                self.results[name] = self._join(name)
+        spans = [self.wanted[name] for name in writes if name in self.wanted]
+        if not spans:
+            return  # no part needs it
+        if any(span.axis != spans[0].axis for span in spans):
+            raise _LeftOutError
+        span = Span(spans[0].axis, min(s.first for s in spans), max(s.end for s in spans))
+        try:
+            rule = partial_of if writes[0] in self.sums else piece_of
+            piece = rule(op, self.of.facts, span)
+        except CannotSplitError:
+            raise _LeftOutError from None
+        for name, read in piece.taken(op.inputs):
+            made = self.graph.producer.get(name)
+            if made is None or made not in self.left:
+                continue
+            if read is None or (name in self.wanted and self.wanted[name].axis != read.axis):
+                self.leave_out(made)
+            else:
+                self.wanted[name] = self.wanted[name].hull(read) if name in self.wanted else read
+
+    def _is_result(self, name: str) -> bool:
+        readers = self.graph.readers.get(name, ())
+        return name in self.graph.outputs or any(at not in self.inside for at in readers)
+
+    def _summed(self, op: Op, name: str) -> bool:
+        """A value is made as the sum of what parts give: it is one along this axis, and nobody in
+        the region reads it."""
+        cut = self.cut
+        if name == cut.name:
+            return cut.summed
+        if not self.of.is_sum(name) or name in self.wanted:
+            return False
+        if cut.axis >= len(self.of.shape(name, True)):
+            return False
+        try:
+            partial_of(op, self.of.facts, Span(cut.axis, 0, 1))
+        except CannotSplitError:
+            return False
+        return True
+
+    def _join(self, name: str) -> int:
+        """The axis along which a result is joined, or what it sums is cut: that in which it is
+        read inside, else that of the main one."""
+        if name in self.wanted:
+            return self.wanted[name].axis
+        cut = self.cut
+        shape, axis = self.of.shape(name, name in self.sums), cut.axis
+        if name != cut.name and (axis >= len(shape) or shape[axis] < 2):
+            raise _LeftOutError
+        length = shape[axis] * cut.grain // cut.length
+        if length < 1 or 2 * length > shape[axis]:
+            raise _LeftOutError
+        self.wanted[name] = Span(axis, length, 2 * length)
+        return axis
 
 
 def _values(ops: Iterable[Op]) -> Iterable[str]:

@@ -9,23 +9,18 @@ regions are given as few parts as still keep it. Steps of repeated layers are do
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import islice
 
 from onnxremat.fission.candidates import Regions
-from onnxremat.fission.masked import Reach
+from onnxremat.fission.pricing import Priced, Prices, Whole
 from onnxremat.fission.region import Region
-from onnxremat.fission.split import Paper, Split, split
 from onnxremat.graph.axes import total_of
-from onnxremat.graph.ir import Graph
 from onnxremat.graph.spans import CannotSplitError
-from onnxremat.graph.traits import is_alias
-from onnxremat.schedule.simulate import Timeline, simulate
+from onnxremat.schedule.simulate import simulate
 
-BANDWIDTH = 5e9  # bytes per second of a copy
-CALL = 1e-5  # seconds of a kernel beside its rows
 FIRST = 4  # parts that a region is tried with
 FINER = 4  # times as many where these do not help
 MOST = 64  # parts of a region
@@ -47,50 +42,15 @@ COUNTS = (
     40,
     48,
 )  # parts that are tried in the end
-MOST_OPS = 6000  # of a graph in parts
 SIDES = 4  # narrow places looked at on either side of the crowded op
 LITTLE = 0.002  # share of the whole time that no step is counted below
 BETTER = 0.99  # share of the crowding before from which a step is one forward
 POWER = 8  # how much more the highest steps count
 
 
-@dataclass(frozen=True)
-class Priced:
-    """A graph in parts, simulated.
-
-    Attributes:
-        levels: most bytes live while a piece of each op of the whole graph runs.
-        peak: live bytes and scratch at the worst step.
-        seconds: estimated from those of whole ops.
-    """
-
-    regions: tuple[Region, ...]
-    made: Split
-    levels: tuple[int, ...]
-    peak: int
-    seconds: float
-
-    def crowding(self, limit: int) -> float:
-        """How far steps are over a limit, the highest ones first."""
-        return sum((level / 2**20) ** POWER for level in self.levels if level > limit)
-
-
-@dataclass(frozen=True)
-class Whole:
-    """What is to be computed in parts.
-
-    Attributes:
-        graph: in base order, with sizes.
-        seconds, scratch: of its ops.
-        block: channels per block of convolutions laid out in blocks.
-        reach: how far rows of masked scores see.
-    """
-
-    graph: Graph
-    seconds: Mapping[str, float]
-    scratch: Mapping[str, int]
-    block: int = 1
-    reach: Reach = field(default_factory=dict)
+def crowding(priced: Priced, limit: int) -> float:
+    """How far steps are over a limit, the highest ones first."""
+    return sum((level / 2**20) ** POWER for level in priced.levels if level > limit)
 
 
 class Chooser:
@@ -102,9 +62,10 @@ class Chooser:
 
     def __init__(self, of: Whole, stop: Callable[[], bool] = lambda: False) -> None:
         self.of, self.graph, self.stop = of, of.graph, stop
-        self.able, self.paper = Regions(of.graph), Paper(of.graph)
+        self.prices = Prices(of)
+        self.able, self.place = Regions(self.prices.paper), self.prices.paper.place
         self.known: dict[frozenset[object], Priced | None] = {}
-        self.whole = self._priced(())
+        self.whole = self.prices.priced(())
 
     def within(self, limit: int) -> Priced:
         """The quickest way found to keep ``limit`` bytes of live values and scratch, or the one
@@ -124,7 +85,7 @@ class Chooser:
             parts: of new regions, at least.
         """
         peak = max(range(len(now.levels)), key=now.levels.__getitem__)
-        before = now.crowding(limit)
+        before = crowding(now, limit)
         best: Priced | None = None
 
         def rank(found: Priced) -> tuple[int, float]:
@@ -134,7 +95,7 @@ class Chooser:
             if self.stop():
                 break
             found = self._price(regions)
-            if found is None or found.crowding(limit) > BETTER * before:
+            if found is None or crowding(found, limit) > BETTER * before:
                 continue
             if best is None or rank(found) < rank(best):
                 best = found
@@ -144,11 +105,11 @@ class Chooser:
 
     def _rank(self, found: Priced, now: Priced, limit: int) -> tuple[int, float]:
         """What keeps the limit by its time; others by what they gain for theirs."""
-        crowding = found.crowding(limit)
-        if not crowding:
+        left = crowding(found, limit)
+        if not left:
             return 0, found.seconds
         more = max(found.seconds - now.seconds, LITTLE * self.whole.seconds)
-        return 1, -math.log(now.crowding(limit) / crowding) / more
+        return 1, -math.log(crowding(now, limit) / left) / more
 
     def _moves(self, now: Priced, peak: int, parts: int) -> Iterator[tuple[Region, ...]]:
         name = self.graph.ops[peak].name
@@ -195,12 +156,12 @@ class Chooser:
         )
 
     def _types(self, region: Region) -> tuple[object, ...]:
-        ops = [self.graph.ops[self.able.place[name]].op_type for name in region.ops]
+        ops = [self.graph.ops[self.place[name]].op_type for name in region.ops]
         return (*ops, region.parts)
 
     def _moved(self, region: Region, peak: int) -> Region | None:
         """A region of another layer around an op, where ops there are of the same kinds."""
-        places = [self.able.place[name] for name in region.ops]
+        places = [self.place[name] for name in region.ops]
         ops, kind = self.graph.ops, self.graph.ops[peak].op_type
         for place in places:
             by = peak - place
@@ -275,47 +236,10 @@ class Chooser:
         key = frozenset(region.key for region in regions)
         if key not in self.known:
             try:
-                self.known[key] = self._priced(regions)
+                self.known[key] = self.prices.priced(regions)
             except CannotSplitError:
                 self.known[key] = None
         return self.known[key]
-
-    def _priced(self, regions: tuple[Region, ...]) -> Priced:
-        if sum(len(r.ops) * len(r.parts) for r in regions) > MOST_OPS:
-            raise CannotSplitError("too many parts")
-        made = split(self.graph, regions, self.of.block, self.of.reach, self.paper)
-        scratch = {
-            n: round(self.of.scratch.get(of, 0) * share) for n, (of, share) in made.shares.items()
-        }
-        line = simulate(made.graph, scratch={**self.of.scratch, **scratch}, weight_bytes=0)
-        levels, seconds = self._levels(made, line), self._seconds(made)
-        return Priced(regions, made, levels, line.peak, seconds)
-
-    def _levels(self, made: Split, line: Timeline) -> tuple[int, ...]:
-        """Most bytes live while an op of the whole graph runs, copies for it included."""
-        found = [0] * len(self.graph.ops)
-        high = 0
-        for op, live, scratch in zip(made.graph.ops, line.live, line.scratch, strict=True):
-            high = max(high, live + scratch)
-            place = self.able.place.get(made.shares.get(op.name, (op.name,))[0])
-            if place is not None:
-                found[place] = max(found[place], high)
-                last, high = place, 0
-        if high:
-            found[last] = max(found[last], high)
-        return tuple(found)
-
-    def _seconds(self, made: Split) -> float:
-        total = 0.0
-        for op in made.graph.ops:
-            if op.name in made.shares:
-                of, share = made.shares[op.name]
-                call = 0.0 if is_alias(op) else CALL  # the whole op's is among its seconds
-                total += self.of.seconds.get(of, 0.0) * share + call * (1 - share)
-            else:
-                total += self.of.seconds.get(op.name, 0.0)
-        copied = sum(made.copied.values())
-        return total + copied / BANDWIDTH + CALL * len(made.copied)
 
 
 class Choosers:

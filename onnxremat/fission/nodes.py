@@ -1,12 +1,10 @@
-"""Nodes that parts are written with."""
+"""Nodes of pieces."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import onnx
-
-from onnxremat.graph.ir import Op
 
 
 def with_attributes(node: onnx.NodeProto, changes: Mapping[str, object]) -> onnx.NodeProto:
@@ -20,15 +18,3 @@ def with_attributes(node: onnx.NodeProto, changes: Mapping[str, object]) -> onnx
     del copy.attribute[:]
     copy.attribute.extend([*kept, *made])
     return copy
-
-
-def concat(pieces: Sequence[str], output: str, axis: int) -> Op:
-    """Values joined along an axis."""
-    return op_of(
-        onnx.helper.make_node("Concat", list(pieces), [output], name=f"{output}/concat", axis=axis)
-    )
-
-
-def op_of(node: onnx.NodeProto) -> Op:
-    """A node of the default domain as an op."""
-    return Op(node.name, node.op_type, node.domain, tuple(node.input), tuple(node.output), (), node)

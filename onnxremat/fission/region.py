@@ -36,8 +36,8 @@ class Region:
     @property
     def key(self) -> tuple[object, ...]:
         """Equal for equal regions."""
-        axes = tuple(sorted(self.results.items())), tuple(sorted(self.sums.items()))
-        return self.ops, axes, self.parts, self.kept
+        axes, grain = tuple(sorted(self.axes.items())), tuple(sorted(self.grain.items()))
+        return self.ops, axes, frozenset(self.sums), grain, self.parts, self.kept
 
     @property
     def axes(self) -> dict[str, int]:

@@ -16,6 +16,7 @@ from onnxremat.grad.constants import Constants
 from onnxremat.grad.decompose import decomposed
 from onnxremat.grad.equivalents import bias_apart, pool_first
 from onnxremat.grad.fusion import GELU_OPSET, fuse_gelu
+from onnxremat.grad.overwritten import with_overwritten
 from onnxremat.grad.registry import has_rule
 from onnxremat.graph.dtypes import tensor_bytes
 from onnxremat.graph.functions import inline_functions
@@ -300,6 +301,9 @@ def train_statistics(graph: Graph, which: Collection[str]) -> tuple[Graph, tuple
     Momentum 0 makes outputs 1 and 2 the statistics of the batch itself; the running ones are
     updated by the step, where the batch variance is scaled by n / (n - 1) as trainers do.
     """
+    running = [op.inputs[k] for op in graph.ops if op.name in which for k in (3, 4)]
+    graph, found = with_overwritten(graph, running)
+    overwritten = iter(found)
     tensors, ops = dict(graph.tensors), []
     statistics: list[Statistic] = []
     for op in graph.ops:
@@ -310,30 +314,15 @@ def train_statistics(graph: Graph, which: Collection[str]) -> tuple[Graph, tuple
         count = math.prod(shape) // max(shape[1], 1)
         keep = _attribute(op, "momentum", 0.9)
         made = [op.outputs[0], f"{op.name}_batch_mean", f"{op.name}_batch_var"]
-        spare = [_spare(op, position, tensors) for position in (3, 4)]
-        ops += spare
         for position, name, scale in ((3, made[1], 1.0), (4, made[2], count / max(count - 1, 1))):
             source = tensors[op.inputs[position]]
             tensors[name] = replace(source, name=name, role=Role.ACTIVATION)
             statistics.append(Statistic(op.inputs[position], name, keep, (1.0 - keep) * scale))
         settings = {"training_mode": 1, "momentum": 0.0}
         settings["epsilon"] = _attribute(op, "epsilon", 1e-5)
-        inputs = (*op.inputs[:3], *(each.outputs[0] for each in spare))
+        inputs = (*op.inputs[:3], next(overwritten), next(overwritten))
         ops.append(_with_attributes(replace(op, inputs=inputs, outputs=tuple(made)), settings))
     return graph.with_ops(ops, tensors), tuple(statistics)
-
-
-def _spare(op: Op, position: int, tensors: dict[str, Tensor]) -> Op:
-    """A tensor of the size of a statistic that may be overwritten, its value does not matter.
-
-    onnxruntime's kernel writes the statistics of the batch into the memory of the running ones,
-    which are state and read again after it.
-    """
-    source = tensors[op.inputs[position]]
-    name = f"{op.name}_spare{position}"
-    tensors[name] = replace(source, name=name, role=Role.ACTIVATION)
-    node = helper.make_node("Neg", [source.name], [name])
-    return Op(f"{op.name}/spare{position}", "Neg", "", (source.name,), (name,), (), node)
 
 
 def _inference_norm(op: Op) -> Op:

@@ -89,6 +89,8 @@ def missing_file(
         make: how such a file is made.
     """
     folder = file.parent
+    if str(file) == "-":
+        return kind("nothing is read from a pipe: '-'", hint="give the name of a file")
     if not folder.is_dir():
         return kind(f"no such file: {file}", why=f"there is no folder {folder}", hint=make or CHECK)
     near = sorted(path.name for path in folder.glob(f"*{suffix}"))

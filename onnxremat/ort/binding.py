@@ -25,9 +25,14 @@ def wrap(array: np.ndarray) -> Any:
     return ort.OrtValue.ortvalue_from_numpy(array)
 
 
-def _empty(info: Any) -> np.ndarray:
+def empty(info: Any) -> np.ndarray:
+    """An array for a value that a session takes or returns, its sizes bound."""
+    return np.empty(info.shape, _kind(info))
+
+
+def _kind(info: Any) -> np.dtype:
     kind = ORT_NAMES[info.type.removeprefix("tensor(").removesuffix(")")]
-    return np.empty(info.shape, helper.tensor_dtype_to_np_dtype(kind))
+    return np.dtype(helper.tensor_dtype_to_np_dtype(kind))
 
 
 def check_input(name: str, array: np.ndarray, dtype: np.dtype, shape: tuple[int, ...]) -> None:
@@ -164,13 +169,11 @@ class BoundSession:
         # A kernel of the processor may be the only one to read a state: then that is copied, too.
         self._again = [] if state.on_host else [name for name in names if name in _on_host(session)]
         self._inputs = {i.name: i for i in session.get_inputs() if i.name not in names}
-        self._buffers: dict[str, np.ndarray] = {}
-        self._values: dict[str, Any] = {}
+        self._given: list[Any] = []  # of the run that is on
         outputs = {o.name: o for o in session.get_outputs()}
-        self._results = {name: _empty(outputs[name]) for name in results}
+        self._results = {name: empty(outputs[name]) for name in results}
         for name, array in self._results.items():
-            self._values[name] = wrap(array)
-            self._binding.bind_ortvalue_output(name, self._values[name])
+            self._binding.bind_ortvalue_output(name, wrap(array))
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """One run; results are copies.
@@ -192,6 +195,7 @@ class BoundSession:
             run_bound(self._session, self._binding, self._run)
         finally:
             self._state.updated()
+            self._given.clear()  # the caller's again: the next run binds its own
         return {name: array.copy() for name, array in self._results.items()}
 
     def abandon(self) -> None:
@@ -199,13 +203,11 @@ class BoundSession:
         self._run.terminate = True
 
     def _feed(self, name: str, info: Any, array: np.ndarray) -> None:
-        """Copy a value into the buffer that is bound: once on the host, else for this run."""
-        buffer = self._buffers.get(name)
-        fresh = buffer is None
-        if buffer is None:
-            buffer = self._buffers[name] = _empty(info)
-            self._values[name] = wrap(buffer)
-        check_input(name, array, buffer.dtype, buffer.shape)
-        np.copyto(buffer, array, casting="same_kind")
-        if fresh or not self._state.on_host:
-            self._binding.bind_ortvalue_input(name, self._values[name])
+        """Bind a value for this run where it lies; what the session cannot read there it gets in a
+        buffer of its own."""
+        kind = _kind(info)
+        check_input(name, array, kind, tuple(info.shape))
+        if array.dtype != kind or not array.flags.c_contiguous:
+            array = np.array(array, kind, order="C")
+        self._given.append(wrap(array))
+        self._binding.bind_ortvalue_input(name, self._given[-1])

@@ -12,7 +12,7 @@ import json
 import re
 import statistics
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from onnxremat.errors import ModelError
 from onnxremat.graph.dtypes import ORT_NAMES
 from onnxremat.graph.light import read_structure
 from onnxremat.graph.temporary import cut_short
+from onnxremat.ort.binding import empty, wrap
 from onnxremat.ort.session import DEFAULT, Options, first_line, open_session, session_options
 from onnxremat.ort.trips import require_few_trips
 
@@ -101,6 +102,7 @@ def profile(
     warmup: int = 0,
     folder: Path | None = None,
     fused: bool = False,
+    bound: Sequence[str] = (),
 ) -> Profile:
     """Run a model with the profiler on.
 
@@ -109,6 +111,7 @@ def profile(
         warmup: runs before them.
         folder: where external weights are, for a model in memory.
         fused: keep what onnxruntime makes of the model.
+        bound: outputs that are written into memory of the caller, and so take none of the session.
 
     Raises:
         ModelError: onnxruntime refuses the model or a run fails.
@@ -128,7 +131,7 @@ def profile(
         structure = read_structure(saved) if fused else None
         saved.unlink(missing_ok=True)
         names = [value.name for value in session.get_outputs()]
-        outputs = run_session(session, feeds, warmup + runs)
+        outputs = run_session(session, feeds, warmup + runs, bound)
         found = ended(session, sizes, runs, warmup)
         del session
     return replace(found, outputs=dict(zip(names, outputs, strict=True)), fused=structure)
@@ -160,20 +163,44 @@ def _events(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def run_session(session: Any, feeds: Feeds, runs: int = 1) -> list[Any]:
+def run_session(session: Any, feeds: Feeds, runs: int = 1, bound: Sequence[str] = ()) -> list[Any]:
     """Run and return the outputs of the last run.
+
+    Args:
+        bound: see :func:`profile`.
 
     Raises:
         ModelError: the run fails (out of memory, wrong input).
     """
     outputs: list[Any] = []
+    run = _binding(session, feeds, bound) if bound else lambda: session.run(None, dict(feeds))
     for _ in range(runs):
         outputs.clear()
         try:
-            outputs = session.run(None, dict(feeds))
+            outputs = run()
         except Exception as error:
             raise ModelError("the model does not run", why=first_line(error)) from error
     return outputs
+
+
+def _binding(session: Any, feeds: Feeds, bound: Sequence[str]) -> Callable[[], list[Any]]:
+    """A run that writes some outputs into memory that is there before."""
+    binding = session.io_binding()
+    for name, value in feeds.items():
+        binding.bind_cpu_input(name, value)
+    there = {info.name: wrap(empty(info)) for info in session.get_outputs() if info.name in bound}
+
+    def run() -> list[Any]:
+        binding.clear_binding_outputs()  # what the run before returned is let go
+        for info in session.get_outputs():
+            if info.name in there:
+                binding.bind_ortvalue_output(info.name, there[info.name])
+            else:
+                binding.bind_output(info.name, "cpu")
+        session.run_with_iobinding(binding)
+        return binding.copy_outputs_to_cpu()
+
+    return run
 
 
 def named_outputs(

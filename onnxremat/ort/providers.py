@@ -206,7 +206,7 @@ def device_options(
     device: Device, options: Options, entries: dict[str, str] | None = None, prefix: str = ""
 ) -> Any:
     """The ``onnxruntime.SessionOptions`` of a session on a device; see :func:`open_on`."""
-    made = session_options(Options(**{**options.to_json(), "threads": max(0, device.threads)}))
+    made = session_options(replace(options, threads=max(0, device.threads)))
     # Threads of a session that is done must not spin beside the next session's.
     made.add_session_config_entry("session.force_spinning_stop", "1")
     made.add_session_config_entry("session.record_ep_graph_assignment_info", "1")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from onnxremat.errors import OnnxrematError, UnsupportedError, UsageError
 from onnxremat.pipeline.closed_loop import Candidate, Unfit, attempt, load_search
 from onnxremat.pipeline.in_session import OneSession
-from onnxremat.pipeline.limits import Limit, fixed_bytes, limit_of
+from onnxremat.pipeline.limits import Limit, beside_too, fixed_bytes, limit_of
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared, prepare_split
 from onnxremat.pipeline.refusal import Least, refusal
@@ -205,7 +205,9 @@ class _Parts:
         works = Least(
             least.candidate.budget,
             least.lower if every else fixed_bytes(self.prepared) + self.prepared.beside.total,
-            ", ".join(filter(None, (tried, least.why))) if every else "weights and results",
+            ", ".join(filter(None, (tried, least.why)))
+            if every
+            else beside_too("weights and results", self.prepared.beside),
             f"the batch in {parts} parts" if parts > 1 else "",
         )
         raise refusal(

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from onnxremat.errors import NO_FIT, InfeasibleError, NoPlanError, OnnxrematError, UnsupportedError
-from onnxremat.fission.choose import Choosers, Priced
+from onnxremat.fission.choose import Choosers
+from onnxremat.fission.pricing import Priced
 from onnxremat.fission.region import Region
 from onnxremat.pipeline.batch_split import LITTLE, plan_best
 from onnxremat.pipeline.closed_loop import Candidate, attempt, load_search
 from onnxremat.pipeline.in_regions import wholes_of
 from onnxremat.pipeline.in_session import OneSession
-from onnxremat.pipeline.limits import Limit, fixed_bytes, limit_of
+from onnxremat.pipeline.limits import Limit, beside_too, fixed_bytes, limit_of
 from onnxremat.pipeline.phases import PLAN, Phases
 from onnxremat.pipeline.prepare import Prepared, prepare_fission
 from onnxremat.pipeline.within_budget import at_minimum, smallest
@@ -174,19 +175,27 @@ class _Fission:
     def refusal(self, error: OnnxrematError, limit: Limit) -> OnnxrematError:
         """What is known of plans of the whole and of parts: no proof where parts need less."""
         works = getattr(error, "smallest", None)
-        if self.least is None or limit.planned < fixed_bytes(self.prepared):
+        floor = fixed_bytes(self.prepared)
+        if self.least is None and limit.planned >= floor:
             return error
-        if works is not None and self.least > LEANER * works:
+        if works is None or (self.least is not None and self.least <= LEANER * works):
+            works = self.least
+            said = "the smallest budget that a plan was found for, regions in parts"
+            hint = f"--budget {works} ({format_bytes(works)}, {said})" if works else error.hint
+        elif limit.planned >= floor:
             return error
-        works = self.least
-        said = "the smallest budget that a plan was found for, regions in parts"
+        else:
+            hint = error.hint
+        if limit.planned < floor:
+            least = floor + self.prepared.beside.total
+            text = f"at least {format_bytes(least)} ({least} B) are needed: weights and results"
+            why = beside_too(text + ", which are there in any parts", self.prepared.beside)
+            return InfeasibleError(
+                error.what, why=why, hint=hint, smallest=works, lower_bound=least
+            )
         proven = "proven" if isinstance(error, InfeasibleError) else "found"
-        return NoPlanError(
-            error.what,
-            why=f"none is {proven} for the whole: {error.why}",
-            hint=f"--budget {works} ({format_bytes(works)}, {said})",
-            smallest=works,
-        )
+        why = f"none is {proven} for the whole: {error.why}"
+        return NoPlanError(error.what, why=why, hint=hint, smallest=works)
 
 
 def described(regions: Sequence[Region]) -> str:

@@ -8,9 +8,9 @@ from typing import Any
 
 from onnxremat.cost.table import CostTable
 from onnxremat.errors import ModelError, UnsupportedError, UsageError
-from onnxremat.fission.choose import Whole
 from onnxremat.fission.masked import reach_of
 from onnxremat.fission.opened import norms_of, opened, opened_for, seconds_of
+from onnxremat.fission.pricing import Whole
 from onnxremat.fission.region import Region
 from onnxremat.fission.split import split
 from onnxremat.graph.ir import Graph
@@ -76,7 +76,7 @@ def in_regions(
             )
     try:
         parts = split(wide, regions, channels_per_block(graph), reach_of(graph, folder))
-        model = to_model(parts.graph)
+        model = to_model(parts)
         made, found = run_parts(model, feeds, folder)
     except (ModelError, CannotSplitError) as error:
         why = (error.why or error.what) if isinstance(error, ModelError) else str(error)

@@ -34,7 +34,7 @@ from onnxremat.rewrite.pins import is_added
 from onnxremat.schedule.expand import settled
 from onnxremat.schedule.plan import Plan, Provenance, graph_hash
 from onnxremat.schedule.simulate import Timeline
-from onnxremat.schedule.updates import updates_last
+from onnxremat.schedule.updates import given_memory, updates_last
 from onnxremat.session.compare import Difference, compare
 from onnxremat.session.measure import Measurement, measure, predict, profiled
 from onnxremat.session.repeats import Repeats, repeats, why
@@ -373,7 +373,8 @@ class _Asked:
         if self.prepared.feeds is None or self.prepared.costs.total > SLOW:
             return [op.name for op in graph.ops]
         ran = profiled(
-            to_model(graph), self.prepared.feeds, self.prepared.default, self.prepared.folder
-        )
+            to_model(graph), self.prepared.feeds, self.prepared.default, self.prepared.folder,
+            given_memory(graph),
+        )  # fmt: skip
         self.last = graph, ran
         return [kernel.name for kernel in ran.kernels]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from onnxremat.device.host import memory_bytes
 from onnxremat.pipeline.prepare import Prepared
+from onnxremat.session.process import Beside
 from onnxremat.units import Budget
 
 
@@ -39,6 +40,11 @@ def fixed_bytes(prepared: Prepared) -> int:
     """Bytes of weights and results, which are there whatever is computed in parts."""
     graph = prepared.graph
     return prepared.weights + sum(graph.tensors[name].bytes for name in graph.outputs)
+
+
+def beside_too(why: str, beside: Beside) -> str:
+    """What needs so many bytes, and what the process takes besides that the budget counts."""
+    return f"{why}; beside that {beside.words}" if beside.total else why
 
 
 def limit_of(prepared: Prepared, budget: Budget) -> Limit | None:

@@ -27,7 +27,7 @@ from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.result import R, Result, Timed, finish
 from onnxremat.pipeline.several_devices import SeveralDevices
 from onnxremat.pipeline.site import Site
-from onnxremat.pipeline.throughput import fullest
+from onnxremat.pipeline.throughput import Wanted, fullest
 from onnxremat.pipeline.unchanged import opens, unchanged
 from onnxremat.pipeline.within_budget import plan_within
 from onnxremat.pipeline.within_time import plan_within_time
@@ -62,6 +62,8 @@ class Request:
         during: entered while something is timed (to keep other work away, say).
         in_flight: for the throughput: samples inside at most; None for as many as are of use and
             fit.
+        replicas: for the throughput: devices at most that take the samples of one stage in turn;
+            None for as many as are of use and fit.
         max_overhead: instead of a budget: the least memory within this share of time more than
             storing everything takes.
 
@@ -80,6 +82,7 @@ class Request:
     costs: Costs | None = None
     during: During = nullcontext
     in_flight: int | None = None
+    replicas: int | None = None
     max_overhead: float | None = None
 
     def __post_init__(self) -> None:
@@ -93,6 +96,13 @@ class Request:
                 "--in-flight goes with --objective throughput",
                 why="other plans take one sample after the other",
             )
+        if self.replicas is not None and self.objective != THROUGHPUT:
+            raise UsageError(
+                "--replicas goes with --objective throughput",
+                why="other plans have no stages that several devices could share",
+            )
+        if self.replicas is not None and self.replicas < 1:
+            raise UsageError(f"--replicas {self.replicas}: a stage is on one device at least")
         if self.read_solution is not None and not self.read_solution.is_file():
             raise missing_file(self.read_solution, ".sol", make=SOLUTION)
         if self.max_overhead is not None:
@@ -256,7 +266,8 @@ def site_of(prepared: Prepared, request: Request, machine: Machine, log: Phases)
 
 def _in_pipeline(target: SeveralDevices, request: Request) -> Candidate:
     costs = request.costs or measured_on(target.site.machine, target.log)
-    return fullest(target, Trials(request.options, costs, request.during), request.in_flight)
+    wanted = Wanted(request.in_flight, request.replicas)
+    return fullest(target, Trials(request.options, costs, request.during), wanted)
 
 
 def _over_devices(target: SeveralDevices, request: Request) -> tuple[Candidate, Mapping[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import repeat
@@ -14,7 +14,7 @@ import numpy as np
 
 from onnxremat.execute.deployment import Deployment
 from onnxremat.execute.in_flight import Places, places
-from onnxremat.execute.pipelined import Event, pipeline_stages
+from onnxremat.execute.pipelined import Event, PipelineStage, pipeline_stages
 from onnxremat.ort.feeds import seeded_feeds
 from onnxremat.ort.profile import Feeds
 from onnxremat.pipeline.artifact import Arrays, Check, Kind
@@ -44,7 +44,8 @@ class Trial:
 
 @dataclass(frozen=True)
 class Pipelined(OverDevices):
-    """A chain of stages, one per device: an :class:`~onnxremat.pipeline.artifact.Artifact`.
+    """A chain of stages, each on a device or on several in turn: an
+    :class:`~onnxremat.pipeline.artifact.Artifact`.
 
     Attributes:
         placed: figures of the placement, as plain data; empty where it was read from a file.
@@ -60,21 +61,36 @@ class Pipelined(OverDevices):
         return max(self.loads.values())
 
     @property
+    def stages(self) -> tuple[PipelineStage, ...]:
+        """In the order in which a sample passes them."""
+        return pipeline_stages(self.made.parts, self.made.machine, self.made.replicas)
+
+    @property
     def loads(self) -> dict[str, float]:
         """Seconds per sample that each device and link is at work: as tried, else of its costs."""
-        stages = pipeline_stages(self.made.parts, self.made.machine)
-        if self.trial is not None:
-            return {s.name: t for s, t in zip(stages, self.trial.stages, strict=True)}
-        return self.loads_of_costs
+        return self.loads_of_costs if self.trial is None else self._shared(self.trial.stages)
 
     @property
     def loads_of_costs(self) -> dict[str, float]:
         """The same of the costs of ops alone."""
-        made = self.made
+        seconds = self.made.seconds
+        return self._shared(
+            [sum(seconds.get(index, 0.0) for index in stage.actions) for stage in self.stages]
+        )
+
+    def _shared(self, seconds: Sequence[float]) -> dict[str, float]:
+        """Seconds of each stage on a sample, over the samples that each of its devices takes."""
         return {
-            stage.name: sum(made.seconds.get(index, 0.0) for index in stage.actions)
-            for stage in pipeline_stages(made.parts, made.machine)
+            device: took / len(stage.devices)
+            for stage, took in zip(self.stages, seconds, strict=True)
+            for device in stage.devices
         }
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Those that run ops, in turn with others too."""
+        used = {name for stage in self.stages for name in stage.devices}
+        return tuple(name for name in self.made.machine.names if name in used)
 
     def predict(self) -> Mapping[str, int]:
         """With as many samples inside as there may be."""
@@ -92,6 +108,7 @@ class Pipelined(OverDevices):
         return {
             "objective": "throughput",
             "in_flight": self.made.in_flight,
+            "stages": [list(stage.devices) for stage in self.stages],
             "loads_seconds": self.loads,
             "loads_of_costs_seconds": self.loads_of_costs,
             "bottleneck": worst,
@@ -109,7 +126,8 @@ class PipelinedRun(DevicesRun):
     @cached_property
     def places(self) -> Places:
         """Bytes of a sample by where it is, inside partitions as the allocator counted."""
-        return places(self.made.parts, self.made.machine, self.recorded.inside)
+        made = self.made
+        return places(made.parts, made.machine, self.recorded.inside, made.replicas)
 
     @property
     def peaks(self) -> Mapping[str, int]:
@@ -148,7 +166,9 @@ class PipelinedRun(DevicesRun):
     @property
     def words(self) -> tuple[str, ...]:
         """Bytes per device with samples in flight: at worst, and as they happened to be."""
-        seen, rows = self.places.seen(self.pipelined[2]), self.recorded.bytes
+        places = self.places
+        seen = places.seen(self.pipelined[2])
+        rows = {name: self.recorded.bytes[places.alike(name)[0]] for name in seen}
         return tuple(
             f"{name}: peak {format_bytes(peak)} with {self.made.in_flight} in flight wherever they "
             f"are, {format_bytes(seen[name])} as they were, {format_bytes(rows[name].peak)} with "

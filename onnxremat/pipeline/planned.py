@@ -10,6 +10,7 @@ from typing import Any
 
 import onnx
 
+from onnxremat.cost.analytic import analytic_costs
 from onnxremat.errors import UsageError
 from onnxremat.execute.deployment import Deployment, read_deployment
 from onnxremat.execute.device_memory import device_bytes
@@ -19,6 +20,7 @@ from onnxremat.graph.ir import Graph
 from onnxremat.graph.light import read_light
 from onnxremat.ort.infer import build_graph
 from onnxremat.ort.session import Options
+from onnxremat.pipeline.in_place import in_place
 from onnxremat.pipeline.prepare import Prepared, Settings, Source, prepare
 from onnxremat.pipeline.unchanged import as_loaded
 from onnxremat.rewrite.emit import figures, metadata, rewrite, unpack
@@ -26,6 +28,7 @@ from onnxremat.rewrite.pins import is_added
 from onnxremat.rewrite.restore import restored
 from onnxremat.schedule.plan import Plan, graph_hash
 from onnxremat.schedule.timesteps import Timesteps, timesteps
+from onnxremat.schedule.updates import written_over
 from onnxremat.session.load import options_of
 from onnxremat.session.measure import predict
 from onnxremat.session.process import PARTS, counted
@@ -94,14 +97,22 @@ class Written:
     def carried(self) -> Graph:
         """The graph that runs."""
         if self.options.fuses:  # written as it was
-            return as_loaded(self.model, self.plan, self.folder)
-        return build_graph(self.model, self.folder)
+            return self._counted(as_loaded(self.model, self.plan, self.folder))
+        return self._counted(build_graph(self.model, self.folder))
 
     def graphs(self) -> tuple[Graph, Graph]:
         """The graph that the plan is one of, and the graph that runs."""
         if self.options.fuses:
             return self.carried, self.carried
-        return build_graph(restored(self.model), self.folder), self.carried
+        return self._counted(build_graph(restored(self.model), self.folder)), self.carried
+
+    @property
+    def updates(self) -> Mapping[str, str]:
+        """Inputs to the outputs that its budget takes as written over them."""
+        return in_place(self.model, self.facts.get("not_counted"))
+
+    def _counted(self, graph: Graph) -> Graph:
+        return written_over(graph, self.updates.values())
 
 
 def read_written(path: Path) -> Written:
@@ -169,7 +180,19 @@ def prepare_for(
     return prepared
 
 
-def plan_of_model(plan: Plan, source: Path, settings: Settings) -> Planned:
+def prepare_to_show(plan: Plan, source: Path) -> Prepared:
+    """Prepare a model for a plan that is only shown: seconds and workspace are estimated, and
+    nothing is run unless the plan computes something in parts, which is checked against the whole.
+
+    Raises:
+        UsageError: the plan belongs to another model.
+    """
+    kept = plan.provenance.settings
+    in_parts = bool(kept.get("fission") or kept.get("split_batch"))
+    return prepare_for(plan, source, Settings(measure=in_parts, costs=analytic_costs))
+
+
+def plan_of_model(plan: Plan, source: Path) -> Planned:
     """A plan by itself with the model that it was made for; bytes by estimated workspace.
 
     Raises:
@@ -177,7 +200,7 @@ def plan_of_model(plan: Plan, source: Path, settings: Settings) -> Planned:
     """
     if any(getattr(step, "device", "") != "cpu" for step in plan.steps):
         raise UsageError("the plan is for several devices", hint="report the model: OUT.onnx")
-    prepared = prepare_for(plan, source, settings)
+    prepared = prepare_to_show(plan, source)
     carried = rewrite(prepared.graph, plan).graph
     scratch, weights = prepared.costs.scratch, prepared.weights
     return _single(prepared.graph, plan, carried, prepared.tuned, scratch, weights, {})

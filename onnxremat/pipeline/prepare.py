@@ -34,15 +34,17 @@ from onnxremat.ort.session import DEFAULT, TUNED, Options
 from onnxremat.pipeline.base_order import base_order, unmeasured_peak, weights_notes
 from onnxremat.pipeline.batch_slices import in_parts
 from onnxremat.pipeline.first_values import without_first_values
+from onnxremat.pipeline.in_place import in_place
 from onnxremat.pipeline.in_regions import in_regions
 from onnxremat.pipeline.phases import COSTS, MEASURE, OPTIMISE, READ, Phases
 from onnxremat.pipeline.sizes import in_tensors, known_sizes, sequence_notes, with_measured_shapes
-from onnxremat.pipeline.weight_order import DwPolicy
+from onnxremat.pipeline.weight_order import DwPolicy, fixes_order
 from onnxremat.planner.reduce import Reduced, reduce
 from onnxremat.rewrite.restore import restored
 from onnxremat.schedule.simulate import simulate
+from onnxremat.schedule.updates import written_over
 from onnxremat.session.measure import profiled, weight_bytes
-from onnxremat.session.process import PARTS, PER_NODE, Beside, beside
+from onnxremat.session.process import PARTS, PER_NODE, UPDATES, Beside, beside
 from onnxremat.units import format_bytes
 
 Progress = Callable[[str], None]
@@ -74,7 +76,7 @@ class Settings:
         to_write: False for a model that is only looked at: what a file has to stand is not tried.
         costs: prices the ops of a graph, instead of measuring them or estimating.
         not_counted: parts of a process, of :data:`onnxremat.session.process.PARTS`, that a budget
-            leaves out.
+            leaves out; and :data:`~onnxremat.session.process.UPDATES`.
     """
 
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
@@ -290,11 +292,7 @@ class Prepared:
         return replace(DEFAULT, threads=self.settings.threads)
 
 
-def prepare(
-    source: Source,
-    settings: Settings,
-    progress: Progress | None = None,
-) -> Prepared:
+def prepare(source: Source, settings: Settings, progress: Progress | None = None) -> Prepared:
     """Read, bind, optimise, order and price a model.
 
     Args:
@@ -310,11 +308,11 @@ def prepare(
     if settings.target not in (AUTO, *TARGETS):
         names = ", ".join((AUTO, *TARGETS))
         raise UsageError(f"unknown target '{settings.target}'", hint=f"one of {names}")
-    if odd := ", ".join(sorted(set(settings.not_counted) - set(PARTS))):
-        raise UsageError(f"a budget counts no '{odd}'", hint="one of " + ", ".join(PARTS))
-    kept = settings.dw_policy is not None and settings.dw_policy.fixed
-    if settings.dw_policy and settings.fixed_order:
-        raise UsageError("--dw-policy and --fixed-order each say an order", hint="one of them")
+    parts = (*PARTS, UPDATES)
+    if odd := set(settings.not_counted).difference(parts):
+        what = f"a budget counts no '{', '.join(sorted(odd))}'"
+        raise UsageError(what, hint="one of " + ", ".join(parts))
+    kept = fixes_order(settings.dw_policy, settings.fixed_order)
     settings = replace(settings, fixed_order=settings.fixed_order or kept)
     with log.phase(READ, "reading the model"):
         made = _prepared(source, settings.on_this_machine(), log)
@@ -342,7 +340,8 @@ def _prepared(source: Source, settings: Settings, log: Phases) -> Prepared:
     if feeds is not None:
         with log.phase(MEASURE, "measuring the original"):
             options = replace(DEFAULT, threads=settings.threads)
-            baseline = profiled(bound, feeds, options, folder)
+            updates = tuple(in_place(bound, settings.not_counted).values())
+            baseline = profiled(bound, feeds, options, folder, updates)
         original = with_measured_shapes(original, bound, feeds, folder)
     with log.phase(OPTIMISE):
         unsplit = _optimised(name, folder, original, plain, feeds, baseline, settings, log)
@@ -405,18 +404,18 @@ def _optimised(
     if feeds is not None:
         graph = with_measured_shapes(graph, to_model(graph), feeds, made.folder)
     require_shapes(graph)
+    updates = in_place(original.model, settings.not_counted).values()
+    graph, listed = written_over(graph, updates), written_over(listed, updates)
     peak = None
     if baseline is not None:
         held = weight_bytes(original, baseline, level=DEFAULT.level, folder=home)
         peak = held + baseline.live_peak
+    original = written_over(original, updates)
     return Unsplit(name, home, original, plain, feeds, baseline, made, graph, listed, peak)
 
 
 def _for_planning(
-    unsplit: Unsplit,
-    settings: Settings,
-    log: Phases,
-    outputs: Mapping[str, Any] | None = None,
+    unsplit: Unsplit, settings: Settings, log: Phases, outputs: Mapping[str, Any] | None = None
 ) -> Prepared:
     """The optimised graph, in parts where that is asked for, ordered and priced.
 

@@ -17,8 +17,10 @@ from onnxremat.ort.feeds import load_feeds, seeded_feeds
 from onnxremat.ort.infer import bind, build_graph
 from onnxremat.ort.profile import Profile, profile
 from onnxremat.ort.session import DEFAULT
+from onnxremat.pipeline.in_place import in_place
 from onnxremat.pipeline.prepare import Settings, read_source
 from onnxremat.rewrite.emit import figures, metadata
+from onnxremat.schedule.updates import given_memory, written_over
 from onnxremat.session.load import options_of
 from onnxremat.session.measure import weight_bytes
 from onnxremat.session.process import Beside, beside, counted, session_bytes
@@ -42,11 +44,14 @@ def run_once(
     planned = "plan" in metadata(model) and not default_options
     options = replace(options_of(model) if planned else DEFAULT, threads=settings.threads)
     bound = bind(inline_functions(model), settings.shapes, settings.dims)
-    graph = build_graph(bound, folder)
+    told = figures(metadata(model)) if planned else {}
+    updates = in_place(bound, told.get("not_counted"))
+    graph = written_over(build_graph(bound, folder), updates.values())
     feeds = (
         load_feeds(settings.data, graph) if settings.data else seeded_feeds(graph, settings.seed)
     )
-    found = profile(to_model(graph), feeds, options, runs=runs, folder=folder)
+    given = given_memory(graph)
+    found = profile(to_model(graph), feeds, options, runs=runs, folder=folder, bound=given)
     if save is not None:
         arrays: dict[str, Any] = {
             n: v for n, v in found.outputs.items() if isinstance(v, np.ndarray)
@@ -54,7 +59,7 @@ def run_once(
         with atomic(save) as temporary, temporary.open("wb") as file:
             np.savez(file, **arrays)
     weights = weight_bytes(graph, found, level=options.level, folder=folder)
-    more = _beside(graph, found, figures(metadata(model)) if planned else {})
+    more = _beside(graph, found, told)
     return {
         "peak_measured_bytes": weights + found.live_peak,
         "beside_bytes": more.total,

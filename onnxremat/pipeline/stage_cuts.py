@@ -1,9 +1,11 @@
-"""A chain of devices along the listed order within their memory: which stretch is whose.
+"""A chain of stages along the listed order within memory: which stretch is whose.
 
 A placement graph knows of memory only what an op takes for good. Here a stretch holds its weights,
 what its session needs at its worst op, and the values of samples that wait before it; the least
 largest load over all cuts (of at most :data:`PLACES` places) is found by a dynamic program over
-(devices used, place). What it answers is deployed and judged by the simulator, as other plans are.
+(devices used, place). A stretch may be on several devices that are alike, which take samples in
+turn: each has its load over their number, and holds its share of the samples. What it answers is
+deployed and judged by the simulator, as other plans are.
 """
 
 from __future__ import annotations
@@ -11,12 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import permutations
+from itertools import permutations, product
 from math import inf
 
 import numpy as np
 
 from onnxremat.execute.pipelined import QUEUE
+from onnxremat.ort.providers import CPU
 from onnxremat.pipeline.device_plan import DeviceModel
 from onnxremat.pipeline.placement_bridge import Bridge
 from onnxremat.planner.problem import Floats, Ints
@@ -32,20 +35,30 @@ class Cut:
     Attributes:
         value: largest load, in the unit of placement graphs.
         where: stage per node of the placement graph.
-        names: devices, stage by stage.
+        names: first device of each stage.
+        replicas: of stages on several devices, the further ones by the first.
     """
 
     value: float
     where: list[int]
     names: tuple[str, ...]
+    replicas: Mapping[str, tuple[str, ...]]
 
 
 def along_order(
-    model: DeviceModel, made: Bridge, limits: Mapping[str, int], in_flight: int
+    model: DeviceModel,
+    made: Bridge,
+    limits: Mapping[str, int],
+    in_flight: int,
+    replicas: int | None = 1,
 ) -> Cut | None:
     """The cut of least load whose stretches fit their devices with so many samples in flight, as
-    far as can be told before it is deployed; None where there is none."""
-    order = _Order(model, made)
+    far as can be told before it is deployed; None where there is none.
+
+    Args:
+        replicas: most devices of one stretch, None for all.
+    """
+    order = _Order(model, made, len(made.devices) if replicas is None else replicas)
     best: Cut | None = None
     for names in _chains(made, limits):
         found = order.best(names, limits, in_flight, best.value if best else inf)
@@ -84,9 +97,10 @@ def _given(model: DeviceModel) -> list[list[str]]:
 class _Order:
     """The listed order as sums over its stretches."""
 
-    def __init__(self, model: DeviceModel, made: Bridge) -> None:
+    def __init__(self, model: DeviceModel, made: Bridge, replicas: int) -> None:
         self.problem, self.host = model.problem, model.problem.host_inputs
         self.graph, self.names = made.graph, made.devices
+        self.replicas, self.machine = replicas, model.machine
         self.inputs = model.graph.tensors
         problem, n = self.problem, made.graph.count
         at = problem.producer - self.host
@@ -160,36 +174,56 @@ class _Order:
     def best(
         self, names: Sequence[str], limits: Mapping[str, int], in_flight: int, below: float
     ) -> Cut | None:
-        """The cut of least load over these devices in this order, each with a stretch."""
+        """The cut of least load over these devices in this order, all of them with a stretch."""
         places, fits = self.places, self._fits(limits, in_flight)
         value: Floats = np.full((len(names) + 1, len(places)), inf)
         value[0, 0] = 0.0
-        came = np.zeros(value.shape, np.int64)
+        came = np.zeros((*value.shape, 2), np.int64)  # devices of the stretch, its first place
         for number, name in enumerate(names):
             for a in np.flatnonzero(value[number] < below).tolist():
-                for b in range(a + 1, len(places)):
+                for count, b in product(
+                    range(1, self._together(names[number:], limits) + 1), range(a + 1, len(places))
+                ):
                     i, j = places[a], places[b]
-                    load = max(float(value[number, a]), self.load(name, i, j))
-                    better = load < min(below, float(value[number + 1, b]))
-                    if better and fits(name, i, j):
-                        value[number + 1, b], came[number + 1, b] = load, a
+                    load = max(float(value[number, a]), self.load(name, i, j) / count)
+                    better = load < min(below, float(value[number + count, b]))
+                    if better and fits(name, i, j, count):
+                        value[number + count, b], came[number + count, b] = load, (count, a)
         if not value[-1, -1] < below:
             return None
-        where, b = [0] * self.graph.count, len(places) - 1
-        for number in range(len(names), 0, -1):
-            a = int(came[number, b])
-            where[places[a] : places[b]] = [number - 1] * (places[b] - places[a])
-            b = a
-        return Cut(float(value[-1, -1]), where, tuple(names))
+        stages: list[tuple[tuple[str, ...], int, int]] = []
+        number, b = len(names), len(places) - 1
+        while number:
+            count, a = came[number, b].tolist()
+            stages.append((tuple(names[number - count : number]), places[a], places[b]))
+            number, b = number - count, a
+        where = [0] * self.graph.count
+        for stage, (_, i, j) in enumerate(reversed(stages)):
+            where[i:j] = [stage] * (j - i)
+        rows = [row for row, _, _ in reversed(stages)]
+        further = {row[0]: row[1:] for row in rows if len(row) > 1}
+        return Cut(float(value[-1, -1]), where, tuple(row[0] for row in rows), further)
 
-    def _fits(self, limits: Mapping[str, int], in_flight: int) -> Callable[[str, int, int], bool]:
-        known: dict[tuple[int, int], int] = {}
+    def _together(self, names: Sequence[str], limits: Mapping[str, int]) -> int:
+        """How many of the first devices can have a stretch together: processors that are alike."""
+        kinds = [self._kind(name, limits) for name in names[: self.replicas]]
+        if self.machine.device(names[0]).provider != CPU:
+            return 1
+        return next((n for n, kind in enumerate(kinds) if kind != kinds[0]), len(kinds))
 
-        def fits(name: str, i: int, j: int) -> bool:
+    def _kind(self, name: str, limits: Mapping[str, int]) -> object:
+        return self.names.index(name) < self.graph.accelerators, limits.get(name)
+
+    def _fits(
+        self, limits: Mapping[str, int], in_flight: int
+    ) -> Callable[[str, int, int, int], bool]:
+        known: dict[tuple[int, int, int], int] = {}
+
+        def fits(name: str, i: int, j: int, count: int) -> bool:
             if name not in limits:
                 return True
-            if (i, j) not in known:
-                known[i, j] = self.bytes(i, j, in_flight)
-            return known[i, j] <= limits[name]
+            if (i, j, count) not in known:
+                known[i, j, count] = self.bytes(i, j, -(-in_flight // count))
+            return known[i, j, count] <= limits[name]
 
         return fits

@@ -1,21 +1,28 @@
 """A chain of stages over devices that passes the most samples per second, as far as is proven.
 
-The placement is that of :mod:`onnxremat.placement` for the model's placement graph; samples in
-flight are as many as the budgets allow. It is tried out, and placed again with the seconds that its
-stages took, as other plans over devices are (:mod:`onnxremat.pipeline.device_ways`).
+The placement is that of :mod:`onnxremat.placement` for the model's placement graph, or one whose
+stages are on several devices in turn, where that has less load and fits: the whole model on each of
+them has the load of perfect balance. Samples in flight are as many as the budgets allow. It is
+tried out, and placed again with the seconds that its stages took, as other plans over devices are
+(:mod:`onnxremat.pipeline.device_ways`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
+
+import numpy as np
 
 from onnxremat.cost.table import CostTable
 from onnxremat.errors import InfeasibleError, NoPlanError, UsageError
 from onnxremat.execute.calibration import AS_TRIED, MOST
 from onnxremat.execute.deployment import Deployment, deploy_pipeline
 from onnxremat.execute.partition_cuts import Terms
+from onnxremat.execute.pipelined import Flow
+from onnxremat.ort.providers import CPU
 from onnxremat.pipeline.artifact import excess
 from onnxremat.pipeline.closed_loop import Candidate
 from onnxremat.pipeline.device_ways import NEAR, TRIALS, Trials
@@ -23,8 +30,9 @@ from onnxremat.pipeline.phases import BUILD, MEASURE, PLAN
 from onnxremat.pipeline.pipelined import Pipelined, tried
 from onnxremat.pipeline.placement_bridge import Bridge, bridge, kinds
 from onnxremat.pipeline.several_devices import SeveralDevices
-from onnxremat.pipeline.stage_cuts import Cut, along_order
+from onnxremat.pipeline.stage_cuts import along_order
 from onnxremat.placement.answer import Answer, Work
+from onnxremat.placement.balance import balance
 from onnxremat.placement.contiguous import solve
 from onnxremat.placement.from_problem import UNIT
 from onnxremat.schedule.plan import Plan, Provenance
@@ -39,11 +47,21 @@ CUT = (
 FIRST = 0.5  # of the time left, for a placement
 
 
-def fullest(target: SeveralDevices, trials: Trials, in_flight: int | None) -> Candidate:
-    """The pipeline that is quickest when tried out.
+@dataclass(frozen=True)
+class Wanted:
+    """What a pipeline is to be like.
 
-    Args:
+    Attributes:
         in_flight: samples inside at most; as many as are of use and fit when None.
+        replicas: most devices of one stage; as many as are of use and fit when None.
+    """
+
+    in_flight: int | None = None
+    replicas: int | None = None
+
+
+def fullest(target: SeveralDevices, trials: Trials, wanted: Wanted) -> Candidate:
+    """The pipeline that is quickest when tried out.
 
     Raises:
         UsageError: pins, a formulation, or a training step.
@@ -52,7 +70,7 @@ def fullest(target: SeveralDevices, trials: Trials, in_flight: int | None) -> Ca
     """
     _check(target, trials)
     trials = replace(trials, options=trials.options.begun())
-    made = _carried_out(target, trials, in_flight)
+    made = _carried_out(target, trials, wanted)
     best = last = _tried(target, trials, made)
     for _ in range(TRIALS - 1):
         artifact = _pipelined(last)
@@ -61,7 +79,7 @@ def fullest(target: SeveralDevices, trials: Trials, in_flight: int | None) -> Ca
         if _as_thought(artifact):
             break
         target = target.under(corrected(target, artifact))
-        found = _carried_out(target, trials, in_flight)
+        found = _carried_out(target, trials, wanted)
         if _same(found, last):
             # The same stages at corrected costs: what was tried is what is predicted.
             same = replace(_pipelined(found), trial=artifact.trial)
@@ -95,12 +113,12 @@ def _check(target: SeveralDevices, trials: Trials) -> None:
         )
 
 
-def _carried_out(target: SeveralDevices, trials: Trials, in_flight: int | None) -> Candidate:
+def _carried_out(target: SeveralDevices, trials: Trials, wanted: Wanted) -> Candidate:
     """The best placement that keeps the limits, run once under the meter where that can be."""
     limits = dict(target.limits)
     for round_ in range(ROUNDS):
         with target.log.phase(PLAN, "placing"):
-            artifact = _placed(target, trials, limits, in_flight)
+            artifact = _placed(target, trials, limits, wanted)
         measured = None
         if target.feeds is not None:
             with target.log.phase(MEASURE):
@@ -118,11 +136,32 @@ def _carried_out(target: SeveralDevices, trials: Trials, in_flight: int | None) 
 
 
 def _placed(
-    target: SeveralDevices, trials: Trials, limits: Mapping[str, int], in_flight: int | None
+    target: SeveralDevices, trials: Trials, limits: Mapping[str, int], wanted: Wanted
 ) -> Pipelined:
     """The placement with the least largest load, with the most samples in flight that fit; where
     none fit, the best cut of the listed order that does."""
     made = bridge(target.model, target.tables, limits)
+    counts = _counts(target, wanted.in_flight)
+    several = None
+    if wanted.replicas != 1 and _alike(made):
+        several = _in_turn(target, made, limits, counts, wanted.replicas)
+    if several is not None and several[0].status == "optimal":
+        return _artifact(target, made, *several)
+    answer = _chain(target, made, trials)
+    if wanted.replicas != 1 and _alike(made) and len(made.devices) > 2:
+        floor = _floor(made)  # of what is no chain of single devices, too
+        answer = replace(answer, bound=min(floor, answer.bound), bound_by="balance")
+    found = _fitting(target, made, answer, limits, counts)
+    if several is not None and (found is None or several[0].value < answer.value):
+        return _artifact(target, made, *several)
+    if found is not None:
+        return _artifact(target, made, answer, found)
+    with target.log.phase(PLAN, "placing within the budgets"):
+        return _within(target, made, answer, limits, counts)
+
+
+def _chain(target: SeveralDevices, made: Bridge, trials: Trials) -> Answer:
+    """The best chain of devices, samples in flight not regarded."""
     options = trials.options
     work = Work(max(1.0, FIRST * options.left), options.gap, options.seed)
     if options.stop is not None:
@@ -137,16 +176,61 @@ def _placed(
         ) from error
     if answer.where is None:
         raise NoPlanError("no placement found in time", hint="a longer --time-limit")
-    counts = _counts(target, in_flight)
+    return answer
+
+
+def _fitting(
+    target: SeveralDevices,
+    made: Bridge,
+    answer: Answer,
+    limits: Mapping[str, int],
+    counts: Sequence[int],
+) -> Deployment | None:
+    """A chain of devices with the most samples in flight that keep the limits."""
+    assert answer.where is not None
     with target.log.phase(BUILD):
         for count in counts:
             for names in made.orders(answer.order):
                 plan = made.plan(answer.where.tolist(), answer.order, names)
-                found = _deployed(target, plan, answer, limits, count)
+                found = _deployed(target, plan, answer, limits, Flow(count))
                 if not excess(found.worst, limits):
-                    return _artifact(target, made, answer, found)
-    with target.log.phase(PLAN, "placing within the budgets"):
-        return _within(target, made, answer, limits, counts)
+                    return found
+    return None
+
+
+def _alike(made: Bridge) -> bool:
+    """Some processors could take samples in turn."""
+    kinds = made.devices[: made.graph.accelerators], made.devices[made.graph.accelerators :]
+    machine = made.model.machine
+    return any(len(row) > 1 and machine.device(row[0]).provider == CPU for row in kinds)
+
+
+def _floor(made: Bridge) -> float:
+    """The load of perfect balance: each device has its share of every op, as a stage's has."""
+    graph = made.graph
+    found = balance(graph.acc, graph.cpu, graph.supported, graph.accelerators, graph.cpus)
+    return found.bound
+
+
+def _in_turn(
+    target: SeveralDevices,
+    made: Bridge,
+    limits: Mapping[str, int],
+    counts: Sequence[int],
+    replicas: int | None,
+) -> tuple[Answer, Deployment] | None:
+    """The best cut of the listed order whose stages may be on several devices, as far as the limits
+    allow. No pipeline has less than the load of perfect balance, which the whole model on each of
+    some devices that are all alike has."""
+    unknown = Answer("", inf, _floor(made), "balance", None)
+    best: tuple[Answer, Deployment] | None = None
+    for count in counts:
+        found = _kept_cut(target, made, limits, count, replicas, unknown)
+        if found is not None and (best is None or found[0].value < best[0].value):
+            best = found
+        if best is not None and best[0].status == "optimal":
+            break
+    return best
 
 
 def _counts(target: SeveralDevices, in_flight: int | None) -> list[int]:
@@ -165,32 +249,49 @@ def _within(
     limits: Mapping[str, int],
     counts: Sequence[int],
 ) -> Pipelined:
-    """The best chain along the listed order that keeps the limits."""
-    found: list[tuple[Cut, Deployment]] = []
-    for count in counts:
-        aim = dict(limits)
-        for _ in range(ROUNDS):
-            cut = along_order(target.model, made, aim, count)
-            if cut is None:
-                break
-            plan = made.plan(cut.where, range(len(cut.names)), cut.names)
-            value, notes = max(cut.value, answer.bound), (*answer.notes, CUT)
-            chosen = replace(answer, method="cut of the listed order", value=value, notes=notes)
-            deployed = _deployed(target, plan, chosen, limits, count)
-            over = excess(deployed.worst, limits)
-            if not over:
-                found.append((cut, deployed))
-                break
-            aim.update({name: aim[name] - more for name, more in over.items()})
-    if found:  # the most samples in flight of the least load
-        cut, deployed = min(found, key=lambda pair: pair[0].value)
-        value = max(cut.value, answer.bound)
-        return _artifact(target, made, replace(answer, value=value), deployed)
-    raise _refusal(target, limits, counts[-1])
+    """The best chain along the listed order that keeps the limits, the most samples in flight of
+    the least load."""
+    answer = replace(answer, notes=(*answer.notes, CUT))
+    rows = [_kept_cut(target, made, limits, count, 1, answer) for count in counts]
+    found = [row for row in rows if row is not None]
+    if not found:
+        raise _refusal(target, limits, counts[-1])
+    return _artifact(target, made, *min(found, key=lambda row: row[0].value))
+
+
+def _kept_cut(
+    target: SeveralDevices,
+    made: Bridge,
+    limits: Mapping[str, int],
+    count: int,
+    replicas: int | None,
+    answer: Answer,
+) -> tuple[Answer, Deployment] | None:
+    """The best cut of the listed order that keeps the limits, with so many samples in flight.
+
+    Args:
+        answer: bound and notes of what is answered.
+    """
+    aim = dict(limits)
+    for _ in range(ROUNDS):
+        cut = along_order(target.model, made, aim, count, replicas)
+        if cut is None:
+            return None
+        plan = made.plan(cut.where, range(len(cut.names)), cut.names)
+        method = "stages on several devices" if cut.replicas else "cut of the listed order"
+        chosen = replace(
+            answer, method=method, value=max(cut.value, answer.bound), where=np.asarray(cut.where)
+        )
+        deployed = _deployed(target, plan, chosen, limits, Flow(count, cut.replicas))
+        over = excess(deployed.worst, limits)
+        if not over:
+            return chosen, deployed
+        aim.update({name: aim[name] - more for name, more in over.items()})
+    return None
 
 
 def _deployed(
-    target: SeveralDevices, plan: Plan, answer: Answer, limits: Mapping[str, int], count: int
+    target: SeveralDevices, plan: Plan, answer: Answer, limits: Mapping[str, int], flow: Flow
 ) -> Deployment:
     prepared = target.prepared
     tables = target.tables
@@ -207,7 +308,7 @@ def _deployed(
     )
     terms = Terms(limits, prepared.in_place, prepared.folder, target.known)
     found = deploy_pipeline(
-        prepared.graph, replace(plan, provenance=about), target.site.machine, tables, terms, count
+        prepared.graph, replace(plan, provenance=about), target.site.machine, tables, terms, flow
     )
     return replace(found, limits=dict(target.limits))
 
@@ -291,12 +392,14 @@ def corrected(target: SeveralDevices, artifact: Pipelined) -> dict[str, CostTabl
 def _factors(target: SeveralDevices, artifact: Pipelined) -> Iterator[tuple[str, float, list[str]]]:
     """Device, what its ops took over what their costs had told, and the ops, of every stage."""
     parts, thought = artifact.made.parts, artifact.loads_of_costs
-    for name, took in artifact.loads.items():
+    for stage in artifact.stages:
+        name, count = stage.name, len(stage.devices)
         ops = [op.name for part in parts.partitions if part.device == name for op in part.graph.ops]
         told = sum(target.tables[name].seconds.get(op, 0.0) for op in ops) if ops else 0.0
         if told:
-            beside = thought[name] - told  # calls and boundaries
-            yield name, min(MOST, max(1 / MOST, (took - beside) / told)), ops
+            beside = count * thought[name] - told  # calls and boundaries
+            took = count * artifact.loads[name] - beside
+            yield name, min(MOST, max(1 / MOST, took / told)), ops
 
 
 def _as_thought(artifact: Pipelined) -> bool:
@@ -308,7 +411,8 @@ def _as_thought(artifact: Pipelined) -> bool:
 def _same(found: Candidate, last: Candidate) -> bool:
     """The same stages of as many samples."""
     one, other = _pipelined(found).made, _pipelined(last).made
-    return one.plan.steps == other.plan.steps and one.in_flight == other.in_flight
+    flows = [(made.in_flight, made.replicas) for made in (one, other)]
+    return one.plan.steps == other.plan.steps and flows[0] == flows[1]
 
 
 def _rate(found: Candidate) -> float:

@@ -26,6 +26,7 @@ from onnxremat.ort.profile import Kernel
 from onnxremat.ort.session import DEFAULT
 from onnxremat.pipeline.artifact import CPU, excess
 from onnxremat.pipeline.closed_loop import Candidate
+from onnxremat.pipeline.in_place import in_place
 from onnxremat.pipeline.in_session import InOneSession
 from onnxremat.pipeline.phases import MEASURE, Phases
 from onnxremat.pipeline.prepare import Prepared
@@ -131,7 +132,9 @@ def opens(found: Candidate) -> bool:
         file = Path(folder) / "original.onnx"
         write_model(artifact.model(), file, artifact.folder)
         room = found.limit + prepared.everything_in(artifact.graph).session
-        rise = resident_rise(file, prepared.feeds, threads=prepared.settings.threads, room=room)
+        updates = in_place(prepared.original, prepared.settings.not_counted)
+        threads = prepared.settings.threads
+        rise = resident_rise(file, prepared.feeds, threads=threads, room=room, updates=updates)
     return rise.kept is True or (rise.bytes is not None and rise.bytes <= room + SLACK)
 
 

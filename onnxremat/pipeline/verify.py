@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +123,7 @@ def verify(
     if isinstance(written.artifact, InOneSession):
         checks.append(_steady(reference, written.artifact))
         room = max(1, limits[CPU] + written.session) if limits and written.session else 0
-        rises = _resident(reference, written.artifact, room)
+        rises = _resident(reference, written, room)
         resident = {name: rise.bytes for name, rise in rises.items()}
         if room:
             checks.append(_in_limit(rises["loaded"], room))
@@ -151,6 +151,7 @@ class _Verified:
     artifact: Artifact
     limits: Mapping[str, int]
     facts: Mapping[str, Any]
+    updates: Mapping[str, str] = field(default_factory=dict)  # see Written.updates
 
     @classmethod
     def read(cls, path: Path, threads: int) -> _Verified:
@@ -168,7 +169,7 @@ class _Verified:
         rewritten, folder = Rewritten(written.carried, written.plan), written.folder
         more, budget = counted(facts).total, written.plan.provenance.budget
         artifact = kind(rewritten, options, folder, file=path, beside=more)
-        return cls(artifact, {CPU: budget - more} if budget else {}, facts)
+        return cls(artifact, {CPU: budget - more} if budget else {}, facts, written.updates)
 
     @property
     def session(self) -> int:
@@ -295,9 +296,10 @@ def _in_limit(rise: Rise, room: int) -> Check:
     return Check(Kind.BUDGET, name, False, f"does not run in {allowed}{rose} ({rise.why})")
 
 
-def _resident(reference: Reference, artifact: InOneSession, room: int) -> dict[str, Rise]:
+def _resident(reference: Reference, written: _Verified, room: int) -> dict[str, Rise]:
     """Fresh processes: through ``load`` in ``room`` bytes, and in plain sessions."""
-    feeds = reference.feeds()
+    feeds, artifact = reference.feeds(), written.artifact
+    assert isinstance(artifact, InOneSession)
     options = artifact.options
     modes = {
         "loaded": None,
@@ -307,7 +309,12 @@ def _resident(reference: Reference, artifact: InOneSession, room: int) -> dict[s
     assert artifact.file is not None
     return {
         name: resident_rise(
-            artifact.file, feeds, mode, options.threads, 0 if mode is not None else room
+            artifact.file,
+            feeds,
+            mode,
+            options.threads,
+            0 if mode is not None else room,
+            written.updates,
         )
         for name, mode in modes.items()
     }

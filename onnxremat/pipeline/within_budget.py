@@ -9,7 +9,7 @@ from onnxremat.errors import NoPlanError, UsageError
 from onnxremat.pipeline.artifact import CPU
 from onnxremat.pipeline.closed_loop import Aim, Candidate, Unfit, attempt, carried_out
 from onnxremat.pipeline.in_session import OneSession, carried
-from onnxremat.pipeline.limits import Limit, limit_of
+from onnxremat.pipeline.limits import Limit, beside_too, limit_of
 from onnxremat.pipeline.phases import BUILD, MEASURE, PLAN, Phases
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.refusal import Least, given_up, refusal
@@ -121,7 +121,8 @@ def smallest(prepared: Prepared, options: PlanOptions, log: Phases) -> Smallest:
     free = OneSession(prepared, Limit(1 << 62), log)  # gates take some bytes more than was found
     made, _ = carried_out(free, Aim(free.limits), solution, solution)
     least = lower + prepared.beside.total
-    return Smallest(_for_limit(made, made.held), list(sequence), least, named(why, prepared.names))
+    reason = beside_too(named(why, prepared.names), prepared.beside)
+    return Smallest(_for_limit(made, made.held), list(sequence), least, reason)
 
 
 def at_minimum(prepared: Prepared, least: Smallest, options: PlanOptions, log: Phases) -> Candidate:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from time import monotonic
 
@@ -81,6 +81,7 @@ class Work:
         seed: of what is drawn at random.
         stop: polled; True ends the work with what there is.
         progress: told (value, bound, stage).
+        clock: what counts its seconds; :func:`time.process_time` on a machine that is busy.
     """
 
     seconds: float = 60.0
@@ -88,12 +89,16 @@ class Work:
     seed: int = 0
     stop: Callable[[], bool] = lambda: False
     progress: Callable[[float, float, str], None] = lambda value, bound, stage: None
-    begin: float = field(default_factory=monotonic)
+    clock: Callable[[], float] = monotonic
+    begin: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.begin = self.clock()
 
     @property
     def taken(self) -> float:
         """Seconds so far."""
-        return monotonic() - self.begin
+        return self.clock() - self.begin
 
     @property
     def left(self) -> float:
@@ -102,4 +107,4 @@ class Work:
 
     def share(self, most: float) -> Work:
         """A part of the work that may take at most so many seconds."""
-        return Work(min(most, self.left), self.gap, self.seed, self.stop, self.progress)
+        return replace(self, seconds=min(most, self.left))

@@ -39,6 +39,7 @@ GAPS = (0.05, 0.02, 0.01, 0.005, 0.002, 1e-3, 5e-4, 2e-4, 1e-4, 2e-5, 5e-6)  # t
 FINE = 1e-4  # of the value: nearer than this no value is tried
 SETS, APART, NEAR = 10, 400, 0.97  # sets of one pricing: how many, how far apart, how good
 CLOSE = 0.002  # prices and the linear program, in sets, before sets are listed
+ROWS = 40  # listed sets that become rows at once
 WORTH = 0.5  # sets of a lower price than this are too many to list
 HALF = 0.5  # between the prices at hand and those of the relaxation
 
@@ -105,13 +106,18 @@ class Cover:
         self.sets.append(inside)
         self.loads.append(set_load(self.c, inside))
 
-    def refutes(self, most: float, gap: float, work: Work, close: float = inf) -> bool | None:
+    def refutes(
+        self, most: float, gap: float, work: Work, close: float = inf, *, exact: bool = False
+    ) -> bool | None:
         """Whether no placement has a max-load of at most ``most``: True when proven, False when the
         linear program has a solution, None when time was up.
 
         Args:
             gap: share of ``most`` that rounding may take some part of.
             close: before False, go on until prices are this near the linear program's value.
+            exact: with loads as they are. Rounded down they may make room for sets that are over
+                ``most`` by less than rounding; those are listed and left out. None, too, where they
+                are too many.
         """
         c, graph = self.c, self.c.graph
         k, pricing = float(graph.accelerators), Pricing(c, self.front, gap)
@@ -130,6 +136,11 @@ class Cover:
                 return False
             asked = prices + step * (out - prices)
             highest, sets = pricing.best(asked, most)
+            if exact:
+                enough = duals.value(asked) / (k * (1 + 2 * SURE))  # this highest price would prove
+                highest, sets = self._as_they_are(asked, most, min(highest, enough), highest, work)
+                if not sets and step == 1.0 and highest > enough:
+                    return None
             for inside in sets:
                 self._add(inside)
                 duals.row(inside)
@@ -143,6 +154,19 @@ class Cover:
             cuts = any(out @ inside > 1 + SURE for inside in sets)
             step = HALF if step == 0.0 or cuts else 1.0
         return None
+
+    def _as_they_are(
+        self, prices: Floats, most: float, least: float, highest: float, work: Work
+    ) -> tuple[float, list[Flags]]:
+        """The highest price of a set of load at most ``most`` if it is ``least`` or more, else
+        ``least``; and the highest priced of such sets. ``highest``, and none, where sets are too
+        many."""
+        listed = priced_sets(self.front, prices, most, least, work)
+        if listed is None:
+            return highest, []
+        kept = [inside for inside in listed if set_load(self.c, inside) <= most]
+        kept.sort(key=lambda inside: -float(prices @ inside))
+        return max([least, *(float(prices @ inside) for inside in kept[:1])]), kept[:ROWS]
 
     def _start(self, most: float) -> Floats:
         c, graph = self.c, self.c.graph
@@ -233,6 +257,8 @@ def raise_bound(c: Classes, value: float, floor: float, known: list[Index], work
     state = _climb(cover, Raised(floor, "", None, True), targets, value, work)
     if not state.ended or state.bound >= enough:
         return state
+    if cover.refutes(value * (1 - SAME / 2), FINE, work, exact=True):
+        return Raised(value, "column generation, loads not rounded", None, True)
     done, better = complete(cover, value, work)
     if done and better is None:
         return Raised(value, "column generation, all sets listed", None, True)

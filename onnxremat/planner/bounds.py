@@ -16,6 +16,7 @@ from onnxremat.planner.problem import Problem
 from onnxremat.planner.problem_lists import ProblemLists
 from onnxremat.planner.reasons import Reason
 from onnxremat.planner.solvers import Limits, Outcome, minimise
+from onnxremat.units import format_bytes
 
 LOAD_TURNS = 30  # of the weights of devices
 
@@ -59,7 +60,7 @@ def misfit(
     if worst >= 0:
         names = problem.names
         parts = ", ".join(
-            f"{_need(lists, worst, d)} bytes on {names[d]}" for d in lists.able[worst]
+            f"{format_bytes(_need(lists, worst, d))} on {names[d]}" for d in lists.able[worst]
         )
         why = Reason(f"{{op}} needs at once {parts}, more than the budget of each", worst)
         return Misfit(worst, why)
@@ -68,7 +69,7 @@ def misfit(
         kept += int(problem.fixed[d])
         if kept > budgets[d]:
             name = problem.names[d]
-            return Misfit(-1, f"results that must end on {name} take {kept} bytes there")
+            return Misfit(-1, f"results that must end on {name} take {format_bytes(kept)} there")
     return None
 
 
@@ -111,7 +112,7 @@ def largest_need(lists: ProblemLists, *, fixed_order: bool = False) -> Need:
     needed = needs(lists, fixed_order=fixed_order)
     if not needed:
         resident = lists.problem.resident
-        return Need(resident, -1, f"{resident} bytes are always resident")
+        return Need(resident, -1, f"{format_bytes(resident)} are always resident")
     op = max(range(len(needed)), key=needed.__getitem__)
     together = _all_results(lists, fixed_order)
     if together is not None and together.bytes > needed[op]:
@@ -125,10 +126,11 @@ def largest_need(lists: ProblemLists, *, fixed_order: bool = False) -> Need:
     }
     takeover = _takeover(lists, op, fixed_order)
     parts["results and values that cannot be remade"] = needed[op] - sum(parts.values()) + takeover
-    text = ", ".join(f"{name} {count}" for name, count in parts.items() if count)
+    text = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items() if size)
     if takeover:
-        text += f", less {takeover} that its output takes over in place"
-    return Need(needed[op], op, Reason(f"{{op}} needs {needed[op]} bytes at once ({text})", op))
+        text += f", less {format_bytes(takeover)} that its output takes over in place"
+    words = f"{{op}} needs {format_bytes(needed[op])} at once ({text})"
+    return Need(needed[op], op, Reason(words, op))
 
 
 def _all_results(lists: ProblemLists, fixed_order: bool) -> Need | None:
@@ -147,7 +149,7 @@ def _all_results(lists: ProblemLists, fixed_order: bool) -> Need | None:
 
     last = makers[-1] if fixed_order else min(makers, key=total)
     why = (
-        f"all kept results are in memory at the end: {total(last)} bytes with what {{op}}, "
+        f"all kept results are in memory at the end: {format_bytes(total(last))} with what {{op}}, "
         "the cheapest to make the last of them, needs besides"
     )
     return Need(total(last), last, Reason(why, last))

@@ -11,8 +11,7 @@ from onnxremat.cost.analytic import analytic_costs
 from onnxremat.errors import UsageError
 from onnxremat.graph.ir import Graph
 from onnxremat.ort.session import Options
-from onnxremat.pipeline.planned import Written, prepare_for
-from onnxremat.pipeline.prepare import Settings
+from onnxremat.pipeline.planned import Written, prepare_to_show
 from onnxremat.report.holders import Holders
 from onnxremat.report.recomputed import Recomputed, recomputed_ops
 from onnxremat.rewrite.emit import rewrite
@@ -67,7 +66,7 @@ def of_written(written: Written, name: str) -> Carried:
     return Carried(name, written.facts, written.plan, planned, holders)
 
 
-def of_model(plan: Plan, source: Path, settings: Settings) -> Carried:
+def of_model(plan: Plan, source: Path) -> Carried:
     """A plan by itself with the model that it was made for; workspace is estimated.
 
     Raises:
@@ -75,7 +74,7 @@ def of_model(plan: Plan, source: Path, settings: Settings) -> Carried:
     """
     if any(getattr(step, "device", "cpu") != "cpu" for step in plan.steps):
         raise several()
-    made = prepare_for(plan, source, settings)
+    made = prepare_to_show(plan, source)
     graph = rewrite(made.graph, plan).graph
     holders = _run(graph, made.tuned, made.costs.scratch, made.weights)
     return Carried(source.name, {}, plan, made.graph, holders)

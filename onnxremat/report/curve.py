@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -19,8 +19,11 @@ from onnxremat.report.figures import (
     plot_file,
     quiet_grid,
 )
-from onnxremat.report.sweep import Point, bounds, infeasible_until, plans
+from onnxremat.report.sweep import bounds, infeasible_until, plans
 from onnxremat.units import format_bytes
+
+if TYPE_CHECKING:
+    from onnxremat.studies.curve import SweepPoint
 
 WIDTH, HEIGHT = 8.2, 5.2  # inches
 PLOT = (0.095, 0.115, 0.865, 0.655)  # left, bottom, width, height as shares of the figure
@@ -53,7 +56,7 @@ NONE: dict[str, Any] = {
 
 
 def draw_curve(
-    points: Sequence[Point],
+    points: Sequence[SweepPoint],
     path: str | Path,
     *,
     title: str = "",
@@ -106,7 +109,7 @@ def draw_curve(
 
 
 def _limits(
-    points: Sequence[Point], reference: int, chosen: tuple[int, float] | None, wall: int
+    points: Sequence[SweepPoint], reference: int, chosen: tuple[int, float] | None, wall: int
 ) -> tuple[float, float]:
     """Left and right end in bytes: every plan, the wall, and some of what is infeasible."""
     wanted = [p.budget for p in points if not p.status.startswith("infeasible")]
@@ -118,7 +121,7 @@ def _limits(
     return max(0.0, low - (0.14 if wall else 0.05) * span), high + 0.05 * span
 
 
-def _draw_plans(axes: Axes, points: Sequence[Point], right: float, size: float) -> None:
+def _draw_plans(axes: Axes, points: Sequence[SweepPoint], right: float, size: float) -> None:
     known = plans(points)
     if not known:
         return
@@ -131,7 +134,9 @@ def _draw_plans(axes: Axes, points: Sequence[Point], right: float, size: float) 
         axes.plot(budget / size, 100 * share, clip_on=False, zorder=5, **style)
 
 
-def _draw_bounds(axes: Axes, points: Sequence[Point], wall: int, left: float, size: float) -> None:
+def _draw_bounds(
+    axes: Axes, points: Sequence[SweepPoint], wall: int, left: float, size: float
+) -> None:
     known = bounds(points)
     if not known:
         return
@@ -144,17 +149,17 @@ def _draw_bounds(axes: Axes, points: Sequence[Point], wall: int, left: float, si
     axes.plot(at[1:], rows[1:], clip_on=False, zorder=4, **sign)
 
 
-def _draw_failures(axes: Axes, points: Sequence[Point], size: float) -> None:
+def _draw_failures(axes: Axes, points: Sequence[SweepPoint], size: float) -> None:
     """Budgets for which neither a plan nor a proof was found."""
     at = [p.budget / size for p in points if _undecided(p)]
     axes.plot(at, [0.0] * len(at), clip_on=False, zorder=6, **NONE)
 
 
-def _undecided(point: Point) -> bool:
+def _undecided(point: SweepPoint) -> bool:
     return point.overhead is None and not point.status.startswith("infeasible")
 
 
-def _key(axes: Axes, points: Sequence[Point], chosen: tuple[int, float] | None) -> None:
+def _key(axes: Axes, points: Sequence[SweepPoint], chosen: tuple[int, float] | None) -> None:
     """Only what the plot shows; upper right, where no curve of this kind goes."""
     found = [p for p in points if p.overhead is not None]
     rows: list[tuple[str, dict[str, Any], bool]] = [
@@ -168,7 +173,7 @@ def _key(axes: Axes, points: Sequence[Point], chosen: tuple[int, float] | None) 
     axes.legend(handles=signs, loc="upper right", framealpha=1, edgecolor="none")
 
 
-def _vertical(axes: Axes, points: Sequence[Point], chosen: tuple[int, float] | None) -> None:
+def _vertical(axes: Axes, points: Sequence[SweepPoint], chosen: tuple[int, float] | None) -> None:
     shares = [share for _, share in (*plans(points), *bounds(points))]
     shares += [chosen[1]] if chosen else []
     axes.set_ylim(0, max(1.0, 115 * max(shares, default=0.0)))
@@ -202,7 +207,7 @@ def _upper_axis(axes: Axes, whole: float, words: str) -> None:
     upper.set_xlabel(words)
 
 
-def _subtitle(points: Sequence[Point], wall: int) -> str:
+def _subtitle(points: Sequence[SweepPoint], wall: int) -> str:
     known = plans(points)
     words = []
     if known:

@@ -11,24 +11,12 @@ from typing import Any
 from onnxremat import plain_json
 from onnxremat.errors import UsageError
 from onnxremat.report.sweep import bounds, infeasible_until, plans
+from onnxremat.studies.curve import SweepPoint
 from onnxremat.units import format_bytes
 
 WIDTH, HEIGHT = 1000, 360  # of the drawing, in its own units
 LEFT, RIGHT, TOP, BOTTOM = 110, 24, 16, 46  # beside the axes
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The answer for one budget; see :class:`onnxremat.report.sweep.Point`."""
-
-    budget: int
-    limit: int
-    process: int | None
-    peak: int | None
-    overhead: float | None
-    bound: float | None
-    status: str
-    plan_seconds: float
+MOST = 1 << 62  # what no number of a curve reaches
 
 
 @dataclass(frozen=True)
@@ -41,7 +29,7 @@ class Swept:
     """
 
     model: str
-    points: tuple[Answer, ...]
+    points: tuple[SweepPoint, ...]
     infeasible_below: int
 
 
@@ -51,8 +39,7 @@ def read_sweep(path: Path) -> Swept:
     """
     try:
         said = plain_json.loads(path.read_text("utf-8"))
-        names = [field.name for field in fields(Answer)]
-        points = tuple(Answer(**{name: row[name] for name in names}) for row in said["points"])
+        points = tuple(map(_point, said["points"]))
         least = int(said["infeasible_below_bytes"] or 0)
         model = str(said["model"])
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -64,6 +51,21 @@ def read_sweep(path: Path) -> Swept:
     if not points:
         raise UsageError(f"{path} has no points", hint="sweep again, with more time")
     return Swept(model, points, max(least, infeasible_until(points)))
+
+
+def _point(row: dict[str, Any]) -> SweepPoint:
+    """A row of the file.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is none.
+    """
+    point = SweepPoint(**{field.name: row[field.name] for field in fields(SweepPoint)})
+    sizes = (point.budget, point.overhead or 0, point.bound or 0)
+    if not all(isinstance(size, int | float) and abs(size) < MOST for size in sizes):
+        raise ValueError(f"budget, overhead and bound are no numbers of a curve: {sizes}")
+    if not isinstance(point.status, str):
+        raise ValueError(f"the status is no word: {point.status}")
+    return point
 
 
 def draw_curve(swept: Swept, chosen: tuple[int, float]) -> str:
@@ -138,6 +140,6 @@ def _axes(x: Any, y: Any, ends: tuple[float, float], top: float) -> str:
         )
     made.append(
         f'<text class="axis" x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 6}" '
-        'text-anchor="middle">bytes of weights and values</text>'
+        'text-anchor="middle">budget</text>'
     )
     return "".join(made)

@@ -70,8 +70,10 @@ def _of_pipeline(facts: Mapping[str, Any]) -> list[str]:
     alone = facts["best_single_device_seconds"]
     if alone:
         rate += f", {1 / alone:.4g} on the best single device"
+    rows = [" and ".join(row) for row in facts.get("stages", ()) if len(row) > 1]
+    turns = f"; {', '.join(rows)} take samples in turn" if rows else ""
     return [
-        f"samples     {rate}; {facts['in_flight']} in flight",
+        f"samples     {rate}; {facts['in_flight']} in flight{turns}",
         f"loads       {loads} per sample{' of a full pipeline, tried' if facts['tried'] else ''}",
     ]
 

@@ -4,57 +4,43 @@ from __future__ import annotations
 
 import json
 from html import escape
-from importlib.resources import files
-from pathlib import Path
-from string import Template
 from typing import Any
 
-from onnxremat.graph.onnx_io import atomic
-from onnxremat.report.elements import AGAIN, HELD, made_here, style, table
+from onnxremat.report.elements import AGAIN, HELD, Frame, Moments, made_here, table
 from onnxremat.report.gantt import draw
 from onnxremat.report.recomputed import recomputed_ops
 from onnxremat.report.spread import Spread, Waiting
-from onnxremat.report.suffix import check_suffix
 from onnxremat.rewrite.partition import Copy
 from onnxremat.units import format_bytes, format_seconds
 
 Facts = dict[str, Any]
 
 
-def write_devices_page(spread: Spread, path: Path) -> None:
-    """Write the page.
-
-    Args:
-        path: ``.html``.
-
-    Raises:
-        UsageError: another suffix, or the folder is not writable.
-    """
-    check_suffix(path, (".html",))
-    text = devices_page(spread)
-    with atomic(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-
-
-def devices_page(spread: Spread) -> str:
-    """The page as text."""
+def devices_page(spread: Spread) -> Frame:
+    """The page of a plan over several devices."""
     at = _fullest(spread)
-    template = Template(files("onnxremat.report").joinpath("devices.html").read_text("utf-8"))
-    return template.substitute(
-        title=escape(f"{spread.facts.get('model') or spread.source}: what each device does"),
-        style=style(),
-        lead=_lead(spread),
-        summary=_summary(spread),
-        chart=draw(spread, at),
-        key=_key(spread),
-        at=round(at / (spread.end or 1.0) * 1000),
-        moment=escape(_moment(spread, at)),
-        held="".join(map(_row, _held(spread, at))),
-        why=_why(spread),
-        recomputed=_recomputed(spread),
-        proof=_proof(spread),
-        made=made_here(spread.source, command(spread)),
-        data=_data(spread, at),
+    moments = Moments(
+        draw(spread, at),
+        _key(spread),
+        (0, 1000, round(at / (spread.end or 1.0) * 1000)),
+        _moment(spread, at),
+        ("bytes", "value", "device", "made or brought by", "still to be read by"),
+        map(_row, _held(spread, at)),
+        _data(spread, at),
+        "times.js",
+    )
+    return Frame(
+        f"{spread.facts.get('model') or spread.source}: what each device does",
+        _lead(spread),
+        (("What each device does", _summary(spread)),),
+        "When it does it, and what it holds then",
+        moments,
+        (
+            ("Where the peaks are", _why(spread)),
+            ("What was recomputed, and what was moved", _recomputed(spread)),
+            ("How far from the least it is", _proof(spread)),
+            ("How it was made", made_here(spread.source, command(spread))),
+        ),
     )
 
 
@@ -153,14 +139,10 @@ def _held(spread: Spread, at: float) -> list[tuple[Waiting, list[str]]]:
     return [(value, [name for end, name in value.readers if end > at]) for value in alive[:HELD]]
 
 
-def _row(found: tuple[Waiting, list[str]]) -> str:
+def _row(found: tuple[Waiting, list[str]]) -> tuple[str, ...]:
     value, readers = found
-    cells = (value.value, value.device, value.producer, ", ".join(readers) or "\u2013")
-    return (
-        f'<tr><td class="number">{format_bytes(value.bytes)}</td>'
-        + "".join(f"<td>{escape(cell)}</td>" for cell in cells)
-        + "</tr>"
-    )
+    said = ", ".join(readers) or "\u2013"
+    return format_bytes(value.bytes), value.value, value.device, value.producer, said
 
 
 def _why(spread: Spread) -> str:
@@ -177,6 +159,10 @@ def _why(spread: Spread) -> str:
             f"<p><b>{escape(name)}</b> holds most {when}: {format_bytes(count)}{share}"
             + (f", while {escape(op)} runs" if op else "") + ".</p>"
         )  # fmt: skip
+    made.append(
+        '<p class="quiet">The list above is of values between partitions and copies; what a '
+        "partition holds inside is in the chart.</p>"
+    )
     made.append(
         '<p class="quiet">Bytes are those of one action after the other. Side by side a device '
         "holds no more than the table says under <i>at worst</i>.</p>"
@@ -239,7 +225,7 @@ def command(spread: Spread) -> list[str]:
 
 
 def _data(spread: Spread, at: float) -> str:
-    """What the script on the page needs, safe inside a script element."""
+    """What the script on the page needs."""
     streams = _streams(spread)
     scale, unit, digits = (1e3, "ms", 2) if spread.known else (100 / (spread.end or 1), "%", 0)
     about = zip(spread.streams, spread.times, spread.names, spread.words, strict=True)
@@ -256,4 +242,4 @@ def _data(spread: Spread, at: float) -> str:
             for v in spread.waiting()
         ],
     }  # fmt: skip
-    return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+    return json.dumps(data, separators=(",", ":"))

@@ -1,21 +1,109 @@
-"""What the pages have in common: their looks, tables, and how they were made."""
+"""What the pages have in common: one frame, their looks, tables, and how they were made."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
+from pathlib import Path
+from string import Template
 
+from onnxremat.graph.onnx_io import atomic
+from onnxremat.report.suffix import check_suffix
 from onnxremat.versions import versions
 
 HELD = 12  # values listed at a moment
 AGAIN = 20  # recomputed ops listed
 
 
-def style() -> str:
-    """The style sheet."""
-    return files("onnxremat.report").joinpath("style.css").read_text("utf-8")
+@dataclass(frozen=True)
+class Moments:
+    """A chart over time, and a list of what is held that follows the moment chosen there.
+
+    Attributes:
+        chart: an ``svg`` element ``chart`` with a line ``cursor``.
+        key: its colours and lines, as items of a list.
+        slider: its least and largest value, and that of the moment shown at first.
+        words: of that moment.
+        heads: of the list, bytes first.
+        rows: of that moment.
+        data: what the script reads, as JSON.
+        script: file that tells ``follow.js`` what a moment is.
+    """
+
+    chart: str
+    key: str
+    slider: tuple[int, int, int]
+    words: str
+    heads: Sequence[str]
+    rows: Iterable[Sequence[str]]
+    data: str
+    script: str
+
+
+Sections = Sequence[tuple[str, str]]  # headings, and what stands below
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A page: words, a chart over time, words."""
+
+    title: str
+    lead: str
+    before: Sections
+    heading: str  # of the chart
+    moments: Moments
+    after: Sections
+
+    def html(self) -> str:
+        """The whole page, in one file."""
+        shown = self.moments
+        low, high, at = shown.slider
+        return Template(_read("frame.html")).substitute(
+            title=escape(self.title),
+            style=_read("style.css"),
+            lead=self.lead,
+            before=_sections(self.before),
+            chart=f"<h2>{self.heading}</h2>\n{shown.chart}",
+            key=shown.key,
+            low=low,
+            high=high,
+            at=at,
+            moment=escape(shown.words),
+            heads=_cells(shown.heads, "th"),
+            held="".join(f"<tr>{_cells(row, 'td')}</tr>" for row in shown.rows),
+            after=_sections(self.after),
+            data=shown.data.replace("<", "\\u003c"),  # safe inside a script element
+            script=_read("follow.js") + _read(shown.script),
+        )
+
+    def write(self, path: Path) -> None:
+        """Write the page.
+
+        Raises:
+            UsageError: not ``.html``, or the folder is not writable.
+        """
+        check_suffix(path, (".html",))
+        text = self.html()
+        with atomic(path) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+
+
+def _read(name: str) -> str:
+    return files("onnxremat.report").joinpath(name).read_text("utf-8")
+
+
+def _sections(parts: Sections) -> str:
+    return "".join(f"\n<h2>{heading}</h2>\n{html}\n" for heading, html in parts if html)
+
+
+def _cells(row: Sequence[str], tag: str) -> str:
+    """Cells of the list: bytes first."""
+    return f'<{tag} class="number">{escape(row[0])}</{tag}>' + "".join(
+        f"<{tag}>{escape(text)}</{tag}>" for text in row[1:]
+    )
 
 
 def table(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import ceil
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -93,13 +94,17 @@ class Explanation:
         return min((w for w in self.ways if w.known != "estimated"), key=lambda way: way.bytes)
 
     def commands(self) -> list[tuple[str, str]]:
-        """What to run next: (command, what it is for)."""
+        """What to run next: (command, what it is for). A way that saves values and takes more for
+        its nodes has no budget in bytes that those before it do not keep: it is asked for by a
+        share."""
         found = []
-        least = self.worst.bytes
+        least, total = self.worst.bytes, self.worst.bytes + self.subject.prepared.beside.total
         for way in self.ways:
             if way.bytes < least:
-                least = way.bytes
-                budget = limit(self.process(way))
+                least, process = way.bytes, self.process(way)
+                share = f"{ceil(1000 * way.bytes / self.worst.bytes) / 1000:g}x"
+                budget = limit(process) if process < total else share
+                total = min(total, process)
                 text = f"onnxremat optimize {self.command} OUT.onnx --budget {budget}"
                 found.append((text + way.options, way.name))
         text = f"onnxremat optimize {self.command} OUT.onnx --budget min"

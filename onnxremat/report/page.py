@@ -5,20 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from html import escape
-from importlib.resources import files
-from pathlib import Path
-from string import Template
 from typing import Any
 
-from onnxremat.graph.onnx_io import atomic
 from onnxremat.report.carried import Carried
 from onnxremat.report.comparison import COMPARISON, signed, statements
 from onnxremat.report.composition import COLOURS, Kind, compose, totals
 from onnxremat.report.curve_drawing import Swept, draw_curve
 from onnxremat.report.drawing import Level, draw
-from onnxremat.report.elements import AGAIN, HELD, made_here, style, table
+from onnxremat.report.elements import AGAIN, HELD, Frame, Moments, made_here, table
 from onnxremat.report.holders import Holder
-from onnxremat.report.suffix import check_suffix
 from onnxremat.rewrite.pins import is_added
 from onnxremat.session.process import counted
 from onnxremat.units import format_bytes, format_seconds
@@ -26,45 +21,38 @@ from onnxremat.units import format_bytes, format_seconds
 READERS = 3  # named per value
 
 
-def write_page(carried: Carried, path: Path, swept: Swept | None = None) -> None:
-    """Write the page.
+def page(carried: Carried, swept: Swept | None = None) -> Frame:
+    """The page of a plan in one session.
 
     Args:
-        path: ``.html``.
         swept: the memory-time curve of the model, to be drawn beside the plan.
-
-    Raises:
-        UsageError: another suffix, or the folder is not writable.
     """
-    check_suffix(path, (".html",))
-    text = page(carried, swept)
-    with atomic(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-
-
-def page(carried: Carried, swept: Swept | None = None) -> str:
-    """The page as text."""
     graph, line = carried.holders.graph, carried.holders.timeline
     step = line.peak_step
     parts = compose(graph, line)
-    template = Template(files("onnxremat.report").joinpath("page.html").read_text("utf-8"))
-    return template.substitute(
-        style=style(),
-        title=escape(f"{carried.facts.get('model') or carried.source}: where the memory goes"),
-        lead=_lead(carried),
-        summary=_summary(carried),
-        chart=draw(parts, levels(carried), step),
-        key=_key(carried, parts, step),
-        steps=len(line.ops),
-        at=step + 1,
-        moment=escape(_moment(carried, step)),
-        held="".join(map(_holder, carried.holders.at(step, HELD))),
-        why=_why(carried, step),
-        recomputed=_recomputed(carried),
-        proof=_proof(carried),
-        curve=_curve(carried, swept) if swept else "",
-        made=made_here(carried.source, command(carried)),
-        data=_data(carried),
+    moments = Moments(
+        draw(parts, levels(carried), step),
+        _key(carried, parts, step),
+        (1, len(line.ops), step + 1),
+        _moment(carried, step),
+        ("bytes", "value", "kind", "made by", "still to be read by"),
+        map(_holder, carried.holders.at(step, HELD)),
+        _data(carried),
+        "steps.js",
+    )
+    return Frame(
+        f"{carried.facts.get('model') or carried.source}: where the memory goes",
+        _lead(carried),
+        (("Before and after", _summary(carried)),),
+        "Memory over one step",
+        moments,
+        (
+            ("Where the peak is, and why", _why(carried, step)),
+            ("What was recomputed", _recomputed(carried)),
+            ("How far from the least it is", _proof(carried)),
+            ("What other budgets cost", _curve(carried, swept) if swept else ""),
+            ("How it was made", made_here(carried.source, command(carried))),
+        ),
     )
 
 
@@ -132,16 +120,12 @@ def _moment(carried: Carried, step: int) -> str:
     )
 
 
-def _holder(held: Holder) -> str:
+def _holder(held: Holder) -> tuple[str, ...]:
     readers = list(held.readers[:READERS])
     more = len(held.readers) - len(readers)
     readers += [f"{more} more"] if more > 0 else []
-    cells = (held.tensor, held.kind.value, held.producer, ", ".join(readers) or "\u2013")
-    return (
-        f'<tr><td class="number">{format_bytes(held.bytes)}</td>'
-        + "".join(f"<td>{escape(cell)}</td>" for cell in cells)
-        + "</tr>"
-    )
+    said = ", ".join(readers) or "\u2013"
+    return format_bytes(held.bytes), held.tensor, held.kind.value, held.producer, said
 
 
 def _why(carried: Carried, step: int) -> str:
@@ -238,7 +222,7 @@ def _curve(carried: Carried, swept: Swept) -> str:
     low = swept.infeasible_below
     none = f" Nothing below {format_bytes(low)} can work, proven." if low else ""
     return (
-        "<h2>What other budgets cost</h2>" + draw_curve(swept, chosen) + '<ul class="key">'
+        draw_curve(swept, chosen) + '<ul class="key">'
         '<li><span class="line" style="border-color:#1b7fbf"></span>plans found</li>'
         '<li><span class="line" style="border-top:2px dashed #e69f00"></span>proven: no plan takes '
         'less</li><li><span class="swatch" style="background:#009e73"></span>this plan</li></ul>'
@@ -266,7 +250,7 @@ def command(carried: Carried) -> list[str]:
 
 
 def _data(carried: Carried) -> str:
-    """What the script on the page needs, safe inside a script element."""
+    """What the script on the page needs."""
     holders = carried.holders
     line, graph = holders.timeline, holders.graph
     kinds = list(Kind)
@@ -285,5 +269,4 @@ def _data(carried: Carried) -> str:
         "types": [op.op_type for op in graph.ops], "totals": totals(line).tolist(),
         "scratch": line.scratch, "values": list(values), "buffers": buffers,
     }  # fmt: skip
-    text = json.dumps(data, separators=(",", ":"))
-    return text.replace("<", "\\u003c")
+    return json.dumps(data, separators=(",", ":"))

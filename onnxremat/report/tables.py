@@ -19,12 +19,12 @@ from rich.text import Text
 from onnxremat.graph.ir import Graph
 from onnxremat.report.comparison import COMPARISON, Facts, least, signed, size, statements
 from onnxremat.report.recomputed import Recomputed, recomputed_ops
-from onnxremat.report.sweep import Point
 from onnxremat.schedule.plan import Plan
 from onnxremat.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from onnxremat.pipeline.bench import Timing
+    from onnxremat.studies.curve import SweepPoint
 
 TAKES = "takes: bytes of the process; values: of these weights and values"
 
@@ -104,7 +104,7 @@ def bench_table(timings: Sequence[Timing]) -> RenderableType:
     return _titled(f"paired timing, medians of {rounds} rounds", table)
 
 
-def sweep_table(points: Iterable[Point], baseline_peak: int) -> RenderableType:
+def sweep_table(points: Iterable[SweepPoint], baseline_peak: int) -> RenderableType:
     """Overhead and bound at several budgets, largest budget first.
 
     Args:
@@ -120,7 +120,7 @@ def sweep_table(points: Iterable[Point], baseline_peak: int) -> RenderableType:
     return _titled("memory-time curve", table, _sweep_notes(rows))
 
 
-def _sweep_cells(point: Point, baseline_peak: int) -> list[str]:
+def _sweep_cells(point: SweepPoint, baseline_peak: int) -> list[str]:
     share = f"{point.limit / baseline_peak:.3f}x" if baseline_peak else "-"
     cells = [least(point.budget), share, least(point.process) or "-", size(point.peak) or "-"]
     if point.overhead is None:
@@ -130,7 +130,7 @@ def _sweep_cells(point: Point, baseline_peak: int) -> list[str]:
     return [*cells, format_seconds(point.plan_seconds)]
 
 
-def _sweep_notes(rows: Sequence[Point]) -> str:
+def _sweep_notes(rows: Sequence[SweepPoint]) -> str:
     """What the columns are, and what the answers add in brackets."""
     notes = [row.status for row in rows if " (" in row.status]
     words = "overhead, least (proven) and gap are shares of the store-all time; " + TAKES

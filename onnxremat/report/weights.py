@@ -22,7 +22,7 @@ def weights_table(weights: Sequence[Weight], every: bool = False) -> RenderableT
         every: a row for each.
     """
     table = plain_table()
-    table.add_column("parameter")
+    table.add_column("parameter", overflow="fold")
     table.add_column("", justify="right", no_wrap=True)
     table.add_column("shape", no_wrap=True)
     table.add_column("", no_wrap=True)

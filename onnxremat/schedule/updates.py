@@ -1,10 +1,12 @@
-"""Updates in place: a new value may replace the old one only after its last reader."""
+"""Updates in place: a new value may replace the old one only after its last reader, and takes no
+bytes of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
-from onnxremat.graph.ir import Graph
+from onnxremat.graph.ir import Graph, Role
 
 
 def updates_last(
@@ -42,3 +44,21 @@ def updates_last(
             order.append(name)
         order += moves.get(step, [])
     return order
+
+
+def written_over(graph: Graph, outputs: Collection[str]) -> Graph:
+    """The graph in which results that are written into memory which is there take no bytes of
+    their own."""
+    tensors = dict(graph.tensors)
+    for name in outputs:
+        if name in tensors and tensors[name].role is Role.OUTPUT:
+            tensors[name] = replace(tensors[name], bytes=0)
+    return graph.with_ops(graph.ops, tensors)
+
+
+def given_memory(graph: Graph) -> tuple[str, ...]:
+    """The results that :func:`written_over` has made such."""
+    found = ((name, graph.tensors[name]) for name in graph.outputs)
+    return tuple(
+        name for name, t in found if not t.bytes and t.shape is not None and 0 not in t.shape
+    )

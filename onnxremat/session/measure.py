@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from onnxremat.ort.session import Options
 from onnxremat.ort.weights import held_by
 from onnxremat.rewrite.pins import is_added
 from onnxremat.schedule.simulate import Rules, Timeline, simulate
+from onnxremat.schedule.updates import given_memory
 
 
 @dataclass(frozen=True)
@@ -108,15 +109,19 @@ def profiled(
     feeds: Feeds,
     options: Options,
     folder: Path | None = None,
+    bound: Sequence[str] = (),
 ) -> Profile:
     """A run with the profiler on, and what onnxruntime made of the model where it fuses.
+
+    Args:
+        bound: see :func:`onnxremat.ort.profile.profile`.
 
     Raises:
         ModelError: onnxruntime refuses the model or the run fails.
     """
     light = isinstance(model, onnx.ModelProto) and is_light(model)
     fused = light and options.fuses
-    return profile(model, feeds, options, folder=folder, fused=fused)
+    return profile(model, feeds, options, folder=folder, fused=fused, bound=bound)
 
 
 def _known_as(ops: Iterable[Op | Kernel], loaded: bool) -> list[str]:
@@ -139,7 +144,8 @@ def measure(
     """Run a rewritten model and set what happened beside what was predicted.
 
     Args:
-        graph: the rewritten graph (in planned order).
+        graph: the rewritten graph (in planned order); its run writes into memory of the caller
+            what takes no bytes there (:func:`onnxremat.schedule.updates.written_over`).
         model: the same as a model or file.
         found: a run of it with these options, of :func:`profiled`, instead of another one.
         loaded: ``graph`` is what onnxruntime makes of ``model`` at load, in the order in which it
@@ -148,7 +154,7 @@ def measure(
     Raises:
         ModelError: onnxruntime refuses the model or the run fails.
     """
-    found = found or profiled(model, feeds, options, folder)
+    found = found or profiled(model, feeds, options, folder, given_memory(graph))
     planned = _known_as(graph.ops, loaded)
     ran = _known_as(found.kernels, loaded)
     common = set(planned) & set(ran)

@@ -20,6 +20,9 @@ SESSION = 2 << 20  # bytes of a session without nodes, a worker's stack included
 PER_NODE = 7 << 10
 SLACK = 4 << 20  # bytes of a process that are in no part: pages of libraries, the interpreter's own
 PARTS = ("inputs", "state", "session")
+# Not beside weights and values but among them: new values of parameters and state, which a trainer
+# writes over the old ones, so that they take no bytes.
+UPDATES = "updates"
 
 
 @dataclass(frozen=True)
@@ -51,8 +54,9 @@ class Beside:
         return ", ".join(f"{format_bytes(size)} {name}" for name, size in parts.items() if size)
 
     def without(self, parts: Iterable[str]) -> Beside:
-        """The same, some of :data:`PARTS` not counted."""
-        return replace(self, **dict.fromkeys(parts, 0))
+        """The same, some of :data:`PARTS` not counted; other names are of parts that are not
+        beside."""
+        return replace(self, **{name: 0 for name in parts if name in PARTS})
 
 
 def beside(graph: Graph, state: Iterable[str] = ()) -> Beside:

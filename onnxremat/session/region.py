@@ -27,6 +27,7 @@ from onnxremat.graph.onnx_io import atomic
 from onnxremat.graph.wire import read_light
 from onnxremat.memory.arena import LARGEST, Region, smallest_region
 from onnxremat.memory.events import EVENT, Events
+from onnxremat.ort.binding import empty, wrap
 from onnxremat.ort.feeds import seeded_feeds
 from onnxremat.ort.infer import build_graph
 from onnxremat.ort.profile import SIZES_KEY, Feeds, Profile, ended, profile
@@ -148,26 +149,13 @@ def prove(opened: Opened, feeds: Feeds, region: Region) -> bool:
             binding.clear_binding_outputs()  # the caller lets outputs go between runs
             for value in session.get_outputs():
                 if value.name in opened.bound:
-                    binding.bind_ortvalue_output(value.name, _empty(value))
+                    binding.bind_ortvalue_output(value.name, wrap(empty(value)))
                 else:
                     binding.bind_output(value.name, "cpu")
             session.run_with_iobinding(binding)
         found = ended(session, Path(folder) / "memory.csv", 2)
     # A further region would be twice as large as the first.
     return found.arena_bytes < found.weight_bytes + 2 * region.bytes
-
-
-def _empty(info: Any) -> Any:
-    import onnxruntime as ort
-    from onnx import helper
-
-    from onnxremat.graph.dtypes import ORT_NAMES
-
-    kind = ORT_NAMES[info.type.removeprefix("tensor(").removesuffix(")")]
-    shape = [int(d) for d in info.shape]
-    return ort.OrtValue.ortvalue_from_shape_and_type(
-        shape, helper.tensor_dtype_to_np_dtype(kind), "cpu"
-    )
 
 
 def _search(request: Mapping[str, Any]) -> dict[str, Any]:

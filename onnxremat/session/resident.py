@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from onnxremat.ort.binding import BoundSession, BoundState
 from onnxremat.ort.profile import Feeds
 from onnxremat.ort.providers import tiny_model
 from onnxremat.ort.session import Options, open_session, session_options
@@ -54,6 +55,7 @@ def resident_rise(
     options: Options | None = None,
     threads: int = 0,
     room: int = 0,
+    updates: Mapping[str, str] | None = None,
 ) -> Rise:
     """How far a fresh process rises that opens ``model`` and runs it.
 
@@ -61,6 +63,7 @@ def resident_rise(
         options: of a plain session; None: as :func:`onnxremat.load` opens it, with ``threads``.
         room: bytes that it may take, and :data:`SLACK` on top, by ``RLIMIT_DATA``; 0 for no limit.
             Where it does not keep them it is run again without.
+        updates: inputs to the outputs that are written over them, as a trainer does.
     """
     if not Path("/proc/self/clear_refs").exists():
         return Rise(None, None, NO_LIMIT)
@@ -70,6 +73,7 @@ def resident_rise(
         np.savez(data, **arrays)
         request = {"model": str(model), "feeds": str(data), "threads": threads, "room": room}
         request["options"] = options.to_json() if options else None
+        request["updates"] = dict(updates or {})
         found, why = _asked(request)
         if found is None and room:
             without, _ = _asked({**request, "room": 0})
@@ -166,8 +170,15 @@ def _child(request: dict[str, Any]) -> dict[str, Any]:
         session = open_session(request["model"], options)
     else:
         session = load(request["model"], threads=request["threads"])
+    updates = request["updates"]
+    state = BoundState({name: feeds.pop(name) for name in updates})
+    outputs = [value.name for value in session.get_outputs() if value.name not in updates.values()]
+    bound = BoundSession(session, state, updates, outputs) if updates else None
     for _ in range(RUNS):
-        session.run(None, feeds)
+        if bound is not None:
+            bound.run(feeds)
+        else:
+            session.run(None, feeds)
     return {"rise": _memory("VmHWM") - before, "limited": limited}
 
 

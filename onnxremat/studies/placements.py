@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from onnxremat.errors import InfeasibleError, UnsupportedError
@@ -83,7 +83,7 @@ def _placed(
     method: Callable[[PlacementGraph, Work], Answer],
     work: Work,
 ) -> Placed:
-    begin = Work(work.seconds, work.gap, work.seed, work.stop, work.progress)
+    begin = replace(work)  # its clock begins anew
     try:
         answer = method(graph, begin)
     except (InfeasibleError, UnsupportedError) as error:

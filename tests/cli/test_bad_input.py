@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import zipfile
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
+from typing import get_type_hints
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from onnxremat.cli import commands
+from onnxremat.cli.outputs import OUTPUTS
 from tests.cli.conftest import Command, listing
 from tests.limits import LONG
 from tests.toolbox import parse
@@ -409,3 +413,48 @@ def test_verify_needs_a_plan(cli: Command, folder: Path, chain: Path) -> None:
 
 def test_bench_needs_equal_inputs(cli: Command, folder: Path, chain: Path, symbolic: Path) -> None:
     cli("bench", chain, symbolic, "--dim", "batch=2", "--seconds", 0.1).assert_refused(2)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "plan chain.onnx -o chain.onnx", "plan chain.onnx -o ./chain.onnx -b 0.8x",
+        "plan graph.json -o graph.json",
+        "profile chain.onnx -o link.onnx", "sweep graph.json -o graph.json",
+        "run chain.onnx --save data.npz --data data.npz", "place graph.json -o graph.json",
+        "differentiate chain.onnx p.json --parameters p.json", "apply chain.onnx p.json p.json",
+        "simulate --micro-batches 4 -o a.json --trace ./a.json",
+        "optimize chain.onnx out.onnx --report data.npz --data data.npz",
+    ],
+)  # fmt: skip
+def test_nothing_that_is_read_is_written_over(
+    cli: Command, chain: Path, folder: Path, words: str
+) -> None:
+    """Whatever the command, the option and the name by which a file is reached."""
+    Path("chain.onnx").write_bytes(chain.read_bytes())
+    Path("link.onnx").symlink_to("chain.onnx")
+    for name in ("graph.json", "p.json", "data.npz"):
+        Path(name).write_text("{}")
+    before = {path: Path(path).read_bytes() for path in listing()}
+    why = "one file" if "simulate" in words else "the output is the input"
+    cli(*words.split()).assert_refused(2, why)
+    assert {path: Path(path).read_bytes() for path in listing()} == before
+
+
+def test_pipes_are_no_files(cli: Command, chain: Path, folder: Path) -> None:
+    cli("optimize", chain, "-", *QUICK).assert_refused(2, "pipe")
+    cli("plan", chain, "-o", "-").assert_refused(2, "pipe")
+    cli("explain", "-").assert_refused(2, "pipe")
+    assert listing() == []
+
+
+@pytest.mark.parametrize("name", commands.COMMANDS)
+def test_every_path_of_a_command_is_known_as_read_or_written(name: str) -> None:
+    """Outputs are told apart by the names of parameters: a new one belongs to one of the lists."""
+    read = {
+        "source", "plan", "result", "original", "models", "planned", "data", "weights", "model",
+        "sweep", "read_solution", "check_split", "parameters", "script",
+    }  # fmt: skip
+    module = import_module(f"onnxremat.cli.{name.replace('-', '_')}")
+    paths = {key for key, hint in get_type_hints(module.command).items() if "Path" in str(hint)}
+    assert not paths - read - set(OUTPUTS)

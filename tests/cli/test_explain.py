@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Command, listing
+from tests.toolbox import parse
 
 
 def test_the_page_says_peak_largest_force_budgets_and_commands(
@@ -83,6 +84,20 @@ def test_a_page_is_written_of_a_model_and_of_a_plan(
     said = cli("report", "plan.json", "--model", chain, "-o", "plan.html", "--quiet")
     assert said.code == 0, said.err
     assert "nothing was measured" in Path("plan.html").read_text()
+
+
+def test_a_page_of_a_plan_with_the_batch_in_parts(cli: Command, folder: Path) -> None:
+    """What is computed in parts is checked by a run; no option is asked for that is not there."""
+    body = "a = Sin(x) b = Cos(a) c = Exp(b) y = Add(c, a)"
+    Path("in.onnx").write_bytes(
+        parse(f"g (float[4, 64] x) => (float[4, 64] y) {{ {body} }}").SerializeToString()
+    )
+    asked = ("--budget", "0.9x", "--split-batch", "2", "--work", "100", "--quiet")
+    said = cli("plan", "in.onnx", "-o", "plan.json", *asked)
+    assert said.code == 0, said.err
+    said = cli("report", "plan.json", "--model", "in.onnx", "-o", "page.html", "--quiet")
+    assert said.code == 0, said.err
+    assert "where the memory goes" in Path("page.html").read_text()
 
 
 def test_a_page_that_cannot_be_written_is_refused(cli: Command, chain: Path, folder: Path) -> None:

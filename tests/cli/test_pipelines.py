@@ -35,6 +35,7 @@ def test_optimize_verify_inspect_bench(
     )  # fmt: skip
     assert made.code == 0, made.err
     assert (made.facts["objective"], made.facts["in_flight"]) == ("throughput", 3)
+    assert made.facts["stages"] == [["cpu:0", "cpu:1"]]
     assert listing() == ["lenet.onnx", "out.onnx"]
     onnx.checker.check_model("out.onnx", full_check=True)
     checked = cli("verify", lenet, "out.onnx")
@@ -58,6 +59,7 @@ def test_what_is_refused(cli: Command, lenet: Path) -> None:
     cli("optimize", lenet, "o.onnx", "--in-flight", 2).assert_refused(
         2, "--in-flight", "--objective"
     )
+    cli("optimize", lenet, "o.onnx", "--replicas", 2).assert_refused(2, "--replicas", "--objective")
     cli("optimize", lenet, "o.onnx", "--objective", "throughput").assert_refused(2, "--devices")
     cli("optimize", lenet, "o.onnx", *devices, "--pin", "Conv=cpu:0").assert_refused(2, "--pin")
     said = cli("optimize", lenet, "o.onnx", *devices, "--budget", "10KiB")

@@ -6,6 +6,7 @@ import itertools
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -20,7 +21,7 @@ from onnxremat.execute.in_flight import places
 from onnxremat.execute.inside import insides
 from onnxremat.execute.metered import record
 from onnxremat.execute.partition_cuts import Terms
-from onnxremat.execute.pipelined import Event, pipeline_stages
+from onnxremat.execute.pipelined import Event, Flow, pipeline_stages
 from onnxremat.graph.ir import Graph
 from onnxremat.ort.feeds import seeded_feeds
 from onnxremat.ort.infer import build_graph
@@ -33,20 +34,32 @@ from tests.toolbox import graph_of, parse
 Arrays = dict[str, np.ndarray]
 
 
-def staged(graph: Graph, machine: Machine, in_flight: int = 3) -> Deployment:
-    """The listed order in stretches of about equal time, one per device."""
+def staged(graph: Graph, machine: Machine, in_flight: int = 3, **replicas: Any) -> Deployment:
+    """The listed order in stretches of about equal time, one per device that is no replica.
+
+    Args:
+        replicas: number of a device (``cpu1``) to those of others that take its samples in turn.
+    """
+    further = {
+        f"cpu:{first[3:]}": tuple(f"cpu:{number}" for number in row)
+        for first, row in replicas.items()
+    }
+    others = {name for row in further.values() for name in row}
+    devices = [name for name in machine.names if name not in others]
     table = analytic_costs(graph)
-    home = split(graph, machine.names, table.seconds)
+    home = split(graph, devices, table.seconds)
     steps: list[Step] = []
-    for at, device in enumerate(machine.names):
+    for at, device in enumerate(devices):
         ops = [op for op in graph.ops if home[op.name] == device]
         steps += [Compute(op.name, 0, device) for op in ops]
-        for later in machine.names[at + 1 :]:
+        for later in devices[at + 1 :]:
             reads = {n for op in graph.ops if home[op.name] == later for n in op.reads}
             made = [name for op in ops for name in op.writes if name in reads]
             steps += [Transfer(name, device, later) for name in made]
     tables = dict.fromkeys(machine.names, table)
-    return deploy_pipeline(graph, Plan(tuple(steps)), machine, tables, Terms(), in_flight)
+    return deploy_pipeline(
+        graph, Plan(tuple(steps)), machine, tables, Terms(), Flow(in_flight, further)
+    )
 
 
 def wanted(made: Deployment, samples: list[Arrays]) -> list[Arrays]:
@@ -100,6 +113,60 @@ def test_three_stages_of_other_models(name: str) -> None:
     given = [seeded_feeds(made.graph, seed) for seed in range(4)]
     with made.pipeline() as pipeline:
         assert_same(list(pipeline.map(given)), wanted(made, given))
+
+
+REPLICAS: list[dict[str, tuple[int, ...]]] = [
+    {"cpu0": (1, 2, 3, 4)}, {"cpu1": (3, 4)}, {"cpu0": (2,), "cpu1": (3, 4)}
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("replicas", REPLICAS, ids=str)
+def test_stages_on_several_devices(chain: Deployment, replicas: dict[str, Any]) -> None:
+    """Outputs are one session's and in order, whatever was inside when a map before was given up;
+    what fails is told in its turn; no more bytes are held than was counted."""
+    machine = processors(5)
+    made = staged(chain.graph, machine, 5, **replicas)
+    given = [seeded_feeds(made.graph, seed) for seed in range(12)]
+    expected = wanted(made, given)
+    log: list[Event] = []
+    with made.pipeline() as pipeline:
+        for stage in pipeline.stages:
+            assert len(stage.devices) == 1 + len(replicas.get(stage.name.replace(":", ""), ()))
+        for left in (1, 2, 3):
+            outputs = pipeline.map(given)
+            assert_same(list(itertools.islice(outputs, left)), expected[:left])
+            outputs.close()  # type: ignore[attr-defined]
+            assert_same(list(pipeline.map(given[left:])), expected[left:])
+        outputs = pipeline.map([*given[:3], {}, *given[3:]])
+        assert_same(list(itertools.islice(outputs, 3)), expected[:3])
+        with pytest.raises(UsageError, match="no value for input") as error:
+            next(outputs)
+        assert error.value.where == "sample 3"
+    with made.pipeline(log=log) as pipeline:
+        assert_same(list(pipeline.map(given)), expected)
+    counted = places(made.parts, machine, insides(made.parts, machine, made.scratch), made.replicas)
+    seen = counted.seen(log)
+    assert made.worst == counted.most(5)
+    for row in counted.devices:
+        assert len({made.worst[name] for name in row}) == 1
+        assert all(counted.resident[name] < seen[name] <= made.worst[name] for name in row)
+
+
+def test_each_device_of_a_stage_takes_its_turn(chain: Deployment) -> None:
+    """A sample waits for the device whose turn it is, also where another one is free."""
+    made = staged(chain.graph, processors(3), 6, cpu1=(2,))
+    given = seeded_feeds(made.graph)
+    log: list[Event] = []
+    with made.pipeline(log=log) as pipeline:
+        names = {thread.name for thread in threading.enumerate()}
+        assert {"onnxremat-cpu:1", "onnxremat-cpu:2"} <= names
+        list(pipeline.map([given] * 8))
+    ends = {}
+    for event in sorted(log, key=lambda one: one.begin):
+        if event.stage == len(pipeline.stages) - 1:
+            turn = event.sample % 2
+            assert event.sample == ends.get(turn, turn)
+            ends[turn] = event.sample + 2
 
 
 def test_values_that_skip_a_stage_and_links_that_copy() -> None:
@@ -239,7 +306,7 @@ def test_what_cannot_be_a_pipeline_is_refused(chain: Deployment) -> None:
     table = dict.fromkeys(machine.names, analytic_costs(graph))
     plan = assigned(graph, round_robin(graph, machine.names, 3), machine)
     with pytest.raises(UnsupportedError, match="come back"):
-        deploy_pipeline(graph, plan, machine, table, Terms(), 2)
+        deploy_pipeline(graph, plan, machine, table, Terms(), Flow(2))
 
 
 def test_bytes_in_flight(chain: Deployment, samples: list[Arrays]) -> None:
@@ -293,7 +360,7 @@ def test_a_stage_over_its_limit_is_cut() -> None:
     made = staged(graph, machine, in_flight=1)
     limits = {"cpu:1": made.worst["cpu:1"] - 1}
     table = dict.fromkeys(machine.names, analytic_costs(graph))
-    cut = deploy_pipeline(graph, made.plan, machine, table, Terms(limits), 1)
+    cut = deploy_pipeline(graph, made.plan, machine, table, Terms(limits), Flow(1))
     assert cut.worst["cpu:1"] <= limits["cpu:1"]
     assert len(cut.parts.partitions) > 2
     given = [seeded_feeds(graph, seed) for seed in range(3)]

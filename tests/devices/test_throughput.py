@@ -56,10 +56,10 @@ def lenet() -> Prepared:
 
 
 def planned(prepared: Prepared, machine: Machine, budget: str = "", **more: Any) -> Result:
+    """A device per stage, unless something else is asked for."""
     costs = more.pop("costs", partial(priced, machine=machine))
-    request = Request(
-        budget, machine, ANY, objective="throughput", bench_seconds=0, costs=costs, **more
-    )
+    more = {"objective": "throughput", "bench_seconds": 0, "replicas": 1, **more}
+    request = Request(budget, machine, ANY, costs=costs, **more)
     return optimize(prepared, request)
 
 
@@ -121,6 +121,43 @@ def test_samples_in_flight_are_as_many_as_fit(chain: Prepared) -> None:
         for row in facts["devices"]:
             assert row["peak_measured_bytes"] <= limit
             assert row["peak_predicted_bytes"] <= limit
+
+
+def test_the_whole_model_on_every_device_has_the_load_of_balance(
+    lenet: Prepared, tmp_path: Path
+) -> None:
+    machine = processors(2)
+    result = planned(lenet, machine, replicas=None)
+    facts = result.facts()
+    assert all(check.ok for check in result.checks), result.checks
+    assert facts["stages"] == [list(machine.names)]
+    assert facts["status"] == "optimal"
+    alone = sum(priced(lenet, machine)["cpu:0"].seconds.values())
+    assert facts["max_load_seconds"] == pytest.approx(alone / 2, rel=1e-3)
+    assert len({row["peak_predicted_bytes"] for row in facts["devices"]}) == 1
+    path = tmp_path / "out.onnx"
+    result.save(path)
+    made = read_deployment(path)
+    assert made.replicas == {"cpu:0": ("cpu:1",)}
+    found = verify_deployment(made, lenet.feeds)
+    assert found.ok, found.checks
+
+
+def test_stages_are_on_as_many_devices_as_fit() -> None:
+    """Four devices and mostly weights: the whole model on each, two stages on two each, a chain;
+    by what they hold."""
+    model = build("mlp", batch=2, features=64, width=64, layers=8)
+    prepared, machine = prepare(model, Settings(threads=1, target="none")), processors(4)
+    peak = max(planned(prepared, machine, replicas=None).candidate.artifact.predict().values())
+    found = []
+    for share in (1.0, 0.7, 0.45):
+        result = planned(prepared, machine, budget=str(int(share * peak)), replicas=None)
+        facts = result.facts()
+        assert all(check.ok for check in result.checks), result.checks
+        assert all(row["peak_measured_bytes"] <= share * peak for row in facts["devices"])
+        assert facts["bound_seconds"] <= facts["max_load_seconds"] * (1 + 1e-9)
+        found.append([len(row) for row in facts["stages"]])
+    assert found == [[4], [2, 2], [1, 1, 1, 1]]
 
 
 def test_too_little_memory_is_refused_with_the_op(chain: Prepared) -> None:
@@ -229,6 +266,10 @@ def test_what_does_not_go_with_throughput(lenet: Prepared) -> None:
         planned(lenet, machine, pins=[("*", "cpu:0")])
     with pytest.raises(UsageError, match="--in-flight goes with"):
         Request("", machine, ANY, in_flight=2)
+    with pytest.raises(UsageError, match="--replicas goes with"):
+        Request("", machine, ANY, replicas=2)
+    with pytest.raises(UsageError, match="one device at least"):
+        planned(lenet, machine, replicas=0)
     step = prepare(build("mlp", batch=4, layers=2), Settings(threads=1, train=Training()))
     with pytest.raises(UsageError, match="training step"):
         planned(step, machine)

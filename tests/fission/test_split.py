@@ -13,6 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from onnxremat.fission.candidates import Regions
+from onnxremat.fission.paper import Paper
+from onnxremat.fission.pricing import Prices, Whole
 from onnxremat.fission.region import Region
 from onnxremat.fission.split import split
 from onnxremat.graph.ir import Graph
@@ -28,7 +30,7 @@ CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
 def _regions(graph: Graph, draw: Random) -> list[Region]:
     """A region drawn from a stretch of the order, its kept rows and parts drawn too."""
-    able, count = Regions(graph), len(graph.ops)
+    able, count = Regions(Paper(graph)), len(graph.ops)
     first = draw.randrange(count)
     end = draw.randint(first + 1, count)
     found = able.within(first, end, draw.randrange(first, end))
@@ -47,7 +49,7 @@ def _is_the_same(net: Callable[[int], onnx.ModelProto], seed: int) -> bool:
     regions = _regions(graph, Random(seed))
     if not regions:
         return False
-    made = split(graph, regions, 1).graph
+    made = split(graph, regions, 1)
     model = to_model(made)
     known = build_graph(model)
     assert all(
@@ -58,6 +60,7 @@ def _is_the_same(net: Callable[[int], onnx.ModelProto], seed: int) -> bool:
         np.testing.assert_allclose(parts.outputs[name], values, rtol=1e-4, atol=1e-5)
     live = max(kernel.live for kernel in parts.kernels)
     assert max(simulate(made).live) == pytest.approx(live, rel=0.02, abs=512)
+    assert Prices(Whole(graph, {}, {})).priced(tuple(regions)).peak == max(simulate(made).live)
     return True
 
 
@@ -89,7 +92,7 @@ CHAIN = """g (float[1, 2, 32, 8] x) => (float[1, 2, 32, 8] y)
 def _chain(kept: frozenset[str], parts: tuple[int, ...] = (1, 1, 1, 1)) -> Graph:
     graph = graph_of(CHAIN)
     names = tuple(op.name for op in graph.ops)
-    return split(graph, [Region(names, {"y": 2}, parts, {}, kept)], 1).graph
+    return split(graph, [Region(names, {"y": 2}, parts, {}, kept)], 1)
 
 
 def _rows(graph: Graph, kind: str) -> int:
@@ -110,7 +113,7 @@ def test_values_that_only_regions_read_stay_in_parts() -> None:
     graph = graph_of(CHAIN)
     one, two = (tuple(op.name for op in graph.ops[i : i + 2]) for i in (0, 2))
     regions = [Region(one, {"b": 2}, (1, 1, 1), {}), Region(two, {"y": 2}, (1, 1), {})]
-    made = split(graph, regions, 1).graph
+    made = split(graph, regions, 1)
     joined = [op for op in made.ops if op.op_type == "Concat"]
     # b is read across the borders of its parts, but never put together as a whole.
     assert all(made.tensors[op.outputs[0]].shape[2] < 32 for op in joined[:-1])

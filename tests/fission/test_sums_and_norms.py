@@ -8,9 +8,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxremat.fission.candidates import Regions
-from onnxremat.fission.choose import Chooser, Whole
+from onnxremat.fission.choose import Chooser
 from onnxremat.fission.masked import reach_of
 from onnxremat.fission.opened import norms_of, opened, opened_for
+from onnxremat.fission.paper import Paper
+from onnxremat.fission.pricing import Whole
 from onnxremat.fission.region import Region
 from onnxremat.fission.split import split
 from onnxremat.graph.ir import Graph
@@ -32,7 +34,7 @@ def test_a_mean_over_uneven_parts() -> None:
     graph = graph_of(MEAN)
     names = tuple(op.name for op in graph.ops[:2])
     region = Region(names, {}, (2, 1, 1), {}, sums={"m": 1})
-    made = split(graph, [region], 1).graph
+    made = split(graph, [region], 1)
     assert max(made.tensors[op.outputs[0]].bytes for op in made.ops) < 12 * 8 * 4
     np.testing.assert_allclose(run(made).outputs["y"], run(graph).outputs["y"], rtol=1e-6)
     assert Region.from_json(region.to_json()) == region
@@ -47,7 +49,7 @@ def test_a_sum_of_one_part_is_refused() -> None:
 
 def test_a_sum_ends_a_region_where_it_is_looked_for() -> None:
     graph = graph_of(MEAN)
-    (by_rows, *_) = [r for r in Regions(graph).within(0, 2, 0) if r.sums]
+    (by_rows, *_) = [r for r in Regions(Paper(graph)).within(0, 2, 0) if r.sums]
     assert by_rows.sums == {"m": 1}
     assert not by_rows.results
 
@@ -110,7 +112,7 @@ def test_an_image_that_is_normalised_is_never_there_twice() -> None:
     found = Chooser(Whole(wide, {}, {})).within(int(1.4 * image))
     assert found.peak <= 1.4 * image
     (name,) = graph.outputs
-    parts = run(split(wide, found.regions, 1).graph).outputs[name]
+    parts = run(split(wide, found.regions, 1)).outputs[name]
     np.testing.assert_allclose(parts, run(graph).outputs[name], atol=2e-5)
 
 
@@ -134,7 +136,7 @@ def causal(how: str, tokens: int = 16) -> onnx.ModelProto:
 def _in_parts(graph: Graph, reach: dict[str, np.ndarray] | None, count: int = 4) -> Graph:
     names = tuple(op.name for op in graph.ops if op.op_type not in ("Neg", "Transpose"))
     (name,) = graph.outputs
-    return split(graph, [Region(names, {name: 1}, (1,) * count, {})], 1, reach).graph
+    return split(graph, [Region(names, {name: 1}, (1,) * count, {})], 1, reach)
 
 
 @pytest.mark.parametrize("how", ["where", "add"])

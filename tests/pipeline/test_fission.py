@@ -15,8 +15,10 @@ from onnxremat.cost.analytic import analytic_costs
 from onnxremat.errors import InfeasibleError, NoPlanError, UsageError
 from onnxremat.graph.onnx_io import write_model
 from onnxremat.pipeline.artifact import Kind
+from onnxremat.pipeline.planned import plan_of_model
 from onnxremat.pipeline.prepare import Settings
 from onnxremat.planner.options import PlanOptions
+from onnxremat.report.carried import of_model
 from onnxremat.session.process import PARTS
 from tests.fission.drawn import Drawn
 from tests.fission.test_sums_and_norms import normed
@@ -61,6 +63,10 @@ def test_a_budget_that_no_plan_of_the_whole_keeps(tmp_path: Path) -> None:
     plan = api.read_plan(tmp_path / "plan.json")
     again = api.apply(tmp_path / "in.onnx", plan, settings=SETTINGS)
     assert again.plan.sequence == result.plan.sequence
+    # A report of the plan by itself carries its regions out as well.
+    shown = plan_of_model(plan, tmp_path / "in.onnx")
+    assert max(shown.bytes.values()) == facts["peak_predicted_bytes"]
+    of_model(plan, tmp_path / "in.onnx")
     checks = api.verify(tmp_path / "in.onnx", _saved(again, tmp_path)).checks
     assert all(check.ok for check in checks if check.kind in (Kind.OUTPUTS, Kind.ORDER))
 
@@ -84,8 +90,13 @@ def test_the_least_memory() -> None:
 
 @pytest.mark.slow
 def test_a_budget_below_weights_and_results_is_refused() -> None:
-    with pytest.raises(InfeasibleError, match="fits"):
+    """With the bound that holds whatever is computed in parts, and a budget below the whole's."""
+    with pytest.raises(InfeasibleError, match="fits") as refused:
         _optimised(4096)
+    assert "weights and results" in refused.value.why
+    assert 4096 < refused.value.lower_bound < WHOLE // 2
+    assert refused.value.smallest
+    assert refused.value.smallest < WHOLE
 
 
 @pytest.mark.slow

@@ -81,6 +81,7 @@ def test_a_budget_and_what_it_is_said_to_be_are_the_same(tmp_path: Path, warm: N
     assert whole["process_bytes"] <= whole["budget_bytes"]
     with pytest.raises(InfeasibleError) as refused:
         planned(whole["beside_bytes"])
+    assert "beside that 4.00 MiB inputs" in refused.value.why
     least = planned(refused.value.smallest)
     assert least["process_bytes"] <= least["budget_bytes"] == refused.value.smallest
     found = onnxremat.verify(source, tmp_path / "out.onnx", settings=settings, seeds=1)

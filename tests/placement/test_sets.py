@@ -8,15 +8,17 @@ from math import inf
 import numpy as np
 import pytest
 
+from onnxremat.placement import columns, completion
 from onnxremat.placement.answer import Work
 from onnxremat.placement.classes import Classes, condense
-from onnxremat.placement.columns import Pricing, set_load
+from onnxremat.placement.columns import Cover, Pricing, set_load
 from onnxremat.placement.completion import assembled, priced_sets
 from onnxremat.placement.frontier import frontier
 from onnxremat.placement.graph import Flags
 from onnxremat.placement.graph_files import from_json
 from onnxremat.placement.parting import LoadCuts
 from onnxremat.placement.program import decide
+from onnxremat.planner.solvers.base import Limits
 from tests.limits import LONG
 from tests.placement import oracle
 from tests.placement.test_latency import row
@@ -50,6 +52,35 @@ def test_the_best_priced_set_and_all_that_are_nearly_as_good(seed: int) -> None:
     assert listed is not None
     kept = {tuple(s) for s in listed if set_load(c, s) <= most}
     assert kept == {s for s, price in found.items() if price >= 0.6 * best}
+
+
+def test_loads_as_they_are_prove_what_rounding_hides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against prices for all sets at once; with eight units a load, rounding hides a lot."""
+    for module, name in ((columns, "FINEST"), (columns, "COARSEST"), (completion, "UNITS")):
+        monkeypatch.setattr(module, name, 8)
+    proven = hidden = 0
+    for seed in range(0, 40, 2):
+        c = condense(from_json(oracle.draw(seed)), chain=False)
+        front = frontier(c)
+        assert front is not None
+        loads = [(set_load(c, inside), inside) for inside in subsets(c)]
+        for most in (5.99, 8.99, 11.99):
+            all_sets = columns._Duals(c, most)
+            for load, inside in loads:
+                if load <= most and inside.any():
+                    all_sets.row(inside)
+            assert all_sets.relaxation.solve(Limits(seconds=LONG))
+            most_price = all_sets.value(all_sets.prices())
+            if abs(most_price / max(c.graph.accelerators, 1e-9) - 1) < 1e-5:
+                continue  # on the border
+            can = most_price > c.graph.accelerators
+            rounded = Cover(c, front, []).refutes(most, 0.1, Work(LONG))
+            exact = Cover(c, front, []).refutes(most, 0.1, Work(LONG), exact=True)
+            assert rounded is False or can
+            assert exact == can
+            proven += can
+            hidden += can and not rounded
+    assert proven > hidden > 0
 
 
 @pytest.mark.parametrize("seed", range(1, 40, 3))

@@ -50,7 +50,7 @@ def test_impossible_budget_is_proven_with_a_reason() -> None:
     found = solve(problem, 10, asked())
     assert found.status is Status.INFEASIBLE
     assert found.certificate.bound == inf
-    assert "bytes at once" in found.notes[0]
+    assert "B at once" in found.notes[0]
 
 
 def test_stop_ends_the_run_with_the_best_so_far() -> None:

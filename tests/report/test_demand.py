@@ -16,7 +16,8 @@ from onnxremat.planner import peak, solve
 from onnxremat.planner.options import PlanOptions
 from onnxremat.report import demand
 from onnxremat.report.composition import totals
-from onnxremat.report.demand import Subject
+from onnxremat.report.demand import Subject, Way
+from onnxremat.report.explanation import Explanation, limit
 from onnxremat.report.holders import Holders
 from onnxremat.schedule.simulate import Rules, simulate
 from tests.toolbox import graph_of, parse, random_dag, training_chain
@@ -150,3 +151,15 @@ def test_a_model_without_ops_and_one_that_is_all_weights() -> None:
     subject = Subject(prepared(parse("g (float[4] x) => (float[4] y) { y = Identity(x) }")))
     assert demand.worst_moment(subject).steps == 1
     assert all(way.bytes >= way.lower for way in demand.ways(subject))
+
+
+def test_a_way_that_takes_more_for_its_nodes_is_asked_for_by_a_share(chain: Subject) -> None:
+    """In bytes of the process no budget tells it from the ways before it."""
+    made = Explanation.of(chain.prepared, "in.onnx")
+    peak = made.worst.bytes
+    ways = [Way("another order", peak // 2, "found", 0, ""),
+            Way("recomputing", peak // 4, "found", 0, "", nodes=1 << 20)]  # fmt: skip
+    said = [command for command, _ in replace(made, ways=ways).commands()]
+    assert f"--budget {limit(made.process(ways[0]))}" in said[0]
+    assert "--budget 0.25" in said[1]
+    assert said[1].split()[-1].endswith("x")

@@ -15,7 +15,7 @@ from onnxremat.device.files import read_machine
 from onnxremat.errors import UsageError
 from onnxremat.execute.deployment import deploy
 from onnxremat.report.curve_drawing import draw_curve, read_sweep
-from onnxremat.report.devices_page import devices_page, write_devices_page
+from onnxremat.report.devices_page import devices_page
 from onnxremat.report.spread import Spread
 from onnxremat.schedule.assign import assigned
 from onnxremat.units import format_bytes
@@ -45,13 +45,13 @@ def spread() -> Spread:
 
 @pytest.fixture(scope="module")
 def read(spread: Spread) -> Reader:
-    return Reader(devices_page(spread))
+    return Reader(devices_page(spread).html())
 
 
 def test_elements_are_closed_and_nothing_is_loaded(spread: Spread, read: Reader) -> None:
     assert read.open == [""]
     assert read.loads == [""]
-    assert not re.search(r"https?:|@import|url\(|fetch|XMLHttp", devices_page(spread))
+    assert not re.search(r"https?:|@import|url\(|fetch|XMLHttp", devices_page(spread).html())
     assert len(read.scripts) == 3  # one of data, one of code, and the empty beginning
 
 
@@ -88,10 +88,10 @@ def test_a_file_keeps_the_times(spread: Spread, tmp_path: Path) -> None:
     assert again.known
     assert again.end == pytest.approx(spread.end, rel=1e-3)
     assert again.streams == spread.streams
-    write_devices_page(again, tmp_path / "page.html")
+    devices_page(again).write(tmp_path / "page.html")
     assert "what each device does" in (tmp_path / "page.html").read_text()
     with pytest.raises(UsageError, match="html"):
-        write_devices_page(again, tmp_path / "page.pdf")
+        devices_page(again).write(tmp_path / "page.pdf")
 
 
 def test_the_script_has_every_action_and_value(spread: Spread, read: Reader) -> None:
@@ -118,7 +118,9 @@ def test_a_curve_is_read_and_drawn(tmp_path: Path) -> None:
     assert "m&lt;.onnx" in svg
     assert svg.count("<circle") == 3  # two plans, and the one in use
     empty = {"model": "m", "infeasible_below_bytes": None, "points": []}
-    for said, words in (({}, "not the curve"), (empty, "no points")):
+    wrong = [{**row, "budget": "100"}, {**row, "overhead": float("nan")}, {**row, "status": 1}, 7]
+    bad = [{"model": "m", "infeasible_below_bytes": 0, "points": [row]} for row in wrong]
+    for said, words in (*((b, "not the curve") for b in ({}, *bad)), (empty, "no points")):
         path.write_text(json.dumps(said))
         with pytest.raises(UsageError, match=words):
             read_sweep(path)

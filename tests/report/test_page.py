@@ -68,13 +68,13 @@ def carried(case: Case) -> Carried:
 
 @pytest.fixture(scope="module")
 def read(carried: Carried) -> Reader:
-    return Reader(page.page(carried))
+    return Reader(page.page(carried).html())
 
 
 def test_elements_are_closed_and_nothing_is_loaded(carried: Carried, read: Reader) -> None:
     assert read.open == [""]
     assert read.loads == [""]
-    assert not re.search(r"https?:|@import|url\(|fetch|XMLHttp", page.page(carried))
+    assert not re.search(r"https?:|@import|url\(|fetch|XMLHttp", page.page(carried).html())
 
 
 def test_names_cannot_break_out(read: Reader) -> None:
@@ -149,5 +149,5 @@ def test_of_more_steps_than_columns_the_fullest_are_drawn() -> None:
 
 def test_another_suffix_is_refused(carried: Carried, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="html"):
-        page.write_page(carried, tmp_path / "page.pdf")
+        page.page(carried).write(tmp_path / "page.pdf")
     assert list(tmp_path.iterdir()) == []

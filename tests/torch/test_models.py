@@ -43,8 +43,14 @@ from tests.torch.kinks import Overruled
 from tests.torch.settings import SETTINGS, prepare
 
 STEPS = 20
-SLOW = ("densenet121",)
-TRAINED = [name for name, setting in SETTINGS.items() if setting.rates]
+# Long ones; gradients of all are compared in every run.
+SLOW = {(name, "adamw") for name in ("densenet121", "mobilenetv2", "resnet50")}
+SLOW |= {("densenet121", "sgd")}
+TRAINED = [
+    pytest.param(name, optimizer, marks=[pytest.mark.slow] * ((name, optimizer) in SLOW))
+    for name, setting in SETTINGS.items()
+    for optimizer in setting.rates
+]
 
 
 def test_every_model_is_compared() -> None:
@@ -95,10 +101,7 @@ def test_gradients_equal_torch(name: str) -> None:
     assert sum(error > 1e-4 for error in found.torch.values()) <= 0.01 * len(found.torch)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in TRAINED]
-)
+@pytest.mark.parametrize(("name", "optimizer"), TRAINED)
 def test_twenty_losses_equal_torch(name: str, optimizer: str, tmp_path: Path) -> None:
     rates = SETTINGS[name].rates[optimizer]
     race = Race(*prepare(name), optimizer, tmp_path)

@@ -1,0 +1,60 @@
+"""What a command would write is none of what it reads, and no two outputs are one file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from stat import S_ISREG
+from typing import Any
+
+from onnxremat.errors import UsageError
+
+# Parameters of commands that name a file or folder to be written; all others are read.
+OUTPUTS = (
+    "target_file", "output", "save", "report", "plot", "trace", "csv", "write_model",
+    "write_graph", "checkpoint", "export", "folder",
+)  # fmt: skip
+
+
+def check_outputs(given: Mapping[str, Any]) -> None:
+    """Fail before anything is read.
+
+    Args:
+        given: what a command was given, by the names of its parameters.
+
+    Raises:
+        UsageError: an output is an input, or another output, or would go to a pipe.
+    """
+    outputs = {name: str(given[name]) for name in OUTPUTS if given.get(name)}
+    inputs = [value for name, value in given.items() if name not in OUTPUTS]
+    read = {place for value in inputs for path in _paths(value) if (place := _place(path))}
+    seen: set[object] = set()
+    for path in outputs.values():
+        if path == "-":
+            raise UsageError("nothing is written to a pipe: '-'", hint="give the name of a file")
+        place: object = _place(path) or str(Path.cwd() / path)
+        if place in read:
+            raise UsageError(
+                f"the output is the input: {path}", hint="choose another name for the output"
+            )
+        if place in seen:
+            raise UsageError(f"two outputs are one file: {path}", hint="choose another name")
+        seen.add(place)
+
+
+def _paths(value: Any) -> list[str]:
+    """What may be the name of a file."""
+    if isinstance(value, str | Path):
+        return [str(value)]
+    if isinstance(value, list | tuple):
+        return [path for part in value for path in _paths(part)]
+    return []
+
+
+def _place(path: str) -> tuple[int, int] | None:
+    """The same for every name of a file, links too; None where there is no file of this name."""
+    try:
+        found = Path(path).stat() if path else None
+    except (OSError, ValueError):  # or words that no file system takes
+        return None
+    return (found.st_dev, found.st_ino) if found and S_ISREG(found.st_mode) else None

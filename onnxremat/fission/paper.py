@@ -1,0 +1,89 @@
+"""A graph whose regions are worked out many times: what several of them need is looked up once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from onnxremat.fission.region import Region
+from onnxremat.fission.rows import Rows, rows_of
+from onnxremat.graph.axes import blocked_values
+from onnxremat.graph.ir import Graph
+from onnxremat.graph.spans import CannotSplitError, Facts
+
+LAST = 256  # regions that are remembered
+
+
+class Paper:
+    """Facts of one graph.
+
+    Attributes:
+        place: of each op in the order.
+        writes: what it writes.
+        before: places of the ops whose outputs it reads.
+        blocked: values whose channels lie in blocks.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph, self.facts = graph, Facts(graph)
+        self.blocked = blocked_values(graph)
+        self.place = {op.name: index for index, op in enumerate(graph.ops)}
+        self.writes = [op.writes for op in graph.ops]
+        self.before = graph.predecessors()
+        self._rows: dict[tuple[object, ...], list[Rows]] = {}
+
+    def rows(self, region: Region) -> list[Rows]:
+        """As :func:`rows_of`.
+
+        Raises:
+            CannotSplitError: as there.
+        """
+        found = self._rows.pop(region.key, None)
+        if found is None:
+            found = rows_of(self.graph, self.facts, region)
+            while len(self._rows) >= LAST:
+                del self._rows[next(iter(self._rows))]
+        self._rows[region.key] = found
+        return found
+
+    def members(self, region: Region) -> list[int]:
+        """Places of the ops of a region, ascending.
+
+        Raises:
+            CannotSplitError: one is not in the graph.
+        """
+        try:
+            return sorted(self.place[name] for name in region.ops)
+        except KeyError as error:
+            raise CannotSplitError(f"{error} is not in the graph") from None
+
+    def due(self, regions: Sequence[Region]) -> Iterator[int | Region]:
+        """Ops outside of regions and whole regions, each once all that it reads is there.
+
+        Raises:
+            CannotSplitError: as :meth:`rows`.
+        """
+        ops, done = self.graph.ops, set[int]()
+        of = {name: region for region in regions for name in region.ops}
+
+        def asked(index: int) -> Iterator[int | Region]:
+            if index in done:
+                return
+            region = of.get(ops[index].name)
+            inside = [index] if region is None else self.members(region)
+            if region is not None:
+                done.update(inside)
+                written = {name for rows in self.rows(region) for name in rows.pieces}
+                inside = [place for place in inside if ops[place].name in written]
+            for other in sorted({before for place in inside for before in self.before[place]}):
+                yield from asked(other)
+            done.update(inside)
+            yield index if region is None else region
+
+        for index, op in enumerate(ops):
+            if index in done:
+                continue
+            if op.name in of:
+                yield from asked(index)
+            else:  # in a topological order, all that it reads is there
+                done.add(index)
+                yield index

@@ -1,0 +1,197 @@
+"""A region written out, part after part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from onnxremat.fission.nodes import with_attributes
+from onnxremat.fission.region import Region
+from onnxremat.fission.rows import Rows, bounds_of
+from onnxremat.fission.writer import Stretch, Writer
+from onnxremat.graph.axes import total_of
+from onnxremat.graph.axis_sums import MEAN
+from onnxremat.graph.ir import Op
+from onnxremat.graph.spans import CannotSplitError, Piece, Span
+
+
+def write_region(writer: Writer, region: Region, tag: str) -> None:
+    """All parts of a region, one after the other.
+
+    Args:
+        tag: in the names of what its parts make.
+
+    Raises:
+        CannotSplitError: an op cannot be split so.
+    """
+    paper = writer.paper
+    parts = paper.rows(region)
+    ops = [writer.graph.ops[place] for place in paper.members(region)]
+    held: dict[str, tuple[Stretch, ...]] = {}
+    bounds = bounds_of(writer.graph, writer.facts, region)
+    totals = {
+        name: _Sum(writer, name, sum(span.size > 0 for span in bounds[name]))
+        for name in region.sums
+    }
+    for number, rows in enumerate(parts):
+        asked = {name: spans[number] for name, spans in bounds.items() if spans[number].size}
+        later = _later(parts[number + 1 :], region.kept)
+        _Part(writer, f"/{tag}p{number}", ops, rows, asked, later, held, totals).write()
+
+
+class _Sum:
+    """A value that is put together from what every part gives, as soon as it is there.
+
+    Raises:
+        CannotSplitError: there is one part alone.
+    """
+
+    def __init__(self, writer: Writer, name: str, parts: int) -> None:
+        total = total_of(writer.graph.ops[writer.graph.producer[name]])
+        if total is None or parts < 2:
+            raise CannotSplitError(f"'{name}' is no sum of several parts")
+        self.writer, self.name, self.left = writer, name, parts
+        self.mean = total.joins == MEAN
+        self.joins = "Add" if self.mean else total.joins
+        self.sum = ""
+
+    def add(self, tensor: str, share: float) -> None:
+        """One part more.
+
+        Args:
+            share: of the axis that is summed.
+        """
+        if self.mean:
+            weight = self.writer.number(share, self.writer.graph.tensors[self.name].dtype)
+            tensor = self._op("Mul", [tensor, weight], self.writer.fresh(self.name, "share"))
+        self.left -= 1
+        name = self.name if not self.left else self.writer.fresh(self.name, "sum")
+        self.sum = self._op(self.joins, [self.sum, tensor], name) if self.sum else tensor
+
+    def _op(self, kind: str, inputs: list[str], output: str) -> str:
+        op, writer = self.writer.op(kind, inputs, output), self.writer
+        return writer.copy(op, self.name, writer.facts.shape(self.name))
+
+
+@dataclass
+class _Part:
+    """One part of a region, as it is written.
+
+    Attributes:
+        end: of the names of what it makes.
+        asked: rows of the results that it hands out.
+        later: the first row of each kept value that a part after it reads.
+        held: rows of kept values, from the parts before it.
+        totals: values that are sums over all parts.
+        have: rows that are there, per value of the region.
+        read: stretches that were taken already.
+    """
+
+    writer: Writer
+    end: str
+    ops: list[Op]
+    rows: Rows
+    asked: Mapping[str, Span]
+    later: Mapping[str, int]
+    held: dict[str, tuple[Stretch, ...]]
+    totals: Mapping[str, _Sum]
+    have: dict[str, tuple[Stretch, ...]] = field(default_factory=dict)
+    read: dict[tuple[str, Span | None], str] = field(default_factory=dict)
+
+    def write(self) -> None:
+        """Its ops; rows that later parts read again are taken out as soon as a value is used up."""
+        inside = {name for op in self.ops for name in op.writes}
+        pieces = self.rows.pieces
+        last = {
+            name: op.name
+            for op in self.ops
+            if op.name in pieces
+            for name, _ in pieces[op.name].taken(op.inputs)
+        }
+        for op in self.ops:
+            piece = self.rows.pieces.get(op.name)
+            if piece is not None:
+                self._write_op(op, piece, inside)
+            for name in op.writes:
+                self._made(name, piece, self.rows.new.get(op.name))
+            used = [n for n in op.reads if n in inside and last.get(n) == op.name]
+            for name in (*used, *(n for n in op.writes if n not in last)):
+                self._hold(name)
+
+    def _write_op(self, op: Op, piece: Piece, inside: set[str]) -> None:
+        """A piece of an op."""
+        writer = self.writer
+        inputs = [
+            writer.constant(piece.constants[position])
+            if position in piece.constants
+            else self._taken(name, span, name in inside)
+            for position, (name, span) in enumerate(zip(op.inputs, piece.reads, strict=True))
+        ]
+        outputs = {name: f"{name}{self.end}" for name in op.writes}
+        changed = writer.model and piece.attributes
+        node = with_attributes(op.node, piece.attributes) if changed else op.node
+        writes = tuple(outputs.get(name, "") for name in op.outputs)
+        copy = Op(
+            op.name + self.end, op.op_type, op.domain, tuple(inputs), writes, (), node, op.origin
+        )  # fmt: skip
+        writer.ops.append(copy)
+        made = piece.made
+        total = self.totals.get(op.writes[0])
+        whole = writer.facts.shape(op.inputs[0] if total else op.writes[0])[made.axis]
+        writer.shares[copy.name] = (op.name, made.size / whole)
+        writer.pieces[copy.name] = (op.name, made)
+        for name, tensor in outputs.items():
+            shape = writer.facts.shape(name) if total else writer.shape(name, made)
+            writer.tensor(tensor, name, shape)
+            if total:
+                total.add(tensor, made.size / whole)
+
+    def _made(self, name: str, piece: Piece | None, new: Span | None) -> None:
+        """What is there of a value: new rows, and those of parts before that are kept."""
+        if name not in self.rows.wanted or name in self.totals:
+            return
+        there = self.held.get(name, ())
+        if piece is not None and new is not None:
+            tensor = self.writer.cut(f"{name}{self.end}", name, piece.made, new)
+            before = (
+                (self.writer.cut(t, name, span, left), left)
+                for t, span in there
+                if (left := Span(span.axis, span.first, min(span.end, new.first))).size > 0
+            )
+            there = (*before, (tensor, new))
+        self.have[name] = there
+        if name in self.asked:
+            part = self.writer.gather(name, there, self.asked[name])
+            before = self.writer.tiles.get(name, ())
+            self.writer.tiles[name] = (*before, (part, self.asked[name]))
+
+    def _taken(self, name: str, span: Span | None, inside: bool) -> str:
+        """The tensor of a stretch that is read."""
+        if name and (name, span) not in self.read:
+            if inside:
+                assert span is not None
+                found = self.writer.gather(name, self.have[name], span)
+            else:
+                found = self.writer.outside(name, span)
+            self.read[name, span] = found
+        return self.read.get((name, span), "")
+
+    def _hold(self, name: str) -> None:
+        """Keep the rows of a value that later parts read again, and no others."""
+        first = self.later.get(name)
+        if name not in self.have:
+            return
+        self.held[name] = () if first is None else tuple(
+            (self.writer.cut(tensor, name, span, kept), kept)
+            for tensor, span in self.have[name]
+            if (kept := Span(span.axis, max(first, span.first), span.end)).size > 0
+        )  # fmt: skip
+
+
+def _later(parts: Sequence[Rows], kept: frozenset[str]) -> dict[str, int]:
+    """The first row of each kept value that any of these parts reads."""
+    found: dict[str, int] = {}
+    for rows in parts:
+        for name in kept & rows.wanted.keys():
+            found[name] = min(found.get(name, rows.wanted[name].first), rows.wanted[name].first)
+    return found

@@ -1,0 +1,324 @@
+"""Bytes and seconds of a graph with regions in parts, found without writing it.
+
+What a region's parts are depends on the region and on what it reads in parts, and on nothing else:
+it is written once, as a *fragment*, and put together with those of the other regions for every
+choice it is part of. Bytes are those of :func:`onnxremat.schedule.simulate.simulate`, by the same
+rules (a test compares); seconds are estimated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import NamedTuple
+
+from onnxremat.fission.masked import Reach
+from onnxremat.fission.paper import Paper
+from onnxremat.fission.part import write_region
+from onnxremat.fission.region import Region
+from onnxremat.fission.split import write_whole
+from onnxremat.fission.writer import Stretch, Writer
+from onnxremat.graph.ir import Graph, Op, Role, Tensor
+from onnxremat.graph.spans import CannotSplitError
+from onnxremat.graph.traits import is_alias, takeover_inputs
+
+BANDWIDTH = 5e9  # bytes per second of a copy
+CALL = 1e-5  # seconds of a kernel beside its rows
+MOST_OPS = 6000  # of a graph in parts
+REMEMBERED = 60_000  # steps of fragments
+MANY = 1 << 40  # readers of what never dies
+
+
+@dataclass(frozen=True)
+class Whole:
+    """What is to be computed in parts.
+
+    Attributes:
+        graph: in base order, with sizes.
+        seconds, scratch: of its ops.
+        block: channels per block of convolutions laid out in blocks.
+        reach: how far rows of masked scores see.
+    """
+
+    graph: Graph
+    seconds: Mapping[str, float]
+    scratch: Mapping[str, int]
+    block: int = 1
+    reach: Reach = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Priced:
+    """A graph in parts, simulated.
+
+    Attributes:
+        levels: most bytes live while a piece of each op of the whole graph runs, copies for it
+            included.
+        peak: live bytes and scratch at the worst step.
+        seconds: estimated from those of whole ops.
+    """
+
+    regions: tuple[Region, ...]
+    levels: tuple[int, ...]
+    peak: int
+    seconds: float
+
+
+class _Step(NamedTuple):
+    """An op as memory sees it; weights and inputs are left out.
+
+    Attributes:
+        makes: per output its name, bytes, the value whose buffer it shares ("" for none), and
+            those that it may take over.
+        mentions: every input and output, repeated as often as it is one.
+        place: of the op of the whole graph that it is, or is a piece of; -1 for a copy.
+    """
+
+    makes: tuple[tuple[str, int, str, tuple[str, ...]], ...]
+    mentions: tuple[str, ...]
+    reads: tuple[str, ...]
+    scratch: int
+    place: int
+
+
+@dataclass(frozen=True)
+class _Fragment:
+    """An op outside of regions, or all parts of a region.
+
+    Attributes:
+        needs: what others make of what it reads.
+        made: what it makes.
+        tiles: results that are there in parts then, and joined ones as nothing.
+        uses: how often each value is mentioned.
+    """
+
+    steps: tuple[_Step, ...]
+    needs: frozenset[str]
+    made: frozenset[str]
+    tiles: Mapping[str, tuple[Stretch, ...]]
+    uses: Mapping[str, int]
+    seconds: float
+
+
+class Prices:
+    """Of one graph in any regions.
+
+    Attributes:
+        paper: of the graph.
+    """
+
+    def __init__(self, of: Whole) -> None:
+        self.of, self.graph, self.paper = of, of.graph, Paper(of.graph)
+        fixed = (Role.INPUT, Role.WEIGHT)
+        self._there = frozenset(n for n, t in of.graph.tensors.items() if t.role in fixed)
+        self._tensors: dict[str, Tensor] = {}  # what fragments hand out
+        self._known: dict[object, _Fragment] = {}
+        self._steps = 0
+        self._number = count()
+        self._names = [op.reads for op in of.graph.ops]
+        self._plain = [self._written(place, {}) for place in range(len(of.graph.ops))]
+
+    def priced(self, regions: tuple[Region, ...]) -> Priced:
+        """The graph with these regions.
+
+        Raises:
+            CannotSplitError: it cannot be written.
+        """
+        if sum(len(r.ops) * len(r.parts) for r in regions) > MOST_OPS:
+            raise CannotSplitError("too many parts")
+        fragments = self._fragments(regions)
+        levels, peak = self._levels(fragments)
+        return Priced(regions, levels, peak, sum(each.seconds for each in fragments))
+
+    def _fragments(self, regions: Sequence[Region]) -> list[_Fragment]:
+        tiles: dict[str, tuple[Stretch, ...]] = {}
+        made = set[str]()
+        found = []
+        for item in (*self.paper.due(regions), None):
+            if isinstance(item, int) and tiles.keys().isdisjoint(self._names[item]):
+                fragment = self._plain[item]
+            else:
+                fragment = self._fragment(item, tiles)
+            if not fragment.needs <= made:
+                lacking = ", ".join(sorted(fragment.needs - made))
+                raise CannotSplitError(f"{lacking} is not there whole")
+            made |= fragment.made
+            for name, stretches in fragment.tiles.items():
+                tiles[name] = stretches
+                if not stretches:
+                    del tiles[name]
+            found.append(fragment)
+        return found
+
+    def _fragment(
+        self, item: int | Region | None, tiles: Mapping[str, tuple[Stretch, ...]]
+    ) -> _Fragment:
+        """Of an op, a region or the outputs of the graph, written where it is not known.
+
+        Args:
+            tiles: what is there in parts.
+        """
+        key, reads = self._reads(item)
+        given = {name: tiles[name] for name in reads if name in tiles}
+        whole = key, tuple(given.items())
+        found = self._known.pop(whole, None)
+        if found is None:
+            found = self._written(item, given)
+            self._steps += len(found.steps)
+            while self._steps > REMEMBERED and self._known:
+                self._steps -= len(self._known.pop(next(iter(self._known))).steps)
+        self._known[whole] = found
+        return found
+
+    def _reads(self, item: int | Region | None) -> tuple[object, Iterable[str]]:
+        """What a fragment is known by, and what it may read."""
+        if item is None:
+            return None, self.graph.outputs
+        if not isinstance(item, Region):
+            return item, self._names[item]
+        places = self.paper.members(item)
+        return item.key, dict.fromkeys(n for place in places for n in self._names[place])
+
+    def _written(
+        self, item: int | Region | None, given: Mapping[str, tuple[Stretch, ...]]
+    ) -> _Fragment:
+        tag = f"~{next(self._number)}"
+        writer = Writer(self.paper, self.of.block, tag, self._tensors)
+        writer.tiles.update(given)
+        if item is None:
+            for name in self.graph.outputs:
+                writer.whole(name)
+        elif isinstance(item, Region):
+            write_region(writer, item, tag)
+        else:
+            write_whole(writer, item)
+        if self.of.reach:
+            writer.leave_out_hidden(self.of.reach)
+        return self._digested(writer, given)
+
+    def _digested(self, writer: Writer, given: Mapping[str, tuple[Stretch, ...]]) -> _Fragment:
+        steps = tuple(self._step(writer, op) for op in writer.ops)
+        made = frozenset(make[0] for step in steps for make in step.makes)
+        uses: dict[str, int] = {}
+        for step in steps:
+            for name in step.mentions:
+                uses[name] = uses.get(name, 0) + 1
+        tiles = {name: writer.tiles.get(name, ()) for name in (*given, *writer.tiles)}
+        for stretches in tiles.values():
+            for name, _ in stretches:
+                if name in writer.made:
+                    self._tensors[name] = writer.made[name]
+        needs = frozenset(uses) - made
+        return _Fragment(steps, needs, made, tiles, uses, self._seconds(writer))
+
+    def _step(self, writer: Writer, op: Op) -> _Step:
+        there, tensors = self._there, writer.tensors
+        mentions = tuple(
+            name for name in (*op.inputs, *op.captures, *op.outputs) if name and name not in there
+        )
+        makes = []
+        for position, name in enumerate(op.outputs):
+            if not name:
+                continue
+            shared, takes = "", ()
+            if position == 0 and name not in self.graph.outputs:
+                shared = op.inputs[0] if is_alias(op) else ""
+                takes = () if shared else _takes(op, tensors, there)
+            makes.append((name, tensors[name].bytes, shared, takes))
+        of, share = writer.shares.get(op.name, (op.name, 1.0))
+        scratch = round(self.of.scratch.get(of, 0) * share)
+        reads = tuple(name for name in op.reads if name not in there)
+        return _Step(tuple(makes), mentions, reads, scratch, self.paper.place.get(of, -1))
+
+    def _seconds(self, writer: Writer) -> float:
+        total = 0.0
+        for op in writer.ops:
+            if op.name in writer.shares:
+                of, share = writer.shares[op.name]
+                call = 0.0 if is_alias(op) else CALL  # the whole op's is among its seconds
+                total += self.of.seconds.get(of, 0.0) * share + call * (1 - share)
+            else:
+                total += self.of.seconds.get(op.name, 0.0)
+        copied = sum(writer.copied.values())
+        return total + copied / BANDWIDTH + CALL * len(writer.copied)
+
+    def _levels(self, fragments: Sequence[_Fragment]) -> tuple[tuple[int, ...], int]:
+        """Most bytes live while each op of the whole graph runs, and at all."""
+        steps = [step for fragment in fragments for step in fragment.steps]
+        change = _changes(steps, _uses(fragments, self.graph.outputs), self.graph.outputs)
+        found = [0] * len(self.graph.ops)
+        live = high = peak = last = 0
+        for step, more in zip(steps, change, strict=False):
+            live += more
+            high = max(high, live + step.scratch)
+            if step.place >= 0:
+                last = step.place
+                found[last] = max(found[last], high)
+                peak, high = max(peak, high), 0
+        if found:
+            found[last] = max(found[last], high)
+        return tuple(found), max(peak, high)
+
+
+def _takes(op: Op, tensors: Mapping[str, Tensor], there: frozenset[str]) -> tuple[str, ...]:
+    """Inputs whose buffers the first output may take over where they die."""
+    out = tensors[op.outputs[0]]
+    if out.shape is None:
+        return ()
+    names = (op.inputs[position] for position in takeover_inputs(op))
+    return tuple(
+        name for name in names
+        if name and name not in there and (tensors[name].shape, tensors[name].bytes)
+        == (out.shape, out.bytes)
+    )  # fmt: skip
+
+
+def _uses(fragments: Sequence[_Fragment], outputs: Iterable[str]) -> dict[str, int]:
+    """Mentions of each value; outputs have one more, so never die."""
+    uses: dict[str, int] = {}
+    for fragment in fragments:
+        for name, times in fragment.uses.items():
+            uses[name] = uses.get(name, 0) + times
+    for name in outputs:
+        uses[name] = uses.get(name, 0) + 1
+    return uses
+
+
+def _changes(steps: Sequence[_Step], uses: dict[str, int], outputs: Sequence[str]) -> list[int]:
+    """Bytes that are there from each step on, less those that are not any more.
+
+    Args:
+        uses: mentions of each value; used up.
+    """
+    home: dict[str, str] = {}
+    sizes: dict[str, int] = {}
+    last: dict[str, int] = {}
+    change = [0] * (len(steps) + 1)
+    for at, step in enumerate(steps):
+        for name, size, shared, takes in step.makes:
+            found = None
+            if shared:
+                found = home.get(shared, shared)
+                uses.setdefault(found, MANY)
+            else:
+                for other in takes:
+                    if uses[home[other]] == 1:
+                        found = home[other]
+                        break
+            if found is None:
+                home[name] = name
+                sizes[name] = size
+                change[at] += size
+            else:
+                home[name] = found
+                uses[found] += uses[name]
+        for name in step.reads:
+            last[home[name]] = at
+        for name in step.mentions:
+            uses[home[name]] -= 1
+    kept = set(outputs)
+    for name, at in last.items():
+        if name in sizes and name not in kept:
+            change[at + 1] -= sizes[name]
+    return change

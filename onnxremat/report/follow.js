@@ -1,0 +1,45 @@
+const data = JSON.parse(document.getElementById("data").textContent);
+
+function size(count) {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let unit = 0;
+  while (count >= 1024 && unit < 4) { count /= 1024; unit += 1; }
+  const digits = unit === 0 ? 0 : count < 10 ? 2 : count < 100 ? 1 : 0;
+  return count.toFixed(digits) + " " + units[unit];
+}
+
+// A moment is chosen on the chart or with the slider; the words and the list below follow.
+// of: first, the moment shown at first; words(moment); rows(moment), lists of words, bytes first;
+// place(moment), a share of the chart's width, and at(share) back; tick(moment), the slider's value,
+// and from(tick) back.
+function follow(of) {
+  const chart = document.getElementById("chart"), cursor = document.getElementById("cursor");
+  const slider = document.getElementById("step"), held = document.getElementById("held");
+  const left = +chart.dataset.left, right = +chart.dataset.right;
+  let pinned = of.first;
+
+  function show(moment) {
+    const x = left + of.place(moment) * (right - left);
+    cursor.setAttribute("x1", x);
+    cursor.setAttribute("x2", x);
+    slider.value = of.tick(moment);
+    document.getElementById("moment").textContent = of.words(moment);
+    held.replaceChildren();
+    of.rows(moment).forEach(function (words) {
+      const row = held.insertRow();
+      words.forEach(function (text) { row.insertCell().textContent = text; });
+      row.cells[0].className = "number";
+    });
+  }
+
+  function under(event) {
+    const box = chart.getBoundingClientRect();
+    const x = (event.clientX - box.left) / box.width * chart.viewBox.baseVal.width;
+    return of.at(Math.max(0, Math.min(1, (x - left) / (right - left))));
+  }
+
+  chart.addEventListener("pointermove", function (event) { show(under(event)); });
+  chart.addEventListener("pointerleave", function () { show(pinned); });
+  chart.addEventListener("click", function (event) { pinned = under(event); show(pinned); });
+  slider.addEventListener("input", function () { pinned = of.from(+slider.value); show(pinned); });
+}

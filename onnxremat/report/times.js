@@ -1,0 +1,35 @@
+function words(time) {
+  const said = [(time * data.scale).toFixed(data.digits) + " " + data.unit];
+  data.streams.forEach(function (stream, k) {
+    const now = data.actions.find(function (a) { return a[0] === k && a[1] <= time && time < a[2]; });
+    const line = data.lines[k];
+    let text = stream + (now ? ": " + now[3] + " (" + now[4] + ")" : " waits");
+    if (line) {
+      let bytes = 0;
+      line.forEach(function (row) { if (row[0] <= time) bytes = row[1]; });
+      text += ", holds " + size(bytes);
+    }
+    said.push(text);
+  });
+  return said.join(". ") + ".";
+}
+
+// A value is [bytes, value, stream, begin, end, producer, [[end, reader], ...]].
+function rows(time) {
+  const alive = data.values.filter(function (v) { return v[3] <= time && time < v[4]; });
+  alive.sort(function (a, b) { return b[0] - a[0]; });
+  return alive.slice(0, data.count).map(function (v) {
+    const later = v[6].filter(function (r) { return r[0] > time; });
+    return [size(v[0]), v[1], data.streams[v[2]], v[5],
+      later.map(function (r) { return r[1]; }).join(", ") || "\u2013"];
+  });
+}
+
+function at(share) { return Math.min(0.9999, share) * data.end; }
+
+follow({
+  first: data.at, words: words, rows: rows, at: at,
+  place: function (time) { return time / data.end; },
+  tick: function (time) { return Math.round(time / data.end * 1000); },
+  from: function (tick) { return at(tick / 1000); }
+});

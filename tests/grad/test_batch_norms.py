@@ -1,0 +1,83 @@
+"""Batch normalizations of one net do not disturb each other."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto as T
+from onnx import helper, numpy_helper
+
+from onnxremat.grad import differentiate, training_of
+from onnxremat.grad.description import Variable
+from onnxremat.ort.session import open_session, session_options
+from onnxremat.training.state import FirstValues, input_types
+from onnxremat.training.trainer import UNPLANNED
+
+
+def net(statistics: dict[str, np.ndarray], names: tuple[str, ...]) -> onnx.ModelProto:
+    """Normalise, rectify, normalise, normalise; with the statistics of the given names."""
+    random, nodes = np.random.default_rng(1), []
+    weights = {"w": random.standard_normal((6, 6)).astype(np.float32), **statistics}
+    nodes.append(helper.make_node("MatMul", ["x", "w"], ["h0"], name="first"))
+    for k, name in enumerate(names):
+        weights[f"n{k}.scale"] = random.standard_normal(6).astype(np.float32)
+        weights[f"n{k}.bias"] = random.standard_normal(6).astype(np.float32)
+        inputs = [f"h{k}", f"n{k}.scale", f"n{k}.bias", f"{name}.mean", f"{name}.var"]
+        nodes.append(helper.make_node("BatchNormalization", inputs, [f"b{k}"], name=f"norm{k}"))
+        nodes.append(helper.make_node("LeakyRelu", [f"b{k}"], [f"h{k + 1}"], name=f"relu{k}"))
+    nodes[-1].output[0] = "y"
+    graph = helper.make_graph(
+        nodes,
+        "net",
+        [helper.make_tensor_value_info("x", T.FLOAT, (8, 6))],
+        [helper.make_tensor_value_info("y", T.FLOAT, (8, 6))],
+        [numpy_helper.from_array(value, name) for name, value in weights.items()],
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    onnx.checker.check_model(made)
+    return made
+
+
+def results(model: onnx.ModelProto, optimizer: str | None) -> dict[str, np.ndarray]:
+    """What a step returns about each parameter: its gradient, or its new value."""
+    random = np.random.default_rng(2)
+    step = differentiate(model, optimizer=optimizer, loss="mse")
+    about, types, first = training_of(step), input_types(step), FirstValues(model, step)
+    feeds = {
+        name: random.standard_normal((8, 6)).astype(np.float32) for name in ("x", about.target)
+    }
+    variables = [*about.variables, *(Variable(name, "", "model") for name, _ in about.gradients)]
+    feeds |= {v.input: first.of(v, *types[v.input]) for v in variables}
+    if about.rate:
+        feeds[about.rate] = np.full(types[about.rate][0], 0.1, np.float32)
+    session = open_session(step, session_options(UNPLANNED))
+    found = dict(
+        zip([o.name for o in session.get_outputs()], session.run(None, feeds), strict=True)
+    )
+    named = about.gradients or [(v.input, v.output) for v in about.parameters]
+    return {name: found[output] for name, output in named}
+
+
+def fresh(*names: str) -> dict[str, np.ndarray]:
+    parts = {f"{name}.mean": np.zeros(6, np.float32) for name in names}
+    return parts | {f"{name}.var": np.ones(6, np.float32) for name in names}
+
+
+@pytest.mark.parametrize("optimizer", [None, "sgd"])
+@pytest.mark.parametrize("names", [("a", "b", "c"), ("a", "a", "a")])
+def test_statistics_do_not_matter_to_gradients(
+    optimizer: str | None, names: tuple[str, ...]
+) -> None:
+    """Equal ones, which onnxruntime merges, and those of a module that is called again: the kernel
+    overwrites what it is given, and must not reach those of another op."""
+    random = np.random.default_rng(3)
+    apart = {
+        name: value + random.random(6).astype(np.float32) for name, value in fresh(*"abc").items()
+    }
+    want = results(net(apart, ("a", "b", "c")), optimizer)
+    found = results(net(fresh(*set(names)), names), optimizer)
+    assert found.keys() == want.keys()
+    assert len(want) == 7
+    for name, value in want.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
