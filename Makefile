@@ -11,7 +11,7 @@ TORCH ?= torch==2.13.0
 # In one call with PyTorch, or another build of it may be drawn in.
 ZOO ?= $(TORCH) torchvision==0.28.0 timm transformers onnxscript
 
-.PHONY: demo docs examples wheel test test-slow coverage test-torch test-zoo test-zoo-sample check format bench bench-cuda bench-devices bench-fission bench-memory bench-ops bench-pipeline bench-place bench-plan bench-train bench-workers regress fuzz faults clean
+.PHONY: demo docs examples wheel test test-slow coverage test-torch test-zoo test-zoo-sample check format bench bench-cuda bench-devices bench-fission bench-infer bench-memory bench-ops bench-pipeline bench-place bench-plan bench-train bench-workers regress fuzz faults clean
 
 demo: $(VENV)/ready
 	MODEL=$(MODEL) $(BIN)/python tools/demo.py
@@ -36,6 +36,7 @@ test-torch: $(VENV)/torch
 
 test-zoo: $(VENV)/zoo
 	$(BIN)/python -m tests.zoo $(ARGS)
+	$(BIN)/python -m tests.zoo --fresh $(ARGS)
 
 test-zoo-sample: $(VENV)/zoo
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist load -m 'zoo and sample' tests/zoo
@@ -86,6 +87,10 @@ bench-place: $(VENV)/dev
 # Single operators against OpenVINO's and PyTorch's: make bench-ops ARGS='--only Conv --threads 1'
 bench-ops: $(VENV)/torch
 	$(BIN)/python tools/bench_ops.py $(ARGS)
+
+# Inference against OpenVINO's and PyTorch's: make bench-infer ARGS='--nets bert --threads 1'
+bench-infer: $(VENV)/torch
+	$(BIN)/python tools/bench_infer.py $(ARGS)
 
 bench-pipeline: $(VENV)/dev
 	$(BIN)/python tools/bench_pipeline.py $(ARGS)

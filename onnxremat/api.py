@@ -61,6 +61,7 @@ from onnxremat.rewrite.emit import metadata, unpack
 from onnxremat.schedule.plan import Plan
 from onnxremat.schedule.simulate import Timeline, simulate
 from onnxremat.session.load import load
+from onnxremat.session.process import UPDATES
 from onnxremat.studies.curve import Curve, SweepPoint, curve
 from onnxremat.studies.max_batch import LARGEST, Batches, MaxBatch, open_dimension
 from onnxremat.studies.max_batch import max_batch as largest_batch
@@ -219,6 +220,9 @@ def optimize(
     settings = settings or Settings()
     if machine is not None and settings.target == AUTO:
         settings = replace(settings, target="portable")  # for every provider
+    if machine is not None and UPDATES in settings.not_counted:
+        left = tuple(part for part in settings.not_counted if part != UPDATES)
+        settings = replace(settings, not_counted=left)  # devices always update in place
     if machine is not None and settings.train is not None and machine.has(PROVIDERS["cuda"]):
         # Else CUDA would leave a part of every batch normalization and pooling to the processor.
         settings = replace(settings, train=replace(settings.train, portable=True))

@@ -1,15 +1,17 @@
 """Pipelines over devices: samples per second against one device, and against what was predicted.
 
-    python tools/bench_pipeline.py [--only TEXT ...] [--budget 2x] [--json FILE] [--list]
+    python tools/bench_pipeline.py [--only TEXT ...] [--budget 2x] [--replicas 1] [--json FILE]
+                                   [--list]
 
 One row per model, batch and machine, `--only "vgg16 batch 1 on cpu-2x1"` for one of them (any part
-of a row's name will do). A row says how many times the best single device's rate the bound allows,
-samples a second predicted (1 / largest load, of a trial) and measured in turns with each device
-alone, whether outputs are bit-equal to one session's and in order, and what devices hold at
-worst with that many samples in flight. Devices have one thread each. Rows with OpenVINO are left
-out where it is not installed. Exit code 1 where a check fails, the rate is over 10 % off, or less
-than 1.8 x one device where the bound allows 1.9 x. Run it on two idle cores: a core that something
-else uses shows.
+of a row's name will do). Processors that are alike take the samples of a stage in turn;
+`--replicas 1` gives each a stage of its own. A row says how many times the best single device's
+rate the bound allows, samples a second predicted (1 / largest load, of a trial) and measured in
+turns with each device alone, whether outputs are bit-equal to one session's and in order, and what
+devices hold at worst with that many samples in flight. Devices have one thread each. Rows with
+OpenVINO are left out where it is not installed. Exit code 1 where a check fails, the rate is over
+10 % off, or less than 1.8 x one device where the bound allows 1.9 x. Run it on two idle cores: a
+core that something else uses shows.
 """
 
 from __future__ import annotations
@@ -76,8 +78,9 @@ def measure(row: Row, asked: argparse.Namespace) -> dict[str, Any]:
     prepared = prepare(models.build(row.model, batch=row.batch), Settings(target="portable"))
     options = PlanOptions(time_limit=asked.time_limit, threads=1)
     request = Request(
-        asked.budget, row.devices(), options, objective="throughput", bench_seconds=asked.seconds
-    )
+        asked.budget, row.devices(), options, objective="throughput", bench_seconds=asked.seconds,
+        replicas=asked.replicas,
+    )  # fmt: skip
     result = optimize(prepared, request)
     facts = result.facts()
     pipelined, *alone = result.timings
@@ -90,6 +93,7 @@ def measure(row: Row, asked: argparse.Namespace) -> dict[str, Any]:
     kept = all(check.ok for check in result.checks)
     return {
         "name": row.name, "in_flight": facts["in_flight"], "allowed": allowed,
+        "stages": facts["stages"],
         "predicted": predicted, "measured": rate, "off": rate / predicted - 1, "of_one": of_one,
         "outputs": sorted(outputs), "devices": facts["devices"], "loads": facts["loads_seconds"],
         "met": kept and near and enough,
@@ -120,6 +124,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="*", default=[""], help="rows whose name has such a text")
     parser.add_argument("--budget", default="", help="per device, as of optimize")
+    parser.add_argument("--replicas", type=int, help="devices of a stage at most, as of optimize")
     parser.add_argument("--seconds", type=float, default=20.0, help="of timing a row")
     parser.add_argument("--time-limit", type=float, default=30.0, help="of planning a row")
     parser.add_argument("--json", type=Path, help="one object a line")

@@ -8,6 +8,8 @@ Contenders, all with the same weights, data and plain SGD:
   ``torch.utils.checkpoint``;
 * ``ours``: the training graph for this machine (convolutions through onnxruntime's blocked kernels
   where they gain), storing everything; ``ours_portable``: the one in standard operators only;
+* ``ours_openvino``: the portable step, all of it OpenVINO's; its memory counts from before it was
+  opened (not asked for unless named with ``--who``);
 * ``ours_budget``, ``ours_half``: ``ours`` planned within a budget, chosen so that the process rises
   no further than the one of ``torch_checkpoint``, or half as far as the one of ``torch``.
 
@@ -50,6 +52,7 @@ SETTINGS: dict[str, dict[str, int]] = {"bert": {"layers": 4, "heads": 4}}  # of 
 CONTENDERS = (
     "torch", "torch_checkpoint", "ours", "ours_portable", "ours_budget", "ours_half"
 )  # fmt: skip
+NAMED = ("ours_openvino",)  # where the provider is
 # Planned contenders: whose memory they may take, and which part of it.
 GOALS = {"ours_budget": ("torch_checkpoint", 1.0), "ours_half": ("torch", 0.5)}
 ATTEMPTS = 6  # budgets tried
@@ -64,11 +67,17 @@ def resident(key: str) -> float:
     raise KeyError(key)
 
 
-def measure(step: Callable[[], float], seconds: float) -> dict[str, Any]:
-    """Time and memory of repeated steps."""
+def resting() -> float:
+    """MiB of this process, without what it could give back."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # else what building the step left behind would be used again
-    base = resident("VmRSS")
+    return resident("VmRSS")
+
+
+def measure(step: Callable[[], float], seconds: float, base: float | None = None) -> dict[str, Any]:
+    """Time and memory of repeated steps; memory over ``base``, else over what there was before."""
+    now = resting()
+    base = now if base is None else base
     Path("/proc/self/clear_refs").write_text("5")
     losses = [step(), step()]
     wall, cpu, start = [], [], time.monotonic()
@@ -100,7 +109,8 @@ def data(net: str) -> tuple[Any, dict[str, np.ndarray], np.ndarray]:
 
 def training(portable: bool = False) -> Any:
     """How our training steps are made."""
-    from onnxremat.grad import Settings, block_size
+    from onnxremat.grad import Settings
+    from onnxremat.ort.blocks import block_size
 
     return Settings(optimizer="sgd", dropout=False, blocked=0 if portable else block_size())
 
@@ -118,6 +128,36 @@ def ours(
     del model, graph
     batch = {**feeds, trainer.training.target: labels}
     return measure(lambda: trainer.step(batch), seconds)
+
+
+def openvino(net: str, threads: int, seconds: float) -> dict[str, Any]:
+    """A step that OpenVINO computes as a whole, through the Trainer."""
+    from onnxremat.cost.table import CostTable
+    from onnxremat.device.files import read_machine
+    from onnxremat.execute.deployment import deploy, training_pairs
+    from onnxremat.execute.partition_cuts import Terms
+    from onnxremat.grad import differentiate
+    from onnxremat.graph.onnx_io import write_model
+    from onnxremat.ort.infer import build_graph
+    from onnxremat.schedule.assign import assigned
+    from onnxremat.training.trainer import Trainer
+
+    model, feeds, labels = data(net)
+    step = differentiate(model, settings=training(portable=True))
+    graph, machine = build_graph(step), read_machine("cpu-openvino")
+    table = CostTable({op.name: 1e-4 for op in graph.ops}, {}, "none")
+    plan = assigned(graph, {op.name: "openvino" for op in graph.ops}, machine)
+    made = deploy(
+        graph, plan, machine, dict.fromkeys(machine.names, table), Terms(pairs=training_pairs(step))
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "step.onnx"
+        write_model(made.model(), file)
+        del made, step, graph, plan, table
+        base = resting()
+        trainer = Trainer(file, model, threads=threads, rate=0.01)
+    batch = {**feeds, trainer.training.target: labels}
+    return measure(lambda: trainer.step(batch), seconds, base)
 
 
 def torch_step(
@@ -164,6 +204,7 @@ RUN: dict[str, Callable[..., dict[str, Any]]] = {
     "torch_checkpoint": partial(torch_step, checkpointed=True),
     "ours": ours,
     "ours_portable": partial(ours, portable=True),
+    "ours_openvino": openvino,
     **dict.fromkeys(GOALS, ours),
 }
 
@@ -290,7 +331,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--nets", nargs="+", default=list(NETS), choices=list(NETS))
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
-    parser.add_argument("--who", nargs="+", default=list(CONTENDERS), choices=CONTENDERS)
+    parser.add_argument("--who", nargs="+", default=list(CONTENDERS), choices=(*CONTENDERS, *NAMED))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=6.0)
     parser.add_argument("--out", type=Path, help="JSON lines of all figures.")

@@ -16,7 +16,7 @@ Block = Callable[..., torch.Tensor]  # block(function, tensor, ...)
 def _norm(p: Values, name: str, x: torch.Tensor) -> torch.Tensor:
     return functional.batch_norm(
         x, p[f"{name}.running_mean"], p[f"{name}.running_var"], p[f"{name}.weight"],
-        p[f"{name}.bias"], True, 0.1, 1e-5,
+        p[f"{name}.bias"], torch.is_grad_enabled(), 0.1, 1e-5,
     )  # fmt: skip
 
 

@@ -32,7 +32,7 @@ OF_PROCESSES = (  # as the other commands name them; weights as the session keep
 )  # fmt: skip
 OF_PIPELINES = (
     "objective", "in_flight", "samples_per_second_predicted", "loads_seconds", "max_load_seconds",
-    "bound_seconds", "gap",
+    "bound_seconds", "gap", "stages",
 )  # fmt: skip
 
 
@@ -154,7 +154,7 @@ def _model(source: Path, region: bool) -> dict[str, Any]:
         facts |= {key: told[key] for key in OF_PROCESSES if told.get(key) is not None}
         if told.get("in_flight"):
             facts = {key: value for key, value in facts.items() if key not in OF_SESSIONS}
-            facts |= {key: told[key] for key in OF_PIPELINES}
+            facts |= {key: told.get(key) for key in OF_PIPELINES}
         least = _region(source, options) if region else None
         facts["snippets"] = Snippets(str(source), options, least).by_language()
         facts |= {"region_bytes": least.bytes} if least else {}

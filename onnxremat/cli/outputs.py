@@ -32,14 +32,14 @@ def check_outputs(given: Mapping[str, Any]) -> None:
     for path in outputs.values():
         if path == "-":
             raise UsageError("nothing is written to a pipe: '-'", hint="give the name of a file")
-        place: object = _place(path) or str(Path.cwd() / path)
-        if place in read:
+        file = _place(path) or str(Path.cwd() / path)
+        if file in read:
             raise UsageError(
                 f"the output is the input: {path}", hint="choose another name for the output"
             )
-        if place in seen:
+        if file in seen:
             raise UsageError(f"two outputs are one file: {path}", hint="choose another name")
-        seen.add(place)
+        seen.add(file)
 
 
 def _paths(value: Any) -> list[str]:

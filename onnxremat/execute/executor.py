@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -20,7 +20,7 @@ import numpy as np
 import onnx
 
 from onnxremat.device.machine import PROVIDERS, Device, Machine
-from onnxremat.errors import ModelError
+from onnxremat.errors import ModelError, StoppedError
 from onnxremat.execute.given_values import GivenValues, memory
 from onnxremat.execute.pools import ready_made
 from onnxremat.execute.stream_threads import StreamThread
@@ -131,7 +131,7 @@ class Executor:
             or (device.opaque and name not in self._given.pool)
         ]
         self._held = Held({}, {}, {})
-        self._record, self._runs = record, 0
+        self._record, self._runs, self._stopped = record, 0, False
         wanted = range(len(parts.actions)) if only is None else only
         self.stages = self._open(folder, models, wanted)
         self._apart = self._several()
@@ -280,7 +280,10 @@ class Executor:
 
         Raises:
             ModelError: a session fails.
+            StoppedError: :meth:`abandon` was called.
         """
+        if self._stopped:
+            raise StoppedError("interrupted in the middle of a run")
         action = self.parts.actions[index]
         if isinstance(action, Copy):
             self._copy(index, action, held)
@@ -368,6 +371,14 @@ class Executor:
         """Bring state that is kept elsewhere (in a GPU's memory, or shared with a plugin provider)
         back into the caller's arrays; what the processor updates is in them already."""
         self._given.pull_state()
+
+    def push_state(self, names: Iterable[str]) -> None:
+        """Bring the caller's arrays of some state to where it is kept."""
+        self._given.push_state(names)
+
+    def abandon(self) -> None:
+        """Stop the run that is on, before its next action, and every later one; from any thread."""
+        self._stopped = True
 
     # ---- streams ---------------------------------------------------------------------------
 

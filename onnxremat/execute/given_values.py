@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -104,6 +104,14 @@ class GivenValues:
         for name in self._state:
             if name in self._home or name in self.pool:
                 np.copyto(self._state[name], as_array(self._values[name], self._copies))
+
+    def push_state(self, names: Iterable[str]) -> None:
+        """Bring the caller's arrays of some state to where it is kept."""
+        for name in names:
+            if name in self.pool:
+                self._fill(name)
+            elif name in self._home:
+                self._values[name].update_inplace(self._state[name])
 
     def _homes(self, parts: Partitioned, machine: Machine) -> dict[str, Device]:
         """State to the device that updates it, where that has a memory of its own."""

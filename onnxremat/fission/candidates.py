@@ -40,13 +40,21 @@ class Regions:
         self.paper, self.graph, self.facts = paper, paper.graph, paper.facts
 
     def within(
-        self, first: int, end: int, peak: int, without: Collection[str] = ()
+        self,
+        first: int,
+        end: int,
+        peak: int,
+        without: Collection[str] = (),
+        every: bool = True,
     ) -> list[Region]:
         """Regions of two parts among ops ``first`` to ``end`` (excluded) of the order which hold
-        op ``peak``: one per axis of the value that the last of them makes.
+        op ``peak``: one per axis of the value that the last of them makes, and of the last that is
+        no sum.
 
         Args:
             without: ops that are left out.
+            every: along every axis; else of axes of one length, as rows and columns of a square
+                image are, along the first alone.
         """
         end = self._with_sums(first, end)
         ops, writes = self.graph.ops, self.paper.writes
@@ -56,7 +64,11 @@ class Regions:
             return []
         last = next((name for name in reversed(made) if not self.is_sum(name)), made[-1])
         found: dict[frozenset[str], Region] = {}
-        for cut in self._cuts(last):
+        cuts = [cut for name in dict.fromkeys((last, made[-1])) for cut in self._cuts(name)]
+        if not every:
+            alike = {(cut.name, cut.summed, cut.length): cut for cut in reversed(cuts)}
+            cuts = [cut for cut in cuts if cut in alike.values()]
+        for cut in cuts:
             for grain in GRAINS:
                 region = self._region(inside, replace(cut, grain=grain))
                 if region is not None and self.graph.ops[peak].name in region.ops:

@@ -21,8 +21,9 @@ from onnxremat.graph.axes import total_of
 from onnxremat.graph.spans import CannotSplitError
 from onnxremat.schedule.simulate import simulate
 
-FIRST = 4  # parts that a region is tried with
-FINER = 4  # times as many where these do not help
+# Parts that a region is tried with; and whether along columns, too, where rows are as many:
+# neighbours along different axes have to be joined in between.
+WAYS = ((4, False), (16, False), (4, True), (16, True))
 MOST = 64  # parts of a region
 COUNTS = (
     2,
@@ -42,6 +43,7 @@ COUNTS = (
     40,
     48,
 )  # parts that are tried in the end
+SOURCE = 10  # such a share of the peak, at least, is worth a region for it to be made in parts
 SIDES = 4  # narrow places looked at on either side of the crowded op
 LITTLE = 0.002  # share of the whole time that no step is counted below
 BETTER = 0.99  # share of the crowding before from which a step is one forward
@@ -72,17 +74,19 @@ class Chooser:
         that needs least."""
         best = self.whole
         while best.peak > limit and not self.stop():
-            step = self._step(best, limit, FIRST) or self._step(best, limit, FINER * FIRST)
+            steps = (self._step(best, limit, *way) for way in WAYS)
+            step = next((found for found in steps if found is not None), None)
             if step is None:
                 break
             best = step
         return self._tuned(best, limit) if best.peak <= limit else best
 
-    def _step(self, now: Priced, limit: int, parts: int) -> Priced | None:
+    def _step(self, now: Priced, limit: int, parts: int, every: bool) -> Priced | None:
         """One region more, or another one, or one in more parts; None where nothing helps.
 
         Args:
             parts: of new regions, at least.
+            every: along every axis.
         """
         peak = max(range(len(now.levels)), key=now.levels.__getitem__)
         before = crowding(now, limit)
@@ -91,7 +95,7 @@ class Chooser:
         def rank(found: Priced) -> tuple[int, float]:
             return self._rank(found, now, limit)
 
-        for regions in self._moves(now, peak, parts):
+        for regions in self._moves(now, peak, parts, every):
             if self.stop():
                 break
             found = self._price(regions)
@@ -100,8 +104,27 @@ class Chooser:
             if best is None or rank(found) < rank(best):
                 best = found
             if self._like(regions, now) and found.levels[peak] <= limit:
-                return found  # as in another layer
-        return best
+                best = found  # as in another layer
+                break
+        return best and self._everywhere(best, limit)
+
+    def _everywhere(self, found: Priced, limit: int) -> Priced:
+        """The last region in all other layers that are over the limit, too, where that helps."""
+        regions, wanted = found.regions, found.regions[-1]
+        kinds = {self.graph.ops[self.place[name]].op_type for name in wanted.ops}
+        for place, level in enumerate(found.levels):
+            op = self.graph.ops[place]
+            if level <= limit or op.op_type not in kinds:
+                continue
+            own = next((region for region in regions if op.name in region.ops), None)
+            if own is not None and self._types(own) == self._types(wanted):
+                continue
+            moved = self._moved(wanted, place)
+            if moved is not None:
+                gone = set(moved.ops)
+                regions = (*(r for r in regions if gone.isdisjoint(r.ops)), moved)
+        more = self._price(regions)
+        return found if more is None or crowding(more, limit) > crowding(found, limit) else more
 
     def _rank(self, found: Priced, now: Priced, limit: int) -> tuple[int, float]:
         """What keeps the limit by its time; others by what they gain for theirs."""
@@ -111,7 +134,9 @@ class Chooser:
         more = max(found.seconds - now.seconds, LITTLE * self.whole.seconds)
         return 1, -math.log(crowding(now, limit) / left) / more
 
-    def _moves(self, now: Priced, peak: int, parts: int) -> Iterator[tuple[Region, ...]]:
+    def _moves(
+        self, now: Priced, peak: int, parts: int, every: bool
+    ) -> Iterator[tuple[Region, ...]]:
         name = self.graph.ops[peak].name
         own = next((r for r in now.regions if name in r.ops), None)
         if own is None:
@@ -119,12 +144,39 @@ class Chooser:
                 moved = self._moved(region, peak)
                 if moved is not None:
                     yield self._with(now, moved)
-        elif 2 * len(own.parts) <= min(MOST, self.able.length(own)):
-            yield self._with(now, replace(own, parts=(1,) * (2 * len(own.parts))))
+        else:
+            reads = {n for each in own.ops for n in self.graph.ops[self.place[each]].reads}
+            for region in (own, *(r for r in now.regions if reads.intersection(r.results))):
+                if 2 * len(region.parts) <= min(MOST, self.able.length(region)):
+                    yield self._with(now, replace(region, parts=(1,) * (2 * len(region.parts))))
+        for place in (peak, *self._sources(now, own)):
+            yield from self._around(now, place, parts, every)
+
+    def _sources(self, now: Priced, own: Region | None) -> list[int]:
+        """Ops that make large values for a region as wholes: in parts they would die part by
+        part."""
+        if own is None:
+            return []
+        ops, made = self.graph.ops, self.graph.producer
+        reads = dict.fromkeys(n for name in own.ops for n in ops[self.place[name]].reads)
+        parted = {name for region in now.regions for name in region.ops}
+        large = max(now.levels) // SOURCE
+        return [
+            made[name] for name in reads
+            if name in made and ops[made[name]].name not in parted
+            and self.graph.tensors[name].bytes >= large
+        ]  # fmt: skip
+
+    def _around(
+        self, now: Priced, place: int, parts: int, every: bool
+    ) -> Iterator[tuple[Region, ...]]:
+        """Regions around an op, instead of the one that has it."""
+        name = self.graph.ops[place].name
+        own = next((r for r in now.regions if name in r.ops), None)
         parts = max(parts, len(own.parts)) if own is not None else parts
-        for first, end in self._places(peak):
-            for without in self._left_out(now, own, peak, range(first, end)):
-                for region in self.able.within(first, end, peak, without):
+        for first, end in self._places(place):
+            for without in self._left_out(now, own, place, range(first, end)):
+                for region in self.able.within(first, end, place, without, every):
                     most = min(parts, MOST, self.able.length(region))
                     region = replace(region, parts=(1,) * most)
                     for kept in self.able.policies(region) if most > 1 else ():

@@ -9,7 +9,7 @@ c values, give the same: sums miss only zeros.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -116,7 +116,9 @@ class Narrowed:
         shares: of its keys that an op still works on.
     """
 
-    def __init__(self, ops: list[Op], tensors: dict[str, Tensor], reach: Reach, cut: Cut) -> None:
+    def __init__(
+        self, ops: list[Op], tensors: MutableMapping[str, Tensor], reach: Reach, cut: Cut
+    ) -> None:
         self.ops, self.tensors, self.reach, self.cut = ops, tensors, reach, cut
         self.shares: dict[str, float] = {}
         self.producer = {name: index for index, op in enumerate(ops) for name in op.writes}

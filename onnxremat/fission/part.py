@@ -153,12 +153,12 @@ class _Part:
         there = self.held.get(name, ())
         if piece is not None and new is not None:
             tensor = self.writer.cut(f"{name}{self.end}", name, piece.made, new)
-            before = (
+            kept = (
                 (self.writer.cut(t, name, span, left), left)
                 for t, span in there
                 if (left := Span(span.axis, span.first, min(span.end, new.first))).size > 0
             )
-            there = (*before, (tensor, new))
+            there = (*kept, (tensor, new))
         self.have[name] = there
         if name in self.asked:
             part = self.writer.gather(name, there, self.asked[name])

@@ -221,7 +221,7 @@ class Prices:
         for position, name in enumerate(op.outputs):
             if not name:
                 continue
-            shared, takes = "", ()
+            shared, takes = "", tuple[str, ...]()
             if position == 0 and name not in self.graph.outputs:
                 shared = op.inputs[0] if is_alias(op) else ""
                 takes = () if shared else _takes(op, tensors, there)

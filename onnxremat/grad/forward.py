@@ -29,6 +29,7 @@ from onnxremat.graph.onnx_io import (
 )
 from onnxremat.graph.sequences import without_sequences
 from onnxremat.ort.infer import (
+    BIND,
     build_graph,
     require_shapes,
     unknown_shapes,
@@ -92,7 +93,7 @@ def read_forward(
         if not left or idle > IDLE:
             break
         graph = _inferred_on(_typed(_folded(graph, variable)))
-    require_shapes(graph)
+    require_shapes(graph, f"{BIND}; a training step needs sizes that do not depend on data")
     graph = _with_tensor_inputs(graph)
     return bias_apart(pool_first(fuse_gelu(graph)))
 

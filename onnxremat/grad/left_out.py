@@ -1,7 +1,8 @@
 """Biases of zeros that PyTorch's exporter leaves out, which a fresh net has many of.
 
 Its optimizer takes the bias away from a Gemm or convolution where all elements are zero (the rules
-RemoveOptionalBias of onnxscript's rewriter). The node still says what PyTorch's node read.
+RemoveOptionalBias of onnxscript's rewriter), also the one that it has just made of a batch
+normalization. The node still says what PyTorch's node read.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from onnxremat.grad.marks import Reading, rules_of
 from onnxremat.grad.stored import Stored
 
 BIAS = 2  # input of Gemm, Conv and ConvTranspose
-_ARGUMENT = {"linear": 2, "addmm": 0, "conv": 2}  # of operators that begin so: which is the bias
+# Of operators that begin so: which argument is the bias.
+_ARGUMENT = {"linear": 2, "addmm": 0, "conv": 2, "_native_batch_norm": 2, "batch_norm": 2}
 
 
 def left_out(node: onnx.NodeProto, about: Reading) -> str:

@@ -12,17 +12,19 @@ import ast
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import onnx
 
 from onnxremat.grad.listed import parameters_of
+from onnxremat.grad.signature import BUFFER, PARAMETER, Listed, signature_of
 
 _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 _PLACEHOLDER = "pkg.torch.onnx.original_node_name"
 _FOLDED = "pkg.onnxscript.optimizer.folded_from"
 _READS = "pkg.torch.onnx.fx_node"
 _SCOPES = "pkg.torch.onnx.name_scopes"
-KIND_OF = {"p_": "PARAMETER", "b_": "BUFFER"}  # by how names in PyTorch's graph begin
+KIND_OF = {"p_": PARAMETER, "b_": BUFFER}  # by how names in PyTorch's graph begin
 _RULES = "pkg.onnxscript.rewriter.rule_name"
 
 # Names that exporters make up: for constants of the code, and for what they fold.
@@ -56,6 +58,10 @@ linear addmm conv1d conv2d conv3d layer_norm group_norm batch_norm softmax relu 
 var std prod square clamp_min clamp_max logical_not logical_and logical_or bitwise_not erf log1p
 expm1
 """
+_COPIES = """
+expand expand_as repeat tile index index_select gather embedding
+"""
+_COPYING = frozenset(_COPIES.split())
 _COMPUTING = frozenset(_COMPUTES.split())
 _RESULTS = frozenset(f"{_MOVES} {_MAKES} {_COMPUTES}".split())
 
@@ -67,25 +73,61 @@ class Marks:
     Attributes:
         kinds: ``PARAMETER`` or ``BUFFER`` (and PyTorch's other kinds) by initializer.
         folded: names a folded initializer was made from, without those that exporters make up.
+        copied: folded initializers that may hold an element of their parameter several times.
         placeholders: name of the initializer in PyTorch's graph, by initializer.
+        signature: parameters and buffers of the module, by their names in PyTorch's graph.
         norms: convolutions that a batch normalization was folded into.
         trained, frozen, buffers: names listed by :func:`onnxremat.export`; None without a list.
     """
 
     kinds: Mapping[str, str] = field(default_factory=dict)
     folded: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    copied: frozenset[str] = frozenset()
     placeholders: Mapping[str, str] = field(default_factory=dict)
+    signature: Mapping[str, Listed] = field(default_factory=dict)
     norms: tuple[str, ...] = ()
     trained: frozenset[str] | None = None
     frozen: frozenset[str] = frozenset()
     buffers: frozenset[str] = frozenset()
 
-    def with_placeholders(self, made: Mapping[str, str]) -> Marks:
-        """The marks, and those of tensors with names of PyTorch's graph, which say their kind."""
-        kinds = {name: KIND_OF[token[:2]] for name, token in made.items()}
+    def told_apart(self, tokens: Mapping[str, str], folded: Mapping[str, str]) -> Marks:
+        """The marks, and those of tensors that the exporter had merged.
+
+        Args:
+            tokens: names of PyTorch's graph, which say the kind, by tensor.
+            folded: the parameter that a folded tensor was made from, by tensor.
+        """
+        kinds = {name: KIND_OF[token[:2]] for name, token in tokens.items()}
+        sources = {name: (source,) for name, source in folded.items()}
         return replace(
-            self, kinds={**self.kinds, **kinds}, placeholders={**self.placeholders, **made}
+            self,
+            kinds={**self.kinds, **kinds},
+            placeholders={**self.placeholders, **tokens},
+            folded={**self.folded, **sources},
         )
+
+    def token_of(self, name: str) -> str:
+        """What PyTorch's graph calls an initializer, or the only parameter or buffer that it was
+        folded from; "" where that is not known."""
+        if name in self.placeholders:
+            return self.placeholders[name]
+        known = [n for n in self.folded.get(name, ()) if n in self._tokens]
+        return self._tokens[known[0]] if len(known) == 1 else ""
+
+    def alike(self, one: str, other: str) -> bool:
+        """Two names of PyTorch's graph are listed, and their tensors called alike in their modules
+        (``weight``)."""
+        known = [self.signature[each].name for each in (one, other) if each in self.signature]
+        return len(known) == 2 and len({name.rsplit(".", 1)[-1] for name in known}) == 1
+
+    @cached_property
+    def _tokens(self) -> dict[str, str]:
+        return {each.name: token for token, each in self.signature.items()}
+
+    def name_of(self, token: str, about: Reading) -> str:
+        """The module's name of a tensor that PyTorch's graph calls ``token``."""
+        listed = self.signature.get(token)
+        return listed.name if listed is not None else about.named(token) or token
 
     def nameless(self, name: str) -> bool:
         """An initializer whose name the exporter made up. Where it says what the parameters are,
@@ -116,16 +158,22 @@ def marks_of(model: onnx.ModelProto) -> Marks:
         found = {entry.key: entry.value for entry in item.metadata_props}
         if found and item.name in stored:
             entries.setdefault(item.name, {}).update(found)
-    folded, results = {}, _results(model)
+    folded, copied, results = {}, set(), _results(model)
     for name, entry in entries.items():
         if _FOLDED in entry:
+            if any(_stem(each) in _COPYING for each in (name, *_names(entry[_FOLDED]))):
+                copied.add(name)
             made = {n for n in _names(entry[_FOLDED]) if n in results and not _is_result(n)}
             names = (n for n in _names(entry[_FOLDED]) if not is_nameless(n) and n not in made)
             folded[name] = tuple(names)
+    signature = signature_of(model)
     marks = Marks(
-        kinds={n: e[_KIND] for n, e in entries.items() if _KIND in e},
+        kinds={each.name: each.kind for each in signature.values()}
+        | {n: e[_KIND] for n, e in entries.items() if _KIND in e},
         folded=folded,
+        copied=frozenset(copied),
         placeholders={n: e[_PLACEHOLDER] for n, e in entries.items() if _PLACEHOLDER in e},
+        signature=signature,
         norms=folded_norms(model),
     )
     return _with_list(marks, model)
@@ -163,9 +211,14 @@ def is_buffer_name(name: str) -> bool:
     return last in BUFFERS or re.match(r"_?(lifted_tensor|tensor_constant)_?\d+$", last) is not None
 
 
-def parameters_among(sources: Iterable[str]) -> tuple[str, ...]:
-    """Of the names a constant was folded from, those that may be parameters: not buffers by their
-    name, and not results of PyTorch's operators (``cos_1``, ``unsqueeze_2``)."""
+def parameters_among(sources: Iterable[str], kinds: Mapping[str, str]) -> tuple[str, ...]:
+    """Of the names a constant was folded from, those that may be parameters: what the file calls
+    so. Where it calls none of them anything, not buffers by their name, and not results of
+    PyTorch's operators (``cos_1``, ``unsqueeze_2``)."""
+    sources = tuple(sources)
+    for kind in (PARAMETER, BUFFER):
+        if known := tuple(name for name in sources if kinds.get(name) == kind):
+            return known
     return tuple(n for n in sources if not is_buffer_name(n) and ("." in n or not _is_result(n)))
 
 

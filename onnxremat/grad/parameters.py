@@ -10,6 +10,7 @@ from pathlib import Path
 import onnx
 
 from onnxremat.errors import UsageError
+from onnxremat.grad.absent import absent, stand_ins
 from onnxremat.grad.description import Weight
 from onnxremat.grad.given import Given, Parameters, matched, read_given
 from onnxremat.grad.marks import Marks, marks_of, reading_of
@@ -35,6 +36,8 @@ class Inventory:
         missing: parameters given that the file does not have, neither by name nor by value.
         merged: initializers that may be several parameters which the exporter merged.
         norms: convolutions that the exporter folded a batch normalization into.
+        absent: parameters that the exporter lists and that no tensor to train stands for.
+        stand_ins: parameters of operations that the exporter kept for several equal ones.
     """
 
     model: onnx.ModelProto
@@ -43,6 +46,8 @@ class Inventory:
     missing: tuple[str, ...] = ()
     merged: tuple[str, ...] = ()
     norms: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
+    stand_ins: tuple[str, ...] = ()
 
     @property
     def learned(self) -> list[str]:
@@ -84,9 +89,8 @@ def take_inventory(
         marks = replace(
             marks, folded={**marks.folded, **{n: s for n, s in made.items() if s != (n,)}}
         )
-    undone, tokens = find_restored(model, folder, marks, tie)
+    undone, marks = find_restored(model, folder, marks, tie)
     restored = [e for e in undone if e.how != "fill" or not _learned_zeros(e, given)]
-    marks = marks.with_placeholders(tokens)
     result = apply_restored(model, restored, folder)
     cores = {e.parameter: e.tensor for e in restored if e.how in ("expand", "share", "fill")}
     told = None if given is None else given.trained
@@ -98,7 +102,22 @@ def take_inventory(
         _missing(given, marks, restored, origins),
         _merged(result, folder, marks, origins),
         marks.norms,
+        *_lost(result, marks, origins, told),
     )
+
+
+def _lost(
+    model: onnx.ModelProto,
+    marks: Marks,
+    origins: Mapping[str, Origin],
+    told: Mapping[str, bool] | None,
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Parameters without a tensor to train, and those that are trained in place of them."""
+    if told is not None or marks.trained is not None:
+        return (), ()
+    learned = {n: (n, *_labels(o)) for n, o in origins.items() if o.kind in LEARNED}
+    missing = absent(model, marks, learned)
+    return missing, stand_ins(model, marks) if missing else ()
 
 
 def _learned_zeros(entry: Restored, given: Given | None) -> bool:
@@ -364,6 +383,19 @@ def warnings_of(
             f"({names}): these are trained with a bias instead; to keep them, export with "
             "onnxremat.export, or as docs/exporting.md says"
         )
+    if inventory.absent:
+        names = ", ".join(inventory.absent[:40]) + (", ..." * (len(inventory.absent) > 40))
+        found.append(
+            f"{len(inventory.absent)} parameters of the module are not trained: {names}: it does "
+            "not use them, they are tied to others, or the exporter took them away (it does so "
+            "with a number that is added as 0 or multiplied as 1, and with one of two equal "
+            "operations) or computed with them; optimize=False or onnxremat.export keeps them"
+        )
+    if inventory.stand_ins:
+        names = ", ".join(inventory.stand_ins[:40]) + (", ..." * (len(inventory.stand_ins) > 40))
+        found.append(
+            f"the exporter made one of equal operations: {names} are trained for these too"
+        )
     if inventory.missing:
         names = ", ".join(inventory.missing[:6]) + (", ..." * (len(inventory.missing) > 6))
         found.append(
@@ -382,7 +414,8 @@ def _grouped(inventory: Inventory, rows: Sequence[Weight], status: str, text: st
         guessed = status == "unreached" or (not origin.told and row.why == origin.why)
         if status == "trained":
             guessed = origin.computed
-        if row.status == status and guessed and _size(row) > FEW:
+        large = status == "trained" or _size(row) > FEW
+        if row.status == status and guessed and large:
             why = row.why.split(", with '", 1)[0]
             groups.setdefault(why, []).append(row.label or row.name)
     return [

@@ -124,7 +124,9 @@ def rotations(names: Iterable[str], read: Callable[[str], np.ndarray]) -> dict[s
     groups: dict[tuple[int, ...], list[tuple[str, np.ndarray]]] = {}
     for name in names:
         value = read(name)
-        if value.ndim >= 2 and np.abs(value).max(initial=0.0) <= 1.001:
+        if value.ndim < 2 or is_constant(value):  # 0 and 1 are no angle's
+            continue
+        if np.abs(value).max(initial=0.0) <= 1.001:
             head = value.reshape(-1)[:HEAD].astype(np.float64)
             groups.setdefault(value.shape, []).append((name, head))
     found: dict[str, str] = {}

@@ -20,8 +20,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+import numpy as np
 import onnx
 
+from onnxremat.grad.layers import affine_of_norms
 from onnxremat.grad.marks import (
     Marks,
     is_buffer_name,
@@ -29,7 +31,8 @@ from onnxremat.grad.marks import (
     module_of,
     parameters_among,
 )
-from onnxremat.grad.patterns import LIMIT, MASK, made_by_code, regular, rotations
+from onnxremat.grad.patterns import LIMIT, MASK, is_constant, made_by_code, regular, rotations
+from onnxremat.grad.signature import PARAMETER
 from onnxremat.grad.stored import Stored
 from onnxremat.grad.tape import FLOATS
 from onnxremat.graph.ir import captures
@@ -112,6 +115,7 @@ class _Judge:
         self.model, self.marks, self.given = model, marks, given
         self.stored = Stored(model, folder)
         self.source = labels
+        self.affine = affine_of_norms(model)
         self.readers = _readers(model)
         self.uses = {
             name: [(node.op_type, position) for node, position in found]
@@ -126,7 +130,7 @@ class _Judge:
     def _origin(self, name: str) -> Origin:
         file_name = self.source.get(name, name)
         folded = self.marks.folded.get(file_name, ())
-        sources = parameters_among(folded)
+        sources = parameters_among(folded, self.marks.kinds)
         label = "" if name in sources else ", ".join(sources) or self._by_reader(name)
         use = self._use(name)
         if self.given is not None and use is None:
@@ -136,7 +140,8 @@ class _Judge:
         if use is not None:
             return use
         told = self._told(file_name, label, sources, folded)
-        return told or self._judged(name, label, any("." in source for source in sources))
+        named = any("." in each or self.marks.kinds.get(each) == PARAMETER for each in sources)
+        return told or self._judged(name, label, named)
 
     def _nameless(self, name: str) -> bool:
         return self.marks.nameless(self.source.get(name, name))
@@ -200,6 +205,9 @@ class _Judge:
         known = [self.marks.kinds.get(each) for each in sources]
         if known and all(each == "BUFFER" for each in known):
             return Origin(Kind.BUFFER, f"made from buffer {sources[0]}", label, True)
+        moved = tuple(folded) == sources and name not in self.marks.copied
+        if known == [PARAMETER] and moved and not is_computed((name,)):
+            return Origin(Kind.PARAMETER, "folded, says the exporter", label, True)
         return None
 
     def _judged(self, name: str, label: str, made: bool) -> Origin:
@@ -207,6 +215,7 @@ class _Judge:
         marked = self.marks.kinds.get(name) == "PARAMETER"
         if is_buffer_name(name) and not marked:
             return Origin(Kind.BUFFER, f"named as buffers are ('{name.rsplit('.', 1)[-1]}')")
+        made = made or name in self.affine
         nameless = (self._nameless(name) or bool(label)) and not made and not marked
         size = self.stored.size(name)
         if size <= 1 and not marked and (nameless or "." not in name):
@@ -225,10 +234,19 @@ class _Judge:
         elif label:
             why = "folded, says the exporter"
             mixed = name not in self.source and any(map(is_buffer_name, folded))
-            if mixed or is_computed((file_name, *folded)):
-                why = f"the exporter computed it from {label}, in place of which it is trained"
+            computed = mixed or is_computed((file_name, *folded))
+            if computed or self._copied(name, file_name):
+                did = "computed it from" if computed else "copied elements into it of"
+                why = f"the exporter {did} {label}, in place of which it is trained"
                 return Origin(Kind.PARAMETER, why, label, computed=True)
         return Origin(Kind.PARAMETER, why, label, marked)
+
+    def _copied(self, name: str, file_name: str) -> bool:
+        """A folded tensor of equal elements may hold more of them than the parameter has."""
+        if name != file_name or name not in self.marks.copied:
+            return False
+        value = self.stored.readable(name) and self.stored.value(name)
+        return isinstance(value, np.ndarray) and is_constant(value)
 
     def _rotations(self, found: Mapping[str, Origin]) -> dict[str, Origin]:
         """Two tensors without names, one of cosines and one of sines of the same angles."""

@@ -28,8 +28,10 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from onnxremat.grad.layers import affine_of_norms, homes, in_copied_layers
 from onnxremat.grad.left_out import BIAS, left_out, zeros
-from onnxremat.grad.marks import Marks, is_nameless, parameters_among, reading_of
+from onnxremat.grad.marks import Marks, Reading, is_nameless, parameters_among, reading_of
+from onnxremat.grad.merged import merged
 from onnxremat.grad.patterns import (
     LIMIT,
     is_constant,
@@ -89,9 +91,9 @@ def _copy(node: onnx.NodeProto) -> onnx.NodeProto:
 
 def find_restored(
     model: onnx.ModelProto, folder: Path | None, marks: Marks, tie: bool = True
-) -> tuple[list[Restored], dict[str, str]]:
-    """What exporters did to the parameters of a model; and PyTorch's names of tensors that are
-    told apart again (:attr:`Marks.placeholders`).
+) -> tuple[list[Restored], Marks]:
+    """What exporters did to the parameters of a model; and the marks, with those of tensors that
+    are told apart again.
 
     Args:
         model: with its Constant nodes stored (:func:`constants_stored`).
@@ -100,7 +102,7 @@ def find_restored(
         tie: whether equal tensors of irregular numbers are one parameter.
     """
     finder = _Finder(model, folder, marks)
-    return finder.run(tie), finder.tokens
+    return finder.run(tie), marks.told_apart(finder.tokens, finder.folded)
 
 
 class _Finder:
@@ -111,6 +113,8 @@ class _Finder:
         self.taken |= {name for node in model.graph.node for name in (*node.input, *node.output)}
         self.found: list[Restored] = []
         self.tokens: dict[str, str] = {}
+        self.folded: dict[str, str] = {}
+        self.affine, self.homes = affine_of_norms(model), homes(model)
         self.statistics = {
             name
             for node in model.graph.node
@@ -151,8 +155,9 @@ class _Finder:
     def _copies(self) -> None:
         """Identity nodes of initializers, as PyTorch's older exporter writes for merged ones.
 
-        Irregular numbers are equal because one tensor has two names; zeros and ones are equal
-        by chance, and running statistics are always a tensor of their own.
+        Irregular numbers are equal because one tensor has two names, or because a layer was
+        copied; zeros and ones are equal by chance, and running statistics are always a tensor of
+        their own.
         """
         source = {name: name for name in self.floats}
         for node in self.model.graph.node:
@@ -160,7 +165,9 @@ class _Finder:
                 continue
             name = source[node.output[0]] = source[node.input[0]]
             made = node.output[0]
-            if made in self.statistics or (not is_nameless(made) and self._constant(name)):
+            named = not is_nameless(made) or made in self.affine
+            by_chance = named and self._constant(name)
+            if made in self.statistics or by_chance or self._apart(name, made):
                 self.found.append(Restored("copy", made, name))
 
     def _uses(self) -> None:
@@ -193,20 +200,28 @@ class _Finder:
         for places in calls.values():
             about = reading_of(places[0][0])
             assert about is not None
-            if len(places) != len(about.tensors):
-                continue
-            for (node, position), token in zip(places, about.tensors, strict=True):
+            for (node, position), token in merged(self.marks, places, about.tensors):
                 name = node.input[position]
-                own = self.marks.placeholders.get(name)
-                if name not in constant or own is None or own == token:
-                    continue
+                if name not in constant and token not in self.marks.signature:
+                    continue  # equal irregular numbers are one parameter, as far as one can tell
                 if token not in names:
-                    names[token] = self._fresh(about.named(token) or token)
-                    self.tokens[names[token]] = token
+                    names[token] = self._own(name, token, about)
                 where = _place(node, position)
                 self.found.append(Restored("use", names[token], name, *where))
                 moved.add(where)
         return moved
+
+    def _own(self, name: str, token: str, about: Reading) -> str:
+        """A tensor of its own for what ``name`` was merged with. Where that was folded, the name
+        does not say it is the parameter: it may be laid out otherwise."""
+        known = self.marks.name_of(token, about)
+        if name in self.marks.placeholders:
+            made = self._fresh(known)
+            self.tokens[made] = token
+        else:
+            made = self._fresh(name)
+            self.folded[made] = known
+        return made
 
     def _biases(self) -> None:
         """Biases of zeros that PyTorch's exporter left out."""
@@ -219,7 +234,7 @@ class _Finder:
                 continue
             assert about is not None
             if token not in known:
-                known[token] = self._fresh(about.named(token) or token)
+                known[token] = self._fresh(self.marks.name_of(token, about))
                 self.tokens[known[token]] = token
             self.found.append(Restored("bias", known[token], node.input[1], *_place(node, BIAS)))
 
@@ -261,13 +276,26 @@ class _Finder:
         for name in names:
             value = self.stored.value(name)
             match = next(
-                ((other, perm) for other, known in free if (perm := _alike(known, value))), None
+                (
+                    (other, perm)
+                    for other, known in free
+                    if (perm := _alike(known, value)) and not self._apart(other, name)
+                ),
+                None,
             )
             if match is None:
                 if value.size > LIMIT or not made_by_code(value):
                     free.append((name, value))
             else:
                 self.found.append(Restored("tie", match[0], name, axes=match[1]))
+
+    def _apart(self, one: str, other: str) -> bool:
+        """Two tensors are different parameters, equal as copies of a fresh layer are: the file
+        names them, or their names say so."""
+        tokens = {self.marks.token_of(one), self.marks.token_of(other)}
+        if "" not in tokens and tokens <= self.marks.signature.keys():
+            return len(tokens) == 2
+        return in_copied_layers(self.homes.get(one, ""), self.homes.get(other, ""))
 
     def _smaller(self, name: str) -> None:
         """A folded tensor that was made from a smaller one."""
@@ -283,7 +311,7 @@ class _Finder:
             self.found.append(Restored("fill", self._core(name, "learned"), name, axes=block))
 
     def _core(self, name: str, suffix: str) -> str:
-        sources = parameters_among(self.marks.folded.get(name, ()))
+        sources = parameters_among(self.marks.folded.get(name, ()), self.marks.kinds)
         return self._fresh(f"{sources[0] if len(sources) == 1 else name}.{suffix}")
 
 
@@ -332,6 +360,7 @@ def apply_restored(
         elif entry.how == "use" and entry.node in readers:
             readers[entry.node].input[entry.position] = entry.parameter
             added.append(_renamed(stored, entry.tensor, entry.parameter))
+            stored.add(added[-1:])
         elif entry.how == "bias" and entry.node in readers:
             node = readers[entry.node]
             made = zeros(node, entry.parameter, stored)

@@ -23,12 +23,7 @@ _BITS = {
 }  # fmt: skip
 
 # The type names onnxruntime prints in profiles and session signatures.
-ORT_NAMES = {
-    "float": T.FLOAT, "float16": T.FLOAT16, "double": T.DOUBLE, "bfloat16": T.BFLOAT16,
-    "int8": T.INT8, "int16": T.INT16, "int32": T.INT32, "int64": T.INT64,
-    "uint8": T.UINT8, "uint16": T.UINT16, "uint32": T.UINT32, "uint64": T.UINT64,
-    "bool": T.BOOL, "string": T.STRING, "uint4": T.UINT4, "int4": T.INT4,
-}  # fmt: skip
+ORT_NAMES = {name.lower(): kind for name, kind in T.DataType.items() if kind != T.UNDEFINED}
 
 
 def tensor_bytes(dtype: int, shape: Sequence[int]) -> int:

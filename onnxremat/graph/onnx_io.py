@@ -69,6 +69,8 @@ def read_model(path: str | os.PathLike[str]) -> onnx.ModelProto:
         ) from error
     except OSError as error:
         raise ModelError(f"cannot read {file}", why=str(error)) from error
+    if not model.graph.node and model.graph.output:
+        raise computes_nothing(str(file))
     if not model.graph.node:
         raise ModelError(
             f"{file} holds no ONNX graph",
@@ -77,6 +79,15 @@ def read_model(path: str | os.PathLike[str]) -> onnx.ModelProto:
         )
     check_external(model, file.parent)
     return model
+
+
+def computes_nothing(name: str) -> ModelError:
+    """The error for a model without a node."""
+    return ModelError(
+        f"{name} computes nothing",
+        why="its graph has no node: every output is an input or a constant",
+        hint="there is nothing to plan; use it as it is",
+    )
 
 
 def missing_file(

@@ -1,1 +1,1 @@
-"""How does a session hold no more than its plan? Planned addresses; an arena of one region."""
+"""How does a session hold no more than its plan? Planned addresses; an arena of chosen sizes."""

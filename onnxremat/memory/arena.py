@@ -1,15 +1,16 @@
-"""onnxruntime's memory pool, imitated: what it holds, and the least region that serves a run.
+"""onnxruntime's memory pool, imitated: what it holds, and the settings with which it holds least.
 
 Rules of its BFCArena (``core/framework/bfc_arena.cc``): sizes are rounded up to 256 bytes; the
 tightest free chunk of the first bin that has one is taken, bins doubling in size from 256 bytes; a
 chunk is split where at least half of it or ``dead`` bytes are left over; neighbours that are free
-join, inside a region. A region is added where nothing fits.
+join, inside a region. A region is added where nothing fits: twice as large as the last one, until
+that would be ``max_power_of_two_extend_bytes``.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from onnxremat.memory.events import Events, live_peak
@@ -17,21 +18,31 @@ from onnxremat.memory.events import Events, live_peak
 UNIT = 256  # bytes
 BINS = 21
 DEAD = (1, 64 << 10, 256 << 10, 128 << 20)  # tried; the last one is onnxruntime's own
-STEP = 128 << 10  # bytes between sizes of a region that are tried
+STEP = 1 << 30  # bytes of a later region at most: onnxruntime's own
+SHARES = (*(0.02 * 1.15**k for k in range(28)), *(1 + 0.0125 * k for k in range(32)))
+NEARBY = (0.97, 0.98, 0.985, 0.99, 0.995, 1.0, 1.005, 1.01, 1.02)
+LARGE, SIZES = 64, 12  # a block is large from a 64th of the peak; so many sizes are tried
+LIMIT = 3  # of the live peak: arenas that hold more are not looked at
+TRIED = 6  # arenas that are worth a run
+RUNS = 3
 LARGEST = (2 << 30) - UNIT  # onnxruntime takes the size as a 32-bit number
 
 
 @dataclass(frozen=True)
 class Region:
-    """An arena of one region.
+    """An arena of chosen sizes.
 
     Attributes:
-        bytes: its size, ``initial_chunk_size_bytes``.
+        bytes: of the first region, ``initial_chunk_size_bytes``.
         dead: bytes a chunk may be larger than asked for, ``max_dead_bytes_per_chunk``.
+        step: bytes of a later region at most, ``max_power_of_two_extend_bytes``.
+        held: bytes of all regions together; 0 where that is not known.
     """
 
     bytes: int
     dead: int
+    step: int = 1 << 30
+    held: int = 0
 
 
 class Arena:
@@ -125,16 +136,23 @@ def _replay(arena: Arena, events: Events, runs: int, missing: Callable[[int], in
     return True
 
 
-def fits(events: Events, region: Region, runs: int = 2) -> bool:
-    """Whether a run, made ``runs`` times, finds room in one region. Outputs are given back between
-    runs."""
-    arena = Arena(region.dead)
-    arena.extend(region.bytes // UNIT * UNIT)
-    return _replay(arena, events, runs, lambda _: None)
+def held(
+    events: Events,
+    *,
+    initial: int = 1 << 20,
+    dead: int = 128 << 20,
+    step: int = STEP,
+    runs: int = 1,
+    most: int = 1 << 62,
+) -> int | None:
+    """Bytes that onnxruntime's arena holds after some runs; None where they are more than
+    ``most``.
 
-
-def held(events: Events, *, initial: int = 1 << 20, dead: int = 128 << 20, runs: int = 1) -> int:
-    """Bytes that onnxruntime's arena with doubling regions (its default) holds after some runs."""
+    Args:
+        initial: bytes of the first region; a later one is twice the one before.
+        step: a region that would be of so many bytes or more is of exactly so many; twice, four
+            times as many for a block that is larger.
+    """
     arena, grow = Arena(dead), max(UNIT, -(-initial // UNIT) * UNIT)
 
     def extended(size: int) -> int | None:
@@ -142,40 +160,55 @@ def held(events: Events, *, initial: int = 1 << 20, dead: int = 128 << 20, runs:
         want, grown = -(-size // UNIT) * UNIT, False
         while want > grow:
             grow, grown = 2 * grow, True
+        if arena.held + grow > most:
+            return None
         arena.extend(grow)
-        grow = grow if grown else 2 * grow
+        if not grown:
+            grow = 2 * grow if 2 * grow < step else step
         return arena.allocate(size)
 
-    _replay(arena, events, runs, extended)
-    return arena.held
+    return arena.held if _replay(arena, events, runs, extended) else None
 
 
-def smallest_region(events: Events) -> Region | None:
-    """The least region that serves a run, over the values of ``dead`` worth trying; None where it
-    would be more than onnxruntime takes.
+def smallest_regions(events: Events, count: int = TRIED) -> list[Region]:
+    """Arenas that serve a run in few bytes, the least one first.
 
-    Best fit is not monotone in the size of the region: a larger one can fail. Every size that is
-    tried is simulated; sizes rise in steps of a 64th, then the last step in steps of
-    :data:`STEP`.
+    What an arena holds is no monotone function of its settings, so each that is tried is simulated:
+    the size of the first region between a 50th of the live peak and 1.4 times it, the size of
+    later ones among those of large blocks, which then lie by themselves; then ``dead`` and sizes
+    nearby.
     """
-    floor = live_peak(events, UNIT)
-    best: Region | None = None
-    for dead in DEAD:
-        limit = min(best.bytes if best else LARGEST, LARGEST)
-        found = _first_that_fits(events, dead, floor, limit)
-        if found is not None and (best is None or found < best.bytes):
-            best = Region(found, dead)
-    return best
+    peak = max(UNIT, live_peak(events, UNIT))
+    found: dict[Region, None] = {}
+
+    def tried(initial: int, step: int, dead: int, more: float) -> None:
+        initial = initial // UNIT * UNIT
+        if not UNIT <= initial <= LARGEST:
+            return
+        most = int(more * min((region.held for region in found), default=LIMIT * peak))
+        total = held(events, initial=initial, dead=dead, step=step, runs=RUNS, most=most)
+        if total is not None:
+            found[Region(initial, dead, step, total)] = None
+
+    for step in (STEP, *_large(events, peak)):
+        for share in SHARES:
+            tried(int(share * peak), step, 1, 1.0)
+    for region in _least(found, 3):
+        for dead in DEAD:
+            for part in NEARBY:
+                tried(int(region.bytes * part), region.step, dead, 1.0)
+    return _least(found, count)
 
 
-def _first_that_fits(events: Events, dead: int, floor: int, limit: int) -> int | None:
-    coarse = max(STEP, floor // 64 // UNIT * UNIT)
-    size = floor
-    while size <= limit and not fits(events, Region(size, dead)):
-        size += coarse
-    if size > limit:
-        return None
-    for finer in range(max(floor, size - coarse + STEP), size, STEP):
-        if fits(events, Region(finer, dead)):
-            return finer
-    return size
+def _least(found: Iterable[Region], count: int) -> list[Region]:
+    """The least of each size of later regions: others would serve and fail like it."""
+    kept: dict[int, Region] = {}
+    for region in sorted(found, key=lambda region: (region.held, region.bytes)):
+        kept.setdefault(region.step, region)
+    return list(kept.values())[:count]
+
+
+def _large(events: Events, peak: int) -> list[int]:
+    """Sizes of the large blocks of a run, the largest first."""
+    sizes = {-(-int(size) // UNIT) * UNIT for size in events["size"] if size * LARGE >= peak}
+    return sorted(sizes, reverse=True)[:SIZES]

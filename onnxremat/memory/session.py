@@ -49,7 +49,7 @@ class PlannedSession(ort.InferenceSession):
 
 
 class RegionSession(PlannedSession):
-    """A session in an arena of its own that has one region, as large as the plan's peak needs.
+    """A session in an arena of its own, whose regions are as large as the plan's peak needs.
 
     Where a run asks for more than was found, onnxruntime adds a region: the results are the same.
     """
@@ -58,7 +58,7 @@ class RegionSession(PlannedSession):
 
     @classmethod
     def opened(cls, source: str | bytes, made: Any, region: Region) -> RegionSession:
-        """Open a session in an arena of this region."""
+        """Open a session in such an arena."""
         made.add_session_config_entry(SHARED, "1")
         with opening():
             _register(region)
@@ -74,7 +74,8 @@ class RegionSession(PlannedSession):
 
     def describe(self) -> str:
         """How this session holds its bytes, in a sentence or two."""
-        text = f"memory: an arena of one region of {format_bytes(self.region.bytes)}"
+        held = format_bytes(self.region.held or self.region.bytes)
+        text = f"memory: an arena of {held} in regions of chosen sizes"
         return f"{text}; {self.why}" if self.why else text
 
 
@@ -86,11 +87,12 @@ def _register(region: Region) -> None:
 
 
 def arena_settings(region: Region) -> dict[str, int]:
-    """An arena of this region, in onnxruntime's words."""
+    """Such an arena, in onnxruntime's words."""
     return {
         "initial_chunk_size_bytes": region.bytes,
         "arena_extend_strategy": 0,
         "max_dead_bytes_per_chunk": region.dead,
+        "max_power_of_two_extend_bytes": region.step,
     }
 
 

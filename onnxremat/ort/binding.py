@@ -169,7 +169,6 @@ class BoundSession:
         # A kernel of the processor may be the only one to read a state: then that is copied, too.
         self._again = [] if state.on_host else [name for name in names if name in _on_host(session)]
         self._inputs = {i.name: i for i in session.get_inputs() if i.name not in names}
-        self._given: list[Any] = []  # of the run that is on
         outputs = {o.name: o for o in session.get_outputs()}
         self._results = {name: empty(outputs[name]) for name in results}
         for name, array in self._results.items():
@@ -195,7 +194,6 @@ class BoundSession:
             run_bound(self._session, self._binding, self._run)
         finally:
             self._state.updated()
-            self._given.clear()  # the caller's again: the next run binds its own
         return {name: array.copy() for name, array in self._results.items()}
 
     def abandon(self) -> None:
@@ -209,5 +207,4 @@ class BoundSession:
         check_input(name, array, kind, tuple(info.shape))
         if array.dtype != kind or not array.flags.c_contiguous:
             array = np.array(array, kind, order="C")
-        self._given.append(wrap(array))
-        self._binding.bind_ortvalue_input(name, self._given[-1])
+        self._binding.bind_ortvalue_input(name, wrap(array))  # which keeps it until the next run

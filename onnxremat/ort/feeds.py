@@ -42,7 +42,11 @@ def seeded_feeds(graph: Graph, seed: int = 0) -> dict[str, np.ndarray]:
         tensor = graph.tensors[name]
         if tensor.shape is None or not tensor.dtype:
             raise UsageError(
-                f"input '{name}' cannot be made up", hint="give inputs with --data feeds.npz"
+                f"input '{name}' cannot be made up",
+                why="it is no tensor" if not tensor.dtype else "its shape is not known",
+                hint="give a model of plain tensors"
+                if not tensor.dtype
+                else "bind it with --shape or --dim, or give inputs with --data feeds.npz",
             )
         if tensor.bytes > memory_bytes():
             raise UsageError(

@@ -22,6 +22,7 @@ from onnxremat.limits import TENSOR_BYTES, check
 from onnxremat.ort.session import Options, open_session, session_options
 
 Typed: TypeAlias = tuple[int, tuple[int, ...]]  # element type, shape
+BIND = "bind inputs with --shape or --dim"
 WEIGHT_INPUT = 4096  # bytes from which a weight is handed in as an input instead of a constant
 
 
@@ -112,7 +113,8 @@ def _named_by_shapes(
 def _binding_hint(first: str) -> str:
     name, _, dim = first.partition("[")
     dim = dim.rstrip("]")
-    return f"--shape {name}:1,3,224,224" + ("" if dim.isdigit() else f" or --dim {dim}=8")
+    named = dim != "?" and not dim.isdigit()
+    return f"--shape {name}:1,3,224,224" + (f" or --dim {dim}=8" if named else "")
 
 
 def _bind_input(
@@ -329,9 +331,9 @@ def with_shapes(graph: Graph, found: Mapping[str, tuple[int, tuple[int, ...]]]) 
     return graph.with_ops(graph.ops, tensors)
 
 
-def require_shapes(graph: Graph) -> None:
+def require_shapes(graph: Graph, hint: str = "have the model run (--measure), or " + BIND) -> None:
     """Raises:
-    ModelError: a tensor's size is not known.
+    ModelError: a tensor's size is not known; ``hint`` says what to do.
     """
     unknown = unknown_shapes(graph)
     if unknown:
@@ -339,6 +341,6 @@ def require_shapes(graph: Graph) -> None:
         raise ModelError(
             f"the size of tensor '{name}' is not known ({len(unknown)} such tensors)",
             where=f"node {op.name} ({op.op_type})",
-            why="its shape depends on data, or on an input that is not bound",
-            hint="let onnxremat measure the model (without --no-measure), or bind --shape/--dim",
+            why="its shape depends on data, on an input that is not bound, or is not inferred",
+            hint=hint,
         )

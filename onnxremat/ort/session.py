@@ -185,6 +185,7 @@ def _trim() -> None:
         return
 
 
+OLDEST, CURRENT = 7, 21  # opsets: the first that onnxruntime has kernels for, and one of today
 # How onnxruntime says that no provider has a kernel: operator, opset, node.
 _NO_KERNEL = re.compile(r"not find an implementation for (\w+)\((\d+)\) node with name '(.*?)'")
 
@@ -198,8 +199,13 @@ def refused(source: str | bytes, error: Exception) -> ModelError:
             f"no execution provider of this session has a kernel of {op} (opset {opset}) for the "
             f"types of node '{node}'",
             where=where,
-            why="the CPU provider has next to none for bfloat16, and few for float64",
-            hint="run it on another provider, or make it with --precision fp16 or fp32",
+            why=f"its kernels begin with opset {OLDEST}"
+            if int(opset) < OLDEST
+            else "the CPU provider has next to none for bfloat16 and integers of less than a byte, "
+            "and few for float64",
+            hint=f"onnx.version_converter.convert_version(model, {CURRENT}), or export it again"
+            if int(opset) < OLDEST
+            else "run it on another provider, or make it with --precision fp16 or fp32",
         )
     return ModelError(
         "onnxruntime refuses the model",

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
+from onnxremat.device.machine import PROVIDERS, Device
 from onnxremat.graph.ir import Graph
 from onnxremat.ort.infer import build_graph
+from onnxremat.ort.providers import missing
 from onnxremat.ort.session import TUNED
 from onnxremat.rewrite.emit import rewrite
 from onnxremat.schedule.plan import Plan
@@ -42,6 +44,7 @@ def checkup() -> list[Row]:
     found = [f"{n} {v}" for n in _RUNTIMES if (v := _version(n))]
     rows.append(Row("one onnxruntime flavour", len(found) == 1, True, ", ".join(found) or "none"))
     rows.append(_attempt("recomputation survives", _contract, needed=True))
+    rows.append(_openvino())
     rows += _solvers()
     return rows
 
@@ -63,6 +66,18 @@ def _attempt(name: str, check: Callable[[], str], *, needed: bool) -> Row:
         return Row(name, True, needed, check())
     except Exception as error:  # a check-up reports every failure
         return Row(name, False, needed, str(error).splitlines()[0])
+
+
+def _openvino() -> Row:
+    """Whether Intel's kernels are here; where they could be, what they gained when measured."""
+    why = missing(Device("openvino", PROVIDERS["openvino"]))
+    text = why or "ready: --devices cpu-openvino"
+    if "not installed" in why:
+        text += (
+            "; pip install 'onnxremat[openvino]' if the processor is Intel's: on a Xeon BERT's "
+            "inference took 0.65-0.75 of onnxruntime's time with it"
+        )
+    return Row("openvino", not why, False, text)
 
 
 def _chain() -> Graph:

@@ -8,6 +8,7 @@ from typing import Any
 
 from onnxremat.cost.table import CostTable
 from onnxremat.errors import ModelError, UnsupportedError, UsageError
+from onnxremat.fission.apart import APART, apart, apart_for, seconds_apart
 from onnxremat.fission.masked import reach_of
 from onnxremat.fission.opened import norms_of, opened, opened_for, seconds_of
 from onnxremat.fission.pricing import Whole
@@ -29,18 +30,18 @@ def channels_per_block(graph: Graph) -> int:
 
 
 def wholes_of(graph: Graph, costs: CostTable, folder: Path | None) -> list[Whole]:
-    """What is to be computed in parts: the graph as it is, and where it has normalisations over
-    images the graph with these written out.
+    """What is to be computed in parts: the graph as it is; and where it has normalisations over
+    images or large values in two layouts, the graph with these written out or apart.
 
     Args:
         folder: of its external weights.
     """
     block, reach = channels_per_block(graph), reach_of(graph, folder)
     found = [Whole(graph, costs.seconds, costs.scratch, block, reach)]
-    names = {norm.name for norm in norms_of(graph)}
-    if names:
-        wide = opened(graph, names)
-        found.append(Whole(wide, seconds_of(wide, costs.seconds), costs.scratch, block, reach))
+    wide = apart(opened(graph, {norm.name for norm in norms_of(graph)}))
+    if wide is not graph:
+        seconds = seconds_of(wide, seconds_apart(wide, costs.seconds))
+        found.append(Whole(wide, seconds, costs.scratch, block, reach))
     return found
 
 
@@ -65,7 +66,9 @@ def in_regions(
         raise UsageError(
             "regions in parts are checked by running the model", hint="leave out --no-measure"
         )
-    wide = opened_for(graph, [name for region in regions for name in region.ops])
+    names = [name for region in regions for name in region.ops]
+    readers = [name.rpartition(APART)[2] for name in names]
+    wide = apart_for(opened_for(graph, readers), names)
     known = {op.name for op in wide.ops}
     for region in regions:
         if not known.issuperset(region.ops):

@@ -22,7 +22,7 @@ from onnxremat.graph.batch import batched_inputs
 from onnxremat.graph.functions import check_domains, inline_functions
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.light import read_light
-from onnxremat.graph.onnx_io import from_object, to_model
+from onnxremat.graph.onnx_io import computes_nothing, from_object, to_model
 from onnxremat.graph.order import without_dead_ops
 from onnxremat.graph.weights import set_apart
 from onnxremat.ort.blocks import require_block
@@ -309,9 +309,8 @@ def prepare(source: Source, settings: Settings, progress: Progress | None = None
         names = ", ".join((AUTO, *TARGETS))
         raise UsageError(f"unknown target '{settings.target}'", hint=f"one of {names}")
     parts = (*PARTS, UPDATES)
-    if odd := set(settings.not_counted).difference(parts):
-        what = f"a budget counts no '{', '.join(sorted(odd))}'"
-        raise UsageError(what, hint="one of " + ", ".join(parts))
+    if odd := ", ".join(sorted(set(settings.not_counted).difference(parts))):
+        raise UsageError(f"a budget counts no '{odd}'", hint="one of " + ", ".join(parts))
     kept = fixes_order(settings.dw_policy, settings.fixed_order)
     settings = replace(settings, fixed_order=settings.fixed_order or kept)
     with log.phase(READ, "reading the model"):
@@ -333,6 +332,8 @@ def _prepared(source: Source, settings: Settings, log: Phases) -> Prepared:
         bound = differentiate(bound, folder=folder, settings=step)
     bound, dropped = without_first_values(bound)
     original = without_dead_ops(build_graph(bound, folder))
+    if all(op.op_type == "Constant" for op in original.ops):
+        raise computes_nothing(name)
     plain = in_tensors(original, folder)
     bound = to_model(original)
     feeds = _feeds(original, settings)

@@ -156,6 +156,11 @@ class Result:
         measured = run.recorded.bytes if isinstance(run, DevicesRun) else {}
         peaks = run.peaks if isinstance(run, DevicesRun) else {}
         predicted = artifact.predict()
+        first = {other: name for name, others in made.replicas.items() for other in others}
+        parts = {
+            name: [p for p in made.parts.partitions if p.device == first.get(name, name)]
+            for name in made.machine.names
+        }
         rows = [
             {
                 "device": name,
@@ -165,8 +170,8 @@ class Result:
                 "peak_measured_bytes": peaks.get(name),
                 "measured_how": measured[name].how if name in measured else None,
                 "cost_source": artifact.tables[name].source if name in artifact.tables else None,
-                "partitions": sum(part.device == name for part in made.parts.partitions),
-                "ops": sum(len(p.graph.ops) for p in made.parts.partitions if p.device == name),
+                "partitions": len(parts[name]),
+                "ops": sum(len(part.graph.ops) for part in parts[name]),
             }
             for name in made.machine.names
         ]

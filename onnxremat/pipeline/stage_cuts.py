@@ -182,12 +182,12 @@ class _Order:
         for number, name in enumerate(names):
             for a in np.flatnonzero(value[number] < below).tolist():
                 for count, b in product(
-                    range(1, self._together(names[number:], limits) + 1), range(a + 1, len(places))
+                    range(1, self._together(names[number:]) + 1), range(a + 1, len(places))
                 ):
                     i, j = places[a], places[b]
                     load = max(float(value[number, a]), self.load(name, i, j) / count)
                     better = load < min(below, float(value[number + count, b]))
-                    if better and fits(name, i, j, count):
+                    if better and fits(names[number : number + count], i, j):
                         value[number + count, b], came[number + count, b] = load, (count, a)
         if not value[-1, -1] < below:
             return None
@@ -204,26 +204,25 @@ class _Order:
         further = {row[0]: row[1:] for row in rows if len(row) > 1}
         return Cut(float(value[-1, -1]), where, tuple(row[0] for row in rows), further)
 
-    def _together(self, names: Sequence[str], limits: Mapping[str, int]) -> int:
+    def _together(self, names: Sequence[str]) -> int:
         """How many of the first devices can have a stretch together: processors that are alike."""
-        kinds = [self._kind(name, limits) for name in names[: self.replicas]]
         if self.machine.device(names[0]).provider != CPU:
             return 1
+        kinds = [self.names.index(n) < self.graph.accelerators for n in names[: self.replicas]]
         return next((n for n, kind in enumerate(kinds) if kind != kinds[0]), len(kinds))
-
-    def _kind(self, name: str, limits: Mapping[str, int]) -> object:
-        return self.names.index(name) < self.graph.accelerators, limits.get(name)
 
     def _fits(
         self, limits: Mapping[str, int], in_flight: int
-    ) -> Callable[[str, int, int, int], bool]:
+    ) -> Callable[[Sequence[str], int, int], bool]:
         known: dict[tuple[int, int, int], int] = {}
 
-        def fits(name: str, i: int, j: int, count: int) -> bool:
-            if name not in limits:
+        def fits(names: Sequence[str], i: int, j: int) -> bool:
+            limit = min((limits[name] for name in names if name in limits), default=None)
+            if limit is None:
                 return True
-            if (i, j, count) not in known:
-                known[i, j, count] = self.bytes(i, j, -(-in_flight // count))
-            return known[i, j, count] <= limits[name]
+            key = i, j, -(-in_flight // len(names))
+            if key not in known:
+                known[key] = self.bytes(*key)
+            return known[key] <= limit
 
         return fits

@@ -272,7 +272,7 @@ def _kept_cut(
     Args:
         answer: bound and notes of what is answered.
     """
-    aim = dict(limits)
+    aim, work = dict(limits), Work(inf)
     for _ in range(ROUNDS):
         cut = along_order(target.model, made, aim, count, replicas)
         if cut is None:
@@ -280,8 +280,9 @@ def _kept_cut(
         plan = made.plan(cut.where, range(len(cut.names)), cut.names)
         method = "stages on several devices" if cut.replicas else "cut of the listed order"
         chosen = replace(
-            answer, method=method, value=max(cut.value, answer.bound), where=np.asarray(cut.where)
-        )
+            answer, method=method, value=max(cut.value, answer.bound),
+            where=np.asarray(cut.where), seconds=answer.seconds + work.taken,
+        )  # fmt: skip
         deployed = _deployed(target, plan, chosen, limits, Flow(count, cut.replicas))
         over = excess(deployed.worst, limits)
         if not over:

@@ -16,6 +16,7 @@ from onnxremat.placement.chains import HUGE, Chain, Chains
 from onnxremat.placement.classes import Classes, condense
 from onnxremat.placement.graph import PlacementGraph
 from onnxremat.placement.reduce import free_ends, inseparable
+from onnxremat.placement.spine import spine_bound
 
 ORDERS = 6  # linear orders tried before all ideals are
 LISTING = 0.3  # of the time left, for listing all ideals: the rest is for what comes of them
@@ -53,9 +54,12 @@ def best_chain(raw: Classes, work: Work, method: str) -> Answer:
     answer = Answer(method, inf, floor, "balance", None, seconds=work.taken)
     if best is None:
         return answer
+    by = "all chains" if proven else "balance"
     if not proven:
-        best, home = _better(chains, best, home, work)
-    bound, by = (best.value, "all chains") if proven else (floor, "balance")
+        raised = spine_bound(c, best.value)
+        floor, by = (raised, "balance and cuts of a path") if raised > floor else (floor, by)
+        best, home = _better(chains, floor, best, home, work)
+    bound = best.value if proven else floor
     notes = () if proven else ("more chains than time or memory for all of them",)
     return replace(
         answer, value=best.value, bound=bound, bound_by=by, notes=notes,
@@ -74,16 +78,17 @@ def _first(chains: Chains, work: Work) -> Chain | None:
     return best
 
 
-def _better(chains: Chains, best: Chain, home: Classes, work: Work) -> tuple[Chain, Classes]:
+def _better(
+    chains: Chains, floor: float, best: Chain, home: Classes, work: Work
+) -> tuple[Chain, Classes]:
     """Chains along other orders until time is up: near the best one's, or drawn afresh."""
     rng = np.random.default_rng(work.seed)
     c = chains.c
-    near = _order_of(c, best) if home is c else None
-    floor = chains.balances[1].bound
+    near = _order_of(c, home, best)
     for turn in count():
         if work.left <= 0 or best.value <= floor * (1 + work.gap):
             return best, home
-        if near is None or turn % 4 == 3:
+        if turn % 4 == 3:
             rank = rng.random(c.count)
         else:
             rank = np.empty(c.count)
@@ -97,9 +102,12 @@ def _better(chains: Chains, best: Chain, home: Classes, work: Work) -> tuple[Cha
     raise AssertionError
 
 
-def _order_of(c: Classes, chain: Chain) -> list[int]:
+def _order_of(c: Classes, home: Classes, chain: Chain) -> list[int]:
+    """An order of c along which a chain of joined classes lies."""
     stage = {device: i for i, device in enumerate(chain.order)}
-    return by_rank(c, [float(stage[d]) for d in chain.where.tolist()])
+    where = np.zeros(c.count, np.int64)
+    where[c.of] = home.nodes(chain.where)
+    return by_rank(c, [float(stage[d]) for d in where.tolist()])
 
 
 def orders(c: Classes) -> Iterator[list[int]]:

@@ -18,12 +18,17 @@ STARTING = 10.0  # seconds that a process may take to start, beyond its limit
 
 @dataclass(frozen=True)
 class Entry:
-    """What one planner answered for one budget in bytes: a solution, or why there is none."""
+    """What one planner answered for one budget in bytes: a solution, or why there is none.
+
+    Attributes:
+        late: it had not answered when its time was over.
+    """
 
     planner: str
     budget: int
     solution: Solution | None
     why: str = ""
+    late: bool = False
 
     @property
     def found(self) -> bool:
@@ -69,7 +74,7 @@ def line_up(
     for task, answer in run_tasks(function, tasks, jobs=jobs, seconds=seconds, stop=options.stop):
         name, budget = task
         failed = isinstance(answer, Failure)
-        entry = Entry(name, budget, None, answer.why) if failed else answer
+        entry = Entry(name, budget, None, answer.why, answer.late) if failed else answer
         found[task] = entry
         if done is not None:
             done(entry)
@@ -99,11 +104,14 @@ class _Runner:
 
 def beaten(entries: Sequence[Entry], ours: str, noise: float) -> Iterator[tuple[Entry, Entry]]:
     """(faster entry, ours) wherever another planner is faster by more than ``noise`` seconds, or
-    found a plan where ours found none: a defect of ours."""
+    found a plan where ours found none: a defect of ours. Of one that was ended before it could
+    answer, on a busy machine, nothing is known."""
     by_budget = {entry.budget: entry for entry in entries if entry.planner == ours}
     for entry in entries:
         best = by_budget.get(entry.budget)
-        if best is None or best is entry or entry.solution is None or not entry.found:
+        if best is None or best is entry or best.late:
+            continue
+        if entry.solution is None or not entry.found:
             continue
         known = best.solution.time if best.solution is not None and best.found else inf
         if entry.solution.time < known - noise:

@@ -21,13 +21,24 @@ from typing import Any, BinaryIO
 
 LOOK = 0.1  # seconds between looks at the clock and at ``stop``
 GRACE = 8.0  # seconds that stopped tasks have to answer with what they found
+STARTING = 60.0  # seconds that a process has to be there, on whatever busy machine
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why there is no answer to a task."""
+    """Why there is no answer to a task.
+
+    Attributes:
+        late: it had not ended by its limit, which says nothing of what it would have answered.
+    """
 
     why: str
+    late: bool = False
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """A worker is there, and begins its task."""
 
 
 def run_tasks(
@@ -45,7 +56,8 @@ def run_tasks(
         tasks: drawn one by one when a worker is free, after all earlier answers were yielded, so
             a generator may let them depend on these.
         jobs: workers at the same time.
-        seconds: limit per task, then the worker is ended.
+        seconds: limit per task, from when its worker is there; then it is asked for what it
+            found, and ended a while later.
         stop: polled; no further task is begun, and those under way may answer for a while.
     """
     waiting = iter(tasks)
@@ -70,12 +82,14 @@ def run_tasks(
                 worker, answer = answers.get(timeout=LOOK)
             except queue.Empty:
                 continue
-            if worker in idle:  # it was ended from outside while it had nothing to do
-                idle.remove(worker)
+            if worker not in busy:  # it was ended while it had nothing to do
+                idle = [other for other in idle if other is not worker]
                 continue
             busy.remove(worker)
-            if worker.alive:
+            if worker.alive and not worker.halted:
                 idle.append(worker)
+            else:
+                worker.end()
             yield worker.task, answer
     finally:
         for worker in (*idle, *busy):
@@ -94,7 +108,10 @@ def _supervise(busy: list[_Worker], seconds: float | None, halted: float | None)
             if now > halted + GRACE:
                 worker.end("interrupted")
         elif seconds is not None and now > worker.begun + seconds:
-            worker.end(f"no answer in {seconds:.3g} s")
+            worker.halt()
+            if now > worker.begun + seconds + GRACE:
+                worker.late = True
+                worker.end(f"no answer in {seconds:.3g} s")
 
 
 class _Worker:
@@ -112,14 +129,14 @@ class _Worker:
         self.function, self.answers = function, answers
         self.task: Any = None
         self.begun = 0.0
-        self.alive, self.halted, self.why = True, False, ""
+        self.alive, self.halted, self.late, self.why = True, False, False, ""
         self._orders: queue.SimpleQueue[Any] = queue.SimpleQueue()
         Thread(target=self._send, daemon=True).start()
         Thread(target=self._listen, daemon=True).start()
         self._orders.put(function)
 
     def begin(self, task: Any) -> None:
-        self.task, self.begun = task, time.monotonic()
+        self.task, self.begun = task, time.monotonic() + STARTING  # until it says that it is there
         self._orders.put(("task", task))
 
     def halt(self) -> None:
@@ -146,11 +163,16 @@ class _Worker:
         assert self.process.stdout is not None
         try:
             while True:
-                self.answers.put((self, pickle.load(self.process.stdout)))
+                answer = pickle.load(self.process.stdout)
+                if isinstance(answer, _Begun):
+                    self.begun = time.monotonic()
+                else:
+                    self.answers.put((self, answer))
         except (EOFError, OSError, pickle.UnpicklingError):
             code = self.process.wait()
             self.alive = False
-            self.answers.put((self, Failure(self.why or f"its process ended with code {code}")))
+            why = self.why or f"its process ended with code {code}"
+            self.answers.put((self, Failure(why, self.late)))
 
 
 def _serve(orders: BinaryIO, replies: BinaryIO) -> None:
@@ -170,6 +192,8 @@ def _serve(orders: BinaryIO, replies: BinaryIO) -> None:
     Thread(target=hear, daemon=True).start()
     while True:
         task = tasks.get()
+        pickle.dump(_Begun(), replies)
+        replies.flush()
         try:
             answer = function(task, halted.is_set)
         except MemoryError:

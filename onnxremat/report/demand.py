@@ -10,10 +10,15 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import count
 
+from onnxremat.fission.choose import Choosers
 from onnxremat.graph.batch import batched_inputs, dependents
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.order import default_order, reordered
+from onnxremat.pipeline.closed_loop import PINS
+from onnxremat.pipeline.fission_ways import described
+from onnxremat.pipeline.in_regions import wholes_of
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.study_problem import GATE
 from onnxremat.planner import search
@@ -37,6 +42,7 @@ LEANER = 0.98  # share of the base order's peak at which another order is the on
 SMALL = 600  # ops up to which holding no forward value at all is tried: its sequence is quadratic
 UNLIMITED = 1 << 62
 HELD = 8  # values listed at the peak
+TRIALS = 60  # of regions in parts
 REUSE = Rules(reuse=True)
 
 
@@ -155,13 +161,13 @@ class Subject:
         return self.prepared.weights + results
 
 
-def worst_moment(subject: Subject, count: int = HELD) -> Peak:
+def worst_moment(subject: Subject, most: int = HELD) -> Peak:
     """The peak of a run under default options, and what is in memory then."""
     graph, line = subject.as_loaded, subject.default
     if not line.ops:
         return Peak(line.peak, 0, 0, "", "", "", line.weight_bytes, 0, 0, ())
     step = line.peak_step
-    holders = Holders.of(graph, line, REUSE).at(step, count)
+    holders = Holders.of(graph, line, REUSE).at(step, most)
     return Peak(
         line.peak, step, len(line.ops), line.ops[step], graph.ops[step].op_type,
         line.ops[step - 1] if step else "", line.weight_bytes, line.live[step], line.scratch[step],
@@ -209,8 +215,13 @@ def recomputing(subject: Subject) -> Way:
     return Way(
         "recomputing", bytes_, "found", need, subject.reason,
         overhead=time / total - 1 if total else 0.0, note=note,
-        nodes=(2 + GATE) * (runs - problem.ops),  # each with a view of it
+        nodes=_added(runs - problem.ops),
     )  # fmt: skip
+
+
+def _added(again: int) -> int:
+    """Nodes that so many recomputations add at most: each with a view of it, and a gate."""
+    return (2 + GATE) * again
 
 
 def _checkpointed(subject: Subject, budget: int) -> list[Solution]:
@@ -257,6 +268,27 @@ def in_parts(subject: Subject, parts: int) -> Way:
     )  # fmt: skip
 
 
+def regions_in_parts(subject: Subject) -> Way | None:
+    """Regions of an inference's graph in parts, as a few trials find them; None where these need no
+    less, and for training steps."""
+    prepared = subject.prepared
+    if prepared.in_place or not prepared.graph.ops:
+        return None
+    trials = count()
+    wholes = wholes_of(prepared.graph, prepared.costs, prepared.folder)
+    choosers = Choosers(wholes, lambda: next(trials) >= TRIALS)
+    found, whole = choosers.within(0), choosers.whole
+    if not found.regions:
+        return None
+    why = f"results and weights take {format_bytes(subject.floor)}"
+    return Way(
+        "regions in parts", prepared.weights + found.peak, "estimated", subject.floor, why,
+        overhead=found.seconds / whole.seconds - 1 if whole.seconds else 0.0,
+        note=f"{described(found.regions)}; optimize looks for quicker ones and for less",
+        nodes=sum(len(region.ops) * len(region.parts) for region in found.regions),
+    )  # fmt: skip
+
+
 def rows(subject: Subject) -> int:
     """Rows of an inference's batch that may be computed apart, 0 for none: a result that has not
     as many rows is made of all of them (a loss, a gradient)."""
@@ -267,11 +299,13 @@ def rows(subject: Subject) -> int:
 
 
 def ways(subject: Subject) -> list[Way]:
-    """Every way that is open, from the least change to the most; a batch in parts where that is
-    estimated to need less than the others."""
+    """Every way that is open, from the least change to the most; a batch or regions in parts where
+    these are estimated to need less than the others."""
     found = [way(subject) for way in WAYS]
     batch, least = rows(subject), min(way.bytes for way in found)
-    parts = [in_parts(subject, count) for count in sorted({2, batch}) if 2 <= count <= batch]
+    parts = [in_parts(subject, many) for many in sorted({2, batch}) if 2 <= many <= batch]
+    regions = regions_in_parts(subject)
+    parts += [regions] if regions is not None else []
     return found + [way for way in parts if way.bytes < least]
 
 
@@ -282,35 +316,47 @@ class Verdict:
     Attributes:
         keeps: True where a run on paper keeps it, False where none can, None where that is open.
         lower: proven: no budget below these bytes can be kept.
+        share: of the peak: nodes that a plan adds come on top.
     """
 
     budget: int
     keeps: bool | None
     words: str
     lower: int
+    share: bool = False
 
 
-def judge(subject: Subject, worst: int, open_ways: list[Way], budget: int) -> Verdict:
+def judge(
+    subject: Subject, worst: int, open_ways: list[Way], budget: int, *, share: bool = False
+) -> Verdict:
     """Whether a budget can be kept, as far as a moment tells.
 
     Args:
         worst: bytes of the model as it is, measured where they were.
         open_ways: of :func:`ways`.
+        budget: bytes for weights and values, and for the nodes that a plan adds.
+        share: nodes that a plan adds come on top.
     """
+
+    def room(nodes: int) -> int:
+        return budget if share else budget - subject.prepared.bytes_of_nodes(nodes) - PINS
+
     whole = bool(subject.prepared.in_place)  # a training step of ours: no op goes in parts
     lower = subject.need.bytes if whole else subject.floor
     if budget >= worst:
         return Verdict(budget, True, "the model keeps it as it is", lower)
     for way in open_ways:
-        if way.known != "estimated" and not way.overhead and way.bytes <= budget:
+        if way.known != "estimated" and not way.overhead and way.bytes <= room(way.nodes):
             words = f"{way.name} keeps it, nothing recomputed ({format_bytes(way.bytes)})"
             return Verdict(budget, True, words, lower)
     quick = min(_checkpointed(subject, budget), key=lambda one: one.time)
-    prices = [] if quick.schedule is None else [(_overhead(quick), quick.planner)]
+    again = len(quick.sequence or ()) - subject.problem.ops
+    fits = quick.schedule is not None and quick.peak <= room(_added(again))
+    prices = [(_overhead(quick), quick.planner)] if fits else []
     prices += [
         (way.overhead, f"a plan of {format_bytes(way.bytes)}")
         for way in open_ways
-        if way.known == "found" and way.bytes <= budget
+        if way.known == "found" and way.bytes <= room(way.nodes)
     ]
     if prices:
         price, how = min(prices)

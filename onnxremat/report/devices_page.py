@@ -57,10 +57,15 @@ def _fullest(spread: Spread) -> float:
 def _lead(spread: Spread) -> str:
     facts, made = spread.facts, spread.made
     busy = {part.device for part in made.parts.partitions}
+    busy.update(name for row in made.replicas.values() for name in row)
     words = [f"{len(busy)} of {len(made.machine.names)} devices compute"]
     if made.in_flight:
         rate = facts.get("samples_per_second_predicted")
         words.append(f", with at most {made.in_flight} samples inside")
+        words += [
+            f", {' and '.join((first, *row))} take samples in turn"
+            for first, row in made.replicas.items()
+        ]
         words.append(f": <b>{rate:.4g} samples per second</b> predicted" if rate else "")
     elif spread.known:
         words.append(f", and a run takes <b>{format_seconds(spread.end)}</b> as predicted")
@@ -221,7 +226,10 @@ def command(spread: Spread) -> list[str]:
     words += ["--devices", made.machine.name or "MACHINE.toml"]
     words += ["--budget", limits] if limits else []
     words += ["--objective", str(facts["objective"])] if facts.get("objective") else []
-    return words + (["--in-flight", str(made.in_flight)] if made.in_flight else [])
+    if made.in_flight:
+        most = max([1, *(1 + len(row) for row in made.replicas.values())])
+        words += ["--in-flight", str(made.in_flight), "--replicas", str(most)]
+    return words
 
 
 def _data(spread: Spread, at: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import ceil
 from typing import Any
 
@@ -59,9 +59,12 @@ class Explanation:
         worst, found = worst_moment(subject), ways(subject)
         peak = prepared.baseline_peak if prepared.baseline else worst.bytes
         bytes_ = budget.resolve(device_bytes=memory, peak_bytes=peak) if budget else None
-        if bytes_ is not None and budget is not None and budget.kind != "peak":
+        share = budget is not None and budget.kind == "peak"
+        if bytes_ is not None and not share:
             bytes_ = max(1, bytes_ - prepared.beside.total)
-        verdict = None if bytes_ is None else judge(subject, peak, found, bytes_)
+        verdict = None
+        if bytes_ is not None:
+            verdict = replace(judge(subject, peak, found, bytes_, share=share), share=share)
         return cls(subject, worst, found, verdict, command)
 
     def process(self, way: Way) -> int:
@@ -151,8 +154,9 @@ class Explanation:
         parts += [Text(), Text("smallest budgets", style="bold"), self._ways()]
         parts += [Text(way.name + ": " + way.note) for way in self.ways if way.note]
         if self.verdict:
-            asked = f"budget {format_bytes(self.asked, up=True)}, of it "
-            asked += f"{format_bytes(self.verdict.budget)} for weights and values: "
+            asked = f"budget {format_bytes(self.asked, up=True)}"
+            asked += " and the nodes that a plan adds" if self.verdict.share else ""
+            asked += f", of it {format_bytes(self.verdict.budget)} for weights and values: "
             asked += self.verdict.words
             parts += [Text(), Text(asked, style="bold")]
         parts += [Text(), Text("what to run", style="bold"), _commands(self.commands())]

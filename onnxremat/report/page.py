@@ -71,11 +71,12 @@ def levels(carried: Carried) -> list[Level]:
 
 def _lead(carried: Carried) -> str:
     line, about, facts = carried.holders.timeline, carried.plan.provenance, carried.facts
-    words = [f"The peak is <b>{format_bytes(line.peak)}</b>"]
+    words = [f"The peak is <b>{format_bytes(line.peak)}</b> of weights and values"]
     if facts.get("baseline_peak_bytes"):
         words.append(f", {format_bytes(facts['baseline_peak_bytes'])} before")
     if about.budget:
-        words.append(f", in a budget of {format_bytes(about.budget)}")
+        left = format_bytes(about.budget - counted(facts).total)
+        words.append(f"; the budget of {format_bytes(about.budget)} leaves {left} for them")
     words.append(f". That takes <b>{signed(about.overhead)}</b> computing time as planned")
     if facts.get("overhead_measured") is not None:
         words.append(f", {signed(facts['overhead_measured'])} as measured")

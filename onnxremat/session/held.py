@@ -51,7 +51,7 @@ def open_held(
     Args:
         source: a file, or a serialised model.
         made: the ``onnxruntime.SessionOptions`` of ``options``, and what else is wanted.
-        search: finds the arena of one region, or says why there is none; asked where planned
+        search: finds the arena that holds least, or says why there is none; asked where planned
             addresses cannot be had.
         where: the file that the weights are mapped from, if any.
 

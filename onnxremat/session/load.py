@@ -16,10 +16,12 @@ from onnxremat.graph.wire import existing, read_light
 from onnxremat.memory.arena import Region
 from onnxremat.memory.mapped import can_own
 from onnxremat.ort.blocks import require_block
+from onnxremat.ort.providers import missing
 from onnxremat.ort.session import LEVELS, TUNED, Options, config_entries, session_options
 from onnxremat.rewrite.emit import figures, metadata
 from onnxremat.rewrite.pins import PREFIX as PIN
 from onnxremat.session.held import open_held, open_light
+from onnxremat.session.whole import only_device, open_whole
 
 OPTIONS_SUFFIX = ".options.json"
 
@@ -29,7 +31,9 @@ def load(path: str | os.PathLike[str], *, threads: int = 0, **changes: Any) -> A
 
     The process holds what the plan says: weights once, and one slab of the planned bytes. Where
     that cannot be had, the next best way is taken; ``describe()`` of the session says which, and
-    why. See docs/memory.md.
+    why. See docs/memory.md. A plan over devices that gives everything to one of them, OpenVINO's
+    say, is opened on that one; where it is not here, and where there are several, on the processor
+    (:func:`onnxremat.load_devices` runs several).
 
     Args:
         path: the model.
@@ -45,6 +49,10 @@ def load(path: str | os.PathLike[str], *, threads: int = 0, **changes: Any) -> A
     light = read_light(file, PIN)
     options = replace(options_of(light.head, str(path)), threads=threads, **changes)
     require_block(light.head)
+    device = only_device(light.head)
+    why = missing(device) if device else ""
+    if device and not why:
+        return open_whole(file, replace(device, threads=threads or device.threads), options)
     made = session_options(options)
     listed = (options.level, options.order) == (TUNED.level, TUNED.order)
     without = PIN if listed else ""  # else the pins keep the order
@@ -56,12 +64,16 @@ def load(path: str | os.PathLike[str], *, threads: int = 0, **changes: Any) -> A
 
     if not can_own() or (light.elsewhere and file.is_symlink()):
         without = ""
-        return open_held(str(file), made, options, search)
-    if not listed:
-        light = read_light(file)
-    session = open_light(file.resolve(), light.content, made, options, search)
-    # Where providers are set anew from, instead of a copy in memory.
-    session._model_path, session._model_bytes = str(file), None
+        session = open_held(str(file), made, options, search)
+    else:
+        if not listed:
+            light = read_light(file)
+        session = open_light(file.resolve(), light.content, made, options, search)
+        # Where providers are set anew from, instead of a copy in memory.
+        session._model_path, session._model_bytes = str(file), None
+    if device:
+        how, told = session.describe, f"planned for '{device.name}', which is not here: {why}"
+        session.describe = lambda: f"{told}; {how()}"  # type: ignore[method-assign]
     return session
 
 

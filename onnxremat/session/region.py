@@ -1,4 +1,4 @@
-"""The least arena of one region that serves a model: simulated, then proved by a run.
+"""The least arena that serves a model: simulated, then tried by runs.
 
 For sessions without the compiled allocator. A child process finds it, so that nothing of the search
 stays in this one; it is kept in the user's cache, by content.
@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from onnxremat.errors import OnnxrematError
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import atomic
 from onnxremat.graph.wire import read_light
-from onnxremat.memory.arena import LARGEST, Region, smallest_region
+from onnxremat.memory.arena import Region, smallest_regions
 from onnxremat.memory.events import EVENT, Events
 from onnxremat.ort.binding import empty, wrap
 from onnxremat.ort.feeds import seeded_feeds
@@ -36,13 +36,11 @@ from onnxremat.schedule.simulate import Rules, simulate
 from onnxremat.session.held import FOLDER
 from onnxremat.session.measure import executed
 
-GROWTH, TRIES = 1.01, 12  # of a region that a run did not fit in
-
 
 def find_region(
     file: Path, options: Options, bound: Sequence[str] = (), without: str = ""
 ) -> Region | str:
-    """The region for a model file, or a sentence that says why there is none.
+    """The arena for a model file, or a sentence that says why there is none.
 
     Args:
         options: of the session.
@@ -56,7 +54,7 @@ def find_region(
     }  # fmt: skip
     facts = (read_light(file).content, json.dumps(request).encode(), runtime_version().encode())
     key = hashlib.sha256(b"\0".join(facts)).hexdigest()[:24]
-    kept = cache_folder() / f"region-{key}.json"
+    kept = cache_folder() / f"arena-{key}.json"
     try:
         return Region(**plain_json.loads(kept.read_text()))
     except (OSError, ValueError, TypeError):
@@ -67,7 +65,7 @@ def find_region(
     )  # fmt: skip
     lines = done.stdout.splitlines()
     if done.returncode or not lines:
-        return f"no region was found for it: {(done.stderr.splitlines() or ['no word'])[-1]}"
+        return f"no arena was found for it: {(done.stderr.splitlines() or ['no word'])[-1]}"
     found = json.loads(lines[-1])
     if "why" in found:
         return str(found["why"])
@@ -131,8 +129,8 @@ class Opened:
     bound: Sequence[str] = ()
 
 
-def prove(opened: Opened, feeds: Feeds, region: Region) -> bool:
-    """Whether two runs in an arena with this region add no other one."""
+def bytes_held(opened: Opened, feeds: Feeds, region: Region) -> int:
+    """What such an arena really holds after two runs, weights aside."""
     from onnxremat.memory.session import RegionSession
 
     with tempfile.TemporaryDirectory() as folder:
@@ -154,8 +152,7 @@ def prove(opened: Opened, feeds: Feeds, region: Region) -> bool:
                     binding.bind_output(value.name, "cpu")
             session.run_with_iobinding(binding)
         found = ended(session, Path(folder) / "memory.csv", 2)
-    # A further region would be twice as large as the first.
-    return found.arena_bytes < found.weight_bytes + 2 * region.bytes
+    return found.arena_bytes - found.weight_bytes
 
 
 def _search(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -166,14 +163,14 @@ def _search(request: Mapping[str, Any]) -> dict[str, Any]:
     graph = executed(build_graph(model, file.parent), options)
     feeds = seeded_feeds(graph)
     events = as_events(graph, profile(model, feeds, options, folder=file.parent), opened.bound)
-    region = smallest_region(events)
-    for _ in range(TRIES):
-        if region is None or region.bytes > LARGEST:
-            return {"why": "onnxruntime takes no region of 2 GiB or more"}
-        if prove(opened, feeds, region):
-            return asdict(region)
-        region = Region(int(region.bytes * GROWTH), region.dead)
-    return {"why": "no region close to its live peak serves it"}
+    ran: list[Region] = []
+    for region in smallest_regions(events):
+        if ran and min(one.held for one in ran) <= region.held:
+            break
+        ran.append(replace(region, held=bytes_held(opened, feeds, region)))
+    if not ran:
+        return {"why": "no arena close to its live peak serves it"}
+    return asdict(min(ran, key=lambda one: one.held))
 
 
 def _child() -> dict[str, Any]:

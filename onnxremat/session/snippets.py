@@ -19,7 +19,7 @@ class Snippets:
 
     Attributes:
         path: of the model.
-        region: an arena of one region (:func:`onnxremat.session.region.find_region`); None for
+        region: an arena of chosen sizes (:func:`onnxremat.session.region.find_region`); None for
             onnxruntime's own pool.
     """
 

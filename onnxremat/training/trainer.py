@@ -31,6 +31,7 @@ from onnxremat.session.held import open_held, open_light
 from onnxremat.session.load import options_of
 from onnxremat.session.region import find_region
 from onnxremat.training.data import Batch, Batches, check_arrays, check_labels
+from onnxremat.training.on_devices import DeviceSteps, planned_steps
 from onnxremat.training.schedules import Schedule
 from onnxremat.training.state import (
     FirstValues,
@@ -94,6 +95,8 @@ class Trainer:
         loss_scale: value of the loss-scale input, for graphs that have one.
         options: session options instead of those that suit the graph.
 
+    A file planned over devices that read the processor's memory runs on them; :meth:`describe`.
+
     Raises:
         ModelError: no training graph, or onnxruntime refuses it.
         UsageError: a first value is missing or has another shape; the graph does not accumulate.
@@ -140,13 +143,19 @@ class Trainer:
 
     def _start(self, opening: Opening) -> None:
         """Open what runs; one of several processes opens other sessions."""
-        device, options = opening.device, opening.options
-        session = _session(opening.step, self._held.arrays, self.training, device, options)
-        self._how = getattr(session, "describe", str)
-        self._session: Runs = self._bound(session, self.training)
+        arrays, settings = self._held.arrays, (opening.device, opening.options)
         self._update: Runs | None = None
+        found = planned_steps(opening, arrays)
+        if isinstance(found, DeviceSteps):
+            self._session: Runs = found
+            self._held, self._how = found.state, found.describe
+            return
+        session = _session(opening.step, arrays, self.training, *settings)
+        how = getattr(session, "describe", str)
+        self._how = (lambda: f"{found}; {how()}") if found else how
+        self._session = self._bound(session, self.training)
         if opening.update is not None:
-            self._update = self._updater(opening.update, opening.first, device, options)
+            self._update = self._updater(opening.update, opening.first, *settings)
 
     def _open(self, graph: Source, without: str) -> Step:
         """The training graph; one of several processes takes it apart further."""
@@ -369,7 +378,8 @@ class Trainer:
         for name in self._sums:  # left out where they are empty
             tensors.setdefault(name, np.zeros_like(self.state[name]))
         odd = sorted(set(tensors) ^ set(self.state))
-        odd += [n for n, a in self.state.items() if n in tensors and not _alike(tensors[n], a)]
+        kinds = {name: (a.shape, a.dtype) for name, a in self.state.items()}
+        odd += [n for n, a in tensors.items() if kinds.get(n) not in (None, (a.shape, a.dtype))]
         if odd:
             raise ModelError(
                 f"{path} is a checkpoint of another training graph",
@@ -435,10 +445,6 @@ def _check_kind(about: Training, accumulate: int | None, gathers: bool) -> None:
         )
 
 
-def _alike(a: np.ndarray, b: np.ndarray) -> bool:
-    return a.shape == b.shape and a.dtype == b.dtype
-
-
 def _device(providers: Sequence[str]) -> Device:
     """Where to train: where the first provider computes."""
     device = of_names(providers)
@@ -446,7 +452,7 @@ def _device(providers: Sequence[str]) -> Device:
         raise UnsupportedError(
             f"{device.provider} cannot train this way",
             why="it would not see what a step has written into parameters and state",
-            hint="plan for it with --devices, and run with onnxremat.load_devices(FILE, state=...)",
+            hint="plan for it with --devices, and give that file without providers",
         )
     return device
 

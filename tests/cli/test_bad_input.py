@@ -458,3 +458,39 @@ def test_every_path_of_a_command_is_known_as_read_or_written(name: str) -> None:
     module = import_module(f"onnxremat.cli.{name.replace('-', '_')}")
     paths = {key for key, hint in get_type_hints(module.command).items() if "Path" in str(hint)}
     assert not paths - read - set(OUTPUTS)
+
+
+def test_a_model_without_nodes_computes_nothing(cli: Command, folder: Path) -> None:
+    value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [3])
+    made = helper.make_model(helper.make_graph([], "g", [value], [value]))
+    Path("in.onnx").write_bytes(made.SerializeToString())
+    for command in ("run", "explain", "inspect"):
+        cli(command, "in.onnx").assert_refused(2, "computes nothing", "no node")
+    made = parse("g () => (float[3] y) { y = Constant<value_floats: floats = [1.0, 2.0, 3.0]>() }")
+    Path("in.onnx").write_bytes(made.SerializeToString())
+    cli("explain", "in.onnx").assert_refused(2, "computes nothing")
+
+
+def test_hints_name_options_that_work(cli: Command, folder: Path) -> None:
+    """A rank that is not known, an opset before onnxruntime's, a size that only a run can tell."""
+    made = model(node("Sin", "x", "y"))
+    made.graph.input[0].type.tensor_type.ClearField("shape")
+    Path("in.onnx").write_bytes(made.SerializeToString())
+    said = cli("run", "in.onnx")
+    said.assert_refused(2, "--shape x:")
+    assert "--dim" not in said.err
+    assert cli("run", "in.onnx", "--shape", "x:4,8", "-q").code == 0
+
+    Path("in.onnx").write_bytes(model(node("Add", "x x", "y"), opset=6).SerializeToString())
+    cli("run", "in.onnx").assert_refused(2, "begin with opset 7", "version_converter")
+
+    made = model(node("SequenceConstruct", "x x", "y"))
+    made.graph.output[0].type.CopyFrom(
+        helper.make_sequence_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, None))
+    )
+    Path("in.onnx").write_bytes(made.SerializeToString())
+    cli("explain", "in.onnx").assert_refused(2, "--measure")
+    said = cli("differentiate", "in.onnx", "out.onnx", "--trainable", "x")
+    said.assert_refused(said.code)
+    assert "--measure" not in said.err
+    assert cli("explain", "in.onnx", "--measure", "-q").code == 0

@@ -276,8 +276,22 @@ def test_doctor(cli: Command) -> None:
     assert said.facts["ok"] is True
     assert {row["name"] for row in said.facts["checks"]} >= {
         "recomputation survives",
+        "openvino",
         "solver highs",
     }
+
+
+@pytest.mark.parametrize("why", ["", "the package x is not installed", "the plugin offers no CPU"])
+def test_doctor_says_what_openvino_would_gain_where_it_can_be_had(
+    monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    from onnxremat.pipeline import doctor
+
+    monkeypatch.setattr(doctor, "missing", lambda device: why)
+    row = doctor._openvino()
+    assert row.ok == (not why)
+    assert not row.needed
+    assert ("pip install 'onnxremat[openvino]'" in row.text) == ("not installed" in why)
 
 
 def test_version_and_help(cli: Command) -> None:

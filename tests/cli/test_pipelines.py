@@ -45,6 +45,7 @@ def test_optimize_verify_inspect_bench(
     told = cli("inspect", "out.onnx", "--json").facts
     assert (told["objective"], told["in_flight"]) == ("throughput", 3)
     assert sum(told["loads_seconds"].values()) > 0
+    assert told["stages"] == [["cpu:0", "cpu:1"]]
     timed = cli("bench", "--throughput", "out.onnx", "--seconds", 0.1, "--json")
     assert timed.code == 0, timed.err
     for row in timed.facts["timings"]:

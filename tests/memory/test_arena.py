@@ -13,7 +13,7 @@ import models
 from onnxremat.grad import differentiate
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
-from onnxremat.memory.arena import UNIT, Region, fits, held, smallest_region
+from onnxremat.memory.arena import UNIT, Region, held, smallest_regions
 from onnxremat.memory.events import Events, blocks, live_peak
 from onnxremat.memory.native import missing
 from onnxremat.memory.session import RegionSession, SlabSession
@@ -23,7 +23,7 @@ from onnxremat.ort.profile import profile
 from onnxremat.ort.session import session_options
 from onnxremat.session.held import open_held
 from onnxremat.session.measure import executed
-from onnxremat.session.region import Opened, as_events, find_region, prove
+from onnxremat.session.region import Opened, as_events, bytes_held, find_region
 from tests.memory.test_packing import runs
 from tests.toolbox import ONE, training_chain
 
@@ -68,17 +68,17 @@ def test_a_profile_tells_the_events_but_for_the_order_inside_a_kernel(step: Grap
 
 
 @needs_slab
-def test_smallest_region_serves_the_runtime_and_less_does_not(step: Graph, tmp_path: Path) -> None:
+def test_onnxruntime_holds_in_the_least_arenas_what_is_simulated(
+    step: Graph, tmp_path: Path
+) -> None:
     events, file = recorded(step), tmp_path / "step.onnx"
     onnx.save(to_model(step), file)
-    region = smallest_region(events)
-    assert region is not None
-    assert live_peak(events) <= region.bytes <= held(events)
-    feeds = seeded_feeds(step)
-    opened = Opened(file.read_bytes(), file.parent, ONE)
-    assert prove(opened, feeds, region)
-    below = Region(int(live_peak(events) * 0.98), region.dead)
-    assert not prove(opened, feeds, below)
+    regions = smallest_regions(events)
+    assert live_peak(events) <= regions[0].held <= 1.25 * live_peak(events)
+    assert regions[0].held < held(events)
+    opened, feeds = Opened(file.read_bytes(), file.parent, ONE), seeded_feeds(step)
+    for region in regions[:3]:
+        assert bytes_held(opened, feeds, region) == region.held
 
 
 def test_region_is_found_proved_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_region_is_found_proved_and_kept(tmp_path: Path, monkeypatch: pytest.Mon
     expected = profile(file, seeded_feeds(graph), ONE).outputs
     found = session.run(None, seeded_feeds(graph))
     assert all(np.array_equal(a, b) for a, b in zip(found, expected.values(), strict=True))
-    assert "one region" in session.describe()
+    assert "memory: an arena of" in session.describe()
 
 
 @needs_slab
@@ -113,11 +113,10 @@ def test_slabs_and_regions_side_by_side() -> None:
 
 
 @given(runs())
-@settings(max_examples=80, deadline=None)
-def test_a_region_that_fits_holds_the_live_blocks(events: Events) -> None:
+@settings(max_examples=40, deadline=None)
+def test_an_arena_that_is_found_holds_the_live_blocks(events: Events) -> None:
     floor = live_peak(events, UNIT)
-    assert not floor or not fits(events, Region(floor - UNIT, 1))
-    region = smallest_region(events)
-    assert region is not None
-    assert region.bytes >= floor
-    assert fits(events, region, runs=3)
+    for region in smallest_regions(events)[:2]:
+        assert floor <= region.held
+        again = held(events, initial=region.bytes, dead=region.dead, step=region.step, runs=3)
+        assert again == region.held

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import pairwise
 from math import inf
 from typing import Any
 
@@ -11,11 +12,14 @@ import pytest
 
 from onnxremat.errors import InfeasibleError
 from onnxremat.placement import anywhere, released, two_maxima
+from onnxremat.placement import chains as chains_module
 from onnxremat.placement.answer import Answer, Work
+from onnxremat.placement.balance import balance
 from onnxremat.placement.classes import condense, loads
 from onnxremat.placement.graph_files import from_json
 from onnxremat.placement.judge import judge, judge_placement
 from onnxremat.placement.methods import TWO_MAXIMA, Ask, solve
+from onnxremat.placement.spine import spine_bound
 from tests.limits import LONG
 from tests.placement import oracle
 
@@ -53,6 +57,50 @@ def test_the_chain_of_ideals_is_the_least_contiguous_placement() -> None:
         if answer:
             assert answer.status == "optimal"
     assert equal > 80
+
+
+def test_cuts_of_a_path_are_a_bound_of_chains() -> None:
+    """Never above the least chain, often above balance; a small value is not passed."""
+    above = met = 0
+    for seed in SEEDS:
+        answer = answer_of(seed)
+        if answer is None:
+            continue
+        graph = from_json(tried(seed)[0])
+        c = condense(graph, chain=True)
+        floor = balance(c.load, c.slow, c.supported, graph.accelerators, graph.cpus).bound
+        found = spine_bound(c, 2 * answer.value + 1)
+        assert min(floor, answer.value) - 1e-9 <= found <= answer.value * (1 + 1e-9) + 1e-9, seed
+        assert spine_bound(c, answer.value / 2) <= answer.value / 2
+        above += found > floor * 1.01
+        met += found > 0.999 * answer.value
+    assert above > 40
+    assert met > 20
+
+
+def test_a_bound_where_ideals_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parallel chains between two classes, all of which but one hold nearly nothing."""
+    many = 4
+    times = [4.0, *[0.01] * 3 * many, 2.0, 2.0, 2.0, 4.0]
+    last = len(times) - 1
+    heavy = list(range(last - 3, last))
+    chains = [list(range(1 + 3 * i, 4 + 3 * i)) for i in range(many)] + [heavy]
+    edges = [pair for row in chains for pair in pairwise([0, *row, last])]
+    data = {
+        "maxFPGAs": 2, "maxCPUs": 0, "maxSizePerFPGA": 1e9,
+        "nodes": [
+            {"id": v, "supportedOnFpga": 1, "fpgaLatency": time, "cpuLatency": time,
+             "isBackwardNode": 0} for v, time in enumerate(times)
+        ],
+        "edges": [{"sourceId": u, "destId": v, "cost": 0.5} for u, v in edges],
+    }  # fmt: skip
+    graph = from_json(data)
+    exact = solve(graph, CHAIN, Work(LONG))
+    assert exact.status == "optimal"
+    monkeypatch.setattr(chains_module, "all_ideals", lambda c, work, most: None)
+    found = solve(graph, CHAIN, Work(LONG, gap=0.2))
+    assert found.bound_by == "balance and cuts of a path"
+    assert sum(times) / 2 < found.bound <= exact.value <= found.value
 
 
 def test_two_maxima_along_chains() -> None:

@@ -83,3 +83,7 @@ def test_being_beaten_is_seen() -> None:
     lost = entry("auto", None)
     assert list(beaten([lost, close], "auto", 0.1)) == [(close, lost)]
     assert list(beaten([Entry("auto", 1, None, "failed"), none], "auto", 0.1)) == []
+    crashed = Entry("auto", 1, None, "failed")
+    assert list(beaten([crashed, close], "auto", 0.1)) == [(close, crashed)]
+    late = Entry("auto", 1, None, "no answer in 15 s", late=True)  # on a busy machine
+    assert list(beaten([late, close], "auto", 0.1)) == []

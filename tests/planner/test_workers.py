@@ -64,9 +64,22 @@ def test_failures_are_answers_and_others_go_on() -> None:
     assert found["die"] == Failure("its process ended with code 7")
 
 
-def test_a_task_that_never_answers_is_ended_at_its_limit_and_the_next_begun() -> None:
+def test_a_task_that_never_answers_is_ended_at_its_limit_and_the_next_begun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(workers, "GRACE", 0.1)
     found = list(run_tasks(misbehave, ["hang", "hang"], jobs=1, seconds=0.3))
-    assert found == [("hang", Failure("no answer in 0.3 s"))] * 2
+    assert found == [("hang", Failure("no answer in 0.3 s", late=True))] * 2
+
+
+def test_at_its_limit_a_task_is_asked_for_what_it_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the next one has a process that nobody has asked to stop."""
+    monkeypatch.setattr(workers, "GRACE", LONG)
+    begun = [str(tmp_path / str(k)) for k in range(2)]
+    found = list(run_tasks(patient, begun, jobs=1, seconds=0.1))
+    assert found == [(file, "best so far") for file in begun]
 
 
 def test_stop_ends_early_with_what_was_found(

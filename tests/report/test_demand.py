@@ -20,6 +20,7 @@ from onnxremat.report.demand import Subject, Way
 from onnxremat.report.explanation import Explanation, limit
 from onnxremat.report.holders import Holders
 from onnxremat.schedule.simulate import Rules, simulate
+from tests.fission.drawn import Drawn
 from tests.toolbox import graph_of, parse, random_dag, training_chain
 
 
@@ -106,7 +107,7 @@ def test_budgets_are_judged(chain: Subject) -> None:
     order, again = found[1].bytes, found[2].bytes
 
     def keeps(budget: int) -> bool | None:
-        return demand.judge(chain, worst, found, budget).keeps
+        return demand.judge(chain, worst, found, budget, share=True).keeps
 
     assert keeps(worst)
     assert keeps(order)
@@ -116,7 +117,8 @@ def test_budgets_are_judged(chain: Subject) -> None:
     assert keeps(chain.floor) is not False
     assert keeps(chain.floor - 1) is False
     found_by_search = replace(found[2], bytes=again - 64, overhead=9.0)
-    assert demand.judge(chain, worst, [*found[:2], found_by_search], again - 64).keeps
+    searched = [*found[:2], found_by_search]
+    assert demand.judge(chain, worst, searched, again - 64, share=True).keeps
     if again > chain.need.bytes:
         assert keeps(chain.need.bytes) is None
 
@@ -153,6 +155,19 @@ def test_a_model_without_ops_and_one_that_is_all_weights() -> None:
     assert all(way.bytes >= way.lower for way in demand.ways(subject))
 
 
+def test_regions_in_parts_are_a_way() -> None:
+    """Two products with a wide value between them: rows of it are enough."""
+    g = Drawn(0)
+    g.shapes["x"] = (64, 8)
+    y = g.op("Sin", [g.op("MatMul", ["x", g.weight(8, 128)], (64, 128))], (64, 128))
+    subject = Subject(prepared(g.model("x", [g.op("MatMul", [y, g.weight(128, 8)], (64, 8))])))
+    (way,) = [way for way in demand.ways(subject) if way.name == "regions in parts"]
+    whole, wide = subject.prepared.store_all_peak, 64 * 128 * 4
+    assert way.bytes < whole - wide
+    assert way.bytes >= way.lower == subject.floor
+    assert "parts along axis 0" in way.note
+
+
 def test_a_way_that_takes_more_for_its_nodes_is_asked_for_by_a_share(chain: Subject) -> None:
     """In bytes of the process no budget tells it from the ways before it."""
     made = Explanation.of(chain.prepared, "in.onnx")
@@ -163,3 +178,13 @@ def test_a_way_that_takes_more_for_its_nodes_is_asked_for_by_a_share(chain: Subj
     assert f"--budget {limit(made.process(ways[0]))}" in said[0]
     assert "--budget 0.25" in said[1]
     assert said[1].split()[-1].endswith("x")
+
+
+def test_a_budget_in_bytes_counts_the_nodes_of_recomputations(chain: Subject) -> None:
+    """The same bytes for weights and values: a share is kept, bytes of the process are not."""
+    ways = [Way("recomputing", chain.need.bytes, "found", 0, "", overhead=0.1, nodes=1 << 20)]
+    budget, worst = chain.need.bytes, 1 << 40
+    assert demand.judge(chain, worst, ways, budget, share=True).keeps
+    assert not demand.judge(chain, worst, ways, budget).keeps
+    room = chain.prepared.bytes_of_nodes(1 << 20) + demand.PINS
+    assert demand.judge(chain, worst, ways, budget + room).keeps

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
 from random import Random
 
@@ -54,6 +55,25 @@ def test_resumed_run_equals_uninterrupted(tmp_path: Path, dropout: float) -> Non
     second.fit(data, 4)
     for name, value in whole.values().items():
         np.testing.assert_array_equal(second.values()[name], value)
+
+
+def test_a_batch_is_read_where_it_lies_and_let_go() -> None:
+    """Also one in another order or of another type; and one array that is written over."""
+    (batch, other, *_) = Arrays(arrays(), BATCH).epoch(0)
+    plain, odd, reused = trainer(), trainer(), trainer()
+    expected = [plain.step(batch), plain.step(other)]
+    columns = {name: np.asfortranarray(value) for name, value in batch.items()}
+    doubles = {n: v.astype(np.float64) if v.dtype == np.float32 else v for n, v in other.items()}
+    assert [odd.step(columns), odd.step(doubles)] == expected
+    held = {name: value.copy() for name, value in batch.items()}
+    first = reused.step(held)
+    for name, value in held.items():
+        value[...] = other[name]
+    assert [first, reused.step(held)] == expected
+    gone = [weakref.ref(value) for value in held.values()]
+    del held, value
+    reused.step(batch)
+    assert all(reference() is None for reference in gone)
 
 
 def test_seeds_of_dropout() -> None:

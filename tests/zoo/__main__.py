@@ -39,6 +39,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     if asked.runs:
         return _steadiness(asked, nets, exporters, folder)
+    if asked.fresh:
+        return _fresh(nets, exporters, folder)
     rows = []
     print(HEAD, flush=True)
     for net in nets:
@@ -69,6 +71,7 @@ def _asked(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--no-optimise", action="store_true", help="leave out the smaller step")
     parser.add_argument("--sample", action="store_true", help="only the ten nets of every test run")
     parser.add_argument("--files", action="store_true", help="only what the files hold")
+    parser.add_argument("--fresh", action="store_true", help="only the nets as they are made")
     parser.add_argument("--runs", type=int, help="only run each step so often and compare bits")
     parser.add_argument("--json", type=Path, help="append every row to this file")
     return parser.parse_args(arguments)
@@ -88,6 +91,27 @@ def _steadiness(asked: argparse.Namespace, nets: list, exporters: list[str], fol
     print(f"\n{len(made)} steps, {asked.runs} runs each with {asked.threads} threads: "
           f"{changed} with other bits; {len(found) - len(made)} without a step")  # fmt: skip
     return int(changed > 0)
+
+
+def _fresh(nets: list, exporters: list[str], folder: Path) -> int:
+    """What becomes of the parameters of nets as they are made; 1 when any is silently wrong."""
+    from tests.zoo.export import NotExportedError
+    from tests.zoo.fresh import fresh, line
+
+    print(f"{'net':20} {'exporter':13} {'right':>5} {'told':>4} {'silent':>6} {'loss':>7}")
+    wrong = 0
+    for net in nets:
+        for exporter in exporters:
+            try:
+                found = fresh(net, exporter, folder)
+                print(line(net.name, exporter, found), flush=True)
+                wrong += bool(found.silent)
+            except NotExportedError as error:
+                print(f"{net.name:20} {exporter:13} not exported: {error}", flush=True)
+            except Exception as error:  # whatever goes wrong is what the zoo is to find
+                wrong += 1
+                print(f"{net.name:20} {exporter:13} OFF failed: {error}", flush=True)
+    return int(wrong > 0)
 
 
 def _nets(asked: argparse.Namespace) -> list:

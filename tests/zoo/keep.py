@@ -16,8 +16,10 @@ from onnxremat.graph.ir import subgraphs
 from tests.zoo import autograd
 from tests.zoo.architectures import ARCHITECTURES
 from tests.zoo.comparison import Exported, _first_values
-from tests.zoo.export import cache_folder, exported
+from tests.zoo.export import cache_folder, exported, silence
+from tests.zoo.fresh import wanted
 from tests.zoo.provenance import Index
+from tests.zoo.rewrites import REWRITES
 
 FOLDER = Path(__file__).resolve().parent.parent / "grad" / "exported"
 KEPT = (
@@ -26,6 +28,12 @@ KEPT = (
     ("lstm", "dynamo"), ("transformer_encoder", "dynamo"), ("transformer_encoder", "legacy"),
     ("regnet", "legacy-train"), ("deit_distilled", "legacy"),
 )  # fmt: skip
+FRESH = (
+    "times-1", "bias-gemm", "norm-conv", "norm-gemm", "merged-group-norms", "merged-slopes",
+    "merged-zero-weights", "merged-identities", "copied-layers", "one-of-two-norms",
+    "folded-transposes", "folded-softplus", "folded-expand-zeros", "folded-state",
+)  # fmt: skip
+FRESH_LEGACY = ("merged-group-norms", "copied-layers", "merged-layer-norms")
 # Metadata of nodes that names files of the machine it was exported on.
 LOCAL = ("pkg.torch.onnx.stack_trace",)
 
@@ -37,6 +45,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         for name, exporter in KEPT:
             keep(name, exporter, cache_folder(Path(temporary)))
+    for name in FRESH:
+        keep_fresh(name, f"{name}.onnx", dynamo=True)
+    for name in FRESH_LEGACY:
+        keep_fresh(name, f"{name}-legacy.onnx", dynamo=False)
 
 
 def keep(name: str, exporter: str, folder: Path) -> None:
@@ -63,6 +75,28 @@ def keep(name: str, exporter: str, folder: Path) -> None:
     onnx.save(model, str(FOLDER / f"{name}-{exporter}.onnx"))
     np.savez_compressed(FOLDER / f"{name}-{exporter}.npz", kind=net.loss, **arrays)
     print(f"{name} {exporter}: {len(names)} tensors trained, loss {want.loss:.4f}")
+
+
+def keep_fresh(name: str, file: str, dynamo: bool) -> None:
+    """Write one fresh module, as one of the exporters has it by default."""
+    about, path = REWRITES[name], FOLDER.parent / "exported_fresh" / file
+    module, data = about.make()
+    path.parent.mkdir(exist_ok=True)
+    with silence():
+        names = [f"input{k}" for k in range(len(data))]
+        torch.onnx.export(
+            module, data, str(path), input_names=names, dynamo=dynamo, external_data=False
+        )
+    model = onnx.load(path)
+    want = wanted(model, module, data)
+    _without_paths(model.graph)
+    onnx.save(model, str(path))
+    arrays = {f"feed:{n}": a for n, a in want.data.items()}
+    arrays |= {f"gradient:{n}": a for n, a in want.gradients.items()}
+    np.savez_compressed(
+        path.with_suffix(".npz"), target=want.target, loss=want.loss, lost=about.lost, **arrays
+    )
+    print(f"{name}: {len(want.gradients)} parameters, loss {want.loss:.4f}")
 
 
 def _without_paths(graph: onnx.GraphProto) -> None:

@@ -37,13 +37,15 @@ class Architecture:
     rate: float
     sample: bool
 
-    def module(self) -> torch.nn.Module:
-        """In eval mode, the same weights each time, no two numbers in them equal."""
+    def module(self, *, fresh: bool = False) -> torch.nn.Module:
+        """In eval mode, the same weights each time; no two numbers in them equal, or as it was
+        made, with zeros, ones and copies."""
         torch.manual_seed(0)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             made = self.build().eval()
-        scatter(made)
+        if not fresh:
+            scatter(made)
         return made
 
     def data(self, seed: int = 0) -> tuple[torch.Tensor, ...]:

@@ -21,12 +21,14 @@ with warnings.catch_warnings():
 
     from tests.zoo.architectures import ARCHITECTURES
     from tests.zoo.comparison import compare
-    from tests.zoo.export import EXPORTERS, cache_folder
+    from tests.zoo.export import EXPORTERS, NotExportedError, cache_folder
+    from tests.zoo.fresh import fresh
 
 pytestmark = pytest.mark.zoo
 
 # Of the sample: the exporters, and the nets whose step is compared after `optimize` as well.
 SAMPLED = ("dynamo", "legacy-train")
+SAMPLED_FRESH = (("transformer_encoder", "dynamo"), ("diffusion_unet", "dynamo"))
 OPTIMISED = ("lstm", "graph_attention", "bert")
 CASES = [
     pytest.param(
@@ -36,6 +38,15 @@ CASES = [
         marks=[pytest.mark.sample] if about.sample and exporter in SAMPLED else [],
     )
     for net, about in ARCHITECTURES.items()
+    for exporter in EXPORTERS
+]
+
+
+FRESH = [
+    pytest.param(
+        net, exporter, marks=[pytest.mark.sample] if (net, exporter) in SAMPLED_FRESH else []
+    )
+    for net in ARCHITECTURES
     for exporter in EXPORTERS
 ]
 
@@ -59,3 +70,16 @@ def test_trains_as_in_pytorch(
         pytest.skip(f"PyTorch does not export it: {row.refused}")
     assert row.trained, "no parameter was compared"
     assert not row.wrong(), "\n".join(row.wrong())
+
+
+@pytest.mark.parametrize(("net", "exporter"), FRESH)
+def test_a_fresh_net_trains_as_in_pytorch_or_says_why_not(
+    net: str, exporter: str, tmp_path: Path
+) -> None:
+    try:
+        found = fresh(ARCHITECTURES[net], exporter, cache_folder(tmp_path))
+    except NotExportedError as error:
+        pytest.skip(f"PyTorch does not export it: {error}")
+    assert found.right, "no parameter was compared"
+    assert not found.silent, f"neither trained as in PyTorch nor told: {found.silent}"
+    assert found.loss < 1e-4

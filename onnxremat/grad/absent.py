@@ -1,0 +1,69 @@
+"""Parameters that PyTorch's exporter lists and that its optimizer took away: numbers that change
+nothing as they are (0 added, 1 multiplied), one of two equal nodes, what it computed with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+import onnx
+
+from onnxremat.grad.marks import Marks, reading_of
+from onnxremat.grad.signature import PARAMETER
+
+
+def absent(
+    model: onnx.ModelProto, marks: Marks, learned: Mapping[str, Sequence[str]]
+) -> tuple[str, ...]:
+    """Parameters of the module without a tensor to train.
+
+    Args:
+        learned: tensors that are parameters, and the names that each is known by.
+    """
+    if any(node.op_type == "Constant" for node in model.graph.node):
+        return ()  # the optimizer leaves none: it was not run, all of them are there
+    found = {name for names in learned.values() for name in names}
+    read: dict[str, list[str]] = {}  # per node of PyTorch's graph, what its nodes here read
+    tokens: dict[str, tuple[str, ...]] = {}
+    for node in model.graph.node:
+        about = reading_of(node)
+        if about is not None:
+            tokens[about.call] = about.tensors
+            read.setdefault(about.call, []).extend(n for n in node.input if n in learned)
+    for call, names in read.items():
+        if len(names) == len(tokens[call]):  # a tied one may have another's name
+            found |= {marks.signature[t].name for t in tokens[call] if t in marks.signature}
+    listed = [each.name for each in marks.signature.values() if each.kind == PARAMETER]
+    return tuple(name for name in listed if name not in found)
+
+
+def stand_ins(model: onnx.ModelProto, marks: Marks) -> tuple[str, ...]:
+    """Parameters of operations that were kept for others too: a node says that PyTorch's read
+    ``layer_norm_1``, and reads what was made by ``layer_norm``."""
+    makers: dict[str, tuple[str, tuple[str, ...]]] = {}  # call and what it read, by tensor
+    for node in model.graph.node:
+        about = reading_of(node)
+        if about is not None:
+            makers.update((name, (_made(about.call), about.tensors)) for name in node.output)
+    made = {call for call, _ in makers.values()}
+    found: dict[str, None] = {}
+    for node in model.graph.node:
+        about = reading_of(node)
+        if about is None:
+            continue
+        asked = set(re.findall(r"%(\w+)", about.call.split("args = ", 1)[-1]))
+        for call, tokens in (makers[name] for name in node.input if name in makers):
+            other = {each for each in asked - made if _stem(each) == _stem(call)}
+            if other and call not in asked and call != _made(about.call):
+                found.update(
+                    (marks.signature[t].name, None) for t in tokens if t in marks.signature
+                )
+    return tuple(found)
+
+
+def _made(call: str) -> str:
+    return call.split(" ", 1)[0].lstrip("%")
+
+
+def _stem(name: str) -> str:
+    return re.sub(r"(_\d+)+$", "", name)

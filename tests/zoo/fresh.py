@@ -1,0 +1,68 @@
+"""Nets as they are when made, against autograd; see tests/grad/fresh.py."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import torch
+
+from tests.grad.fresh import Found, Wanted, look
+from tests.zoo.autograd import norms_of
+from tests.zoo.export import exported
+from tests.zoo.registry import Architecture
+
+
+def fresh(net: Architecture, exporter: str, folder: Path) -> Found:
+    """What became of the parameters of a net of the zoo as it is made.
+
+    Args:
+        folder: the cache of exported files.
+
+    Raises:
+        NotExportedError: there is no file.
+    """
+    module = net.module(fresh=True)
+    return compare_fresh(exported(net, module, exporter, folder), module, net.data())
+
+
+def line(net: str, exporter: str, found: Found) -> str:
+    """One line of the table."""
+    return (
+        f"{net:20} {exporter:13} {len(found.right):5} {len(found.told):4} {len(found.silent):6} "
+        f"{found.loss:7.0e}" + "".join(f"\n    OFF silently wrong: {n}" for n in found.silent)
+    )
+
+
+def compare_fresh(
+    model: onnx.ModelProto, module: torch.nn.Module, data: Sequence[torch.Tensor]
+) -> Found:
+    """What became of the parameters of a module in a file with inputs ``input0``, ..."""
+    found = look(model, wanted(model, module, data))
+    norms = tuple(f"{name}." for name in norms_of(module))
+    if any("batch normalizations into" in text for text in found.warnings):
+        folded = [name for name in found.silent if name.startswith(norms)]  # the file has no names
+        found.told += folded
+        found.silent = [name for name in found.silent if name not in folded]
+    return found
+
+
+def wanted(model: onnx.ModelProto, module: torch.nn.Module, data: Sequence[torch.Tensor]) -> Wanted:
+    """By autograd, of a module in eval mode; batch normalizations that the file has as ops use the
+    batch."""
+    held = sum(node.op_type == "BatchNormalization" for node in model.graph.node)
+    trainer = copy.deepcopy(module)
+    norms = norms_of(trainer)
+    for norm in norms.values():
+        norm.train(0 < len(norms) <= held)
+    prediction = trainer(*data)
+    target = np.random.default_rng(5).standard_normal(tuple(prediction.shape)).astype(np.float32)
+    loss = torch.nn.functional.mse_loss(prediction, torch.from_numpy(target))
+    loss.backward()
+    named = trainer.named_parameters()
+    gradients = {name: p.grad.numpy() for name, p in named if p.grad is not None}
+    inputs = {f"input{k}": x.numpy() for k, x in enumerate(data)}
+    return Wanted(inputs, target, float(loss.detach()), gradients)

@@ -1,0 +1,189 @@
+"""A fresh module for everything that PyTorch's default exporter does to parameters: see *What the
+default exporter does to fresh nets* in docs/exporting.md, whose rows these are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.parameter import Parameter
+
+Forward = Callable[..., torch.Tensor]
+REWRITES: dict[str, Rewrite] = {}
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """Something an exporter does.
+
+    Attributes:
+        build: makes a module that it is done to.
+        shapes: of its inputs.
+        lost: parameters that the file does not hold any more, which a warning has to name.
+    """
+
+    build: Callable[[], nn.Module]
+    shapes: tuple[tuple[int, ...], ...]
+    lost: tuple[str, ...] = ()
+
+    def make(self) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+        """The module in eval mode, and inputs."""
+        torch.manual_seed(0)
+        return self.build().eval(), tuple(torch.randn(shape) for shape in self.shapes)
+
+
+class Does(nn.Module):
+    """A module with the given parts, and what it does."""
+
+    def __init__(self, does: Forward, **parts: object) -> None:
+        super().__init__()
+        self.does = does
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        return self.does(self, *inputs)
+
+
+def _enter(
+    name: str, build: Callable[[], nn.Module], *shapes: tuple[int, ...], lost: str = ""
+) -> None:
+    REWRITES[name] = Rewrite(build, shapes, tuple(lost.split()))
+
+
+def _zero(part: nn.Module, *names: str) -> nn.Module:
+    for name in names or ("bias",):
+        nn.init.zeros_(getattr(part, name))
+    return part
+
+
+def _linear(*sizes: int) -> nn.Module:
+    return _zero(nn.Linear(*sizes))
+
+
+def _zeros(*shape: int) -> Parameter:
+    return Parameter(torch.zeros(shape))
+
+
+def _ones(*shape: int) -> Parameter:
+    return Parameter(torch.ones(shape))
+
+
+# ---- removed: 0 added, 1 multiplied, biases of zeros --------------------------------------------
+
+_enter("times-1", lambda: Does(lambda m, x: m.l(x) * m.gain, l=nn.Linear(6, 5), gain=_ones()),
+       (3, 6), lost="gain")  # fmt: skip
+_enter("plus-0", lambda: Does(lambda m, x: m.l(x) + m.shift, l=nn.Linear(6, 5), shift=_zeros()),
+       (3, 6), lost="shift")  # fmt: skip
+_enter("times-1-vector", lambda: Does(lambda m, x: m.l(x) * m.g, l=_linear(6, 5), g=_ones(1)),
+       (3, 6))  # fmt: skip
+_enter("minus-0-over-1",
+       lambda: Does(lambda m, x: (m.l(x) - m.a) / m.b, l=_linear(6, 5), a=_zeros(5), b=_ones(5)),
+       (3, 6))  # fmt: skip
+_enter("bias-gemm", lambda: nn.Sequential(_linear(6, 8), nn.ReLU(), _linear(8, 5)), (3, 6))
+_enter("bias-matmul", lambda: nn.Sequential(_linear(6, 8), nn.ReLU(), _linear(8, 1)), (3, 4, 6))
+_enter("bias-conv", lambda: nn.Sequential(
+    nn.Conv2d(4, 4, 3, groups=4), nn.ConvTranspose2d(4, 6, 2, 2, groups=2), nn.Conv2d(6, 2, 1)),
+    (2, 4, 6, 6))  # fmt: skip
+_enter("bias-pad-conv",
+       lambda: Does(lambda m, x: m.c(functional.pad(x, (1, 1, 1, 1))), c=_zero(nn.Conv2d(3, 4, 3))),
+       (2, 3, 5, 5))  # fmt: skip
+
+# ---- folded: batch normalizations ---------------------------------------------------------------
+
+_enter("norm-conv", lambda: nn.Sequential(
+    nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3),
+    nn.BatchNorm2d(4)), (2, 3, 7, 7), lost="1.weight 4.weight 4.bias")  # fmt: skip
+_enter("norm-conv-transposed", lambda: nn.Sequential(
+    nn.ConvTranspose2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU()), (2, 3, 7, 7),
+    lost="1.weight")  # fmt: skip
+_enter("norm-gemm", lambda: nn.Sequential(_linear(6, 8), nn.BatchNorm1d(8), nn.ReLU()), (5, 6),
+       lost="0.bias 1.weight")  # fmt: skip
+_enter("norm-alone", lambda: nn.Sequential(
+    nn.BatchNorm2d(3), nn.LeakyReLU(), nn.Conv2d(3, 3, 1), nn.ReLU(), nn.BatchNorm2d(3)),
+    (2, 3, 5, 5))  # fmt: skip
+
+# ---- merged: equal tensors ----------------------------------------------------------------------
+
+_enter("merged-layer-norms", lambda: nn.Sequential(
+    nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, 6), nn.LayerNorm(6)), (3, 2, 6))  # fmt: skip
+_enter("merged-group-norms", lambda: nn.Sequential(
+    nn.Conv2d(3, 4, 1), nn.GroupNorm(2, 4), nn.Conv2d(4, 4, 1), nn.GroupNorm(2, 4)),
+    (2, 3, 5, 5))  # fmt: skip
+_enter("merged-rms-norms", lambda: nn.Sequential(
+    nn.Linear(6, 6), nn.RMSNorm(6), nn.Linear(6, 6), nn.RMSNorm(6)), (3, 2, 6))  # fmt: skip
+_enter("merged-slopes", lambda: nn.Sequential(
+    nn.Linear(6, 6), nn.PReLU(), nn.Linear(6, 6), nn.PReLU(6), nn.Linear(6, 6), nn.PReLU()),
+    (3, 6))  # fmt: skip
+_enter("merged-zero-weights", lambda: Does(
+    lambda m, x: m.l(x) + m.b(m.a(x)) + m.d(m.c(x)), l=nn.Linear(6, 5), a=nn.Linear(6, 2),
+    b=_zero(nn.Linear(2, 5, bias=False), "weight"), c=nn.Linear(6, 2),
+    d=_zero(nn.Linear(2, 5, bias=False), "weight")), (3, 4, 6))  # fmt: skip
+_enter("merged-identities", lambda: Does(
+    lambda m, x: x @ m.a @ m.b, a=Parameter(torch.eye(6)), b=Parameter(torch.eye(6))),
+    (3, 6))  # fmt: skip
+_enter("copied-layers", lambda: nn.TransformerEncoder(
+    nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), 2,
+    enable_nested_tensor=False), (3, 4, 8))  # fmt: skip
+_enter("copied-large-layers", lambda: nn.TransformerEncoder(
+    nn.TransformerEncoderLayer(24, 2, 48, dropout=0.0, batch_first=True), 2,
+    enable_nested_tensor=False), (3, 4, 24))  # fmt: skip
+_enter("one-of-two-norms", lambda: Does(
+    lambda m, x: m.p(m.a(x)) + m.q(m.b(x)), a=nn.LayerNorm(6), b=nn.LayerNorm(6),
+    p=nn.Linear(6, 5), q=nn.Linear(6, 5)), (3, 2, 6),
+    lost="a.weight a.bias b.weight b.bias")  # fmt: skip
+
+# ---- folded: what is computed from parameters alone ---------------------------------------------
+
+_enter("folded-transposes", lambda: Does(
+    lambda m, x: functional.linear(x, m.w) + m.g[:, None].squeeze(1), w=_zeros(5, 6),
+    g=_ones(5)), (3, 4, 6))  # fmt: skip
+_enter("folded-cast", lambda: Does(
+    lambda m, x: functional.linear(x.double(), m.w.double()).float(),
+    w=Parameter(torch.randn(5, 6))), (3, 4, 6))  # fmt: skip
+_enter("folded-exp", lambda: Does(
+    lambda m, x: m.l(x) * m.gain.exp(), l=nn.Linear(6, 5), gain=Parameter(torch.tensor(2.3))),
+    (3, 6), lost="gain")  # fmt: skip
+_enter("folded-softplus", lambda: Does(
+    lambda m, x: m.l(x) * functional.softplus(m.rate), l=nn.Linear(6, 5),
+    rate=Parameter(torch.randn(5))), (3, 6), lost="rate")  # fmt: skip
+_enter("folded-one-plus", lambda: Does(
+    lambda m, x: m.l(x) * (1 + m.g), l=nn.Linear(6, 32), g=_zeros(32)), (3, 6))  # fmt: skip
+_enter("folded-scale", lambda: Does(
+    lambda m, x: functional.linear(x, 0.5 * m.matrix), matrix=Parameter(torch.randn(5, 6))), (3, 6),
+    lost="matrix")  # fmt: skip
+_enter("folded-weight-norm", lambda: nn.utils.parametrizations.weight_norm(nn.Linear(6, 6)),
+       (3, 4, 6),
+       lost="parametrizations.weight.original0 parametrizations.weight.original1")  # fmt: skip
+_enter("folded-branch", lambda: Does(
+    lambda m, x: m.l(x) + m.n(m.query), l=nn.Linear(6, 5), n=nn.Linear(4, 5, bias=False),
+    query=Parameter(torch.randn(1, 4))), (3, 6), lost="query n.weight")  # fmt: skip
+_enter("folded-expand", lambda: Does(
+    lambda m, x: m.l(torch.cat([m.t.expand(x.shape[0], -1, -1), x], 1)), l=nn.Linear(6, 6),
+    t=Parameter(torch.randn(1, 1, 6))), (3, 4, 6))  # fmt: skip
+_enter("folded-expand-zeros", lambda: Does(
+    lambda m, x: m.l(torch.cat([m.token.expand(x.shape[0], -1, -1), x], 1)), l=nn.Linear(6, 6),
+    token=_zeros(1, 1, 6)), (3, 4, 6), lost="token")  # fmt: skip
+_enter("folded-table-zeros", lambda: Does(
+    lambda m, x: torch.softmax(x @ x.mT + m.table[m.index.view(-1)].view(4, 4), -1) @ m.l(x),
+    l=nn.Linear(6, 6), table=_zeros(7), index=torch.arange(4)[:, None] - torch.arange(4) + 3),
+    (3, 4, 6), lost="table")  # fmt: skip
+_enter("folded-state", lambda: Does(
+    lambda m, x: m.out(m.cells(x)[0]), cells=nn.RNN(6, 5, batch_first=True), out=nn.Linear(5, 2)),
+    (3, 4, 6), lost="cells.bias_hh_l0")  # fmt: skip
+_enter("folded-gates", lambda: Does(
+    lambda m, x: m.out(m.cells(x)[0]), cells=nn.LSTM(6, 5, 2, batch_first=True),
+    out=nn.Linear(5, 2)), (3, 4, 6))  # fmt: skip
+
+# ---- bounds, which Max and Min become when joined ----------------------------------------------
+
+_enter("clip", lambda: Does(
+    lambda m, x: torch.clamp(m.l(x), max=m.top), l=nn.Linear(6, 5),
+    top=Parameter(torch.tensor(0.3))), (8, 6))  # fmt: skip
+_enter("max-min", lambda: Does(
+    lambda m, x: torch.minimum(torch.maximum(m.l(x), m.low), m.high), l=nn.Linear(6, 5),
+    low=Parameter(torch.tensor(-0.2)), high=Parameter(torch.tensor(0.3))), (8, 6), 
+    lost="low high")  # fmt: skip
