@@ -36,7 +36,7 @@ from onnxremat.pipeline.in_regions import in_regions
 from onnxremat.pipeline.phases import COSTS, MEASURE, OPTIMISE, READ, Phases
 from onnxremat.pipeline.sizes import in_tensors, known_sizes, sequence_notes, with_measured_shapes
 from onnxremat.pipeline.source import Source, read_source
-from onnxremat.pipeline.weight_order import DwPolicy
+from onnxremat.pipeline.weight_order import DwPolicy, fixes_order
 from onnxremat.planner.reduce import Reduced, reduce
 from onnxremat.rewrite.restore import restored
 from onnxremat.schedule.simulate import simulate
@@ -289,11 +289,7 @@ class Prepared:
         return replace(DEFAULT, threads=self.settings.threads)
 
 
-def prepare(
-    source: Source,
-    settings: Settings,
-    progress: Progress | None = None,
-) -> Prepared:
+def prepare(source: Source, settings: Settings, progress: Progress | None = None) -> Prepared:
     """Read, bind, optimise, order and price a model.
 
     Args:
@@ -312,9 +308,7 @@ def prepare(
     parts = (*PARTS, UPDATES)
     if odd := ", ".join(sorted(set(settings.not_counted).difference(parts))):
         raise UsageError(f"a budget counts no '{odd}'", hint="one of " + ", ".join(parts))
-    kept = settings.dw_policy is not None and settings.dw_policy.fixed
-    if settings.dw_policy and settings.fixed_order:
-        raise UsageError("--dw-policy and --fixed-order each say an order", hint="one of them")
+    kept = fixes_order(settings.dw_policy, settings.fixed_order)
     settings = replace(settings, fixed_order=settings.fixed_order or kept)
     with log.phase(READ, "reading the model"):
         made = _prepared(source, settings.on_this_machine(), log)
@@ -419,10 +413,7 @@ def _optimised(
 
 
 def _for_planning(
-    unsplit: Unsplit,
-    settings: Settings,
-    log: Phases,
-    outputs: Mapping[str, Any] | None = None,
+    unsplit: Unsplit, settings: Settings, log: Phases, outputs: Mapping[str, Any] | None = None
 ) -> Prepared:
     """The optimised graph, in parts where that is asked for, ordered and priced.
 

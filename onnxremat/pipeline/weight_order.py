@@ -56,6 +56,20 @@ class DwPolicy:
         return f"{self.kind}={self.first}" if self.kind == REVERSE else self.kind
 
 
+def fixes_order(policy: DwPolicy | None, fixed: bool) -> bool:
+    """Whether a policy fixes the order of first runs.
+
+    Args:
+        fixed: the file's order was asked for.
+
+    Raises:
+        UsageError: two orders were.
+    """
+    if policy is not None and fixed:
+        raise UsageError("--dw-policy and --fixed-order each say an order", hint="one of them")
+    return policy is not None and policy.fixed
+
+
 def ordered(graph: Graph, policy: DwPolicy) -> Graph:
     """A training step with its gradients of weights where the policy has them, everything else in
     the order it has.
