@@ -18,7 +18,8 @@ from onnxremat.errors import StoppedError, UsageError
 if TYPE_CHECKING:
     from onnxremat.training.data import Arrays, Data
     from onnxremat.training.evaluation import Evaluator
-    from onnxremat.training.trainer import Progress, Trainer
+    from onnxremat.training.progress import Progress
+    from onnxremat.training.trainer import Trainer
     from onnxremat.workers.data_parallel import Shard
     from onnxremat.workers.mpi import Ranks
     from onnxremat.workers.overlap import Overlapped

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from onnxremat.session.load import options_of
 from onnxremat.session.region import find_region
 from onnxremat.training.data import Batch, Batches, check_arrays, check_labels
 from onnxremat.training.on_devices import DeviceSteps, planned_steps
+from onnxremat.training.progress import COUNTS, Progress
 from onnxremat.training.schedules import Schedule
 from onnxremat.training.state import (
     FirstValues,
@@ -49,29 +50,6 @@ from onnxremat.training.state import (
 # The memory pattern would double the peak of a training graph, and buffers held for a later value
 # of the same shape raise it by up to a third.
 UNPLANNED = Options(pattern=False, reuse=False)
-
-
-@dataclass
-class Progress:
-    """How far a run is.
-
-    Attributes:
-        step: batches done.
-        epoch, batch: the next batch.
-        updates: of the parameters; as many as steps unless gradients are accumulated.
-        gathered: batches whose gradients wait for an update.
-        losses: of all steps of this process, for a curve.
-    """
-
-    step: int = 0
-    epoch: int = 0
-    batch: int = 0
-    updates: int = 0
-    gathered: int = 0
-    losses: list[float] = field(default_factory=list, init=False)
-
-
-COUNTS = ("step", "epoch", "batch", "updates", "gathered")  # of Progress, in a checkpoint
 
 
 class Trainer:
@@ -335,7 +313,7 @@ class Trainer:
         if lost is not None:
             raise UsageError(
                 f"'{lost}' holds no numbers any more",
-                where=_where_lost(self.progress),
+                where=self.progress.where_lost(),
                 why="training diverged, or the data hold infinities or values that are no numbers",
                 hint="a lower --rate, a --warmup, or a step made with --clip-norm 1",
             )
@@ -422,15 +400,6 @@ class Trainer:
         if path is not None:
             write_model(result, path, weights_from=folder)
         return result
-
-
-def _where_lost(progress: Progress) -> str:
-    """The step after the last one with a sound loss."""
-    sound = np.flatnonzero(np.isfinite(progress.losses))
-    first = progress.step - len(progress.losses) + (sound[-1] + 2 if len(sound) else 1)
-    if first > progress.step:
-        return f"step {progress.step}"
-    return f"the loss is {progress.losses[-1]} since step {first}"
 
 
 def _check_kind(about: Training, accumulate: int | None, gathers: bool) -> None:

@@ -21,8 +21,9 @@ from onnxremat.errors import ModelError, UsageError
 from onnxremat.grad.update import RATE, SHARE
 from onnxremat.graph.tensor_files import read_tensors, write_tensors
 from onnxremat.training.data import Batch, check_labels
+from onnxremat.training.progress import COUNTS, Progress
 from onnxremat.training.state import Opening, Source, Step
-from onnxremat.training.trainer import COUNTS, UNPLANNED, Progress, Trainer
+from onnxremat.training.trainer import UNPLANNED, Trainer
 from onnxremat.workers.layers import J, Key, label
 from onnxremat.workers.mpi import Ranks
 from onnxremat.workers.pieces import Flight, Pieces, Pool, results
