@@ -20,9 +20,11 @@ from onnxremat.planner.schedule import Schedule
 from onnxremat.planner.semantics import seconds
 from onnxremat.planner.solution import Certificate, Solution, Status
 from onnxremat.schedule.plan import Compute, Plan, Transfer
+from onnxremat.session.process import UPDATES
 from onnxremat.units import Budget, format_bytes
 
 HALF = 0.5  # of the time, for the smallest budget
+TURNS, NEARLY = 4, 1.02  # of bisection below what was found; times the least, where it ends
 
 
 def plan_within(
@@ -137,8 +139,31 @@ def at_minimum(prepared: Prepared, least: Smallest, options: PlanOptions, log: P
         if options.method != AUTO:
             raise made.error()
         made = least.candidate  # nothing quicker fits
+    if UPDATES in prepared.settings.not_counted:
+        made = _lower(made, least, options, log)
     note = f"no budget below {format_bytes(least.lower)} ({least.lower} B) can work: {least.why}"
     return replace(made.noted(note), lower=least.lower, why=least.why)
+
+
+def _lower(made: Candidate, least: Smallest, options: PlanOptions, log: Phases) -> Candidate:
+    """A smaller plan of a step that writes new values over old ones, by bisection.
+
+    The planner does not know that an update waits for recomputations that read the old value, its
+    gradient in memory: carried out, the smallest plan that it knows may be far from the smallest.
+    """
+    prepared = made.prepared
+    low = max(0, least.lower - prepared.beside.total)
+    for turn in range(TURNS):
+        if options.stopped or made.held <= NEARLY * low:
+            break
+        between = (low + made.held) // 2
+        share = options.within(1 / (TURNS - turn))
+        found = attempt(OneSession(prepared, Limit(between), log), share)
+        if isinstance(found, Candidate):
+            made = _for_limit(found, found.held)
+        else:
+            low = between
+    return made
 
 
 def applied(prepared: Prepared, plan: Plan, log: Phases) -> Candidate:
