@@ -32,7 +32,7 @@ class Halves:
     def layers(self, cuts: Sequence[str]) -> Layers:
         """The step, cut before these ops of the forward pass."""
         sums = [self.about.updates[name] for _, name in self.told.gradients]
-        return layers_of(self.step, cuts, sums)
+        return layers_of(self.step, cuts, sums, self.about.updates)
 
     def homes(self, layers: Layers) -> Mapping[str, Key]:
         """Sum of a gradient to the part that completes it."""

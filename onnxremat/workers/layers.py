@@ -10,7 +10,7 @@ W from any F, from B of its own and later layers, and from W of later ones.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from onnxremat.cost.analytic import analytic_costs
@@ -121,21 +121,26 @@ def crossing_bytes(graph: Graph, ops: Sequence[Op]) -> list[int]:
     return found
 
 
-def layers_of(graph: Graph, cuts: Sequence[str], sums: Sequence[str]) -> Layers:
+def layers_of(
+    graph: Graph, cuts: Sequence[str], sums: Sequence[str], moved: Collection[str] = ()
+) -> Layers:
     """Every op of a step in its part.
 
     Args:
         graph: a step that gathers gradients.
         cuts: first op of each layer but the first.
         sums: outputs with the sums of gradients.
+        moved: state that the step itself overwrites: what reads it alone is where its readers are.
     """
-    return _Sorted(graph, cuts, sums).layers()
+    return _Sorted(graph, cuts, sums, moved).layers()
 
 
 class _Sorted:
     """Sorts the ops of a step."""
 
-    def __init__(self, graph: Graph, cuts: Sequence[str], sums: Sequence[str]) -> None:
+    def __init__(
+        self, graph: Graph, cuts: Sequence[str], sums: Sequence[str], moved: Collection[str]
+    ) -> None:
         self.graph, self.count = graph, len(cuts) + 1
         self.roles, self.key = roles_of(graph), dict[str, Key]()
         self.forward: dict[str, int] = {}
@@ -144,6 +149,11 @@ class _Sorted:
             if self.roles[op.name] == "forward":
                 layer += op.name in places
                 self.forward[op.name] = layer
+        for op in reversed(graph.ops):
+            if op.name in self.forward and op.reads and {*op.reads} <= {*moved}:
+                readers = {graph.ops[k].name for n in op.writes for k in graph.readers.get(n, ())}
+                near = [self.forward[name] for name in readers if name in self.forward]
+                self.forward[op.name] = min(near, default=self.forward[op.name])
         self.leading = self._leading(sums)
 
     def _leading(self, sums: Sequence[str]) -> set[str]:

@@ -158,7 +158,10 @@ def test_statistics_move_with_every_micro_batch(tmp_path: Path) -> None:
     """As in a step made for several batches per update."""
     step = differentiate(nets.net(), optimizer="sgd", initializers=True)
     whole = differentiate(nets.net(), optimizer="sgd", initializers=True, accumulate=2)
-    pipe = PipelineParallel(step, ranks=ALONE, wanted=Wanted(2, "zb-v"), rate=0.1, threads=1)
+    wanted = Wanted(2, "zb-v", stages="BatchNormalization_1")  # its statistics' readers before it
+    pipe = PipelineParallel(step, ranks=ALONE, wanted=wanted, rate=0.1, threads=1)
+    part = pipe.staged.pieces[F, 1]
+    assert {"mean", "var"} <= {*part.states, *part.reads}
     one = Trainer(whole, rate=0.1, threads=1)
     for batch in Arrays(nets.arrays(), 2 * nets.BATCH).epoch(0):
         pipe.step(batch)
