@@ -95,7 +95,7 @@ def _same(graph: Graph, regions: list[Region], block: int) -> None:
     feeds = _feeds(graph)
     whole = named_outputs(to_model(graph), feeds, None)
     for region in regions:
-        made = split(graph, [region], block).graph
+        made = split(graph, [region], block)
         assert len(made.ops) > len(graph.ops)
         model = to_model(made)
         parts = named_outputs(model, feeds, None)
