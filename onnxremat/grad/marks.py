@@ -269,6 +269,12 @@ class Reading:
     scope: str
     tensors: tuple[str, ...]
 
+    @property
+    def padding(self) -> int | None:
+        """Row of an embedding's table that PyTorch does not train (its ``padding_idx``)."""
+        found = re.search(r"aten\.embedding\.default\]\(args = \(%\w+, %\w+, (\d+)", self.call)
+        return int(found[1]) if found else None
+
     def named(self, tensor: str) -> str:
         """Name of a tensor it reads, as the module has it but for capitals in its last part, which
         PyTorch's graph has not; "" where that is not known."""

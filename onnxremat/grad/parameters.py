@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from onnxremat.grad.absent import absent, stand_ins
 from onnxremat.grad.description import Weight
 from onnxremat.grad.given import Given, Parameters, matched, read_given
 from onnxremat.grad.marks import Marks, marks_of, reading_of
+from onnxremat.grad.padding import likely_padding
 from onnxremat.grad.patterns import is_constant
 from onnxremat.grad.provenance import Kind, Origin, origins_of
 from onnxremat.grad.stored import Stored, constants_stored
@@ -38,6 +39,7 @@ class Inventory:
         norms: convolutions that the exporter folded a batch normalization into.
         absent: parameters that the exporter lists and that no tensor to train stands for.
         stand_ins: parameters of operations that the exporter kept for several equal ones.
+        padding: rows of zeros in tables of embeddings, which PyTorch may not train.
     """
 
     model: onnx.ModelProto
@@ -48,6 +50,7 @@ class Inventory:
     norms: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
     stand_ins: tuple[str, ...] = ()
+    padding: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def learned(self) -> list[str]:
@@ -103,6 +106,7 @@ def take_inventory(
         _merged(result, folder, marks, origins),
         marks.norms,
         *_lost(result, marks, origins, told),
+        likely_padding(result, folder, {n for n, o in origins.items() if o.kind is Kind.PARAMETER}),
     )
 
 
@@ -395,6 +399,12 @@ def warnings_of(
         names = ", ".join(inventory.stand_ins[:40]) + (", ..." * (len(inventory.stand_ins) > 40))
         found.append(
             f"the exporter made one of equal operations: {names} are trained for these too"
+        )
+    for name, row in inventory.padding.items():
+        found.append(
+            f"row {row} of '{name}' alone is zeros, as PyTorch keeps the row of padding "
+            "(padding_idx), which it does not train: the file does not say so, and it is trained "
+            "here (PyTorch's default exporter says it)"
         )
     if inventory.missing:
         names = ", ".join(inventory.missing[:6]) + (", ..." * (len(inventory.missing) > 6))

@@ -11,6 +11,7 @@ import numpy as np
 from onnx import TensorProto as T
 
 from onnxremat.grad.call import Call
+from onnxremat.grad.marks import reading_of
 from onnxremat.grad.registry import Cotangents, vjp
 from onnxremat.grad.rules.row_sums import sum_rows
 from onnxremat.grad.rules.runs import runs_of, sum_of_runs
@@ -21,25 +22,40 @@ FEW_RUNS = 4  # slices up to which a known index is cheaper than a scatter
 
 @vjp("Gather", reads="x1")
 def gather(call: Call) -> Cotangents:
-    """y = rows of x by index. dx = dy added up at the rows; slices where the index is known."""
-    t, (x, indices) = call.tape, call.op.inputs
+    """y = rows of x by index. dx = dy added up at the rows; slices where the index is known.
+
+    Where PyTorch's exporter says that a row of an embedding is for padding, that row gets none.
+    """
+    t, (x, indices), dy = call.tape, call.op.inputs, _but_padding(call)
     shape, axis = t.shape(x), call.attribute("axis", 0) % t.rank(x)
     known = call.optional_value(1)
     if known is not None:
         places = np.where(known < 0, known + shape[axis], known).reshape(-1)
         if 0 < len(runs_of(places)) <= FEW_RUNS:
             flat = (*shape[:axis], places.size, *shape[axis + 1 :])
-            return [sum_of_runs(t, t.reshape(call.dy, flat), axis, places, shape[axis]), None]
+            return [sum_of_runs(t, t.reshape(dy, flat), axis, places, shape[axis]), None]
     rank = t.rank(indices)
     moved = [*range(axis, axis + rank)]
-    rest = [k for k in range(t.rank(call.dy)) if k not in moved]
-    rows = t.transpose(call.dy, [*moved, *rest])
+    rest = [k for k in range(t.rank(dy)) if k not in moved]
+    rows = t.transpose(dy, [*moved, *rest])
     others = [d for k, d in enumerate(shape) if k != axis]
     rows = t.reshape(rows, (t.size(indices), math.prod(others)))
     ids = t.reshape(_from_zero(t, indices, shape[axis], known), (t.size(indices),))
     made = t.reshape(_put(t, rows, ids, shape[axis], known), (shape[axis], *others))
     back = [*range(1, axis + 1), 0, *range(axis + 1, len(shape))]
     return [t.transpose(made, back), None]
+
+
+def _but_padding(call: Call) -> str:
+    """dy, 0 for indices of a padding row."""
+    about, t = reading_of(call.op.node), call.tape
+    row = None if about is None else about.padding
+    if row is None:
+        return call.dy
+    indices = call.op.inputs[1]
+    others = t.op("Not", t.compare("Equal", indices, row), dtype=T.BOOL)
+    wide = (*t.shape(indices), *[1] * (t.rank(call.dy) - t.rank(indices)))
+    return t.mask(t.reshape(others, wide), call.dy)
 
 
 def _put(t: Tape, rows: str, places: str, length: int, known: np.ndarray | None) -> str:

@@ -1,0 +1,42 @@
+"""Rows of embeddings that PyTorch keeps for padding (``padding_idx``) and does not train.
+
+Its default exporter says in the file which they are (``Reading.padding`` in ``marks.py``), and the
+rule of Gather keeps to it. Other files do not; but such a row holds zeros from the beginning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from onnxremat.grad.marks import reading_of
+from onnxremat.grad.stored import Stored
+
+TABLE = 0  # input of Gather
+
+
+def likely_padding(
+    model: onnx.ModelProto, folder: Path | None, learned: Collection[str]
+) -> dict[str, int]:
+    """Tables of which one row alone is zeros, where the file does not say what it is for.
+
+    Args:
+        folder: where external weights lie.
+        learned: initializers that may be such tables.
+    """
+    stored = Stored(model, folder)
+    found: dict[str, int] = {}
+    for node in model.graph.node:
+        if node.op_type != "Gather" or node.input[TABLE] not in learned:
+            continue
+        name, first = node.input[TABLE], not any(a.name == "axis" and a.i for a in node.attribute)
+        told = reading_of(node) is not None or len(stored.shape(name)) != 2
+        if told or not first or name in found or not stored.readable(name):
+            continue
+        empty = np.flatnonzero(~stored.value(name).any(axis=1))
+        if len(empty) == 1:
+            found[name] = int(empty[0])
+    return found
