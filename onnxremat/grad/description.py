@@ -11,7 +11,7 @@ import onnx
 
 from onnxremat import plain_json
 from onnxremat.errors import ModelError
-from onnxremat.grad.unfold import Restored
+from onnxremat.grad.restored import Restored
 
 KEY = "onnxremat.training"
 

@@ -13,8 +13,9 @@ from onnxremat.grad.assembly import named, needed
 from onnxremat.grad.description import Training
 from onnxremat.grad.forward import read_forward
 from onnxremat.grad.losses import Loss, loss_of
+from onnxremat.grad.restored import Restored
 from onnxremat.grad.tape import Shape, Tape
-from onnxremat.grad.unfold import Restored, apply_restored
+from onnxremat.grad.unfold import apply_restored
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
 

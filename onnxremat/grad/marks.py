@@ -275,6 +275,10 @@ class Reading:
         found = re.search(r"aten\.embedding\.default\]\(args = \(%\w+, %\w+, (\d+)", self.call)
         return int(found[1]) if found else None
 
+    def takes(self, name: str) -> bool:
+        """PyTorch's node read a result of this name."""
+        return re.search(rf"%{re.escape(name)}\b", self.call.split("args = ", 1)[-1]) is not None
+
     def named(self, tensor: str) -> str:
         """Name of a tensor it reads, as the module has it but for capitals in its last part, which
         PyTorch's graph has not; "" where that is not known."""

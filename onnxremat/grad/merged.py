@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import onnx
 
-from onnxremat.grad.marks import Marks, is_nameless, rules_of
+from onnxremat.grad.marks import Marks, is_nameless, reading_of, rules_of
 
 Place: TypeAlias = tuple[onnx.NodeProto, int]  # a node, and which of its inputs
 
@@ -37,6 +37,27 @@ def merged(marks: Marks, places: Sequence[Place], tokens: Sequence[str]) -> list
     if left and not waiting:
         return found + [(p, "") for p in left if p[0].input[p[1]] in marks.placeholders]
     return found + (list(zip(left, waiting, strict=True)) if len(left) == len(waiting) else [])
+
+
+def folded_apart(marks: Marks, name: str, places: Sequence[Place]) -> list[tuple[Place, str]]:
+    """Readers of a tensor folded from one parameter whose calls read another, of a module of their
+    own: the parameter of that module which is called alike, where the module has it. So scales of
+    layers, reshaped by each, are told apart: PyTorch's graph had a reshaped tensor for each.
+
+    Args:
+        places: all readers of ``name``.
+    """
+    listed = marks.signature.get(marks.token_of(name))
+    if listed is None or name in marks.placeholders:
+        return []
+    known = {each.name for each in marks.signature.values()}
+    said = [(place, about) for place in places if (about := reading_of(place[0])) is not None]
+    own = [about.scope for _, about in said if about.takes(name)]
+    if not own or not listed.name.startswith(f"{own[0]}."):
+        return []
+    last = listed.name.removeprefix(f"{own[0]}.")
+    others = [(p, f"{a.scope}.{last}") for p, a in said if not a.takes(name) and a.scope not in own]
+    return [(place, other) for place, other in others if other in known]
 
 
 def _own(marks: Marks, place: Place) -> str:

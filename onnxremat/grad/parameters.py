@@ -17,9 +17,10 @@ from onnxremat.grad.marks import Marks, marks_of, reading_of
 from onnxremat.grad.padding import likely_padding
 from onnxremat.grad.patterns import is_constant
 from onnxremat.grad.provenance import Kind, Origin, origins_of
+from onnxremat.grad.restored import Restored
 from onnxremat.grad.stored import Stored, constants_stored
 from onnxremat.grad.tape import FLOATS
-from onnxremat.grad.unfold import Restored, apply_restored, find_restored
+from onnxremat.grad.unfold import apply_restored, find_restored
 from onnxremat.graph.ir import Graph
 
 FEW = 16  # elements up to which an initializer without a gradient is not worth a warning

@@ -20,7 +20,6 @@ model of that structure, so that first values are found and trained ones are wri
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ from onnx import helper, numpy_helper
 from onnxremat.grad.layers import affine_of_norms, homes, in_copied_layers
 from onnxremat.grad.left_out import BIAS, left_out, zeros
 from onnxremat.grad.marks import Marks, Reading, is_nameless, parameters_among, reading_of
-from onnxremat.grad.merged import Place, merged
+from onnxremat.grad.merged import Place, folded_apart, merged
 from onnxremat.grad.patterns import (
     LIMIT,
     is_constant,
@@ -41,43 +40,12 @@ from onnxremat.grad.patterns import (
     shared_elements,
     zero_block,
 )
+from onnxremat.grad.restored import Restored
 from onnxremat.grad.stored import Stored, constants_stored, named
 from onnxremat.grad.tape import FLOATS
 from onnxremat.graph.ir import captures
 
 SMALLEST_TIE = 16  # elements from which equal irregular values are no chance
-
-
-@dataclass(frozen=True)
-class Restored:
-    """One thing undone.
-
-    Attributes:
-        how: copy, use, bias, tie, expand, share or fill.
-        parameter: the tensor that is trained in place of ``tensor``, or beside it (``bias``).
-        tensor: what the file has: an initializer (for ``bias`` the weight of its node), or the
-            output of an Identity (``copy``).
-        node, position: the reader and its input, for ``use`` and ``bias``; the reader by its first
-            output.
-        axes: permutation for ``tie``, repeated axes for ``expand``, where the zeros begin and end
-            for ``fill``.
-    """
-
-    how: str
-    parameter: str
-    tensor: str
-    node: str = ""
-    position: int = -1
-    axes: tuple[int, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """For the metadata of a training step."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Restored:
-        """The reverse of :meth:`to_dict`."""
-        return cls(**{**data, "axes": tuple(data.get("axes", ()))})
 
 
 def _copy(node: onnx.NodeProto) -> onnx.NodeProto:
@@ -186,7 +154,7 @@ class _Finder:
                     readers.setdefault(name, []).append((node, position))
                     if about is not None and name in self.floats:
                         calls.setdefault(about.call, []).append((node, position))
-        moved = self._told_apart(calls, constant)
+        moved = self._told_apart(calls, constant) | self._folded_apart(readers, constant)
         for name in self.floats:
             self._own_statistics(
                 name, [r for r in readers.get(name, ()) if _place(*r) not in moved]
@@ -210,6 +178,20 @@ class _Finder:
                 where = _place(node, position)
                 self.found.append(Restored("use", names[key], name, *where))
                 moved.add(where)
+        return moved
+
+    def _folded_apart(
+        self, readers: Mapping[str, list[Place]], constant: set[str]
+    ) -> set[tuple[str, int]]:
+        moved: set[tuple[str, int]] = set()
+        names: dict[str, str] = {}  # the module's name to the tensor made for it
+        for name in filter(constant.__contains__, self.floats):
+            for place, parameter in folded_apart(self.marks, name, readers.get(name, [])):
+                if parameter not in names:
+                    names[parameter] = self._fresh(name)
+                    self.folded[names[parameter]] = parameter
+                self.found.append(Restored("use", names[parameter], name, *_place(*place)))
+                moved.add(_place(*place))
         return moved
 
     def _own(self, name: str, token: str, about: Reading) -> str:

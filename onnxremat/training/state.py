@@ -15,7 +15,8 @@ from onnx import helper, numpy_helper
 from onnxremat.device.machine import Device
 from onnxremat.errors import UsageError
 from onnxremat.grad.description import KEY, Variable, training_of
-from onnxremat.grad.unfold import Restored, apply_restored
+from onnxremat.grad.restored import Restored
+from onnxremat.grad.unfold import apply_restored
 from onnxremat.graph.onnx_io import read_model
 from onnxremat.graph.wire import existing, read_light
 from onnxremat.memory.mapped import can_own

@@ -31,7 +31,7 @@ KEPT = (
 FRESH = (
     "times-1", "bias-gemm", "norm-conv", "norm-gemm", "merged-group-norms", "merged-slopes",
     "merged-zero-weights", "merged-identities", "copied-layers", "one-of-two-norms",
-    "merged-with-constants", "folded-views",
+    "merged-with-constants", "merged-views", "folded-views",
     "folded-transposes", "folded-softplus", "folded-expand-zeros", "folded-state",
 )  # fmt: skip
 FRESH_LEGACY = ("merged-group-norms", "copied-layers", "merged-layer-norms")

@@ -128,6 +128,9 @@ _enter("merged-zero-weights", lambda: Does(
 _enter("merged-identities", lambda: Does(
     lambda m, x: x @ m.a @ m.b, a=Parameter(torch.eye(6)), b=Parameter(torch.eye(6))),
     (3, 6))  # fmt: skip
+_enter("merged-views", lambda: nn.Sequential(*(Does(
+    lambda m, x: x + m.l(x) * m.gamma.reshape(1, -1, 1), l=nn.Conv1d(6, 6, 3, padding=1),
+    gamma=Parameter(torch.full((6,), 0.5))) for _ in range(3))), (2, 6, 9))  # fmt: skip
 _enter("copied-layers", lambda: nn.TransformerEncoder(
     nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), 2,
     enable_nested_tensor=False), (3, 4, 8))  # fmt: skip
