@@ -27,7 +27,8 @@ def test_every_row_names_a_kind_and_comes_once() -> None:
     assert len({row.name for row in rows}) == len(rows)
 
 
-@pytest.mark.parametrize("net", [pytest.param("resnet50", marks=pytest.mark.slow), "bert"])
+@pytest.mark.slow
+@pytest.mark.parametrize("net", ["resnet50", "bert"])
 def test_a_step_is_planned_carried_out_and_checked(net: str) -> None:
     found = cuda_rows.step(STAND, net, share=0.7)
     for plan in (found["store_all"], found["planned"]):

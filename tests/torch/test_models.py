@@ -19,7 +19,9 @@ it is, at rates so low that sides do not matter.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,14 +45,19 @@ from tests.torch.kinks import Overruled
 from tests.torch.settings import SETTINGS, prepare
 
 STEPS = 20
-# Long ones; gradients of all are compared in every run.
-SLOW = {(name, "adamw") for name in ("densenet121", "mobilenetv2", "resnet50")}
-SLOW |= {("densenet121", "sgd")}
+# Long ones. Every gradient is compared in every run, in float64 or in float32 at the least.
+LARGE = ("densenet121", "inception")
+SLOW = {(name, kind) for name in (*LARGE, "mobilenetv2", "resnet50") for kind in ("sgd", "adamw")}
+SLOW |= {("unet", "adamw")}
 TRAINED = [
     pytest.param(name, optimizer, marks=[pytest.mark.slow] * ((name, optimizer) in SLOW))
     for name, setting in SETTINGS.items()
     for optimizer in setting.rates
 ]
+
+
+def _marked(slow: Sequence[str]) -> list[Any]:
+    return [pytest.param(n, marks=[pytest.mark.slow] * (n in slow)) for n in SETTINGS]
 
 
 def test_every_model_is_compared() -> None:
@@ -69,7 +76,7 @@ def _rarely(overruled: Overruled, share: float = 1e-5, distance: float = 1e-4) -
     assert overruled.distance <= distance
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", _marked(LARGE[1:]))
 def test_graph_is_right_in_float64(name: str) -> None:
     model, feeds = prepare(name)
     wide = in_float64(model)
@@ -85,7 +92,7 @@ def test_graph_is_right_in_float64(name: str) -> None:
         assert errors[worst] <= bar, (worst, errors[worst])
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", _marked(LARGE[:1]))
 def test_gradients_equal_torch(name: str) -> None:
     found = agreement(*prepare(name))
     for overruled in found.overruled:
