@@ -46,7 +46,8 @@ SMALL: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 LIGHT = [name for name in models.names() if name.startswith("light_")]
 SLOW = (
-    "light_densenet121", "light_inception_v1", "light_inception_v2", "light_vgg19", "light_zfnet512", "light_resnet50",
+    "light_densenet121", "light_inception_v1", "light_inception_v2", "light_vgg19",
+    "light_zfnet512", "light_resnet50",
     "light_bvlc_alexnet", "densenet121", "inception",
 )  # fmt: skip
 # Rates at which a step in each direction of a freshly drawn model lowers the loss.
