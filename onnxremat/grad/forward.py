@@ -321,7 +321,9 @@ def train_statistics(graph: Graph, which: Collection[str]) -> tuple[Graph, tuple
             statistics.append(Statistic(op.inputs[position], name, keep, (1.0 - keep) * scale))
         settings = {"training_mode": 1, "momentum": 0.0}
         settings["epsilon"] = _attribute(op, "epsilon", 1e-5)
-        inputs = (*op.inputs[:3], next(overwritten), next(overwritten))
+        spare = [next(overwritten), next(overwritten)]
+        ops += spare
+        inputs = (*op.inputs[:3], *(each.outputs[0] for each in spare))
         ops.append(_with_attributes(replace(op, inputs=inputs, outputs=tuple(made)), settings))
     return graph.with_ops(ops, tensors), tuple(statistics)
 

@@ -16,12 +16,13 @@ import numpy as np
 import onnx
 
 from onnxremat.grad.tape import Tape
-from onnxremat.graph.ir import Graph, Role
+from onnxremat.graph.ir import Graph, Op, Role
 
 
-def with_overwritten(graph: Graph, statistics: Sequence[str]) -> tuple[Graph, list[str]]:
-    """The graph, and for each of the statistics a tensor of its size that may be overwritten: the
-    statistic plus a number of its own, which is not known before the run."""
+def with_overwritten(graph: Graph, statistics: Sequence[str]) -> tuple[Graph, list[Op]]:
+    """The graph, and for each of the statistics an op, not in it yet, that makes a tensor of its
+    size which may be overwritten: the statistic plus a number of its own, which is not known before
+    the run. It belongs right before its reader: in a pipeline, in the stage with the statistic."""
     if not statistics:
         return graph, []
     tape = Tape(graph.tensors, graph.opsets[""], [op.name for op in graph.ops])
@@ -34,7 +35,10 @@ def with_overwritten(graph: Graph, statistics: Sequence[str]) -> tuple[Graph, li
     for constant in tape.initializers:
         model.graph.initializer.append(constant)
         tensors[constant.name] = replace(tensors[constant.name], role=Role.WEIGHT)
-    return replace(graph.with_ops([*tape.ops, *graph.ops], tensors), model=model), made
+    maker = {name: op for op in tape.ops for name in op.outputs}
+    numbers_of = [op for op in tape.ops if op.outputs[0] not in made]
+    graph = replace(graph.with_ops([*numbers_of, *graph.ops], tensors), model=model)
+    return graph, [maker[name] for name in made]
 
 
 def _numbers(tape: Tape, data: str, count: int, kind: int) -> tuple[str, ...]:
