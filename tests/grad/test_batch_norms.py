@@ -81,3 +81,19 @@ def test_statistics_do_not_matter_to_gradients(
     assert found.keys() == want.keys()
     for name, value in want.items():
         np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+def test_statistics_are_read_where_they_belong() -> None:
+    """A stage of a pipeline that ends between two batch normalizations has its own statistics."""
+    apart = {
+        f"{name}.{kind}": np.full(6, value, np.float32)
+        for name in "abc"
+        for kind, value in (("mean", 0), ("var", 1))
+    }
+    nodes = differentiate(net(apart, ("a", "b", "c")), optimizer="sgd", loss="mse").graph.node
+    norms = [k for k, node in enumerate(nodes) if node.op_type == "BatchNormalization"]
+    assert len(norms) == 3
+    for before, at in zip([0, *norms], norms, strict=False):
+        made = [k for k, n in enumerate(nodes) if set(n.output) & set(nodes[at].input[3:5])]
+        assert len(made) == 2
+        assert all(before < k < at for k in made)
