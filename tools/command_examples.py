@@ -9,6 +9,7 @@ former output, and ends this with exit code 1.
 
 from __future__ import annotations
 
+import argparse
 import os
 import shlex
 import subprocess
@@ -108,4 +109,9 @@ def main(asked: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    parser = argparse.ArgumentParser(description="run the example of every command, and keep it")
+    parser.add_argument("command", nargs="*", help="those to keep, all where none is given")
+    commands = parser.parse_args().command
+    if unknown := ", ".join(sorted({*commands} - EXAMPLES.keys())):
+        parser.error(f"no example of {unknown}; there are {', '.join(EXAMPLES)}")
+    sys.exit(main(commands))

@@ -7,6 +7,7 @@ An example that fails keeps its former output, and ends this with exit code 1.
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import subprocess
@@ -52,6 +53,13 @@ def run(name: str) -> bool:
 
 
 if __name__ == "__main__":
-    failed = [name for name in sys.argv[1:] or NAMES if not run(name)]
+    parser = argparse.ArgumentParser(
+        description="run examples at full size, and keep what they say"
+    )
+    parser.add_argument("name", nargs="*", help="all, where none is given")
+    names = parser.parse_args().name
+    if unknown := ", ".join(sorted({*names}.difference(NAMES))):
+        parser.error(f"no example {unknown}; there are {', '.join(NAMES)}")
+    failed = [name for name in names or NAMES if not run(name)]
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
