@@ -98,6 +98,7 @@ def weights(path: Path) -> dict[str, np.ndarray]:
     return {t.name: numpy_helper.to_array(t) for t in onnx.load(path).graph.initializer}
 
 
+@pytest.mark.slow
 def test_ten_epochs_reach_the_accuracy_of_pytorch(tuned: Path) -> None:
     score = digits().accuracy
     assert score(tuned / "few.onnx") < 0.55, "the start knows half of the digits"

@@ -48,7 +48,7 @@ LIGHT = [name for name in models.names() if name.startswith("light_")]
 SLOW = (
     "light_densenet121", "light_inception_v1", "light_inception_v2", "light_vgg19",
     "light_zfnet512", "light_resnet50",
-    "light_bvlc_alexnet", "densenet121", "inception",
+    "light_bvlc_alexnet", "densenet121", "inception", "mobilenetv2",
 )  # fmt: skip
 # Rates at which a step in each direction of a freshly drawn model lowers the loss.
 RATES = {"vgg16": 1e-3, "vgg19": 1e-3, "squeezenet": 1e-4, "mobilenetv2": 1e-3, "unet": 0.05}

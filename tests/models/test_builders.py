@@ -351,6 +351,7 @@ def test_command_line_errors(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_readme_has_the_table_of_sizes(capsys: pytest.CaptureFixture[str]) -> None:
     readme = Path(models.__file__).with_name("README.md").read_text(encoding="utf-8")
     assert main(["--table"]) == 0

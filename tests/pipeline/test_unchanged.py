@@ -29,7 +29,10 @@ MODELS = {
 }
 
 
-@pytest.fixture(scope="module", params=list(MODELS))
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(n, marks=[pytest.mark.slow] * (n == "unet")) for n in MODELS],
+)
 def model(request: pytest.FixtureRequest) -> onnx.ModelProto:
     """One that onnxruntime lays out in blocks, one that it only fuses, and one whose copies between
     layouts it numbers in another order at every level."""

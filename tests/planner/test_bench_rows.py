@@ -51,6 +51,7 @@ def test_study_files_are_read_where_they_are(plan_rows: object, tmp_path: Path) 
     assert plan_rows.load("resnet50", tmp_path)[1] == "generated"  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_a_run_leaves_a_table_and_its_figures(tmp_path: Path) -> None:
     done = subprocess.run(
         [
