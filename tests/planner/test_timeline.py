@@ -82,7 +82,7 @@ def edit(problem: Problem, arrays: Single, line: Line, kind: str, pick: int, whe
     return bool(put(arrays, line, op, slot)) and bool(cut(arrays, line, op, old))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 12), st.integers(0, 10**6), EDITS)
 def test_bytes_time_and_excess_are_exact_after_every_edit_and_undone_together(
     seed: int, ops: int, which: int, edits: list[tuple[str, int, float]]
@@ -102,7 +102,7 @@ def test_bytes_time_and_excess_are_exact_after_every_edit_and_undone_together(
     agree(problem, line)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 12), st.integers(0, 10**6), EDITS)
 def test_runs_that_lose_their_readers_go_with_them(
     seed: int, ops: int, which: int, edits: list[tuple[str, int, float]]
