@@ -165,6 +165,7 @@ def test_what_does_not_go_together(
     assert listing() == ["net.onnx"]
 
 
+@pytest.mark.slow
 def test_one_device(cli: Command, step: Path) -> None:
     """Written and solved; the report's rows have the predicted peak."""
     said = cli(

@@ -88,6 +88,7 @@ def test_the_other_rows_run(what: str) -> None:
         assert found == {net: {} for net in NETS}
 
 
+@pytest.mark.slow
 def test_the_driver_goes_on_after_a_failure_and_keeps_what_is_done(tmp_path: Path) -> None:
     book = cuda_all.Book(tmp_path / "out", {"date": "today"})
     picked = [

@@ -37,7 +37,9 @@ def python(*arguments: object, folder: Path = ROOT) -> subprocess.CompletedProce
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "last"), [("plan", 1), ("train", 1)])
+@pytest.mark.parametrize(
+    ("name", "last"), [pytest.param("plan", 1, marks=pytest.mark.slow), ("train", 1)]
+)
 def test_faults_at_the_last_moments(name: str, last: int) -> None:
     done = python("-m", "tests.faults", "--only", name, "--last", last)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -49,6 +49,7 @@ SLOW = (
     "light_densenet121", "light_inception_v1", "light_inception_v2", "light_vgg19",
     "light_zfnet512", "light_resnet50",
     "light_bvlc_alexnet", "densenet121", "inception", "mobilenetv2",
+    "shufflenet", "light_shufflenet", "resnet50",
 )  # fmt: skip
 # Rates at which a step in each direction of a freshly drawn model lowers the loss.
 RATES = {"vgg16": 1e-3, "vgg19": 1e-3, "squeezenet": 1e-4, "mobilenetv2": 1e-3, "unet": 0.05}

@@ -45,7 +45,7 @@ from tests.torch.kinks import Overruled
 from tests.torch.settings import SETTINGS, prepare
 
 STEPS = 20
-# Long ones. Every gradient is compared in every run, in float64 or in float32 at the least.
+# Long ones. The gradients of every net are compared in every run, in float64 or in float32.
 LARGE = ("densenet121", "inception")
 SLOW = {(name, kind) for name in (*LARGE, "mobilenetv2", "resnet50") for kind in ("sgd", "adamw")}
 SLOW |= {("unet", "adamw")}
@@ -76,7 +76,7 @@ def _rarely(overruled: Overruled, share: float = 1e-5, distance: float = 1e-4) -
     assert overruled.distance <= distance
 
 
-@pytest.mark.parametrize("name", _marked(LARGE[1:]))
+@pytest.mark.parametrize("name", _marked(("inception", "shufflenet", "mobilenetv2", "resnet34")))
 def test_graph_is_right_in_float64(name: str) -> None:
     model, feeds = prepare(name)
     wide = in_float64(model)
@@ -92,7 +92,7 @@ def test_graph_is_right_in_float64(name: str) -> None:
         assert errors[worst] <= bar, (worst, errors[worst])
 
 
-@pytest.mark.parametrize("name", _marked(LARGE[:1]))
+@pytest.mark.parametrize("name", _marked(("densenet121",)))
 def test_gradients_equal_torch(name: str) -> None:
     found = agreement(*prepare(name))
     for overruled in found.overruled:
