@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 
 import numpy as np
 from onnx import TensorProto as T
@@ -55,6 +56,9 @@ class Walk:
         variant_of: variant of an op's rule, None for the default.
         sources: 16-bit tensor by the float32 tensor that was cast from it or to it: rules read
             the latter through a Cast of their own, so that it need not be kept.
+        in_turn: contributions to a cotangent are added up beginning with the one that was found
+            last, so that parts of a forward pass, the first of which is found last, can go
+            back one after the other; else each is added to those before it.
     """
 
     def __init__(
@@ -65,13 +69,16 @@ class Walk:
         constant_of: Callable[[str], np.ndarray | None],
         variant_of: Callable[[Op], str | None] = lambda _: None,
         sources: Mapping[str, str] | None = None,
+        in_turn: bool = False,
     ) -> None:
         self._ops, self._tape, self._opsets = ops, tape, opsets
         self._constant_of, self._variant_of = constant_of, variant_of
         self._sources = sources or {}
         self._written = {op.name: op.outputs for op in ops}
         self.spans: dict[str, range] = {}  # of the tape, per op: what its rule emitted
+        self._in_turn = in_turn
         self._cotangents: dict[str, str] = {}
+        self._waiting: dict[str, list[str]] = {}  # contributions that are not added yet
         self.gradient_of: dict[str, str] = {}  # cotangent per tensor of the forward pass
         self._outputs: dict[str, list[str]] = {}
 
@@ -88,13 +95,13 @@ class Walk:
                 self._accumulate(name, cotangent)
         for op in reversed(self._ops):
             # Outputs are done here: every reader comes later in the order and was visited.
-            cotangents = tuple(self._cotangents.get(name) for name in op.outputs)
+            cotangents = tuple(self._total(name) for name in op.outputs)
             if any(cotangents) and not smooth.isdisjoint(op.reads) and not registry.stops(op):
                 self._visit(op, cotangents, smooth)
             for name in op.writes:
                 if name not in wanted:
                     self._cotangents.pop(name, None)
-        gradients = {n: self._cotangents[n] for n in wanted if n in self._cotangents}
+        gradients = {n: made for n in wanted if (made := self._total(n)) is not None}
         return Backward(self.extended(), gradients)
 
     def extended(self) -> tuple[Op, ...]:
@@ -150,9 +157,21 @@ class Walk:
         tape = self._tape
         cotangent = tape.unbroadcast(cotangent, tape.shape(name))
         cotangent = tape.cast(cotangent, tape.dtype(name))
+        if self._in_turn:
+            self._waiting.setdefault(name, []).append(cotangent)
+            return
         earlier = self._cotangents.get(name)
         self._cotangents[name] = cotangent if earlier is None else tape.add(earlier, cotangent)
         self.gradient_of[name] = self._cotangents[name]
+
+    def _total(self, name: str) -> str | None:
+        """The cotangent of a tensor, once all its contributions are there; None without any."""
+        waiting = self._waiting.pop(name, ())
+        if waiting:
+            with self._tape.scope(f"grad/{name}", "backward"):
+                self._cotangents[name] = reduce(self._tape.add, reversed(waiting))
+            self.gradient_of[name] = self._cotangents[name]
+        return self._cotangents.get(name)
 
     def _add_output(self, op: Op, position: int, dtype: int, shape: Shape) -> str:
         outputs = self._outputs.setdefault(op.name, list(self._written[op.name]))
