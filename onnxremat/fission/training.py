@@ -17,7 +17,7 @@ from onnxremat.fission.region import Region
 from onnxremat.fission.split import split_apart
 from onnxremat.grad.parted import Parted, made_of
 from onnxremat.graph.axes import total_of
-from onnxremat.graph.ir import Graph
+from onnxremat.graph.ir import Graph, Role
 from onnxremat.graph.spans import CannotSplitError
 
 BATCH, ROWS = 0, 2  # axes
@@ -31,11 +31,14 @@ class StepParts:
         axis: of the batch, or of an image's rows.
         parts: how many.
         share: of the largest value: ops that make one of as many bytes are in parts; 0 for all.
+        keep: rows that two parts need are kept from the one for the other where a convolution makes
+            them, instead of computed in both.
     """
 
     axis: int
     parts: int
     share: float = 0.0
+    keep: bool = False
 
     def __str__(self) -> str:
         what = "the batch" if self.axis == BATCH else "rows of the largest values"
@@ -84,7 +87,9 @@ class StepParts:
             ]
             if fitting:
                 best = max(fitting, key=lambda region: len(region.ops))
-                found.append(replace(best, parts=(1,) * self.parts))
+                region = replace(best, parts=(1,) * self.parts)
+                ways = able.policies(region)[:2] if self.keep else [region.kept]
+                found.append(replace(region, kept=ways[-1]))
                 taken.update(best.ops)
         return found
 
@@ -115,8 +120,13 @@ def _stretches(graph: Graph, share: float) -> Iterator[tuple[int, int, int]]:
     """First op, end and the op that makes most of stretches of the order which make values of such
     a share of the largest. An op that makes a small value of a large one ends its stretch; the
     last stretch goes on to the loss."""
-    ops = graph.ops
-    made = [max((graph.tensors[n].bytes for n in op.writes), default=0) for op in ops]
+    ops, tensors = graph.ops, graph.tensors
+    data = {name for name in graph.inputs if tensors[name].role is Role.INPUT}
+    made = list[int]()  # 0 of what is made of weights alone
+    for op in ops:
+        fed = not data.isdisjoint(op.reads)
+        data.update(op.writes if fed else ())
+        made.append(max((tensors[n].bytes for n in op.writes if fed), default=0))
     large = [size >= share * max(made) for size in made]
     first = 0
     while first < len(ops):

@@ -46,11 +46,18 @@ def made_of(ops: Sequence[Op], wanted: Collection[str]) -> set[str]:
     return found
 
 
-def with_loss(graph: Graph, t: Tape, given: Sequence[str], wanted: Sequence[str]) -> Graph:
+def with_loss(
+    graph: Graph,
+    t: Tape,
+    given: Sequence[str],
+    weights: Collection[str],
+    wanted: Sequence[str],
+) -> Graph:
     """A forward pass and what the tape has of the loss, as one graph.
 
     Args:
         given: inputs that the loss has.
+        weights: of the model, those that are trained among its inputs.
         wanted: outputs.
     """
     frame = onnx.ModelProto()
@@ -58,13 +65,29 @@ def with_loss(graph: Graph, t: Tape, given: Sequence[str], wanted: Sequence[str]
     frame.graph.initializer.extend(t.initializers)
     inputs = (*graph.inputs, *given)
     roles = dict.fromkeys(inputs, Role.INPUT)
-    roles.update((tensor.name, Role.WEIGHT) for tensor in frame.graph.initializer)
+    stored = (tensor.name for tensor in frame.graph.initializer)
+    roles.update(dict.fromkeys((*weights, *stored), Role.WEIGHT))
     known = {
         name: replace(tensor, role=roles.get(name, tensor.role))
         for name, tensor in t.tensors.items()
     }
     ops = needed((*graph.ops, *t.ops), wanted)
     return Graph(tuple(ops), known, inputs, tuple(dict.fromkeys(wanted)), frame)
+
+
+def due_back(ops: Sequence[Op], roots: Sequence[str]) -> dict[str, int]:
+    """When each op of a forward pass can go back: behind which of the stretches of its prediction.
+
+    Args:
+        roots: these stretches.
+    """
+    after = {name: number for number, name in enumerate(roots)}
+    found: dict[str, int] = {}
+    for op in reversed(ops):
+        found[op.name] = due = max((after.get(name, 0) for name in op.writes), default=0)
+        for name in op.reads:
+            after[name] = max(after.get(name, 0), due)
+    return found
 
 
 def in_turn(

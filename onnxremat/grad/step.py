@@ -29,7 +29,7 @@ from onnxremat.grad.parameters import (
     warnings_of,
     weights_of,
 )
-from onnxremat.grad.parted import Parting, in_turn, made_of, with_loss
+from onnxremat.grad.parted import Parting, due_back, in_turn, made_of, with_loss
 from onnxremat.grad.portable import without_training_kernels
 from onnxremat.grad.precision import OPSETS, autocast
 from onnxremat.grad.roles import mark_gradients, varying, with_phase
@@ -106,6 +106,7 @@ class _Builder:
     ) -> None:
         self.settings, self.parting = settings, parting
         self.turns: list[str] = []  # ops of a forward pass in parts, with the loss, part by part
+        self.due: dict[str, int] | None = None  # when these go back
         check_settings(model, settings)
         self.optimizer = find_optimizer(settings.optimizer) if settings.optimizer else None
         self.dynamic = self._dynamic_scale()
@@ -246,13 +247,15 @@ class _Builder:
         """Split the forward pass and the loss; returns the cotangents the walk starts from."""
         (prediction, cotangent), t = *seeds.items(), self.tape
         wanted = (*self.settings.outputs, self.outputs[LOSS], prediction, cotangent)
-        parted = parting(with_loss(self.graph, t, self.inputs, wanted), prediction, cotangent)
+        whole = with_loss(self.graph, t, self.inputs, self.weights, wanted)
+        parted = parting(whole, prediction, cotangent)
         made = parted.graph
         self.turns = [op.name for op in made.ops]
         first = made_of(made.ops, {*parted.pairs, *self.settings.outputs})
         t.learn(made)
         t.ops[:] = [op for op in made.ops if op.name not in first]
         self.roots = parted.pairs.values()
+        self.due = due_back([op for op in made.ops if op.name in first], list(parted.pairs))
         forward = tuple(op for op in made.ops if op.name in first)
         self.graph = replace(
             self.graph, ops=forward, tensors={**self.graph.tensors, **made.tensors},
@@ -279,8 +282,9 @@ class _Builder:
 
     def _walker(self, tape: Tape, variant_of: Callable[[Op], str | None]) -> Walk:
         graph, known = self.graph, Constants(self.graph, self.parameters)
-        sources, parted = self.cast.sources, bool(self.turns)
-        return Walk(graph.ops, tape, graph.opsets, known, variant_of, sources, parted)
+        return Walk(
+            graph.ops, tape, graph.opsets, known, variant_of, self.cast.sources, self.due
+        )  # fmt: skip
 
     def _chosen(self, seeds: Mapping[str, str]) -> Callable[[Op], str | None]:
         """The variant of each op's rule: as asked for, else the one that keeps least."""
