@@ -9,7 +9,6 @@ from onnxremat.cost.table import CostTable
 from onnxremat.graph.ir import Graph, Op
 from onnxremat.graph.traits import is_alias
 
-
 PICKS = ("Gather", "GatherElements", "GatherND", "Slice")  # read no more than they make
 
 
