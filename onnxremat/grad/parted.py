@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 
 import onnx
 
-from onnxremat.grad.assembly import needed
 from onnxremat.grad.tape import Tape
 from onnxremat.graph.ir import Graph, Op, Role, Tensor
 
@@ -71,8 +70,10 @@ def with_loss(
         name: replace(tensor, role=roles.get(name, tensor.role))
         for name, tensor in t.tensors.items()
     }
-    ops = needed((*graph.ops, *t.ops), wanted)
-    return Graph(tuple(ops), known, inputs, tuple(dict.fromkeys(wanted)), frame)
+    every = (*graph.ops, *t.ops)
+    asked = made_of(every, wanted)
+    ops = tuple(op for op in every if op.name in asked)
+    return Graph(ops, known, inputs, tuple(dict.fromkeys(wanted)), frame)
 
 
 def due_back(ops: Sequence[Op], roots: Sequence[str]) -> dict[str, int]:

@@ -40,7 +40,7 @@ class StepInParts(InParts):
         last: Prepared | None = None
         for split in self._batches(max(room, 1), why):
             allowed = limit_of(split, self.budget) or limit
-            if last is not None and split.store_all_peak > LEANER * last.store_all_peak:
+            if split.store_all_peak > LEANER * (last or self.prepared).store_all_peak:
                 break
             last = split
             if split.store_all_peak <= allowed.planned:
@@ -65,7 +65,7 @@ class StepInParts(InParts):
         best: Prepared | None = None
         for ways in (self._batches(0, "needs more"), self._images("needs more")):
             for split in ways:
-                if best is not None and split.store_all_peak > LEANER * best.store_all_peak:
+                if split.store_all_peak > LEANER * (best or self.prepared).store_all_peak:
                     break
                 best = split
         return best
