@@ -15,7 +15,7 @@ from onnxremat.graph.onnx_io import missing_file
 from onnxremat.pipeline.closed_loop import Candidate
 from onnxremat.pipeline.device_ways import Costs, During, Trials, given, measured_on, quickest
 from onnxremat.pipeline.fission_ways import plan_within_budget
-from onnxremat.pipeline.limits import limit_of
+from onnxremat.pipeline.limits import counted_on, device_limits, limit_of, on_top
 from onnxremat.pipeline.model_files import (
     SOLUTION,
     read_device_formulation,
@@ -258,8 +258,10 @@ def site_of(prepared: Prepared, request: Request, machine: Machine, log: Phases)
     with log.phase(COSTS):
         tables = costs(prepared)
     budgets = machine.budgets(request.budget) if request.budget else {}
-    limits = machine.limits(budgets, dict.fromkeys(machine.names, prepared.baseline_peak))
-    site = Site(machine, limits, request.pins, request.minimised)
+    peak = prepared.baseline_peak
+    counted = counted_on(prepared, machine, device_limits(machine, budgets, peak, {}))
+    limits = device_limits(machine, budgets, peak, on_top(prepared, machine, counted))
+    site = Site(machine, limits, request.pins, request.minimised, counted)
     return SeveralDevices(prepared, site, tables, log, request.options.gap)
 
 
