@@ -7,6 +7,7 @@ judged by it.
 from __future__ import annotations
 
 import argparse
+import io
 import itertools
 import json
 import os
@@ -256,7 +257,8 @@ def planned(step: Path, budget: str, policy: str) -> dict[str, Any]:
     """What ``onnxremat plan`` says with a policy."""
     said = subprocess.run(
         [sys.executable, "-c", "from onnxremat.cli.app import main; main()", "plan", str(step),
-         "--budget", budget, "--dw-policy", policy, "--no-measure", "--json"],
+         "--budget", budget, "--dw-policy", policy, "--no-measure", "--time-limit", "30",
+         "--json"],
         check=False, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     if said.returncode:
@@ -359,6 +361,8 @@ def main() -> None:
         what, folder, options = given.rank
         rank_main(what, Path(folder), json.loads(options))
         return
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # rows as they come, into a file too
     NETS.update({name: NETS.pop(name) for name in given.nets})
     for name in set(NETS) - set(given.nets):
         del NETS[name]
