@@ -168,9 +168,11 @@ def _solved(
 
     if schedule == "auto":
         found = best_order(pipeline, ranks, seed=seed)
-        return found.replay, found.bound
-    order = named(pipeline, schedule, ranks)
-    return carry_out(pipeline, order), lower_bound(pipeline, order.rank)
+        replay, bound = found.replay, found.bound
+    else:
+        order = named(pipeline, schedule, ranks)
+        replay, bound = carry_out(pipeline, order), lower_bound(pipeline, order.rank)
+    return replay, min(bound, replay.makespan)  # sums in another order may round up
 
 
 def _write(
