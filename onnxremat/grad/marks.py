@@ -77,6 +77,7 @@ class Marks:
         placeholders: name of the initializer in PyTorch's graph, by initializer.
         signature: parameters and buffers of the module, by their names in PyTorch's graph.
         norms: convolutions that a batch normalization was folded into.
+        named: whether names that the exporter did not make up are the module's.
         trained, frozen, buffers: names listed by :func:`onnxremat.export`; None without a list.
     """
 
@@ -86,6 +87,7 @@ class Marks:
     placeholders: Mapping[str, str] = field(default_factory=dict)
     signature: Mapping[str, Listed] = field(default_factory=dict)
     norms: tuple[str, ...] = ()
+    named: bool = False
     trained: frozenset[str] | None = None
     frozen: frozenset[str] = frozenset()
     buffers: frozenset[str] = frozenset()
@@ -111,8 +113,13 @@ class Marks:
         folded from; "" where that is not known."""
         if name in self.placeholders:
             return self.placeholders[name]
-        known = [n for n in self.folded.get(name, ()) if n in self._tokens]
-        return self._tokens[known[0]] if len(known) == 1 else ""
+        known = self.tokens_of(name)
+        return known[0] if len(known) == 1 else ""
+
+    def tokens_of(self, name: str) -> list[str]:
+        """What PyTorch's graph calls the parameters and buffers that an initializer was folded
+        from."""
+        return [self._tokens[n] for n in self.folded.get(name, ()) if n in self._tokens]
 
     def alike(self, one: str, other: str) -> bool:
         """Two names of PyTorch's graph are listed, and their tensors called alike in their modules
@@ -175,6 +182,7 @@ def marks_of(model: onnx.ModelProto) -> Marks:
         placeholders={n: e[PLACEHOLDER] for n, e in entries.items() if PLACEHOLDER in e},
         signature=signature,
         norms=folded_norms(model),
+        named=model.producer_name == "pytorch" and not signature,
     )
     return _with_list(marks, model)
 
