@@ -8,6 +8,7 @@ import onnx
 from onnxremat.grad.marks import Marks, is_nameless, module_of
 
 _AFFINE = frozenset({"Mul", "Add"})
+_BIASED = frozenset({"Conv", "ConvTranspose", "Gemm"})
 
 
 def placed(model: onnx.ModelProto, marks: Marks) -> set[str]:
@@ -39,8 +40,8 @@ def affine_of_norms(model: onnx.ModelProto) -> set[str]:
 
 
 def biases_of_products(model: onnx.ModelProto) -> set[str]:
-    """Vectors that are added to a product with a stored matrix, one number per column: biases,
-    zeros when fresh. Identity is looked through."""
+    """Biases of convolutions, and vectors that are added to a product with a stored matrix, one
+    number per column: zeros when fresh. Identity is looked through."""
     shapes = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
     alias: dict[str, str] = {}
     columns: dict[str, int] = {}  # of the matrix, by product
@@ -49,6 +50,8 @@ def biases_of_products(model: onnx.ModelProto) -> set[str]:
         names = [alias.get(name, name) for name in node.input]
         if node.op_type == "Identity" and names[0] in shapes:
             alias[node.output[0]] = names[0]
+        elif node.op_type in _BIASED:
+            found.update((*node.input[2:3], *names[2:3]))
         elif node.op_type == "MatMul" and len(shapes.get(names[1], ())) == 2:
             columns[node.output[0]] = shapes[names[1]][1]
         elif node.op_type == "Add" and not columns.keys().isdisjoint(names):

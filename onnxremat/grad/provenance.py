@@ -28,7 +28,6 @@ from onnxremat.grad.layers import placed
 from onnxremat.grad.marks import (
     Marks,
     is_buffer_name,
-    is_computed,
     is_nameless,
     module_of,
     parameters_among,
@@ -213,6 +212,9 @@ class _Judge:
         if kind is not None and kind != "PARAMETER":
             return Origin(Kind.CONSTANT, f"{kind.lower()}, says the exporter", told=True)
         if name not in self.marks.folded:
+            made = self.marks.signature and name not in self.marks.placeholders
+            if made and self.stored.readable(name) and is_constant(self.stored.value(name)):
+                return Origin(Kind.CONSTANT, "made by the exporter", told=True)
             return None
         if not sources:
             why = "made by code, says the exporter"
@@ -222,7 +224,7 @@ class _Judge:
         if known and all(each == "BUFFER" for each in known):
             return Origin(Kind.BUFFER, f"made from buffer {sources[0]}", label, True)
         moved = tuple(folded) == sources and name not in self.marks.copied
-        if known == [PARAMETER] and moved and not is_computed((name,)):
+        if known == [PARAMETER] and moved and name not in self.marks.computed:
             return Origin(Kind.PARAMETER, "folded, says the exporter", label, True)
         return None
 
@@ -251,7 +253,7 @@ class _Judge:
         elif label:
             why = "folded, says the exporter"
             mixed = name not in self.source and any(map(is_buffer_name, folded))
-            computed = mixed or is_computed((file_name, *folded))
+            computed = mixed or file_name in self.marks.computed
             if computed or self._copied(name, file_name):
                 did = "computed it from" if computed else "copied elements into it of"
                 why = f"the exporter {did} {label}, in place of which it is trained"
