@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -14,7 +15,7 @@ from onnxremat.grad.absent import absent, stand_ins
 from onnxremat.grad.description import Weight
 from onnxremat.grad.detached import straight_through, with_stops
 from onnxremat.grad.given import Given, Parameters, matched, read_given
-from onnxremat.grad.marks import Marks, marks_of, reading_of
+from onnxremat.grad.marks import Marks, marks_of, module_of, reading_of
 from onnxremat.grad.padding import likely_padding
 from onnxremat.grad.patterns import is_constant
 from onnxremat.grad.provenance import Kind, Origin, origins_of
@@ -188,11 +189,21 @@ def _merged(
         ends, own = stored.ends(name), marks.placeholders.get(name)
         if ends is None or ends[0] != ends[1] or marks.trained is not None:
             continue
+        if marks.named and _own_readers(name, nodes):
+            continue
         known = [about for node in nodes if (about := reading_of(node)) is not None]
         alike = len(known) == len(nodes) and all(own in about.tensors for about in known)
         if not alike and is_constant(stored.value(name)):
             found.append(name)
     return tuple(found)
+
+
+def _own_readers(name: str, nodes: Sequence[onnx.NodeProto]) -> bool:
+    """Only the module that a parameter is named after reads it, if it is called several times
+    (``layer``, ``layer_1``)."""
+    home = name.rpartition(".")[0]
+    scopes = {re.sub(r"_\d+$", "", module_of(node)) for node in nodes}
+    return scopes == {home}
 
 
 # ---- choose ------------------------------------------------------------------------------------
@@ -452,7 +463,7 @@ def _grouped(inventory: Inventory, rows: Sequence[Weight], status: str, text: st
     return [
         f"{', '.join(names[:4])}{f' and {len(names) - 4} more' * (len(names) > 4)}: "
         + text.format(why=why)
-        for why, names in groups.items()
+        for why, names in ((why, [*dict.fromkeys(names)]) for why, names in groups.items())
     ]
 
 
