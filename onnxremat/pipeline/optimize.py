@@ -27,7 +27,6 @@ from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.result import R, Result, Timed, finish
 from onnxremat.pipeline.several_devices import SeveralDevices
 from onnxremat.pipeline.site import Site
-from onnxremat.pipeline.throughput import Wanted, fullest
 from onnxremat.pipeline.unchanged import opens, unchanged
 from onnxremat.pipeline.within_budget import plan_within
 from onnxremat.pipeline.within_time import plan_within_time
@@ -267,6 +266,8 @@ def site_of(prepared: Prepared, request: Request, machine: Machine, log: Phases)
 
 
 def _in_pipeline(target: SeveralDevices, request: Request) -> Candidate:
+    from onnxremat.pipeline.throughput import Wanted, fullest  # compiled: loaded when it is needed
+
     costs = request.costs or measured_on(target.site.machine, target.log)
     wanted = Wanted(request.in_flight, request.replicas)
     return fullest(target, Trials(request.options, costs, request.during), wanted)
