@@ -9,6 +9,8 @@ from onnxremat.cost.table import CostTable
 from onnxremat.graph.ir import Graph, Op
 from onnxremat.graph.traits import is_alias
 
+PICKS = ("Gather", "GatherElements", "GatherND", "Slice")  # read no more than they make
+
 
 @dataclass(frozen=True)
 class Roofline:
@@ -30,12 +32,20 @@ def analytic_costs(graph: Graph, roofline: Roofline | None = None) -> CostTable:
     peak = roofline or Roofline()
     seconds = {}
     for op in graph.ops:
-        moved = 0 if is_alias(op) else sum(_bytes(graph, n) for n in (*op.reads, *op.writes))
+        moved = 0 if is_alias(op) else _moved(graph, op)
         seconds[op.name] = peak.dispatch + max(
             flops(graph, op) / peak.flops, moved / peak.bandwidth
         )
     scratch = {op.name: scratch_bytes(graph, op) for op in graph.ops}
     return CostTable(seconds, scratch, "analytic", peak.dispatch)
+
+
+def _moved(graph: Graph, op: Op) -> int:
+    """Bytes read and written."""
+    made = sum(_bytes(graph, name) for name in op.writes)
+    picks = op.reads[:1] if op.op_type in PICKS else ()
+    read = sum(_bytes(graph, name) for name in op.reads if name not in picks)
+    return made + read + sum(min(made, _bytes(graph, name)) for name in picks)
 
 
 def _bytes(graph: Graph, name: str) -> int:

@@ -16,7 +16,7 @@ from onnxremat.fission.masked import Reach
 from onnxremat.fission.paper import Paper
 from onnxremat.fission.part import write_region
 from onnxremat.fission.region import Region
-from onnxremat.fission.writer import Writer
+from onnxremat.fission.writer import Stretch, Writer
 from onnxremat.graph.ir import Graph, Role
 from onnxremat.graph.spans import CannotSplitError
 
@@ -32,6 +32,25 @@ def split(graph: Graph, regions: Sequence[Region], block: int, reach: Reach | No
         CannotSplitError: an op of a region cannot be split so, or what a region reads depends on
             what it makes, or others read more of it than its results.
     """
+    return split_apart(graph, regions, block, (), reach)[0]
+
+
+def split_apart(
+    graph: Graph,
+    regions: Sequence[Region],
+    block: int,
+    apart: Sequence[str],
+    reach: Reach | None = None,
+) -> tuple[Graph, dict[str, tuple[Stretch, ...]]]:
+    """The same, some outputs not joined: also the stretches of each, where it is in parts. The
+    graph hands out these instead.
+
+    Args:
+        apart: outputs of the graph.
+
+    Raises:
+        CannotSplitError: as there.
+    """
     paper = Paper(graph)
     writer = Writer(paper, block)
     for item in paper.due(regions):
@@ -39,13 +58,19 @@ def split(graph: Graph, regions: Sequence[Region], block: int, reach: Reach | No
             write_region(writer, item, f"r{list(regions).index(item)}")
         else:
             write_whole(writer, item)
+    tiles = {name: writer.tiles[name] for name in apart if name in writer.tiles}
+    outputs: list[str] = []
     for name in graph.outputs:
-        writer.whole(name)
-    made = _graph(writer)
+        if name in tiles:
+            outputs += [tensor for tensor, _ in tiles[name]]
+        else:
+            outputs.append(writer.whole(name))
+    made = _graph(writer, outputs)
     _check_order(made)
     if reach:
         writer.leave_out_hidden(reach)
-    return _graph(writer)
+        made = _graph(writer, outputs)
+    return made, tiles
 
 
 def write_whole(writer: Writer, place: int) -> None:
@@ -56,16 +81,18 @@ def write_whole(writer: Writer, place: int) -> None:
     writer.ops.append(op)
 
 
-def _graph(writer: Writer) -> Graph:
+def _graph(writer: Writer, outputs: Sequence[str]) -> Graph:
     graph = writer.graph
     used = {name for op in writer.ops for name in op.reads}
     frame = onnx.ModelProto()
     frame.CopyFrom(graph.model)
     frame.graph.initializer.extend(t for name, t in writer.constants.items() if name in used)
-    made = used.union(graph.outputs, graph.inputs, *(op.writes for op in writer.ops))
+    made = used.union(outputs, graph.inputs, *(op.writes for op in writer.ops))
     made.update(t.name for t in frame.graph.initializer)
     tensors = {name: tensor for name, tensor in writer.tensors.items() if name in made}
-    return replace(graph, ops=tuple(writer.ops), tensors=tensors, model=frame)
+    return replace(
+        graph, ops=tuple(writer.ops), tensors=tensors, outputs=tuple(outputs), model=frame
+    )
 
 
 def _check_order(graph: Graph) -> None:

@@ -54,25 +54,21 @@ def stand_ins(model: onnx.ModelProto, marks: Marks) -> tuple[str, ...]:
     for node in model.graph.node:
         about = reading_of(node)
         if about is not None:
-            makers.update((name, (_made(about.call), about.tensors)) for name in node.output)
+            makers.update((name, (about.made, about.tensors)) for name in node.output)
     made = {call for call, _ in makers.values()}
     found: dict[str, None] = {}
     for node in model.graph.node:
         about = reading_of(node)
         if about is None:
             continue
-        asked = set(re.findall(r"%(\w+)", about.call.split("args = ", 1)[-1]))
+        asked = set(about.taken)
         for call, tokens in (makers[name] for name in node.input if name in makers):
             other = {each for each in asked - made if _stem(each) == _stem(call)}
-            if other and call not in asked and call != _made(about.call):
+            if other and call not in asked and call != about.made:
                 found.update(
                     (marks.signature[t].name, None) for t in tokens if t in marks.signature
                 )
     return tuple(found)
-
-
-def _made(call: str) -> str:
-    return call.split(" ", 1)[0].lstrip("%")
 
 
 def _stem(name: str) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import itemgetter
 
 import numpy as np
 from onnx import TensorProto as T
@@ -11,6 +13,7 @@ from onnx import TensorProto as T
 from onnxremat.grad import registry
 from onnxremat.grad.call import Call
 from onnxremat.grad.precision import SINGLE
+from onnxremat.grad.stretches import Stretch, joined, stretch_of
 from onnxremat.grad.tape import FLOATS, Shape, Tape
 from onnxremat.graph.ir import Op
 
@@ -55,6 +58,9 @@ class Walk:
         variant_of: variant of an op's rule, None for the default.
         sources: 16-bit tensor by the float32 tensor that was cast from it or to it: rules read
             the latter through a Cast of their own, so that it need not be kept.
+        due: when each op can go back, where that is not in the reverse of their order: its
+            contributions to cotangents are added up in this order, once all are there. Else each
+            is added to those before it.
     """
 
     def __init__(
@@ -65,13 +71,17 @@ class Walk:
         constant_of: Callable[[str], np.ndarray | None],
         variant_of: Callable[[Op], str | None] = lambda _: None,
         sources: Mapping[str, str] | None = None,
+        due: Mapping[str, int] | None = None,
     ) -> None:
         self._ops, self._tape, self._opsets = ops, tape, opsets
         self._constant_of, self._variant_of = constant_of, variant_of
         self._sources = sources or {}
         self._written = {op.name: op.outputs for op in ops}
         self.spans: dict[str, range] = {}  # of the tape, per op: what its rule emitted
+        self._due, self._now = due, 0
         self._cotangents: dict[str, str] = {}
+        self._waiting: dict[str, list[tuple[int, str]]] = {}  # contributions not added yet
+        self._stretches: dict[str, list[Stretch]] = {}  # of stretches, likewise
         self.gradient_of: dict[str, str] = {}  # cotangent per tensor of the forward pass
         self._outputs: dict[str, list[str]] = {}
 
@@ -88,13 +98,13 @@ class Walk:
                 self._accumulate(name, cotangent)
         for op in reversed(self._ops):
             # Outputs are done here: every reader comes later in the order and was visited.
-            cotangents = tuple(self._cotangents.get(name) for name in op.outputs)
+            cotangents = tuple(self._total(name) for name in op.outputs)
             if any(cotangents) and not smooth.isdisjoint(op.reads) and not registry.stops(op):
                 self._visit(op, cotangents, smooth)
             for name in op.writes:
                 if name not in wanted:
                     self._cotangents.pop(name, None)
-        gradients = {n: self._cotangents[n] for n in wanted if n in self._cotangents}
+        gradients = {n: made for n in wanted if (made := self._total(n)) is not None}
         return Backward(self.extended(), gradients)
 
     def extended(self) -> tuple[Op, ...]:
@@ -105,6 +115,10 @@ class Walk:
         if op.captures and not smooth.isdisjoint(op.captures):
             version = self._opsets.get("", 1)
             raise registry.missing_rule(op, version, "a body of this node reads a trained tensor")
+        if self._due is not None:
+            self._now = self._due[op.name]
+            if self._in_stretches(op, cotangents[0]):
+                return
         rule = registry.find(op, self._opsets, self._variant_of(op))
         start = len(self._tape.ops)
         with self._tape.scope(f"grad/{op.name}", "backward"):
@@ -150,9 +164,38 @@ class Walk:
         tape = self._tape
         cotangent = tape.unbroadcast(cotangent, tape.shape(name))
         cotangent = tape.cast(cotangent, tape.dtype(name))
+        if self._due is not None:
+            self._waiting.setdefault(name, []).append((self._now, cotangent))
+            return
         earlier = self._cotangents.get(name)
         self._cotangents[name] = cotangent if earlier is None else tape.add(earlier, cotangent)
         self.gradient_of[name] = self._cotangents[name]
+
+    def _total(self, name: str) -> str | None:
+        """The cotangent of a tensor, once all its contributions are there; None without any."""
+        waiting = self._waiting.pop(name, None)
+        stretches = self._stretches.pop(name, ())
+        if waiting or stretches:
+            tape = self._tape
+            terms = [term for _, term in sorted(waiting or (), key=itemgetter(0))]
+            with tape.scope(f"grad/{name}", "backward"):
+                total = reduce(tape.add, terms) if terms else None
+                for axis in sorted({each.axis for each in stretches}):
+                    along = [each for each in stretches if each.axis == axis]
+                    total = joined(tape, name, along, total)
+            assert total is not None
+            self.gradient_of[name] = self._cotangents[name] = total
+        return self._cotangents.get(name)
+
+    def _in_stretches(self, op: Op, cotangent: str | None) -> bool:
+        """Whether an op takes a stretch of its input, whose cotangent is put together later."""
+        if cotangent is None:
+            return False
+        found = stretch_of(op, cotangent, self._tape, self._constant_of)
+        if found is None:
+            return False
+        self._stretches.setdefault(op.inputs[0], []).append(found)
+        return True
 
     def _add_output(self, op: Op, position: int, dtype: int, shape: Shape) -> str:
         outputs = self._outputs.setdefault(op.name, list(self._written[op.name]))

@@ -20,7 +20,7 @@ from onnxremat.grad.listed import parameters_of
 from onnxremat.grad.signature import BUFFER, PARAMETER, Listed, signature_of
 
 _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
-_PLACEHOLDER = "pkg.torch.onnx.original_node_name"
+PLACEHOLDER = "pkg.torch.onnx.original_node_name"
 _FOLDED = "pkg.onnxscript.optimizer.folded_from"
 _READS = "pkg.torch.onnx.fx_node"
 _SCOPES = "pkg.torch.onnx.name_scopes"
@@ -172,7 +172,7 @@ def marks_of(model: onnx.ModelProto) -> Marks:
         | {n: e[_KIND] for n, e in entries.items() if _KIND in e},
         folded=folded,
         copied=frozenset(copied),
-        placeholders={n: e[_PLACEHOLDER] for n, e in entries.items() if _PLACEHOLDER in e},
+        placeholders={n: e[PLACEHOLDER] for n, e in entries.items() if PLACEHOLDER in e},
         signature=signature,
         norms=folded_norms(model),
     )
@@ -262,12 +262,25 @@ class Reading:
     Attributes:
         call: PyTorch's node, one for all ONNX nodes made of it.
         scope: module, as ``layers.0.norm``.
-        tensors: parameters and buffers it reads, by PyTorch's names (``p_layers_0_norm_weight``).
     """
 
     call: str
     scope: str
-    tensors: tuple[str, ...]
+
+    @property
+    def made(self) -> str:
+        """PyTorch's name of its result."""
+        return self.call.split(" ", 1)[0].lstrip("%")
+
+    @property
+    def taken(self) -> tuple[str, ...]:
+        """PyTorch's names of everything it reads, in order."""
+        return tuple(re.findall(r"%(\w+)", self.call.split("args = ", 1)[-1]))
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Parameters and buffers it reads, by PyTorch's names (``p_layers_0_norm_weight``)."""
+        return tuple(name for name in self.taken if name.startswith(tuple(KIND_OF)))
 
     @property
     def padding(self) -> int | None:
@@ -277,7 +290,7 @@ class Reading:
 
     def takes(self, name: str) -> bool:
         """PyTorch's node read a result of this name."""
-        return re.search(rf"%{re.escape(name)}\b", self.call.split("args = ", 1)[-1]) is not None
+        return name in self.taken
 
     def named(self, tensor: str) -> str:
         """Name of a tensor it reads, as the module has it but for capitals in its last part, which
@@ -311,5 +324,5 @@ def reading_of(node: onnx.NodeProto) -> Reading | None:
     scopes = _names(entry.get(_SCOPES, ""))
     if _READS not in entry or not scopes:
         return None
-    tensors = tuple(re.findall(r"%([pb]_\w+)", entry[_READS].split("args = ", 1)[-1]))
-    return Reading(entry[_READS], scopes[-2] if len(scopes) > 1 else "", tensors)
+    scope = scopes[-2] if len(scopes) > 1 else ""
+    return Reading(entry[_READS], scope)

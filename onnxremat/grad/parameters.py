@@ -12,6 +12,7 @@ import onnx
 from onnxremat.errors import UsageError
 from onnxremat.grad.absent import absent, stand_ins
 from onnxremat.grad.description import Weight
+from onnxremat.grad.detached import straight_through, with_stops
 from onnxremat.grad.given import Given, Parameters, matched, read_given
 from onnxremat.grad.marks import Marks, marks_of, reading_of
 from onnxremat.grad.padding import likely_padding
@@ -41,6 +42,8 @@ class Inventory:
         absent: parameters that the exporter lists and that no tensor to train stands for.
         stand_ins: parameters of operations that the exporter kept for several equal ones.
         padding: rows of zeros in tables of embeddings, which PyTorch may not train.
+        passed: nodes through which gradients pass that the module stops.
+        cancelled: nodes that add what was subtracted, where the module may stop them.
     """
 
     model: onnx.ModelProto
@@ -52,6 +55,8 @@ class Inventory:
     absent: tuple[str, ...] = ()
     stand_ins: tuple[str, ...] = ()
     padding: Mapping[str, int] = field(default_factory=dict)
+    passed: tuple[str, ...] = ()
+    cancelled: tuple[str, ...] = ()
 
     @property
     def learned(self) -> list[str]:
@@ -95,7 +100,7 @@ def take_inventory(
         )
     undone, marks = find_restored(model, folder, marks, tie)
     restored = [e for e in undone if e.how != "fill" or not _learned_zeros(e, given)]
-    result = apply_restored(model, restored, folder)
+    result, unclear = with_stops(apply_restored(model, restored, folder), marks)
     cores = {e.parameter: e.tensor for e in restored if e.how in ("expand", "share", "fill")}
     told = None if given is None else given.trained
     origins = origins_of(result, folder, marks, cores, told)
@@ -108,6 +113,8 @@ def take_inventory(
         marks.norms,
         *_lost(result, marks, origins, told),
         likely_padding(result, folder, {n for n, o in origins.items() if o.kind is Kind.PARAMETER}),
+        unclear,
+        straight_through(result),
     )
 
 
@@ -406,6 +413,19 @@ def warnings_of(
             f"row {row} of '{name}' alone is zeros, as PyTorch keeps the row of padding "
             "(padding_idx), which it does not train: the file does not say so, and it is trained "
             "here (PyTorch's default exporter says it)"
+        )
+    if inventory.passed:
+        names = ", ".join(inventory.passed[:3]) + (", ..." * (len(inventory.passed) > 3))
+        found.append(
+            f"the module stops gradients (detach) before {names}, the file does not say of which "
+            "input: they pass there (optimize=False or onnxremat.export keeps it)"
+        )
+    if inventory.cancelled:
+        names = ", ".join(inventory.cancelled[:3]) + (", ..." * (len(inventory.cancelled) > 3))
+        found.append(
+            f"{len(inventory.cancelled)} nodes add what was subtracted just before ({names}), as "
+            "x + (y - x).detach() does: the file does not say that gradients stop there, and they "
+            "do not (PyTorch's default exporter and onnxremat.export say it)"
         )
     if inventory.missing:
         names = ", ".join(inventory.missing[:6]) + (", ..." * (len(inventory.missing) > 6))

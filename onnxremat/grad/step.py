@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -28,6 +29,7 @@ from onnxremat.grad.parameters import (
     warnings_of,
     weights_of,
 )
+from onnxremat.grad.parted import Parting, due_back, in_turn, made_of, with_loss
 from onnxremat.grad.portable import without_training_kernels
 from onnxremat.grad.precision import OPSETS, autocast
 from onnxremat.grad.roles import mark_gradients, varying, with_phase
@@ -50,6 +52,7 @@ def differentiate(
     *,
     folder: str | Path | None = None,
     settings: Settings | None = None,
+    parting: Parting | None = None,
     **options: object,
 ) -> onnx.ModelProto:
     """One training step of a model, in standard ONNX operators.
@@ -66,6 +69,7 @@ def differentiate(
         model: an inference model with all input sizes bound.
         folder: where its external weights lie.
         settings: how; or give the fields of :class:`Settings` as keywords.
+        parting: computes some of the forward pass and its loss in parts.
 
     Raises:
         ModelError: the model is not valid, or a size in it is not known.
@@ -77,7 +81,7 @@ def differentiate(
     elif options:
         raise UsageError("give either settings or options")
     source = to_model(model) if isinstance(model, Graph) else model
-    builder = _Builder(source, settings, Path(folder) if folder else None)
+    builder = _Builder(source, settings, Path(folder) if folder else None, parting)
     made = builder.build()
     if builder.warnings and settings.strict:
         raise UsageError(
@@ -93,8 +97,16 @@ def differentiate(
 class _Builder:
     """Collects a training step piece by piece."""
 
-    def __init__(self, model: onnx.ModelProto, settings: Settings, folder: Path | None) -> None:
-        self.settings = settings
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        settings: Settings,
+        folder: Path | None,
+        parting: Parting | None = None,
+    ) -> None:
+        self.settings, self.parting = settings, parting
+        self.turns: list[str] = []  # ops of a forward pass in parts, with the loss, part by part
+        self.due: dict[str, int] | None = None  # when these go back
         check_settings(model, settings)
         self.optimizer = find_optimizer(settings.optimizer) if settings.optimizer else None
         self.dynamic = self._dynamic_scale()
@@ -156,6 +168,8 @@ class _Builder:
     def build(self) -> onnx.ModelProto:
         """The whole step."""
         seeds = self._loss()
+        if self.parting is not None:
+            seeds = self._in_parts(self.parting, seeds)
         walked = self._walk(seeds)
         if self.optimizer is None:
             self._gradient_outputs(walked)
@@ -229,6 +243,26 @@ class _Builder:
             self.inputs.append(SCALE)
         return t.mul(cotangent, t.cast(self.scale, t.dtype(cotangent))) if self.scale else cotangent
 
+    def _in_parts(self, parting: Parting, seeds: Mapping[str, str]) -> dict[str, str]:
+        """Split the forward pass and the loss; returns the cotangents the walk starts from."""
+        (prediction, cotangent), t = *seeds.items(), self.tape
+        wanted = (*self.settings.outputs, self.outputs[LOSS], prediction, cotangent)
+        whole = with_loss(self.graph, t, self.inputs, self.weights, wanted)
+        parted = parting(whole, prediction, cotangent)
+        made = parted.graph
+        self.turns = [op.name for op in made.ops]
+        first = made_of(made.ops, {*parted.pairs, *self.settings.outputs})
+        t.learn(made)
+        t.ops[:] = [op for op in made.ops if op.name not in first]
+        self.roots = parted.pairs.values()
+        self.due = due_back([op for op in made.ops if op.name in first], list(parted.pairs))
+        forward = tuple(op for op in made.ops if op.name in first)
+        self.graph = replace(
+            self.graph, ops=forward, tensors={**self.graph.tensors, **made.tensors},
+            model=made.model,
+        )  # fmt: skip
+        return dict(parted.pairs)
+
     # ---- backward ------------------------------------------------------------------------
 
     def _walk(self, seeds: Mapping[str, str]) -> Backward:
@@ -248,7 +282,9 @@ class _Builder:
 
     def _walker(self, tape: Tape, variant_of: Callable[[Op], str | None]) -> Walk:
         graph, known = self.graph, Constants(self.graph, self.parameters)
-        return Walk(graph.ops, tape, graph.opsets, known, variant_of, self.cast.sources)
+        return Walk(
+            graph.ops, tape, graph.opsets, known, variant_of, self.cast.sources, self.due
+        )  # fmt: skip
 
     def _chosen(self, seeds: Mapping[str, str]) -> Callable[[Op], str | None]:
         """The variant of each op's rule: as asked for, else the one that keeps least."""
@@ -372,6 +408,8 @@ class _Builder:
         if self.settings.blocked:
             ops = with_blocked_convolutions(self.tape, ops, self.settings.blocked)
         ops = [with_phase(op) for op in needed(ops, outputs)]
+        if self.turns:
+            ops = in_turn(ops, self.turns, self.roots, self.tape.tensors)
         read = {name for op in ops for name in op.reads} | set(outputs)
         data = [n for n in self.graph.inputs if n not in self.weights and n not in self.inputs]
         inputs = [*data, *dict.fromkeys(self.inputs)]

@@ -18,7 +18,7 @@ from onnx import helper, numpy_helper
 
 from onnxremat.grad.roles import PHASE
 from onnxremat.graph.dtypes import tensor_bytes
-from onnxremat.graph.ir import Op, Role, Tensor
+from onnxremat.graph.ir import Graph, Op, Role, Tensor
 
 T = onnx.TensorProto
 Shape = tuple[int, ...]
@@ -98,6 +98,11 @@ class Tape:
         self.tensors[name] = Tensor(name, dtype, shape, size, Role.ACTIVATION)
         self._taken.add(name)
         return name
+
+    def learn(self, graph: Graph) -> None:
+        """Know the ops and tensors of a graph."""
+        self.tensors.update(graph.tensors)
+        self._taken.update(graph.tensors, (op.name for op in graph.ops))
 
     def fresh(self, stem: str) -> str:
         """A name nobody has yet."""

@@ -27,6 +27,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from onnxremat.grad.detached import is_stop
 from onnxremat.grad.layers import affine_of_norms, homes, in_copied_layers
 from onnxremat.grad.left_out import BIAS, left_out, zeros
 from onnxremat.grad.marks import Marks, Reading, is_nameless, parameters_among, reading_of
@@ -129,7 +130,7 @@ class _Finder:
         """
         source = {name: name for name in self.floats}
         for node in self.model.graph.node:
-            if node.op_type != "Identity" or node.input[0] not in source:
+            if node.op_type != "Identity" or node.input[0] not in source or is_stop(node):
                 continue
             name = source[node.output[0]] = source[node.input[0]]
             made = node.output[0]

@@ -93,6 +93,7 @@ TABLE: Table = {
     **_rows("index", "axes of the indices, and of the data beside its axis", layouts.gathered,
             "Gather"),
     **_rows("index", "all but its axis", layouts.gathered_elements, "GatherElements"),
+    **_rows("index", "all but its axis", layouts.scattered_elements, "ScatterElements"),
     **_rows("layout", "axes that lead a group of equal size", layouts.reshaped,
             "Flatten Reshape Squeeze Unsqueeze"),
     **_rows("layout", "every axis", layouts.transposed_axes, "Transpose"),

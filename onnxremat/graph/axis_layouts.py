@@ -107,6 +107,15 @@ def gathered_elements(call: Call, span: Span) -> Piece:
     return Piece((span, span), span)
 
 
+def scattered_elements(call: Call, span: Span) -> Piece:
+    """The axes that are not looked up in, where indices are there for all of them."""
+    if span.axis == call.attributes.get("axis", 0) % len(call.out):
+        raise CannotSplitError("it writes along this axis")
+    if call.shape(1)[span.axis] != call.out[span.axis]:
+        raise CannotSplitError("it writes to some of this axis")
+    return Piece((span, span, span), span)
+
+
 def expanded(call: Call, span: Span) -> Piece:
     """Every axis; one that grows reads all of its input and is told its new size."""
     shape = list(call.out)

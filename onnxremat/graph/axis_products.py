@@ -33,7 +33,7 @@ def but_channels(call: Call, span: Span) -> Piece:
     """All axes but the channels, whose numbers it is given."""
     if span.axis == 1:
         raise CannotSplitError("its inputs hold one number per channel")
-    if len(call.op.writes) > 1:
+    if len(call.op.writes) > 1 or call.attributes.get("training_mode"):
         raise CannotSplitError("its statistics are those of the whole batch")
     return leading(call, span)
 

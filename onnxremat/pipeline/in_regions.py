@@ -90,6 +90,26 @@ def in_regions(
         raise UnsupportedError(
             "the model does not run with regions in parts", why=why, hint=OFF
         ) from error
+    check_parts(found, graph, feeds, folder, wanted)
+    return made
+
+
+def check_parts(
+    found: Mapping[str, Any],
+    graph: Graph,
+    feeds: Feeds,
+    folder: Path | None,
+    wanted: Mapping[str, Any] | None,
+) -> None:
+    """Compare what parts gave with what the whole gives.
+
+    Args:
+        graph: the whole.
+        wanted: what it gives, where that is known.
+
+    Raises:
+        UnsupportedError: something else.
+    """
     one = against_whole(found, graph, feeds, folder, wanted)
     if not one.ok:
         raise UnsupportedError(
@@ -97,4 +117,3 @@ def in_regions(
             why=f"it differs by {one.worst:.2g}",
             hint=f"please report this model; {OFF}",
         )
-    return made

@@ -17,6 +17,7 @@ from onnxremat.errors import UsageError
 from onnxremat.fission.region import Region
 from onnxremat.grad import Settings as Training
 from onnxremat.grad import differentiate, updated_inputs
+from onnxremat.grad.parted import Parting
 from onnxremat.graph.batch import batched_inputs
 from onnxremat.graph.functions import check_domains, inline_functions
 from onnxremat.graph.ir import Graph
@@ -124,6 +125,7 @@ class Unsplit:
         graph: the same, every size known.
         listed: ``plain`` with the sizes that a run has shown, in the file's order.
         measured: bytes of the original under default options; None where it was not run.
+        forward: the model that a training step was made of here, None for what was read.
     """
 
     name: str
@@ -136,6 +138,7 @@ class Unsplit:
     graph: Graph
     listed: Graph
     measured: int | None
+    forward: onnx.ModelProto | None = None
 
     @cached_property
     def peak(self) -> int:
@@ -232,7 +235,7 @@ class Prepared:
         made = replace(self.unsplit.made, model=said, graph=nothing)
         unsplit = replace(
             self.unsplit, source=nothing, feeds=None, baseline=None, made=made, graph=nothing,
-            listed=nothing, measured=self.unsplit.peak,
+            listed=nothing, measured=self.unsplit.peak, forward=None,
         )  # fmt: skip
         return replace(self, unsplit=unsplit, outputs=None)
 
@@ -322,11 +325,10 @@ def _prepared(source: Source, settings: Settings, log: Phases) -> Prepared:
     model = restored(model)
     check_domains(model)
     bound = bind(inline_functions(model), settings.shapes, settings.dims)
+    forward = None
     if settings.train is not None:
         log("adding the backward pass")
-        # The portable graph uses no kernels of one processor; a file for this one may.
-        step = settings.train.on_this_machine() if settings.target == "host" else settings.train
-        bound = differentiate(bound, folder=folder, settings=step)
+        forward, bound = bound, step_of(bound, folder, settings)
     bound, dropped = without_first_values(bound)
     original = without_dead_ops(build_graph(bound, folder))
     if all(op.op_type == "Constant" for op in original.ops):
@@ -342,9 +344,22 @@ def _prepared(source: Source, settings: Settings, log: Phases) -> Prepared:
             baseline = profiled(bound, feeds, options, folder, updates)
         original = with_measured_shapes(original, bound, feeds, folder)
     with log.phase(OPTIMISE):
-        unsplit = _optimised(name, folder, original, plain, feeds, baseline, settings, log)
-        made = _for_planning(unsplit, settings, log)
+        unsplit = optimised(name, folder, original, plain, feeds, baseline, settings, log)
+        made = for_planning(replace(unsplit, forward=forward), settings, log)
     return replace(made, notes=(*dropped, *made.notes))
+
+
+def step_of(
+    forward: onnx.ModelProto,
+    folder: Path | None,
+    settings: Settings,
+    parting: Parting | None = None,
+) -> onnx.ModelProto:
+    """The training step of a model."""
+    assert settings.train is not None
+    # The portable graph uses no kernels of one processor; a file for this one may.
+    step = settings.train.on_this_machine() if settings.target == "host" else settings.train
+    return differentiate(forward, folder=folder, settings=step, parting=parting)
 
 
 def prepare_split(
@@ -377,12 +392,12 @@ def _divided(prepared: Prepared, settings: Settings, progress: Progress | None) 
     log = Phases.of(progress)
     outputs = None if prepared.whole else prepared.outputs
     with log.phase(OPTIMISE):
-        made = _for_planning(prepared.unsplit, settings, log, outputs)
+        made = for_planning(prepared.unsplit, settings, log, outputs)
     notes = tuple(dict.fromkeys((*prepared.notes, *made.notes)))
     return replace(made, notes=notes, whole=prepared.whole or prepared.graph)
 
 
-def _optimised(
+def optimised(
     name: str,
     home: Path | None,
     original: Graph,
@@ -412,7 +427,7 @@ def _optimised(
     return Unsplit(name, home, original, plain, feeds, baseline, made, graph, listed, peak)
 
 
-def _for_planning(
+def for_planning(
     unsplit: Unsplit, settings: Settings, log: Phases, outputs: Mapping[str, Any] | None = None
 ) -> Prepared:
     """The optimised graph, in parts where that is asked for, ordered and priced.
@@ -431,7 +446,8 @@ def _for_planning(
         assert feeds is not None  # or there were no parts
         listed = graph = with_measured_shapes(graph, to_model(graph), feeds, folder)
         require_shapes(graph)
-    graph = base_order(graph, listed, settings.fixed_order, settings.dw_policy)
+    policy, unordered = settings.dw_policy, graph
+    graph = base_order(graph, listed, settings.fixed_order, policy)
     if settings.fission:
         log("computing regions in parts")
         graph = in_regions(graph, settings.fission, feeds, folder, outputs)
@@ -445,10 +461,13 @@ def _for_planning(
             costs, measured = measure_costs(
                 graph, feeds, threads=settings.threads, folder=folder, fresh=settings.fresh
             )
+    if policy is not None and not policy.fixed and not settings.fission:
+        # Only now it is known which order takes least, workspace included.
+        graph = base_order(unordered, listed, settings.fixed_order, policy, costs.scratch)
     weights = weight_bytes(graph, measured)
     store_all = simulate(graph, scratch=costs.scratch, weight_bytes=weights).peak
     notes = (*_notes(asked, made, store_all, unsplit), *sequence_notes(graph))
-    notes += weights_notes(settings.dw_policy, graph, listed, costs, weights)
+    notes += weights_notes(policy, graph, listed, costs, weights)
     return Prepared(
         unsplit, graph, costs, weights, store_all, settings, notes,
         outputs=measured.outputs if measured else None,

@@ -20,7 +20,6 @@ from onnxremat.cost.table import CostTable
 from onnxremat.errors import InfeasibleError, NoPlanError, UsageError
 from onnxremat.execute.calibration import AS_TRIED, MOST
 from onnxremat.execute.deployment import Deployment, deploy_pipeline
-from onnxremat.execute.partition_cuts import Terms
 from onnxremat.execute.pipelined import Flow
 from onnxremat.ort.providers import CPU
 from onnxremat.pipeline.artifact import excess
@@ -37,6 +36,7 @@ from onnxremat.placement.balance import balance
 from onnxremat.placement.contiguous import solve
 from onnxremat.placement.from_problem import UNIT
 from onnxremat.schedule.plan import Plan, Provenance
+from onnxremat.session.process import SESSION, further_bytes
 from onnxremat.units import format_bytes
 
 EACH = 2  # samples in flight for every device, where budgets allow: one at work, one waiting
@@ -278,7 +278,7 @@ def _kept_cut(
         answer: bound and notes of what is answered.
         again: what recomputation inside a stage takes; None for none.
     """
-    aim, work = dict(limits), Work(inf)
+    aim, work = _less_beside(target, limits), Work(inf)
     for _ in range(ROUNDS):
         cut = along_order(target.model, made, aim, count, replicas, again)
         if cut is None:
@@ -298,6 +298,13 @@ def _kept_cut(
     return None
 
 
+def _less_beside(target: SeveralDevices, limits: Mapping[str, int]) -> dict[str, int]:
+    """What limits leave for weights and values of a stage, its nodes aside."""
+    counted = target.site.counted
+    session = SESSION + further_bytes(0) if counted.sessions else 0
+    return {n: limit - counted.given.get(n, 0) - session for n, limit in limits.items()}
+
+
 def _deployed(
     target: SeveralDevices, plan: Plan, answer: Answer, limits: Mapping[str, int], flow: Flow
 ) -> Deployment:
@@ -314,10 +321,8 @@ def _deployed(
         settings=prepared.settings.to_json(),
         notes=(*prepared.notes, *answer.notes),
     )
-    terms = Terms(limits, prepared.in_place, prepared.folder, target.known)
-    found = deploy_pipeline(
-        prepared.graph, replace(plan, provenance=about), target.site.machine, tables, terms, flow
-    )
+    plan, terms = replace(plan, provenance=about), target.terms(limits)
+    found = deploy_pipeline(prepared.graph, plan, target.site.machine, tables, terms, flow)
     return replace(found, limits=dict(target.limits))
 
 

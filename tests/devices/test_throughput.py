@@ -38,7 +38,7 @@ from onnxremat.placement.from_problem import UNIT
 from onnxremat.placement.graph_files import from_json, to_json
 from onnxremat.placement.judge import judge_placement
 from onnxremat.schedule.plan import Compute
-from tests.devices.plans import ANY, priced, processors
+from tests.devices.plans import ANY, BESIDE, priced, processors
 from tests.toolbox import parse
 
 
@@ -52,12 +52,12 @@ def _as_given(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def chain() -> Prepared:
     model = build("mlp", batch=64, features=16, width=32, layers=6)
-    return prepare(model, Settings(threads=1, target="none"))
+    return prepare(model, Settings(threads=1, target="none", not_counted=BESIDE))
 
 
 @pytest.fixture(scope="module")
 def lenet() -> Prepared:
-    return prepare(build("lenet", batch=2), Settings(threads=1, target="none"))
+    return prepare(build("lenet", batch=2), Settings(threads=1, target="none", not_counted=BESIDE))
 
 
 def planned(prepared: Prepared, machine: Machine, budget: str = "", **more: Any) -> Result:
@@ -152,7 +152,10 @@ def test_stages_are_on_as_many_devices_as_fit() -> None:
     """Four devices and mostly weights: the whole model on each, two stages on two each, a chain;
     by what they hold."""
     model = build("mlp", batch=2, features=64, width=64, layers=8)
-    prepared, machine = prepare(model, Settings(threads=1, target="none")), processors(4)
+    prepared, machine = (
+        prepare(model, Settings(threads=1, target="none", not_counted=BESIDE)),
+        processors(4),
+    )
     peak = max(planned(prepared, machine, replicas=None).candidate.artifact.predict().values())
     found = []
     for share in (1.0, 0.7, 0.45):
@@ -219,7 +222,7 @@ def twice() -> Prepared:
     for i in range(6):
         weight = draw.normal(size=(1, 4096)).astype(np.float32)
         model.graph.initializer.append(numpy_helper.from_array(weight, f"w{i}"))
-    return prepare(model, Settings(threads=1, target="none"))
+    return prepare(model, Settings(threads=1, target="none", not_counted=BESIDE))
 
 
 def test_a_stage_recomputes_where_memory_is_short(twice: Prepared) -> None:

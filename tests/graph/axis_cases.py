@@ -162,6 +162,8 @@ CASES = (
     _("Gather", [SHAPE, ("constant", I64(2))], {0, 1}, axis=1),
     _("Gather", [(9, 4), np.zeros((2, 5), I64)], {0, 1, 2}),
     _("GatherElements", [(5, 7, 8), np.ones((4, 2, 8), I64)], {0, 2}, axis=1),
+    _("ScatterElements", [(5, 7, 8), np.ones((5, 2, 8), I64), (5, 2, 8)], {0, 2}, axis=1,
+      reduction="add"),
     _("Reshape", [SHAPE, ints(4, 2, 3, 8)], {0, 1, 3}),
     _("Reshape", [SHAPE, ints(0, -1)], {0, 1}),
     _("Reshape", [(1, 6, 8), ints(6, 2, 4)], {0, 1}),

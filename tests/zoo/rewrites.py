@@ -196,3 +196,18 @@ _enter("max-min", lambda: Does(
     lambda m, x: torch.minimum(torch.maximum(m.l(x), m.low), m.high), l=nn.Linear(6, 5),
     low=Parameter(torch.tensor(-0.2)), high=Parameter(torch.tensor(0.3))), (8, 6), 
     lost="low high")  # fmt: skip
+
+# ---- where gradients stop -----------------------------------------------------------------------
+
+_enter("stopped-gate", lambda: Does(
+    lambda m, x: m.a(x).tanh() * m.b(x).sigmoid().detach() + m.b(x), a=nn.Linear(6, 5),
+    b=nn.Linear(6, 5)), (3, 6))  # fmt: skip
+_enter("stopped-rounding", lambda: Does(
+    lambda m, x: m.b(m.a(x) + ((4 * m.a(x)).round() / 4 - m.a(x)).detach()), a=nn.Linear(6, 5),
+    b=nn.Linear(5, 3)), (3, 4, 6))  # fmt: skip
+_enter("stopped-same", lambda: Does(
+    lambda m, x: m.a(x) * (m.a(x) - m.a(x).detach() + 1) - (x - x.detach()) @ m.w, a=nn.Linear(6, 5),
+    w=Parameter(torch.randn(6, 5))), (3, 6))  # fmt: skip
+_enter("stopped-weight", lambda: Does(
+    lambda m, x: functional.linear(x, m.w.detach()) + functional.linear(x.tanh(), m.w),
+    w=Parameter(torch.randn(5, 6))), (3, 4, 6))  # fmt: skip

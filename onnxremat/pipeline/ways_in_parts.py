@@ -1,0 +1,92 @@
+"""Plans of a model of which something is computed in parts: what all ways of doing so share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field, replace
+
+from onnxremat.errors import InfeasibleError, NoPlanError, OnnxrematError
+from onnxremat.pipeline.closed_loop import Candidate
+from onnxremat.pipeline.limits import Limit, beside_too, fixed_bytes
+from onnxremat.pipeline.phases import Phases
+from onnxremat.pipeline.prepare import Prepared
+from onnxremat.pipeline.within_budget import at_minimum, smallest
+from onnxremat.planner.options import PlanOptions
+from onnxremat.units import Budget, format_bytes
+
+WHOLE = 0.5  # share of the time for plans of the whole, where parts are another way
+LEANER = 0.98  # share of the least bytes so far from which a graph in parts is worth its search
+
+
+@dataclass
+class InParts(ABC):
+    """Plans with something in parts.
+
+    Attributes:
+        least: the smallest budget of such a graph that was carried out, in bytes.
+        tried: limits that it was looked for.
+    """
+
+    prepared: Prepared
+    budget: Budget
+    options: PlanOptions
+    log: Phases
+    least: int | None = None
+    tried: dict[Limit, Candidate | None] = field(default_factory=dict)
+
+    def within(self, limit: Limit, why: str) -> Candidate | None:
+        """A plan that keeps the budget, ``limit`` of the whole graph, None where there is none.
+
+        Args:
+            why: the whole is not taken, for people.
+        """
+        if limit not in self.tried:
+            self.tried[limit] = self._within(limit, why)
+        return self.tried[limit]
+
+    @abstractmethod
+    def _within(self, limit: Limit, why: str) -> Candidate | None:
+        """As :meth:`within`."""
+
+    @abstractmethod
+    def _leanest(self) -> Prepared | None:
+        """The model in the parts that need least, None where that gains nothing."""
+
+    def leaner(self, whole: Candidate) -> Candidate:
+        """The least memory: that of a candidate, or of one in parts."""
+        split = self._leanest()
+        if split is None or split.store_all_peak > whole.held / LEANER:
+            return whole
+        floor = fixed_bytes(self.prepared) + self.prepared.beside.total
+        why = "weights and results, which are there in any parts"
+        least = smallest(split, self.options.within(WHOLE), self.log)
+        found = at_minimum(split, replace(least, lower=floor, why=why), self.options, self.log)
+        return found if found.held < whole.held else whole
+
+    def _seen(self, budget: int) -> None:
+        self.least = min(budget, self.least or budget)
+
+    def refusal(self, error: OnnxrematError, limit: Limit) -> OnnxrematError:
+        """What is known of plans of the whole and of parts: no proof where parts need less."""
+        works = getattr(error, "smallest", None)
+        floor = fixed_bytes(self.prepared)
+        if self.least is None and limit.planned >= floor:
+            return error
+        if works is None or (self.least is not None and self.least <= LEANER * works):
+            works = self.least
+            said = "the smallest budget that a plan was found for, regions in parts"
+            hint = f"--budget {works} ({format_bytes(works)}, {said})" if works else error.hint
+        elif limit.planned >= floor:
+            return error
+        else:
+            hint = error.hint
+        if limit.planned < floor:
+            least = floor + self.prepared.beside.total
+            text = f"at least {format_bytes(least)} ({least} B) are needed: weights and results"
+            why = beside_too(text + ", which are there in any parts", self.prepared.beside)
+            return InfeasibleError(
+                error.what, why=why, hint=hint, smallest=works, lower_bound=least
+            )
+        proven = "proven" if isinstance(error, InfeasibleError) else "found"
+        why = f"none is {proven} for the whole: {error.why}"
+        return NoPlanError(error.what, why=why, hint=hint, smallest=works)
