@@ -11,6 +11,9 @@ TORCH ?= torch==2.13.0
 # In one call with PyTorch, or another build of it may be drawn in.
 ZOO ?= $(TORCH) torchvision==0.28.0 timm transformers onnxscript
 
+# Compiled modules are kept, whatever this shell says: tests start hundreds of processes.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: demo docs examples wheel test test-slow coverage test-torch test-zoo test-zoo-sample check format bench bench-cuda bench-devices bench-fission bench-infer bench-memory bench-ops bench-pipeline bench-place bench-plan bench-train bench-workers regress fuzz faults clean
 
 demo: $(VENV)/ready

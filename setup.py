@@ -13,7 +13,7 @@ from build_kernels import compile_kernels
 
 # Plain C, for ctypes: no header of Python's. Where no compiler is, it is left out, and sessions are
 # held within their plan in another way (docs/memory.md).
-SOURCES = ["onnxremat/memory/slab.c", "onnxremat/memory/place.c"]
+SOURCES = ["onnxremat/memory/slab.c", "onnxremat/memory/place.c", "onnxremat/execute/look.c"]
 
 
 class WithKernels(build_py):

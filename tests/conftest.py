@@ -34,6 +34,17 @@ def _private_cost_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     patch.undo()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _costs_of_few_runs() -> None:
+    """No test depends on what a measured op costs: a few runs tell enough."""
+    from onnxremat.cost import measure
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr(measure, "RUNS", (2, 4))
+    yield
+    patch.undo()
+
+
 @pytest.fixture(scope="session")
 def warm() -> None:
     """The compiled search is ready, so that short time limits are spent on planning."""

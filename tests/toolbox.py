@@ -8,6 +8,7 @@ from random import Random
 
 import numpy as np
 import onnx
+import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxremat.graph.ir import Graph
@@ -22,6 +23,12 @@ from onnxremat.ort.session import TUNED, Options
 # held for equal shapes or not. One thread, so that scratch is that of one thread.
 ONE = replace(TUNED, threads=1)
 PLAIN = Options(level="disable", threads=1)
+
+
+def seeds(all_of_them: int, quick: int) -> list[object]:
+    """Seeds to test with: the first ``quick`` in every run, the others with the slow tests."""
+    late = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(quick, all_of_them)]
+    return [*range(quick), *late]
 
 
 def parse(body: str, opset: int = 18, ir: int = 9) -> onnx.ModelProto:

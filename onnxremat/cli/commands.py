@@ -57,7 +57,7 @@ def load(name: str) -> Any:
     """The command of a name, with its options."""
     module = import_module(f"onnxremat.cli.{name.replace('-', '_')}")
     alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    alone.command(name)(module.command)
+    alone.command(name, cls=getattr(module, "PARSER", None))(module.command)
     made = typer.main.get_command(alone)
     made.callback = _checked(made.callback)
     return made

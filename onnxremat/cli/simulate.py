@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from onnxremat.workers.projection import Grid
     from onnxremat.workers.replay import Replay
 
+STAGES = 1 << 16  # at most
+
 
 def command(
     micro_batches: Annotated[
@@ -43,7 +45,9 @@ def command(
     pipeline: Annotated[int, typer.Option(min=1, help="Stages of each, with STEP.")] = 1,
     stages: Annotated[
         int | None,
-        typer.Option(min=1, help="Stages of the model; one process each.", show_default=False),
+        typer.Option(
+            min=1, max=STAGES, help="Stages of the model; one process each.", show_default=False
+        ),
     ] = None,
     forward: Annotated[
         str, typer.Option(help="Seconds of a forward pass (F); a list for unequal stages.")
@@ -164,9 +168,11 @@ def _solved(
 
     if schedule == "auto":
         found = best_order(pipeline, ranks, seed=seed)
-        return found.replay, found.bound
-    order = named(pipeline, schedule, ranks)
-    return carry_out(pipeline, order), lower_bound(pipeline, order.rank)
+        replay, bound = found.replay, found.bound
+    else:
+        order = named(pipeline, schedule, ranks)
+        replay, bound = carry_out(pipeline, order), lower_bound(pipeline, order.rank)
+    return replay, min(bound, replay.makespan)  # sums in another order may round up
 
 
 def _write(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +13,20 @@ import typer
 
 from onnxremat.cli import args
 from onnxremat.cli.console import Voice
+from onnxremat.cli.counted import REST, Counted
+from onnxremat.cli.workers import (
+    MICRO_BATCHES,
+    check_pipeline,
+    check_shard,
+    check_trace,
+    company,
+    pipelines_of,
+    schedules_of,
+    spans_of,
+    takers,
+    trainer_of,
+    write_trace,
+)
 from onnxremat.errors import StoppedError, UsageError
 
 if TYPE_CHECKING:
@@ -21,14 +35,8 @@ if TYPE_CHECKING:
     from onnxremat.training.progress import Progress
     from onnxremat.training.trainer import Trainer
     from onnxremat.workers.data_parallel import Shard
-    from onnxremat.workers.mpi import Ranks
-    from onnxremat.workers.overlap import Overlapped
-    from onnxremat.workers.pipelined import PipelineParallel
-    from onnxremat.workers.spans import Span, Spans
-    from onnxremat.workers.staged import Wanted
 
-
-MICRO_BATCHES = 8
+PARSER = Counted
 
 
 def command(
@@ -86,13 +94,16 @@ def command(
     ] = True,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the order and of dropout.")] = 0,
     data_parallel: Annotated[
-        bool,
+        int | None,
         typer.Option(
             "--data-parallel",
+            min=REST,
+            metavar="[N]",
             help="Under mpiexec: each process takes its share of the batches, and all update with "
-            "the mean of their gradients.",
+            "the mean of their gradients. With --pipeline: each of N pipelines does.",
+            show_default=False,
         ),
-    ] = False,
+    ] = None,
     shard_state: Annotated[
         bool,
         typer.Option(
@@ -102,13 +113,16 @@ def command(
         ),
     ] = False,
     pipeline: Annotated[
-        bool,
+        int | None,
         typer.Option(
             "--pipeline",
+            min=REST,
+            metavar="[N]",
             help="Under mpiexec: each process has a stage of the model, and batches go through in "
-            "micro-batches of the step's size.",
+            "micro-batches of the step's size. With --data-parallel: N processes per pipeline.",
+            show_default=False,
         ),
-    ] = False,
+    ] = None,
     micro_batches: Annotated[
         int, typer.Option(min=1, help="Of a step, with --pipeline.")
     ] = MICRO_BATCHES,
@@ -148,26 +162,28 @@ def command(
     from onnxremat.workers.mpi import join
     from onnxremat.workers.pipelined import PipelineParallel
 
-    rate_schedule, wanted = _schedules(
-        schedule or [], data_parallel, pipeline, micro_batches, stages, in_flight
+    rate_schedule, wanted = schedules_of(
+        schedule or [], pipeline is not None, micro_batches, stages, in_flight
     )
-    ranks = join() if data_parallel or pipeline else None
+    ranks = None if data_parallel is None and pipeline is None else join()
     follows = ranks is not None and not ranks.first  # the first speaks and writes
     voice = Voice(as_json, quiet or follows)
     with ranks.together() if ranks else nullcontext():
         _check(source, weights, export, validate, checkpoint, resume, plot)
-        _check_trace(trace, ranks)
-        _check_pipeline(wanted, validate)
+        check_trace(trace, ranks)
+        check_pipeline(wanted, validate)
         rates = Schedule(rate, rate_schedule, warmup, floor, drop_every, drop_factor)
         told = {"rate": rates, "accumulate": accumulate, "seed": seed}
-        if shard_state and not data_parallel:
-            raise UsageError("--shard-state is for --data-parallel", hint="mpiexec ... with both")
+        check_shard(shard_state, data_parallel is not None, wanted)
         if shard_state:
             told["shard"] = True
-        trainer = _trainer(ranks, wanted, source, weights, threads, told)
+        if ranks:
+            pipelines = pipelines_of(ranks.size, data_parallel, pipeline)
+            wanted = replace(wanted, pipelines=pipelines) if wanted else None
+        trainer = trainer_of(ranks, wanted, source, weights, threads, told)
         arrays = open_data(data, trainer.batch_size, shuffle=shuffle, seed=seed)
         check_arrays(trainer.training, trainer.types, arrays, data)
-        batches = Shard(arrays, ranks) if ranks and not wanted else arrays
+        batches = Shard(arrays, takers(trainer, ranks)) if ranks else arrays
         run = _Run(voice, trainer, batches, epochs, checkpoint, every, follows)
         if validate and weights and not follows:
             run.evaluator = Evaluator(trainer, weights, threads=threads)
@@ -180,143 +196,18 @@ def command(
         elif resume:
             voice.note(f"{checkpoint} is not there yet: starting anew")
         if ranks:
-            voice.note(_company(trainer, ranks))
+            voice.note(company(trainer, ranks))
         start = trainer.progress.step
-        spans = _spans(trainer, ranks, trace)
+        spans = spans_of(trainer, ranks, trace)
         run.train(export, weights)
         if ranks and isinstance(trainer, DataParallel):
             voice.note(kept_by(ranks.everybody(trainer.sizes())))
         if ranks and trace and spans:
-            _write_trace(ranks.gathered(spans.rows), trace, source, voice)
+            write_trace(ranks.gathered(spans.rows), trace, source, voice)
         if isinstance(trainer, PipelineParallel):
             trainer.collect()
         if not follows:
             _tell(run, source, weights, export, plot, start)
-
-
-def _schedules(
-    given: list[str],
-    data_parallel: bool,
-    pipeline: bool,
-    micro_batches: int,
-    stages: str,
-    in_flight: int | None,
-) -> tuple[str, Wanted | None]:
-    """The rate's schedule, and the pipeline asked for.
-
-    Raises:
-        UsageError: options that do not go together, or an unknown name.
-    """
-    from onnxremat.workers.schedules import NAMED
-    from onnxremat.workers.staged import Wanted
-
-    orders = [name for name in given if name in (*NAMED, "auto")]
-    rates = [name for name in given if name not in orders]
-    if len(orders) > 1 or len(rates) > 1:
-        raise UsageError(f"--schedule {' --schedule '.join(given)}: two of one kind")
-    if pipeline and data_parallel:
-        raise UsageError("--pipeline and --data-parallel are not for one run", hint="one of them")
-    rate = rates[0] if rates else "constant"
-    if pipeline:
-        order = orders[0] if orders else "1f1b"
-        return rate, Wanted(micro_batches, order, stages, in_flight)
-    alone = {"--schedule " + "".join(orders): orders, "--stages": stages, "--in-flight": in_flight,
-             "--micro-batches": micro_batches != MICRO_BATCHES}  # fmt: skip
-    for option, there in alone.items():
-        if there:
-            raise UsageError(f"{option} is for pipelines", hint="mpiexec ... --pipeline")
-    return rate, None
-
-
-def _check_pipeline(wanted: Wanted | None, validate: str | None) -> None:
-    """Raises:
-    UsageError: what no pipeline can do.
-    """
-    if wanted and validate:
-        raise UsageError(
-            "--validate needs the whole model in one process, --pipeline has a stage in each",
-            hint="--export FILE, and score that",
-        )
-
-
-def _company(trainer: Trainer, ranks: Ranks) -> str:
-    """Who trains, and how."""
-    from onnxremat.workers.pipelined import PipelineParallel
-
-    if not isinstance(trainer, PipelineParallel):
-        return f"{ranks.size} processes, {trainer.batch_size * ranks.size} rows together per step"
-    plan, count = trainer.staged, trainer.wanted.micro_batches
-    return (
-        f"{ranks.size} processes, {count} micro-batches of {trainer.batch_size // count} rows, "
-        f"{plan.order.name}: {plan.replay.makespan:.3g} s by simulation, waiting "
-        f"{plan.replay.bubble:.0%}; stages begin at {', '.join(plan.cuts) or 'the start'}"
-    )
-
-
-def _trainer(
-    ranks: Ranks | None,
-    wanted: Wanted | None,
-    source: Path,
-    weights: Path | None,
-    threads: int,
-    told: Mapping[str, Any],
-) -> Trainer:
-    """One that trains alone, or one of several."""
-    from onnxremat.device.host import processors
-    from onnxremat.training.trainer import Trainer
-    from onnxremat.workers.data_parallel import DataParallel
-    from onnxremat.workers.pipelined import PipelineParallel
-
-    if ranks is None:
-        return Trainer(source, weights, threads=threads, **told)
-    threads = threads or max(1, processors() // ranks.beside)
-    if wanted is not None:
-        return PipelineParallel(
-            source, weights, ranks=ranks, wanted=wanted, threads=threads, **told
-        )
-    return DataParallel(source, weights, ranks=ranks, threads=threads, **told)
-
-
-def _check_trace(trace: Path | None, ranks: Ranks | None) -> None:
-    if trace is not None and ranks is None:
-        hint = "mpiexec ... --data-parallel, or --pipeline"
-        raise UsageError("--trace shows several processes", hint=hint)
-    args.check_drawings(None, trace)
-
-
-def _spans(trainer: Trainer, ranks: Ranks | None, trace: Path | None) -> Spans | None:
-    """What the trainer notes down for a trace.
-
-    Raises:
-        UsageError: its step is in one piece.
-    """
-    from onnxremat.workers.data_parallel import DataParallel
-    from onnxremat.workers.pipelined import PipelineParallel
-
-    if trace is None:
-        return None
-    runs: Overlapped | PipelineParallel | None = None
-    if isinstance(trainer, PipelineParallel):
-        runs = trainer
-    elif isinstance(trainer, DataParallel):
-        runs = trainer.overlapped
-    if runs is None:
-        raise UsageError(
-            "--trace needs a step that runs in parts",
-            why="a planned step runs in one piece",
-            hint="give the step as differentiate made it",
-        )
-    runs.spans.on = True
-    return runs.spans
-
-
-def _write_trace(rows: list[list[Span]], trace: Path, source: Path, voice: Voice) -> None:
-    """By the first process, which has everybody's rows."""
-    from onnxremat.report.worker_trace import write_worker_trace
-
-    if rows:
-        write_worker_trace(rows, trace, title=source.name)
-        voice.note(f"wrote {trace}")
 
 
 def _tell(

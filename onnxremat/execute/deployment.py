@@ -6,7 +6,7 @@ import json
 import os
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ from onnxremat.ort.providers import CPU
 from onnxremat.ort.session import TUNED
 from onnxremat.rewrite.annotate import annotated, summary
 from onnxremat.rewrite.emit import metadata, pack, set_metadata, unpack
-from onnxremat.rewrite.partition import Partitioned, partition
+from onnxremat.rewrite.partition import Counted, Partitioned, partition
 from onnxremat.rewrite.restore import restored
 from onnxremat.schedule.devices import follow, settled
 from onnxremat.schedule.plan import Plan, graph_hash
@@ -180,6 +180,7 @@ class Deployment:
             "format": FORMAT,
             "machine": machine_toml(self.machine),
             "limits": dict(self.limits),
+            "counted": asdict(self.parts.counted),
             "cuts": list(self.parts.cuts),
             "waits": [list(pair) for pair in self.waits],
             **({"in_flight": self.in_flight} if self.in_flight else {}),
@@ -228,10 +229,10 @@ def deploy(
     followed = follow(graph, plan)
     _check_machine(plan, machine)
     plan = plan.with_provenance(graph_hash=graph_hash(graph))
-    bare = Deployment(
-        graph, plan, machine, partition(followed, pairs=terms.pairs), dict(terms.limits), (),
-        terms.folder, scratch={name: table.scratch for name, table in costs.items()},
-    )  # fmt: skip
+    parts = partition(followed, pairs=terms.pairs, counted=terms.counted)
+    scratch = {name: table.scratch for name, table in costs.items()}
+    limits = dict(terms.limits)
+    bare = Deployment(graph, plan, machine, parts, limits, (), terms.folder, scratch=scratch)
     made = _cut(bare, costs, terms, insist=insist, eager=False)
     several = len({part.device for part in made.parts.partitions}) > 1
     if several and not any(device.opaque for device in machine.devices):
@@ -296,7 +297,7 @@ def deploy_pipeline(
             scratch=scratch, in_flight=flow.in_flight, replicas=flow.replicas,
         )  # fmt: skip
 
-    made = cut(partition(followed, pairs=terms.pairs))
+    made = cut(partition(followed, pairs=terms.pairs, counted=terms.counted))
     over = {name for name, limit in terms.limits.items() if made.worst[name] > limit}
     if not over:
         return made
@@ -345,12 +346,13 @@ def read_deployment(path: str | os.PathLike[str], *, mapped: bool = False) -> De
         machine = parse_machine(about["machine"])
         waits = tuple((int(a), int(b)) for a, b in about["waits"])
         limits = {str(name): int(size) for name, size in about["limits"].items()}
+        counted = read_counted(about.get("counted", {}))  # of a version that counted less
         cuts = [str(name) for name in about["cuts"]]
         scratch = {str(name): dict(row) for name, row in about.get("scratch", {}).items()}
         in_flight = int(about.get("in_flight", 0))
         replicas = {str(d): tuple(map(str, row)) for d, row in about.get("replicas", {}).items()}
         seconds = {int(index): float(took) for index, took in about.get("seconds", {}).items()}
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"the device plan in {path} is damaged", why=repr(error)) from error
     if file is not None and any(device.provider != CPU for device in machine.devices):
         return read_deployment(path)  # other providers are given weights with their model
@@ -364,13 +366,23 @@ def read_deployment(path: str | os.PathLike[str], *, mapped: bool = False) -> De
             hint="plan again",
         )
     pairs = training_pairs(model)
-    parts = partition(follow(graph, plan), pairs=pairs, cuts=cuts)
+    parts = partition(follow(graph, plan), pairs=pairs, cuts=cuts, counted=counted)
     for device in (*replicas, *(name for row in replicas.values() for name in row)):
         machine.device(device)
     return Deployment(
         graph, plan, machine, parts, limits, waits, folder, seconds=seconds, scratch=scratch,
         in_flight=in_flight, replicas=replicas, file=file,
     )  # fmt: skip
+
+
+def read_counted(about: Mapping[str, Any]) -> Counted:
+    """What was written of a :class:`Counted`.
+
+    Raises:
+        ValueError, TypeError, AttributeError: it is damaged.
+    """
+    given = {str(name): int(size) for name, size in about.get("given", {}).items()}
+    return Counted(given, bool(about.get("sessions", False)))
 
 
 def _opened(path: Path, mapped: bool) -> tuple[onnx.ModelProto, Path | None]:

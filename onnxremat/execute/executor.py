@@ -40,6 +40,7 @@ from onnxremat.ort.values import (
     Copies,
     Stage,
     as_array,
+    made_array,
     moved,
     share_arena,
     share_gpu_arena,
@@ -47,6 +48,7 @@ from onnxremat.ort.values import (
     view,
 )
 from onnxremat.rewrite.partition import Copy, Key, Partition, Partitioned, part_graph
+from onnxremat.rewrite.pins import PREFIX as PIN
 from onnxremat.session.held import open_held, open_light
 
 
@@ -181,8 +183,9 @@ class Executor:
             file = model if isinstance(model, Path) else self._file
             if file is None:
                 return open_held(model_source(model, made, folder), made, TUNED)
-            content = read_light(file).content if model is file else model_source(model, made, None)
-            return open_light(file, content, made, TUNED)
+            if model is file:
+                return open_light(file, read_light(file, PIN).content, made, TUNED)
+            return open_light(file, model_source(model, made, None), made, TUNED)
         entries = self._entries(index, device)
         if SHARED not in entries:
             device = limited(device, self._limits.get(device.name, 0))
@@ -348,10 +351,16 @@ class Executor:
     def results(self, held: Held) -> dict[str, np.ndarray]:
         """Every graph output but updated state, as arrays of their own; the run is over."""
         return {
-            name: as_array(held.store.pop(key), self.copies)
+            name: (made_array if key in self._made else as_array)(held.store.pop(key), self.copies)
             for name, key in self.traffic.final.items()
             if name not in self._given.updated
         }
+
+    @cached_property
+    def _made(self) -> set[Key]:
+        """Values that sessions make: others lie over an array."""
+        rows = zip(self.parts.actions, self.traffic.makes, strict=True)
+        return {key for action, row in rows if isinstance(action, Partition) for key in row}
 
     @cached_property
     def _moves_inputs(self) -> bool:

@@ -12,6 +12,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from onnxremat.graph.onnx_io import atomic, to_model, write_model
 from onnxremat.graph.subgraph import subgraph
 from onnxremat.ort.session import LEVELS, TUNED, config_entries
 from onnxremat.rewrite.partition import Action, Copy, Partition, Partitioned, part_graph
+from onnxremat.rewrite.pins import add_pins
 from onnxremat.schedule.devices import Followed, Moved, Ran
 
 FORMAT, VERSION = "onnxremat.partitions", 1
@@ -97,7 +99,8 @@ def _earlier(folder: Path) -> set[str]:
 
 def _write(part: Partition, made: Deployment, folder: Path) -> list[Path]:
     device = made.machine.device(part.device)
-    model = to_model(part_graph(part, device))
+    graph = part_graph(part, device)
+    model = to_model(graph if device.opaque else add_pins(graph))  # for sessions of any options
     if made.folder is not None:
         onnx.load_external_data_for_model(model, str(made.folder))
     name = re.sub(r"[^A-Za-z0-9_.-]", "_", part.name)
@@ -115,6 +118,7 @@ def _manifest(made: Deployment, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "final": dict(made.parts.followed.final),
         "state": [list(pair) for pair in made.parts.pairs],
         "limits": dict(made.limits),
+        "counted": asdict(made.parts.counted),
         "waits": [list(pair) for pair in made.waits],
         "session": {
             "SetSessionGraphOptimizationLevel": LEVELS[TUNED.level],
@@ -170,6 +174,7 @@ def load_partitions(
         parts = _partitioned(data)
         target = machine or parse_machine(data["machine"])
         waits = [(int(a), int(b)) for a, b in data["waits"]]
+        limits = {str(name): int(size) for name, size in data["limits"].items()}
         files = {
             row["partition"]: (base / row["file"], row["sha256"])
             for row in data["actions"]
@@ -181,7 +186,9 @@ def load_partitions(
         for file, expected in hashes.items():
             _check(base / file, expected, name)
     models = [files[part.name][0] for part in parts.partitions]
-    return Executor(parts, target, state=state, overlap=overlap, waits=waits, models=models)
+    return Executor(
+        parts, target, state=state, overlap=overlap, waits=waits, limits=limits, models=models
+    )
 
 
 def _read_manifest(base: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ of every r-th sample only: of N samples that follow each other, of N / r at most
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import lcm
 
@@ -121,12 +121,18 @@ def places(
     numbered = list(enumerate(stages))
     first = {name: stage.name for stage in stages for name in stage.devices}
     return Places(
-        {name: alone[first.get(name, name)].resident for name in names},
+        {name: _resident(alone, name, first.get(name, name)) for name in names},
         {name: copies[0].get(name, 0) for name in names},
         tuple(rows(number, stage) for number, stage in numbered),
         tuple(after(number, stage) for number, stage in numbered),
         tuple(stage.devices for stage in stages),
     )
+
+
+def _resident(alone: Mapping[str, DeviceBytes], name: str, first: str) -> int:
+    """What is there all the time of a device that takes samples in turn with the first one of its
+    stage: the same weights and session, its own share of what the caller holds."""
+    return replace(alone[first].stays, given=alone[name].stays.given).total
 
 
 def _during(device: DeviceBytes, stage: PipelineStage) -> int:

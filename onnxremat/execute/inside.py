@@ -4,7 +4,7 @@ or by how much the process grows."""
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from onnxremat.device.machine import Device, Machine
@@ -17,10 +17,11 @@ from onnxremat.ort.providers import missing, open_on, tiny_model
 from onnxremat.ort.session import TUNED
 from onnxremat.ort.values import Stage
 from onnxremat.ort.weights import held_by
-from onnxremat.rewrite.partition import Partition, Partitioned, part_graph
+from onnxremat.rewrite.partition import Counted, Partition, Partitioned, part_graph
 from onnxremat.schedule.simulate import Rules, simulate
 from onnxremat.schedule.updates import written_over
 from onnxremat.session.measure import executed
+from onnxremat.session.process import further_bytes
 from onnxremat.session.resident import heap_bytes
 
 
@@ -30,6 +31,8 @@ class Inside:
 
     Attributes:
         weights: bytes of its session's weights.
+        session: bytes that onnxruntime keeps of its nodes, 0 where they are not counted or are
+            among the weights, as of providers that allocate on their own.
         ops, held: bytes of live values and scratch while each of its ops runs.
         how: ``predicted``, ``counted`` (by the allocator) or ``heap of the process`` (its growth,
             for providers that allocate on their own).
@@ -39,6 +42,7 @@ class Inside:
     ops: tuple[str, ...]
     held: tuple[int, ...]
     how: str
+    session: int = 0
 
     @property
     def peak(self) -> int:
@@ -48,6 +52,12 @@ class Inside:
 
 # By device, ops, results, and those of them that get their buffer before.
 Known = dict[tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]], Inside]
+
+
+def structures(part: Partition, device: Device, counted: Counted) -> int:
+    """Bytes that are kept of the session of a partition and its nodes; 0 where they are not
+    counted."""
+    return further_bytes(len(part_graph(part, device).ops)) if counted.sessions else 0
 
 
 def predicted_inside(
@@ -136,7 +146,7 @@ def insides(
     """
     updated = [new for _, new in parts.pairs]
     known = {} if known is None else known
-    pool = pooled(parts, machine)
+    pool, counted = pooled(parts, machine), parts.counted
     found = {}
     for index, part in enumerate(parts.actions):
         if isinstance(part, Partition):
@@ -145,10 +155,11 @@ def insides(
             key = (part.device, ops, part.graph.outputs, early)
             if key not in known:
                 device = machine.device(part.device)
-                known[key] = (
-                    opaque_inside(part, device, folder)
-                    if measure and device.opaque and not missing(device)
-                    else predicted_inside(part, device, scratch.get(device.name, {}), updated, pool)
-                )
+                if measure and device.opaque and not missing(device):
+                    known[key] = opaque_inside(part, device, folder)
+                else:
+                    row, session = scratch.get(device.name, {}), structures(part, device, counted)
+                    held = predicted_inside(part, device, row, updated, pool)
+                    known[key] = replace(held, session=session)
             found[index] = known[key]
     return found

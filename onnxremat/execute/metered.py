@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from onnxremat.device.machine import Machine
 from onnxremat.execute.device_memory import DeviceBytes, device_bytes
 from onnxremat.execute.executor import Executor
-from onnxremat.execute.inside import Inside, measured_inside, opaque_inside
+from onnxremat.execute.inside import Inside, measured_inside, opaque_inside, structures
 from onnxremat.execute.pools import pooled
 from onnxremat.ort.profile import Profile
 from onnxremat.rewrite.partition import Partition, Partitioned
@@ -58,7 +58,9 @@ def record(
         tempfile.TemporaryDirectory() as scratch,
         Executor(parts, machine, folder=folder, state=state, record=Path(scratch)) as executor,
     ):
+        outputs: dict[str, np.ndarray] = {}
         for _ in range(1 + runs):
+            outputs.clear()  # or they would be in memory as the next run begins
             outputs = executor.run(feeds)
         taken = {index: executor.taken(index) for index in executor.stages}
         profiles = executor.profiles(warmup=1)
@@ -67,9 +69,10 @@ def record(
     for index, part in enumerate(parts.actions):
         if isinstance(part, Partition):
             device = machine.device(part.device)
-            inside[index] = (
-                opaque_inside(part, device, folder)
-                if device.opaque
-                else measured_inside(part, profiles[index], updated, pool)
-            )
+            if device.opaque:
+                inside[index] = opaque_inside(part, device, folder)
+            else:
+                session = structures(part, device, parts.counted)
+                held = measured_inside(part, profiles[index], updated, pool)
+                inside[index] = replace(held, session=session)
     return Recorded(profiles, taken, device_bytes(parts, machine, inside), outputs, inside)

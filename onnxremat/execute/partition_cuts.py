@@ -10,10 +10,11 @@ from pathlib import Path
 from onnxremat.device.machine import Machine
 from onnxremat.execute.device_memory import DeviceBytes, device_bytes
 from onnxremat.execute.inside import Known, insides
-from onnxremat.rewrite.partition import Copy, Key, Partition, Partitioned, partition
+from onnxremat.rewrite.partition import Copy, Counted, Key, Partition, Partitioned, partition
 from onnxremat.rewrite.pins import is_added
 from onnxremat.rewrite.stretches import eager_cuts
 from onnxremat.schedule.devices import Followed, Ran
+from onnxremat.session.process import further_bytes
 
 MOST = 400  # cuts; each costs a few microseconds a run
 
@@ -27,12 +28,14 @@ class Terms:
         pairs: (input, output) tensors that a trainer binds to one buffer.
         folder: where external weights are.
         known: what partitions hold, kept from plan to plan of one graph.
+        counted: by the limits.
     """
 
     limits: Mapping[str, int] = field(default_factory=dict)
     pairs: Sequence[tuple[str, str]] = ()
     folder: Path | None = None
     known: Known = field(default_factory=dict)
+    counted: Counted = field(default_factory=Counted)
 
 
 def partition_within(
@@ -51,7 +54,7 @@ def partition_within(
         eager: begin with :func:`~onnxremat.rewrite.stretches.eager_cuts`.
     """
     cuts = eager_cuts(followed, terms.pairs) if eager else set()
-    parts = partition(followed, pairs=terms.pairs, cuts=cuts)
+    parts = partition(followed, pairs=terms.pairs, cuts=cuts, counted=terms.counted)
     most = len(cuts) + MOST
     while len(cuts) < most:
         inside = insides(parts, machine, scratch, terms.known, terms.folder)
@@ -65,7 +68,7 @@ def partition_within(
         if not more:
             return parts
         cuts |= more
-        parts = partition(followed, pairs=terms.pairs, cuts=cuts)
+        parts = partition(followed, pairs=terms.pairs, cuts=cuts, counted=terms.counted)
     return parts
 
 
@@ -93,7 +96,8 @@ def _cut(parts: Partitioned, device: DeviceBytes, action: int, op: str) -> list[
     gone = [n for n in part.graph.inputs if n in dying]
     before = {name for o in part.graph.ops[:place] for name in o.writes}
     gone += [name for name in _leaving(parts, action, ops[place]) if name in before]
-    if place and any(parts.graph.tensors[n].bytes for n in gone if n not in still):
+    least = further_bytes(0) if parts.counted.sessions else 0  # what one partition more takes
+    if place and sum(parts.graph.tensors[n].bytes for n in gone if n not in still) > least:
         return [ops[place]]
     return []
 

@@ -9,13 +9,14 @@ then sleeps; what it leaves for others shows once it has let the lock go. Where 
 
 from __future__ import annotations
 
-import platform
 import time
 from functools import cache
 from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
+
+from onnxremat.memory.native import compiled_look
 
 SECONDS = 1e-4  # to look for before sleeping
 REST = 63  # times not to look after looking in vain, at most
@@ -67,50 +68,11 @@ class Token:
 
 @cache
 def looking() -> tuple[Any, int]:
-    """Compiled when first needed: without Python's lock, set the word at the second address (0 for
-    none), then look at the one at the first until it is set, so many times at most. And how often
-    it looks in :data:`SECONDS`."""
-    from llvmlite import ir
-    from numba import njit, types
-    from numba.extending import intrinsic
-
-    word = types.int64
-
-    def pointer(context: Any, builder: Any, address: Any) -> Any:
-        return builder.inttoptr(address, context.get_value_type(word).as_pointer())
-
-    # Atomic, else the compiler would read the word once.
-    @intrinsic
-    def load(_typing: Any, address: Any) -> Any:
-        def code(context: Any, builder: Any, _: Any, given: Any) -> Any:
-            if platform.machine() in ("x86_64", "AMD64"):  # leave the core to its other thread
-                kind = ir.FunctionType(ir.VoidType(), [])
-                pause = builder.module.declare_intrinsic("llvm.x86.sse2.pause", (), kind)
-                builder.call(pause, ())
-            where = pointer(context, builder, given[0])
-            return builder.load_atomic(where, ordering="acquire", align=8)
-
-        return word(types.intp), code
-
-    @intrinsic
-    def store(_typing: Any, address: Any, value: Any) -> Any:
-        def code(context: Any, builder: Any, _: Any, given: Any) -> Any:
-            where = pointer(context, builder, given[0])
-            builder.store_atomic(given[1], where, ordering="release", align=8)
-            return context.get_dummy_value()
-
-        return types.void(types.intp, word), code
-
-    @njit([types.boolean(types.intp, types.intp, types.intp)], nogil=True)
-    def look(address: int, turns: int, other: int) -> bool:
-        if other:
-            store(other, 1)
-        for _ in range(turns):  # noqa: SIM110
-            if load(address):
-                return True
-        return False
-
-    return look, _turns(look)
+    """The compiled function that sets the word at the second address (0 for none), then looks at
+    the one at the first until it is set, so many times at most, without Python's lock; and how
+    often it looks in :data:`SECONDS`. (None, 0) where nothing is compiled: threads sleep then."""
+    look = compiled_look()
+    return look, _turns(look) if look else 0
 
 
 def _turns(look: Any) -> int:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from onnxremat.device.machine import Machine
 from onnxremat.errors import OverBudgetError
-from onnxremat.execute.device_memory import device_bytes, placed_inputs
+from onnxremat.execute.device_memory import device_bytes, residents
 from onnxremat.execute.inside import Inside
 from onnxremat.execute.streams import before, stream_names
 from onnxremat.rewrite.partition import Copy, Key, Partitioned
@@ -51,7 +51,10 @@ def worst_case(
 ) -> dict[str, int]:
     """Bytes no device can exceed, however its streams happen to run."""
     search = _Search(parts, machine, inside, waits)
-    return {name: max(search.needs(name).values(), default=0) for name in machine.names}
+    return {
+        name: max(search.needs(name).values(), default=search.resident[name].total)
+        for name in machine.names
+    }
 
 
 def _check(
@@ -70,7 +73,8 @@ def _check(
                 f"device '{device}' needs {format_bytes(found.peak)}, its budget is "
                 f"{format_bytes(limit)}",
                 where=f"op {op}" if op else f"copy of '{at.value}'" if isinstance(at, Copy) else "",
-                why=f"{format_bytes(found.resident)} of it are weights and inputs",
+                why=f"{format_bytes(found.resident)} of it are there all the time: "
+                f"{found.stays.words}",
                 hint=f"--budget {device}={found.peak}, or plan for a smaller budget",
                 excess=found.peak - limit,
             )
@@ -99,6 +103,7 @@ class _Search:
                     self.users[key] |= 1 << index
         dying = {key for row in parts.dies for key in row}
         self.stay = set(self.maker) - dying
+        self.resident = residents(parts, self.machine, self.inside)
         self._order()
 
     def _order(self) -> None:
@@ -106,13 +111,6 @@ class _Search:
         for first, second in self.added:
             after[second].append(first)
         self.done = before(self.names, after)
-
-    def _resident(self, device: str) -> int:
-        weights = sum(
-            found.weights for index, found in self.inside.items() if self.names[index] == device
-        )
-        placed = placed_inputs(self.parts, self.machine)
-        return weights + sum(self.size[name] for name, at in placed if at == device)
 
     def _touching(self, device: str) -> list[int]:
         """Actions that run on a device or bring a value to it."""
@@ -136,7 +134,7 @@ class _Search:
 
     def needs(self, device: str) -> dict[int, int]:
         """Bytes that may be on a device while each action that touches it runs."""
-        base = self._resident(device)
+        base = self.resident[device].total
         found = {}
         for index in self._touching(device):
             own = self.inside[index].peak if index in self.inside else self._copied(index)

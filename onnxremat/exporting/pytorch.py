@@ -176,6 +176,25 @@ def set_modes(module: Any, *, dropout: bool = False, batch_norm: bool = False) -
             part.training = True
 
 
+@contextlib.contextmanager
+def without_stops(*, detach: bool) -> Iterator[None]:
+    """Gradients pass where a module stops them: under ``torch.no_grad()``, and at ``detach()``
+    where asked."""
+    torch = need_torch()
+    stopping = {torch.Tensor.detach, torch.detach, torch.Tensor.data.__get__} if detach else set()
+
+    class Passing(torch.overrides.TorchFunctionMode):  # type: ignore[name-defined]
+        def __torch_function__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if function is torch._C._set_grad_enabled:
+                return None
+            return args[0].clone() if function in stopping else function(*args, **(kwargs or {}))
+
+    with torch.enable_grad(), Passing():
+        yield
+
+
 def outputs_of(module: Any, given: Arguments) -> list[Any]:
     """Results of a call, flat."""
     return list(need_torch().utils._pytree.tree_leaves(_called(module, given)))

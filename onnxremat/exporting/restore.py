@@ -21,7 +21,7 @@ def restored(
 
     Args:
         values: of every parameter and buffer.
-        needed: parameters that some output depends on.
+        needed: parameters that some output depends on and that get a gradient.
 
     Raises:
         UnsupportedError: the exporter folded a needed parameter into something else.
@@ -45,8 +45,12 @@ def restored(
     _stop_dropping(model)
     present = replace(
         facts,
-        trained=tuple(name for name in facts.trained if name in held),
-        frozen=tuple(name for name in facts.frozen if name in held),
+        trained=tuple(name for name in facts.trained if name in held and name in needed),
+        frozen=tuple(
+            name
+            for name in (*facts.trained, *facts.frozen)
+            if name in held and (name in facts.frozen or name not in needed)
+        ),
         buffers=tuple(name for name in facts.buffers if name in held),
         tied={alias: name for alias, name in facts.tied.items() if name in held},
         unused=tuple(name for name in facts.trained if name not in held),

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 
-from onnxremat.errors import OnnxrematError, UnsupportedError, UsageError, VerificationError
+from onnxremat.errors import (
+    OnnxrematError,
+    TrainingWarning,
+    UnsupportedError,
+    UsageError,
+    VerificationError,
+)
 from onnxremat.exporting.pytorch import (
     Arguments,
     Inputs,
@@ -25,6 +32,7 @@ from onnxremat.exporting.pytorch import (
     set_modes,
     untouched,
     values_of,
+    without_stops,
 )
 from onnxremat.exporting.restore import restored
 from onnxremat.exporting.simplify import simplified
@@ -35,6 +43,7 @@ from onnxremat.ort.session import Options, open_session, session_options
 EXPORTERS = {"dynamo": by_dynamo, "legacy": by_tracing}
 # Of the largest element of an output: what another order of float32 sums may make of a deep net.
 ALLOWED = 1e-3
+SAME = 1e-4  # of the largest element of a gradient
 
 
 def from_torch(
@@ -61,7 +70,11 @@ def from_torch(
     returned only where their outputs agree.
 
     Dropout that a module applies by a function call, with ``self.training`` (in attention, between
-    layers of an LSTM), is not in the model.
+    layers of an LSTM), is not in the model. Parameters that only get a gradient through
+    ``torch.no_grad()`` or ``detach()`` are listed as frozen.
+
+    Warns:
+        TrainingWarning: the module stops a part of a gradient where the model does not say so.
 
     Args:
         module: a ``torch.nn.Module``.
@@ -129,7 +142,8 @@ def _exported(
     batched: Sequence[str], outputs: Sequence[str] | None, dropout: bool,
 ) -> onnx.ModelProto:  # fmt: skip
     """What one exporter makes of the module, restored, simplified, and compared with it."""
-    needed = _needed(module, given)
+    gradients = _gradients(module, given)
+    needed = {*gradients}
     facts, values = facts_of(module), values_of(module)
     set_modes(module, dropout=dropout)
     file = folder / "exported.onnx"
@@ -145,6 +159,7 @@ def _exported(
     kept = {*facts.trained, *facts.frozen}
     kept |= {name for name in facts.buffers if values[name].dtype.kind == "f"}
     smaller = restored(simplified(model, kept), facts, values, needed)
+    _warn_of_stops(module, given, gradients, {*facts.trained}, exporter)
     try:
         _check(module, given, smaller, batched)
     except OnnxrematError:  # what was exported may still be right
@@ -165,8 +180,8 @@ def _reason(error: BaseException) -> str:
     return type(error).__name__
 
 
-def _needed(module: Any, given: Arguments) -> set[str]:
-    """Parameters, frozen ones too, that some output depends on."""
+def _gradients(module: Any, given: Arguments) -> dict[str, Any]:
+    """Of the parameters, frozen ones too, that some output depends on: of the sum of squares."""
     torch = need_torch()
     set_modes(module)
     wanted = {p: p.requires_grad for p in module.parameters()}
@@ -176,14 +191,37 @@ def _needed(module: Any, given: Arguments) -> set[str]:
         with torch.enable_grad():
             made = [y for y in outputs_of(module, given) if torch.is_tensor(y) and y.requires_grad]
             if not made:
-                return set()
+                return {}
             total = torch.stack([y.double().square().sum() for y in made]).sum()
         named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
         found = torch.autograd.grad(total, [p for _, p in named], allow_unused=True)
     finally:
         for parameter, grad_wanted in wanted.items():
             parameter.requires_grad_(grad_wanted)
-    return {name for (name, _), g in zip(named, found, strict=True) if g is not None}
+    return {name: g for (name, _), g in zip(named, found, strict=True) if g is not None}
+
+
+def _warn_of_stops(
+    module: Any, given: Arguments, real: Mapping[str, Any], trained: set[str], exporter: str
+) -> None:
+    """Name parameters that a file by this exporter trains with more than their gradient: the
+    module stops a part of it, which the file does not say."""
+    with without_stops(detach=exporter != "dynamo"):
+        found = _gradients(module, given)
+    names = [
+        name
+        for name, gradient in found.items()
+        if name in real and name in trained and _error(gradient.numpy(), real[name].numpy()) > SAME
+    ]
+    if names:
+        stops = "torch.no_grad()" + " or detach()" * (exporter != "dynamo")
+        warnings.warn(
+            f"the module stops a part of the gradient of {len(names)} parameters at {stops}: "
+            f"{', '.join(names[:4])}{', ...' * (len(names) > 4)}; the file does not say so, and "
+            "they are trained with all of it",
+            TrainingWarning,
+            stacklevel=2,
+        )
 
 
 def _batched(given: Arguments) -> tuple[str, ...]:

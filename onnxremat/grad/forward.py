@@ -141,7 +141,7 @@ def _upgraded(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
 
     model.ir_version = max(model.ir_version, 8)
     try:
-        return version_converter.convert_version(model, opset)
+        return _with_metadata(version_converter.convert_version(model, opset), model)
     except Exception as error:  # the converter raises bare RuntimeErrors of many kinds
         raise UnsupportedError(
             f"the model is at opset {version} and cannot be brought to {opset}",
@@ -163,6 +163,15 @@ def _with_gelu(model: onnx.ModelProto) -> onnx.ModelProto:
         onnx.checker.check_model(converted)
     except Exception:  # nothing is lost but the fusion
         return model
+    return _with_metadata(converted, model)
+
+
+def _with_metadata(converted: onnx.ModelProto, model: onnx.ModelProto) -> onnx.ModelProto:
+    """What the nodes of a model say of themselves, which onnx's version converter drops."""
+    said = {n.output[0]: n.metadata_props for n in model.graph.node if n.output}
+    for node in converted.graph.node:
+        if node.output and node.output[0] in said and not node.metadata_props:
+            node.metadata_props.extend(said[node.output[0]])
     return converted
 
 

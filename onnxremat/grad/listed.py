@@ -20,7 +20,7 @@ class Parameters:
 
     Attributes:
         trained: parameters that require a gradient and have a part in the outputs.
-        frozen: parameters that do not require one.
+        frozen: parameters that do not require one, or get none: the module stops it.
         buffers: of the module.
         tied: further name of a parameter to the one it is stored under.
         unused: parameters that require a gradient and that the file does not hold, because no

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from onnxremat.errors import OnnxrematError, UnsupportedError, UsageError
+from onnxremat.grad.detached import is_stop
 
 if TYPE_CHECKING:
     from onnxremat.grad.call import Call
@@ -149,7 +150,7 @@ def non_differentiable(*op_types: str, domain: str = "") -> None:
 
 def stops(op: Op) -> bool:
     """Whether gradients end at an op."""
-    return (_domain(op.domain), op.op_type) in _STOPS
+    return (_domain(op.domain), op.op_type) in _STOPS or is_stop(op.node)
 
 
 def has_rule(op_type: str, domain: str = "") -> bool:

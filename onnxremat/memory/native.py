@@ -27,6 +27,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "slab_release": (None, [_POINTER]),
     "slab_close": (None, [_POINTER]),
     "slab_counts": (None, [_POINTER, _POINTER]),
+    "look": (ctypes.c_int, [_POINTER, ctypes.c_int64, _POINTER]),
     "place": (ctypes.c_int64, [_POINTER, ctypes.c_int64, *[_POINTER] * 4]),
     "trace_new": (
         _POINTER, [_POINTER, ctypes.c_int64, _POINTER, _POINTER, ctypes.c_int64, ctypes.c_size_t],
@@ -198,3 +199,10 @@ class Slab:
         self._c.slab_counts(self._at, found)
         names = ("planned", "differed", "elsewhere", "weights", "slab", "live")
         return dict(zip(names, found, strict=True))
+
+
+def compiled_look() -> Any:
+    """The compiled loop that looks for a token (``execute/tokens.py``): addresses of two words and
+    a number of times; None where nothing is compiled."""
+    c = _opened()
+    return None if isinstance(c, str) else c.look

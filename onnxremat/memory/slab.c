@@ -63,7 +63,7 @@ enum { GET_ERROR = 2, CREATE_ENV = 3, CPU_MEMORY_INFO = 69, DEFAULT_ALLOCATOR = 
 
 typedef struct { uint64_t size; int64_t slot; } Event; /* size 0: the slot is given back */
 
-enum { LARGE = 64 << 10, PAGE = 4096, LETTING_GO = 2 << 20 };
+enum { LARGE = 64 << 10, RECORDED = 16 << 10, PAGE = 4096, LETTING_GO = 2 << 20 };
 
 typedef struct {           /* a recorded run and its packing */
   int64_t count, slots;
@@ -137,11 +137,11 @@ static void *headed(void *at, Head head) {
   return (char *)at + sizeof(Head);
 }
 
-static void *plain(size_t size) {
+static void *plain(size_t size, size_t large) { /* large: bytes from which it is mapped */
   size_t bytes = size + sizeof(Head);
   void *p = NULL;
   if (bytes < size) return NULL;
-  if (size >= LARGE) {
+  if (size >= large) {
     if ((p = map(bytes))) return headed(p, (Head){.base = p, .bytes = bytes});
   } else if (!posix_memalign(&p, 64, bytes)) return headed(p, (Head){.base = p});
   /* Out of memory is said with a C++ exception, which onnxruntime's own allocator throws. */
@@ -274,12 +274,12 @@ static void *slab_alloc(OrtAllocator *self, size_t size) {
   Slab *s = (Slab *)self;
   void *p = NULL;
   if (!size) return NULL;
-  if (running != s) return plain(size);
+  if (running != s) return plain(size, LARGE);
   take(s);
   if (s->mode == REPLAY) p = planned(s, size);
   give(s);
-  if (p || s->mode == REPLAY) return p ? p : plain(size);
-  p = plain(size);
+  if (p || s->mode == REPLAY) return p ? p : plain(size, LARGE);
+  p = plain(size, RECORDED); /* or what the C library keeps of this run's blocks stays for good */
   if (!p) return NULL;
   take(s);
   Head *head = (Head *)p - 1;
@@ -346,7 +346,7 @@ static void *slab_reserve(OrtAllocator *self, size_t size) { /* weights, packed 
     let_go(s->file);
     s->unseen = 0;
   }
-  void *p = plain(size);
+  void *p = plain(size, LARGE);
   if (!p) return NULL;
   ((Head *)p - 1)->reserved = size;
   take(s);

@@ -42,6 +42,13 @@ def as_array(value: Any, copies: Copies) -> np.ndarray:
     return array.copy() if value.device_name() == "cpu" else array
 
 
+def made_array(value: Any, copies: Copies) -> np.ndarray:
+    """What a session made as an array, in the memory that it was made in."""
+    copies.numpy += 1
+    array: np.ndarray = value.numpy()  # keeps the value
+    return array
+
+
 def view(value: Any) -> np.ndarray:
     """The bytes of a value in host memory as an array over them; writing changes the value."""
     array: np.ndarray = value.numpy()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from onnxremat.cost.analytic import analytic_costs
 from onnxremat.cost.table import CostTable
 from onnxremat.graph.ir import Graph
@@ -12,12 +14,19 @@ from onnxremat.session.measure import weight_bytes
 from onnxremat.units import format_bytes
 
 
-def base_order(graph: Graph, original: Graph, fixed: bool, policy: DwPolicy | None = None) -> Graph:
+def base_order(
+    graph: Graph,
+    original: Graph,
+    fixed: bool,
+    policy: DwPolicy | None = None,
+    scratch: Mapping[str, int] | None = None,
+) -> Graph:
     """The better of the file's order and onnxruntime's own, by predicted peak.
 
     Args:
         policy: where gradients of weights are in the file's order; with ``auto`` the two ends of
             what they can be are tried as well.
+        scratch: bytes of each op's workspace, where they are known; else none is counted.
 
     Raises:
         UnsupportedError: a policy for what is no training step.
@@ -35,7 +44,7 @@ def base_order(graph: Graph, original: Graph, fixed: bool, policy: DwPolicy | No
     apart: dict[tuple[str, ...], Graph] = {}
     for choice in settled:
         apart.setdefault(tuple(op.name for op in choice.ops), choice)
-    return min(apart.values(), key=lambda g: simulate(g).peak)
+    return min(apart.values(), key=lambda g: simulate(g, scratch=scratch).peak)
 
 
 def as_listed(graph: Graph, original: Graph) -> Graph:

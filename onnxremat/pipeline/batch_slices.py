@@ -70,10 +70,18 @@ def _checked(
     if not one.ok:
         raise UnsupportedError(
             f"output '{one.output}' is another one with the batch in parts",
-            why=f"its rows depend on each other: they differ by {one.worst:.2g}",
+            why=f"{_other_rows(graph)}: they differ by {one.worst:.2g}",
             hint=WHOLE,
         )
     return made
+
+
+def _other_rows(graph: Graph) -> str:
+    """What makes rows another ones: kernels that work on fewer rows may add in another order, of
+    which whole numbers make a step."""
+    rounds = any("Quantize" in op.op_type or "QLinear" in op.op_type for op in graph.ops)
+    or_rounded = ", or are rounded to another whole number" if rounds else ""
+    return f"its rows depend on each other{or_rounded}"
 
 
 def _refuse_training(graph: Graph) -> None:

@@ -86,8 +86,10 @@ class _Parts:
 
     @property
     def words(self) -> str:
-        """Why the batch is whole, for people."""
-        return f"the batch stays whole: {self.why}"
+        """Why the batch is whole, or in no more parts, for people."""
+        most = max(self.splits)
+        kept = "stays whole" if most == 1 else f"is in {most} parts at most"
+        return f"the batch {kept}: {self.why}"
 
     def split(self, parts: int) -> Prepared | None:
         """The model in so many parts, None where it does not go."""

@@ -107,7 +107,7 @@ def device_model(
         weight=np.asarray([graph.tensors[n].bytes for n in weights], np.int64),
         fixed=np.asarray(
             [sum(graph.tensors[n].bytes for n, at in homes.items() if at == d)
-             for d in machine.names], np.int64),
+             + site.counted.given.get(d, 0) for d in machine.names], np.int64),
         host_inputs=[
             _given(graph, machine, tables, name, home, reads) for name, home in inputs.items()
         ],

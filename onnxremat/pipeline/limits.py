@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from onnxremat.device.host import memory_bytes
+from onnxremat.device.machine import Machine
 from onnxremat.pipeline.prepare import Prepared
-from onnxremat.session.process import Beside
+from onnxremat.rewrite.partition import Counted
+from onnxremat.session.process import SESSION, Beside, further_bytes
 from onnxremat.units import Budget
 
 
@@ -53,3 +56,58 @@ def limit_of(prepared: Prepared, budget: Budget) -> Limit | None:
     if size is None or budget.kind == "peak":
         return None if size is None else Limit(size)
     return Limit(max(1, size - prepared.beside.total), size)
+
+
+def counted_on(prepared: Prepared, machine: Machine, limits: Mapping[str, int]) -> Counted:
+    """What budgets of devices count beside what lies on them.
+
+    What the caller holds in the processor's memory (inputs, parameters and state) is on no device
+    in particular: devices that compute there have shares of it like their shares of the limits.
+    State that devices hold counts on these (``Device.holds_state``) and is in no share.
+
+    Args:
+        limits: bytes per device that has a limit; one without takes it all.
+    """
+    hosts = [d.name for d in machine.devices if d.computes and d.in_host_memory]
+    sessions = "session" not in prepared.settings.not_counted
+    if not hosts:
+        return Counted({}, sessions)
+    size = prepared.beside.inputs
+    if not any(device.holds_state for device in machine.devices):
+        size += prepared.beside.state
+    free = [name for name in hosts if name not in limits]
+    shares = {name: limits[name] for name in hosts} if not free else {free[0]: 1}
+    given, total = {}, sum(shares.values())
+    for name, share in shares.items():
+        given[name] = size * share // total
+    given[next(iter(given))] += size - sum(given.values())
+    return Counted({name: each for name, each in given.items() if each}, sessions)
+
+
+def device_limits(
+    machine: Machine, budgets: Mapping[str, Budget], peak: int, beside: Mapping[str, int]
+) -> dict[str, int]:
+    """Bytes per device that has a limit, all that its budget counts.
+
+    Args:
+        peak: of the original, weights and values; budgets such as ``0.6x`` are shares of it.
+        beside: bytes per device that come on top of a share.
+
+    Raises:
+        UsageError: see :meth:`Machine.limits`.
+    """
+    found = machine.limits(budgets, dict.fromkeys(machine.names, peak))
+    for name, budget in budgets.items():
+        if budget.kind == "peak":
+            found[name] += beside.get(name, 0)
+    return found
+
+
+def on_top(prepared: Prepared, machine: Machine, counted: Counted) -> dict[str, int]:
+    """Bytes per device that come on top of a share of the original's weights and values: its share
+    of inputs and state, and what a session of the whole model keeps."""
+    session = SESSION + further_bytes(len(prepared.graph.ops)) if counted.sessions else 0
+    return {
+        d.name: counted.given.get(d.name, 0) + session * (d.computes and d.in_host_memory)
+        for d in machine.devices
+    }

@@ -15,7 +15,7 @@ from onnxremat.graph.onnx_io import missing_file
 from onnxremat.pipeline.closed_loop import Candidate
 from onnxremat.pipeline.device_ways import Costs, During, Trials, given, measured_on, quickest
 from onnxremat.pipeline.fission_ways import plan_within_budget
-from onnxremat.pipeline.limits import limit_of
+from onnxremat.pipeline.limits import counted_on, device_limits, limit_of, on_top
 from onnxremat.pipeline.model_files import (
     SOLUTION,
     read_device_formulation,
@@ -27,7 +27,6 @@ from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.result import R, Result, Timed, finish
 from onnxremat.pipeline.several_devices import SeveralDevices
 from onnxremat.pipeline.site import Site
-from onnxremat.pipeline.throughput import Wanted, fullest
 from onnxremat.pipeline.unchanged import opens, unchanged
 from onnxremat.pipeline.within_budget import plan_within
 from onnxremat.pipeline.within_time import plan_within_time
@@ -259,12 +258,16 @@ def site_of(prepared: Prepared, request: Request, machine: Machine, log: Phases)
     with log.phase(COSTS):
         tables = costs(prepared)
     budgets = machine.budgets(request.budget) if request.budget else {}
-    limits = machine.limits(budgets, dict.fromkeys(machine.names, prepared.baseline_peak))
-    site = Site(machine, limits, request.pins, request.minimised)
+    peak = prepared.baseline_peak
+    counted = counted_on(prepared, machine, device_limits(machine, budgets, peak, {}))
+    limits = device_limits(machine, budgets, peak, on_top(prepared, machine, counted))
+    site = Site(machine, limits, request.pins, request.minimised, counted)
     return SeveralDevices(prepared, site, tables, log, request.options.gap)
 
 
 def _in_pipeline(target: SeveralDevices, request: Request) -> Candidate:
+    from onnxremat.pipeline.throughput import Wanted, fullest  # compiled: loaded when it is needed
+
     costs = request.costs or measured_on(target.site.machine, target.log)
     wanted = Wanted(request.in_flight, request.replicas)
     return fullest(target, Trials(request.options, costs, request.during), wanted)

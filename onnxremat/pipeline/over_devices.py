@@ -59,7 +59,7 @@ class OverDevices:
 
     @property
     def beside(self) -> int:
-        """Nothing: budgets of devices are for what lies on them."""
+        """Nothing: limits of devices are their whole budgets."""
         return 0
 
     @property

@@ -446,7 +446,8 @@ def for_planning(
         assert feeds is not None  # or there were no parts
         listed = graph = with_measured_shapes(graph, to_model(graph), feeds, folder)
         require_shapes(graph)
-    graph = base_order(graph, listed, settings.fixed_order, settings.dw_policy)
+    policy, unordered = settings.dw_policy, graph
+    graph = base_order(graph, listed, settings.fixed_order, policy)
     if settings.fission:
         log("computing regions in parts")
         graph = in_regions(graph, settings.fission, feeds, folder, outputs)
@@ -460,10 +461,13 @@ def for_planning(
             costs, measured = measure_costs(
                 graph, feeds, threads=settings.threads, folder=folder, fresh=settings.fresh
             )
+    if policy is not None and not policy.fixed and not settings.fission:
+        # Only now it is known which order takes least, workspace included.
+        graph = base_order(unordered, listed, settings.fixed_order, policy, costs.scratch)
     weights = weight_bytes(graph, measured)
     store_all = simulate(graph, scratch=costs.scratch, weight_bytes=weights).peak
     notes = (*_notes(asked, made, store_all, unsplit), *sequence_notes(graph))
-    notes += weights_notes(settings.dw_policy, graph, listed, costs, weights)
+    notes += weights_notes(policy, graph, listed, costs, weights)
     return Prepared(
         unsplit, graph, costs, weights, store_all, settings, notes,
         outputs=measured.outputs if measured else None,

@@ -13,12 +13,14 @@ import onnx
 
 from onnxremat.errors import VerificationError
 from onnxremat.execute.deployment import Deployment
+from onnxremat.execute.device_memory import Resident
 from onnxremat.graph.onnx_io import check_writable, write_model
 from onnxremat.pipeline.artifact import Check, Kind, Verified
 from onnxremat.pipeline.bench import Timing, bench
 from onnxremat.pipeline.closed_loop import Candidate
 from onnxremat.pipeline.device_plan import transfers
 from onnxremat.pipeline.in_session import InOneSession, SessionRun
+from onnxremat.pipeline.limits import on_top
 from onnxremat.pipeline.over_devices import DevicesRun, OverDevices
 from onnxremat.pipeline.phases import TIME, VERIFY, Phases
 from onnxremat.pipeline.prepare import Prepared
@@ -92,6 +94,7 @@ class Result:
             "baseline_peak_bytes": self.prepared.baseline_peak,
             "split_batch": list(self.prepared.settings.split_batch or ()),
             "fission": [region.to_json() for region in self.prepared.settings.fission or ()],
+            "not_counted": list(self.prepared.settings.not_counted),
             "target": self.prepared.settings.target,
             "difference_to_original": self.against_original.worst
             if self.against_original
@@ -119,7 +122,6 @@ class Result:
             "beside_bytes": artifact.beside,
             "state_bytes": parts.state,
             "session_bytes": parts.session,
-            "not_counted": list(prepared.settings.not_counted),
             "process_bytes": self.candidate.held + artifact.beside,
             "store_all_peak_bytes": prepared.store_all_peak,
             "peak_predicted_bytes": artifact.timeline.peak,
@@ -161,10 +163,13 @@ class Result:
             name: [p for p in made.parts.partitions if p.device == first.get(name, name)]
             for name in made.machine.names
         }
+        beside = on_top(self.prepared, made.machine, made.parts.counted)
         rows = [
             {
                 "device": name,
                 "budget_bytes": made.limits.get(name),
+                "beside_bytes": beside[name],
+                **_parts_of(made.predicted[name].stays),
                 "peak_predicted_bytes": predicted[name],
                 "peak_worst_case_bytes": made.worst[name],
                 "peak_measured_bytes": peaks.get(name),
@@ -202,6 +207,15 @@ class Result:
         check_writable(options_path(target))
         written = write_model(self.model, target, artifact.folder)
         return [*written, write_options(target, artifact.options, self.facts())]
+
+
+def _parts_of(stays: Resident) -> dict[str, int]:
+    """What is on a device all the time, part by part."""
+    return {
+        "weight_bytes": stays.weights,
+        "input_bytes": stays.inputs + stays.given,
+        "session_bytes": stays.session,
+    }
 
 
 R = TypeVar("R", bound=Result)

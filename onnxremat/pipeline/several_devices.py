@@ -60,7 +60,7 @@ class SeveralDevices:
 
     @property
     def beside(self) -> int:
-        """Nothing: budgets of devices are for what lies on them."""
+        """Nothing: limits of devices are their whole budgets."""
         return 0
 
     def limits_for(self, artifact: OverDevices) -> Mapping[str, int]:
@@ -126,10 +126,15 @@ class SeveralDevices:
         plan = self.model.plan(found.schedule, provenance, self.budgets(aim))
         made = deploy(
             self.prepared.graph, plan, self.site.machine, self.tables,
-            Terms(self.limits, self.prepared.in_place, self.prepared.folder, self.known),
+            self.terms(self.limits),
             insist=False,
         )  # fmt: skip
         return OverDevices(made, found, self.tables)
+
+    def terms(self, limits: Mapping[str, int]) -> Terms:
+        """What partitions have to suit."""
+        prepared, counted = self.prepared, self.site.counted
+        return Terms(limits, prepared.in_place, prepared.folder, self.known, counted)
 
     def lower(self, aim: Aim, found: Solution, artifact: Artifact, over: Mapping[str, int]) -> Aim:
         """Plan for less from here on. A partition of a provider that compiles it holds its buffers

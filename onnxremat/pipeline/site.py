@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from onnxremat.device.machine import Machine
 from onnxremat.ort.providers import missing
+from onnxremat.rewrite.partition import Counted
 
 
 @dataclass(frozen=True)
@@ -14,7 +15,8 @@ class Site:
     """Where a model is to run.
 
     Attributes:
-        limits: bytes per device, for those that have a limit.
+        limits: bytes per device, for those that have a limit: all that its budget counts.
+        counted: by these limits, beside what lies on the devices.
         pins: (pattern of op names or types, device).
         objective: ``time`` or ``makespan``.
     """
@@ -23,6 +25,7 @@ class Site:
     limits: Mapping[str, int] = field(default_factory=dict)
     pins: Sequence[tuple[str, str]] = ()
     objective: str = "time"
+    counted: Counted = field(default_factory=Counted)
 
     @property
     def absent(self) -> dict[str, str]:

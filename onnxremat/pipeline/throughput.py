@@ -20,7 +20,6 @@ from onnxremat.cost.table import CostTable
 from onnxremat.errors import InfeasibleError, NoPlanError, UsageError
 from onnxremat.execute.calibration import AS_TRIED, MOST
 from onnxremat.execute.deployment import Deployment, deploy_pipeline
-from onnxremat.execute.partition_cuts import Terms
 from onnxremat.execute.pipelined import Flow
 from onnxremat.ort.providers import CPU
 from onnxremat.pipeline.artifact import excess
@@ -31,11 +30,13 @@ from onnxremat.pipeline.pipelined import Pipelined, tried
 from onnxremat.pipeline.placement_bridge import Bridge, bridge, kinds
 from onnxremat.pipeline.several_devices import SeveralDevices
 from onnxremat.pipeline.stage_cuts import along_order
+from onnxremat.pipeline.stage_remakes import Remakes
 from onnxremat.placement.answer import Answer, Work
 from onnxremat.placement.balance import balance
 from onnxremat.placement.contiguous import solve
 from onnxremat.placement.from_problem import UNIT
 from onnxremat.schedule.plan import Plan, Provenance
+from onnxremat.session.process import SESSION, further_bytes
 from onnxremat.units import format_bytes
 
 EACH = 2  # samples in flight for every device, where budgets allow: one at work, one waiting
@@ -44,6 +45,7 @@ CUT = (
     "the placement of least load does not keep the budgets with samples in flight: the best cut of "
     "the listed order that does"
 )
+AGAIN = "ops are run again inside stages that are over their budget otherwise"
 FIRST = 0.5  # of the time left, for a placement
 
 
@@ -157,7 +159,8 @@ def _placed(
     if found is not None:
         return _artifact(target, made, answer, found)
     with target.log.phase(PLAN, "placing within the budgets"):
-        return _within(target, made, answer, limits, counts)
+        again = Remakes(target.model, trials.options.seed, target.prepared.settings.fixed_order)
+        return _within(target, made, answer, limits, counts, again)
 
 
 def _chain(target: SeveralDevices, made: Bridge, trials: Trials) -> Answer:
@@ -248,11 +251,12 @@ def _within(
     answer: Answer,
     limits: Mapping[str, int],
     counts: Sequence[int],
+    again: Remakes,
 ) -> Pipelined:
-    """The best chain along the listed order that keeps the limits, the most samples in flight of
-    the least load."""
+    """The best chain along the listed order that keeps the limits, with recomputation inside stages
+    where that is quicker; the most samples in flight of the least load."""
     answer = replace(answer, notes=(*answer.notes, CUT))
-    rows = [_kept_cut(target, made, limits, count, 1, answer) for count in counts]
+    rows = [_kept_cut(target, made, limits, count, 1, answer, again) for count in counts]
     found = [row for row in rows if row is not None]
     if not found:
         raise _refusal(target, limits, counts[-1])
@@ -266,21 +270,24 @@ def _kept_cut(
     count: int,
     replicas: int | None,
     answer: Answer,
+    again: Remakes | None = None,
 ) -> tuple[Answer, Deployment] | None:
     """The best cut of the listed order that keeps the limits, with so many samples in flight.
 
     Args:
         answer: bound and notes of what is answered.
+        again: what recomputation inside a stage takes; None for none.
     """
-    aim, work = dict(limits), Work(inf)
+    aim, work = _less_beside(target, limits), Work(inf)
     for _ in range(ROUNDS):
-        cut = along_order(target.model, made, aim, count, replicas)
+        cut = along_order(target.model, made, aim, count, replicas, again)
         if cut is None:
             return None
-        plan = made.plan(cut.where, range(len(cut.names)), cut.names)
+        plan = made.plan(cut.where, range(len(cut.names)), cut.names, cut.runs)
         method = "stages on several devices" if cut.replicas else "cut of the listed order"
         chosen = replace(
             answer, method=method, value=max(cut.value, answer.bound),
+            notes=(*answer.notes, *[AGAIN] * bool(cut.runs)),
             where=np.asarray(cut.where), seconds=answer.seconds + work.taken,
         )  # fmt: skip
         deployed = _deployed(target, plan, chosen, limits, Flow(count, cut.replicas))
@@ -289,6 +296,13 @@ def _kept_cut(
             return chosen, deployed
         aim.update({name: aim[name] - more for name, more in over.items()})
     return None
+
+
+def _less_beside(target: SeveralDevices, limits: Mapping[str, int]) -> dict[str, int]:
+    """What limits leave for weights and values of a stage, its nodes aside."""
+    counted = target.site.counted
+    session = SESSION + further_bytes(0) if counted.sessions else 0
+    return {n: limit - counted.given.get(n, 0) - session for n, limit in limits.items()}
 
 
 def _deployed(
@@ -307,10 +321,8 @@ def _deployed(
         settings=prepared.settings.to_json(),
         notes=(*prepared.notes, *answer.notes),
     )
-    terms = Terms(limits, prepared.in_place, prepared.folder, target.known)
-    found = deploy_pipeline(
-        prepared.graph, replace(plan, provenance=about), target.site.machine, tables, terms, flow
-    )
+    plan, terms = replace(plan, provenance=about), target.terms(limits)
+    found = deploy_pipeline(prepared.graph, plan, target.site.machine, tables, terms, flow)
     return replace(found, limits=dict(target.limits))
 
 
@@ -354,7 +366,7 @@ def _refusal(
         f"no pipeline found for {name} within {text} with {count} samples in flight",
         why="no cut of the listed order fits; that none does at all is not proven",
         hint="give the devices more, fewer samples in flight (--in-flight), or a smaller batch; "
-        "--objective makespan recomputes where memory is short",
+        "--objective makespan moves values away where memory is short",
     )
 
 

@@ -11,10 +11,12 @@ from typing import Any
 from onnxremat.device.host import memory_bytes
 from onnxremat.errors import UsageError
 from onnxremat.execute.deployment import Deployment, read_deployment
+from onnxremat.execute.resident import devices_rise
 from onnxremat.ort.profile import Feeds
 from onnxremat.ort.session import DEFAULT, open_session, session_options
 from onnxremat.pipeline.artifact import CPU, NEAR, Artifact, Check, Kind, Measured
 from onnxremat.pipeline.in_session import InOneSession, SessionRun
+from onnxremat.pipeline.limits import device_limits
 from onnxremat.pipeline.over_devices import OverDevices
 from onnxremat.pipeline.pipelined import as_artifact
 from onnxremat.pipeline.planned import read_written
@@ -38,9 +40,9 @@ class Verification:
         checks: in the order they were made.
         run: the last run of the result.
         facts: what the model says about itself.
-        resident: bytes a fresh process rises by: through ``onnxremat.load`` (``loaded``), a plain
-            session with the options of the plan (``planned``), under default options
-            (``default``); None where unknown.
+        resident: bytes a fresh process rises by: through ``onnxremat.load`` (``loaded``) or
+            ``load_devices`` (``devices``), a plain session with the options of the plan
+            (``planned``), under default options (``default``); None where unknown.
         beside: bytes of one session that its budget counts beside weights and values.
     """
 
@@ -68,6 +70,7 @@ class Verification:
             return [*self.run.words]
         ways = {
             "loaded": "through onnxremat.load",
+            "devices": "through onnxremat.load_devices",
             "planned": "in a plain session with the planned options",
             "default": "with default options",
         }
@@ -128,6 +131,13 @@ def verify(
         resident = {name: rise.bytes for name, rise in rises.items()}
         if room:
             checks.append(_in_limit(rises["loaded"], room))
+    if isinstance(written.artifact, OverDevices) and written.counted:
+        made = written.artifact.made
+        room = _room(made, limits)
+        rise = devices_rise(written.path, made, reference.feeds(), room)
+        if rise is not None:
+            resident = {"devices": rise.bytes}
+            checks += [_in_limit(rise, room)] if room else []
     checks += bytes_checks(written.predicted, run, limits, written.artifact.beside)
     return Verification(tuple(checks), run, written.facts, resident, written.artifact.beside)
 
@@ -152,6 +162,7 @@ class _Verified:
     artifact: Artifact
     limits: Mapping[str, int]
     facts: Mapping[str, Any]
+    path: Path
     updates: Mapping[str, str] = field(default_factory=dict)  # see Written.updates
 
     @classmethod
@@ -164,18 +175,26 @@ class _Verified:
         facts = written.facts
         if written.several:
             made = read_deployment(path)
-            return cls(as_artifact(made), made.limits, facts)
+            return cls(as_artifact(made), made.limits, facts, path)
         options = replace(written.options, threads=threads)
         kind = Unchanged if options.fuses else InOneSession  # written as it was, or planned
         rewritten, folder = Rewritten(written.carried, written.plan), written.folder
         more, budget = counted(facts).total, written.plan.provenance.budget
         artifact = kind(rewritten, options, folder, file=path, beside=more)
-        return cls(artifact, {CPU: budget - more} if budget else {}, facts, written.updates)
+        return cls(artifact, {CPU: budget - more} if budget else {}, facts, path, written.updates)
 
     @property
     def session(self) -> int:
         """Bytes that a session's structures were planned with, 0 where they were not."""
         return int(self.facts.get("session_bytes", 0))
+
+    @property
+    def counted(self) -> bool:
+        """Its budgets of devices are what the process takes, one sample at a time."""
+        if not isinstance(self.artifact, OverDevices):
+            return False
+        made = self.artifact.made
+        return made.parts.counted.sessions and not made.in_flight
 
     @property
     def predicted(self) -> Mapping[str, int]:
@@ -197,7 +216,9 @@ class _Verified:
             machine = self.artifact.made.machine
             budgets = machine.budgets(budget)
             relative = any(one.kind == "peak" for one in budgets.values())
-            found = machine.limits(budgets, dict.fromkeys(machine.names, peak))
+            rows = self.facts.get("devices", ())
+            beside = {row["device"]: row.get("beside_bytes", 0) for row in rows}
+            found = device_limits(machine, budgets, peak, beside)
         else:
             one = one_budget(budget)
             relative = one.kind == "peak"
@@ -282,6 +303,14 @@ def _steady(reference: Reference, artifact: InOneSession) -> Check:
     text = f"output '{found.output}' changes by up to {found.spread:.1e} from run to run"
     text += f"{', as in the original' if own else ''}: {why(artifact.graph)}"
     return Check(Kind.OUTPUTS, name, own, text)
+
+
+def _room(made: Deployment, limits: Mapping[str, int]) -> int:
+    """Bytes that budgets of devices leave the process beside what the caller holds; 0 where a
+    device has no limit."""
+    if any(part.device not in limits for part in made.parts.partitions):
+        return 0
+    return max(1, sum(limits.values()) - sum(made.parts.counted.given.values()))
 
 
 def _in_limit(rise: Rise, room: int) -> Check:

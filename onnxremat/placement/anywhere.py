@@ -1,4 +1,5 @@
-"""Placements of any shape: annealing for values; sets and an integer program for bounds."""
+"""Placements of any shape: annealing and dealing for values; sets and an integer program for
+bounds."""
 
 from __future__ import annotations
 
@@ -10,16 +11,18 @@ from onnxremat.errors import InfeasibleError
 from onnxremat.placement import contiguous, limits
 from onnxremat.placement.annealing import Annealing
 from onnxremat.placement.answer import Answer, Work
-from onnxremat.placement.balance import balance
+from onnxremat.placement.balance import balance, within_memory
 from onnxremat.placement.classes import Classes, condense
 from onnxremat.placement.columns import raise_bound
+from onnxremat.placement.dealing import Dealing
 from onnxremat.placement.graph import Index, PlacementGraph
 from onnxremat.placement.parting import part
 from onnxremat.placement.program import decide
 from onnxremat.placement.reduce import free_ends
 
-METHOD = "annealing"
+METHOD = "annealing and dealing"
 ROUNDS = 12  # of annealing before the first proof
+DEALT, KICKS = 0.5, 6  # of the time left, for dealing; rounds of annealing for each of dealing
 SHORT = 0.1  # of a proof's time, for a first try of the integer program
 SMALL = 1e-3  # gap that it is tried on again
 
@@ -49,6 +52,7 @@ def begin(graph: PlacementGraph, work: Work) -> Search | None:
         raise limits.refuse(graph, why)
     c = free_ends(raw)
     floor = balance(c.load, c.slow, c.supported, graph.accelerators, graph.cpus).bound
+    floor = max(floor, within_memory(c))
     starts = [by_class(c, where) for where in _starts(graph, c, work)]
     return Search(c, starts, two=False, floor=floor, work=work) if starts else None
 
@@ -66,6 +70,7 @@ class Search:
     ) -> None:
         self.c, self.starts, self.work = c, starts, work
         self.annealing = Annealing(c, two=two, seed=work.seed)
+        self.dealing = None if two else Dealing(self.annealing)
         self.bound, self.by = floor, "balance"
         self._tried, self._ended = inf, False  # the value last proven, and whether all is done
         self.value, self.best = min(
@@ -86,9 +91,14 @@ class Search:
             rounds *= 2
 
     def step(self, rounds: int) -> None:
-        """Some rounds of annealing, and a proof unless there is one of this value."""
+        """Some rounds of annealing and dealing, and a proof unless there is one of this value."""
         starts = [self.best, *self.starts]
         self.value, self.best = self.annealing.improve(starts, self.work, self.bound, rounds)
+        if self.dealing is not None and not self.done:
+            work = self.work.share(self.work.left * DEALT)
+            self.value, self.best = self.dealing.improve(
+                self.best, work, self.bound, rounds // KICKS
+            )
         if not self.done and (self.value < self._tried or not self._ended):
             self._tried = self.value
             self._prove()

@@ -30,6 +30,7 @@ MOST_IDEALS = 3_000_000
 MOST_BYTES = 400e6  # of the bits of all ideals
 MOST_ENTRIES = 100_000_000  # ideals times numbers of devices
 AT_ONCE = 20_000  # ideals between looks at the clock
+WALKED = 200_000  # the same, of walks over pieces
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,14 +130,10 @@ class Chains:
         done = True
         for a in range(self.accelerators + 1):
             for c in range(self.cpus + 1):
-                start = pieces.next_start(costs, lattice, table, a, c, 0)
+                start = 0
                 while start < count and done:
-                    if a < self.accelerators:
-                        pieces.on_accelerator(costs, lattice, table, walk, a, c, start)
-                    if c < self.cpus:
-                        pieces.on_cpu(costs, lattice, table, walk, a, c, start)
-                    start = pieces.next_start(costs, lattice, table, a, c, start + 1)
-                    done = work.left > 0
+                    start = pieces.from_starts(costs, lattice, table, walk, a, c, start, WALKED)
+                    done = start >= count or work.left > 0
         self.effort.pairs += int(table.pairs[0])
         last = count - 1
         if not np.isfinite(table.value[:, last]).any():

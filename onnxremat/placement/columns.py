@@ -6,9 +6,12 @@ hold sets of price at most z each; and with any m >= 0 and p <= m cpu (for class
 run within T) its l CPUs hold at most m T each. So sum(p) <= k z + l m T, and prices with more prove
 that no placement has a max-load of T. The best prices are the dual of the linear program that
 covers the classes by such sets (column generation, Gilmore and Gomory 1961), found by cutting
-planes, one row ``p(D) <= 1`` per set, between the best prices so far and the relaxation's (in-out
-separation, Ben-Ameur and Neto 2007). Sets are priced exactly over a narrow frontier of classes
-(:mod:`onnxremat.placement.frontier`), with loads rounded down to units: z is never too small.
+planes, one row ``p(D) <= 1`` per set, in a box around the best prices so far that is widened where
+it holds no better ones (Marsten, Hogan and Blankenship 1975). Sets are priced exactly over a narrow
+frontier of classes (:mod:`onnxremat.placement.frontier`), with loads rounded down to units: z is
+never too small. One pricing tells the highest price below every load, so that the same prices
+prove some value even where they do not prove T. Between proofs, rows come from a pricing with few
+units.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from onnxremat.planner.solvers import Relaxation
 from onnxremat.planner.solvers.base import Limits
 
 SURE = 1e-7  # relative: prices that prove by less do not
-BUDGET = 1.5e8  # loads times transitions of one pricing
+BUDGET = 2e8  # loads times transitions of one pricing
 MEMORY = 4e8  # bytes of the transitions that are kept
 FINEST, COARSEST = 1 << 18, 512  # units of a load
 FINER = 8.0  # units per class of a set, in the gap that is looked at
@@ -41,7 +44,10 @@ SETS, APART, NEAR = 10, 400, 0.97  # sets of one pricing: how many, how far apar
 CLOSE = 0.002  # prices and the linear program, in sets, before sets are listed
 ROWS = 40  # listed sets that become rows at once
 WORTH = 0.5  # sets of a lower price than this are too many to list
-HALF = 0.5  # between the prices at hand and those of the relaxation
+ROUGH = 0.1  # gap of pricing between proofs
+PROVEN = 10  # turns between proofs of what the prices at hand are worth
+NARROW, NARROWEST, WIDER = 0.02, 0.002, 4.0  # half the width of a box, as a share of prices
+PATIENCE = 20  # turns without a better proof after which a box is halved
 
 
 class Pricing:
@@ -49,6 +55,10 @@ class Pricing:
 
     Args:
         gap: share of a load that is to be told apart: rounding takes some part of it.
+
+    Attributes:
+        units: of the load that is asked for.
+        curve: of the last call, the highest price of a set of at most so many units.
     """
 
     def __init__(self, c: Classes, front: Frontier, gap: float) -> None:
@@ -56,6 +66,7 @@ class Pricing:
         most = min(BUDGET / max(1, len(front.added)), MEMORY / max(1, front.states), FINEST)
         wanted = FINER * c.count / (c.graph.accelerators + 1) / gap
         self.units = int(max(COARSEST, min(wanted, most)))
+        self.curve = np.zeros(self.units + 1)
         widest = int(front.layers.states.max())
         self.room = pricing.Room(
             np.zeros((2, widest, self.units + 1)), np.zeros((2, widest), np.int64),
@@ -66,14 +77,29 @@ class Pricing:
         """The highest price of a set of load at most ``most`` (never too low); the classes of that
         set, then of the best ones of some other loads."""
         layers = self.front.at_scale(self.units / most)
-        half = pricing.fill(layers, np.ascontiguousarray(prices[self.front.order]), self.room)
+        found = self._filled(layers, prices)
+        return float(found.max()), self._sets(layers, found)
+
+    def likely(self, prices: Floats, most: float) -> list[Flags]:
+        """Sets of a high price whose load is at most ``most``, found with rounding."""
+        layers = self.front.at_scale(self.units / most, nearest=True)
+        sets = self._sets(layers, self._filled(layers, prices))
+        return [inside for inside in sets if set_load(self.c, inside) <= most]
+
+    def _filled(self, layers: pricing.Layers, prices: Floats) -> Floats:
+        """The highest price of every load."""
+        half = pricing.fill(layers, self.front.gains(prices), self.room)
         found = self.room.profit[half, 0]
+        self.curve = np.maximum.accumulate(found)
+        return found
+
+    def _sets(self, layers: pricing.Layers, found: Floats) -> list[Flags]:
         width = max(1, self.units // APART)
         blocks = np.pad(found, (0, -len(found) % width), constant_values=-inf).reshape(-1, width)
         loads = np.arange(len(blocks)) * width + blocks.argmax(1)
         values = blocks.max(1)
         chosen = [i for i in np.argsort(-values)[:SETS] if values[i] >= NEAR * values.max()]
-        return float(values.max()), [self._set(layers, int(loads[i])) for i in chosen]
+        return [self._set(layers, int(loads[i])) for i in chosen]
 
     def _set(self, layers: pricing.Layers, load: int) -> Flags:
         flags = np.zeros(self.c.count, np.uint8)
@@ -101,6 +127,7 @@ class Cover:
                     self._add(where == d)
         self.prices: Floats | None = None
         self.last: tuple[Floats, float] | None = None  # the best of the last call, and its proof
+        self.proven = 0.0  # no placement has less
 
     def _add(self, inside: Flags) -> None:
         self.sets.append(inside)
@@ -119,41 +146,59 @@ class Cover:
                 ``most`` by less than rounding; those are listed and left out. None, too, where they
                 are too many.
         """
-        c, graph = self.c, self.c.graph
-        k, pricing = float(graph.accelerators), Pricing(c, self.front, gap)
-        duals = _Duals(c, most)
+        enough = self.c.graph.accelerators * (1 + SURE)
+        duals = _Duals(self.c, most)
         for inside, load in zip(self.sets, self.loads, strict=True):
             if load <= most:
                 duals.row(inside)
         prices = self._start(most) if self.prices is None else self.prices
-        best, step = -inf, 0.0  # the prices at hand first
+        highest = max((float(prices @ inside) for inside in self.sets), default=0.0)
+        box = _Box(duals, prices / max(1.0, highest))
+        rough, fine = Pricing(self.c, self.front, ROUGH), Pricing(self.c, self.front, gap)
+        asked, best, turn, due = box.centre, -inf, 0, True  # the prices at hand first
         while work.left:
-            if not duals.relaxation.solve(Limits(seconds=work.left, stop=work.stop)):
-                return None
-            out = duals.prices()
-            value = duals.value(out)
-            if value <= k * (1 + SURE) and value - best <= close:
-                return False
-            asked = prices + step * (out - prices)
-            highest, sets = pricing.best(asked, most)
-            if exact:
-                enough = duals.value(asked) / (k * (1 + 2 * SURE))  # this highest price would prove
-                highest, sets = self._as_they_are(asked, most, min(highest, enough), highest, work)
-                if not sets and step == 1.0 and highest > enough:
+            rows = [] if due else rough.likely(asked, most)
+            highest = max((float(asked @ inside) for inside in rows), default=0.0)
+            if highest <= 1 + SURE or duals.value(asked) > enough * highest:
+                highest, rows = self._priced(fine, asked, most, duals, work, exact=exact)
+                proof = duals.value(asked) / max(highest, 1e-300)
+                if proof > enough:
+                    self.prices = asked
+                    return True
+                if not rows and turn:
                     return None
-            for inside in sets:
+                if proof > best:
+                    best, self.last = proof, (asked / max(highest, 1e-300), proof)
+            for inside in rows:
                 self._add(inside)
                 duals.row(inside)
-            proof = duals.value(asked) / max(highest, 1e-300)
-            if proof > k * (1 + SURE):
-                self.prices = asked
-                return True
-            if proof > best:
-                best, prices = proof, asked / max(highest, 1e-300)
-                self.last = prices, best
-            cuts = any(out @ inside > 1 + SURE for inside in sets)
-            step = HALF if step == 0.0 or cuts else 1.0
+            box.saw(asked / max(highest, 1e-300), duals.value(asked) / max(highest, 1e-300), rows)
+            while (solved := box.solve(work)) and box.value <= min(enough, best + close):
+                if not box.widen():
+                    return False
+            if not solved:
+                return None
+            asked, turn = box.prices, turn + 1
+            due = turn % PROVEN == 0
         return None
+
+    def _priced(
+        self, fine: Pricing, prices: Floats, most: float, duals: _Duals, work: Work, *, exact: bool
+    ) -> tuple[float, list[Flags]]:
+        """The highest price of a set, never too low, and sets of such a price. What the prices
+        prove of lower loads is noted."""
+        highest, sets = fine.best(prices, most)
+        if exact:
+            least = duals.value(prices) / (self.c.graph.accelerators * (1 + 2 * SURE))
+            return self._as_they_are(prices, most, min(highest, least), highest, work)
+        low, high = 0, fine.units  # of these, the first is proven
+        while high - low > 1:
+            units = (low + high) // 2
+            value = dual_value(self.c, prices, most * units / fine.units)
+            proves = value > self.c.graph.accelerators * (1 + SURE) * float(fine.curve[units])
+            low, high = (units, high) if proves else (low, units)
+        self.proven = max(self.proven, most * low / fine.units)
+        return highest, sets
 
     def _as_they_are(
         self, prices: Floats, most: float, least: float, highest: float, work: Work
@@ -178,19 +223,16 @@ class _Duals:
     """Prices: maximise sum(p) - l m, with p <= m cpu / T and p(D) <= 1 for the sets met."""
 
     def __init__(self, c: Classes, most: float) -> None:
-        graph = c.graph
-        self.cpus = graph.cpus
-        slow = c.slow / most
-        self.within = (slow <= 1) & (graph.cpus > 0)
-        self.slow = slow
+        self.c, self.most, self.count = c, most, c.count
+        cpus, slow = c.graph.cpus, c.slow / most
         model = Model("prices")
-        ceiling = 2.0 * graph.accelerators + 2.0
+        self.ceiling = 2.0 * c.graph.accelerators + 2.0
         for _ in range(c.count):
-            model.column(0.0, ceiling, -1.0)
-        model.column(0.0, inf, float(graph.cpus))
-        for v in np.flatnonzero(self.within).tolist():
+            model.column(0.0, self.ceiling, -1.0)
+        model.column(0.0, inf, float(cpus))
+        for v in np.flatnonzero((slow <= 1) & (cpus > 0)).tolist():
             model.row([(v, 1.0), (c.count, -float(slow[v]))], upper=0.0)
-        self.model, self.count = model, c.count
+        self.model = model
         self.relaxation = Relaxation(model)
 
     def row(self, inside: Flags) -> None:
@@ -201,24 +243,82 @@ class _Duals:
         return self.relaxation.point[: self.count].copy()
 
     def value(self, prices: Floats) -> float:
-        """sum(p) - l m for the best m: that where CPUs, filled in the order of p / cpu, are full.
+        """See :func:`dual_value`."""
+        return dual_value(self.c, prices, self.most)
 
-        Prices above m cpu are lowered to it, which breaks no row."""
-        if not self.cpus:
-            return float(prices.sum())
-        p, slow = prices[self.within], self.slow[self.within]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = np.where(slow > 0, p / slow, inf)
-        order = np.argsort(-ratio)
-        filled = np.cumsum(slow[order])
-        whole = filled <= self.cpus
-        held = float(p[order][whole].sum())
-        rest = np.flatnonzero(~whole)
-        if rest.size:
-            i = order[rest[0]]
-            before = float(filled[rest[0]] - slow[i])
-            held += float(p[i] / slow[i]) * (self.cpus - before)
-        return float(prices.sum()) - held
+
+def dual_value(c: Classes, prices: Floats, most: float) -> float:
+    """sum(p) - l m for the best m: that where CPUs of load ``most``, filled in the order of
+    p / cpu, are full.
+
+    Prices above m cpu are lowered to it, which breaks no row."""
+    cpus = c.graph.cpus
+    if not cpus:
+        return float(prices.sum())
+    slow = c.slow / most
+    within = slow <= 1
+    p, slow = prices[within], slow[within]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.where(slow > 0, p / slow, inf)
+    order = np.argsort(-ratio)
+    filled = np.cumsum(slow[order])
+    whole = filled <= cpus
+    held = float(p[order][whole].sum())
+    rest = np.flatnonzero(~whole)
+    if rest.size:
+        i = order[rest[0]]
+        before = float(filled[rest[0]] - slow[i])
+        held += float(p[i] / slow[i]) * (cpus - before)
+    return float(prices.sum()) - held
+
+
+class _Box:
+    """The linear program of prices, within a box around the best prices so far.
+
+    Attributes:
+        centre: of the box.
+        prices, value: of the last solution.
+    """
+
+    def __init__(self, duals: _Duals, centre: Floats) -> None:
+        self.duals, self.centre = duals, centre
+        self.prices, self.value = centre, inf
+        self._half, self._seen, self._stale = NARROW, -inf, 0
+        self._move()
+
+    def saw(self, prices: Floats, proof: float, rows: list[Flags]) -> None:
+        """Prices, scaled to where no known set is above 1, what they seem to prove, and new sets:
+        the centre stays a solution, so that there always is one."""
+        self._stale += 1
+        self.centre = self.centre / max([1.0, *(float(self.centre @ inside) for inside in rows)])
+        if proof > self._seen:
+            self.centre, self._seen, self._stale = prices, proof, 0
+        if self._stale == PATIENCE and self._half < inf:
+            self._half, self._stale = max(NARROWEST, self._half / 2), 0
+        self._move()
+
+    def widen(self) -> bool:
+        """Make the box wider; False where it holds all prices."""
+        if self._half == inf:
+            return False
+        self._half = WIDER * self._half if self._half < 1 else inf
+        self._stale = 0
+        self._move()
+        return True
+
+    def solve(self, work: Work) -> bool:
+        """Find the best prices for the sets met; False when time was up."""
+        if not self.duals.relaxation.solve(Limits(seconds=work.left, stop=work.stop)):
+            return False
+        self.prices = self.duals.prices()
+        self.value = self.duals.value(self.prices)
+        return True
+
+    def _move(self) -> None:
+        ceiling = self.duals.ceiling
+        around = self._half * np.maximum(self.centre, self.centre.mean())
+        lower = np.maximum(0.0, self.centre - around)
+        self.duals.relaxation.limit(lower, np.minimum(ceiling, self.centre + around))
 
 
 def set_load(c: Classes, inside: Flags) -> float:
@@ -268,19 +368,23 @@ def raise_bound(c: Classes, value: float, floor: float, known: list[Index], work
 def _climb(cover: Cover, state: Raised, targets: list[float], value: float, work: Work) -> Raised:
     """The highest bound among some targets, then between the last that holds and the first that
     does not."""
-    low, by, high = state.bound, state.by, value
-    targets = [target for target in targets if target > low]
-    while low < value * (1 - work.gap) and (targets or value > high > low + FINE * value):
+    low, by, high, ended = state.bound, state.by, value, True
+    while ended and low < value * (1 - work.gap):
+        targets = [target for target in targets if target > low]
+        if not targets and not high - low > FINE * value:
+            break
         target = targets.pop(0) if targets else (low + high) / 2
         refuted = cover.refutes(target, 1 - target / value, work)
-        if refuted is None:
-            return Raised(low, by)
-        if refuted:
-            low, by = target, "column generation"
+        proven = max(cover.proven, target if refuted else 0.0)
+        if proven > low:
+            low, by = proven, "column generation"
             work.progress(value, low, "columns")
-        else:
+        if refuted:
+            targets = targets[1:] or targets  # the next but one: most of the time is the last one's
+        elif refuted is False:
             high, targets = target, []
-    return Raised(low, by, None, True)
+        ended = refuted is not None
+    return Raised(low, by, None, ended)
 
 
 def complete(cover: Cover, value: float, work: Work) -> tuple[bool, Index | None]:

@@ -39,6 +39,7 @@ def device_table(facts: Mapping[str, Any]) -> RenderableType:
         f"proven      at least {format_seconds(facts['bound_seconds'])} ({facts['bound_kind']})",
         *(_of_pipeline(facts) if facts["objective"] == "throughput" else [_time(facts)]),
         f"contains    {facts['moves']} moves, {facts['recomputed_ops']} recomputed ops",
+        *_all_the_time(facts),
     ]
     lines += [
         f"costs       {row['device']}: {row['cost_source']}"
@@ -51,6 +52,22 @@ def device_table(facts: Mapping[str, Any]) -> RenderableType:
         for timing in facts["timings"]
     ]
     return Group(table, Text("\n".join(lines)))
+
+
+def _all_the_time(facts: Mapping[str, Any]) -> list[str]:
+    """What is on each device all the time, part by part."""
+    words = {
+        "weight_bytes": "weights", "input_bytes": "inputs and state",
+        "session_bytes": "sessions' structures",
+    }  # fmt: skip
+    lines = []
+    for row in facts["devices"]:
+        parts = [f"{format_bytes(row[key])} {word}" for key, word in words.items() if row.get(key)]
+        if parts:
+            lines.append(f"of it       {row['device']}, all the time: {', '.join(parts)}")
+    if facts.get("not_counted"):
+        lines.append(f"not counted {', '.join(facts['not_counted'])}")
+    return lines
 
 
 def _time(facts: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxremat.execute.deployment import Deployment, read_deployment
-from onnxremat.execute.device_memory import DeviceBytes, device_bytes, placed_inputs
+from onnxremat.execute.device_memory import DeviceBytes, device_bytes
 from onnxremat.execute.inside import insides
 from onnxremat.execute.streams import finish_times, stream_names
 from onnxremat.pipeline.planned import read_written
@@ -138,7 +138,7 @@ class Spread:
 
     def waiting(self) -> list[Waiting]:
         """Every value that is held between actions, and the weights of each device."""
-        parts, machine, names = self.made.parts, self.made.machine, self.names
+        parts, names = self.made.parts, self.names
         sizes, found = parts.graph.tensors, []
         ends = {key: i for i, keys in enumerate(parts.dies) for key in keys}
         readers: dict[Any, list[int]] = {}
@@ -156,10 +156,16 @@ class Spread:
                             names[index], later,
                         )
                     )  # fmt: skip
-        came = placed_inputs(parts, machine)
         for device, held in self.held.items():
-            inputs = sum(sizes[name].bytes for name, at in came if at == device)
-            if held.resident - inputs:
-                words = ("the weights of its partitions", held.resident - inputs)
-                found.append(Waiting(device, *words, 0.0, self.end, "the file", ()))
+            for what, size, maker in (
+                ("the weights of its partitions", held.stays.weights, "the file"),
+                (
+                    "inputs, parameters and state",
+                    held.stays.inputs + held.stays.given,
+                    "the caller",
+                ),
+                ("its sessions' structures", held.stays.session, "onnxruntime"),
+            ):
+                if size:
+                    found.append(Waiting(device, what, size, 0.0, self.end, maker, ()))
         return found

@@ -5,7 +5,7 @@ Where a stretch is cut, :mod:`onnxremat.rewrite.stretches` says.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -16,7 +16,6 @@ from onnxremat.graph.subgraph import subgraph
 from onnxremat.ort.blocks import add_guard
 from onnxremat.rewrite.gates import add_gates
 from onnxremat.rewrite.openvino import for_openvino
-from onnxremat.rewrite.pins import add_pins
 from onnxremat.rewrite.stretches import stretches
 from onnxremat.schedule.devices import Followed, Moved, Ran
 
@@ -59,6 +58,20 @@ Action = Partition | Copy
 
 
 @dataclass(frozen=True)
+class Counted:
+    """What budgets of devices count beside what lies on them.
+
+    Attributes:
+        given: bytes per device of inputs, parameters and state that the caller holds in the
+            processor's memory: the share of each device.
+        sessions: whether what onnxruntime keeps of sessions and nodes counts.
+    """
+
+    given: Mapping[str, int] = field(default_factory=dict)
+    sessions: bool = False
+
+
+@dataclass(frozen=True)
 class Partitioned:
     """A model cut to partitions.
 
@@ -67,12 +80,14 @@ class Partitioned:
         actions: partitions and copies in an order in which they can be carried out one by one.
         pairs: (input, output) tensors that share a buffer.
         cuts: ops before which the caller had it cut as well.
+        counted: by the budgets of its devices.
     """
 
     followed: Followed
     actions: tuple[Action, ...]
     pairs: tuple[tuple[str, str], ...] = ()
     cuts: tuple[str, ...] = ()
+    counted: Counted = field(default_factory=Counted)
 
     @property
     def graph(self) -> Graph:
@@ -164,12 +179,14 @@ def partition(
     *,
     pairs: Sequence[tuple[str, str]] = (),
     cuts: Collection[str] = (),
+    counted: Counted | None = None,
 ) -> Partitioned:
     """Cut a plan over devices to partitions.
 
     Args:
         pairs: (input, output) tensors that a trainer binds to one buffer.
         cuts: names of ops before which to cut as well.
+        counted: by the budgets of its devices; nothing beside what lies on them when None.
 
     Raises:
         UnsupportedError: a value that is no tensor would cross between partitions.
@@ -185,7 +202,9 @@ def partition(
     actions: list[Action] = [Partition(index, *row) for index, row in enumerate(rows)]
     actions += [Copy(move.value, move.source, move.target, move.step) for move in moves]
     actions.sort(key=lambda action: action.begin)
-    return Partitioned(followed, tuple(actions), tuple(pairs), tuple(sorted(cuts)))
+    return Partitioned(
+        followed, tuple(actions), tuple(pairs), tuple(sorted(cuts)), counted or Counted()
+    )
 
 
 def _graphs(
@@ -218,8 +237,8 @@ def _graphs(
 
 
 def part_graph(part: Partition, device: Device) -> Graph:
-    """The graph a partition's session gets: with gates and pins where onnxruntime decides on
-    order and duplicates, without where the provider compiles it."""
+    """The graph a partition's session gets: with gates where onnxruntime decides on duplicates,
+    without where the provider compiles it. The session's options keep the order."""
     if device.provider == PROVIDERS["openvino"]:
         return for_openvino(part.graph)
-    return part.graph if device.opaque else add_pins(add_guard(add_gates(part.graph)))
+    return part.graph if device.opaque else add_guard(add_gates(part.graph))

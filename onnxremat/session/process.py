@@ -18,6 +18,10 @@ from onnxremat.units import format_bytes
 
 SESSION = 2 << 20  # bytes of a session without nodes, a worker's stack included
 PER_NODE = 7 << 10
+FURTHER = 32 << 10  # bytes of a further session of the same process without nodes
+KEPT = (
+    10 << 10
+)  # bytes per op of the graph and plan that a run over devices keeps (9.4 KiB measured)
 LENT = 64 << 10  # bytes from which an output takes its pages of the slab with it (slab.c)
 SLACK = 4 << 20  # bytes of a process that are in no part: pages of libraries, the interpreter's own
 PARTS = ("inputs", "state", "session")
@@ -78,6 +82,11 @@ def beside(graph: Graph, state: Iterable[str] = ()) -> Beside:
 def session_bytes(nodes: int) -> int:
     """What onnxruntime keeps of so many nodes."""
     return SESSION + nodes * PER_NODE
+
+
+def further_bytes(nodes: int) -> int:
+    """What a process that runs several sessions over devices keeps of one with so many nodes."""
+    return FURTHER + nodes * (PER_NODE + KEPT)
 
 
 def counted(facts: Mapping[str, Any]) -> Beside:

@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from onnxremat.ort.session import Options, open_session, session_options
 from onnxremat.session.load import load
 from onnxremat.session.process import SLACK
 
+CHILD = "onnxremat.session.resident"
 RUNS = 3
 STACK = 1 << 20  # bytes of a thread's stack in the child: a limit on data counts its addresses
 THREADS = 2  # whose stacks SLACK and the session's structures hold
@@ -65,15 +66,27 @@ def resident_rise(
             Where it does not keep them it is run again without.
         updates: inputs to the outputs that are written over them, as a trainer does.
     """
+    request: dict[str, Any] = {"model": str(model), "threads": threads, "room": room}
+    request["options"] = options.to_json() if options else None
+    request["updates"] = dict(updates or {})
+    request["stacks"] = max(0, (threads or os.cpu_count() or 1) - THREADS)
+    return rise_of(request, feeds)
+
+
+def rise_of(request: dict[str, Any], feeds: Feeds) -> Rise:
+    """How far a fresh process rises.
+
+    Args:
+        request: what :func:`risen` is told; ``child`` is the module that answers it, this one when
+            it is not there.
+    """
     if not Path("/proc/self/clear_refs").exists():
         return Rise(None, None, NO_LIMIT)
     with tempfile.TemporaryDirectory() as folder:
-        data = Path(folder) / "feeds.npz"
+        data, room = Path(folder) / "feeds.npz", request["room"]
         arrays: dict[str, Any] = dict(feeds)
         np.savez(data, **arrays)
-        request = {"model": str(model), "feeds": str(data), "threads": threads, "room": room}
-        request["options"] = options.to_json() if options else None
-        request["updates"] = dict(updates or {})
+        request = {**request, "feeds": str(data)}
         found, why = _asked(request)
         if found is None and room:
             without, _ = _asked({**request, "room": 0})
@@ -87,7 +100,7 @@ def resident_rise(
 def _asked(request: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str]:
     """What a child answers, or why it does not."""
     done = subprocess.run(
-        [sys.executable, "-m", "onnxremat.session.resident", json.dumps(request)],
+        [sys.executable, "-m", request.get("child", CHILD), json.dumps(request)],
         capture_output=True, text=True, check=False, preexec_fn=_small_stack,
     )  # fmt: skip
     lines = done.stdout.splitlines()
@@ -149,7 +162,17 @@ def _limit(room: int) -> bool:
     return acts
 
 
-def _child(request: dict[str, Any]) -> dict[str, Any]:
+def risen(
+    request: dict[str, Any],
+    opened: Callable[[dict[str, Any], dict[str, Any]], Callable[[], object]],
+) -> dict[str, Any]:
+    """How far this process rises, and whether within its limit.
+
+    Args:
+        request: ``feeds`` (a file), ``room`` (bytes that it may take, 0 for no limit), ``stacks``
+            (threads whose stacks come on top: a limit on data counts their addresses).
+        opened: opens the model, given the request and its inputs, and returns what runs it once.
+    """
     import onnxruntime as ort
 
     from onnxremat.memory.native import missing, trim
@@ -161,10 +184,17 @@ def _child(request: dict[str, Any]) -> dict[str, Any]:
     trim()
     limited = False
     if request["room"]:
-        threads = request["threads"] or os.cpu_count() or 1
-        limited = _limit(request["room"] + SLACK + max(0, threads - THREADS) * STACK)
+        limited = _limit(request["room"] + SLACK + request["stacks"] * STACK)
     Path("/proc/self/clear_refs").write_text("5")
     before = _memory("VmRSS")
+    run = opened(request, feeds)
+    for _ in range(RUNS):
+        run()
+    return {"rise": _memory("VmHWM") - before, "limited": limited}
+
+
+def _in_session(request: dict[str, Any], feeds: dict[str, Any]) -> Callable[[], object]:
+    """One session, its state written over where outputs are."""
     if request["options"]:
         options = session_options(Options.from_json(request["options"]))
         session = open_session(request["model"], options)
@@ -173,14 +203,11 @@ def _child(request: dict[str, Any]) -> dict[str, Any]:
     updates = request["updates"]
     state = BoundState({name: feeds.pop(name) for name in updates})
     outputs = [value.name for value in session.get_outputs() if value.name not in updates.values()]
-    bound = BoundSession(session, state, updates, outputs) if updates else None
-    for _ in range(RUNS):
-        if bound is not None:
-            bound.run(feeds)
-        else:
-            session.run(None, feeds)
-    return {"rise": _memory("VmHWM") - before, "limited": limited}
+    if updates:
+        bound = BoundSession(session, state, updates, outputs)
+        return lambda: bound.run(feeds)
+    return lambda: session.run(None, feeds)
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(_child(json.loads(sys.argv[1]))) + "\n")
+    sys.stdout.write(json.dumps(risen(json.loads(sys.argv[1]), _in_session)) + "\n")

@@ -32,11 +32,11 @@ from onnxremat.workers.halves import Halves, halves_of
 from onnxremat.workers.layers import Layers, even_cuts, most_late
 from onnxremat.workers.mpi import Ranks
 from onnxremat.workers.overlap import Overlapped
+from onnxremat.workers.rooms import Rooms
 from onnxremat.workers.sharded import Sharded, Shares, Tail, shares_of
 from onnxremat.workers.tuning import Tuning
 
 BUCKET = 8 << 20  # bytes that are added up at once where nothing overlaps
-ALIGNED = 64  # bytes that an array in a bucket starts at a multiple of
 APART = 1 << 40  # between the counters of dropout of two ranks
 EXCHANGE = "exchange"  # in a checkpoint
 
@@ -72,6 +72,7 @@ class DataParallel(Trainer):
         shard: each rank keeps the optimizer's state of some parameters (ZeRO-1).
 
     Attributes:
+        rooms: where sums of gradients lie.
         overlapped: the step in parts, None where it is in one piece.
         tuning: how its exchange was found, None where it is not looked for.
 
@@ -94,8 +95,6 @@ class DataParallel(Trainer):
         self._shares: Shares | None = None
         self._elsewhere = frozenset[str]()
         self.alone = not shard
-        self._rooms: list[np.ndarray] = []
-        self._places: dict[int, list[tuple[int, int, int]]] = {}  # layer to (room, begin, end)
         self._halves: Halves | None = None
         self._layers: Layers | None = None
         self.overlapped: Overlapped | None = None
@@ -135,31 +134,11 @@ class DataParallel(Trainer):
         return name not in self._elsewhere
 
     def _arrange(self, arrays: dict[str, np.ndarray]) -> None:
-        """Sums of one element type side by side, layer by layer."""
+        """Sums side by side, layer by layer."""
         layer = dict.fromkeys(self._sums, 0)
         if self._halves and self._layers:
             layer = {name: at for name, (_, at) in self._halves.homes(self._layers).items()}
-        kinds: dict[np.dtype, list[str]] = {}
-        for name in sorted(self._sums, key=lambda name: layer[name]):
-            kinds.setdefault(arrays[name].dtype, []).append(name)
-        for kind, group in kinds.items():
-            places, size = dict[str, int](), 0
-            for name in group:
-                places[name] = size
-                end = size + -(-arrays[name].nbytes // ALIGNED) * ALIGNED
-                row = self._places.setdefault(layer[name], [])
-                row.append((len(self._rooms), size // kind.itemsize, end // kind.itemsize))
-                size = end
-            self._rooms.append(_laid_out(arrays, places, size, kind))
-
-    def _slices(self, layers: Sequence[int]) -> list[np.ndarray]:
-        """The sums of neighbouring layers, one array per element type."""
-        found = [place for layer in layers for place in self._places.get(layer, ())]
-        return [
-            self._rooms[room][min(b for r, b, _ in found if r == room) : max(
-                e for r, _, e in found if r == room)]
-            for room in sorted({room for room, _, _ in found})
-        ]  # fmt: skip
+        self.rooms = Rooms(arrays, layer)
 
     def _start(self, opening: Opening) -> None:
         courier = None
@@ -177,7 +156,7 @@ class DataParallel(Trainer):
             return
         self._add_states(opening.update, opening.first)
         chosen = replace(UNPLANNED, threads=opening.device.threads)
-        place = (opening.step.folder, courier, self._slices)
+        place = (opening.step.folder, courier, self.rooms.slices)
         runs: Overlapped
         if self._shares is not None:
             runs = Sharded(halves, layers, self._held, chosen, *place)
@@ -190,7 +169,7 @@ class DataParallel(Trainer):
         self.overlapped = self._session = self._update = runs
         self._how = lambda: f"{layers.count} layers, their sums travel while others compute"
         if overlap.choose:
-            sizes = [sum(a.nbytes for a in self._slices([k])) for k in range(layers.count)]
+            sizes = [sum(a.nbytes for a in self.rooms.slices([k])) for k in range(layers.count)]
             self.tuning = Tuning(runs, self.ranks, courier, sizes, most_late(layers))
 
     def update(self, rate: float | None = None) -> None:
@@ -220,7 +199,7 @@ class DataParallel(Trainer):
     def _join(self, gathered: int) -> int:
         """Everybody's gradients into everybody's sums; how many batches they are of."""
         self.pull_state()
-        parts = [np.array_split(room, -(-room.nbytes // BUCKET)) for room in self._rooms]
+        parts = [np.array_split(room, -(-room.nbytes // BUCKET)) for room in self.rooms.all]
         self.ranks.add_up([array for row in parts for array in row])
         self._average()
         self.push_state()
@@ -229,10 +208,7 @@ class DataParallel(Trainer):
     def _average(self) -> None:
         """Statistics that the step itself moves become means over ranks."""
         moved = [v.input for v in self.training.states if v.initial == "model" and v.output]
-        statistics = [self._held.arrays[name] for name in moved]
-        self.ranks.add_up(statistics)
-        for array in statistics:
-            array /= self.ranks.size
+        self.ranks.average([self._held.arrays[name] for name in moved])
 
     def step(self, batch: Batch, rate: float | None = None) -> float:
         """One step on this rank's batch; returns the mean of all ranks' losses."""
@@ -305,19 +281,6 @@ def kept_by(rows: Sequence[Mapping[str, int]]) -> str:
         each = sizes[0] if len(set(sizes)) == 1 else ", ".join(sizes)
         parts.append(f"{name} {each}")
     return "per process: " + "; ".join(parts)
-
-
-def _laid_out(
-    arrays: dict[str, np.ndarray], places: Mapping[str, int], size: int, kind: np.dtype
-) -> np.ndarray:
-    """Arrays moved into one of ``size`` bytes, which is returned."""
-    room = np.zeros(size + ALIGNED, np.uint8)
-    room = room[-room.ctypes.data % ALIGNED :][:size]
-    for name, place in places.items():
-        old = arrays[name]
-        arrays[name] = room[place : place + old.nbytes].view(kind).reshape(old.shape)
-        np.copyto(arrays[name], old)
-    return room.view(kind)
 
 
 class Shard:

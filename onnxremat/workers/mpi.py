@@ -7,13 +7,13 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
-from onnxremat.errors import MissingComponentError, UnsupportedError
+from onnxremat.errors import MissingComponentError, UnsupportedError, UsageError
 from onnxremat.workers.courier import Courier, Delay
 
 STARTED = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")  # how many processes, set by launchers
@@ -56,6 +56,17 @@ class Ranks:
                 "MPI cannot add these arrays", why=f"{kinds}: {error}"
             ) from error
         self._finish(pending)
+
+    def average(self, arrays: Sequence[np.ndarray]) -> None:
+        """Each array becomes the mean of all ranks' arrays, in place, the same bits everywhere."""
+        self.add_up(arrays)
+        for array in arrays:
+            array /= self.size
+
+    def split(self, group: int) -> Ranks:
+        """Those of the same group, in the same order; all have to call."""
+        world = self._world.Split(group, self.rank)
+        return replace(self, rank=world.rank, size=world.size, _world=world)
 
     def _finish(self, pending: list[Any]) -> None:
         """Wait without keeping a core busy: another rank may need it."""
@@ -121,6 +132,36 @@ class Ranks:
         sys.__excepthook__(kind, error, trace)
         self._say(error)
         self._world.Abort(_code(error))
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Processes as pipelines side by side; those of one pipeline are neighbours.
+
+    Attributes:
+        everyone: all of them.
+        pipeline: those of this one's pipeline.
+        across: those with the same place in every pipeline.
+    """
+
+    everyone: Ranks
+    pipeline: Ranks
+    across: Ranks
+
+    @classmethod
+    def of(cls, ranks: Ranks, pipelines: int = 1) -> Mesh:
+        """So many pipelines of all ranks; all have to call.
+
+        Raises:
+            UsageError: they cannot be as long as each other.
+        """
+        length, left = divmod(ranks.size, pipelines)
+        if left or not length:
+            raise UsageError(
+                f"{ranks.size} processes are not {pipelines} pipelines of equal length",
+                hint="another number of either",
+            )
+        return cls(ranks, ranks.split(ranks.rank // length), ranks.split(ranks.rank % length))
 
 
 def _code(error: BaseException) -> int:

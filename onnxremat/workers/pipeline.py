@@ -22,6 +22,7 @@ from onnxremat.errors import UsageError
 Steps = NDArray[np.int32]
 F, B, W, BW = range(4)
 KINDS = ("F", "B", "W", "BW")
+LARGEST = 1 << 20  # stages times micro-batches
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ class Pipeline:
             micro-batch is alive in a stage from the start of its F to the end of its W.
 
     Raises:
-        UsageError: no stages or micro-batches, lists of different lengths, seconds out of range.
+        UsageError: no stages or micro-batches, or too many, lists of different lengths, seconds out
+            of range.
     """
 
     forward: tuple[float, ...]
@@ -50,6 +52,12 @@ class Pipeline:
     def __post_init__(self) -> None:
         if not self.forward or self.micro_batches < 1:
             raise UsageError("a pipeline has at least one stage and one micro-batch")
+        if len(self.forward) * self.micro_batches > LARGEST:
+            raise UsageError(
+                f"{len(self.forward)} stages and {self.micro_batches} micro-batches are too many",
+                why=f"their product is at most {LARGEST}",
+                hint="fewer micro-batches: between its two ends a pipeline repeats itself",
+            )
         if self.in_flight is not None and self.in_flight < 1:
             raise UsageError("a stage has to keep one micro-batch alive at least")
         count = len(self.forward)

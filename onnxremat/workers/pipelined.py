@@ -3,6 +3,10 @@
 The step is made for one micro-batch. One step of this trainer is one of the joined batch: every
 rank runs the F, B and W of its stages for all micro-batches in the order of a schedule, sends what
 others read, adds up gradients in place, and updates its own parameters.
+
+Pipelines side by side take different batches. The sums of a stage travel between its ranks in all
+pipelines as soon as its last gradient is made, beside what is still computed; then all make the
+same update.
 """
 
 from __future__ import annotations
@@ -18,17 +22,21 @@ from typing import Any
 import numpy as np
 
 from onnxremat.errors import ModelError, UsageError
+from onnxremat.grad.dropout import COUNTER
 from onnxremat.grad.update import RATE, SHARE
 from onnxremat.graph.tensor_files import read_tensors, write_tensors
 from onnxremat.training.data import Batch, check_labels
 from onnxremat.training.progress import COUNTS, Progress
 from onnxremat.training.state import Opening, Source, Step
 from onnxremat.training.trainer import UNPLANNED, Trainer
+from onnxremat.workers.courier import Transfer
+from onnxremat.workers.data_parallel import APART
 from onnxremat.workers.layers import J, Key, label
-from onnxremat.workers.mpi import Ranks
+from onnxremat.workers.mpi import Mesh, Ranks
 from onnxremat.workers.pieces import Flight, Pieces, Pool, results
 from onnxremat.workers.pipeline import BW, B, F, W
 from onnxremat.workers.relay import Relay, raw_of
+from onnxremat.workers.rooms import Rooms
 from onnxremat.workers.spans import Spans
 from onnxremat.workers.spread import EVERYWHERE
 from onnxremat.workers.staged import Staged, Wanted, staged
@@ -40,13 +48,17 @@ class PipelineParallel(Trainer):
 
     Args:
         ranks: who the others are; otherwise as :class:`Trainer`.
-        wanted: micro-batches, schedule and stages.
+        wanted: micro-batches, schedule, stages, and how many pipelines there are side by side.
 
     Attributes:
+        mesh: all ranks, those of this pipeline, and those with this one's stages in every pipeline.
         staged: the stages, their schedule and what it takes in simulation.
         seconds: per part of this rank those of its runs; whoever reads them empties it.
         alive: most micro-batches alive at once in each stage of this rank, so far.
         pool: buffers of what parts make for each other.
+
+    Raises:
+        UsageError: as many ranks cannot be dealt out to pipelines of equal length.
     """
 
     alone = False
@@ -58,7 +70,8 @@ class PipelineParallel(Trainer):
             raise UsageError(
                 "--accumulate is not for pipelines", hint="--micro-batches says how many there are"
             )
-        self.ranks, self.wanted, self.pool = ranks, wanted, Pool()
+        self.wanted, self.pool = wanted, Pool()
+        self.mesh = Mesh.of(ranks, wanted.pipelines)
         self.staged: Staged
         self.spans = Spans()
         self.seconds: dict[Key, list[float]] = {}
@@ -67,6 +80,7 @@ class PipelineParallel(Trainer):
         self._threads = options.get("threads", 0)
         super().__init__(graph, weights, **options)
         self.accumulate = 1
+        self._draw_apart()
         self._split = [n for n in self.training.data if self._has_rows(n)]
         self._split += [self.training.target] if self.training.target else []
         rows = self.wanted.micro_batches
@@ -83,18 +97,23 @@ class PipelineParallel(Trainer):
     def _open(self, graph: Source, without: str) -> Step:
         step = super()._open(graph, without)
         options = replace(UNPLANNED, threads=self._threads)
-        self.staged = staged(step, self.ranks, self.wanted, options)
-        self._here = self.staged.held(self.ranks.rank)
+        self.staged = staged(step, self.mesh, self.wanted, options)
+        self._here = self.staged.held(self.mesh.pipeline.rank)
         return Step(self.staged.model, step.folder, None)
 
     def _holds(self, name: str) -> bool:
         """Only what this rank's parts read or update is here."""
         return name in self._here
 
+    def _arrange(self, arrays: dict[str, np.ndarray]) -> None:
+        """Sums that travel between pipelines side by side, stage by stage."""
+        homes = self.staged.homes.items() if self.staged.between else ()
+        self._rooms = Rooms(arrays, {name: at for name, at in homes if name in arrays})
+
     def _start(self, opening: Opening) -> None:
         assert opening.update is not None
         self._add_states(opening.update, opening.first)
-        plan, rank = self.staged, self.ranks.rank
+        plan, rank = self.staged, self.mesh.pipeline.rank
         chosen = replace(UNPLANNED, threads=opening.device.threads)
         own = {key: piece for key, piece in plan.pieces.items() if plan.rank_of(key) == rank}
         mine = {k: p for k, p in plan.updates.items() if k == EVERYWHERE or k[1] == rank}
@@ -105,11 +124,14 @@ class PipelineParallel(Trainer):
         self._news = Relay(plan.updates, lambda key: key[1], self._tail, plan.courier, rank, after)
         self._copies = self._news.tags
         self._session = self._update = _Together(self)
-        plan.courier.finished = lambda each: self.spans.add(
-            "transfer", each.name, each.begin, each.end
-        )
+        for courier in filter(None, (plan.courier, plan.between)):
+            courier.finished = self._travelled
         self._how = lambda: "memory: buffers of one pool between parts"
         self._actions = list(plan.actions(rank))
+        self._sent: list[Transfer] = []
+
+    def _travelled(self, each: Transfer) -> None:
+        self.spans.add("transfer", each.name, each.begin, each.end)
 
     # ---- steps -------------------------------------------------------------------------
 
@@ -121,12 +143,17 @@ class PipelineParallel(Trainer):
         """One step; returns the loss."""
         check_labels(self.training, batch)
         own = self._batches(batch)
-        losses = sum(float(loss) for loss in own)
-        mean = self.ranks.mean(losses) * self.ranks.size / self.wanted.micro_batches
+        losses, ranks = sum(float(loss) for loss in own), self.mesh.everyone
+        mean = ranks.mean(losses) * ranks.size * self._share
         self._update_all(self._rate(rate))
         self.progress.step += 1
         self.progress.updates += 1
         return {self.training.loss: np.array(mean, np.float32)}
+
+    @property
+    def _share(self) -> float:
+        """Of a micro-batch in a step of all pipelines."""
+        return 1.0 / (self.wanted.micro_batches * self.wanted.pipelines)
 
     def update(self, rate: float | None = None) -> None:
         """Every step updates: nothing is left."""
@@ -153,6 +180,7 @@ class PipelineParallel(Trainer):
         """F, B and W of this rank for every micro-batch; the losses where they are made here."""
         flights: dict[int, Flight] = {}
         alive: Counter[int] = Counter()
+        left = Counter(stage for stage, kind, _ in self._actions if kind in (W, BW))
         losses, loss = dict[int, np.ndarray](), self.training.loss
         kept = [loss] if any(loss in p.makes for p in self._parts.pieces.values()) else []
 
@@ -183,12 +211,38 @@ class PipelineParallel(Trainer):
                 losses[k] = results(flights[k], kept)[loss]
             if kind in (W, BW):
                 alive[stage] -= 1
+                left[stage] -= 1
                 if (J, stage) in self._parts.pieces:
                     joints.due((J, stage), k)
+                elif not left[stage]:
+                    self._leave(stage)
             joints.go_on()
         joints.finish()
+        for stage in sorted(left):  # those that were joined: in the same order in all pipelines
+            if (J, stage) in self._parts.pieces:
+                self._leave(stage)
         self._relay.clear(True)
         return list(losses.values())
+
+    def _leave(self, stage: int) -> None:
+        """Sums of a stage are complete: they travel to the other pipelines."""
+        arrays = self._rooms.slices([stage])
+        if arrays and self.staged.between:
+            name = f"sums of stage {stage}"
+            self._sent.append(self.staged.between.add_up(arrays, name))
+
+    def _arrived(self) -> None:
+        """All sums are those of all pipelines; statistics are means over them."""
+        between = self.staged.between
+        if between is None:
+            return
+        while self._sent:
+            transfer = self._sent.pop(0)
+            with self.spans.during("wait", transfer.name):
+                between.wait(transfer)
+        moved = [v.input for v in self.training.states if v.initial == "model" and v.output]
+        held = self._held.arrays
+        self.mesh.across.average([held[name] for name in moved if name in held])
 
     def _keys(self, stage: int, kind: int) -> list[Key]:
         kinds = (B, W) if kind == BW else (kind,)
@@ -205,8 +259,8 @@ class PipelineParallel(Trainer):
 
     def _update_all(self, rate: float) -> None:
         """Parameters and state of this rank, and copies of others' that it reads."""
-        share = 1.0 / self.wanted.micro_batches
-        feeds = {RATE: np.array(rate, np.float32), SHARE: np.array(share, np.float32)}
+        self._arrived()
+        feeds = {RATE: np.array(rate, np.float32), SHARE: np.array(self._share, np.float32)}
         flight = self._tail.flight(feeds, (), self._news.readers)
         for key in self._tail.pieces:
             self._news.wait(key, flight)
@@ -217,7 +271,7 @@ class PipelineParallel(Trainer):
         for name in self._sums:
             if name in self._held.arrays:
                 self._held.arrays[name].fill(0)
-        rank, courier = self.ranks.rank, self.staged.courier
+        rank, courier = self.mesh.pipeline.rank, self.staged.courier
         going = []
         for tag, (name, (owner, readers)) in enumerate(self.staged.copies.items(), self._copies):
             if rank == owner:
@@ -237,15 +291,17 @@ class PipelineParallel(Trainer):
 
     def collect(self) -> None:
         """Bring the state of all ranks to the first, where it can be exported; all have to call."""
-        owners, rank = self.staged.owners, self.ranks.rank
-        own = {name: a for name, a in self._held.arrays.items() if owners.get(name) == rank}
-        for row in self.ranks.gathered(own):
+        if not self.mesh.across.first:  # the first pipeline has all of it
+            return
+        owners, ranks = self.staged.owners, self.mesh.pipeline
+        own = {name: a for name, a in self._held.arrays.items() if owners.get(name) == ranks.rank}
+        for row in ranks.gathered(own):
             self._everything.update(row)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint as one process does; all have to call."""
         self.collect()
-        if self.ranks.first:
+        if self.mesh.everyone.first:
             facts = {name: str(getattr(self.progress, name)) for name in COUNTS}
             about = {"format": "onnxremat-checkpoint", "version": "1", **facts}
             write_tensors(Path(path), self._everything, about)
@@ -277,6 +333,12 @@ class PipelineParallel(Trainer):
         for name, array in self._held.arrays.items():
             if name not in sums:
                 np.copyto(array, tensors[name])
+        self._draw_apart()
+
+    def _draw_apart(self) -> None:
+        """Masks of dropout differ between pipelines."""
+        if COUNTER in self._held.arrays:
+            self._held.arrays[COUNTER] += self.mesh.across.rank * APART
 
 
 class _Together:

@@ -143,7 +143,9 @@ class _Search:
     def _by_rules(self) -> Iterator[Replay]:
         for homes in self.bounds:
             actions = 3 * self.pipeline.stages * self.pipeline.micro_batches
-            for rule in RULES[: self.effort // (actions * (max(homes) + 1))]:
+            spent = actions * (max(homes) + 1)
+            least = self.best is None  # no named schedule keeps the limit: one has to be found
+            for rule in RULES[: max(self.effort // spent, least)]:
                 order = built(self.pipeline, homes, *rule) if self._hopeful(homes) else None
                 if order is not None:
                     yield carry_out(self.pipeline, order)

@@ -15,7 +15,7 @@ from onnxremat.workers.courier import Courier, Delay
 from onnxremat.workers.gathering import gathering
 from onnxremat.workers.halves import Halves, halves_of
 from onnxremat.workers.layers import Key, crossing_bytes, forward_ops
-from onnxremat.workers.mpi import Ranks
+from onnxremat.workers.mpi import Mesh, Ranks
 from onnxremat.workers.pieces import Piece, cut
 from onnxremat.workers.pipeline import Order, Pipeline
 from onnxremat.workers.replay import Replay, carry_out
@@ -44,6 +44,7 @@ class Wanted:
             as measured times say.
         in_flight: most micro-batches that a stage keeps alive, None for no limit.
         delay: of every transfer, for tests and studies.
+        pipelines: side by side, each with micro-batches of its own.
     """
 
     micro_batches: int
@@ -51,6 +52,7 @@ class Wanted:
     stages: str = ""
     in_flight: int | None = None
     delay: Delay | None = None
+    pipelines: int = 1
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,9 @@ class Staged:
         model: the step, gathering, its update inside.
         cuts: first op of each stage but the first.
         replay: the schedule, simulated with measured times.
+        courier: between the ranks of a pipeline.
+        between: between the same ranks of all pipelines; None where there is one pipeline.
+        homes: stage of every sum of gradients.
         pieces: all parts of the step, of all ranks.
         updates: all parts of the update.
         owners: rank that holds the newest value of each variable.
@@ -71,6 +76,8 @@ class Staged:
     cuts: tuple[str, ...]
     replay: Replay
     courier: Courier
+    between: Courier | None
+    homes: Mapping[str, int]
     pieces: Mapping[Key, Piece]
     updates: Mapping[Phase, Piece]
     owners: Mapping[str, int]
@@ -114,8 +121,9 @@ def require_unplanned(model: onnx.ModelProto) -> None:
         )
 
 
-def staged(step: Step, ranks: Ranks, wanted: Wanted, options: Options) -> Staged:
-    """Cut a step to stages for so many ranks, and choose their schedule; all have to call.
+def staged(step: Step, mesh: Mesh, wanted: Wanted, options: Options) -> Staged:
+    """Cut a step to stages, and choose their schedule, the same in all pipelines; all ranks have
+    to call.
 
     Raises:
         MissingComponentError: this MPI does not let several threads call it.
@@ -124,7 +132,8 @@ def staged(step: Step, ranks: Ranks, wanted: Wanted, options: Options) -> Staged
         InfeasibleError: the schedule keeps more micro-batches alive than it may.
     """
     require_unplanned(step.model)
-    courier = ranks.courier(wanted.delay)
+    courier = mesh.pipeline.courier(wanted.delay)
+    between = mesh.across.courier(wanted.delay) if wanted.pipelines > 1 else None
     if courier is None:
         raise MissingComponentError(
             "a pipeline needs an MPI that several threads may call",
@@ -134,24 +143,29 @@ def staged(step: Step, ranks: Ranks, wanted: Wanted, options: Options) -> Staged
     model = read_model(step.file) if step.file is not None else step.model
     model = gathering(model, each=True)
     halves = halves_of(model, step.folder)
-    cuts, pipeline = _measured(halves, ranks, wanted, options, step)
-    pipeline = replace(pipeline, communication=_communication(halves, cuts, courier, ranks))
-    first = _scheduled(pipeline, wanted.schedule, ranks.size) if ranks.first else None
-    replay: Replay = ranks.told(first)
+    cuts, pipeline = _measured(halves, mesh, wanted, options, step)
+    lags = _communication(halves, cuts, courier, mesh.pipeline)
+    pipeline, first = replace(pipeline, communication=lags), None
+    if mesh.everyone.first:
+        first = _scheduled(pipeline, wanted.schedule, mesh.pipeline.size)
+    replay: Replay = mesh.everyone.told(first)
     layers = halves.layers(cuts)
-    homes = {name: replay.order.rank[at] for name, (_, at) in halves.homes(layers).items()}
+    homes = {name: at for name, (_, at) in halves.homes(layers).items()}
+    owner = {name: replay.order.rank[at] for name, at in homes.items()}
     pieces = cut(halves.step, apart(layers.parts), halves.about)
-    updates = cut(halves.update, spread(halves.update, homes), halves.told)
+    updates = cut(halves.update, spread(halves.update, owner), halves.told)
     owners = owners_of(halves, replay.order.rank, pieces, updates)
     copies = _copies(halves, owners, replay.order.rank, pieces)
-    return Staged(model, tuple(cuts), replay, courier, pieces, updates, owners, copies)
+    couriers = courier, between
+    return Staged(model, tuple(cuts), replay, *couriers, homes, pieces, updates, owners, copies)
 
 
 def _measured(
-    halves: Halves, ranks: Ranks, wanted: Wanted, options: Options, step: Step
+    halves: Halves, mesh: Mesh, wanted: Wanted, options: Options, step: Step
 ) -> tuple[list[str], Pipeline]:
     """Where to cut, and what the stages take: parts of a finer cut, measured, each rank some."""
-    count = 2 * ranks.size if wanted.schedule in SEVERAL else ranks.size
+    ranks, count = mesh.everyone, mesh.pipeline.size
+    count *= 2 if wanted.schedule in SEVERAL else 1
     hand = named_cuts(halves.step, wanted.stages) if wanted.stages else None
     fine = hand if hand is not None else fine_cuts(halves.step, count)
     pieces = cut(halves.step, halves.layers(fine).parts, halves.about)

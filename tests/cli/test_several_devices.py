@@ -24,13 +24,13 @@ def step(folder: Path) -> Path:
 
 def test_optimize_verify_bench_export(cli: Command, folder: Path, step: Path) -> None:
     said = cli(
-        "optimize", step, "out.onnx", "--devices", "cpu-2x1", "--budget", "cpu:0=1MiB,cpu:1=1MiB",
+        "optimize", step, "out.onnx", "--devices", "cpu-2x1", "--budget", "cpu:0=8MiB,cpu:1=8MiB",
         "--time-limit", LONG, "--gap", 1, "--bench-seconds", 0, "--json",
     )  # fmt: skip
     assert said.code == 0, said.err
     facts = said.facts
     assert [row["device"] for row in facts["devices"]] == ["cpu:0", "cpu:1"]
-    assert all(row["peak_measured_bytes"] <= 1 << 20 for row in facts["devices"])
+    assert all(row["peak_measured_bytes"] <= 8 << 20 for row in facts["devices"])
     assert all(check["ok"] for check in facts["checks"])
     assert listing() == ["out.onnx", "step.onnx"]
     onnx.checker.check_model("out.onnx", full_check=True)
@@ -62,7 +62,7 @@ def test_optimize_verify_bench_export(cli: Command, folder: Path, step: Path) ->
 def test_saying_more(cli: Command, folder: Path, step: Path) -> None:
     """What is recomputed and the time by phase, for several devices and for one session."""
     for more in (
-        ("--devices", "cpu-2x1", "--budget", "1MiB"),
+        ("--devices", "cpu-2x1", "--budget", "8MiB"),
         ("--budget", "2x", "--target", "portable"),
     ):
         said = cli(

@@ -58,6 +58,12 @@ def test_help_version_and_wrong_options_load_nothing_heavy() -> None:
     assert not modules & set(HEAVY)
 
 
+def test_the_interface_loads_no_compiled_search() -> None:
+    """What does not plan (verify, run, report, apply) does not wait for it either."""
+    script = "import sys, onnxremat.api; sys.exit('numba' in sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)
+
+
 def test_the_list_of_commands_loads_none_of_them() -> None:
     _, modules = answered(["--help"], ["--version"])
     homes = {f"onnxremat.cli.{name.replace('-', '_')}" for name in COMMANDS}

@@ -17,6 +17,7 @@ from onnxremat.schedule.plan import Compute, Free, Plan, Step, Transfer
 from tests.limits import LONG
 from tests.toolbox import random_sequence
 
+BESIDE = ("inputs", "state", "session")  # for budgets of what a plan changes alone
 ANY = PlanOptions(time_limit=LONG, gap=1.0, threads=1)  # the first plan that fits
 
 

@@ -25,7 +25,7 @@ from onnxremat.planner.plan_steps import provenance_of
 from onnxremat.planner.search import warm_up
 from onnxremat.planner.solution import Certificate, Status
 from onnxremat.schedule.plan import Compute, Transfer
-from tests.devices.plans import optimized, processors
+from tests.devices.plans import BESIDE, optimized, processors
 from tests.limits import LONG
 from tests.planner.asking import asked
 from tests.planner.device_oracle import random_device_problem
@@ -40,7 +40,9 @@ def _warm() -> None:
 
 @pytest.fixture(scope="module")
 def chain() -> Prepared:
-    return prepare(to_model(training_chain(8, 16, 512)), Settings(threads=1, target="none"))
+    return prepare(
+        to_model(training_chain(8, 16, 512)), Settings(threads=1, target="none", not_counted=BESIDE)
+    )
 
 
 def test_a_later_round_proves_nothing_of_the_whole_budgets() -> None:
@@ -81,7 +83,7 @@ def test_two_devices_hold_what_one_cannot() -> None:
     for i in range(6):
         weight = np.random.default_rng(i).standard_normal((64, 64)).astype(np.float32)
         model.graph.initializer.append(onnx.numpy_helper.from_array(weight, f"w{i}"))
-    prepared = prepare(model, Settings(threads=1, target="none"))
+    prepared = prepare(model, Settings(threads=1, target="none", not_counted=BESIDE))
     budget = str(4 * 64 * 64 * 4)
     with pytest.raises(InfeasibleError, match="cannot run within"):
         optimized(prepared, processors(1), budget)

@@ -13,12 +13,15 @@ from typer.testing import CliRunner
 
 from onnxremat.api import read_plan
 from onnxremat.cli.commands import app
+from onnxremat.cost.analytic import analytic_costs
 from onnxremat.errors import UnsupportedError, UsageError
 from onnxremat.grad import differentiate
 from onnxremat.grad.roles import roles_of
 from onnxremat.graph.ir import Graph
 from onnxremat.ort.infer import build_graph
+from onnxremat.pipeline.base_order import as_listed, as_run, base_order, two_ends
 from onnxremat.pipeline.weight_order import DwPolicy, ordered
+from onnxremat.schedule.simulate import simulate
 
 LAYERS = 4
 
@@ -117,6 +120,44 @@ def test_plans_keep_the_order_and_say_what_both_ends_take(tmp_path: Path) -> Non
         assert "nothing recomputed: asap" in said.output
         over[policy] = read_plan(out).provenance.overhead
     assert over["auto"] <= min(over["asap"], over["late"]) + 1e-6
+
+
+def drawn(seed: int) -> onnx.ModelProto:
+    """Convolutions of any sizes, whose gradients take more workspace than some activations."""
+    r, nodes, stored = np.random.default_rng(seed), [], []
+    value, channels, size = "x", 3, int(r.integers(6, 12))
+    for k in range(int(r.integers(2, 6))):
+        wide, kernel = int(r.integers(2, 24)), int(r.choice([1, 3, 5]))
+        weight = r.standard_normal((wide, channels, kernel, kernel)).astype(np.float32)
+        stored.append(numpy_helper.from_array(weight, f"w{k}"))
+        conv = [value, f"w{k}"], [f"h{k}"], f"layer{k}/Conv"
+        nodes += [
+            helper.make_node("Conv", *conv, pads=[kernel // 2] * 4),
+            helper.make_node("Relu", [f"h{k}"], [f"a{k}"], f"layer{k}/Relu"),
+        ]
+        value, channels = f"a{k}", wide
+    nodes += [
+        helper.make_node("GlobalAveragePool", [value], ["mean"], "mean"),
+        helper.make_node("Flatten", ["mean"], ["y"], "flat"),
+    ]
+    graph = helper.make_graph(
+        nodes, "drawn",
+        [helper.make_tensor_value_info("x", 1, [8, 3, size, size])],
+        [helper.make_tensor_value_info("y", 1, [8, channels])],
+        stored,
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 5, 7, 11])
+def test_auto_begins_with_no_more_than_either_end(seed: int) -> None:
+    """Workspace of convolutions included: without it another order seems to be the least."""
+    graph = build_graph(differentiate(drawn(seed), optimizer="momentum"))
+    scratch = analytic_costs(graph).scratch
+    chosen = base_order(graph, graph, False, DwPolicy("auto"), scratch)
+    ends = [as_run(end) for end in two_ends(as_listed(graph, graph))]
+    peak, *others = (simulate(each, scratch=scratch).peak for each in (chosen, *ends))
+    assert peak <= min(others)
 
 
 @pytest.mark.parametrize(

@@ -8,16 +8,19 @@ from math import inf
 import numpy as np
 import pytest
 
-from onnxremat.placement import columns, completion
+from onnxremat.placement import columns, completion, dealing
+from onnxremat.placement.annealing import Annealing
 from onnxremat.placement.answer import Work
-from onnxremat.placement.classes import Classes, condense
+from onnxremat.placement.classes import Classes, condense, loads
 from onnxremat.placement.columns import Cover, Pricing, set_load
 from onnxremat.placement.completion import assembled, priced_sets
+from onnxremat.placement.dealing import Dealing
 from onnxremat.placement.frontier import frontier
-from onnxremat.placement.graph import Flags
+from onnxremat.placement.graph import Flags, Index
 from onnxremat.placement.graph_files import from_json
 from onnxremat.placement.parting import LoadCuts
 from onnxremat.placement.program import decide
+from onnxremat.planner.problem import Floats
 from onnxremat.planner.solvers.base import Limits
 from tests.limits import LONG
 from tests.placement import oracle
@@ -122,3 +125,53 @@ def test_the_program_of_classes_decides_whether_there_is_a_better_placement(seed
     found = oracle.judged(data, tuple(int(d) for d in c.nodes(where)))
     assert found.fits
     assert found.load == pytest.approx(least)
+
+
+@pytest.mark.parametrize("seed", range(0, 60, 3))
+def test_two_devices_are_dealt_out_as_well_as_can_be(seed: int) -> None:
+    """Against every way to deal out the classes of an accelerator and another device."""
+    graph = from_json(oracle.draw(seed))
+    c = condense(graph, chain=False)
+    search = Dealing(Annealing(c, two=False, seed=0))
+    rng = np.random.default_rng(seed)
+    on = [list(range(graph.devices)) if ok else list(range(graph.accelerators, graph.devices))
+          for ok in c.supported]  # fmt: skip
+    if not all(on):
+        return
+    drawn = (np.asarray([rng.choice(row) for row in on]) for _ in range(50))
+    where = next((found for found in drawn if keeps(c, found)), None)
+    if where is None:
+        return
+    begin = loads(c, where).sum(1)
+    for first, second in search.pairs:
+        both = np.flatnonzero((where == first) | (where == second))
+        least = energy(begin, (first, second), begin.max())
+        for pick in product((first, second), repeat=len(both)):
+            tried = where.copy()
+            tried[both] = pick
+            after = loads(c, tried).sum(1)
+            if all(d in on[v] for v, d in enumerate(tried)) and keeps(c, tried):
+                least = min(least, energy(after, (first, second), begin.max()))
+        found = search.dealt(where, (first, second), NORM, 4000)
+        after = begin if found is None else loads(c, found).sum(1)
+        reached = energy(after, (first, second), begin.max())
+        assert found is None or set(np.flatnonzero(found != where)) <= set(both)
+        assert found is None or keeps(c, found)
+        assert least - 1e-9 <= reached <= energy(begin, (first, second), begin.max())
+        if c.size.sum() <= graph.memory:  # bytes are looked at for the best few only
+            assert reached == pytest.approx(least, abs=1e-3)
+
+
+NORM = 64.0
+
+
+def energy(load: Floats, pair: tuple[int, int], scale: float) -> float:
+    """Infinite where one of the two has more than the largest load so far."""
+    first, second = load[list(pair)] / max(scale, 1e-300)
+    return float(dealing.energy(first, second, NORM)) if max(first, second) <= 1 + 1e-12 else inf
+
+
+def keeps(c: Classes, where: Index) -> bool:
+    """The bytes of every accelerator."""
+    used = np.bincount(where, c.size, c.graph.devices)[: c.graph.accelerators]
+    return bool((used <= c.graph.memory).all())

@@ -27,6 +27,7 @@ from tests.planner.device_oracle import (
     staged_optimum,
 )
 from tests.planner.oracle import random_problem
+from tests.toolbox import seeds
 
 
 def all_formulations(wiring: ProblemLists, budget: int) -> dict[str, StageModel]:
@@ -44,7 +45,7 @@ def budget_of(problem: Problem, seed: int) -> int:
     return low + (high - low) * (seed % 4) // 4
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", seeds(60, 40))
 def test_formulations_agree_with_the_exact_optimum(seed: int) -> None:
     problem = random_problem(seed, 5 + seed % 2)
     wiring, budget = ProblemLists(problem), budget_of(problem, seed)
@@ -80,7 +81,7 @@ def budgets_of(problem: Problem, seed: int) -> list[int]:
 FEATURES = range(70)
 
 
-@pytest.mark.parametrize("seed", FEATURES)
+@pytest.mark.parametrize("seed", seeds(len(FEATURES), 30))
 def test_two_devices_products_linear_form_and_brute_force_agree(seed: int) -> None:
     """With workspace, in-place, kept values and their goals, pins, missing links, weights,
     colocation, inputs at home and storage devices."""

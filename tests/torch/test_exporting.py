@@ -3,6 +3,7 @@ PyTorch's gradient, and the module left alone."""
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from onnx import numpy_helper
 from torch import nn
 
 import onnxremat
-from onnxremat.errors import UnsupportedError, UsageError, VerificationError
+from onnxremat.errors import TrainingWarning, UnsupportedError, UsageError, VerificationError
 from onnxremat.grad.listed import KEY, Parameters, parameters_of
 from onnxremat.ort.session import Options, open_session, session_options
 
@@ -213,6 +214,44 @@ def test_exported_files_train_as_the_module(exporter: str, tmp_path: Path) -> No
         found = onnxremat.check_export(net, tmp_path / "net.onnx", given).require()
         assert len(found.parameters) == 8
         assert all(p.trained and p.error is not None for p in found.parameters)
+
+
+class Stopping(nn.Module):
+    """A part whose gradient is stopped, and one of which it is in one of two places."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.back, self.gate = how, nn.Linear(6, 5), nn.Linear(6, 5)
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.how == "no_grad":
+            with torch.no_grad():
+                back, gate = self.back(x), torch.sigmoid(self.gate(x))
+        else:
+            back, gate = self.back(x).detach(), torch.sigmoid(self.gate(x)).detach()
+        return self.head(back.tanh() * gate + self.gate(x))
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+@pytest.mark.parametrize("how", ["detach", "no_grad"])
+def test_where_the_module_stops_gradients(exporter: str, how: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net, x, path = Stopping(how).train(), torch.randn(4, 6), tmp_path / "net.onnx"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        told = onnxremat.export(net, x, path, exporter=exporter)
+    assert told.frozen == ("back.weight", "back.bias")
+    warned = [str(w.message) for w in caught if issubclass(w.category, TrainingWarning)]
+    found = onnxremat.check_export(net, path, x)
+    if how == "detach" and exporter == "dynamo":  # the only one that writes it down
+        assert found.ok, found
+        assert not warned
+    else:
+        assert len(warned) == 1
+        assert "2 parameters" in warned[0]
+        assert "gate.weight" in warned[0]
+        assert [p.name for p in found.parameters if p.problem] == ["gate.weight", "gate.bias"]
 
 
 def by_default(net: nn.Module, x: torch.Tensor, exporter: str, path: Path) -> Path:

@@ -68,7 +68,7 @@ def test_adamw_in_a_hard_limit(tmp_path: Path, warm: None) -> None:
     net, step, data = _files(tmp_path, 512)
     tiny, tiny_step, tiny_data = _files(tmp_path, 16)
     # A trainer writes new parameters and state over the old ones: they count once.
-    settings, options = Prepared(threads=1, not_counted=(UPDATES,)), PlanOptions(work=300)
+    settings, options = Prepared(threads=1, not_counted=(UPDATES,)), PlanOptions(work=40)
     made = optimize(step, budget="min", settings=settings, options=options, bench_seconds=0)
     out = tmp_path / "out.onnx"
     made.save(out)

@@ -14,21 +14,24 @@ from onnxremat.workers.mpi import Ranks, join
 
 
 def main(folders: list[str]) -> None:
-    """Train each, and write what each rank holds."""
-    ranks = join()
+    """Train each, and write what each rank holds; numbers are rates of those that follow."""
+    ranks, rate = join(), 0.1
     with ranks.together():
-        train(ranks, folders)
+        for each in folders:
+            if each.replace(".", "").isdigit():
+                rate = float(each)
+            else:
+                train(ranks, Path(each), rate)
 
 
-def train(ranks: Ranks, folders: list[str]) -> None:
+def train(ranks: Ranks, folder: Path, rate: float) -> None:
     """One rank's share."""
-    for folder in map(Path, folders):
-        shard = folder.name.startswith("sharded")
-        trainer = DataParallel(folder / "step.onnx", ranks=ranks, rate=0.1, threads=1, shard=shard)
-        data = open_data(str(folder / "data.npz"), trainer.batch_size, seed=3)
-        losses = trainer.fit(Shard(data, ranks), 5)
-        trainer.save(folder / "saved.safetensors")
-        np.savez(folder / f"rank{ranks.rank}.npz", losses=np.array(losses), **trainer.values())
+    shard = folder.name.startswith("sharded")
+    trainer = DataParallel(folder / "step.onnx", ranks=ranks, rate=rate, threads=1, shard=shard)
+    data = open_data(str(folder / "data.npz"), trainer.batch_size, seed=3)
+    losses = trainer.fit(Shard(data, ranks), 5)
+    trainer.save(folder / "saved.safetensors")
+    np.savez(folder / f"rank{ranks.rank}.npz", losses=np.array(losses), **trainer.values())
 
 
 if __name__ == "__main__":

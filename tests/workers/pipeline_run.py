@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from onnxremat.grad.dropout import COUNTER
 from onnxremat.workers.mpi import Ranks, join
 from onnxremat.workers.pipelined import PipelineParallel
 from onnxremat.workers.staged import Wanted
@@ -30,7 +31,10 @@ def train(ranks: Ranks, path: Path) -> None:
         trainer = PipelineParallel(
             folder / "step.onnx", ranks=ranks, wanted=wanted, rate=row["rate"], threads=1
         )
-        losses = [trainer.step(batch) for _ in range(row["steps"])]
+        across = trainer.mesh.across
+        mine = {name: np.split(a, across.size)[across.rank] for name, a in batch.items()}
+        losses = [trainer.step(mine) for _ in range(row["steps"])]
+        held = ranks.gathered(trainer.values())
         trainer.collect()
         alive = ranks.gathered(trainer.alive)
         peak = ranks.gathered(trainer.pool.peak)
@@ -40,9 +44,19 @@ def train(ranks: Ranks, path: Path) -> None:
                 "alive": {k: v for part in alive for k, v in part.items()},
                 "simulated": trainer.staged.replay.peak,
                 "peak": peak,
+                "alike": _alike(held, trainer.mesh.pipeline.size),
                 "cuts": trainer.staged.cuts,
             }
             (folder / f"{row['name']}.json").write_text(json.dumps(facts))
+
+
+def _alike(held: list[dict[str, np.ndarray]], length: int) -> bool:
+    """Whether the same stages hold the same bits in all pipelines, which only draw apart."""
+    return all(
+        values.keys() == held[k % length].keys()
+        and all(np.array_equal(a, held[k % length][n]) for n, a in values.items() if n != COUNTER)
+        for k, values in enumerate(held)
+    )
 
 
 if __name__ == "__main__":

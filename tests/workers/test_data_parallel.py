@@ -103,13 +103,17 @@ def test_as_one_process_with_the_joined_batch(tmp_path: Path) -> None:
         write(tmp_path / name, step, arrays())
     step = differentiate(nets.net(), optimizer="sgd", initializers=True)
     write(tmp_path / "statistics", step, nets.arrays())
+    half = {"optimizer": "adamw", "precision": "fp16", "initializers": True}
+    write(tmp_path / "overflow", differentiate(net(6), **half), one_large_row())
     folders = [str(tmp_path / name) for name in (*NEAR, "statistics")]
+    folders += ["0.001", str(tmp_path / "overflow")]
     run = mpiexec(2, "-m", "tests.workers.data_parallel_run", *folders)
     said = run.communicate()
     assert run.returncode == 0, said
     for name, (settings, near) in NEAR.items():
         _compare_with_one(tmp_path / name, settings, near)
     _sharded(tmp_path / "sharded")
+    _overflow(ranks_in(tmp_path / "overflow"), half)
     one, other = ranks_in(tmp_path / "statistics")
     assert one.keys() == other.keys()
     for name in one.keys() - {COUNTER}:
@@ -138,9 +142,30 @@ def _sharded(folder: Path) -> None:
             np.testing.assert_array_equal(trainer.state[name], value)
 
 
-def ranks_in(folder: Path) -> list[dict[str, np.ndarray]]:
+def ranks_in(folder: Path, count: int = 2) -> list[dict[str, np.ndarray]]:
     """What each rank held in the end."""
-    return [dict(np.load(folder / f"rank{rank}.npz")) for rank in range(2)]
+    return [dict(np.load(folder / f"rank{rank}.npz")) for rank in range(count)]
+
+
+def one_large_row() -> dict[str, np.ndarray]:
+    """Rows one of which makes gradients that half precision cannot hold: on one rank of two."""
+    data = arrays()
+    data["x"][17] *= 20
+    return data
+
+
+def _overflow(both: list[dict[str, np.ndarray]], settings: dict[str, Any]) -> None:
+    """All ranks leave out the updates that one process would, which runs the same parts: between
+    them numbers are of half precision, within them a processor's are not."""
+    step = differentiate(net(6), accumulate=2, **settings)
+    alone = DataParallel(step, rate=0.001, threads=1, ranks=ALONE)
+    alone.fit(Arrays(one_large_row(), 6, seed=3), 5)
+    assert alone.state["loss_scale.good_updates"] < alone.progress.updates == 20
+    for each in both:
+        for name in ("loss_scale.good_updates", "loss_scale.doublings"):
+            assert each[name] == alone.state[name]
+        for name in ("w1", "b1", "w2", "b2"):
+            np.testing.assert_allclose(each[name], alone.state[name], rtol=1e-4, atol=1e-5)
 
 
 def _compare_with_one(folder: Path, settings: dict[str, Any], near: float) -> None:
@@ -156,13 +181,17 @@ def _compare_with_one(folder: Path, settings: dict[str, Any], near: float) -> No
 
 @several
 @pytest.mark.parametrize(
-    "together",
+    ("count", "together"),
     [
-        ["--data-parallel"],
-        pytest.param(["--pipeline", "--micro-batches", "2"], marks=pytest.mark.slow),
+        (2, ["--data-parallel"]),
+        pytest.param(2, ["--pipeline", "--micro-batches", "2"], marks=pytest.mark.slow),
+        pytest.param(
+            4, ["--data-parallel", "--pipeline", "2", "--micro-batches", "2"],
+            marks=pytest.mark.slow,
+        ),
     ],
-)
-def test_all_end_when_one_is_killed(together: list[str], tmp_path: Path) -> None:
+)  # fmt: skip
+def test_all_end_when_one_is_killed(count: int, together: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "run"
     write(folder, differentiate(net(6), optimizer="sgd", initializers=True), arrays())
     saved = tmp_path / "c.safetensors"
@@ -170,14 +199,14 @@ def test_all_end_when_one_is_killed(together: list[str], tmp_path: Path) -> None
     keep = ["--epochs", "1000000", "--checkpoint", str(saved), "--every", "1"]
     program = "from onnxremat.cli.app import main; main()"
     options = [*train, *together, *keep]
-    run = mpiexec(2, "-c", program, *options, start_new_session=True)
+    run = mpiexec(count, "-c", program, *options, start_new_session=True)
     try:
         while not saved.exists():
             assert run.poll() is None, run.communicate()
             time.sleep(0.05)
         mine = [pid for pid in members(run.pid) if b"onnxremat.cli.app" in command(pid)]
         ranks = {int(environment(pid)["PMI_RANK"]): pid for pid in mine if pid != run.pid}
-        assert set(ranks) == {0, 1}
+        assert set(ranks) == set(range(count))
         os.kill(ranks[1], signal.SIGKILL)
         begin = time.monotonic()
         said = "".join(run.communicate())
@@ -234,6 +263,12 @@ class _Alone:
         def Testall(pending: list[Any]) -> bool:  # noqa: N802
             """Nothing is pending."""
             return True
+
+    rank, size = 0, 1
+
+    def Split(self, group: int, key: int) -> _Alone:  # noqa: N802
+        """Every group is it alone."""
+        return self
 
     @staticmethod
     def Query_thread() -> int:  # noqa: N802

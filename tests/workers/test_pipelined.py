@@ -31,28 +31,27 @@ from tests.workers.test_overlap import joined
 
 MICRO_BATCHES = 4
 SIZES: dict[str, dict[str, Any]] = {
-    "resnet18": {"size": 32, "width": 8, "classes": 10},
+    "resnet18": {"size": 64, "width": 8, "classes": 10},
     "bert": {"sequence": 8, "hidden": 16, "layers": 4, "heads": 2, "vocab": 50, "positions": 8},
     "gpt2": {"sequence": 8, "hidden": 16, "layers": 4, "heads": 2, "vocab": 50, "positions": 8},
 }
+# Where a channel has fewer values, batch normalization makes rounding tenfold with every step.
+ROWS = {"resnet18": 4, "bert": 2, "gpt2": 2}
 
 
-def prepare(folder: Path, name: str, **settings: Any) -> Path:
+def prepare(folder: Path, name: str, pipelines: int = 1, **settings: Any) -> Path:
     """A step for micro-batches, the one process's step, and a joined batch."""
     folder.mkdir()
-    sizes = SIZES[name]
-    small = models.build(name, batch=2, **sizes)
+    sizes, parts = SIZES[name], MICRO_BATCHES * pipelines
+    small = models.build(name, batch=ROWS[name], **sizes)
     step = differentiate(small, initializers=True, **settings)
     onnx.save(step, folder / "step.onnx")
+    big = models.build(name, batch=ROWS[name] * parts, **sizes)
+    whole = differentiate(big, initializers=True, **settings)
+    np.savez(folder / "data.npz", **joined(big, whole))
     if name == "resnet18":  # batch normalization sees a micro-batch at a time
-        whole = differentiate(small, initializers=True, accumulate=MICRO_BATCHES, **settings)
-        batch = joined(small, step, MICRO_BATCHES)
-    else:
-        big = models.build(name, batch=2 * MICRO_BATCHES, **sizes)
-        whole = differentiate(big, initializers=True, **settings)
-        batch = joined(big, whole)
+        whole = differentiate(small, initializers=True, accumulate=parts, **settings)
     onnx.save(whole, folder / "whole.onnx")
-    np.savez(folder / "data.npz", **batch)
     return folder
 
 
@@ -206,31 +205,13 @@ PROGRAM = "from onnxremat.cli.app import main; main()"
 PIPELINE = ["--pipeline", "--micro-batches", "2", "--schedule", "zb-h1", "--stages", "Tanh_1"]
 
 
-def train(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """The command, with two processes."""
+def train(folder: Path, *options: str, ranks: int = 2) -> subprocess.CompletedProcess[str]:
+    """The command, with two processes or more."""
     given = [str(folder / "step.onnx"), "--data", str(folder / "data.npz"), "--no-shuffle", "-q"]
-    run = mpiexec(2, "-c", PROGRAM, "train", *given, *PIPELINE, *options)
+    run = mpiexec(ranks, "-c", PROGRAM, "train", *given, *options)
     said = run.communicate()
     assert run.returncode == 0, said
     return subprocess.CompletedProcess(run.args, 0, *said)
-
-
-@several
-def test_the_command_writes_what_one_process_reads(tmp_path: Path) -> None:
-    """A checkpoint, and a trace of both processes."""
-    folder, saved, trace = tmp_path / "run", tmp_path / "c.safetensors", tmp_path / "t.json"
-    write(folder, differentiate(net(6), optimizer="adamw", initializers=True), arrays())
-    train(folder, "--checkpoint", str(saved), "--trace", str(trace))
-    step = differentiate(net(12), optimizer="adamw", initializers=True)
-    one, whole = Trainer(step, threads=1), Trainer(step, threads=1)
-    one.resume(saved)
-    assert one.progress.step == 4
-    whole.fit(Arrays(arrays(), 12, shuffle=False), 1)
-    for name, value in whole.state.items():
-        np.testing.assert_allclose(one.state[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
-    events = json.loads(trace.read_text())["traceEvents"]
-    lanes = {(event["pid"], event["cat"]) for event in events if event["ph"] == "X"}
-    assert {(0, "compute"), (1, "compute"), (0, "transfer"), (1, "transfer")} <= lanes
 
 
 @several
@@ -238,9 +219,9 @@ def test_the_command_writes_what_one_process_reads(tmp_path: Path) -> None:
 def test_resuming_makes_the_bits_of_an_uninterrupted_run(tmp_path: Path) -> None:
     folder, halves, whole = tmp_path / "run", tmp_path / "a.safetensors", tmp_path / "b.safetensors"
     write(folder, differentiate(net(6), optimizer="adamw", initializers=True), arrays())
-    train(folder, "--checkpoint", str(halves))
-    train(folder, "--checkpoint", str(halves), "--resume", "--epochs", "2")
-    train(folder, "--checkpoint", str(whole), "--epochs", "2")
+    train(folder, *PIPELINE, "--checkpoint", str(halves))
+    train(folder, *PIPELINE, "--checkpoint", str(halves), "--resume", "--epochs", "2")
+    train(folder, *PIPELINE, "--checkpoint", str(whole), "--epochs", "2")
     one, other = read_tensors(halves)[0], read_tensors(whole)[0]
     assert one.keys() == other.keys()
     for name, value in one.items():
@@ -252,7 +233,6 @@ def test_resuming_makes_the_bits_of_an_uninterrupted_run(tmp_path: Path) -> None
     [
         (["--schedule", "zb-h1"], "for pipelines"),
         (["--stages", "a"], "for pipelines"),
-        (["--pipeline", "--data-parallel"], "not for one run"),
         (["--pipeline", "--schedule", "1f1b", "--schedule", "gpipe"], "two of one kind"),
         (["--shard-state"], "for --data-parallel"),
     ],

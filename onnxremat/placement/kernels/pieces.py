@@ -106,9 +106,7 @@ def _keep(t: Table, to: int, ideal: int, value: float, start: int, which: int, l
     return False
 
 
-@compiled(
-    types.void(COSTS, LATTICE, TABLE, WALK, types.int64, types.int64, types.int64), entry=True
-)
+@compiled(types.void(COSTS, LATTICE, TABLE, WALK, types.int64, types.int64, types.int64))
 def on_accelerator(p: Costs, lat: Lattice, t: Table, w: Walk, a: int, c: int, start: int) -> None:
     """All pieces on an accelerator from a start that (a, c) devices reach."""
     cpus, last = p.devices[1], len(lat.work) - 1
@@ -189,9 +187,7 @@ def on_accelerator(p: Costs, lat: Lattice, t: Table, w: Walk, a: int, c: int, st
             low1 = _low(p, lat, t, 1, accs_left, cpus_left)
 
 
-@compiled(
-    types.void(COSTS, LATTICE, TABLE, WALK, types.int64, types.int64, types.int64), entry=True
-)
+@compiled(types.void(COSTS, LATTICE, TABLE, WALK, types.int64, types.int64, types.int64))
 def on_cpu(p: Costs, lat: Lattice, t: Table, w: Walk, a: int, c: int, start: int) -> None:
     """All pieces on a CPU from a start that (a, c) devices reach."""
     cpus, last = p.devices[1], len(lat.work) - 1
@@ -233,7 +229,7 @@ def on_cpu(p: Costs, lat: Lattice, t: Table, w: Walk, a: int, c: int, start: int
             low1 = _low(p, lat, t, 1, accs_left, cpus_left)
 
 
-@compiled(types.int64(COSTS, LATTICE, TABLE, types.int64, types.int64, types.int64), entry=True)
+@compiled(types.int64(COSTS, LATTICE, TABLE, types.int64, types.int64, types.int64))
 def next_start(p: Costs, lat: Lattice, t: Table, a: int, c: int, start: int) -> int:
     """The next ideal from ``start`` on that is worth a walk; the number of ideals when none is."""
     last = len(lat.work) - 1
@@ -246,6 +242,26 @@ def next_start(p: Costs, lat: Lattice, t: Table, a: int, c: int, start: int) -> 
         if worth and lat.work[i, 1] > low1 and lat.work[i, 0] > low0:
             return i
     return last + 1
+
+
+@compiled(
+    types.int64(COSTS, LATTICE, TABLE, WALK, types.int64, types.int64, types.int64, types.int64),
+    entry=True,
+)
+def from_starts(
+    p: Costs, lat: Lattice, t: Table, w: Walk, a: int, c: int, start: int, most: int
+) -> int:
+    """All pieces from the starts that (a, c) devices reach, from ``start`` on, until ``most``
+    ideals are walked over; where to go on, the number of ideals at the end."""
+    enough, count = t.pairs[0] + most, len(lat.work)
+    start = next_start(p, lat, t, a, c, start)
+    while start < count and t.pairs[0] < enough:
+        if a < p.devices[0]:
+            on_accelerator(p, lat, t, w, a, c, start)
+        if c < p.devices[1]:
+            on_cpu(p, lat, t, w, a, c, start)
+        start = next_start(p, lat, t, a, c, start + 1)
+    return start
 
 
 @compiled(types.void(U64_2D, F64_2D, F64_2D), entry=True)

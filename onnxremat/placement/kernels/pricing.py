@@ -1,4 +1,4 @@
-"""The set of classes of most profit whose load an accelerator can take, by dynamic programming.
+"""The set of classes of most profit for every load of an accelerator, by dynamic programming.
 
 Classes are decided one by one. What later costs depend on is the *state*: for every net with some
 pins decided and some not, whether none, all or some of the decided ones are in the set. For every
@@ -46,15 +46,19 @@ ROOM = types.NamedTuple((F64_3D, I64_2D, U8), Room)
 
 @part
 def _begin(r: Room, now: int, then: int, s: int, t: int, load: int, gain: float, at: int) -> None:
-    """The first transition into a state, for all loads."""
+    """The first transition into a state, for all loads.
+
+    Indices without a sign: such loops become vector instructions, others are looked over for
+    negative indices."""
     units = r.profit.shape[2]
     low = min(units, r.least[now, s] + load)
     r.least[then, t] = low
-    for i in range(low):
+    for i in range(np.uint64(low)):
         r.profit[then, t, i] = -np.inf
-    for i in range(low, units):
-        r.profit[then, t, i] = r.profit[now, s, i - load] + gain
-        r.choice[at + i] = 0
+    to, from_, shelf = np.uint64(low), np.uint64(max(0, low - load)), np.uint64(at + low)
+    for i in range(np.uint64(units - low)):
+        r.profit[then, t, to + i] = r.profit[now, s, from_ + i] + gain
+        r.choice[shelf + i] = 0
 
 
 @part
@@ -66,32 +70,35 @@ def _spread(
     low = min(units, r.least[now, s] + load)
     r.least[then, t] = min(r.least[then, t], low)
     taken = np.uint8(number)
-    for i in range(low, units):
-        value, old = r.profit[now, s, i - load] + gain, r.profit[then, t, i]
+    to, from_, shelf = np.uint64(low), np.uint64(max(0, low - load)), np.uint64(at + low)
+    for i in range(np.uint64(units - low)):
+        value, old = r.profit[now, s, from_ + i] + gain, r.profit[then, t, to + i]
         better = value > old
-        r.profit[then, t, i] = value if better else old
-        r.choice[at + i] = taken if better else r.choice[at + i]
+        r.profit[then, t, to + i] = value if better else old
+        r.choice[shelf + i] = taken if better else r.choice[shelf + i]
 
 
 @compiled(types.int64(LAYERS, F64, ROOM), entry=True)
-def fill(p: Layers, profit: Floats, r: Room) -> int:
-    """The most profit of every load; which half of ``profit`` holds it, in row 0."""
+def fill(p: Layers, gains: Floats, r: Room) -> int:
+    """The most profit of every load, with what each transition gains; which half of ``profit``
+    holds it, in row 0."""
     units = r.profit.shape[2]
     for i in range(units):
         r.profit[0, 0, i] = -np.inf
     r.profit[0, 0, 0] = 0.0
     r.least[0, 0] = 0
-    for v in range(len(profit)):
+    layers = len(p.first) - 1
+    for v in range(layers):
         now, then = v & 1, 1 - (v & 1)
         for j in range(p.first[v], p.first[v + 1]):
-            gain = profit[v] if p.take[j] > 0 else 0.0
+            gain = gains[j]
             s, t = p.source[j], p.target[j]
             at = (p.shelf[v + 1] + t) * units
             if p.number[j] == 0:
                 _begin(r, now, then, s, t, p.load[j], gain, at)
             else:
                 _spread(r, now, then, s, t, p.load[j], gain, at, p.number[j])
-    return len(profit) & 1
+    return layers & 1
 
 
 @compiled(types.void(LAYERS, ROOM, types.int64, U8), entry=True)

@@ -11,6 +11,7 @@ import numpy as np
 
 from onnxremat.planner.clock import PIVOTS, UNITS
 from onnxremat.planner.model import Model
+from onnxremat.planner.problem import Floats
 from onnxremat.planner.solvers.base import Limits, Meter, Outcome, Result, refused, run_apart
 
 INTERIOR = 100  # iterations of the simplex method that one of the interior point method takes
@@ -181,6 +182,13 @@ class Relaxation:
         self.prices = np.asarray(solution.row_dual)
         self.bound = self.model.bound_at(self.prices)
         return True
+
+    def limit(self, lower: Floats, upper: Floats) -> None:
+        """Other limits of the first columns, until they are changed again; the model keeps its own,
+        and ``bound`` is for these."""
+        self._highs.changeColsBounds(
+            len(lower), np.arange(len(lower), dtype=np.int32), lower, upper
+        )
 
     def _append(self) -> None:
         model = self.model

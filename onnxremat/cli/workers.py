@@ -1,0 +1,189 @@
+"""What ``train`` does with several processes: options that go together, who trains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onnxremat.cli import args
+from onnxremat.cli.console import Voice
+from onnxremat.errors import UsageError
+
+if TYPE_CHECKING:
+    from onnxremat.training.trainer import Trainer
+    from onnxremat.workers.mpi import Ranks
+    from onnxremat.workers.overlap import Overlapped
+    from onnxremat.workers.pipelined import PipelineParallel
+    from onnxremat.workers.spans import Span, Spans
+    from onnxremat.workers.staged import Wanted
+
+MICRO_BATCHES = 8
+
+
+def schedules_of(
+    given: list[str],
+    pipeline: bool,
+    micro_batches: int,
+    stages: str,
+    in_flight: int | None,
+) -> tuple[str, Wanted | None]:
+    """The rate's schedule, and the pipeline asked for.
+
+    Raises:
+        UsageError: options that do not go together, or an unknown name.
+    """
+    from onnxremat.workers.schedules import NAMED
+    from onnxremat.workers.staged import Wanted
+
+    orders = [name for name in given if name in (*NAMED, "auto")]
+    rates = [name for name in given if name not in orders]
+    if len(orders) > 1 or len(rates) > 1:
+        raise UsageError(f"--schedule {' --schedule '.join(given)}: two of one kind")
+    rate = rates[0] if rates else "constant"
+    if pipeline:
+        order = orders[0] if orders else "1f1b"
+        return rate, Wanted(micro_batches, order, stages, in_flight)
+    alone = {"--schedule " + "".join(orders): orders, "--stages": stages, "--in-flight": in_flight,
+             "--micro-batches": micro_batches != MICRO_BATCHES}  # fmt: skip
+    for option, there in alone.items():
+        if there:
+            raise UsageError(f"{option} is for pipelines", hint="mpiexec ... --pipeline")
+    return rate, None
+
+
+def pipelines_of(ranks: int, data_parallel: int | None, pipeline: int | None) -> int:
+    """How many pipelines, or lone processes, take batches of their own.
+
+    Raises:
+        UsageError: there are not as many processes.
+    """
+    if data_parallel is not None and pipeline is not None and not (data_parallel or pipeline):
+        raise UsageError(
+            "--data-parallel and --pipeline, and neither says how many",
+            hint=f"--pipeline N: processes per pipeline, of {ranks}",
+        )
+    beside = 1 if data_parallel is None else data_parallel
+    length = 1 if pipeline is None else pipeline
+    found = beside or ranks // length
+    if found and found * (length or ranks // found) == ranks:
+        return found
+    given = {"--data-parallel": data_parallel, "--pipeline": pipeline}
+    said = " ".join(f"{name} {n or ''}".strip() for name, n in given.items() if n is not None)
+    hint = f"mpiexec -n {beside * length or f'N, N a multiple of {beside or length}'}"
+    if data_parallel is None and not ranks % length:
+        hint = f"--data-parallel as well, for {ranks // length} pipelines side by side"
+    raise UsageError(f"{said} does not suit {ranks} process{'es' * (ranks > 1)}", hint=hint)
+
+
+def takers(trainer: Trainer, ranks: Ranks) -> Ranks:
+    """Those that take batches of their own."""
+    from onnxremat.workers.pipelined import PipelineParallel
+
+    return trainer.mesh.across if isinstance(trainer, PipelineParallel) else ranks
+
+
+def check_pipeline(wanted: Wanted | None, validate: str | None) -> None:
+    """Raises:
+    UsageError: what no pipeline can do.
+    """
+    if wanted and validate:
+        raise UsageError(
+            "--validate needs the whole model in one process, --pipeline has a stage in each",
+            hint="--export FILE, and score that",
+        )
+
+
+def check_shard(shard_state: bool, data_parallel: bool, wanted: Wanted | None) -> None:
+    """Raises:
+    UsageError: optimizer state to be shared out, and nobody to share it with.
+    """
+    if shard_state and (wanted or not data_parallel):
+        raise UsageError(
+            "--shard-state is for --data-parallel without --pipeline",
+            why="each stage of a pipeline keeps its own state already" if wanted else "",
+            hint="mpiexec ... --data-parallel --shard-state",
+        )
+
+
+def company(trainer: Trainer, ranks: Ranks) -> str:
+    """Who trains, and how."""
+    from onnxremat.workers.pipelined import PipelineParallel
+
+    if not isinstance(trainer, PipelineParallel):
+        return f"{ranks.size} processes, {trainer.batch_size * ranks.size} rows together per step"
+    plan, count = trainer.staged, trainer.wanted.micro_batches
+    beside = trainer.wanted.pipelines
+    lines = f" in {beside} pipelines, {trainer.batch_size * beside} rows together per step"
+    return (
+        f"{ranks.size} processes{lines if beside > 1 else ''}, "
+        f"{count} micro-batches of {trainer.batch_size // count} rows, "
+        f"{plan.order.name}: {plan.replay.makespan:.3g} s by simulation, waiting "
+        f"{plan.replay.bubble:.0%}; stages begin at {', '.join(plan.cuts) or 'the start'}"
+    )
+
+
+def trainer_of(
+    ranks: Ranks | None,
+    wanted: Wanted | None,
+    source: Path,
+    weights: Path | None,
+    threads: int,
+    told: Mapping[str, Any],
+) -> Trainer:
+    """One that trains alone, or one of several."""
+    from onnxremat.device.host import processors
+    from onnxremat.training.trainer import Trainer
+    from onnxremat.workers.data_parallel import DataParallel
+    from onnxremat.workers.pipelined import PipelineParallel
+
+    if ranks is None:
+        return Trainer(source, weights, threads=threads, **told)
+    threads = threads or max(1, processors() // ranks.beside)
+    if wanted is not None:
+        return PipelineParallel(
+            source, weights, ranks=ranks, wanted=wanted, threads=threads, **told
+        )
+    return DataParallel(source, weights, ranks=ranks, threads=threads, **told)
+
+
+def check_trace(trace: Path | None, ranks: Ranks | None) -> None:
+    if trace is not None and ranks is None:
+        hint = "mpiexec ... --data-parallel, or --pipeline"
+        raise UsageError("--trace shows several processes", hint=hint)
+    args.check_drawings(None, trace)
+
+
+def spans_of(trainer: Trainer, ranks: Ranks | None, trace: Path | None) -> Spans | None:
+    """What the trainer notes down for a trace.
+
+    Raises:
+        UsageError: its step is in one piece.
+    """
+    from onnxremat.workers.data_parallel import DataParallel
+    from onnxremat.workers.pipelined import PipelineParallel
+
+    if trace is None:
+        return None
+    runs: Overlapped | PipelineParallel | None = None
+    if isinstance(trainer, PipelineParallel):
+        runs = trainer
+    elif isinstance(trainer, DataParallel):
+        runs = trainer.overlapped
+    if runs is None:
+        raise UsageError(
+            "--trace needs a step that runs in parts",
+            why="a planned step runs in one piece",
+            hint="give the step as differentiate made it",
+        )
+    runs.spans.on = True
+    return runs.spans
+
+
+def write_trace(rows: list[list[Span]], trace: Path, source: Path, voice: Voice) -> None:
+    """By the first process, which has everybody's rows."""
+    from onnxremat.report.worker_trace import write_worker_trace
+
+    if rows:
+        write_worker_trace(rows, trace, title=source.name)
+        voice.note(f"wrote {trace}")

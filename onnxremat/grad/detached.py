@@ -1,0 +1,148 @@
+"""Where a module stops gradients (``x.detach()``), as files of PyTorch's exporter (dynamo) say.
+
+Without optimization such a file has an Identity that says so. Its optimizer leaves that out; but
+the node that read it still says ``%detach``. Here it gets its Identity again, at which gradients
+end (:func:`is_stop`). Parts under ``torch.no_grad()`` leave no trace in a file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+import onnx
+from onnx import helper
+
+from onnxremat.grad.marks import PLACEHOLDER, Marks, Reading, is_nameless, reading_of
+from onnxremat.grad.merged import Place
+
+_KEY = "onnxremat.stop_gradient"
+_TARGET = re.compile(r"target=torch\.ops\.aten\.detach_?\.default\]")
+_DETACHED = re.compile(r"detach_?(_\d+)?$")
+
+
+def is_stop(node: onnx.NodeProto) -> bool:
+    """Gradients end at a node."""
+    if node.op_type != "Identity":
+        return False
+    if any(entry.key == _KEY for entry in node.metadata_props):
+        return True
+    about = reading_of(node)
+    return about is not None and _TARGET.search(about.call) is not None
+
+
+def with_stops(model: onnx.ModelProto, marks: Marks) -> tuple[onnx.ModelProto, tuple[str, ...]]:
+    """A model with an Identity wherever PyTorch's graph had one that stops gradients; and nodes
+    that read such a result, but the file does not tell by which input."""
+    calls: dict[str, tuple[Reading, list[onnx.NodeProto]]] = {}
+    for node in model.graph.node:
+        about = reading_of(node)
+        if about is not None:
+            calls.setdefault(about.call, (about, []))[1].append(node)
+    known = _names(model, marks, calls)
+    there = {*known.values()}
+    read = {
+        call: tokens
+        for call, (about, _) in calls.items()
+        if (tokens := [t for t in about.taken if _DETACHED.match(t) and t not in there])
+    }
+    if not read:
+        return model, ()
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    at = {node.output[0]: node for node in made.graph.node if node.output}
+    stops: dict[str, str] = {}
+    stored = {tensor.name for tensor in model.graph.initializer}
+    still = {n for n in stored if not marks.token_of(n) and not marks.tokens_of(n)}
+    unclear = []
+    for call, tokens in read.items():
+        about, nodes = calls[call]
+        places = _places(nodes, about.taken, tokens, known)
+        if places is None and not still.isdisjoint(name for n in nodes for name in n.input):
+            others = {known.get(name, "") for n in nodes for name in n.input} - {""}
+            places = [] if others - {about.made} <= {*about.taken} else None
+        if places is None:
+            unclear.append(nodes[0].name or nodes[0].output[0])
+        for node, position in places or ():
+            name = node.input[position]
+            if name in still:
+                continue  # made by code: it has no gradient
+            at[node.output[0]].input[position] = stops.setdefault(name, f"{name}/detached")
+    _insert(made.graph, stops)
+    return made, tuple(unclear)
+
+
+def straight_through(model: onnx.ModelProto) -> tuple[str, ...]:
+    """Nodes that add what was subtracted just before, which only ``x + (y - x).detach()`` makes
+    sense of: the file does not say that gradients stop there."""
+    makers = {name: node for node in model.graph.node for name in node.output}
+    found = []
+    for node in model.graph.node:
+        sources = [makers.get(name) for name in node.input]
+        if node.op_type == "Add" and any(
+            made is not None and made.op_type == "Sub" and made.input[1] == other
+            for made, other in zip(sources, reversed(node.input), strict=True)
+        ):
+            found.append(node.name or node.output[0])
+    return tuple(found)
+
+
+def _names(
+    model: onnx.ModelProto, marks: Marks, calls: Mapping[str, tuple[Reading, list[onnx.NodeProto]]]
+) -> dict[str, str]:
+    """What PyTorch's graph calls a tensor; a part of a result as the result."""
+    known = {}
+    for tensor in model.graph.initializer:
+        token = marks.token_of(tensor.name)
+        if token or not is_nameless(tensor.name):
+            known[tensor.name] = token or tensor.name
+    for value in model.graph.input:
+        known[value.name] = next(
+            (e.value for e in value.metadata_props if e.key == PLACEHOLDER), value.name
+        )
+    for about, nodes in calls.values():
+        known.update((name, about.made) for node in nodes for name in node.output)
+    return known
+
+
+def _places(
+    nodes: Sequence[onnx.NodeProto],
+    taken: Sequence[str],
+    detached: Sequence[str],
+    known: Mapping[str, str],
+) -> list[Place] | None:
+    """Where the nodes of a call read what it took detached; None where that is not certain."""
+    inner = {name for node in nodes for name in node.output}
+    places = [
+        (node, position)
+        for node in nodes
+        for position, name in enumerate(node.input)
+        if name in known and name not in inner
+    ]
+    named = [known[node.input[position]] for node, position in places]
+    if len(nodes) == 1 and len(taken) == len(places):
+        pairs = list(zip(taken, named, strict=True))
+        if all(token == name or token not in named for token, name in pairs):
+            return [p for p, token in zip(places, taken, strict=True) if token in detached]
+    left = [place for place, name in zip(places, named, strict=True) if name not in taken]
+    unknown = {token for token in taken if token not in named}
+    count = len({node.input[position] for node, position in left})
+    return left if unknown == {*detached} and count == len(unknown) else None
+
+
+def _insert(graph: onnx.GraphProto, stops: Mapping[str, str]) -> None:
+    """An Identity behind the node that makes each tensor, or at the beginning."""
+    made = {name for node in graph.node for name in node.output}
+    nodes = [_stop(name, stops[name]) for name in stops if name not in made]
+    for node in graph.node:
+        nodes.append(node)
+        nodes += [_stop(name, stops[name]) for name in node.output if name in stops]
+    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del graph.node[:]
+    graph.node.extend(copies)
+
+
+def _stop(name: str, made: str) -> onnx.NodeProto:
+    node = helper.make_node("Identity", [name], [made], name=made)
+    node.metadata_props.add(key=_KEY, value="x.detach()")
+    return node

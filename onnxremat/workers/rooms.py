@@ -1,0 +1,61 @@
+"""Sums of gradients that lie side by side, layer by layer, so that neighbours travel together
+without being copied."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+ALIGNED = 64  # bytes that an array starts at a multiple of
+
+
+class Rooms:
+    """Arrays of one element type in one stretch of memory, one stretch per type.
+
+    Args:
+        arrays: by name; those that are laid out are replaced by views of the stretch, with the same
+            values.
+        layer: of each that is laid out.
+
+    Attributes:
+        all: the stretches.
+    """
+
+    def __init__(self, arrays: dict[str, np.ndarray], layer: Mapping[str, int]) -> None:
+        self.all: list[np.ndarray] = []
+        self._places: dict[int, list[tuple[int, int, int]]] = {}  # layer to (room, begin, end)
+        kinds: dict[np.dtype, list[str]] = {}
+        for name in sorted(layer, key=lambda name: layer[name]):
+            kinds.setdefault(arrays[name].dtype, []).append(name)
+        for kind, group in kinds.items():
+            places, size = dict[str, int](), 0
+            for name in group:
+                places[name] = size
+                end = size + -(-arrays[name].nbytes // ALIGNED) * ALIGNED
+                row = self._places.setdefault(layer[name], [])
+                row.append((len(self.all), size // kind.itemsize, end // kind.itemsize))
+                size = end
+            self.all.append(_laid_out(arrays, places, size, kind))
+
+    def slices(self, layers: Sequence[int]) -> list[np.ndarray]:
+        """The arrays of neighbouring layers, one stretch per element type."""
+        found = [place for layer in layers for place in self._places.get(layer, ())]
+        return [
+            self.all[room][min(b for r, b, _ in found if r == room) : max(
+                e for r, _, e in found if r == room)]
+            for room in sorted({room for room, _, _ in found})
+        ]  # fmt: skip
+
+
+def _laid_out(
+    arrays: dict[str, np.ndarray], places: Mapping[str, int], size: int, kind: np.dtype
+) -> np.ndarray:
+    """Arrays moved into one of ``size`` bytes, which is returned."""
+    room = np.zeros(size + ALIGNED, np.uint8)
+    room = room[-room.ctypes.data % ALIGNED :][:size]
+    for name, place in places.items():
+        old = arrays[name]
+        arrays[name] = room[place : place + old.nbytes].view(kind).reshape(old.shape)
+        np.copyto(arrays[name], old)
+    return room.view(kind)
