@@ -143,22 +143,33 @@ def residents(
         inside: what each partition holds, by action.
     """
     sizes, placed = parts.graph.tensors, placed_inputs(parts, machine)
-    found = {}
-    for name in machine.names:
-        own = [
-            inside[index] for index, part in enumerate(parts.actions)
-            if isinstance(part, Partition) and part.device == name
-        ]  # fmt: skip
-        session = sum(each.session for each in own)
-        if session:
-            session += SESSION  # of the first one, and a thread
-        found[name] = Resident(
-            sum(each.weights for each in own),
+    weights, session = dict.fromkeys(machine.names, 0), _sessions(parts, machine, inside)
+    for index, part in enumerate(parts.actions):
+        if isinstance(part, Partition):
+            weights[part.device] += inside[index].weights
+    return {
+        name: Resident(
+            weights[name],
             sum(sizes[value].bytes for value, at in placed if at == name),
             parts.counted.given.get(name, 0),
-            session,
+            session[name],
         )
-    return found
+        for name in machine.names
+    }
+
+
+def _sessions(parts: Partitioned, machine: Machine, inside: Mapping[int, Inside]) -> dict[str, int]:
+    """What is kept of the sessions of each device and their nodes. It lies in the processor's
+    memory: of a device that has its own it counts on the first that computes there, and nowhere
+    where none does."""
+    found = dict.fromkeys(machine.names, 0)
+    host = next((d.name for d in machine.devices if d.computes and d.in_host_memory), "")
+    for index, part in enumerate(parts.actions):
+        if isinstance(part, Partition):
+            at = part.device if machine.device(part.device).in_host_memory else host
+            if at:
+                found[at] += inside[index].session
+    return {name: size + SESSION if size else 0 for name, size in found.items()}
 
 
 def placed_inputs(parts: Partitioned, machine: Machine) -> set[tuple[str, str]]:

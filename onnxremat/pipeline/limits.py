@@ -107,4 +107,7 @@ def on_top(prepared: Prepared, machine: Machine, counted: Counted) -> dict[str, 
     """Bytes per device that come on top of a share of the original's weights and values: its share
     of inputs and state, and what a session of the whole model keeps."""
     session = SESSION + further_bytes(len(prepared.graph.ops)) if counted.sessions else 0
-    return {d.name: counted.given.get(d.name, 0) + session * d.computes for d in machine.devices}
+    return {
+        d.name: counted.given.get(d.name, 0) + session * (d.computes and d.in_host_memory)
+        for d in machine.devices
+    }

@@ -40,9 +40,9 @@ class Verification:
         checks: in the order they were made.
         run: the last run of the result.
         facts: what the model says about itself.
-        resident: bytes a fresh process rises by: through ``onnxremat.load`` (``loaded``), a plain
-            session with the options of the plan (``planned``), under default options
-            (``default``); None where unknown.
+        resident: bytes a fresh process rises by: through ``onnxremat.load`` (``loaded``) or
+            ``load_devices`` (``devices``), a plain session with the options of the plan
+            (``planned``), under default options (``default``); None where unknown.
         beside: bytes of one session that its budget counts beside weights and values.
     """
 
@@ -70,6 +70,7 @@ class Verification:
             return [*self.run.words]
         ways = {
             "loaded": "through onnxremat.load",
+            "devices": "through onnxremat.load_devices",
             "planned": "in a plain session with the planned options",
             "default": "with default options",
         }
@@ -135,7 +136,7 @@ def verify(
         room = _room(made, limits)
         rise = devices_rise(written.path, made, reference.feeds(), room)
         if rise is not None:
-            resident = {"loaded": rise.bytes}
+            resident = {"devices": rise.bytes}
             checks += [_in_limit(rise, room)] if room else []
     checks += bytes_checks(written.predicted, run, limits, written.artifact.beside)
     return Verification(tuple(checks), run, written.facts, resident, written.artifact.beside)

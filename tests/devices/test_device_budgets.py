@@ -12,7 +12,9 @@ from models import build
 from onnxremat.device.machine import PROVIDERS
 from onnxremat.errors import InfeasibleError
 from onnxremat.execute.deployment import Deployment, deploy, read_deployment
+from onnxremat.execute.device_memory import residents
 from onnxremat.execute.exported import export_partitions, load_partitions
+from onnxremat.execute.inside import insides
 from onnxremat.execute.partition_cuts import Terms
 from onnxremat.execute.resident import devices_rise
 from onnxremat.grad import Settings as Training
@@ -93,6 +95,18 @@ def test_every_part_is_counted_once(step: Prepared, made: Deployment) -> None:
         assert found.peak == bare.predicted[name].peak + stays[name].given + stays[name].session
 
 
+def test_sessions_of_a_device_with_its_own_memory_lie_in_the_processor_s(made: Deployment) -> None:
+    devices = [
+        replace(MACHINE.device("cpu:1"), provider=PROVIDERS["cuda"]),
+        MACHINE.device("cpu:0"),
+    ]
+    apart = MACHINE.with_devices(devices)
+    stays = residents(made.parts, apart, insides(made.parts, apart, {}))
+    assert stays["cpu:1"].session == 0
+    both = sum(found.stays.session for found in made.predicted.values())
+    assert stays["cpu:0"].session == both - SESSION
+
+
 def test_planned_within_them(step: Prepared, warm: None) -> None:
     found = optimized(step.unmeasured, MACHINE, "0.9x", pins=[("update*", "cpu:1")])
     rows = {row["device"]: row for row in found.facts()["devices"]}
@@ -116,7 +130,7 @@ def test_a_fresh_process_keeps_the_sum(step: Prepared, made: Deployment, tmp_pat
     if NO_LIMIT in told.text:
         pytest.skip(NO_LIMIT)
     room = sum(made.limits.values()) - step.graph.input_bytes
-    assert room / 2 < found.resident["loaded"] <= room + SLACK
+    assert room / 2 < found.resident["devices"] <= room + SLACK
 
 
 def test_exported_partitions_give_back_what_they_held(made: Deployment, tmp_path: Path) -> None:
