@@ -5,6 +5,7 @@ it that is left with regions in parts, and the time of one run against the origi
 options, one thread, processor time, paired). Memory does not depend on the machine; times do.
 
     python tools/bench_fission.py [--net unet ...] [--small] [--curve]
+    python tools/bench_fission.py --training [--step unet ...]
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import fission_nets as nets
 import numpy as np
 import onnx
+from fission_training import WORKLOADS, rows
 
 from models import build
 from onnxremat.fission.choose import Choosers
@@ -156,7 +158,15 @@ def main() -> None:
     parser.add_argument("--net", action="append", choices=tuple(NETS), help="repeatable; all")
     parser.add_argument("--small", action="store_true", help="sizes of a few seconds each")
     parser.add_argument("--curve", action="store_true", help="every point, not the leanest alone")
+    parser.add_argument(
+        "--training", action="store_true", help="steps of training instead, planned only"
+    )
+    parser.add_argument("--step", action="append", choices=tuple(WORKLOADS), help="of these; all")
     given = parser.parse_args()
+    if given.training or given.step:
+        for line in rows(given.step):
+            print(line, flush=True)
+        return
     print(f"processor: {platform.processor() or platform.machine()}, numpy {np.__version__}")
     print("| net | MiB whole | live | time | differs | nodes | choosing, s |")
     print("|---|---|---|---|---|---|---|")

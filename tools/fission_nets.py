@@ -246,3 +246,30 @@ def _cross_stage(
         inner = _cbs(graph, inner, width // 2, 3, 1, f"{name}.{block}.2")
         y = graph.op("Add", y, inner) if shortcut else inner
     return _cbs(graph, graph.concat([y, z], 1), width, 1, 1, f"{name}.out")
+
+
+def nested_unet(
+    batch: int = 1, size: int = 256, width: int = 32, levels: int = 4, weights: bool = True
+) -> onnx.ModelProto:
+    """U-Net++ (Zhou et al. 2018): every level is decoded from all levels below it."""
+    graph = GraphBuilder("unet++", batch=batch, seed=0, symbolic_batch=False, weights=weights)
+
+    def block(x: Value, level: int, name: str) -> Value:
+        for index in (1, 2):
+            x = graph.conv(x, width << level, 3, name=f"{name}conv{index}", bias=True)
+            x = graph.relu(x, f"{name}relu{index}")
+        return x
+
+    rows: list[list[Value]] = []
+    x = graph.image_input(size)
+    for level in range(levels + 1):
+        x = x if not level else graph.max_pool(x, 2, stride=2, name=f"pool{level}")
+        x = block(x, level, f"x{level}_0")
+        rows.append([x])
+    for depth in range(1, levels + 1):
+        for level in range(levels + 1 - depth):
+            name = f"x{level}_{depth}"
+            up = graph.conv_transpose(rows[level + 1][-1], width << level, 2, name=f"{name}up")
+            rows[level].append(block(graph.concat([*rows[level], up], axis=1), level, name))
+    graph.output(graph.conv(rows[0][-1], 2, 1, bias=True, name="mask"), "mask")
+    return graph.build()

@@ -135,9 +135,9 @@ Fission = Annotated[
     str,
     typer.Option(
         "--fission",
-        help="Compute regions of an inference's graph in parts (rows of images, tokens, heads), "
-        "which need less at a time: auto, where the budget is not kept without, or by slower "
-        "recomputing; off.",
+        help="Compute regions of an inference's graph in parts (rows of images, tokens, heads), or "
+        "the forward pass of a step that --train makes (batch, rows), which need less at a time: "
+        "auto, where the budget is not kept without, or by slower recomputing; off.",
     ),
 ]
 MaxOverhead = Annotated[

@@ -66,17 +66,14 @@ def pipelines_of(ranks: int, data_parallel: int | None, pipeline: int | None) ->
     beside = 1 if data_parallel is None else data_parallel
     length = 1 if pipeline is None else pipeline
     found = beside or ranks // length
-    if found * (length or ranks // found) != ranks or not found:
-        given = {"--data-parallel": data_parallel, "--pipeline": pipeline}
-        said = " ".join(f"{name} {n}" for name, n in given.items() if n)
-        more = pipeline and data_parallel is None and not ranks % pipeline
-        raise UsageError(
-            f"{said} does not suit {ranks} process{'es' * (ranks > 1)}",
-            hint=f"--data-parallel as well, for {ranks // pipeline} pipelines side by side"
-            if more and pipeline
-            else "mpiexec -n N, N the product of both",
-        )
-    return found
+    if found and found * (length or ranks // found) == ranks:
+        return found
+    given = {"--data-parallel": data_parallel, "--pipeline": pipeline}
+    said = " ".join(f"{name} {n or ''}".strip() for name, n in given.items() if n is not None)
+    hint = f"mpiexec -n {beside * length or f'N, N a multiple of {beside or length}'}"
+    if data_parallel is None and not ranks % length:
+        hint = f"--data-parallel as well, for {ranks // length} pipelines side by side"
+    raise UsageError(f"{said} does not suit {ranks} process{'es' * (ranks > 1)}", hint=hint)
 
 
 def takers(trainer: Trainer, ranks: Ranks) -> Ranks:

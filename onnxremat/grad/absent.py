@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import onnx
 
-from onnxremat.grad.marks import Marks, Reading, reading_of
+from onnxremat.grad.marks import Marks, Reading, moves, reading_of
 from onnxremat.grad.signature import PARAMETER
 
 
@@ -23,7 +23,6 @@ def absent(
     if any(node.op_type == "Constant" for node in model.graph.node):
         return ()  # the optimizer leaves none: it was not run, all of them are there
     found = {name for names in learned.values() for name in names}
-    listed = [each.name for each in marks.signature.values() if each.kind == PARAMETER]
     read: dict[str, list[str]] = {}  # per node of PyTorch's graph, what its nodes here read
     tokens: dict[str, tuple[str, ...]] = {}
     for node in model.graph.node:
@@ -35,7 +34,26 @@ def absent(
     for call, names in read.items():
         if len(names) == len(tokens[call]):  # a tied one may have another's name
             found |= {marks.signature[t].name for t in tokens[call] if t in marks.signature}
-    return tuple(name for name in listed if name not in found)
+    asked = {token for tensors in tokens.values() for token in tensors}
+    lost = _taken_away(
+        model, marks
+    )  # else they are tied to others, or the module does not use them
+    return tuple(
+        each.name
+        for token, each in marks.signature.items()
+        if each.kind == PARAMETER and each.name not in found and (lost or token in asked)
+    )
+
+
+def _taken_away(model: onnx.ModelProto, marks: Marks) -> bool:
+    """The file misses a result that may have been made of a parameter: a node reads it, or it is
+    the output, and no node made it."""
+    calls = {about.call: about for node in model.graph.node if (about := reading_of(node))}
+    read = {name for about in calls.values() for name in about.taken} | set(marks.results)
+    there = {about.made for about in calls.values()}
+    there |= {tensor.name for tensor in model.graph.initializer}
+    missing = read - there - marks.signature.keys() - set(marks.inputs)
+    return not marks.results or any(not moves(name) for name in missing)
 
 
 def _tied(marks: Marks, about: Reading) -> Iterator[str]:
@@ -55,7 +73,7 @@ def stand_ins(model: onnx.ModelProto, marks: Marks) -> tuple[str, ...]:
         about = reading_of(node)
         if about is not None:
             makers.update((name, (about.made, about.tensors)) for name in node.output)
-    made = {call for call, _ in makers.values()}
+    made = {call for call, _ in makers.values()} | {t.name for t in model.graph.initializer}
     found: dict[str, None] = {}
     for node in model.graph.node:
         about = reading_of(node)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import onnx
 from onnx import helper
 
-from onnxremat.grad.marks import PLACEHOLDER, Marks, Reading, reading_of
+from onnxremat.grad.marks import PLACEHOLDER, Marks, Reading, is_nameless, reading_of
 from onnxremat.grad.merged import Place
 
 _KEY = "onnxremat.stop_gradient"
@@ -31,9 +31,7 @@ def is_stop(node: onnx.NodeProto) -> bool:
     return about is not None and _TARGET.search(about.call) is not None
 
 
-def with_stops(
-    model: onnx.ModelProto, marks: Marks
-) -> tuple[onnx.ModelProto, tuple[str, ...]]:
+def with_stops(model: onnx.ModelProto, marks: Marks) -> tuple[onnx.ModelProto, tuple[str, ...]]:
     """A model with an Identity wherever PyTorch's graph had one that stops gradients; and nodes
     that read such a result, but the file does not tell by which input."""
     calls: dict[str, tuple[Reading, list[onnx.NodeProto]]] = {}
@@ -54,14 +52,21 @@ def with_stops(
     made.CopyFrom(model)
     at = {node.output[0]: node for node in made.graph.node if node.output}
     stops: dict[str, str] = {}
+    stored = {tensor.name for tensor in model.graph.initializer}
+    still = {n for n in stored if not marks.token_of(n) and not marks.tokens_of(n)}
     unclear = []
     for call, tokens in read.items():
         about, nodes = calls[call]
         places = _places(nodes, about.taken, tokens, known)
-        if not places:
+        if places is None and not still.isdisjoint(name for n in nodes for name in n.input):
+            others = {known.get(name, "") for n in nodes for name in n.input} - {""}
+            places = [] if others - {about.made} <= {*about.taken} else None
+        if places is None:
             unclear.append(nodes[0].name or nodes[0].output[0])
-        for node, position in places:
+        for node, position in places or ():
             name = node.input[position]
+            if name in still:
+                continue  # made by code: it has no gradient
             at[node.output[0]].input[position] = stops.setdefault(name, f"{name}/detached")
     _insert(made.graph, stops)
     return made, tuple(unclear)
@@ -86,8 +91,11 @@ def _names(
     model: onnx.ModelProto, marks: Marks, calls: Mapping[str, tuple[Reading, list[onnx.NodeProto]]]
 ) -> dict[str, str]:
     """What PyTorch's graph calls a tensor; a part of a result as the result."""
-    stored = (tensor.name for tensor in model.graph.initializer)
-    known = {name: token for name in stored if (token := marks.token_of(name))}
+    known = {}
+    for tensor in model.graph.initializer:
+        token = marks.token_of(tensor.name)
+        if token or not is_nameless(tensor.name):
+            known[tensor.name] = token or tensor.name
     for value in model.graph.input:
         known[value.name] = next(
             (e.value for e in value.metadata_props if e.key == PLACEHOLDER), value.name
@@ -102,8 +110,8 @@ def _places(
     taken: Sequence[str],
     detached: Sequence[str],
     known: Mapping[str, str],
-) -> list[Place]:
-    """Where the nodes of a call read what it took detached; none where that is not certain."""
+) -> list[Place] | None:
+    """Where the nodes of a call read what it took detached; None where that is not certain."""
     inner = {name for node in nodes for name in node.output}
     places = [
         (node, position)
@@ -119,7 +127,7 @@ def _places(
     left = [place for place, name in zip(places, named, strict=True) if name not in taken]
     unknown = {token for token in taken if token not in named}
     count = len({node.input[position] for node, position in left})
-    return left if unknown == {*detached} and count == len(unknown) else []
+    return left if unknown == {*detached} and count == len(unknown) else None
 
 
 def _insert(graph: onnx.GraphProto, stops: Mapping[str, str]) -> None:

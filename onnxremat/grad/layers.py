@@ -5,9 +5,16 @@ from __future__ import annotations
 
 import onnx
 
-from onnxremat.grad.marks import is_nameless, module_of
+from onnxremat.grad.marks import Marks, is_nameless, module_of
 
 _AFFINE = frozenset({"Mul", "Add"})
+_BIASED = frozenset({"Conv", "ConvTranspose", "Gemm"})
+
+
+def placed(model: onnx.ModelProto, marks: Marks) -> set[str]:
+    """Tensors that are parameters by where they are read, whatever they are called."""
+    found = affine_of_norms(model)
+    return found if marks.kinds else found | biases_of_products(model)
 
 
 def affine_of_norms(model: onnx.ModelProto) -> set[str]:
@@ -29,6 +36,32 @@ def affine_of_norms(model: onnx.ModelProto) -> set[str]:
             if len(others) == 1 and (others[0] in stored or others[0] in alias):
                 normed.add(node.output[0])
                 found |= {others[0], alias.get(others[0], others[0])}
+    return found
+
+
+def biases_of_products(model: onnx.ModelProto) -> set[str]:
+    """Biases of convolutions, and vectors that are added to a product with a stored matrix, one
+    number per column: zeros when fresh. Identity is looked through."""
+    shapes = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
+    alias: dict[str, str] = {}
+    columns: dict[str, int] = {}  # of the matrix, by product
+    found: set[str] = set()
+    for node in model.graph.node:
+        names = [alias.get(name, name) for name in node.input]
+        if node.op_type == "Identity" and names[0] in shapes:
+            alias[node.output[0]] = names[0]
+        elif node.op_type in _BIASED:
+            found.update((*node.input[2:3], *names[2:3]))
+        elif node.op_type == "MatMul" and len(shapes.get(names[1], ())) == 2:
+            columns[node.output[0]] = shapes[names[1]][1]
+        elif node.op_type == "Add" and not columns.keys().isdisjoint(names):
+            count = next(columns[name] for name in names if name in columns)
+            found.update(
+                each
+                for name, source in zip(node.input, names, strict=True)
+                if shapes.get(source) == (count,)
+                for each in (name, source)
+            )
     return found
 
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import onnx
 
 from onnxremat.grad.listed import parameters_of
-from onnxremat.grad.signature import BUFFER, PARAMETER, Listed, signature_of
+from onnxremat.grad.signature import BUFFER, PARAMETER, Listed, ends_of, signature_of
 
 _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 PLACEHOLDER = "pkg.torch.onnx.original_node_name"
@@ -44,7 +44,9 @@ _MOVES = """
 t view reshape permute transpose expand expand_as unsqueeze squeeze slice select cat stack clone
 alias detach index index_select embedding gather split split_with_sizes chunk unbind getitem
 flatten repeat roll flip contiguous _to_copy to convert_element_type_default _unsafe_view
-constant_pad_nd pad movedim tile lift_fresh_copy unflatten narrow meshgrid
+constant_pad_nd pad movedim tile lift_fresh_copy unflatten narrow meshgrid dropout type_as
+view_as swapaxes rot90 tensor_split unsafe_split unsafe_chunk hsplit vsplit as_strided diagonal
+broadcast_to repeat_interleave view_as_real view_as_complex take
 """
 _MAKES = """
 arange zeros ones full zeros_like ones_like full_like new_zeros new_ones linspace triu tril eq
@@ -59,9 +61,11 @@ var std prod square clamp_min clamp_max logical_not logical_and logical_or bitwi
 expm1
 """
 _COPIES = """
-expand expand_as repeat tile index index_select gather embedding
+expand expand_as repeat tile index index_select gather embedding broadcast_to repeat_interleave
+take
 """
 _COPYING = frozenset(_COPIES.split())
+_MOVING = frozenset(f"{_MOVES} {_MAKES}".split())
 _COMPUTING = frozenset(_COMPUTES.split())
 _RESULTS = frozenset(f"{_MOVES} {_MAKES} {_COMPUTES}".split())
 
@@ -74,18 +78,25 @@ class Marks:
         kinds: ``PARAMETER`` or ``BUFFER`` (and PyTorch's other kinds) by initializer.
         folded: names a folded initializer was made from, without those that exporters make up.
         copied: folded initializers that may hold an element of their parameter several times.
+        computed: folded initializers whose numbers are not those of a parameter any more.
         placeholders: name of the initializer in PyTorch's graph, by initializer.
         signature: parameters and buffers of the module, by their names in PyTorch's graph.
+        inputs, results: PyTorch's names of what its graph is given beside these, and hands out.
         norms: convolutions that a batch normalization was folded into.
+        named: whether names that the exporter did not make up are the module's.
         trained, frozen, buffers: names listed by :func:`onnxremat.export`; None without a list.
     """
 
     kinds: Mapping[str, str] = field(default_factory=dict)
     folded: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     copied: frozenset[str] = frozenset()
+    computed: frozenset[str] = frozenset()
     placeholders: Mapping[str, str] = field(default_factory=dict)
     signature: Mapping[str, Listed] = field(default_factory=dict)
+    inputs: tuple[str, ...] = ()
+    results: tuple[str, ...] = ()
     norms: tuple[str, ...] = ()
+    named: bool = False
     trained: frozenset[str] | None = None
     frozen: frozenset[str] = frozenset()
     buffers: frozenset[str] = frozenset()
@@ -111,8 +122,13 @@ class Marks:
         folded from; "" where that is not known."""
         if name in self.placeholders:
             return self.placeholders[name]
-        known = [n for n in self.folded.get(name, ()) if n in self._tokens]
-        return self._tokens[known[0]] if len(known) == 1 else ""
+        known = self.tokens_of(name)
+        return known[0] if len(known) == 1 else ""
+
+    def tokens_of(self, name: str) -> list[str]:
+        """What PyTorch's graph calls the parameters and buffers that an initializer was folded
+        from."""
+        return [self._tokens[n] for n in self.folded.get(name, ()) if n in self._tokens]
 
     def alike(self, one: str, other: str) -> bool:
         """Two names of PyTorch's graph are listed, and their tensors called alike in their modules
@@ -158,23 +174,32 @@ def marks_of(model: onnx.ModelProto) -> Marks:
         found = {entry.key: entry.value for entry in item.metadata_props}
         if found and item.name in stored:
             entries.setdefault(item.name, {}).update(found)
-    folded, copied, results = {}, set(), _results(model)
+    folded, copied, computed, results = {}, set(), set(), _results(model)
+    signature = signature_of(model)
+    listed = {each.name for each in signature.values()}
     for name, entry in entries.items():
         if _FOLDED in entry:
             if any(_stem(each) in _COPYING for each in (name, *_names(entry[_FOLDED]))):
                 copied.add(name)
+            if _is_computed((name, *_names(entry[_FOLDED])), listed):
+                computed.add(name)
             made = {n for n in _names(entry[_FOLDED]) if n in results and not _is_result(n)}
             names = (n for n in _names(entry[_FOLDED]) if not is_nameless(n) and n not in made)
+            if listed:
+                names = (n for n in names if n in listed or "." in n or is_buffer_name(n))
             folded[name] = tuple(names)
-    signature = signature_of(model)
     marks = Marks(
         kinds={each.name: each.kind for each in signature.values()}
         | {n: e[_KIND] for n, e in entries.items() if _KIND in e},
         folded=folded,
         copied=frozenset(copied),
+        computed=frozenset(computed),
         placeholders={n: e[PLACEHOLDER] for n, e in entries.items() if PLACEHOLDER in e},
         signature=signature,
+        inputs=ends_of(model, "inputs"),
+        results=ends_of(model, "outputs"),
         norms=folded_norms(model),
+        named=model.producer_name == "pytorch" and not signature,
     )
     return _with_list(marks, model)
 
@@ -222,9 +247,18 @@ def parameters_among(sources: Iterable[str], kinds: Mapping[str, str]) -> tuple[
     return tuple(n for n in sources if not is_buffer_name(n) and ("." in n or not _is_result(n)))
 
 
-def is_computed(sources: Iterable[str]) -> bool:
-    """Numbers were changed on the way, not only moved."""
-    return any(_stem(name) in _COMPUTING for name in sources if "." not in name)
+def _is_computed(sources: Iterable[str], listed: Collection[str]) -> bool:
+    """Numbers were changed on the way, not only moved: by an operator that is known to, or, where
+    the file lists what is no operator, is not known not to."""
+    names = [n for n in sources if "." not in n and n not in listed and not is_nameless(n)]
+    if listed and names and _stem(names[0]) == "embedding":
+        return False  # rows of the table; what was computed are their numbers
+    return any(_stem(n) in _COMPUTING or (listed and _stem(n) not in _MOVING) for n in names)
+
+
+def moves(name: str) -> bool:
+    """PyTorch's name of a result whose operator only moves elements, or makes them."""
+    return _stem(name) in _MOVING
 
 
 def _is_result(name: str) -> bool:

@@ -24,7 +24,10 @@ def merged(marks: Marks, places: Sequence[Place], tokens: Sequence[str]) -> list
     named = [(place, _own(marks, place)) for place in places]
     there = {own for _, own in named}
     waiting = [token for token in tokens if token not in there]
-    found, left = [], []
+    claimed = {t for (node, k), _ in named for t in marks.tokens_of(node.input[k])}
+    found = _twice(named, tokens, [token for token in waiting if token not in claimed])
+    waiting = [token for token in waiting if token not in {token for _, token in found}]
+    left = []
     for place, own in named:
         if not own or own in tokens:
             continue
@@ -37,6 +40,23 @@ def merged(marks: Marks, places: Sequence[Place], tokens: Sequence[str]) -> list
     if left and not waiting:
         return found + [(p, "") for p in left if p[0].input[p[1]] in marks.placeholders]
     return found + (list(zip(left, waiting, strict=True)) if len(left) == len(waiting) else [])
+
+
+def _twice(
+    named: Sequence[tuple[Place, str]], tokens: Sequence[str], waiting: Sequence[str]
+) -> list[tuple[Place, str]]:
+    """Where one node reads one tensor at two inputs (scale and shift that are zeros, two first
+    states): the call read one tensor for each, in the same order."""
+    found: list[tuple[Place, str]] = []
+    for node in {place[0].output[0]: place[0] for place, _ in named}.values():
+        here = [(place, own) for place, own in named if place[0] is node]
+        for own in {own for _, own in here if own in tokens}:
+            places = [place for place, each in here if each == own]
+            meant = [token for token in tokens if token == own or token in waiting]
+            if len(places) == len(meant) > 1:
+                pairs = zip(places, meant, strict=True)
+                found += [(place, token) for place, token in pairs if token != own]
+    return found
 
 
 def folded_apart(marks: Marks, name: str, places: Sequence[Place]) -> list[tuple[Place, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -14,7 +15,7 @@ from onnxremat.grad.absent import absent, stand_ins
 from onnxremat.grad.description import Weight
 from onnxremat.grad.detached import straight_through, with_stops
 from onnxremat.grad.given import Given, Parameters, matched, read_given
-from onnxremat.grad.marks import Marks, marks_of, reading_of
+from onnxremat.grad.marks import Marks, marks_of, module_of, reading_of
 from onnxremat.grad.padding import likely_padding
 from onnxremat.grad.patterns import is_constant
 from onnxremat.grad.provenance import Kind, Origin, origins_of
@@ -188,11 +189,21 @@ def _merged(
         ends, own = stored.ends(name), marks.placeholders.get(name)
         if ends is None or ends[0] != ends[1] or marks.trained is not None:
             continue
+        if marks.named and _own_readers(name, nodes):
+            continue
         known = [about for node in nodes if (about := reading_of(node)) is not None]
         alike = len(known) == len(nodes) and all(own in about.tensors for about in known)
         if not alike and is_constant(stored.value(name)):
             found.append(name)
     return tuple(found)
+
+
+def _own_readers(name: str, nodes: Sequence[onnx.NodeProto]) -> bool:
+    """Only the module that a parameter is named after reads it, if it is called several times
+    (``layer``, ``layer_1``)."""
+    home = name.rpartition(".")[0]
+    scopes = {re.sub(r"_\d+$", "", module_of(node)) for node in nodes}
+    return scopes == {home}
 
 
 # ---- choose ------------------------------------------------------------------------------------
@@ -376,27 +387,27 @@ def warnings_of(
     filled = [e.parameter for e in inventory.restored if e.how == "fill"]
     filled = [name for name in filled if not inventory.origins[name].told]
     if filled:
-        names = ", ".join(filled[:3]) + (", ..." * (len(filled) > 3))
+        names = _first(3, filled)
         found.append(
             f"{len(filled)} vectors hold zeros between learned numbers, as where an exporter joins "
             f"biases with a buffer: these zeros stay as they are ({names}; where they are a "
             "parameter, --parameters says so)"
         )
     if resting:
-        names = ", ".join(resting[:3]) + (", ..." * (len(resting) > 3))
+        names = _first(3, resting)
         found.append(
             f"{len(resting)} batch normalizations keep to their running statistics, because these "
             f"are no initializers of the file: {names}"
         )
     if inventory.norms:
-        names = ", ".join(inventory.norms[:3]) + (", ..." * (len(inventory.norms) > 3))
+        names = _first(3, inventory.norms)
         found.append(
             f"the exporter folded {len(inventory.norms)} batch normalizations into convolutions "
             f"({names}): these are trained with a bias instead; to keep them, export with "
             "onnxremat.export, or as docs/exporting.md says"
         )
     if inventory.absent:
-        names = ", ".join(inventory.absent[:40]) + (", ..." * (len(inventory.absent) > 40))
+        names = _first(40, inventory.absent)
         found.append(
             f"{len(inventory.absent)} parameters of the module are not trained: {names}: it does "
             "not use them, they are tied to others, or the exporter took them away (it does so "
@@ -404,10 +415,23 @@ def warnings_of(
             "operations) or computed with them; optimize=False or onnxremat.export keeps them"
         )
     if inventory.stand_ins:
-        names = ", ".join(inventory.stand_ins[:40]) + (", ..." * (len(inventory.stand_ins) > 40))
+        names = _first(40, inventory.stand_ins)
         found.append(
             f"the exporter made one of equal operations: {names} are trained for these too"
         )
+    found += _of_stops(inventory)
+    if inventory.missing:
+        names = _first(6, inventory.missing)
+        found.append(
+            f"{len(inventory.missing)} of the parameters given are not in the file, neither by "
+            f"name nor by value (the exporter computed with them): {names}"
+        )
+    return tuple(found)
+
+
+def _of_stops(inventory: Inventory) -> list[str]:
+    """Where gradients may pass that the module stops."""
+    found = []
     for name, row in inventory.padding.items():
         found.append(
             f"row {row} of '{name}' alone is zeros, as PyTorch keeps the row of padding "
@@ -415,25 +439,24 @@ def warnings_of(
             "here (PyTorch's default exporter says it)"
         )
     if inventory.passed:
-        names = ", ".join(inventory.passed[:3]) + (", ..." * (len(inventory.passed) > 3))
+        names = _first(3, inventory.passed)
         found.append(
             f"the module stops gradients (detach) before {names}, the file does not say of which "
             "input: they pass there (optimize=False or onnxremat.export keeps it)"
         )
     if inventory.cancelled:
-        names = ", ".join(inventory.cancelled[:3]) + (", ..." * (len(inventory.cancelled) > 3))
+        names = _first(3, inventory.cancelled)
         found.append(
             f"{len(inventory.cancelled)} nodes add what was subtracted just before ({names}), as "
             "x + (y - x).detach() does: the file does not say that gradients stop there, and they "
             "do not (PyTorch's default exporter and onnxremat.export say it)"
         )
-    if inventory.missing:
-        names = ", ".join(inventory.missing[:6]) + (", ..." * (len(inventory.missing) > 6))
-        found.append(
-            f"{len(inventory.missing)} of the parameters given are not in the file, neither by "
-            f"name nor by value (the exporter computed with them): {names}"
-        )
-    return tuple(found)
+    return found
+
+
+def _first(count: int, names: Sequence[str]) -> str:
+    """The first of some names."""
+    return ", ".join(names[:count]) + ", ..." * (len(names) > count)
 
 
 def _grouped(inventory: Inventory, rows: Sequence[Weight], status: str, text: str) -> list[str]:
@@ -452,7 +475,7 @@ def _grouped(inventory: Inventory, rows: Sequence[Weight], status: str, text: st
     return [
         f"{', '.join(names[:4])}{f' and {len(names) - 4} more' * (len(names) > 4)}: "
         + text.format(why=why)
-        for why, names in groups.items()
+        for why, names in ((why, [*dict.fromkeys(names)]) for why, names in groups.items())
     ]
 
 

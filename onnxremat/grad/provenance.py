@@ -10,7 +10,8 @@ knows decides:
 5. its name, where that is one libraries give to buffers (``inv_freq``, ``attn_mask``, ...);
 6. its values: masks, progressions, tables of sines and cosines are made by code. Where an exporter
    made the name up, so are equal elements, whole numbers, and values of two kinds;
-7. anything else is a parameter; single numbers only where they have a module's name.
+7. anything else is a parameter; single numbers only where they have a module's name (in files of
+   PyTorch's older exporter, any name that it did not make up).
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from onnxremat.grad.layers import affine_of_norms
+from onnxremat.grad.layers import placed
 from onnxremat.grad.marks import (
     Marks,
     is_buffer_name,
-    is_computed,
+    is_nameless,
     module_of,
     parameters_among,
 )
@@ -43,6 +44,8 @@ SETTINGS = {
     "OneHot": (2,), "Pad": (2,), "Pow": (1,), "RNN": (5,), "Resize": (1, 2), "Upsample": (1,),
     "Range": (0, 1, 2), "Sin": (0,), "Cos": (0,),
 }  # fmt: skip
+# Of these, some are learned: first states, exponents (GeM), bounds, phases. A name tells.
+LEARNED_BY_SOME = frozenset({"Clip", "Cos", "GRU", "LSTM", "Pow", "RNN", "Sin"})
 # What a module calls the tensor that an operator reads at an input.
 _RECURRENT = {1: "weight_ih", 2: "weight_hh", 3: "bias"}
 _PARTS = {
@@ -115,7 +118,7 @@ class _Judge:
         self.model, self.marks, self.given = model, marks, given
         self.stored = Stored(model, folder)
         self.source = labels
-        self.affine = affine_of_norms(model)
+        self.placed = placed(model, marks)
         self.readers = _readers(model)
         self.uses = {
             name: [(node.op_type, position) for node, position in found]
@@ -184,8 +187,20 @@ class _Judge:
             return None
         if all(kind == "BatchNormalization" for kind, _ in places):
             return Origin(Kind.STATISTIC, "running statistics", told=True)
-        kinds = ", ".join(sorted({kind for kind, _ in places}))
-        return Origin(Kind.SETTING, f"a setting of {kinds}", told=True)
+        kinds = {kind for kind, _ in places}
+        if kinds <= LEARNED_BY_SOME and self._named(name):
+            return None
+        return Origin(Kind.SETTING, f"a setting of {', '.join(sorted(kinds))}", told=True)
+
+    def _named(self, name: str) -> bool:
+        """The file says that it is a parameter, or, where it says nothing of any, names it."""
+        if self.given is not None:
+            return name in self.given
+        file_name = self.source.get(name, name)
+        sources = parameters_among(self.marks.folded.get(file_name, ()), self.marks.kinds)
+        if self.marks.kinds:
+            return PARAMETER in map(self.marks.kinds.get, (file_name, *sources))
+        return not is_nameless(file_name)
 
     def _told(
         self, name: str, label: str, sources: Sequence[str], folded: Sequence[str]
@@ -197,6 +212,9 @@ class _Judge:
         if kind is not None and kind != "PARAMETER":
             return Origin(Kind.CONSTANT, f"{kind.lower()}, says the exporter", told=True)
         if name not in self.marks.folded:
+            made = self.marks.signature and name not in self.marks.placeholders
+            if made and self.stored.readable(name) and is_constant(self.stored.value(name)):
+                return Origin(Kind.CONSTANT, "made by the exporter", told=True)
             return None
         if not sources:
             why = "made by code, says the exporter"
@@ -206,7 +224,7 @@ class _Judge:
         if known and all(each == "BUFFER" for each in known):
             return Origin(Kind.BUFFER, f"made from buffer {sources[0]}", label, True)
         moved = tuple(folded) == sources and name not in self.marks.copied
-        if known == [PARAMETER] and moved and not is_computed((name,)):
+        if known == [PARAMETER] and moved and name not in self.marks.computed:
             return Origin(Kind.PARAMETER, "folded, says the exporter", label, True)
         return None
 
@@ -215,10 +233,11 @@ class _Judge:
         marked = self.marks.kinds.get(name) == "PARAMETER"
         if is_buffer_name(name) and not marked:
             return Origin(Kind.BUFFER, f"named as buffers are ('{name.rsplit('.', 1)[-1]}')")
-        made = made or name in self.affine
+        made = made or name in self.placed
         nameless = (self._nameless(name) or bool(label)) and not made and not marked
         size = self.stored.size(name)
-        if size <= 1 and not marked and (nameless or "." not in name):
+        own = made or "." in name or (self.marks.named and not self._nameless(name))
+        if size <= 1 and not marked and (nameless or not own):
             return Origin(Kind.CONSTANT, "a single number")
         if size <= LIMIT and self.stored.readable(name):
             value = self.stored.value(name)
@@ -234,7 +253,7 @@ class _Judge:
         elif label:
             why = "folded, says the exporter"
             mixed = name not in self.source and any(map(is_buffer_name, folded))
-            computed = mixed or is_computed((file_name, *folded))
+            computed = mixed or file_name in self.marks.computed
             if computed or self._copied(name, file_name):
                 did = "computed it from" if computed else "copied elements into it of"
                 why = f"the exporter {did} {label}, in place of which it is trained"

@@ -12,14 +12,14 @@ class Restored:
     """One thing undone.
 
     Attributes:
-        how: copy, use, bias, tie, expand, share or fill.
+        how: copy, use, bias, tie, expand, share, fill or part.
         parameter: the tensor that is trained in place of ``tensor``, or beside it (``bias``).
         tensor: what the file has: an initializer (for ``bias`` the weight of its node), or the
             output of an Identity (``copy``).
         node, position: the reader and its input, for ``use`` and ``bias``; the reader by its first
             output.
         axes: permutation for ``tie``, repeated axes for ``expand``, where the zeros begin and end
-            for ``fill``.
+            for ``fill``; axis, begin and end for ``part``.
     """
 
     how: str

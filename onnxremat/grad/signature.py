@@ -22,9 +22,21 @@ class Listed:
     kind: str
 
 
+def ends_of(model: onnx.ModelProto, which: str) -> tuple[str, ...]:
+    """Names in PyTorch's graph of its ``inputs`` that are no parameters and buffers, or of its
+    ``outputs``."""
+    parts = _text(model).split("# outputs", 1)
+    text = parts[0] if which == "inputs" else "".join(parts[1:])
+    lines = [line.strip() for line in text.splitlines() if ":" in line and not _ENTRY.match(line)]
+    return tuple(line.split(":", 1)[0] for line in lines)
+
+
 def signature_of(model: onnx.ModelProto) -> Mapping[str, Listed]:
     """What the file lists, by the name in PyTorch's graph (``p_layers_0_weight``); empty where it
     lists nothing."""
-    text = next((e.value for e in model.graph.metadata_props if e.key == _KEY), "")
-    entries = map(_ENTRY.match, text.split("# outputs", 1)[0].splitlines())
+    entries = map(_ENTRY.match, _text(model).split("# outputs", 1)[0].splitlines())
     return {entry[1]: Listed(entry[3], entry[2]) for entry in entries if entry is not None}
+
+
+def _text(model: onnx.ModelProto) -> str:
+    return next((e.value for e in model.graph.metadata_props if e.key == _KEY), "")

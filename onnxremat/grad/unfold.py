@@ -12,6 +12,7 @@ share     elements that repeat, as in a gathered table: made from the distinct o
 bias      a bias of zeros that was left out: a tensor of zeros
 fill      a block of zeros among learned numbers, where a bias was joined with a buffer: made from
           the rest
+part      a slice of another tensor: made from it
 
 :func:`find_restored` decides from the file alone, :func:`apply_restored` carries it out on any
 model of that structure, so that first values are found and trained ones are written back.
@@ -28,10 +29,11 @@ import onnx
 from onnx import helper, numpy_helper
 
 from onnxremat.grad.detached import is_stop
-from onnxremat.grad.layers import affine_of_norms, homes, in_copied_layers
+from onnxremat.grad.layers import homes, in_copied_layers, placed
 from onnxremat.grad.left_out import BIAS, left_out, zeros
 from onnxremat.grad.marks import Marks, Reading, is_nameless, parameters_among, reading_of
 from onnxremat.grad.merged import Place, folded_apart, merged
+from onnxremat.grad.parts import BOUNDS, cut, parts_among, uncut
 from onnxremat.grad.patterns import (
     LIMIT,
     is_constant,
@@ -83,7 +85,7 @@ class _Finder:
         self.found: list[Restored] = []
         self.tokens: dict[str, str] = {}
         self.folded: dict[str, str] = {}
-        self.affine, self.homes = affine_of_norms(model), homes(model)
+        self.placed, self.homes = placed(model, marks), homes(model)
         self.statistics = {
             name
             for node in model.graph.node
@@ -99,6 +101,7 @@ class _Finder:
         self._biases()
         if tie:
             self._ties()
+            self._parts()
         done = {entry.tensor for entry in self.found if entry.how != "bias"}
         folded = [
             name
@@ -134,7 +137,7 @@ class _Finder:
                 continue
             name = source[node.output[0]] = source[node.input[0]]
             made = node.output[0]
-            named = not is_nameless(made) or made in self.affine
+            named = not is_nameless(made) or made in self.placed
             by_chance = named and self._constant(name)
             if made in self.statistics or by_chance or self._apart(name, made):
                 self.found.append(Restored("copy", made, name))
@@ -275,6 +278,18 @@ class _Finder:
             else:
                 self.found.append(Restored("tie", match[0], name, axes=match[1]))
 
+    def _parts(self) -> None:
+        """Folded slices of a longer tensor."""
+        done = {entry.tensor for entry in self.found if entry.how != "bias"}
+        names = [
+            name
+            for name in self.floats
+            if name not in done
+            and SMALLEST_TIE <= self.stored.size(name) <= LIMIT
+            and self.stored.readable(name)
+        ]
+        self.found += parts_among(names, self.stored, self.marks.nameless)
+
     def _apart(self, one: str, other: str) -> bool:
         """Two tensors are different parameters, equal as copies of a fresh layer are: the file
         names them, or their names say so."""
@@ -390,6 +405,8 @@ def fold_restored(model: onnx.ModelProto, restored: Sequence[Restored]) -> onnx.
             value = value.transpose(entry.axes)
         elif entry.how == "expand":
             value = np.broadcast_to(value, stored.value(node.input[1]))
+        elif entry.how == "part":
+            value = uncut(entry, value)
         elif entry.how == "fill":
             value = np.insert(value, [entry.axes[0]] * (entry.axes[1] - entry.axes[0]), 0)
         else:
@@ -399,7 +416,7 @@ def fold_restored(model: onnx.ModelProto, restored: Sequence[Restored]) -> onnx.
     del model.graph.node[:]
     model.graph.node.extend(kept)
     read = {name for node in kept for name in (*node.input, *captures(node))}
-    helpers = {f"{name}/{end}" for name in undone for end in ("shape", "index")}
+    helpers = {f"{name}/{end}" for name in undone for end in ("shape", "index", *BOUNDS)}
     helpers |= {entry.parameter for entry in undone.values()}
     left = [
         named(t, t.name) for t in model.graph.initializer if t.name in read or t.name not in helpers
@@ -474,7 +491,7 @@ def _filling(tensor: str) -> list[str]:
 
 
 _MAKERS: dict[str, Maker] = {
-    "tie": _tied, "expand": _expanded, "share": _shared, "fill": _filled,
+    "tie": _tied, "expand": _expanded, "share": _shared, "fill": _filled, "part": cut,
 }  # fmt: skip
 
 

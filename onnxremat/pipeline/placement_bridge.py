@@ -9,6 +9,7 @@ show (:mod:`onnxremat.placement.from_problem`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import permutations
@@ -57,7 +58,13 @@ class Bridge:
         found = [(*first, *second) for first in rows[0] for second in rows[1]]
         return list(dict.fromkeys(tuple(names[d] for d in order) for names in found))
 
-    def plan(self, where: Sequence[int], order: Sequence[int], names: Sequence[str]) -> Plan:
+    def plan(
+        self,
+        where: Sequence[int],
+        order: Sequence[int],
+        names: Sequence[str],
+        runs: Mapping[int, Sequence[int]] | None = None,
+    ) -> Plan:
         """The plan of a chain of devices: one stage after the other, what a later stage reads sent
         to it at the end of the stage that makes it.
 
@@ -65,6 +72,7 @@ class Bridge:
             where: device number per node.
             order: device numbers, stage by stage.
             names: of the devices, stage by stage.
+            runs: of stages that recompute, the nodes as they run, by stage; others run theirs once.
 
         Raises:
             UnsupportedError: an op is on a device that it cannot run on.
@@ -83,7 +91,11 @@ class Bridge:
         steps: list[Step] = []
         for number, name in enumerate(names):
             ops = [op for op in range(problem.host_inputs, problem.ops) if at[op] == number]
-            steps += [Compute(self.model.names.ops[op], 0, name) for op in ops]
+            before = Counter[int]()
+            again = [problem.host_inputs + node for node in (runs or {}).get(number, ())]
+            for op in again or ops:
+                steps.append(Compute(self.model.names.ops[op], before[op], name))
+                before[op] += 1
             for value, readers in _readers(problem, ops).items():
                 for later in sorted({at[op] for op in readers} - {number}):
                     machine.link(name, names[later])

@@ -15,7 +15,7 @@ from onnxremat.pipeline.step_in_parts import prepare_step
 from onnxremat.pipeline.ways_in_parts import LEANER, InParts
 
 MOST = 64  # parts of a batch
-MOST_OPS = 20_000  # of a step in parts
+MOST_OPS = 32_000  # of a step in parts
 # Rows of images: the largest values alone, and those of half their size, too. More parts than four
 # take more time for rows that two parts need than they save in recomputation.
 IMAGES = (StepParts(ROWS, 4, 0.75), StepParts(ROWS, 4, 0.4))

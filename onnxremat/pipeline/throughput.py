@@ -30,6 +30,7 @@ from onnxremat.pipeline.pipelined import Pipelined, tried
 from onnxremat.pipeline.placement_bridge import Bridge, bridge, kinds
 from onnxremat.pipeline.several_devices import SeveralDevices
 from onnxremat.pipeline.stage_cuts import along_order
+from onnxremat.pipeline.stage_remakes import Remakes
 from onnxremat.placement.answer import Answer, Work
 from onnxremat.placement.balance import balance
 from onnxremat.placement.contiguous import solve
@@ -44,6 +45,7 @@ CUT = (
     "the placement of least load does not keep the budgets with samples in flight: the best cut of "
     "the listed order that does"
 )
+AGAIN = "ops are run again inside stages that are over their budget otherwise"
 FIRST = 0.5  # of the time left, for a placement
 
 
@@ -157,7 +159,8 @@ def _placed(
     if found is not None:
         return _artifact(target, made, answer, found)
     with target.log.phase(PLAN, "placing within the budgets"):
-        return _within(target, made, answer, limits, counts)
+        again = Remakes(target.model, trials.options.seed, target.prepared.settings.fixed_order)
+        return _within(target, made, answer, limits, counts, again)
 
 
 def _chain(target: SeveralDevices, made: Bridge, trials: Trials) -> Answer:
@@ -248,11 +251,12 @@ def _within(
     answer: Answer,
     limits: Mapping[str, int],
     counts: Sequence[int],
+    again: Remakes,
 ) -> Pipelined:
-    """The best chain along the listed order that keeps the limits, the most samples in flight of
-    the least load."""
+    """The best chain along the listed order that keeps the limits, with recomputation inside stages
+    where that is quicker; the most samples in flight of the least load."""
     answer = replace(answer, notes=(*answer.notes, CUT))
-    rows = [_kept_cut(target, made, limits, count, 1, answer) for count in counts]
+    rows = [_kept_cut(target, made, limits, count, 1, answer, again) for count in counts]
     found = [row for row in rows if row is not None]
     if not found:
         raise _refusal(target, limits, counts[-1])
@@ -266,21 +270,24 @@ def _kept_cut(
     count: int,
     replicas: int | None,
     answer: Answer,
+    again: Remakes | None = None,
 ) -> tuple[Answer, Deployment] | None:
     """The best cut of the listed order that keeps the limits, with so many samples in flight.
 
     Args:
         answer: bound and notes of what is answered.
+        again: what recomputation inside a stage takes; None for none.
     """
     aim, work = _less_beside(target, limits), Work(inf)
     for _ in range(ROUNDS):
-        cut = along_order(target.model, made, aim, count, replicas)
+        cut = along_order(target.model, made, aim, count, replicas, again)
         if cut is None:
             return None
-        plan = made.plan(cut.where, range(len(cut.names)), cut.names)
+        plan = made.plan(cut.where, range(len(cut.names)), cut.names, cut.runs)
         method = "stages on several devices" if cut.replicas else "cut of the listed order"
         chosen = replace(
             answer, method=method, value=max(cut.value, answer.bound),
+            notes=(*answer.notes, *[AGAIN] * bool(cut.runs)),
             where=np.asarray(cut.where), seconds=answer.seconds + work.taken,
         )  # fmt: skip
         deployed = _deployed(target, plan, chosen, limits, Flow(count, cut.replicas))
@@ -359,7 +366,7 @@ def _refusal(
         f"no pipeline found for {name} within {text} with {count} samples in flight",
         why="no cut of the listed order fits; that none does at all is not proven",
         hint="give the devices more, fewer samples in flight (--in-flight), or a smaller batch; "
-        "--objective makespan recomputes where memory is short",
+        "--objective makespan moves values away where memory is short",
     )
 
 

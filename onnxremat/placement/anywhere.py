@@ -11,7 +11,7 @@ from onnxremat.errors import InfeasibleError
 from onnxremat.placement import contiguous, limits
 from onnxremat.placement.annealing import Annealing
 from onnxremat.placement.answer import Answer, Work
-from onnxremat.placement.balance import balance
+from onnxremat.placement.balance import balance, within_memory
 from onnxremat.placement.classes import Classes, condense
 from onnxremat.placement.columns import raise_bound
 from onnxremat.placement.dealing import Dealing
@@ -52,6 +52,7 @@ def begin(graph: PlacementGraph, work: Work) -> Search | None:
         raise limits.refuse(graph, why)
     c = free_ends(raw)
     floor = balance(c.load, c.slow, c.supported, graph.accelerators, graph.cpus).bound
+    floor = max(floor, within_memory(c))
     starts = [by_class(c, where) for where in _starts(graph, c, work)]
     return Search(c, starts, two=False, floor=floor, work=work) if starts else None
 

@@ -4,7 +4,8 @@ For any ratio r > 0 give every class the work ``w = min(acc, cpu / r)`` (``cpu /
 not run on an accelerator). A device of load T does at most T of work where it is an accelerator and
 T / r where it is a CPU, so T >= sum(w) / (accelerators + cpus / r): no placement of any kind has a
 smaller largest load. The best r is one of the ratios cpu / acc (the dual of the linear program that
-deals classes out in fractions).
+deals classes out in fractions). Where not all bytes fit the accelerators, that program has one row
+more, for the bytes of all of them.
 """
 
 from __future__ import annotations
@@ -13,10 +14,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from onnxremat.placement.classes import Classes
 from onnxremat.placement.graph import Flags
+from onnxremat.planner.model import Model
 from onnxremat.planner.problem import Floats
+from onnxremat.planner.solvers import Relaxation
+from onnxremat.planner.solvers.base import Limits
 
 LEAST, MOST = 1e-6, 1e6  # ratios
+SECONDS = 10.0  # for a linear program of three rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,3 +55,21 @@ def balance(acc: Floats, cpu: Floats, supported: Flags, accelerators: int, cpus:
             found = Balance(ratio, work, bound)
     assert found is not None
     return found
+
+
+def within_memory(c: Classes) -> float:
+    """The same bound with the bytes of all accelerators together; 0 where all classes fit."""
+    graph, model = c.graph, Model("balance")
+    can = c.supported & (c.size <= graph.memory)
+    if not graph.cpus or float(c.size[can].sum()) <= graph.accelerators * graph.memory:
+        return 0.0
+    share = [model.column(0.0, float(fits)) for fits in can]  # of a class, on accelerators
+    most = model.column(cost=1.0)
+    fast = [(x, float(time)) for x, time in zip(share, c.load, strict=True)]
+    slow = [(x, float(time)) for x, time in zip(share, c.slow, strict=True)]
+    held = c.size / max(graph.memory, 1.0)
+    model.row([*fast, (most, -float(graph.accelerators))], upper=0.0)
+    model.row(list(zip(share, held.tolist(), strict=True)), upper=float(graph.accelerators))
+    model.row([*slow, (most, float(graph.cpus))], lower=float(c.slow.sum()))
+    found = Relaxation(model)
+    return max(0.0, found.bound) if found.solve(Limits(seconds=SECONDS)) else 0.0

@@ -27,13 +27,13 @@ def reason(c: Classes) -> str:
         return f"{graph.shown(node)} cannot run on an accelerator, and there is no CPU"
     heavy = int(np.argmax(c.size))
     if c.size[heavy] > graph.memory:
-        size, limit = (f"{x / graph.unit:,.10g}" for x in (c.size[heavy], graph.memory))
+        size, limit = (f"{x / graph.unit:,.15g}" for x in (c.size[heavy], graph.memory))
         first = graph.shown(int(np.flatnonzero(c.of == heavy)[0]))
         return f"the nodes that must share a device with {first} take {size} bytes, one has {limit}"
     total = float(c.size.sum())
     if total > graph.accelerators * graph.memory:
         size, limit = (
-            f"{x / graph.unit:,.10g}" for x in (total, graph.accelerators * graph.memory)
+            f"{x / graph.unit:,.15g}" for x in (total, graph.accelerators * graph.memory)
         )
         return f"all nodes take {size} bytes, all accelerators together have {limit}"
     return ""
@@ -43,7 +43,7 @@ def refuse(graph: PlacementGraph, why: str) -> InfeasibleError:
     """The error for a graph that nothing fits."""
     return InfeasibleError(
         "no placement keeps the limits of this graph",
-        where=f"{graph.accelerators} accelerators of {graph.memory / graph.unit:,.10g} bytes, "
+        where=f"{graph.accelerators} accelerators of {graph.memory / graph.unit:,.15g} bytes, "
         f"{graph.cpus} CPUs",
         why=f"proven: {why}",
         hint=HINT,

@@ -6,11 +6,13 @@ import json
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from onnx import numpy_helper
 
 from models import build
 from onnxremat.cost.table import CostTable
@@ -19,7 +21,7 @@ from onnxremat.errors import InfeasibleError, UnsupportedError, UsageError
 from onnxremat.execute.deployment import read_deployment
 from onnxremat.grad import Settings as Training
 from onnxremat.ort.feeds import seeded_feeds
-from onnxremat.pipeline import pipelined, throughput
+from onnxremat.pipeline import pipelined, stage_cuts, stage_remakes, throughput
 from onnxremat.pipeline.device_plan import device_model
 from onnxremat.pipeline.optimize import Request, optimize
 from onnxremat.pipeline.over_devices import run_whole
@@ -29,12 +31,15 @@ from onnxremat.pipeline.prepare import Prepared, Settings, prepare
 from onnxremat.pipeline.result import Result
 from onnxremat.pipeline.site import Site
 from onnxremat.pipeline.stage_cuts import along_order
+from onnxremat.pipeline.stage_remakes import Remakes
 from onnxremat.pipeline.throughput import corrected
 from onnxremat.pipeline.verify import verify_deployment
 from onnxremat.placement.from_problem import UNIT
 from onnxremat.placement.graph_files import from_json, to_json
 from onnxremat.placement.judge import judge_placement
+from onnxremat.schedule.plan import Compute
 from tests.devices.plans import ANY, BESIDE, priced, processors
+from tests.toolbox import parse
 
 
 @pytest.fixture(autouse=True)
@@ -192,6 +197,77 @@ def test_cuts_of_the_listed_order_fit_when_they_are_deployed(chain: Prepared) ->
     assert any(seen)
     assert not all(seen)
     assert all(not a or b for a, b in pairwise(seen))  # more memory never fits less
+
+
+UNIT_BYTES = 64 * 4096 * 4
+
+
+@pytest.fixture(scope="module")
+def twice() -> Prepared:
+    """Six values of a unit that are quick to make, each read early and late."""
+    kinds_ = ("Sin", "Cos", "Tanh", "Sigmoid", "Softsign", "Erf")
+    first = "\n".join(
+        f"e{i} = Add(x, w{i})\na{i} = {kind}(e{i})\nb{i} = ReduceMean<keepdims: int = 1>(a{i})"
+        for i, kind in enumerate(kinds_)
+    )
+    later = "\n".join(
+        f"m{i} = Mul(a{i}, s)\nr{i} = ReduceMax<keepdims: int = 1>(m{i})" for i in range(6)
+    )
+    every = [", ".join(f"{name}{i}" for i in range(6)) for name in "br"]
+    model = parse(
+        f"g (float[64, 1] x) => (float[1, 1] y) {{ {first}\ns = Sum({every[0]})\n{later}\n"
+        f"y = Sum({every[1]}) }}"
+    )
+    draw = np.random.default_rng(0)
+    for i in range(6):
+        weight = draw.normal(size=(1, 4096)).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(weight, f"w{i}"))
+    return prepare(model, Settings(threads=1, target="none", not_counted=BESIDE))
+
+
+def test_a_stage_recomputes_where_memory_is_short(twice: Prepared) -> None:
+    """No cut of the order fits as it is, for one device holds all values at some time."""
+    machine, limit = processors(2), 4 * UNIT_BYTES
+    tables = priced(twice, machine)
+    model = device_model(twice.graph, Site(machine), tables)
+    limits = dict.fromkeys(machine.names, limit)
+    made = bridge(model, tables, limits)
+    assert along_order(model, made, limits, 2) is None
+    result = planned(twice, machine, budget=str(limit), in_flight=2)
+    facts = result.facts()
+    assert all(check.ok for check in result.checks), result.checks
+    assert all(row["peak_measured_bytes"] <= limit for row in facts["devices"])
+    ran = [step.op for step in result.candidate.artifact.plan.steps if isinstance(step, Compute)]
+    assert len(ran) > len(set(ran)) == len(twice.graph.ops)
+    assert facts["bound_seconds"] <= facts["max_load_seconds"]
+    assert throughput.AGAIN in result.candidate.artifact.plan.provenance.notes
+
+
+def test_the_best_cut_is_found_though_few_stretches_are_planned(
+    twice: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against every cut for two devices, with every stretch over its bytes planned."""
+    monkeypatch.setattr(stage_remakes, "MOST", 1_000)
+    monkeypatch.setattr(stage_remakes, "WORK", 100)
+    machine = processors(2)
+    tables = priced(twice, machine)
+    model = device_model(twice.graph, Site(machine), tables)
+    made = bridge(model, tables, {})
+    limits = dict.fromkeys(machine.names, 4 * UNIT_BYTES)
+    asked, all_ = Remakes(model), Remakes(model)
+    cut = along_order(model, made, limits, 2, 1, asked)
+    order = stage_cuts._Order(model, made, 1)
+    within = stage_cuts._Within(order, limits, 2, all_)
+    best, last = inf, order.places[-1]
+    for place in order.places[1:]:
+        one, two = made.devices
+        stages = [((one,), 0, place), *[((two,), place, last)] * (place < last)]
+        for stage in stages:
+            within.remade(*stage)
+        best = min(best, max(order.load(s[0][0], *s[1:]) + within.more(*s) for s in stages))
+    assert cut is not None
+    assert cut.value == pytest.approx(best)
+    assert len(asked._known) < len(all_._known)
 
 
 def test_a_device_with_more_memory_gets_the_larger_stage(chain: Prepared) -> None:

@@ -14,7 +14,7 @@ from onnxremat.errors import InfeasibleError
 from onnxremat.placement import anywhere, released, two_maxima
 from onnxremat.placement import chains as chains_module
 from onnxremat.placement.answer import Answer, Work
-from onnxremat.placement.balance import balance
+from onnxremat.placement.balance import balance, within_memory
 from onnxremat.placement.classes import condense, loads
 from onnxremat.placement.graph_files import from_json
 from onnxremat.placement.judge import judge, judge_placement
@@ -57,6 +57,24 @@ def test_the_chain_of_ideals_is_the_least_contiguous_placement() -> None:
         if answer:
             assert answer.status == "optimal"
     assert equal > 80
+
+
+def test_balance_within_memory_is_a_bound() -> None:
+    """Never above the least of all placements; above plain balance where bytes are short."""
+    above = 0
+    for seed in SEEDS:
+        data, found = tried(seed)
+        wanted = oracle.least(found)
+        if wanted == inf:
+            continue
+        graph = from_json(data)
+        c = condense(graph, chain=False)
+        plain = balance(c.load, c.slow, c.supported, graph.accelerators, graph.cpus).bound
+        bound = within_memory(c)
+        assert bound <= wanted + 1e-9, seed
+        assert not bound or bound >= plain - 1e-6, seed
+        above += bound > plain * 1.01
+    assert above > 3
 
 
 def test_cuts_of_a_path_are_a_bound_of_chains() -> None:

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx import numpy_helper
 
 from onnxremat.cli.counted import numbered
 from onnxremat.cli.workers import pipelines_of
@@ -135,10 +137,13 @@ def _by_halves(folder: Path, row: dict[str, Any]) -> None:
 
 @several
 def test_the_command_writes_what_one_process_reads(tmp_path: Path) -> None:
-    """A checkpoint, and a trace of all processes."""
+    """A checkpoint, the trained model, and a trace of all processes."""
     folder, saved, trace = tmp_path / "run", tmp_path / "c.safetensors", tmp_path / "t.json"
     write(folder, differentiate(net(6), optimizer="adamw", initializers=True), arrays())
+    source, learned = folder / "net.onnx", tmp_path / "learned.onnx"
+    onnx.save(net(6), source)
     files = ["--checkpoint", str(saved), "--trace", str(trace), "--epochs", "3"]
+    files += ["--weights", str(source), "--export", str(learned)]
     train(folder, "--data-parallel", "--pipeline", "2", *CUT, *files, ranks=4)
     step = differentiate(net(24), optimizer="adamw", initializers=True)
     resumed, whole = Trainer(step, threads=1), Trainer(step, threads=1)
@@ -147,6 +152,8 @@ def test_the_command_writes_what_one_process_reads(tmp_path: Path) -> None:
     whole.fit(Arrays(arrays(), 24, shuffle=False), 3)
     for name, value in whole.state.items():
         np.testing.assert_allclose(resumed.state[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
+    for tensor in onnx.load(learned).graph.initializer:
+        np.testing.assert_array_equal(numpy_helper.to_array(tensor), resumed.state[tensor.name])
     events = json.loads(trace.read_text())["traceEvents"]
     lanes = {(event["pid"], event["cat"]) for event in events if event["ph"] == "X"}
     assert {(rank, lane) for rank in range(4) for lane in ("compute", "transfer")} <= lanes
@@ -206,9 +213,11 @@ def test_processes_are_dealt_out(given: tuple[int, int | None, int | None], pipe
         ((4, None, 2), "2 pipelines side by side"),
         ((4, 3, None), "--data-parallel 3 does not suit 4 processes"),
         ((4, None, 3), "--pipeline 3 does not suit"),
-        ((4, 0, 3), "does not suit"),
+        ((4, 0, 3), "--data-parallel --pipeline 3 does not suit 4 processes"),
+        ((4, 0, 3), "N a multiple of 3"),
         ((4, 0, 8), "does not suit"),
         ((4, 8, 0), "does not suit"),
+        ((4, 2, 4), "mpiexec -n 8"),
         ((4, 2, 4), "--data-parallel 2 --pipeline 4 does not suit"),
         ((1, 0, 2), "1 process\n"),
     ],

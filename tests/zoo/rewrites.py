@@ -128,6 +128,12 @@ _enter("merged-zero-weights", lambda: Does(
 _enter("merged-identities", lambda: Does(
     lambda m, x: x @ m.a @ m.b, a=Parameter(torch.eye(6)), b=Parameter(torch.eye(6))),
     (3, 6))  # fmt: skip
+_enter("merged-in-one-norm", lambda: nn.Sequential(
+    nn.Linear(6, 6), nn.Tanh(), _zero(nn.LayerNorm(6), "weight", "bias"), nn.Linear(6, 2)),
+    (3, 4, 6))  # fmt: skip
+_enter("merged-states", lambda: Does(
+    lambda m, x: m.out(m.cells(x, (m.h, m.c))[0]), cells=nn.LSTM(6, 5, batch_first=True),
+    h=_zeros(1, 3, 5), c=_zeros(1, 3, 5), out=nn.Linear(5, 2)), (3, 4, 6))  # fmt: skip
 _enter("merged-views", lambda: nn.Sequential(*(Does(
     lambda m, x: x + m.l(x) * m.gamma.reshape(1, -1, 1), l=nn.Conv1d(6, 6, 3, padding=1),
     gamma=Parameter(torch.full((6,), 0.5))) for _ in range(3))), (2, 6, 9))  # fmt: skip
@@ -159,6 +165,12 @@ _enter("folded-exp", lambda: Does(
 _enter("folded-softplus", lambda: Does(
     lambda m, x: m.l(x) * functional.softplus(m.rate), l=nn.Linear(6, 5),
     rate=Parameter(torch.randn(5))), (3, 6), lost="rate")  # fmt: skip
+_enter("folded-exponent", lambda: Does(
+    lambda m, x: m.l((x.abs() + 0.1).pow(m.p).mean(1).pow(1 / m.p)), l=nn.Linear(6, 5),
+    p=Parameter(torch.full((1,), 3.0))), (3, 4, 6), lost="p")  # fmt: skip
+_enter("folded-largest", lambda: Does(
+    lambda m, x: m.l(x.mean(1) * m.w.amax(0)), l=nn.Linear(24, 5),
+    w=Parameter(torch.randn(3, 24))), (3, 4, 24), lost="w")  # fmt: skip
 _enter("folded-one-plus", lambda: Does(
     lambda m, x: m.l(x) * (1 + m.g), l=nn.Linear(6, 32), g=_zeros(32)), (3, 6))  # fmt: skip
 _enter("folded-scale", lambda: Does(
@@ -180,6 +192,9 @@ _enter("folded-table-zeros", lambda: Does(
     lambda m, x: torch.softmax(x @ x.mT + m.table[m.index.view(-1)].view(4, 4), -1) @ m.l(x),
     l=nn.Linear(6, 6), table=_zeros(7), index=torch.arange(4)[:, None] - torch.arange(4) + 3),
     (3, 4, 6), lost="table")  # fmt: skip
+_enter("folded-slices", lambda: Does(
+    lambda m, x: m.l((x + m.places[:, :4]).mean(1) + (x[:, 1:3] * m.places[:, 1:3]).sum(1)),
+    l=nn.Linear(24, 5), places=Parameter(torch.randn(1, 9, 24))), (3, 4, 24))  # fmt: skip
 _enter("folded-state", lambda: Does(
     lambda m, x: m.out(m.cells(x)[0]), cells=nn.RNN(6, 5, batch_first=True), out=nn.Linear(5, 2)),
     (3, 4, 6), lost="cells.bias_hh_l0")  # fmt: skip
@@ -206,8 +221,8 @@ _enter("stopped-rounding", lambda: Does(
     lambda m, x: m.b(m.a(x) + ((4 * m.a(x)).round() / 4 - m.a(x)).detach()), a=nn.Linear(6, 5),
     b=nn.Linear(5, 3)), (3, 4, 6))  # fmt: skip
 _enter("stopped-same", lambda: Does(
-    lambda m, x: m.a(x) * (m.a(x) - m.a(x).detach() + 1) - (x - x.detach()) @ m.w, a=nn.Linear(6, 5),
-    w=Parameter(torch.randn(6, 5))), (3, 6))  # fmt: skip
+    lambda m, x: m.a(x) * (m.a(x) - m.a(x).detach() + 1), a=nn.Linear(6, 5)),
+    (3, 6))  # fmt: skip
 _enter("stopped-weight", lambda: Does(
     lambda m, x: functional.linear(x, m.w.detach()) + functional.linear(x.tanh(), m.w),
     w=Parameter(torch.randn(5, 6))), (3, 4, 6))  # fmt: skip
