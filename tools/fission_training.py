@@ -28,6 +28,7 @@ from onnxremat.pipeline.step_ways import MOST_OPS
 from onnxremat.schedule.simulate import simulate
 from onnxremat.schedule.updates import written_over
 
+RESTING = ("running", "pooler")  # statistics, and what no loss of these steps reads
 TITLE = (
     "| step | batch | ops | GiB whole | < 10 % | < 5 % | longer at 40 % | planning, s |\n"
     "|---|---|---|---|---|---|---|---|"
@@ -80,7 +81,7 @@ class Point:
 def point(model: onnx.ModelProto, parts: StepParts | None) -> Point:
     """What a step takes, nothing recomputed."""
     weights = [value.name for value in model.graph.input if "." in value.name]
-    trained = [name for name in weights if "running" not in name]
+    trained = [name for name in weights if not any(part in name for part in RESTING)]
     step = differentiate(model, trainable=trained, batch_norm="frozen", parting=parts)
     graph = build_graph(step, None)
     graph = written_over(graph, updated_inputs(step).values())

@@ -241,8 +241,8 @@ class Prices:
                 of, share = writer.shares[op.name]
                 call = 0.0 if is_alias(op) else CALL  # the whole op's is among its seconds
                 total += self.of.seconds.get(of, 0.0) * share + call * (1 - share)
-            else:
-                total += self.of.seconds.get(op.name, 0.0)
+            elif op.name not in writer.copied:
+                total += self.of.seconds.get(op.name, COPY_CALL)  # or a Reshape between layouts
         return total + sum(map(copy_seconds, writer.copied.values()))
 
     def _levels(self, fragments: Sequence[_Fragment]) -> tuple[tuple[int, ...], int]:

@@ -25,20 +25,18 @@ BATCH, ROWS = 0, 2  # axes
 
 @dataclass(frozen=True)
 class StepParts:
-    """How the forward pass of a step is computed in parts.
+    """How the forward pass of a step is computed in parts; rows that two parts need are computed in
+    both, which takes less time than keeping them and joining their cotangents.
 
     Attributes:
         axis: of the batch, or of an image's rows.
         parts: how many.
         share: of the largest value: ops that make one of as many bytes are in parts; 0 for all.
-        keep: rows that two parts need are kept from the one for the other where a convolution makes
-            them, instead of computed in both.
     """
 
     axis: int
     parts: int
     share: float = 0.0
-    keep: bool = False
 
     def __str__(self) -> str:
         what = "the batch" if self.axis == BATCH else "rows of the largest values"
@@ -87,9 +85,7 @@ class StepParts:
             ]
             if fitting:
                 best = max(fitting, key=lambda region: len(region.ops))
-                region = replace(best, parts=(1,) * self.parts)
-                ways = able.policies(region)[:2] if self.keep else [region.kept]
-                found.append(replace(region, kept=ways[-1]))
+                found.append(replace(best, parts=(1,) * self.parts))
                 taken.update(best.ops)
         return found
 

@@ -80,7 +80,7 @@ def _check(model: onnx.ModelProto, settings: Settings, parts: StepParts) -> tupl
     [
         StepParts(BATCH, 3),
         pytest.param(StepParts(ROWS, 2, 0.75), marks=pytest.mark.slow),
-        StepParts(ROWS, 3, 0.4, keep=True),
+        StepParts(ROWS, 3, 0.4),
     ],
     ids=str,
 )
