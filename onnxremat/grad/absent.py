@@ -74,6 +74,7 @@ def stand_ins(model: onnx.ModelProto, marks: Marks) -> tuple[str, ...]:
         if about is not None:
             makers.update((name, (about.made, about.tensors)) for name in node.output)
     made = {call for call, _ in makers.values()} | {t.name for t in model.graph.initializer}
+    made |= {name for node in model.graph.node for name in node.output}
     found: dict[str, None] = {}
     for node in model.graph.node:
         about = reading_of(node)

@@ -14,14 +14,20 @@ Place: TypeAlias = tuple[onnx.NodeProto, int]  # a node, and which of its inputs
 
 def merged(marks: Marks, places: Sequence[Place], tokens: Sequence[str]) -> list[tuple[Place, str]]:
     """Where the nodes of one call of PyTorch's graph read another tensor than the call did, and
-    what it read there: what has the same last name, else by order, where as many are left of both;
-    "" where the call read no tensor of the module: a constant of the exporter's.
+    what it read there: of a normalization by order, else what has the same last name, else by
+    order, where as many are left of both; "" where the call read no tensor of the module: a
+    constant of the exporter's.
 
     Args:
         places: where they read floating-point initializers.
         tokens: what the call read, by PyTorch's names.
     """
     named = [(place, _own(marks, place)) for place in places]
+    kinds = {node.op_type for node, _ in places if node.op_type.endswith("Normalization")}
+    if kinds and len({node.output[0] for node, _ in places}) == 1 and len(places) == len(tokens):
+        # A scale of zeros may be merged with a shift, so that names mislead.
+        pairs = zip(named, tokens, strict=True)
+        return [(place, token) for (place, own), token in pairs if own != token]
     there = {own for _, own in named}
     waiting = [token for token in tokens if token not in there]
     claimed = {t for (node, k), _ in named for t in marks.tokens_of(node.input[k])}

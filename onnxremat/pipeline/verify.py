@@ -306,11 +306,12 @@ def _steady(reference: Reference, artifact: InOneSession) -> Check:
 
 
 def _room(made: Deployment, limits: Mapping[str, int]) -> int:
-    """Bytes that budgets of devices leave the process beside what the caller holds; 0 where a
-    device has no limit."""
-    if any(part.device not in limits for part in made.parts.partitions):
+    """Bytes that budgets of the devices that run something leave the process beside what the caller
+    holds; 0 where one has no limit."""
+    used, given = {part.device for part in made.parts.partitions}, made.parts.counted.given
+    if not used <= limits.keys():
         return 0
-    return max(1, sum(limits.values()) - sum(made.parts.counted.given.values()))
+    return max(1, sum(limits[name] - given.get(name, 0) for name in used))
 
 
 def _in_limit(rise: Rise, room: int) -> Check:

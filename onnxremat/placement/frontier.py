@@ -87,7 +87,8 @@ def frontier(c: Classes) -> Frontier | None:
 
 def narrow(c: Classes) -> list[int]:
     """The order with the narrowest frontier of some."""
-    starts = sorted(range(c.count), key=lambda v: (len(_nets(c)[v]), -c.load[v]))[:STARTS]
+    touching, load = _nets(c), c.load
+    starts = sorted(range(c.count), key=lambda v: (len(touching[v]), -load[v]))[:STARTS]
     return min(
         (_narrow(c, start) for start in starts), key=lambda found: found[1], default=([], 0.0)
     )[0]

@@ -194,8 +194,8 @@ def _sizes(graph: PlacementGraph, charges: Sequence[Charge]) -> list[Finding]:
     return [
         Finding(
             "memory",
-            f"{_name(charge)} holds {charge.size / graph.unit:,.10g} bytes, "
-            f"its limit is {graph.memory / graph.unit:,.10g}",
+            f"{_name(charge)} holds {charge.size / graph.unit:,.15g} bytes, "
+            f"its limit is {graph.memory / graph.unit:,.15g}",
             (DP, GREEDY),
         )
         for charge in charges

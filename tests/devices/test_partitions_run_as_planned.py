@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import tempfile
 import threading
 from dataclasses import replace
@@ -294,6 +295,19 @@ def test_partitions_really_run_at_the_same_time() -> None:
 
             stage.run = run_together
         executor.run(seeded_feeds(graph))
+
+
+def test_results_outlive_their_executor() -> None:
+    graph, made = branches()
+    first, second = seeded_feeds(graph), seeded_feeds(graph, seed=1)
+    with made.executor() as executor:
+        kept = [executor.run(feeds) for feeds in (first, second, first)]
+    del executor
+    gc.collect()
+    again = [run(graph, seed=seed).outputs for seed in (0, 1, 0)]
+    for found, wanted in zip(kept, again, strict=True):
+        assert all(np.array_equal(found[name], value) for name, value in wanted.items())
+        assert all(value.flags.writeable for value in found.values())
 
 
 def test_no_value_goes_through_numpy_or_is_copied() -> None:

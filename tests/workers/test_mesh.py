@@ -136,6 +136,18 @@ def _by_halves(folder: Path, row: dict[str, Any]) -> None:
 
 
 @several
+@pytest.mark.slow
+def test_several_stages_of_a_process(tmp_path: Path) -> None:
+    """Whose sums leave one after the other, those of a tied embedding last."""
+    folder = prepare(tmp_path / "gpt2", "gpt2", PIPELINES, optimizer="sgd")
+    rows = [mesh(folder, schedule, 3) for schedule in ("interleaved", "zb-v", "auto")]
+    run(tmp_path, 4, rows)
+    for row in rows:
+        compare(folder, row, 1e-5, 1e-5)
+        assert told(folder, row)["alike"]
+
+
+@several
 def test_the_command_writes_what_one_process_reads(tmp_path: Path) -> None:
     """A checkpoint, the trained model, and a trace of all processes."""
     folder, saved, trace = tmp_path / "run", tmp_path / "c.safetensors", tmp_path / "t.json"

@@ -33,6 +33,7 @@ FRESH = (
     "merged-zero-weights", "merged-identities", "copied-layers", "one-of-two-norms",
     "merged-with-constants", "merged-views", "folded-views",
     "folded-transposes", "folded-softplus", "folded-expand-zeros", "folded-state",
+    "merged-zero-scales", "merged-states", "folded-slices", "folded-exponent", "stopped-gate",
 )  # fmt: skip
 FRESH_LEGACY = ("merged-group-norms", "copied-layers", "merged-layer-norms")
 # Metadata of nodes that names files of the machine it was exported on.
