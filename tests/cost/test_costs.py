@@ -127,3 +127,20 @@ def test_estimates_need_no_run_and_cover_every_op() -> None:
     assert table.total == pytest.approx(sum(table.seconds.values()))
     by_type = {op.op_type: table.seconds[op.name] for op in graph.ops}
     assert by_type["MatMul"] >= by_type["Transpose"]
+
+
+def test_a_slice_reads_no_more_than_it_makes() -> None:
+    """A row of many costs what a row costs, whatever it is taken from."""
+    few, many = (
+        analytic_costs(
+            graph_of(
+                f"""g (float[{rows}, 4096] x) => (float[1, 4096] y) {{
+                    first = Constant<value_ints: ints = [0]>()
+                    end = Constant<value_ints: ints = [1]>()
+                    y = Slice(x, first, end)
+                }}"""
+            )
+        )
+        for rows in (2, 2000)
+    )
+    assert few.total == many.total
