@@ -81,9 +81,11 @@ def stand_ins(model: onnx.ModelProto, marks: Marks) -> tuple[str, ...]:
         if about is None:
             continue
         asked = set(about.taken)
-        for call, tokens in (makers[name] for name in node.input if name in makers):
-            other = {each for each in asked - made if _stem(each) == _stem(call)}
-            if other and call not in asked and call != about.made:
+        for name in filter(makers.__contains__, node.input):
+            call, tokens = makers[name]
+            kinds = {_stem(call), _stem(name)}  # of an operator with several results: getitem
+            other = {each for each in asked - made if _stem(each) in kinds}
+            if other and asked.isdisjoint((call, name)) and call != about.made:
                 found.update(
                     (marks.signature[t].name, None) for t in tokens if t in marks.signature
                 )
