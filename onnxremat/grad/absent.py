@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import onnx
 
-from onnxremat.grad.marks import Marks, Reading, moves, reading_of
+from onnxremat.grad.marks import Marks, Reading, reading_of
 from onnxremat.grad.signature import PARAMETER
 
 
@@ -53,7 +53,7 @@ def _taken_away(model: onnx.ModelProto, marks: Marks) -> bool:
     there = {about.made for about in calls.values()}
     there |= {tensor.name for tensor in model.graph.initializer}
     missing = read - there - marks.signature.keys() - set(marks.inputs)
-    return not marks.results or any(not moves(name) for name in missing)
+    return not marks.results or bool(missing)
 
 
 def _tied(marks: Marks, about: Reading) -> Iterator[str]:
