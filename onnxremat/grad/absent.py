@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import onnx
 
-from onnxremat.grad.marks import Marks, Reading, moves, reading_of
+from onnxremat.grad.marks import Marks, Reading, reading_of
 from onnxremat.grad.signature import PARAMETER
 
 
@@ -53,7 +53,7 @@ def _taken_away(model: onnx.ModelProto, marks: Marks) -> bool:
     there = {about.made for about in calls.values()}
     there |= {tensor.name for tensor in model.graph.initializer}
     missing = read - there - marks.signature.keys() - set(marks.inputs)
-    return not marks.results or any(not moves(name) for name in missing)
+    return not marks.results or bool(missing)
 
 
 def _tied(marks: Marks, about: Reading) -> Iterator[str]:
@@ -81,9 +81,11 @@ def stand_ins(model: onnx.ModelProto, marks: Marks) -> tuple[str, ...]:
         if about is None:
             continue
         asked = set(about.taken)
-        for call, tokens in (makers[name] for name in node.input if name in makers):
-            other = {each for each in asked - made if _stem(each) == _stem(call)}
-            if other and call not in asked and call != about.made:
+        for name in filter(makers.__contains__, node.input):
+            call, tokens = makers[name]
+            kinds = {_stem(call), _stem(name)}  # of an operator with several results: getitem
+            other = {each for each in asked - made if _stem(each) in kinds}
+            if other and asked.isdisjoint((call, name)) and call != about.made:
                 found.update(
                     (marks.signature[t].name, None) for t in tokens if t in marks.signature
                 )

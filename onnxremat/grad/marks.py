@@ -256,11 +256,6 @@ def _is_computed(sources: Iterable[str], listed: Collection[str]) -> bool:
     return any(_stem(n) in _COMPUTING or (listed and _stem(n) not in _MOVING) for n in names)
 
 
-def moves(name: str) -> bool:
-    """PyTorch's name of a result whose operator only moves elements, or makes them."""
-    return _stem(name) in _MOVING
-
-
 def _is_result(name: str) -> bool:
     return _stem(name) in _RESULTS
 

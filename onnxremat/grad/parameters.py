@@ -379,10 +379,11 @@ def warnings_of(
     ):
         found += _grouped(inventory, rows, status, text)
     for name in inventory.merged:
+        label = inventory.origins[name].label
         found.append(
-            f"'{name}' is read by several operators and all its elements are equal: the exporter "
-            "may have merged several parameters, which are then trained as one (export trained "
-            "weights, or with onnxremat.export)"
+            f"'{name}'{f' ({label})' * bool(label)} is read by several operators and all its "
+            "elements are equal: the exporter may have merged several parameters, which are then "
+            "trained as one (export trained weights, or with onnxremat.export)"
         )
     filled = [e.parameter for e in inventory.restored if e.how == "fill"]
     filled = [name for name in filled if not inventory.origins[name].told]
