@@ -35,7 +35,7 @@ from onnxremat.planner.search import warm_up
 from onnxremat.rewrite.split_batch import rows_of_parts, split_batch
 from onnxremat.session.process import PARTS
 from onnxremat.units import parse_budget
-from tests.devices.plans import optimized, processors
+from tests.devices.plans import BESIDE, optimized, processors
 from tests.limits import LONG
 from tests.toolbox import ONE, graph_of, parse, wide_chain
 
@@ -297,7 +297,7 @@ def test_devices_take_parts_where_the_whole_does_not_fit() -> None:
     """Side by side a row of ops needs two activations of the whole batch on a device."""
     warm_up(2)
     machine = processors(2)
-    prepared = prepare(wide_chain(), Settings(threads=1, target="none"))
+    prepared = prepare(wide_chain(), Settings(threads=1, target="none", not_counted=BESIDE))
     budget = str(int(1.7 * (1 << 20)))
     whole = replace(prepared, settings=replace(prepared.settings, split_batch=()))
     with pytest.raises((InfeasibleError, NoPlanError, OverBudgetError)):
