@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from onnxremat.cost.devices import device_costs
 from onnxremat.cost.table import CostTable
 from onnxremat.device.machine import Machine
-from onnxremat.errors import NoPlanError, UnsupportedError, UsageError
+from onnxremat.errors import NoPlanError, OverBudgetError, UnsupportedError, UsageError
 from onnxremat.execute.calibration import corrected, tried
 from onnxremat.pipeline.bench import OnDevices, bench
 from onnxremat.pipeline.closed_loop import Candidate, Unfit, as_given, attempt, load_search
@@ -91,7 +91,13 @@ def quickest(target: SeveralDevices, trials: Trials) -> Candidate:
     several = sum(device.computes for device in target.site.machine.devices) > 1
     alone = several and target.feeds is not None and not trials.options.method.formulation
     most = trials.within(1 - ALONE) if alone else trials
-    best = whole_or_in_parts(target, most)
+    try:
+        best = whole_or_in_parts(target, most)
+    except (NoPlanError, OverBudgetError):  # sessions of partitions take room of their own
+        one = _one_that_fits(target, trials) if alone else None
+        if one is None:
+            raise
+        return one
     return never_slower(target, best, trials) if alone else best
 
 
@@ -202,6 +208,22 @@ def _alone(target: SeveralDevices, name: str, trials: Trials) -> Candidate | Non
     if pinned or not ops <= target.tables[name].seconds.keys():
         return None
     return _another(target.alone(name), trials.options.within(NEXT))
+
+
+def _one_that_fits(target: SeveralDevices, trials: Trials) -> Candidate | None:
+    """Everything on the quickest device that keeps its limit so; None where none does in time."""
+    ways = list[Candidate]()
+    for device in target.site.machine.devices:
+        if device.computes and trials.options.left > 0:
+            found = _alone(target, device.name, trials)
+            ways += [found] if found is not None else []
+    if not ways:
+        return None
+    least = min(ways, key=lambda found: found.artifact.seconds)
+    return trials.run(target, least).noted(
+        f"'{_over(least).devices[0]}' alone keeps its budget; of the plans over several devices "
+        "that were found none does, carried out"
+    )
 
 
 def _another(
