@@ -55,7 +55,7 @@ def _without_idle_outputs(op: Op, wanted: Collection[str]) -> Op:
     return replace(op, outputs=tuple(used))
 
 
-def needed(ops: Sequence[Op], outputs: Sequence[str]) -> list[Op]:
+def needed(ops: Sequence[Op], outputs: Collection[str]) -> list[Op]:
     """Ops that an output depends on, without the outputs nobody reads."""
     wanted, kept = set(outputs), []
     for op in reversed(ops):

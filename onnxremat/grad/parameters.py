@@ -309,7 +309,7 @@ def _no_match(
     shown = [n if n not in origins or not origins[n].label else origins[n].label for n in names]
     return UsageError(
         f"{option} '{pattern}' matches no parameter",
-        hint="parameters are " + ", ".join(shown[:8]) + (", ..." * (len(shown) > 8)),
+        hint=f"parameters are {_first(8, shown)}",
     )
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import onnx
 
+from onnxremat.grad.assembly import needed
 from onnxremat.grad.tape import Tape
 from onnxremat.graph.ir import Graph, Op, Role, Tensor
 
@@ -37,12 +38,7 @@ Parting = Callable[[Graph, str, str], Parted]
 
 def made_of(ops: Sequence[Op], wanted: Collection[str]) -> set[str]:
     """Names of the ops that some tensors are made of."""
-    needed, found = set(wanted), set[str]()
-    for op in reversed(ops):
-        if not needed.isdisjoint(op.writes):
-            found.add(op.name)
-            needed.update(op.reads)
-    return found
+    return {op.name for op in needed(ops, wanted)}
 
 
 def with_loss(

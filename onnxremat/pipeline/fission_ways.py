@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from onnxremat.errors import NO_FIT, UnsupportedError
 from onnxremat.fission.choose import Choosers
@@ -132,15 +132,12 @@ class _Regions(InParts):
             split = prepare_fission(self.prepared, chosen.regions, self.log)
         except UnsupportedError:
             return None
-        self._seen(split.store_all_peak + split.beside.total)
         more = chosen.seconds / self.choosers.whole.seconds - 1
-        notes = (
-            f"computed in parts: {described(chosen.regions)} (whole: {why}; --fission off keeps "
-            f"it whole), at an estimated {more:+.1%} of the whole's time",
-            "figures and proof of the plan are of the graph in these parts; other parts may do "
-            "better",
+        what = (
+            f"{described(chosen.regions)} (whole: {why}; --fission off keeps it whole), at an "
+            f"estimated {more:+.1%} of the whole's time"
         )
-        return replace(split, notes=(*split.notes, *notes))
+        return self._noted(split, what, "graph")
 
 
 def described(regions: Sequence[Region]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from onnxremat.errors import UnsupportedError
 from onnxremat.fission.training import BATCH, ROWS, StepParts
@@ -100,12 +100,9 @@ class StepInParts(InParts):
             split = prepare_step(self.prepared, parts, self.log)
         except UnsupportedError:
             return None
-        self._seen(split.store_all_peak + split.beside.total)
         more = split.costs.total / self.prepared.costs.total - 1
-        notes = (
-            f"computed in parts: {parts}, forward and back (whole: {why}; --fission off keeps it "
-            f"whole), which takes {more:+.1%} of the whole's time",
-            "figures and proof of the plan are of the step in these parts; other parts may do "
-            "better",
+        what = (
+            f"{parts}, forward and back (whole: {why}; --fission off keeps it whole), which takes "
+            f"{more:+.1%} of the whole's time"
         )
-        return replace(split, notes=(*split.notes, *notes))
+        return self._noted(split, what, "step")

@@ -63,6 +63,20 @@ class InParts(ABC):
         found = at_minimum(split, replace(least, lower=floor, why=why), self.options, self.log)
         return found if found.held < whole.held else whole
 
+    def _noted(self, split: Prepared, what: str, of: str) -> Prepared:
+        """A model in parts that goes: its bytes are known, and it says what it is.
+
+        Args:
+            what: is computed in parts, why, and at what price.
+            of: what its plan is of.
+        """
+        self._seen(split.store_all_peak + split.beside.total)
+        proof = (
+            f"figures and proof of the plan are of the {of} in these parts; other parts may do "
+            "better"
+        )
+        return replace(split, notes=(*split.notes, f"computed in parts: {what}", proof))
+
     def _seen(self, budget: int) -> None:
         self.least = min(budget, self.least or budget)
 

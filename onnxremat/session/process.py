@@ -19,9 +19,7 @@ from onnxremat.units import format_bytes
 SESSION = 2 << 20  # bytes of a session without nodes, a worker's stack included
 PER_NODE = 7 << 10
 FURTHER = 32 << 10  # bytes of a further session of the same process without nodes
-KEPT = (
-    10 << 10
-)  # bytes per op of the graph and plan that a run over devices keeps (9.4 KiB measured)
+KEPT = 10 << 10  # bytes per op of graph and plan, kept by a run over devices (9.4 KiB measured)
 LENT = 64 << 10  # bytes from which an output takes its pages of the slab with it (slab.c)
 SLACK = 4 << 20  # bytes of a process that are in no part: pages of libraries, the interpreter's own
 PARTS = ("inputs", "state", "session")
