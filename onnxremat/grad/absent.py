@@ -35,9 +35,8 @@ def absent(
         if len(names) == len(tokens[call]):  # a tied one may have another's name
             found |= {marks.signature[t].name for t in tokens[call] if t in marks.signature}
     asked = {token for tensors in tokens.values() for token in tensors}
-    lost = _taken_away(
-        model, marks
-    )  # else they are tied to others, or the module does not use them
+    # Where nothing is lost they are tied to others, or the module does not use them.
+    lost = _taken_away(model, marks)
     return tuple(
         each.name
         for token, each in marks.signature.items()
