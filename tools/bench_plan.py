@@ -1,7 +1,8 @@
 """Measure the planner: one table of found / bound / gap / seconds / peak memory / target / met.
 
     python tools/bench_plan.py [--quick] [--only TEXT] [--graphs FOLDER] [--seconds S]
-                               [--threads N] [--json FILE] [--list] [--ablate [NAME ...]]
+                               [--threads N] [--seed S] [--json FILE] [--list]
+                               [--ablate [NAME ...]]
 
 Overheads and gaps are percent of the store-all time. Every row runs in a process of its own, so
 that its memory is its own, and is written to FILE (one JSON object a line) when it ends: an
@@ -45,14 +46,14 @@ LATE = 1.1  # share of the time limit up to which a row is in time
 GRACE = 120.0  # seconds a row may take beyond its limit for loading and compiling
 
 
-def measure(row: Row, folder: Path | None, threads: int) -> dict[str, Any]:
+def measure(row: Row, folder: Path | None, threads: int, seed: int) -> dict[str, Any]:
     """Plan one row and return its figures."""
     problem, source = load(row.graph, folder)
-    entry = {**row.to_json(), "ops": problem.ops, "from": source, "threads": threads}
+    entry = {**row.to_json(), "ops": problem.ops, "from": source, "threads": threads, "seed": seed}
     if row.devices:
-        entry |= _devices(row, problem, threads)
+        entry |= _devices(row, problem, _asked(row, threads, seed))
     else:
-        entry |= _alone(row, problem, threads)
+        entry |= _alone(row, problem, _asked(row, threads, seed))
     entry["memory_mib"] = _memory()
     small = entry["memory_mib"] <= MOST_MEMORY or problem.ops > MOST_OPS
     if "skipped" in entry or entry["status"] == Status.INFEASIBLE.value:
@@ -63,14 +64,14 @@ def measure(row: Row, folder: Path | None, threads: int) -> dict[str, Any]:
     return entry
 
 
-def _alone(row: Row, problem: Any, threads: int) -> dict[str, Any]:
+def _alone(row: Row, problem: Any, options: PlanOptions) -> dict[str, Any]:
     from onnxremat.planner.search import warm_up
 
     warm_up()
     everything = problem.store_all()
     total = seconds(problem, everything)
     budget = int(row.share * peak(problem, everything))
-    found = solve(problem, budget, _asked(row, threads))
+    found = solve(problem, budget, options)
     none = found.sequence is None
     return {
         "status": found.status.value,
@@ -84,7 +85,7 @@ def _alone(row: Row, problem: Any, threads: int) -> dict[str, Any]:
     }
 
 
-def _devices(row: Row, problem: Any, threads: int) -> dict[str, Any]:
+def _devices(row: Row, problem: Any, options: PlanOptions) -> dict[str, Any]:
     """A row of the planner for several devices, where it is there."""
     try:
         import device_instances
@@ -96,7 +97,7 @@ def _devices(row: Row, problem: Any, threads: int) -> dict[str, Any]:
     make = {"two": device_instances.two_devices, "host": device_instances.with_host}[row.devices]
     top = peak(problem, problem.store_all())
     budgets = [row.share * top, row.share * top if row.devices == "two" else float("inf")]
-    found = solve(make(problem), budgets, _asked(row, threads))
+    found = solve(make(problem), budgets, options)
     whole = found.reference
     none = found.schedule is None
     return {
@@ -111,9 +112,13 @@ def _devices(row: Row, problem: Any, threads: int) -> dict[str, Any]:
     }
 
 
-def _asked(row: Row, threads: int) -> PlanOptions:
+def _asked(row: Row, threads: int, seed: int) -> PlanOptions:
     return PlanOptions(
-        time_limit=row.limit, gap=row.gap / 200, fixed_order=row.fixed, threads=threads
+        time_limit=row.limit,
+        gap=row.gap / 200,
+        fixed_order=row.fixed,
+        threads=threads,
+        seed=seed,
     )
 
 
@@ -131,6 +136,7 @@ def _memory() -> int:
 def run_row(row: Row, options: argparse.Namespace, without: str = "") -> dict[str, Any]:
     """Measure a row in a process of its own, without one heuristic if it is named."""
     command = [sys.executable, __file__, "--row", row.name, "--threads", str(options.threads)]
+    command += ["--seed", str(options.seed)]
     command += ["--without", without] if without else []
     if options.graphs:
         command += ["--graphs", str(options.graphs)]
@@ -210,6 +216,7 @@ def main() -> int:
                         help="folder of study graphs")  # fmt: skip
     parser.add_argument("--seconds", type=float, help="replace every time limit")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--seed", type=int, default=0, help="seed of the search")
     parser.add_argument("--json", type=Path, default=Path("bench-plan.jsonl"))
     parser.add_argument("--list", action="store_true", help="name the rows and stop")
     parser.add_argument("--ablate", nargs="*", metavar="NAME",
@@ -221,7 +228,7 @@ def main() -> int:
     if options.row:
         if options.without:
             switch_off(options.without)
-        print(json.dumps(measure(wanted[0], options.graphs, options.threads)))
+        print(json.dumps(measure(wanted[0], options.graphs, options.threads, options.seed)))
         return 0
     if options.list:
         print("\n".join(row.name for row in wanted))
