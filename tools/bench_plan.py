@@ -220,14 +220,15 @@ def main() -> int:
     parser.add_argument("--json", type=Path, default=Path("bench-plan.jsonl"))
     parser.add_argument("--list", action="store_true", help="name the rows and stop")
     parser.add_argument("--ablate", nargs="*", metavar="NAME",
-                        help="what each heuristic earns; names limit it to those")  # fmt: skip
+                        help="what each heuristic earns, or those named; a+b: both")  # fmt: skip
     parser.add_argument("--row", default="", help=argparse.SUPPRESS)
     parser.add_argument("--without", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
     wanted = chosen(options)
     if options.row:
         if options.without:
-            switch_off(options.without)
+            for name in options.without.split("+"):
+                switch_off(name)
         print(json.dumps(measure(wanted[0], options.graphs, options.threads, options.seed)))
         return 0
     if options.list:
@@ -237,7 +238,7 @@ def main() -> int:
         parser.error(f"no such folder: {options.graphs}")
     if options.ablate is not None:
         known = {one.name for one in ABLATIONS}
-        if not known.issuperset(options.ablate):
+        if not known.issuperset(name for names in options.ablate for name in names.split("+")):
             parser.error(f"--ablate knows {', '.join(sorted(known))}")
         return ablate([row for row in wanted if options.only or row.name in HARD], options)
     return report(wanted, options)
@@ -251,7 +252,7 @@ def ablate(wanted: Sequence[Row], options: argparse.Namespace) -> int:
         made.add_column(
             name, no_wrap=True, justify="left" if name in ("row", "without") else "right"
         )
-    names = ["", *(one.name for one in ABLATIONS if one.name in (options.ablate or [one.name]))]
+    names = ["", *(options.ablate or [one.name for one in ABLATIONS])]
     try:
         with options.json.open("w", encoding="utf-8") as file:
             for row in wanted:
@@ -267,7 +268,7 @@ def ablate(wanted: Sequence[Row], options: argparse.Namespace) -> int:
         print("interrupted", file=sys.stderr)
     console.print(made)
     for one in ABLATIONS:
-        if one.name in names:
+        if any(one.name in name.split("+") for name in names):
             console.print(f"{one.name}: {one.what}")
     return 0
 
