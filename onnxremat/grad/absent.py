@@ -65,30 +65,36 @@ def _tied(marks: Marks, about: Reading) -> Iterator[str]:
 
 
 def stand_ins(model: onnx.ModelProto, marks: Marks) -> tuple[str, ...]:
-    """Parameters of operations that were kept for others too: a node says that PyTorch's read
-    ``layer_norm_1``, and reads what was made by ``layer_norm``."""
-    makers: dict[str, tuple[str, tuple[str, ...]]] = {}  # call and what it read, by tensor
+    """Parameters of operations that were kept for others too."""
+    found: dict[str, None] = {}
+    for _, about in stood_in(model):
+        tokens = (token for token in about.tensors if token in marks.signature)
+        found.update((marks.signature[token].name, None) for token in tokens)
+    return tuple(found)
+
+
+def stood_in(model: onnx.ModelProto) -> Iterator[tuple[str, Reading]]:
+    """Tensors that are read for others too, which equal nodes made that are gone, and the nodes of
+    PyTorch's graph that made them: one says that it reads ``layer_norm_1``, and reads
+    ``layer_norm``."""
+    makers: dict[str, Reading] = {}
     for node in model.graph.node:
         about = reading_of(node)
         if about is not None:
-            makers.update((name, (about.made, about.tensors)) for name in node.output)
-    made = {call for call, _ in makers.values()} | {t.name for t in model.graph.initializer}
+            makers.update((name, about) for name in node.output)
+    made = {about.made for about in makers.values()} | {t.name for t in model.graph.initializer}
     made |= {name for node in model.graph.node for name in node.output}
-    found: dict[str, None] = {}
     for node in model.graph.node:
         about = reading_of(node)
         if about is None:
             continue
-        asked = set(about.taken)
+        gone = {_stem(each) for each in {*about.taken} - made}
         for name in filter(makers.__contains__, node.input):
-            call, tokens = makers[name]
-            kinds = {_stem(call), _stem(name)}  # of an operator with several results: getitem
-            other = {each for each in asked - made if _stem(each) in kinds}
-            if other and asked.isdisjoint((call, name)) and call != about.made:
-                found.update(
-                    (marks.signature[t].name, None) for t in tokens if t in marks.signature
-                )
-    return tuple(found)
+            maker = makers[name]
+            said = sum(each in (maker.made, name) for each in about.taken)
+            alike = not gone.isdisjoint((_stem(maker.made), _stem(name)))  # results: getitem
+            if alike and said < list(node.input).count(name) and maker.made != about.made:
+                yield name, maker
 
 
 def _stem(name: str) -> str:

@@ -13,12 +13,15 @@ from collections.abc import Mapping, Sequence
 import onnx
 from onnx import helper
 
+from onnxremat.grad.absent import stood_in
 from onnxremat.grad.marks import PLACEHOLDER, Marks, Reading, is_nameless, reading_of
 from onnxremat.grad.merged import Place
+from onnxremat.grad.signature import PARAMETER
 
 _KEY = "onnxremat.stop_gradient"
 _TARGET = re.compile(r"target=torch\.ops\.aten\.detach_?\.default\]")
 _DETACHED = re.compile(r"detach_?(_\d+)?$")
+_CODE = "pkg.torch.onnx.stack_trace"
 
 
 def is_stop(node: onnx.NodeProto) -> bool:
@@ -85,6 +88,35 @@ def straight_through(model: onnx.ModelProto) -> tuple[str, ...]:
         ):
             found.append(node.name or node.output[0])
     return tuple(found)
+
+
+def stopped_in_one(model: onnx.ModelProto, marks: Marks) -> tuple[str, ...]:
+    """Parameters behind tensors that are read for two of PyTorch's graph, which were equal, in a
+    module that stops gradients: perhaps in one of the two. Of ``mse(q, z.detach()) +
+    mse(q.detach(), z)`` the file has one, which is read twice."""
+    if not any(map(_tells_of_stops, model.graph.node)):
+        return ()
+    makers = {name: node for node in model.graph.node for name in node.output}
+    waiting = [name for name, _ in stood_in(model)]
+    behind: set[str] = set()
+    while waiting:
+        name = waiting.pop()
+        if name and name not in behind:
+            behind.add(name)
+            made = makers.get(name)
+            waiting += made.input if made is not None and not is_stop(made) else ()
+    found = (t for tensor in model.graph.initializer if tensor.name in behind
+             for t in {marks.token_of(tensor.name), *marks.tokens_of(tensor.name)})  # fmt: skip
+    listed = (marks.signature[token] for token in found if token in marks.signature)
+    return tuple(dict.fromkeys(each.name for each in listed if each.kind == PARAMETER))
+
+
+def _tells_of_stops(node: onnx.NodeProto) -> bool:
+    about = reading_of(node)
+    code = next((e.value for e in node.metadata_props if e.key == _CODE), "")
+    return ".detach(" in code or (
+        about is not None and any(map(_DETACHED.match, (about.made, *about.taken)))
+    )
 
 
 def _names(

@@ -13,7 +13,7 @@ import onnx
 from onnxremat.errors import UsageError
 from onnxremat.grad.absent import absent, stand_ins
 from onnxremat.grad.description import Weight
-from onnxremat.grad.detached import straight_through, with_stops
+from onnxremat.grad.detached import stopped_in_one, straight_through, with_stops
 from onnxremat.grad.given import Given, Parameters, matched, read_given
 from onnxremat.grad.marks import Marks, marks_of, module_of, reading_of
 from onnxremat.grad.padding import likely_padding
@@ -45,6 +45,7 @@ class Inventory:
         padding: rows of zeros in tables of embeddings, which PyTorch may not train.
         passed: nodes through which gradients pass that the module stops.
         cancelled: nodes that add what was subtracted, where the module may stop them.
+        halved: parameters whose gradients the module may stop in one of two equal results.
     """
 
     model: onnx.ModelProto
@@ -58,6 +59,7 @@ class Inventory:
     padding: Mapping[str, int] = field(default_factory=dict)
     passed: tuple[str, ...] = ()
     cancelled: tuple[str, ...] = ()
+    halved: tuple[str, ...] = ()
 
     @property
     def learned(self) -> list[str]:
@@ -116,6 +118,7 @@ def take_inventory(
         likely_padding(result, folder, {n for n, o in origins.items() if o.kind is Kind.PARAMETER}),
         unclear,
         straight_through(result),
+        stopped_in_one(result, marks),
     )
 
 
@@ -451,6 +454,13 @@ def _of_stops(inventory: Inventory) -> list[str]:
             f"{len(inventory.cancelled)} nodes add what was subtracted just before ({names}), as "
             "x + (y - x).detach() does: the file does not say that gradients stop there, and they "
             "do not (PyTorch's default exporter and onnxremat.export say it)"
+        )
+    if inventory.halved:
+        names = _first(40, inventory.halved)
+        found.append(
+            "the module stops gradients (detach), and the exporter made one of two equal results: "
+            f"if the module stops them in one of the two, those of {names} are wrong "
+            "(optimize=False or onnxremat.export keeps both)"
         )
     return found
 

@@ -131,3 +131,32 @@ def test_an_input_that_cannot_be_told_is_warned_of() -> None:
     del model.graph.node[0].metadata_props[:]
     with pytest.warns(TrainingWarning, match="stops gradients"):
         gradient(model)
+
+
+def _two_distances(stopped: str) -> onnx.ModelProto:
+    """d(h, t.detach()) + d(h.detach(), t) / 2, as a codebook is trained, of whose two equal
+    distances the exporter made one; ``stopped``: what PyTorch's name for the second factor is."""
+    model = net([
+        said(node("Mul", ["x", "w"], "mul"), "mul.Tensor", "mul", ["x", "p_w"]),
+        said(node("Tanh", ["mul"], "tanh"), "tanh.default", "tanh", ["mul"]),
+        said(node("Mul", ["mul", "tanh"], "dist"), "dist.default", "dist", ["mul", stopped]),
+        said(node("Add", ["dist", "dist"], "y"), "add.Tensor", "add", ["dist", "dist_1"]),
+    ])  # fmt: skip
+    listed = "# inputs\n  p_w: PARAMETER target='w'\n# outputs\n  add: USER_OUTPUT"
+    model.graph.metadata_props.add(
+        key="pkg.torch.export.ExportedProgram.graph_signature", value=listed
+    )
+    placed = {"key": "pkg.torch.onnx.original_node_name", "value": "p_w"}
+    model.graph.initializer[0].metadata_props.add(**placed)
+    return model
+
+
+def test_one_of_two_equal_results_may_have_been_stopped() -> None:
+    with pytest.warns(TrainingWarning, match=r"one of two equal results: .* those of w are wrong"):
+        gradient(_two_distances("detach"))
+
+
+def test_equal_results_of_a_module_that_stops_nothing_are_not_warned_of() -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "the module stops", TrainingWarning)
+        gradient(_two_distances("tanh"))
