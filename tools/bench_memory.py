@@ -1,8 +1,10 @@
 """What a process takes for a planned model, against its budget: `make bench-memory`.
 
     python tools/bench_memory.py [--row NAME ...] [--list] [--threads N] [--json FILE]
+    python tools/bench_memory.py --model FILE ... [--kind infer train adamw] [--budget 0.6x 0.8x]
 
-A row is a model and a budget, ``unet_train@0.6x``; ``--row 'bert*'`` takes all that match. Each
+A row is a model and a budget, ``unet_train@0.6x``; ``--row 'bert*'`` takes all that match. With
+``--model`` the rows are of these inference models: they themselves, their SGD and AdamW steps. Each
 model is built, planned (or for its smallest budget, where there is no plan) and kept in
 bench-memory/, then run in fresh processes (memory_process.py):
 
@@ -66,12 +68,16 @@ class Row:
         kind: ``train``, ``infer``, ``adamw``.
         asked: its budget.
         sizes: arguments of the model.
+        file: of the model, for one that is given.
+        loss: of its training step.
     """
 
     net: str
     kind: str
     asked: str
     sizes: tuple[tuple[str, Any], ...] = ()
+    file: Path | None = None
+    loss: str = "cross-entropy"
 
     @property
     def model(self) -> str:
@@ -100,6 +106,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "vit_train": {"batch": 4}, "mobilenetv2_infer": {"batch": 32, "size": 224},
     "resnet50_infer": {"size": 224}, "efficientnet_infer": {"size": 224, "batch": 8},
 }  # fmt: skip
+KINDS = ("infer", "train", "adamw")
 TRAINED = ("unet", "resnet18", "resnet50", "bert", "vit", "mobilenetv2", "gpt2")
 INFERRED = ("mobilenetv2", "unet", "bert", "gpt2")
 LAYOUTS = ("resnet50", "mobilenetv2", "efficientnet", "vgg16", "inception")
@@ -115,6 +122,16 @@ def rows(batch: int = 0) -> list[Row]:
         Row(net, kind, asked, tuple({**SIZES.get(f"{net}_{kind}", {}), **more}.items()))
         for net, kind, budgets in listed
         for asked in budgets
+    ]
+
+
+def given(args: argparse.Namespace) -> list[Row]:
+    """Those of the models that are given."""
+    return [
+        Row(file.stem, kind, asked, file=file, loss=args.loss)
+        for file in args.model
+        for kind in args.kind
+        for asked in args.budget
     ]
 
 
@@ -151,7 +168,8 @@ def prepare(row: Row, args: argparse.Namespace) -> Files:
             onnx.save(model, files.source)
         else:
             onnx.save(model, files.weights)
-            settings = Settings(optimizer="adamw") if row.kind == "adamw" else Settings()
+            optimizer = "adamw" if row.kind == "adamw" else "sgd"
+            settings = Settings(optimizer=optimizer, loss=row.loss)
             onnx.save(differentiate(model, settings=settings), files.source)
     if not files.feeds.exists():
         values: dict[str, Any] = seeded_feeds(build_graph(read_model(files.source), folder))
@@ -163,9 +181,13 @@ def prepare(row: Row, args: argparse.Namespace) -> Files:
 
 def built(row: Row, folder: Path) -> Any:
     """The inference model of a row."""
+    import onnx
+
     import models
     from onnxremat.graph.onnx_io import read_model
 
+    if row.file is not None:
+        return onnx.load(row.file)
     if row.net in models.names():
         return models.build(row.net, **dict(row.sizes))
     import torch
@@ -276,7 +298,7 @@ def measure(row: Row, args: argparse.Namespace) -> list[Found]:
         found.append(line)
     for line in found:
         line["missed"] = missed(row, line, found[-1], args.key)
-        line["missed"] += refused(files, budget) if row.kind == "adamw" else []
+        line["missed"] += refused(files, budget) if row.name == "bert_adamw@min" else []
         print(shown(line), flush=True)
     return found
 
@@ -371,6 +393,10 @@ def main() -> int:
     """Print the table; 1 where a target was missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--row", nargs="+", help="names, or patterns of them")
+    parser.add_argument("--model", nargs="+", type=Path, help="files of inference models instead")
+    parser.add_argument("--kind", nargs="+", default=KINDS, choices=KINDS, help="of --model")
+    parser.add_argument("--budget", nargs="+", default=TIGHT, help="of --model")
+    parser.add_argument("--loss", default="cross-entropy", help="of steps of --model")
     parser.add_argument("--list", action="store_true", help="the names")
     parser.add_argument("--runs", type=int, default=20, help="in the process that is weighed")
     parser.add_argument("--rounds", type=int, default=15, help="of timing; 0 for none")
@@ -383,8 +409,8 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=FOLDER)
     parser.add_argument("--json", type=Path, help="add a JSON object per line of the table")
     args = parser.parse_args()
-    models = {row.name: row for row in rows(args.batch)}
-    wanted = chosen([*models, *TOOL], args.row)
+    models = {row.name: row for row in (given(args) if args.model else rows(args.batch))}
+    wanted = chosen([*models, *([] if args.model else TOOL)], args.row)
     if not wanted:
         parser.error(f"no row is called {' or '.join(args.row)}; --list has the names")
     if args.list:

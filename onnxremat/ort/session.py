@@ -165,13 +165,15 @@ def model_source(
     OPENED.sessions += 1
     _trim()
     if isinstance(model, onnx.ModelProto):
-        if folder is not None:
-            made.add_session_config_entry(
-                "session.model_external_initializers_file_folder_path", str(folder)
-            )
         model = model.SerializeToString()
         OPENED.copied += len(model)
-    return model if isinstance(model, bytes) else str(model)
+    if not isinstance(model, bytes):
+        return str(model)
+    if folder is not None:
+        made.add_session_config_entry(
+            "session.model_external_initializers_file_folder_path", str(folder)
+        )
+    return model
 
 
 def _trim() -> None:

@@ -59,9 +59,11 @@ def open_held(
         ModelError: onnxruntime refuses the model.
     """
     try:
-        return _best(source, made, options, search, where)
+        session = _best(source, made, options, search, where)
     except Exception as error:  # onnxruntime raises a dozen unrelated types
         raise refused(where or source, error) from error
+    session._model_bytes = None  # a copy of the model, which it would keep as long as it lives
+    return session
 
 
 def _best(

@@ -69,8 +69,7 @@ def load(path: str | os.PathLike[str], *, threads: int = 0, **changes: Any) -> A
         if not listed:
             light = read_light(file)
         session = open_light(file.resolve(), light.content, made, options, search)
-        # Where providers are set anew from, instead of a copy in memory.
-        session._model_path, session._model_bytes = str(file), None
+        session._model_path = str(file)  # where providers are set anew from
     if device:
         how, told = session.describe, f"planned for '{device.name}', which is not here: {why}"
         session.describe = lambda: f"{told}; {how()}"  # type: ignore[method-assign]

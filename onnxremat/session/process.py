@@ -12,7 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from onnxremat.graph.ir import Graph, Role
+import onnx
+
+from onnxremat.graph.ir import Graph, Role, subgraphs
 from onnxremat.rewrite.pins import PREFIX as PIN
 from onnxremat.units import format_bytes
 
@@ -71,10 +73,18 @@ def beside(graph: Graph, state: Iterable[str] = ()) -> Beside:
     held = set(state)
     sizes = {n: t.bytes for n, t in graph.tensors.items() if t.role is Role.INPUT}
     kept = sum(size for name, size in sizes.items() if name in held)
-    nodes = sum(not op.name.startswith(PIN) for op in graph.ops)  # pins are not opened
     results = [graph.tensors[name].bytes for name in graph.outputs]
     small = sum(size for size in results if size < LENT)  # their places in the slab stay as well
-    return Beside(sum(sizes.values()) - kept, kept, session_bytes(nodes) + small)
+    return Beside(sum(sizes.values()) - kept, kept, session_bytes(opened_nodes(graph)) + small)
+
+
+def opened_nodes(graph: Graph) -> int:
+    """Nodes that a session of ``graph`` keeps: those of bodies too, but no pins."""
+    return sum(_nodes(op.node) for op in graph.ops if not op.name.startswith(PIN))
+
+
+def _nodes(node: onnx.NodeProto) -> int:
+    return 1 + sum(_nodes(inner) for body in subgraphs(node) for inner in body.node)
 
 
 def session_bytes(nodes: int) -> int:

@@ -16,7 +16,6 @@ from onnxremat.execute.executor import Executor
 from onnxremat.graph.ir import Tensor
 from onnxremat.ort.binding import BoundState, check_input
 from onnxremat.ort.providers import CPU, missing
-from onnxremat.rewrite.emit import metadata
 from onnxremat.training.state import Opening
 
 
@@ -32,7 +31,7 @@ def planned_steps(opening: Opening, arrays: Mapping[str, np.ndarray]) -> DeviceS
         UsageError, ModelError: see :func:`read_deployment`.
     """
     step = opening.step
-    if step.file is None or "devices" not in metadata(step.model):
+    if step.file is None or not step.devices:
         return ""
     if opening.options is not None:
         return "not on the devices it was planned for: options of one session are given"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -14,13 +14,15 @@ from onnx import helper, numpy_helper
 
 from onnxremat.device.machine import Device
 from onnxremat.errors import UsageError
-from onnxremat.grad.description import KEY, Variable, training_of
+from onnxremat.grad.description import KEY, Training, Variable, training_of
 from onnxremat.grad.restored import Restored
 from onnxremat.grad.unfold import apply_restored
 from onnxremat.graph.onnx_io import read_model
 from onnxremat.graph.wire import existing, read_light
 from onnxremat.memory.mapped import can_own
 from onnxremat.ort.session import Options
+from onnxremat.rewrite.emit import metadata
+from onnxremat.session.load import options_of
 
 Source: TypeAlias = onnx.ModelProto | str | os.PathLike[str]
 Weights: TypeAlias = Source | Mapping[str, Any] | Any  # the last: a torch.nn.Module
@@ -173,19 +175,57 @@ def input_types(model: onnx.ModelProto) -> dict[str, tuple[tuple[int, ...], np.d
 
 
 @dataclass(frozen=True)
+class Serial:
+    """A training graph as a session is given it: no parsed form of it has to be in memory while the
+    session is opened, which takes that much itself and would come to lie around it.
+
+    Attributes:
+        content: the graph without its first values, serialised.
+        about: what it says of itself.
+        devices: it was planned over devices.
+        planned: its nodes are to run as they are listed.
+        folder, file: as of a :class:`Step`.
+    """
+
+    content: bytes
+    about: Training
+    devices: bool
+    planned: bool
+    folder: Path | None
+    file: Path | None
+
+    @classmethod
+    def of(cls, step: Step, held: Container[str]) -> Serial:
+        """Serialise a step.
+
+        Args:
+            held: initializers that the trainer holds, and the session would hold as well.
+        """
+        model = step.model
+        facts = metadata(model)
+        planned = "plan" in facts and not options_of(model).fuses  # not written as it was
+        if any(tensor.name in held for tensor in model.graph.initializer):
+            model = onnx.ModelProto()
+            model.CopyFrom(step.model)
+            kept = [tensor for tensor in model.graph.initializer if tensor.name not in held]
+            del model.graph.initializer[:]
+            model.graph.initializer.extend(kept)
+        content, about = model.SerializeToString(), training_of(model)
+        return cls(content, about, "devices" in facts, planned, step.folder, step.file)
+
+
+@dataclass(frozen=True)
 class Opening:
     """What the sessions of a trainer are opened with.
 
     Attributes:
         step: the training graph.
         update: its update, where that is a graph of its own.
-        first: values before the first step.
         device: that runs them, with the threads it is given.
         options: of the step's session, None for those it was planned with.
     """
 
-    step: Step
-    update: onnx.ModelProto | None
-    first: FirstValues
+    step: Serial
+    update: Serial | None
     device: Device
     options: Options | None

@@ -29,7 +29,6 @@ from onnxremat.ort.providers import CPU, CUDA, of_names, open_with, place
 from onnxremat.ort.session import TUNED, Options, model_source, session_options
 from onnxremat.rewrite.pins import PREFIX as PIN
 from onnxremat.session.held import open_held, open_light
-from onnxremat.session.load import options_of
 from onnxremat.session.region import find_region
 from onnxremat.training.data import Batch, Batches, check_arrays, check_labels
 from onnxremat.training.on_devices import DeviceSteps, planned_steps
@@ -39,6 +38,7 @@ from onnxremat.training.state import (
     FirstValues,
     Opening,
     Runs,
+    Serial,
     Source,
     Step,
     Weights,
@@ -99,15 +99,14 @@ class Trainer:
         options: Options | None = None,
     ) -> None:
         step = self._open(graph, PIN if options is None else "")
-        model = step.model
-        require_block(model)
-        self.training: Training = training_of(model)
-        update = update_of(model)
+        require_block(step.model)
+        self.training: Training = training_of(step.model)
+        update = update_of(step.model)
         _check_kind(self.training, accumulate, update is not None)
         self.rate = rate if isinstance(rate, Schedule) else Schedule(rate)
         self.accumulate = accumulate or self.training.accumulate
         self.progress = Progress()
-        self.types = input_types(model)
+        self.types = input_types(step.model)
         self._loss_scale, self._total = loss_scale, 0
         self._sums = () if update is None else tuple(n for _, n in training_of(update).gradients)
         first = FirstValues(weights, step)
@@ -118,25 +117,32 @@ class Trainer:
         self._arrange(arrays)
         device = _device(providers or [CPU])
         self._held = BoundState(arrays, place(device))
-        self._start(Opening(step, update, first, replace(device, threads=threads), options))
-        del first, step, model
+        if update is not None:
+            self._add_states(update, first)
+        own = None if update is None else Serial.of(Step(update, None, None), ())
+        settings = (replace(device, threads=threads), options)
+        held = {v.input for v in self.training.variables}
+        opening = Opening(Serial.of(step, held), own, *settings)
+        del first, step, update  # parsed graphs, before sessions take memory
+        self._start(opening)
+        del opening, own
         trim()  # what reading first values has left, before a step asks for more
 
     def _start(self, opening: Opening) -> None:
         """Open what runs; one of several processes opens other sessions."""
-        arrays, settings = self._held.arrays, (opening.device, opening.options)
         self._update: Runs | None = None
-        found = planned_steps(opening, arrays)
+        found = planned_steps(opening, self._held.arrays)
         if isinstance(found, DeviceSteps):
             self._session: Runs = found
             self._held, self._how = found.state, found.describe
             return
-        session = _session(opening.step, arrays, self.training, *settings)
+        session = _session(opening.step, opening)
         how = getattr(session, "describe", str)
         self._how = (lambda: f"{found}; {how()}") if found else how
         self._session = self._bound(session, self.training)
         if opening.update is not None:
-            self._update = self._updater(opening.update, opening.first, *settings)
+            about = opening.update.about
+            self._update = self._bound(_session(opening.update, opening), about)
 
     def _open(self, graph: Source, without: str) -> Step:
         """The training graph; one of several processes takes it apart further."""
@@ -152,11 +158,6 @@ class Trainer:
     def _join(self, gathered: int) -> int:
         """Gradients of other processes into the sums; of how many batches they then are."""
         return gathered
-
-    def _updater(self, update: onnx.ModelProto, first: FirstValues, *settings: Any) -> BoundSession:
-        about = training_of(update)
-        self._add_states(update, first)
-        return self._bound(_session(Step(update, None, None), {}, about, *settings), about)
 
     def _add_states(self, update: onnx.ModelProto, first: FirstValues) -> None:
         """The optimizer's state, which the step does not read."""
@@ -429,27 +430,12 @@ def _device(providers: Sequence[str]) -> Device:
     return device
 
 
-def _session(
-    step: Step,
-    state: Mapping[str, np.ndarray],
-    about: Training,
-    device: Device,
-    options: Options | None,
-) -> Any:
-    """A session on the graph without the first values, which would only take memory."""
-    model = step.model
-    planned = any(entry.key == "onnxremat.plan" for entry in model.metadata_props)
-    planned = planned and not options_of(model).fuses  # not written as it was
-    if any(tensor.name in state for tensor in model.graph.initializer):
-        light = onnx.ModelProto()
-        light.CopyFrom(model)
-        kept = [tensor for tensor in light.graph.initializer if tensor.name not in state]
-        del light.graph.initializer[:]
-        light.graph.initializer.extend(kept)
-        model = light
-    chosen = options or replace(TUNED if planned else UNPLANNED, threads=device.threads)
+def _session(step: Serial, opening: Opening) -> Any:
+    """A session on the step, or on its update."""
+    device, options = opening.device, opening.options
+    chosen = options or replace(TUNED if step.planned else UNPLANNED, threads=device.threads)
     made = session_options(chosen)
-    if not planned:
+    if not step.planned:
         # It would hold what is made when it is needed: tensors of zeros as large as activations.
         made.add_session_config_entry(
             "optimization.disable_specified_optimizers", "ConstantFolding"
@@ -457,14 +443,14 @@ def _session(
     # The pool's threads; the calling thread is seen to at each run.
     made.add_session_config_entry("session.set_denormal_as_zero", "1")
     if device.provider != CPU:
-        return open_with(device, model, made, step.folder)
+        return open_with(device, step.content, made, step.folder)
     if step.file is None:
-        return open_held(model_source(model, made, step.folder), made, chosen)
-    source = model_source(model, made, None)  # its folder is set with the file
+        return open_held(model_source(step.content, made, step.folder), made, chosen)
+    model_source(step.content, made, None)  # its folder is set with the file
     without = "" if options else PIN  # as it was read
-    told = (step.file, chosen, _bound_outputs(about), without)
-    search = partial(find_region, *told) if planned else None
-    return open_light(step.file, source, made, chosen, search)
+    told = (step.file, chosen, _bound_outputs(step.about), without)
+    search = partial(find_region, *told) if step.planned else None
+    return open_light(step.file, step.content, made, chosen, search)
 
 
 def _bound_outputs(about: Training) -> list[str]:

@@ -154,7 +154,6 @@ class DataParallel(Trainer):
                 )
             super()._start(opening)
             return
-        self._add_states(opening.update, opening.first)
         chosen = replace(UNPLANNED, threads=opening.device.threads)
         place = (opening.step.folder, courier, self.rooms.slices)
         runs: Overlapped

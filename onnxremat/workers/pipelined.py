@@ -111,8 +111,6 @@ class PipelineParallel(Trainer):
         self._rooms = Rooms(arrays, {name: at for name, at in homes if name in arrays})
 
     def _start(self, opening: Opening) -> None:
-        assert opening.update is not None
-        self._add_states(opening.update, opening.first)
         plan, rank = self.staged, self.mesh.pipeline.rank
         chosen = replace(UNPLANNED, threads=opening.device.threads)
         own = {key: piece for key, piece in plan.pieces.items() if plan.rank_of(key) == rank}

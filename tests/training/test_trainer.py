@@ -9,8 +9,10 @@ import subprocess
 import sys
 import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import onnx
@@ -22,6 +24,8 @@ from onnxremat.errors import ModelError, UsageError
 from onnxremat.grad import differentiate
 from onnxremat.graph.tensor_files import read_tensors, write_tensors
 from onnxremat.ort.denormals import denormals_as_zero
+from onnxremat.session import held as held_module
+from onnxremat.training import trainer as loop
 from onnxremat.training.data import Arrays, Loader, open_data
 from onnxremat.training.schedules import Schedule
 from onnxremat.training.trainer import Trainer
@@ -74,6 +78,40 @@ def test_a_batch_is_read_where_it_lies_and_let_go() -> None:
     del held, value
     reused.step(batch)
     assert all(reference() is None for reference in gone)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_no_parsed_graph_is_held_while_a_session_is_opened(
+    accumulate: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes as much memory as the session's own, and would come to lie around that."""
+    parsed: list[weakref.ref[object]] = []
+    held: list[bool] = []
+
+    def noted(kind: Callable[..., Any]) -> Callable[..., Any]:
+        def made(*given: Any) -> Any:
+            found = kind(*given)
+            parsed.append(weakref.ref(found))
+            return found
+
+        return made
+
+    def opened(*given: Any) -> Any:
+        held.extend(reference() is not None for reference in parsed)
+        return held_session(*given)
+
+    held_session = loop.open_held
+    monkeypatch.setattr(loop, "open_step", noted(loop.open_step))
+    monkeypatch.setattr(loop, "FirstValues", noted(loop.FirstValues))
+    monkeypatch.setattr(loop, "open_held", opened)
+    monkeypatch.setattr(held_module, "open_held", opened)
+    graph, weights = tmp_path / "step.onnx", tmp_path / "net.onnx"
+    onnx.save(differentiate(net(), optimizer="adamw", accumulate=accumulate), graph)
+    onnx.save(net(), weights)
+    run = Trainer(graph, weights, threads=1)
+    assert len(parsed) == 2
+    assert held == [False] * len(parsed) * accumulate
+    assert run._session._session._model_bytes is None  # type: ignore[attr-defined]
 
 
 def test_seeds_of_dropout() -> None:
