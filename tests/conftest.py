@@ -37,10 +37,12 @@ def _private_cost_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _costs_of_few_runs() -> None:
     """No test depends on what a measured op costs: a few runs tell enough."""
-    from onnxremat.cost import measure
+    from onnxremat.cost import measure, rounds
 
     patch = pytest.MonkeyPatch()
     patch.setattr(measure, "RUNS", (2, 4))
+    patch.setattr(rounds, "SPREAD", float("inf"))  # nor on what else the machine does
+    patch.setattr(rounds, "UNDISTURBED", 0.0)
     yield
     patch.undo()
 

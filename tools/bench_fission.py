@@ -6,6 +6,7 @@ options, one thread, processor time, paired). Memory does not depend on the mach
 
     python tools/bench_fission.py [--net unet ...] [--small] [--curve]
     python tools/bench_fission.py --training [--step unet ...]
+    python tools/bench_fission.py --training --run [--step unet ...]
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import fission_nets as nets
 import numpy as np
 import onnx
+from fission_steps_run import rows as rows_run
 from fission_training import WORKLOADS, rows
 
 from models import build
@@ -70,6 +72,9 @@ NETS = {
     "loss": Net(nets.loss, {}, {"tokens": 512, "vocab": 8192}),
     "ffn": Net(nets.ffn, {}, {"rows": 4096}),
     "vit": Net(_model("vit"), BERT | {"size": 224}, {"size": 224, "layers": 4}),
+    "vit2048": Net(  # 2026 tokens
+        _model("vit"), BERT | {"size": 720}, {"size": 224, "layers": 2}
+    ),
     "bert": Net(
         _model("bert"), BERT | {"sequence": 2048, "positions": 2048},
         {"sequence": 512, "positions": 512, "layers": 2},
@@ -161,10 +166,11 @@ def main() -> None:
     parser.add_argument(
         "--training", action="store_true", help="steps of training instead, planned only"
     )
+    parser.add_argument("--run", action="store_true", help="smaller steps of training, measured")
     parser.add_argument("--step", action="append", choices=tuple(WORKLOADS), help="of these; all")
     given = parser.parse_args()
-    if given.training or given.step:
-        for line in rows(given.step):
+    if given.training or given.run or given.step:
+        for line in rows_run(given.step, given.small) if given.run else rows(given.step):
             print(line, flush=True)
         return
     print(f"processor: {platform.processor() or platform.machine()}, numpy {np.__version__}")

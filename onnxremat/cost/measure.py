@@ -1,7 +1,8 @@
-"""Measured costs: onnxruntime's own kernel times, median of runs, kept by content.
+"""Measured costs: onnxruntime's own kernel times, kept by content.
 
 Ops of equal signature (operator, attributes, shapes) share their samples, inside a model and
-between models: a cached entry is used when every op of a graph has one.
+between models: a cached entry is used when every op of a graph has one. What rounds of measuring do
+not say alike is measured again, and not kept (:mod:`onnxremat.cost.rounds`).
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ import platform
 import statistics
 import tempfile
 import time
-from collections import defaultdict
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import onnx
 
 from onnxremat import plain_json
+from onnxremat.cost.rounds import Rounds
 from onnxremat.cost.table import CostTable, signature
 from onnxremat.errors import UsageError
 from onnxremat.graph.ir import Graph
@@ -28,7 +30,9 @@ from onnxremat.ort.profile import Feeds, Profile, profile, run_session
 from onnxremat.ort.session import TUNED, Options, open_session, runtime_version, session_options
 
 SECONDS = 6.0  # aim for this much measuring
-RUNS = (3, 25)
+RUNS = (4, 24)
+AGAIN = 2  # rounds more where two do not agree
+KEPT = 2  # of what a cache holds; costs that nobody had doubted are 1
 LEAST = 1e-9  # seconds of an op that is quicker than the clock
 DISPATCH_LIMIT = 1e-5  # seconds per op
 
@@ -73,46 +77,102 @@ def measure_costs(
     keys = {op.name: signature(graph, op) for op in graph.ops}
     if all(key in known for key in keys.values()):
         return _table(keys, known, "cached"), None
-    options = replace(TUNED, threads=threads)
-    model = to_model(graph)
-    wall, runs = _wall_seconds(model, feeds, options, folder)
-    measured = profile(model, feeds, options, runs=runs, warmup=1, folder=folder)
-    samples = defaultdict(list)
-    scratch: dict[str, int] = {}
-    for kernel in measured.kernels:
-        key = keys.get(kernel.name)
-        if key is not None:
-            samples[key].append(kernel.seconds)
-            scratch[key] = max(scratch.get(key, 0), kernel.scratch)
-    # The profiler slows small kernels down, and leaves out what is spent between kernels: make
-    # the sum of the parts the time of the whole.
-    dispatch = max(0.0, wall - measured.seconds) / max(1, len(measured.kernels))
-    dispatch = min(dispatch, DISPATCH_LIMIT)  # more than that is another process, not dispatch
-    scale = min(1.0, wall / measured.seconds) if measured.seconds else 1.0
-    entries = {
-        key: [max(LEAST, statistics.median(times) * scale + dispatch), scratch[key], dispatch]
-        for key, times in samples.items()
-    }
-    write_cache(path, {**kept, **entries})
-    return _table(keys, {**known, **entries}, "measured"), measured
+    meter = Meter(to_model(graph), feeds, replace(TUNED, threads=threads), folder)
+    timed = _timed(meter, keys)
+    entries, doubtful = timed.entries(), timed.rounds.doubtful
+    sure = {key: row for key, row in entries.items() if key not in doubtful}
+    write_cache(path, {**kept, **sure})
+    table = _table(keys, {**entries, **known, **sure}, "measured")
+    return replace(table, notes=timed.rounds.notes()), timed.first
 
 
-def _wall_seconds(
-    model: onnx.ModelProto, feeds: Feeds, options: Options, folder: Path | None
-) -> tuple[float, int]:
-    """Median seconds of an unprofiled run, and how many runs fit the measuring time."""
-    session = open_session(model, session_options(options), folder)
-    times: list[float] = []
-    start = time.perf_counter()
-    while len(times) < RUNS[0] + 1 or (
-        time.perf_counter() - start < SECONDS / 3 and len(times) < RUNS[1]
-    ):
-        begin = time.perf_counter()
-        run_session(session, feeds)
-        times.append(time.perf_counter() - begin)
-    wall = statistics.median(times[1:])
+class Meter:
+    """Times a model by this machine's clocks."""
+
+    def __init__(
+        self, model: onnx.ModelProto, feeds: Feeds, options: Options, folder: Path | None
+    ) -> None:
+        self.model, self.feeds, self.options, self.folder = model, feeds, options, folder
+
+    def runs(self) -> list[tuple[float, float]]:
+        """Of some unprofiled runs the seconds, and those for which the calling thread had a core:
+        it computes its share, and waits for other threads awake."""
+        session = open_session(self.model, session_options(self.options), self.folder)
+        times: list[tuple[float, float]] = []
+        start = time.perf_counter()
+        while len(times) < RUNS[0] + 1 or (
+            time.perf_counter() - start < SECONDS / 3 and len(times) < RUNS[1]
+        ):
+            begin, core = time.perf_counter(), time.thread_time()
+            run_session(session, self.feeds)
+            times.append((time.perf_counter() - begin, time.thread_time() - core))
+        return times[1:]
+
+    def profiled(self, runs: int) -> Profile:
+        """Some runs with the profiler on."""
+        return profile(
+            self.model, self.feeds, self.options, runs=runs, warmup=1, folder=self.folder
+        )
+
+
+@dataclass
+class _Timed:
+    """A graph that was timed.
+
+    Attributes:
+        wall: seconds of an unprofiled run.
+        first: the profile of the first two rounds.
+        scratch: bytes per key.
+    """
+
+    rounds: Rounds
+    wall: float
+    first: Profile
+    scratch: dict[str, int] = field(default_factory=dict)
+
+    def add(self, measured: Profile, rounds: int) -> None:
+        """Runs of a profile, as so many rounds."""
+        for kernel in measured.kernels:
+            key = self.rounds.keys.get(kernel.name)
+            if key is not None:
+                self.scratch[key] = max(self.scratch.get(key, 0), kernel.scratch)
+        size = max(1, min(len(kernel.each) for kernel in measured.kernels) // rounds)
+        for first in range(0, rounds * size, size):
+            last = None if first + size == rounds * size else first + size
+            self.rounds.add([(k.name, k.each[first:last]) for k in measured.kernels])
+
+    def entries(self) -> dict[str, list[float]]:
+        """Seconds, scratch bytes and dispatch seconds per key.
+
+        The profiler slows small kernels down, and leaves out what is spent between kernels: the sum
+        of the parts is made the time of the whole.
+        """
+        seconds, kernels = self.rounds.seconds, self.first.kernels
+        total = sum(seconds.get(self.rounds.keys.get(k.name, ""), k.seconds) for k in kernels)
+        dispatch = max(0.0, self.wall - total) / max(1, len(kernels))
+        dispatch = min(dispatch, DISPATCH_LIMIT)  # more than that is another process, not dispatch
+        scale = min(1.0, self.wall / total) if total else 1.0
+        return {
+            key: [max(LEAST, least * scale + dispatch), self.scratch[key], dispatch]
+            for key, least in seconds.items()
+        }
+
+
+def _timed(meter: Meter, keys: Mapping[str, str]) -> _Timed:
+    """Two rounds of runs, and more where these do not agree."""
+    times = meter.runs()
+    wall = min(seconds for seconds, _ in times)
+    core = max(core / seconds if seconds else 1.0 for seconds, core in times)
     runs = int(min(RUNS[1], max(RUNS[0], SECONDS / max(wall, 1e-6) / 2)))
-    return wall, runs
+    first = meter.profiled(runs)
+    timed = _Timed(Rounds(keys, core=core), wall, first)
+    if first.kernels:
+        timed.add(first, 2)
+    for _ in range(AGAIN):
+        if not timed.rounds.disagree:
+            break
+        timed.add(meter.profiled(max(1, runs // 2)), 1)
+    return timed
 
 
 def _table(keys: dict[str, str], known: dict[str, list[float]], source: str) -> CostTable:
@@ -131,7 +191,7 @@ def machine_key(threads: int, *others: object) -> str:
     """What costs depend on besides the op: runtime, processor, threads, and what is given."""
     import hashlib
 
-    text = repr((runtime_version(), _cpu_name(), threads or os.cpu_count(), 1, *others))
+    text = repr((runtime_version(), _cpu_name(), threads or os.cpu_count(), KEPT, *others))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

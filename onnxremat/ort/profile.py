@@ -46,6 +46,7 @@ class Kernel:
         scratch: bytes it took and gave back while it ran.
         outputs: (element type, shape) of each output.
         provider: execution provider that ran it.
+        each: seconds of every measured run.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Kernel:
     scratch: int
     outputs: tuple[tuple[int, tuple[int, ...]], ...]
     provider: str
+    each: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -277,11 +279,11 @@ def _kernels(
         if index == 0:
             delta = int(args.get("mem_requested_in_use_delta", 0))
             weights = in_use - delta
-        seconds = statistics.median(run[index]["dur"] for run in timed) * 1e-6
+        each = tuple(run[index]["dur"] * 1e-6 for run in timed)
         made.append(
             Kernel(
-                name, args["op_name"], seconds, in_use - weights, scratched, outputs,
-                args.get("provider", ""),
+                name, args["op_name"], statistics.median(each), in_use - weights, scratched,
+                outputs, args.get("provider", ""), each,
             )
         )  # fmt: skip
     arena = int(last[-1]["args"].get("mem_arena_held", 0)) if last else 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from onnxremat.errors import NO_FIT, UnsupportedError
 from onnxremat.fission.choose import Choosers
@@ -16,7 +16,7 @@ from onnxremat.pipeline.in_session import OneSession
 from onnxremat.pipeline.limits import Limit, limit_of
 from onnxremat.pipeline.phases import PLAN, Phases
 from onnxremat.pipeline.prepare import Prepared, prepare_fission
-from onnxremat.pipeline.step_ways import StepInParts, applies_to_step
+from onnxremat.pipeline.step_ways import StepInParts, applies_to_step, why_whole
 from onnxremat.pipeline.ways_in_parts import WHOLE, InParts
 from onnxremat.planner.bounds import largest_need
 from onnxremat.planner.options import AUTO, PlanOptions
@@ -40,7 +40,7 @@ def plan_within_budget(
     log = log or Phases()
     kind = _kind(prepared, options)
     if kind is None:
-        return plan_best(prepared, budget, options, log)
+        return plan_best(_told(prepared, budget, options), budget, options, log)
     limit, options = limit_of(prepared, budget), options.begun()
     if limit is not None and prepared.store_all_peak <= limit.planned:
         return plan_best(prepared, budget, options, log)
@@ -71,13 +71,31 @@ def plan_within_budget(
 def _kind(prepared: Prepared, options: PlanOptions) -> type[InParts] | None:
     """What of a model may be computed in parts: regions of an inference, the forward pass of a step
     that is made here; None where it cannot be run, or somebody asked for another way."""
-    settings = prepared.settings
-    given = settings.fission is not None or settings.split_batch is not None
-    if given or settings.fixed_order or options.method != AUTO or prepared.feeds is None:
+    if _as_asked(prepared, options):
         return None
     if applies_to_step(prepared):
         return StepInParts
     return None if prepared.in_place else _Regions
+
+
+def _as_asked(prepared: Prepared, options: PlanOptions) -> bool:
+    """Nothing runs, or somebody asked for another way."""
+    settings = prepared.settings
+    given = settings.fission is not None or settings.split_batch is not None
+    return given or settings.fixed_order or options.method != AUTO or prepared.feeds is None
+
+
+def _told(prepared: Prepared, budget: Budget, options: PlanOptions) -> Prepared:
+    """With a note why a training step stays whole that its order alone does not fit, where nobody
+    asked for that."""
+    step = prepared.settings.train is not None or prepared.in_place
+    if not step or _as_asked(prepared, options):
+        return prepared
+    limit = limit_of(prepared, budget)
+    if limit is not None and prepared.store_all_peak <= limit.planned:
+        return prepared
+    note = f"the step is planned whole, not in parts: {why_whole(prepared)}"
+    return replace(prepared, notes=(*prepared.notes, note))
 
 
 @dataclass

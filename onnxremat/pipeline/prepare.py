@@ -467,7 +467,7 @@ def for_planning(
     weights = weight_bytes(graph, measured)
     store_all = simulate(graph, scratch=costs.scratch, weight_bytes=weights).peak
     notes = (*_notes(asked, made, store_all, unsplit), *sequence_notes(graph))
-    notes += weights_notes(policy, graph, listed, costs, weights)
+    notes += (*weights_notes(policy, graph, listed, costs, weights), *costs.notes)
     return Prepared(
         unsplit, graph, costs, weights, store_all, settings, notes,
         outputs=measured.outputs if measured else None,

@@ -23,10 +23,19 @@ IMAGES = (StepParts(ROWS, 4, 0.75), StepParts(ROWS, 4, 0.4))
 
 def applies_to_step(prepared: Prepared) -> bool:
     """Whether a model is a step that was made here, in an order that nobody asked for."""
+    return prepared.settings.train is not None and not why_whole(prepared)
+
+
+def why_whole(prepared: Prepared) -> str:
+    """Why a training step cannot be in parts, "" where it can be; for people."""
     train = prepared.settings.train
-    if train is None or prepared.unsplit.forward is None or train.loss_output is not None:
-        return False
-    return train.precision == "fp32" and prepared.settings.dw_policy is None
+    if train is None or prepared.unsplit.forward is None:
+        return "the file holds a step already; optimize --train splits the model that it is made of"
+    if train.loss_output is not None:
+        return "the loss is an output of the model (--loss-output)"
+    if train.precision != "fp32":
+        return f"it computes in mixed precision (--precision {train.precision})"
+    return "" if prepared.settings.dw_policy is None else "its order is that of --dw-policy"
 
 
 @dataclass

@@ -12,7 +12,7 @@ import pytest
 from models import build
 from onnxremat import api
 from onnxremat.cost.analytic import analytic_costs
-from onnxremat.errors import UnsupportedError, UsageError
+from onnxremat.errors import NO_FIT, UnsupportedError, UsageError
 from onnxremat.fission.training import BATCH, ROWS, StepParts
 from onnxremat.grad import CrossEntropy, MeanSquaredError, Settings, differentiate
 from onnxremat.graph.ir import Graph
@@ -22,10 +22,12 @@ from onnxremat.ort.feeds import seeded_feeds
 from onnxremat.ort.infer import build_graph
 from onnxremat.ort.profile import named_outputs
 from onnxremat.pipeline import prepare as preparing
+from onnxremat.pipeline.fission_ways import plan_within_budget
 from onnxremat.pipeline.step_in_parts import prepare_step
 from onnxremat.planner.options import PlanOptions
 from onnxremat.schedule.simulate import simulate
 from onnxremat.session.process import PARTS
+from onnxremat.units import parse_budget
 from tests.fission.drawn import Drawn
 
 FROZEN = Settings(batch_norm="frozen")
@@ -149,6 +151,29 @@ def test_a_step_that_was_read_stays_whole() -> None:
     prepared = preparing.prepare(step, replace(SETTINGS, train=None))
     with pytest.raises(UsageError, match="made here"):
         prepare_step(prepared, StepParts(BATCH, 2))
+
+
+@pytest.mark.parametrize(
+    ("short", "train", "why"),
+    [
+        (1, None, "the file holds a step already"),
+        (1, replace(FROZEN, precision="fp16"), "in mixed precision (--precision fp16)"),
+        (0, None, ""),
+    ],
+)
+def test_it_is_told_why_a_step_stays_whole(short: int, train: Settings | None, why: str) -> None:
+    """Where its order alone is so many bytes short of the budget; in a refusal, too."""
+    model = images() if train else differentiate(images(), settings=FROZEN)
+    prepared = preparing.prepare(model, replace(SETTINGS, train=train))
+    budget = parse_budget(prepared.store_all_peak - short)
+    try:
+        found = plan_within_budget(prepared, budget, PlanOptions(work=200, threads=1))
+        notes = found.plan.provenance.notes
+    except NO_FIT as error:
+        notes = (error.hint,)
+    told = [note for note in notes if "planned whole, not in parts" in note]
+    assert len(told) == bool(why)
+    assert all(why in note for note in told)
 
 
 def _optimised(budget: str, settings: preparing.Settings = SETTINGS) -> api.OptimizeResult:
