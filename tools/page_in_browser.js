@@ -1,5 +1,6 @@
-// Opens a page of `onnxremat report OUT -o report.html` in a headless Chromium: rendered, pointed at,
-// clicked, on a phone, printed. Fails on a script error, a request, or a list that does not follow.
+// Opens a page of `onnxremat report`, or of `simulate -o page.html`, in a headless Chromium: rendered,
+// pointed at, clicked, in the dark, on a phone, printed. Fails on a script error, a request, or a list
+// that does not follow.
 //
 //   npm install --no-save @sparticuz/chromium puppeteer-core
 //   node tools/page_in_browser.js report.html pictures/
@@ -54,7 +55,11 @@ async function main() {
     slider.value = slider.min;
     slider.dispatchEvent(new Event("input"));
   });
-  assert.match((await look(page)).moment, /^(Step 1 of |0(\.0+)? (ms|%))/);
+  assert.match((await look(page)).moment, /^(Step 1 of |0(\.0+)? (s|ms|us|%))/);
+
+  await page.emulateMediaFeatures([{ name: "prefers-color-scheme", value: "dark" }]);
+  await page.screenshot({ path: path.join(pictures, "dark.png"), fullPage: true });
+  await page.emulateMediaFeatures([{ name: "prefers-color-scheme", value: "light" }]);
 
   await page.setViewport(PHONE);
   await page.reload();

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from onnxremat.cli import args, training
+from onnxremat.cli.asked import asked
 from onnxremat.cli.console import Voice
 from onnxremat.device.host import processors
 from onnxremat.errors import OnnxrematError, UsageError
@@ -115,8 +117,8 @@ def command(
 
     voice = Voice(as_json, quiet)
     out = _one_output(target_file, output)
-    asked = context.get_parameter_source("budget")
-    given = asked is not None and asked.name != "DEFAULT"
+    told = context.get_parameter_source("budget")
+    given = told is not None and told.name != "DEFAULT"
     if not given and (devices is not None or max_overhead is not None):
         budget = ""  # the memories of the machine file, or what the time allows
     method = Method(planner, formulation, warm_start, max_columns)
@@ -157,6 +159,7 @@ def command(
             bench_seconds=bench_seconds, write_model=write_model, read_solution=read_solution,
             say=log,
         )  # fmt: skip
+        result = replace(result, command=asked(context))
         written: list[Path] = []
         if out and not dry_run:
             with log.phase(WRITE, "writing"):

@@ -4,17 +4,20 @@ training step on a cluster: simulate step.onnx --cluster FILE --data-parallel 16
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from onnxremat.cli import args
+from onnxremat.cli.asked import asked
 from onnxremat.cli.console import Voice
 from onnxremat.errors import UsageError
 from onnxremat.report.suffix import check_suffix
 
 if TYPE_CHECKING:
+    from onnxremat.report.ranks_page import Shown
     from onnxremat.workers.pipeline import Pipeline
     from onnxremat.workers.projection import Grid
     from onnxremat.workers.replay import Replay
@@ -23,6 +26,7 @@ STAGES = 1 << 16  # at most
 
 
 def command(
+    context: typer.Context,
     micro_batches: Annotated[
         int, typer.Option(min=1, help="Micro-batches of a training step.", show_default=False)
     ],
@@ -83,7 +87,12 @@ def command(
         ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Draw it (.png or .svg).")
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            help="Draw it (.png or .svg), or write a page that explains it (.html).",
+        ),
     ] = None,
     trace: args.Trace = None,
     csv: Annotated[
@@ -103,11 +112,15 @@ def command(
     """
     from onnxremat.graph.onnx_io import check_writable
     from onnxremat.report.pipelines import pipeline_chart, pipeline_facts
+    from onnxremat.report.ranks_page import Shown
     from onnxremat.workers.pipeline import Pipeline
     from onnxremat.workers.projection import Grid
 
     voice = Voice(as_json, quiet)
-    args.check_drawings(output, trace)
+    page = output is not None and output.suffix.lower() == ".html"
+    args.check_drawings(None if page else output, trace)
+    if page and output is not None:
+        check_writable(output)
     if csv is not None:
         check_suffix(csv, (".csv",))
         check_writable(csv)
@@ -119,7 +132,7 @@ def command(
                 hint="--stages is for pipelines whose times are given",
             )
         grid = Grid(data_parallel, pipeline, micro_batches, schedule, in_flight)
-        replay = _projected(source, cluster, grid, voice)
+        shown = _projected(source, cluster, grid, voice)
     else:
         if stages is None:
             raise UsageError("how many stages?", hint="--stages N, or a STEP and --cluster FILE")
@@ -136,14 +149,21 @@ def command(
             voice.result(pipeline_facts(replay, bound, schedule))
         else:
             voice.table(pipeline_chart(replay, bound, voice.out.width))
-    for path in _write(replay, output, trace, csv):
+        shown = Shown(replay, bound)
+    for path in _write(replace(shown, command=asked(context)), output, trace, csv):
         voice.note(f"wrote {path}")
 
 
-def _projected(source: Path, cluster: str, grid: Grid, voice: Voice) -> Replay:
+def _projected(source: Path, cluster: str, grid: Grid, voice: Voice) -> Shown:
     """Say what a step takes on a cluster; one of its pipelines."""
     from onnxremat.graph.onnx_io import read_model
-    from onnxremat.report.projections import projection_facts, projection_table
+    from onnxremat.report.projections import (
+        projection_facts,
+        projection_statements,
+        projection_table,
+    )
+    from onnxremat.report.ranks_page import Shown
+    from onnxremat.workers.bound import lower_bound
     from onnxremat.workers.cluster import read_cluster
     from onnxremat.workers.projection import project
 
@@ -154,7 +174,9 @@ def _projected(source: Path, cluster: str, grid: Grid, voice: Voice) -> Replay:
     else:
         for part in projection_table(found):
             voice.table(part)
-    return found.replay
+    replay = found.replay
+    bound = min(lower_bound(replay.pipeline, replay.order.rank), replay.makespan)
+    return Shown(replay, bound, "", found.peaks, tuple(projection_statements(found)))
 
 
 def _solved(
@@ -176,19 +198,23 @@ def _solved(
 
 
 def _write(
-    replay: Replay, output: Path | None, trace: Path | None, csv: Path | None
+    shown: Shown, output: Path | None, trace: Path | None, csv: Path | None
 ) -> Iterator[Path]:
     """Every file asked for; yields their names."""
-    from onnxremat.report.pipelines import (
-        draw_pipeline,
-        write_pipeline_rows,
-        write_pipeline_trace,
-    )
+    from onnxremat.report.pipelines import write_pipeline_rows, write_pipeline_trace
 
+    replay = shown.replay
     pipeline = replay.pipeline
     title = f"{replay.order.name}, {pipeline.stages} stages, {pipeline.micro_batches} micro-batches"
     if output is not None:
-        draw_pipeline(replay, output, title=title)
+        if output.suffix.lower() == ".html":
+            from onnxremat.report.ranks_page import ranks_page
+
+            ranks_page(shown).write(output)
+        else:
+            from onnxremat.report.pipeline_drawing import draw_pipeline
+
+            draw_pipeline(replay, output, title=title)
         yield output
     if trace is not None:
         write_pipeline_trace(replay, trace, title=title)

@@ -43,6 +43,7 @@ class Result:
         absent: why it was not run, per device that is not here.
         written: figures of the formulation that was written, empty for none.
         phases: seconds per phase so far.
+        command: the line of a shell that asked for it, without folders; "" where none did.
     """
 
     candidate: Candidate
@@ -52,6 +53,7 @@ class Result:
     absent: Mapping[str, str] = field(default_factory=dict)
     written: Mapping[str, Any] = field(default_factory=dict)
     phases: Mapping[str, float] = field(default_factory=dict)
+    command: str = ""
 
     @property
     def prepared(self) -> Prepared:
@@ -85,6 +87,7 @@ class Result:
         artifact, plan = self.candidate.artifact, self.plan.provenance
         about = {
             "model": self.prepared.name,
+            "command": self.command,
             "status": plan.status,
             "planner": plan.planner,
             "plan_seconds": plan.plan_seconds,

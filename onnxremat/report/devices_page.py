@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from html import escape
 from typing import Any
 
@@ -39,7 +40,7 @@ def devices_page(spread: Spread) -> Frame:
             ("Where the peaks are", _why(spread)),
             ("What was recomputed, and what was moved", _recomputed(spread)),
             ("How far from the least it is", _proof(spread)),
-            ("How it was made", made_here(spread.source, command(spread))),
+            ("How it was made", made_here(f"{spread.source}, of its original,", command(spread))),
         ),
     )
 
@@ -162,7 +163,7 @@ def _why(spread: Spread) -> str:
         when = f"at {format_seconds(time)}" if spread.known else "at the mark"
         made.append(
             f"<p><b>{escape(name)}</b> holds most {when}: {format_bytes(count)}{share}"
-            + (f", while {escape(op)} runs" if op else "") + ".</p>"
+            + (f", while {escape(op)} runs" if op else "") + f".{_largest(spread, name, time)}</p>"
         )  # fmt: skip
     made.append(
         '<p class="quiet">The list above is of values between partitions and copies; what a '
@@ -175,13 +176,26 @@ def _why(spread: Spread) -> str:
     return "".join(made)
 
 
+def _largest(spread: Spread, device: str, time: float) -> str:
+    """The largest value that waits on a device at a moment."""
+    found = [v for v in spread.waiting() if v.device == device and v.begin <= time < v.end]
+    if not found:
+        return ""
+    first = max(found, key=lambda value: value.bytes)
+    words = f" The largest that waits there then: <b>{escape(first.value)}</b>, "
+    return words + f"{format_bytes(first.bytes)}, from {escape(first.producer)}."
+
+
 def _recomputed(spread: Spread) -> str:
     rows = recomputed_ops(spread.made.plan, spread.made.graph, {})
     words = ["<p>Recomputed: nothing.</p>"]
     if rows:
         cells = [(row.op, row.op_type, str(row.times), format_bytes(row.bytes)) for row in rows]
+        most = max(rows, key=lambda row: (row.times, row.bytes))
         words = [
-            f"<p>{sum(row.times for row in rows)} runs of {len(rows)} ops are repeated.</p>",
+            f"<p>{sum(row.times for row in rows)} runs of {len(rows)} ops are repeated. The most: "
+            f"<b>{escape(most.op)}</b> ({escape(most.op_type)}), {most.times} more "
+            f"{'time' if most.times == 1 else 'times'}.</p>",
             table(("op", "type", "more runs", "frees"), cells[:AGAIN], numbers=2),
         ]
     sizes, links = spread.made.parts.graph.tensors, spread.made.machine
@@ -219,8 +233,10 @@ def _proof(spread: Spread) -> str:
 
 
 def command(spread: Spread) -> list[str]:
-    """The command that makes such a file again."""
+    """The command that made the file; where it does not say, one that makes such a file again."""
     facts, made = spread.facts, spread.made
+    if facts.get("command"):
+        return shlex.split(facts["command"])
     limits = ",".join(f"{name}={limit}" for name, limit in made.limits.items())
     words = ["onnxremat", "optimize", str(facts.get("model") or "IN.onnx"), "OUT.onnx"]
     words += ["--devices", made.machine.name or "MACHINE.toml"]

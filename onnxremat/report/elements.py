@@ -31,6 +31,7 @@ class Moments:
         rows: of that moment.
         data: what the script reads, as JSON.
         script: file that tells ``follow.js`` what a moment is.
+        listed: heading of the list.
     """
 
     chart: str
@@ -41,6 +42,7 @@ class Moments:
     rows: Iterable[Sequence[str]]
     data: str
     script: str
+    listed: str = "What is in memory"
 
 
 Sections = Sequence[tuple[str, str]]  # headings, and what stands below
@@ -71,6 +73,7 @@ class Frame:
             low=low,
             high=high,
             at=at,
+            listed=shown.listed,
             moment=escape(shown.words),
             heads=_cells(shown.heads, "th"),
             held="".join(f"<tr>{_cells(row, 'td')}</tr>" for row in shown.rows),
@@ -124,11 +127,11 @@ def table(
     return f'<div class="scroll"><table class="{name}">{head}<tbody>{body}</tbody></table></div>'
 
 
-def made_here(source: str, command: Sequence[str]) -> str:
-    """The command that makes such a file again, and the versions here."""
+def made_here(what: str, command: Sequence[str]) -> str:
+    """The command that made a file, or makes such a one again, and the versions here."""
     here = ", ".join(f"{name} {found}" for name, found in versions().items())
     return (
-        f"<p>To make it again, of {escape(source)}'s original:</p>"
+        f"<p>To make {escape(what)} again:</p>"
         f"<pre>{escape(shlex.join(command))}</pre>"
         f'<p class="quiet">This page: {escape(here)}.</p>'
     )

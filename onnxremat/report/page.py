@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Mapping
 from html import escape
 from typing import Any
 
+from onnxremat.fission.region import Region
 from onnxremat.report.carried import Carried
 from onnxremat.report.comparison import COMPARISON, signed, statements
 from onnxremat.report.composition import COLOURS, Kind, compose, totals
@@ -19,6 +22,7 @@ from onnxremat.session.process import counted
 from onnxremat.units import format_bytes, format_seconds
 
 READERS = 3  # named per value
+IN_PARTS = re.compile(r"\bin (\d+ )?parts\b")  # notes that tell what is computed so
 
 
 def page(carried: Carried, swept: Swept | None = None) -> Frame:
@@ -48,10 +52,11 @@ def page(carried: Carried, swept: Swept | None = None) -> Frame:
         moments,
         (
             ("Where the peak is, and why", _why(carried, step)),
+            ("What is computed in parts", _in_parts(carried)),
             ("What was recomputed", _recomputed(carried)),
             ("How far from the least it is", _proof(carried)),
             ("What other budgets cost", _curve(carried, swept) if swept else ""),
-            ("How it was made", made_here(carried.source, command(carried))),
+            ("How it was made", made_here(f"{carried.source}, of its original,", command(carried))),
         ),
     )
 
@@ -96,7 +101,8 @@ def _summary(carried: Carried) -> str:
 def _key(carried: Carried, parts: Mapping[Kind, Any], step: int) -> str:
     """Colours and lines, with the bytes at the peak."""
     made = [
-        f'<li><span class="swatch" style="background:{COLOURS[kind]}"></span>{kind.value} '
+        f'<li><span class="swatch {kind.name.lower()}" style="background:{COLOURS[kind]}"></span>'
+        f"{kind.value} "
         f"{format_bytes(int(row[step]))}</li>"
         for kind, row in reversed(list(parts.items()))
         if row.any()
@@ -163,6 +169,30 @@ def _why(carried: Carried, step: int) -> str:
     return "".join(words)
 
 
+def _in_parts(carried: Carried) -> str:
+    """What the plan says of a batch or of regions in parts; nothing where everything is whole."""
+    about, facts = carried.plan.provenance, carried.facts
+    words = [f"<p>{escape(note)}.</p>" for note in about.notes if IN_PARTS.search(note)]
+    regions = [Region.from_json(each) for each in about.settings.get("fission", ())]
+    if not words and not regions:
+        return ""
+    before, after = facts.get("baseline_peak_bytes"), facts.get("store_all_peak_bytes")
+    if before and after:
+        words.append(
+            f"<p>Without recomputation that takes {format_bytes(after)}, the original "
+            f"{format_bytes(before)}.</p>"
+        )
+    cells = [
+        (region.ops[0], region.ops[-1], str(len(region.ops)), str(len(region.parts)),
+         str(max(region.axes.values())))
+        for region in regions
+    ]  # fmt: skip
+    if cells:
+        heads = ("from", "to", "ops", "parts", "along axis")
+        words.append(table(heads, cells, numbers=3))
+    return "".join(words)
+
+
 def _recomputed(carried: Carried) -> str:
     rows, total = carried.again, carried.plan.provenance.store_all_seconds
     if not rows:
@@ -210,8 +240,9 @@ def _proof(carried: Carried) -> str:
         f'</p><p class="quiet">Found by {escape(about.planner)} ({escape(about.status)}), proven '
         f"by {escape(about.bound_kind)}, in {format_seconds(about.plan_seconds)}.</p>"
     )
-    if about.notes:
-        words.append("<ul>" + "".join(f"<li>{escape(note)}</li>" for note in about.notes) + "</ul>")
+    notes = [note for note in about.notes if not IN_PARTS.search(note)]
+    if notes:
+        words.append("<ul>" + "".join(f"<li>{escape(note)}</li>" for note in notes) + "</ul>")
     return "".join(words)
 
 
@@ -233,7 +264,9 @@ def _curve(carried: Carried, swept: Swept) -> str:
 
 
 def command(carried: Carried) -> list[str]:
-    """The command that makes such a file again."""
+    """The command that made the file; where it does not say, one that makes such a file again."""
+    if carried.facts.get("command"):
+        return shlex.split(carried.facts["command"])
     about = carried.plan.provenance
     words = ["onnxremat", "optimize", str(carried.facts.get("model") or "IN.onnx"), "OUT.onnx"]
     words += ["--budget", str(about.budget)] if about.budget else []

@@ -1,4 +1,4 @@
-"""A pipeline's schedule for people and programs: a chart in text, a plot, a trace, rows."""
+"""A pipeline's schedule for people and programs: a chart in text, a trace, rows."""
 
 from __future__ import annotations
 
@@ -8,21 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.colors import ListedColormap
-from matplotlib.patches import Rectangle
-from matplotlib.ticker import MaxNLocator
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from onnxremat.graph.onnx_io import atomic
 from onnxremat.report.chrome_trace import Event, named_thread, save_trace
-from onnxremat.report.figures import PLOTS, QUIET, heading, plot_file
 from onnxremat.report.suffix import check_suffix
 from onnxremat.workers.pipeline import KINDS
 from onnxremat.workers.replay import Replay, Seconds
 
-COLORS = {"F": "#4878a8", "B": "#59a14f", "W": "#e0a040", "BW": "#59a14f"}
 STYLES = {
     "F": "white on blue",
     "B": "white on green",
@@ -31,8 +25,6 @@ STYLES = {
 }
 IDLE, SHOWN = "·", 24  # ranks in a chart of text
 CELLS = 3  # letters of the shortest action, where there is room
-LABELS = 1500  # actions that are drawn one by one and named; above that, cells of time
-BINS = 2000  # cells of time of such a plot
 
 
 def pipeline_facts(replay: Replay, bound: float, schedule: str) -> dict[str, Any]:
@@ -76,7 +68,7 @@ def pipeline_chart(replay: Replay, bound: float, width: int) -> RenderableType:
     wanted = round(CELLS * replay.makespan / shortest)
     cells = max(20, min(width - label - 1, wanted))
     lines = []
-    for rank, row in enumerate(_rows(replay)):
+    for rank, row in enumerate(rank_rows(replay)):
         if rank == SHOWN // 2 and order.ranks > SHOWN:
             lines.append(Text(f"... {order.ranks - SHOWN} more ranks"))
         if order.ranks <= SHOWN or min(rank, order.ranks - 1 - rank) < SHOWN // 2:
@@ -98,7 +90,7 @@ def pipeline_chart(replay: Replay, bound: float, width: int) -> RenderableType:
 Row = tuple[list[str], list[int], Seconds, Seconds]
 
 
-def _rows(replay: Replay) -> Iterator[Row]:
+def rank_rows(replay: Replay) -> Iterator[Row]:
     """Per rank: kinds, micro-batches, starts and ends."""
     for steps, start, end in replay.rows():
         numbers = np.zeros(len(steps), np.int64)
@@ -123,63 +115,6 @@ def _line(row: Row, scale: float, cells: int) -> Text:
     for letter, style in zip(letters, styles, strict=True):
         line.append(letter, style=style)
     return line
-
-
-def draw_pipeline(replay: Replay, path: str | Path, *, title: str) -> None:
-    """The schedule as a plot: a bar per rank, time to the right.
-
-    Raises:
-        UsageError: another suffix than .png or .svg, or the folder is not writable.
-    """
-    check_suffix(Path(path), PLOTS)
-    ranks = replay.order.ranks
-    with plot_file(path, 10, min(1.6 + 0.34 * ranks, 12)) as figure:
-        room = 1 - 0.8 / figure.get_figheight()
-        axes = figure.add_axes(
-            (0.08, 0.55 / figure.get_figheight(), 0.9, room - 0.6 / figure.get_figheight())
-        )
-        if len(replay.start) > LABELS:
-            _cells(axes, replay)
-        else:
-            _bars(axes, replay)
-        axes.set_xlim(0, replay.makespan)
-        axes.set_ylim(ranks - 0.5, -0.5)
-        axes.set_xlabel("seconds")
-        axes.set_ylabel("rank")
-        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-        shown = f"{replay.makespan:g} s, waiting {replay.bubble:.1%}, at most {max(replay.peak)} "
-        heading(figure, 0.08, title, shown + "micro-batches alive in a stage; F B W")
-
-
-def _bars(axes: Axes, replay: Replay) -> None:
-    for rank, row in enumerate(_rows(replay)):
-        for kind, number, start, end in zip(*row, strict=True):
-            box = Rectangle(
-                (start, rank - 0.4), end - start, 0.8, facecolor=COLORS[kind], edgecolor="white",
-                linewidth=0.6,
-            )  # fmt: skip
-            axes.add_patch(box)
-            if (end - start) / replay.makespan > 0.012:
-                axes.text(
-                    (start + end) / 2, rank, f"{kind}{number}", ha="center", va="center",
-                    color="white", size=6,
-                )  # fmt: skip
-
-
-def _cells(axes: Axes, replay: Replay) -> None:
-    """What each rank does at the middle of each cell of time."""
-    middle = (np.arange(BINS) + 0.5) * replay.makespan / BINS
-    image = np.zeros((replay.order.ranks, BINS), np.int64)
-    for rank, (steps, start, end) in enumerate(replay.rows()):
-        at = np.maximum(np.searchsorted(start, middle, side="right") - 1, 0)
-        busy = (middle >= start[at]) & (middle < end[at])
-        image[rank, busy] = 1 + steps[at[busy]] % 4
-    colors = ListedColormap(["white", *(COLORS[kind] for kind in KINDS)])
-    extent = (0, replay.makespan, replay.order.ranks - 0.5, -0.5)
-    axes.imshow(
-        image, cmap=colors, vmin=0, vmax=4, aspect="auto", interpolation="nearest", extent=extent
-    )
-    axes.tick_params(color=QUIET)
 
 
 def write_pipeline_trace(replay: Replay, path: str | Path, *, title: str) -> None:

@@ -86,6 +86,23 @@ def projection_table(found: Projection) -> list[RenderableType]:
     return lines
 
 
+def projection_statements(found: Projection) -> list[tuple[str, str]]:
+    """The figures of the step, each as a label and words."""
+    grid, cluster, parts = found.grid, found.cluster, origin_of_parts(found)
+    limit = f", a device has {format_bytes(cluster.memory)}" if cluster.memory else ""
+    return [
+        ("cluster", f"{cluster.name}: {cluster.source or 'the file does not say where from'}"),
+        (
+            "ranks",
+            f"{grid.ranks}: {grid.pipelines} pipelines of {grid.stages} stages; one is shown",
+        ),
+        ("step", f"{_seconds(found.seconds)}, simulated from {parts} parts and modelled links"),
+        ("rows", f"{found.rows} per step, {found.rows / found.seconds:.4g} per second"),
+        ("computing", f"{found.efficiency:.1%} of the step"),
+        ("bytes", f"modelled{limit}"),
+    ]
+
+
 def _told(found: Projection) -> str:
     grid, cluster = found.grid, found.cluster
     return (

@@ -27,6 +27,7 @@ from onnxremat.graph.batch import (
 from onnxremat.graph.ir import Graph, Op
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.graph.weights import place
+from onnxremat.limits import NODES, check
 
 STATED = 10  # opset from which Slice reads its bounds as inputs
 # Operators that may read a batch that is a constant, with the axis that it has there.
@@ -104,6 +105,10 @@ def split_batch(
                 hint="leave the batch whole",
             )
     shared = [op for op in graph.ops if not inside.intersection(op.writes)]
+    check(
+        len(rows) * (len(graph.ops) - len(shared)), NODES,
+        f"nodes with the batch in {len(rows)} parts", hint="fewer parts", kind=UsageError,
+    )  # fmt: skip
     copies = [op for index in range(len(rows)) for op in made.part(index, rows)]
     joins = [made.join(name, len(rows)) for name in graph.outputs]
     model = to_model(graph.with_ops([*shared, *copies, *joins]))

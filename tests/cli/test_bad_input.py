@@ -51,6 +51,14 @@ def without_opset(made: onnx.ModelProto) -> onnx.ModelProto:
     return made
 
 
+def narrow_weight() -> onnx.ModelProto:
+    """Images, and a weight with one spatial dimension too few."""
+    made = parse("g (float[1, 3, 8, 8] x) => (float[1, 4, 6, 6] y) { y = Conv(x, w) }")
+    weight = onnx.numpy_helper.from_array(np.ones((4, 3, 3), np.float32), "w")
+    made.graph.initializer.append(weight)
+    return made
+
+
 INVALID = {
     "cycle": (
         model(node("Add", "x b", "a"), node("Sin", "a", "b"), node("Sin", "a", "y")), "cycle",
@@ -74,6 +82,7 @@ INVALID = {
     "shapes that do not fit": (model(node("MatMul", "x x", "y")), "dimensions"),
     "wrong attribute": (model(node("Softmax", "x", "y", axis=7)), "axis"),
     "wrong type": (model(node("And", "x x", "y")), "tensor(float)"),
+    "weight of another rank": (narrow_weight(), "spatial dimensions"),
     "too few inputs": (model(node("Add", "x", "y")), "input size"),
     "no branch": (model(node("If", "x", "y")), "branch"),
 }  # fmt: skip

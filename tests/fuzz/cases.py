@@ -1,11 +1,10 @@
-"""One case: files, a command on them, and what its answer has to be."""
+"""Cases: files, a command on them, and what its answer has to be."""
 
 from __future__ import annotations
 
 import io
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from random import Random
 
 import numpy as np
@@ -15,6 +14,8 @@ from onnxremat.cost.table import signature
 from onnxremat.graph.functions import inline_functions
 from onnxremat.ort.infer import bind, build_graph
 from onnxremat.schedule.plan import Plan, graph_hash
+from tests.fuzz import newer
+from tests.fuzz.case import FAST, Case
 from tests.fuzz.models import base, convolutions, study, valid
 from tests.fuzz.mutations import (
     change_archive,
@@ -26,7 +27,6 @@ from tests.fuzz.mutations import (
 )
 from tests.toolbox import parse
 
-FAST = ("--time-limit", "0.5", "--bench-seconds", "0", "--threads", "1")
 PLANNED = ("--time-limit", "0.5", "--threads", "1", "--no-measure")
 STUDY = ("--time-limit", "0.5", "--threads", "1", "-b", "60%")
 XENGINE = "cpu_0;cpu;0;1;0\ngpu_0;gpu;0;1;4000000000"
@@ -46,22 +46,6 @@ to = "other"
 bandwidth = "8GB"
 latency = 1e-6
 """
-
-
-@dataclass(frozen=True)
-class Case:
-    """A command in a folder of its own.
-
-    Attributes:
-        files: by name; written before.
-        command: arguments of ``onnxremat``.
-        same: name of a model and of what the command writes, which has to compute the same.
-    """
-
-    kind: str
-    files: dict[str, bytes]
-    command: tuple[str, ...]
-    same: tuple[str, str] | None = None
 
 
 def broken_model(draw: Random) -> Case:
@@ -180,6 +164,8 @@ KINDS: dict[str, tuple[int, Callable[[Random], Case]]] = {
     "model": (10, broken_model), "valid": (4, planned_model), "plan": (3, broken_plan),
     "machine": (2, broken_machine), "npz": (2, broken_arrays), "safetensors": (2, broken_tensors),
     "graph": (2, broken_study), "solution": (1, broken_solution), "costs": (1, broken_costs),
+    "parts": (3, newer.in_parts), "step": (2, newer.step), "devices": (4, newer.over_devices),
+    "place": (2, newer.placed), "workers": (2, newer.workers), "options": (4, newer.any_option),
 }  # fmt: skip
 
 

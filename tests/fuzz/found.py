@@ -6,7 +6,7 @@ import json
 import zipfile
 from pathlib import Path
 
-from tests.fuzz.cases import Case
+from tests.fuzz.case import Case
 
 FOLDER = Path(__file__).parent / "found"
 

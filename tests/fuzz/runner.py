@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.fuzz.cases import Case
+from tests.fuzz.case import Case
 
 SECONDS = 60  # of a processor: a case that takes more hangs, whatever else the machine does
 WALL = 900.0  # seconds until a case that waits is ended
@@ -34,10 +34,13 @@ def prepare() -> None:
     os.environ["ONNXREMAT_CACHE"] = "cache"  # in the folder of the case
     import onnxremat.cli.commands
     import onnxremat.pipeline.optimize
+    import onnxremat.workers.kernels
+    from onnxremat.placement.kernels import warm_up as warm_placement
     from onnxremat.planner.search import warm_up
 
     assert onnxremat.cli.commands
     warm_up()
+    warm_placement()
 
 
 def run(case: Case) -> str:

@@ -148,6 +148,17 @@ def test_rows_of_parts() -> None:
             rows_of_parts(7, wrong)
 
 
+def test_more_parts_than_a_graph_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number of a few digits makes millions of nodes."""
+    graph = build_graph(wide_chain(4))
+    count = len(graph.ops)
+    monkeypatch.setattr("onnxremat.rewrite.split_batch.NODES", 4 * count)
+    with pytest.raises(UsageError, match="too many nodes with the batch in 5 parts") as told:
+        split_batch(graph, (5,))
+    assert told.value.hint == "fewer parts"
+    assert split_batch(graph, (3,)).graph.node
+
+
 def test_rows_that_depend_on_each_other_are_refused() -> None:
     graph = graph_of(MEAN, opset=13)
     with pytest.raises(UnsupportedError, match="another one"):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from dataclasses import replace
+from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 
 from onnxremat.errors import UsageError
+from onnxremat.fission.region import Region
 from onnxremat.report import page
 from onnxremat.report.carried import Carried
 from onnxremat.report.composition import Kind, compose, totals
@@ -109,6 +112,28 @@ def test_the_command_is_the_one_for_a_shell(carried: Carried) -> None:
         "onnxremat optimize '</script><b>.onnx' OUT.onnx "
         f"--budget {carried.plan.provenance.budget} --target portable --dim 'batch size=8'"
     )
+
+
+def test_the_command_that_made_it_is_the_one_that_is_told(carried: Carried) -> None:
+    line = "onnxremat optimize net.onnx 'an out.onnx' --train --budget 0.5x"
+    told = replace(carried, facts={**carried.facts, "command": line})
+    assert f"<pre>{escape(line)}</pre>" in page.page(told).html()
+
+
+def test_what_is_in_parts_has_a_section_of_its_own(carried: Carried) -> None:
+    """Parts and their price, out of the plan's notes and settings."""
+    assert "What is computed in parts" not in page.page(carried).html()
+    region = Region(("first", "more", "last"), {"y": 2}, (1, 1, 1, 1), {})
+    note = "computed in parts: 3 ops in 4 parts along axis 2 (whole: 9 MiB), at +5.0% of the time"
+    plan = carried.plan.with_provenance(
+        notes=("a fall-back", note), settings={"fission": [region.to_json()]}
+    )
+    words = Reader(page.page(replace(carried, plan=plan)).html()).words
+    parts = words[words.index("What is computed in parts") : words.index("What was recomputed")]
+    assert note in parts
+    assert "first last 3 4 2" in parts
+    assert "a fall-back" not in parts
+    assert words.count(note) == 1
 
 
 def test_the_script_has_the_buffers_of_every_step(carried: Carried, read: Reader) -> None:
