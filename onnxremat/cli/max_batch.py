@@ -63,7 +63,8 @@ def command(
     """Find the largest batch that a plan keeps within the budget.
 
     --time-limit holds for each batch tried. Costs are measured once and scaled. A graph file has
-    no batch dimension: all its sizes and costs are scaled.
+    no batch dimension: all its sizes and costs are scaled. Every plan is of the whole:
+    optimize also tries regions in parts.
     """
     from onnxremat import api
     from onnxremat.grad import Settings as Training

@@ -64,7 +64,7 @@ def command(
     """Plan at several budgets, of a model or a graph file: overhead and bound against memory.
 
     Without --budget from the unoptimised peak to the smallest budget that works. Ctrl-C keeps the
-    points that are done.
+    points that are done. Every plan is of the whole: optimize also tries regions in parts.
     """
     from onnxremat import api
     from onnxremat.graph.onnx_io import check_writable
