@@ -25,24 +25,7 @@ from onnxremat.schedule.simulate import simulate
 # neighbours along different axes have to be joined in between.
 WAYS = ((4, False), (16, False), (4, True), (16, True))
 MOST = 64  # parts of a region
-COUNTS = (
-    2,
-    3,
-    4,
-    5,
-    6,
-    7,
-    8,
-    10,
-    12,
-    14,
-    16,
-    20,
-    24,
-    32,
-    40,
-    48,
-)  # parts that are tried in the end
+COUNTS = (*range(2, 13), 14, 16, 20, 24, 32, 40, 48)  # parts that are tried in the end
 SOURCE = 10  # such a share of the peak, at least, is worth a region for it to be made in parts
 SIDES = 4  # narrow places looked at on either side of the crowded op
 LITTLE = 0.002  # share of the whole time that no step is counted below
