@@ -3,6 +3,8 @@ exporter."""
 
 from __future__ import annotations
 
+import re
+
 import onnx
 
 from onnxremat.grad.marks import Marks, is_nameless, module_of
@@ -79,6 +81,30 @@ def homes(model: onnx.ModelProto) -> dict[str, str]:
             found[name] = name
         elif len(known) == 1 and module_of(known[0]):
             found[name] = f"{module_of(known[0])}.{known[0].op_type}"
+    return found
+
+
+def calls(model: onnx.ModelProto) -> dict[str, tuple[onnx.NodeProto, int, str]]:
+    """The only reader of a tensor without a name, which of its inputs that is, and where in its
+    module the reader is, whichever call of the module it belongs to: nodes of the second call of a
+    module ``norm`` are in ``/norm_1/``."""
+    named = [each.name for each in model.graph.initializer if not is_nameless(each.name)]
+    parts = {part for name in named for part in name.split(".")}
+    readers: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
+    for node in model.graph.node:
+        for position, name in enumerate(node.input if node.op_type != "Identity" else ()):
+            readers.setdefault(name, []).append((node, position))
+
+    def first_call(part: str) -> str:
+        stem, last = re.sub(r"_\d+$", "", part), part.rsplit(".", 1)[-1]
+        return stem if last not in parts and stem.rsplit(".", 1)[-1] in parts else part
+
+    found = {}
+    for name, places in readers.items():
+        node, position = places[0]
+        if len(places) == 1 and is_nameless(name) and node.name.startswith("/"):
+            *scope, own = node.name.split("/")
+            found[name] = (node, position, "/".join([*map(first_call, scope), own]))
     return found
 
 

@@ -15,7 +15,7 @@ from onnxremat.grad.absent import absent, stand_ins
 from onnxremat.grad.description import Weight
 from onnxremat.grad.detached import stopped_in_one, straight_through, with_stops
 from onnxremat.grad.given import Given, Parameters, matched, read_given
-from onnxremat.grad.marks import Marks, marks_of, module_of, reading_of
+from onnxremat.grad.marks import Marks, is_nameless, marks_of, module_of, reading_of
 from onnxremat.grad.padding import likely_padding
 from onnxremat.grad.patterns import is_constant
 from onnxremat.grad.provenance import Kind, Origin, origins_of
@@ -479,7 +479,8 @@ def _grouped(inventory: Inventory, rows: Sequence[Weight], status: str, text: st
         guessed = status == "unreached" or (not origin.told and row.why == origin.why)
         if status == "trained":
             guessed = origin.computed
-        large = status == "trained" or _size(row) > FEW
+        least = FEW if row.status == "buffer" or is_nameless(row.name) else 1
+        large = status == "trained" or _size(row) > least
         if row.status == status and guessed and large:
             why = row.why.split(", with '", 1)[0]
             groups.setdefault(why, []).append(row.label or row.name)

@@ -614,3 +614,12 @@ def test_sizes_by_a_square_root_are_known() -> None:
     }  # fmt: skip
     step = differentiate(model(nodes, weights, x=(4, 9)), optimizer=None)
     assert {name for name, _ in training_of(step).gradients} == {"table", "w"}
+
+
+@pytest.mark.parametrize("name", ["decay", "val_3"])
+def test_a_short_progression_is_warned_of_where_the_file_names_it(name: str) -> None:
+    """The module's name tells that it is a parameter or a buffer; a number of the code is none."""
+    net = model([node("Mul", ["x", name], "h"), node("MatMul", ["h", "w"], "y")],
+                {name: np.linspace(-1, -6, 6, dtype=np.float32), "w": draw(6, 3)})  # fmt: skip
+    said = training_of(differentiate(net, optimizer=None)).warnings
+    assert any("decay: taken for a constant" in text for text in said) == (name == "decay")
