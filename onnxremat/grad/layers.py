@@ -16,7 +16,7 @@ _BIASED = frozenset({"Conv", "ConvTranspose", "Gemm"})
 def placed(model: onnx.ModelProto, marks: Marks) -> set[str]:
     """Tensors that are parameters by where they are read, whatever they are called."""
     found = affine_of_norms(model)
-    return found if marks.kinds else found | biases_of_products(model)
+    return found if marks.kinds else found | biases_of_products(model) | slopes(model)
 
 
 def affine_of_norms(model: onnx.ModelProto) -> set[str]:
@@ -67,6 +67,14 @@ def biases_of_products(model: onnx.ModelProto) -> set[str]:
     return found
 
 
+def slopes(model: onnx.ModelProto) -> set[str]:
+    """Of leaky rectifiers that learn them, one number where all channels share it. Identity is
+    looked through."""
+    alias = {n.output[0]: n.input[0] for n in model.graph.node if n.op_type == "Identity"}
+    read = {node.input[1] for node in model.graph.node if node.op_type == "PRelu"}
+    return {each for name in read for each in (name, alias.get(name, name))}
+
+
 def homes(model: onnx.ModelProto) -> dict[str, str]:
     """What a tensor would be called in its module, by its own name, or the only node's that reads
     it."""
@@ -90,6 +98,7 @@ def calls(model: onnx.ModelProto) -> dict[str, tuple[onnx.NodeProto, int, str]]:
     module ``norm`` are in ``/norm_1/``."""
     named = [each.name for each in model.graph.initializer if not is_nameless(each.name)]
     parts = {part for name in named for part in name.split(".")}
+    scopes = {part for node in model.graph.node for part in node.name.split("/")[:-1]}
     readers: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
     for node in model.graph.node:
         for position, name in enumerate(node.input if node.op_type != "Identity" else ()):
@@ -97,7 +106,7 @@ def calls(model: onnx.ModelProto) -> dict[str, tuple[onnx.NodeProto, int, str]]:
 
     def first_call(part: str) -> str:
         stem, last = re.sub(r"_\d+$", "", part), part.rsplit(".", 1)[-1]
-        return stem if last not in parts and stem.rsplit(".", 1)[-1] in parts else part
+        return stem if last not in parts and stem in scopes else part
 
     found = {}
     for name, places in readers.items():

@@ -623,3 +623,11 @@ def test_a_short_progression_is_warned_of_where_the_file_names_it(name: str) -> 
                 {name: np.linspace(-1, -6, 6, dtype=np.float32), "w": draw(6, 3)})  # fmt: skip
     said = training_of(differentiate(net, optimizer=None)).warnings
     assert any("decay: taken for a constant" in text for text in said) == (name == "decay")
+
+
+def test_one_slope_of_a_rectifier_is_trained() -> None:
+    """As PyTorch's older exporter writes nn.PReLU()."""
+    nodes = [node("MatMul", ["x", "w"], "h"), node("PRelu", ["h", "onnx::PRelu_21"], "y")]
+    net = model(nodes, {"onnx::PRelu_21": np.full((1, 1), 0.25, np.float32), "w": draw(6, 3)})
+    step = differentiate(net, optimizer=None)
+    assert statuses(step) == {"onnx::PRelu_21": "trained", "w": "trained"}
