@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 
 import onnx
+from onnx import numpy_helper
 
 from onnxremat.grad.marks import Marks, is_nameless, module_of
 
@@ -16,7 +17,9 @@ _BIASED = frozenset({"Conv", "ConvTranspose", "Gemm"})
 def placed(model: onnx.ModelProto, marks: Marks) -> set[str]:
     """Tensors that are parameters by where they are read, whatever they are called."""
     found = affine_of_norms(model)
-    return found if marks.kinds else found | biases_of_products(model) | slopes(model)
+    return (
+        found if marks.kinds else found | biases_of_products(model) | slopes(model) | zeros(model)
+    )
 
 
 def affine_of_norms(model: onnx.ModelProto) -> set[str]:
@@ -75,6 +78,26 @@ def slopes(model: onnx.ModelProto) -> set[str]:
     return {each for name in read for each in (name, alias.get(name, name))}
 
 
+def zeros(model: onnx.ModelProto) -> set[str]:
+    """Matrices of zeros that something is multiplied by, which is of no use but to be learned:
+    an adapter as it was made (LoRA). Identity is looked through."""
+    alias = {n.output[0]: n.input[0] for n in model.graph.node if n.op_type == "Identity"}
+    read = [node.input[1] for node in model.graph.node if node.op_type == "MatMul"]
+    asked = {alias.get(name, name) for name in read}
+    blank = {
+        tensor.name
+        for tensor in model.graph.initializer
+        if tensor.name in asked and len(tensor.dims) == 2 and not tensor.external_data
+        if not numpy_helper.to_array(tensor).any()
+    }
+    return {
+        each
+        for name in read
+        if alias.get(name, name) in blank
+        for each in (name, alias.get(name, name))
+    }
+
+
 def homes(model: onnx.ModelProto) -> dict[str, str]:
     """What a tensor would be called in its module, by its own name, or the only node's that reads
     it."""
@@ -115,6 +138,27 @@ def calls(model: onnx.ModelProto) -> dict[str, tuple[onnx.NodeProto, int, str]]:
             *scope, own = node.name.split("/")
             found[name] = (node, position, "/".join([*map(first_call, scope), own]))
     return found
+
+
+def copied_modules(model: onnx.ModelProto) -> dict[tuple[str, str], list[str]]:
+    """Modules of which at least two tensors are those of another module, in files that have an
+    Identity for each: the same module by two names, or a copy of it as it was made (a target
+    network, a teacher). Per pair of modules, the tensors of the first."""
+    stored = {tensor.name for tensor in model.graph.initializer}
+    found: dict[tuple[str, str], list[str]] = {}
+    for node in model.graph.node:
+        if node.op_type != "Identity" or node.input[0] not in stored:
+            continue
+        one, other = node.output[0].split("."), node.input[0].split(".")
+        if is_nameless(node.output[0]) or is_nameless(node.input[0]):
+            continue
+        last = []
+        while one and other and one[-1] == other[-1]:
+            last.append(one.pop())
+            other.pop()
+        if one and other and last:
+            found.setdefault((".".join(one), ".".join(other)), []).append(node.output[0])
+    return {pair: names for pair, names in found.items() if len(names) > 1}
 
 
 def in_copied_layers(one: str, other: str) -> bool:

@@ -97,7 +97,7 @@ class _Finder:
     def run(self, tie: bool) -> list[Restored]:
         if self.marks.trained is not None:
             return []  # onnxremat.export keeps every parameter by itself
-        self._copies()
+        self._copies(tie)
         self._uses()
         self._biases()
         if tie:
@@ -125,7 +125,7 @@ class _Finder:
             return False
         return is_constant(self.stored.value(name))
 
-    def _copies(self) -> None:
+    def _copies(self, tie: bool) -> None:
         """Identity nodes of initializers, as PyTorch's older exporter writes for merged ones.
 
         Irregular numbers are equal because one tensor has two names, or because a layer was
@@ -141,7 +141,7 @@ class _Finder:
             name = source[node.output[0]] = source[node.input[0]]
             made = node.output[0]
             named = not is_nameless(made) or made in self.placed
-            by_chance = named and self._constant(name)
+            by_chance = named and (self._constant(name) or not (tie or is_nameless(name)))
             if by_chance and made in read:
                 known = first.setdefault((name, *read[made][1:]), made)
                 if known != made:

@@ -56,3 +56,44 @@ def test_a_folded_bias_of_zeros_is_one_for_all_calls(
     step = differentiate(twice(second, np.zeros(4), *names), optimizer=None, loss="mse")
     found = [name for name, _ in training_of(step).gradients if name.startswith("onnx::Add")]
     assert len(found) == biases
+
+
+def two_modules(tensors: tuple[str, ...]) -> onnx.ModelProto:
+    """y = x a + b + x c + d, where the second pair is an Identity of the first, as far as given."""
+    random = np.random.default_rng(0)
+    stored = {"on.weight": random.standard_normal((4, 4)), "on.bias": random.standard_normal(4)}
+    nodes = [
+        helper.make_node("Identity", [f"on.{each}"], [f"tg.{each}"], name=each) for each in tensors
+    ]
+    held = {f"tg.{each}" for each in tensors}
+    stored |= {
+        name: stored[f"on.{name[3:]}"] + 1 for name in ("tg.weight", "tg.bias") if name not in held
+    }
+    nodes += [
+        helper.make_node("Gemm", ["x", "on.weight", "on.bias"], ["a"], name="/on/Gemm"),
+        helper.make_node("Gemm", ["x", "tg.weight", "tg.bias"], ["b"], name="/tg/Gemm"),
+        helper.make_node("Add", ["a", "b"], ["y"], name="/Add"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "net",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (3, 4))],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (3, 4))],
+        [numpy_helper.from_array(each.astype(np.float32), name) for name, each in stored.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+
+
+@pytest.mark.parametrize("tensors", [("weight",), ("weight", "bias")])
+def test_a_module_that_may_be_a_copy_is_warned_of(tensors: tuple[str, ...]) -> None:
+    """One tensor alone is tied, as embeddings are."""
+    said = training_of(differentiate(two_modules(tensors), loss="mse")).warnings
+    assert any("2 tensors of 'tg' are those of 'on'" in text for text in said) == (
+        len(tensors) == 2
+    )
+
+
+def test_copies_are_trained_apart_on_request() -> None:
+    step = differentiate(two_modules(("weight", "bias")), loss="mse", optimizer=None, tie=False)
+    assert len(training_of(step).gradients) == 4
+    assert not training_of(step).warnings

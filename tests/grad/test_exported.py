@@ -631,3 +631,11 @@ def test_one_slope_of_a_rectifier_is_trained() -> None:
     net = model(nodes, {"onnx::PRelu_21": np.full((1, 1), 0.25, np.float32), "w": draw(6, 3)})
     step = differentiate(net, optimizer=None)
     assert statuses(step) == {"onnx::PRelu_21": "trained", "w": "trained"}
+
+
+def test_a_matrix_of_zeros_that_multiplies_is_trained() -> None:
+    """The second matrix of a fresh adapter, transposed by PyTorch's older exporter."""
+    nodes = [node("MatMul", ["x", "w"], "h"), node("MatMul", ["h", "onnx::MatMul_9"], "y")]
+    net = model(nodes, {"onnx::MatMul_9": np.zeros((2, 3), np.float32), "w": draw(6, 2)})
+    step = differentiate(net, optimizer=None)
+    assert statuses(step) == {"onnx::MatMul_9": "trained", "w": "trained"}
