@@ -27,7 +27,7 @@ from onnxremat.grad.tape import FLOATS
 from onnxremat.grad.unfold import apply_restored, find_restored
 from onnxremat.graph.ir import Graph
 
-FEW = 16  # elements up to which an initializer without a gradient is not worth a warning
+FEW = 16  # elements up to which one that may be the code's is not worth a warning
 LEARNED = (Kind.PARAMETER, Kind.FROZEN)
 
 
@@ -428,10 +428,10 @@ def warnings_of(
         found.append(
             f"the exporter made one of equal operations: {names} are trained for these too"
         )
-    for (copy, module), names in inventory.copied.items():
+    for (copy, module), held in inventory.copied.items():
         found.append(
-            f"{len(names)} tensors of '{copy}' are those of '{module}', and trained as one: the "
-            f"same module, or a copy ({_first(3, names)}; --no-tie trains copies apart)"
+            f"{len(held)} tensors of '{copy}' are those of '{module}', and trained as one: the "
+            f"same module, or a copy ({_first(3, held)}; --no-tie trains copies apart)"
         )
     found += _of_stops(inventory)
     if names := _first(6, inventory.missing):
@@ -488,7 +488,7 @@ def _grouped(inventory: Inventory, rows: Sequence[Weight], status: str, text: st
         guessed = status == "unreached" or (not origin.told and row.why == origin.why)
         if status == "trained":
             guessed = origin.computed
-        least = FEW if row.status == "buffer" or is_nameless(row.name) else 1
+        least = FEW if status == "buffer" or is_nameless(row.name) else int(status != "unreached")
         large = status == "trained" or math.prod(row.shape) > least
         if row.status == status and guessed and large:
             why = row.why.split(", with '", 1)[0]

@@ -639,3 +639,11 @@ def test_a_matrix_of_zeros_that_multiplies_is_trained() -> None:
     net = model(nodes, {"onnx::MatMul_9": np.zeros((2, 3), np.float32), "w": draw(6, 2)})
     step = differentiate(net, optimizer=None)
     assert statuses(step) == {"onnx::MatMul_9": "trained", "w": "trained"}
+
+
+def test_a_short_parameter_without_a_gradient_is_warned_of() -> None:
+    nodes = [node("Mul", ["x", "gain"], "h"), node("Round", ["h"], "r"),
+             node("Add", ["r", "x"], "s"), node("MatMul", ["s", "w"], "y")]  # fmt: skip
+    net = model(nodes, {"gain": draw(6), "w": draw(6, 3)})
+    said = training_of(differentiate(net, optimizer=None)).warnings
+    assert any(text.startswith("gain: no gradient") for text in said)
