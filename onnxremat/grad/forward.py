@@ -14,10 +14,12 @@ from onnx import helper, numpy_helper
 from onnxremat.errors import ModelError, UnsupportedError
 from onnxremat.grad.constants import Constants
 from onnxremat.grad.decompose import decomposed
+from onnxremat.grad.engine import dependents
 from onnxremat.grad.equivalents import bias_apart, pool_first
 from onnxremat.grad.fusion import GELU_OPSET, fuse_gelu
 from onnxremat.grad.overwritten import with_overwritten
 from onnxremat.grad.registry import has_rule
+from onnxremat.grad.tape import Tape
 from onnxremat.graph.dtypes import tensor_bytes
 from onnxremat.graph.functions import inline_functions
 from onnxremat.graph.ir import Graph, Op, Role, Tensor
@@ -303,6 +305,36 @@ def _folded(graph: Graph, variable: Collection[str]) -> onnx.ModelProto:
 
 
 # ---- training mode ---------------------------------------------------------------------------
+
+
+def trained_norms(
+    graph: Graph, chosen: Collection[str], learned: Collection[str], weights: Collection[str]
+) -> tuple[set[str], list[str]]:
+    """Batch normalizations that are to use the batch, and those that should but cannot: their
+    statistics are no initializers. Of those that have no scale and bias to learn (affine=False)
+    the former are those behind something that is trained.
+
+    Args:
+        chosen: what is trained.
+        learned: parameters, trained or not.
+        weights: initializers.
+    """
+    tape = Tape(graph.tensors, 0, ())
+    trained, affine = (dependents(graph.ops, names, tape) for names in (chosen, learned))
+    data = dependents(graph.ops, {*graph.inputs} - {*weights} | {*chosen}, tape)
+    able: set[str] = set()
+    resting = []
+    for op in graph.ops:
+        if op.op_type != "BatchNormalization" or not op.standard:
+            continue
+        plain = affine.isdisjoint(op.inputs[1:3])
+        if trained.isdisjoint(op.inputs[:1] if plain else op.inputs[1:3]):
+            continue
+        if all(name in weights for name in op.inputs[3:5]):
+            able.add(op.name)
+        elif data.isdisjoint(op.inputs[3:5]):  # else they are computed, and differentiated
+            resting.append(op.name)
+    return able, resting
 
 
 def train_statistics(graph: Graph, which: Collection[str]) -> tuple[Graph, tuple[Statistic, ...]]:

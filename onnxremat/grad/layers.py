@@ -3,7 +3,10 @@ exporter."""
 
 from __future__ import annotations
 
+import re
+
 import onnx
+from onnx import numpy_helper
 
 from onnxremat.grad.marks import Marks, is_nameless, module_of
 
@@ -14,7 +17,9 @@ _BIASED = frozenset({"Conv", "ConvTranspose", "Gemm"})
 def placed(model: onnx.ModelProto, marks: Marks) -> set[str]:
     """Tensors that are parameters by where they are read, whatever they are called."""
     found = affine_of_norms(model)
-    return found if marks.kinds else found | biases_of_products(model)
+    return (
+        found if marks.kinds else found | biases_of_products(model) | slopes(model) | zeros(model)
+    )
 
 
 def affine_of_norms(model: onnx.ModelProto) -> set[str]:
@@ -65,6 +70,34 @@ def biases_of_products(model: onnx.ModelProto) -> set[str]:
     return found
 
 
+def slopes(model: onnx.ModelProto) -> set[str]:
+    """Of leaky rectifiers that learn them, one number where all channels share it. Identity is
+    looked through."""
+    alias = {n.output[0]: n.input[0] for n in model.graph.node if n.op_type == "Identity"}
+    read = {node.input[1] for node in model.graph.node if node.op_type == "PRelu"}
+    return {each for name in read for each in (name, alias.get(name, name))}
+
+
+def zeros(model: onnx.ModelProto) -> set[str]:
+    """Matrices of zeros that something is multiplied by, which is of no use but to be learned:
+    an adapter as it was made (LoRA). Identity is looked through."""
+    alias = {n.output[0]: n.input[0] for n in model.graph.node if n.op_type == "Identity"}
+    read = [node.input[1] for node in model.graph.node if node.op_type == "MatMul"]
+    asked = {alias.get(name, name) for name in read}
+    blank = {
+        tensor.name
+        for tensor in model.graph.initializer
+        if tensor.name in asked and len(tensor.dims) == 2 and not tensor.external_data
+        if not numpy_helper.to_array(tensor).any()
+    }
+    return {
+        each
+        for name in read
+        if alias.get(name, name) in blank
+        for each in (name, alias.get(name, name))
+    }
+
+
 def homes(model: onnx.ModelProto) -> dict[str, str]:
     """What a tensor would be called in its module, by its own name, or the only node's that reads
     it."""
@@ -80,6 +113,52 @@ def homes(model: onnx.ModelProto) -> dict[str, str]:
         elif len(known) == 1 and module_of(known[0]):
             found[name] = f"{module_of(known[0])}.{known[0].op_type}"
     return found
+
+
+def calls(model: onnx.ModelProto) -> dict[str, tuple[onnx.NodeProto, int, str]]:
+    """The only reader of a tensor without a name, which of its inputs that is, and where in its
+    module the reader is, whichever call of the module it belongs to: nodes of the second call of a
+    module ``norm`` are in ``/norm_1/``."""
+    named = [each.name for each in model.graph.initializer if not is_nameless(each.name)]
+    parts = {part for name in named for part in name.split(".")}
+    scopes = {part for node in model.graph.node for part in node.name.split("/")[:-1]}
+    readers: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
+    for node in model.graph.node:
+        for position, name in enumerate(node.input if node.op_type != "Identity" else ()):
+            readers.setdefault(name, []).append((node, position))
+
+    def first_call(part: str) -> str:
+        stem, last = re.sub(r"_\d+$", "", part), part.rsplit(".", 1)[-1]
+        return stem if last not in parts and stem in scopes else part
+
+    found = {}
+    for name, places in readers.items():
+        node, position = places[0]
+        if len(places) == 1 and is_nameless(name) and node.name.startswith("/"):
+            *scope, own = node.name.split("/")
+            found[name] = (node, position, "/".join([*map(first_call, scope), own]))
+    return found
+
+
+def copied_modules(model: onnx.ModelProto) -> dict[tuple[str, str], list[str]]:
+    """Modules of which at least two tensors are those of another module, in files that have an
+    Identity for each: the same module by two names, or a copy of it as it was made (a target
+    network, a teacher). Per pair of modules, the tensors of the first."""
+    stored = {tensor.name for tensor in model.graph.initializer}
+    found: dict[tuple[str, str], list[str]] = {}
+    for node in model.graph.node:
+        if node.op_type != "Identity" or node.input[0] not in stored:
+            continue
+        one, other = node.output[0].split("."), node.input[0].split(".")
+        if is_nameless(node.output[0]) or is_nameless(node.input[0]):
+            continue
+        last = []
+        while one and other and one[-1] == other[-1]:
+            last.append(one.pop())
+            other.pop()
+        if one and other and last:
+            found.setdefault((".".join(one), ".".join(other)), []).append(node.output[0])
+    return {pair: names for pair, names in found.items() if len(names) > 1}
 
 
 def in_copied_layers(one: str, other: str) -> bool:

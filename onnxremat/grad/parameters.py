@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,8 @@ from onnxremat.grad.absent import absent, stand_ins
 from onnxremat.grad.description import Weight
 from onnxremat.grad.detached import stopped_in_one, straight_through, with_stops
 from onnxremat.grad.given import Given, Parameters, matched, read_given
-from onnxremat.grad.marks import Marks, marks_of, module_of, reading_of
+from onnxremat.grad.layers import copied_modules
+from onnxremat.grad.marks import Marks, is_nameless, marks_of, module_of, reading_of
 from onnxremat.grad.padding import likely_padding
 from onnxremat.grad.patterns import is_constant
 from onnxremat.grad.provenance import Kind, Origin, origins_of
@@ -25,7 +27,7 @@ from onnxremat.grad.tape import FLOATS
 from onnxremat.grad.unfold import apply_restored, find_restored
 from onnxremat.graph.ir import Graph
 
-FEW = 16  # elements up to which an initializer without a gradient is not worth a warning
+FEW = 16  # elements up to which one that may be the code's is not worth a warning
 LEARNED = (Kind.PARAMETER, Kind.FROZEN)
 
 
@@ -45,6 +47,7 @@ class Inventory:
         padding: rows of zeros in tables of embeddings, which PyTorch may not train.
         passed: nodes through which gradients pass that the module stops.
         cancelled: nodes that add what was subtracted, where the module may stop them.
+        copied: modules of which others may be copies, and their tensors.
         halved: parameters whose gradients the module may stop in one of two equal results.
     """
 
@@ -60,6 +63,7 @@ class Inventory:
     passed: tuple[str, ...] = ()
     cancelled: tuple[str, ...] = ()
     halved: tuple[str, ...] = ()
+    copied: Mapping[tuple[str, str], list[str]] = field(default_factory=dict)
 
     @property
     def learned(self) -> list[str]:
@@ -119,6 +123,7 @@ def take_inventory(
         unclear,
         straight_through(result),
         stopped_in_one(result, marks),
+        copied_modules(result) if tie and given is None else {},
     )
 
 
@@ -423,9 +428,13 @@ def warnings_of(
         found.append(
             f"the exporter made one of equal operations: {names} are trained for these too"
         )
+    for (copy, module), held in inventory.copied.items():
+        found.append(
+            f"{len(held)} tensors of '{copy}' are those of '{module}', and trained as one: the "
+            f"same module, or a copy ({_first(3, held)}; --no-tie trains copies apart)"
+        )
     found += _of_stops(inventory)
-    if inventory.missing:
-        names = _first(6, inventory.missing)
+    if names := _first(6, inventory.missing):
         found.append(
             f"{len(inventory.missing)} of the parameters given are not in the file, neither by "
             f"name nor by value (the exporter computed with them): {names}"
@@ -479,7 +488,8 @@ def _grouped(inventory: Inventory, rows: Sequence[Weight], status: str, text: st
         guessed = status == "unreached" or (not origin.told and row.why == origin.why)
         if status == "trained":
             guessed = origin.computed
-        large = status == "trained" or _size(row) > FEW
+        least = FEW if status == "buffer" or is_nameless(row.name) else int(status != "unreached")
+        large = status == "trained" or math.prod(row.shape) > least
         if row.status == status and guessed and large:
             why = row.why.split(", with '", 1)[0]
             groups.setdefault(why, []).append(row.label or row.name)
@@ -488,10 +498,3 @@ def _grouped(inventory: Inventory, rows: Sequence[Weight], status: str, text: st
         + text.format(why=why)
         for why, names in ((why, [*dict.fromkeys(names)]) for why, names in groups.items())
     ]
-
-
-def _size(row: Weight) -> int:
-    size = 1
-    for d in row.shape:
-        size *= d
-    return size

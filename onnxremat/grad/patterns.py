@@ -167,3 +167,13 @@ def shared_elements(x: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
     return values[order], rank[place].reshape(x.shape)
+
+
+def permutation(known: np.ndarray, value: np.ndarray) -> tuple[int, ...] | None:
+    """The permutation of axes that makes ``value`` of ``known``; None where none does."""
+    straight = tuple(range(known.ndim))
+    if known.shape == value.shape and np.array_equal(known, value):
+        return straight
+    if known.ndim == 2 and known.shape[::-1] == value.shape and np.array_equal(known.T, value):
+        return (1, 0)
+    return None

@@ -19,7 +19,13 @@ from onnxremat.grad.constants import Constants
 from onnxremat.grad.description import KEY, Training, Variable
 from onnxremat.grad.dropout import COUNTER, is_dropping, with_counted_masks, without_dropout
 from onnxremat.grad.engine import Backward, Walk, dependents
-from onnxremat.grad.forward import Statistic, read_forward, train_dropout, train_statistics
+from onnxremat.grad.forward import (
+    Statistic,
+    read_forward,
+    train_dropout,
+    train_statistics,
+    trained_norms,
+)
 from onnxremat.grad.losses import Loss, find_loss, settings_of
 from onnxremat.grad.optimizers import find_optimizer
 from onnxremat.grad.ordering import Readers
@@ -145,25 +151,9 @@ class _Builder:
         return LossScale() if fits else None
 
     def _trained_norms(self, graph: Graph) -> tuple[set[str], list[str]]:
-        """Batch normalizations that are to use the batch, and those that should but cannot: their
-        statistics are no initializers."""
         if self.settings.batch_norm != "train":
             return set(), []
-        tape = Tape(graph.tensors, 0, ())
-        trained = dependents(graph.ops, self.parameters, tape)
-        data = dependents(graph.ops, {*graph.inputs} - {*self.weights} | {*self.parameters}, tape)
-        able: set[str] = set()
-        resting = []
-        for op in graph.ops:
-            if op.op_type != "BatchNormalization" or not op.standard:
-                continue
-            if trained.isdisjoint(op.inputs[1:3]):
-                continue
-            if all(name in self.weights for name in op.inputs[3:5]):
-                able.add(op.name)
-            elif data.isdisjoint(op.inputs[3:5]):  # else they are computed, and differentiated
-                resting.append(op.name)
-        return able, resting
+        return trained_norms(graph, self.parameters, self.stock.learned, self.weights)
 
     def build(self) -> onnx.ModelProto:
         """The whole step."""

@@ -29,7 +29,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from onnxremat.grad.detached import is_stop
-from onnxremat.grad.layers import homes, in_copied_layers, placed
+from onnxremat.grad.layers import calls, homes, in_copied_layers, placed
 from onnxremat.grad.left_out import BIAS, left_out, zeros
 from onnxremat.grad.marks import Marks, Reading, is_nameless, parameters_among, reading_of
 from onnxremat.grad.merged import Place, folded_apart, merged
@@ -38,6 +38,7 @@ from onnxremat.grad.patterns import (
     LIMIT,
     is_constant,
     made_by_code,
+    permutation,
     repeated_axes,
     rotations,
     shared_elements,
@@ -96,7 +97,7 @@ class _Finder:
     def run(self, tie: bool) -> list[Restored]:
         if self.marks.trained is not None:
             return []  # onnxremat.export keeps every parameter by itself
-        self._copies()
+        self._copies(tie)
         self._uses()
         self._biases()
         if tie:
@@ -124,21 +125,28 @@ class _Finder:
             return False
         return is_constant(self.stored.value(name))
 
-    def _copies(self) -> None:
+    def _copies(self, tie: bool) -> None:
         """Identity nodes of initializers, as PyTorch's older exporter writes for merged ones.
 
         Irregular numbers are equal because one tensor has two names, or because a layer was
         copied; zeros and ones are equal by chance, and running statistics are always a tensor of
-        their own.
+        their own. What a module reads when it is called again is not another tensor.
         """
         source = {name: name for name in self.floats}
+        read = calls(self.model)
+        first = {(name, *read[name][1:]): name for name in self.floats if name in read}
         for node in self.model.graph.node:
             if node.op_type != "Identity" or node.input[0] not in source or is_stop(node):
                 continue
             name = source[node.output[0]] = source[node.input[0]]
             made = node.output[0]
             named = not is_nameless(made) or made in self.placed
-            by_chance = named and self._constant(name)
+            by_chance = named and (self._constant(name) or not (tie or is_nameless(name)))
+            if by_chance and made in read:
+                known = first.setdefault((name, *read[made][1:]), made)
+                if known != made:
+                    self.found.append(Restored("use", known, name, *_place(*read[made][:2])))
+                    continue
             if made in self.statistics or by_chance or self._apart(name, made):
                 self.found.append(Restored("copy", made, name))
 
@@ -268,7 +276,7 @@ class _Finder:
                 (
                     (other, perm)
                     for other, known in free
-                    if (perm := _alike(known, value)) and not self._apart(other, name)
+                    if (perm := permutation(known, value)) and not self._apart(other, name)
                 ),
                 None,
             )
@@ -318,16 +326,6 @@ class _Finder:
 
 def _place(node: onnx.NodeProto, position: int) -> tuple[str, int]:
     return node.output[0], position
-
-
-def _alike(known: np.ndarray, value: np.ndarray) -> tuple[int, ...] | None:
-    """The permutation of axes that makes ``value`` of ``known``."""
-    straight = tuple(range(known.ndim))
-    if known.shape == value.shape and np.array_equal(known, value):
-        return straight
-    if known.ndim == 2 and known.shape[::-1] == value.shape and np.array_equal(known.T, value):
-        return (1, 0)
-    return None
 
 
 # ---- carry out ---------------------------------------------------------------------------------

@@ -97,3 +97,28 @@ def test_statistics_are_read_where_they_belong() -> None:
         made = [k for k, n in enumerate(nodes) if set(n.output) & set(nodes[at].input[3:5])]
         assert len(made) == 2
         assert all(before < k < at for k in made)
+
+
+def plain(frozen: bool) -> onnx.ModelProto:
+    """y = norm(x w): without scale and bias, as PyTorch's exporters write affine=False."""
+    model = net(fresh("a"), ("a",))
+    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    for name, value in (("n0.scale", np.ones(6)), ("n0.bias", np.zeros(6))):
+        tensors[name].CopyFrom(numpy_helper.from_array(value.astype(np.float32), f"val_{name}"))
+        model.graph.node[1].input[1 + name.endswith("bias")] = f"val_{name}"
+    if frozen:
+        model.graph.initializer.append(numpy_helper.from_array(np.ones(6, np.float32), "last"))
+        model.graph.node.append(helper.make_node("Mul", ["y", "last"], ["z"], name="mul"))
+        model.graph.output[0].name = "z"
+    return model
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_norm_without_parameters_uses_the_batch_where_something_before_it_is_trained(
+    frozen: bool,
+) -> None:
+    step = differentiate(
+        plain(frozen), optimizer="sgd", loss="mse", trainable=["last"] if frozen else None
+    )
+    states = {state.input for state in training_of(step).states}
+    assert states == (set() if frozen else {"a.mean", "a.var"})

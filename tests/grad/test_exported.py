@@ -614,3 +614,36 @@ def test_sizes_by_a_square_root_are_known() -> None:
     }  # fmt: skip
     step = differentiate(model(nodes, weights, x=(4, 9)), optimizer=None)
     assert {name for name, _ in training_of(step).gradients} == {"table", "w"}
+
+
+@pytest.mark.parametrize("name", ["decay", "val_3"])
+def test_a_short_progression_is_warned_of_where_the_file_names_it(name: str) -> None:
+    """The module's name tells that it is a parameter or a buffer; a number of the code is none."""
+    net = model([node("Mul", ["x", name], "h"), node("MatMul", ["h", "w"], "y")],
+                {name: np.linspace(-1, -6, 6, dtype=np.float32), "w": draw(6, 3)})  # fmt: skip
+    said = training_of(differentiate(net, optimizer=None)).warnings
+    assert any("decay: taken for a constant" in text for text in said) == (name == "decay")
+
+
+def test_one_slope_of_a_rectifier_is_trained() -> None:
+    """As PyTorch's older exporter writes nn.PReLU()."""
+    nodes = [node("MatMul", ["x", "w"], "h"), node("PRelu", ["h", "onnx::PRelu_21"], "y")]
+    net = model(nodes, {"onnx::PRelu_21": np.full((1, 1), 0.25, np.float32), "w": draw(6, 3)})
+    step = differentiate(net, optimizer=None)
+    assert statuses(step) == {"onnx::PRelu_21": "trained", "w": "trained"}
+
+
+def test_a_matrix_of_zeros_that_multiplies_is_trained() -> None:
+    """The second matrix of a fresh adapter, transposed by PyTorch's older exporter."""
+    nodes = [node("MatMul", ["x", "w"], "h"), node("MatMul", ["h", "onnx::MatMul_9"], "y")]
+    net = model(nodes, {"onnx::MatMul_9": np.zeros((2, 3), np.float32), "w": draw(6, 2)})
+    step = differentiate(net, optimizer=None)
+    assert statuses(step) == {"onnx::MatMul_9": "trained", "w": "trained"}
+
+
+def test_a_short_parameter_without_a_gradient_is_warned_of() -> None:
+    nodes = [node("Mul", ["x", "gain"], "h"), node("Round", ["h"], "r"),
+             node("Add", ["r", "x"], "s"), node("MatMul", ["s", "w"], "y")]  # fmt: skip
+    net = model(nodes, {"gain": draw(6), "w": draw(6, 3)})
+    said = training_of(differentiate(net, optimizer=None)).warnings
+    assert any(text.startswith("gain: no gradient") for text in said)

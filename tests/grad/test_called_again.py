@@ -1,0 +1,99 @@
+"""Modules that are called twice, in files of PyTorch's older exporter: what it folds of their
+parameters is there once per call, and is one parameter all the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from onnxremat.grad import differentiate, training_of
+
+
+def twice(second: str, value: np.ndarray, *names: str) -> onnx.ModelProto:
+    """y = (x w + b) w + b: of a fresh net, where ``b`` is another tensor of zeros, too.
+
+    Args:
+        second: the scope of the second call.
+        value: of the bias.
+        names: more tensors of the file.
+    """
+    nodes = [
+        helper.make_node("Identity", ["other.bias"], ["onnx::Add_5"], name="Identity_0"),
+        helper.make_node("Identity", ["onnx::Add_5"], ["onnx::Add_9"], name="Identity_1"),
+        helper.make_node("MatMul", ["x", "attn.weight"], ["a"], name="/attn/MatMul"),
+        helper.make_node("Add", ["onnx::Add_5", "a"], ["b"], name="/attn/Add"),
+        helper.make_node("MatMul", ["b", "attn.weight"], ["c"], name=f"{second}MatMul"),
+        helper.make_node("Add", ["onnx::Add_9", "c"], ["d"], name=f"{second}Add"),
+        helper.make_node("Add", ["d", "other.bias"], ["y"], name="/other/Add"),
+    ]
+    weight = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
+    stored = {"attn.weight": weight, "other.bias": value, **dict.fromkeys(names, weight[0])}
+    nodes += [helper.make_node("Add", ["y", name], [f"y_{name}"], name=name) for name in names]
+    graph = helper.make_graph(
+        nodes,
+        "net",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (3, 4))],
+        [helper.make_tensor_value_info(nodes[-1].output[0], TensorProto.FLOAT, (3, 4))],
+        [numpy_helper.from_array(each.astype(np.float32), name) for name, each in stored.items()],
+    )
+    opset = [helper.make_opsetid("", 18)]
+    return helper.make_model(graph, opset_imports=opset, ir_version=10, producer_name="pytorch")
+
+
+@pytest.mark.parametrize(
+    ("second", "names", "biases"),
+    [
+        ("/attn_1/", (), 1),  # the second call of /attn/
+        ("/attn_1/", ("attn_1.weight",), 2),  # a module attn_1
+        ("/last/", (), 2),
+    ],
+)
+def test_a_folded_bias_of_zeros_is_one_for_all_calls(
+    second: str, names: tuple[str, ...], biases: int
+) -> None:
+    step = differentiate(twice(second, np.zeros(4), *names), optimizer=None, loss="mse")
+    found = [name for name, _ in training_of(step).gradients if name.startswith("onnx::Add")]
+    assert len(found) == biases
+
+
+def two_modules(tensors: tuple[str, ...]) -> onnx.ModelProto:
+    """y = x a + b + x c + d, where the second pair is an Identity of the first, as far as given."""
+    random = np.random.default_rng(0)
+    stored = {"on.weight": random.standard_normal((4, 4)), "on.bias": random.standard_normal(4)}
+    nodes = [
+        helper.make_node("Identity", [f"on.{each}"], [f"tg.{each}"], name=each) for each in tensors
+    ]
+    held = {f"tg.{each}" for each in tensors}
+    stored |= {
+        name: stored[f"on.{name[3:]}"] + 1 for name in ("tg.weight", "tg.bias") if name not in held
+    }
+    nodes += [
+        helper.make_node("Gemm", ["x", "on.weight", "on.bias"], ["a"], name="/on/Gemm"),
+        helper.make_node("Gemm", ["x", "tg.weight", "tg.bias"], ["b"], name="/tg/Gemm"),
+        helper.make_node("Add", ["a", "b"], ["y"], name="/Add"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "net",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (3, 4))],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (3, 4))],
+        [numpy_helper.from_array(each.astype(np.float32), name) for name, each in stored.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+
+
+@pytest.mark.parametrize("tensors", [("weight",), ("weight", "bias")])
+def test_a_module_that_may_be_a_copy_is_warned_of(tensors: tuple[str, ...]) -> None:
+    """One tensor alone is tied, as embeddings are."""
+    said = training_of(differentiate(two_modules(tensors), loss="mse")).warnings
+    assert any("2 tensors of 'tg' are those of 'on'" in text for text in said) == (
+        len(tensors) == 2
+    )
+
+
+def test_copies_are_trained_apart_on_request() -> None:
+    step = differentiate(two_modules(("weight", "bias")), loss="mse", optimizer=None, tie=False)
+    assert len(training_of(step).gradients) == 4
+    assert not training_of(step).warnings
