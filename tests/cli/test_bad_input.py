@@ -325,6 +325,8 @@ def test_file_names_no_file_system_takes(cli: Command, folder: Path, chain: Path
         ("--plot in.onnx", ".onnx"),
         ("--trace trace.png", ".png"),
         ("-o other.onnx", "two output files"),
+        ("--optimizer adamw", "add --train"),
+        ("--freeze conv* --clip-norm 1", "add --train"),
     ],
 )
 def test_options(options: str, word: str, cli: Command, folder: Path, chain: Path) -> None:
