@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from onnxremat.cli.asked import first_given
 from onnxremat.errors import UsageError
 
 OPTIONS = (
@@ -66,14 +67,12 @@ def check_train(context: typer.Context, train: bool) -> None:
     Raises:
         UsageError: one of them is given, and ``--train`` is not.
     """
-    for parameter in context.command.params:
-        source = context.get_parameter_source(str(parameter.name))
-        given = source is not None and source.name == "COMMANDLINE"
-        if not train and given and parameter.name in OPTIONS:
-            raise UsageError(
-                f"{parameter.opts[0]} says how a training step is made, and none is",
-                hint="add --train; a model that is a training step already is made as it is",
-            )
+    option = "" if train else first_given(context, OPTIONS)
+    if option:
+        raise UsageError(
+            f"{option} says how a training step is made, and none is",
+            hint="add --train; a model that is a training step already is made as it is",
+        )
 
 
 def optimizer_of(name: str) -> str | None:

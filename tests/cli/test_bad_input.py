@@ -335,6 +335,14 @@ def test_options(options: str, word: str, cli: Command, folder: Path, chain: Pat
     assert listing() == []
 
 
+@pytest.mark.parametrize("options", ["-o curve.json", "--jobs 2", "--planner dtr"])
+def test_options_of_a_curve_are_not_for_the_largest_batch(
+    options: str, cli: Command, folder: Path, chain: Path
+) -> None:
+    words = ("sweep", chain, "--max-batch", "-b", "1MiB", *options.split())
+    cli(*words).assert_refused(2, "is not for --max-batch")
+
+
 @pytest.mark.parametrize(
     "options",
     ["--time-limit -1", "--time-limit abc", "--threads -1", "--gap -1", "--seed x", "--nope"],
