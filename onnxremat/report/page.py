@@ -22,7 +22,7 @@ from onnxremat.session.process import counted
 from onnxremat.units import format_bytes, format_seconds
 
 READERS = 3  # named per value
-IN_PARTS = re.compile(r"\bin (\d+ )?parts\b")  # notes that tell what is computed so
+IN_PARTS = re.compile(r"\bcomputed in (\d+ )?parts\b")  # notes that tell so
 
 
 def page(carried: Carried, swept: Swept | None = None) -> Frame:

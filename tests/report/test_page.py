@@ -135,13 +135,13 @@ def test_what_is_in_parts_has_a_section_of_its_own(carried: Carried) -> None:
     region = Region(("first", "more", "last"), {"y": 2}, (1, 1, 1, 1), {})
     note = "computed in parts: 3 ops in 4 parts along axis 2 (whole: 9 MiB), at +5.0% of the time"
     plan = carried.plan.with_provenance(
-        notes=("a fall-back", note), settings={"fission": [region.to_json()]}
+        notes=("planned whole, not in parts: why", note), settings={"fission": [region.to_json()]}
     )
     words = Reader(page.page(replace(carried, plan=plan)).html()).words
     parts = words[words.index("What is computed in parts") : words.index("What was recomputed")]
     assert note[1:] in parts
     assert "first last 3 4 2" in parts
-    assert "a fall-back" not in parts
+    assert "planned whole" not in parts
     assert words.count(note[1:]) == 1
 
 
