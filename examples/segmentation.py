@@ -23,7 +23,7 @@ def main(small: bool, folder: Path, say: Said) -> None:
     say(f"a U-Net of {models.parameter_count(net)} parameters, one image of {size} x {size}")
     made = onnxremat.optimize(
         net, budget=share, bench_seconds=0 if small else 10,
-        options=onnxremat.PlanOptions(time_limit=5 if small else 60),
+        options=onnxremat.PlanOptions(time_limit=5 if small else 600),  # it takes a fraction
     )  # fmt: skip
     made.save(folder / "parts.onnx")
     facts = made.facts()

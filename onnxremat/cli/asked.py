@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,26 @@ def asked(context: typer.Context) -> str:
     """The command with the arguments and options that were given; of paths the file's name, so that
     files do not tell whose folders they were made in."""
     words = ["onnxremat", str(context.info_name)]
-    for parameter in context.command.params:
-        source = context.get_parameter_source(str(parameter.name))
-        if source is not None and source.name == "COMMANDLINE":
-            words += _given(parameter, context.params[str(parameter.name)])
+    for parameter in _given(context):
+        words += _words(parameter, context.params[str(parameter.name)])
     return shlex.join(words)
 
 
-def _given(parameter: Any, value: Any) -> Iterator[str]:
+def first_given(context: typer.Context, names: Collection[str]) -> str:
+    """The first option of some parameters that was given, ``--as-people-write-it``; "" for none."""
+    found = (p.opts[0] for p in _given(context) if p.name in names)
+    return str(next(found, ""))
+
+
+def _given(context: typer.Context) -> Iterator[Any]:
+    """Arguments and options that stand on the command line."""
+    for parameter in context.command.params:
+        source = context.get_parameter_source(str(parameter.name))
+        if source is not None and source.name == "COMMANDLINE":
+            yield parameter
+
+
+def _words(parameter: Any, value: Any) -> Iterator[str]:
     """The words of one argument or option."""
     if parameter.param_type_name == "argument":
         yield _named(value)

@@ -30,6 +30,7 @@ FileBatch = Annotated[
 
 
 def command(
+    context: typer.Context,
     source: args.ModelOrGraph,
     budget: Annotated[
         str, typer.Option("--budget", "-b", help="2GiB, bytes, or 60% (of this machine's memory).")
@@ -71,6 +72,7 @@ def command(
     from onnxremat.pipeline.prepare import Settings
 
     voice = Voice(as_json, quiet)
+    training.check_train(context, train)
     grown, bound = split_dims(dim)
     settings = Settings(
         dims=args.parse_dims(bound), target=target, threads=threads, seed=seed, measure=measure,

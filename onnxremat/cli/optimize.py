@@ -116,6 +116,7 @@ def command(
     from onnxremat.planner.export import SUFFIXES
 
     voice = Voice(as_json, quiet)
+    training.check_train(context, train)
     out = _one_output(target_file, output)
     told = context.get_parameter_source("budget")
     given = told is not None and told.name != "DEFAULT"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from onnxremat.cli import args, max_batch
+from onnxremat.cli.asked import first_given
 from onnxremat.cli.console import Voice
 from onnxremat.device.host import processors
 from onnxremat.errors import StoppedError, UsageError
@@ -20,9 +21,14 @@ if TYPE_CHECKING:
     from onnxremat import api
 
 TABLES = (".json", ".csv")
+# Options of a curve, which the largest batch has none of.
+CURVE = (
+    "points", "jobs", "output", "plot", "planner", "formulation", "max_columns", "shape", "data",
+)  # fmt: skip
 
 
 def command(
+    context: typer.Context,
     source: args.ModelOrGraph,
     budgets: Annotated[
         list[str] | None, typer.Option("--budget", "-b", help="Budget (repeatable).")
@@ -71,9 +77,11 @@ def command(
     from onnxremat.pipeline.prepare import Settings
 
     if largest:
+        if option := first_given(context, CURVE):
+            raise UsageError(f"{option} is not for --max-batch", hint="leave one of both out")
         max_batch.command(
-            source, _only(budgets), dim, max_overhead, target=target, time_limit=time_limit,
-            work=work, gap=gap, solver=solver, seed=seed, threads=threads,
+            context, source, _only(budgets), dim, max_overhead, target=target,
+            time_limit=time_limit, work=work, gap=gap, solver=solver, seed=seed, threads=threads,
             fixed_order=fixed_order, measure=measure, not_counted=not_counted, as_json=as_json,
             quiet=quiet,
         )  # fmt: skip

@@ -7,6 +7,14 @@ from typing import Annotated
 
 import typer
 
+from onnxremat.cli.asked import first_given
+from onnxremat.errors import UsageError
+
+OPTIONS = (
+    "loss", "loss_output", "optimizer", "trainable", "freeze", "parameters", "tie", "strict",
+    "batch_norm", "clip_norm", "clip_value", "accumulate", "precision", "initializers",
+)  # fmt: skip
+
 Loss = Annotated[
     str, typer.Option(help="cross-entropy, bce, mse, l1, huber, dice (see docs/gradients.md).")
 ]
@@ -51,6 +59,20 @@ Target = Annotated[
 Initializers = Annotated[
     bool, typer.Option("--initializers", help="Keep first values of the weights in the file.")
 ]
+
+
+def check_train(context: typer.Context, train: bool) -> None:
+    """Options of a training step are for one that is made here.
+
+    Raises:
+        UsageError: one of them is given, and ``--train`` is not.
+    """
+    option = "" if train else first_given(context, OPTIONS)
+    if option:
+        raise UsageError(
+            f"{option} says how a training step is made, and none is",
+            hint="add --train; a model that is a training step already is made as it is",
+        )
 
 
 def optimizer_of(name: str) -> str | None:

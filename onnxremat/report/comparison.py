@@ -227,8 +227,14 @@ def _proof_words(facts: Facts) -> str:
     which = " that runs each op at most once per stage" if facts.get("bound_staged") else ""
     words = f"no plan{which} takes less than {signed(facts['bound'])}"
     words += scope.get(facts.get("bound_any_order"), "")  # type: ignore[arg-type]
+    words += ", of the graph in these parts" if facts.get("fission") or _rows(facts) else ""
     words += f" ({facts['bound_kind']})" if facts.get("bound_kind") else ""
     return _but(words, f"gap {facts['gap']:.3%}" if facts.get("gap") is not None else "")
+
+
+def _rows(facts: Facts) -> bool:
+    """Whether the batch is computed in parts."""
+    return tuple(facts.get("split_batch") or ()) not in ((), (1,))
 
 
 def _prediction_words(facts: Facts) -> str:

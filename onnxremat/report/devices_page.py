@@ -79,16 +79,17 @@ def _lead(spread: Spread) -> str:
 def _summary(spread: Spread) -> str:
     """A line per device."""
     told = {row["device"]: row for row in spread.facts.get("devices", ())}
-    rows = []
+    rows, alike = [], _in_turn(spread)
     for name in spread.made.machine.names:
-        parts = [part for part in spread.made.parts.partitions if part.device == name]
+        shown = alike.get(name, name)
+        parts = [part for part in spread.made.parts.partitions if part.device == shown]
         row = told.get(name, {})
         sizes = (
-            spread.made.limits.get(name), spread.peak(name)[1], row.get("peak_worst_case_bytes"),
+            spread.made.limits.get(name), spread.peak(shown)[1], row.get("peak_worst_case_bytes"),
             row.get("peak_measured_bytes"),
         )  # fmt: skip
         work = sum(end - start for stream, (start, end) in zip(spread.streams, spread.times,
-                   strict=True) if stream == name)  # fmt: skip
+                   strict=True) if stream == shown)  # fmt: skip
         rows.append(
             (
                 name, str(sum(len(part.graph.ops) for part in parts)), str(len(parts)),
@@ -99,6 +100,11 @@ def _summary(spread: Spread) -> str:
     heads = ("device", "ops", "partitions", "at work", "budget", "predicted", "at worst",
              "measured")  # fmt: skip
     return table(heads, rows, numbers=7)
+
+
+def _in_turn(spread: Spread) -> dict[str, str]:
+    """Devices that take the samples of another one's stage in turn with it, and that one."""
+    return {other: first for first, row in spread.made.replicas.items() for other in row}
 
 
 def _key(spread: Spread) -> str:
@@ -152,8 +158,14 @@ def _row(found: tuple[Waiting, list[str]]) -> tuple[str, ...]:
 
 
 def _why(spread: Spread) -> str:
-    made = []
+    made, alike = [], _in_turn(spread)
     for name in spread.made.machine.names:
+        if name in alike:
+            made.append(
+                f"<p><b>{escape(name)}</b> takes samples in turn with {escape(alike[name])}, and "
+                "holds as much for one.</p>"
+            )
+            continue
         if not spread.held[name].steps:
             made.append(f"<p><b>{escape(name)}</b> does nothing.</p>")
             continue
@@ -169,16 +181,27 @@ def _why(spread: Spread) -> str:
         '<p class="quiet">The list above is of values between partitions and copies; what a '
         "partition holds inside is in the chart.</p>"
     )
-    made.append(
-        '<p class="quiet">Bytes are those of one action after the other. Side by side a device '
-        "holds no more than the table says under <i>at worst</i>.</p>"
-    )
+    if spread.made.in_flight:
+        made.append(
+            '<p class="quiet">The chart is of one sample on its way. In a full pipeline every '
+            "device works on another one meanwhile: <i>at worst</i> in the table counts as many "
+            f"as may be inside, {spread.made.in_flight}.</p>"
+        )
+    else:
+        made.append(
+            '<p class="quiet">Bytes are those of one action after the other. Side by side a device '
+            "holds no more than the table says under <i>at worst</i>.</p>"
+        )
     return "".join(made)
 
 
 def _largest(spread: Spread, device: str, time: float) -> str:
-    """The largest value that waits on a device at a moment."""
-    found = [v for v in spread.waiting() if v.device == device and v.begin <= time < v.end]
+    """The largest value that waits on a device at a moment; not what is there all the time."""
+    made = set(spread.names)
+    found = [
+        v for v in spread.waiting()
+        if v.device == device and v.begin <= time < v.end and v.producer in made
+    ]  # fmt: skip
     if not found:
         return ""
     first = max(found, key=lambda value: value.bytes)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from html import escape
 
+from onnxremat.report.elements import AXIS, GAP, LEFT, RIGHT, ROW, TOP, WIDTH
 from onnxremat.report.spread import Spread
 from onnxremat.rewrite.partition import Copy
 from onnxremat.units import format_bytes, format_seconds
 
-WIDTH, LEFT, RIGHT, TOP = 1000, 165, 16, 8
-ROW, GAP, STRIP, AXIS = 34, 8, 120, 30  # heights: of a bar, between rows, of a memory strip
+STRIP = 120  # height of a memory strip
 COLUMNS = 900  # a strip of more entries shows the fullest of each column
 
 

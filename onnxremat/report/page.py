@@ -22,7 +22,7 @@ from onnxremat.session.process import counted
 from onnxremat.units import format_bytes, format_seconds
 
 READERS = 3  # named per value
-IN_PARTS = re.compile(r"\bin (\d+ )?parts\b")  # notes that tell what is computed so
+IN_PARTS = re.compile(r"\bcomputed in (\d+ )?parts\b")  # notes that tell so
 
 
 def page(carried: Carried, swept: Swept | None = None) -> Frame:
@@ -85,6 +85,11 @@ def _lead(carried: Carried) -> str:
     words.append(f". That takes <b>{signed(about.overhead)}</b> computing time as planned")
     if facts.get("overhead_measured") is not None:
         words.append(f", {signed(facts['overhead_measured'])} as measured")
+    if facts.get("overhead_to_original") is not None:
+        ratio = signed(facts["overhead_to_original"])
+        words.append(
+            f"; against the original, in one piece and without a plan, {ratio} as measured"
+        )
     return "".join(words) + "."
 
 
@@ -172,7 +177,11 @@ def _why(carried: Carried, step: int) -> str:
 def _in_parts(carried: Carried) -> str:
     """What the plan says of a batch or of regions in parts; nothing where everything is whole."""
     about, facts = carried.plan.provenance, carried.facts
-    words = [f"<p>{escape(note)}.</p>" for note in about.notes if IN_PARTS.search(note)]
+    words = [
+        f"<p>{escape(note[:1].upper() + note[1:])}.</p>"
+        for note in about.notes
+        if IN_PARTS.search(note)
+    ]
     regions = [Region.from_json(each) for each in about.settings.get("fission", ())]
     if not words and not regions:
         return ""
@@ -226,7 +235,8 @@ def _proof(carried: Carried) -> str:
     """The certificate in plain words."""
     about = carried.plan.provenance
     found, least = signed(about.overhead), signed(about.bound_overhead)
-    words = [f"<p>The plan takes {found} time, by {escape(about.cost_source)} costs."]
+    words = [f"<p>The plan takes {found} time of the same graph that stores everything, by "]
+    words.append(f"{escape(about.cost_source)} costs.")
     if about.bound_kind:
         scope = "in whatever order ops run" if about.any_order else (
             "as long as the first runs of ops stay in this order; in another order one may"

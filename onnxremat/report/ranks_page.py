@@ -11,13 +11,23 @@ from functools import cached_property
 from html import escape
 
 from onnxremat.errors import UsageError
-from onnxremat.report.elements import Frame, Moments, made_here, table
-from onnxremat.report.gantt import GAP, LEFT, RIGHT, ROW, TOP, WIDTH
+from onnxremat.report.elements import (
+    AXIS,
+    GAP,
+    LEFT,
+    RIGHT,
+    ROW,
+    TOP,
+    WIDTH,
+    Frame,
+    Moments,
+    made_here,
+    table,
+)
 from onnxremat.units import format_bytes, format_seconds
 from onnxremat.workers.replay import Action, Replay
 
 MOST = 20_000  # actions on a page
-AXIS = 30  # height
 COLOURS = {"F": "#1b7fbf", "B": "#009e73", "W": "#e69f00", "BW": "#009e73"}
 WORDS = {
     "F": "forward", "B": "gradient of its input", "W": "gradients of its weights",

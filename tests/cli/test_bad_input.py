@@ -325,12 +325,22 @@ def test_file_names_no_file_system_takes(cli: Command, folder: Path, chain: Path
         ("--plot in.onnx", ".onnx"),
         ("--trace trace.png", ".png"),
         ("-o other.onnx", "two output files"),
+        ("--optimizer adamw", "add --train"),
+        ("--freeze conv* --clip-norm 1", "add --train"),
     ],
 )
 def test_options(options: str, word: str, cli: Command, folder: Path, chain: Path) -> None:
     said = cli("optimize", chain, "out.onnx", *QUICK, *options.split())
     said.assert_refused(2, word)
     assert listing() == []
+
+
+@pytest.mark.parametrize("options", ["-o curve.json", "--jobs 2", "--planner dtr"])
+def test_options_of_a_curve_are_not_for_the_largest_batch(
+    options: str, cli: Command, folder: Path, chain: Path
+) -> None:
+    words = ("sweep", chain, "--max-batch", "-b", "1MiB", *options.split())
+    cli(*words).assert_refused(2, "is not for --max-batch")
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,7 @@ def run(case: Case) -> str:
     """What is wrong with the answer to a case, "" where nothing is."""
     with tempfile.TemporaryDirectory(prefix="onnxremat-fuzz-") as place:
         work = Path(place) / "work"
+        work.mkdir()
         for name, content in case.files.items():
             path = work / name
             path.parent.mkdir(parents=True, exist_ok=True)

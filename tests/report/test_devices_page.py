@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +63,31 @@ def test_what_is_asked_first_is_said_in_words(spread: Spread, read: Reader) -> N
         "2 of 2 devices compute",
         f"cpu holds most at {spread.peak('cpu')[0] * 1e3:.3g} ms",
         f"{copies} copies between memories",
+        "The largest that waits there then: v3 , 3.91 KiB, from part000-cpu",
         "none within the budgets takes less than 11 ms",
         "at most 10.00% from the least",
         "onnxremat optimize '</script><b>.onnx' OUT.onnx --devices cpu-cuda",
     ):
         assert words in read.words, words
+
+
+def test_a_pipeline_says_that_one_sample_is_shown(spread: Spread, read: Reader) -> None:
+    assert "one sample on its way" not in read.words
+    full = replace(spread, made=replace(spread.made, in_flight=3))
+    words = Reader(devices_page(full).html()).words
+    assert "at most 3 samples inside" in words
+    assert "at worst in the table counts as many as may be inside, 3." in words
+    assert "takes samples in turn" not in words
+
+
+def test_a_device_in_turn_with_another_does_as_much(spread: Spread) -> None:
+    """Its stage is drawn once, on the first of them."""
+    made = replace(spread.made, in_flight=2, replicas={"cpu": ("cuda:0",)})
+    words = Reader(devices_page(replace(spread, made=made)).html()).words
+    assert "cuda:0 takes samples in turn with cpu, and holds as much" in words
+    assert "does nothing" not in words
+    row = re.search(r"cuda:0 8 2 67% +15.6 KiB", words)
+    assert row, words
 
 
 def test_values_between_partitions_are_those_of_the_plan(spread: Spread) -> None:

@@ -120,20 +120,29 @@ def test_the_command_that_made_it_is_the_one_that_is_told(carried: Carried) -> N
     assert f"<pre>{escape(line)}</pre>" in page.page(told).html()
 
 
+def test_the_price_is_told_against_the_original_too(carried: Carried) -> None:
+    """A graph in parts is its own reference: by that alone parts cost nothing."""
+    told = replace(
+        carried, facts={**carried.facts, "overhead_measured": 0.0, "overhead_to_original": 0.7}
+    )
+    words = Reader(page.page(told).html()).words
+    assert "against the original, in one piece and without a plan, +70.00% as measured" in words
+
+
 def test_what_is_in_parts_has_a_section_of_its_own(carried: Carried) -> None:
     """Parts and their price, out of the plan's notes and settings."""
     assert "What is computed in parts" not in page.page(carried).html()
     region = Region(("first", "more", "last"), {"y": 2}, (1, 1, 1, 1), {})
     note = "computed in parts: 3 ops in 4 parts along axis 2 (whole: 9 MiB), at +5.0% of the time"
     plan = carried.plan.with_provenance(
-        notes=("a fall-back", note), settings={"fission": [region.to_json()]}
+        notes=("planned whole, not in parts: why", note), settings={"fission": [region.to_json()]}
     )
     words = Reader(page.page(replace(carried, plan=plan)).html()).words
     parts = words[words.index("What is computed in parts") : words.index("What was recomputed")]
-    assert note in parts
+    assert note[1:] in parts
     assert "first last 3 4 2" in parts
-    assert "a fall-back" not in parts
-    assert words.count(note) == 1
+    assert "planned whole" not in parts
+    assert words.count(note[1:]) == 1
 
 
 def test_the_script_has_the_buffers_of_every_step(carried: Carried, read: Reader) -> None:
