@@ -331,7 +331,7 @@ def _prepared(source: Source, settings: Settings, log: Phases) -> Prepared:
         log("adding the backward pass")
         forward, bound = bound, step_of(bound, folder, settings)
     bound, dropped = without_first_values(bound)
-    bound, folder = brought_out(bound, folder)
+    bound, folder = brought_out(bound, folder) if forward is None else (bound, folder)
     original = without_dead_ops(build_graph(bound, folder))
     if all(op.op_type == "Constant" for op in original.ops):
         raise computes_nothing(name)
