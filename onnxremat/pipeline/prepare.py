@@ -19,6 +19,7 @@ from onnxremat.grad import Settings as Training
 from onnxremat.grad import differentiate, updated_inputs
 from onnxremat.grad.parted import Parting
 from onnxremat.graph.batch import batched_inputs
+from onnxremat.graph.bodies import brought_out
 from onnxremat.graph.functions import check_domains, inline_functions
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import computes_nothing, to_model
@@ -330,6 +331,7 @@ def _prepared(source: Source, settings: Settings, log: Phases) -> Prepared:
         log("adding the backward pass")
         forward, bound = bound, step_of(bound, folder, settings)
     bound, dropped = without_first_values(bound)
+    bound, folder = brought_out(bound, folder) if forward is None else (bound, folder)
     original = without_dead_ops(build_graph(bound, folder))
     if all(op.op_type == "Constant" for op in original.ops):
         raise computes_nothing(name)
