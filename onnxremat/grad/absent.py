@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import onnx
 
-from onnxremat.grad.marks import Marks, Reading, reading_of
+from onnxremat.grad.marks import Marks, Reading, reading_of, stem
 from onnxremat.grad.signature import PARAMETER
 
 
@@ -35,6 +35,7 @@ def absent(
         if len(names) == len(tokens[call]):  # a tied one may have another's name
             found |= {marks.signature[t].name for t in tokens[call] if t in marks.signature}
     asked = {token for tensors in tokens.values() for token in tensors}
+    found.update(name for names in further_names(model, marks).values() for name in names)
     # Where nothing is lost they are tied to others, or the module does not use them.
     lost = _taken_away(model, marks)
     return tuple(
@@ -64,6 +65,36 @@ def _tied(marks: Marks, about: Reading) -> Iterator[str]:
             yield here
 
 
+def further_names(model: onnx.ModelProto, marks: Marks) -> dict[str, tuple[str, ...]]:
+    """Names that a module has for a tensor beside the one that PyTorch's nodes read it by: of a
+    module that nothing calls, beside those that read it (the ``shared`` of BART and T5, whose
+    ``encoder.embed_tokens``, ``decoder.embed_tokens`` and ``lm_head`` all read one table). Only
+    where it is the only one that may be meant."""
+    said = [about for node in model.graph.node if (about := reading_of(node))]
+    scopes = {about.scope for about in said}
+    read = {name for about in said for name in about.taken}
+    readers: dict[str, set[str]] = {}
+    for about in said:
+        for token in about.tensors:
+            readers.setdefault(token, set()).add(re.sub(r"_\d+$", "", about.scope))  # called twice
+    found: dict[str, tuple[str, ...]] = {}
+    for token, each in marks.signature.items():
+        module = each.name.rpartition(".")[0]
+        called = any(f"{scope}.".startswith(f"{module}.") for scope in scopes)
+        if each.kind != PARAMETER or token in read or called or "." not in module:
+            continue
+        parent = module.rpartition(".")[0]
+        meant = [
+            marks.signature[other].name
+            for other, homes in readers.items()
+            if marks.alike(token, other)
+            and sum(home.startswith(f"{parent}.") for home in homes) > 1
+        ]
+        if len(meant) == 1:
+            found[meant[0]] = (*found.get(meant[0], ()), each.name)
+    return {name: names for name, names in found.items() if len(names) == 1}
+
+
 def stand_ins(model: onnx.ModelProto, marks: Marks) -> tuple[str, ...]:
     """Parameters of operations that were kept for others too."""
     found: dict[str, None] = {}
@@ -88,14 +119,10 @@ def stood_in(model: onnx.ModelProto) -> Iterator[tuple[str, Reading]]:
         about = reading_of(node)
         if about is None:
             continue
-        gone = {_stem(each) for each in {*about.taken} - made}
+        gone = {stem(each) for each in {*about.taken} - made}
         for name in filter(makers.__contains__, node.input):
             maker = makers[name]
             said = sum(each in (maker.made, name) for each in about.taken)
-            alike = not gone.isdisjoint((_stem(maker.made), _stem(name)))  # results: getitem
+            alike = not gone.isdisjoint((stem(maker.made), stem(name)))  # results: getitem
             if alike and said < list(node.input).count(name) and maker.made != about.made:
                 yield name, maker
-
-
-def _stem(name: str) -> str:
-    return re.sub(r"(_\d+)+$", "", name)

@@ -43,7 +43,7 @@ class Weight:
             loss), or what it is instead of a parameter: ``buffer``, ``statistic``, ``setting``,
             ``constant``.
         why: the reason.
-        tied: tensors of the file that are made from it.
+        tied: tensors of the file that are made from it, and further names of the module for it.
     """
 
     name: str

@@ -21,9 +21,9 @@ from onnxremat.grad.signature import BUFFER, PARAMETER, Listed, ends_of, signatu
 
 _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 PLACEHOLDER = "pkg.torch.onnx.original_node_name"
-_FOLDED = "pkg.onnxscript.optimizer.folded_from"
-_READS = "pkg.torch.onnx.fx_node"
-_SCOPES = "pkg.torch.onnx.name_scopes"
+FOLDED = "pkg.onnxscript.optimizer.folded_from"
+READS = "pkg.torch.onnx.fx_node"
+SCOPES = "pkg.torch.onnx.name_scopes"
 KIND_OF = {"p_": PARAMETER, "b_": BUFFER}  # by how names in PyTorch's graph begin
 _RULES = "pkg.onnxscript.rewriter.rule_name"
 
@@ -178,13 +178,13 @@ def marks_of(model: onnx.ModelProto) -> Marks:
     signature = signature_of(model)
     listed = {each.name for each in signature.values()}
     for name, entry in entries.items():
-        if _FOLDED in entry:
-            if any(_stem(each) in _COPYING for each in (name, *_names(entry[_FOLDED]))):
+        if FOLDED in entry:
+            if any(stem(each) in _COPYING for each in (name, *_names(entry[FOLDED]))):
                 copied.add(name)
-            if _is_computed((name, *_names(entry[_FOLDED])), listed):
+            if _is_computed((name, *_names(entry[FOLDED])), listed):
                 computed.add(name)
-            made = {n for n in _names(entry[_FOLDED]) if n in results and not _is_result(n)}
-            names = (n for n in _names(entry[_FOLDED]) if not is_nameless(n) and n not in made)
+            made = {n for n in _names(entry[FOLDED]) if n in results and not _is_result(n)}
+            names = (n for n in _names(entry[FOLDED]) if not is_nameless(n) and n not in made)
             if listed:
                 names = (n for n in names if n in listed or "." in n or is_buffer_name(n))
             folded[name] = tuple(names)
@@ -194,7 +194,8 @@ def marks_of(model: onnx.ModelProto) -> Marks:
         folded=folded,
         copied=frozenset(copied),
         computed=frozenset(computed),
-        placeholders={n: e[PLACEHOLDER] for n, e in entries.items() if PLACEHOLDER in e},
+        placeholders={each.name: token for token, each in signature.items() if each.name in stored}
+        | {n: e[PLACEHOLDER] for n, e in entries.items() if PLACEHOLDER in e},
         signature=signature,
         inputs=ends_of(model, "inputs"),
         results=ends_of(model, "outputs"),
@@ -251,16 +252,17 @@ def _is_computed(sources: Iterable[str], listed: Collection[str]) -> bool:
     """Numbers were changed on the way, not only moved: by an operator that is known to, or, where
     the file lists what is no operator, is not known not to."""
     names = [n for n in sources if "." not in n and n not in listed and not is_nameless(n)]
-    if listed and names and _stem(names[0]) == "embedding":
+    if listed and names and stem(names[0]) == "embedding":
         return False  # rows of the table; what was computed are their numbers
-    return any(_stem(n) in _COMPUTING or (listed and _stem(n) not in _MOVING) for n in names)
+    return any(stem(n) in _COMPUTING or (listed and stem(n) not in _MOVING) for n in names)
 
 
 def _is_result(name: str) -> bool:
-    return _stem(name) in _RESULTS
+    return stem(name) in _RESULTS
 
 
-def _stem(name: str) -> str:
+def stem(name: str) -> str:
+    """A name in PyTorch's graph without its number: that of the operator, mostly."""
     return re.sub(r"(_\d+)+$", "", name)
 
 
@@ -350,8 +352,8 @@ def module_of(node: onnx.NodeProto) -> str:
 def reading_of(node: onnx.NodeProto) -> Reading | None:
     """What PyTorch's exporter says about a node, None where it says nothing."""
     entry = {item.key: item.value for item in node.metadata_props}
-    scopes = _names(entry.get(_SCOPES, ""))
-    if _READS not in entry or not scopes:
+    scopes = _names(entry.get(SCOPES, ""))
+    if READS not in entry or not scopes:
         return None
     scope = scopes[-2] if len(scopes) > 1 else ""
-    return Reading(entry[_READS], scope)
+    return Reading(entry[READS], scope)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TypeAlias
 
 import onnx
 
-from onnxremat.grad.marks import Marks, is_nameless, reading_of, rules_of
+from onnxremat.grad.marks import Marks, is_nameless, module_of, reading_of, rules_of
+from onnxremat.grad.patterns import is_constant
+from onnxremat.grad.provenance import Kind, Origin
+from onnxremat.grad.stored import Stored
 
 Place: TypeAlias = tuple[onnx.NodeProto, int]  # a node, and which of its inputs
 
@@ -93,3 +98,37 @@ def _own(marks: Marks, place: Place) -> str:
     name = node.input[position]
     direct = name in marks.placeholders or is_nameless(name)
     return marks.token_of(name) if direct and "BatchNorm" not in rules_of(node) else ""
+
+
+def perhaps_merged(
+    model: onnx.ModelProto, folder: Path | None, marks: Marks, origins: Mapping[str, Origin]
+) -> tuple[str, ...]:
+    """Parameters of equal elements with several readers that the file does not tell apart."""
+    stored = Stored(model, folder)
+    readers: dict[str, list[onnx.NodeProto]] = {}
+    for node in model.graph.node:
+        for name in set(node.input):
+            readers.setdefault(name, []).append(node)
+    found = []
+    for name, origin in origins.items():
+        nodes = readers.get(name, [])
+        if origin.kind is not Kind.PARAMETER or len(nodes) < 2 or stored.size(name) < 2:
+            continue
+        ends, own = stored.ends(name), marks.placeholders.get(name)
+        if ends is None or ends[0] != ends[1] or marks.trained is not None:
+            continue
+        if marks.named and _own_readers(name, nodes):
+            continue
+        known = [about for node in nodes if (about := reading_of(node)) is not None]
+        alike = len(known) == len(nodes) and all(own in about.tensors for about in known)
+        if not alike and is_constant(stored.value(name)):
+            found.append(name)
+    return tuple(found)
+
+
+def _own_readers(name: str, nodes: Sequence[onnx.NodeProto]) -> bool:
+    """Only the module that a parameter is named after reads it, if it is called several times
+    (``layer``, ``layer_1``)."""
+    home = name.rpartition(".")[0]
+    scopes = {re.sub(r"_\d+$", "", module_of(node)) for node in nodes}
+    return scopes == {home}

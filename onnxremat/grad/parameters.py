@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -12,18 +11,18 @@ from pathlib import Path
 import onnx
 
 from onnxremat.errors import UsageError
-from onnxremat.grad.absent import absent, stand_ins
+from onnxremat.grad.absent import absent, further_names, stand_ins
 from onnxremat.grad.description import Weight
 from onnxremat.grad.detached import stopped_in_one, straight_through, with_stops
 from onnxremat.grad.given import Given, Parameters, matched, read_given
 from onnxremat.grad.layers import copied_modules
-from onnxremat.grad.marks import Marks, is_nameless, marks_of, module_of, reading_of
+from onnxremat.grad.marks import Marks, is_nameless, marks_of
+from onnxremat.grad.merged import perhaps_merged
 from onnxremat.grad.padding import likely_padding
-from onnxremat.grad.patterns import is_constant
 from onnxremat.grad.provenance import Kind, Origin, origins_of
 from onnxremat.grad.restored import Restored
-from onnxremat.grad.stored import Stored, constants_stored
 from onnxremat.grad.tape import FLOATS
+from onnxremat.grad.twins import doubts_of, readied
 from onnxremat.grad.unfold import apply_restored, find_restored
 from onnxremat.graph.ir import Graph
 
@@ -49,6 +48,8 @@ class Inventory:
         cancelled: nodes that add what was subtracted, where the module may stop them.
         copied: modules of which others may be copies, and their tensors.
         halved: parameters whose gradients the module may stop in one of two equal results.
+        further: names that the module has for a parameter beside its own.
+        doubts: what is said of operations that the exporter seems to have left out.
     """
 
     model: onnx.ModelProto
@@ -64,6 +65,8 @@ class Inventory:
     cancelled: tuple[str, ...] = ()
     halved: tuple[str, ...] = ()
     copied: Mapping[tuple[str, str], list[str]] = field(default_factory=dict)
+    further: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    doubts: tuple[str, ...] = ()
 
     @property
     def learned(self) -> list[str]:
@@ -75,13 +78,19 @@ class Inventory:
         """What is trained where nothing else is said."""
         return [n for n, origin in self.origins.items() if origin.kind is Kind.PARAMETER]
 
+    def merged_with(self, name: str) -> list[str]:
+        """Parameters that were equal to one, so that what was computed from it may stand for what
+        was computed from them."""
+        return [e.parameter for e in self.restored if e.how == "use" and e.tensor == name]
+
     def tied_to(self, name: str) -> tuple[str, ...]:
-        """Tensors of the file that are made from a parameter."""
+        """Tensors of the file that are made from a parameter, and its further names."""
+        names = (name, *_labels(self.origins[name]))
         return tuple(
             entry.tensor
             for entry in self.restored
             if entry.parameter == name and entry.how == "tie"
-        )
+        ) + tuple(other for each in names for other in self.further.get(each, ()))
 
 
 def take_inventory(
@@ -97,7 +106,7 @@ def take_inventory(
     Raises:
         UsageError: parameters that cannot be read, or of another model.
     """
-    model = constants_stored(model)
+    model = readied(model)
     marks = marks_of(model)
     given = None if parameters is None else read_given(parameters)
     if given is not None:
@@ -116,7 +125,7 @@ def take_inventory(
         tuple(restored),
         origins,
         _missing(given, marks, restored, origins),
-        _merged(result, folder, marks, origins),
+        perhaps_merged(result, folder, marks, origins),
         marks.norms,
         *_lost(result, marks, origins, told),
         likely_padding(result, folder, {n for n, o in origins.items() if o.kind is Kind.PARAMETER}),
@@ -124,6 +133,8 @@ def take_inventory(
         straight_through(result),
         stopped_in_one(result, marks),
         copied_modules(result) if tie and given is None else {},
+        further_names(result, marks),
+        doubts_of(result),
     )
 
 
@@ -178,40 +189,6 @@ def _missing(
             "onnxremat.export",
         )
     return missing
-
-
-def _merged(
-    model: onnx.ModelProto, folder: Path | None, marks: Marks, origins: Mapping[str, Origin]
-) -> tuple[str, ...]:
-    """Parameters of equal elements with several readers that the file does not tell apart."""
-    stored = Stored(model, folder)
-    readers: dict[str, list[onnx.NodeProto]] = {}
-    for node in model.graph.node:
-        for name in set(node.input):
-            readers.setdefault(name, []).append(node)
-    found = []
-    for name, origin in origins.items():
-        nodes = readers.get(name, [])
-        if origin.kind is not Kind.PARAMETER or len(nodes) < 2 or stored.size(name) < 2:
-            continue
-        ends, own = stored.ends(name), marks.placeholders.get(name)
-        if ends is None or ends[0] != ends[1] or marks.trained is not None:
-            continue
-        if marks.named and _own_readers(name, nodes):
-            continue
-        known = [about for node in nodes if (about := reading_of(node)) is not None]
-        alike = len(known) == len(nodes) and all(own in about.tensors for about in known)
-        if not alike and is_constant(stored.value(name)):
-            found.append(name)
-    return tuple(found)
-
-
-def _own_readers(name: str, nodes: Sequence[onnx.NodeProto]) -> bool:
-    """Only the module that a parameter is named after reads it, if it is called several times
-    (``layer``, ``layer_1``)."""
-    home = name.rpartition(".")[0]
-    scopes = {re.sub(r"_\d+$", "", module_of(node)) for node in nodes}
-    return scopes == {home}
 
 
 # ---- choose ------------------------------------------------------------------------------------
@@ -418,10 +395,10 @@ def warnings_of(
     if inventory.absent:
         names = _first(40, inventory.absent)
         found.append(
-            f"{len(inventory.absent)} parameters of the module are not trained: {names}: it does "
-            "not use them, they are tied to others, or the exporter took them away (it does so "
-            "with a number that is added as 0 or multiplied as 1, and with one of two equal "
-            "operations) or computed with them; optimize=False or onnxremat.export keeps them"
+            f"{len(inventory.absent)} parameters of the module are not in the file under their "
+            f"names: {names}: it does not use them, they are tied to others and trained as these, "
+            "or the exporter computed with them or took them away (numbers added as 0, times "
+            "1, one of two equal operations); optimize=False or onnxremat.export keeps them"
         )
     if inventory.stand_ins:
         names = _first(40, inventory.stand_ins)
@@ -433,6 +410,7 @@ def warnings_of(
             f"{len(held)} tensors of '{copy}' are those of '{module}', and trained as one: the "
             f"same module, or a copy ({_first(3, held)}; --no-tie trains copies apart)"
         )
+    found += inventory.doubts
     found += _of_stops(inventory)
     if names := _first(6, inventory.missing):
         found.append(
@@ -489,10 +467,11 @@ def _grouped(inventory: Inventory, rows: Sequence[Weight], status: str, text: st
         if status == "trained":
             guessed = origin.computed
         least = FEW if status == "buffer" or is_nameless(row.name) else int(status != "unreached")
-        large = status == "trained" or math.prod(row.shape) > least
-        if row.status == status and guessed and large:
+        known = status in ("trained", "frozen") or origin.computed
+        if row.status == status and guessed and (known or math.prod(row.shape) > least):
             why = row.why.split(", with '", 1)[0]
             groups.setdefault(why, []).append(row.label or row.name)
+            groups[why] += inventory.merged_with(row.label) if origin.computed else []
     return [
         f"{', '.join(names[:4])}{f' and {len(names) - 4} more' * (len(names) > 4)}: "
         + text.format(why=why)

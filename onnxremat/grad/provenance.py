@@ -239,15 +239,15 @@ class _Judge:
         own = made or "." in name or (self.marks.named and not self._nameless(name))
         if size <= 1 and not marked and (nameless or not own):
             return Origin(Kind.CONSTANT, "a single number")
+        file_name = self.source.get(name, name)
+        folded = self.marks.folded.get(file_name, ())
         if size <= LIMIT and self.stored.readable(name):
             value = self.stored.value(name)
             why = made_by_code(value) if nameless else regular(value)
             if why:
                 kind = Kind.FROZEN if marked else Kind.CONSTANT
-                return Origin(kind, why, label, told=why == MASK)
+                return Origin(kind, why, label, why == MASK, bool(label and folded))
         why = "a parameter, says the exporter" if marked else "a named weight"
-        file_name = self.source.get(name, name)
-        folded = self.marks.folded.get(file_name, ())
         if label and not folded:
             why = "folded; named after its reader"
         elif label:

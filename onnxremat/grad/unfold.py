@@ -45,8 +45,9 @@ from onnxremat.grad.patterns import (
     zero_block,
 )
 from onnxremat.grad.restored import Restored
-from onnxremat.grad.stored import Stored, constants_stored, named
+from onnxremat.grad.stored import Stored, named
 from onnxremat.grad.tape import FLOATS
+from onnxremat.grad.twins import readied
 from onnxremat.graph.ir import captures
 
 SMALLEST_TIE = 16  # elements from which equal irregular values are no chance
@@ -68,7 +69,7 @@ def find_restored(
     are told apart again.
 
     Args:
-        model: with its Constant nodes stored (:func:`constants_stored`).
+        model: as :func:`readied` gives it.
         folder: where external weights lie.
         marks: what the file says about its initializers.
         tie: whether equal tensors of irregular numbers are one parameter.
@@ -339,7 +340,7 @@ def apply_restored(
     Entries about tensors that the model does not have are passed over (it has the parameters
     already, having been written by a trainer, say).
     """
-    model = constants_stored(model)
+    model = readied(model)
     if not restored:
         return model
     result = onnx.ModelProto()

@@ -74,7 +74,7 @@ def look(model: onnx.ModelProto, wanted: Wanted) -> Found:
         word = re.compile(rf"(?<![\w.]){re.escape(name)}(?![\w.]*\w)")
         said = any(map(word.search, about.warnings))
         (found.right if name in good else found.told if said else found.silent).append(name)
-        if name in good and any(word.search(t) and "are not trained" in t for t in about.warnings):
+        if name in good and any(word.search(t) and "not trained" in t for t in about.warnings):
             found.denied.append(name)
     return found
 

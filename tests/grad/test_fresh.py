@@ -11,9 +11,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnx import numpy_helper
 
 from onnxremat.errors import TrainingWarning, UsageError
-from onnxremat.grad import differentiate
+from onnxremat.grad import differentiate, training_of
+from onnxremat.training.state import input_types
+from onnxremat.training.trainer import Trainer
 from tests.grad.fresh import Wanted, look
 
 FILES = sorted((Path(__file__).parent / "exported_fresh").glob("*.onnx"))
@@ -41,7 +44,42 @@ def test_parameters_are_right_or_told(path: Path) -> None:
 def test_what_is_left_out_can_be_an_error() -> None:
     """Of a gain of 1 nothing is left in the file but its name."""
     model = onnx.load(next(path for path in FILES if path.stem == "times-1"))
-    with pytest.warns(TrainingWarning, match="1 parameters of the module are not trained: gain"):
+    with pytest.warns(TrainingWarning, match="1 parameters .* under their names: gain"):
         differentiate(model, optimizer="sgd")
     with pytest.raises(UsageError, match="gain"):
         differentiate(model, optimizer="sgd", strict=True)
+
+
+@pytest.mark.filterwarnings("ignore::onnxremat.errors.TrainingWarning")
+@pytest.mark.parametrize("name", ["one-of-two-norms", "one-of-two-cuts"])
+def test_what_was_left_out_is_trained_and_written_apart(name: str, tmp_path: Path) -> None:
+    path = next(path for path in FILES if path.stem == name)
+    model, kept = onnx.load(path), np.load(path.with_suffix(".npz"))
+    step = differentiate(model, optimizer="sgd", loss="mse")
+    trainer = Trainer(step, model, rate=0.1, threads=1)
+    shape = input_types(step)[trainer.training.target][0]
+    feeds = {n.split(":", 1)[1]: kept[n] for n in kept.files if n.startswith("feed:")}
+    feeds[trainer.training.target] = kept["target"].reshape(shape)
+    for _ in range(2):
+        trainer.step(feeds)
+    trainer.export(model, tmp_path / "trained.onnx")
+    trained = onnx.load(tmp_path / "trained.onnx")
+    again = Trainer(differentiate(trained, optimizer="sgd", loss="mse"), trained, threads=1)
+    assert again.state.keys() == trainer.state.keys()
+    assert again.step(feeds) == Trainer(step, trained, threads=1).step(feeds) == trainer.step(feeds)
+
+
+def test_a_name_that_nothing_calls_is_listed_as_tied() -> None:
+    model = onnx.load(next(path for path in FILES if path.stem == "tied-four-names"))
+    about = training_of(differentiate(model, optimizer=None))
+    assert not about.warnings
+    assert any("model.shared.weight" in weight.tied for weight in about.weights)
+
+
+def test_a_small_parameter_of_regular_numbers_is_never_frozen_silently() -> None:
+    model = onnx.load(next(path for path in FILES if path.stem == "merged-group-norms"))
+    name = next(t.name for t in model.graph.initializer if list(t.dims) == [4])
+    scale = next(t for t in model.graph.initializer if t.name == name)
+    scale.CopyFrom(numpy_helper.from_array(np.arange(4, dtype=np.float32) / 4, name))
+    with pytest.warns(TrainingWarning, match="its values are a progression"):
+        differentiate(model, optimizer="sgd")

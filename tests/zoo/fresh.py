@@ -11,6 +11,7 @@ import onnx
 import torch
 
 from onnxremat.grad.marks import module_of
+from onnxremat.grad.twins import with_twins
 from tests.grad.fresh import Found, Wanted, look
 from tests.zoo.autograd import norms_of
 from tests.zoo.export import exported
@@ -54,7 +55,8 @@ def compare_fresh(
 def wanted(model: onnx.ModelProto, module: torch.nn.Module, data: Sequence[torch.Tensor]) -> Wanted:
     """By autograd, of a module in eval mode; batch normalizations that the file has as ops use the
     batch."""
-    ops = [node for node in model.graph.node if node.op_type == "BatchNormalization"]
+    nodes = with_twins(model).graph.node
+    ops = [node for node in nodes if node.op_type == "BatchNormalization"]
     trainer = copy.deepcopy(module)
     norms = norms_of(trainer)
     named = {module_of(node) for node in ops}.intersection(norms)

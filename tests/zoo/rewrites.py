@@ -72,6 +72,27 @@ def _ones(*shape: int) -> Parameter:
     return Parameter(torch.ones(shape))
 
 
+def _with_joined_biases(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Two linear layers whose biases are joined and cut apart again, as those of attention are."""
+    a, b = torch.cat([m.a.bias, m.b.bias]).split(6)
+    return torch.tanh(functional.linear(x, m.a.weight, a)) * functional.linear(x, m.b.weight, b)
+
+
+def _tied() -> nn.Module:
+    """A table with four names, one of a module that is not called, and a scale that is gone."""
+    table = nn.Embedding(12, 6)
+    parts = [Does(lambda m, x: m.embed(x), embed=table) for _ in range(2)]
+    head = nn.Linear(6, 12, bias=False)
+    head.weight = table.weight
+    return Does(lambda m, x: m.head(m.model(x)), head=head, model=Does(
+        lambda m, x: m.l(m.encoder(_ids(x)) * 1.0 + m.decoder(_ids(-x))), shared=table,
+        encoder=parts[0], decoder=parts[1], l=nn.Linear(6, 6)))  # fmt: skip
+
+
+def _ids(x: torch.Tensor) -> torch.Tensor:
+    return (4 * x).long().clamp(0, 11)
+
+
 # ---- removed: 0 added, 1 multiplied, biases of zeros --------------------------------------------
 
 _enter("times-1", lambda: Does(lambda m, x: m.l(x) * m.gain, l=nn.Linear(6, 5), gain=_ones()),
@@ -146,10 +167,27 @@ _enter("copied-layers", lambda: nn.TransformerEncoder(
 _enter("copied-large-layers", lambda: nn.TransformerEncoder(
     nn.TransformerEncoderLayer(24, 2, 48, dropout=0.0, batch_first=True), 2,
     enable_nested_tensor=False), (3, 4, 24))  # fmt: skip
+_enter("tied-four-names", _tied, (3, 4))
 _enter("one-of-two-norms", lambda: Does(
     lambda m, x: m.p(m.a(x)) + m.q(m.b(x)), a=nn.LayerNorm(6), b=nn.LayerNorm(6),
-    p=nn.Linear(6, 5), q=nn.Linear(6, 5)), (3, 2, 6),
-    lost="a.weight a.bias b.weight b.bias")  # fmt: skip
+    p=nn.Linear(6, 5), q=nn.Linear(6, 5)), (3, 2, 6))  # fmt: skip
+_enter("one-of-two-heads", lambda: Does(
+    lambda m, x: m.head(x) + m.head_dist(x), **{name: Does(
+        lambda m, x: m.l(functional.dropout(m.bn(x), 0.1, m.training)), bn=nn.BatchNorm1d(6),
+        l=nn.Linear(6, 5)) for name in ("head", "head_dist")}), (8, 6))  # fmt: skip
+_enter("one-of-two-cuts", lambda: nn.Sequential(*(Does(
+    _with_joined_biases, a=_linear(6, 6), b=_linear(6, 6)) for _ in range(2))),
+    (3, 4, 6))  # fmt: skip
+_enter("one-of-two-tables", lambda: Does(
+    lambda m, x: m.encoder(m.embeddings(x)), **{name: Does(
+        lambda m, x: torch.tanh(m.l(x) + functional.interpolate(m.table, 4).mT), l=nn.Linear(6, 6),
+        table=_zeros(1, 6, 3)) for name in ("embeddings", "encoder")}), (3, 4, 6),
+    lost="embeddings.table encoder.table")  # fmt: skip
+# A file as that of one-of-two-norms: no more than likely that both are used.
+_enter("one-of-two-calls", lambda: Does(
+    lambda m, x: m.p(functional.dropout(m.norm(x), 0.1, m.training)) + m.q(m.norm(x)),
+    norm=nn.LayerNorm(6), unused=nn.LayerNorm(6), p=nn.Linear(6, 5), q=nn.Linear(6, 5)),
+    (3, 2, 6), lost="norm.weight norm.bias")  # fmt: skip
 
 # ---- folded: what is computed from parameters alone ---------------------------------------------
 
