@@ -46,15 +46,19 @@ def affine_of_norms(model: onnx.ModelProto) -> set[str]:
 
 def biases_of_products(model: onnx.ModelProto) -> set[str]:
     """Biases of convolutions, and vectors that are added to a product with a stored matrix, one
-    number per column: zeros when fresh. Identity is looked through."""
+    number per column: zeros when fresh. Identity is looked through, and Split, by which the joined
+    biases of attention are cut apart."""
     shapes = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
     alias: dict[str, str] = {}
+    joined: dict[str, tuple[str, str]] = {}  # by part: what is split, and the initializer
     columns: dict[str, int] = {}  # of the matrix, by product
     found: set[str] = set()
     for node in model.graph.node:
         names = [alias.get(name, name) for name in node.input]
         if node.op_type == "Identity" and names[0] in shapes:
             alias[node.output[0]] = names[0]
+        elif node.op_type == "Split" and len(shapes.get(names[0], ())) == 1:
+            joined.update(dict.fromkeys(node.output, (node.input[0], names[0])))
         elif node.op_type in _BIASED:
             found.update((*node.input[2:3], *names[2:3]))
         elif node.op_type == "MatMul" and len(shapes.get(names[1], ())) == 2:
@@ -67,6 +71,7 @@ def biases_of_products(model: onnx.ModelProto) -> set[str]:
                 if shapes.get(source) == (count,)
                 for each in (name, source)
             )
+            found.update(each for name in names for each in joined.get(name, ()))
     return found
 
 

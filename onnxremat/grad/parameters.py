@@ -241,7 +241,7 @@ def _named(graph: Graph, inventory: Inventory, name: str) -> list[str]:
     origins = inventory.origins
     found = [n for n, origin in origins.items() if name == n or name in _labels(origin)]
     for each in found:
-        if origins[each].kind in (Kind.STATISTIC, Kind.SETTING):
+        if origins[each].kind in (Kind.STATISTIC, Kind.SETTING) and not origins[each].computed:
             raise UsageError(
                 f"--trainable '{name}' cannot be trained", why=f"it holds {origins[each].why}"
                 if origins[each].kind is Kind.STATISTIC else f"it is {origins[each].why}",
@@ -360,6 +360,7 @@ def warnings_of(
         ("constant", "taken for a constant, not trained: {why}"),
         ("buffer", "taken for a buffer, not trained: {why}"),
         ("frozen", "taken for a table that is not trained: {why}"),
+        ("setting", "not trained: {why} (listed by --parameters, or --trainable, it is trained)"),
         ("trained", "{why}"),
     ):
         found += _grouped(inventory, rows, status, text)

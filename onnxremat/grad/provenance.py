@@ -190,7 +190,16 @@ class _Judge:
         kinds = {kind for kind, _ in places}
         if kinds <= LEARNED_BY_SOME and self._named(name):
             return None
+        if self._may_be_learned(name, kinds):
+            why = "a bound whose name PyTorch's exporter made up: it may be a parameter"
+            return Origin(Kind.SETTING, why, computed=True)
         return Origin(Kind.SETTING, f"a setting of {', '.join(sorted(kinds))}", told=True)
+
+    def _may_be_learned(self, name: str, kinds: set[str]) -> bool:
+        """PyTorch's older exporter writes bounds that the code gives as Constant nodes, and stores
+        those that it made from a parameter; but tools that simplify files store any: 0 and 6."""
+        unnamed = kinds == {"Clip"} and self.marks.named and name.startswith("onnx::Clip")
+        return unnamed and self.stored.readable(name) and self.stored.value(name) not in (0, 6)
 
     def _named(self, name: str) -> bool:
         """The file says that it is a parameter, or, where it says nothing of any, names it."""

@@ -83,3 +83,22 @@ def test_a_small_parameter_of_regular_numbers_is_never_frozen_silently() -> None
     scale.CopyFrom(numpy_helper.from_array(np.arange(4, dtype=np.float32) / 4, name))
     with pytest.warns(TrainingWarning, match="its values are a progression"):
         differentiate(model, optimizer="sgd")
+
+
+def test_a_bound_without_a_name_is_told_and_can_be_trained() -> None:
+    """``clamp(x, max=top)`` as PyTorch's older exporter writes it."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 17], producer_name: "pytorch">
+        g (float[2, 3] x) => (float[2, 3] y)
+        <float[3] b = {0, 1, 2}, float top = {0.3}> {
+            a = Add (x, b)
+            y = Clip (a, , top)
+        }
+    """)
+    model.graph.initializer[1].name = model.graph.node[1].input[2] = "onnx::Clip_9"
+    with pytest.warns(TrainingWarning, match="onnx::Clip_9: not trained: a bound whose name"):
+        assert [n for n, _ in training_of(differentiate(model, optimizer=None)).gradients] == ["b"]
+    step = differentiate(model, optimizer=None, trainable=["onnx::Clip_9"])
+    assert [name for name, _ in training_of(step).gradients] == ["onnx::Clip_9"]
+    found = training_of(differentiate(model, optimizer=None, parameters=["b", "onnx::Clip_9"]))
+    assert {name for name, _ in found.gradients} == {"b", "onnx::Clip_9"}

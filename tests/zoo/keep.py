@@ -37,7 +37,9 @@ FRESH = (
     "folded-transposes", "folded-softplus", "folded-expand-zeros", "folded-state",
     "merged-zero-scales", "merged-states", "folded-slices", "folded-exponent", "stopped-gate",
 )  # fmt: skip
-FRESH_LEGACY = ("merged-group-norms", "copied-layers", "merged-layer-norms")
+FRESH_LEGACY = (
+    "merged-group-norms", "copied-layers", "merged-layer-norms", "one-of-two-cuts"
+)  # fmt: skip
 # Metadata of nodes that names files of the machine it was exported on.
 LOCAL = ("pkg.torch.onnx.stack_trace",)
 
