@@ -325,7 +325,8 @@ def _copy_tensor(graph: onnx.GraphProto, twin: _Twin) -> None:
     about = next((v for v in graph.value_info if v.name == twin.kept.tensor), None)
     said = next((e.value for e in about.metadata_props if e.key == FOLDED), "") if about else ""
     names = [each for each in re.findall(r"'([^']*)'", said) if "." not in each]
-    made = graph.value_info.add(name=twin.made)
+    made = graph.value_info.add()
+    made.CopyFrom(onnx.helper.make_tensor_value_info(twin.made, copy.data_type, copy.dims))
     made.metadata_props.add(key=FOLDED, value=repr([*twin.names, *names]))
     if twin.likely:
         made.metadata_props.add(key=_LIKELY, value=twin.pair)
