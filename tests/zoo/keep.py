@@ -34,7 +34,8 @@ FRESH = (
     "one-of-two-heads", "one-of-two-cuts", "one-of-two-tables", "one-of-two-calls",
     "tied-four-names",
     "merged-with-constants", "merged-views", "folded-views",
-    "folded-transposes", "folded-softplus", "folded-expand-zeros", "folded-state",
+    "folded-transposes", "folded-softplus", "folded-standardization", "folded-parts",
+    "folded-expand-zeros", "folded-state",
     "merged-zero-scales", "merged-states", "folded-slices", "folded-exponent", "stopped-gate",
 )  # fmt: skip
 FRESH_LEGACY = (

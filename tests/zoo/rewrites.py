@@ -220,6 +220,13 @@ _enter("folded-scale", lambda: Does(
 _enter("folded-weight-norm", lambda: nn.utils.parametrizations.weight_norm(nn.Linear(6, 6)),
        (3, 4, 6),
        lost="parametrizations.weight.original0 parametrizations.weight.original1")  # fmt: skip
+_enter("folded-standardization", lambda: Does(
+    lambda m, x: functional.conv1d(x, functional.batch_norm(
+        m.w.reshape(1, 4, -1), None, None, training=True).reshape_as(m.w)),
+    w=Parameter(torch.randn(4, 3, 3))), (2, 3, 9), lost="w")  # fmt: skip
+_enter("folded-parts", lambda: Does(
+    lambda m, x: x * m.w.chunk(2)[0] + m.w.chunk(2)[1], w=Parameter(torch.randn(12))),
+    (3, 6))  # fmt: skip
 _enter("folded-branch", lambda: Does(
     lambda m, x: m.l(x) + m.n(m.query), l=nn.Linear(6, 5), n=nn.Linear(4, 5, bias=False),
     query=Parameter(torch.randn(1, 4))), (3, 6), lost="query n.weight")  # fmt: skip
