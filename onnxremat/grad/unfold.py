@@ -359,8 +359,9 @@ def apply_restored(
             added.append(named(stored.tensors[entry.tensor], entry.parameter))
         elif entry.how == "use" and entry.node in readers:
             readers[entry.node].input[entry.position] = entry.parameter
-            added.append(named(stored.tensors[entry.tensor], entry.parameter))
-            stored.add(added[-1:])
+            if entry.parameter not in stored.tensors:  # another call's, it may be there already
+                added.append(named(stored.tensors[entry.tensor], entry.parameter))
+                stored.add(added[-1:])
         elif entry.how == "bias" and entry.node in readers:
             node = readers[entry.node]
             made = zeros(node, entry.parameter, stored)

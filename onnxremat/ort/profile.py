@@ -175,7 +175,10 @@ def run_session(session: Any, feeds: Feeds, runs: int = 1, bound: Sequence[str] 
         ModelError: the run fails (out of memory, wrong input).
     """
     outputs: list[Any] = []
-    run = _binding(session, feeds, bound) if bound else lambda: session.run(None, dict(feeds))
+    # Sequences and maps (of scikit-learn's classifiers, say) cannot be copied from a binding.
+    tensors = all(info.type.startswith("tensor(") for info in session.get_outputs())
+    bind = bound and tensors
+    run = _binding(session, feeds, bound) if bind else lambda: session.run(None, dict(feeds))
     for _ in range(runs):
         outputs.clear()
         try:

@@ -9,6 +9,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxremat.grad import differentiate, training_of
+from onnxremat.grad.parameters import take_inventory
 
 
 def twice(second: str, value: np.ndarray, *names: str) -> onnx.ModelProto:
@@ -56,6 +57,17 @@ def test_a_folded_bias_of_zeros_is_one_for_all_calls(
     step = differentiate(twice(second, np.zeros(4), *names), optimizer=None, loss="mse")
     found = [name for name, _ in training_of(step).gradients if name.startswith("onnx::Add")]
     assert len(found) == biases
+
+
+def test_what_is_folded_for_two_calls_is_stored_once() -> None:
+    """Where the first call's is the initializer that the second call's is an Identity of."""
+    model = twice("/attn_1/", np.zeros(4))
+    del model.graph.node[0]
+    model.graph.initializer.append(numpy_helper.from_array(np.zeros(4, np.float32), "onnx::Add_5"))
+    stock = take_inventory(model, None)
+    names = [tensor.name for tensor in stock.model.graph.initializer]
+    assert sorted(names) == ["attn.weight", "onnx::Add_5", "other.bias"]
+    onnx.checker.check_model(stock.model)
 
 
 def two_modules(tensors: tuple[str, ...]) -> onnx.ModelProto:

@@ -1,0 +1,43 @@
+"""Models that return maps, as scikit-learn's classifiers do."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from onnxremat.ort.profile import run_session
+from onnxremat.ort.session import open_session, session_options
+from onnxremat.training.trainer import UNPLANNED
+
+ML = "ai.onnx.ml"
+
+
+def classifier() -> onnx.ModelProto:
+    """As skl2onnx writes one: labels, and a map of probabilities per row."""
+    nodes = [
+        helper.make_node(
+            "LinearClassifier", ["x"], ["label", "score"], domain=ML, coefficients=[0.1] * 24,
+            intercepts=[0.0, 0.1, 0.2], classlabels_ints=[0, 1, 2], multi_class=0,
+            post_transform="SOFTMAX",
+        ),
+        helper.make_node("ZipMap", ["score"], ["p"], domain=ML, classlabels_int64s=[0, 1, 2]),
+    ]  # fmt: skip
+    given = helper.make_tensor_value_info("x", TensorProto.FLOAT, (16, 8))
+    label = helper.make_tensor_value_info("label", TensorProto.INT64, (16,))
+    graph = helper.make_graph(nodes, "net", [given], [label])
+    kind = graph.output.add(name="p").type.sequence_type.elem_type.map_type
+    kind.key_type = TensorProto.INT64
+    kind.value_type.tensor_type.elem_type = TensorProto.FLOAT
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid(ML, 3)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+def test_a_run_into_given_memory_returns_maps_too() -> None:
+    x = np.random.default_rng(0).standard_normal((16, 8)).astype(np.float32)
+    session = open_session(classifier(), session_options(UNPLANNED))
+    plain = run_session(session, {"x": x})
+    label, maps = run_session(session, {"x": x}, bound=["label", "p"])
+    np.testing.assert_array_equal(label, plain[0])
+    assert maps == plain[1]
+    assert len(maps) == 16
