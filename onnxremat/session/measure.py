@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -129,6 +129,23 @@ def _known_as(ops: Iterable[Op | Kernel], loaded: bool) -> list[str]:
     return [known_as(op) if loaded else op.name for op in ops if not is_added(op.name)]
 
 
+def _merged(graph: Graph, ran: Collection[str]) -> set[str]:
+    """Recomputations that were joined with an earlier run.
+
+    A copy that is fused away goes together with its first run, which is fused alike. Only ops that
+    read the same are joined: one that reads what another copy made, which ran, is there under
+    another name (onnxruntime moves a Transpose past the Slice that alone reads it).
+    """
+    made = graph.producer
+    found = set()
+    for op in graph.ops:
+        if op.origin in ran and op.name not in ran:
+            makers = [graph.ops[made[name]] for name in op.reads if name in made]
+            if not any(maker.origin and maker.name in ran for maker in makers):
+                found.add(op.name)
+    return found
+
+
 def measure(
     graph: Graph,
     model: onnx.ModelProto | Path,
@@ -159,8 +176,7 @@ def measure(
     ran = _known_as(found.kernels, loaded)
     common = set(planned) & set(ran)
     known = {op.name for op in graph.ops}
-    # A copy that is fused away goes together with its first run, which is fused alike.
-    merged = {op.name for op in graph.ops if op.origin in common and op.name not in common}
+    merged = _merged(graph, common)
     kept = [n for n in planned if n in common] == [n for n in ran if n in common]
     level = "disable" if loaded else options.level
     weights = weight_bytes(graph, found, level=level, folder=folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from onnxremat.rewrite.emit import rewrite
 from onnxremat.schedule.plan import Plan
 from onnxremat.session.compare import compare
 from onnxremat.session.load import options_of, write_options
-from onnxremat.session.measure import measure
+from onnxremat.session.measure import _merged, measure
 from onnxremat.session.snippets import Snippets
 from tests.toolbox import ONE, graph_of, parse, training_chain
 
@@ -175,3 +176,18 @@ def test_inputs_that_cannot_be_made_up_say_so() -> None:
     texts = graph_of("g (string[3] x) => (string[3] y) { y = Identity(x) }")
     with pytest.raises(UsageError, match="strings"):
         seeded_feeds(texts)
+
+
+def test_a_copy_that_reads_a_copy_that_ran_was_not_joined_with_the_first_run() -> None:
+    """onnxruntime moves a Transpose past a Slice that alone reads it, and names it anew."""
+    graph = graph_of("""g (float[4,4] x) => (float[4,4] y) {
+      a = Sin(x) t = Transpose(a) b = Sin(x) u = Transpose(b) c = Add(t, u) d = Cos(x)
+      e = Cos(x) f = Add(c, d) y = Add(f, e) }""")
+    first = {"b": "a", "u": "t", "e": "d"}  # by what they make
+    names = {op.outputs[0]: op.name for op in graph.ops}
+    ops = [replace(op, origin=names.get(first.get(op.outputs[0], ""), "")) for op in graph.ops]
+    graph, ran = graph.with_ops(ops), {op.name for op in ops}
+    assert _merged(graph, ran) == set()
+    assert _merged(graph, ran - {names["u"]}) == set()
+    assert _merged(graph, ran - {names["b"], names["u"]}) == {names["b"], names["u"]}
+    assert _merged(graph, ran - {names["e"]}) == {names["e"]}
