@@ -18,19 +18,19 @@ from examples.run import Said, example
 
 @example
 def main(small: bool, folder: Path, say: Said) -> None:
-    size, width, share = (128, 8, "0.8x") if small else (512, 16, "0.25x")
+    size, width, share = (128, 8, "0.5x") if small else (512, 16, "0.25x")
     net = models.build("unet", batch=1, size=size, width=width, levels=2 if small else 4)
     say(f"a U-Net of {models.parameter_count(net)} parameters, one image of {size} x {size}")
     made = onnxremat.optimize(
         net, budget=share, bench_seconds=0 if small else 10,
-        options=onnxremat.PlanOptions(time_limit=5 if small else 600),  # it takes a fraction
+        options=onnxremat.PlanOptions(time_limit=600),  # it takes a fraction
     )  # fmt: skip
     made.save(folder / "parts.onnx")
     facts = made.facts()
     before, after = facts["baseline_peak_bytes"], facts["peak_measured_bytes"]
     say(f"{before / 2**20:.1f} MiB -> {after / 2**20:.1f} MiB measured, {after / before:.1%}")
     for region in facts["fission"]:
-        say(f"a region of {len(region['ops'])} ops in {len(region['sizes'])} parts")
+        say(f"a region of {len(region['ops'])} ops in {len(region['parts'])} parts")
 
     image = models.feeds(net, seed=0)
     plain = onnxruntime.InferenceSession(

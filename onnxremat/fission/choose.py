@@ -42,7 +42,7 @@ class Chooser:
     """Fission of one graph.
 
     Args:
-        stop: asked between trials.
+        stop: asked between trials, and before regions of a stretch are looked for.
     """
 
     def __init__(self, of: Whole, stop: Callable[[], bool] = lambda: False) -> None:
@@ -160,6 +160,8 @@ class Chooser:
         seen = set[object]()
         for first, end in self._places(place):
             for without in self._left_out(now, own, place, range(first, end)):
+                if self.stop():
+                    return
                 for region in self.able.within(first, end, place, without, every):
                     if region.key in seen:
                         continue
@@ -286,7 +288,7 @@ class Choosers:
     keeps a limit.
 
     Args:
-        stop: asked between trials.
+        stop: asked between trials, and before regions of a stretch are looked for.
 
     Raises:
         IndexError: there is no way.

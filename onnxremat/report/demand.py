@@ -42,7 +42,7 @@ LEANER = 0.98  # share of the base order's peak at which another order is the on
 SMALL = 600  # ops up to which holding no forward value at all is tried: its sequence is quadratic
 UNLIMITED = 1 << 62
 HELD = 8  # values listed at the peak
-TRIALS = 60  # of regions in parts
+TRIALS, WORK = 60, 30_000  # of regions in parts; and times the ops of a graph
 QUICK = 3000  # ops up to which these are looked for
 REUSE = Rules(reuse=True)
 
@@ -275,9 +275,9 @@ def regions_in_parts(subject: Subject) -> Way | None:
     prepared = subject.prepared
     if prepared.in_place or not 0 < len(prepared.graph.ops) <= QUICK:
         return None
-    trials = count()
+    trials, most = count(), min(TRIALS, WORK // len(prepared.graph.ops))
     wholes = wholes_of(prepared.graph, prepared.costs, prepared.folder)
-    choosers = Choosers(wholes, lambda: next(trials) >= TRIALS)
+    choosers = Choosers(wholes, lambda: next(trials) >= most)
     found, whole = choosers.within(0), choosers.whole
     if not found.regions:
         return None

@@ -50,7 +50,8 @@ def test_a_small_gpt(tmp_path: Path) -> None:
 
 def test_segmentation(tmp_path: Path) -> None:
     text = said("segmentation", tmp_path)
-    assert number(r"measured, ([\d.]+)%", text) <= 80
+    assert number(r"measured, ([\d.]+)%", text) <= 50
+    assert number(r"ops in (\d+) parts", text) > 1
     assert number(r"off by ([\d.e+-]+)", text) < 1e-4
 
 
