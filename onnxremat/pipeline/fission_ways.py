@@ -143,8 +143,9 @@ class _Regions(InParts):
             return self.choosers.within(room)
 
     def _split(self, chosen: Priced, why: str) -> Prepared | None:
-        """The model with regions in parts, None where that gains nothing or does not go."""
-        if not chosen.regions or chosen.peak >= self.choosers.whole.peak:
+        """The model with regions in parts, None where that gains nothing, does not go or nobody
+        waits for it any more."""
+        if not chosen.regions or chosen.peak >= self.choosers.whole.peak or self.options.stopped:
             return None
         try:
             split = prepare_fission(self.prepared, chosen.regions, self.log)

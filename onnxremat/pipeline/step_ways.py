@@ -104,7 +104,9 @@ class StepInParts(InParts):
                 yield split
 
     def _split(self, parts: StepParts, why: str) -> Prepared | None:
-        """The step in parts, None where it does not go."""
+        """The step in parts, None where it does not go or nobody waits for it any more."""
+        if self.options.stopped:
+            return None
         try:
             split = prepare_step(self.prepared, parts, self.log)
         except UnsupportedError:
