@@ -10,6 +10,7 @@ from onnx import helper
 
 from onnxremat.errors import UsageError
 from onnxremat.grad.assembly import named, needed
+from onnxremat.grad.at_rest import at_rest
 from onnxremat.grad.description import Training
 from onnxremat.grad.forward import read_forward
 from onnxremat.grad.losses import Loss, loss_of
@@ -41,7 +42,7 @@ def prediction_graph(
     Raises:
         UsageError: the model does not make it, or lacks a held initializer: it is another model.
     """
-    model = apply_restored(model, restored, folder)
+    model = at_rest(apply_restored(model, restored, folder))
     graph = read_forward(model, folder, variable=held)
     # The graph has big weights as inputs.
     stored = {t.name: t for t in (*graph.model.graph.initializer, *model.graph.initializer)}

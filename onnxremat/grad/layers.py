@@ -4,6 +4,7 @@ exporter."""
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import onnx
 from onnx import numpy_helper
@@ -120,28 +121,35 @@ def homes(model: onnx.ModelProto) -> dict[str, str]:
     return found
 
 
+def first_call(model: onnx.ModelProto) -> Callable[[str], str]:
+    """Parts of a node's name in PyTorch's older exporter as the first call of their module has
+    them: nodes of the second call of a module ``norm`` are in ``/norm_1/``."""
+    named = {tensor.name for tensor in model.graph.initializer}
+    named |= {out for node in model.graph.node if node.op_type == "Identity" for out in node.output}
+    parts = {part for name in named if not is_nameless(name) for part in name.split(".")}
+    scopes = {part for node in model.graph.node for part in node.name.split("/")[:-1]}
+
+    def plain(part: str) -> str:
+        stem, last = re.sub(r"_\d+$", "", part), part.rsplit(".", 1)[-1]
+        return stem if last not in parts and stem in scopes else part
+
+    return plain
+
+
 def calls(model: onnx.ModelProto) -> dict[str, tuple[onnx.NodeProto, int, str]]:
     """The only reader of a tensor without a name, which of its inputs that is, and where in its
-    module the reader is, whichever call of the module it belongs to: nodes of the second call of a
-    module ``norm`` are in ``/norm_1/``."""
-    named = [each.name for each in model.graph.initializer if not is_nameless(each.name)]
-    parts = {part for name in named for part in name.split(".")}
-    scopes = {part for node in model.graph.node for part in node.name.split("/")[:-1]}
+    module the reader is, whichever call of the module it belongs to."""
+    plain = first_call(model)
     readers: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
     for node in model.graph.node:
         for position, name in enumerate(node.input if node.op_type != "Identity" else ()):
             readers.setdefault(name, []).append((node, position))
-
-    def first_call(part: str) -> str:
-        stem, last = re.sub(r"_\d+$", "", part), part.rsplit(".", 1)[-1]
-        return stem if last not in parts and stem in scopes else part
-
     found = {}
     for name, places in readers.items():
         node, position = places[0]
         if len(places) == 1 and is_nameless(name) and node.name.startswith("/"):
             *scope, own = node.name.split("/")
-            found[name] = (node, position, "/".join([*map(first_call, scope), own]))
+            found[name] = (node, position, "/".join([*map(plain, scope), own]))
     return found
 
 

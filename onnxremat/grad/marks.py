@@ -322,6 +322,12 @@ class Reading:
         return tuple(re.findall(r"%(\w+)", self.call.split("args = ", 1)[-1]))
 
     @property
+    def arguments(self) -> tuple[str, ...]:
+        """What it is called with, in order: PyTorch's names, and anything else as it is written."""
+        inside = self.call.partition("args = (")[2].partition("), kwargs")[0]
+        return tuple(part.strip().lstrip("%") for part in inside.split(","))
+
+    @property
     def tensors(self) -> tuple[str, ...]:
         """Parameters and buffers it reads, by PyTorch's names (``p_layers_0_norm_weight``)."""
         return tuple(name for name in self.taken if name.startswith(tuple(KIND_OF)))

@@ -29,6 +29,16 @@ def merged(marks: Marks, places: Sequence[Place], tokens: Sequence[str]) -> list
     """
     named = [(place, _own(marks, place)) for place in places]
     kinds = {node.op_type for node, _ in places if node.op_type.endswith("Normalization")}
+    if kinds == {"BatchNormalization"} and len({node.output[0] for node, _ in places}) == 1:
+        about = reading_of(places[0][0])
+        arguments = about.arguments if about is not None else ()
+        if len(arguments) > 4:  # of the same order; what is computed there is told elsewhere
+            read = [(place, own, arguments[place[1]]) for place, own in named]
+            return [
+                (place, "" if token == "None" else token)
+                for place, own, token in read
+                if (token == "None" and own) or (token in tokens and own != token)
+            ]
     if kinds and len({node.output[0] for node, _ in places}) == 1 and len(places) == len(tokens):
         # A scale of zeros may be merged with a shift, so that names mislead.
         pairs = zip(named, tokens, strict=True)

@@ -364,14 +364,17 @@ class _Builder:
         kind.append(Variable(name, output, initial))
 
     def _statistics(self) -> None:
-        """Running statistics move towards those of the batch."""
+        """Running statistics move towards those of the batch: of a module that is called twice,
+        first towards those of the first call's."""
         t = self.tape
+        moved: dict[str, str] = {}
         for entry in self.statistics:
-            kept = t.mul(entry.name, entry.keep)
-            value = t.add(kept, t.mul(entry.batch, entry.rest))
+            kept = t.mul(moved.get(entry.name, entry.name), entry.keep)
+            moved[entry.name] = t.add(kept, t.mul(entry.batch, entry.rest))
+        for name, value in moved.items():
             if self.dynamic is not None:
-                value = only_finite(t, value, entry.name)
-            self._variable(self.states, entry.name, value)
+                value = only_finite(t, value, name)
+            self._variable(self.states, name, value)
 
     def _dropped(self, ops: Sequence[Op]) -> Sequence[Op]:
         """Dropouts drawn from a counter that each run raises by one."""

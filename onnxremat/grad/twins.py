@@ -23,6 +23,7 @@ from typing import TypeAlias
 import onnx
 
 from onnxremat.grad.marks import FOLDED, READS, SCOPES, Marks, Reading, marks_of, reading_of, stem
+from onnxremat.grad.running import in_place
 from onnxremat.grad.signature import PARAMETER
 from onnxremat.grad.stored import constants_stored
 
@@ -86,7 +87,7 @@ class _Twin:
 
 def readied(model: onnx.ModelProto) -> onnx.ModelProto:
     """A model with its weights as initializers, and the operations that its exporter left out."""
-    return with_twins(constants_stored(model))
+    return with_twins(in_place(constants_stored(model)))
 
 
 def with_twins(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -45,6 +45,7 @@ from onnxremat.grad.patterns import (
     zero_block,
 )
 from onnxremat.grad.restored import Restored
+from onnxremat.grad.running import own_statistics
 from onnxremat.grad.stored import Stored, named
 from onnxremat.grad.tape import FLOATS
 from onnxremat.grad.twins import readied
@@ -168,10 +169,13 @@ class _Finder:
                     if about is not None and name in self.floats:
                         calls.setdefault(about.call, []).append((node, position))
         moved = self._told_apart(calls, constant) | self._folded_apart(readers, constant)
-        for name in self.floats:
-            self._own_statistics(
-                name, [r for r in readers.get(name, ()) if _place(*r) not in moved]
-            )
+        left = {
+            name: [r for r in readers[name] if _place(*r) not in moved]
+            for name in self.floats
+            if name in readers
+        }
+        used = {(e.node, e.position): e.parameter for e in self.found if e.how == "use"}
+        self.found += own_statistics(self.model, left, used, self._fresh)
 
     def _told_apart(
         self, calls: Mapping[str, list[Place]], constant: set[str]
@@ -235,16 +239,6 @@ class _Finder:
                 known[token] = self._fresh(self.marks.name_of(token, about))
                 self.tokens[known[token]] = token
             self.found.append(Restored("bias", known[token], node.input[1], *_place(node, BIAS)))
-
-    def _own_statistics(self, name: str, readers: Sequence[Place]) -> None:
-        """Every normalisation gets running statistics that nothing else reads."""
-        held = [r for r in readers if r[0].op_type == "BatchNormalization" and r[1] in (3, 4)]
-        keep = held[:1] if len(held) == len(readers) else []
-        for node, position in held:
-            if (node, position) not in keep:
-                kind = "running_mean" if position == 3 else "running_var"
-                made = self._fresh(f"{node.name or node.output[0]}.{kind}")
-                self.found.append(Restored("use", made, name, *_place(node, position)))
 
     def _fresh(self, stem: str) -> str:
         name, count = stem, 1

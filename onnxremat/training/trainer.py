@@ -16,6 +16,7 @@ from onnx import numpy_helper
 
 from onnxremat.device.machine import Device
 from onnxremat.errors import ModelError, UnsupportedError, UsageError
+from onnxremat.grad.at_rest import at_rest
 from onnxremat.grad.description import Training, training_of
 from onnxremat.grad.dropout import COUNTER
 from onnxremat.grad.unfold import apply_restored, fold_restored
@@ -379,7 +380,8 @@ class Trainer:
         self._take(facts)
 
     def export(self, model: Source, path: str | os.PathLike[str] | None = None) -> onnx.ModelProto:
-        """The inference model with the trained parameters and running statistics.
+        """The inference model with the trained parameters and running statistics, out of training
+        mode where its file was in it.
 
         Args:
             model: the model that was differentiated.
@@ -397,7 +399,7 @@ class Trainer:
             if name not in stored:
                 raise UsageError(f"the model has no initializer '{name}'")
             stored[name].CopyFrom(numpy_helper.from_array(self.state[name], name))
-        result = fold_restored(result, self.training.restored)
+        result = at_rest(fold_restored(result, self.training.restored))
         if path is not None:
             write_model(result, path, weights_from=folder)
         return result

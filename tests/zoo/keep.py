@@ -36,10 +36,12 @@ FRESH = (
     "merged-with-constants", "merged-views", "folded-views",
     "folded-transposes", "folded-softplus", "folded-standardization", "folded-parts",
     "folded-expand-zeros", "folded-state",
-    "merged-zero-scales", "merged-states", "folded-slices", "folded-exponent", "stopped-gate",
+    "merged-zero-scales", "merged-norm-called-twice", "merged-states",
+    "folded-slices", "folded-exponent", "stopped-gate",
 )  # fmt: skip
 FRESH_LEGACY = (
-    "merged-group-norms", "copied-layers", "merged-layer-norms", "one-of-two-cuts"
+    "merged-group-norms", "copied-layers", "merged-layer-norms", "merged-norm-called-twice",
+    "one-of-two-cuts",
 )  # fmt: skip
 # Metadata of nodes that names files of the machine it was exported on.
 LOCAL = ("pkg.torch.onnx.stack_trace",)

@@ -155,6 +155,11 @@ _enter("merged-in-one-norm", lambda: nn.Sequential(
 _enter("merged-zero-scales", lambda: nn.Sequential(
     nn.Linear(6, 6), nn.Tanh(), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(),
     _zero(nn.BatchNorm1d(6), "weight"), nn.Linear(6, 2)), (8, 6))  # fmt: skip
+_enter("merged-norm-called-twice", lambda: Does(
+    lambda m, x: m.o(m.bn(m.n(x)) * m.bn(m.n(x.flip(1)).tanh())),
+    bn=nn.BatchNorm1d(6, affine=False),
+    n=nn.Sequential(nn.Linear(6, 6, bias=False), nn.BatchNorm1d(6)), o=nn.BatchNorm1d(6)),
+    (8, 6))  # fmt: skip
 _enter("merged-states", lambda: Does(
     lambda m, x: m.out(m.cells(x, (m.h, m.c))[0]), cells=nn.LSTM(6, 5, batch_first=True),
     h=_zeros(1, 3, 5), c=_zeros(1, 3, 5), out=nn.Linear(5, 2)), (3, 4, 6))  # fmt: skip

@@ -1,0 +1,60 @@
+"""Models put out of training mode, as files that were exported in it are not."""
+
+from __future__ import annotations
+
+import onnx
+from onnx import helper
+
+from onnxremat.graph.ir import captures, subgraphs
+
+_RATIO = 2  # inputs of a Dropout that is at rest
+
+
+def at_rest(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A model whose batch normalizations use their running statistics and whose dropouts pass
+    everything; the model itself where they do. Statistics that a normalization gave out are the
+    running ones."""
+    if not _in_training(model.graph):
+        return model
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    _put(made.graph)
+    return made
+
+
+def _in_training(graph: onnx.GraphProto) -> bool:
+    return any(
+        (node.op_type == "Dropout" and len(node.input) > _RATIO)
+        or (node.op_type == "BatchNormalization" and _mode(node) is not None)
+        or any(map(_in_training, subgraphs(node)))
+        for node in graph.node
+    )
+
+
+def _mode(node: onnx.NodeProto) -> onnx.AttributeProto | None:
+    return next((each for each in node.attribute if each.name == "training_mode"), None)
+
+
+def _put(graph: onnx.GraphProto) -> None:
+    given: list[onnx.NodeProto] = []
+    read = {value.name for value in graph.output}
+    read |= {name for node in graph.node for name in (*node.input, *captures(node))}
+    for node in graph.node:
+        for body in subgraphs(node):
+            _put(body)
+        if node.op_type == "Dropout":
+            del node.input[_RATIO:]
+        mode = _mode(node) if node.op_type == "BatchNormalization" else None
+        if mode is not None:
+            node.attribute.remove(mode)
+            pairs = zip(node.input[3:5], node.output[1:3], strict=False)
+            given += [
+                helper.make_node("Identity", [a], [b], f"{b}/at_rest")
+                for a, b in pairs
+                if b in read
+            ]
+            del node.output[1:]
+    nodes = [*given, *graph.node]  # what is given are initializers
+    made = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del graph.node[:]
+    graph.node.extend(made)
