@@ -22,14 +22,20 @@ from onnxremat.graph.ir import Graph, Op, Role
 def with_overwritten(graph: Graph, statistics: Sequence[str]) -> tuple[Graph, list[Op]]:
     """The graph, and for each of the statistics an op, not in it yet, that makes a tensor of its
     size which may be overwritten: the statistic plus a number of its own, which is not known before
-    the run. It belongs right before its reader: in a pipeline, in the stage with the statistic."""
+    the run. It belongs right before its reader: in a pipeline, in the stage with the statistic. Of
+    a module that is called twice, in two stages perhaps, it is the number alone: one stage only may
+    read what a step moves."""
     if not statistics:
         return graph, []
     tape = Tape(graph.tensors, graph.opsets[""], [op.name for op in graph.ops])
     with tape.scope("overwritten", "forward"):
         kinds = dict.fromkeys(graph.tensors[name].dtype for name in statistics)
         numbers = {kind: _numbers(tape, graph.inputs[0], len(statistics), kind) for kind in kinds}
-        made = [tape.add(name, numbers[tape.dtype(name)][k]) for k, name in enumerate(statistics)]
+        made = []
+        for k, name in enumerate(statistics):
+            own = numbers[tape.dtype(name)][k]
+            shared = statistics.count(name) > 1
+            made.append(tape.expand(own, tape.shape(name)) if shared else tape.add(name, own))
     model, tensors = onnx.ModelProto(), dict(tape.tensors)
     model.CopyFrom(graph.model)
     for constant in tape.initializers:

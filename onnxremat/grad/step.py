@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 
 import onnx
@@ -364,14 +365,16 @@ class _Builder:
         kind.append(Variable(name, output, initial))
 
     def _statistics(self) -> None:
-        """Running statistics move towards those of the batch: of a module that is called twice,
-        first towards those of the first call's."""
+        """Running statistics move towards those of the batch: of a module that is called twice, to
+        those of the first call, then of the second. They are read last, so that one stage of a
+        pipeline reads and writes them."""
         t = self.tape
-        moved: dict[str, str] = {}
-        for entry in self.statistics:
-            kept = t.mul(moved.get(entry.name, entry.name), entry.keep)
-            moved[entry.name] = t.add(kept, t.mul(entry.batch, entry.rest))
-        for name, value in moved.items():
+        for name in dict.fromkeys(entry.name for entry in self.statistics):
+            keep, parts = 1.0, list[str]()
+            for entry in reversed([each for each in self.statistics if each.name == name]):
+                parts.append(t.mul(entry.batch, entry.rest * keep))
+                keep *= entry.keep
+            value = t.add(t.mul(name, keep), reduce(t.add, reversed(parts)))
             if self.dynamic is not None:
                 value = only_finite(t, value, name)
             self._variable(self.states, name, value)

@@ -173,6 +173,46 @@ def test_statistics_move_with_every_micro_batch(tmp_path: Path) -> None:
     assert abs(pipe.state["mean"]).max() > 0
 
 
+def called_twice(batch: int) -> onnx.ModelProto:
+    """A normalization that is called twice, with a product between."""
+    random, norm = np.random.default_rng(0), ("s", "b", "mean", "var")
+    stored = {name: random.standard_normal((5, 5)) for name in ("w", "v")}
+    stored |= {name: random.uniform(0.5, 1.5, 5) for name in norm}
+    nodes = [
+        helper.make_node("BatchNormalization", ["x", *norm], ["n"], "/bn/BN"),
+        helper.make_node("MatMul", ["n", "w"], ["h"], "/first/MatMul"),
+        helper.make_node("BatchNormalization", ["h", *norm], ["m"], "/bn_1/BN"),
+        helper.make_node("MatMul", ["m", "v"], ["y"], "/last/MatMul"),
+    ]
+    graph = helper.make_graph(
+        nodes, "called_twice",
+        [helper.make_tensor_value_info("x", 1, [batch, 5])],
+        [helper.make_tensor_value_info("y", 1, [batch, 5])],
+        [numpy_helper.from_array(v.astype(np.float32), name) for name, v in stored.items()],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+def test_statistics_of_a_module_that_two_stages_call_move_in_one() -> None:
+    settings: dict[str, Any] = {"optimizer": "sgd", "loss": "mse", "initializers": True}
+    step = differentiate(called_twice(6), **settings)
+    one = Trainer(differentiate(called_twice(6), accumulate=2, **settings), rate=0.1, threads=1)
+    wanted = Wanted(2, "zb-v", stages="/bn_1/BN")
+    pipe = PipelineParallel(step, ranks=ALONE, wanted=wanted, rate=0.1, threads=1)
+    pieces = pipe.staged.pieces.items()
+    for name in ("mean", "var"):
+        assert {key[1] for key, part in pieces if name in (*part.states, *part.reads)} == {1}
+    random = np.random.default_rng(1)
+    shapes = dict.fromkeys(("x", one.training.target), (12, 5))
+    batch = {n: random.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
+    for _ in range(2):
+        pipe.step(batch)
+        for k in range(2):
+            one.step({n: a[6 * k : 6 * k + 6] for n, a in batch.items()})
+    for name in ("mean", "var", "w", "v", "s"):
+        np.testing.assert_allclose(pipe.state[name], one.state[name], rtol=1e-5, atol=1e-6)
+
+
 @several
 @pytest.mark.slow
 def test_every_schedule_and_net(tmp_path: Path) -> None:
