@@ -130,7 +130,8 @@ def _tell(voice: Voice, curve: api.Curve, output: Path | None, plot: Path | None
     if curve.infeasible_below:
         voice.note(
             f"no budget below {format_bytes(curve.infeasible_below)} ({curve.infeasible_below} B) "
-            f"can work: {curve.why}"
+            f"can work for the graph as a whole: {curve.why}; in parts it may take less "
+            "(optimize --budget min tries them)"
         )
     facts = curve.facts()
     if output:

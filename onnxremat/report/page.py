@@ -262,7 +262,8 @@ def _curve(carried: Carried, swept: Swept) -> str:
     taken = carried.holders.timeline.peak + counted(carried.facts).total
     chosen = (about.budget or taken, about.overhead)
     low = swept.infeasible_below
-    none = f" Nothing below {format_bytes(low)} can work, proven." if low else ""
+    whole = f" The graph as a whole needs {format_bytes(low)} or more, proven."
+    none = whole if low else ""
     return (
         draw_curve(swept, chosen) + '<ul class="key">'
         '<li><span class="line" style="border-color:#1b7fbf"></span>plans found</li>'
