@@ -146,7 +146,8 @@ def _one_piece(search: Slots, starts: Sequence[Index], work: Work) -> _Timed:
         better = proof.slots
         if better is not None and search.fits(better) and search.value(better) < value:
             value, slots = search.value(better), better
-    if work.left and value > bound * (1 + max(work.gap, SAME)):
+    # Twice: a bound that has met the value lies below it by as much as is called the same.
+    if work.left and value > bound * (1 + max(work.gap, 2 * SAME)):
         value, slots = search.improve([slots], work, bound)
     return _Timed(value, slots, bound, by)
 
