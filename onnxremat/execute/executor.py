@@ -182,7 +182,7 @@ class Executor:
             made = device_options(device, TUNED)
             file = model if isinstance(model, Path) else self._file
             if file is None:
-                return open_held(model_source(model, made, folder), made, TUNED)
+                return open_held(model_source(model, made, folder), made, TUNED, kept=False)
             if model is file:
                 return open_light(file, read_light(file, PIN).content, made, TUNED)
             return open_light(file, model_source(model, made, None), made, TUNED)

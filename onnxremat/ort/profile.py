@@ -176,8 +176,7 @@ def run_session(session: Any, feeds: Feeds, runs: int = 1, bound: Sequence[str] 
     """
     outputs: list[Any] = []
     # Sequences and maps (of scikit-learn's classifiers, say) cannot be copied from a binding.
-    tensors = all(info.type.startswith("tensor(") for info in session.get_outputs())
-    bind = bound and tensors
+    bind = bound and all(info.type.startswith("tensor(") for info in session.get_outputs())
     run = _binding(session, feeds, bound) if bind else lambda: session.run(None, dict(feeds))
     for _ in range(runs):
         outputs.clear()

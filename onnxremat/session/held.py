@@ -37,14 +37,20 @@ def open_light(
     made.add_session_config_entry(FOLDER, str(file.parent))
     with opening():
         before = mapped(file)
-        session = open_held(content, made, options, search, str(file))
+        session = open_held(content, made, options, search, str(file), kept=False)
         make_own(mapped(file) - before)
     trim()
     return session
 
 
 def open_held(
-    source: str | bytes, made: Any, options: Options, search: Search | None = None, where: str = ""
+    source: str | bytes,
+    made: Any,
+    options: Options,
+    search: Search | None = None,
+    where: str = "",
+    *,
+    kept: bool = True,
 ) -> PlannedSession:
     """A session on the CPU provider that holds its bytes in the best way there is here.
 
@@ -54,6 +60,8 @@ def open_held(
         search: finds the arena that holds least, or says why there is none; asked where planned
             addresses cannot be had.
         where: the file that the weights are mapped from, if any.
+        kept: the session keeps a serialised model as long as it lives: without it, providers can
+            only be set anew where it has a file.
 
     Raises:
         ModelError: onnxruntime refuses the model.
@@ -62,7 +70,8 @@ def open_held(
         session = _best(source, made, options, search, where)
     except Exception as error:  # onnxruntime raises a dozen unrelated types
         raise refused(where or source, error) from error
-    session._model_bytes = None  # a copy of the model, which it would keep as long as it lives
+    if not kept:
+        session._model_bytes = None
     return session
 
 

@@ -447,7 +447,7 @@ def _session(step: Serial, opening: Opening) -> Any:
     if device.provider != CPU:
         return open_with(device, step.content, made, step.folder)
     if step.file is None:
-        return open_held(model_source(step.content, made, step.folder), made, chosen)
+        return open_held(model_source(step.content, made, step.folder), made, chosen, kept=False)
     model_source(step.content, made, None)  # its folder is set with the file
     without = "" if options else PIN  # as it was read
     told = (step.file, chosen, _bound_outputs(step.about), without)
