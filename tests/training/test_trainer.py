@@ -96,9 +96,9 @@ def test_no_parsed_graph_is_held_while_a_session_is_opened(
 
         return made
 
-    def opened(*given: Any) -> Any:
+    def opened(*given: Any, **more: Any) -> Any:
         held.extend(reference() is not None for reference in parsed)
-        return held_session(*given)
+        return held_session(*given, **more)
 
     held_session = loop.open_held
     monkeypatch.setattr(loop, "open_step", noted(loop.open_step))
