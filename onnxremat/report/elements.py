@@ -16,9 +16,6 @@ from onnxremat.versions import versions
 
 HELD = 12  # values listed at a moment
 AGAIN = 20  # recomputed ops listed
-# Of charts with a row for each who computes: margins, then heights of a bar, a gap, the axis.
-WIDTH, LEFT, RIGHT, TOP = 1000, 165, 16, 8
-ROW, GAP, AXIS = 34, 8, 30
 
 
 @dataclass(frozen=True)

@@ -43,3 +43,14 @@ function follow(of) {
   chart.addEventListener("click", function (event) { pinned = under(event); show(pinned); });
   slider.addEventListener("input", function () { pinned = of.from(+slider.value); show(pinned); });
 }
+
+// The same where a moment is a second of data.end.
+function followTime(words, rows) {
+  function at(share) { return Math.min(0.9999, share) * data.end; }
+  follow({
+    first: data.at, words: words, rows: rows, at: at,
+    place: function (time) { return time / data.end; },
+    tick: function (time) { return Math.round(time / data.end * 1000); },
+    from: function (tick) { return at(tick / 1000); }
+  });
+}

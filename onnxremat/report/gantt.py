@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from html import escape
 
-from onnxremat.report.elements import AXIS, GAP, LEFT, RIGHT, ROW, TOP, WIDTH
 from onnxremat.report.spread import Spread
+from onnxremat.report.time_chart import (
+    GAP,
+    LEFT,
+    RIGHT,
+    ROW,
+    WIDTH,
+    row_names,
+    time_chart,
+    x_at,
+    y_of,
+)
 from onnxremat.rewrite.partition import Copy
 from onnxremat.units import format_bytes, format_seconds
 
@@ -22,37 +32,24 @@ def draw(spread: Spread, at: float) -> str:
     rows = list(dict.fromkeys((*spread.made.machine.names, *spread.streams)))
     rows = [name for name in rows if name in spread.streams]
     strips = [name for name in spread.made.machine.names if spread.held[name].steps]
-    gantt = TOP + len(rows) * (ROW + GAP)
-    height = gantt + len(strips) * (STRIP + GAP) + AXIS
+    gantt = y_of(len(rows))
     body = [_bars(spread, rows), *(_strip(spread, name, gantt + k * (STRIP + GAP))
                                    for k, name in enumerate(strips))]  # fmt: skip
-    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
-        x = LEFT + share * (WIDTH - LEFT - RIGHT)
-        words = format_seconds(share * spread.end) if spread.known else f"{share:.0%}"
-        anchor = "end" if share == 1 else "middle"
-        body.append(
-            f'<line class="grid" x1="{x:.0f}" x2="{x:.0f}" y1="{TOP}" y2="{height - AXIS}"/>'
-            f'<text x="{x:.0f}" y="{height - 8}" text-anchor="{anchor}">{words}</text>'
-        )
-    x = _x(spread, at)
-    body.append(f'<line id="cursor" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{height - AXIS}"/>')
+
+    def words(share: float) -> str:
+        return format_seconds(share * spread.end) if spread.known else f"{share:.0%}"
+
     label = f"what {', '.join(rows)} do and hold over {format_seconds(spread.end)}"
-    return (
-        f'<svg id="chart" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(label)}" '
-        f'data-left="{LEFT}" data-right="{WIDTH - RIGHT}">' + "".join(body) + "</svg>"
-    )
+    end = gantt + len(strips) * (STRIP + GAP)
+    return time_chart(body, end, at / (spread.end or 1.0), label, words)
 
 
 def _x(spread: Spread, time: float) -> float:
-    return LEFT + time / (spread.end or 1.0) * (WIDTH - LEFT - RIGHT)
+    return x_at(time / (spread.end or 1.0))
 
 
 def _bars(spread: Spread, rows: list[str]) -> str:
-    made = [
-        f'<text x="{LEFT - 8}" y="{TOP + k * (ROW + GAP) + ROW / 2 + 5:.0f}" text-anchor="end">'
-        f"{escape(name)}</text>"
-        for k, name in enumerate(rows)
-    ]
+    made = row_names(rows)
     about = zip(
         spread.made.parts.actions, spread.streams, spread.times, spread.names, spread.words,
         strict=True,
@@ -60,7 +57,7 @@ def _bars(spread: Spread, rows: list[str]) -> str:
     for action, stream, (start, end), name, words in about:
         if end <= start:  # handed over within one memory
             continue
-        x, y = _x(spread, start), TOP + rows.index(stream) * (ROW + GAP)
+        x, y = _x(spread, start), y_of(rows.index(stream))
         style = "copy" if isinstance(action, Copy) else "bar"
         made.append(
             f'<rect class="{style}" x="{x:.1f}" y="{y}" height="{ROW}" '

@@ -13,11 +13,4 @@ function rows(time) {
 
 function words(time) { return (time * data.scale).toFixed(2) + " " + data.unit + "."; }
 
-function at(share) { return Math.min(0.9999, share) * data.end; }
-
-follow({
-  first: data.at, words: words, rows: rows, at: at,
-  place: function (time) { return time / data.end; },
-  tick: function (time) { return Math.round(time / data.end * 1000); },
-  from: function (tick) { return at(tick / 1000); }
-});
+followTime(words, rows);

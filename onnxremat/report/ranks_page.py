@@ -8,22 +8,10 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from html import escape
 
 from onnxremat.errors import UsageError
-from onnxremat.report.elements import (
-    AXIS,
-    GAP,
-    LEFT,
-    RIGHT,
-    ROW,
-    TOP,
-    WIDTH,
-    Frame,
-    Moments,
-    made_here,
-    table,
-)
+from onnxremat.report.elements import Frame, Moments, made_here, table
+from onnxremat.report.time_chart import ROW, row_names, time_chart, x_at, y_of
 from onnxremat.units import format_bytes, format_seconds
 from onnxremat.workers.replay import Action, Replay
 
@@ -167,39 +155,21 @@ def _figures(shown: Shown) -> list[tuple[str, str]]:
     return [*rows, *shown.told]
 
 
-def _x(shown: Shown, time: float) -> float:
-    return LEFT + time / shown.replay.makespan * (WIDTH - LEFT - RIGHT)
-
-
 def _draw(shown: Shown, at: float) -> str:
     """The ``svg`` element: a row per rank."""
-    ranks = shown.replay.order.ranks
-    height = TOP + ranks * (ROW + GAP) + AXIS
-    body = []
-    for rank in range(ranks):
-        y = TOP + rank * (ROW + GAP) + ROW / 2 + 5
-        body.append(f'<text x="{LEFT - 8}" y="{y:.0f}" text-anchor="end">rank {rank}</text>')
+    ranks, total = shown.replay.order.ranks, shown.replay.makespan
+    body = row_names([f"rank {rank}" for rank in range(ranks)])
     for each in shown.actions:
-        x, y = _x(shown, each.start), TOP + each.rank * (ROW + GAP)
+        x, end = x_at(each.start / total), x_at(each.end / total)
         words = f"{each.kind}{each.micro_batch} of stage {each.stage}, "
         words += format_seconds(each.end - each.start)
         body.append(
-            f'<rect class="action" fill="{COLOURS[each.kind]}" x="{x:.1f}" y="{y}" height="{ROW}" '
-            f'width="{max(0.5, _x(shown, each.end) - x):.1f}"><title>{words}</title></rect>'
+            f'<rect class="action" fill="{COLOURS[each.kind]}" x="{x:.1f}" y="{y_of(each.rank)}" '
+            f'height="{ROW}" width="{max(0.5, end - x):.1f}"><title>{words}</title></rect>'
         )
-    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
-        x = LEFT + share * (WIDTH - LEFT - RIGHT)
-        body.append(
-            f'<line class="grid" x1="{x:.0f}" x2="{x:.0f}" y1="{TOP}" y2="{height - AXIS}"/>'
-            f'<text x="{x:.0f}" y="{height - 8}" text-anchor="{"end" if share == 1 else "middle"}">'
-            f"{format_seconds(share * shown.replay.makespan)}</text>"
-        )
-    x = _x(shown, at)
-    body.append(f'<line id="cursor" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{height - AXIS}"/>')
-    label = f"what {ranks} ranks compute over {format_seconds(shown.replay.makespan)}"
-    return (
-        f'<svg id="chart" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(label)}" '
-        f'data-left="{LEFT}" data-right="{WIDTH - RIGHT}">' + "".join(body) + "</svg>"
+    label = f"what {ranks} ranks compute over {format_seconds(total)}"
+    return time_chart(
+        body, y_of(ranks), at / total, label, lambda share: format_seconds(share * total)
     )
 
 
