@@ -44,7 +44,7 @@ from onnxremat.rewrite.restore import restored
 from onnxremat.schedule.simulate import simulate
 from onnxremat.schedule.updates import written_over
 from onnxremat.session.measure import profiled, weight_bytes
-from onnxremat.session.process import PARTS, PER_NODE, UPDATES, Beside, beside
+from onnxremat.session.process import PARTS, UPDATES, Beside, beside, nodes_bytes
 from onnxremat.units import format_bytes
 
 Progress = Callable[[str], None]
@@ -271,7 +271,7 @@ class Prepared:
 
     def bytes_of_nodes(self, nodes: int) -> int:
         """What budgets count of so many nodes more than the graph has."""
-        return 0 if "session" in self.settings.not_counted else PER_NODE * nodes
+        return nodes_bytes(self.graph, nodes, self.settings.not_counted)
 
     @property
     def batch(self) -> int:
