@@ -163,6 +163,7 @@ def command(
     )  # fmt: skip
     log = Phases(voice.say)
     with voice.working() as interrupt, _phases_told(voice, log if verbose else None):
+        log.ending = interrupt.ending
         options = PlanOptions(
             time_limit=time_limit, work=work, gap=gap, solver=solver, seed=seed, method=method,
             threads=threads or processors(), progress=voice.planning, stop=interrupt,
