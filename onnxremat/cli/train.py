@@ -142,6 +142,14 @@ def command(
             show_default=False,
         ),
     ] = None,
+    budget: Annotated[
+        str,
+        typer.Option(
+            help="With --pipeline: what a process may take, such as 2GiB; its stage computes again "
+            "what has no room.",
+            show_default=False,
+        ),
+    ] = "",
     trace: Annotated[
         Path | None,
         typer.Option(
@@ -163,7 +171,7 @@ def command(
     from onnxremat.workers.pipelined import PipelineParallel
 
     rate_schedule, wanted = schedules_of(
-        schedule or [], pipeline is not None, micro_batches, stages, in_flight
+        schedule or [], pipeline is not None, micro_batches, stages, in_flight, budget
     )
     ranks = None if data_parallel is None and pipeline is None else join()
     follows = ranks is not None and not ranks.first  # the first speaks and writes
@@ -200,7 +208,7 @@ def command(
         start = trainer.progress.step
         spans = spans_of(trainer, ranks, trace)
         run.train(export, weights)
-        if ranks and isinstance(trainer, DataParallel):
+        if isinstance(trainer, DataParallel | PipelineParallel) and ranks:
             voice.note(kept_by(ranks.everybody(trainer.sizes())))
         if ranks and trace and spans:
             write_trace(ranks.gathered(spans.rows), trace, source, voice)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from onnxremat.cli import args
 from onnxremat.cli.console import Voice
 from onnxremat.errors import UsageError
+from onnxremat.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from onnxremat.training.trainer import Trainer
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from onnxremat.workers.pipelined import PipelineParallel
     from onnxremat.workers.spans import Span, Spans
     from onnxremat.workers.staged import Wanted
+    from onnxremat.workers.within import Fitted
 
 MICRO_BATCHES = 8
 
@@ -27,6 +29,7 @@ def schedules_of(
     micro_batches: int,
     stages: str,
     in_flight: int | None,
+    budget: str = "",
 ) -> tuple[str, Wanted | None]:
     """The rate's schedule, and the pipeline asked for.
 
@@ -43,7 +46,13 @@ def schedules_of(
     rate = rates[0] if rates else "constant"
     if pipeline:
         order = orders[0] if orders else "1f1b"
-        return rate, Wanted(micro_batches, order, stages, in_flight)
+        limit = parse_bytes(budget) if budget else None
+        return rate, Wanted(micro_batches, order, stages, in_flight, budget=limit)
+    if budget:
+        raise UsageError(
+            "--budget is for pipelines, whose stages it holds for",
+            hint="a step for one process: onnxremat optimize STEP OUT --budget, then train OUT",
+        )
     alone = {"--schedule " + "".join(orders): orders, "--stages": stages, "--in-flight": in_flight,
              "--micro-batches": micro_batches != MICRO_BATCHES}  # fmt: skip
     for option, there in alone.items():
@@ -120,6 +129,20 @@ def company(trainer: Trainer, ranks: Ranks) -> str:
         f"{count} micro-batches of {trainer.batch_size // count} rows, "
         f"{plan.order.name}: {plan.replay.makespan:.3g} s by simulation, waiting "
         f"{plan.replay.bubble:.0%}; stages begin at {', '.join(plan.cuts) or 'the start'}"
+        + _within(plan.fitted, count)
+    )
+
+
+def _within(fitted: Fitted, count: int) -> str:
+    """What a budget leads to."""
+    if not fitted.memory:
+        return ""
+    sizes = ", ".join(format_bytes(each.total) for each in fitted.memory)
+    ops = ", ".join(str(len(each.ops)) for each in fitted.again)
+    seconds = max(each.seconds for each in fitted.again) * count
+    return (
+        f"; planned per process: {sizes}; ops that stages compute again: {ops}, at most "
+        f"{seconds:.3g} s of a step"
     )
 
 

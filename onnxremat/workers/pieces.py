@@ -93,7 +93,12 @@ class Piece:
     copied: tuple[tuple[str, str], ...]
 
 
-def cut(graph: Graph, parts: Mapping[Any, Sequence[Op]], about: Training) -> dict[Any, Piece]:
+def cut(
+    graph: Graph,
+    parts: Mapping[Any, Sequence[Op]],
+    about: Training,
+    again: Mapping[Any, Sequence[Op]] | None = None,
+) -> dict[Any, Piece]:
     """Parts as graphs.
 
     A Reshape and the like is repeated in the parts that read its result, so that what it shows is
@@ -102,21 +107,25 @@ def cut(graph: Graph, parts: Mapping[Any, Sequence[Op]], about: Training) -> dic
     Args:
         parts: all ops of the graph.
         about: what its inputs and outputs mean.
+        again: ops of other parts that a part repeats; others read what they make from this part.
 
     Raises:
         UnsupportedError: something that is no tensor, or of unknown shape, is read by two parts.
     """
     updates, known = about.updates, {v.input for v in about.variables}
     known |= {name for _, name in about.gradients}
-    whole = {key: _with_aliases(graph, ops) for key, ops in parts.items()}
+    repeats = again or {}
+    whole = {key: _with_aliases(graph, [*repeats.get(key, ()), *ops]) for key, ops in parts.items()}
     readers: dict[str, set[Any]] = {}
     for key, ops in whole.items():
+        own = {name for op in ops for name in op.writes}
         for op in ops:
-            for name in op.reads:
+            for name in {*op.reads} - own:
                 readers.setdefault(name, set()).add(key)
     kept = {*graph.outputs} - {*updates.values()}
     found: dict[Any, Piece] = {}
     writer = {name: key for key, ops in parts.items() for op in ops for name in op.writes}
+    writer |= {name: key for key, ops in repeats.items() for op in ops for name in op.writes}
     moving = {
         old
         for old, new in updates.items()
@@ -124,12 +133,14 @@ def cut(graph: Graph, parts: Mapping[Any, Sequence[Op]], about: Training) -> dic
     }
     states = ({*graph.inputs} & known) - moving
     for key, ops in whole.items():
-        first = {name for op in parts[key] for name in op.writes}
+        first = {name for op in ops for name in op.writes if writer[name] == key}
         shared = {name for name in first if readers.get(name, set()) - {key}}
         pairs = [(old, new) for old, new in updates.items() if new in first]
         placed = [p for p in pairs if p[0] not in moving and p[1] not in shared]
         copied = [p for p in pairs if p not in placed]
         makes = (shared | (kept & first) | {new for _, new in copied}) - {new for _, new in placed}
+        if not makes and not placed:  # others repeat all of it: a session has to make something
+            makes = {*ops[-1].writes}
         part = subgraph(graph, ops, makes | {new for _, new in placed})
         found[key] = Piece(
             part,
@@ -143,25 +154,36 @@ def cut(graph: Graph, parts: Mapping[Any, Sequence[Op]], about: Training) -> dic
 
 
 def _with_aliases(graph: Graph, ops: Sequence[Op]) -> list[Op]:
-    """The ops and, before them, those that only show what others make in another shape."""
+    """The ops, and those that only show what others make in another shape; in the graph's order."""
     own = {name for op in ops for name in op.writes}
     added: dict[str, Op] = {}
 
     def need(name: str) -> None:
-        at = graph.producer.get(name)
-        if name in own or name in added or at is None:
-            return
-        op = graph.ops[at]
-        if is_alias(op) and all(
-            graph.tensors[n].role is Role.WEIGHT for n in op.reads if n != op.inputs[0]
-        ):
+        op = _shows(graph, name)
+        if name not in own and name not in added and op is not None:
             need(op.inputs[0])
             added[name] = op
 
     for op in ops:
         for name in op.reads:
             need(name)
-    return [*added.values(), *ops]
+    return sorted([*added.values(), *ops], key=lambda op: graph.producer[op.writes[0]])
+
+
+def shown(graph: Graph, name: str) -> str:
+    """What a value shows in another shape: parts are given that, and repeat the rest."""
+    op = _shows(graph, name)
+    return name if op is None else shown(graph, op.inputs[0])
+
+
+def _shows(graph: Graph, name: str) -> Op | None:
+    """The op that makes a value of another one and of constants, without copying."""
+    at = graph.producer.get(name)
+    op = None if at is None else graph.ops[at]
+    if op is None or not is_alias(op):
+        return None
+    others = (n for n in op.reads if n != op.inputs[0])
+    return op if all(graph.tensors[n].role is Role.WEIGHT for n in others) else None
 
 
 class Flight:

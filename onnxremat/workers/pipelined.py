@@ -12,6 +12,7 @@ same update.
 from __future__ import annotations
 
 import os
+import resource
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -286,6 +287,16 @@ class PipelineParallel(Trainer):
     def state(self) -> dict[str, np.ndarray]:
         """What this rank holds; on the first, after :meth:`collect`, everything as it then was."""
         return self._everything or self._held.arrays
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes that this rank keeps: of parameters, of sums of gradients, of other state, of
+        values between parts at most, and its process's largest resident set so far."""
+        told = {name: array.nbytes for name, array in self._held.arrays.items()}
+        weights = sum(told.get(v.input, 0) for v in self.training.parameters)
+        sums = sum(told.get(name, 0) for name in self._sums)
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return {"parameters": weights, "gradients": sums, "state": sum(told.values())
+                - weights - sums, "values": self.pool.peak, "resident": most}  # fmt: skip
 
     def collect(self) -> None:
         """Bring the state of all ranks to the first, where it can be exported; all have to call."""

@@ -7,17 +7,19 @@ from dataclasses import dataclass, replace
 
 import onnx
 
+from onnxremat.cost.analytic import analytic_costs
 from onnxremat.errors import MissingComponentError, UnsupportedError
 from onnxremat.graph.onnx_io import read_model
 from onnxremat.ort.session import Options
 from onnxremat.training.state import Step
+from onnxremat.workers.again import Stage
 from onnxremat.workers.courier import Courier, Delay
 from onnxremat.workers.gathering import gathering
 from onnxremat.workers.halves import Halves, halves_of
-from onnxremat.workers.layers import Key, crossing_bytes, forward_ops
+from onnxremat.workers.layers import Key, Layers, crossing_bytes, forward_ops
 from onnxremat.workers.mpi import Mesh, Ranks
 from onnxremat.workers.pieces import Piece, cut
-from onnxremat.workers.pipeline import Order, Pipeline
+from onnxremat.workers.pipeline import F, Order, Pipeline
 from onnxremat.workers.replay import Replay, carry_out
 from onnxremat.workers.schedules import SEVERAL, named
 from onnxremat.workers.search import best_order
@@ -31,6 +33,7 @@ from onnxremat.workers.stages import (
 )
 from onnxremat.workers.tied import apart
 from onnxremat.workers.tuning import measured_network
+from onnxremat.workers.within import Fitted, Within, repeats
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ class Wanted:
         in_flight: most micro-batches that a stage keeps alive, None for no limit.
         delay: of every transfer, for tests and studies.
         pipelines: side by side, each with micro-batches of its own.
+        budget: bytes that a process may take, of what it holds for the run; None for no limit.
     """
 
     micro_batches: int
@@ -53,6 +57,7 @@ class Wanted:
     in_flight: int | None = None
     delay: Delay | None = None
     pipelines: int = 1
+    budget: int | None = None
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,7 @@ class Staged:
     Attributes:
         model: the step, gathering, its update inside.
         cuts: first op of each stage but the first.
-        replay: the schedule, simulated with measured times.
+        fitted: the schedule, simulated with measured times; what stages make again.
         courier: between the ranks of a pipeline.
         between: between the same ranks of all pipelines; None where there is one pipeline.
         homes: stage of every sum of gradients.
@@ -74,7 +79,7 @@ class Staged:
 
     model: onnx.ModelProto
     cuts: tuple[str, ...]
-    replay: Replay
+    fitted: Fitted
     courier: Courier
     between: Courier | None
     homes: Mapping[str, int]
@@ -82,6 +87,11 @@ class Staged:
     updates: Mapping[Phase, Piece]
     owners: Mapping[str, int]
     copies: Mapping[str, tuple[int, tuple[int, ...]]]
+
+    @property
+    def replay(self) -> Replay:
+        """The schedule, carried out in simulation."""
+        return self.fitted.replay
 
     @property
     def order(self) -> Order:
@@ -101,12 +111,8 @@ class Staged:
             yield step // 4, step % 4, k
 
     def held(self, rank: int) -> frozenset[str]:
-        """Variables that a rank needs."""
-        rows = [piece for key, piece in self.pieces.items() if self.rank_of(key) == rank]
-        rows += [p for key, p in self.updates.items() if key == EVERYWHERE or key[1] == rank]
-        names = {name for piece in rows for name in (*piece.states, *piece.reads)}
-        names |= {old for piece in rows for old, _ in piece.copied}
-        return frozenset(names | {name for name, owner in self.owners.items() if owner == rank})
+        """Variables that a rank needs, and values of other parts that it reads."""
+        return held(rank, self.order.rank, self.pieces, self.updates, self.owners)
 
 
 def require_unplanned(model: onnx.ModelProto) -> None:
@@ -130,6 +136,7 @@ def staged(step: Step, mesh: Mesh, wanted: Wanted, options: Options) -> Staged:
         UnsupportedError: a planned step, or state that several stages overwrite.
         UsageError: stages or a schedule that do not suit the ranks.
         InfeasibleError: the schedule keeps more micro-batches alive than it may.
+        NoPlanError: a process needs more than the budget, whatever its stage makes again.
     """
     require_unplanned(step.model)
     courier = mesh.pipeline.courier(wanted.delay)
@@ -146,18 +153,73 @@ def staged(step: Step, mesh: Mesh, wanted: Wanted, options: Options) -> Staged:
     cuts, pipeline = _measured(halves, mesh, wanted, options, step)
     lags = _communication(halves, cuts, courier, mesh.pipeline)
     pipeline, first = replace(pipeline, communication=lags), None
-    if mesh.everyone.first:
-        first = _scheduled(pipeline, wanted.schedule, mesh.pipeline.size)
-    replay: Replay = mesh.everyone.told(first)
     layers = halves.layers(cuts)
-    homes = {name: at for name, (_, at) in halves.homes(layers).items()}
-    owner = {name: replay.order.rank[at] for name, at in homes.items()}
-    pieces = cut(halves.step, apart(layers.parts), halves.about)
-    updates = cut(halves.update, spread(halves.update, owner), halves.told)
-    owners = owners_of(halves, replay.order.rank, pieces, updates)
-    copies = _copies(halves, owners, replay.order.rank, pieces)
+    parts = apart(layers.parts)
+    if mesh.everyone.first:
+        first = _fitted(halves, layers, pipeline, wanted, mesh.pipeline.size).fit()
+    fitted: Fitted = mesh.everyone.told(first)
+    rank, again = fitted.replay.order.rank, repeats(fitted.again, parts)
+    pieces = cut(halves.step, parts, halves.about, again)
+    homes, updates, owners = _owned(halves, layers, rank, pieces)
+    copies = _copies(halves, owners, rank, pieces)
     couriers = courier, between
-    return Staged(model, tuple(cuts), replay, *couriers, homes, pieces, updates, owners, copies)
+    return Staged(model, tuple(cuts), fitted, *couriers, homes, pieces, updates, owners, copies)
+
+
+def _fitted(
+    halves: Halves, layers: Layers, pipeline: Pipeline, wanted: Wanted, ranks: int
+) -> Within:
+    """Stages with what they may make again, and what ranks hold beside."""
+    parts = apart(layers.parts)
+    known = analytic_costs(halves.step).seconds
+
+    def stage(at: int) -> Stage:
+        ops = parts.get((F, at), ())
+        share = pipeline.forward[at] / (sum(known[op.name] for op in ops) or 1.0)
+        seconds = {op.name: share * known[op.name] for op in ops}
+        return Stage.of(halves.step, parts, at, halves.about.updates, seconds)
+
+    def state(rank: Sequence[int]) -> list[int]:
+        pieces = cut(halves.step, parts, halves.about)
+        _, updates, owners = _owned(halves, layers, rank, pieces)
+        sizes = {n: t.bytes for g in (halves.step, halves.update) for n, t in g.tensors.items()}
+        names = (held(at, rank, pieces, updates, owners) for at in range(max(rank) + 1))
+        variables = {v.input for v in (*halves.about.variables, *halves.told.variables)}
+        return [sum(sizes[name] for name in row & variables) for row in names]
+
+    return Within(
+        pipeline,
+        [stage(at) for at in range(pipeline.stages)],
+        lambda each: _scheduled(each, wanted.schedule, ranks),
+        lambda again: cut(halves.step, parts, halves.about, repeats(again, parts)),
+        state,
+        wanted.budget,
+    )
+
+
+def _owned(
+    halves: Halves, layers: Layers, rank: Sequence[int], pieces: Mapping[Key, Piece]
+) -> tuple[dict[str, int], dict[Phase, Piece], dict[str, int]]:
+    """Stage of every sum of gradients, parts of the update, who owns which variable."""
+    homes = {name: at for name, (_, at) in halves.homes(layers).items()}
+    owner = {name: rank[at] for name, at in homes.items()}
+    updates = cut(halves.update, spread(halves.update, owner), halves.told)
+    return homes, updates, owners_of(halves, rank, pieces, updates)
+
+
+def held(
+    at: int,
+    rank: Sequence[int],
+    pieces: Mapping[Key, Piece],
+    updates: Mapping[Phase, Piece],
+    owners: Mapping[str, int],
+) -> frozenset[str]:
+    """Variables that a rank needs, and values of other parts that it reads."""
+    rows = [piece for key, piece in pieces.items() if rank[key[1]] == at]
+    rows += [p for key, p in updates.items() if key == EVERYWHERE or key[1] == at]
+    names = {name for piece in rows for name in (*piece.states, *piece.reads)}
+    names |= {old for piece in rows for old, _ in piece.copied}
+    return frozenset(names | {name for name, owner in owners.items() if owner == at})
 
 
 def _measured(

@@ -44,6 +44,9 @@ def train(ranks: Ranks, path: Path) -> None:
                 "alive": {k: v for part in alive for k, v in part.items()},
                 "simulated": trainer.staged.replay.peak,
                 "peak": peak,
+                "planned": [each.values + each.crossing for each in trainer.staged.fitted.memory],
+                "budgets": [each.total for each in trainer.staged.fitted.memory],
+                "again": [len(each.ops) for each in trainer.staged.fitted.again],
                 "alike": _alike(held, trainer.mesh.pipeline.size),
                 "cuts": trainer.staged.cuts,
             }

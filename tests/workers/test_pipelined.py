@@ -275,6 +275,7 @@ def test_resuming_makes_the_bits_of_an_uninterrupted_run(tmp_path: Path) -> None
         (["--stages", "a"], "for pipelines"),
         (["--pipeline", "--schedule", "1f1b", "--schedule", "gpipe"], "two of one kind"),
         (["--shard-state"], "for --data-parallel"),
+        (["--budget", "1GiB"], "for pipelines"),
     ],
 )
 def test_options_that_do_not_go_together(options: list[str], said: str) -> None:

@@ -1,0 +1,227 @@
+"""Stages of a pipeline within a budget of bytes per rank: schedule and recomputation together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from onnxremat.errors import NoPlanError
+from onnxremat.graph.ir import Graph, Op, Role
+from onnxremat.memory.events import profile
+from onnxremat.session.structures import graph_bytes
+from onnxremat.units import format_bytes
+from onnxremat.workers.again import Again, Stage
+from onnxremat.workers.layers import Key
+from onnxremat.workers.pieces import Piece
+from onnxremat.workers.pipeline import B, F, Pipeline, W
+from onnxremat.workers.replay import Replay
+
+AHEAD = 2  # actions for which a rank has asked for what they read
+ROUNDS = 8  # of choosing what is made again, and seeing what that takes
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of a rank.
+
+    Attributes:
+        state: parameters, optimizer state, sums of gradients.
+        values: what F leaves for B and W, and B for W, of all micro-batches alive.
+        crossing: buffers of what comes from other ranks and goes to them.
+        workspace: values inside the part that needs most.
+        sessions: weights that are constants, structures.
+    """
+
+    state: int = 0
+    values: int = 0
+    crossing: int = 0
+    workspace: int = 0
+    sessions: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.state + self.values + self.crossing + self.workspace + self.sessions
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A schedule, and what each stage makes again; bytes per rank as planned."""
+
+    replay: Replay
+    again: tuple[Again, ...]
+    memory: tuple[Memory, ...]
+
+
+Cut = Callable[[Sequence[Again]], Mapping[Key, Piece]]
+
+
+@dataclass(frozen=True)
+class Within:
+    """What is to fit.
+
+    Attributes:
+        pipeline: stages without recomputation.
+        stages: what each may make again.
+        scheduled: a pipeline with its schedule.
+        cut: the parts, by what each makes again.
+        state: bytes of variables that ranks hold, by the rank of each stage.
+        budget: bytes per rank; None for none.
+    """
+
+    pipeline: Pipeline
+    stages: Sequence[Stage]
+    scheduled: Callable[[Pipeline], Replay]
+    cut: Cut
+    state: Callable[[Sequence[int]], Sequence[int]]
+    budget: int | None
+
+    def fit(self) -> Fitted:
+        """Least time by simulation within the budget.
+
+        Raises:
+            NoPlanError: a rank needs more in every way that was tried.
+        """
+        replay = self.scheduled(self.pipeline)
+        if self.budget is None:
+            return Fitted(replay, tuple(stage.everything_kept() for stage in self.stages), ())
+        found, refusal = list[Fitted](), None
+        for limit in self._limits(replay):
+            pipeline = replace(self.pipeline, in_flight=limit)
+            try:
+                found.append(self._fitted(pipeline))
+            except NoPlanError as error:
+                refusal = error
+        if not found:
+            assert refusal is not None
+            raise refusal
+        return min(found, key=lambda one: one.replay.makespan)
+
+    def _limits(self, replay: Replay) -> list[int | None]:
+        """Limits of micro-batches alive to try: what is asked for, and less where a schedule can be
+        found for any."""
+        most = max(replay.peak)
+        fewer = {most // 2, most - 1, len(self.stages), 1} if replay.order.name == "auto" else {0}
+        return [self.pipeline.in_flight, *sorted(n for n in fewer if 0 < n < most)]
+
+    def _fitted(self, pipeline: Pipeline) -> Fitted:
+        """Rounds of choosing and weighing: what is made again takes workspace, and time, by which
+        the schedule may change."""
+        assert self.budget is not None
+        replay = self.scheduled(pipeline)
+        again = [stage.everything_kept() for stage in self.stages]
+        memory, most = self._memory(replay, again), 0
+        over = max(each.total for each in memory) > self.budget
+        for _ in range(ROUNDS):
+            if not over:
+                return Fitted(replay, tuple(again), memory)
+            again = self._chosen(replay, memory)
+            longer = (a + b.seconds for a, b in zip(pipeline.backward, again, strict=True))
+            replay = self.scheduled(replace(pipeline, backward=tuple(longer)))
+            memory = self._memory(replay, again)
+            most = max(each.total for each in memory)
+            over = most > self.budget
+        if not over:
+            return Fitted(replay, tuple(again), memory)
+        raise self._refused(replay)
+
+    def _chosen(self, replay: Replay, memory: Sequence[Memory]) -> list[Again]:
+        """For each stage the least seconds in its share of what its rank has for values."""
+        assert self.budget is not None
+        waits, found = waiting(replay), []
+        for at, stage in enumerate(self.stages):
+            rank, counts = replay.order.rank[at], (replay.peak[at], waits[at])
+            each = memory[rank]
+            room = self.budget - (each.total - each.values)
+            own = stage.everything_kept().bytes(*counts)
+            beside = sum(
+                other.everything_kept().bytes(replay.peak[k], waits[k])
+                for k, other in enumerate(self.stages)
+                if replay.order.rank[k] == rank
+            )
+            best = stage.choose(int(room * own / max(1, beside)), *counts)
+            if best is None:
+                raise self._refused(replay)
+            found.append(best)
+        return found
+
+    def _refused(self, replay: Replay) -> NoPlanError:
+        """What the fullest rank takes where its stages keep as little as they can."""
+        assert self.budget is not None
+        counts = list(zip(replay.peak, waiting(replay), strict=True))
+        again = [s.least(*n) for s, n in zip(self.stages, counts, strict=True)]
+        memory = self._memory(replay, again)
+        rank = max(range(len(memory)), key=lambda k: memory[k].total)
+        parts = ", ".join(
+            f"{format_bytes(size)} {name}" for name, size in vars(memory[rank]).items() if size
+        )
+        return NoPlanError(
+            f"process {rank} needs more than the budget of {format_bytes(self.budget)}",
+            smallest=memory[rank].total,
+            why=f"keeping as little as can be it takes {format_bytes(memory[rank].total)}: {parts}",
+            hint=f"--budget {1 + (memory[rank].total >> 20)}MiB or more; more "
+            "processes, smaller micro-batches, or fewer in flight (--in-flight, another schedule)",
+        )
+
+    def _memory(self, replay: Replay, again: Sequence[Again]) -> tuple[Memory, ...]:
+        rank, waits = replay.order.rank, waiting(replay)
+        pieces = self.cut(again)
+        own = {name: key[1] for key, piece in pieces.items() for name in piece.makes}
+        found = [Memory(state=size) for size in self.state(rank)]
+        for at, each in enumerate(again):
+            row = found[rank[at]]
+            found[rank[at]] = replace(
+                row, values=row.values + each.bytes(replay.peak[at], waits[at])
+            )
+        for (_, at), piece in pieces.items():
+            row, tensors = found[rank[at]], piece.graph.tensors
+            come = {n for n in piece.reads if rank[own.get(n, at)] != rank[at]}
+            go = {n for n in piece.makes if any(n in p.reads for (_, k), p in pieces.items()
+                                                if rank[k] != rank[at])}  # fmt: skip
+            # The other end may be behind by all that are alive; what comes is asked for early.
+            crossing = replay.peak[at] * sum(tensors[n].bytes for n in go)
+            crossing += AHEAD * sum(tensors[n].bytes for n in come)
+            found[rank[at]] = replace(
+                row,
+                crossing=row.crossing + crossing,
+                workspace=max(row.workspace, inside(piece.graph)),
+                sessions=row.sessions + graph_bytes(piece.graph) + _constants(piece.graph),
+            )
+        return tuple(found)
+
+
+def repeats(again: Sequence[Again], parts: Mapping[Key, Sequence[Op]]) -> dict[Key, list[Op]]:
+    """What B of each stage, or W where it has no B, repeats of its F."""
+    found = {}
+    for at, each in enumerate(again):
+        if each.ops:
+            names = {*each.ops}
+            late = (B, at) if (B, at) in parts else (W, at)
+            found[late] = [op for op in parts[F, at] if op.name in names]
+    return found
+
+
+def waiting(replay: Replay) -> list[int]:
+    """Most micro-batches between B and W at once, the one that is on among them, per stage."""
+    found = [1] * replay.pipeline.stages
+    for steps in replay.order.steps:
+        for stage in np.unique(steps // 4).tolist():
+            kinds = steps[steps // 4 == stage] % 4
+            change = (kinds == B).astype(np.int64) - (kinds == W)
+            found[stage] = max(1, int(np.cumsum(change).max(initial=0)))
+    return found
+
+
+def inside(graph: Graph) -> int:
+    """Most bytes of values that are made and read inside a graph, in its order."""
+    bound = {*graph.inputs, *graph.outputs}
+    names = [n for op in graph.ops for n in op.writes if n not in bound]
+    first = np.array([graph.producer[n] for n in names], np.int64)
+    last = np.array([max(graph.readers.get(n, (graph.producer[n],))) for n in names], np.int64)
+    size = np.array([graph.tensors[n].bytes for n in names], np.int64)
+    return int(profile(size, first, last).max(initial=0)) if names else 0
+
+
+def _constants(graph: Graph) -> int:
+    return sum(t.bytes for t in graph.tensors.values() if t.role is Role.WEIGHT)
