@@ -60,7 +60,7 @@ def wrong(command: Written, kind: str, number: int) -> str:
             return damaged
         if kind == "kill":
             return _again(command, work)
-        if kind == "memory" and "std::bad_alloc" in said:
+        if kind == "memory" and "terminate called" in said:
             return ""  # onnxruntime ends the process where one of its threads runs out of memory
         if why:
             return why
