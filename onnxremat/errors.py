@@ -18,6 +18,11 @@ parts and exits with ``exit_code``.
 
 from __future__ import annotations
 
+import errno
+
+# Disk, quota, size of a file, open files.
+USED_UP = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE})
+
 
 class OnnxrematError(Exception):
     """Base of all errors raised on purpose.

@@ -5,6 +5,7 @@ Imports little, so that Ctrl-C is answered from the first moment on.
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -14,9 +15,10 @@ import warnings
 from types import FrameType
 from typing import Any
 
-from onnxremat.cli.exhausted import USED_UP, out_of_memory
+from onnxremat.cli.exhausted import out_of_memory
 from onnxremat.cli.interrupt import WATCH, leave
 from onnxremat.errors import (
+    USED_UP,
     ExhaustedError,
     OnnxrematError,
     StoppedError,
@@ -47,21 +49,40 @@ def _abandoned(threads: set[threading.Thread]) -> bool:
 def _code() -> int:
     """Run; the exit code."""
     _show_warnings()
+    _write_whole()
     try:
-        _run()
+        try:
+            _run()
+        finally:
+            sys.stdout.flush()
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except KeyboardInterrupt:
         sys.stderr.write("error: interrupted\n")
         return 130
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 1
     except Exception as error:
+        if isinstance(error, OSError) and error.filename is None:
+            _drop_output()  # it may be what could not be written, and would be tried again
         told = _told(error)
         _report(told)
         return told.exit_code
     return 0
+
+
+def _write_whole() -> None:
+    """Unbuffered (``python -u``), Python takes a write that a full disk cuts short for done."""
+    text = sys.stdout
+    if isinstance(raw := getattr(text, "buffer", None), io.RawIOBase):
+        whole = io.BufferedWriter(raw)
+        sys.stdout = io.TextIOWrapper(whole, text.encoding, text.errors, line_buffering=True)
+
+
+def _drop_output() -> None:
+    """Nobody reads on, or it cannot be kept."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _told(error: Exception) -> OnnxrematError:
@@ -72,6 +93,9 @@ def _told(error: Exception) -> OnnxrematError:
         return error
     if isinstance(error, OSError):  # a full disk, a path no file system takes
         kind = ExhaustedError if error.errno in USED_UP else UsageError
+        if error.filename is None and kind is ExhaustedError:
+            what = f"cannot write what this command says: {error.strerror}"
+            return kind(what, hint="make room where it goes, or send it elsewhere")
         return kind(f"{error.strerror or error}", where=str(error.filename or ""))
     if isinstance(error, ImportError) and error.name == "onnxruntime":
         from onnxremat.ort.session import no_runtime  # the package leaves it to the user to choose

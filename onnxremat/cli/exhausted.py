@@ -13,8 +13,6 @@ _SAID = (
     "std::bad_alloc", "Failed to allocate memory", "Arena alloc failed", "Unable to allocate",
     "Cannot allocate memory", "can't start new thread",
 )  # fmt: skip
-# Disk, quota, size of a file, open files.
-USED_UP = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE}
 _ROOM = 64 << 20  # bytes; a process that cannot have them is short of memory
 
 

@@ -22,7 +22,7 @@ import onnx
 from onnxremat import plain_json
 from onnxremat.cost.rounds import Rounds
 from onnxremat.cost.table import CostTable, signature
-from onnxremat.errors import UsageError
+from onnxremat.errors import OnnxrematError
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import atomic, to_model
 from onnxremat.limits import OP_SECONDS, TENSOR_BYTES
@@ -232,5 +232,5 @@ def write_cache(path: Path, entries: dict[str, list[float]]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic(path) as temporary:
             temporary.write_text(json.dumps(entries))
-    except (OSError, UsageError):  # a read-only home is no reason to fail
+    except (OSError, OnnxrematError):  # a read-only home is no reason to fail
         return

@@ -21,7 +21,7 @@ import onnx
 from google.protobuf import json_format, text_format
 from google.protobuf.message import DecodeError, EncodeError
 
-from onnxremat.errors import ModelError, UsageError
+from onnxremat.errors import USED_UP, ExhaustedError, ModelError, UsageError
 from onnxremat.graph.dtypes import tensor_bytes
 from onnxremat.graph.external import check_length, external_file, read_in, said_place
 from onnxremat.graph.ir import Graph, Op, captures
@@ -321,14 +321,15 @@ def atomic(path: Path) -> Iterator[Path]:
     one, and the file that it leads to is replaced.
 
     Raises:
-        UsageError: the folder is missing or not writable, or the disk is full.
+        UsageError: the folder is missing or not writable.
+        ExhaustedError: the disk is full.
     """
     try:
         if path.is_symlink():
             path = path.resolve()
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     except (OSError, RuntimeError) as error:  # links that lead to each other
-        raise UsageError(
+        raise _unwritten(error)(
             f"cannot write {path}",
             why=getattr(error, "strerror", "") or str(error),
             hint="choose a folder that exists and that you may write to",
@@ -343,13 +344,17 @@ def atomic(path: Path) -> Iterator[Path]:
         temporary.replace(path)
     except OSError as error:
         kept = "; the file before is untouched" if path.exists() else ""
-        raise UsageError(
+        raise _unwritten(error)(
             f"cannot write {path}",
             why=(error.strerror or str(error)) + kept,
             hint="make room, or choose another folder",
         ) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _unwritten(error: Exception) -> type[UsageError | ExhaustedError]:
+    return ExhaustedError if getattr(error, "errno", 0) in USED_UP else UsageError
 
 
 def check_writable(path: Path) -> None:

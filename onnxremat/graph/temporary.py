@@ -6,15 +6,15 @@ from __future__ import annotations
 import shutil
 import tempfile
 
-from onnxremat.errors import UsageError
+from onnxremat.errors import ExhaustedError
 
 LEAST = 64 << 10  # free bytes below which a failure is put down to the folder being full
 
 
-def no_room(what: str, why: str) -> UsageError:
+def no_room(what: str, why: str) -> ExhaustedError:
     """The error for what could not be written to the temporary folder."""
     folder = tempfile.gettempdir()
-    return UsageError(
+    return ExhaustedError(
         what, why=why, hint=f"make room in {folder}, or set TMPDIR to a folder with more"
     )
 
@@ -27,7 +27,7 @@ def reason(error: Exception) -> Exception:
     return no_room("the folder for temporary files is full", f"{free} bytes are left")
 
 
-def cut_short(what: str) -> UsageError:
+def cut_short(what: str) -> ExhaustedError:
     """The error for what onnxruntime wrote to a temporary file and nobody can read."""
     return no_room(
         f"{what} cannot be read back", f"it is cut short; {_free()} bytes are left for more"

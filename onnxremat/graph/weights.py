@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import onnx
 
-from onnxremat.errors import ModelError, UsageError
+from onnxremat.errors import ExhaustedError, ModelError
 from onnxremat.graph.dtypes import tensor_bytes
 from onnxremat.graph.filling import Filling, filled
 from onnxremat.graph.protobuf import RAW
@@ -48,7 +48,7 @@ class WeightFolder(_Path):
         """A new, empty one, in the system's folder for temporary files (``TMPDIR``).
 
         Raises:
-            UsageError: no such folder can be made.
+            ExhaustedError: no such folder can be made.
         """
         try:
             folder = cls(tempfile.mkdtemp(prefix="onnxremat-weights-"))
@@ -64,7 +64,7 @@ class WeightFolder(_Path):
             weights: a tensor, and its raw data in pieces. Its own raw data goes.
 
         Raises:
-            UsageError: the disk is full.
+            ExhaustedError: the disk is full.
         """
         name = f"weights{sum(1 for _ in self.iterdir())}.data"
         try:
@@ -93,7 +93,7 @@ def _remove(folder: str, owner: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _no_room(error: OSError) -> UsageError:
+def _no_room(error: OSError) -> ExhaustedError:
     why = error.strerror or str(error)
     return no_room("the weights cannot be kept in a temporary file", why)
 

@@ -259,7 +259,7 @@ def test_bad_graphs_are_refused(cli: Command, case: str) -> None:
 
 def test_bad_files_are_refused(cli: Command) -> None:
     graph = written("graph.json", chain())
-    cli("place", "absent.json").assert_refused(2, "absent.json", "cannot be read")
+    cli("place", "absent.json").assert_refused(2, "absent.json", "no such file", "--graph")
     Path("text.json").write_text("not json")
     cli("place", "text.json").assert_refused(2, "text.json", "cannot be read")
     cli("place", graph, "--check", "absent.json").assert_refused(2, "absent.json")

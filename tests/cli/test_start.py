@@ -93,3 +93,17 @@ def test_without_a_runtime_it_says_which_to_install(tmp_path: Path) -> None:
     codes, _ = json.loads(run.stderr.splitlines()[-1])
     assert codes == [8, 0], run.stderr
     assert "pip install onnxruntime-gpu" in run.stderr
+
+
+@pytest.mark.parametrize("flag", [[], ["-u"]], ids=["buffered", "unbuffered"])
+def test_output_that_a_full_disk_cuts_short_is_no_success(flag: list[str], tmp_path: Path) -> None:
+    code = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300)); "
+    code += "from onnxremat.cli.app import main; main()"
+    with (tmp_path / "said").open("w") as said:
+        run = subprocess.run(
+            [sys.executable, *flag, "-c", code, "--help"],
+            stdout=said, stderr=subprocess.PIPE, text=True, cwd=ROOT,
+            env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
+        )  # fmt: skip
+    assert (run.returncode, run.stderr.count("\n")) == (9, 2), run.stderr
+    assert "error: cannot write what this command says" in run.stderr

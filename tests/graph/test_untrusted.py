@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxremat import limits, plain_json
-from onnxremat.errors import ModelError, UsageError
+from onnxremat.errors import ExhaustedError, ModelError, UsageError
 from onnxremat.graph.external import read_in
 from onnxremat.graph.functions import inline_functions
 from onnxremat.graph.onnx_io import atomic, read_model, to_model, to_ops
@@ -315,12 +315,12 @@ def test_a_full_temporary_folder_is_said(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert reason(error) is error
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("U", (), {"free": 0})())
     said = reason(error)
-    assert isinstance(said, UsageError)
+    assert isinstance(said, ExhaustedError)
     assert "temporary files is full" in str(said)
     assert "TMPDIR" in str(said)
     cut = tmp_path / "profile.json"
     cut.write_text('[{"cat": "No')
-    with pytest.raises(UsageError, match="cut short"):
+    with pytest.raises(ExhaustedError, match="cut short"):
         profile._events(cut)
 
 

@@ -15,7 +15,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import models
-from onnxremat.errors import ModelError, UsageError
+from onnxremat.errors import ExhaustedError, ModelError
 from onnxremat.graph import light, onnx_io, weights
 from onnxremat.graph.filling import Filling, filled
 from onnxremat.graph.light import read_light, read_structure
@@ -125,7 +125,7 @@ def test_the_folder_lasts_as_long_as_somebody_holds_it(tmp_path: Path) -> None:
 def test_no_room_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, path = _saved(tmp_path)
     monkeypatch.setattr(weights.tempfile, "tempdir", str(tmp_path / "gone"))
-    with pytest.raises(UsageError, match="temporary file") as caught:
+    with pytest.raises(ExhaustedError, match="temporary file") as caught:
         read_light(path)
     assert "TMPDIR" in caught.value.hint
 
