@@ -8,17 +8,13 @@ by memory with the same bytes: read once, held once.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import mmap
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 MAPS = Path("/proc/self/maps")
 CHUNK = 1 << 18  # bytes copied at a time: the most that is held twice
 _FIXED = 0x10
-_EVERY = 5e-4  # seconds between two looks at what is mapped
 
 Range = tuple[int, int]
 
@@ -38,37 +34,6 @@ def mapped(path: Path) -> set[Range]:
             begin, _, end = span.partition("-")
             found.add((int(begin, 16), int(end, 16)))
     return found
-
-
-def let_go(path: Path) -> None:
-    """Pages of a file that is mapped privately leave memory, and come back from the file if they
-    are read again. Nobody writes to them, and what cannot be written to does not count against a
-    limit on data."""
-    c = ctypes.CDLL(None)
-    for begin, end in mapped(path):
-        at, size = ctypes.c_void_p(begin), ctypes.c_size_t(end - begin)
-        c.madvise(at, size, mmap.MADV_DONTNEED)
-        c.mprotect(at, size, mmap.PROT_READ)
-
-
-@contextlib.contextmanager
-def letting_go(path: Path) -> Iterator[None]:
-    """While a session is made from a file that it maps, without the compiled allocator, which does
-    this at each block: kernels pack their weights one by one, and the originals would stay in
-    memory beside the copies until the last one is packed. A thread lets them go again and again."""
-    done = threading.Event()
-
-    def work() -> None:
-        while not done.wait(_EVERY):
-            let_go(path)
-
-    thread = threading.Thread(target=work, name="onnxremat-mapped", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
 
 
 def make_own(ranges: set[Range]) -> None:

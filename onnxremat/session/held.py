@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnxremat.memory.arena import Region
-from onnxremat.memory.mapped import letting_go, make_own, mapped
+from onnxremat.memory.mapped import make_own, mapped
 from onnxremat.memory.native import missing, opening, trim
 from onnxremat.ort.providers import CPU
 from onnxremat.ort.session import Options, refused
@@ -38,8 +37,7 @@ def open_light(
     made.add_session_config_entry(FOLDER, str(file.parent))
     with opening():
         before = mapped(file)
-        with letting_go(file) if missing() else nullcontext():
-            session = open_held(content, made, options, search, str(file), kept=False)
+        session = open_held(content, made, options, search, str(file), kept=False)
         make_own(mapped(file) - before)
     trim()
     return session

@@ -52,11 +52,7 @@ def find_region(
         "model": str(file), "options": options.to_json(), "bound": sorted(bound),
         "without": without,
     }  # fmt: skip
-    facts = (
-        read_light(file, without).content,
-        json.dumps(request).encode(),
-        runtime_version().encode(),
-    )
+    facts = (read_light(file).content, json.dumps(request).encode(), runtime_version().encode())
     key = hashlib.sha256(b"\0".join(facts)).hexdigest()[:24]
     kept = cache_folder() / f"arena-{key}.json"
     try:
