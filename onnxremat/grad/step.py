@@ -313,7 +313,8 @@ class _Builder:
         assert self.optimizer is not None
         t = self.tape
         trained = {*self.parameters, *(entry.name for entry in self.statistics)}
-        stored = {*self.weights, *(tensor.name for tensor in t.initializers)}
+        known = (*self.graph.model.graph.initializer, *t.initializers)
+        stored = {*self.weights, *(tensor.name for tensor in known)}
         readers = Readers((*walked.forward, *t.ops), stored - trained)
 
         def late(name: str) -> Sequence[str]:
