@@ -26,7 +26,8 @@ import onnx
 from onnx import TensorProto, helper
 
 from onnxremat.cost.analytic import Roofline, analytic_costs, scratch_bytes
-from onnxremat.cost.measure import cache_folder, machine_key, read_cache, write_cache
+from onnxremat.cost.kept import cache_folder
+from onnxremat.cost.measure import machine_key, read_cache, write_cache
 from onnxremat.cost.table import CostTable, signature
 from onnxremat.device.machine import Device
 from onnxremat.errors import ModelError, OnnxrematError

@@ -11,7 +11,6 @@ import json
 import os
 import platform
 import statistics
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,7 @@ from pathlib import Path
 import onnx
 
 from onnxremat import plain_json
+from onnxremat.cost.kept import cache_folder
 from onnxremat.cost.rounds import Rounds
 from onnxremat.cost.table import CostTable, signature
 from onnxremat.errors import OnnxrematError
@@ -35,17 +35,6 @@ AGAIN = 2  # rounds more where two do not agree
 KEPT = 2  # of what a cache holds; costs that nobody had doubted are 1
 LEAST = 1e-9  # seconds of an op that is quicker than the clock
 DISPATCH_LIMIT = 1e-5  # seconds per op
-
-
-def cache_folder() -> Path:
-    """Where measured costs are kept (``ONNXREMAT_CACHE`` overrides)."""
-    if os.environ.get("ONNXREMAT_CACHE"):
-        return Path(os.environ["ONNXREMAT_CACHE"])
-    try:
-        home = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
-    except RuntimeError:  # a user without a home
-        return Path(tempfile.gettempdir()) / f"onnxremat-{os.getuid()}"
-    return Path(home) / "onnxremat"
 
 
 def measure_costs(

@@ -238,18 +238,27 @@ def _in_one_session(
 
 def _as_it_is(found: Candidate, limit: Budget, request: Request, log: Phases) -> Candidate:
     """The original; or, where opening it takes more than the budget, a plan of what onnxruntime
-    makes of it, which is opened as it lies. Where that is not to be had, it is said."""
+    makes of it, which is opened as it lies. Where that is not to be had, or only a slower one
+    within a share, it is said."""
     with log.phase(MEASURE):
         if opens(found):
             return found
+    told = (
+        "opening it takes more than the budget for a moment: onnxruntime lays out its weights "
+        "then; a file that needs none of that "
+    )
     try:
-        return plan_within_budget(found.prepared, limit, request.options, log)
+        made = plan_within_budget(found.prepared, limit, request.options, log)
     except (InfeasibleError, NoPlanError, OverBudgetError):
-        return found.noted(
-            "opening it takes more than the budget for a moment: onnxruntime lays out its weights "
-            "then; a file that needs none of that takes a few more bytes when it runs (a budget of "
-            "1.01x)"
-        )
+        return found.noted(told + "takes a few more bytes when it runs (a budget of 1.01x)")
+    # Bytes of the process are a limit; a share of the original's is kept by the original, which
+    # nobody who asks for all of it wants to be slower.
+    asked = made.prepared.settings
+    if limit.kind == "peak" and (
+        asked.split_batch or asked.fission or made.plan.provenance.overhead
+    ):
+        return found.noted(told + "is slower within it (1.01x may be enough, or bytes)")
+    return made
 
 
 def site_of(prepared: Prepared, request: Request, machine: Machine, log: Phases) -> SeveralDevices:

@@ -1,7 +1,8 @@
-"""The least arena that serves a model: simulated, then tried by runs.
+"""The least arena that serves a model: found once, by a child process, and kept.
 
-For sessions without the compiled allocator. A child process finds it, so that nothing of the search
-stays in this one; it is kept in the user's cache, by content.
+For sessions without the compiled allocator. Nothing of the search stays in this process, its
+imports neither (:mod:`onnxremat.session.region_search`); what it finds is in the user's cache, by
+content.
 """
 
 from __future__ import annotations
@@ -10,31 +11,16 @@ import hashlib
 import json
 import subprocess
 import sys
-import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import onnx
 
 from onnxremat import plain_json
-from onnxremat.cost.measure import cache_folder
+from onnxremat.cost.kept import cache_folder
 from onnxremat.errors import OnnxrematError
-from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import atomic
 from onnxremat.graph.wire import read_light
-from onnxremat.memory.arena import Region, smallest_regions
-from onnxremat.memory.events import EVENT, Events
-from onnxremat.ort.binding import empty, wrap
-from onnxremat.ort.feeds import seeded_feeds
-from onnxremat.ort.infer import build_graph
-from onnxremat.ort.profile import SIZES_KEY, Feeds, Profile, ended, profile
-from onnxremat.ort.session import Options, first_line, runtime_version, session_options
-from onnxremat.schedule.simulate import Rules, simulate
-from onnxremat.session.held import FOLDER
-from onnxremat.session.measure import executed
+from onnxremat.memory.arena import Region
+from onnxremat.ort.session import Options, runtime_version
 
 
 def find_region(
@@ -60,7 +46,7 @@ def find_region(
     except (OSError, ValueError, TypeError):
         pass
     done = subprocess.run(
-        [sys.executable, "-m", "onnxremat.session.region", json.dumps(request)],
+        [sys.executable, "-m", "onnxremat.session.region_search", json.dumps(request)],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     lines = done.stdout.splitlines()
@@ -77,110 +63,3 @@ def find_region(
     except (OSError, OnnxrematError):
         pass  # found again next time
     return region
-
-
-def as_events(graph: Graph, found: Profile, bound: Sequence[str] = ()) -> Events:
-    """A run's events as far as a profile tells: values when they are made and dead, the workspace
-    of a kernel as one block between them."""
-    scratch = {kernel.name: kernel.scratch for kernel in found.kernels}
-    line = simulate(graph, Rules(reuse=False), scratch=scratch)
-    kept = set(graph.outputs)
-    asked: list[list[int]] = [[] for _ in line.ops]
-    given: list[list[int]] = [[] for _ in line.ops]
-    sizes: list[int] = []
-    for name, first, last, size in line.buffers:
-        if name in graph.inputs or name in bound or not size:
-            continue
-        asked[first].append(len(sizes))
-        if name not in kept:
-            given[last].append(len(sizes))
-        sizes.append(size)
-    rows = []
-    for step, work in enumerate(line.scratch):
-        rows += [(sizes[slot], slot) for slot in asked[step]]
-        if work:
-            rows += [(work, len(sizes)), (0, len(sizes))]
-            sizes.append(work)
-        rows += [(0, slot) for slot in given[step]]
-    return _numbered(np.array(rows, EVENT))
-
-
-def _numbered(events: Events) -> Events:
-    """Slots numbered in the order of their requests."""
-    order = events["slot"][events["size"] > 0]
-    place = np.zeros(len(order), np.int64)
-    place[order] = np.arange(len(order))
-    events["slot"] = place[events["slot"]]
-    return events
-
-
-@dataclass(frozen=True)
-class Opened:
-    """What a session is opened with.
-
-    Attributes:
-        content: the model; big weights may lie in ``folder``.
-        bound: outputs that the caller gives memory for.
-    """
-
-    content: bytes
-    folder: Path
-    options: Options
-    bound: Sequence[str] = ()
-
-
-def bytes_held(opened: Opened, feeds: Feeds, region: Region) -> int:
-    """What such an arena really holds after two runs, weights aside."""
-    from onnxremat.memory.session import RegionSession
-
-    with tempfile.TemporaryDirectory() as folder:
-        made = session_options(opened.options)
-        made.enable_profiling = True
-        made.profile_file_prefix = str(Path(folder) / "profile")
-        made.add_session_config_entry(SIZES_KEY, str(Path(folder) / "memory.csv"))
-        made.add_session_config_entry(FOLDER, str(opened.folder))
-        session = RegionSession.opened(opened.content, made, region)
-        binding = session.io_binding()
-        for name, value in feeds.items():
-            binding.bind_cpu_input(name, value)
-        for _ in range(2):
-            binding.clear_binding_outputs()  # the caller lets outputs go between runs
-            for value in session.get_outputs():
-                if value.name in opened.bound:
-                    binding.bind_ortvalue_output(value.name, wrap(empty(value)))
-                else:
-                    binding.bind_output(value.name, "cpu")
-            session.run_with_iobinding(binding)
-        found = ended(session, Path(folder) / "memory.csv", 2)
-    return found.arena_bytes - found.weight_bytes
-
-
-def _search(request: Mapping[str, Any]) -> dict[str, Any]:
-    file, options = Path(request["model"]), Options.from_json(request["options"])
-    light = read_light(file, request["without"])
-    opened = Opened(light.content, file.parent, options, request["bound"])
-    model = onnx.ModelProto.FromString(light.content)
-    graph = executed(build_graph(model, file.parent), options)
-    feeds = seeded_feeds(graph)
-    events = as_events(graph, profile(model, feeds, options, folder=file.parent), opened.bound)
-    ran: list[Region] = []
-    for region in smallest_regions(events):
-        if ran and min(one.held for one in ran) <= region.held:
-            break
-        ran.append(replace(region, held=bytes_held(opened, feeds, region)))
-    if not ran:
-        return {"why": "no arena close to its live peak serves it"}
-    return asdict(min(ran, key=lambda one: one.held))
-
-
-def _child() -> dict[str, Any]:
-    try:
-        return _search(json.loads(sys.argv[1]))
-    except OnnxrematError as error:
-        return {"why": str(error).splitlines()[0]}
-    except Exception as error:  # onnxruntime raises a dozen unrelated types
-        return {"why": first_line(error)}
-
-
-if __name__ == "__main__":
-    sys.stdout.write(json.dumps(_child()) + "\n")

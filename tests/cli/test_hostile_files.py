@@ -13,7 +13,8 @@ from onnx import helper
 
 import onnxremat
 from onnxremat.cli import app
-from onnxremat.cost.measure import cache_folder, machine_key, read_cache
+from onnxremat.cost.kept import cache_folder
+from onnxremat.cost.measure import machine_key, read_cache
 from onnxremat.device.files import parse_machine
 from onnxremat.errors import UsageError
 from onnxremat.limits import DEVICES

@@ -10,7 +10,8 @@ import pytest
 import models
 from onnxremat.cost import measure
 from onnxremat.cost.analytic import analytic_costs, flops
-from onnxremat.cost.measure import cache_folder, measure_costs
+from onnxremat.cost.kept import cache_folder
+from onnxremat.cost.measure import measure_costs
 from onnxremat.cost.table import signature
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.graph.order import without_dead_ops

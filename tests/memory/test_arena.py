@@ -23,7 +23,8 @@ from onnxremat.ort.profile import profile
 from onnxremat.ort.session import session_options
 from onnxremat.session.held import open_held
 from onnxremat.session.measure import executed
-from onnxremat.session.region import Opened, as_events, bytes_held, find_region
+from onnxremat.session.region import find_region
+from onnxremat.session.region_search import Opened, as_events, bytes_held
 from tests.memory.test_packing import runs
 from tests.toolbox import ONE, training_chain
 

@@ -17,6 +17,7 @@ from onnxremat.pipeline.planned import read_planned
 from onnxremat.pipeline.unchanged import Unchanged
 from onnxremat.pipeline.verify import verify
 from onnxremat.rewrite.emit import metadata
+from onnxremat.schedule.plan import Provenance
 from onnxremat.session.resident import NO_LIMIT, Rise
 
 QUICK = onnxremat.PlanOptions(time_limit=20)
@@ -132,3 +133,17 @@ def test_what_is_opened_is_what_verify_will_ask(
     monkeypatch.setattr("onnxremat.pipeline.unchanged.OPENING", 1 << 30)
     result = optimised(build("mlp", batch=8, width=64), "1.5x")
     assert isinstance(result.candidate.artifact, Unchanged) == opened
+
+
+@pytest.mark.parametrize(("budget", "as_it_is"), [("1.0x", True), ("64MiB", False)])
+def test_a_share_of_all_of_it_makes_nothing_slower(
+    monkeypatch: pytest.MonkeyPatch, budget: str, as_it_is: bool
+) -> None:
+    """Where only a slower plan keeps the budget while it is opened, as in parts of the batch:
+    bytes of the process are a limit, the original's own share is not."""
+    monkeypatch.setattr("onnxremat.pipeline.optimize.opens", lambda found: False)
+    monkeypatch.setattr(Provenance, "overhead", property(lambda self: 0.06))
+    result = optimised(build("mlp", batch=8, width=64), budget)
+    assert isinstance(result.candidate.artifact, Unchanged) == as_it_is
+    notes = result.candidate.plan.provenance.notes
+    assert any("is slower within it" in note for note in notes) == as_it_is
