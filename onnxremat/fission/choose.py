@@ -56,6 +56,16 @@ class Chooser:
     def within(self, limit: int) -> Priced:
         """The quickest way found to keep ``limit`` bytes of live values and scratch, or the one
         that needs least."""
+        found = self._toward(limit)
+        if found.peak <= limit:
+            return found
+        if found.peak >= self.whole.peak:
+            return self.whole
+        again = self._toward(found.peak)  # what came first was found without regard to its time
+        return again if again.peak <= found.peak else found
+
+    def _toward(self, limit: int) -> Priced:
+        """Step by step to where a limit is kept, or nothing helps."""
         best = self.whole
         while best.peak > limit and not self.stop():
             steps = (self._step(best, limit, *way) for way in WAYS)

@@ -16,6 +16,7 @@ from onnxremat.planner.options import PlanOptions
 from onnxremat.units import Budget
 
 BUDGETS = 7  # that are planned for
+ADDED = 64  # bytes per op that plans may add: pins, gates and what rounding a share takes off
 NEAR = 1.02  # ratio of budgets from which nothing is to be gained between them
 
 
@@ -32,8 +33,7 @@ class _Search:
 
     def plan(self, size: int, options: PlanOptions) -> Candidate | None:
         """A plan for a budget, None where there is none in time."""
-        share = size / self.prepared.baseline_peak
-        budget = Budget(f"{size} B", "peak", share)  # of weights and values
+        budget = _budget(self.prepared, size)
         try:
             found = plan_within_budget(self.prepared, budget, options, self.log)
         except NO_FIT:
@@ -52,7 +52,7 @@ def plan_within_time(
     """
     log, options = log or Phases(), options.begun()
     search = _Search(prepared, overhead, log)
-    high = max(prepared.store_all_peak, 1)
+    high = _all(prepared)
     low = max(fixed_bytes(prepared), 1)
     best: Candidate | None = None
     for left in range(BUDGETS, 0, -1):
@@ -67,12 +67,17 @@ def plan_within_time(
         else:
             low = size
     if best is None:  # noise of measured costs: nothing recomputed takes its own time
-        best = plan_within_budget(prepared, _all(prepared), options, log)
+        best = plan_within_budget(prepared, _budget(prepared, _all(prepared)), options, log)
     return best.noted(
         f"the least memory found in {BUDGETS} budgets that takes at most {overhead:.0%} longer"
     )
 
 
-def _all(prepared: Prepared) -> Budget:
-    size = prepared.store_all_peak
+def _all(prepared: Prepared) -> int:
+    """Bytes of weights and values in which everything can be stored, in an order that is pinned."""
+    return prepared.store_all_peak + ADDED * (1 + len(prepared.graph.ops))
+
+
+def _budget(prepared: Prepared, size: int) -> Budget:
+    """So many bytes of weights and values."""
     return Budget(f"{size} B", "peak", size / prepared.baseline_peak)

@@ -63,3 +63,34 @@ def test_ways_to_treat_rows_do_not_depend_on_what_is_kept_now(graph: Graph) -> N
     values = frozenset(name for op in graph.ops for name in op.writes)
     assert able.policies(replace(region, kept=values)) == able.policies(region)
     assert len(able.policies(region)) == 3
+
+
+def grown(size: int = 8) -> onnx.ModelProto:
+    """A small image made eight times as large."""
+    g = Drawn(0)
+    g.shapes["x"], x, width = (1, 16, size, size), "x", 16
+    for _ in range(3):
+        size, half = 2 * size, width // 2
+        x = g.op(
+            "ConvTranspose", [x, g.weight(width, half, 4, 4)], (1, half, size, size),
+            strides=[2, 2], pads=[1] * 4,
+        )  # fmt: skip
+        x, width = g.op("Relu", [x], g.shapes[x]), half
+    return g.model("x", [x])
+
+
+def test_the_least_memory_takes_no_more_time_than_that_limit() -> None:
+    """What is found without a limit that it could keep is looked for again, for its time."""
+    graph = build_graph(grown())
+    costs = analytic_costs(graph)
+    chooser = Chooser(Whole(graph, costs.seconds, costs.scratch))
+    least = chooser.within(0)
+    asked = Chooser(chooser.of).within(least.peak)
+    assert least.peak == asked.peak < 0.4 * chooser.whole.peak
+    assert least.seconds <= asked.seconds
+
+
+def test_where_no_parts_help_nothing_is_in_parts() -> None:
+    """Without workspace, the last of these ops needs as much in parts: its output is handed out."""
+    graph = build_graph(grown())
+    assert not Chooser(Whole(graph, analytic_costs(graph).seconds, {})).within(0).regions

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
+from models import build
 from onnxremat import api
 from onnxremat.cli.args import parse_overhead
 from onnxremat.cost.analytic import analytic_costs
@@ -128,6 +129,17 @@ def test_the_least_memory_within_a_limit_of_time() -> None:
     assert found.candidate.artifact.seconds <= 1.5 * whole.prepared.costs.total
     assert found.candidate.held < whole.candidate.held
     assert any("at most 50% longer" in note for note in found.facts()["notes"])
+
+
+def test_storing_everything_fits_in_a_limit_of_time() -> None:
+    """With the pins of its order, on a net whose largest op needs all that is there at its peak."""
+    model = build("squeezenet", batch=1, size=64)
+    settings = replace(SETTINGS, target="host", fission=())
+    found = api.optimize(
+        model, max_overhead=0.1, settings=settings, options=PlanOptions(work=200, threads=1),
+        bench_seconds=0,
+    ).candidate  # fmt: skip
+    assert found.held <= found.prepared.store_all_peak + 64 * (1 + len(found.prepared.graph.ops))
 
 
 @pytest.mark.parametrize(
