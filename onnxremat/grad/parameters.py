@@ -20,7 +20,7 @@ from onnxremat.grad.marks import Marks, is_nameless, marks_of
 from onnxremat.grad.merged import perhaps_merged
 from onnxremat.grad.padding import likely_padding
 from onnxremat.grad.provenance import Kind, Origin, origins_of
-from onnxremat.grad.restored import Restored
+from onnxremat.grad.restored import CORES, Restored
 from onnxremat.grad.tape import FLOATS
 from onnxremat.grad.twins import doubts_of, readied
 from onnxremat.grad.unfold import apply_restored, find_restored
@@ -117,7 +117,7 @@ def take_inventory(
     undone, marks = find_restored(model, folder, marks, tie)
     restored = [e for e in undone if e.how != "fill" or not _learned_zeros(e, given)]
     result, unclear = with_stops(apply_restored(model, restored, folder), marks)
-    cores = {e.parameter: e.tensor for e in restored if e.how in ("expand", "share", "fill")}
+    cores = {e.parameter: e.tensor for e in restored if e.how in CORES}
     told = None if given is None else given.trained
     origins = origins_of(result, folder, marks, cores, told)
     return Inventory(

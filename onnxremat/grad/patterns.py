@@ -147,28 +147,6 @@ def repeated_axes(x: np.ndarray) -> tuple[int, ...]:
     )
 
 
-def shared_elements(x: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """Distinct values, and which of them each element is, where a smaller table was indexed.
-
-    Numbers of full precision do not repeat by chance. None where most are distinct, or where they
-    are of lower precision (weights stored in 16 bits repeat without being shared).
-    """
-    if x.dtype != np.float32 or x.size < 8:
-        return None
-    flat = np.ascontiguousarray(x).reshape(-1)
-    looked_at = flat[:: max(1, flat.size // 8)][:8]
-    if all(np.count_nonzero(flat == value) == 1 for value in looked_at):
-        return None  # without the sorting that follows
-    values, first, place = np.unique(flat, return_index=True, return_inverse=True)
-    rich = (values.view(np.uint32) & 0xFFF) != 0
-    if 2 * len(values) > flat.size or len(values) < FEW or rich.mean() < 0.75:
-        return None
-    order = np.argsort(first)
-    rank = np.empty_like(order)
-    rank[order] = np.arange(len(order))
-    return values[order], rank[place].reshape(x.shape)
-
-
 def permutation(known: np.ndarray, value: np.ndarray) -> tuple[int, ...] | None:
     """The permutation of axes that makes ``value`` of ``known``; None where none does."""
     straight = tuple(range(known.ndim))

@@ -222,7 +222,8 @@ class _Judge:
             return Origin(Kind.CONSTANT, f"{kind.lower()}, says the exporter", told=True)
         if name not in self.marks.folded:
             made = self.marks.signature and name not in self.marks.placeholders
-            if made and self.stored.readable(name) and is_constant(self.stored.value(name)):
+            here = name in self.stored.tensors and self.stored.readable(name)
+            if made and here and is_constant(self.stored.value(name)):
                 return Origin(Kind.CONSTANT, "made by the exporter", told=True)
             return None
         if not sources:

@@ -35,13 +35,14 @@ FRESH = (
     "tied-four-names",
     "merged-with-constants", "merged-views", "folded-views",
     "folded-transposes", "folded-softplus", "folded-standardization", "folded-parts",
-    "folded-expand-zeros", "folded-state",
+    "folded-expand-zeros", "folded-state", "folded-mask", "folded-small-table",
+    "folded-overlaps", "folded-complex",
     "merged-zero-scales", "merged-norm-called-twice", "merged-states",
     "folded-slices", "folded-exponent", "stopped-gate",
 )  # fmt: skip
 FRESH_LEGACY = (
     "merged-group-norms", "copied-layers", "merged-layer-norms", "merged-norm-called-twice",
-    "one-of-two-cuts",
+    "one-of-two-cuts", "folded-mask", "folded-small-table",
 )  # fmt: skip
 # Metadata of nodes that names files of the machine it was exported on.
 LOCAL = ("pkg.torch.onnx.stack_trace",)
