@@ -24,6 +24,7 @@ from onnxremat.grad.restored import CORES, Restored
 from onnxremat.grad.tape import FLOATS
 from onnxremat.grad.twins import doubts_of, readied
 from onnxremat.grad.unfold import apply_restored, find_restored
+from onnxremat.grad.unsaid import perhaps_computed, told_of
 from onnxremat.graph.ir import Graph
 
 FEW = 16  # elements up to which one that may be the code's is not worth a warning
@@ -50,6 +51,7 @@ class Inventory:
         halved: parameters whose gradients the module may stop in one of two equal results.
         further: names that the module has for a parameter beside its own.
         doubts: what is said of operations that the exporter seems to have left out.
+        unsaid: tensors that may have been computed from parameters.
     """
 
     model: onnx.ModelProto
@@ -67,6 +69,7 @@ class Inventory:
     copied: Mapping[tuple[str, str], list[str]] = field(default_factory=dict)
     further: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     doubts: tuple[str, ...] = ()
+    unsaid: tuple[str, ...] = ()
 
     @property
     def learned(self) -> list[str]:
@@ -135,6 +138,9 @@ def take_inventory(
         copied_modules(result) if tie and given is None else {},
         further_names(result, marks),
         doubts_of(result),
+        perhaps_computed(result, marks, origins, {e.parameter for e in restored})
+        if told is None
+        else (),
     )
 
 
@@ -411,7 +417,7 @@ def warnings_of(
             f"{len(held)} tensors of '{copy}' are those of '{module}', and trained as one: the "
             f"same module, or a copy ({_first(3, held)}; --no-tie trains copies apart)"
         )
-    found += inventory.doubts
+    found += [*inventory.doubts, *told_of(inventory.unsaid)]
     found += _of_stops(inventory)
     if names := _first(6, inventory.missing):
         found.append(

@@ -14,6 +14,7 @@ LIMIT = 1 << 22  # elements of a tensor up to which its values are looked at
 HEAD = 256  # elements that two tensors are compared by before all are
 FEW = 4  # elements from which a progression is one
 MASKED = -1e4  # what masks hide with, or below
+EQUAL = "all its elements are equal"
 MASK = "it holds what masks hide with"  # which no weight does
 
 
@@ -25,7 +26,7 @@ def is_constant(x: np.ndarray) -> bool:
 def made_by_code(x: np.ndarray) -> str:
     """Why a tensor whose name says nothing holds no learned numbers, "" where it may."""
     if is_constant(x):
-        return "all its elements are equal"
+        return EQUAL
     found = regular(x)
     if found:
         return found

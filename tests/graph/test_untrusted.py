@@ -348,8 +348,10 @@ def test_a_while_loop_is_no_loop_of_all_its_trips() -> None:
 
     def loop(condition: str) -> onnx.ModelProto:
         body = f"""b (int64 i, bool on, float[4] s) => (bool o, float[4] t) <float f = {{9}}> {{
-            t = Sin(s)  r = ReduceSum<keepdims = 0>(t)  p = Less(r, f)  o = Identity({condition}) }}"""
-        return parse(f"""g (float[4] x) => (float[4] y) <int64 n = {{{2**63 - 1}}}, bool c = {{1}}> {{
+            t = Sin(s)  r = ReduceSum<keepdims = 0>(t)  p = Less(r, f)
+            o = Identity({condition}) }}"""
+        return parse(f"""g (float[4] x) => (float[4] y)
+            <int64 n = {{{2**63 - 1}}}, bool c = {{1}}> {{
             y = Loop(n, c, x) <body = {body}> }}""")
 
     require_few_trips(loop("p"))
