@@ -6,9 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import pytest
 from onnx import TensorProto, helper
 
 import onnxremat
+from onnxremat.errors import UsageError
+from onnxremat.grad import differentiate
 from onnxremat.ort.profile import run_session
 from onnxremat.ort.session import open_session, session_options
 from onnxremat.training.trainer import UNPLANNED
@@ -56,3 +59,13 @@ def test_the_default_order_is_not_promised_where_pins_cannot_fix_it(tmp_path: Pa
     result.save(tmp_path / "out.onnx")
     found = onnxremat.verify(tmp_path / "in.onnx", tmp_path / "out.onnx")
     assert found.ok, found.report()
+
+
+def test_a_model_of_no_standard_operators_has_nothing_to_train() -> None:
+    """As XGBoost's converter writes one: it names no version of ONNX's operators."""
+    node = helper.make_node("Normalizer", ["x"], ["y"], domain=ML, norm="L2")
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (4, 6)) for name in "xy"]
+    graph = helper.make_graph([node], "net", ends[:1], ends[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid(ML, 1)], ir_version=10)
+    with pytest.raises(UsageError, match="nothing to train"):
+        differentiate(model, loss="mse")
