@@ -51,7 +51,7 @@ def test_what_is_left_out_can_be_an_error() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::onnxremat.errors.TrainingWarning")
-@pytest.mark.parametrize("name", ["one-of-two-norms", "one-of-two-cuts"])
+@pytest.mark.parametrize("name", ["one-of-two-norms", "one-of-two-cuts", "one-of-two-splits"])
 def test_what_was_left_out_is_trained_and_written_apart(name: str, tmp_path: Path) -> None:
     path = next(path for path in FILES if path.stem == name)
     model, kept = onnx.load(path), np.load(path.with_suffix(".npz"))

@@ -32,7 +32,7 @@ FRESH = (
     "times-1", "bias-gemm", "norm-conv", "norm-gemm", "merged-group-norms", "merged-slopes",
     "merged-zero-weights", "merged-identities", "copied-layers", "one-of-two-norms",
     "one-of-two-heads", "one-of-two-cuts", "one-of-two-tables", "one-of-two-calls",
-    "tied-four-names",
+    "one-of-two-splits", "tied-four-names",
     "merged-with-constants", "merged-views", "folded-views",
     "folded-transposes", "folded-softplus", "folded-standardization", "folded-parts",
     "folded-expand-zeros", "folded-state", "folded-mask", "folded-small-table",

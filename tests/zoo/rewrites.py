@@ -183,6 +183,10 @@ _enter("one-of-two-heads", lambda: Does(
 _enter("one-of-two-cuts", lambda: nn.Sequential(*(Does(
     _with_joined_biases, a=_linear(6, 6), b=_linear(6, 6)) for _ in range(2))),
     (3, 4, 6))  # fmt: skip
+_enter("one-of-two-splits", lambda: Does(
+    lambda m, x, y: m.b(m.a(x, y, y)[0], y, y)[0],
+    **{name: nn.MultiheadAttention(6, 2, batch_first=True) for name in "ab"}),
+    (2, 3, 6), (2, 4, 6))  # fmt: skip
 _enter("one-of-two-tables", lambda: Does(
     lambda m, x: m.encoder(m.embeddings(x)), **{name: Does(
         lambda m, x: torch.tanh(m.l(x) + functional.interpolate(m.table, 4).mT), l=nn.Linear(6, 6),
