@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from onnxremat.grad.patterns import FEW, LIMIT, made_by_code
+from onnxremat.grad.patterns import FEW, LIMIT, made_by_code, permutation
 from onnxremat.grad.restored import Restored
 from onnxremat.grad.stored import Stored
 
@@ -139,31 +139,37 @@ def shared_among(
             found += [Restored("share", made, name) for name in rest]
     done = {name for entry in found for name in (entry.tensor, entry.parameter)}
     left = [name for name in names if name not in done]
-    return found + _picked_from_any(left, stored, lambda n: nameless(n) and n not in sources)
+    if sum(map(stored.size, left)) > TOGETHER:
+        return found
+    free = [name for name in left if nameless(name) and name not in sources]
+    found += _picked(free, [name for name in left if name not in free], stored)
+    free = [name for name in free if name not in {entry.tensor for entry in found}]
+    for group in _overlapping(free, stored):
+        made = fresh(f"{group[0]}.elements")
+        found += [Restored("share", made, name) for name in group]
+    free = [name for name in free if name not in {entry.tensor for entry in found}]
+    return found + _picked(free, free, stored)
 
 
 def _irregular(x: np.ndarray) -> bool:
     return _rich(np.abs(x.reshape(-1))) if x.size == 1 else not made_by_code(x)
 
 
-def _picked_from_any(
-    names: Sequence[str], stored: Stored, may_be: Callable[[str], bool]
-) -> list[Restored]:
-    """Tensors without names all of whose elements are those of another."""
-    if sum(map(stored.size, names)) > TOGETHER:
-        return []
-    likely = [name for name in names if may_be(name) and stored.size(name) >= FEW]
+def _picked(names: Sequence[str], wholes: Sequence[str], stored: Stored) -> list[Restored]:
+    """Tensors all of whose elements are those of another."""
+    likely = [name for name in names if stored.size(name) > 1]
     values = {name: value for name in likely if _irregular(value := stored.value(name))}
     heads = {name: np.abs(value).max() for name, value in values.items()}
     found: dict[str, str] = {}
-    for whole in sorted(names, key=lambda name: (may_be(name), stored.size(name))):
+    for whole in sorted(wholes, key=stored.size):
         if whole in found or not heads:
             continue
         value = stored.value(whole)
         hits = _occurring(np.sort([*heads.values()]), np.abs(value).reshape(-1))
         for name in [n for n, head in heads.items() if head in hits and n != whole]:
-            # Not one that others are made from.
-            if name not in found.values() and _within(values[name], value):
+            # Not one that others are made from; whether equal ones are one is known by now.
+            free = name not in found.values() and permutation(value, values[name]) is None
+            if free and _within(values[name], value):
                 found[name] = whole
                 del heads[name]
     return [Restored("pick", whole, name) for name, whole in found.items()]
@@ -173,6 +179,37 @@ def _occurring(known: np.ndarray, sizes: np.ndarray) -> set[float]:
     """Which of a few numbers, in order, are among many."""
     nearest = known[np.searchsorted(known, sizes).clip(max=len(known) - 1)]
     return set(nearest[nearest == sizes].tolist())
+
+
+def _overlapping(names: Sequence[str], stored: Stored) -> list[list[str]]:
+    """Groups of tensors in which the same numbers occur, not all of them."""
+    each = [_distinct(stored.value(name)) for name in names if stored.size(name) >= FEW]
+    names = [name for name in names if stored.size(name) >= FEW]
+    if len(names) < 2:
+        return []
+    owners = np.repeat(np.arange(len(each)), [len(values) for values in each])
+    every = np.concatenate(each)
+    order = np.argsort(every, kind="stable")
+    twice = np.flatnonzero(every[order][1:] == every[order][:-1])
+    pairs, counts = np.unique(
+        np.stack([owners[order][twice], owners[order][twice + 1]]), axis=1, return_counts=True
+    )
+    group = list(range(len(names)))
+    for (one, other), count in zip(pairs.T.tolist(), counts.tolist(), strict=True):
+        a, b = len(each[one]), len(each[other])
+        if FEW <= count < max(a, b) and count > a * b / CHANCE:
+            group = [group[one] if k == group[other] else k for k in group]
+    found: dict[int, list[str]] = {}
+    for name, number in zip(names, group, strict=True):
+        found.setdefault(number, []).append(name)
+    return [members for members in found.values() if len(members) > 1]
+
+
+def _distinct(x: np.ndarray) -> np.ndarray:
+    """The numbers of full precision in a tensor, each once."""
+    values = np.unique(np.abs(x))
+    rich: np.ndarray = values[(values.view(np.uint32) & 0xFFF) != 0]
+    return rich if _irregular(x) else rich[:0]
 
 
 def _within(part: np.ndarray, whole: np.ndarray) -> bool:

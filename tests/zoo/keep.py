@@ -42,7 +42,7 @@ FRESH = (
 )  # fmt: skip
 FRESH_LEGACY = (
     "merged-group-norms", "copied-layers", "merged-layer-norms", "merged-norm-called-twice",
-    "one-of-two-cuts", "folded-mask", "folded-small-table",
+    "one-of-two-cuts", "folded-mask", "folded-small-table", "folded-overlaps",
 )  # fmt: skip
 # Metadata of nodes that names files of the machine it was exported on.
 LOCAL = ("pkg.torch.onnx.stack_trace",)

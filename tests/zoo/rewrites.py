@@ -269,7 +269,7 @@ _enter("folded-complex", lambda: Does(
     lambda m, x: x @ torch.cat([torch.cat([m.r, -m.i]), torch.cat([m.i, m.r])], 1),
     r=Parameter(torch.randn(3, 4)), i=Parameter(torch.randn(3, 4))), (5, 6))  # fmt: skip
 _enter("folded-overlaps", lambda: Does(
-    lambda m, x: (x @ m.table[[0, 2, 4]].T) @ m.table[1:4] * m.table[4, 2],
+    lambda m, x: (x @ m.table[[0, 2, 4]].T) @ m.table[1:4] * m.table[3].view(2, 3).T.reshape(-1),
     table=Parameter(torch.randn(5, 6))), (4, 6))  # fmt: skip
 _enter("folded-gates", lambda: Does(
     lambda m, x: m.out(m.cells(x)[0]), cells=nn.LSTM(6, 5, 2, batch_first=True),
