@@ -78,9 +78,10 @@ def are_masked(x: np.ndarray) -> bool:
     zeros = np.argwhere(x == 0)
     if x.dtype != np.float32 or x.ndim < 2 or len(zeros) < FEW or len(zeros) == x.size:
         return False
-    return bool((np.ptp(zeros, axis=0) > 0).all()) and not made_by_code(x[x != 0]) and _rich(
-        _learned(np.abs(x[x != 0]))[0]
-    )  # fmt: skip
+    if (np.ptp(zeros, axis=0) == 0).any():
+        return False
+    rest = x[x != 0]
+    return not made_by_code(rest) and _rich(np.unique(np.abs(rest)))
 
 
 def _learned(sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

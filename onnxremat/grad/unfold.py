@@ -115,12 +115,13 @@ class _Finder:
         if tie:
             self._ties()
             self._parts()
-        if tie:
             self._shared()
+        roots = {entry.parameter for entry in self.found if entry.how == "pick"}
         folded = [
             name
             for name in self._left()
             if self.stored.size(name) > 1
+            and name not in roots
             and (self.marks.nameless(name) or name in self.marks.folded)
         ]
         turned = rotations(folded, self.stored.value)
