@@ -37,7 +37,7 @@ def perhaps_computed(
             read.add(name)
             if position in _MOVED.get(node.op_type, ()) or node.op_type.startswith("Conv"):
                 moved.add(name)  # of convolutions, another warning tells
-            elif node.op_type in ("Mul", "Add") and module_of(node) in groups:
+            elif node.op_type in ("Mul", "Add") and module_of(node) in groups - {""}:
                 moved.add(name)
     return tuple(
         name
