@@ -48,7 +48,10 @@ def _touches(op: Op, names: Mapping[str, str]) -> bool:
 
 
 def _without_idle_outputs(op: Op, wanted: Collection[str]) -> Op:
-    """An output that is named but not read would be held until the end of the run."""
+    """An output that is named but not read would be held until the end of the run. In training
+    mode a BatchNormalization has to have all three."""
+    if op.op_type == "BatchNormalization" and len(op.outputs) > 1:
+        return op
     used = [op.outputs[0], *(name if name in wanted else "" for name in op.outputs[1:])]
     while not used[-1]:
         used.pop()

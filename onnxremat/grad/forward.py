@@ -139,6 +139,9 @@ def _upgraded(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     version = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
     if version >= opset:
         return model
+    if not version:  # it has none of ONNX's own operators; what is added has
+        model.opset_import.append(helper.make_opsetid("", opset))
+        return model
     from onnx import version_converter
 
     model.ir_version = max(model.ir_version, 8)

@@ -20,10 +20,11 @@ from onnxremat.grad.marks import Marks, is_nameless, marks_of
 from onnxremat.grad.merged import perhaps_merged
 from onnxremat.grad.padding import likely_padding
 from onnxremat.grad.provenance import Kind, Origin, origins_of
-from onnxremat.grad.restored import Restored
+from onnxremat.grad.restored import CORES, Restored
 from onnxremat.grad.tape import FLOATS
 from onnxremat.grad.twins import doubts_of, readied
 from onnxremat.grad.unfold import apply_restored, find_restored
+from onnxremat.grad.unsaid import perhaps_computed, told_of
 from onnxremat.graph.ir import Graph
 
 FEW = 16  # elements up to which one that may be the code's is not worth a warning
@@ -50,6 +51,7 @@ class Inventory:
         halved: parameters whose gradients the module may stop in one of two equal results.
         further: names that the module has for a parameter beside its own.
         doubts: what is said of operations that the exporter seems to have left out.
+        unsaid: tensors that may have been computed from parameters.
     """
 
     model: onnx.ModelProto
@@ -67,6 +69,7 @@ class Inventory:
     copied: Mapping[tuple[str, str], list[str]] = field(default_factory=dict)
     further: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     doubts: tuple[str, ...] = ()
+    unsaid: tuple[str, ...] = ()
 
     @property
     def learned(self) -> list[str]:
@@ -117,7 +120,7 @@ def take_inventory(
     undone, marks = find_restored(model, folder, marks, tie)
     restored = [e for e in undone if e.how != "fill" or not _learned_zeros(e, given)]
     result, unclear = with_stops(apply_restored(model, restored, folder), marks)
-    cores = {e.parameter: e.tensor for e in restored if e.how in ("expand", "share", "fill")}
+    cores = {e.parameter: e.tensor for e in restored if e.how in CORES}
     told = None if given is None else given.trained
     origins = origins_of(result, folder, marks, cores, told)
     return Inventory(
@@ -135,6 +138,9 @@ def take_inventory(
         copied_modules(result) if tie and given is None else {},
         further_names(result, marks),
         doubts_of(result),
+        perhaps_computed(result, marks, origins, {e.parameter for e in restored})
+        if told is None
+        else (),
     )
 
 
@@ -411,7 +417,7 @@ def warnings_of(
             f"{len(held)} tensors of '{copy}' are those of '{module}', and trained as one: the "
             f"same module, or a copy ({_first(3, held)}; --no-tie trains copies apart)"
         )
-    found += inventory.doubts
+    found += [*inventory.doubts, *told_of(inventory.unsaid)]
     found += _of_stops(inventory)
     if names := _first(6, inventory.missing):
         found.append(

@@ -14,6 +14,7 @@ LIMIT = 1 << 22  # elements of a tensor up to which its values are looked at
 HEAD = 256  # elements that two tensors are compared by before all are
 FEW = 4  # elements from which a progression is one
 MASKED = -1e4  # what masks hide with, or below
+EQUAL = "all its elements are equal"
 MASK = "it holds what masks hide with"  # which no weight does
 
 
@@ -25,7 +26,7 @@ def is_constant(x: np.ndarray) -> bool:
 def made_by_code(x: np.ndarray) -> str:
     """Why a tensor whose name says nothing holds no learned numbers, "" where it may."""
     if is_constant(x):
-        return "all its elements are equal"
+        return EQUAL
     found = regular(x)
     if found:
         return found
@@ -145,28 +146,6 @@ def repeated_axes(x: np.ndarray) -> tuple[int, ...]:
         for axis in range(x.ndim)
         if x.shape[axis] > 1 and (x == np.take(x, [0], axis=axis)).all()
     )
-
-
-def shared_elements(x: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """Distinct values, and which of them each element is, where a smaller table was indexed.
-
-    Numbers of full precision do not repeat by chance. None where most are distinct, or where they
-    are of lower precision (weights stored in 16 bits repeat without being shared).
-    """
-    if x.dtype != np.float32 or x.size < 8:
-        return None
-    flat = np.ascontiguousarray(x).reshape(-1)
-    looked_at = flat[:: max(1, flat.size // 8)][:8]
-    if all(np.count_nonzero(flat == value) == 1 for value in looked_at):
-        return None  # without the sorting that follows
-    values, first, place = np.unique(flat, return_index=True, return_inverse=True)
-    rich = (values.view(np.uint32) & 0xFFF) != 0
-    if 2 * len(values) > flat.size or len(values) < FEW or rich.mean() < 0.75:
-        return None
-    order = np.argsort(first)
-    rank = np.empty_like(order)
-    rank[order] = np.arange(len(order))
-    return values[order], rank[place].reshape(x.shape)
 
 
 def permutation(known: np.ndarray, value: np.ndarray) -> tuple[int, ...] | None:

@@ -55,6 +55,8 @@ _PARTS = {
     "LSTM": _RECURRENT, "GRU": _RECURRENT, "RNN": _RECURRENT,
 }  # fmt: skip
 
+SINGLE = "a single number"
+
 
 class Kind(StrEnum):
     """What an initializer is."""
@@ -222,7 +224,8 @@ class _Judge:
             return Origin(Kind.CONSTANT, f"{kind.lower()}, says the exporter", told=True)
         if name not in self.marks.folded:
             made = self.marks.signature and name not in self.marks.placeholders
-            if made and self.stored.readable(name) and is_constant(self.stored.value(name)):
+            here = name in self.stored.tensors and self.stored.readable(name)
+            if made and here and is_constant(self.stored.value(name)):
                 return Origin(Kind.CONSTANT, "made by the exporter", told=True)
             return None
         if not sources:
@@ -247,7 +250,7 @@ class _Judge:
         size = self.stored.size(name)
         own = made or "." in name or (self.marks.named and not self._nameless(name))
         if size <= 1 and not marked and (nameless or not own):
-            return Origin(Kind.CONSTANT, "a single number")
+            return Origin(Kind.CONSTANT, SINGLE)
         file_name = self.source.get(name, name)
         folded = self.marks.folded.get(file_name, ())
         if size <= LIMIT and self.stored.readable(name):

@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+CORES = frozenset({"expand", "share", "fill", "mask"})  # these make a parameter of another name
+
 
 @dataclass(frozen=True)
 class Restored:
     """One thing undone.
 
     Attributes:
-        how: copy, use, bias, tie, expand, share, fill or part.
+        how: copy, use, bias, tie, expand, share, pick, mask, fill or part.
         parameter: the tensor that is trained in place of ``tensor``, or beside it (``bias``).
         tensor: what the file has: an initializer (for ``bias`` the weight of its node), or the
             output of an Identity (``copy``).

@@ -169,11 +169,12 @@ class _Finder:
         return found
 
     def _cut(self) -> list[_Kept]:
-        """Nodes that read nothing but a tensor folded from parameters."""
+        """Nodes that read nothing but a parameter or a tensor folded from parameters."""
         found = []
         for node in self.model.graph.node:
             tensor = node.input[0] if node.input else ""
-            names = self.marks.folded.get(tensor, ())
+            own = (tensor,) if tensor in self.marks.placeholders else ()
+            names = own or self.marks.folded.get(tensor, ())
             alone = self.sizes.keys() >= {*filter(None, node.input)} and reading_of(node) is None
             if names and alone:
                 found.append(_Kept([node], *_home(names), tensor))
@@ -195,6 +196,8 @@ class _Finder:
             read = self._unmade(inside)
             if read and outside and read.isdisjoint(self._unmade(outside)):
                 made = self._fresh(kept.tensor) if kept.tensor else ""
+                if kept.tensor in self.marks.placeholders:
+                    made = f"{module}.{kept.parts[0]}"
                 yield _Twin(kept, module, kept.parts, _firsts(inside), made)
             elif not inside and len(roots) == 1 and not kept.tensor:
                 kinds = {stem(name) for name in names}
@@ -323,6 +326,8 @@ def _copy_tensor(graph: onnx.GraphProto, twin: _Twin) -> None:
     copy = graph.initializer.add()
     copy.CopyFrom(stored)
     copy.name = twin.made
+    if twin.names == [twin.made]:
+        return  # a parameter as it is
     about = next((v for v in graph.value_info if v.name == twin.kept.tensor), None)
     said = next((e.value for e in about.metadata_props if e.key == FOLDED), "") if about else ""
     names = [each for each in re.findall(r"'([^']*)'", said) if "." not in each]

@@ -8,7 +8,9 @@ copy      an Identity of a tensor that the exporter merged with an equal one: a 
 use       one reader of a merged tensor, told apart by the module it belongs to
 tie       a copy of another tensor, perhaps transposed: made from it
 expand    equal slices: made from one of them
-share     elements that repeat, as in a gathered table: made from the distinct ones
+share     elements that repeat, in one tensor or several: made from the distinct ones
+pick      a tensor whose elements are those of another: made from it
+mask      a tensor some of whose elements are zeros: these stay
 bias      a bias of zeros that was left out: a tensor of zeros
 fill      a block of zeros among learned numbers, where a bias was joined with a buffer: made from
           the rest
@@ -20,20 +22,29 @@ model of that structure, so that first values are found and trained ones are wri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import numpy_helper
 
 from onnxremat.grad.detached import is_stop
+from onnxremat.grad.elements import (
+    are_masked,
+    are_shared,
+    helpers_of,
+    retaken,
+    share,
+    shared_among,
+)
 from onnxremat.grad.layers import calls, homes, in_copied_layers, placed
 from onnxremat.grad.left_out import BIAS, left_out, zeros
+from onnxremat.grad.makers import MADE, MAKERS, filling
 from onnxremat.grad.marks import Marks, Reading, is_nameless, parameters_among, reading_of
 from onnxremat.grad.merged import Place, folded_apart, merged
-from onnxremat.grad.parts import BOUNDS, cut, parts_among, uncut
+from onnxremat.grad.parts import BOUNDS, parts_among, uncut
 from onnxremat.grad.patterns import (
     LIMIT,
     is_constant,
@@ -41,7 +52,6 @@ from onnxremat.grad.patterns import (
     permutation,
     repeated_axes,
     rotations,
-    shared_elements,
     zero_block,
 )
 from onnxremat.grad.restored import Restored
@@ -105,13 +115,13 @@ class _Finder:
         if tie:
             self._ties()
             self._parts()
-        done = {entry.tensor for entry in self.found if entry.how != "bias"}
+            self._shared()
+        roots = {entry.parameter for entry in self.found if entry.how == "pick"}
         folded = [
             name
-            for name in self.floats
-            if 1 < self.stored.size(name) <= LIMIT
-            and name not in done
-            and self.stored.readable(name)
+            for name in self._left()
+            if self.stored.size(name) > 1
+            and name not in roots
             and (self.marks.nameless(name) or name in self.marks.folded)
         ]
         turned = rotations(folded, self.stored.value)
@@ -119,6 +129,34 @@ class _Finder:
             if name not in turned:
                 self._smaller(name)
         return self.found
+
+    def _left(self) -> list[str]:
+        """Tensors that nothing was done to, small enough to be looked at."""
+        done = {entry.tensor for entry in self.found if entry.how != "bias"}
+        return [
+            name
+            for name in self.floats
+            if name not in done and self.stored.size(name) <= LIMIT and self.stored.readable(name)
+        ]
+
+    def _shared(self) -> None:
+        """Tensors made from elements of one parameter."""
+        roots = {entry.parameter for entry in self.found}
+        left = sorted(self._left(), key=self._moved)  # what a label is taken from is last
+        sources = {
+            name: found[0]
+            for name in left
+            if name not in roots
+            and len(found := parameters_among(self.marks.folded.get(name, ()), self.marks.kinds))
+            == 1
+        }
+        self.found += shared_among(
+            left,
+            self.stored,
+            sources,
+            lambda name: self.marks.nameless(name) and name not in roots,
+            self._fresh,
+        )
 
     def _constant(self, name: str) -> bool:
         """All elements of an initializer are equal."""
@@ -274,14 +312,7 @@ class _Finder:
 
     def _parts(self) -> None:
         """Folded slices of a longer tensor."""
-        done = {entry.tensor for entry in self.found if entry.how != "bias"}
-        names = [
-            name
-            for name in self.floats
-            if name not in done
-            and SMALLEST_TIE <= self.stored.size(name) <= LIMIT
-            and self.stored.readable(name)
-        ]
+        names = [name for name in self._left() if self.stored.size(name) >= SMALLEST_TIE]
         self.found += parts_among(names, self.stored, self.marks.nameless)
 
     def _apart(self, one: str, other: str) -> bool:
@@ -300,10 +331,16 @@ class _Finder:
         axes = repeated_axes(value)
         if axes:
             self.found.append(Restored("expand", self._core(name, "slice"), name, axes=axes))
-        elif shared_elements(value) is not None:
+        elif are_shared(value):
             self.found.append(Restored("share", self._core(name, "elements"), name))
         elif block := zero_block(value):
             self.found.append(Restored("fill", self._core(name, "learned"), name, axes=block))
+        elif are_masked(value) and not self._moved(name):
+            self.found.append(Restored("mask", self._core(name, "learned"), name))
+
+    def _moved(self, name: str) -> bool:
+        """The file says that nothing was done to the numbers of a folded tensor."""
+        return name in self.marks.folded and name not in self.marks.computed
 
     def _core(self, name: str, suffix: str) -> str:
         sources = parameters_among(self.marks.folded.get(name, ()), self.marks.kinds)
@@ -353,9 +390,12 @@ def apply_restored(
             if made is not None and not any(node.input[BIAS:]):
                 node.input[BIAS:] = [entry.parameter]
                 added += [made] if entry.parameter not in stored.tensors else []
-        elif entry.how in _MAKERS:
+        elif entry.how in MAKERS:
             dropped.add(entry.tensor)
-            _MAKERS[entry.how](entry, stored, nodes, added)
+            MAKERS[entry.how](entry, stored, nodes, added)
+    for parameter, tensors in _shares(restored, stored).items():
+        dropped.update(tensors)
+        share(parameter, tensors, stored, nodes, added)
     nodes += [_copy(n) for n in result.graph.node if n.op_type != "onnxremat.dropped"]
     del result.graph.node[:]
     result.graph.node.extend(nodes)
@@ -372,12 +412,22 @@ def apply_restored(
     return result
 
 
+def _shares(restored: Sequence[Restored], stored: Stored) -> dict[str, list[str]]:
+    """Parameters, each with the tensors that hold its elements."""
+    found: dict[str, list[str]] = {}
+    for entry in restored:
+        if entry.how == "share" and entry.tensor in stored.tensors:
+            found.setdefault(entry.parameter, []).append(entry.tensor)
+    return found
+
+
 def fold_restored(model: onnx.ModelProto, restored: Sequence[Restored]) -> onnx.ModelProto:
     """The reverse of ties, expansions and shared elements in a model of inline weights: what the
     file held is stored again, with the values the parameters have now."""
     stored = Stored(model)
-    undone = {e.tensor: e for e in restored if e.how in _MAKERS and e.tensor not in stored.tensors}
-    kept, parts = [], {name for tensor in undone for name in _filling(tensor)}
+    undone = {e.tensor: e for e in restored if e.how in MADE and e.tensor not in stored.tensors}
+    kept, parts = [], {name for tensor in undone for name in filling(tensor)}
+    parts |= {name for tensor in undone for name in helpers_of(tensor)[0]}
     for node in model.graph.node:
         if parts.intersection(node.output):
             continue
@@ -395,13 +445,14 @@ def fold_restored(model: onnx.ModelProto, restored: Sequence[Restored]) -> onnx.
         elif entry.how == "fill":
             value = np.insert(value, [entry.axes[0]] * (entry.axes[1] - entry.axes[0]), 0)
         else:
-            value = value[stored.value(node.input[1])]
+            value = retaken(entry, value, stored)
         made = numpy_helper.from_array(np.ascontiguousarray(value), entry.tensor)
         model.graph.initializer.append(made)
     del model.graph.node[:]
     model.graph.node.extend(kept)
     read = {name for node in kept for name in (*node.input, *captures(node))}
-    helpers = {f"{name}/{end}" for name in undone for end in ("shape", "index", *BOUNDS)}
+    helpers = {f"{name}/{end}" for name in undone for end in ("shape", *BOUNDS)}
+    helpers |= {name for tensor in undone for name in helpers_of(tensor)[1]}
     helpers |= {entry.parameter for entry in undone.values()}
     left = [
         named(t, t.name) for t in model.graph.initializer if t.name in read or t.name not in helpers
@@ -413,72 +464,3 @@ def fold_restored(model: onnx.ModelProto, restored: Sequence[Restored]) -> onnx.
 
 def _was_merged(name: str, restored: Sequence[Restored]) -> bool:
     return any(entry.tensor == name and entry.how in ("copy", "use") for entry in restored)
-
-
-Maker = Callable[
-    [Restored, Stored, list[onnx.NodeProto], list[onnx.TensorProto]],
-    None,
-]
-
-
-def _tied(
-    entry: Restored, _: Stored, nodes: list[onnx.NodeProto], __: list[onnx.TensorProto]
-) -> None:
-    straight = entry.axes == tuple(range(len(entry.axes)))
-    kind, attributes = ("Identity", {}) if straight else ("Transpose", {"perm": entry.axes})
-    nodes.append(_node(kind, [entry.parameter], entry.tensor, **attributes))
-
-
-def _expanded(
-    entry: Restored, stored: Stored, nodes: list[onnx.NodeProto], added: list[onnx.TensorProto]
-) -> None:
-    value = stored.value(entry.tensor)
-    places = tuple(slice(0, 1) if k in entry.axes else slice(None) for k in range(value.ndim))
-    core = np.ascontiguousarray(value[places])
-    shape = f"{entry.tensor}/shape"
-    added.append(numpy_helper.from_array(core, entry.parameter))
-    added.append(numpy_helper.from_array(np.array(value.shape, np.int64), shape))
-    nodes.append(_node("Expand", [entry.parameter, shape], entry.tensor))
-
-
-def _shared(
-    entry: Restored, stored: Stored, nodes: list[onnx.NodeProto], added: list[onnx.TensorProto]
-) -> None:
-    value = stored.value(entry.tensor)
-    found = shared_elements(value)
-    values, places = found if found else (value.reshape(-1), np.arange(value.size))
-    index = f"{entry.tensor}/index"
-    added.append(numpy_helper.from_array(np.ascontiguousarray(values), entry.parameter))
-    added.append(numpy_helper.from_array(places.astype(np.int64).reshape(value.shape), index))
-    nodes.append(_node("Gather", [entry.parameter, index], entry.tensor, axis=0))
-
-
-def _filled(
-    entry: Restored, stored: Stored, nodes: list[onnx.NodeProto], added: list[onnx.TensorProto]
-) -> None:
-    """What is learned is split where the zeros were, and joined with them again."""
-    value, (start, stop) = stored.value(entry.tensor), entry.axes
-    learned = np.delete(value, np.s_[start:stop])
-    added.append(numpy_helper.from_array(learned, entry.parameter))
-    sizes = numpy_helper.from_array(np.array([start, learned.size - start], np.int64))
-    zeros = numpy_helper.from_array(np.zeros(stop - start, value.dtype))
-    before, after, count, filling = _filling(entry.tensor)
-    nodes.append(helper.make_node("Constant", [], [count], name=count, value=sizes))
-    nodes.append(helper.make_node("Constant", [], [filling], name=filling, value=zeros))
-    split = [entry.parameter, count]
-    nodes.append(helper.make_node("Split", split, [before, after], name=f"{before}/Split", axis=0))
-    nodes.append(_node("Concat", [before, filling, after], entry.tensor, axis=0))
-
-
-def _filling(tensor: str) -> list[str]:
-    """Names of what a tensor with zeros is joined from, beside the parameter."""
-    return [f"{tensor}/{part}" for part in ("before", "after", "sizes", "zeros")]
-
-
-_MAKERS: dict[str, Maker] = {
-    "tie": _tied, "expand": _expanded, "share": _shared, "fill": _filled, "part": cut,
-}  # fmt: skip
-
-
-def _node(kind: str, inputs: Sequence[str], output: str, **attributes: Any) -> onnx.NodeProto:
-    return helper.make_node(kind, inputs, [output], name=f"{output}/{kind}", **attributes)

@@ -48,11 +48,25 @@ def _constants(nodes: Iterable[onnx.NodeProto]) -> dict[str, onnx.TensorProto]:
 
 
 def _trips(loop: onnx.NodeProto, known: Known) -> int:
-    """How often a loop runs at most; 1 where that is not known."""
+    """How often a loop runs at most; 1 where that is not known, as of a while loop, which exporters
+    write as a loop of as many trips as there are numbers, with a condition that is computed."""
     tensor = known.get(loop.input[0]) if loop.input else None
     if tensor is None or tensor.data_location == onnx.TensorProto.EXTERNAL:
         return 1
     try:
-        return max(0, int(numpy_helper.to_array(tensor).reshape(())))
+        trips = max(0, int(numpy_helper.to_array(tensor).reshape(())))
     except (ValueError, TypeError):
         return 1
+    return 1 if trips > BODY_RUNS and _may_end(loop) else trips
+
+
+def _may_end(loop: onnx.NodeProto) -> bool:
+    """Whether the loop goes on is computed by its body."""
+    for body in subgraphs(loop):
+        made = {name: node for node in body.node for name in node.output}
+        name = body.output[0].name if body.output else ""
+        while name in made and made[name].op_type == "Identity":
+            name = made[name].input[0]
+        if name in made and made[name].op_type != "Constant":
+            return True
+    return False

@@ -23,6 +23,7 @@ from onnxremat.session.compare import Difference
 
 CPU = "cpu"  # the device of plans for one session
 NEAR = 0.02  # share by which a predicted peak may differ from the measured one
+FEW = 1 << 10  # bytes that are no matter beside the megabytes that any session takes
 Arrays = Mapping[str, Any]
 
 

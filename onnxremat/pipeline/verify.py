@@ -14,7 +14,7 @@ from onnxremat.execute.deployment import Deployment, read_deployment
 from onnxremat.execute.resident import devices_rise
 from onnxremat.ort.profile import Feeds
 from onnxremat.ort.session import DEFAULT, open_session, session_options
-from onnxremat.pipeline.artifact import CPU, NEAR, Artifact, Check, Kind, Measured
+from onnxremat.pipeline.artifact import CPU, FEW, NEAR, Artifact, Check, Kind, Measured
 from onnxremat.pipeline.in_session import InOneSession, SessionRun
 from onnxremat.pipeline.limits import device_limits
 from onnxremat.pipeline.over_devices import OverDevices
@@ -251,7 +251,8 @@ def bytes_checks(
         of = f" of {name}" if several else ""
         if predicted.get(name) and peak:
             error = predicted[name] / peak - 1
-            ok = name in run.unknowable or abs(error) <= NEAR
+            near = abs(predicted[name] - peak) <= max(FEW, NEAR * peak)
+            ok = name in run.unknowable or near
             text = f"{predicted[name]} B, {error:+.2%} of measured"
             checks.append(Check(Kind.PREDICTION, f"predicted peak{of}", ok, text))
         if limits.get(name):

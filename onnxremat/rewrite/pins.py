@@ -59,6 +59,18 @@ def add_pins(
     return graph.with_ops(ops, tensors)
 
 
+def open_ends(graph: Graph) -> list[str]:
+    """Values nobody reads that no pin can be put on, being no tensors (a sequence of maps): where
+    there are any, the default order is onnxruntime's."""
+    read = {name for op in graph.ops for name in op.reads}
+    return [
+        name
+        for op in graph.ops
+        for name in op.writes
+        if name not in read and not graph.tensors[name].dtype
+    ]
+
+
 def is_added(name: str) -> bool:
     """Whether an op is a pin or a gate rather than a planned step."""
     return name.startswith("onnxremat.")

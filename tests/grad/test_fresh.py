@@ -51,7 +51,7 @@ def test_what_is_left_out_can_be_an_error() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::onnxremat.errors.TrainingWarning")
-@pytest.mark.parametrize("name", ["one-of-two-norms", "one-of-two-cuts"])
+@pytest.mark.parametrize("name", ["one-of-two-norms", "one-of-two-cuts", "one-of-two-splits"])
 def test_what_was_left_out_is_trained_and_written_apart(name: str, tmp_path: Path) -> None:
     path = next(path for path in FILES if path.stem == name)
     model, kept = onnx.load(path), np.load(path.with_suffix(".npz"))
@@ -102,3 +102,30 @@ def test_a_bound_without_a_name_is_told_and_can_be_trained() -> None:
     assert [name for name, _ in training_of(step).gradients] == ["onnx::Clip_9"]
     found = training_of(differentiate(model, optimizer=None, parameters=["b", "onnx::Clip_9"]))
     assert {name for name, _ in found.gradients} == {"b", "onnx::Clip_9"}
+
+
+def test_what_the_older_exporter_may_have_computed_is_told() -> None:
+    """``x (1 - gate)`` beside a linear layer, whose weight is only transposed."""
+    nodes = [
+        onnx.helper.make_node("MatMul", ["x", "onnx::MatMul_7"], ["h"], name="/l/MatMul"),
+        onnx.helper.make_node("Mul", ["h", "onnx::Mul_8"], ["k"], name="/Mul"),
+        onnx.helper.make_node("Add", ["k", "gate"], ["y"], name="/Add"),
+    ]
+    gate = np.linspace(0.1, 0.9, 5).astype(np.float32) ** 2
+    weight = np.random.default_rng(0).standard_normal((6, 5)).astype(np.float32)
+    values = {"onnx::MatMul_7": weight, "onnx::Mul_8": 1 - gate, "gate": gate}
+    graph = onnx.helper.make_graph(
+        nodes,
+        "main_graph",
+        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, (4, 6))],
+        [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, (4, 5))],
+        [numpy_helper.from_array(value, name) for name, value in values.items()],
+    )
+    model = onnx.helper.make_model(graph, producer_name="pytorch", ir_version=10)
+    model.opset_import[0].version = 18
+    with pytest.warns(TrainingWarning, match="stored 1 tensors .*: onnx::Mul_8: where"):
+        differentiate(model, optimizer="sgd")
+    with pytest.raises(UsageError, match="onnx::Mul_8"):
+        differentiate(model, optimizer="sgd", strict=True)
+    model.producer_name = "another"
+    differentiate(model, optimizer="sgd", strict=True)

@@ -341,3 +341,19 @@ def test_loops_that_no_profile_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     made.graph.node[0].attribute[0].g.CopyFrom(graph)
     with pytest.raises(ModelError, match=rf"too many runs .*: {5 * (1 + 2 + 5 * (1 + 2))}"):
         profile.profile(made, {"x": np.ones(4, np.float32)}, profile.DEFAULT)
+
+
+def test_a_while_loop_is_no_loop_of_all_its_trips() -> None:
+    """Exporters write a while loop with the largest number there is, and a condition."""
+
+    def loop(condition: str) -> onnx.ModelProto:
+        body = f"""b (int64 i, bool on, float[4] s) => (bool o, float[4] t) <float f = {{9}}> {{
+            t = Sin(s)  r = ReduceSum<keepdims = 0>(t)  p = Less(r, f)
+            o = Identity({condition}) }}"""
+        return parse(f"""g (float[4] x) => (float[4] y)
+            <int64 n = {{{2**63 - 1}}}, bool c = {{1}}> {{
+            y = Loop(n, c, x) <body = {body}> }}""")
+
+    require_few_trips(loop("p"))
+    with pytest.raises(ModelError, match="too many runs"):
+        require_few_trips(loop("on"))

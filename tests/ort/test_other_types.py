@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import pytest
 from onnx import TensorProto, helper
 
+import onnxremat
+from onnxremat.errors import UsageError
+from onnxremat.grad import differentiate
 from onnxremat.ort.profile import run_session
 from onnxremat.ort.session import open_session, session_options
 from onnxremat.training.trainer import UNPLANNED
@@ -41,3 +45,27 @@ def test_a_run_into_given_memory_returns_maps_too() -> None:
     np.testing.assert_array_equal(label, plain[0])
     assert maps == plain[1]
     assert len(maps) == 16
+
+
+def test_the_default_order_is_not_promised_where_pins_cannot_fix_it() -> None:
+    """No pin can be put on a sequence of maps: what optimize writes, verify's check accepts."""
+    model = classifier()
+    model.graph.node.append(helper.make_node("Cast", ["label"], ["named"], to=TensorProto.INT32))
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("named", TensorProto.INT32, (16,)))
+    result = onnxremat.optimize(model, budget="min", bench_seconds=0)
+    assert result.prepared.feeds is not None
+    run = result.candidate.artifact.measure(result.prepared.feeds)
+    check = run.checks[-1]
+    assert check.name == "executed order, default options"
+    assert check.ok
+    assert "'p' is no tensor" in check.text
+
+
+def test_a_model_of_no_standard_operators_has_nothing_to_train() -> None:
+    """As XGBoost's converter writes one: it names no version of ONNX's operators."""
+    node = helper.make_node("Normalizer", ["x"], ["y"], domain=ML, norm="L2")
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (4, 6)) for name in "xy"]
+    graph = helper.make_graph([node], "net", ends[:1], ends[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid(ML, 1)], ir_version=10)
+    with pytest.raises(UsageError, match="nothing to train"):
+        differentiate(model, loss="mse")

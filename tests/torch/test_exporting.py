@@ -304,16 +304,17 @@ def test_what_an_exporter_computed_from_a_parameter_is_not_taken_for_it(tmp_path
 
 
 def test_copies_of_a_parameter_that_drift_apart_are_found(tmp_path: Path) -> None:
-    """A weight that is in the file transposed, and once more in what was folded from it."""
+    """A weight that is in the file transposed, and once more in what was folded from two."""
 
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.words, self.mix = nn.Embedding(9, 8), nn.Linear(8, 8, bias=False)
+            self.more = nn.Parameter(torch.randn(8, 5))
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             h = self.words(x)
-            return self.mix(h) + torch.cat([self.mix.weight[:, :3], self.mix.weight], 1)[:5, :8]
+            return self.mix(h) + torch.cat([self.mix.weight[:, :3], self.more], 1)[:5]
 
     torch.manual_seed(0)
     net, x = Tied(), torch.arange(10).reshape(2, 5) % 9

@@ -32,16 +32,17 @@ FRESH = (
     "times-1", "bias-gemm", "norm-conv", "norm-gemm", "merged-group-norms", "merged-slopes",
     "merged-zero-weights", "merged-identities", "copied-layers", "one-of-two-norms",
     "one-of-two-heads", "one-of-two-cuts", "one-of-two-tables", "one-of-two-calls",
-    "tied-four-names",
+    "one-of-two-splits", "tied-four-names",
     "merged-with-constants", "merged-views", "folded-views",
     "folded-transposes", "folded-softplus", "folded-standardization", "folded-parts",
-    "folded-expand-zeros", "folded-state",
+    "folded-expand-zeros", "folded-state", "folded-mask", "folded-small-table",
+    "folded-overlaps", "folded-complex",
     "merged-zero-scales", "merged-norm-called-twice", "merged-states",
     "folded-slices", "folded-exponent", "stopped-gate",
 )  # fmt: skip
 FRESH_LEGACY = (
     "merged-group-norms", "copied-layers", "merged-layer-norms", "merged-norm-called-twice",
-    "one-of-two-cuts",
+    "one-of-two-cuts", "folded-mask", "folded-small-table", "folded-overlaps",
 )  # fmt: skip
 # Metadata of nodes that names files of the machine it was exported on.
 LOCAL = ("pkg.torch.onnx.stack_trace",)

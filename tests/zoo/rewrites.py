@@ -183,6 +183,10 @@ _enter("one-of-two-heads", lambda: Does(
 _enter("one-of-two-cuts", lambda: nn.Sequential(*(Does(
     _with_joined_biases, a=_linear(6, 6), b=_linear(6, 6)) for _ in range(2))),
     (3, 4, 6))  # fmt: skip
+_enter("one-of-two-splits", lambda: Does(
+    lambda m, x, y: m.b(m.a(x, y, y)[0], y, y)[0],
+    **{name: nn.MultiheadAttention(6, 2, batch_first=True) for name in "ab"}),
+    (2, 3, 6), (2, 4, 6))  # fmt: skip
 _enter("one-of-two-tables", lambda: Does(
     lambda m, x: m.encoder(m.embeddings(x)), **{name: Does(
         lambda m, x: torch.tanh(m.l(x) + functional.interpolate(m.table, 4).mT), l=nn.Linear(6, 6),
@@ -251,7 +255,22 @@ _enter("folded-slices", lambda: Does(
     l=nn.Linear(24, 5), places=Parameter(torch.randn(1, 9, 24))), (3, 4, 24))  # fmt: skip
 _enter("folded-state", lambda: Does(
     lambda m, x: m.out(m.cells(x)[0]), cells=nn.RNN(6, 5, batch_first=True), out=nn.Linear(5, 2)),
-    (3, 4, 6), lost="cells.bias_hh_l0")  # fmt: skip
+    (3, 4, 6))  # fmt: skip
+_enter("folded-mask", lambda: Does(
+    lambda m, x: torch.conv2d(x, m.weight * m.mask, m.bias),
+    weight=Parameter(torch.randn(4, 3, 3, 3)), mask=torch.ones(3, 3).tril(-1), bias=_zeros(4)),
+    (2, 3, 6, 6))  # fmt: skip
+_enter("folded-small-table", lambda: Does(
+    lambda m, x: torch.softmax(x @ x.transpose(1, 2) + m.table[m.index], -1) @ m.l(x),
+    l=nn.Linear(6, 3), table=Parameter(torch.randn(7)),
+    index=torch.arange(4)[:, None] - torch.arange(4) + 3),
+    (2, 4, 6))  # fmt: skip
+_enter("folded-complex", lambda: Does(
+    lambda m, x: x @ torch.cat([torch.cat([m.r, -m.i]), torch.cat([m.i, m.r])], 1),
+    r=Parameter(torch.randn(3, 4)), i=Parameter(torch.randn(3, 4))), (5, 6))  # fmt: skip
+_enter("folded-overlaps", lambda: Does(
+    lambda m, x: (x @ m.table[[0, 2, 4]].T) @ m.table[1:4] * m.table[3].view(2, 3).T.reshape(-1),
+    table=Parameter(torch.randn(5, 6))), (4, 6))  # fmt: skip
 _enter("folded-gates", lambda: Does(
     lambda m, x: m.out(m.cells(x)[0]), cells=nn.LSTM(6, 5, 2, batch_first=True),
     out=nn.Linear(5, 2)), (3, 4, 6))  # fmt: skip

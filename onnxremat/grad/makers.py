@@ -1,0 +1,72 @@
+"""Nodes that make what a file stored from the parameters that are trained in place of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from onnxremat.grad.elements import mask, pick
+from onnxremat.grad.parts import cut
+from onnxremat.grad.restored import Restored
+from onnxremat.grad.stored import Stored
+
+Maker = Callable[
+    [Restored, Stored, list[onnx.NodeProto], list[onnx.TensorProto]],
+    None,
+]
+
+
+def _tied(
+    entry: Restored, _: Stored, nodes: list[onnx.NodeProto], __: list[onnx.TensorProto]
+) -> None:
+    straight = entry.axes == tuple(range(len(entry.axes)))
+    kind, attributes = ("Identity", {}) if straight else ("Transpose", {"perm": entry.axes})
+    nodes.append(_node(kind, [entry.parameter], entry.tensor, **attributes))
+
+
+def _expanded(
+    entry: Restored, stored: Stored, nodes: list[onnx.NodeProto], added: list[onnx.TensorProto]
+) -> None:
+    value = stored.value(entry.tensor)
+    places = tuple(slice(0, 1) if k in entry.axes else slice(None) for k in range(value.ndim))
+    core = np.ascontiguousarray(value[places])
+    shape = f"{entry.tensor}/shape"
+    added.append(numpy_helper.from_array(core, entry.parameter))
+    added.append(numpy_helper.from_array(np.array(value.shape, np.int64), shape))
+    nodes.append(_node("Expand", [entry.parameter, shape], entry.tensor))
+
+
+def _filled(
+    entry: Restored, stored: Stored, nodes: list[onnx.NodeProto], added: list[onnx.TensorProto]
+) -> None:
+    """What is learned is split where the zeros were, and joined with them again."""
+    value, (start, stop) = stored.value(entry.tensor), entry.axes
+    learned = np.delete(value, np.s_[start:stop])
+    added.append(numpy_helper.from_array(learned, entry.parameter))
+    sizes = numpy_helper.from_array(np.array([start, learned.size - start], np.int64))
+    zeros = numpy_helper.from_array(np.zeros(stop - start, value.dtype))
+    before, after, count, between = filling(entry.tensor)
+    nodes.append(helper.make_node("Constant", [], [count], name=count, value=sizes))
+    nodes.append(helper.make_node("Constant", [], [between], name=between, value=zeros))
+    split = [entry.parameter, count]
+    nodes.append(helper.make_node("Split", split, [before, after], name=f"{before}/Split", axis=0))
+    nodes.append(_node("Concat", [before, between, after], entry.tensor, axis=0))
+
+
+def filling(tensor: str) -> list[str]:
+    """Names of what a tensor with zeros is joined from, beside the parameter."""
+    return [f"{tensor}/{part}" for part in ("before", "after", "sizes", "zeros")]
+
+
+MAKERS: dict[str, Maker] = {
+    "tie": _tied, "expand": _expanded, "fill": _filled, "part": cut, "pick": pick, "mask": mask,
+}  # fmt: skip
+MADE = {*MAKERS, "share"}  # how a tensor is made from a parameter, and no longer stored
+
+
+def _node(kind: str, inputs: Sequence[str], output: str, **attributes: Any) -> onnx.NodeProto:
+    return helper.make_node(kind, inputs, [output], name=f"{output}/{kind}", **attributes)

@@ -1,0 +1,62 @@
+"""Tensors of PyTorch's older exporter that may have been computed from parameters.
+
+It stores what it computed of parameters, buffers and constants under names such as ``onnx::Mul_7``
+and says nothing more: ``weight[:4]`` and ``1 - weight`` look alike. Weights of linear and recurrent
+layers, and scales and shifts of group normalizations, are only moved, which their readers tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import onnx
+
+from onnxremat.grad.marks import Marks, module_of
+from onnxremat.grad.patterns import EQUAL
+from onnxremat.grad.provenance import SINGLE, Kind, Origin
+
+_MOVED = {"MatMul": (1,), "GRU": (1, 2, 3), "LSTM": (1, 2, 3), "RNN": (1, 2, 3)}
+
+
+def perhaps_computed(
+    model: onnx.ModelProto, marks: Marks, origins: Mapping[str, Origin], undone: Collection[str]
+) -> tuple[str, ...]:
+    """Tensors that may be functions of parameters: trained ones, and equal numbers.
+
+    Args:
+        model: with its parameters restored.
+        undone: tensors whose numbers tell that they were only moved.
+    """
+    if not marks.named or marks.trained is not None:
+        return ()
+    ranks = {tensor.name: len(tensor.dims) for tensor in model.graph.initializer}
+    moved, read = set(undone), set()
+    groups = {module_of(n) for n in model.graph.node if n.op_type == "InstanceNormalization"}
+    for node in model.graph.node:
+        for position, name in enumerate(node.input):
+            read.add(name)
+            if position in _MOVED.get(node.op_type, ()) or node.op_type.startswith("Conv"):
+                moved.add(name)  # of convolutions, another warning tells
+            elif node.op_type in ("Mul", "Add") and module_of(node) in groups - {""}:
+                moved.add(name)
+    return tuple(
+        name
+        for name, origin in origins.items()
+        if name.startswith("onnx::")
+        and name in read
+        and name not in moved
+        and (origin.kind is Kind.PARAMETER or (ranks[name] and origin.why in (SINGLE, EQUAL)))
+    )
+
+
+def told_of(names: Sequence[str]) -> list[str]:
+    """What there is to say of them."""
+    if not names:
+        return []
+    first = ", ".join(names[:4]) + ", ..." * (len(names) > 4)
+    return [
+        f"PyTorch's older exporter stored {len(names)} tensors that it made of parameters, buffers "
+        f"or constants: {first}: where it computed them (1 - weight), training them, or not where "
+        "their elements are equal, is not training the parameter (do_constant_folding=False or "
+        "onnxremat.export keeps it; onnxremat.check_export tells)"
+    ]
