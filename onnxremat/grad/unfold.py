@@ -13,6 +13,7 @@ bias      a bias of zeros that was left out: a tensor of zeros
 fill      a block of zeros among learned numbers, where a bias was joined with a buffer: made from
           the rest
 part      a slice of another tensor: made from it
+computed  one less another tensor, or the like: made from it
 
 :func:`find_restored` decides from the file alone, :func:`apply_restored` carries it out on any
 model of that structure, so that first values are found and trained ones are written back.
@@ -20,20 +21,22 @@ model of that structure, so that first values are found and trained ones are wri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import numpy_helper
 
+from onnxremat.grad.computed import computed_among
 from onnxremat.grad.detached import is_stop
 from onnxremat.grad.layers import calls, homes, in_copied_layers, placed
 from onnxremat.grad.left_out import BIAS, left_out, zeros
+from onnxremat.grad.makers import HELPERS, MAKERS, on_the_way, stored_again
 from onnxremat.grad.marks import Marks, Reading, is_nameless, parameters_among, reading_of
 from onnxremat.grad.merged import Place, folded_apart, merged
-from onnxremat.grad.parts import BOUNDS, cut, parts_among, uncut
+from onnxremat.grad.parts import parts_among
 from onnxremat.grad.patterns import (
     LIMIT,
     is_constant,
@@ -105,6 +108,7 @@ class _Finder:
         if tie:
             self._ties()
             self._parts()
+        self._computed()
         done = {entry.tensor for entry in self.found if entry.how != "bias"}
         folded = [
             name
@@ -293,6 +297,13 @@ class _Finder:
         ]
         self.found += parts_among(names, self.stored, self.marks.nameless)
 
+    def _computed(self) -> None:
+        """What was computed of another tensor and a number. In front of all else that is made: a
+        tie or a part may be of it."""
+        done = {entry.tensor for entry in self.found if entry.how != "bias"}
+        free = [name for name in self.floats if name not in done]
+        self.found[:0] = computed_among(self.model, free, self.stored, self.marks)
+
     def _apart(self, one: str, other: str) -> bool:
         """Two tensors are different parameters, equal as copies of a fresh layer are: the file
         names them, or their names say so."""
@@ -362,9 +373,9 @@ def apply_restored(
             if made is not None and not any(node.input[BIAS:]):
                 node.input[BIAS:] = [entry.parameter]
                 added += [made] if entry.parameter not in stored.tensors else []
-        elif entry.how in _MAKERS:
+        elif entry.how in MAKERS:
             dropped.add(entry.tensor)
-            _MAKERS[entry.how](entry, stored, nodes, added)
+            MAKERS[entry.how](entry, stored, nodes, added)
     nodes += [_copy(n) for n in result.graph.node if n.op_type != "onnxremat.dropped"]
     del result.graph.node[:]
     result.graph.node.extend(nodes)
@@ -385,8 +396,8 @@ def fold_restored(model: onnx.ModelProto, restored: Sequence[Restored]) -> onnx.
     """The reverse of ties, expansions and shared elements in a model of inline weights: what the
     file held is stored again, with the values the parameters have now."""
     stored = Stored(model)
-    undone = {e.tensor: e for e in restored if e.how in _MAKERS and e.tensor not in stored.tensors}
-    kept, parts = [], {name for tensor in undone for name in _filling(tensor)}
+    undone = {e.tensor: e for e in restored if e.how in MAKERS and e.tensor not in stored.tensors}
+    kept, parts = [], {name for tensor in undone for name in on_the_way(tensor)}
     for node in model.graph.node:
         if parts.intersection(node.output):
             continue
@@ -394,23 +405,13 @@ def fold_restored(model: onnx.ModelProto, restored: Sequence[Restored]) -> onnx.
         if entry is None or entry.parameter not in stored.tensors:
             kept.append(_copy(node))
             continue
-        value = stored.value(entry.parameter)
-        if entry.how == "tie":
-            value = value.transpose(entry.axes)
-        elif entry.how == "expand":
-            value = np.broadcast_to(value, stored.value(node.input[1]))
-        elif entry.how == "part":
-            value = uncut(entry, value)
-        elif entry.how == "fill":
-            value = np.insert(value, [entry.axes[0]] * (entry.axes[1] - entry.axes[0]), 0)
-        else:
-            value = value[stored.value(node.input[1])]
+        value = stored_again(entry, stored.value(entry.parameter), node, stored)
         made = numpy_helper.from_array(np.ascontiguousarray(value), entry.tensor)
         model.graph.initializer.append(made)
     del model.graph.node[:]
     model.graph.node.extend(kept)
     read = {name for node in kept for name in (*node.input, *captures(node))}
-    helpers = {f"{name}/{end}" for name in undone for end in ("shape", "index", *BOUNDS)}
+    helpers = {f"{name}/{end}" for name in undone for end in HELPERS}
     helpers |= {entry.parameter for entry in undone.values()}
     left = [
         named(t, t.name) for t in model.graph.initializer if t.name in read or t.name not in helpers
@@ -422,72 +423,3 @@ def fold_restored(model: onnx.ModelProto, restored: Sequence[Restored]) -> onnx.
 
 def _was_merged(name: str, restored: Sequence[Restored]) -> bool:
     return any(entry.tensor == name and entry.how in ("copy", "use") for entry in restored)
-
-
-Maker = Callable[
-    [Restored, Stored, list[onnx.NodeProto], list[onnx.TensorProto]],
-    None,
-]
-
-
-def _tied(
-    entry: Restored, _: Stored, nodes: list[onnx.NodeProto], __: list[onnx.TensorProto]
-) -> None:
-    straight = entry.axes == tuple(range(len(entry.axes)))
-    kind, attributes = ("Identity", {}) if straight else ("Transpose", {"perm": entry.axes})
-    nodes.append(_node(kind, [entry.parameter], entry.tensor, **attributes))
-
-
-def _expanded(
-    entry: Restored, stored: Stored, nodes: list[onnx.NodeProto], added: list[onnx.TensorProto]
-) -> None:
-    value = stored.value(entry.tensor)
-    places = tuple(slice(0, 1) if k in entry.axes else slice(None) for k in range(value.ndim))
-    core = np.ascontiguousarray(value[places])
-    shape = f"{entry.tensor}/shape"
-    added.append(numpy_helper.from_array(core, entry.parameter))
-    added.append(numpy_helper.from_array(np.array(value.shape, np.int64), shape))
-    nodes.append(_node("Expand", [entry.parameter, shape], entry.tensor))
-
-
-def _shared(
-    entry: Restored, stored: Stored, nodes: list[onnx.NodeProto], added: list[onnx.TensorProto]
-) -> None:
-    value = stored.value(entry.tensor)
-    found = shared_elements(value)
-    values, places = found if found else (value.reshape(-1), np.arange(value.size))
-    index = f"{entry.tensor}/index"
-    added.append(numpy_helper.from_array(np.ascontiguousarray(values), entry.parameter))
-    added.append(numpy_helper.from_array(places.astype(np.int64).reshape(value.shape), index))
-    nodes.append(_node("Gather", [entry.parameter, index], entry.tensor, axis=0))
-
-
-def _filled(
-    entry: Restored, stored: Stored, nodes: list[onnx.NodeProto], added: list[onnx.TensorProto]
-) -> None:
-    """What is learned is split where the zeros were, and joined with them again."""
-    value, (start, stop) = stored.value(entry.tensor), entry.axes
-    learned = np.delete(value, np.s_[start:stop])
-    added.append(numpy_helper.from_array(learned, entry.parameter))
-    sizes = numpy_helper.from_array(np.array([start, learned.size - start], np.int64))
-    zeros = numpy_helper.from_array(np.zeros(stop - start, value.dtype))
-    before, after, count, filling = _filling(entry.tensor)
-    nodes.append(helper.make_node("Constant", [], [count], name=count, value=sizes))
-    nodes.append(helper.make_node("Constant", [], [filling], name=filling, value=zeros))
-    split = [entry.parameter, count]
-    nodes.append(helper.make_node("Split", split, [before, after], name=f"{before}/Split", axis=0))
-    nodes.append(_node("Concat", [before, filling, after], entry.tensor, axis=0))
-
-
-def _filling(tensor: str) -> list[str]:
-    """Names of what a tensor with zeros is joined from, beside the parameter."""
-    return [f"{tensor}/{part}" for part in ("before", "after", "sizes", "zeros")]
-
-
-_MAKERS: dict[str, Maker] = {
-    "tie": _tied, "expand": _expanded, "share": _shared, "fill": _filled, "part": cut,
-}  # fmt: skip
-
-
-def _node(kind: str, inputs: Sequence[str], output: str, **attributes: Any) -> onnx.NodeProto:
-    return helper.make_node(kind, inputs, [output], name=f"{output}/{kind}", **attributes)
