@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from onnxremat.grad.marks import Marks, is_nameless, module_of
+from onnxremat.grad.marks import Marks, is_nameless, module_of, parameters_among
 from onnxremat.grad.patterns import LIMIT, made_by_code
 from onnxremat.grad.restored import Restored
 from onnxremat.grad.stored import Stored
@@ -60,8 +60,8 @@ def computed_among(
         known = sources.get((stored.tensors[name].data_type, stored.size(name)), [])
         if not known or name in known or name not in readers:
             continue
-        told = marks.folded.get(name, ())
-        if told:
+        told = parameters_among(marks.folded.get(name, ()), marks.kinds)
+        if name in marks.folded:
             known = [each for each in known if (each,) == told]
         if told or not all(node.op_type in _PRODUCTS for node in readers[name]):
             found += _computed_of(name, known, readers[name], stored, bool(told))

@@ -36,7 +36,7 @@ from onnxremat.grad.left_out import BIAS, left_out, zeros
 from onnxremat.grad.makers import HELPERS, MAKERS, on_the_way, stored_again
 from onnxremat.grad.marks import Marks, Reading, is_nameless, parameters_among, reading_of
 from onnxremat.grad.merged import Place, folded_apart, merged
-from onnxremat.grad.parts import parts_among
+from onnxremat.grad.parts import SMALLEST, parts_among
 from onnxremat.grad.patterns import (
     LIMIT,
     is_constant,
@@ -53,8 +53,6 @@ from onnxremat.grad.stored import Stored, named
 from onnxremat.grad.tape import FLOATS
 from onnxremat.grad.twins import readied
 from onnxremat.graph.ir import captures
-
-SMALLEST_TIE = 16  # elements from which equal irregular values are no chance
 
 
 def _copy(node: onnx.NodeProto) -> onnx.NodeProto:
@@ -257,7 +255,7 @@ class _Finder:
         groups: dict[Any, list[str]] = {}
         for name in self.floats:
             size = self.stored.size(name)
-            ends = self.stored.ends(name) if size >= SMALLEST_TIE else None
+            ends = self.stored.ends(name) if size >= SMALLEST else None
             if ends is not None and ends[0] != ends[1]:
                 kind = self.stored.tensors[name].data_type
                 dims = tuple(sorted(self.stored.shape(name)))
@@ -291,11 +289,9 @@ class _Finder:
         names = [
             name
             for name in self.floats
-            if name not in done
-            and SMALLEST_TIE <= self.stored.size(name) <= LIMIT
-            and self.stored.readable(name)
+            if name not in done and self.stored.size(name) <= LIMIT and self.stored.readable(name)
         ]
-        self.found += parts_among(names, self.stored, self.marks.nameless)
+        self.found += parts_among(names, self.stored, self.marks.nameless, self.marks)
 
     def _computed(self) -> None:
         """What was computed of another tensor and a number. In front of all else that is made: a
