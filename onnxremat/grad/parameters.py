@@ -347,12 +347,13 @@ def _status(
 
 
 def warnings_of(
-    inventory: Inventory, rows: Sequence[Weight], resting: Sequence[str]
+    inventory: Inventory, rows: Sequence[Weight], resting: Sequence[str], still: Sequence[str]
 ) -> tuple[str, ...]:
     """What may not be as the user thinks.
 
     Args:
         resting: BatchNormalization ops that train a scale or bias but use running statistics.
+        still: running statistics that no batch changes, as their momentum says.
     """
     found = []
     for status, text in (
@@ -385,6 +386,13 @@ def warnings_of(
         found.append(
             f"{len(resting)} batch normalizations keep to their running statistics, because these "
             f"are no initializers of the file: {names}"
+        )
+    if still:
+        found.append(
+            f"{len(still)} running statistics stay as they are, though their batch normalizations "
+            f"use the batch ({_first(3, still)}): the file gives the momentum 1, which PyTorch's "
+            "exporters write for momentum=None (a mean over all batches) and for 0. The trained "
+            "model will predict with the old ones: give the module a momentum before it is exported"
         )
     if inventory.norms:
         names = _first(3, inventory.norms)
