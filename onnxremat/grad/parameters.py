@@ -381,26 +381,7 @@ def warnings_of(
             f"biases with a buffer: these zeros stay as they are ({names}; where they are a "
             "parameter, --parameters says so)"
         )
-    if resting:
-        names = _first(3, resting)
-        found.append(
-            f"{len(resting)} batch normalizations keep to their running statistics, because these "
-            f"are no initializers of the file: {names}"
-        )
-    if still:
-        found.append(
-            f"{len(still)} running statistics stay as they are, though their batch normalizations "
-            f"use the batch ({_first(3, still)}): the file gives the momentum 1, which PyTorch's "
-            "exporters write for momentum=None (a mean over all batches) and for 0. The trained "
-            "model will predict with the old ones: give the module a momentum before it is exported"
-        )
-    if inventory.norms:
-        names = _first(3, inventory.norms)
-        found.append(
-            f"the exporter folded {len(inventory.norms)} batch normalizations into convolutions "
-            f"({names}): these are trained with a bias instead; to keep them, export with "
-            "onnxremat.export, or as docs/exporting.md says"
-        )
+    found += _of_norms(inventory, resting, still)
     if inventory.absent:
         names = _first(40, inventory.absent)
         found.append(
@@ -427,6 +408,32 @@ def warnings_of(
             f"name nor by value (the exporter computed with them): {names}"
         )
     return tuple(found)
+
+
+def _of_norms(inventory: Inventory, resting: Sequence[str], still: Sequence[str]) -> list[str]:
+    """Batch normalizations that do not do what they do in the framework."""
+    found = []
+    if resting:
+        names = _first(3, resting)
+        found.append(
+            f"{len(resting)} batch normalizations keep to their running statistics, because these "
+            f"are no initializers of the file: {names}"
+        )
+    if still:
+        found.append(
+            f"{len(still)} running statistics stay as they are, though their batch normalizations "
+            f"use the batch ({_first(3, still)}): the file gives the momentum 1, which PyTorch's "
+            "exporters write for momentum=None (a mean over all batches) and for 0. The trained "
+            "model will predict with the old ones: give the module a momentum before it is exported"
+        )
+    if inventory.norms:
+        names = _first(3, inventory.norms)
+        found.append(
+            f"the exporter folded {len(inventory.norms)} batch normalizations into convolutions "
+            f"({names}): these are trained with a bias instead; to keep them, export with "
+            "onnxremat.export, or as docs/exporting.md says"
+        )
+    return found
 
 
 def _of_stops(inventory: Inventory) -> list[str]:
