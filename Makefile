@@ -14,7 +14,7 @@ ZOO ?= $(TORCH) torchvision==0.28.0 timm transformers onnxscript
 # Compiled modules are kept, whatever this shell says: tests start hundreds of processes.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo docs examples wheel test test-slow coverage test-torch test-zoo test-zoo-sample check format bench bench-cuda bench-devices bench-fission bench-infer bench-memory bench-ops bench-pipeline bench-place bench-plan bench-train bench-workers regress fuzz faults clean
+.PHONY: demo docs examples wheel test test-slow coverage test-torch test-zoo test-zoo-sample check format bench bench-cuda bench-devices bench-fission bench-infer bench-memory bench-ops bench-pipeline bench-place bench-plan bench-structures bench-train bench-workers regress fuzz faults clean
 
 demo: $(VENV)/ready
 	MODEL=$(MODEL) $(BIN)/python tools/demo.py
@@ -83,6 +83,10 @@ bench-devices: $(VENV)/dev
 
 bench-memory: $(VENV)/dev
 	$(BIN)/python tools/bench_memory.py $(ARGS)
+
+# What onnxruntime keeps of nodes: make bench-structures ARGS='--fit FILE.onnx ...'
+bench-structures: $(VENV)/dev
+	$(BIN)/python tools/bench_structures.py $(ARGS)
 
 bench-place: $(VENV)/dev
 	$(BIN)/python tools/bench_place.py $(ARGS)

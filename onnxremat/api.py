@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from rich.console import RenderableType
 
 from onnxremat import plain_json
 from onnxremat.device.files import read_machine
-from onnxremat.device.machine import PROVIDERS, Machine
+from onnxremat.device.machine import Machine
 from onnxremat.errors import UsageError
 from onnxremat.execute.deployment import read_deployment
 from onnxremat.execute.executor import Executor
@@ -49,8 +49,9 @@ from onnxremat.pipeline.optimize import Request
 from onnxremat.pipeline.optimize import optimize as finish_request
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.planned import prepare_for
-from onnxremat.pipeline.prepare import AUTO, Prepared, Settings, prepare
+from onnxremat.pipeline.prepare import Prepared, Settings, prepare
 from onnxremat.pipeline.result import Result, Timed, finish
+from onnxremat.pipeline.settings_over_devices import over_devices
 from onnxremat.pipeline.source import Source, read_source
 from onnxremat.pipeline.study_problem import is_graph_file, read_subject
 from onnxremat.pipeline.verify import Verification, verify
@@ -62,7 +63,6 @@ from onnxremat.rewrite.emit import metadata, unpack
 from onnxremat.schedule.plan import Plan
 from onnxremat.schedule.simulate import Timeline, simulate
 from onnxremat.session.load import load
-from onnxremat.session.process import UPDATES
 from onnxremat.studies.curve import Curve, SweepPoint, curve
 from onnxremat.studies.max_batch import LARGEST, Batches, MaxBatch, open_dimension
 from onnxremat.studies.max_batch import max_batch as largest_batch
@@ -212,21 +212,15 @@ def optimize(
         MissingComponentError: a device's provider is not here.
     """
     machine = devices if devices is None or isinstance(devices, Machine) else read_machine(devices)
+    settings = settings or Settings()
+    if machine is not None:
+        machine, settings = over_devices(machine, settings)
     request = Request(
         budget, machine, options or PlanOptions(), pins, objective, bench_seconds,
         Path(write_model) if write_model else None, Path(read_solution) if read_solution else None,
         in_flight=in_flight, replicas=replicas, max_overhead=max_overhead,
     )  # fmt: skip
     log = Phases.of(say)
-    settings = settings or Settings()
-    if machine is not None and settings.target == AUTO:
-        settings = replace(settings, target="portable")  # for every provider
-    if machine is not None and UPDATES in settings.not_counted:
-        left = tuple(part for part in settings.not_counted if part != UPDATES)
-        settings = replace(settings, not_counted=left)  # devices always update in place
-    if machine is not None and settings.train is not None and machine.has(PROVIDERS["cuda"]):
-        # Else CUDA would leave a part of every batch normalization and pooling to the processor.
-        settings = replace(settings, train=replace(settings.train, portable=True))
     prepared = prepare(source, settings, log)
     return finish_request(prepared, request, log, OptimizeResult)
 

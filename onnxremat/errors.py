@@ -137,6 +137,12 @@ class StoppedError(OnnxrematError):
     exit_code = 130
 
 
+class EndedError(BaseException):
+    """Work that nobody waits for any more, ended by Ctrl-C while there is something to keep without
+    it. Raised between any two lines, so it is no Exception, which a line around it may take for an
+    error of its own; whoever asked for the work catches it."""
+
+
 class TrainingWarning(UserWarning):
     """A training step may not be what its user thinks it is: something is not trained, guessed, or
     shared."""

@@ -5,8 +5,8 @@
 One process, contenders in turn, in an order drawn anew each round. Ratios are medians of the ratio
 to PyTorch in the same round, of the processor time of all threads with one thread (a busy machine
 changes it less) and of the wall with more. Outputs are compared with onnxruntime's first. OpenVINO
-computes in float32 (docs/devices.md). ``--compile`` adds ``torch.compile``, which wants a C++
-compiler.
+computes in float32, and in bfloat16 where the processor can (docs/devices.md). ``--compile`` adds
+``torch.compile``, which wants a C++ compiler.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +39,13 @@ NETS: dict[str, dict[str, int]] = {
     "bert": {"sequence": 128, "hidden": 256, "layers": 4, "heads": 4},
     "vit": {"size": 224},
 }
-PROVIDER = {"onnxruntime": "cpu", "OpenVINO": "openvino"}
+DEVICES = {
+    "onnxruntime": Device("cpu"),
+    "OpenVINO": Device("openvino", PROVIDERS["openvino"]),
+    "OpenVINO bf16": Device("openvino", PROVIDERS["openvino"], precision="bf16"),
+}
 Run = Callable[[], Any]
-WORST = 1e-4  # of the largest value of an output, between contenders
+WORST = {"fp32": 1e-4, "bf16": 5e-2}  # of the largest value of an output, between contenders
 
 
 def contenders(net: str, batch: int, threads: int, compiled: bool) -> dict[str, Run]:
@@ -54,15 +59,15 @@ def contenders(net: str, batch: int, threads: int, compiled: bool) -> dict[str, 
     found: dict[str, Run] = {"PyTorch": _by_torch(net, model, feeds, False)}
     if compiled:
         found["torch.compile"] = _by_torch(net, model, feeds, True)
-    for name, provider in PROVIDER.items():
-        device = Device(name, PROVIDERS[provider], threads=threads)
+    for name, device in DEVICES.items():
         if not missing(device):
-            session = open_on(device, model, DEFAULT)
+            session = open_on(replace(device, threads=threads), model, DEFAULT)
             found[name] = lambda session=session: session.run(None, feeds)[0]
     expected = np.asarray(found["onnxruntime"]())
     for name, run in found.items():
         off = np.abs(np.asarray(run()).reshape(expected.shape) - expected).max()
-        assert off <= WORST * np.abs(expected).max(), f"{net}: {name} is {off} off"
+        allowed = WORST[DEVICES[name].precision if name in DEVICES else "fp32"]
+        assert off <= allowed * np.abs(expected).max(), f"{net}: {name} is {off} off"
     return found
 
 
@@ -117,7 +122,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="JSON lines")
     asked = parser.parse_args()
     print(f"{machine()}\n")
-    names = ["PyTorch", *(["torch.compile"] if asked.compile else []), *PROVIDER]
+    names = ["PyTorch", *(["torch.compile"] if asked.compile else []), *DEVICES]
     print(f"| net | batch | threads | {' | '.join(f'{name} ms' for name in names)} |")
     print("|---|---:|---:|" + "---:|" * len(names))
     rows = []

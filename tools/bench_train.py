@@ -10,11 +10,14 @@ Contenders, all with the same weights, data and plain SGD:
   where they gain), storing everything; ``ours_portable``: the one in standard operators only;
 * ``ours_openvino``: the portable step, all of it OpenVINO's; its memory counts from before it was
   opened (not asked for unless named with ``--who``);
+* ``ours_bf16``: the same with products in bfloat16, and ``torch_bf16``: eager under autocast, where
+  the processor has AMX or AVX512-BF16 (likewise);
 * ``ours_budget``, ``ours_half``: ``ours`` planned within a budget, chosen so that the process rises
   no further than the one of ``torch_checkpoint``, or half as far as the one of ``torch``.
 
 Each round runs every contender once, in an order drawn anew, each in its own process; times are
-medians over rounds of the median step of a process, ratios medians of the ratios in a round.
+medians over rounds of the median step of a process (of six steps, or ``STEPS`` in the environment,
+at least), ratios medians of the ratios in a round.
 Memory is the rise of the resident peak over what was resident before the first step: activations,
 gradients and the runtime's buffers. PyTorch is needed for its side only (``.[torch]``).
 """
@@ -34,6 +37,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,9 +56,10 @@ SETTINGS: dict[str, dict[str, int]] = {"bert": {"layers": 4, "heads": 4}}  # of 
 CONTENDERS = (
     "torch", "torch_checkpoint", "ours", "ours_portable", "ours_budget", "ours_half"
 )  # fmt: skip
-NAMED = ("ours_openvino",)  # where the provider is
+NAMED = ("ours_openvino", "ours_bf16", "torch_bf16")  # where they can run
 # Planned contenders: whose memory they may take, and which part of it.
 GOALS = {"ours_budget": ("torch_checkpoint", 1.0), "ours_half": ("torch", 0.5)}
+LEAST = int(os.environ.get("STEPS", "6"))  # steps of a process at least; their losses are kept
 ATTEMPTS = 6  # budgets tried
 MIB = 1 << 20
 
@@ -81,7 +86,7 @@ def measure(step: Callable[[], float], seconds: float, base: float | None = None
     Path("/proc/self/clear_refs").write_text("5")
     losses = [step(), step()]
     wall, cpu, start = [], [], time.monotonic()
-    while len(wall) < 4 or (time.monotonic() - start < seconds and len(wall) < 30):
+    while len(losses) < LEAST or (time.monotonic() - start < seconds and len(wall) < 30):
         begin, used = time.perf_counter(), time.process_time()
         losses.append(step())
         wall.append(time.perf_counter() - begin)
@@ -90,7 +95,7 @@ def measure(step: Callable[[], float], seconds: float, base: float | None = None
         "wall": statistics.median(wall),
         "cpu": statistics.median(cpu),
         "peak": resident("VmHWM") - base,
-        "losses": [round(loss, 5) for loss in losses[:4]],
+        "losses": [round(loss, 5) for loss in losses[:LEAST]],
     }
 
 
@@ -130,7 +135,7 @@ def ours(
     return measure(lambda: trainer.step(batch), seconds)
 
 
-def openvino(net: str, threads: int, seconds: float) -> dict[str, Any]:
+def openvino(net: str, threads: int, seconds: float, narrow: bool = False) -> dict[str, Any]:
     """A step that OpenVINO computes as a whole, through the Trainer."""
     from onnxremat.cost.table import CostTable
     from onnxremat.device.files import read_machine
@@ -145,6 +150,8 @@ def openvino(net: str, threads: int, seconds: float) -> dict[str, Any]:
     model, feeds, labels = data(net)
     step = differentiate(model, settings=training(portable=True))
     graph, machine = build_graph(step), read_machine("cpu-openvino")
+    machine = machine.in_bfloat16() if narrow else machine
+    machine = machine.with_devices([replace(d, threads=threads) for d in machine.devices])
     table = CostTable({op.name: 1e-4 for op in graph.ops}, {}, "none")
     plan = assigned(graph, {op.name: "openvino" for op in graph.ops}, machine)
     made = deploy(
@@ -161,7 +168,7 @@ def openvino(net: str, threads: int, seconds: float) -> dict[str, Any]:
 
 
 def torch_step(
-    net: str, threads: int, seconds: float, checkpointed: bool = False
+    net: str, threads: int, seconds: float, checkpointed: bool = False, narrow: bool = False
 ) -> dict[str, Any]:
     """A step of the same net, weights and data in PyTorch eager."""
     import torch
@@ -186,8 +193,9 @@ def torch_step(
 
     def step() -> float:
         optimizer.zero_grad(set_to_none=True)
-        y = FORWARDS[net](values, inputs, block, **SETTINGS.get(net, {}))
-        loss = torch.nn.functional.cross_entropy(y.reshape(-1, y.shape[-1]), targets)
+        with torch.autocast("cpu", torch.bfloat16, enabled=narrow):
+            y = FORWARDS[net](values, inputs, block, **SETTINGS.get(net, {}))
+            loss = torch.nn.functional.cross_entropy(y.reshape(-1, y.shape[-1]), targets)
         loss.backward()
         optimizer.step()
         return float(loss.detach())
@@ -205,6 +213,8 @@ RUN: dict[str, Callable[..., dict[str, Any]]] = {
     "ours": ours,
     "ours_portable": partial(ours, portable=True),
     "ours_openvino": openvino,
+    "ours_bf16": partial(openvino, narrow=True),
+    "torch_bf16": partial(torch_step, narrow=True),
     **dict.fromkeys(GOALS, ours),
 }
 
@@ -308,7 +318,22 @@ def table(rows: Sequence[dict[str, Any]], who: Sequence[str]) -> str:
             for n in who
         ]
         lines.append(f"| {row['net']} | {row['threads']} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", *_losses(rows, who)])
+
+
+def _losses(rows: Sequence[dict[str, Any]], who: Sequence[str]) -> list[str]:
+    """How far losses are from those of PyTorch, at most."""
+    found = []
+    for row in rows:
+        expected = np.array(row.get("torch_losses", row.get(f"{who[0]}_losses")))
+        off = {
+            n: np.max(np.abs(np.array(row[f"{n}_losses"]) / expected - 1))
+            for n in who
+            if f"{n}_losses" in row
+        }
+        words = ", ".join(f"{name} {value:.1e}" for name, value in off.items())
+        found.append(f"losses of {len(expected)} steps, {row['net']}, relative: {words}")
+    return found
 
 
 def machine() -> str:

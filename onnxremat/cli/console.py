@@ -15,8 +15,8 @@ from typing import Any
 from rich.console import Console
 from rich.status import Status
 
-from onnxremat.cli.interrupt import WATCH
-from onnxremat.errors import NoPlanError, OverBudgetError, StoppedError
+from onnxremat.cli.interrupt import KEEPS, WATCH
+from onnxremat.errors import EndedError, NoPlanError, OverBudgetError, StoppedError
 from onnxremat.units import format_bytes, format_seconds
 
 
@@ -30,6 +30,7 @@ class Interrupt:
 
     def __init__(self) -> None:
         self.asked = self.at_once = self._heeded = False
+        self._kept: bool | None = None  # whether something is, without what runs; None: it decides
 
     def __call__(self) -> bool:
         self._heeded = True
@@ -38,15 +39,33 @@ class Interrupt:
     @property
     def gives_up(self) -> bool:
         """Whether Ctrl-C now ends what runs."""
+        if self._kept is not None:
+            return self.asked or not self._kept
         return self.asked or self.at_once or not self._heeded
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         given_up, self.asked = self.gives_up, True
         if not given_up:
             WATCH.answered()
+            WATCH.acknowledge()
+            if self._kept:
+                raise EndedError
         elif not WATCH.leaving:
             WATCH.leaving = True
             raise KeyboardInterrupt
+
+    @contextmanager
+    def ending(self, kept: bool) -> Iterator[None]:
+        """Ctrl-C ends what runs inside at once.
+
+        Args:
+            kept: there is a result without it: it ends by EndedError, to be caught.
+        """
+        before, self._kept = self._kept, kept
+        try:
+            yield
+        finally:
+            self._kept = before
 
 
 class Voice:
@@ -80,9 +99,10 @@ class Voice:
         try:
             if self._status:
                 self._status.start()
-            with WATCH.told(lambda: not (abandon or interrupt.gives_up), abandon):
+            deferred = lambda: not (abandon or interrupt.gives_up)  # noqa: E731
+            with WATCH.told(deferred, abandon, "" if self.quiet else KEEPS):
                 yield interrupt
-        except (KeyboardInterrupt, NoPlanError, OverBudgetError) as error:
+        except (KeyboardInterrupt, EndedError, NoPlanError, OverBudgetError) as error:
             if interrupt.asked:  # it had no time to find one
                 raise StoppedError("interrupted before there was a result") from error
             raise

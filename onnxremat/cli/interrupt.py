@@ -23,7 +23,8 @@ from typing import NoReturn
 GRACE = 1.0  # seconds without an answer until what runs is told to stop
 PATIENCE = 2.0  # seconds without an answer until the process ends
 POLL = 0.02  # seconds between two looks
-NEWS = b"error: interrupted\n"
+NEWS = "error: interrupted"
+KEEPS = "stopping; what there is so far is kept, once it is checked (Ctrl-C again ends at once)"
 
 
 def _nothing() -> None:
@@ -40,6 +41,13 @@ def leave(code: int) -> NoReturn:
     if weights is not None:
         weights.remove_folders()
     os._exit(code)
+
+
+def _write(line: str) -> None:
+    """A line on stderr, from a thread or a handler; on a terminal over what is shown there, the
+    cursor visible."""
+    before = "\r\x1b[2K\x1b[?25h" if os.isatty(2) else ""
+    os.write(2, f"{before}{line}\n".encode())
 
 
 class Watch:
@@ -60,6 +68,7 @@ class Watch:
         self.abandon: Callable[[], None] = _nothing
         self.deferred: Callable[[], bool] = _never
         self.leaving = False
+        self._words = ""
         self._source = -1
         self._ended = threading.Event()
 
@@ -91,15 +100,21 @@ class Watch:
 
     @contextmanager
     def told(
-        self, deferred: Callable[[], bool], abandon: Callable[[], None] | None
+        self, deferred: Callable[[], bool], abandon: Callable[[], None] | None, words: str
     ) -> Iterator[None]:
-        """While the block runs, what can wait and how to stop it."""
-        before = self.abandon, self.deferred
-        self.abandon, self.deferred = abandon or _nothing, deferred
+        """While the block runs, what can wait, how to stop it, and what is said where it waits."""
+        before = self.abandon, self.deferred, self._words
+        self.abandon, self.deferred, self._words = abandon or _nothing, deferred, words
         try:
             yield
         finally:
-            self.abandon, self.deferred = before
+            self.abandon, self.deferred, self._words = before
+
+    def acknowledge(self) -> None:
+        """Say, once, that what runs comes to an end."""
+        words, self._words = self._words, ""
+        if words:
+            _write(words)
 
     def _watch(self) -> None:
         while True:
@@ -115,9 +130,11 @@ class Watch:
             late = time.monotonic() - begin
             if late > GRACE and not told:
                 self.abandon()
+                if self.deferred():
+                    self.acknowledge()
                 told = True
             if late > PATIENCE and (waiting > 1 or not self.deferred()):
-                os.write(2, (b"\x1b[?25h" if os.isatty(2) else b"") + NEWS)
+                _write(NEWS)
                 leave(130)
             time.sleep(POLL)
 

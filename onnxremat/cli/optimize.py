@@ -24,6 +24,15 @@ if TYPE_CHECKING:
     from onnxremat.pipeline.phases import Phases
 
 
+Precision = Annotated[
+    str,
+    typer.Option(
+        help="fp32; with --train fp16 or bf16: mixed, with parameters in float32; with a device of "
+        "OpenVINO bf16: products in bfloat16, of any model."
+    ),
+]
+
+
 def command(
     context: typer.Context,
     source: args.Model,
@@ -71,7 +80,7 @@ def command(
     clip_norm: training.ClipNorm = None,
     clip_value: training.ClipValue = None,
     accumulate: training.Accumulate = 1,
-    precision: training.Precision = "fp32",
+    precision: Precision = "fp32",
     initializers: training.Initializers = False,
     shape: args.Shape = None,
     dim: args.Dim = None,
@@ -108,6 +117,7 @@ def command(
 ) -> None:
     """Make a model keep a memory budget: IN.onnx OUT.onnx --budget 2GiB."""
     from onnxremat import api
+    from onnxremat.device.files import read_machine
     from onnxremat.grad import Settings as Training
     from onnxremat.graph.onnx_io import check_writable
     from onnxremat.pipeline.model_files import model_words
@@ -116,7 +126,8 @@ def command(
     from onnxremat.planner.export import SUFFIXES
 
     voice = Voice(as_json, quiet)
-    training.check_train(context, train)
+    narrow = devices is not None and precision == "bf16"  # any model, not only a step made here
+    training.check_train(context, train, but=("precision",) if narrow else ())
     out = _one_output(target_file, output)
     told = context.get_parameter_source("budget")
     given = told is not None and told.name != "DEFAULT"
@@ -133,6 +144,9 @@ def command(
     if report:
         check_suffix(report, (".html",))
         check_writable(report)
+    machine = read_machine(devices) if devices is not None else None
+    if machine is not None and narrow and not train:
+        machine = machine.in_bfloat16()
     made = None
     if train:
         made = Training(
@@ -149,12 +163,13 @@ def command(
     )  # fmt: skip
     log = Phases(voice.say)
     with voice.working() as interrupt, _phases_told(voice, log if verbose else None):
+        log.ending = interrupt.ending
         options = PlanOptions(
             time_limit=time_limit, work=work, gap=gap, solver=solver, seed=seed, method=method,
             threads=threads or processors(), progress=voice.planning, stop=interrupt,
         )  # fmt: skip
         result = api.optimize(
-            source, budget=budget, devices=devices, settings=settings, options=options,
+            source, budget=budget, devices=machine, settings=settings, options=options,
             pins=args.parse_pins(pin), objective=objective, in_flight=in_flight,
             replicas=replicas, max_overhead=args.parse_overhead(max_overhead),
             bench_seconds=bench_seconds, write_model=write_model, read_solution=read_solution,

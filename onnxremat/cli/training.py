@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated
 
@@ -61,13 +62,16 @@ Initializers = Annotated[
 ]
 
 
-def check_train(context: typer.Context, train: bool) -> None:
+def check_train(context: typer.Context, train: bool, but: Collection[str] = ()) -> None:
     """Options of a training step are for one that is made here.
+
+    Args:
+        but: those that say something of any model, as it is to run.
 
     Raises:
         UsageError: one of them is given, and ``--train`` is not.
     """
-    option = "" if train else first_given(context, OPTIONS)
+    option = "" if train else first_given(context, set(OPTIONS).difference(but))
     if option:
         raise UsageError(
             f"{option} says how a training step is made, and none is",

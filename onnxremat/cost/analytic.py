@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from onnxremat.cost.table import CostTable
 from onnxremat.graph.ir import Graph, Op
@@ -38,6 +39,34 @@ def analytic_costs(graph: Graph, roofline: Roofline | None = None) -> CostTable:
         )
     scratch = {op.name: scratch_bytes(graph, op) for op in graph.ops}
     return CostTable(seconds, scratch, "analytic", peak.dispatch)
+
+
+def estimated_by(known: Graph, costs: CostTable, graph: Graph) -> CostTable:
+    """Costs of a graph like one that was measured: estimated, in its scale.
+
+    Args:
+        costs: of ``known``.
+    """
+    made, like = analytic_costs(graph), analytic_costs(known)
+    scale = costs.total / like.total if like.total else 1.0
+    seconds = {name: scale * each for name, each in made.seconds.items()}
+    took, thought = _by_type(known, costs.scratch), _by_type(known, like.scratch)
+    shares = {kind: took[kind] / all_ for kind, all_ in thought.items() if all_}
+    scratch = {
+        op.name: round(shares.get(op.op_type, 1.0) * made.scratch[op.name]) for op in graph.ops
+    }
+    note = "interrupted while costs were measured: they are estimated from those of the whole"
+    return replace(
+        made, seconds=seconds, scratch=scratch, dispatch=scale * made.dispatch, notes=(note,)
+    )
+
+
+def _by_type(graph: Graph, each: Mapping[str, int]) -> dict[str, int]:
+    """Sums over ops of a type."""
+    sums: dict[str, int] = {}
+    for op in graph.ops:
+        sums[op.op_type] = sums.get(op.op_type, 0) + each.get(op.name, 0)
+    return sums
 
 
 def _moved(graph: Graph, op: Op) -> int:

@@ -197,7 +197,7 @@ def _answers(request: Answer) -> Iterator[Answer]:
 
 
 def _key(device: Device) -> str:
-    options = json.dumps(dict(sorted(device.options.items())))
+    options = json.dumps({**dict(sorted(device.options.items())), "precision": device.precision})
     return machine_key(device.threads, device.provider, device.index, options)
 
 

@@ -10,6 +10,7 @@ threads = 0              # of processors; 0 for one per core
 flops = 31.2e12          # per second
 bandwidth = "600GB"      # bytes per second
 holds_state = false      # true: state that its ops update counts in its budget
+precision = "fp32"       # bf16: products in bfloat16; OpenVINO only
 [[link]]                 # both ways, unless the other way is listed too
 from = "cpu"
 to = "cuda"
@@ -43,7 +44,7 @@ from onnxremat.units import format_bytes, parse_bytes
 _DEVICE = {
     "name": str, "provider": str, "index": int, "memory": (str, int), "threads": int,
     "flops": (int, float), "bandwidth": (str, int, float), "options": dict, "source": str,
-    "holds_state": bool,
+    "holds_state": bool, "precision": str,
 }  # fmt: skip
 _MACHINE = {"name": str, "elsewhere": bool}
 _LINK = {
@@ -172,10 +173,14 @@ def _device(row: Mapping[str, Any], where: str) -> Device:
     if provider == PROVIDERS["cpu"] and not threads:
         threads = processors()
     options = {str(key): str(value) for key, value in row.get("options", {}).items()}
-    return Device(
-        name, provider, row.get("index", 0), int(memory), threads, float(row.get("flops", 0)),
-        bandwidth, options, row.get("source", "given"), row.get("holds_state", False),
-    )  # fmt: skip
+    try:
+        return Device(
+            name, provider, row.get("index", 0), int(memory), threads, float(row.get("flops", 0)),
+            bandwidth, options, row.get("source", "given"), row.get("holds_state", False),
+            row.get("precision", "fp32"),
+        )  # fmt: skip
+    except UsageError as error:
+        raise UsageError(error.what, where=where, why=error.why, hint=error.hint) from error
 
 
 def _link(row: Mapping[str, Any], where: str) -> Link:
@@ -258,6 +263,8 @@ def machine_toml(machine: Machine, comment: str = "") -> str:
             lines.append(f"options = {{ {pairs} }}")
         if device.holds_state:
             lines.append("holds_state = true")
+        if device.precision != "fp32":
+            lines.append(f"precision = {_quoted(device.precision)}")
         lines.append(f"source = {_quoted(device.source)}")
     for link in machine.links:
         lines += ["", "[[link]]", f"from = {_quoted(link.source)}", f"to = {_quoted(link.target)}"]

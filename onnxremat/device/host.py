@@ -35,6 +35,16 @@ def _windows_memory() -> int:
     return int(status.total)
 
 
+def bfloat16() -> bool | None:
+    """Whether the processor multiplies bfloat16 numbers; None where that cannot be seen."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return None
+    flags = set(next((x for x in text.splitlines() if x.startswith("flags")), "").split())
+    return bool(flags & {"amx_bf16", "avx512_bf16"}) if flags else None
+
+
 def processors() -> int:
     """Processors this process may use."""
     if hasattr(os, "sched_getaffinity"):

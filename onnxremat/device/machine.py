@@ -18,6 +18,7 @@ PROVIDERS = {
     "coreml": "CoreMLExecutionProvider",
     "webgpu": "WebGpuExecutionProvider",
 }
+PRECISIONS = ("fp32", "bf16")
 STORAGE = "storage"  # a device that computes nothing: host memory to swap to
 
 
@@ -34,6 +35,8 @@ class Device:
         flops: peak floating point operations per second, 0 when not known.
         bandwidth: bytes per second of its memory, 0 when not known.
         options: provider options handed on as they are.
+        precision: ``fp32``, or ``bf16``: products of float32 values in bfloat16, which OpenVINO's
+            kernels do on a processor with AMX or AVX512-BF16.
         holds_state: parameters and optimizer state that its ops update count in its budget, though
             they lie in host memory; another device that reads them gets a copy that counts there.
         source: where the figures come from: ``given``, ``measured``, or a data sheet.
@@ -49,6 +52,22 @@ class Device:
     options: Mapping[str, str] = field(default_factory=dict, hash=False)
     source: str = "given"
     holds_state: bool = False
+    precision: str = "fp32"
+
+    def __post_init__(self) -> None:
+        if self.precision not in PRECISIONS:
+            raise UsageError(
+                f"device '{self.name}' has an unknown precision '{self.precision}'",
+                hint="one of " + ", ".join(PRECISIONS),
+            )
+        if self.precision != "fp32" and "load_config" in self.options:
+            raise UsageError(f"device '{self.name}' has both a precision and a load_config")
+        if self.precision != "fp32" and self.provider != PROVIDERS["openvino"]:
+            raise UsageError(
+                f"device '{self.name}' cannot compute in {self.precision}",
+                why="of the providers, OpenVINO's takes float32 values and does so",
+                hint="for a training step with 16-bit values on CUDA: --precision, without it here",
+            )
 
     @property
     def computes(self) -> bool:
@@ -163,6 +182,25 @@ class Machine:
     def with_devices(self, devices: Sequence[Device]) -> Machine:
         """The same links between changed devices of the same names."""
         return replace(self, devices=tuple(devices))
+
+    def in_bfloat16(self) -> Machine:
+        """The same with its OpenVINO devices computing in bfloat16.
+
+        Raises:
+            UsageError: it has none.
+        """
+        if not self.has(PROVIDERS["openvino"]):
+            raise UsageError(
+                f"machine '{self.name}' has no device that computes a float32 model in bf16",
+                why="OpenVINO's kernels do, onnxruntime's own for the processor do not",
+                hint="--devices cpu-openvino; or --train, for a step that casts by itself",
+            )
+        return self.with_devices(
+            [
+                replace(d, precision="bf16") if d.provider == PROVIDERS["openvino"] else d
+                for d in self.devices
+            ]
+        )
 
     def has(self, provider: str) -> bool:
         """One of the devices is this provider's."""

@@ -21,7 +21,7 @@ from onnxremat.rewrite.partition import Counted, Partition, Partitioned, part_gr
 from onnxremat.schedule.simulate import Rules, simulate
 from onnxremat.schedule.updates import written_over
 from onnxremat.session.measure import executed
-from onnxremat.session.process import further_bytes, opened_nodes
+from onnxremat.session.process import further_bytes
 from onnxremat.session.resident import heap_bytes
 
 
@@ -57,7 +57,7 @@ Known = dict[tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]], Insi
 def structures(part: Partition, device: Device, counted: Counted) -> int:
     """Bytes that are kept of the session of a partition and its nodes; 0 where they are not
     counted."""
-    return further_bytes(opened_nodes(part_graph(part, device))) if counted.sessions else 0
+    return further_bytes(part_graph(part, device)) if counted.sessions else 0
 
 
 def predicted_inside(

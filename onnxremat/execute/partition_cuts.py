@@ -96,7 +96,7 @@ def _cut(parts: Partitioned, device: DeviceBytes, action: int, op: str) -> list[
     gone = [n for n in part.graph.inputs if n in dying]
     before = {name for o in part.graph.ops[:place] for name in o.writes}
     gone += [name for name in _leaving(parts, action, ops[place]) if name in before]
-    least = further_bytes(0) if parts.counted.sessions else 0  # what one partition more takes
+    least = further_bytes() if parts.counted.sessions else 0  # what one partition more takes
     if place and sum(parts.graph.tensors[n].bytes for n in gone if n not in still) > least:
         return [ops[place]]
     return []

@@ -136,22 +136,31 @@ class Regions:
         """Which rows may be kept for the next part: none, those that convolutions make, all; one
         choice where no two parts need the same rows."""
         try:
-            parts = self.paper.rows(region)
+            if not self.overlapping(region):
+                return [frozenset()]
         except CannotSplitError:
             return []
-        computed = [sum(p.pieces[n].made.size for p in parts if n in p.pieces) for n in region.ops]
         ops = [self.graph.ops[self.paper.place[name]] for name in region.ops]
-        axes = [
-            parts[0].pieces[op.name].made.axis if op.name in parts[0].pieces else 0 for op in ops
-        ]
-        whole = [
-            self.facts.shape(op.inputs[0] if op.writes[0] in region.sums else op.writes[0])[axis]
-            for op, axis in zip(ops, axes, strict=True)
-        ]
-        if all(some <= all_ for some, all_ in zip(computed, whole, strict=True)):
-            return [frozenset()]
         costly = frozenset(_values(op for op in ops if op.op_type in CONVOLUTIONS))
         return list(dict.fromkeys((frozenset(), costly, frozenset(_values(ops)))))
+
+    def overlapping(self, region: Region) -> list[str]:
+        """Values of which two parts compute the same rows where none are kept, in the order of the
+        graph.
+
+        Raises:
+            CannotSplitError: an op cannot be split so.
+        """
+        parts = self.paper.rows(replace(region, kept=frozenset()))
+        found: list[str] = []
+        for place in self.paper.members(region):
+            op = self.graph.ops[place]
+            pieces = [rows.pieces[op.name].made for rows in parts if op.name in rows.pieces]
+            axis = pieces[0].axis if pieces else 0
+            value = op.inputs[0] if op.writes[0] in region.sums else op.writes[0]
+            if sum(made.size for made in pieces) > self.facts.shape(value)[axis]:
+                found += op.writes
+        return found
 
     def length(self, region: Region) -> int:
         """The most parts that every result can be made in."""

@@ -30,6 +30,7 @@ SOURCE = 10  # such a share of the peak, at least, is worth a region for it to b
 SIDES = 4  # narrow places looked at on either side of the crowded op
 LITTLE = 0.002  # share of the whole time that no step is counted below
 BETTER = 0.99  # share of the crowding before from which a step is one forward
+KEEPING = 2  # times that each value of a region is looked at
 POWER = 8  # how much more the highest steps count
 
 
@@ -258,19 +259,49 @@ class Chooser:
         """The same regions, in as few parts as keep the limit, rows that two parts need treated as
         is quickest."""
         for region in now.regions:
-            others = tuple(other for other in now.regions if other.ops != region.ops)
-            for kept in self.able.policies(region):
-                most = min(2 * len(region.parts), MOST, self.able.length(region))
-                for parts in [n for n in COUNTS if n < most] + [most]:
-                    if self.stop():
-                        return now
-                    found = self._price((*others, replace(region, parts=(1,) * parts, kept=kept)))
-                    if found is None or found.seconds >= now.seconds:
-                        break  # more parts take longer still
-                    if found.peak <= limit:
-                        now = found
-                        break
+            now = self._fewest(now, region, self.able.policies(region), limit)
+            kept = self._kept(now, region, limit)
+            if kept is not now:
+                now = self._fewest(kept, region, [_like(region, kept).kept], limit)
         return now
+
+    def _fewest(
+        self, now: Priced, region: Region, policies: Sequence[frozenset[str]], limit: int
+    ) -> Priced:
+        """A region in as few parts as keep the limit, with the rows kept that is quickest with."""
+        for kept in policies:
+            most = min(2 * len(region.parts), MOST, self.able.length(region))
+            for parts in [n for n in COUNTS if n < most] + [most]:
+                if self.stop():
+                    return now
+                found = self._instead(now, replace(region, parts=(1,) * parts, kept=kept))
+                if found is None or found.seconds >= now.seconds:
+                    break  # more parts take longer still
+                if found.peak <= limit:
+                    now = found
+                    break
+        return now
+
+    def _kept(self, now: Priced, region: Region, limit: int) -> Priced:
+        """Rows of single values of a region kept, or not any more, where that is quicker: of a
+        narrow value they cost little, and all that it is made of is computed once."""
+        overlapping = self.able.overlapping(region)
+        for _ in range(KEEPING):
+            before = now
+            for name in overlapping:
+                if self.stop():
+                    return now
+                own = _like(region, now)
+                found = self._instead(now, replace(own, kept=own.kept ^ {name}))
+                if found is not None and found.peak <= limit and found.seconds < now.seconds:
+                    now = found
+            if now is before:
+                break
+        return now
+
+    def _instead(self, now: Priced, region: Region) -> Priced | None:
+        """A region instead of the one of the same ops."""
+        return self._price((*(r for r in now.regions if r.ops != region.ops), region))
 
     def _price(self, regions: tuple[Region, ...]) -> Priced | None:
         """The graph with these regions, None where it cannot be written."""
@@ -332,3 +363,8 @@ def _spread(places: Sequence[int]) -> list[int]:
     if len(places) <= SIDES:
         return list(places)
     return [places[round(i * (len(places) - 1) / (SIDES - 1))] for i in range(SIDES)]
+
+
+def _like(region: Region, now: Priced) -> Region:
+    """The region of the same ops as it is now."""
+    return next(other for other in now.regions if other.ops == region.ops)

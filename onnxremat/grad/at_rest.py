@@ -25,14 +25,16 @@ def at_rest(model: onnx.ModelProto) -> onnx.ModelProto:
 def _in_training(graph: onnx.GraphProto) -> bool:
     return any(
         (node.op_type == "Dropout" and len(node.input) > _RATIO)
-        or (node.op_type == "BatchNormalization" and _mode(node) is not None)
+        or _mode(node) is not None
         or any(map(_in_training, subgraphs(node)))
         for node in graph.node
     )
 
 
 def _mode(node: onnx.NodeProto) -> onnx.AttributeProto | None:
-    return next((each for each in node.attribute if each.name == "training_mode"), None)
+    """The attribute that has a batch normalization train; none where it does not."""
+    found = node.attribute if node.op_type == "BatchNormalization" else ()
+    return next((each for each in found if each.name == "training_mode" and each.i), None)
 
 
 def _put(graph: onnx.GraphProto) -> None:
@@ -44,7 +46,7 @@ def _put(graph: onnx.GraphProto) -> None:
             _put(body)
         if node.op_type == "Dropout":
             del node.input[_RATIO:]
-        mode = _mode(node) if node.op_type == "BatchNormalization" else None
+        mode = _mode(node)
         if mode is not None:
             node.attribute.remove(mode)
             pairs = zip(node.input[3:5], node.output[1:3], strict=False)
@@ -54,7 +56,5 @@ def _put(graph: onnx.GraphProto) -> None:
                 if b in read
             ]
             del node.output[1:]
-    nodes = [*given, *graph.node]  # what is given are initializers
-    made = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
-    del graph.node[:]
-    graph.node.extend(made)
+    for node in given:  # of initializers, so that they can be first
+        graph.node.insert(0, node)

@@ -18,9 +18,9 @@ _BIASED = frozenset({"Conv", "ConvTranspose", "Gemm"})
 def placed(model: onnx.ModelProto, marks: Marks) -> set[str]:
     """Tensors that are parameters by where they are read, whatever they are called."""
     found = affine_of_norms(model)
-    return (
-        found if marks.kinds else found | biases_of_products(model) | slopes(model) | zeros(model)
-    )
+    if not marks.kinds:  # which say it of the others
+        found |= biases_of_products(model) | slopes(model) | adapters(model)
+    return found
 
 
 def affine_of_norms(model: onnx.ModelProto) -> set[str]:
@@ -79,29 +79,28 @@ def biases_of_products(model: onnx.ModelProto) -> set[str]:
 def slopes(model: onnx.ModelProto) -> set[str]:
     """Of leaky rectifiers that learn them, one number where all channels share it. Identity is
     looked through."""
-    alias = {n.output[0]: n.input[0] for n in model.graph.node if n.op_type == "Identity"}
-    read = {node.input[1] for node in model.graph.node if node.op_type == "PRelu"}
-    return {each for name in read for each in (name, alias.get(name, name))}
+    return {each for pair in _second_inputs(model, "PRelu") for each in pair}
 
 
-def zeros(model: onnx.ModelProto) -> set[str]:
+def adapters(model: onnx.ModelProto) -> set[str]:
     """Matrices of zeros that something is multiplied by, which is of no use but to be learned:
     an adapter as it was made (LoRA). Identity is looked through."""
-    alias = {n.output[0]: n.input[0] for n in model.graph.node if n.op_type == "Identity"}
-    read = [node.input[1] for node in model.graph.node if node.op_type == "MatMul"]
-    asked = {alias.get(name, name) for name in read}
+    pairs = _second_inputs(model, "MatMul")
+    asked = {stored for _, stored in pairs}
     blank = {
         tensor.name
         for tensor in model.graph.initializer
         if tensor.name in asked and len(tensor.dims) == 2 and not tensor.external_data
         if not numpy_helper.to_array(tensor).any()
     }
-    return {
-        each
-        for name in read
-        if alias.get(name, name) in blank
-        for each in (name, alias.get(name, name))
-    }
+    return {each for pair in pairs if pair[1] in blank for each in pair}
+
+
+def _second_inputs(model: onnx.ModelProto, op_type: str) -> list[tuple[str, str]]:
+    """What operators of a kind read second, and what an Identity made that of."""
+    alias = {n.output[0]: n.input[0] for n in model.graph.node if n.op_type == "Identity"}
+    read = [node.input[1] for node in model.graph.node if node.op_type == op_type]
+    return [(name, alias.get(name, name)) for name in read]
 
 
 def homes(model: onnx.ModelProto) -> dict[str, str]:

@@ -64,16 +64,8 @@ _COPIES = """
 expand expand_as repeat tile index index_select gather embedding broadcast_to repeat_interleave
 take
 """
-_CUTS = (
-    "split",
-    "unsafe_split",
-    "chunk",
-    "unsafe_chunk",
-    "unbind",
-    "tensor_split",
-    "hsplit",
-    "vsplit",
-)
+_CUTS = "split unsafe_split chunk unsafe_chunk unbind tensor_split hsplit vsplit"
+_CUTTING = tuple(_CUTS.split())
 _COPYING = frozenset(_COPIES.split())
 _MOVING = frozenset(f"{_MOVES} {_MAKES}".split())
 _COMPUTING = frozenset(_COMPUTES.split())
@@ -265,7 +257,7 @@ def _is_computed(sources: Iterable[str], listed: Collection[str]) -> bool:
     if listed and names and stem(names[0]) == "embedding":
         return False  # rows of the table; what was computed are their numbers
     parts = any(stem(n) == "getitem" for n in names)  # of several results
-    if listed and parts and not any(stem(n).startswith(_CUTS) for n in names):
+    if listed and parts and not any(stem(n).startswith(_CUTTING) for n in names):
         return True  # of an operator that left no name, as batch_norm of a convolution's weight
     return any(stem(n) in _COMPUTING or (listed and stem(n) not in _MOVING) for n in names)
 

@@ -53,7 +53,7 @@ def modules(model: onnx.ModelProto) -> dict[str, str]:
     """Of each batch normalization, by its output, the module that calls it, as PyTorch's exporters
     say; where they do not, one of its own."""
     plain, found = first_call(model), {}
-    for node, _ in _reads(model):
+    for node in _norms(model):
         about, scope = reading_of(node), node.name.split("/")[1:-1]
         if about is not None:
             found[node.output[0]] = about.scope
@@ -82,7 +82,9 @@ def in_place(model: onnx.ModelProto) -> onnx.ModelProto:
     return made
 
 
+def _norms(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+    return [node for node in model.graph.node if node.op_type == "BatchNormalization"]
+
+
 def _reads(model: onnx.ModelProto) -> Iterator[Place]:
-    for node in model.graph.node:
-        if node.op_type == "BatchNormalization":
-            yield from ((node, position) for position in KINDS)
+    return ((node, position) for node in _norms(model) for position in KINDS)

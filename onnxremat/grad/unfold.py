@@ -170,19 +170,17 @@ class _Finder:
                     readers.setdefault(name, []).append((node, position))
                     if about is not None and name in self.floats:
                         calls.setdefault(about.call, []).append((node, position))
-        moved = self._told_apart(calls, constant) | self._folded_apart(readers, constant)
+        self._told_apart(calls, constant)
+        self._folded_apart(readers, constant)
+        used = {(e.node, e.position): e.parameter for e in self.found if e.how == "use"}
         left = {
-            name: [r for r in readers[name] if _place(*r) not in moved]
+            name: [r for r in readers[name] if _place(*r) not in used]
             for name in self.floats
             if name in readers
         }
-        used = {(e.node, e.position): e.parameter for e in self.found if e.how == "use"}
         self.found += own_statistics(self.model, left, used, self._fresh)
 
-    def _told_apart(
-        self, calls: Mapping[str, list[Place]], constant: set[str]
-    ) -> set[tuple[str, int]]:
-        moved: set[tuple[str, int]] = set()
+    def _told_apart(self, calls: Mapping[str, list[Place]], constant: set[str]) -> None:
         names: dict[str, str] = {}  # PyTorch's name to the tensor made for it
         for places in calls.values():
             about = reading_of(places[0][0])
@@ -196,13 +194,8 @@ class _Finder:
                     names[key] = self._own(name, token, about)
                 where = _place(node, position)
                 self.found.append(Restored("use", names[key], name, *where))
-                moved.add(where)
-        return moved
 
-    def _folded_apart(
-        self, readers: Mapping[str, list[Place]], constant: set[str]
-    ) -> set[tuple[str, int]]:
-        moved: set[tuple[str, int]] = set()
+    def _folded_apart(self, readers: Mapping[str, list[Place]], constant: set[str]) -> None:
         names: dict[str, str] = {}  # the module's name to the tensor made for it
         for name in filter(constant.__contains__, self.floats):
             for place, parameter in folded_apart(self.marks, name, readers.get(name, [])):
@@ -210,8 +203,6 @@ class _Finder:
                     names[parameter] = self._fresh(name)
                     self.folded[names[parameter]] = parameter
                 self.found.append(Restored("use", names[parameter], name, *_place(*place)))
-                moved.add(_place(*place))
-        return moved
 
     def _own(self, name: str, token: str, about: Reading) -> str:
         """A tensor of its own for what ``name`` was merged with, not called as the parameter is

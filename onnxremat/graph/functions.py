@@ -8,7 +8,7 @@ import onnx
 
 from onnxremat.errors import ModelError
 from onnxremat.graph.ir import subgraphs
-from onnxremat.graph.traits import DOMAINS
+from onnxremat.graph.traits import DOMAINS, STANDARD
 from onnxremat.limits import NESTING, NODES, check
 
 Name = tuple[str, str, str]  # domain, name, overload
@@ -79,12 +79,23 @@ def _key(domain: str, name: str, said: onnx.NodeProto | onnx.FunctionProto) -> N
 
 
 def check_domains(model: onnx.ModelProto) -> None:
-    """Every operator is one that stock onnxruntime knows, or a function of the model.
+    """Every operator is one that stock onnxruntime knows, in a version that the model names, or a
+    function of the model.
 
     Raises:
         ModelError: one is not.
     """
     local = {(f.domain, f.name) for f in model.functions}
+    if STANDARD.isdisjoint(entry.domain for entry in model.opset_import) and any(
+        node.domain in STANDARD for node in model.graph.node
+    ):
+        raise ModelError(
+            "the model does not name the version of ONNX's operators that it uses",
+            where="opset_import",
+            why="it has none for ONNX's own domain; onnxruntime would take the newest it knows",
+            hint="model.opset_import.append(onnx.helper.make_opsetid('', 17)), with the version "
+            "that it was made for, and save it again",
+        )
     for node in model.graph.node:
         if node.domain not in DOMAINS and (node.domain, node.op_type) not in local:
             raise ModelError(

@@ -37,6 +37,7 @@ RANDOM = frozenset(
      "Bernoulli"}
 )  # fmt: skip
 
+STANDARD = frozenset({"", "ai.onnx"})  # ONNX's own domain, by both its names
 # Domains whose operators the stock CPU wheel runs.
 DOMAINS = frozenset(
     {"", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc", "com.ms.internal.nhwc",

@@ -67,7 +67,9 @@ def read_light(path: Path, without: str = "") -> Light:
 
     Args:
         without: leave out nodes whose names begin so, if what they read is read by others or leaves
-            the graph, and what they make is read by nobody.
+            the graph, and what they make is read by nobody; and what is said about nodes for
+            people and tools (metadata and doc strings: PyTorch's exporter writes stack traces),
+            which a session would keep.
 
     Raises:
         ModelError: as :func:`onnxremat.graph.onnx_io.read_model`.
@@ -143,8 +145,12 @@ class _Graph:
     def _node(self, node: onnx.NodeProto) -> None:
         if node.name.startswith(self._without):
             self._dropped.append((len(self.parts) - 1, node))
-        else:
-            self._read.update(node.input)
+            return
+        self._read.update(node.input)
+        if node.metadata_props or node.doc_string:
+            node.ClearField("metadata_props")
+            node.ClearField("doc_string")
+            self.parts[-1] = b"".join(_message(_NODE, node.SerializeToString()))
 
     def _initializer(self, data: mmap.mmap, start: int, inside: int, stop: int) -> None:
         raw = _raw_data(data, inside, stop, self.large)

@@ -242,13 +242,21 @@ def _asked(light: onnx.ModelProto, folder: Path | None) -> dict[str, Typed]:
             found[value.name] = (dtype, tuple(value.shape))
     doubtful = {name for name, (_, shape) in found.items() if not shape}
     if doubtful:
-        graph = onnx.shape_inference.infer_shapes(light, data_prop=True).graph
+        graph = _inferred(light).graph
         values = (*graph.value_info, *graph.output, *graph.input)
         told = (v for v in values if v.name in doubtful)
         scalars = {v.name for v in told if (typed := _typed(v)) and not typed[1]}
         for name in doubtful - scalars:
             del found[name]
     return found
+
+
+def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
+    """With what ONNX infers; as it is where that ends with an error."""
+    try:
+        return onnx.shape_inference.infer_shapes(model, data_prop=True)
+    except onnx.shape_inference.InferenceError:
+        return model
 
 
 def _typed(value: onnx.ValueInfoProto) -> Typed | None:

@@ -21,6 +21,7 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper
 
+from onnxremat.device.host import bfloat16
 from onnxremat.device.machine import PROVIDERS, Device, provider_name, short_name
 from onnxremat.errors import MissingComponentError
 from onnxremat.ort.session import (
@@ -32,6 +33,7 @@ from onnxremat.ort.session import (
     session_options,
 )
 
+_HINT = {"fp32": "f32", "bf16": "bf16"}  # OpenVINO's words
 CPU, CUDA, OPENVINO = PROVIDERS["cpu"], PROVIDERS["cuda"], PROVIDERS["openvino"]
 _HINTS = {
     CUDA: "pip install 'onnxruntime-gpu[cuda,cudnn]', and an NVIDIA driver",
@@ -48,6 +50,10 @@ def missing(device: Device) -> str:
     """Why sessions cannot run on a device here; "" when they can."""
     if not device.computes or device.provider == CPU:
         return ""
+    if device.precision == "bf16" and bfloat16() is False:
+        return "this processor has no bfloat16 (neither AMX nor AVX512-BF16)"
+    if device.precision == "bf16" and OPENVINO in providers() and not _registered(OPENVINO):
+        return "the OpenVINO inside this onnxruntime does not take bfloat16, its plugin does"
     return _missing(device.provider, device.index, device.options.get("device", "CPU"))
 
 
@@ -75,7 +81,7 @@ def require(device: Device) -> None:
     if not why:
         return
     hint = _HINTS.get(device.provider, "install an onnxruntime that has this provider")
-    if "offers no" in why:
+    if "offers no" in why or "bfloat16" in why:
         hint = "plan for the devices that onnxremat devices lists"
     raise MissingComponentError(
         f"device '{device.name}' cannot be used: no {device.provider}", why=why, hint=hint
@@ -273,11 +279,11 @@ def open_annotated(
 
 def plugin_options(device: Device) -> dict[str, str]:
     """Options of a plugin provider. OpenVINO computes in bfloat16 where the processor can, unless
-    it is told not to; a plan's results must be those of the model."""
+    it is told not to; a plan's results must be those of the model, unless bfloat16 is asked for."""
     given = {key: value for key, value in device.options.items() if key != "device"}
     if device.provider != OPENVINO or "load_config" in given:
         return given
-    config = {"INFERENCE_PRECISION_HINT": "f32"}
+    config = {"INFERENCE_PRECISION_HINT": _HINT[device.precision]}
     if device.threads:
         config["INFERENCE_NUM_THREADS"] = str(device.threads)
     return {**given, "load_config": json.dumps({device.options.get("device", "CPU"): config})}

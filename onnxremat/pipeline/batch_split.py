@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from onnxremat.errors import OnnxrematError, UnsupportedError, UsageError
+from onnxremat.errors import EndedError, OnnxrematError, UnsupportedError, UsageError
 from onnxremat.pipeline.closed_loop import Candidate, Unfit, attempt, load_search
 from onnxremat.pipeline.in_session import OneSession
 from onnxremat.pipeline.limits import Limit, beside_too, fixed_bytes, limit_of
@@ -56,7 +56,8 @@ def plan_best(
         return whole
     if isinstance(made, Unfit) and options.stopped:
         raise made.error()
-    found = parts.within(whole)
+    parts.whole = whole
+    found = parts.within()
     if found and (whole is None or found.artifact.seconds < whole.artifact.seconds):
         return found
     if isinstance(made, Unfit):
@@ -71,6 +72,7 @@ class _Parts:
     Attributes:
         splits: the model in so many parts, whole included, as far as it was asked for.
         why: why it does not go in parts, "" where it does.
+        whole: the plan of the whole that is at hand, None where there is none.
     """
 
     prepared: Prepared
@@ -80,6 +82,7 @@ class _Parts:
     log: Phases
     splits: dict[int, Prepared] = field(default_factory=dict)
     why: str = ""
+    whole: Candidate | None = None
 
     def __post_init__(self) -> None:
         self.splits[1] = self.prepared
@@ -95,9 +98,12 @@ class _Parts:
         """The model in so many parts, None where it does not go."""
         if parts not in self.splits and not self.why:
             try:
-                self.splits[parts] = prepare_split(self.prepared, (parts,), self.log)
+                with self.log.ending(self.whole is not None):
+                    self.splits[parts] = prepare_split(self.prepared, (parts,), self.log)
             except (UsageError, UnsupportedError) as error:
                 self.why = _sentence(error)
+            except EndedError:
+                self.why = "interrupted before it was known what parts take"
         return self.splits.get(parts)
 
     def limit(self, split: Prepared) -> Limit:
@@ -106,8 +112,9 @@ class _Parts:
         assert found is not None
         return found
 
-    def within(self, whole: Candidate | None) -> Candidate | None:
+    def within(self) -> Candidate | None:
         """A plan of as few parts as need no recomputation, or of the most there can be."""
+        whole, options = self.whole, self.options
         limit = self.limit(self.prepared).planned
         room = limit - self.prepared.weights
         if fixed_bytes(self.prepared) > limit:
@@ -117,7 +124,7 @@ class _Parts:
             parts *= 2
         split = self.split(parts)
         while split and self._may_be(2 * parts):
-            if split.store_all_peak <= self.limit(split).planned or self.options.stopped:
+            if split.store_all_peak <= self.limit(split).planned or options.stopped:
                 break
             parts *= 2
             split = self.split(parts)
@@ -125,7 +132,11 @@ class _Parts:
             return None
         over = f"recomputing takes {whole.plan.provenance.overhead:+.1%}" if whole else ""
         split = _noted(split, parts, over or "does not fit")
-        made = attempt(OneSession(split, self.limit(split), self.log), self.options)
+        if options.stopped:
+            if whole or split.store_all_peak > self.limit(split).planned:
+                return None
+            options = replace(options.lasting(options.least), stop=None)  # it fits as it is
+        made = attempt(OneSession(split, self.limit(split), self.log), options)
         return made if isinstance(made, Candidate) else None
 
     def _may_be(self, parts: int) -> bool:
@@ -144,7 +155,8 @@ class _Parts:
         best: tuple[int, Smallest] | None = None
         for parts in sorted(needs, key=lambda count: needs[count]):
             lower, _ = needs[parts]
-            if best and (lower >= best[1].candidate.limit or self.options.left <= 0):
+            late = self.options.left <= 0 or self.options.stopped
+            if best and (late or lower >= best[1].candidate.limit):
                 break
             split = self.splits[parts]
             noted = _noted(split, parts, "needs more") if parts > 1 else split

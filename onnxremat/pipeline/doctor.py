@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
+from onnxremat.device.host import bfloat16
 from onnxremat.device.machine import PROVIDERS, Device
 from onnxremat.graph.ir import Graph
 from onnxremat.ort.infer import build_graph
@@ -71,7 +72,8 @@ def _attempt(name: str, check: Callable[[], str], *, needed: bool) -> Row:
 def _openvino() -> Row:
     """Whether Intel's kernels are here; where they could be, what they gained when measured."""
     why = missing(Device("openvino", PROVIDERS["openvino"]))
-    text = why or "ready: --devices cpu-openvino"
+    faster = "; --precision bf16: products in bfloat16, which this processor has"
+    text = why or "ready: --devices cpu-openvino" + (faster if bfloat16() else "")
     if "not installed" in why:
         text += (
             "; pip install 'onnxremat[openvino]' if the processor is Intel's: on a Xeon BERT's "

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from onnxremat.errors import NO_FIT, UnsupportedError
+from onnxremat.errors import NO_FIT
 from onnxremat.fission.choose import Choosers
 from onnxremat.fission.pricing import Priced
 from onnxremat.fission.region import Region
 from onnxremat.pipeline.batch_split import LITTLE, plan_best
-from onnxremat.pipeline.closed_loop import Candidate, attempt, load_search
+from onnxremat.pipeline.closed_loop import Candidate, load_search
 from onnxremat.pipeline.in_regions import wholes_of
-from onnxremat.pipeline.in_session import OneSession
 from onnxremat.pipeline.limits import Limit, limit_of
 from onnxremat.pipeline.phases import PLAN, Phases
 from onnxremat.pipeline.prepare import Prepared, prepare_fission
@@ -57,6 +56,8 @@ def plan_within_budget(
     try:
         whole = plan_best(prepared, budget, options.within(WHOLE), log)
     except NO_FIT as error:
+        if options.stopped:
+            raise
         found = parts.within(limit, error.what)
         if found is None:
             raise parts.refusal(error, limit) from error
@@ -64,6 +65,7 @@ def plan_within_budget(
     if whole.plan.provenance.overhead <= LITTLE or options.stopped:
         return whole
     over = f"recomputing in the whole takes {whole.plan.provenance.overhead:+.1%}"
+    parts.whole = whole
     found = parts.within(limit, over)
     return found if found and found.artifact.seconds < whole.artifact.seconds else whole
 
@@ -125,11 +127,11 @@ class _Regions(InParts):
             allowed = limit_of(split, self.budget) or limit
             over = split.store_all_peak - allowed.planned
             if over <= 0 or chosen.peak > room:
-                found = attempt(OneSession(split, allowed, self.log), self.options.within(WHOLE))
+                found = self._attempt(split, allowed, self.options.within(WHOLE))
                 if isinstance(found, Candidate):
                     self._seen(found.held + found.artifact.beside)
                     return found
-                over = max(over, *found.over.values(), 0)
+                over = max(over, *(found.over.values() if found else ()), 0)
             if chosen.peak > room or room <= 0 or self.options.stopped:
                 return None  # nothing smaller is known
             room = min(room, chosen.peak) - max(over, 1)
@@ -145,11 +147,10 @@ class _Regions(InParts):
     def _split(self, chosen: Priced, why: str) -> Prepared | None:
         """The model with regions in parts, None where that gains nothing, does not go or nobody
         waits for it any more."""
-        if not chosen.regions or chosen.peak >= self.choosers.whole.peak or self.options.stopped:
+        if not chosen.regions or chosen.peak >= self.choosers.whole.peak:
             return None
-        try:
-            split = prepare_fission(self.prepared, chosen.regions, self.log)
-        except UnsupportedError:
+        split = self._made(lambda: prepare_fission(self.prepared, chosen.regions, self.log))
+        if split is None:
             return None
         more = chosen.seconds / self.choosers.whole.seconds - 1
         what = (

@@ -9,7 +9,7 @@ from onnxremat.device.host import memory_bytes
 from onnxremat.device.machine import Machine
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.rewrite.partition import Counted
-from onnxremat.session.process import SESSION, Beside, further_bytes, opened_nodes
+from onnxremat.session.process import SESSION, Beside, further_bytes
 from onnxremat.units import Budget
 
 
@@ -106,7 +106,7 @@ def device_limits(
 def on_top(prepared: Prepared, machine: Machine, counted: Counted) -> dict[str, int]:
     """Bytes per device that come on top of a share of the original's weights and values: its share
     of inputs and state, and what a session of the whole model keeps."""
-    session = SESSION + further_bytes(opened_nodes(prepared.graph)) if counted.sessions else 0
+    session = SESSION + further_bytes(prepared.graph) if counted.sessions else 0
     return {
         d.name: counted.given.get(d.name, 0) + session * (d.computes and d.in_host_memory)
         for d in machine.devices

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 
 from onnxremat.cost.table import CostTable
-from onnxremat.device.machine import PROVIDERS
+from onnxremat.device.machine import PROVIDERS, Device
 from onnxremat.execute.deployment import Deployment
 from onnxremat.execute.metered import Recorded, record
 from onnxremat.graph.ir import Graph
@@ -30,6 +30,7 @@ from onnxremat.units import format_bytes
 
 # How far a provider's float32 results may be from the processor's, relative to the largest value
 # of an output. The processor itself, running the same kernels, gives the same bits.
+BFLOAT16 = 5e-2  # of products in bfloat16, which were asked for
 FLOAT32 = {PROVIDERS["cpu"]: 0.0, PROVIDERS["cuda"]: 5e-3, PROVIDERS["openvino"]: 5e-3}
 OTHERS = 1e-2
 
@@ -185,9 +186,13 @@ def run_whole(
 def tolerance(made: Deployment) -> float:
     """What the providers in use may differ by, in float32. Another number of threads may sum in
     another order."""
-    used = {made.machine.device(part.device).provider for part in made.parts.partitions}
+    used = {made.machine.device(part.device) for part in made.parts.partitions}
     several = TOLERANCE["float32"] if len(_threads(made)) > 1 else 0.0
-    return max(several, *(FLOAT32.get(provider, OTHERS) for provider in used))
+    return max(several, *map(_differs, used))
+
+
+def _differs(device: Device) -> float:
+    return BFLOAT16 if device.precision == "bf16" else FLOAT32.get(device.provider, OTHERS)
 
 
 def _threads(made: Deployment) -> set[int]:

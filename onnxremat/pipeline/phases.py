@@ -1,12 +1,14 @@
-"""What goes on, told as it begins; and the seconds that each phase took."""
+"""What goes on, told as it begins; the seconds that each phase took; and what may be ended before
+it is done."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 Say = Callable[[str], None]
+Ending = Callable[[bool], AbstractContextManager[object]]
 READ, OPTIMISE, COSTS, PLAN = "read", "optimise offline", "costs", "plan"
 LOAD = "load the search"
 BUILD, MEASURE, VERIFY, TIME, WRITE = "build", "measure", "verify", "time", "write"
@@ -17,6 +19,8 @@ class Phases:
 
     Attributes:
         seconds: by phase, in the order in which they first began.
+        ending: entered around work that an interrupt ends at once: by EndedError where it is told
+            that there is something to keep without it, else together with everything.
     """
 
     def __init__(self, say: Say | None = None, now: Callable[[], float] = time.perf_counter):
@@ -24,6 +28,7 @@ class Phases:
         self._open: list[str] = []
         self._since = now()
         self.seconds: dict[str, float] = {}
+        self.ending: Ending = nullcontext
 
     @classmethod
     def of(cls, say: Say | None) -> Phases:

@@ -10,8 +10,6 @@ from typing import Any
 
 import onnx
 
-from onnxremat.cost.analytic import analytic_costs
-from onnxremat.cost.measure import measure_costs
 from onnxremat.cost.table import CostTable
 from onnxremat.errors import UsageError
 from onnxremat.fission.region import Region
@@ -35,7 +33,8 @@ from onnxremat.pipeline.batch_slices import in_parts
 from onnxremat.pipeline.first_values import without_first_values
 from onnxremat.pipeline.in_place import in_place
 from onnxremat.pipeline.in_regions import in_regions
-from onnxremat.pipeline.phases import COSTS, MEASURE, OPTIMISE, READ, Phases
+from onnxremat.pipeline.phases import MEASURE, OPTIMISE, READ, Phases
+from onnxremat.pipeline.priced import priced
 from onnxremat.pipeline.sizes import in_tensors, known_sizes, sequence_notes, with_measured_shapes
 from onnxremat.pipeline.source import Source, read_source
 from onnxremat.pipeline.weight_order import DwPolicy, fixes_order
@@ -44,7 +43,7 @@ from onnxremat.rewrite.restore import restored
 from onnxremat.schedule.simulate import simulate
 from onnxremat.schedule.updates import written_over
 from onnxremat.session.measure import profiled, weight_bytes
-from onnxremat.session.process import PARTS, PER_NODE, UPDATES, Beside, beside
+from onnxremat.session.process import PARTS, UPDATES, Beside, beside, nodes_bytes
 from onnxremat.units import format_bytes
 
 Progress = Callable[[str], None]
@@ -271,7 +270,7 @@ class Prepared:
 
     def bytes_of_nodes(self, nodes: int) -> int:
         """What budgets count of so many nodes more than the graph has."""
-        return 0 if "session" in self.settings.not_counted else PER_NODE * nodes
+        return nodes_bytes(self.graph, nodes, self.settings.not_counted)
 
     @property
     def batch(self) -> int:
@@ -394,7 +393,7 @@ def _divided(prepared: Prepared, settings: Settings, progress: Progress | None) 
     log = Phases.of(progress)
     outputs = None if prepared.whole else prepared.outputs
     with log.phase(OPTIMISE):
-        made = for_planning(prepared.unsplit, settings, log, outputs)
+        made = for_planning(prepared.unsplit, settings, log, outputs, prepared)
     notes = tuple(dict.fromkeys((*prepared.notes, *made.notes)))
     return replace(made, notes=notes, whole=prepared.whole or prepared.graph)
 
@@ -430,12 +429,18 @@ def optimised(
 
 
 def for_planning(
-    unsplit: Unsplit, settings: Settings, log: Phases, outputs: Mapping[str, Any] | None = None
+    unsplit: Unsplit,
+    settings: Settings,
+    log: Phases,
+    outputs: Mapping[str, Any] | None = None,
+    whole: Prepared | None = None,
 ) -> Prepared:
     """The optimised graph, in parts where that is asked for, ordered and priced.
 
     Args:
         outputs: what the whole batch gives, where that is known.
+        whole: the same model whole, priced already: an interrupt ends measuring, and costs are
+            estimated by it.
     """
     made, graph, listed = unsplit.made, unsplit.graph, unsplit.listed
     feeds, folder = unsplit.feeds, made.folder
@@ -453,16 +458,7 @@ def for_planning(
     if settings.fission:
         log("computing regions in parts")
         graph = in_regions(graph, settings.fission, feeds, folder, outputs)
-    measured = None
-    if settings.costs is not None:
-        costs = settings.costs(graph)
-    elif feeds is None:
-        costs = analytic_costs(graph)
-    else:
-        with log.phase(COSTS, "measuring the cost of every op"):
-            costs, measured = measure_costs(
-                graph, feeds, threads=settings.threads, folder=folder, fresh=settings.fresh
-            )
+    costs, measured = priced(graph, feeds, settings, folder, log, whole)
     if policy is not None and not policy.fixed and not settings.fission:
         # Only now it is known which order takes least, workspace included.
         graph = base_order(unordered, listed, settings.fixed_order, policy, costs.scratch)

@@ -178,6 +178,7 @@ class Result:
                 "peak_measured_bytes": peaks.get(name),
                 "measured_how": measured[name].how if name in measured else None,
                 "cost_source": artifact.tables[name].source if name in artifact.tables else None,
+                "precision": made.machine.device(name).precision,
                 "partitions": len(parts[name]),
                 "ops": sum(len(part.graph.ops) for part in parts[name]),
             }

@@ -84,4 +84,6 @@ def _beside(graph: Graph, found: Profile, told: Mapping[str, Any]) -> Beside:
         return counted(told)
     state = updated_inputs(graph.model)
     whole = beside(graph, state)
-    return replace(whole, session=session_bytes(len({kernel.name for kernel in found.kernels})))
+    return replace(
+        whole, session=session_bytes(graph, len({kernel.name for kernel in found.kernels}))
+    )

@@ -50,6 +50,6 @@ def prepare_step(
             check_parts(found, prepared.graph, whole.feeds, prepared.folder, prepared.outputs)
         parts = optimised(whole.name, home, original, plain, whole.feeds, None, settings, log)
         unsplit = replace(whole, made=parts.made, graph=parts.graph, listed=parts.listed)
-        made = for_planning(unsplit, settings, log)
+        made = for_planning(unsplit, settings, log, whole=prepared)
     notes = tuple(dict.fromkeys((*prepared.notes, *made.notes)))
     return replace(made, notes=notes, whole=prepared.whole or prepared.graph, as_it_is=False)

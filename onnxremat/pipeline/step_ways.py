@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from onnxremat.errors import UnsupportedError
 from onnxremat.fission.training import BATCH, ROWS, StepParts
-from onnxremat.pipeline.closed_loop import Candidate, attempt
-from onnxremat.pipeline.in_session import OneSession
+from onnxremat.pipeline.closed_loop import Candidate
 from onnxremat.pipeline.limits import Limit, limit_of
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.step_in_parts import prepare_step
@@ -61,7 +59,7 @@ class StepInParts(InParts):
                 break
             allowed = limit_of(split, self.budget) or limit
             options = self.options.within(1 / (len(splits) - number))
-            found = attempt(OneSession(split, allowed, self.log), options)
+            found = self._attempt(split, allowed, options)
             if not isinstance(found, Candidate):
                 continue
             self._seen(found.held + found.artifact.beside)
@@ -105,11 +103,8 @@ class StepInParts(InParts):
 
     def _split(self, parts: StepParts, why: str) -> Prepared | None:
         """The step in parts, None where it does not go or nobody waits for it any more."""
-        if self.options.stopped:
-            return None
-        try:
-            split = prepare_step(self.prepared, parts, self.log)
-        except UnsupportedError:
+        split = self._made(lambda: prepare_step(self.prepared, parts, self.log))
+        if split is None:
             return None
         more = split.costs.total / self.prepared.costs.total - 1
         what = (

@@ -14,6 +14,7 @@ from onnxremat.pipeline.source import Source
 from onnxremat.planner.graph_files import GraphFileError, read_graph
 from onnxremat.planner.problem import Problem
 from onnxremat.planner.semantics import peak, seconds
+from onnxremat.session.structures import bytes_again, node_bytes
 from onnxremat.units import Budget
 
 GATE = 3  # nodes that keep a recomputation apart from the first run, at most
@@ -63,8 +64,11 @@ class Subject:
         gates and pins among them."""
         if self.model is None:
             return self.beside
-        again = len(self.model.reduced.lift(sequence)) - len(self.model.graph.ops)
-        return self.beside + self.model.bytes_of_nodes((1 + GATE) * again) + PINS
+        if "session" in self.model.settings.not_counted:
+            return self.beside + PINS
+        graph, names = self.model.graph, self.model.reduced.lift(sequence)
+        gates = GATE * (len(names) - len(graph.ops)) * node_bytes(graph)
+        return self.beside + bytes_again(graph, names) + gates + PINS
 
     def limit(self, budget: Budget) -> Limit | None:
         """Bytes of the problem within a budget, None for ``min``; a graph file has no device but

@@ -301,7 +301,7 @@ def _kept_cut(
 def _less_beside(target: SeveralDevices, limits: Mapping[str, int]) -> dict[str, int]:
     """What limits leave for weights and values of a stage, its nodes aside."""
     counted = target.site.counted
-    session = SESSION + further_bytes(0) if counted.sessions else 0
+    session = SESSION + further_bytes() if counted.sessions else 0
     return {n: limit - counted.given.get(n, 0) - session for n, limit in limits.items()}
 
 

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from onnxremat.errors import InfeasibleError, NoPlanError, OnnxrematError
-from onnxremat.pipeline.closed_loop import Candidate
+from onnxremat.errors import (
+    EndedError,
+    InfeasibleError,
+    NoPlanError,
+    OnnxrematError,
+    UnsupportedError,
+)
+from onnxremat.pipeline.closed_loop import Candidate, Unfit, attempt
+from onnxremat.pipeline.in_session import OneSession
 from onnxremat.pipeline.limits import Limit, beside_too, fixed_bytes
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.within_budget import at_minimum, smallest
 from onnxremat.planner.options import PlanOptions
+from onnxremat.planner.solution import Solution
 from onnxremat.units import Budget, format_bytes
 
 WHOLE = 0.5  # share of the time for plans of the whole, where parts are another way
@@ -25,6 +34,7 @@ class InParts(ABC):
     Attributes:
         least: the smallest budget of such a graph that was carried out, in bytes.
         tried: limits that it was looked for.
+        whole: the plan of the whole that is at hand, None where there is none.
     """
 
     prepared: Prepared
@@ -33,6 +43,7 @@ class InParts(ABC):
     log: Phases
     least: int | None = None
     tried: dict[Limit, Candidate | None] = field(default_factory=dict)
+    whole: Candidate | None = None
 
     def within(self, limit: Limit, why: str) -> Candidate | None:
         """A plan that keeps the budget, ``limit`` of the whole graph, None where there is none.
@@ -54,14 +65,36 @@ class InParts(ABC):
 
     def leaner(self, whole: Candidate) -> Candidate:
         """The least memory: that of a candidate, or of one in parts."""
+        self.whole = whole
         split = self._leanest()
-        if split is None or split.store_all_peak > whole.held / LEANER:
+        if split is None or split.store_all_peak > whole.held / LEANER or self.options.stopped:
             return whole
         floor = fixed_bytes(self.prepared) + self.prepared.beside.total
         why = "weights and results, which are there in any parts"
         least = smallest(split, self.options.within(WHOLE), self.log)
         found = at_minimum(split, replace(least, lower=floor, why=why), self.options, self.log)
         return found if found.held < whole.held else whole
+
+    def _made(self, make: Callable[[], Prepared]) -> Prepared | None:
+        """A model in parts; None where it does not go, or nobody waits for it any more."""
+        if self.options.stopped:
+            return None
+        try:
+            with self.log.ending(self.whole is not None):
+                return make()
+        except (UnsupportedError, EndedError):
+            return None
+
+    def _attempt(
+        self, split: Prepared, limit: Limit, options: PlanOptions
+    ) -> Candidate | Unfit[Solution] | None:
+        """Plan it. None once planning is stopped, but where it fits as it is and there is no other
+        plan to keep."""
+        if options.stopped:
+            if self.whole is not None or split.store_all_peak > limit.planned:
+                return None
+            options = replace(options.lasting(options.least), stop=None)
+        return attempt(OneSession(split, limit, self.log), options)
 
     def _noted(self, split: Prepared, what: str, of: str) -> Prepared:
         """A model in parts that goes: its bytes are known, and it says what it is.

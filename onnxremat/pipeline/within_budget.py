@@ -134,7 +134,9 @@ def at_minimum(prepared: Prepared, least: Smallest, options: PlanOptions, log: P
         As :func:`plan_within`, where a method was asked for.
     """
     target = OneSession(prepared, Limit(least.candidate.limit), log)
-    made = attempt(target, options, least.sequence, rounds=2)
+    made: Candidate | Unfit[Solution] = least.candidate
+    if not options.stopped:
+        made = attempt(target, options, least.sequence, rounds=2)
     if isinstance(made, Unfit):
         if options.method != AUTO:
             raise made.error()

@@ -65,6 +65,7 @@ class _Ranges:
     Attributes:
         best: the answer so far.
         forward: the forward maximum of the first one.
+        width: of ranges that are searched at once.
         open: ranges of the forward maximum in which a better chain may be.
     """
 
@@ -72,18 +73,18 @@ class _Ranges:
         self.best, self.work = first, work
         self.small = inseparable(c, first.value)
         self.chains = Chains(self.small, two=True)
-        self.least, self.other = (b.bound for b in self.chains.balances)
+        least, self.other = (b.bound for b in self.chains.balances)
         assert first.where is not None
         self.forward = float(loads(c, by_class(c, first.where)).max(0)[0])
-        self.open = [(self.least, first.value - self.other)]
+        self.width = WIDTH * first.value
+        self.open = [(least, first.value - self.other)]
 
     def close(self) -> None:
         """Ranges near the best one's first, until none is left or time is up."""
         if self.chains.lattice(self.work.share(self.work.left * contiguous.LISTING)) is None:
             return
-        width = WIDTH * self.best.value
         while self.open and self.work.left and not self._met:
-            low, high = self._cut(self.forward, width)
+            low, high = self._cut()
             ended, proven = self._searched(low, high)
             if not proven:  # the rest of it stays open, and time is up
                 self.open.append((low, ended))
@@ -104,8 +105,9 @@ class _Ranges:
         bound = max(self.best.bound, min(found))
         return replace(self.best, bound=min(bound, value), seconds=self.work.taken)
 
-    def _cut(self, start: float, width: float) -> tuple[float, float]:
-        """A range taken out of the open ones: next to ``start``, at most so wide."""
+    def _cut(self) -> tuple[float, float]:
+        """A range taken out of the open ones: next to the first one's, at most so wide."""
+        start, width = self.forward, self.width
         nearest = min(self.open, key=lambda r: max(r[0] - start, start - r[1], 0.0))
         self.open.remove(nearest)
         low, high = nearest

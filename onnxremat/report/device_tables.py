@@ -47,6 +47,11 @@ def device_table(facts: Mapping[str, Any]) -> RenderableType:
         if row["cost_source"]
     ]
     lines += [
+        f"precision   {row['device']}: products in bfloat16, as asked for"
+        for row in facts["devices"]
+        if row["precision"] == "bf16" and row["ops"]
+    ]
+    lines += [
         f"measured    {timing['name']}: {format_seconds(timing['seconds'])}"
         + ("" if timing["ratio"] == 1.0 else f", {timing['ratio']:.2f} x as planned")
         for timing in facts["timings"]

@@ -2,8 +2,8 @@
 
 A plan changes weights and values; the rest is there whatever the plan: inputs, the parameters and
 state of a training step, and what onnxruntime keeps of every node (the node and its names, its
-kernel, the allocation plan). The last is a model of measured growth (``make bench-memory``,
-onnxruntime 1.31: 1 to 1.5 MiB and 5 to 6.7 KiB per node that is opened), to be on the safe side.
+kernel, the allocation plan). The last is a model of measured growth (:mod:`structures`, and
+1 to 2 MiB of a session without nodes).
 """
 
 from __future__ import annotations
@@ -12,14 +12,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import onnx
-
-from onnxremat.graph.ir import Graph, Role, subgraphs
-from onnxremat.rewrite.pins import PREFIX as PIN
+from onnxremat.graph.ir import Graph, Role
+from onnxremat.session.structures import graph_bytes, node_bytes
 from onnxremat.units import format_bytes
 
 SESSION = 2 << 20  # bytes of a session without nodes, a worker's stack included
-PER_NODE = 7 << 10
 FURTHER = 32 << 10  # bytes of a further session of the same process without nodes
 KEPT = 10 << 10  # bytes per op of graph and plan, kept by a run over devices (9.4 KiB measured)
 LENT = 64 << 10  # bytes from which an output takes its pages of the slab with it (slab.c)
@@ -75,26 +72,29 @@ def beside(graph: Graph, state: Iterable[str] = ()) -> Beside:
     kept = sum(size for name, size in sizes.items() if name in held)
     results = [graph.tensors[name].bytes for name in graph.outputs]
     small = sum(size for size in results if size < LENT)  # their places in the slab stay as well
-    return Beside(sum(sizes.values()) - kept, kept, session_bytes(opened_nodes(graph)) + small)
+    return Beside(sum(sizes.values()) - kept, kept, session_bytes(graph) + small)
 
 
-def opened_nodes(graph: Graph) -> int:
-    """Nodes that a session of ``graph`` keeps: those of bodies too, but no pins."""
-    return sum(_nodes(op.node) for op in graph.ops if not op.name.startswith(PIN))
+def session_bytes(graph: Graph, nodes: int | None = None) -> int:
+    """What onnxruntime keeps of a session.
+
+    Args:
+        graph: that is opened.
+        nodes: that onnxruntime makes of its ops, where they are not opened as they are.
+    """
+    more = 0 if nodes is None else (nodes - len(graph.ops)) * node_bytes(graph)
+    return SESSION + max(0, graph_bytes(graph) + more)
 
 
-def _nodes(node: onnx.NodeProto) -> int:
-    return 1 + sum(_nodes(inner) for body in subgraphs(node) for inner in body.node)
+def nodes_bytes(graph: Graph, nodes: int, not_counted: Iterable[str]) -> int:
+    """What budgets count of so many nodes more than a graph has."""
+    return 0 if "session" in not_counted else nodes * node_bytes(graph)
 
 
-def session_bytes(nodes: int) -> int:
-    """What onnxruntime keeps of so many nodes."""
-    return SESSION + nodes * PER_NODE
-
-
-def further_bytes(nodes: int) -> int:
-    """What a process that runs several sessions over devices keeps of one with so many nodes."""
-    return FURTHER + nodes * (PER_NODE + KEPT)
+def further_bytes(graph: Graph | None = None) -> int:
+    """What a process that runs several sessions over devices keeps of one, without nodes where
+    there is no graph."""
+    return FURTHER + (graph_bytes(graph) + KEPT * len(graph.ops) if graph else 0)
 
 
 def counted(facts: Mapping[str, Any]) -> Beside:

@@ -46,8 +46,10 @@ def without_type(made: onnx.ModelProto) -> onnx.ModelProto:
     return made
 
 
-def without_opset(made: onnx.ModelProto) -> onnx.ModelProto:
+def without_opset(made: onnx.ModelProto, *other: str) -> onnx.ModelProto:
+    """With versions of other domains in its place."""
     del made.opset_import[:]
+    made.opset_import.extend(helper.make_opsetid(domain, 1) for domain in other)
     return made
 
 
@@ -73,6 +75,9 @@ INVALID = {
     "opset of the future": (model(node("Sin", "x", "y"), opset=999), "999"),
     "IR of the future": (model(node("Sin", "x", "y"), ir_version=99), "99"),
     "no opset": (without_opset(model(node("Sin", "x", "y"))), "opset"),
+    "opset of another domain alone": (
+        without_opset(model(node("Sin", "x", "y")), "ai.onnx.ml"), "version of ONNX's operators",
+    ),
     "no input type": (without_type(model(node("Sin", "x", "y"))), "type"),
     "reads what nobody makes": (model(node("Sin", "q", "y")), "'q'"),
     "written twice": (model(node("Sin", "x", "y"), node("Cos", "x", "y")), "'y'"),

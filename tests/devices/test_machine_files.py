@@ -41,6 +41,18 @@ def test_a_file_is_read() -> None:
     assert machine.link("cuda:0", "cpu").bandwidth == 10e9  # the way back, unless it is listed
 
 
+def test_products_in_bfloat16_are_for_openvino() -> None:
+    machine = read_machine("cpu-openvino").in_bfloat16()
+    assert [device.precision for device in machine.devices] == ["fp32", "bf16"]
+    assert parse_machine(machine_toml(machine)) == machine
+    with pytest.raises(UsageError, match="no device that computes a float32 model in bf16"):
+        read_machine("cpu-2x1").in_bfloat16()
+    with pytest.raises(UsageError, match="'cpu' cannot compute in bf16"):
+        parse_machine('[[device]]\nname = "cpu"\nprecision = "bf16"')
+    with pytest.raises(UsageError, match="unknown precision 'half'"):
+        parse_machine('[[device]]\nname = "ov"\nprovider = "openvino"\nprecision = "half"')
+
+
 def test_one_memory_hands_over_without_copying() -> None:
     link = Link("a", "b", 1e9, 2e-6, shared=True)
     assert link.seconds(1 << 30) == 2e-6

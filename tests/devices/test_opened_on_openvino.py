@@ -13,7 +13,8 @@ import onnxremat
 from models import build, feeds
 from onnxremat.cost.table import CostTable
 from onnxremat.device.files import read_machine
-from onnxremat.device.machine import PROVIDERS, Device
+from onnxremat.device.host import bfloat16
+from onnxremat.device.machine import PROVIDERS, Device, Machine
 from onnxremat.errors import StoppedError, UsageError
 from onnxremat.execute.deployment import deploy, training_pairs
 from onnxremat.execute.partition_cuts import Terms
@@ -36,9 +37,13 @@ ROWS = 8
 @pytest.fixture(scope="module")
 def step(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An AdamW step some of whose products OpenVINO computes, in a file."""
+    path = tmp_path_factory.mktemp("steps") / "step.onnx"
+    return written(read_machine("cpu-openvino"), path)
+
+
+def written(machine: Machine, path: Path) -> Path:
     model = differentiate(net(), optimizer="adamw")
     graph = build_graph(model)
-    machine = read_machine("cpu-openvino")
     machine = machine.with_devices([replace(d, threads=1) for d in machine.devices])
     products = [op.name for op in graph.ops if op.op_type in ("MatMul", "Gemm")][:4]
     where = {op.name: "openvino" if op.name in products else "cpu" for op in graph.ops}
@@ -48,7 +53,6 @@ def step(tmp_path_factory: pytest.TempPathFactory) -> Path:
         Terms(pairs=training_pairs(model)),
     )  # fmt: skip
     assert {part.device for part in made.parts.partitions} == {"cpu", "openvino"}
-    path = tmp_path_factory.mktemp("steps") / "step.onnx"
     onnx.save(made.model(), path)
     return path
 
@@ -81,6 +85,24 @@ def test_it_learns_what_one_session_learns(step: Path) -> None:
     found, expected = (one.values() for one in both)
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-3, atol=1e-5, err_msg=name)
+
+
+@here
+@pytest.mark.skipif(bfloat16() is False, reason="this processor has no bfloat16")
+def test_with_products_in_bfloat16_it_learns_as_well(step: Path, tmp_path: Path) -> None:
+    """Parameters and state stay float32: what a step adds to them is not rounded away."""
+    narrow = written(read_machine("cpu-openvino").in_bfloat16(), tmp_path / "narrow.onnx")
+    both = Trainer(step, net(), rate=1e-4), Trainer(narrow, net(), rate=1e-4)
+    batch = batches(step, 1)[0]
+    losses = np.array([[one.step(batch) for one in both] for _ in range(40)])
+    assert (losses[:, 0] != losses[:, 1]).any()  # it did round
+    np.testing.assert_allclose(losses[:, 1], losses[:, 0], rtol=2e-2)
+    assert losses[-1, 1] < losses[0, 1] - 0.01
+    steps = both[0].values(), both[1].values()
+    before = {t.name: onnx.numpy_helper.to_array(t) for t in net().graph.initializer}
+    for name in before:
+        moved = [np.abs(values[name] - before[name]).mean() for values in steps]
+        assert moved[1] == pytest.approx(moved[0], rel=0.1), name
 
 
 @here

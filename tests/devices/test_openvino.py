@@ -11,6 +11,7 @@ from models import build
 from onnxremat.cost.devices import covered, device_costs
 from onnxremat.cost.table import CostTable
 from onnxremat.device.files import read_machine
+from onnxremat.device.host import bfloat16
 from onnxremat.device.machine import PROVIDERS, Device
 from onnxremat.execute.deployment import Deployment, deploy
 from onnxremat.execute.partition_cuts import Terms
@@ -81,6 +82,24 @@ def test_it_computes_in_float32() -> None:
     """Left alone it takes bfloat16 where the processor has it: 2 % off on BERT."""
     device = read_machine("cpu-openvino").device("openvino")
     assert '"INFERENCE_PRECISION_HINT": "f32"' in plugin_options(device)["load_config"]
+
+
+narrow = pytest.mark.skipif(bfloat16() is False, reason="this processor has no bfloat16")
+
+
+@narrow
+def test_products_in_bfloat16_where_that_is_asked_for() -> None:
+    graph = graph_of("g (float[64, 64] x, float[64, 64] w) => (float[64, 64] y) {y = MatMul(x, w)}")
+    draw = np.random.default_rng(0)
+    feeds = {name: draw.normal(size=(64, 64)).astype(np.float32) for name in ("x", "w")}
+    wanted = feeds["x"] @ feeds["w"]
+    machine = read_machine("cpu-openvino")
+    off = {}
+    for device in (machine.device("openvino"), machine.in_bfloat16().device("openvino")):
+        found = open_on(device, to_model(graph), TUNED).run(None, feeds)[0]
+        off[device.precision] = np.abs(found - wanted).max() / np.abs(wanted).max()
+    assert off["fp32"] < 1e-5
+    assert 1e-4 < off["bf16"] < 1e-2  # it did round, and to 8 bits
 
 
 @pytest.mark.parametrize("op", ["HardSigmoid", "Selu"])

@@ -1,0 +1,72 @@
+"""Bytes that onnxruntime keeps of a graph: its nodes and their kernels, its named values.
+
+A model fitted to what the heap gained when 42 graphs were opened (onnxruntime 1.31, x86-64;
+exported convolution nets, transformers and recurrent nets, their training steps, planned files with
+blocked layouts; 42 to 3,280 nodes): right to 4 % for each of them, and rounded up. An attribute is
+kept up to three times (by the node in the file, by onnxruntime's, by the kernel), which is why a
+Conv takes three times what a Relu does. ``make bench-structures`` measures and fits it anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import onnx
+
+from onnxremat.graph.ir import Graph, Op, Role, subgraphs
+from onnxremat.rewrite.pins import PREFIX as PIN
+
+OUTPUT = 3200  # bytes of a value that a node makes, its share of node, kernel and plan in it
+INPUT = 390
+ATTRIBUTE = 520
+ELEMENT = 380  # of an attribute that is a list of integers
+WEIGHT = 1650  # of a weight, beside its bytes
+END = 3600  # of an input or output of the graph
+LETTER = 9  # of a name
+
+
+def graph_bytes(graph: Graph) -> int:
+    """What a session of ``graph`` keeps of it, weights and pins aside."""
+    weights = [name for name, tensor in graph.tensors.items() if tensor.role is Role.WEIGHT]
+    ends = END * (len(graph.inputs) + len(graph.outputs))
+    return ends + _weights(weights) + sum(op_bytes(op) for op in graph.ops)
+
+
+def node_bytes(graph: Graph) -> int:
+    """The same of one of its nodes on average."""
+    return sum(map(op_bytes, graph.ops)) // max(1, len(graph.ops))
+
+
+def op_bytes(op: Op) -> int:
+    """What is kept of an op and its bodies; 0 for a pin, which is not opened."""
+    if op.name.startswith(PIN):
+        return 0
+    return _named(op.name, op.inputs, op.outputs) + _inside(op.node)
+
+
+def bytes_again(graph: Graph, names: Iterable[str]) -> int:
+    """The same of ops that are carried out so often, beside what is kept of each once."""
+    each = {op.name: op_bytes(op) for op in graph.ops}
+    return sum(each[name] for name in names) - sum(each.values())
+
+
+def _named(name: str, inputs: Iterable[str], outputs: Iterable[str]) -> int:
+    made = list(outputs)
+    letters = len(name) + sum(map(len, made))
+    return OUTPUT * len(made) + INPUT * len(list(inputs)) + LETTER * letters
+
+
+def _inside(node: onnx.NodeProto) -> int:
+    """Of a node's attributes and bodies."""
+    elements = sum(len(given.ints) for given in node.attribute)
+    bodies = sum(_body(body) for body in subgraphs(node))
+    return ATTRIBUTE * len(node.attribute) + ELEMENT * elements + bodies
+
+
+def _body(body: onnx.GraphProto) -> int:
+    nodes = sum(_named(n.name, n.input, n.output) + _inside(n) for n in body.node)
+    return nodes + _weights(weight.name for weight in body.initializer)
+
+
+def _weights(names: Iterable[str]) -> int:
+    return sum(WEIGHT + LETTER * len(name) for name in names)
