@@ -24,6 +24,7 @@ from onnxremat.grad.restored import Restored
 from onnxremat.grad.tape import FLOATS
 from onnxremat.grad.twins import doubts_of, readied
 from onnxremat.grad.unfold import apply_restored, find_restored
+from onnxremat.grad.unsaid import unsaid
 from onnxremat.graph.ir import Graph
 
 FEW = 16  # elements up to which one that may be the code's is not worth a warning
@@ -49,7 +50,7 @@ class Inventory:
         copied: modules of which others may be copies, and their tensors.
         halved: parameters whose gradients the module may stop in one of two equal results.
         further: names that the module has for a parameter beside its own.
-        doubts: what is said of operations that the exporter seems to have left out.
+        doubts: warnings about what the exporter may have left out or computed.
     """
 
     model: onnx.ModelProto
@@ -76,7 +77,7 @@ class Inventory:
     @property
     def trained(self) -> list[str]:
         """What is trained where nothing else is said."""
-        return [n for n, origin in self.origins.items() if origin.kind is Kind.PARAMETER]
+        return _trained(self.origins)
 
     def merged_with(self, name: str) -> list[str]:
         """Parameters that were equal to one, so that what was computed from it may stand for what
@@ -134,8 +135,12 @@ def take_inventory(
         stopped_in_one(result, marks),
         copied_modules(result) if tie and given is None else {},
         further_names(result, marks),
-        doubts_of(result),
+        (*doubts_of(result), *(() if given else unsaid(result, marks, _trained(origins)))),
     )
+
+
+def _trained(origins: Mapping[str, Origin]) -> list[str]:
+    return [name for name, origin in origins.items() if origin.kind is Kind.PARAMETER]
 
 
 def _lost(

@@ -95,3 +95,15 @@ def test_tensors_that_only_look_computed_stay_apart(name: str, value: np.ndarray
     step = differentiate(_net("1 - p", True, name=name, value=value), loss="mse", optimizer="sgd",
                          trainable=[name, "onnx::Mul_7"])  # fmt: skip
     assert not training_of(step).restored, why
+
+
+def test_what_may_have_been_computed_is_told() -> None:
+    """One less a parameter that the file does not have by its name: it may as well be a view."""
+    model = _net("1 - p", True, name="onnx::Mul_5")
+    found = training_of(differentiate(model, loss="mse", optimizer="sgd"))
+    assert any("made up the names of 2 trained tensors" in text for text in found.warnings)
+    names = ["onnx::Mul_5", "onnx::Mul_7"]
+    listed = differentiate(model, loss="mse", optimizer="sgd", parameters=names)
+    assert not training_of(listed).warnings
+    whole = differentiate(_net("1 - p", True), loss="mse", optimizer="sgd")
+    assert not training_of(whole).warnings
