@@ -34,6 +34,7 @@ _FORMS: dict[str, tuple[str, bool, Callable[[np.ndarray, np.ndarray], np.ndarray
     "over": ("Div", False, lambda c, p: p / c),
     "under": ("Div", True, lambda c, p: c * p),
 }
+_NOTHING = {("plus", 0.0), ("times", 1.0), ("over", 1.0)}  # equal tensors may be two parameters
 _NUMPY = {"Sub": np.subtract, "Add": np.add, "Mul": np.multiply, "Div": np.divide}
 
 
@@ -76,13 +77,15 @@ def _computed_of(
     told: bool,
 ) -> list[Restored]:
     value = stored.value(name)
+    if value.dtype.kind != "f":  # of eight bits or of two bytes that numpy does not know
+        return []
     few = np.unique(value).size < _DISTINCT if told else made_by_code(value)
     if few or (not told and value.size < _SMALLEST):
         return []
     matches = []
     for source in known:
         form = _form(value.reshape(-1), stored.value(source).reshape(-1))
-        if form is not None:
+        if form is not None and (told or form not in _NOTHING):
             matches.append(Restored("computed", source, name, form=form[0], number=form[1]))
     homes = {module_of(node) for node in readers}
     near = [m for m in matches if homes == {m.parameter.rpartition(".")[0]}]
@@ -108,7 +111,7 @@ def _form(value: np.ndarray, source: np.ndarray) -> tuple[str, float] | None:
 def _near(number: float, kind: np.dtype) -> Iterator[np.floating]:
     """Numbers that code may hold: round ones first."""
     for digits in range(1, 7):
-        yield kind.type(f"{number:.{digits}g}")
+        yield kind.type(float(f"{number:.{digits}g}"))
     middle = kind.type(number)
     up = down = middle
     yield middle

@@ -17,7 +17,7 @@ MIX = RNG.uniform(0.2, 0.9, (4, 8)).astype(np.float32)
 FORMS = {
     "1 - p": ("Sub", True, 1.0), "1 + p": ("Add", False, 1.0), "-p": ("Mul", False, -1.0),
     "p / sqrt(24)": ("Div", False, 24**0.5), "0.3 p": ("Mul", False, 0.3),
-    "2 / p": ("Div", True, 2.0),
+    "2 / p": ("Div", True, 2.0), "p": ("Add", False, 0.0),
 }  # fmt: skip
 
 
@@ -57,7 +57,7 @@ def _after(model: onnx.ModelProto) -> tuple[Trainer, onnx.ModelProto]:
     return trainer, trainer.export(model)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "p"])
 def test_what_was_computed_of_a_parameter_is_trained_with_it(form: str) -> None:
     (whole, exported), (ours, made) = _after(_net(form, False)), _after(_net(form, True))
     assert [v.input for v in ours.training.parameters] == ["layer.mix"]
@@ -95,6 +95,11 @@ def test_tensors_that_only_look_computed_stay_apart(name: str, value: np.ndarray
     step = differentiate(_net("1 - p", True, name=name, value=value), loss="mse", optimizer="sgd",
                          trainable=[name, "onnx::Mul_7"])  # fmt: skip
     assert not training_of(step).restored, why
+
+
+def test_equal_tensors_are_two_where_that_is_asked_for() -> None:
+    step = differentiate(_net("p", True), loss="mse", optimizer="sgd", tie=False)
+    assert {v.input for v in training_of(step).parameters} == {"layer.mix", "onnx::Mul_7"}
 
 
 def test_what_may_have_been_computed_is_told() -> None:
