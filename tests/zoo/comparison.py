@@ -59,7 +59,7 @@ class Row:
         loss: relative error of the loss.
         stepped, moved: after five steps of SGD, relative errors of losses and parameters.
         exported: of what ``Trainer.export`` then writes, out of training mode, on another batch;
-            the worse one where there is an optimised step.
+            the worse one where there is an optimised step (but for drift).
         drift: as ``verdict``, of the steps.
         budget: of the optimised step, as a share of the original's peak, 0 where it has none.
         planned: as ``stepped`` and ``moved`` together, of the optimised step.
@@ -458,4 +458,5 @@ def _optimised(
     want = autograd.descend(case.net, case.module, names, STEPS)
     found = _stepped(case, path, names)
     row.planned = max(_apart(found, want))
-    row.exported = max(row.exported, _off(found.prediction, want.prediction))
+    if not row.drift:
+        row.exported = max(row.exported, _off(found.prediction, want.prediction))
