@@ -166,14 +166,26 @@ def untouched(module: Any) -> Iterator[None]:
 
 
 def set_modes(module: Any, *, dropout: bool = False, batch_norm: bool = False) -> None:
-    """Eval mode, but for dropout layers and batch normalizations where asked."""
+    """Eval mode, but for batch normalizations and those dropout layers that ONNX has an operator
+    for, where asked."""
     torch = need_torch()
     module.eval()
     for part in module.modules():
-        if dropout and isinstance(part, torch.nn.modules.dropout._DropoutNd) and part.p > 0:
+        if dropout and isinstance(part, torch.nn.Dropout) and part.p > 0:
             part.training = True
         if batch_norm and isinstance(part, torch.nn.modules.batchnorm._BatchNorm):
             part.training = True
+
+
+def other_dropouts(module: Any) -> list[str]:
+    """Dropout layers that no operator of ONNX is for (Dropout2d, AlphaDropout), by name."""
+    torch = need_torch()
+    every = torch.nn.modules.dropout._DropoutNd
+    return [
+        name
+        for name, part in module.named_modules()
+        if isinstance(part, every) and not isinstance(part, torch.nn.Dropout) and part.p > 0
+    ]
 
 
 @contextlib.contextmanager

@@ -28,6 +28,7 @@ from onnxremat.exporting.pytorch import (
     facts_of,
     need_module,
     need_torch,
+    other_dropouts,
     outputs_of,
     set_modes,
     untouched,
@@ -70,11 +71,13 @@ def from_torch(
     returned only where their outputs agree.
 
     Dropout that a module applies by a function call, with ``self.training`` (in attention, between
-    layers of an LSTM), is not in the model. Parameters that only get a gradient through
+    layers of an LSTM), and that of layers without an operator (Dropout2d, AlphaDropout) is not in
+    the model. Parameters that only get a gradient through
     ``torch.no_grad()`` or ``detach()`` are listed as frozen.
 
     Warns:
-        TrainingWarning: the module stops a part of a gradient where the model does not say so.
+        TrainingWarning: the module stops a part of a gradient where the model does not say so, or
+            has a dropout layer that is left out.
 
     Args:
         module: a ``torch.nn.Module``.
@@ -160,6 +163,7 @@ def _exported(
     kept |= {name for name in facts.buffers if values[name].dtype.kind == "f"}
     smaller = restored(simplified(model, kept), facts, values, needed)
     _warn_of_stops(module, given, gradients, {*facts.trained}, exporter)
+    _warn_of_dropouts(module if dropout else None)
     try:
         _check(module, given, smaller, batched)
     except OnnxrematError:  # what was exported may still be right
@@ -199,6 +203,18 @@ def _gradients(module: Any, given: Arguments) -> dict[str, Any]:
         for parameter, grad_wanted in wanted.items():
             parameter.requires_grad_(grad_wanted)
     return {name: g for (name, _), g in zip(named, found, strict=True) if g is not None}
+
+
+def _warn_of_dropouts(module: Any | None) -> None:
+    names = other_dropouts(module) if module is not None else []
+    if names:
+        warnings.warn(
+            f"{len(names)} dropout layers are left out: {', '.join(names[:4])}"
+            f"{', ...' * (len(names) > 4)}; ONNX has an operator for nn.Dropout alone, and the "
+            "step trains without these",
+            TrainingWarning,
+            stacklevel=2,
+        )
 
 
 def _warn_of_stops(

@@ -125,7 +125,9 @@ def _with_tensor_inputs(graph: Graph) -> Graph:
                 f"input '{name}' is no tensor",
                 where=f"read by node {op.name} ({op.op_type})",
                 why="a training loop feeds tensors of known shapes",
-                hint="export the model with plain tensors as inputs",
+                hint="export the model with plain tensors as inputs; of an optional one, put the "
+                "tensor in place of what OptionalGetElement makes, true (or false, and leave it "
+                "out) in place of what OptionalHasElement does",
             )
     frame = onnx.ModelProto()
     frame.CopyFrom(graph.model)

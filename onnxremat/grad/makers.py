@@ -1,4 +1,5 @@
-"""Nodes that make what a file stored from the parameters that are trained in place of it."""
+"""Nodes that make what a file stores of the parameter that is trained, and the reverse: what the
+file stores, of the values that the parameter has now. See :mod:`onnxremat.grad.unfold`."""
 
 from __future__ import annotations
 
@@ -9,10 +10,39 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from onnxremat.grad.elements import mask, pick
-from onnxremat.grad.parts import cut
+from onnxremat.grad.computed import NUMBER, PLAIN, SIZES, computed, computed_again
+from onnxremat.grad.elements import helpers_of, mask, pick, retaken
+from onnxremat.grad.parts import BOUNDS, cut, uncut
 from onnxremat.grad.restored import Restored
 from onnxremat.grad.stored import Stored
+
+HELPERS = ("shape", *BOUNDS, NUMBER, SIZES)  # what nodes made here read, after the name
+
+
+def stored_again(
+    entry: Restored, value: np.ndarray, node: onnx.NodeProto, stored: Stored
+) -> np.ndarray:
+    """What the file holds in place of a value that a parameter has.
+
+    Args:
+        node: the last of those that make it.
+        stored: of the model with these nodes.
+    """
+    if entry.how == "tie":
+        value = value.transpose(entry.axes)
+    elif entry.how == "expand":
+        value = np.broadcast_to(value, stored.value(node.input[1]))
+    elif entry.how == "part":
+        value = uncut(entry, value)
+    elif entry.how == "computed":
+        value = computed_again(entry, value)
+        value = value.reshape(stored.value(node.input[1])) if node.op_type == "Reshape" else value
+    elif entry.how == "fill":
+        value = np.insert(value, [entry.axes[0]] * (entry.axes[1] - entry.axes[0]), 0)
+    else:
+        value = retaken(entry, value, stored)
+    return value
+
 
 Maker = Callable[
     [Restored, Stored, list[onnx.NodeProto], list[onnx.TensorProto]],
@@ -49,12 +79,12 @@ def _filled(
     added.append(numpy_helper.from_array(learned, entry.parameter))
     sizes = numpy_helper.from_array(np.array([start, learned.size - start], np.int64))
     zeros = numpy_helper.from_array(np.zeros(stop - start, value.dtype))
-    before, after, count, between = filling(entry.tensor)
+    before, after, count, middle = filling(entry.tensor)
     nodes.append(helper.make_node("Constant", [], [count], name=count, value=sizes))
-    nodes.append(helper.make_node("Constant", [], [between], name=between, value=zeros))
+    nodes.append(helper.make_node("Constant", [], [middle], name=middle, value=zeros))
     split = [entry.parameter, count]
     nodes.append(helper.make_node("Split", split, [before, after], name=f"{before}/Split", axis=0))
-    nodes.append(_node("Concat", [before, between, after], entry.tensor, axis=0))
+    nodes.append(_node("Concat", [before, middle, after], entry.tensor, axis=0))
 
 
 def filling(tensor: str) -> list[str]:
@@ -62,8 +92,19 @@ def filling(tensor: str) -> list[str]:
     return [f"{tensor}/{part}" for part in ("before", "after", "sizes", "zeros")]
 
 
+def on_the_way(tensor: str) -> list[str]:
+    """Names of what nodes make before they make the tensor."""
+    return [*filling(tensor), f"{tensor}/{PLAIN}", *helpers_of(tensor)[0]]
+
+
+def read_by_makers(tensor: str) -> list[str]:
+    """Names of constants that these nodes read."""
+    return [*(f"{tensor}/{end}" for end in HELPERS), *helpers_of(tensor)[1]]
+
+
 MAKERS: dict[str, Maker] = {
     "tie": _tied, "expand": _expanded, "fill": _filled, "part": cut, "pick": pick, "mask": mask,
+    "computed": computed,
 }  # fmt: skip
 MADE = {*MAKERS, "share"}  # how a tensor is made from a parameter, and no longer stored
 

@@ -13,6 +13,8 @@ from onnxremat.graph.ir import Op
 # onnxruntime has optimised the graph. Where the other inputs come from does not matter.
 _MOVING = "Cast CastLike Expand Flatten Identity Reshape Slice Squeeze Tile Transpose Unsqueeze"
 VIEWS = frozenset(_MOVING.split())
+# Known before the run whatever they read: a step has its sizes bound.
+_SIZES = frozenset({"Shape", "Size"})
 
 
 class Readers:
@@ -38,7 +40,7 @@ class Readers:
             self._before.append(mask)
             for name in op.writes:
                 self._index[name] = index
-            if all(name in self._constants for name in op.reads):
+            if op.op_type in _SIZES or all(name in self._constants for name in op.reads):
                 self._constants.update(op.writes)
 
     def late(self, parameter: str, gradient: str) -> list[str]:

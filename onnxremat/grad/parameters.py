@@ -50,8 +50,7 @@ class Inventory:
         copied: modules of which others may be copies, and their tensors.
         halved: parameters whose gradients the module may stop in one of two equal results.
         further: names that the module has for a parameter beside its own.
-        doubts: what is said of operations that the exporter seems to have left out.
-        unsaid: tensors that may have been computed from parameters.
+        doubts: warnings about what the exporter may have left out or computed.
     """
 
     model: onnx.ModelProto
@@ -69,7 +68,6 @@ class Inventory:
     copied: Mapping[tuple[str, str], list[str]] = field(default_factory=dict)
     further: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     doubts: tuple[str, ...] = ()
-    unsaid: tuple[str, ...] = ()
 
     @property
     def learned(self) -> list[str]:
@@ -79,7 +77,7 @@ class Inventory:
     @property
     def trained(self) -> list[str]:
         """What is trained where nothing else is said."""
-        return [n for n, origin in self.origins.items() if origin.kind is Kind.PARAMETER]
+        return _trained(self.origins)
 
     def merged_with(self, name: str) -> list[str]:
         """Parameters that were equal to one, so that what was computed from it may stand for what
@@ -137,11 +135,14 @@ def take_inventory(
         stopped_in_one(result, marks),
         copied_modules(result) if tie and given is None else {},
         further_names(result, marks),
-        doubts_of(result),
-        perhaps_computed(result, marks, origins, {e.parameter for e in restored})
-        if told is None
-        else (),
+        (*doubts_of(result), *(_unsaid(result, marks, origins, restored) if given is None else ())),
     )
+
+
+def _unsaid(
+    model: onnx.ModelProto, marks: Marks, origins: Mapping[str, Origin], restored: list[Restored]
+) -> list[str]:
+    return told_of(perhaps_computed(model, marks, origins, {e.parameter for e in restored}))
 
 
 def _lost(
@@ -353,12 +354,13 @@ def _status(
 
 
 def warnings_of(
-    inventory: Inventory, rows: Sequence[Weight], resting: Sequence[str]
+    inventory: Inventory, rows: Sequence[Weight], resting: Sequence[str], still: Sequence[str]
 ) -> tuple[str, ...]:
     """What may not be as the user thinks.
 
     Args:
         resting: BatchNormalization ops that train a scale or bias but use running statistics.
+        still: running statistics that no batch changes, as their momentum says.
     """
     found = []
     for status, text in (
@@ -386,19 +388,7 @@ def warnings_of(
             f"biases with a buffer: these zeros stay as they are ({names}; where they are a "
             "parameter, --parameters says so)"
         )
-    if resting:
-        names = _first(3, resting)
-        found.append(
-            f"{len(resting)} batch normalizations keep to their running statistics, because these "
-            f"are no initializers of the file: {names}"
-        )
-    if inventory.norms:
-        names = _first(3, inventory.norms)
-        found.append(
-            f"the exporter folded {len(inventory.norms)} batch normalizations into convolutions "
-            f"({names}): these are trained with a bias instead; to keep them, export with "
-            "onnxremat.export, or as docs/exporting.md says"
-        )
+    found += _of_norms(inventory, resting, still)
     if inventory.absent:
         names = _first(40, inventory.absent)
         found.append(
@@ -417,7 +407,7 @@ def warnings_of(
             f"{len(held)} tensors of '{copy}' are those of '{module}', and trained as one: the "
             f"same module, or a copy ({_first(3, held)}; --no-tie trains copies apart)"
         )
-    found += [*inventory.doubts, *told_of(inventory.unsaid)]
+    found += inventory.doubts
     found += _of_stops(inventory)
     if names := _first(6, inventory.missing):
         found.append(
@@ -425,6 +415,32 @@ def warnings_of(
             f"name nor by value (the exporter computed with them): {names}"
         )
     return tuple(found)
+
+
+def _of_norms(inventory: Inventory, resting: Sequence[str], still: Sequence[str]) -> list[str]:
+    """Batch normalizations that do not do what they do in the framework."""
+    found = []
+    if resting:
+        names = _first(3, resting)
+        found.append(
+            f"{len(resting)} batch normalizations keep to their running statistics, because these "
+            f"are no initializers of the file: {names}"
+        )
+    if still:
+        found.append(
+            f"{len(still)} running statistics stay as they are, though their batch normalizations "
+            f"use the batch ({_first(3, still)}): the file gives the momentum 1, which PyTorch's "
+            "exporters write for momentum=None (a mean over all batches) and for 0. The trained "
+            "model will predict with the old ones: give the module a momentum before it is exported"
+        )
+    if inventory.norms:
+        names = _first(3, inventory.norms)
+        found.append(
+            f"the exporter folded {len(inventory.norms)} batch normalizations into convolutions "
+            f"({names}): these are trained with a bias instead; to keep them, export with "
+            "onnxremat.export, or as docs/exporting.md says"
+        )
+    return found
 
 
 def _of_stops(inventory: Inventory) -> list[str]:

@@ -9,32 +9,43 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from onnxremat.grad.marks import Marks, parameters_among
 from onnxremat.grad.patterns import made_by_code
 from onnxremat.grad.restored import Restored
+from onnxremat.grad.signature import PARAMETER
 from onnxremat.grad.stored import Stored
 
 BOUNDS = ("starts", "ends", "axes")  # inputs of Slice
 
 
+SMALLEST = 16  # elements from which equal irregular values are no chance
+LEAST = 2  # where the file says that two tensors were made of one parameter
+
+
 def parts_among(
-    names: Sequence[str], stored: Stored, may_be: Callable[[str], bool]
+    names: Sequence[str], stored: Stored, may_be: Callable[[str], bool], marks: Marks
 ) -> list[Restored]:
     """Which tensors are a part of another one, cut from it along one axis, and hold irregular
     numbers.
 
     Args:
-        names: tensors to look at.
+        names: tensors to look at; those of few elements are parts only of what the file says was
+            made of the same parameter.
         may_be: whether a tensor of this name may be such a part.
     """
+    source = {name: _source(name, marks) for name in names}
+    names = [n for n in names if stored.size(n) >= (LEAST if source[n] else SMALLEST)]
     heads: dict[str, float] = {}  # first element of what may be a part
     for name in filter(may_be, names):
         value = stored.value(name)
-        if not made_by_code(value):
+        small = stored.size(name) < SMALLEST
+        if (np.unique(value).size == value.size) if small else not made_by_code(value):
             heads[name] = value.flat[0]
     found: dict[str, Restored] = {}
     for whole in sorted(names, key=stored.size, reverse=True):
         shape = stored.shape(whole)
         fits = {n: axis for n in heads if n not in found and n != whole
+                if stored.size(n) >= SMALLEST or source[n] == source[whole]
                 if (axis := _axis(shape, stored.shape(n))) is not None}  # fmt: skip
         if not fits or whole in found:
             continue
@@ -44,6 +55,15 @@ def parts_among(
                 places = (axis, start - 1, start - 1 + stored.shape(name)[axis])
                 found[name] = Restored("part", whole, name, axes=places)
     return list(found.values())
+
+
+def _source(name: str, marks: Marks) -> str:
+    """The only parameter that the file says a tensor was made of, or is; "" where it does not say
+    so, or that its numbers were changed."""
+    if marks.kinds.get(name) == PARAMETER:
+        return name
+    sources = parameters_among(marks.folded.get(name, ()), marks.kinds)
+    return sources[0] if len(sources) == 1 and name not in marks.computed else ""
 
 
 def _axis(whole: Sequence[int], part: Sequence[int]) -> int | None:

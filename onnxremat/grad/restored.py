@@ -14,7 +14,7 @@ class Restored:
     """One thing undone.
 
     Attributes:
-        how: copy, use, bias, tie, expand, share, pick, mask, fill or part.
+        how: copy, use, bias, tie, expand, share, pick, mask, fill, part or computed.
         parameter: the tensor that is trained in place of ``tensor``, or beside it (``bias``).
         tensor: what the file has: an initializer (for ``bias`` the weight of its node), or the
             output of an Identity (``copy``).
@@ -22,6 +22,7 @@ class Restored:
             output.
         axes: permutation for ``tie``, repeated axes for ``expand``, where the zeros begin and end
             for ``fill``; axis, begin and end for ``part``.
+        form, number: for ``computed``, see :mod:`onnxremat.grad.computed`.
     """
 
     how: str
@@ -30,6 +31,8 @@ class Restored:
     node: str = ""
     position: int = -1
     axes: tuple[int, ...] = ()
+    form: str = ""
+    number: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """For the metadata of a training step."""

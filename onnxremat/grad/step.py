@@ -431,7 +431,9 @@ class _Builder:
             )
         kept = {entry.name for entry in self.statistics}
         self.rows = weights_of(self.stock, self.chosen, self.parameters, read, kept)
-        self.warnings = warnings_of(self.stock, self.rows, self.resting)
+        moved = self.statistics if self.optimizer is not None else ()
+        still = [entry.name for entry in moved if entry.keep == 1.0]
+        self.warnings = warnings_of(self.stock, self.rows, self.resting, still)
 
     def _frame(
         self, ops: Sequence[Op], inputs: Sequence[str], outputs: Sequence[str], read: set[str]

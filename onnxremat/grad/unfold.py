@@ -15,6 +15,7 @@ bias      a bias of zeros that was left out: a tensor of zeros
 fill      a block of zeros among learned numbers, where a bias was joined with a buffer: made from
           the rest
 part      a slice of another tensor: made from it
+computed  one less another tensor, or the like: made from it
 
 :func:`find_restored` decides from the file alone, :func:`apply_restored` carries it out on any
 model of that structure, so that first values are found and trained ones are written back.
@@ -30,21 +31,20 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from onnxremat.grad.computed import computed_among
 from onnxremat.grad.detached import is_stop
 from onnxremat.grad.elements import (
     are_masked,
     are_shared,
-    helpers_of,
-    retaken,
     share,
     shared_among,
 )
 from onnxremat.grad.layers import calls, homes, in_copied_layers, placed
 from onnxremat.grad.left_out import BIAS, left_out, zeros
-from onnxremat.grad.makers import MADE, MAKERS, filling
+from onnxremat.grad.makers import MADE, MAKERS, on_the_way, read_by_makers, stored_again
 from onnxremat.grad.marks import Marks, Reading, is_nameless, parameters_among, reading_of
 from onnxremat.grad.merged import Place, folded_apart, merged
-from onnxremat.grad.parts import BOUNDS, parts_among, uncut
+from onnxremat.grad.parts import SMALLEST, parts_among
 from onnxremat.grad.patterns import (
     LIMIT,
     is_constant,
@@ -60,8 +60,6 @@ from onnxremat.grad.stored import Stored, named
 from onnxremat.grad.tape import FLOATS
 from onnxremat.grad.twins import readied
 from onnxremat.graph.ir import captures
-
-SMALLEST_TIE = 16  # elements from which equal irregular values are no chance
 
 
 def _copy(node: onnx.NodeProto) -> onnx.NodeProto:
@@ -116,6 +114,7 @@ class _Finder:
             self._ties()
             self._parts()
             self._shared()
+        self._computed()
         roots = {entry.parameter for entry in self.found if entry.how == "pick"}
         folded = [
             name
@@ -282,7 +281,7 @@ class _Finder:
         groups: dict[Any, list[str]] = {}
         for name in self.floats:
             size = self.stored.size(name)
-            ends = self.stored.ends(name) if size >= SMALLEST_TIE else None
+            ends = self.stored.ends(name) if size >= SMALLEST else None
             if ends is not None and ends[0] != ends[1]:
                 kind = self.stored.tensors[name].data_type
                 dims = tuple(sorted(self.stored.shape(name)))
@@ -312,8 +311,14 @@ class _Finder:
 
     def _parts(self) -> None:
         """Folded slices of a longer tensor."""
-        names = [name for name in self._left() if self.stored.size(name) >= SMALLEST_TIE]
-        self.found += parts_among(names, self.stored, self.marks.nameless)
+        self.found += parts_among(self._left(), self.stored, self.marks.nameless, self.marks)
+
+    def _computed(self) -> None:
+        """What was computed of another tensor and a number. In front of all else that is made: a
+        tie or a part may be of it."""
+        done = {entry.tensor for entry in self.found if entry.how != "bias"}
+        free = [name for name in self.floats if name not in done]
+        self.found[:0] = computed_among(self.model, free, self.stored, self.marks)
 
     def _apart(self, one: str, other: str) -> bool:
         """Two tensors are different parameters, equal as copies of a fresh layer are: the file
@@ -426,8 +431,7 @@ def fold_restored(model: onnx.ModelProto, restored: Sequence[Restored]) -> onnx.
     file held is stored again, with the values the parameters have now."""
     stored = Stored(model)
     undone = {e.tensor: e for e in restored if e.how in MADE and e.tensor not in stored.tensors}
-    kept, parts = [], {name for tensor in undone for name in filling(tensor)}
-    parts |= {name for tensor in undone for name in helpers_of(tensor)[0]}
+    kept, parts = [], {name for tensor in undone for name in on_the_way(tensor)}
     for node in model.graph.node:
         if parts.intersection(node.output):
             continue
@@ -435,24 +439,13 @@ def fold_restored(model: onnx.ModelProto, restored: Sequence[Restored]) -> onnx.
         if entry is None or entry.parameter not in stored.tensors:
             kept.append(_copy(node))
             continue
-        value = stored.value(entry.parameter)
-        if entry.how == "tie":
-            value = value.transpose(entry.axes)
-        elif entry.how == "expand":
-            value = np.broadcast_to(value, stored.value(node.input[1]))
-        elif entry.how == "part":
-            value = uncut(entry, value)
-        elif entry.how == "fill":
-            value = np.insert(value, [entry.axes[0]] * (entry.axes[1] - entry.axes[0]), 0)
-        else:
-            value = retaken(entry, value, stored)
+        value = stored_again(entry, stored.value(entry.parameter), node, stored)
         made = numpy_helper.from_array(np.ascontiguousarray(value), entry.tensor)
         model.graph.initializer.append(made)
     del model.graph.node[:]
     model.graph.node.extend(kept)
     read = {name for node in kept for name in (*node.input, *captures(node))}
-    helpers = {f"{name}/{end}" for name in undone for end in ("shape", *BOUNDS)}
-    helpers |= {name for tensor in undone for name in helpers_of(tensor)[1]}
+    helpers = {name for tensor in undone for name in read_by_makers(tensor)}
     helpers |= {entry.parameter for entry in undone.values()}
     left = [
         named(t, t.name) for t in model.graph.initializer if t.name in read or t.name not in helpers

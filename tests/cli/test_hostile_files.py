@@ -197,6 +197,10 @@ def test_budgets_that_no_memory_has(text: str) -> None:
 # Inputs that are no tensors
 
 
+def _optional(shape: list[int]) -> onnx.TypeProto:
+    return helper.make_optional_type_proto(helper.make_tensor_type_proto(1, shape))
+
+
 @pytest.mark.parametrize("kind", ["sequence", "optional", "map"])
 def test_inputs_that_are_no_tensors_and_nobody_reads(kind: str, cli: Command, folder: Path) -> None:
     number = helper.make_tensor_type_proto(1, [2])
@@ -208,7 +212,7 @@ def test_inputs_that_are_no_tensors_and_nobody_reads(kind: str, cli: Command, fo
     made.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((8, 8), np.float32), "w"))
     types = {
         "sequence": helper.make_sequence_type_proto(number),
-        "optional": helper.make_optional_type_proto(number),
+        "optional": _optional([2]),
         "map": helper.make_map_type_proto(7, number),
     }
     made.graph.input.append(helper.make_value_info("s", types[kind]))
@@ -222,6 +226,13 @@ def test_inputs_that_are_no_tensors_and_nobody_reads(kind: str, cli: Command, fo
         made.graph.output.append(helper.make_tensor_value_info("n", 7, []))
         onnx.save(made, "read.onnx")
         cli("differentiate", "read.onnx", "no.onnx").assert_refused(7, "'s'", "no tensor")
+    if kind == "optional":
+        made.graph.node[0].input[0] = "given"
+        made.graph.node.insert(0, helper.make_node("OptionalGetElement", ["s"], ["given"]))
+        made.graph.input[1].CopyFrom(helper.make_value_info("s", _optional([4, 8])))
+        onnx.save(made, "read.onnx")
+        refused = cli("differentiate", "read.onnx", "no.onnx")
+        refused.assert_refused(7, "'s'", "in place of what OptionalGetElement makes")
 
 
 # What people see

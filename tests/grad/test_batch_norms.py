@@ -122,3 +122,15 @@ def test_a_norm_without_parameters_uses_the_batch_where_something_before_it_is_t
     )
     states = {state.input for state in training_of(step).states}
     assert states == (set() if frozen else {"a.mean", "a.var"})
+
+
+@pytest.mark.parametrize(("momentum", "told"), [(1.0, True), (0.9, False)])
+def test_statistics_that_never_move_are_told(momentum: float, told: bool) -> None:
+    """As PyTorch's exporters write momentum=None, the mean of all batches."""
+    model = net(fresh("a", "b"), ("a", "b"))
+    for node in model.graph.node:
+        if node.op_type == "BatchNormalization":
+            node.attribute.append(helper.make_attribute("momentum", momentum))
+    found = training_of(differentiate(model, optimizer="sgd", loss="mse")).warnings
+    assert any("4 running statistics stay as they are" in text for text in found) == told
+    assert not training_of(differentiate(model, optimizer=None, loss="mse")).warnings

@@ -121,6 +121,21 @@ def test_updates_wait_for_readers_of_a_scaled_weight(kind: str) -> None:
     assert not _late(differentiate(model, loss="mse", optimizer="sgd"))
 
 
+def test_updates_wait_for_readers_of_a_weight_scaled_by_a_size() -> None:
+    """onnxruntime knows sizes, and folds what follows from them."""
+    model = net()
+    model.graph.node[2].input[1] = "scaled"
+    made = (
+        helper.make_node("Size", ["x"], ["size"]),
+        helper.make_node("Cast", ["size"], ["scale"], to=onnx.TensorProto.FLOAT),
+        helper.make_node("Div", ["w2", "scale"], ["scaled"]),
+    )
+    for node in reversed(made):
+        model.graph.node.insert(0, node)
+    assert _late(differentiate(model, loss="mse", optimizer="sgd", in_place=False))
+    assert not _late(differentiate(model, loss="mse", optimizer="sgd"))
+
+
 @pytest.mark.parametrize("level", ["ORT_DISABLE_ALL", "ORT_ENABLE_ALL"])
 @pytest.mark.parametrize("order", ["DEFAULT", "PRIORITY_BASED"])
 def test_in_place_equals_out_of_place(level: str, order: str) -> None:

@@ -54,6 +54,26 @@ def test_two_slices_of_one_table_are_trained_as_one() -> None:
     assert set(after) == {t.name for t in model.graph.initializer}
 
 
+@pytest.mark.parametrize("said", [True, False])
+def test_few_elements_are_a_slice_where_the_file_says_of_what(said: bool) -> None:
+    """x + table[:4] and x table[1:2], of two columns: equal numbers may be chance."""
+    table = RANDOM.standard_normal((5, 2)).astype(np.float32)
+    model = net(
+        [node("MatMul", ["x", "w"], "n"), node("Add", ["n", "val_1"], "h"),
+         node("Mul", ["h", "val_2"], "m"), node("MatMul", ["m", "v"], "y")],
+        {"val_1": table[:4], "val_2": table[1:2], "w": LONG[:2].T, "v": LONG[2:4]},
+    )  # fmt: skip
+    for tensor in model.graph.initializer[:2] if said else ():
+        folded = tensor.metadata_props.add()
+        folded.key, folded.value = (
+            "pkg.onnxscript.optimizer.folded_from",
+            "['net.table', 'slice_1']",
+        )
+    found = training_of(differentiate(model, optimizer="sgd", loss="mse"))
+    apart = set() if said else {"val_2"}
+    assert {v.input for v in found.parameters} == {"val_1", "w", "v", *apart}
+
+
 @pytest.mark.parametrize(
     ("name", "trained"), [("pool.p", True), ("p", True), ("onnx::Pow_3", False)]
 )

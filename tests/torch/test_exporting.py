@@ -137,6 +137,18 @@ def test_without_dropout(tmp_path: Path) -> None:
     assert "Dropout" not in [n.op_type for n in onnx.load(tmp_path / "net.onnx").graph.node]
 
 
+@pytest.mark.parametrize("kind", [nn.Dropout2d, nn.AlphaDropout, nn.FeatureAlphaDropout])
+def test_other_dropouts_are_left_out_and_told(kind: type[nn.Module], tmp_path: Path) -> None:
+    """Written in training form they would be random numbers, drawn in inference too."""
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), kind(0.3), nn.Flatten(), nn.Dropout(0.5))
+    data = torch.randn(2, 3, 5, 5)
+    with pytest.warns(TrainingWarning, match="1 dropout layers are left out: 1;"):
+        onnxremat.export(net, data, tmp_path / "net.onnx", exporter="legacy")
+    kinds = [node.op_type for node in onnx.load(tmp_path / "net.onnx").graph.node]
+    assert kinds.count("Dropout") == 1
+    assert not any(each.startswith("Random") for each in kinds)
+
+
 def test_a_check_leaves_the_module_as_it_was(tmp_path: Path) -> None:
     net = Images().train()
     onnxremat.export(net, PICTURES, tmp_path / "net.onnx", exporter="legacy")

@@ -132,7 +132,8 @@ def _exporters() -> list[str]:
 
 HEAD = (
     f"{'net':20} {'exporter':13} {'whole':>5} {'part':>4} {'none':>4} {'twice':>5} {'other':>5} "
-    f"{'gradient':>8} {'':5} {'losses':>7} {'values':>7} {'':5} {'budget':>6} {'then':>7} {'s':>4}"
+    f"{'gradient':>8} {'':5} {'losses':>7} {'values':>7} {'':5} {'export':>7} "
+    f"{'budget':>6} {'then':>7} {'s':>4}"
 )
 
 
@@ -144,7 +145,8 @@ def line(row) -> str:  # type: ignore[no-untyped-def]
     figures = (
         f"{row.trained:5} {len(row.partly):4} {len(row.missing):4} {len(row.doubled):5} "
         f"{len(row.foreign):5} {row.gradient:8.1e} {row.verdict:5} {row.stepped:7.0e} "
-        f"{row.moved:7.0e} {row.drift:5} {row.budget:5.2f}x {row.planned:7.0e} {row.seconds:4.0f}"
+        f"{row.moved:7.0e} {row.drift:5} {row.exported:7.0e} {row.budget:5.2f}x "
+        f"{row.planned:7.0e} {row.seconds:4.0f}"
     )
     altered = [f"    (PyTorch's exporter: {row.altered})"] if row.altered else []
     return "\n".join([head + figures, *altered, *(f"    OFF {text}" for text in row.wrong())])

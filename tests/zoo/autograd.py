@@ -23,10 +23,12 @@ class Gradients:
 
 @dataclass(frozen=True)
 class Steps:
-    """Losses of steps of SGD, and the parameters after them."""
+    """Losses of steps of SGD, the parameters after them, and what the net, put out of training
+    mode, then makes of another batch (of the seed after that of the steps)."""
 
     losses: list[float]
     parameters: dict[str, np.ndarray]
+    prediction: np.ndarray
 
 
 def norms_of(module: torch.nn.Module) -> dict[str, torch.nn.Module]:
@@ -53,13 +55,20 @@ def loss_of(
     net: Architecture, module: torch.nn.Module, seed: int, real: torch.dtype = torch.float32
 ) -> torch.Tensor:
     """The loss on the data of a seed."""
+    prediction = predicted(net, module, seed, real)
+    return net.value(prediction, net.target(prediction, seed))
+
+
+def predicted(
+    net: Architecture, module: torch.nn.Module, seed: int, real: torch.dtype
+) -> torch.Tensor:
+    """What a module makes of the data of a seed."""
     for part in module.modules():  # LeViT keeps what it computed of parameters in eval mode
         getattr(part, "attention_bias_cache", {}).clear()
     data = [x.to(real) if x.is_floating_point() else x for x in net.data(seed)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        prediction = module(*data)
-    return net.value(prediction, net.target(prediction, seed))
+        return module(*data)
 
 
 def gradients(
@@ -98,4 +107,7 @@ def descend(
         loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))
-    return Steps(losses, {name: parameters[name].detach().double().numpy() for name in trained})
+    with torch.no_grad():
+        prediction = predicted(net, made.eval(), seed + 1, real).double().numpy()
+    values = {name: parameters[name].detach().double().numpy() for name in trained}
+    return Steps(losses, values, prediction)

@@ -30,6 +30,8 @@ STEPS, STEPS_EXACT = 5, 1e-5  # of SGD: losses and parameters, relative
 VANISHING = 1e-6
 SEEDS = 3  # batches to try before a difference is no kink
 DRIFT = 3.0  # times as far from float64 as PyTorch's own float32: allowed to steps
+LONG, LATE = 100.0, 1e-2  # rate of a step that shows what is read too late, and error of its change
+ROUNDING = 1e-4  # smaller than this against the largest, a change is rounding
 PLANNING, GAP = 5.0, 0.02  # seconds, and a plan that is good enough
 
 
@@ -53,8 +55,11 @@ class Row:
             float64, ``kink`` where other data show no error.
         threads: worst error per number of threads.
         unsteady: numbers of threads with which two runs differ.
+        overwritten: state whose new value is another one when it is written over the old one.
         loss: relative error of the loss.
         stepped, moved: after five steps of SGD, relative errors of losses and parameters.
+        exported: of what ``Trainer.export`` then writes, out of training mode, on another batch;
+            the worse one where there is an optimised step (but for drift).
         drift: as ``verdict``, of the steps.
         budget: of the optimised step, as a share of the original's peak, 0 where it has none.
         planned: as ``stepped`` and ``moved`` together, of the optimised step.
@@ -78,9 +83,11 @@ class Row:
     verdict: str = ""
     threads: dict[int, float] = field(default_factory=dict)
     unsteady: list[int] = field(default_factory=list)
+    overwritten: list[str] = field(default_factory=list)
     loss: float = 0.0
     stepped: float = 0.0
     moved: float = 0.0
+    exported: float = 0.0
     drift: str = ""
     budget: float = 0.0
     planned: float = 0.0
@@ -112,9 +119,14 @@ class Row:
                 f"gradient of {self.at} off by {self.gradient:.1e}",
             ),
             (self.unsteady, f"two runs differ with {self.unsteady} threads"),
+            (self.overwritten, f"read too late: {_few(self.overwritten)}"),
             (
                 max(self.stepped, self.moved) > STEPS_EXACT and not self.drift,
                 f"after SGD losses off by {self.stepped:.1e}, parameters by {self.moved:.1e}",
+            ),
+            (
+                self.exported > EXACT,
+                f"exported after SGD, predictions off by {self.exported:.1e}",
             ),
             (self.unplanned, f"not optimised: {self.unplanned}"),
             (
@@ -336,6 +348,7 @@ def _verdict(
 def _steps(case: Exported, row: Row, scratch: Path | None) -> None:
     """Steps of SGD, compared for the parameters that are trained as a whole."""
     step = differentiate(case.model, optimizer="sgd", loss=case.net.loss)
+    row.overwritten = _overwritten(case, step)
     bad = {*row.missing, *row.partly}
     with_gradient = autograd.gradients(case.net, case.module, case.norms).of
     whole = [n for n in case.index.trained if n not in bad and n in with_gradient]
@@ -345,21 +358,45 @@ def _steps(case: Exported, row: Row, scratch: Path | None) -> None:
         errors = _apart(found, want)
         if seed == 0:
             row.stepped, row.moved = errors
+        row.exported = _off(found.prediction, want.prediction)
         if max(errors) <= STEPS_EXACT:
             row.drift = "kink" if seed else ""
             break
         exact = autograd.descend(case.net, case.module, whole, STEPS, seed, torch.float64)
         if max(_apart(found, exact)) <= DRIFT * max(_apart(want, exact)):
             row.drift = "torch"
+            if _off(found.prediction, exact.prediction) <= DRIFT * _off(
+                want.prediction, exact.prediction
+            ):
+                row.exported = 0.0
             break
     if scratch is not None:
         _optimised(case, row, step, whole, scratch / "optimised.onnx")
 
 
+def _overwritten(case: Exported, step: onnx.ModelProto) -> list[str]:
+    """State whose change in a step differs where each new value is written over the old one, as a
+    trainer does it: something read it too late. The step is a very long one, to show it."""
+    trainer = Trainer(step, case.model, rate=LONG, threads=1)
+    about, feeds = trainer.training, case.feeds(trainer.training, step)
+    session = open_session(step, session_options(Options(threads=1, pattern=False)))
+    old = trainer.values()
+    names = [output.name for output in session.get_outputs()]
+    results = session.run(names, {**feeds, **old, about.rate: np.array(LONG, np.float32)})
+    apart = dict(zip(names, results, strict=True))
+    trainer.step(feeds)
+    moved = {name: apart[new] - old[name] for name, new in about.updates.items()}
+    least = ROUNDING * max(float(np.linalg.norm(change)) for change in moved.values())
+    return [name for name, change in moved.items()
+            if not np.linalg.norm(trainer.state[name] - old[name] - change)
+            <= LATE * max(float(np.linalg.norm(change)), least)]  # fmt: skip
+
+
 def _stepped(
     case: Exported, made: onnx.ModelProto | Path, names: Sequence[str], seed: int = 0
 ) -> autograd.Steps:
-    """Steps of ours: losses, and the module's parameters after them."""
+    """Steps of ours: losses, the module's parameters after them, and a prediction of the model
+    that is exported then."""
     trainer = Trainer(made, case.model, rate=case.net.rate, threads=1)
     about = trainer.training
     sources = {v.input: case.index.source(trainer.state[v.input]) for v in about.parameters}
@@ -372,16 +409,26 @@ def _stepped(
     for name in names:  # elements that have no part in the loss need not be there
         known, old = after.times[name] > 0, start[name].detach().double().numpy()
         values[name] = np.where(known, after.of[name], old)
-    return autograd.Steps(losses, values)
+    return autograd.Steps(losses, values, _predicted(case, trainer.export(case.model), seed + 1))
+
+
+def _predicted(case: Exported, model: onnx.ModelProto, seed: int) -> np.ndarray:
+    """What a model of ours makes of the data of a seed, by onnxruntime as it comes."""
+    session = open_session(model, session_options(Options(threads=1)))
+    read = {each.name for each in session.get_inputs()}
+    data = {f"input{k}": x.numpy() for k, x in enumerate(case.net.data(seed))}
+    return session.run(None, {name: x for name, x in data.items() if name in read})[0]
+
+
+def _off(ours: np.ndarray, theirs: np.ndarray) -> float:
+    """Relative error, in the Euclidean norm."""
+    return float(np.linalg.norm(ours - theirs) / max(float(np.linalg.norm(theirs)), 1e-12))
 
 
 def _apart(ours: autograd.Steps, theirs: autograd.Steps) -> tuple[float, float]:
     """Relative errors of losses, and of parameters in the Euclidean norm; the worst of each."""
     loss = max(abs(a / b - 1.0) for a, b in zip(ours.losses, theirs.losses, strict=True))
-    errors = [
-        float(np.linalg.norm(ours.parameters[n] - v) / max(float(np.linalg.norm(v)), 1e-12))
-        for n, v in theirs.parameters.items()
-    ]
+    errors = [_off(ours.parameters[name], value) for name, value in theirs.parameters.items()]
     return loss, max(errors, default=0.0)
 
 
@@ -409,4 +456,7 @@ def _optimised(
     row.budget = made.candidate.limit / made.prepared.baseline_peak
     made.save(path)
     want = autograd.descend(case.net, case.module, names, STEPS)
-    row.planned = max(_apart(_stepped(case, path, names), want))
+    found = _stepped(case, path, names)
+    row.planned = max(_apart(found, want))
+    if not row.drift:
+        row.exported = max(row.exported, _off(found.prediction, want.prediction))
