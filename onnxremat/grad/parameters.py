@@ -24,7 +24,7 @@ from onnxremat.grad.restored import CORES, Restored
 from onnxremat.grad.tape import FLOATS
 from onnxremat.grad.twins import doubts_of, readied
 from onnxremat.grad.unfold import apply_restored, find_restored
-from onnxremat.grad.unsaid import perhaps_computed, told_of
+from onnxremat.grad.unsaid import unsaid
 from onnxremat.graph.ir import Graph
 
 FEW = 16  # elements up to which one that may be the code's is not worth a warning
@@ -77,7 +77,7 @@ class Inventory:
     @property
     def trained(self) -> list[str]:
         """What is trained where nothing else is said."""
-        return _trained(self.origins)
+        return [name for name, origin in self.origins.items() if origin.kind is Kind.PARAMETER]
 
     def merged_with(self, name: str) -> list[str]:
         """Parameters that were equal to one, so that what was computed from it may stand for what
@@ -135,14 +135,8 @@ def take_inventory(
         stopped_in_one(result, marks),
         copied_modules(result) if tie and given is None else {},
         further_names(result, marks),
-        (*doubts_of(result), *(_unsaid(result, marks, origins, restored) if given is None else ())),
+        (*doubts_of(result), *(unsaid(result, marks, origins, restored) if given is None else ())),
     )
-
-
-def _unsaid(
-    model: onnx.ModelProto, marks: Marks, origins: Mapping[str, Origin], restored: list[Restored]
-) -> list[str]:
-    return told_of(perhaps_computed(model, marks, origins, {e.parameter for e in restored}))
 
 
 def _lost(

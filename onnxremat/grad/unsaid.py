@@ -14,21 +14,32 @@ import onnx
 from onnxremat.grad.marks import Marks, module_of
 from onnxremat.grad.patterns import EQUAL
 from onnxremat.grad.provenance import SINGLE, Kind, Origin
+from onnxremat.grad.restored import Restored
 
 _MOVED = {"MatMul": (1,), "GRU": (1, 2, 3), "LSTM": (1, 2, 3), "RNN": (1, 2, 3)}
 
 
-def perhaps_computed(
-    model: onnx.ModelProto, marks: Marks, origins: Mapping[str, Origin], undone: Collection[str]
-) -> tuple[str, ...]:
-    """Tensors that may be functions of parameters: trained ones, and equal numbers.
+def unsaid(
+    model: onnx.ModelProto,
+    marks: Marks,
+    origins: Mapping[str, Origin],
+    restored: Sequence[Restored],
+) -> list[str]:
+    """A warning about tensors that may be functions of parameters, if there are any.
 
     Args:
         model: with its parameters restored.
-        undone: tensors whose numbers tell that they were only moved.
+        restored: how; the numbers of these tell that they were only moved.
     """
     if not marks.named or marks.trained is not None:
-        return ()
+        return []
+    return _told(_perhaps_computed(model, origins, {entry.parameter for entry in restored}))
+
+
+def _perhaps_computed(
+    model: onnx.ModelProto, origins: Mapping[str, Origin], undone: Collection[str]
+) -> list[str]:
+    """Trained tensors, and equal numbers."""
     ranks = {tensor.name: len(tensor.dims) for tensor in model.graph.initializer}
     moved, read = set(undone), set()
     groups = {module_of(n) for n in model.graph.node if n.op_type == "InstanceNormalization"}
@@ -39,18 +50,17 @@ def perhaps_computed(
                 moved.add(name)  # of convolutions, another warning tells
             elif node.op_type in ("Mul", "Add") and module_of(node) in groups - {""}:
                 moved.add(name)
-    return tuple(
+    return [
         name
         for name, origin in origins.items()
         if name.startswith("onnx::")
         and name in read
         and name not in moved
         and (origin.kind is Kind.PARAMETER or (ranks[name] and origin.why in (SINGLE, EQUAL)))
-    )
+    ]
 
 
-def told_of(names: Sequence[str]) -> list[str]:
-    """What there is to say of them."""
+def _told(names: Sequence[str]) -> list[str]:
     if not names:
         return []
     first = ", ".join(names[:4]) + ", ..." * (len(names) > 4)
