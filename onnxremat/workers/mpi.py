@@ -18,6 +18,7 @@ from onnxremat.workers.courier import Courier, Delay
 
 STARTED = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")  # how many processes, set by launchers
 NAP = 2e-5  # seconds between two looks whether a sum is there
+ON_THE_WAY = 0.5  # seconds for what was said: a launcher drops what it has not passed on at an end
 PATIENCE = 2.0  # seconds in which the first rank may tell an error that all have
 
 
@@ -123,6 +124,7 @@ class Ranks:
         text = f"error: rank {self.rank} of {self.size}: {error or type(error).__name__}\n"
         sys.stderr.write(text)
         sys.stderr.flush()
+        time.sleep(ON_THE_WAY)
 
     def _uncaught(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import onnx
 
@@ -33,7 +34,7 @@ from onnxremat.workers.stages import (
 )
 from onnxremat.workers.tied import apart
 from onnxremat.workers.tuning import measured_network
-from onnxremat.workers.within import Fitted, Within, repeats
+from onnxremat.workers.within import Fitted, Memory, Within, opened, repeats
 
 
 @dataclass(frozen=True)
@@ -179,20 +180,26 @@ def _fitted(
         seconds = {op.name: share * known[op.name] for op in ops}
         return Stage.of(halves.step, parts, at, halves.about.updates, seconds)
 
-    def state(rank: Sequence[int]) -> list[int]:
+    def beside(rank: Sequence[int]) -> list[Memory]:
         pieces = cut(halves.step, parts, halves.about)
         _, updates, owners = _owned(halves, layers, rank, pieces)
         sizes = {n: t.bytes for g in (halves.step, halves.update) for n, t in g.tensors.items()}
-        names = (held(at, rank, pieces, updates, owners) for at in range(max(rank) + 1))
         variables = {v.input for v in (*halves.about.variables, *halves.told.variables)}
-        return [sum(sizes[name] for name in row & variables) for row in names]
+        found = []
+        for at in range(max(rank) + 1):
+            names = held(at, rank, pieces, updates, owners) & variables
+            memory = Memory(state=sum(sizes[name] for name in names))
+            for key, piece in updates.items():
+                memory = opened(memory, piece.graph) if key[1] in (-1, at) else memory
+            found.append(memory)
+        return found
 
     return Within(
         pipeline,
         [stage(at) for at in range(pipeline.stages)],
-        lambda each: _scheduled(each, wanted.schedule, ranks),
+        cache(lambda each: _scheduled(each, wanted.schedule, ranks)),
         lambda again: cut(halves.step, parts, halves.about, repeats(again, parts)),
-        state,
+        beside,
         wanted.budget,
     )
 

@@ -30,7 +30,7 @@ class Memory:
         state: parameters, optimizer state, sums of gradients.
         values: what F leaves for B and W, and B for W, of all micro-batches alive.
         crossing: buffers of what comes from other ranks and goes to them.
-        workspace: values inside the part that needs most.
+        workspace: values inside the part, or the update, that needs most.
         sessions: weights that are constants, structures.
     """
 
@@ -66,7 +66,7 @@ class Within:
         stages: what each may make again.
         scheduled: a pipeline with its schedule.
         cut: the parts, by what each makes again.
-        state: bytes of variables that ranks hold, by the rank of each stage.
+        beside: what ranks take for variables and updates, by the rank of each stage.
         budget: bytes per rank; None for none.
     """
 
@@ -74,7 +74,7 @@ class Within:
     stages: Sequence[Stage]
     scheduled: Callable[[Pipeline], Replay]
     cut: Cut
-    state: Callable[[Sequence[int]], Sequence[int]]
+    beside: Callable[[Sequence[int]], Sequence[Memory]]
     budget: int | None
 
     def fit(self) -> Fitted:
@@ -111,19 +111,14 @@ class Within:
         assert self.budget is not None
         replay = self.scheduled(pipeline)
         again = [stage.everything_kept() for stage in self.stages]
-        memory, most = self._memory(replay, again), 0
-        over = max(each.total for each in memory) > self.budget
+        memory = self._memory(replay, again)
         for _ in range(ROUNDS):
-            if not over:
+            if max(each.total for each in memory) <= self.budget:
                 return Fitted(replay, tuple(again), memory)
             again = self._chosen(replay, memory)
             longer = (a + b.seconds for a, b in zip(pipeline.backward, again, strict=True))
             replay = self.scheduled(replace(pipeline, backward=tuple(longer)))
             memory = self._memory(replay, again)
-            most = max(each.total for each in memory)
-            over = most > self.budget
-        if not over:
-            return Fitted(replay, tuple(again), memory)
         raise self._refused(replay)
 
     def _chosen(self, replay: Replay, memory: Sequence[Memory]) -> list[Again]:
@@ -167,8 +162,8 @@ class Within:
     def _memory(self, replay: Replay, again: Sequence[Again]) -> tuple[Memory, ...]:
         rank, waits = replay.order.rank, waiting(replay)
         pieces = self.cut(again)
-        own = {name: key[1] for key, piece in pieces.items() for name in piece.makes}
-        found = [Memory(state=size) for size in self.state(rank)]
+        home = {name: at for (_, at), piece in pieces.items() for name in piece.makes}
+        found = [*self.beside(rank)]
         for at, each in enumerate(again):
             row = found[rank[at]]
             found[rank[at]] = replace(
@@ -176,18 +171,13 @@ class Within:
             )
         for (_, at), piece in pieces.items():
             row, tensors = found[rank[at]], piece.graph.tensors
-            come = {n for n in piece.reads if rank[own.get(n, at)] != rank[at]}
+            come = {n for n in piece.reads if rank[home.get(n, at)] != rank[at]}
             go = {n for n in piece.makes if any(n in p.reads for (_, k), p in pieces.items()
                                                 if rank[k] != rank[at])}  # fmt: skip
             # The other end may be behind by all that are alive; what comes is asked for early.
             crossing = replay.peak[at] * sum(tensors[n].bytes for n in go)
             crossing += AHEAD * sum(tensors[n].bytes for n in come)
-            found[rank[at]] = replace(
-                row,
-                crossing=row.crossing + crossing,
-                workspace=max(row.workspace, inside(piece.graph)),
-                sessions=row.sessions + graph_bytes(piece.graph) + _constants(piece.graph),
-            )
+            found[rank[at]] = opened(replace(row, crossing=row.crossing + crossing), piece.graph)
         return tuple(found)
 
 
@@ -213,6 +203,16 @@ def waiting(replay: Replay) -> list[int]:
     return found
 
 
+def opened(memory: Memory, graph: Graph) -> Memory:
+    """With a session more."""
+    constants = sum(t.bytes for t in graph.tensors.values() if t.role is Role.WEIGHT)
+    return replace(
+        memory,
+        workspace=max(memory.workspace, inside(graph)),
+        sessions=memory.sessions + graph_bytes(graph) + constants,
+    )
+
+
 def inside(graph: Graph) -> int:
     """Most bytes of values that are made and read inside a graph, in its order."""
     bound = {*graph.inputs, *graph.outputs}
@@ -221,7 +221,3 @@ def inside(graph: Graph) -> int:
     last = np.array([max(graph.readers.get(n, (graph.producer[n],))) for n in names], np.int64)
     size = np.array([graph.tensors[n].bytes for n in names], np.int64)
     return int(profile(size, first, last).max(initial=0)) if names else 0
-
-
-def _constants(graph: Graph) -> int:
-    return sum(t.bytes for t in graph.tensors.values() if t.role is Role.WEIGHT)
