@@ -76,7 +76,8 @@ def _write_whole() -> None:
     """Unbuffered (``python -u``), Python takes a write that a full disk cuts short for done."""
     text = sys.stdout
     if isinstance(raw := getattr(text, "buffer", None), io.RawIOBase):
-        whole = io.BufferedWriter(raw)
+        # Another file object of the same descriptor: who has the first may go on with it.
+        whole = io.BufferedWriter(io.FileIO(raw.fileno(), "wb", closefd=False))
         sys.stdout = io.TextIOWrapper(whole, text.encoding, text.errors, line_buffering=True)
 
 

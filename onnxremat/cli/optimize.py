@@ -144,9 +144,6 @@ def command(
     if report:
         check_suffix(report, (".html",))
         check_writable(report)
-    machine = read_machine(devices) if devices is not None else None
-    if machine is not None and narrow and not train:
-        machine = machine.in_bfloat16()
     made = None
     if train:
         made = Training(
@@ -161,6 +158,9 @@ def command(
         not_counted=args.parse_parts(not_counted),
         dw_policy=args.parse_dw_policy(dw_policy, devices),
     )  # fmt: skip
+    machine = read_machine(devices) if devices is not None else None
+    if machine is not None and narrow and not train:
+        machine = machine.in_bfloat16()
     log = Phases(voice.say)
     with voice.working() as interrupt, _phases_told(voice, log if verbose else None):
         log.ending = interrupt.ending

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
+import io
 import json
 import os
 import subprocess
@@ -13,6 +15,7 @@ from pathlib import Path
 import onnx
 import pytest
 
+from onnxremat.cli.app import main
 from onnxremat.cli.commands import COMMANDS, load
 from tests.conftest import ROOT
 from tests.toolbox import parse
@@ -107,3 +110,20 @@ def test_output_that_a_full_disk_cuts_short_is_no_success(flag: list[str], tmp_p
         )  # fmt: skip
     assert (run.returncode, run.stderr.count("\n")) == (9, 2), run.stderr
     assert "error: cannot write what this command says" in run.stderr
+
+
+def test_output_that_is_not_buffered_stays_the_callers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command that ends closes no file of the program that called it."""
+    with (tmp_path / "said").open("wb", buffering=0) as raw, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", io.TextIOWrapper(raw, write_through=True))
+        patch.setattr(sys, "argv", ["onnxremat", "--version"])
+        mine = sys.stdout  # pytest keeps its own alive likewise
+        with pytest.raises(SystemExit):
+            main()
+        patch.undo()
+        gc.collect()
+        assert not raw.closed
+        assert mine is not None
+    assert b"onnxremat" in (tmp_path / "said").read_bytes()
