@@ -8,6 +8,7 @@ from onnxremat.cost.analytic import analytic_costs
 from onnxremat.cost.table import CostTable
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.order import default_order, file_order, priority_order, reordered
+from onnxremat.ort.offline import Optimised
 from onnxremat.pipeline.weight_order import ASAP, LATE, DwPolicy, ordered
 from onnxremat.schedule.simulate import Rules, simulate
 from onnxremat.session.measure import weight_bytes
@@ -94,3 +95,24 @@ def unmeasured_peak(original: Graph) -> int:
     scratch = analytic_costs(original).scratch
     weights = weight_bytes(original)
     return simulate(ordered, Rules(reuse=True), scratch=scratch, weight_bytes=weights).peak
+
+
+def target_notes(asked: str, made: Optimised, store_all: int, peak: int) -> tuple[str, ...]:
+    """What there is to say of the target.
+
+    Args:
+        asked: for.
+        store_all, peak: bytes of the graph that is planned, and of the original.
+    """
+    notes = []
+    if made.target != asked:
+        notes.append(
+            f"optimised for --target {made.target}, not {asked}: onnxruntime does not open what it "
+            f"makes of this model for {asked} ({made.why})"
+        )
+    elif asked != "host" and store_all > peak:
+        notes.append(
+            f"onnxruntime runs the original in {format_bytes(peak)} because it fuses more "
+            "at load; --target host plans that graph (a file for this kind of processor)"
+        )
+    return tuple(notes)

@@ -28,7 +28,12 @@ from onnxremat.ort.infer import bind, build_graph, require_shapes, with_shapes
 from onnxremat.ort.offline import TARGETS, Optimised, optimised_for
 from onnxremat.ort.profile import Feeds, Profile
 from onnxremat.ort.session import DEFAULT, TUNED, Options
-from onnxremat.pipeline.base_order import base_order, unmeasured_peak, weights_notes
+from onnxremat.pipeline.base_order import (
+    base_order,
+    target_notes,
+    unmeasured_peak,
+    weights_notes,
+)
 from onnxremat.pipeline.batch_slices import in_parts
 from onnxremat.pipeline.first_values import without_first_values
 from onnxremat.pipeline.in_place import in_place
@@ -44,7 +49,6 @@ from onnxremat.schedule.simulate import simulate
 from onnxremat.schedule.updates import written_over
 from onnxremat.session.measure import profiled, weight_bytes
 from onnxremat.session.process import PARTS, UPDATES, Beside, beside, nodes_bytes
-from onnxremat.units import format_bytes
 
 Progress = Callable[[str], None]
 AUTO = "auto"  # a target: the original as it is where that will do, else ``host``
@@ -75,6 +79,8 @@ class Settings:
         costs: prices the ops of a graph, instead of measuring them or estimating.
         not_counted: parts of a process, of :data:`onnxremat.session.process.PARTS`, that a budget
             leaves out; and :data:`~onnxremat.session.process.UPDATES`.
+        room: bytes that are to be enough; a model whose weights and results alone take more is
+            refused before anything is priced. 0 where that is not known.
     """
 
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
@@ -93,6 +99,7 @@ class Settings:
     costs: Callable[[Graph], CostTable] | None = None
     not_counted: tuple[str, ...] = ()
     dw_policy: DwPolicy | None = None
+    room: int = 0
 
     def on_this_machine(self) -> Settings:
         """The same with ``host`` for ``auto``."""
@@ -464,7 +471,7 @@ def for_planning(
         graph = base_order(unordered, listed, settings.fixed_order, policy, costs.scratch)
     weights = weight_bytes(graph, measured)
     store_all = simulate(graph, scratch=costs.scratch, weight_bytes=weights).peak
-    notes = (*_notes(asked, made, store_all, unsplit), *sequence_notes(graph))
+    notes = (*target_notes(asked, made, store_all, unsplit.peak), *sequence_notes(graph))
     notes += (*weights_notes(policy, graph, listed, costs, weights), *costs.notes)
     return Prepared(
         unsplit, graph, costs, weights, store_all, settings, notes,
@@ -479,18 +486,3 @@ def _feeds(graph: Graph, settings: Settings) -> Feeds | None:
     if settings.data is not None:
         return load_feeds(settings.data, graph)
     return seeded_feeds(graph, settings.seed)
-
-
-def _notes(asked: str, made: Optimised, store_all: int, unsplit: Unsplit) -> tuple[str, ...]:
-    notes = []
-    if made.target != asked:
-        notes.append(
-            f"optimised for --target {made.target}, not {asked}: onnxruntime does not open what it "
-            f"makes of this model for {asked} ({made.why})"
-        )
-    elif asked != "host" and store_all > unsplit.peak:
-        notes.append(
-            f"onnxruntime runs the original in {format_bytes(unsplit.peak)} because it fuses more "
-            "at load; --target host plans that graph (a file for this kind of processor)"
-        )
-    return tuple(notes)
