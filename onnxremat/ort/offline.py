@@ -235,16 +235,16 @@ def _restored(model: onnx.ModelProto, result: onnx.ModelProto) -> onnx.ModelProt
     weights = {t.name for t in model.graph.initializer}
     used = {name for node in graph.node for name in (*node.input, *captures(node))}
     used |= {v.name for v in graph.output}
-    initializers = [t for t in graph.initializer if t.name in used]
+    for index in reversed(range(len(graph.initializer))):  # without copying those that stay
+        if graph.initializer[index].name not in used:
+            del graph.initializer[index]
     if not is_light(model):
-        have = {t.name for t in initializers}
-        initializers += [
+        have = {t.name for t in graph.initializer}
+        graph.initializer.extend(
             t
             for t in model.graph.initializer
             if t.name in used and t.name not in have and is_big(t)
-        ]
-    del graph.initializer[:]
-    graph.initializer.extend(initializers)
+        )
     del graph.input[:]
     graph.input.extend(v for v in model.graph.input if v.name not in weights)
     _restore_nodes(model, graph)

@@ -10,8 +10,8 @@ from typing import Any
 
 import onnx
 
-from onnxremat.errors import MissingComponentError, ModelError, UsageError
-from onnxremat.graph.temporary import reason
+from onnxremat.errors import MissingComponentError, ModelError, OnnxrematError, UsageError
+from onnxremat.graph.temporary import cut_short, reason
 
 
 @dataclass(frozen=True)
@@ -192,8 +192,10 @@ OLDEST, CURRENT = 7, 21  # opsets: the first that onnxruntime has kernels for, a
 _NO_KERNEL = re.compile(r"not find an implementation for (\w+)\((\d+)\) node with name '(.*?)'")
 
 
-def refused(source: str | bytes, error: Exception) -> ModelError:
-    """The error for a model that onnxruntime does not load."""
+def refused(source: str | bytes, error: Exception) -> OnnxrematError:
+    """The error for a model that onnxruntime does not load, or cannot write as it optimised it."""
+    if "Protobuf serialization failed" in str(error):  # its words for a disk that is full
+        return cut_short("what onnxruntime made of the model")
     where, missing = "" if isinstance(source, bytes) else source, _NO_KERNEL.search(str(error))
     if missing is not None:
         op, opset, node = missing.groups()

@@ -42,7 +42,7 @@ LEANER = 0.98  # share of the base order's peak at which another order is the on
 SMALL = 600  # ops up to which holding no forward value at all is tried: its sequence is quadratic
 UNLIMITED = 1 << 62
 HELD = 8  # values listed at the peak
-TRIALS, WORK = 60, 30_000  # of regions in parts; and times the ops of a graph
+TRIALS, WORK = 60, 20_000  # of regions in parts; and times the ops of a graph
 QUICK = 3000  # ops up to which these are looked for
 REUSE = Rules(reuse=True)
 
