@@ -6,7 +6,9 @@ import onnx
 from onnx import helper
 
 from onnxremat.graph.ir import captures, subgraphs
+from onnxremat.graph.traits import RANDOM
 
+_SHOWN = 3
 _RATIO = 2  # inputs of a Dropout that is at rest
 
 
@@ -20,6 +22,29 @@ def at_rest(model: onnx.ModelProto) -> onnx.ModelProto:
     made.CopyFrom(model)
     _put(made.graph)
     return made
+
+
+def still_random(model: onnx.ModelProto) -> list[str]:
+    """A warning about nodes that draw numbers whatever the mode, if there are any: a dropout of
+    whole channels, say, which exporters write as its steps."""
+    names = _drawing(model.graph)
+    if not names:
+        return []
+    shown = ", ".join(names[:_SHOWN]) + ", ..." * (len(names) > _SHOWN)
+    return [
+        f"{len(names)} nodes draw random numbers ({shown}) and go on to in exported models: where "
+        "they are of a dropout, export the module in eval mode, or with onnxremat.export"
+    ]
+
+
+def _drawing(graph: onnx.GraphProto) -> list[str]:
+    found = []
+    for node in graph.node:
+        if node.op_type in RANDOM:
+            found.append(node.name or node.output[0])
+        for body in subgraphs(node):
+            found += _drawing(body)
+    return found
 
 
 def _in_training(graph: onnx.GraphProto) -> bool:

@@ -12,6 +12,7 @@ import onnx
 
 from onnxremat.errors import UsageError
 from onnxremat.grad.absent import absent, further_names, stand_ins
+from onnxremat.grad.at_rest import still_random
 from onnxremat.grad.description import Weight
 from onnxremat.grad.detached import stopped_in_one, straight_through, with_stops
 from onnxremat.grad.given import Given, Parameters, matched, read_given
@@ -121,6 +122,8 @@ def take_inventory(
     cores = {e.parameter: e.tensor for e in restored if e.how in CORES}
     told = None if given is None else given.trained
     origins = origins_of(result, folder, marks, cores, told)
+    doubts = [*doubts_of(result), *still_random(result)]
+    doubts += unsaid(result, marks, origins, restored) if given is None else []
     return Inventory(
         result,
         tuple(restored),
@@ -135,7 +138,7 @@ def take_inventory(
         stopped_in_one(result, marks),
         copied_modules(result) if tie and given is None else {},
         further_names(result, marks),
-        (*doubts_of(result), *(unsaid(result, marks, origins, restored) if given is None else ())),
+        tuple(doubts),
     )
 
 

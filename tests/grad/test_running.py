@@ -99,6 +99,29 @@ def test_what_is_not_in_training_mode_is_left_alone() -> None:
     assert at_rest(model) is model
 
 
+def test_draws_that_no_mode_ends_are_told_of() -> None:
+    """A dropout of channels, as an exporter writes it in training mode."""
+    w = np.eye(3, dtype=np.float32)
+    nodes = [
+        helper.make_node("MatMul", ["a", "w"], ["h"], name="lin"),
+        helper.make_node("RandomUniformLike", ["h"], ["u"], name="drop/u"),
+        helper.make_node("Mul", ["h", "u"], ["y"], name="drop/mul"),
+    ]
+    graph = helper.make_graph(
+        nodes, "g",
+        [helper.make_tensor_value_info("a", 1, [4, 3])],
+        [helper.make_tensor_value_info("y", 1, [4, 3])],
+        [numpy_helper.from_array(w, "w")],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    said = training_of(differentiate(model, optimizer="sgd", loss="mse")).warnings
+    assert any("1 nodes draw random numbers (drop/u)" in text for text in said)
+    del model.graph.node[1:]
+    model.graph.node[0].output[0] = "y"
+    said = training_of(differentiate(model, optimizer="sgd", loss="mse")).warnings
+    assert not any("random" in text for text in said)
+
+
 def test_exported_models_are_out_of_training_mode() -> None:
     held = tensors("bn", 1)
     nodes = [
