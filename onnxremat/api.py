@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -215,8 +215,6 @@ def optimize(
     settings = settings or Settings()
     if machine is not None:
         machine, settings = over_devices(machine, settings)
-    elif budget:
-        settings = replace(settings, room=one_budget(budget).bytes)
     request = Request(
         budget, machine, options or PlanOptions(), pins, objective, bench_seconds,
         Path(write_model) if write_model else None, Path(read_solution) if read_solution else None,
@@ -289,8 +287,7 @@ def plan(
         As :func:`optimize`.
     """
     limit, log = one_budget(budget), Phases.of(say)
-    settings = replace(settings or Settings(), room=limit.bytes)
-    prepared = prepare(source, settings, log)
+    prepared = prepare(source, settings or Settings(), log)
     return plan_within_budget(prepared, limit, options or PlanOptions(), log)
 
 

@@ -85,11 +85,6 @@ class Budget:
     kind: str
     value: float
 
-    @property
-    def bytes(self) -> int:
-        """Of a budget given in bytes; 0 for others."""
-        return int(self.value) if self.kind == "bytes" else 0
-
     def resolve(self, *, device_bytes: int, peak_bytes: int) -> int | None:
         """Bytes of this budget, None for ``min``."""
         if self.kind == "min":

@@ -79,8 +79,6 @@ class Settings:
         costs: prices the ops of a graph, instead of measuring them or estimating.
         not_counted: parts of a process, of :data:`onnxremat.session.process.PARTS`, that a budget
             leaves out; and :data:`~onnxremat.session.process.UPDATES`.
-        room: bytes that are to be enough; a model whose weights and results alone take more is
-            refused before anything is priced. 0 where that is not known.
     """
 
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
@@ -99,7 +97,6 @@ class Settings:
     costs: Callable[[Graph], CostTable] | None = None
     not_counted: tuple[str, ...] = ()
     dw_policy: DwPolicy | None = None
-    room: int = 0
 
     def on_this_machine(self) -> Settings:
         """The same with ``host`` for ``auto``."""

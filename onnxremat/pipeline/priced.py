@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING
 from onnxremat.cost.analytic import analytic_costs, estimated_by
 from onnxremat.cost.measure import measure_costs
 from onnxremat.cost.table import CostTable
-from onnxremat.errors import EndedError, InfeasibleError
+from onnxremat.errors import EndedError
 from onnxremat.graph.ir import Graph
 from onnxremat.ort.profile import Feeds, Profile
 from onnxremat.pipeline.phases import COSTS, Phases
-from onnxremat.session.measure import weight_bytes
-from onnxremat.units import format_bytes
 
 if TYPE_CHECKING:
     from onnxremat.pipeline.prepare import Prepared, Settings
@@ -36,10 +34,8 @@ def priced(
             estimated by it.
 
     Raises:
-        InfeasibleError: weights and results alone take more than ``settings.room``.
         ModelError: onnxruntime refuses the model or a run fails.
     """
-    _refuse_at_once(graph, settings.room)
     if settings.costs is not None:
         return settings.costs(graph), None
     if feeds is None:
@@ -56,15 +52,3 @@ def priced(
         if whole is None:
             raise
         return estimated_by(whole.graph, whole.costs, graph), None
-
-
-def _refuse_at_once(graph: Graph, room: int) -> None:
-    least = weight_bytes(graph) + sum(graph.tensors[name].bytes for name in graph.outputs)
-    if 0 < room < least:
-        raise InfeasibleError(
-            f"no plan fits {format_bytes(room)} ({room} B)",
-            why=f"at least {format_bytes(least)} ({least} B) are needed: weights and results, "
-            "which are there in any order and in any parts",
-            hint="--budget min finds the smallest budget, onnxremat explain what takes how much",
-            lower_bound=least,
-        )

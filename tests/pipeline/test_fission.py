@@ -13,9 +13,7 @@ from models import build
 from onnxremat import api
 from onnxremat.cli.args import parse_overhead
 from onnxremat.cost.analytic import analytic_costs
-from onnxremat.cost.table import CostTable
 from onnxremat.errors import InfeasibleError, NoPlanError, UsageError
-from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import write_model
 from onnxremat.pipeline.artifact import Kind
 from onnxremat.pipeline.planned import plan_of_model
@@ -91,16 +89,15 @@ def test_the_least_memory() -> None:
     np.testing.assert_equal(parts.facts()["bit_equal"], True)
 
 
-def test_a_budget_below_weights_and_results_is_refused_at_once() -> None:
-    """By the bound that holds whatever is computed in parts; no op is priced for it."""
-
-    def costs(graph: Graph) -> CostTable:
-        raise AssertionError("the proof needs no costs")
-
+@pytest.mark.slow
+def test_a_budget_below_weights_and_results_is_refused() -> None:
+    """With the bound that holds whatever is computed in parts, and a budget below the whole's."""
     with pytest.raises(InfeasibleError, match="fits") as refused:
-        _optimised(4096, replace(SETTINGS, costs=costs))
+        _optimised(4096)
     assert "weights and results" in refused.value.why
     assert 4096 < refused.value.lower_bound < WHOLE // 2
+    assert refused.value.smallest
+    assert refused.value.smallest < WHOLE
 
 
 @pytest.mark.slow
