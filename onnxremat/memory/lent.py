@@ -29,6 +29,7 @@ from onnxremat.graph.dtypes import tensor_bytes
 from onnxremat.graph.protobuf import BYTES, GRAPH, INITIALIZER, fields
 from onnxremat.graph.weights import Place, place
 from onnxremat.memory.mapped import Range
+from onnxremat.memory.native import trim
 
 PAGE = mmap.PAGESIZE
 LENT = (
@@ -108,6 +109,7 @@ class LentWeights:
         while not done.wait(PAUSE):
             if _file_bytes() - before > READ:
                 self._file.madvise(mmap.MADV_DONTNEED)
+                trim()  # a packed copy of what is packed already is freed again
                 before = _file_bytes()
 
     def kept(self) -> tuple[set[Range], set[Range]]:
