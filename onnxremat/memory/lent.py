@@ -1,12 +1,12 @@
 """Weights that a session reads in a file while it is opened, lent to it. Linux only.
 
-A kernel packs its weight into memory of the session's own. onnxruntime lets go of the original once
-its last reader has packed it: where the parts of a batch share their weights, or a body repeats, all
-of them are there twice until the last part is reached. So the file is mapped here, its weights are
-given to onnxruntime as values over that mapping, and what it has read of them leaves memory while it
-reads on: pages come back from the file where they are read again. The mapping is ours until the
-session is open, so no page is ever another's, and cannot be written to, so that a limit on data does
-not count it.
+A kernel packs its weight into memory of the session's own. onnxruntime lets go of the original
+once its last reader has packed it: where the parts of a batch share their weights, or a body
+repeats, all of them are there twice until the last part is reached. So the file is mapped here, its
+weights are given to onnxruntime as values over that mapping, and what it has read of them leaves
+memory while it reads on: pages come back from the file where they are read again. The mapping is
+ours until the session is open, so no page is ever another's; and it cannot be written to, so that a
+limit on data does not count it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LENT = (
 )  # fmt: skip  # element types that numpy lends
 PAUSE = 0.0005  # seconds between two looks at what was read
 READ = 1 << 20  # bytes that may be read before they are let go
-_STATM = "/proc/self/statm"
+_STATM = Path("/proc/self/statm")
 
 
 class LentWeights:
@@ -154,5 +154,4 @@ def _joined(ranges: Iterator[Range]) -> list[Range]:
 
 def _file_bytes() -> int:
     """Bytes of files that this process has in memory."""
-    with open(_STATM, "rb") as file:
-        return int(file.read().split()[2]) * PAGE
+    return int(_STATM.read_bytes().split()[2]) * PAGE

@@ -41,7 +41,8 @@ def open_light(
     with opening():
         before = mapped(file)
         # Where onnxruntime changes the graph it may lay out a weight anew under its old name.
-        lent = LentWeights(file, b"" if options.fuses else content)
+        unchanged = content if isinstance(content, bytes) and not options.fuses else b""
+        lent = LentWeights(file, unchanged)
         lent.give(made)
         with lent.letting_go():
             session = open_held(content, made, options, search, str(file), kept=False)

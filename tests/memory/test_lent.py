@@ -92,15 +92,15 @@ CHILD = """
     from onnxremat.ort.providers import tiny_model
     from onnxremat.ort.session import TUNED, session_options
     from onnxremat.session import held
-    from onnxremat.session.resident import _memory
+    from onnxremat.memory.taken import status
 
     held.missing = lambda: sys.argv[2]
     ort.InferenceSession(tiny_model()).run(None, {"x": np.ones(1, np.float32)})
     file = Path(sys.argv[1])
     Path("/proc/self/clear_refs").write_text("5")
-    before = _memory("VmRSS")
+    before = status("VmRSS")
     held.open_light(file, read_light(file).content, session_options(TUNED), TUNED)
-    print(_memory("VmHWM") - before)
+    print(status("VmHWM") - before)
 """
 
 
