@@ -7,6 +7,7 @@ import shlex
 from html import escape
 from typing import Any
 
+from onnxremat.execute.pipelined import pipeline_stages
 from onnxremat.report.elements import AGAIN, HELD, Frame, Moments, made_here, table
 from onnxremat.report.gantt import draw
 from onnxremat.report.recomputed import recomputed_ops
@@ -267,7 +268,9 @@ def command(spread: Spread) -> list[str]:
     words += ["--objective", str(facts["objective"])] if facts.get("objective") else []
     if made.in_flight:
         most = max([1, *(1 + len(row) for row in made.replicas.values())])
-        words += ["--in-flight", str(made.in_flight), "--replicas", str(most)]
+        names = [stage.name for stage in pipeline_stages(made.parts, made.machine)]
+        words += ["--in-flight", str(made.in_flight)]
+        words += ["--any"] if len(set(names)) < len(names) else ["--replicas", str(most)]
     return words
 
 
