@@ -75,7 +75,7 @@ def fullest(target: SeveralDevices, trials: Trials, wanted: Wanted) -> Candidate
         found = _settled(target, trials, partial(_placed, wanted=wanted))
         assert found is not None
         best, target = found
-        below = CLEARLY * _rate(best)
+        below = CLEARLY * _pipelined(best).seconds
     except (InfeasibleError, NoPlanError) as error:
         refused = error
     if wanted.contiguous is None:
@@ -92,7 +92,7 @@ def _settled(
     target: SeveralDevices, trials: Trials, place: Place
 ) -> tuple[Candidate, SeveralDevices] | None:
     """The pipeline that is quickest when tried out, of one way to place, and the target at the
-    costs of the last trial; None where the way has none to try."""
+    costs that it took; None where the way has none to try."""
     made = _carried_out(target, trials, place)
     if made is None:
         return None
@@ -116,7 +116,9 @@ def _settled(
         last = _tried(target, trials, found)
         if _rate(last) < _rate(best):
             best = last
-    return best, target
+    artifact = _pipelined(best)
+    told = target.under(artifact.tables)
+    return best, told.under(corrected(told, artifact)) if artifact.trial else told
 
 
 def _check(target: SeveralDevices, trials: Trials, wanted: Wanted) -> None:
