@@ -52,7 +52,8 @@ def any_shape(
         return None
     where = [pieces.devices[piece] for piece in pieces.where]
     value = judge_placement(made.graph, where).max_load
-    answer = replace(answer, value=max(value, answer.bound), notes=(*answer.notes, NOTE))
+    notes = (NOTE,) if len(set(pieces.devices)) < len(pieces.devices) else ()
+    answer = replace(answer, value=max(value, answer.bound), notes=(*answer.notes, *notes))
     found = _fitting(target, made, answer, pieces, limits, wanted.in_flight)
     if found is None:
         return None
@@ -83,7 +84,8 @@ def _fitting(
     in_flight: int | None,
 ) -> Deployment | None:
     """The quickest that keeps the limits, over samples in flight and devices that are alike."""
-    orders = made.orders(range(len(made.devices)))
+    orders = made.orders(range(len(made.devices)))  # those that limits tell apart
+    orders = list({tuple(map(limits.get, names)): names for names in reversed(orders)}.values())
 
     def cut(count: int, names: Sequence[str]) -> Deployment:
         row = [names[device] for device in pieces.devices]

@@ -8,7 +8,7 @@ that costs more than it saves joins another device.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,7 @@ from onnxremat.pipeline.placement_bridge import Bridge
 from onnxremat.placement.graph import PlacementGraph
 
 MOST = 8  # pieces of a device
-TRIES = 600  # pieces that are tried on another device
+TRIES = 1500  # moves that are tried
 REST = 0.01  # weight of all loads together, beside the largest
 
 
@@ -88,37 +88,58 @@ def _run(
 
 
 def joined(made: Bridge, tables: Mapping[str, CostTable], where: Sequence[int]) -> Pieces | None:
-    """Pieces of a placement after those that cost more than they save have joined another device;
-    None where a device still has too many.
+    """Pieces of a placement after those that cost more than they save, and ops at borders, have
+    gone to another device; None where a device still has too many.
 
     Args:
         tables: costs per device.
         where: device per node.
     """
     loads = _Loads(made, tables)
-    where = list(where)
     best = in_pieces(made.graph, where)
     value = loads.value(best)
     tries, better = 0, True
     while better and tries < TRIES:
         better = False
-        for number, device in enumerate(best.devices):
-            nodes = [node for node, piece in enumerate(best.where) if piece == number]
-            for other in {*best.devices} - {device}:
-                if not all(loads.runs(other, node) for node in nodes):
-                    continue
-                moved = list(where)
-                for node in nodes:
-                    moved[node] = other
-                pieces = in_pieces(made.graph, moved)
-                new = loads.value(pieces)
-                tries += 1
-                if new < value:
-                    where, best, value, better = moved, pieces, new, True
-                    break
-            if better:
+        for nodes, other in _moves(made.graph, best, loads, whole=bool(value[0])):
+            moved = [best.devices[piece] for piece in best.where]
+            for node in nodes:
+                moved[node] = other
+            pieces = in_pieces(made.graph, moved)
+            new, tries = loads.value(pieces), tries + 1
+            if new < value:
+                best, value, better = pieces, new, True
+                break
+            if tries >= TRIES:
                 break
     return None if value[0] else best
+
+
+def _moves(
+    graph: PlacementGraph, pieces: Pieces, loads: _Loads, *, whole: bool
+) -> Iterator[tuple[list[int], int]]:
+    """Nodes that another device could take: pieces, those that take the least first, and nodes at
+    borders.
+
+    Args:
+        whole: pieces alone.
+    """
+    devices = sorted(set(pieces.devices))
+    rows: list[list[int]] = [[] for _ in pieces.devices]
+    for node, piece in enumerate(pieces.where):
+        rows[piece].append(node)
+    rows.sort(key=lambda row: sum(loads.cost[pieces.devices[pieces.where[v]]][v] for v in row))
+    if not whole:
+        rows += [[node] for node in range(graph.count) if _at_border(graph, pieces.where, node)]
+    for row in rows:
+        for other in devices:
+            home = pieces.devices[pieces.where[row[0]]]
+            if other != home and all(loads.runs(other, node) for node in row):
+                yield row, other
+
+
+def _at_border(graph: PlacementGraph, where: Sequence[int], node: int) -> bool:
+    return any(where[v] != where[node] for v in (*graph.inputs[node], *graph.readers[node]))
 
 
 class _Loads:

@@ -16,6 +16,7 @@ from onnx import numpy_helper
 
 from models import build
 from onnxremat.cost.table import CostTable
+from onnxremat.device.files import read_machine
 from onnxremat.device.machine import PROVIDERS, Device, Link, Machine
 from onnxremat.errors import InfeasibleError, UnsupportedError, UsageError
 from onnxremat.execute.deployment import Deployment, read_deployment
@@ -40,6 +41,7 @@ from onnxremat.placement.from_problem import UNIT
 from onnxremat.placement.graph_files import from_json, to_json
 from onnxremat.placement.judge import judge_placement
 from onnxremat.schedule.plan import Compute
+from tests.devices.any_processor import openvino_here
 from tests.devices.plans import ANY, BESIDE, priced, processors
 from tests.toolbox import parse
 
@@ -66,7 +68,8 @@ def planned(prepared: Prepared, machine: Machine, budget: str = "", **more: Any)
     """A chain, a device per stage, unless something else is asked for."""
     costs = more.pop("costs", partial(priced, machine=machine))
     more = {"objective": "throughput", "replicas": 1, "contiguous": True, **more}
-    request = Request(budget, machine, ANY, costs=costs, bench_seconds=0, **more)
+    options = more.pop("options", ANY)
+    request = Request(budget, machine, options, costs=costs, bench_seconds=0, **more)
     return optimize(prepared, request)
 
 
@@ -164,6 +167,35 @@ def made_worst(made: Deployment) -> dict[str, int]:
     inside = insides(made.parts, made.machine, made.scratch)
     rounds = made.rounds(made.in_flight)
     return places(made.parts, made.machine, inside, rounds).most(made.in_flight)
+
+
+@pytest.mark.skipif(bool(openvino_here()), reason=openvino_here())
+def test_ops_that_only_one_device_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between products for OpenVINO are ops for the processor alone: a chain leaves one of the
+    products to the processor. Run on both."""
+    text = "a = MatMul(x, w0) b = Erf(a) c = MatMul(b, w1) y = Softsign(c)"
+    model = parse(f"g (float[256, 64] x) => (float[256, 64] y) {{ {text} }}")
+    draw = np.random.default_rng(0)
+    for number, shape in enumerate([(64, 256), (256, 64)]):
+        weight = (draw.normal(size=shape) / 20).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(weight, f"w{number}"))
+    prepared = prepare(model, Settings(threads=1, target="none", not_counted=BESIDE))
+    machine = read_machine("cpu-openvino")
+    machine = machine.with_devices([replace(d, threads=1) for d in machine.devices])
+    took = {"MatMul": 3e-3, "Erf": 2e-3, "Softsign": 2e-3}
+    slow = {op.name: took[op.op_type] for op in prepared.graph.ops}
+    quick = {op.name: 2e-3 for op in prepared.graph.ops if op.op_type == "MatMul"}
+    tables = {"cpu": CostTable(slow, {}, "given"), "openvino": CostTable(quick, {}, "given")}
+    monkeypatch.setattr(throughput, "_tried", lambda target, trials, found: found)
+    best = replace(ANY, gap=0.0)
+    result = planned(prepared, machine, contiguous=None, costs=lambda _: tables, options=best)
+    facts = result.facts()
+    assert all(check.ok for check in result.checks), result.checks
+    assert [row[0] for row in facts["stages"]] == ["openvino", "cpu"] * 2
+    assert facts["max_load_seconds"] == pytest.approx(4e-3)
+    assert facts["status"] == "optimal"
+    chain = planned(prepared, machine, costs=lambda _: tables).facts()
+    assert chain["max_load_seconds"] == pytest.approx(7e-3)
 
 
 def test_the_shape_that_is_quicker_is_taken(
