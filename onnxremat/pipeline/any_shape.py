@@ -13,7 +13,7 @@ from onnxremat.pipeline.artifact import excess
 from onnxremat.pipeline.device_ways import Trials
 from onnxremat.pipeline.pieces import Pieces, joined
 from onnxremat.pipeline.pipelined import Pipelined
-from onnxremat.pipeline.placed import ANY, Wanted, as_pipelined, deployed, floor, work_of
+from onnxremat.pipeline.placed import ANY, Wanted, as_pipelined, deployed, floor, kept, work_of
 from onnxremat.pipeline.placement_bridge import Bridge, bridge
 from onnxremat.pipeline.several_devices import SeveralDevices
 from onnxremat.placement.answer import Answer
@@ -66,7 +66,7 @@ def _answer(target: SeveralDevices, made: Bridge, trials: Trials) -> Answer:
         answer = solve(made.graph, work_of(trials, SECONDS))
     except InfeasibleError as error:
         raise InfeasibleError(
-            f"{target.prepared.name} cannot run within these budgets",
+            f"{target.prepared.name} cannot run within {kept(target.limits)}",
             why=error.why,
             hint="give the devices more (--budget), or add a device to the machine file",
         ) from error

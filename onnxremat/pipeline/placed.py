@@ -17,6 +17,7 @@ from onnxremat.placement.answer import Answer, Work
 from onnxremat.placement.balance import balance
 from onnxremat.placement.from_problem import UNIT
 from onnxremat.schedule.plan import Plan, Provenance
+from onnxremat.units import format_bytes
 
 FIRST = 0.5  # of the time left, for a placement
 BALANCE = "balance"  # who proves what holds for every placement, stages on several devices too
@@ -102,3 +103,8 @@ def as_pipelined(
         "best_single_device_seconds": min(alone, default=None),
     }
     return Pipelined(deployed, None, target.tables, placed=placed)
+
+
+def kept(limits: Mapping[str, int]) -> str:
+    """Budgets for people."""
+    return ", ".join(f"{device}={format_bytes(size)}" for device, size in limits.items())

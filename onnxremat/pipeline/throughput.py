@@ -31,7 +31,7 @@ from onnxremat.pipeline.closed_loop import Candidate
 from onnxremat.pipeline.device_ways import NEAR, TRIALS, Trials
 from onnxremat.pipeline.phases import BUILD, MEASURE, PLAN
 from onnxremat.pipeline.pipelined import Pipelined, tried
-from onnxremat.pipeline.placed import BALANCE, Wanted, as_pipelined, deployed, floor, work_of
+from onnxremat.pipeline.placed import BALANCE, Wanted, as_pipelined, deployed, floor, kept, work_of
 from onnxremat.pipeline.placement_bridge import Bridge, bridge, kinds
 from onnxremat.pipeline.several_devices import SeveralDevices
 from onnxremat.pipeline.stage_cuts import along_order
@@ -69,23 +69,38 @@ def fullest(target: SeveralDevices, trials: Trials, wanted: Wanted) -> Candidate
         if found is None:
             raise _nowhere(target)
         return found[0]
-    refused: InfeasibleError | NoPlanError | None = None
-    below, best = inf, None
-    try:
-        found = _settled(target, trials, partial(_placed, wanted=wanted))
+    chain = partial(_placed, wanted=wanted)
+    if wanted.contiguous:
+        found = _settled(target, trials, chain)
         assert found is not None
-        best, target = found
-        below = CLEARLY * _pipelined(best).seconds
-    except (InfeasibleError, NoPlanError) as error:
-        refused = error
-    if wanted.contiguous is None:
-        found = _settled(target, trials, partial(any_shape, wanted=wanted, below=below))
-        if found is not None and (best is None or _rate(found[0]) < _rate(best)):
-            return found[0]
-    if best is None:
-        assert refused is not None
-        raise refused
-    return best
+        return found[0]
+    return _quicker(target, trials, wanted, chain)
+
+
+def _quicker(target: SeveralDevices, trials: Trials, wanted: Wanted, chain: Place) -> Candidate:
+    """The best chain, or a placement of any shape that is quicker; where there is no chain, one
+    that fits."""
+    try:
+        found = _settled(target, trials, chain)
+        assert found is not None
+    except (InfeasibleError, NoPlanError) as refused:
+        other = _settled(target, trials, partial(any_shape, wanted=wanted, below=inf))
+        if other is not None:
+            return other[0]
+        if isinstance(refused, _NoChainError):
+            raise _nowhere(target) from refused
+        raise
+    best, target = found
+    below = CLEARLY * _pipelined(best).seconds
+    try:
+        other = _settled(target, trials, partial(any_shape, wanted=wanted, below=below))
+    except NoPlanError:  # its runs took more than there is
+        return best
+    return other[0] if other is not None and _rate(other[0]) < _rate(best) else best
+
+
+class _NoChainError(InfeasibleError):
+    """Proven of chains."""
 
 
 def _settled(
@@ -204,8 +219,8 @@ def _chain(target: SeveralDevices, made: Bridge, trials: Trials) -> Answer:
     try:
         answer = solve(made.graph, work_of(trials))
     except InfeasibleError as error:
-        raise InfeasibleError(
-            f"{target.prepared.name} cannot run within {_text(target.limits)}",
+        raise _NoChainError(
+            f"{target.prepared.name} cannot run within {kept(target.limits)} as a chain of stages",
             why=error.why,
             hint="give the devices more (--budget), or add a device to the machine file",
         ) from error
@@ -334,7 +349,7 @@ def _refusal(
     target: SeveralDevices, limits: Mapping[str, int], count: int
 ) -> InfeasibleError | NoPlanError:
     """Why nothing fits; proven where an op alone takes too much everywhere."""
-    name, problem, text = target.prepared.name, target.model.problem, _text(target.limits)
+    name, problem, text = target.prepared.name, target.model.problem, kept(target.limits)
     for op in range(problem.host_inputs, problem.ops):
         needs = []
         for device in problem.runs_on(op):
@@ -359,16 +374,12 @@ def _refusal(
 
 
 def _nowhere(target: SeveralDevices) -> NoPlanError:
-    within = f" within {_text(target.limits)}" if target.limits else ""
+    within = f" within {kept(target.limits)}" if target.limits else ""
     return NoPlanError(
         f"no placement of any shape found for {target.prepared.name}{within}",
         why="none that was found fits, or has few enough pieces; that there is none is not proven",
-        hint="leave out --any: chains of stages are cut to fit",
+        hint="give the devices more, or leave out --any: chains of stages are cut to fit",
     )
-
-
-def _text(limits: Mapping[str, int]) -> str:
-    return ", ".join(f"{device}={format_bytes(size)}" for device, size in limits.items())
 
 
 def _tried(target: SeveralDevices, trials: Trials, found: Candidate) -> Candidate:
