@@ -75,6 +75,8 @@ class Places:
         """What a sample holds of the devices whose turn it is."""
         found = dict(held)
         for alike in self.devices:
+            if len(alike) == 1:  # or a link, which holds nothing
+                continue
             device = alike[sample % len(alike)]
             found[alike[0]], found[device] = 0, found[alike[0]]
         return found

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import inf
 
+from onnxremat.cost.boundaries import call_seconds
 from onnxremat.errors import InfeasibleError, NoPlanError
 from onnxremat.execute.deployment import Deployment
 from onnxremat.execute.pipelined import Flow
@@ -17,7 +18,7 @@ from onnxremat.pipeline.placed import ANY, Wanted, as_pipelined, deployed, floor
 from onnxremat.pipeline.placement_bridge import Bridge, bridge
 from onnxremat.pipeline.several_devices import SeveralDevices
 from onnxremat.placement.answer import Answer
-from onnxremat.placement.anywhere import solve
+from onnxremat.placement.anywhere import ROUNDS, begin
 from onnxremat.placement.from_problem import UNIT
 from onnxremat.placement.judge import judge_placement
 
@@ -43,9 +44,12 @@ def any_shape(
         NoPlanError: the search found nothing in time.
     """
     made = bridge(target.model, target.tables, limits)
-    if floor(made) * UNIT >= below or (below < inf and trials.options.left <= 0):
+    call = min(map(call_seconds, target.tables.values()))
+    if floor(made) * UNIT + call >= below or (below < inf and trials.options.left <= 0):
         return None
-    answer = _answer(target, made, trials)
+    answer = _answer(target, made, trials, below - call)
+    if answer.bound * UNIT >= below - call:
+        return None
     assert answer.where is not None
     pieces = joined(made, target.tables, answer.where.tolist())
     if pieces is None:
@@ -61,18 +65,23 @@ def any_shape(
     return artifact if artifact.seconds < below else None
 
 
-def _answer(target: SeveralDevices, made: Bridge, trials: Trials) -> Answer:
+def _answer(target: SeveralDevices, made: Bridge, trials: Trials, below: float) -> Answer:
+    """What is found in time, or until there is proven to be nothing below so many seconds."""
     try:
-        answer = solve(made.graph, work_of(trials, SECONDS))
+        search = begin(made.graph, work_of(trials, SECONDS))
     except InfeasibleError as error:
         raise InfeasibleError(
             f"{target.prepared.name} cannot run within {kept(target.limits)}",
             why=error.why,
             hint="give the devices more (--budget), or add a device to the machine file",
         ) from error
-    if answer.where is None:
+    if search is None:
         raise NoPlanError("no placement found in time", hint="a longer --time-limit")
-    return answer
+    rounds = ROUNDS
+    while not search.done and search.bound * UNIT < below:
+        search.step(rounds)
+        rounds *= 2
+    return search.answer()
 
 
 def _fitting(
