@@ -159,6 +159,21 @@ class Deployment:
         """What each device of a pipeline does in a round, with so many samples inside."""
         return rounds_of(self.parts, self.machine, self.expected, in_flight)
 
+    def stages_in_rounds(self) -> dict[str, Any]:
+        """What the threads of the pipeline that it was planned as do, as plain data: stages in the
+        order in which a sample passes them, and how many samples one is behind the first of its
+        device; the order in which a device does its own; samples that may wait behind each."""
+        rounds = self.rounds(self.in_flight)
+        stages = pipeline_stages(self.parts, self.machine, self.replicas)
+        rows = [
+            {"devices": list(stage.devices), "actions": list(stage.actions), "behind": lag}
+            for stage, lag in zip(stages, rounds.lags, strict=True)
+        ]
+        return {
+            "in_flight": self.in_flight, "stages": rows, "order": list(rounds.order),
+            "queues": list(rounds.queues), "period_seconds": rounds.period,
+        }  # fmt: skip
+
     def pipeline(self, in_flight: int | None = None, log: list[Event] | None = None) -> Pipeline:
         """Ready to take one sample after the other, devices working on different ones.
 

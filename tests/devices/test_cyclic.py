@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -167,6 +168,11 @@ def assert_same(found: list[Arrays], expected: list[Arrays]) -> None:
             np.testing.assert_array_equal(one[name], other[name])
 
 
+def interrupted(samples: list[Arrays]) -> Iterator[Arrays]:
+    yield from samples
+    raise KeyboardInterrupt
+
+
 @pytest.mark.parametrize("in_flight", [1, 2, 3, 8])
 def test_outputs_are_one_sessions_and_in_order(back: Deployment, in_flight: int) -> None:
     """Also of fewer samples than a round has, after one that was left early or went wrong."""
@@ -185,6 +191,8 @@ def test_outputs_are_one_sessions_and_in_order(back: Deployment, in_flight: int)
         with pytest.raises(UsageError, match="no value for input") as error:
             next(outputs)
         assert error.value.where == "sample 3"
+        with pytest.raises(KeyboardInterrupt):
+            list(pipeline.map(interrupted(given[:2])))
         outputs = pipeline.map(given)
         assert_same([next(outputs)], expected[:1])
     with pytest.raises(UsageError, match="closed"):

@@ -20,6 +20,7 @@ from onnxremat.device.files import read_machine
 from onnxremat.device.machine import PROVIDERS, Device, Link, Machine
 from onnxremat.errors import InfeasibleError, UnsupportedError, UsageError
 from onnxremat.execute.deployment import Deployment, read_deployment
+from onnxremat.execute.exported import MANIFEST, export_partitions
 from onnxremat.execute.in_flight import places
 from onnxremat.execute.inside import insides
 from onnxremat.grad import Settings as Training
@@ -157,6 +158,11 @@ def test_samples_come_back_where_that_is_quicker(thirds: Prepared, tmp_path: Pat
     assert {row["device"]: row["peak_worst_case_bytes"] for row in facts["devices"]} == made_worst(
         made
     )
+    export_partitions(made, tmp_path / "parts")
+    told = json.loads((tmp_path / "parts" / MANIFEST).read_text())["pipeline"]
+    assert [(row["devices"], row["behind"]) for row in told["stages"]] == [
+        ([first], 0), ([second], 0), ([first], 1)
+    ]  # fmt: skip
     most = max(row["peak_worst_case_bytes"] for row in facts["devices"])
     fewer = planned(thirds, machine, budget=str(most - 1), contiguous=False).facts()
     assert fewer["in_flight"] < facts["in_flight"]
