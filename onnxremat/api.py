@@ -464,7 +464,7 @@ def load_pipeline(path: str | os.PathLike[str], *, in_flight: int | None = None)
     Raises:
         UsageError: the file carries no plan over several devices, was not planned for throughput
             and ``in_flight`` is None, or holds a training step.
-        UnsupportedError: a sample would come back to a device that it has left.
+        UnsupportedError: a sample would come back to a device that takes them in turn with others.
         MissingComponentError: a device's provider is not here.
     """
     made = read_deployment(path, mapped=True)
