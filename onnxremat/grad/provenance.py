@@ -126,6 +126,7 @@ class _Judge:
             name: [(node.op_type, position) for node, position in found]
             for name, found in self.readers.items()
         }
+        self.at_rest = self._norms_by_hand()
 
     def run(self) -> dict[str, Origin]:
         names = [t.name for t in self.model.graph.initializer if t.data_type in FLOATS]
@@ -245,6 +246,9 @@ class _Judge:
         marked = self.marks.kinds.get(name) == "PARAMETER"
         if is_buffer_name(name) and not marked:
             return Origin(Kind.BUFFER, f"named as buffers are ('{name.rsplit('.', 1)[-1]}')")
+        if name.rpartition(".")[0] in self.at_rest and not marked:
+            why = "beside running statistics that no BatchNormalization reads: of a frozen one"
+            return Origin(Kind.BUFFER, why)
         made = made or name in self.placed
         nameless = (self._nameless(name) or bool(label)) and not made and not marked
         size = self.stored.size(name)
@@ -271,6 +275,20 @@ class _Judge:
                 why = f"the exporter {did} {label}, in place of which it is trained"
                 return Origin(Kind.PARAMETER, why, label, computed=True)
         return Origin(Kind.PARAMETER, why, label, marked)
+
+    def _norms_by_hand(self) -> set[str]:
+        """Modules with running statistics that no operator takes as such: frozen normalizations of
+        detection models, which are arithmetic with four buffers."""
+        stored = {tensor.name for tensor in self.model.graph.initializer}
+        return {
+            module
+            for name in stored
+            for module, _, part in [name.rpartition(".")]
+            if module
+            and part == "running_var"
+            and f"{module}.running_mean" in stored
+            and "BatchNormalization" not in {kind for kind, _ in self.uses.get(name, ())}
+        }
 
     def _copied(self, name: str, file_name: str) -> bool:
         """A folded tensor of equal elements may hold more of them than the parameter has."""
