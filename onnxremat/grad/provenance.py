@@ -56,6 +56,7 @@ _PARTS = {
 }  # fmt: skip
 
 SINGLE = "a single number"
+UNSAID = "folded, the file does not say from what"
 
 
 class Kind(StrEnum):
@@ -264,8 +265,8 @@ class _Judge:
                 kind = Kind.FROZEN if marked else Kind.CONSTANT
                 return Origin(kind, why, label, why == MASK, bool(label and folded))
         why = "a parameter, says the exporter" if marked else "a named weight"
-        if label and not folded:
-            why = "folded; named after its reader"
+        if (label or nameless) and not folded:
+            why = UNSAID
         elif label:
             why = "folded, says the exporter"
             mixed = name not in self.source and any(map(is_buffer_name, folded))
