@@ -37,6 +37,7 @@ from onnxremat.grad.signature import PARAMETER
 from onnxremat.grad.stored import Stored
 from onnxremat.grad.tape import FLOATS
 from onnxremat.graph.ir import captures
+from onnxremat.graph.traits import MOVING
 
 # Inputs that hold settings or statistics, not parameters.
 SETTINGS = {
@@ -288,8 +289,20 @@ class _Judge:
             if module
             and part == "running_var"
             and f"{module}.running_mean" in stored
-            and "BatchNormalization" not in {kind for kind, _ in self.uses.get(name, ())}
+            and not self._reaches_a_norm(name)
         }
+
+    def _reaches_a_norm(self, name: str) -> bool:
+        """A BatchNormalization reads the tensor, or what it is moved to."""
+        waiting, seen = [name], {name}
+        while waiting:
+            for node, _ in self.readers.get(waiting.pop(), ()):
+                if node.op_type == "BatchNormalization":
+                    return True
+                if node.op_type in MOVING or node.op_type == "Concat":
+                    waiting += [made for made in node.output if made not in seen]
+                    seen.update(node.output)
+        return False
 
     def _copied(self, name: str, file_name: str) -> bool:
         """A folded tensor of equal elements may hold more of them than the parameter has."""
