@@ -248,7 +248,7 @@ WAYS: tuple[Callable[[Subject], Way], ...] = (in_place, another_order, recomputi
 
 def in_parts(subject: Subject, parts: int) -> Way:
     """An inference's batch in parts, estimated: what depends on the batch is that much smaller,
-    while the results are whole."""
+    while the results are whole, and one of them is beside its parts when these are joined."""
     graph, prepared = subject.prepared.graph, subject.prepared
     inputs, _ = batched_inputs(prepared.original)
     shrunk = {name for name in dependents(graph, inputs) if name in graph.tensors}
@@ -259,10 +259,11 @@ def in_parts(subject: Subject, parts: int) -> Way:
     scratch = {name: math.ceil(bytes_ / parts) for name, bytes_ in prepared.costs.scratch.items()}
     small = graph.with_ops(graph.ops, tensors)
     part = simulate(small, scratch=scratch, weight_bytes=prepared.weights).peak
-    results = sum(graph.tensors[name].bytes for name in graph.outputs)
-    why = f"results and weights take {format_bytes(subject.floor)}"
+    results = [graph.tensors[name].bytes for name in graph.outputs]
+    joining = subject.floor + max(results, default=0)
+    why = f"results and weights take {format_bytes(joining)} when the largest result is joined"
     return Way(
-        f"batch in {parts} parts", part + results, "estimated", subject.floor, why,
+        f"batch in {parts} parts", max(part + sum(results), joining), "estimated", joining, why,
         options=f" --split-batch {parts}",
         note="where rows do not depend on each other, which optimize checks by a run",
         nodes=parts * len(graph.ops),
