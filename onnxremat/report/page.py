@@ -56,7 +56,7 @@ def page(carried: Carried, swept: Swept | None = None) -> Frame:
             ("What was recomputed", _recomputed(carried)),
             ("How far from the least it is", _proof(carried)),
             ("What other budgets cost", _curve(carried, swept) if swept else ""),
-            ("How it was made", made_here(f"{carried.source}, of its original,", command(carried))),
+            ("How it was made", made_here(f"{carried.source} from its original", command(carried))),
         ),
     )
 
@@ -226,7 +226,7 @@ def _recomputed(carried: Carried) -> str:
         '<p class="quiet">The price of all together is the plan\'s; what each takes of it is '
         "estimated from its arithmetic and traffic.</p>"
     )
-    return words + table(heads, cells, numbers=4) + note
+    return words + table(heads, cells, numbers=4, name="ops") + note
 
 
 def _proof(carried: Carried) -> str:
