@@ -16,6 +16,7 @@ from onnxremat.fission.choose import Choosers
 from onnxremat.graph.batch import batched_inputs, dependents
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.order import default_order, reordered
+from onnxremat.pipeline.base_order import as_listed
 from onnxremat.pipeline.closed_loop import PINS
 from onnxremat.pipeline.fission_ways import described
 from onnxremat.pipeline.in_regions import wholes_of
@@ -141,8 +142,8 @@ class Subject:
 
     @cached_property
     def as_loaded(self) -> Graph:
-        """What onnxruntime runs by default, in its order."""
-        graph = self.prepared.graph
+        """What onnxruntime runs by default, in its order, which goes by the file's."""
+        graph = as_listed(self.prepared.unsplit.graph, self.prepared.unsplit.listed)
         return reordered(graph, default_order(graph))
 
     @cached_property

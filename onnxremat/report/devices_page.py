@@ -40,7 +40,7 @@ def devices_page(spread: Spread) -> Frame:
             ("Where the peaks are", _why(spread)),
             ("What was recomputed, and what was moved", _recomputed(spread)),
             ("How far from the least it is", _proof(spread)),
-            ("How it was made", made_here(f"{spread.source}, of its original,", command(spread))),
+            ("How it was made", made_here(f"{spread.source} from its original", command(spread))),
         ),
     )
 

@@ -100,12 +100,17 @@ def test_without_a_runtime_it_says_which_to_install(tmp_path: Path) -> None:
 
 def test_a_sweep_needs_no_drawing_library(tmp_path: Path) -> None:
     """matplotlib is an extra: for --plot alone."""
-    script = SCRIPT.replace("import json, sys", "import json, sys; sys.modules['matplotlib'] = None")
+    script = SCRIPT.replace(
+        "import json, sys", "import json, sys; sys.modules['matplotlib'] = None"
+    )
     model, out = tmp_path / "net.onnx", tmp_path / "curve.json"
     onnx.save(parse("g (float[8] x) => (float[8] y) { y = Sin(x) }"), model)
     sweep = ["sweep", str(model), "-o", str(out), "--points", "2", "--no-measure", "-q"]
     run = subprocess.run(
-        [sys.executable, "-c", script, json.dumps([sweep])], capture_output=True, text=True, cwd=ROOT
+        [sys.executable, "-c", script, json.dumps([sweep])],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
     )
     assert json.loads(run.stderr.splitlines()[-1])[0] == [0], run.stderr
     assert out.is_file()
