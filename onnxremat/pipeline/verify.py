@@ -111,7 +111,7 @@ def verify(
     Raises:
         UsageError, ModelError: files that cannot be compared.
     """
-    written = _Verified.read(Path(result), (settings or Settings()).threads)
+    written = _Verified.read(Path(result), (settings or Settings()).threads, original)
     wanted = settings or Settings()
     kept = written.artifact.plan.provenance.settings
     wanted = replace(
@@ -166,12 +166,12 @@ class _Verified:
     updates: Mapping[str, str] = field(default_factory=dict)  # see Written.updates
 
     @classmethod
-    def read(cls, path: Path, threads: int) -> _Verified:
+    def read(cls, path: Path, threads: int, original: Source) -> _Verified:
         """Raises:
         UsageError: it carries no plan.
         ModelError: it cannot be read, or was changed.
         """
-        written = read_written(path)
+        written = read_written(path, original)
         facts = written.facts
         if written.several:
             made = read_deployment(path)
