@@ -122,7 +122,6 @@ def _only(budgets: list[str] | None) -> str:
 
 def _tell(voice: Voice, curve: api.Curve, output: Path | None, plot: Path | None) -> None:
     from onnxremat.graph.onnx_io import atomic
-    from onnxremat.report.curve import draw_curve
     from onnxremat.report.tables import sweep_table
 
     voice.table(sweep_table(curve.points, curve.subject.baseline_peak))
@@ -138,6 +137,8 @@ def _tell(voice: Voice, curve: api.Curve, output: Path | None, plot: Path | None
         with atomic(output) as temporary:
             _write(facts, temporary, output.suffix.lower())
     if plot:
+        from onnxremat.report.curve import draw_curve
+
         draw_curve(
             curve.points, plot, title=curve.subject.name,
             store_all_peak=curve.subject.baseline_process,

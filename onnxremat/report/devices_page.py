@@ -42,7 +42,7 @@ def devices_page(spread: Spread) -> Frame:
             ("Where the peaks are", _why(spread)),
             ("What was recomputed, and what was moved", _recomputed(spread)),
             ("How far from the least it is", _proof(spread)),
-            ("How it was made", made_here(f"{spread.source}, of its original,", command(spread))),
+            ("How it was made", made_here(f"{spread.source} from its original", command(spread))),
         ),
     )
 
@@ -284,11 +284,10 @@ def command(spread: Spread) -> list[str]:
 def _data(spread: Spread, at: float) -> str:
     """What the script on the page needs."""
     streams = _streams(spread)
-    scale, unit, digits = (1e3, "ms", 2) if spread.known else (100 / (spread.end or 1), "%", 0)
     about = zip(spread.streams, spread.times, spread.names, spread.words, strict=True)
     data = {
-        "at": at, "end": spread.end or 1.0, "scale": scale, "unit": unit, "digits": digits,
-        "count": HELD, "streams": streams,
+        "at": at, "end": spread.end or 1.0, "known": spread.known, "count": HELD,
+        "streams": streams,
         "actions": [[streams.index(s), a, b, name, words] for s, (a, b), name, words in about],
         "lines": [
             [[t, n] for t, n, _ in spread.line(name)] if name in spread.held else None
