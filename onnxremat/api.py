@@ -215,11 +215,13 @@ def optimize(
     settings = settings or Settings()
     if machine is not None:
         machine, settings = over_devices(machine, settings)
+    options = options or PlanOptions()
     request = Request(
-        budget, machine, options or PlanOptions(), pins, objective, bench_seconds,
+        budget, machine, options, pins, objective, bench_seconds,
         Path(write_model) if write_model else None, Path(read_solution) if read_solution else None,
         in_flight=in_flight, replicas=replicas, max_overhead=max_overhead,
     )  # fmt: skip
+    settings = settings.asked(options, one_budget(budget) if budget and not machine else None)
     log = Phases.of(say)
     prepared = prepare(source, settings, log)
     return finish_request(prepared, request, log, OptimizeResult)
@@ -287,8 +289,9 @@ def plan(
         As :func:`optimize`.
     """
     limit, log = one_budget(budget), Phases.of(say)
-    prepared = prepare(source, settings or Settings(), log)
-    return plan_within_budget(prepared, limit, options or PlanOptions(), log)
+    options = options or PlanOptions()
+    prepared = prepare(source, (settings or Settings()).asked(options, limit), log)
+    return plan_within_budget(prepared, limit, options, log)
 
 
 def read_plan(path: str | os.PathLike[str]) -> Plan:
@@ -353,8 +356,9 @@ def sweep(
         jobs: budgets planned at the same time, in processes of their own.
     """
     limits = [parse_budget(budget) for budget in budgets] if budgets else None
-    subject = read_subject(source, settings or Settings(), say)
-    return curve(subject, limits, points, options or PlanOptions(), jobs, say)
+    options = options or PlanOptions()
+    subject = read_subject(source, (settings or Settings()).asked(options), say)
+    return curve(subject, limits, points, options, jobs, say)
 
 
 def compare(
@@ -378,10 +382,9 @@ def compare(
         UsageError: wrong input, or an unknown planner.
     """
     limits = [one_budget(budget) for budget in budgets]
-    subject = read_subject(source, settings or Settings(), say)
-    return compare_planners(
-        subject, limits, options or PlanOptions(), planners=planners, jobs=jobs, say=say
-    )
+    options = options or PlanOptions()
+    subject = read_subject(source, (settings or Settings()).asked(options), say)
+    return compare_planners(subject, limits, options, planners=planners, jobs=jobs, say=say)
 
 
 def max_batch(
@@ -412,14 +415,12 @@ def max_batch(
         UsageError: wrong input, a budget that is no number of bytes, or no dimension to grow.
         InfeasibleError, NoPlanError: not even batch 1 fits.
     """
-    settings, limit = settings or Settings(), one_budget(budget)
+    options, limit = options or PlanOptions(time_limit=10), one_budget(budget)
+    settings = (settings or Settings()).asked(options)
     if not is_graph_file(source):
         dimension = open_dimension(source, settings, dimension)
     batches = Batches(source, settings, dimension, file_batch)
-    return largest_batch(
-        batches, limit, options or PlanOptions(time_limit=10), max_overhead=max_overhead, most=most,
-        say=say,
-    )  # fmt: skip
+    return largest_batch(batches, limit, options, max_overhead=max_overhead, most=most, say=say)
 
 
 def optimize_devices(

@@ -100,7 +100,7 @@ def command(
             time_limit=time_limit, work=work, gap=gap, solver=solver, seed=seed, method=method,
             threads=threads or processors(), progress=voice.planning, stop=interrupt,
         )  # fmt: skip
-        subject = read_subject(source, settings, voice.say)
+        subject = read_subject(source, settings.asked(options, limit), voice.say)
         if elsewhere and elsewhere.write:
             voice.say("writing the model")
             bytes_ = number_of_bytes(subject, one_budget(budget))
