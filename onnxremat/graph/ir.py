@@ -7,7 +7,7 @@ order, and rewriting it means a new Graph.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
@@ -166,6 +166,14 @@ def subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
         elif attribute.type == onnx.AttributeProto.GRAPHS:
             bodies.extend(attribute.graphs)
     return bodies
+
+
+def all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """Nodes of a graph and of the bodies in it."""
+    for node in graph.node:
+        yield node
+        for body in subgraphs(node):
+            yield from all_nodes(body)
 
 
 def captures(node: onnx.NodeProto) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from onnxremat.graph.ir import Op
 
-ONNX = ("", "ai.onnx")
+ONNX = frozenset({"", "ai.onnx"})  # its own domain, by both names
 
 # Output 0 is input 0's buffer, alive or not (kernels declared Alias(0, 0)).
 ALIAS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"})
@@ -37,7 +37,6 @@ RANDOM = frozenset(
      "Bernoulli"}
 )  # fmt: skip
 
-STANDARD = frozenset({"", "ai.onnx"})  # ONNX's own domain, by both its names
 # Domains whose operators the stock CPU wheel runs.
 DOMAINS = frozenset(
     {"", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc", "com.ms.internal.nhwc",

@@ -12,6 +12,7 @@ from onnxremat.pipeline.limits import Limit, beside_too, fixed_bytes, limit_of
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.refusal import Least, refusal
+from onnxremat.pipeline.ways_in_parts import attempt_in_parts
 from onnxremat.pipeline.within_budget import (
     Smallest,
     at_minimum,
@@ -135,11 +136,7 @@ class _Parts:
             return None
         over = f"recomputing takes {whole.plan.provenance.overhead:+.1%}" if whole else ""
         split = _noted(split, parts, over or "does not fit")
-        if options.stopped:
-            if whole or split.store_all_peak > self.limit(split).planned:
-                return None
-            options = replace(options.lasting(options.least), stop=None)  # it fits as it is
-        made = attempt(OneSession(split, self.limit(split), self.log), options)
+        made = attempt_in_parts(OneSession(split, self.limit(split), self.log), options, whole)
         return made if isinstance(made, Candidate) else None
 
     def _may_be(self, parts: int) -> bool:

@@ -13,11 +13,12 @@ from onnxremat.pipeline.batch_split import LITTLE, plan_best
 from onnxremat.pipeline.closed_loop import Candidate, load_search
 from onnxremat.pipeline.divided import prepare_fission
 from onnxremat.pipeline.in_regions import wholes_of
+from onnxremat.pipeline.in_session import OneSession
 from onnxremat.pipeline.limits import Limit, fixed_bytes, limit_of
 from onnxremat.pipeline.phases import PLAN, Phases
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.step_ways import StepInParts, applies_to_step, why_whole
-from onnxremat.pipeline.ways_in_parts import WHOLE, InParts
+from onnxremat.pipeline.ways_in_parts import WHOLE, InParts, attempt_in_parts
 from onnxremat.planner.bounds import largest_need
 from onnxremat.planner.options import AUTO, PlanOptions
 from onnxremat.planner.problem_lists import ProblemLists
@@ -134,7 +135,8 @@ class _Regions(InParts):
             allowed = limit_of(split, self.budget) or limit
             over = split.store_all_peak - allowed.planned
             if over <= 0 or chosen.peak > room:
-                found = self._attempt(split, allowed, self.options.within(WHOLE))
+                target = OneSession(split, allowed, self.log)
+                found = attempt_in_parts(target, self.options.within(WHOLE), self.whole)
                 if isinstance(found, Candidate):
                     self._seen(found.held + found.artifact.beside)
                     return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from onnxremat.training.data import Batch, Data
 from onnxremat.training.state import Opening, Source, Step
 from onnxremat.training.trainer import UNPLANNED, Trainer
 from onnxremat.units import format_bytes
+from onnxremat.workers.common_memory import CommonMemory
 from onnxremat.workers.courier import Delay
 from onnxremat.workers.exchange import plain_order
 from onnxremat.workers.gathering import gathering
@@ -94,6 +95,7 @@ class DataParallel(Trainer):
         self.ranks, self._overlap, self._shard = ranks, overlap, shard
         self._shares: Shares | None = None
         self._elsewhere = frozenset[str]()
+        self._common: CommonMemory | None = None
         self.alone = not shard
         self._halves: Halves | None = None
         self._layers: Layers | None = None
@@ -138,13 +140,17 @@ class DataParallel(Trainer):
         layer = dict.fromkeys(self._sums, 0)
         if self._halves and self._layers:
             layer = {name: at for name, (_, at) in self._halves.homes(self._layers).items()}
-        self.rooms = Rooms(arrays, layer)
+        if self.ranks.size > 1:
+            self._common = CommonMemory(self.ranks)
+        self.rooms = Rooms(arrays, layer, self._common.stretch if self._common else None)
 
     def _start(self, opening: Opening) -> None:
         courier = None
         halves, layers, overlap = self._halves, self._layers, self._overlap
         if overlap is not None:
             courier = self.ranks.courier(overlap.delay)
+        if courier is not None:
+            courier.common = self._common
         if not (courier and opening.update and halves and layers and overlap):
             if self._shard:
                 raise MissingComponentError(
@@ -198,8 +204,11 @@ class DataParallel(Trainer):
     def _join(self, gathered: int) -> int:
         """Everybody's gradients into everybody's sums; how many batches they are of."""
         self.pull_state()
-        parts = [np.array_split(room, -(-room.nbytes // BUCKET)) for room in self.rooms.all]
-        self.ranks.add_up([array for row in parts for array in row])
+        if self._common and self._common.holds(self.rooms.all):
+            self._common.add_up(self.rooms.all)
+        else:
+            parts = [np.array_split(room, -(-room.nbytes // BUCKET)) for room in self.rooms.all]
+            self.ranks.add_up([array for row in parts for array in row])
         self._average()
         self.push_state()
         return gathered * self.ranks.size
@@ -236,12 +245,8 @@ class DataParallel(Trainer):
     def sizes(self) -> dict[str, int]:
         """Bytes that this rank keeps: of parameters, of sums of gradients, of other state, and its
         process's largest resident set so far."""
-        told = {name: self._held.arrays[name].nbytes for name in self._held.arrays}
-        weights = sum(told.get(v.input, 0) for v in self.training.parameters)
-        sums = sum(told[name] for name in self._sums)
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return {"parameters": weights, "gradients": sums, "state": sum(told.values())
-                - weights - sums, "resident": most}  # fmt: skip
+        parameters = [v.input for v in self.training.parameters]
+        return sizes_of(self._held.arrays, parameters, self._sums)
 
     def _facts(self) -> dict[str, str]:
         text = self.tuning.to_text() if self.tuning else ""
@@ -266,6 +271,19 @@ class DataParallel(Trainer):
         if COUNTER in self.state:
             self.state[COUNTER] += self.ranks.rank * APART
             self.push_state()
+
+
+def sizes_of(
+    arrays: Mapping[str, np.ndarray], parameters: Iterable[str], sums: Iterable[str]
+) -> dict[str, int]:
+    """Bytes of parameters, of sums of gradients and of other state that a process holds, and its
+    largest resident set so far."""
+    told = {name: array.nbytes for name, array in arrays.items()}
+    weights = sum(told.get(name, 0) for name in parameters)
+    gradients = sum(told.get(name, 0) for name in sums)
+    state = sum(told.values()) - weights - gradients
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {"parameters": weights, "gradients": gradients, "state": state, "resident": most}
 
 
 def kept_by(rows: Sequence[Mapping[str, int]]) -> str:
