@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ from onnxremat.pipeline.optimize import Request
 from onnxremat.pipeline.optimize import optimize as finish_request
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.planned import prepare_for
-from onnxremat.pipeline.prepare import Prepared, Settings, prepare
+from onnxremat.pipeline.prepare import Prepared, Settings, left_of, prepare
 from onnxremat.pipeline.result import Result, Timed, finish
 from onnxremat.pipeline.settings_over_devices import over_devices
 from onnxremat.pipeline.source import Source, read_source
@@ -224,6 +224,7 @@ def optimize(
     settings = settings.asked(options, one_budget(budget) if budget and not machine else None)
     log = Phases.of(say)
     prepared = prepare(source, settings, log)
+    request = replace(request, options=left_of(options, log))
     return finish_request(prepared, request, log, OptimizeResult)
 
 
@@ -291,7 +292,7 @@ def plan(
     limit, log = one_budget(budget), Phases.of(say)
     options = options or PlanOptions()
     prepared = prepare(source, (settings or Settings()).asked(options, limit), log)
-    return plan_within_budget(prepared, limit, options, log)
+    return plan_within_budget(prepared, limit, left_of(options, log), log)
 
 
 def read_plan(path: str | os.PathLike[str]) -> Plan:

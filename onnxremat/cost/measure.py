@@ -34,7 +34,7 @@ from onnxremat.ort.session import TUNED, Options, open_session, runtime_version,
 
 SECONDS = 6.0  # aim for this much measuring
 RUNS = (4, 24)
-FEWEST = 6  # runs that measuring takes at least
+FEWEST = 5  # runs that measuring takes at least
 AGAIN = 2  # rounds more where two do not agree
 KEPT = 2  # of what a cache holds; costs that nobody had doubted are 1
 LEAST = 1e-9  # seconds of an op that is quicker than the clock

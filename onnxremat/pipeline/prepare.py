@@ -39,7 +39,7 @@ from onnxremat.pipeline.batch_slices import in_parts
 from onnxremat.pipeline.first_values import without_first_values
 from onnxremat.pipeline.in_place import in_place
 from onnxremat.pipeline.in_regions import in_regions
-from onnxremat.pipeline.phases import MEASURE, OPTIMISE, READ, Phases
+from onnxremat.pipeline.phases import COSTS, MEASURE, OPTIMISE, READ, Phases
 from onnxremat.pipeline.priced import priced
 from onnxremat.pipeline.sizes import in_tensors, known_sizes, sequence_notes, with_measured_shapes
 from onnxremat.pipeline.source import Source, read_source
@@ -54,8 +54,8 @@ from onnxremat.session.process import PARTS, UPDATES, Beside, beside, nodes_byte
 from onnxremat.units import Budget
 
 Progress = Callable[[str], None]
-MEASURING = 0.2  # of the time limit, on top of it, for the costs of the whole
-QUICK = 2.0  # seconds more for them
+MEASURING, QUICK = 0.2, 2.0  # of the time limit, and seconds, on top of it: costs of the whole
+OFF_PLANNING = 0.3  # of the time limit, taken off it, where these are not enough to measure
 AUTO = "auto"  # a target: the original as it is where that will do, else ``host``
 
 
@@ -109,10 +109,16 @@ class Settings:
     budget: Budget | None = None
 
     def asked(self, options: PlanOptions, budget: Budget | None = None) -> Settings:
-        """The same for a command with these options: its time limit holds for costs, too."""
+        """The same for a command with these options: its time limit holds for costs, too.
+
+        Args:
+            budget: the one that is planned for; what measuring took, planning does without then
+                (:func:`left_of`).
+        """
         if options.work is not None:  # no clock is looked at then
             return replace(self, budget=budget)
-        seconds = MEASURING * options.time_limit + QUICK
+        share = MEASURING if budget is None else MEASURING + OFF_PLANNING
+        seconds = share * options.time_limit + QUICK
         return replace(self, budget=budget, costs_within=min(seconds, self.costs_within))
 
     def on_this_machine(self) -> Settings:
@@ -311,6 +317,15 @@ class Prepared:
     def default(self) -> Options:
         """Options of a session opened without any, threads aside."""
         return replace(DEFAULT, threads=self.settings.threads)
+
+
+def left_of(options: PlanOptions, log: Phases) -> PlanOptions:
+    """The options of planning, less the time that measuring took beyond its own."""
+    limit = options.time_limit
+    over = log.seconds.get(COSTS, 0.0) - MEASURING * limit - QUICK
+    if over <= 0 or options.work is not None:
+        return options
+    return options.lasting(max(limit - over, (1 - OFF_PLANNING) * limit))
 
 
 def prepare(source: Source, settings: Settings, progress: Progress | None = None) -> Prepared:
