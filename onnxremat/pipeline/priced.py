@@ -75,7 +75,7 @@ def _hopeless(graph: Graph, settings: Settings, unsplit: Unsplit) -> bool:
     size = budget.resolve(device_bytes=memory_bytes(), peak_bytes=unsplit.peak)
     if size is None:
         return False
-    least = weight_bytes(graph) + sum(graph.tensors[name].bytes for name in graph.outputs)
+    least = weight_bytes(graph) + graph.result_bytes
     if budget.kind != "peak":
         state = updated_inputs(unsplit.original)
         least += beside(graph, state).without(settings.not_counted).total

@@ -157,9 +157,7 @@ class Subject:
     @property
     def floor(self) -> int:
         """Weights and results: in memory at the end of every plan, in any number of parts."""
-        tensors = self.prepared.graph.tensors
-        results = sum(tensors[name].bytes for name in self.prepared.graph.outputs)
-        return self.prepared.weights + results
+        return self.prepared.weights + self.prepared.graph.result_bytes
 
 
 def worst_moment(subject: Subject, most: int = HELD) -> Peak:
@@ -259,7 +257,7 @@ def in_parts(subject: Subject, parts: int) -> Way:
     scratch = {name: math.ceil(bytes_ / parts) for name, bytes_ in prepared.costs.scratch.items()}
     small = graph.with_ops(graph.ops, tensors)
     part = simulate(small, scratch=scratch, weight_bytes=prepared.weights).peak
-    results = sum(graph.tensors[name].bytes for name in graph.outputs)
+    results = graph.result_bytes
     why = f"results and weights take {format_bytes(subject.floor)}"
     return Way(
         f"batch in {parts} parts", part + results, "estimated", subject.floor, why,
