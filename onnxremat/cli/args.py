@@ -73,7 +73,13 @@ Measure = Annotated[
 ]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Measure costs again even when cached.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of inputs and search.")]
-TimeLimit = Annotated[float, typer.Option(min=0.1, help="Seconds for the planner.")]
+TimeLimit = Annotated[
+    float,
+    typer.Option(
+        min=0.1,
+        help="Seconds for planning; measuring costs takes at most half as many, or estimates.",
+    ),
+]
 Work = Annotated[
     int | None,
     typer.Option(
