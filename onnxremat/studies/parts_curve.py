@@ -6,7 +6,7 @@ Estimates: the graphs in parts are neither run nor recomputed in, which ``optimi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import sqrt
 
 from onnxremat.errors import OnnxrematError
@@ -50,8 +50,7 @@ def parts_curve(
     if why_whole(subject, options) or not points:
         return []
     assert subject.model is not None
-    until = options.begun()
-    made = _Curve(subject.model, lambda: until.stopped or until.left <= 0)
+    made = _Curve(subject.model, options)
     rows = [made.point(p.limit, p.budget) for p in points if p.limit < subject.store_all_peak]
     if further:
         rows += made.further(min(point.limit for point in points))
@@ -60,11 +59,20 @@ def parts_curve(
 
 
 class _Curve:
-    """Of one model."""
+    """Of one model.
 
-    def __init__(self, prepared: Prepared, stop: Callable[[], bool]) -> None:
-        self.prepared, self.stop = prepared, stop
-        self.choosers = Choosers(wholes_of(prepared.graph, prepared.costs, prepared.folder), stop)
+    Args:
+        options: how long a search may take.
+    """
+
+    def __init__(self, prepared: Prepared, options: PlanOptions) -> None:
+        self.prepared, self.options, self.until = prepared, options, options.begun()
+        ways = wholes_of(prepared.graph, prepared.costs, prepared.folder)
+        self.choosers = Choosers(ways, lambda: self.until.stopped or self.until.left <= 0)
+
+    def _chosen(self, room: int) -> Priced:
+        self.until = self.options.begun()
+        return self.choosers.within(room)
 
     def point(self, limit: int, budget: int) -> SweepPoint | None:
         """Parts within a budget; None where none were found.
@@ -75,9 +83,9 @@ class _Curve:
         """
         room, begun = limit - self.prepared.weights, time.monotonic()
         for _ in range(TRIES):
-            if self.stop():
+            if self.options.stopped:
                 return None
-            chosen = self.choosers.within(room)
+            chosen = self._chosen(room)
             beside = self._beside(chosen)
             if beside is None or chosen.peak > room:
                 return None
@@ -89,7 +97,7 @@ class _Curve:
 
     def further(self, limit: int) -> list[SweepPoint | None]:
         """The least that parts need, and one point between it and a limit of the whole."""
-        begun, chosen = time.monotonic(), self.choosers.within(0)
+        begun, chosen = time.monotonic(), self._chosen(0)
         beside = self._beside(chosen)
         least = chosen.peak + self.prepared.weights
         if beside is None or least >= limit:
