@@ -72,6 +72,22 @@ def with_loss(
     return Graph(ops, known, inputs, tuple(dict.fromkeys(wanted)), frame)
 
 
+def sources_of_pieces(ops: Sequence[Op], sources: Mapping[str, str]) -> dict[str, str]:
+    """The 16-bit tensor that each piece of a float32 value was made from, or is made into.
+
+    Args:
+        ops: of a forward pass in parts; names of pieces are those of the whole with an ending.
+        sources: of whole values.
+    """
+    made, found = {name for op in ops for name in op.writes}, dict[str, str]()
+    for name in made:
+        whole, _, end = name.rpartition("/")
+        half = f"{sources.get(whole, '')}/{end}"
+        if half in made:
+            found[name] = half
+    return found
+
+
 def due_back(ops: Sequence[Op], roots: Sequence[str]) -> dict[str, int]:
     """When each op of a forward pass can go back: behind which of the stretches of its prediction.
 
