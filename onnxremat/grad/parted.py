@@ -72,14 +72,14 @@ def with_loss(
     return Graph(ops, known, inputs, tuple(dict.fromkeys(wanted)), frame)
 
 
-def sources_of_pieces(ops: Sequence[Op], sources: Mapping[str, str]) -> dict[str, str]:
-    """The 16-bit tensor that each piece of a float32 value was made from, or is made into.
+def with_pieces(sources: Mapping[str, str], ops: Sequence[Op]) -> dict[str, str]:
+    """The 16-bit tensor that each float32 value was made from, or is made into, and each piece.
 
     Args:
-        ops: of a forward pass in parts; names of pieces are those of the whole with an ending.
         sources: of whole values.
+        ops: of a forward pass in parts; names of pieces are those of the whole with an ending.
     """
-    made, found = {name for op in ops for name in op.writes}, dict[str, str]()
+    made, found = {name for op in ops for name in op.writes}, dict(sources)
     for name in made:
         whole, _, end = name.rpartition("/")
         half = f"{sources.get(whole, '')}/{end}"
