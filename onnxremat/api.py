@@ -63,10 +63,11 @@ from onnxremat.rewrite.emit import metadata, unpack
 from onnxremat.schedule.plan import Plan
 from onnxremat.schedule.simulate import Timeline, simulate
 from onnxremat.session.load import load
-from onnxremat.studies.curve import Curve, SweepPoint, curve
+from onnxremat.studies.curve import Curve, curve
 from onnxremat.studies.max_batch import LARGEST, Batches, MaxBatch, open_dimension
 from onnxremat.studies.max_batch import max_batch as largest_batch
 from onnxremat.studies.planners import STANDARD, Comparison, compare_planners
+from onnxremat.studies.points import SweepPoint
 from onnxremat.units import one_budget, parse_budget
 
 __all__ = [
@@ -351,7 +352,8 @@ def sweep(
     jobs: int = 1,
     say: Say | None = None,
 ) -> Curve:
-    """The memory-time curve: the best plan and its bound at several budgets.
+    """The memory-time curve: the best plan and its bound at several budgets, and estimates with
+    regions in parts.
 
     Args:
         source: a model, or the path of a planner study's graph file (``.json``).
