@@ -259,10 +259,10 @@ def in_parts(subject: Subject, parts: int) -> Way:
     small = graph.with_ops(graph.ops, tensors)
     part = simulate(small, scratch=scratch, weight_bytes=prepared.weights).peak
     largest = max((graph.tensors[name].bytes for name in graph.outputs), default=0)
-    joining = subject.floor + largest
+    joining, needed = subject.floor + largest, part + graph.result_bytes
     why = f"results and weights take {format_bytes(joining)} when the largest result is joined"
     return Way(
-        f"batch in {parts} parts", max(part + graph.result_bytes, joining), "estimated", joining, why,
+        f"batch in {parts} parts", max(needed, joining), "estimated", joining, why,
         options=f" --split-batch {parts}",
         note="where rows do not depend on each other, which optimize checks by a run",
         nodes=parts * len(graph.ops),
