@@ -158,9 +158,7 @@ class Subject:
     @property
     def floor(self) -> int:
         """Weights and results: in memory at the end of every plan, in any number of parts."""
-        tensors = self.prepared.graph.tensors
-        results = sum(tensors[name].bytes for name in self.prepared.graph.outputs)
-        return self.prepared.weights + results
+        return self.prepared.weights + self.prepared.graph.result_bytes
 
 
 def worst_moment(subject: Subject, most: int = HELD) -> Peak:
@@ -260,11 +258,11 @@ def in_parts(subject: Subject, parts: int) -> Way:
     scratch = {name: math.ceil(bytes_ / parts) for name, bytes_ in prepared.costs.scratch.items()}
     small = graph.with_ops(graph.ops, tensors)
     part = simulate(small, scratch=scratch, weight_bytes=prepared.weights).peak
-    results = [graph.tensors[name].bytes for name in graph.outputs]
-    joining = subject.floor + max(results, default=0)
+    largest = max((graph.tensors[name].bytes for name in graph.outputs), default=0)
+    joining, needed = subject.floor + largest, part + graph.result_bytes
     why = f"results and weights take {format_bytes(joining)} when the largest result is joined"
     return Way(
-        f"batch in {parts} parts", max(part + sum(results), joining), "estimated", joining, why,
+        f"batch in {parts} parts", max(needed, joining), "estimated", joining, why,
         options=f" --split-batch {parts}",
         note="where rows do not depend on each other, which optimize checks by a run",
         nodes=parts * len(graph.ops),

@@ -7,6 +7,8 @@ import shlex
 from html import escape
 from typing import Any
 
+from onnxremat.execute.deployment import Deployment
+from onnxremat.execute.pipelined import pipeline_stages
 from onnxremat.report.elements import AGAIN, HELD, Frame, Moments, made_here, table
 from onnxremat.report.gantt import draw
 from onnxremat.report.recomputed import recomputed_ops
@@ -67,6 +69,7 @@ def _lead(spread: Spread) -> str:
             f", {' and '.join((first, *row))} take samples in turn"
             for first, row in made.replicas.items()
         ]
+        words += [f", which pass {way}" if (way := _way(made)) else ""]
         words.append(f": <b>{rate:.4g} samples per second</b> predicted" if rate else "")
     elif spread.known:
         words.append(f", and a run takes <b>{format_seconds(spread.end)}</b> as predicted")
@@ -74,6 +77,12 @@ def _lead(spread: Spread) -> str:
         if alone:
             words.append(f", {format_seconds(alone)} on the best one alone")
     return "".join(words) + "."
+
+
+def _way(made: Deployment) -> str:
+    """The devices that a sample passes, where it comes back to some."""
+    names = [stage.name for stage in pipeline_stages(made.parts, made.machine)]
+    return " &gt; ".join(map(escape, names)) if len(set(names)) < len(names) else ""
 
 
 def _summary(spread: Spread) -> str:
@@ -267,7 +276,8 @@ def command(spread: Spread) -> list[str]:
     words += ["--objective", str(facts["objective"])] if facts.get("objective") else []
     if made.in_flight:
         most = max([1, *(1 + len(row) for row in made.replicas.values())])
-        words += ["--in-flight", str(made.in_flight), "--replicas", str(most)]
+        words += ["--in-flight", str(made.in_flight)]
+        words += ["--any"] if _way(made) else ["--replicas", str(most)]
     return words
 
 
