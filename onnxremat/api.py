@@ -63,10 +63,11 @@ from onnxremat.rewrite.emit import metadata, unpack
 from onnxremat.schedule.plan import Plan
 from onnxremat.schedule.simulate import Timeline, simulate
 from onnxremat.session.load import load
-from onnxremat.studies.curve import Curve, SweepPoint, curve
+from onnxremat.studies.curve import Curve, curve
 from onnxremat.studies.max_batch import LARGEST, Batches, MaxBatch, open_dimension
 from onnxremat.studies.max_batch import max_batch as largest_batch
 from onnxremat.studies.planners import STANDARD, Comparison, compare_planners
+from onnxremat.studies.points import SweepPoint
 from onnxremat.units import one_budget, parse_budget
 
 __all__ = [
@@ -171,6 +172,7 @@ def optimize(
     objective: str = "auto",
     in_flight: int | None = None,
     replicas: int | None = None,
+    contiguous: bool | None = None,
     max_overhead: float | None = None,
     bench_seconds: float = 6.0,
     write_model: str | os.PathLike[str] | None = None,
@@ -196,6 +198,8 @@ def optimize(
             fit.
         replicas: for the throughput: devices at most that take the samples of one stage in turn; 1
             for a device per stage, None for as many as are of use and fit.
+        contiguous: for the throughput: True for a chain of stages, False for a placement of any
+            shape (devices have several stages, in one fixed cyclic order), None for the quicker.
         max_overhead: instead of a budget: the least memory that is found within this share of time
             more (0.1 for a tenth) than storing everything takes.
         bench_seconds: time to spend on timing the result, 0 for none.
@@ -219,7 +223,7 @@ def optimize(
     request = Request(
         budget, machine, options, pins, objective, bench_seconds,
         Path(write_model) if write_model else None, Path(read_solution) if read_solution else None,
-        in_flight=in_flight, replicas=replicas, max_overhead=max_overhead,
+        in_flight=in_flight, replicas=replicas, contiguous=contiguous, max_overhead=max_overhead,
     )  # fmt: skip
     settings = settings.asked(options, one_budget(budget) if budget and not machine else None)
     log = Phases.of(say)
@@ -348,7 +352,8 @@ def sweep(
     jobs: int = 1,
     say: Say | None = None,
 ) -> Curve:
-    """The memory-time curve: the best plan and its bound at several budgets.
+    """The memory-time curve: the best plan and its bound at several budgets, and estimates with
+    regions in parts.
 
     Args:
         source: a model, or the path of a planner study's graph file (``.json``).
@@ -463,7 +468,7 @@ def load_pipeline(path: str | os.PathLike[str], *, in_flight: int | None = None)
     Raises:
         UsageError: the file carries no plan over several devices, was not planned for throughput
             and ``in_flight`` is None, or holds a training step.
-        UnsupportedError: a sample would come back to a device that it has left.
+        UnsupportedError: a sample would come back to a device that takes them in turn with others.
         MissingComponentError: a device's provider is not here.
     """
     made = read_deployment(path, mapped=True)

@@ -190,6 +190,16 @@ Replicas = Annotated[
         "turn (1: a device per stage); without it as many as are of use and fit.",
     ),
 ]
+Contiguous = Annotated[
+    bool | None,
+    typer.Option(
+        "--contiguous/--any",
+        help="With --objective throughput: devices form a chain of stages; or a placement of any "
+        "shape, where each has several and takes them in one fixed cyclic order. Without it the "
+        "quicker one.",
+        show_default=False,
+    ),
+]
 NotCounted = Annotated[
     str,
     typer.Option(

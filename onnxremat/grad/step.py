@@ -36,12 +36,13 @@ from onnxremat.grad.parameters import (
     warnings_of,
     weights_of,
 )
-from onnxremat.grad.parted import Parting, due_back, in_turn, made_of, with_loss
+from onnxremat.grad.parted import Parting, due_back, in_turn, made_of, with_loss, with_pieces
 from onnxremat.grad.portable import without_training_kernels
 from onnxremat.grad.precision import OPSETS, autocast
 from onnxremat.grad.roles import mark_gradients, varying, with_phase
 from onnxremat.grad.scaling import EXPONENT, LossScale, only_finite
 from onnxremat.grad.settings import Settings, check_settings
+from onnxremat.grad.sharing import require_early_reads
 from onnxremat.grad.tape import Tape
 from onnxremat.grad.update import KEY as UPDATE
 from onnxremat.grad.update import RATE, Clip, Gathered, emit_updates, pack, update_graph
@@ -90,6 +91,8 @@ def differentiate(
     source = to_model(model) if isinstance(model, Graph) else model
     builder = _Builder(source, settings, Path(folder) if folder else None, parting)
     made = builder.build()
+    if settings.in_place:
+        require_early_reads(made)
     if builder.warnings and settings.strict:
         raise UsageError(
             f"{len(builder.warnings)} things may not be as you think, with --strict an error",
@@ -238,9 +241,9 @@ class _Builder:
         """Split the forward pass and the loss; returns the cotangents the walk starts from."""
         (prediction, cotangent), t = *seeds.items(), self.tape
         wanted = (*self.settings.outputs, self.outputs[LOSS], prediction, cotangent)
-        whole = with_loss(self.graph, t, self.inputs, self.weights, wanted)
-        parted = parting(whole, prediction, cotangent)
-        made = parted.graph
+        given = (*self.inputs, *((EXPONENT,) if self.dynamic else ()))
+        whole = with_loss(self.graph, t, given, self.weights, wanted)
+        made = (parted := parting(whole, prediction, cotangent)).graph
         self.turns = [op.name for op in made.ops]
         first = made_of(made.ops, {*parted.pairs, *self.settings.outputs})
         t.learn(made)
@@ -248,6 +251,7 @@ class _Builder:
         self.roots = parted.pairs.values()
         self.due = due_back([op for op in made.ops if op.name in first], list(parted.pairs))
         forward = tuple(op for op in made.ops if op.name in first)
+        self.cast = replace(self.cast, sources=with_pieces(self.cast.sources, made.ops))
         self.graph = replace(
             self.graph, ops=forward, tensors={**self.graph.tensors, **made.tensors},
             model=made.model,
@@ -448,16 +452,14 @@ class _Builder:
         for field, names in ((frame.graph.input, inputs), (frame.graph.output, outputs)):
             field.extend(helper.make_tensor_value_info(n, t.dtype(n), t.shape(n)) for n in names)
         trained = set(inputs)
-        stored = {tensor.name: tensor for tensor in source.graph.initializer}
-        stored.update(self.weights)
+        stored = {tensor.name: tensor for tensor in source.graph.initializer} | self.weights
         stored.update((tensor.name, tensor) for tensor in t.initializers)
-        keep = s.initializers
         frame.graph.initializer.extend(
             tensor
             for name, tensor in stored.items()
-            if name in read and (keep or name not in trained)
+            if name in read and (s.initializers or name not in trained)
         )
-        if keep:
+        if s.initializers:
             self._zero_states(frame)
         frame.metadata_props.add(key=KEY, value=self._description(inputs).to_json())
         if s.blocked:

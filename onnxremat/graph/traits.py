@@ -13,6 +13,11 @@ ONNX = frozenset({"", "ai.onnx"})  # its own domain, by both names
 # Output 0 is input 0's buffer, alive or not (kernels declared Alias(0, 0)).
 ALIAS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"})
 
+# Output 0 is input 0 in another shape or type: a view of it, or gone once onnxruntime has optimised
+# the graph. Where the other inputs come from does not matter.
+_MOVING = "Cast CastLike Expand Flatten Identity Reshape Slice Squeeze Tile Transpose Unsqueeze"
+MOVING = frozenset(_MOVING.split())
+
 # Output 0 may take over the buffer of a dying input of the same shape and element size.
 _UNARY = (
     "Relu LeakyRelu Elu Selu Celu Sigmoid HardSigmoid Tanh Softplus Softsign Softmax LogSoftmax "

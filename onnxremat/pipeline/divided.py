@@ -55,5 +55,8 @@ def _divided(
     outputs = None if prepared.whole else prepared.outputs
     with log.phase(OPTIMISE):
         made = for_planning(prepared.unsplit, settings, log, outputs, prepared)
-    notes = tuple(dict.fromkeys((*prepared.notes, *made.notes)))
+    # How well costs are known is said once, of the graph that is planned.
+    older = set(prepared.costs.notes) if made.costs.notes else set()
+    before = (note for note in prepared.notes if note not in older)
+    notes = tuple(dict.fromkeys((*before, *made.notes)))
     return replace(made, notes=notes, whole=prepared.whole or prepared.graph)

@@ -32,8 +32,6 @@ def why_whole(prepared: Prepared) -> str:
         return "the file holds a step already; optimize --train splits the model that it is made of"
     if train.loss_output is not None:
         return "the loss is an output of the model (--loss-output)"
-    if train.precision != "fp32":
-        return f"it computes in mixed precision (--precision {train.precision})"
     return "" if prepared.settings.dw_policy is None else "its order is that of --dw-policy"
 
 

@@ -12,7 +12,7 @@ from onnxremat import plain_json
 from onnxremat.errors import UsageError
 from onnxremat.limits import regular
 from onnxremat.report.sweep import bounds, infeasible_until, plans
-from onnxremat.studies.curve import SweepPoint
+from onnxremat.studies.points import SweepPoint
 from onnxremat.units import format_bytes
 
 WIDTH, HEIGHT = 1000, 360  # of the drawing, in its own units

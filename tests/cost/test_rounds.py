@@ -96,7 +96,6 @@ def test_what_never_agrees_is_used_but_not_kept(
     _clocked(monkeypatch, graph, busy)
     seconds, _, (note,) = _seconds(graph)
     assert seconds["Sin"] == pytest.approx(SLOW)
-    assert "1 of 2 kinds of ops took another time" in note
     assert "measured again next time" in note
     _clocked(monkeypatch, graph, [{"Sin": (QUICK,) * 4, "Cos": (QUICK,) * 4}])
     seconds, source, notes = _seconds(graph)
@@ -110,7 +109,6 @@ def test_nothing_is_kept_of_runs_that_all_waited_for_a_core(
     times = {"Sin": (SLOW,) * 4, "Cos": (QUICK,) * 4}
     _clocked(monkeypatch, graph, [times], core=0.6)
     note = _seconds(graph)[2][0]
-    assert "a core for 60% of the time" in note
     assert "the costs of 100% of a run" in note
     _clocked(monkeypatch, graph, [{"Sin": (QUICK,) * 4, "Cos": (QUICK,) * 4}])
     assert _seconds(graph)[1:] == ("measured", ())
