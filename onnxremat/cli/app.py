@@ -12,6 +12,7 @@ import sys
 import threading
 import traceback
 import warnings
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -49,6 +50,9 @@ def _abandoned(threads: set[threading.Thread]) -> bool:
 def _code() -> int:
     """Run; the exit code."""
     _show_warnings()
+    for name in ("stdout", "stderr"):  # None where the caller has closed it
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
     _write_whole()
     try:
         try:
@@ -94,6 +98,9 @@ def _told(error: Exception) -> OnnxrematError:
         return error
     if isinstance(error, OSError):  # a full disk, a path no file system takes
         kind = ExhaustedError if error.errno in USED_UP else UsageError
+        if isinstance(error, FileNotFoundError) and error.filename is None and not _somewhere():
+            what = "the folder that this command was called in is gone"
+            return kind(what, hint="call it in one that is there")
         if error.filename is None and kind is ExhaustedError:
             what = f"cannot write what this command says: {error.strerror}"
             return kind(what, hint="make room where it goes, or send it elsewhere")
@@ -103,6 +110,14 @@ def _told(error: Exception) -> OnnxrematError:
 
         return no_runtime(error)
     return _unexpected(error)
+
+
+def _somewhere() -> bool:
+    """Whether the working folder is there."""
+    try:
+        return bool(Path.cwd())
+    except FileNotFoundError:
+        return False
 
 
 def _unexpected(error: Exception) -> OnnxrematError:

@@ -35,6 +35,8 @@ from onnxremat.ort.session import TUNED, Options, open_session, runtime_version,
 SECONDS = 6.0  # aim for this much measuring
 RUNS = (4, 24)
 FEWEST = 5  # runs that measuring takes at least
+EVENT = 5e-5  # seconds to write down one run of one op, and to read that
+EVENTS = 60_000  # of a profile, where that is enough runs
 AGAIN = 2  # rounds more where two do not agree
 KEPT = 2  # of what a cache holds; costs that nobody had doubted are 1
 LEAST = 1e-9  # seconds of an op that is quicker than the clock
@@ -175,7 +177,9 @@ def _timed(meter: Meter, keys: Mapping[str, str], until: float) -> _Timed:
     wall = min(seconds for seconds, _ in times)
     core = max(core / seconds if seconds else 1.0 for seconds, core in times)
     usual = statistics.median(seconds for seconds, _ in times)
-    runs = int(min(RUNS[1], max(RUNS[0], SECONDS / max(wall, 1e-6) / 2)))
+    usual += EVENT * len(keys) / max(core, 0.05)
+    runs = int(min(RUNS[1], EVENTS // len(keys), SECONDS / max(wall, 1e-6) / 2))
+    runs = max(RUNS[0], runs)
     runs = max(2, min(runs, _fitting(until, usual)))
     first = meter.profiled(runs)
     timed = _Timed(Rounds(keys, core=core), wall, first)

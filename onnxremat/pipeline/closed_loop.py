@@ -272,7 +272,7 @@ def carried_out(
         over = excess(artifact.predict(), limits)
     measured = None
     if not over and target.feeds is not None:
-        with target.log.phase(MEASURE):
+        with target.log.phase(MEASURE, "measuring the plan"):
             measured = artifact.measure(target.feeds)
             over = excess(measured.peaks, limits)
     return Candidate(target.prepared, artifact, limits, measured), over

@@ -45,7 +45,7 @@ def read_graph(path: str | Path) -> Problem:
         raise GraphFileError(f"{path}: no nodes or no links")
     try:
         return _problem(data, nodes, links)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise GraphFileError(f"{path}: {error}") from error
 
 

@@ -421,7 +421,7 @@ def test_plans_of_other_models_and_files_that_are_none(
     for plan, word in (
         ("other.json", "another model"), ("text.json", "not a plan"), ("list.json", "not an onnx"),
         ("object.json", "not an onnx"), ("bytes.json", "not a plan"), ("gone.json", "no such file"),
-        (chain, "no plan"), (".", "no such file"),
+        (chain, "no plan"), (".", "is a folder"),
     ):  # fmt: skip
         cli("apply", chain, plan, "out.onnx").assert_refused(2, word)
     for name in ("text.json", "list.json", "object.json", "bytes.json", "gone.json"):

@@ -146,3 +146,22 @@ def test_output_that_is_not_buffered_stays_the_callers(
         assert not raw.closed
         callers.write("more")
     assert (tmp_path / "said").read_text() == "said\nmore"
+
+
+def test_surroundings_that_are_not_as_they_should_be(tmp_path: Path) -> None:
+    """Output that is closed is none; a folder that is gone, and what Numba does not take, are told
+    as what they are, not as mistakes of ours."""
+    net = tmp_path / "net.onnx"
+    onnx.save(parse("g (float[8] x) => (float[8] y) { y = Sin(x) }"), net)
+    asked = f"{sys.executable} -m onnxremat"
+    away = f"mkdir {tmp_path}/away; cd {tmp_path}/away; rmdir {tmp_path}/away; "
+    plan = f"{asked} plan {net} --budget 1KiB -o"
+    cases = {
+        f"{asked} inspect {net} >&-": (0, ""),
+        f"{away}{plan} plan.json": (2, "folder that this command was called in is gone"),
+        f"NUMBA_NUM_THREADS=-3 {plan} {tmp_path}/plan.json": (2, "NUMBA_NUM_THREADS"),
+    }
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    for line, (code, words) in cases.items():
+        ran = subprocess.run(["sh", "-c", line], capture_output=True, text=True, env=env)
+        assert (ran.returncode, words in ran.stderr) == (code, True), ran.stderr

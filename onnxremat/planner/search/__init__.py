@@ -6,10 +6,13 @@ does: :func:`warm_up` imports what a number of devices needs.
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
+
+from onnxremat.errors import UsageError
 
 if TYPE_CHECKING:
     from onnxremat.planner.search.session import Search
@@ -21,8 +24,20 @@ SEVERAL = ("session", "anneal", "lists")
 
 
 def is_compiled() -> bool:
-    """True when kernels of these very files have been compiled before."""
-    import numba
+    """True when kernels of these very files have been compiled before.
+
+    Raises:
+        UsageError: Numba does not take its environment variables.
+    """
+    try:
+        import numba
+    except ValueError as error:
+        names = ", ".join(name for name in os.environ if name.startswith("NUMBA"))
+        raise UsageError(
+            "Numba, which the search is compiled with, does not start",
+            why=str(error),
+            hint=f"look at these environment variables: {names}" if names else "install it again",
+        ) from error
 
     from onnxremat.planner.search.compiled import cache_folder
 
