@@ -63,7 +63,7 @@ def main(small: bool, folder: Path, say: Said) -> None:
     )
     made = onnxremat.optimize(
         str(folder / "few.onnx"), budget="0.6x", settings=settings, bench_seconds=0,
-        options=onnxremat.PlanOptions(time_limit=30),
+        options=onnxremat.PlanOptions(time_limit=600, work=20_000),
     )  # fmt: skip
     made.save(folder / "step.onnx")
     facts = made.facts()
