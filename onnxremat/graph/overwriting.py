@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from onnxremat.graph.axes import row_of
 from onnxremat.graph.axis_products import pointwise
 from onnxremat.graph.ir import Op
-from onnxremat.graph.traits import MOVING, is_alias
+from onnxremat.graph.traits import MOVING, is_alias, takeover_inputs
 
 _SIZES = frozenset({"Shape", "Size"})
 Readers = Mapping[str, Sequence[int]]  # indices of ops by old value
@@ -100,7 +100,7 @@ def _late(
     for old, at in writers.items():
         for index in readers[old]:
             if index == at:
-                fine = old not in ops[at].reads or _each_alone(ops[at])
+                fine = old not in ops[at].reads or _may_write_over(ops[at], old)
             else:
                 fine = index < at if listed else index in before[at]
             if not fine:
@@ -108,11 +108,15 @@ def _late(
     return found
 
 
-def _each_alone(op: Op) -> bool:
-    """Each element of the output depends on one element of each input: a kernel may write over
-    what it reads."""
-    row = row_of(op)
-    return row is not None and row.rule is pointwise
+def _may_write_over(op: Op, old: str) -> bool:
+    """The kernel may be given one buffer for this input and its output: each element depends on
+    that element alone, or it begins with a copy of the input (what a product is added to)."""
+    row, takes = row_of(op), {*takeover_inputs(op)}
+    if op.op_type in ("Gemm", "FusedGemm"):
+        takes.add(2)
+    if row is not None and row.rule is pointwise:
+        return True
+    return all(k in takes for k, name in enumerate(op.inputs) if name == old)
 
 
 def _before(

@@ -48,6 +48,9 @@ BODY = (
         ("n = Sub(w, d) " + BODY, ["y"], ["y"]),
         # each element of n depends on many of w
         ("n = MatMul(w, d) y = Identity(x)", ["n"], ["n"]),
+        ("n = Gemm(w, d, x) y = Identity(x)", ["n"], ["n"]),
+        # onnxruntime makes this of a sum of gradients: the kernel begins with w
+        ("n = Gemm(x, d, w) y = Identity(x)", [], []),
     ],
 )
 def test_finds_what_is_read_too_late(nodes: str, any_order: list[str], listed: list[str]) -> None:
