@@ -15,7 +15,7 @@ from onnxremat.graph.axis_products import pointwise
 from onnxremat.graph.ir import Op
 from onnxremat.graph.traits import MOVING, is_alias, takeover_inputs
 
-_SIZES = frozenset({"Shape", "Size"})
+_SIZES, _SCALING = frozenset({"Shape", "Size"}), frozenset({"Mul", "Div"})
 Readers = Mapping[str, Sequence[int]]  # indices of ops by old value
 
 
@@ -69,8 +69,8 @@ def readers_of_views(ops: Sequence[Op], olds: Collection[str]) -> dict[str, list
 def readers_once_fused(
     ops: Sequence[Op], shared: Mapping[str, str], known: Iterable[str]
 ) -> dict[str, list[int]]:
-    """Ops that read each old value, or what it alone and constants enter (a Transpose, a multiple),
-    which a runtime may fuse into the op that reads that."""
+    """Ops that read each old value, or what is moved from it (a Transpose) or a constant multiple
+    of it, which onnxruntime fuses into the op that reads that."""
     constant = set(known)
     source = {name: name for name in shared}
     new = {*shared.values()}  # which may be read at any time
@@ -83,8 +83,9 @@ def readers_once_fused(
         olds = {source.get(name, "") for name in read}
         for old in olds - {""}:
             found[old].append(index)
-        moved = source.get(op.inputs[0], "") if op.op_type in MOVING else ""
-        made_of = moved or (olds.pop() if len(olds) == 1 else "")
+        made_of = source.get(op.inputs[0], "") if op.op_type in MOVING else ""
+        if op.op_type in _SCALING and len(olds) == 1:
+            made_of = olds.pop()
         if made_of:
             source.update((name, made_of) for name in op.writes if name not in new)
     return found
