@@ -24,10 +24,10 @@ from onnxremat.fission.training import BATCH, StepParts
 from onnxremat.grad import differentiate, updated_inputs
 from onnxremat.ort.infer import build_graph
 from onnxremat.pipeline.base_order import base_order
-from onnxremat.pipeline.step_ways import MOST_OPS
 from onnxremat.schedule.simulate import simulate
 from onnxremat.schedule.updates import written_over
 
+MOST_OPS = 128_000  # of a step in parts; steps that are run have 32,000 at most
 RESTING = ("running", "pooler")  # statistics, and what no loss of these steps reads
 TITLE = (
     "| step | batch | ops | GiB whole | < 10 % | < 5 % | longer at 40 % | planning, s |\n"

@@ -24,6 +24,7 @@ TABLES = (".json", ".csv")
 # Options of a curve, which the largest batch has none of.
 CURVE = (
     "points", "jobs", "output", "plot", "planner", "formulation", "max_columns", "shape", "data",
+    "fission",
 )  # fmt: skip
 
 
@@ -61,6 +62,7 @@ def command(
     seed: args.Seed = 0,
     threads: args.Threads = 0,
     fixed_order: args.FixedOrder = False,
+    fission: args.Fission = "auto",
     data: args.Data = None,
     measure: args.Measure = True,
     not_counted: args.NotCounted = "",
@@ -70,7 +72,8 @@ def command(
     """Plan at several budgets, of a model or a graph file: overhead and bound against memory.
 
     Without --budget from the unoptimised peak to the smallest budget that works. Ctrl-C keeps the
-    points that are done. Every plan is of the whole: optimize also tries regions in parts.
+    points that are done. A second curve has regions of an inference in parts, by estimated costs,
+    down to the least that was found; optimize carries them out, and recomputes in them.
     """
     from onnxremat import api
     from onnxremat.graph.onnx_io import check_writable
@@ -96,7 +99,8 @@ def command(
     method = Method(planner, formulation, most_columns=max_columns)
     settings = Settings(
         args.parse_shapes(shape), args.parse_dims(dim), target, threads, seed, data, measure,
-        fixed_order=fixed_order, not_counted=args.parse_parts(not_counted),
+        fixed_order=fixed_order, fission=args.parse_fission(fission),
+        not_counted=args.parse_parts(not_counted),
     )  # fmt: skip
     with voice.working() as interrupt:
         options = PlanOptions(
@@ -122,8 +126,7 @@ def _only(budgets: list[str] | None) -> str:
 
 def _tell(voice: Voice, curve: api.Curve, output: Path | None, plot: Path | None) -> None:
     from onnxremat.graph.onnx_io import atomic
-    from onnxremat.report.curve import draw_curve
-    from onnxremat.report.tables import sweep_table
+    from onnxremat.report.tables import IN_PARTS, sweep_table
 
     voice.table(sweep_table(curve.points, curve.subject.baseline_peak))
     args.tell_beside(voice, curve.subject)
@@ -133,15 +136,22 @@ def _tell(voice: Voice, curve: api.Curve, output: Path | None, plot: Path | None
             f"can work for the graph as a whole: {curve.why}; in parts it may take less "
             "(optimize --budget min tries them)"
         )
+    if curve.parts:
+        voice.table(sweep_table(curve.parts, curve.subject.baseline_peak, IN_PARTS))
+    elif curve.whole:
+        voice.note(f"no curve with regions in parts: {curve.whole}")
     facts = curve.facts()
     if output:
         with atomic(output) as temporary:
             _write(facts, temporary, output.suffix.lower())
     if plot:
+        from onnxremat.report.curve import draw_curve
+
         draw_curve(
             curve.points, plot, title=curve.subject.name,
             store_all_peak=curve.subject.baseline_process,
             reference="what the original takes", infeasible_below=curve.infeasible_below,
+            parts=curve.parts,
         )  # fmt: skip
     for path in (output, plot):
         if path:
@@ -152,6 +162,6 @@ def _write(facts: dict[str, Any], path: Path, suffix: str) -> None:
     from onnxremat.report.rows import write_rows
 
     if suffix == ".csv":
-        write_rows(facts["points"], path)
+        write_rows([*facts["points"], *facts["in_parts"]], path)
     else:
         path.write_text(json.dumps(facts, indent=1) + "\n")

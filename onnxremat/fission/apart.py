@@ -46,9 +46,11 @@ def apart(graph: Graph) -> Graph:
 
 
 def seconds_apart(graph: Graph, known: Mapping[str, float]) -> dict[str, float]:
-    """What is known, and convolutions without their sums like those with them."""
-    names = [op.name for op in graph.ops if op.name.endswith(PRODUCT)]
-    return {**known, **{name: known.get(name.removesuffix(PRODUCT), 0.0) for name in names}}
+    """What is known, and a copy for one reader like the copy for all, and convolutions without
+    their sums like those with them."""
+    names = [op.name for op in graph.ops if APART in op.name and not op.name.endswith(SUM)]
+    like = {name: name.partition(APART)[0] for name in names}
+    return {**known, **{name: known[of] for name, of in like.items() if of in known}}
 
 
 def _is_copy(op: Op) -> bool:

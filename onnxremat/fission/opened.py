@@ -23,7 +23,9 @@ from onnxremat.graph.traits import is_alias
 
 LISTED = 18  # opset from which reductions read their axes as an input
 PER_CHANNEL = 21  # opset from which a GroupNormalization has a scale per channel
-BANDWIDTH = 1e10  # bytes per second, read or written
+BANDWIDTH = 1e10  # bytes per second, read or written, where nothing was measured
+MOVING = ("Add", "Sub", "Mul")  # ops that are as quick as what they move
+LARGE = 1 << 20  # bytes that such an op moves, at least, to tell how quick
 END = "/opened"  # of the names of what a normalisation is written out as
 
 
@@ -140,13 +142,30 @@ def opened_for(graph: Graph, names: Collection[str]) -> Graph:
 
 
 def seconds_of(graph: Graph, known: Mapping[str, float]) -> dict[str, float]:
-    """Of every op: what is known, or for one that is written out by what it moves."""
+    """Of every op: what is known, or for one that is written out by what it moves, at the rate of
+    the products and sums that are known."""
     found = dict(known)
+    rate = rate_of(graph, known) or BANDWIDTH
     for op in graph.ops:
         if op.name not in known and not is_alias(op):
-            names = (*op.reads, *op.writes)
-            found[op.name] = sum(graph.tensors[name].bytes for name in names) / BANDWIDTH
+            found[op.name] = _moved(graph, op) / rate
     return found
+
+
+def rate_of(graph: Graph, known: Mapping[str, float]) -> float:
+    """Bytes per second, read or written, of products and sums of large values; 0 where there are
+    none."""
+    seconds = size = 0.0
+    for op in graph.ops:
+        if op.standard and op.op_type in MOVING and known.get(op.name):
+            moved = _moved(graph, op)
+            if moved >= LARGE:
+                seconds, size = seconds + known[op.name], size + moved
+    return size / seconds if seconds else 0.0
+
+
+def _moved(graph: Graph, op: Op) -> int:
+    return sum(graph.tensors[name].bytes for name in (*op.reads, *op.writes))
 
 
 class _Writer:

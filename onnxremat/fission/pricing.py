@@ -42,6 +42,7 @@ class Whole:
         seconds, scratch: of its ops.
         block: channels per block of convolutions laid out in blocks.
         reach: how far rows of masked scores see.
+        rate: bytes per second, read or written, of ops that are as quick as what they move.
     """
 
     graph: Graph
@@ -49,6 +50,7 @@ class Whole:
     scratch: Mapping[str, int]
     block: int = 1
     reach: Reach = field(default_factory=dict)
+    rate: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -243,7 +245,7 @@ class Prices:
                 total += self.of.seconds.get(of, 0.0) * share + call * (1 - share)
             elif op.name not in writer.copied:
                 total += self.of.seconds.get(op.name, COPY_CALL)  # or a Reshape between layouts
-        return total + sum(map(copy_seconds, writer.copied.values()))
+        return total + sum(copy_seconds(size, self.of.rate) for size in writer.copied.values())
 
     def _levels(self, fragments: Sequence[_Fragment]) -> tuple[tuple[int, ...], int]:
         """Most bytes live while each op of the whole graph runs, and at all."""
@@ -263,10 +265,14 @@ class Prices:
         return tuple(found), max(peak, high)
 
 
-def copy_seconds(size: int) -> float:
-    """Of a copy of so many bytes."""
+def copy_seconds(size: int, rate: float = 0.0) -> float:
+    """Of a copy of so many bytes.
+
+    Args:
+        rate: bytes per second that other ops move: a copy reads and writes as quickly.
+    """
     near = min(size, CACHED)
-    return COPY_CALL + near / NEAR + (size - near) / FAR
+    return COPY_CALL + near / NEAR + (size - near) / min(NEAR, max(FAR, rate / 2))
 
 
 def _takes(op: Op, tensors: Mapping[str, Tensor], there: frozenset[str]) -> tuple[str, ...]:

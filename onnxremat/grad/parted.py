@@ -72,6 +72,22 @@ def with_loss(
     return Graph(ops, known, inputs, tuple(dict.fromkeys(wanted)), frame)
 
 
+def with_pieces(sources: Mapping[str, str], ops: Sequence[Op]) -> dict[str, str]:
+    """The 16-bit tensor that each float32 value was made from, or is made into, and each piece.
+
+    Args:
+        sources: of whole values.
+        ops: of a forward pass in parts; names of pieces are those of the whole with an ending.
+    """
+    made, found = {name for op in ops for name in op.writes}, dict(sources)
+    for name in made:
+        whole, _, end = name.rpartition("/")
+        half = f"{sources.get(whole, '')}/{end}"
+        if half in made:
+            found[name] = half
+    return found
+
+
 def due_back(ops: Sequence[Op], roots: Sequence[str]) -> dict[str, int]:
     """When each op of a forward pass can go back: behind which of the stretches of its prediction.
 

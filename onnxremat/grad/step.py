@@ -36,7 +36,7 @@ from onnxremat.grad.parameters import (
     warnings_of,
     weights_of,
 )
-from onnxremat.grad.parted import Parting, due_back, in_turn, made_of, with_loss
+from onnxremat.grad.parted import Parting, due_back, in_turn, made_of, with_loss, with_pieces
 from onnxremat.grad.portable import without_training_kernels
 from onnxremat.grad.precision import OPSETS, autocast
 from onnxremat.grad.roles import mark_gradients, varying, with_phase
@@ -241,9 +241,9 @@ class _Builder:
         """Split the forward pass and the loss; returns the cotangents the walk starts from."""
         (prediction, cotangent), t = *seeds.items(), self.tape
         wanted = (*self.settings.outputs, self.outputs[LOSS], prediction, cotangent)
-        whole = with_loss(self.graph, t, self.inputs, self.weights, wanted)
-        parted = parting(whole, prediction, cotangent)
-        made = parted.graph
+        given = (*self.inputs, *((EXPONENT,) if self.dynamic else ()))
+        whole = with_loss(self.graph, t, given, self.weights, wanted)
+        made = (parted := parting(whole, prediction, cotangent)).graph
         self.turns = [op.name for op in made.ops]
         first = made_of(made.ops, {*parted.pairs, *self.settings.outputs})
         t.learn(made)
@@ -251,6 +251,7 @@ class _Builder:
         self.roots = parted.pairs.values()
         self.due = due_back([op for op in made.ops if op.name in first], list(parted.pairs))
         forward = tuple(op for op in made.ops if op.name in first)
+        self.cast = replace(self.cast, sources=with_pieces(self.cast.sources, made.ops))
         self.graph = replace(
             self.graph, ops=forward, tensors={**self.graph.tensors, **made.tensors},
             model=made.model,

@@ -140,6 +140,12 @@ class Graph:
         return sum(t.bytes for t in self.tensors.values() if t.role is Role.INPUT)
 
     @property
+    def result_bytes(self) -> int:
+        """Bytes of the outputs that ops make, one that is given twice counted once."""
+        made = self.producer
+        return sum(self.tensors[name].bytes for name in set(self.outputs) if name in made)
+
+    @property
     def opsets(self) -> dict[str, int]:
         """Operator set version per domain ("" is the default domain)."""
         return {

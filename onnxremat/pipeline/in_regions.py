@@ -10,7 +10,7 @@ from onnxremat.cost.table import CostTable
 from onnxremat.errors import ModelError, UnsupportedError, UsageError
 from onnxremat.fission.apart import APART, apart, seconds_apart
 from onnxremat.fission.masked import reach_of
-from onnxremat.fission.opened import norms_of, opened, opened_for, seconds_of
+from onnxremat.fission.opened import norms_of, opened, opened_for, rate_of, seconds_of
 from onnxremat.fission.pricing import Whole
 from onnxremat.fission.region import Region
 from onnxremat.fission.split import split
@@ -37,11 +37,12 @@ def wholes_of(graph: Graph, costs: CostTable, folder: Path | None) -> list[Whole
         folder: of its external weights.
     """
     block, reach = channels_per_block(graph), reach_of(graph, folder)
-    found = [Whole(graph, costs.seconds, costs.scratch, block, reach)]
+    rate = rate_of(graph, costs.seconds)
+    found = [Whole(graph, costs.seconds, costs.scratch, block, reach, rate)]
     wide = _wide(graph)
     if wide is not graph:
         seconds = seconds_of(wide, seconds_apart(wide, costs.seconds))
-        found.append(Whole(wide, seconds, costs.scratch, block, reach))
+        found.append(Whole(wide, seconds, costs.scratch, block, reach, rate))
     return found
 
 
@@ -71,6 +72,25 @@ def in_regions(
         raise UsageError(
             "regions in parts are checked by running the model", hint="leave out --no-measure"
         )
+    try:
+        model = to_model(written(graph, regions, folder))
+        made, found = run_parts(model, feeds, folder)
+    except (ModelError, CannotSplitError) as error:
+        why = (error.why or error.what) if isinstance(error, ModelError) else str(error)
+        raise UnsupportedError(
+            "the model does not run with regions in parts", why=why, hint=OFF
+        ) from error
+    check_parts(found, graph, feeds, folder, wanted)
+    return made
+
+
+def written(graph: Graph, regions: Sequence[Region], folder: Path | None) -> Graph:
+    """The graph with regions in parts, not checked.
+
+    Raises:
+        UsageError: the regions are not of this graph.
+        CannotSplitError: an op cannot be split so.
+    """
     names = [name for region in regions for name in region.ops]
     wide = _wide(graph) if any(APART in name for name in names) else opened_for(graph, names)
     known = {op.name for op in wide.ops}
@@ -81,17 +101,7 @@ def in_regions(
                 why="the file or the version of onnxruntime is another one",
                 hint="plan again",
             )
-    try:
-        parts = split(wide, regions, channels_per_block(graph), reach_of(graph, folder))
-        model = to_model(parts)
-        made, found = run_parts(model, feeds, folder)
-    except (ModelError, CannotSplitError) as error:
-        why = (error.why or error.what) if isinstance(error, ModelError) else str(error)
-        raise UnsupportedError(
-            "the model does not run with regions in parts", why=why, hint=OFF
-        ) from error
-    check_parts(found, graph, feeds, folder, wanted)
-    return made
+    return split(wide, regions, channels_per_block(graph), reach_of(graph, folder))
 
 
 def check_parts(

@@ -32,8 +32,6 @@ def why_whole(prepared: Prepared) -> str:
         return "the file holds a step already; optimize --train splits the model that it is made of"
     if train.loss_output is not None:
         return "the loss is an output of the model (--loss-output)"
-    if train.precision != "fp32":
-        return f"it computes in mixed precision (--precision {train.precision})"
     return "" if prepared.settings.dw_policy is None else "its order is that of --dw-policy"
 
 
@@ -105,7 +103,8 @@ class StepInParts(InParts):
 
     def _split(self, parts: StepParts, why: str) -> Prepared | None:
         """The step in parts, None where it does not go or nobody waits for it any more."""
-        split = self._made(lambda: prepare_step(self.prepared, parts, self.log))
+        left = self.options.left
+        split = self._made(lambda: prepare_step(self.prepared, parts, self.log, left))
         if split is None:
             return None
         more = split.costs.total / self.prepared.costs.total - 1

@@ -23,7 +23,7 @@ from onnxremat.report.sweep import bounds, infeasible_until, plans
 from onnxremat.units import format_bytes
 
 if TYPE_CHECKING:
-    from onnxremat.studies.curve import SweepPoint
+    from onnxremat.studies.points import SweepPoint
 
 WIDTH, HEIGHT = 8.2, 5.2  # inches
 PLOT = (0.095, 0.115, 0.865, 0.655)  # left, bottom, width, height as shares of the figure
@@ -46,6 +46,10 @@ STAR: dict[str, Any] = {
     "linestyle": "",
     **_EDGE,
 }
+PARTS: dict[str, Any] = {
+    "color": "#cc79a7", "marker": "s", "markersize": 6.5, "linewidth": 1.4, "linestyle": ":",
+    **_EDGE,
+}  # fmt: skip
 NONE: dict[str, Any] = {
     "color": QUIET,
     "marker": "x",
@@ -64,6 +68,7 @@ def draw_curve(
     reference: str = "the unoptimised peak",
     chosen: tuple[int, float] | None = None,
     infeasible_below: int = 0,
+    parts: Sequence[SweepPoint] = (),
 ) -> None:
     """Write the curve of overhead against budget.
 
@@ -79,6 +84,7 @@ def draw_curve(
         chosen: (bytes, overhead) of the plan in use.
         infeasible_below: smallest budget, in bytes, not proven infeasible; the points' own
             proofs are used besides.
+        parts: points with regions in parts, estimated; the proofs are not of these.
 
     Raises:
         UsageError: no points, unknown suffix, or the folder is not writable.
@@ -86,7 +92,7 @@ def draw_curve(
     if not points:
         raise UsageError("there is nothing to draw", why="the curve has no points")
     wall = max(infeasible_below, infeasible_until(points))
-    left, right = _limits(points, store_all_peak, chosen, wall)
+    left, right = _limits([*points, *parts], store_all_peak, chosen, wall)
     size, unit = byte_unit(right)
     with plot_file(path, WIDTH, HEIGHT) as figure:
         heading(figure, 0.035, title or "memory-time curve", _subtitle(points, wall))
@@ -96,13 +102,16 @@ def draw_curve(
         _draw_bounds(axes, points, wall, left, size)
         _draw_plans(axes, points, right, size)
         _draw_failures(axes, points, size)
+        if parts:
+            at = [(point.budget / size, 100 * (point.overhead or 0.0)) for point in parts]
+            axes.plot(*zip(*sorted(at), strict=True), clip_on=False, zorder=6, **PARTS)
         if chosen:
             axes.plot(chosen[0] / size, 100 * chosen[1], clip_on=False, zorder=7, **STAR)
-        _vertical(axes, points, chosen)
-        _forbid(axes, wall, left, size)
+        _vertical(axes, [*points, *parts], chosen)
+        _forbid(axes, wall, left, size, "proven infeasible" + (" in one piece" if parts else ""))
         axes.set_xlabel(f"budget ({unit})")
         axes.set_ylabel("extra time over storing everything (%)")
-        _key(axes, points, chosen)
+        _key(axes, points, chosen, bool(parts))
         if store_all_peak:
             words = f"% of {reference} ({format_bytes(store_all_peak)})"
             _upper_axis(axes, store_all_peak / size, words)
@@ -159,13 +168,16 @@ def _undecided(point: SweepPoint) -> bool:
     return point.overhead is None and not point.status.startswith("infeasible")
 
 
-def _key(axes: Axes, points: Sequence[SweepPoint], chosen: tuple[int, float] | None) -> None:
+def _key(
+    axes: Axes, points: Sequence[SweepPoint], chosen: tuple[int, float] | None, parts: bool
+) -> None:
     """Only what the plot shows; upper right, where no curve of this kind goes."""
     found = [p for p in points if p.overhead is not None]
     rows: list[tuple[str, dict[str, Any], bool]] = [
         ("plan, proven best", PLAN_BEST, any(p.status == "optimal" for p in found)),
         ("plan", PLAN, any(p.status != "optimal" for p in found)),
         ("proven least: no plan is below", BOUND, any(p.bound is not None for p in points)),
+        ("regions in parts, estimated", PARTS, parts),
         ("chosen", STAR, chosen is not None),
         ("neither plan nor proof", NONE, any(_undecided(p) for p in points)),
     ]
@@ -179,14 +191,14 @@ def _vertical(axes: Axes, points: Sequence[SweepPoint], chosen: tuple[int, float
     axes.set_ylim(0, max(1.0, 115 * max(shares, default=0.0)))
 
 
-def _forbid(axes: Axes, wall: int, left: float, size: float) -> None:
+def _forbid(axes: Axes, wall: int, left: float, size: float, words: str) -> None:
     if not wall:
         return
     axes.axvspan(left / size, wall / size, facecolor="#ececec", hatch="////", edgecolor="#c9c9c9",
                  linewidth=0, zorder=2)  # fmt: skip
     axes.axvline(wall / size, color=ALARM, linewidth=1.4, zorder=3)
     axes.annotate(
-        "proven infeasible", ((left + wall) / 2 / size, 0.5), rotation=90, ha="center",
+        words, ((left + wall) / 2 / size, 0.5), rotation=90, ha="center",
         va="center", color=ALARM, weight="bold", xycoords=("data", "axes fraction"), zorder=5,
         bbox={"facecolor": "white", "edgecolor": "none", "pad": 2.5},
     )  # fmt: skip

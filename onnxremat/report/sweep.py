@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from onnxremat.studies.curve import SweepPoint
+    from onnxremat.studies.points import SweepPoint
 
 
 def infeasible_until(points: Iterable[SweepPoint]) -> int:

@@ -24,7 +24,7 @@ from onnxremat.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from onnxremat.pipeline.bench import Timing
-    from onnxremat.studies.curve import SweepPoint
+    from onnxremat.studies.points import SweepPoint
 
 TAKES = "takes: bytes of the process; values: of these weights and values"
 
@@ -104,7 +104,12 @@ def bench_table(timings: Sequence[Timing]) -> RenderableType:
     return _titled(f"paired timing, medians of {rounds} rounds", table)
 
 
-def sweep_table(points: Iterable[SweepPoint], baseline_peak: int) -> RenderableType:
+IN_PARTS = "with regions in parts, estimated"  # title of the second curve
+
+
+def sweep_table(
+    points: Iterable[SweepPoint], baseline_peak: int, title: str = "memory-time curve"
+) -> RenderableType:
     """Overhead and bound at several budgets, largest budget first.
 
     Args:
@@ -117,7 +122,7 @@ def sweep_table(points: Iterable[SweepPoint], baseline_peak: int) -> RenderableT
     table.add_column("status", no_wrap=True)
     for point in rows:
         table.add_row(*_sweep_cells(point, baseline_peak), Text(point.status.partition(" (")[0]))
-    return _titled("memory-time curve", table, _sweep_notes(rows))
+    return _titled(title, table, _sweep_notes(rows))
 
 
 def _sweep_cells(point: SweepPoint, baseline_peak: int) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from math import inf
 from typing import Any
 
@@ -19,26 +19,9 @@ from onnxremat.planner.semantics import seconds
 from onnxremat.planner.solution import Certificate, Solution, Status, unsolved
 from onnxremat.planner.sweep import Point, budgets_between, sweep
 from onnxremat.studies.graph_file import plan_problem
+from onnxremat.studies.parts_curve import parts_curve, why_whole
+from onnxremat.studies.points import SweepPoint
 from onnxremat.units import Budget, format_bytes
-
-
-@dataclass(frozen=True)
-class SweepPoint:
-    """The answer for one budget; overhead and bound are fractions of the store-all time, sizes
-    are bytes. ``budget`` and ``process`` are of the process, ``limit`` and ``peak`` what of these
-    is for weights and values. ``process``, ``peak`` and ``overhead`` are None where no plan was
-    found, ``bound`` where the budget is proven infeasible."""
-
-    budget: int
-    limit: int
-    process: int | None
-    peak: int | None
-    overhead: float | None
-    bound: float | None
-    any_order: bool
-    status: str
-    planner: str
-    plan_seconds: float
 
 
 @dataclass(frozen=True)
@@ -47,7 +30,9 @@ class Curve:
 
     Attributes:
         subject: what was planned.
-        points: largest budget first.
+        points: largest budget first, planned whole.
+        parts: the same with regions in parts, estimated.
+        whole: why there are none of these, "" where they were looked for.
         infeasible_below: bytes of the process; no smaller budget has a plan, for the reason in
             ``why``; 0 when that was not asked.
     """
@@ -56,6 +41,8 @@ class Curve:
     points: list[SweepPoint]
     infeasible_below: int
     why: str
+    parts: list[SweepPoint] = field(default_factory=list)
+    whole: str = ""
 
     def facts(self) -> dict[str, Any]:
         """All figures as plain data."""
@@ -68,6 +55,8 @@ class Curve:
             "infeasible_why": self.why or None,
             "beside_bytes": self.subject.beside,
             "points": [asdict(point) for point in self.points],
+            "in_parts": [asdict(point) for point in self.parts],
+            "in_parts_why_not": self.whole or None,
         }
 
 
@@ -117,7 +106,12 @@ def curve(
         answer, wanted, known=known, jobs=jobs, stop=options.stop,
         close=options.gap * subject.store_all_seconds, done=done,
     )  # fmt: skip
-    return Curve(subject, [_row(subject, point, totals) for point in found], below, why)
+    rows = [_row(subject, point, totals) for point in found]
+    whole = why_whole(subject, options)
+    if not whole:
+        say("choosing regions to compute in parts")
+    parts = parts_curve(subject, rows, options, further=budgets is None)
+    return Curve(subject, rows, below, why, parts, whole)
 
 
 @dataclass(frozen=True)

@@ -52,12 +52,12 @@ class Tuning:
         self,
         overlapped: Overlapped,
         ranks: Ranks,
-        courier: Courier,
+        network: Network,
         sizes: Sequence[int],
         most: int,
     ) -> None:
         self._runs, self._ranks, self._sizes, self._most = overlapped, ranks, sizes, most
-        self.network = measured_network(courier, ranks)
+        self.network = network
         self.chosen: tuple[Simulated, Simulated] | None = None
         self.tried: tuple[list[float], list[float]] = ([], [])
         self.done = False

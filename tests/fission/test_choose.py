@@ -16,6 +16,12 @@ from onnxremat.fission.pricing import Whole
 from onnxremat.fission.split import split
 from onnxremat.graph.ir import Graph
 from onnxremat.ort.infer import build_graph
+from onnxremat.pipeline.prepare import Settings
+from onnxremat.pipeline.study_problem import read_subject
+from onnxremat.planner.options import PlanOptions
+from onnxremat.studies.curve import curve
+from onnxremat.studies.parts_curve import parts_curve, why_whole
+from onnxremat.units import parse_budget
 from tests.fission.drawn import Drawn
 from tests.toolbox import run
 
@@ -94,3 +100,20 @@ def test_where_no_parts_help_nothing_is_in_parts() -> None:
     """Without workspace, the last of these ops needs as much in parts: its output is handed out."""
     graph = build_graph(grown())
     assert not Chooser(Whole(graph, analytic_costs(graph).seconds, {})).within(0).regions
+
+
+def test_a_curve_has_budgets_that_only_parts_keep() -> None:
+    settings = Settings(target="portable", measure=False, not_counted=("session",))
+    subject = read_subject(bottlenecks(), settings)
+    options = PlanOptions(time_limit=5)
+    found = curve(subject, [parse_budget("0.4x")], 2, options)
+    assert [point.overhead for point in found.points] == [None]
+    (point,) = found.parts
+    assert point.process <= point.budget == found.points[0].budget
+    assert 0 < point.overhead < 1
+    least = parts_curve(subject, found.points, options, further=True)[-1]
+    assert least.peak < point.peak
+    off = replace(subject, model=replace(subject.model, settings=replace(settings, fission=())))
+    assert (why_whole(off, options), parts_curve(off, found.points, options, True)) == (
+        "--fission off", [],
+    )  # fmt: skip
