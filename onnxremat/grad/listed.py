@@ -14,7 +14,7 @@ from onnxremat.errors import ModelError
 KEY = "onnxremat.parameters"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Parameters:
     """Names as ``module.named_parameters()`` and ``named_buffers()`` have them.
 
@@ -32,6 +32,11 @@ class Parameters:
     buffers: tuple[str, ...] = ()
     tied: Mapping[str, str] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        """How many of each: the names of a network fill pages."""
+        counts = (f"{name}: {len(names)}" for name, names in vars(self).items() if names)
+        return f"Parameters({', '.join(counts)})"
 
     def to_json(self) -> str:
         """For the metadata of the model."""

@@ -107,7 +107,15 @@ def _asked(request: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str]:
     lines = done.stdout.splitlines()
     if done.returncode == 0 and lines:
         return json.loads(lines[-1]), ""
-    return None, (done.stderr.splitlines() or [f"it ended with {done.returncode}"])[-1][:200]
+    return None, _reason(done.stderr) or f"it ended with {done.returncode}"
+
+
+def _reason(said: str) -> str:
+    """Of an error that ended a process: why, where it says so in a line of its own, else its last
+    line."""
+    lines = said.splitlines()
+    whys = [line.removeprefix("  why").strip() for line in lines if line.startswith("  why")]
+    return (whys or lines or [""])[-1][:200]
 
 
 def small_stack() -> None:

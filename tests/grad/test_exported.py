@@ -16,7 +16,7 @@ from onnx import helper, numpy_helper
 
 from onnxremat.errors import ModelError, TrainingWarning, UsageError
 from onnxremat.grad import differentiate, training_of
-from onnxremat.grad.listed import KEY
+from onnxremat.grad.listed import KEY, Parameters
 from onnxremat.grad.parameters import take_inventory
 from onnxremat.grad.unfold import apply_restored, fold_restored
 from onnxremat.ort.session import open_session, session_options
@@ -658,3 +658,8 @@ def test_a_short_parameter_without_a_gradient_is_warned_of() -> None:
     net = model(nodes, {"gain": draw(6), "w": draw(6, 3)})
     said = training_of(differentiate(net, optimizer=None)).warnings
     assert any(text.startswith("gain: no gradient") for text in said)
+
+
+def test_parameters_print_as_counts() -> None:
+    told = Parameters(trained=("a", "b"), buffers=("mean",))
+    assert repr(told) == "Parameters(trained: 2, buffers: 1)"

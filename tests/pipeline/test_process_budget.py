@@ -111,6 +111,8 @@ def test_a_process_that_takes_more_is_found_out(large: tuple[Path, dict]) -> Non
     assert tight.kept is False
     assert tight.why
     assert tight.bytes > 48 * MIB  # told all the same
+    assert resident._reason("Error: refused\n  why   bad_alloc\n  try   this") == "bad_alloc"
+    assert resident._reason("Trace\nError: late") == "Error: late"
 
 
 def test_a_system_without_limits_says_so(
