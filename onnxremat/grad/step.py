@@ -263,7 +263,7 @@ class _Builder:
     def _walk(self, seeds: Mapping[str, str]) -> Backward:
         walk = self._walker(self.tape, self._chosen(seeds))
         walked = walk.run(seeds, self.parameters)
-        data = {*self.graph.inputs} - {*self.weights} - {*self.parameters}
+        data = {*self.graph.inputs}.difference(self.weights, self.parameters)
         layers = varying(self.graph.ops, data) & walk.gradient_of.keys()
         mark_gradients(self.tape.ops, [walk.gradient_of[name] for name in layers])
         if not walked.gradients:
@@ -412,8 +412,8 @@ class _Builder:
         if self.turns:
             ops = in_turn(ops, self.turns, self.roots, self.tape.tensors)
         read = {name for op in ops for name in op.reads} | set(outputs)
-        data = [n for n in self.graph.inputs if n not in self.weights and n not in self.inputs]
-        inputs = [*data, *dict.fromkeys(self.inputs)]
+        taken = {*self.weights, *self.inputs}
+        inputs = [*(n for n in self.graph.inputs if n not in taken), *dict.fromkeys(self.inputs)]
         frame = self._frame(ops, inputs, outputs, read)
         known = {n: self.tape.tensors[n] for n in read | {o for op in ops for o in op.writes}}
         made = Graph(tuple(ops), known, tuple(inputs), tuple(outputs), frame)
@@ -451,13 +451,12 @@ class _Builder:
         frame.graph.name = f"{source.graph.name or 'model'}_training"
         for field, names in ((frame.graph.input, inputs), (frame.graph.output, outputs)):
             field.extend(helper.make_tensor_value_info(n, t.dtype(n), t.shape(n)) for n in names)
-        trained = set(inputs)
         stored = {tensor.name: tensor for tensor in source.graph.initializer} | self.weights
         stored.update((tensor.name, tensor) for tensor in t.initializers)
         frame.graph.initializer.extend(
             tensor
             for name, tensor in stored.items()
-            if name in read and (s.initializers or name not in trained)
+            if name in read and (s.initializers or name not in inputs)
         )
         if s.initializers:
             self._zero_states(frame)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from onnxremat.graph.axes import row_of
 from onnxremat.graph.axis_products import pointwise
 from onnxremat.graph.ir import Op
-from onnxremat.graph.traits import MOVING, is_alias
+from onnxremat.graph.traits import MOVING, is_alias, takeover_inputs
 
-_SIZES = frozenset({"Shape", "Size"})
+_SIZES, _SCALING = frozenset({"Shape", "Size"}), frozenset({"Mul", "Div"})
 Readers = Mapping[str, Sequence[int]]  # indices of ops by old value
 
 
@@ -69,8 +69,8 @@ def readers_of_views(ops: Sequence[Op], olds: Collection[str]) -> dict[str, list
 def readers_once_fused(
     ops: Sequence[Op], shared: Mapping[str, str], known: Iterable[str]
 ) -> dict[str, list[int]]:
-    """Ops that read each old value, or what it alone and constants enter (a Transpose, a multiple),
-    which a runtime may fuse into the op that reads that."""
+    """Ops that read each old value, or what is moved from it (a Transpose) or a constant multiple
+    of it, which onnxruntime fuses into the op that reads that."""
     constant = set(known)
     source = {name: name for name in shared}
     new = {*shared.values()}  # which may be read at any time
@@ -83,8 +83,9 @@ def readers_once_fused(
         olds = {source.get(name, "") for name in read}
         for old in olds - {""}:
             found[old].append(index)
-        moved = source.get(op.inputs[0], "") if op.op_type in MOVING else ""
-        made_of = moved or (olds.pop() if len(olds) == 1 else "")
+        made_of = source.get(op.inputs[0], "") if op.op_type in MOVING else ""
+        if op.op_type in _SCALING and len(olds) == 1:
+            made_of = olds.pop()
         if made_of:
             source.update((name, made_of) for name in op.writes if name not in new)
     return found
@@ -100,7 +101,7 @@ def _late(
     for old, at in writers.items():
         for index in readers[old]:
             if index == at:
-                fine = old not in ops[at].reads or _each_alone(ops[at])
+                fine = old not in ops[at].reads or _may_write_over(ops[at], old)
             else:
                 fine = index < at if listed else index in before[at]
             if not fine:
@@ -108,11 +109,15 @@ def _late(
     return found
 
 
-def _each_alone(op: Op) -> bool:
-    """Each element of the output depends on one element of each input: a kernel may write over
-    what it reads."""
-    row = row_of(op)
-    return row is not None and row.rule is pointwise
+def _may_write_over(op: Op, old: str) -> bool:
+    """The kernel may be given one buffer for this input and its output: each element depends on
+    that element alone, or it begins with a copy of the input (what a product is added to)."""
+    row, takes = row_of(op), {*takeover_inputs(op)}
+    if op.op_type in ("Gemm", "FusedGemm"):
+        takes.add(2)
+    if row is not None and row.rule is pointwise:
+        return True
+    return all(k in takes for k, name in enumerate(op.inputs) if name == old)
 
 
 def _before(

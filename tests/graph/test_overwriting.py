@@ -41,6 +41,13 @@ BODY = (
         ("n = Sub(w, d) y = MatMul(x, n)", [], []),
         # fused into the product: that reads w; as listed, a Transpose is a copy
         ("v = Transpose(w) s = Add(v, d) n = Sub(w, s) y = MatMul(x, v)", ["y"], []),
+        (
+            "f = Constant<value_float = 2.0>() v = Mul(w, f) n = Sub(w, d) y = MatMul(x, v)",
+            ["v", "y"],
+            [],
+        ),
+        # what is computed of it is another tensor
+        ("s = Sum(w) y = MatMul(x, s) n = Sub(s, d)", [], []),
         # a view has the same memory
         ("z = Shape(x) v = Reshape(w, z) n = Sub(w, d) y = MatMul(x, v)", ["v", "y"], ["y"]),
         # a body captures w
@@ -48,6 +55,9 @@ BODY = (
         ("n = Sub(w, d) " + BODY, ["y"], ["y"]),
         # each element of n depends on many of w
         ("n = MatMul(w, d) y = Identity(x)", ["n"], ["n"]),
+        ("n = Gemm(w, d, x) y = Identity(x)", ["n"], ["n"]),
+        # onnxruntime makes this of a sum of gradients: the kernel begins with w
+        ("n = Gemm(x, d, w) y = Identity(x)", [], []),
     ],
 )
 def test_finds_what_is_read_too_late(nodes: str, any_order: list[str], listed: list[str]) -> None:
