@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ from onnxremat.pipeline.optimize import Request
 from onnxremat.pipeline.optimize import optimize as finish_request
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.planned import prepare_for
-from onnxremat.pipeline.prepare import Prepared, Settings, prepare
+from onnxremat.pipeline.prepare import Prepared, Settings, left_of, prepare
 from onnxremat.pipeline.result import Result, Timed, finish
 from onnxremat.pipeline.settings_over_devices import over_devices
 from onnxremat.pipeline.source import Source, read_source
@@ -172,6 +172,7 @@ def optimize(
     objective: str = "auto",
     in_flight: int | None = None,
     replicas: int | None = None,
+    contiguous: bool | None = None,
     max_overhead: float | None = None,
     bench_seconds: float = 6.0,
     write_model: str | os.PathLike[str] | None = None,
@@ -197,6 +198,8 @@ def optimize(
             fit.
         replicas: for the throughput: devices at most that take the samples of one stage in turn; 1
             for a device per stage, None for as many as are of use and fit.
+        contiguous: for the throughput: True for a chain of stages, False for a placement of any
+            shape (devices have several stages, in one fixed cyclic order), None for the quicker.
         max_overhead: instead of a budget: the least memory that is found within this share of time
             more (0.1 for a tenth) than storing everything takes.
         bench_seconds: time to spend on timing the result, 0 for none.
@@ -216,13 +219,16 @@ def optimize(
     settings = settings or Settings()
     if machine is not None:
         machine, settings = over_devices(machine, settings)
+    options = options or PlanOptions()
     request = Request(
-        budget, machine, options or PlanOptions(), pins, objective, bench_seconds,
+        budget, machine, options, pins, objective, bench_seconds,
         Path(write_model) if write_model else None, Path(read_solution) if read_solution else None,
-        in_flight=in_flight, replicas=replicas, max_overhead=max_overhead,
+        in_flight=in_flight, replicas=replicas, contiguous=contiguous, max_overhead=max_overhead,
     )  # fmt: skip
+    settings = settings.asked(options, one_budget(budget) if budget and not machine else None)
     log = Phases.of(say)
     prepared = prepare(source, settings, log)
+    request = replace(request, options=left_of(options, log))
     return finish_request(prepared, request, log, OptimizeResult)
 
 
@@ -288,8 +294,9 @@ def plan(
         As :func:`optimize`.
     """
     limit, log = one_budget(budget), Phases.of(say)
-    prepared = prepare(source, settings or Settings(), log)
-    return plan_within_budget(prepared, limit, options or PlanOptions(), log)
+    options = options or PlanOptions()
+    prepared = prepare(source, (settings or Settings()).asked(options, limit), log)
+    return plan_within_budget(prepared, limit, left_of(options, log), log)
 
 
 def read_plan(path: str | os.PathLike[str]) -> Plan:
@@ -355,8 +362,9 @@ def sweep(
         jobs: budgets planned at the same time, in processes of their own.
     """
     limits = [parse_budget(budget) for budget in budgets] if budgets else None
-    subject = read_subject(source, settings or Settings(), say)
-    return curve(subject, limits, points, options or PlanOptions(), jobs, say)
+    options = options or PlanOptions()
+    subject = read_subject(source, (settings or Settings()).asked(options), say)
+    return curve(subject, limits, points, options, jobs, say)
 
 
 def compare(
@@ -380,10 +388,9 @@ def compare(
         UsageError: wrong input, or an unknown planner.
     """
     limits = [one_budget(budget) for budget in budgets]
-    subject = read_subject(source, settings or Settings(), say)
-    return compare_planners(
-        subject, limits, options or PlanOptions(), planners=planners, jobs=jobs, say=say
-    )
+    options = options or PlanOptions()
+    subject = read_subject(source, (settings or Settings()).asked(options), say)
+    return compare_planners(subject, limits, options, planners=planners, jobs=jobs, say=say)
 
 
 def max_batch(
@@ -414,14 +421,12 @@ def max_batch(
         UsageError: wrong input, a budget that is no number of bytes, or no dimension to grow.
         InfeasibleError, NoPlanError: not even batch 1 fits.
     """
-    settings, limit = settings or Settings(), one_budget(budget)
+    options, limit = options or PlanOptions(time_limit=10), one_budget(budget)
+    settings = (settings or Settings()).asked(options)
     if not is_graph_file(source):
         dimension = open_dimension(source, settings, dimension)
     batches = Batches(source, settings, dimension, file_batch)
-    return largest_batch(
-        batches, limit, options or PlanOptions(time_limit=10), max_overhead=max_overhead, most=most,
-        say=say,
-    )  # fmt: skip
+    return largest_batch(batches, limit, options, max_overhead=max_overhead, most=most, say=say)
 
 
 def optimize_devices(
@@ -463,7 +468,7 @@ def load_pipeline(path: str | os.PathLike[str], *, in_flight: int | None = None)
     Raises:
         UsageError: the file carries no plan over several devices, was not planned for throughput
             and ``in_flight`` is None, or holds a training step.
-        UnsupportedError: a sample would come back to a device that it has left.
+        UnsupportedError: a sample would come back to a device that takes them in turn with others.
         MissingComponentError: a device's provider is not here.
     """
     made = read_deployment(path, mapped=True)

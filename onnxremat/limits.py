@@ -3,8 +3,12 @@ without end has a limit here, and an error that names it."""
 
 from __future__ import annotations
 
+import errno
+from pathlib import Path
+
 from onnxremat.errors import UsageError
 
+NO_PIPES = "pipes and devices are not read: opening one may wait for ever, reading one never end"
 NODES = 200_000  # nodes of a graph once its functions are written out
 NESTING = 100  # lists and objects inside each other in a JSON file (protobuf's own limit, too)
 PLAN_RUNS = 100_000  # runs of ops in a plan
@@ -37,6 +41,17 @@ def check(
             why=f"at most {limit} are taken on",
             hint=hint,
         )
+
+
+def regular(path: Path) -> Path:
+    """The same path, of a file that can be read to its end.
+
+    Raises:
+        OSError: of a pipe or a device.
+    """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError(errno.EINVAL, f"no regular file: {NO_PIPES}", str(path))
+    return path
 
 
 def _words(count: int) -> str:

@@ -37,8 +37,9 @@ from onnxremat.fission.pricing import Priced
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort.profile import profile, run_session
 from onnxremat.ort.session import open_session, session_options
+from onnxremat.pipeline.divided import prepare_fission
 from onnxremat.pipeline.in_regions import wholes_of
-from onnxremat.pipeline.prepare import Prepared, Settings, prepare, prepare_fission
+from onnxremat.pipeline.prepare import Prepared, Settings, prepare
 from onnxremat.session.compare import compare
 
 ALLOWED = 1.10  # time of a run against the original's

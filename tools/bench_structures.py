@@ -35,12 +35,12 @@ def measured(file: Path) -> dict[str, Any]:
 
     from onnxremat.graph.ir import subgraphs
     from onnxremat.graph.wire import read_light
+    from onnxremat.memory.taken import heap_bytes
     from onnxremat.ort.infer import build_graph
     from onnxremat.ort.providers import tiny_model
     from onnxremat.ort.session import TUNED, session_options
     from onnxremat.rewrite.pins import PREFIX as PIN
     from onnxremat.session.held import open_light
-    from onnxremat.session.resident import heap_bytes
     from onnxremat.session.structures import graph_bytes
 
     def nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:

@@ -31,7 +31,8 @@ BEFORE = {
     "train": "python tools/digits.py\n"
     "onnxremat differentiate digits/net.onnx first.onnx --optimizer adamw --dim batch=32 -q",
     "max-batch": "python -m models lenet open.onnx --symbolic-batch",
-    "export-partitions": "onnxremat optimize net.onnx two.onnx --devices cpu-2x1 --time-limit 5 -q",
+    "export-partitions": "onnxremat optimize net.onnx two.onnx --devices cpu-2x1 "
+    "--pin '/encoder*=cpu:0' --pin '/decoder*=cpu:1' --time-limit 5 -q",
     "place": "onnxremat place net.onnx --devices cpu-2x1 --graph graph.json -q",
 }
 EXAMPLES = {
@@ -46,7 +47,7 @@ EXAMPLES = {
     "inspect": "inspect out.onnx",
     "report": "report out.onnx -o report.html",
     "profile": "profile net.onnx --top 5",
-    "sweep": "sweep step.onnx --points 4 --time-limit 5 -o curve.json",
+    "sweep": "sweep step.onnx --points 5 --time-limit 20 -o curve.json",
     "compare": "compare step.onnx --budget 0.5x --time-limit 30",
     "max-batch": "max-batch open.onnx --train --budget 32MiB --max-overhead 20% --time-limit 2",
     "set-batch": "set-batch net.onnx one.onnx 1",

@@ -23,15 +23,9 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-STACK = 1 << 20  # of a thread: a limit on data counts its addresses, not its pages
 
-
-def memory(field: str) -> int:
-    """A figure of /proc/self/status in bytes."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field + ":"):
-            return int(line.split()[1]) * 1024
-    raise KeyError(field)
+from onnxremat.memory.taken import status  # noqa: E402
+from onnxremat.session.resident import small_stack  # noqa: E402
 
 
 def opener(way: str, threads: int) -> Callable[[str], Any]:
@@ -89,7 +83,7 @@ def trainer_of(weights: str, threads: int) -> Callable[[str], Any]:
 
 def limit_data(room: int) -> None:
     """Allow this process ``room`` bytes more of data."""
-    most = memory("VmData") + room
+    most = status("VmData") + room
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
 
 
@@ -109,7 +103,7 @@ def work(way: str, file: str, data: str, threads: int, room: int, weights: str) 
     ctypes.CDLL(None).malloc_trim(0)
     fields = ("VmRSS", "RssAnon", "RssFile", "VmData")
     Path("/proc/self/clear_refs").write_text("5")
-    base = {field: memory(field) for field in fields}
+    base = {field: status(field) for field in fields}
     if room:
         limit_data(room)
     with np.load(data) as given:
@@ -120,9 +114,9 @@ def work(way: str, file: str, data: str, threads: int, room: int, weights: str) 
     session = opened(file)
     facts = {
         "seconds": time.perf_counter() - begin,
-        "opened": memory("RssAnon") - base["RssAnon"] - inputs,
+        "opened": status("RssAnon") - base["RssAnon"] - inputs,
         "inputs": inputs,
-        "opening": memory("VmHWM") - base["VmRSS"],
+        "opening": status("VmHWM") - base["VmRSS"],
     }
     print(json.dumps(facts), flush=True)
     for count, line in enumerate(sys.stdin):
@@ -131,9 +125,9 @@ def work(way: str, file: str, data: str, threads: int, room: int, weights: str) 
         change(feeds, count)
         print(json.dumps(stepped(session, feeds)), flush=True)
     facts = {
-        "growth": memory("VmHWM") - base["VmRSS"],
-        "file": memory("RssFile") - base["RssFile"],
-        "data": memory("VmData") - base["VmData"],
+        "growth": status("VmHWM") - base["VmRSS"],
+        "file": status("RssFile") - base["RssFile"],
+        "data": status("VmData") - base["VmData"],
         "says": session.describe() if hasattr(session, "describe") else "",
     }
     print(json.dumps(facts), flush=True)
@@ -183,11 +177,6 @@ class Process:
         facts = self.say("end")
         _, error = self.child.communicate()
         return {**self.facts, **facts, "error": (error.splitlines() or [""])[-1][:160]}
-
-
-def small_stack() -> None:
-    """Stacks of 1 MiB in the child."""
-    resource.setrlimit(resource.RLIMIT_STACK, (STACK, resource.getrlimit(resource.RLIMIT_STACK)[1]))
 
 
 if __name__ == "__main__":

@@ -2,18 +2,27 @@
 // pointed at, clicked, in the dark, on a phone, printed. Fails on a script error, a request, or a list
 // that does not follow.
 //
-//   npm install --no-save @sparticuz/chromium puppeteer-core
-//   node tools/page_in_browser.js report.html pictures/
+//   npm install --no-save puppeteer-core
+//   CHROMIUM=/usr/bin/chromium node tools/page_in_browser.js report.html pictures/
+//
+// Without CHROMIUM it takes that of the package @sparticuz/chromium.
 
 "use strict";
 const assert = require("node:assert/strict");
 const path = require("node:path");
-const chromium = require("@sparticuz/chromium");
 const puppeteer = require("puppeteer-core");
 
 const [file, pictures] = process.argv.slice(2).map((name) => path.resolve(name));
 const DESK = { width: 1100, height: 900 };
 const PHONE = { width: 390, height: 800, isMobile: true, hasTouch: true };
+
+async function browserHere() {
+  const args = ["--no-sandbox"];
+  if (process.env.CHROMIUM) return { args, executablePath: process.env.CHROMIUM, headless: true };
+  const chromium = require("@sparticuz/chromium");
+  args.push(...chromium.args);
+  return { args, executablePath: await chromium.executablePath(), headless: "shell" };
+}
 
 async function look(page) {
   const texts = await page.$$eval("#moment, #held", (found) => found.map((e) => e.innerText));
@@ -21,10 +30,7 @@ async function look(page) {
 }
 
 async function main() {
-  const browser = await puppeteer.launch({
-    args: [...chromium.args, "--no-sandbox"], executablePath: await chromium.executablePath(),
-    headless: "shell",
-  });
+  const browser = await puppeteer.launch(await browserHere());
   const page = await browser.newPage();
   const said = [], asked = [];
   page.on("pageerror", (error) => said.push(String(error)));
@@ -55,7 +61,7 @@ async function main() {
     slider.value = slider.min;
     slider.dispatchEvent(new Event("input"));
   });
-  assert.match((await look(page)).moment, /^(Step 1 of |0(\.0+)? (s|ms|us|%))/);
+  assert.match((await look(page)).moment, /^(Step 1 of |0(\.0+)? ?(s|ms|us|%))/);
 
   await page.emulateMediaFeatures([{ name: "prefers-color-scheme", value: "dark" }]);
   await page.screenshot({ path: path.join(pictures, "dark.png"), fullPage: true });
@@ -65,7 +71,7 @@ async function main() {
   await page.reload();
   const width = await page.evaluate(() => document.documentElement.scrollWidth);
   assert.ok(width <= PHONE.width, `a phone shows ${width} of ${PHONE.width} pixels`);
-  await page.screenshot({ path: path.join(pictures, "phone.png") });
+  await page.screenshot({ path: path.join(pictures, "phone.png"), fullPage: true });
   await page.setViewport(DESK);
   await page.pdf({ path: path.join(pictures, "print.pdf"), format: "A4", printBackground: true });
   assert.deepEqual(said, [], "no script says anything");

@@ -60,7 +60,12 @@ def check(wheel: Path, extras: str, folder: Path) -> None:
         "--target", "none", "--report", "report.html", "--quiet", folder=place,
     )  # fmt: skip
     assert "<svg" in (place / "report.html").read_text()
-    print("  explain, optimize, report: fine")
+    run(
+        command, "sweep", "net.onnx", "-o", "curve.json", "--points", 2, "--time-limit", 1,
+        folder=place,
+    )  # fmt: skip
+    run(command, "report", "out.onnx", "--sweep", "curve.json", "-o", "more.html", folder=place)
+    print("  explain, optimize, sweep, report: fine")
 
 
 def main() -> None:

@@ -73,7 +73,13 @@ Measure = Annotated[
 ]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Measure costs again even when cached.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of inputs and search.")]
-TimeLimit = Annotated[float, typer.Option(min=0.1, help="Seconds for the planner.")]
+TimeLimit = Annotated[
+    float,
+    typer.Option(
+        min=0.1,
+        help="Seconds for planning; measuring costs takes at most half as many, or estimates.",
+    ),
+]
 Work = Annotated[
     int | None,
     typer.Option(
@@ -182,6 +188,16 @@ Replicas = Annotated[
         min=1,
         help="With --objective throughput: devices at most that take the samples of one stage in "
         "turn (1: a device per stage); without it as many as are of use and fit.",
+    ),
+]
+Contiguous = Annotated[
+    bool | None,
+    typer.Option(
+        "--contiguous/--any",
+        help="With --objective throughput: devices form a chain of stages; or a placement of any "
+        "shape, where each has several and takes them in one fixed cyclic order. Without it the "
+        "quicker one.",
+        show_default=False,
     ),
 ]
 NotCounted = Annotated[

@@ -49,6 +49,6 @@ def _words(parameter: Any, value: Any) -> Iterator[str]:
 
 
 def _named(value: Any) -> str:
-    text = str(value)
+    text = f"{value:g}" if isinstance(value, float) else str(value)
     path = isinstance(value, Path) or (os.sep in text and Path(text).exists())
     return Path(text).name if path else text

@@ -60,9 +60,12 @@ def command(
             dims=args.parse_dims(dim),
         )  # fmt: skip
     from onnxremat.grad import Weight
-    from onnxremat.report.weights import weights_table
+    from onnxremat.report.weights import unsaid_note, weights_table
 
-    voice.table(weights_table([Weight(**row) for row in facts["weights"]], verbose))
+    weights = [Weight(**row) for row in facts["weights"]]
+    voice.table(weights_table(weights, verbose))
+    if left_open := unsaid_note(weights):
+        voice.note(left_open)
     voice.note(
         f"{facts['nodes']} nodes, {facts['parameters']} parameters, loss '{facts['loss']}', "
         f"target '{facts['target']}'"

@@ -48,6 +48,7 @@ def command(
     from onnxremat.errors import InfeasibleError
     from onnxremat.graph.light import read_structure
     from onnxremat.pipeline.prepare import Settings, prepare
+    from onnxremat.planner.options import PlanOptions
     from onnxremat.report.explanation import Explanation, asked, limit
     from onnxremat.rewrite.emit import metadata
 
@@ -60,7 +61,7 @@ def command(
     typed = {"--shape": shape or [], "--dim": dim or []}
     typed |= {"--target": [target]} if target != "auto" else {}
     with voice.working():
-        prepared = prepare(source, settings, voice.say)
+        prepared = prepare(source, settings.asked(PlanOptions(time_limit=time_limit)), voice.say)
         voice.say("looking for the smallest budgets")
         told = Explanation.of(
             prepared, asked(str(source), typed), wanted, memory_bytes(), time_limit

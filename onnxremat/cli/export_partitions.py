@@ -29,7 +29,7 @@ def command(
     made = read_deployment(planned)
     written = export_partitions(made, folder)
     voice.note(
-        f"{len(made.parts.partitions)} partitions, {len(made.parts.copies)} copies: "
+        f"partitions: {len(made.parts.partitions)}, copies: {len(made.parts.copies)}; "
         f"wrote {len(written)} files to {folder}"
     )
     if as_json:

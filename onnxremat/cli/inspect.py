@@ -32,7 +32,7 @@ OF_PROCESSES = (  # as the other commands name them; weights as the session keep
 )  # fmt: skip
 OF_PIPELINES = (
     "objective", "in_flight", "samples_per_second_predicted", "loads_seconds", "max_load_seconds",
-    "bound_seconds", "gap", "stages",
+    "bound_seconds", "gap", "stages", "rounds",
 )  # fmt: skip
 
 

@@ -65,6 +65,7 @@ def command(
     objective: args.Objective = "auto",
     in_flight: args.InFlight = None,
     replicas: args.Replicas = None,
+    contiguous: args.Contiguous = None,
     train: Annotated[
         bool, typer.Option("--train", help="Make a training step of the model first.")
     ] = False,
@@ -171,9 +172,9 @@ def command(
         result = api.optimize(
             source, budget=budget, devices=machine, settings=settings, options=options,
             pins=args.parse_pins(pin), objective=objective, in_flight=in_flight,
-            replicas=replicas, max_overhead=args.parse_overhead(max_overhead),
-            bench_seconds=bench_seconds, write_model=write_model, read_solution=read_solution,
-            say=log,
+            replicas=replicas, contiguous=contiguous,
+            max_overhead=args.parse_overhead(max_overhead), bench_seconds=bench_seconds,
+            write_model=write_model, read_solution=read_solution, say=log,
         )  # fmt: skip
         result = replace(result, command=asked(context))
         written: list[Path] = []

@@ -100,7 +100,7 @@ def command(
     ask = placing.asked(objective, contiguous, calls)
     if output and check_split:
         raise UsageError("--check writes no split", hint="leave out -o or --check")
-    options = placing.OfModel(devices, write_graph, shape, dim, threads, measure)
+    options = placing.OfModel(devices, write_graph, shape, dim, threads, measure, time_limit)
     with voice.working():
         given = placing.given(source, options, voice.say)
     if write_graph:

@@ -58,6 +58,7 @@ class OfModel:
     dim: list[str] | None
     threads: int
     measure: bool
+    time_limit: float = 60.0
 
 
 def given(source: Path, options: OfModel, say: Callable[[str], None]) -> PlacementGraph:
@@ -85,12 +86,14 @@ def given(source: Path, options: OfModel, say: Callable[[str], None]) -> Placeme
         check_writable(options.graph)
     from onnxremat.device.files import read_machine  # slow to load, and not for graphs
     from onnxremat.pipeline.prepare import Settings
+    from onnxremat.planner.options import PlanOptions
     from onnxremat.studies.placement_graph import placement_graph
 
     settings = Settings(
         args.parse_shapes(options.shape), args.parse_dims(options.dim), threads=options.threads,
         measure=options.measure,
     )  # fmt: skip
+    settings = settings.asked(PlanOptions(time_limit=options.time_limit))
     return placement_graph(str(source), read_machine(options.devices), settings, say)
 
 

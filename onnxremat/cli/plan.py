@@ -78,7 +78,7 @@ def command(
     from onnxremat.pipeline.fission_ways import plan_within_budget
     from onnxremat.pipeline.model_files import number_of_bytes, write_formulation
     from onnxremat.pipeline.phases import Phases
-    from onnxremat.pipeline.prepare import Settings
+    from onnxremat.pipeline.prepare import Settings, left_of
     from onnxremat.pipeline.study_problem import read_subject
     from onnxremat.studies.graph_file import plan_graph
 
@@ -100,7 +100,9 @@ def command(
             time_limit=time_limit, work=work, gap=gap, solver=solver, seed=seed, method=method,
             threads=threads or processors(), progress=voice.planning, stop=interrupt,
         )  # fmt: skip
-        subject = read_subject(source, settings, voice.say)
+        log = Phases(voice.say)
+        subject = read_subject(source, settings.asked(options, limit), log)
+        options = left_of(options, log)
         if elsewhere and elsewhere.write:
             voice.say("writing the model")
             bytes_ = number_of_bytes(subject, one_budget(budget))
@@ -122,7 +124,7 @@ def command(
                 facts = plan_graph(subject, limit, options)
                 text = json.dumps(facts)
             else:
-                made = plan_within_budget(subject.model, limit, options, Phases(voice.say))
+                made = plan_within_budget(subject.model, limit, options, log)
                 facts, text = _facts(made), made.plan.dumps()
         interrupt.at_once = False  # there is something to keep now
         _tell(voice, facts, output, text, as_json)

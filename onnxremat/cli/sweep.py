@@ -126,16 +126,16 @@ def _only(budgets: list[str] | None) -> str:
 
 def _tell(voice: Voice, curve: api.Curve, output: Path | None, plot: Path | None) -> None:
     from onnxremat.graph.onnx_io import atomic
-    from onnxremat.report.curve import draw_curve
     from onnxremat.report.tables import IN_PARTS, sweep_table
 
     voice.table(sweep_table(curve.points, curve.subject.baseline_peak))
     args.tell_beside(voice, curve.subject)
     if curve.infeasible_below:
+        parts = "; in parts it may take less (optimize --budget min tries them)"
+        said = "" if curve.whole else parts
         voice.note(
             f"no budget below {format_bytes(curve.infeasible_below)} ({curve.infeasible_below} B) "
-            f"can work for the graph as a whole: {curve.why}; in parts it may take less "
-            "(optimize --budget min tries them)"
+            f"can work for the graph as a whole: {curve.why}{said}"
         )
     if curve.parts:
         voice.table(sweep_table(curve.parts, curve.subject.baseline_peak, IN_PARTS))
@@ -146,6 +146,8 @@ def _tell(voice: Voice, curve: api.Curve, output: Path | None, plot: Path | None
         with atomic(output) as temporary:
             _write(facts, temporary, output.suffix.lower())
     if plot:
+        from onnxremat.report.curve import draw_curve
+
         draw_curve(
             curve.points, plot, title=curve.subject.name,
             store_all_peak=curve.subject.baseline_process,

@@ -55,10 +55,15 @@ def estimated_by(known: Graph, costs: CostTable, graph: Graph) -> CostTable:
     scratch = {
         op.name: round(shares.get(op.op_type, 1.0) * made.scratch[op.name]) for op in graph.ops
     }
-    note = "interrupted while costs were measured: they are estimated from those of the whole"
-    return replace(
-        made, seconds=seconds, scratch=scratch, dispatch=scale * made.dispatch, notes=(note,)
-    )
+    return replace(made, seconds=seconds, scratch=scratch, dispatch=scale * made.dispatch)
+
+
+def estimated_at(graph: Graph, seconds: float) -> CostTable:
+    """Estimated costs of a graph of which a run was seen to take so many seconds."""
+    made = analytic_costs(graph)
+    scale = seconds / made.total if seconds > 0 and made.total else 1.0
+    each = {name: scale * one for name, one in made.seconds.items()}
+    return replace(made, seconds=each, dispatch=scale * made.dispatch)
 
 
 def _by_type(graph: Graph, each: Mapping[str, int]) -> dict[str, int]:

@@ -14,6 +14,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 from onnxremat.cost.analytic import Roofline, analytic_costs
@@ -34,6 +35,7 @@ def device_costs(
     *,
     folder: Path | None = None,
     fresh: bool = False,
+    within: float = inf,
     say: Callable[[str], None] | None = None,
 ) -> dict[str, CostTable]:
     """A cost table per computing device; an op that a device does not run is not in its table.
@@ -42,6 +44,7 @@ def device_costs(
         feeds: inputs to measure on; None for estimates alone.
         folder: where external weights are.
         fresh: measure even what the cache knows.
+        within: seconds that measuring on processors may take.
 
     Raises:
         UsageError: no op of the graph runs on any device.
@@ -56,8 +59,9 @@ def device_costs(
         say(f"measuring the cost of every op on {device.name}")
         if device.provider == PROVIDERS["cpu"]:
             table, _ = measure_costs(
-                graph, feeds, threads=device.threads, folder=folder, fresh=fresh
-            )
+                graph, feeds, threads=device.threads, folder=folder, fresh=fresh,
+                within=within / len(devices),
+            )  # fmt: skip
         else:
             table = foreign_costs(
                 graph, feeds, device, roofline(device), folder=folder, fresh=fresh
@@ -69,7 +73,9 @@ def device_costs(
         known = [(machine.device(name), table) for name, table in tables.items()]
         if feeds is not None and not known:
             local = here()[0]
-            table, _ = measure_costs(graph, feeds, threads=local.threads, folder=folder)
+            table, _ = measure_costs(
+                graph, feeds, threads=local.threads, folder=folder, within=within
+            )
             known = [(replace(local, name="this machine"), table)]
         known = [(d if d.flops and d.bandwidth else with_speeds(d), t) for d, t in known]
         for device in absent:

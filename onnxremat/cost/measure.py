@@ -2,7 +2,8 @@
 
 Ops of equal signature (operator, attributes, shapes) share their samples, inside a model and
 between models: a cached entry is used when every op of a graph has one. What rounds of measuring do
-not say alike is measured again, and not kept (:mod:`onnxremat.cost.rounds`).
+not say alike is measured again, and not kept (:mod:`onnxremat.cost.rounds`). Where measuring would
+take longer than there is time, costs are what the cache knows and estimates, which is said.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ import statistics
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 
 import onnx
 
 from onnxremat import plain_json
+from onnxremat.cost.analytic import analytic_costs
 from onnxremat.cost.kept import cache_folder
 from onnxremat.cost.rounds import Rounds
 from onnxremat.cost.table import CostTable, signature
@@ -31,6 +34,7 @@ from onnxremat.ort.session import TUNED, Options, open_session, runtime_version,
 
 SECONDS = 6.0  # aim for this much measuring
 RUNS = (4, 24)
+FEWEST = 5  # runs that measuring takes at least
 AGAIN = 2  # rounds more where two do not agree
 KEPT = 2  # of what a cache holds; costs that nobody had doubted are 1
 LEAST = 1e-9  # seconds of an op that is quicker than the clock
@@ -44,6 +48,8 @@ def measure_costs(
     threads: int = 0,
     folder: Path | None = None,
     fresh: bool = False,
+    within: float = inf,
+    estimate: CostTable | None = None,
 ) -> tuple[CostTable, Profile | None]:
     """Costs of every op on this machine's CPU, and the profile of the run that gave them.
 
@@ -53,9 +59,11 @@ def measure_costs(
         threads: intra-op threads, 0 for one per core.
         folder: where external weights are.
         fresh: measure even when every op is in the cache.
+        within: seconds that measuring may take: fewer runs, and none where these are too long.
+        estimate: costs of ops that are not measured; how long a run is, too. A roofline if None.
 
     Returns:
-        the table, and the profile (None when the cache answered).
+        the table, and the profile (None when nothing was run).
 
     Raises:
         ModelError: onnxruntime refuses the model or a run fails.
@@ -66,8 +74,11 @@ def measure_costs(
     keys = {op.name: signature(graph, op) for op in graph.ops}
     if all(key in known for key in keys.values()):
         return _table(keys, known, "cached"), None
-    meter = Meter(to_model(graph), feeds, replace(TUNED, threads=threads), folder)
-    timed = _timed(meter, keys)
+    if within <= FEWEST * (estimate.total if estimate else 0.0):
+        return _estimated(keys, known, estimate or analytic_costs(graph)), None
+    until = time.monotonic() + within
+    meter = Meter(to_model(graph), feeds, replace(TUNED, threads=threads), folder, until)
+    timed = _timed(meter, keys, until)
     entries, doubtful = timed.entries(), timed.rounds.doubtful
     sure = {key: row for key, row in entries.items() if key not in doubtful}
     write_cache(path, {**kept, **sure})
@@ -79,18 +90,29 @@ class Meter:
     """Times a model by this machine's clocks."""
 
     def __init__(
-        self, model: onnx.ModelProto, feeds: Feeds, options: Options, folder: Path | None
+        self,
+        model: onnx.ModelProto,
+        feeds: Feeds,
+        options: Options,
+        folder: Path | None,
+        until: float = inf,
     ) -> None:
         self.model, self.feeds, self.options, self.folder = model, feeds, options, folder
+        self.until = until
 
     def runs(self) -> list[tuple[float, float]]:
         """Of some unprofiled runs the seconds, and those for which the calling thread had a core:
-        it computes its share, and waits for other threads awake."""
+        it computes its share, and waits for other threads awake. A third of the time that there
+        is at most."""
         session = open_session(self.model, session_options(self.options), self.folder)
         times: list[tuple[float, float]] = []
-        start = time.perf_counter()
-        while len(times) < RUNS[0] + 1 or (
-            time.perf_counter() - start < SECONDS / 3 and len(times) < RUNS[1]
+        start, left = time.perf_counter(), (self.until - time.monotonic()) / 3
+        while len(times) < 2 or (
+            time.perf_counter() - start < left
+            and (
+                len(times) < RUNS[0] + 1
+                or (time.perf_counter() - start < SECONDS / 3 and len(times) < RUNS[1])
+            )
         ):
             begin, core = time.perf_counter(), time.thread_time()
             run_session(session, self.feeds)
@@ -147,21 +169,51 @@ class _Timed:
         }
 
 
-def _timed(meter: Meter, keys: Mapping[str, str]) -> _Timed:
-    """Two rounds of runs, and more where these do not agree."""
+def _timed(meter: Meter, keys: Mapping[str, str], until: float) -> _Timed:
+    """Two rounds of runs, and more where these do not agree and there is time."""
     times = meter.runs()
     wall = min(seconds for seconds, _ in times)
     core = max(core / seconds if seconds else 1.0 for seconds, core in times)
+    usual = statistics.median(seconds for seconds, _ in times)
     runs = int(min(RUNS[1], max(RUNS[0], SECONDS / max(wall, 1e-6) / 2)))
+    runs = max(2, min(runs, _fitting(until, usual)))
     first = meter.profiled(runs)
     timed = _Timed(Rounds(keys, core=core), wall, first)
     if first.kernels:
         timed.add(first, 2)
     for _ in range(AGAIN):
-        if not timed.rounds.disagree:
+        again = min(max(1, runs // 2), _fitting(until, usual))
+        if not timed.rounds.disagree or not again:
             break
-        timed.add(meter.profiled(max(1, runs // 2)), 1)
+        timed.add(meter.profiled(again), 1)
     return timed
+
+
+def _fitting(until: float, seconds: float) -> int:
+    """Runs of so many seconds that there is time for, after one to warm up."""
+    left = (until - time.monotonic()) / max(seconds, 1e-6)
+    return RUNS[1] if left > RUNS[1] else max(0, int(left) - 1)
+
+
+def _estimated(
+    keys: dict[str, str], known: dict[str, list[float]], estimate: CostTable
+) -> CostTable:
+    """What is known, and estimates of the rest."""
+    rows = {name: known[key] for name, key in keys.items() if key in known}
+    share = sum(estimate.seconds[name] for name in keys if name not in rows) / (
+        estimate.total or 1.0
+    )
+    note = (
+        f"the costs of {share:.0%} of a run are estimated: timing ops takes longer than there is "
+        "time for; a longer --time-limit measures them"
+    )
+    return replace(
+        estimate,
+        seconds=estimate.seconds | {name: float(row[0]) for name, row in rows.items()},
+        scratch=estimate.scratch | {name: int(row[1]) for name, row in rows.items()},
+        source="estimated",
+        notes=(note,),
+    )
 
 
 def _table(keys: dict[str, str], known: dict[str, list[float]], source: str) -> CostTable:

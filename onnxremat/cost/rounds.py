@@ -68,14 +68,9 @@ class Rounds:
         timed = [key for key in self.keys.values() if key in seconds]
         total = sum(seconds[key] for key in timed)
         share = sum(seconds[key] for key in timed if key in doubtful) / (total or 1.0)
-        if self.core < UNDISTURBED:
-            why = f"this process had a core for {self.core:.0%} of the time at best"
-        else:
-            why = f"{len(doubtful)} of {len(seconds)} kinds of ops took another time each round"
         return (
-            f"the machine was busy while ops were timed ({why}): the costs of {share:.0%} of a run "
-            "are used for this plan but not kept, and are measured again next time, best on an "
-            "idle machine",
+            f"the machine was busy while ops were timed: the costs of {share:.0%} of a run are "
+            "rough, and are measured again next time, best on an idle machine",
         )
 
 

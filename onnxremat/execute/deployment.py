@@ -20,12 +20,13 @@ from onnxremat.device.files import machine_toml, parse_machine
 from onnxremat.device.machine import Machine
 from onnxremat.errors import ModelError, UsageError
 from onnxremat.execute.action_times import action_seconds
+from onnxremat.execute.cyclic import Rounds
 from onnxremat.execute.device_memory import DeviceBytes, device_bytes
 from onnxremat.execute.executor import Executor
 from onnxremat.execute.in_flight import places
 from onnxremat.execute.inside import insides
 from onnxremat.execute.partition_cuts import Terms, partition_within
-from onnxremat.execute.pipelined import Event, Flow, Pipeline, pipeline_stages
+from onnxremat.execute.pipelined import Event, Flow, Pipeline, pipeline_stages, rounds_of
 from onnxremat.execute.streams import finish_times, overlaps
 from onnxremat.execute.waits import waits_within, worst_case
 from onnxremat.grad import training_of
@@ -154,6 +155,25 @@ class Deployment:
             waits=self.waits, limits=self.limits, file=self.file, only=only,
         )  # fmt: skip
 
+    def rounds(self, in_flight: int) -> Rounds:
+        """What each device of a pipeline does in a round, with so many samples inside."""
+        return rounds_of(self.parts, self.machine, self.expected, in_flight)
+
+    def stages_in_rounds(self) -> dict[str, Any]:
+        """What the threads of the pipeline that it was planned as do, as plain data: stages in the
+        order in which a sample passes them, and how many samples one is behind the first of its
+        device; the order in which a device does its own; samples that may wait behind each."""
+        rounds = self.rounds(self.in_flight)
+        stages = pipeline_stages(self.parts, self.machine, self.replicas)
+        rows = [
+            {"devices": list(stage.devices), "actions": list(stage.actions), "behind": lag}
+            for stage, lag in zip(stages, rounds.lags, strict=True)
+        ]
+        return {
+            "in_flight": self.in_flight, "stages": rows, "order": list(rounds.order),
+            "queues": list(rounds.queues), "period_seconds": rounds.period,
+        }  # fmt: skip
+
     def pipeline(self, in_flight: int | None = None, log: list[Event] | None = None) -> Pipeline:
         """Ready to take one sample after the other, devices working on different ones.
 
@@ -165,8 +185,9 @@ class Deployment:
             MissingComponentError, ModelError, UnsupportedError, UsageError: see :class:`Executor`
                 and :class:`Pipeline`.
         """
-        flow = Flow(self.in_flight if in_flight is None else in_flight, self.replicas)
-        pipeline_stages(self.parts, self.machine)  # refused before sessions are made
+        inside = self.in_flight if in_flight is None else in_flight
+        pipeline_stages(self.parts, self.machine, self.replicas)  # refused before sessions are made
+        flow = Flow(inside, self.replicas, self.rounds(inside) if inside > 0 else None)
 
         def another(actions: Sequence[int]) -> Executor:
             return self.executor(overlap=False, only=actions)
@@ -269,7 +290,7 @@ def deploy_pipeline(
     terms: Terms,
     flow: Flow,
 ) -> Deployment:
-    """Cut a plan to one stage per device, for the samples inside; see ``worst`` for what each
+    """Cut a plan to stages of devices, for the samples inside; see ``worst`` for what each
     device then holds. A stage whose device is over its limit is cut to several partitions, which
     let its inputs go.
 
@@ -279,7 +300,7 @@ def deploy_pipeline(
 
     Raises:
         UsageError: the plan does not fit the graph or the machine.
-        UnsupportedError: it is no chain of devices.
+        UnsupportedError: samples come back to devices that take them in turn.
     """
     plan = settled(graph, plan, terms.pairs)
     _check_machine(plan, machine)
@@ -289,11 +310,13 @@ def deploy_pipeline(
 
     def cut(parts: Partitioned) -> Deployment:
         inside = insides(parts, machine, scratch, terms.known, terms.folder)
+        seconds = action_seconds(parts, machine, costs)
+        rounds = rounds_of(parts, machine, seconds, flow.in_flight)
         return Deployment(
             graph, plan, machine, parts, dict(terms.limits), (), terms.folder,
             predicted=device_bytes(parts, machine, inside),
-            worst=places(parts, machine, inside, flow.replicas).most(flow.in_flight),
-            seconds=action_seconds(parts, machine, costs),
+            worst=places(parts, machine, inside, rounds, flow.replicas).most(flow.in_flight),
+            seconds=seconds,
             scratch=scratch, in_flight=flow.in_flight, replicas=flow.replicas,
         )  # fmt: skip
 

@@ -120,6 +120,7 @@ def _manifest(made: Deployment, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "limits": dict(made.limits),
         "counted": asdict(made.parts.counted),
         "waits": [list(pair) for pair in made.waits],
+        **({"pipeline": made.stages_in_rounds()} if made.in_flight else {}),
         "session": {
             "SetSessionGraphOptimizationLevel": LEVELS[TUNED.level],
             "execution_order": "PRIORITY_BASED",

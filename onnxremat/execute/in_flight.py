@@ -5,6 +5,8 @@ wait for the caller. At each such place it holds known bytes of every device, an
 known number of samples. So the most that N samples can hold of a device, however the threads run,
 are the N largest of these bytes, beside what is there all the time (weights).
 
+A device whose samples come back has several stages, and works on one of them at a time.
+
 Where r devices take the samples of a stage in turn, each of them holds the same weights, and bytes
 of every r-th sample only: of N samples that follow each other, of N / r at most, rounded up.
 """
@@ -17,9 +19,10 @@ from itertools import pairwise
 from math import lcm
 
 from onnxremat.device.machine import Machine
+from onnxremat.execute.cyclic import Rounds
 from onnxremat.execute.device_memory import DeviceBytes, device_bytes
 from onnxremat.execute.inside import Inside
-from onnxremat.execute.pipelined import ENTERED, QUEUE, Event, PipelineStage, pipeline_stages
+from onnxremat.execute.pipelined import ENTERED, Event, PipelineStage, pipeline_stages
 from onnxremat.rewrite.partition import Partition, Partitioned
 
 
@@ -34,6 +37,7 @@ class Places:
         behind: per stage and device, in the queue behind it; outputs, behind the last.
         devices: per stage, those that take its samples in turn. The bytes of a sample are given as
             if it were the first one's turn.
+        queues: samples that can wait behind each stage but the last.
     """
 
     resident: Mapping[str, int]
@@ -41,6 +45,7 @@ class Places:
     inside: tuple[Mapping[str, int], ...]
     behind: tuple[Mapping[str, int], ...]
     devices: tuple[tuple[str, ...], ...]
+    queues: tuple[int, ...]
 
     def alike(self, name: str) -> tuple[str, ...]:
         """The devices of the stage of a device."""
@@ -54,16 +59,24 @@ class Places:
         alike = self.alike(name)
         count, first = -(-in_flight // len(alike)), alike[0]
         rows = [self.entering[first]] * count + [self.behind[-1][first]] * count
+        at_work: dict[
+            tuple[str, ...], int
+        ] = {}  # of the stages of a thread, the one that holds most
         for stage, devices in zip(self.inside, self.devices, strict=True):
-            rows += [stage[first]] * (1 if devices == alike else len(devices))
-        for stage, (one, next_) in zip(self.behind, pairwise(self.devices), strict=False):
-            rows += [stage[first]] * QUEUE * lcm(len(one), len(next_))
+            at_work[devices] = max(at_work.get(devices, 0), stage[first])
+        for devices, size in at_work.items():
+            rows += [size] * (1 if devices == alike else len(devices))
+        between = zip(self.behind, self.queues, pairwise(self.devices), strict=False)
+        for stage, room, (one, next_) in between:
+            rows += [stage[first]] * room * lcm(len(one), len(next_))
         return self.resident[name] + sum(sorted(rows, reverse=True)[:count])
 
     def _turn(self, held: Mapping[str, int], sample: int) -> Mapping[str, int]:
         """What a sample holds of the devices whose turn it is."""
         found = dict(held)
         for alike in self.devices:
+            if len(alike) == 1:  # or a link, which holds nothing
+                continue
             device = alike[sample % len(alike)]
             found[alike[0]], found[device] = 0, found[alike[0]]
         return found
@@ -98,12 +111,14 @@ def places(
     parts: Partitioned,
     machine: Machine,
     inside: Mapping[int, Inside],
+    rounds: Rounds,
     replicas: Mapping[str, tuple[str, ...]] | None = None,
 ) -> Places:
     """Where samples can be, and what they hold there.
 
     Args:
         inside: what each partition holds, by action.
+        rounds: what each device does in a round.
         replicas: of :class:`~onnxremat.execute.pipelined.Flow`.
     """
     stages = pipeline_stages(parts, machine, replicas)
@@ -126,6 +141,7 @@ def places(
         tuple(rows(number, stage) for number, stage in numbered),
         tuple(after(number, stage) for number, stage in numbered),
         tuple(stage.devices for stage in stages),
+        rounds.queues,
     )
 
 

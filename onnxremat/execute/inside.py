@@ -10,6 +10,7 @@ from pathlib import Path
 from onnxremat.device.machine import Device, Machine
 from onnxremat.execute.pools import pooled, ready_made
 from onnxremat.graph.onnx_io import to_model
+from onnxremat.memory.taken import heap_bytes
 from onnxremat.ort.binding import wrap
 from onnxremat.ort.feeds import seeded_feeds
 from onnxremat.ort.profile import Profile
@@ -22,7 +23,6 @@ from onnxremat.schedule.simulate import Rules, simulate
 from onnxremat.schedule.updates import written_over
 from onnxremat.session.measure import executed
 from onnxremat.session.process import further_bytes
-from onnxremat.session.resident import heap_bytes
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,12 @@
-"""Samples one after another through devices that each have a stage of the model: a pipeline.
+"""Samples one after another through devices that each have stages of the model: a pipeline.
 
-Each stage is a thread with sessions of its own, and works on another sample than its neighbours.
-A stage on several devices is a thread for each, which take samples in turn: sample n is of replica
-n modulo their number. Between two threads a queue holds :data:`QUEUE` samples; one that runs ahead
-waits. A sample is a set of values that sessions bind where they lie: nothing goes through numpy,
-and within one memory nothing is copied.
+Each device is a thread with sessions of its own, and works on another sample than its neighbours.
+Where samples come back to it, it has several stages, and does them in one fixed order, round after
+round, each with another sample (:mod:`onnxremat.execute.cyclic`). A stage on several devices is a
+thread for each, which take samples in turn: sample n is of replica n modulo their number. Between
+two stages a queue holds a known number of samples; a thread that runs ahead waits. A sample is a
+set of values that sessions bind where they lie: nothing goes through numpy, and within one memory
+nothing is copied.
 """
 
 from __future__ import annotations
@@ -14,19 +16,21 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from functools import partial
+from itertools import count
 from queue import Queue, SimpleQueue
 from typing import Any
 
 import numpy as np
 
+from onnxremat.device.machine import Machine
 from onnxremat.errors import OnnxrematError, UnsupportedError, UsageError
+from onnxremat.execute.cyclic import Rounds, cyclic
 from onnxremat.execute.executor import Executor, Held
 from onnxremat.execute.streams import stream_names
 from onnxremat.ort.denormals import denormals_as_zero
 from onnxremat.rewrite.partition import Partitioned
 
-QUEUE = 1  # samples between two stages
 ENTERED = -1  # in a log: a sample came in, before all stages
 
 Arrays = Mapping[str, np.ndarray]
@@ -40,15 +44,18 @@ class Flow:
         in_flight: samples that are inside at most.
         replicas: device of a stage to further devices with the same sessions, which take samples in
             turn with it; they read and write the same memory.
+        rounds: of devices with several stages; None for those of stages that all take as long.
     """
 
     in_flight: int
     replicas: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    rounds: Rounds | None = None
 
 
 @dataclass(frozen=True)
 class PipelineStage:
-    """What is done with every sample, by one thread or by several in turn.
+    """What is done with every sample, by one thread or by several in turn; a thread can have
+    several stages, of one name.
 
     Attributes:
         name: its device, or the link where bytes are copied.
@@ -73,7 +80,7 @@ class Event:
 
 
 def pipeline_stages(
-    parts: Partitioned, machine: Any, replicas: Mapping[str, tuple[str, ...]] | None = None
+    parts: Partitioned, machine: Machine, replicas: Mapping[str, tuple[str, ...]] | None = None
 ) -> tuple[PipelineStage, ...]:
     """The stages of partitions, in the order in which a sample passes them.
 
@@ -81,22 +88,37 @@ def pipeline_stages(
         replicas: of :class:`Flow`.
 
     Raises:
-        UnsupportedError: a sample would come back to a device that it has left.
+        UnsupportedError: a sample would come back to a device that takes them in turn with others.
     """
     found: list[PipelineStage] = []
     for index, name in enumerate(stream_names(parts, machine)):
         if found and found[-1].name == name:
             found[-1] = replace(found[-1], actions=(*found[-1].actions, index))
             continue
-        if any(stage.name == name for stage in found):
+        devices = (name, *(replicas or {}).get(name, ()))
+        if any({*devices} & {*stage.devices} for stage in found if [*stage.devices, *devices][2:]):
             raise UnsupportedError(
                 f"a sample would come back to '{name}' after it has left it",
-                why="each device is one stage of a pipeline",
+                why="devices that take samples in turn have one stage of a pipeline",
                 hint="onnxremat optimize IN OUT --devices M --objective throughput plans for that",
             )
-        devices = (name, *(replicas or {}).get(name, ()))
         found.append(PipelineStage(name, (index,), devices))
     return tuple(found)
+
+
+def rounds_of(
+    parts: Partitioned, machine: Machine, seconds: Mapping[int, float], in_flight: int
+) -> Rounds:
+    """What each device does in a round.
+
+    Args:
+        seconds: of each action.
+    """
+    stages = pipeline_stages(parts, machine)
+    # As a file has them: what is read takes the rounds that were planned.
+    took = [sum(float(f"{seconds.get(i, 0.0):.4g}") for i in stage.actions) for stage in stages]
+    waking = max((link.latency for link in machine.links if link.shared), default=0.0)
+    return cyclic([stage.name for stage in stages], took, in_flight, waking)
 
 
 class _Sample:
@@ -109,10 +131,15 @@ class _Sample:
 
 
 class _Turn:
-    """One call of :meth:`Pipeline.map`; sent through the pipeline when it is over, to come out
-    behind its samples."""
+    """One call of :meth:`Pipeline.map`; sent through the pipeline behind its last sample, so that
+    no thread waits for another one.
 
-    stopped = False
+    Attributes:
+        stopped: its samples are given up.
+        sent: it is on its way.
+    """
+
+    stopped = sent = False
 
 
 class _Ways:
@@ -161,6 +188,14 @@ class _Inbox:
         return item
 
 
+def _ways(stages: Sequence[PipelineStage], rounds: Rounds) -> list[_Ways]:
+    """To the first stage, between each two, and from the last one."""
+    counts = [1, *(len(stage.devices) for stage in stages), 1]
+    makers: list[Callable[[], Any]] = [SimpleQueue]
+    makers += [*(partial(Queue, size) for size in rounds.queues), SimpleQueue]
+    return [_Ways(counts[at], counts[at + 1], make) for at, make in enumerate(makers)]
+
+
 class Pipeline:
     """A model whose devices work on different samples at the same time.
 
@@ -174,7 +209,7 @@ class Pipeline:
 
     Raises:
         UsageError: no sample may be inside, or the model updates state.
-        UnsupportedError: the partitions are no chain of devices.
+        UnsupportedError: samples come back to devices that take them in turn.
     """
 
     def __init__(
@@ -196,28 +231,27 @@ class Pipeline:
         self.stages = pipeline_stages(executor.parts, executor.machine, flow.replicas)
         self._executor, self._log = executor, log
         self._others: list[Executor] = []
-        counts = [1, *(len(stage.devices) for stage in self.stages), 1]
-        self._enter = _Ways(1, counts[1], SimpleQueue)
-        between = [_Ways(a, b, lambda: Queue[Any](QUEUE)) for a, b in pairwise(counts[1:-1])]
-        leave = _Ways(counts[-2], 1, SimpleQueue)
-        self._leave = _Inbox(leave, 0)
-        ways = [self._enter, *between, leave]
+        names = [stage.name for stage in self.stages]
+        rounds = flow.rounds or cyclic(names, [1.0] * len(names), flow.in_flight)
+        ways = _ways(self.stages, rounds)
+        self._enter, self._leave = ways[0], _Inbox(ways[-1], 0)
         self._threads = []
-        for number, stage in enumerate(self.stages):
-            for replica, device in enumerate(stage.devices):
+        for name in dict.fromkeys(names):
+            own = [number for number, stage in enumerate(self.stages) if stage.name == name]
+            for replica, device in enumerate(self.stages[own[0]].devices):
                 worker = executor
                 if replica:
                     assert another is not None
-                    worker = another(stage.actions)
+                    worker = another(self.stages[own[0]].actions)
                     self._others.append(worker)
-                work = _Work(worker, number, replica, stage.actions, log)
+                pieces = [
+                    _Piece(number, self.stages[number].actions, lag,
+                           _Inbox(ways[number], replica), ways[number + 1])
+                    for number, lag in rounds.of(own)
+                ]  # fmt: skip
+                work = _Work(worker, replica, pieces, log)
                 self._threads.append(
-                    threading.Thread(
-                        target=work.run,
-                        args=(_Inbox(ways[number], replica), ways[number + 1]),
-                        daemon=True,
-                        name=f"onnxremat-{device}",
-                    )
+                    threading.Thread(target=work.run, daemon=True, name=f"onnxremat-{device}")
                 )
         for thread in self._threads:
             thread.start()
@@ -254,7 +288,7 @@ class Pipeline:
         finally:
             turn.stopped = True
             if self._end.alive:
-                self._enter.put(0, turn)
+                self._over(turn)
                 while self._leave.get() is not turn:
                     pass
             self._turn = None
@@ -273,12 +307,20 @@ class Pipeline:
                 else:
                     self._enter.put(0, self._sample(taken, turn, feeds))
                     taken += 1
+            if not more:
+                self._over(turn)
             if taken == given:
                 break
             yield self._next(turn)
             given += 1
         if wrong is not None:
             raise wrong
+
+    def _over(self, turn: _Turn) -> None:
+        """Tell the threads that there are no more samples."""
+        if not turn.sent:
+            self._enter.put(0, turn)
+            turn.sent = True
 
     def _sample(self, number: int, turn: _Turn, feeds: Arrays) -> _Sample:
         sample = _Sample(number, turn)
@@ -337,28 +379,51 @@ def _of_sample(error: Exception, number: int) -> Exception:
 
 
 @dataclass(frozen=True)
+class _Piece:
+    """A stage of a thread: where its samples come from and go to, and the round of the first."""
+
+    stage: int
+    actions: tuple[int, ...]
+    lag: int
+    inbox: _Inbox
+    behind: _Ways
+
+
+@dataclass(frozen=True)
 class _Work:
-    """What one thread does: the actions of a stage, on every sample that is its turn."""
+    """What one thread does: its stages, as they come in a round, on every sample that is its
+    turn."""
 
     executor: Executor
-    stage: int
     replica: int
-    actions: tuple[int, ...]
+    pieces: Sequence[_Piece]
     log: list[Event] | None
 
-    def run(self, inbox: _Inbox, behind: _Ways) -> None:
+    def run(self) -> None:
         """Until it is told to end by None, which it passes on."""
         with denormals_as_zero():
-            while True:
-                sample = inbox.get()
-                if isinstance(sample, _Sample):
-                    self.carry(sample)
-                behind.put(self.replica, sample)
-                if sample is None:
-                    return
-                del sample  # its values may go while this thread waits
+            while self._turn() is not None:
+                pass
 
-    def carry(self, sample: _Sample) -> None:
+    def _turn(self) -> _Turn | None:
+        """All samples of one call of ``map``; what came behind them."""
+        last: dict[int, _Turn | None] = {}
+        for number in count():
+            for piece in self.pieces:
+                if piece.stage in last or number < piece.lag:
+                    continue
+                item = piece.inbox.get()
+                if isinstance(item, _Sample):
+                    self._carry(piece, item)
+                else:
+                    last[piece.stage] = item
+                piece.behind.put(self.replica, item)
+                del item  # its values may go while this thread waits
+            if len(last) == len(self.pieces):
+                break
+        return last[self.pieces[-1].stage]
+
+    def _carry(self, piece: _Piece, sample: _Sample) -> None:
         """The actions on one sample; what goes wrong stays with it."""
         if sample.turn.stopped or sample.error is not None:
             sample.held = None
@@ -366,9 +431,9 @@ class _Work:
         assert sample.held is not None
         begin = time.perf_counter()
         try:
-            for index in self.actions:
+            for index in piece.actions:
                 self.executor.carry(index, sample.held)
         except Exception as error:
             sample.error, sample.held = _of_sample(error, sample.number), None
         if self.log is not None:
-            self.log.append(Event(self.stage, sample.number, begin, time.perf_counter()))
+            self.log.append(Event(piece.stage, sample.number, begin, time.perf_counter()))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import onnx
 from onnx import helper
 
-from onnxremat.graph.ir import captures, subgraphs
+from onnxremat.grad.marks import first_of
+from onnxremat.graph.ir import all_nodes, captures, subgraphs
 from onnxremat.graph.traits import RANDOM
 
 _SHOWN = 3
@@ -27,32 +28,21 @@ def at_rest(model: onnx.ModelProto) -> onnx.ModelProto:
 def still_random(model: onnx.ModelProto) -> list[str]:
     """A warning about nodes that draw numbers whatever the mode, if there are any: a dropout of
     whole channels, say, which exporters write as its steps."""
-    names = _drawing(model.graph)
+    nodes = all_nodes(model.graph)
+    names = [node.name or node.output[0] for node in nodes if node.op_type in RANDOM]
     if not names:
         return []
-    shown = ", ".join(names[:_SHOWN]) + ", ..." * (len(names) > _SHOWN)
     return [
-        f"{len(names)} nodes draw random numbers ({shown}) and go on to in exported models: where "
-        "they are of a dropout, export the module in eval mode, or with onnxremat.export"
+        f"{len(names)} nodes draw random numbers ({first_of(names, _SHOWN)}) and go on to "
+        "in exported models: where they are of a dropout, export the module in eval mode, or with "
+        "onnxremat.export"
     ]
-
-
-def _drawing(graph: onnx.GraphProto) -> list[str]:
-    found = []
-    for node in graph.node:
-        if node.op_type in RANDOM:
-            found.append(node.name or node.output[0])
-        for body in subgraphs(node):
-            found += _drawing(body)
-    return found
 
 
 def _in_training(graph: onnx.GraphProto) -> bool:
     return any(
-        (node.op_type == "Dropout" and len(node.input) > _RATIO)
-        or _mode(node) is not None
-        or any(map(_in_training, subgraphs(node)))
-        for node in graph.node
+        (node.op_type == "Dropout" and len(node.input) > _RATIO) or _mode(node) is not None
+        for node in all_nodes(graph)
     )
 
 

@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import numpy_helper
 
 from onnxremat.grad.marks import Marks, is_nameless, module_of, parameters_among
+from onnxremat.grad.parts import SMALLEST
 from onnxremat.grad.patterns import LIMIT, made_by_code
 from onnxremat.grad.restored import Restored
-from onnxremat.grad.stored import Stored
+from onnxremat.grad.stored import Stored, made_by
 
 # What the nodes read, and make on the way, after the name of the tensor.
 NUMBER, SIZES, PLAIN = "number", "sizes", "plain"
-_SMALLEST = 16  # elements from which equal irregular values are no chance
 _DISTINCT = 3  # different values that tell one form from another, where the source is known
 _HEAD, _CLOSE, _ULPS = 8, 1e-5, 4
 # Whose weights exporters store transposed, or joined with a normalization.
@@ -80,7 +80,7 @@ def _computed_of(
     if value.dtype.kind != "f":  # of eight bits or of two bytes that numpy does not know
         return []
     few = np.unique(value).size < _DISTINCT if told else made_by_code(value)
-    if few or (not told and value.size < _SMALLEST):
+    if few or (not told and value.size < SMALLEST):
         return []
     matches = []
     for source in known:
@@ -132,18 +132,17 @@ def computed(
 ) -> None:
     """The tensor, made from the parameter."""
     value, (kind, first, _) = stored.value(entry.tensor), _FORMS[entry.form]
-    number, name = f"{entry.tensor}/{NUMBER}", f"{entry.tensor}/{kind}"
+    number = f"{entry.tensor}/{NUMBER}"
     added.append(numpy_helper.from_array(np.array(entry.number, value.dtype), number))
     inputs = [number, entry.parameter] if first else [entry.parameter, number]
     known = entry.parameter in stored.tensors
     if known and stored.shape(entry.parameter) == value.shape:
-        nodes.append(helper.make_node(kind, inputs, [entry.tensor], name=name))
+        nodes.append(made_by(kind, inputs, entry.tensor))
         return
     sizes, plain = f"{entry.tensor}/{SIZES}", f"{entry.tensor}/{PLAIN}"
     added.append(numpy_helper.from_array(np.array(value.shape, np.int64), sizes))
-    nodes.append(helper.make_node(kind, inputs, [plain], name=name))
-    name = f"{entry.tensor}/Reshape"
-    nodes.append(helper.make_node("Reshape", [plain, sizes], [entry.tensor], name=name))
+    nodes.append(made_by(kind, inputs, plain))
+    nodes.append(made_by("Reshape", [plain, sizes], entry.tensor))
 
 
 def computed_again(entry: Restored, value: np.ndarray) -> np.ndarray:

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import numpy_helper
 
 from onnxremat.grad.patterns import FEW, LIMIT, made_by_code, permutation
 from onnxremat.grad.restored import Restored
-from onnxremat.grad.stored import Stored
+from onnxremat.grad.stored import Stored, made_by
 
 LEAST = 8  # elements of a tensor from which repeated ones are looked for
 CHANCE = 1 << 20  # among as many numbers about half as many pairs are equal by chance
@@ -262,7 +262,7 @@ def pick(
     made = Elements(whole, places, signs.astype(value.dtype))
     source, shape = f"{entry.tensor}/flat", f"{entry.tensor}/length"
     added.append(numpy_helper.from_array(np.array([-1], np.int64), shape))
-    nodes.append(_node("Reshape", [entry.parameter, shape], source))
+    nodes.append(made_by("Reshape", [entry.parameter, shape], source))
     _take(entry.tensor, value.shape, source, made, nodes, added)
 
 
@@ -287,7 +287,7 @@ def _take(
     added.append(numpy_helper.from_array(made.places.reshape(shape).astype(np.int64), index))
     plain = bool((made.factors == 1).all())
     taken = tensor if plain else f"{tensor}/taken"
-    nodes.append(_node("Gather", [source, index], taken, axis=0))
+    nodes.append(made_by("Gather", [source, index], taken, axis=0))
     if not plain:
         _times(taken, made.factors.reshape(shape), tensor, nodes, added)
 
@@ -301,8 +301,8 @@ def _times(
 ) -> None:
     factor, cast = f"{tensor}/factor", f"{tensor}/signs"
     added.append(numpy_helper.from_array(factors.astype(np.int8), factor))
-    nodes.append(_node("Cast", [factor], cast, to=onnx.TensorProto.FLOAT))
-    nodes.append(_node("Mul", [source, cast], tensor))
+    nodes.append(made_by("Cast", [factor], cast, to=onnx.TensorProto.FLOAT))
+    nodes.append(made_by("Mul", [source, cast], tensor))
 
 
 def retaken(entry: Restored, value: np.ndarray, stored: Stored) -> np.ndarray:
@@ -316,7 +316,3 @@ def helpers_of(tensor: str) -> tuple[set[str], set[str]]:
     """Names of tensors that nodes make on the way, and of stored ones."""
     stored = {f"{tensor}/{end}" for end in ("index", "factor", "length")}
     return {f"{tensor}/{end}" for end in ("flat", "taken", "signs")}, stored
-
-
-def _node(kind: str, inputs: Sequence[str], output: str, **attributes: int) -> onnx.NodeProto:
-    return helper.make_node(kind, inputs, [output], name=f"{output}/{kind}", **attributes)

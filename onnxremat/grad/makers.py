@@ -3,8 +3,7 @@ file stores, of the values that the parameter has now. See :mod:`onnxremat.grad.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import onnx
@@ -14,7 +13,7 @@ from onnxremat.grad.computed import NUMBER, PLAIN, SIZES, computed, computed_aga
 from onnxremat.grad.elements import helpers_of, mask, pick, retaken
 from onnxremat.grad.parts import BOUNDS, cut, uncut
 from onnxremat.grad.restored import Restored
-from onnxremat.grad.stored import Stored
+from onnxremat.grad.stored import Stored, made_by
 
 HELPERS = ("shape", *BOUNDS, NUMBER, SIZES)  # what nodes made here read, after the name
 
@@ -55,7 +54,7 @@ def _tied(
 ) -> None:
     straight = entry.axes == tuple(range(len(entry.axes)))
     kind, attributes = ("Identity", {}) if straight else ("Transpose", {"perm": entry.axes})
-    nodes.append(_node(kind, [entry.parameter], entry.tensor, **attributes))
+    nodes.append(made_by(kind, [entry.parameter], entry.tensor, **attributes))
 
 
 def _expanded(
@@ -67,7 +66,7 @@ def _expanded(
     shape = f"{entry.tensor}/shape"
     added.append(numpy_helper.from_array(core, entry.parameter))
     added.append(numpy_helper.from_array(np.array(value.shape, np.int64), shape))
-    nodes.append(_node("Expand", [entry.parameter, shape], entry.tensor))
+    nodes.append(made_by("Expand", [entry.parameter, shape], entry.tensor))
 
 
 def _filled(
@@ -84,7 +83,7 @@ def _filled(
     nodes.append(helper.make_node("Constant", [], [middle], name=middle, value=zeros))
     split = [entry.parameter, count]
     nodes.append(helper.make_node("Split", split, [before, after], name=f"{before}/Split", axis=0))
-    nodes.append(_node("Concat", [before, middle, after], entry.tensor, axis=0))
+    nodes.append(made_by("Concat", [before, middle, after], entry.tensor, axis=0))
 
 
 def filling(tensor: str) -> list[str]:
@@ -107,7 +106,3 @@ MAKERS: dict[str, Maker] = {
     "computed": computed,
 }  # fmt: skip
 MADE = {*MAKERS, "share"}  # how a tensor is made from a parameter, and no longer stored
-
-
-def _node(kind: str, inputs: Sequence[str], output: str, **attributes: Any) -> onnx.NodeProto:
-    return helper.make_node(kind, inputs, [output], name=f"{output}/{kind}", **attributes)

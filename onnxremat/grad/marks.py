@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -70,6 +70,11 @@ _COPYING = frozenset(_COPIES.split())
 _MOVING = frozenset(f"{_MOVES} {_MAKES}".split())
 _COMPUTING = frozenset(_COMPUTES.split())
 _RESULTS = frozenset(f"{_MOVES} {_MAKES} {_COMPUTES}".split())
+
+
+def first_of(names: Sequence[str], count: int) -> str:
+    """The first of some names, for a message."""
+    return ", ".join(names[:count]) + ", ..." * (len(names) > count)
 
 
 @dataclass(frozen=True)

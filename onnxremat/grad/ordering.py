@@ -8,11 +8,8 @@ from onnx import TensorProto as T
 
 from onnxremat.grad.tape import Tape
 from onnxremat.graph.ir import Op
+from onnxremat.graph.traits import MOVING
 
-# Operators whose output is their first input in another shape or type: a view of it, or gone once
-# onnxruntime has optimised the graph. Where the other inputs come from does not matter.
-_MOVING = "Cast CastLike Expand Flatten Identity Reshape Slice Squeeze Tile Transpose Unsqueeze"
-VIEWS = frozenset(_MOVING.split())
 # Known before the run whatever they read: a step has its sizes bound.
 _SIZES = frozenset({"Shape", "Size"})
 
@@ -57,7 +54,7 @@ class Readers:
         while waiting:
             for index in self._readers.get(waiting.pop(), ()):
                 op = self._ops[index]
-                view = op.op_type in VIEWS and op.inputs[0] in derived
+                view = op.op_type in MOVING and op.inputs[0] in derived
                 if view or all(name in derived or name in self._constants for name in op.reads):
                     fresh = [name for name in op.writes if name not in derived]
                     derived.update(fresh)

@@ -17,7 +17,7 @@ from onnxremat.grad.description import Weight
 from onnxremat.grad.detached import stopped_in_one, straight_through, with_stops
 from onnxremat.grad.given import Given, Parameters, matched, read_given
 from onnxremat.grad.layers import copied_modules
-from onnxremat.grad.marks import Marks, is_nameless, marks_of
+from onnxremat.grad.marks import Marks, first_of, is_nameless, marks_of
 from onnxremat.grad.merged import perhaps_merged
 from onnxremat.grad.padding import likely_padding
 from onnxremat.grad.provenance import Kind, Origin, origins_of
@@ -298,7 +298,7 @@ def _no_match(
     shown = [n if n not in origins or not origins[n].label else origins[n].label for n in names]
     return UsageError(
         f"{option} '{pattern}' matches no parameter",
-        hint=f"parameters are {_first(8, shown)}",
+        hint=f"parameters are {first_of(shown, 8)}",
     )
 
 
@@ -379,7 +379,7 @@ def warnings_of(
     filled = [e.parameter for e in inventory.restored if e.how == "fill"]
     filled = [name for name in filled if not inventory.origins[name].told]
     if filled:
-        names = _first(3, filled)
+        names = first_of(filled, 3)
         found.append(
             f"{len(filled)} vectors hold zeros between learned numbers, as where an exporter joins "
             f"biases with a buffer: these zeros stay as they are ({names}; where they are a "
@@ -387,7 +387,7 @@ def warnings_of(
         )
     found += _of_norms(inventory, resting, still)
     if inventory.absent:
-        names = _first(40, inventory.absent)
+        names = first_of(inventory.absent, 40)
         found.append(
             f"{len(inventory.absent)} parameters of the module are not in the file under their "
             f"names: {names}: it does not use them, they are tied to others and trained as these, "
@@ -395,18 +395,18 @@ def warnings_of(
             "1, one of two equal operations); optimize=False or onnxremat.export keeps them"
         )
     if inventory.stand_ins:
-        names = _first(40, inventory.stand_ins)
+        names = first_of(inventory.stand_ins, 40)
         found.append(
             f"the exporter made one of equal operations: {names} are trained for these too"
         )
     for (copy, module), held in inventory.copied.items():
         found.append(
             f"{len(held)} tensors of '{copy}' are those of '{module}', and trained as one: the "
-            f"same module, or a copy ({_first(3, held)}; --no-tie trains copies apart)"
+            f"same module, or a copy ({first_of(held, 3)}; --no-tie trains copies apart)"
         )
     found += inventory.doubts
     found += _of_stops(inventory)
-    if names := _first(6, inventory.missing):
+    if names := first_of(inventory.missing, 6):
         found.append(
             f"{len(inventory.missing)} of the parameters given are not in the file, neither by "
             f"name nor by value (the exporter computed with them): {names}"
@@ -418,7 +418,7 @@ def _of_norms(inventory: Inventory, resting: Sequence[str], still: Sequence[str]
     """Batch normalizations that do not do what they do in the framework."""
     found = []
     if resting:
-        names = _first(3, resting)
+        names = first_of(resting, 3)
         found.append(
             f"{len(resting)} batch normalizations keep to their running statistics, because these "
             f"are no initializers of the file: {names}"
@@ -426,12 +426,12 @@ def _of_norms(inventory: Inventory, resting: Sequence[str], still: Sequence[str]
     if still:
         found.append(
             f"{len(still)} running statistics stay as they are, though their batch normalizations "
-            f"use the batch ({_first(3, still)}): the file gives the momentum 1, which PyTorch's "
+            f"use the batch ({first_of(still, 3)}): the file gives the momentum 1, which PyTorch's "
             "exporters write for momentum=None (a mean over all batches) and for 0. The trained "
             "model will predict with the old ones: give the module a momentum before it is exported"
         )
     if inventory.norms:
-        names = _first(3, inventory.norms)
+        names = first_of(inventory.norms, 3)
         found.append(
             f"the exporter folded {len(inventory.norms)} batch normalizations into convolutions "
             f"({names}): these are trained with a bias instead; to keep them, export with "
@@ -450,31 +450,26 @@ def _of_stops(inventory: Inventory) -> list[str]:
             "here (PyTorch's default exporter says it)"
         )
     if inventory.passed:
-        names = _first(3, inventory.passed)
+        names = first_of(inventory.passed, 3)
         found.append(
             f"the module stops gradients (detach) before {names}, the file does not say of which "
             "input: they pass there (optimize=False or onnxremat.export keeps it)"
         )
     if inventory.cancelled:
-        names = _first(3, inventory.cancelled)
+        names = first_of(inventory.cancelled, 3)
         found.append(
             f"{len(inventory.cancelled)} nodes add what was subtracted just before ({names}), as "
             "x + (y - x).detach() does: the file does not say that gradients stop there, and they "
             "do not (PyTorch's default exporter and onnxremat.export say it)"
         )
     if inventory.halved:
-        names = _first(40, inventory.halved)
+        names = first_of(inventory.halved, 40)
         found.append(
             "the module stops gradients (detach), and the exporter made one of two equal results: "
             f"if the module stops them in one of the two, those of {names} are wrong "
             "(optimize=False or onnxremat.export keeps both)"
         )
     return found
-
-
-def _first(count: int, names: Sequence[str]) -> str:
-    """The first of some names."""
-    return ", ".join(names[:count]) + ", ..." * (len(names) > count)
 
 
 def _grouped(inventory: Inventory, rows: Sequence[Weight], status: str, text: str) -> list[str]:

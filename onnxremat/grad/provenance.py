@@ -37,6 +37,7 @@ from onnxremat.grad.signature import PARAMETER
 from onnxremat.grad.stored import Stored
 from onnxremat.grad.tape import FLOATS
 from onnxremat.graph.ir import captures
+from onnxremat.graph.traits import MOVING
 
 # Inputs that hold settings or statistics, not parameters.
 SETTINGS = {
@@ -56,6 +57,7 @@ _PARTS = {
 }  # fmt: skip
 
 SINGLE = "a single number"
+UNSAID = "folded, the file does not say from what"
 
 
 class Kind(StrEnum):
@@ -126,6 +128,7 @@ class _Judge:
             name: [(node.op_type, position) for node, position in found]
             for name, found in self.readers.items()
         }
+        self.at_rest = self._norms_by_hand()
 
     def run(self) -> dict[str, Origin]:
         names = [t.name for t in self.model.graph.initializer if t.data_type in FLOATS]
@@ -245,6 +248,9 @@ class _Judge:
         marked = self.marks.kinds.get(name) == "PARAMETER"
         if is_buffer_name(name) and not marked:
             return Origin(Kind.BUFFER, f"named as buffers are ('{name.rsplit('.', 1)[-1]}')")
+        if name.rpartition(".")[0] in self.at_rest and not marked:
+            why = "beside running statistics that no BatchNormalization reads: of a frozen one"
+            return Origin(Kind.BUFFER, why)
         made = made or name in self.placed
         nameless = (self._nameless(name) or bool(label)) and not made and not marked
         size = self.stored.size(name)
@@ -260,8 +266,8 @@ class _Judge:
                 kind = Kind.FROZEN if marked else Kind.CONSTANT
                 return Origin(kind, why, label, why == MASK, bool(label and folded))
         why = "a parameter, says the exporter" if marked else "a named weight"
-        if label and not folded:
-            why = "folded; named after its reader"
+        if (label or nameless) and not folded:
+            why = UNSAID
         elif label:
             why = "folded, says the exporter"
             mixed = name not in self.source and any(map(is_buffer_name, folded))
@@ -271,6 +277,32 @@ class _Judge:
                 why = f"the exporter {did} {label}, in place of which it is trained"
                 return Origin(Kind.PARAMETER, why, label, computed=True)
         return Origin(Kind.PARAMETER, why, label, marked)
+
+    def _norms_by_hand(self) -> set[str]:
+        """Modules with running statistics that no operator takes as such: frozen normalizations of
+        detection models, which are arithmetic with four buffers."""
+        stored = {tensor.name for tensor in self.model.graph.initializer}
+        return {
+            module
+            for name in stored
+            for module, _, part in [name.rpartition(".")]
+            if module
+            and part == "running_var"
+            and f"{module}.running_mean" in stored
+            and not self._reaches_a_norm(name)
+        }
+
+    def _reaches_a_norm(self, name: str) -> bool:
+        """A BatchNormalization reads the tensor, or what it is moved to."""
+        waiting, seen = [name], {name}
+        while waiting:
+            for node, _ in self.readers.get(waiting.pop(), ()):
+                if node.op_type == "BatchNormalization":
+                    return True
+                if node.op_type in MOVING or node.op_type == "Concat":
+                    waiting += [made for made in node.output if made not in seen]
+                    seen.update(node.output)
+        return False
 
     def _copied(self, name: str, file_name: str) -> bool:
         """A folded tensor of equal elements may hold more of them than the parameter has."""

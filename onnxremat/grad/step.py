@@ -42,6 +42,7 @@ from onnxremat.grad.precision import OPSETS, autocast
 from onnxremat.grad.roles import mark_gradients, varying, with_phase
 from onnxremat.grad.scaling import EXPONENT, LossScale, only_finite
 from onnxremat.grad.settings import Settings, check_settings
+from onnxremat.grad.sharing import require_early_reads
 from onnxremat.grad.tape import Tape
 from onnxremat.grad.update import KEY as UPDATE
 from onnxremat.grad.update import RATE, Clip, Gathered, emit_updates, pack, update_graph
@@ -90,6 +91,8 @@ def differentiate(
     source = to_model(model) if isinstance(model, Graph) else model
     builder = _Builder(source, settings, Path(folder) if folder else None, parting)
     made = builder.build()
+    if settings.in_place:
+        require_early_reads(made)
     if builder.warnings and settings.strict:
         raise UsageError(
             f"{len(builder.warnings)} things may not be as you think, with --strict an error",
@@ -449,16 +452,14 @@ class _Builder:
         for field, names in ((frame.graph.input, inputs), (frame.graph.output, outputs)):
             field.extend(helper.make_tensor_value_info(n, t.dtype(n), t.shape(n)) for n in names)
         trained = set(inputs)
-        stored = {tensor.name: tensor for tensor in source.graph.initializer}
-        stored.update(self.weights)
+        stored = {tensor.name: tensor for tensor in source.graph.initializer} | self.weights
         stored.update((tensor.name, tensor) for tensor in t.initializers)
-        keep = s.initializers
         frame.graph.initializer.extend(
             tensor
             for name, tensor in stored.items()
-            if name in read and (keep or name not in trained)
+            if name in read and (s.initializers or name not in trained)
         )
-        if keep:
+        if s.initializers:
             self._zero_states(frame)
         frame.metadata_props.add(key=KEY, value=self._description(inputs).to_json())
         if s.blocked:

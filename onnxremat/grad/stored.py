@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -117,3 +118,8 @@ def named(tensor: onnx.TensorProto, name: str) -> onnx.TensorProto:
     copy.CopyFrom(tensor)
     copy.name = name
     return copy
+
+
+def made_by(kind: str, inputs: Sequence[str], output: str, **attributes: Any) -> onnx.NodeProto:
+    """A node named after what it makes."""
+    return helper.make_node(kind, inputs, [output], name=f"{output}/{kind}", **attributes)

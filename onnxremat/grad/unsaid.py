@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import onnx
 
-from onnxremat.grad.marks import Marks, module_of
+from onnxremat.grad.marks import Marks, first_of, module_of
 from onnxremat.grad.patterns import EQUAL
 from onnxremat.grad.provenance import SINGLE, Kind, Origin
 from onnxremat.grad.restored import Restored
@@ -63,10 +63,9 @@ def _perhaps_computed(
 def _told(names: Sequence[str]) -> list[str]:
     if not names:
         return []
-    first = ", ".join(names[:4]) + ", ..." * (len(names) > 4)
     return [
         f"PyTorch's older exporter stored {len(names)} tensors that it made of parameters, buffers "
-        f"or constants: {first}: where it computed them (1 - weight), training them, or not where "
-        "their elements are equal, is not training the parameter (do_constant_folding=False or "
-        "onnxremat.export keeps it; onnxremat.check_export tells)"
+        f"or constants: {first_of(names, 4)}: where it computed them (1 - weight), "
+        "training them, or not where their elements are equal, is not training the parameter "
+        "(do_constant_folding=False or onnxremat.export keeps it; onnxremat.check_export tells)"
     ]

@@ -8,7 +8,7 @@ import onnx
 
 from onnxremat.errors import ModelError
 from onnxremat.graph.ir import subgraphs
-from onnxremat.graph.traits import DOMAINS, STANDARD
+from onnxremat.graph.traits import DOMAINS, ONNX
 from onnxremat.limits import NESTING, NODES, check
 
 Name = tuple[str, str, str]  # domain, name, overload
@@ -86,8 +86,8 @@ def check_domains(model: onnx.ModelProto) -> None:
         ModelError: one is not.
     """
     local = {(f.domain, f.name) for f in model.functions}
-    if STANDARD.isdisjoint(entry.domain for entry in model.opset_import) and any(
-        node.domain in STANDARD for node in model.graph.node
+    if ONNX.isdisjoint(entry.domain for entry in model.opset_import) and any(
+        node.domain in ONNX for node in model.graph.node
     ):
         raise ModelError(
             "the model does not name the version of ONNX's operators that it uses",

@@ -7,7 +7,7 @@ order, and rewriting it means a new Graph.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
@@ -140,6 +140,12 @@ class Graph:
         return sum(t.bytes for t in self.tensors.values() if t.role is Role.INPUT)
 
     @property
+    def result_bytes(self) -> int:
+        """Bytes of the outputs that ops make, one that is given twice counted once."""
+        made = self.producer
+        return sum(self.tensors[name].bytes for name in set(self.outputs) if name in made)
+
+    @property
     def opsets(self) -> dict[str, int]:
         """Operator set version per domain ("" is the default domain)."""
         return {
@@ -166,6 +172,14 @@ def subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
         elif attribute.type == onnx.AttributeProto.GRAPHS:
             bodies.extend(attribute.graphs)
     return bodies
+
+
+def all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """Nodes of a graph and of the bodies in it."""
+    for node in graph.node:
+        yield node
+        for body in subgraphs(node):
+            yield from all_nodes(body)
 
 
 def captures(node: onnx.NodeProto) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from onnxremat.errors import USED_UP, ExhaustedError, ModelError, UsageError
 from onnxremat.graph.dtypes import tensor_bytes
 from onnxremat.graph.external import check_length, external_file, read_in, said_place
 from onnxremat.graph.ir import Graph, Op, captures
+from onnxremat.graph.text import check_text
 from onnxremat.graph.weights import (
     PAGE,
     Place,
@@ -35,6 +36,7 @@ from onnxremat.graph.weights import (
     refer,
     write_whole,
 )
+from onnxremat.limits import NO_PIPES
 
 # Broken files: as protobuf, and in the text formats that onnx tells by the suffix.
 _BROKEN = (
@@ -54,10 +56,8 @@ def read_model(path: str | os.PathLike[str]) -> onnx.ModelProto:
         ModelError: missing, unreadable, truncated or not an ONNX model, or external data missing.
     """
     file = Path(path)
-    if not file.exists():
+    if not file.is_file():
         raise missing_file(file, ".onnx", ModelError)
-    if file.is_dir():
-        raise ModelError(f"{file} is a folder, not a model", hint="give the .onnx file inside")
     try:
         model = onnx.load_model(str(file), load_external_data=False)
     except _BROKEN as error:
@@ -69,6 +69,7 @@ def read_model(path: str | os.PathLike[str]) -> onnx.ModelProto:
         ) from error
     except OSError as error:
         raise ModelError(f"cannot read {file}", why=str(error)) from error
+    check_text(model, str(file))
     if not model.graph.node and model.graph.output:
         raise computes_nothing(str(file))
     if not model.graph.node:
@@ -100,6 +101,10 @@ def missing_file(
         make: how such a file is made.
     """
     folder = file.parent
+    if file.is_dir():
+        return kind(f"{file} is a folder", hint=make or "give the file inside")
+    if file.exists():
+        return kind(f"{file} is no regular file", why=NO_PIPES, hint="save it to a file first")
     if str(file) == "-":
         return kind("nothing is read from a pipe: '-'", hint="give the name of a file")
     if not folder.is_dir():

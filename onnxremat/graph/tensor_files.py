@@ -19,6 +19,7 @@ from onnx import helper
 from onnxremat import plain_json
 from onnxremat.errors import ModelError
 from onnxremat.graph.onnx_io import atomic
+from onnxremat.limits import regular
 
 # Names the format gives element types.
 NAMES = {
@@ -70,7 +71,7 @@ def read_tensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
         ModelError: missing, truncated or another kind of file.
     """
     try:
-        data = path.read_bytes()
+        data = regular(path).read_bytes()
         length = int.from_bytes(data[:8], "little")
         header = plain_json.loads(data[8 : 8 + length])
         facts = header.pop("__metadata__", {})

@@ -8,10 +8,15 @@ from __future__ import annotations
 
 from onnxremat.graph.ir import Op
 
-ONNX = ("", "ai.onnx")
+ONNX = frozenset({"", "ai.onnx"})  # its own domain, by both names
 
 # Output 0 is input 0's buffer, alive or not (kernels declared Alias(0, 0)).
 ALIAS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"})
+
+# Output 0 is input 0 in another shape or type: a view of it, or gone once onnxruntime has optimised
+# the graph. Where the other inputs come from does not matter.
+_MOVING = "Cast CastLike Expand Flatten Identity Reshape Slice Squeeze Tile Transpose Unsqueeze"
+MOVING = frozenset(_MOVING.split())
 
 # Output 0 may take over the buffer of a dying input of the same shape and element size.
 _UNARY = (
@@ -37,7 +42,6 @@ RANDOM = frozenset(
      "Bernoulli"}
 )  # fmt: skip
 
-STANDARD = frozenset({"", "ai.onnx"})  # ONNX's own domain, by both its names
 # Domains whose operators the stock CPU wheel runs.
 DOMAINS = frozenset(
     {"", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc", "com.ms.internal.nhwc",

@@ -23,6 +23,7 @@ from onnxremat.graph.protobuf import INITIALIZER as _INITIALIZER
 from onnxremat.graph.protobuf import RAW as _RAW
 from onnxremat.graph.protobuf import fields as _fields
 from onnxremat.graph.protobuf import message as _message
+from onnxremat.limits import regular
 
 LARGE = 64 << 10  # bytes from which a weight stays in the file: each is one mapping
 
@@ -75,7 +76,10 @@ def read_light(path: Path, without: str = "") -> Light:
         ModelError: as :func:`onnxremat.graph.onnx_io.read_model`.
     """
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        with (
+            existing(path).open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+        ):
             found = _model(data, path.resolve().name, without)
     except (OSError, ValueError, IndexError, DecodeError):
         read_model(path)  # says what is wrong with the file
@@ -88,7 +92,10 @@ def scanned(path: Path, large: int) -> Light | None:
     """A model file without its weights of ``large`` bytes and more; external ones are not looked
     for. None where it is no model."""
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        with (
+            regular(path).open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+        ):
             return _model(data, path.resolve().name, "", large)
     except (OSError, ValueError, IndexError, DecodeError):
         return None

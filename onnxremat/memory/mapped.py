@@ -44,15 +44,25 @@ def make_own(ranges: set[Range]) -> None:
     """
     if not ranges:
         return
-    c = ctypes.CDLL(None)
-    c.mmap.restype = ctypes.c_void_p
-    c.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-    rights, kind = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _FIXED
     held = ctypes.create_string_buffer(CHUNK)
     for begin, end in sorted(ranges):
         for at in range(begin, end, CHUNK):
             size = min(CHUNK, end - at)
             ctypes.memmove(held, at, size)
-            if c.mmap(at, size, rights, kind, -1, 0) != at:
-                raise MemoryError(size)
+            _replace(at, size, mmap.PROT_READ | mmap.PROT_WRITE)
             ctypes.memmove(at, held, size)
+
+
+def leave(ranges: set[Range]) -> None:
+    """Replace mapped pages that nobody reads again by nothing: their addresses stay taken."""
+    for begin, end in ranges:
+        _replace(begin, end - begin, 0)
+
+
+def _replace(at: int, size: int, rights: int) -> None:
+    c = ctypes.CDLL(None)
+    c.mmap.restype = ctypes.c_void_p
+    c.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _FIXED
+    if c.mmap(at, size, rights, kind, -1, 0) != at:
+        raise MemoryError(size)

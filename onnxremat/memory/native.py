@@ -75,7 +75,7 @@ def missing() -> str:
 
 
 _OPENING = threading.RLock()
-_STACK = 1 << 20  # bytes of a worker's stack, as on Windows; glibc's 8 MiB count against a limit
+STACK = 1 << 20  # bytes of a worker's stack, as on Windows; glibc's 8 MiB count against a limit
 
 
 @contextlib.contextmanager
@@ -92,7 +92,7 @@ def opening() -> Iterator[None]:
         before, small = ctypes.create_string_buffer(128), ctypes.create_string_buffer(128)
         get(before)
         get(small)
-        c.pthread_attr_setstacksize(small, ctypes.c_size_t(_STACK))
+        c.pthread_attr_setstacksize(small, ctypes.c_size_t(STACK))
         put(small)
         try:
             yield

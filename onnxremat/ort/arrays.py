@@ -11,6 +11,7 @@ import numpy as np
 
 from onnxremat.device.host import memory_bytes
 from onnxremat.errors import UsageError
+from onnxremat.limits import regular
 from onnxremat.units import format_bytes
 
 # What numpy raises on files that are damaged, or say that they hold more than there can be.
@@ -30,7 +31,7 @@ def read_arrays(path: Path, what: str, hint: str = "") -> dict[str, np.ndarray]:
         UsageError: missing, damaged, another kind of file, or larger than this machine's memory.
     """
     try:
-        size = _bytes(path)
+        size = _bytes(regular(path))
         if size > memory_bytes():
             raise ValueError(f"it holds {format_bytes(size)}, more than this machine's memory")
         with np.load(path) as file:

@@ -19,7 +19,7 @@ from onnx import TensorProto
 
 from onnxremat.errors import ModelError
 from onnxremat.graph.dtypes import tensor_bytes
-from onnxremat.graph.ir import Graph, Op, captures, rename_captures, subgraphs
+from onnxremat.graph.ir import Graph, Op, all_nodes, captures, rename_captures, subgraphs
 from onnxremat.graph.light import read_light, read_structure
 from onnxremat.graph.onnx_io import to_ops
 from onnxremat.graph.temporary import cut_short
@@ -251,7 +251,7 @@ def _restored(model: onnx.ModelProto, result: onnx.ModelProto) -> onnx.ModelProt
     name_layouts(graph)
     _unfold(model, graph)
     _name_apart(graph, set(_names(model.graph)))
-    present = {node.domain for node in _all_nodes(graph)} | {""}
+    present = {node.domain for node in all_nodes(graph)} | {""}
     imports = [entry for entry in result.opset_import if entry.domain in present]
     del result.opset_import[:]
     result.opset_import.extend(imports)
@@ -299,14 +299,6 @@ def _names(graph: onnx.GraphProto) -> Iterator[str]:
         yield from node.output
         for body in subgraphs(node):
             yield from _names(body)
-
-
-def _all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """Nodes of a graph and of the bodies in it."""
-    for node in graph.node:
-        yield node
-        for body in subgraphs(node):
-            yield from _all_nodes(body)
 
 
 def _unfold(model: onnx.ModelProto, graph: onnx.GraphProto) -> None:

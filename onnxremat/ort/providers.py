@@ -33,7 +33,7 @@ from onnxremat.ort.session import (
     session_options,
 )
 
-_HINT = {"fp32": "f32", "bf16": "bf16"}  # OpenVINO's words
+_PRECISION = {"fp32": "f32", "bf16": "bf16"}  # OpenVINO's words
 CPU, CUDA, OPENVINO = PROVIDERS["cpu"], PROVIDERS["cuda"], PROVIDERS["openvino"]
 _HINTS = {
     CUDA: "pip install 'onnxruntime-gpu[cuda,cudnn]', and an NVIDIA driver",
@@ -283,7 +283,7 @@ def plugin_options(device: Device) -> dict[str, str]:
     given = {key: value for key, value in device.options.items() if key != "device"}
     if device.provider != OPENVINO or "load_config" in given:
         return given
-    config = {"INFERENCE_PRECISION_HINT": _HINT[device.precision]}
+    config = {"INFERENCE_PRECISION_HINT": _PRECISION[device.precision]}
     if device.threads:
         config["INFERENCE_NUM_THREADS"] = str(device.threads)
     return {**given, "load_config": json.dumps({device.options.get("device", "CPU"): config})}

@@ -6,11 +6,13 @@ from dataclasses import dataclass, field, replace
 
 from onnxremat.errors import EndedError, OnnxrematError, UnsupportedError, UsageError
 from onnxremat.pipeline.closed_loop import Candidate, Unfit, attempt, load_search
+from onnxremat.pipeline.divided import prepare_split
 from onnxremat.pipeline.in_session import OneSession
 from onnxremat.pipeline.limits import Limit, beside_too, fixed_bytes, limit_of
 from onnxremat.pipeline.phases import Phases
-from onnxremat.pipeline.prepare import Prepared, prepare_split
+from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.refusal import Least, refusal
+from onnxremat.pipeline.ways_in_parts import attempt_in_parts
 from onnxremat.pipeline.within_budget import (
     Smallest,
     at_minimum,
@@ -99,7 +101,9 @@ class _Parts:
         if parts not in self.splits and not self.why:
             try:
                 with self.log.ending(self.whole is not None):
-                    self.splits[parts] = prepare_split(self.prepared, (parts,), self.log)
+                    self.splits[parts] = prepare_split(
+                        self.prepared, (parts,), self.log, self.options.left
+                    )
             except (UsageError, UnsupportedError) as error:
                 self.why = _sentence(error)
             except EndedError:
@@ -132,11 +136,7 @@ class _Parts:
             return None
         over = f"recomputing takes {whole.plan.provenance.overhead:+.1%}" if whole else ""
         split = _noted(split, parts, over or "does not fit")
-        if options.stopped:
-            if whole or split.store_all_peak > self.limit(split).planned:
-                return None
-            options = replace(options.lasting(options.least), stop=None)  # it fits as it is
-        made = attempt(OneSession(split, self.limit(split), self.log), options)
+        made = attempt_in_parts(OneSession(split, self.limit(split), self.log), options, whole)
         return made if isinstance(made, Candidate) else None
 
     def _may_be(self, parts: int) -> bool:

@@ -40,6 +40,7 @@ from onnxremat.session.load import options_of
 Runner = Callable[[], object]
 Stop = Callable[[], bool]
 ROUNDS = (5, 60)
+LATE, FEWEST = 2.0, 2  # times the seconds asked for, from which so many rounds are enough
 TIMED = 3  # runs of a turn where data has to be brought near first
 TOGETHER = 128 << 20  # bytes of weights up to which all contenders are open at a time
 
@@ -185,7 +186,8 @@ def bench(
 
     Args:
         contenders: the first is the reference.
-        seconds: stop after this long, within the limits of ``rounds``.
+        seconds: stop after this long, within the limits of ``rounds``; the fewest are not waited
+            for where they take more than twice as long.
         stop: ends early when it says so (after one round at least).
 
     Raises:
@@ -226,8 +228,9 @@ def _rounds(
     shuffle = random.Random(0)
     start = time.perf_counter()
     while len(times[0]) < rounds[1]:
-        late = time.perf_counter() - start > seconds and len(times[0]) >= rounds[0]
-        if late or (stop and stop() and times[0]):
+        spent = time.perf_counter() - start
+        least = rounds[0] if spent <= LATE * seconds else min(FEWEST, rounds[0])
+        if (spent > seconds and len(times[0]) >= least) or (stop and stop() and times[0]):
             break
         order = list(range(count))
         shuffle.shuffle(order)

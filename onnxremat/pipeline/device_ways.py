@@ -18,9 +18,10 @@ from onnxremat.errors import NoPlanError, OverBudgetError, UnsupportedError, Usa
 from onnxremat.execute.calibration import corrected, tried
 from onnxremat.pipeline.bench import OnDevices, bench
 from onnxremat.pipeline.closed_loop import Candidate, Unfit, as_given, attempt, load_search
+from onnxremat.pipeline.divided import prepare_split
 from onnxremat.pipeline.over_devices import OverDevices
 from onnxremat.pipeline.phases import COSTS, MEASURE
-from onnxremat.pipeline.prepare import Prepared, prepare_split
+from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.several_devices import SeveralDevices
 from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.schedule import Schedule
@@ -73,7 +74,7 @@ def measured_on(machine: Machine, say: Callable[[str], None]) -> Costs:
     def costs(prepared: Prepared) -> dict[str, CostTable]:
         return device_costs(
             prepared.graph, machine, prepared.feeds, folder=prepared.folder,
-            fresh=prepared.settings.fresh, say=say,
+            fresh=prepared.settings.fresh, within=prepared.settings.costs_within, say=say,
         )  # fmt: skip
 
     return costs
@@ -252,7 +253,7 @@ def in_parts(target: SeveralDevices, trials: Trials) -> SeveralDevices | None:
     if len(rows) < 2:
         return None
     try:
-        split = prepare_split(prepared, tuple(rows), target.log)
+        split = prepare_split(prepared, tuple(rows), target.log, trials.options.left)
     except (UsageError, UnsupportedError):  # rows that depend on each other, a training step
         return None
     return replace(target, prepared=split, known={})

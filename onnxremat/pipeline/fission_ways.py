@@ -11,12 +11,14 @@ from onnxremat.fission.pricing import Priced
 from onnxremat.fission.region import Region
 from onnxremat.pipeline.batch_split import LITTLE, plan_best
 from onnxremat.pipeline.closed_loop import Candidate, load_search
+from onnxremat.pipeline.divided import prepare_fission
 from onnxremat.pipeline.in_regions import wholes_of
-from onnxremat.pipeline.limits import Limit, limit_of
+from onnxremat.pipeline.in_session import OneSession
+from onnxremat.pipeline.limits import Limit, fixed_bytes, limit_of
 from onnxremat.pipeline.phases import PLAN, Phases
-from onnxremat.pipeline.prepare import Prepared, prepare_fission
+from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.step_ways import StepInParts, applies_to_step, why_whole
-from onnxremat.pipeline.ways_in_parts import WHOLE, InParts
+from onnxremat.pipeline.ways_in_parts import WHOLE, InParts, attempt_in_parts
 from onnxremat.planner.bounds import largest_need
 from onnxremat.planner.options import AUTO, PlanOptions
 from onnxremat.planner.problem_lists import ProblemLists
@@ -24,6 +26,7 @@ from onnxremat.planner.reasons import named
 from onnxremat.units import Budget, format_bytes
 
 TRIES = 4  # graphs in parts that are carried out for one budget
+REFUSING = 4.0  # seconds for the smallest budget that works, where none is proven to fit
 SEARCH = 0.5  # share of the time that is left for the choice of regions
 
 
@@ -44,6 +47,9 @@ def plan_within_budget(
     if limit is not None and prepared.store_all_peak <= limit.planned:
         return plan_best(prepared, budget, options, log)
     load_search(1, log)
+    hopeless = limit is not None and limit.planned < fixed_bytes(prepared)
+    if hopeless and options.work is None:  # what is left to say is a budget that works
+        options = replace(options, until=min(options.until, options.now() + REFUSING))
     parts = kind(prepared, budget, options, log)
     if limit is None:
         return parts.leaner(plan_best(prepared, budget, options.within(WHOLE), log))
@@ -58,6 +64,8 @@ def plan_within_budget(
     except NO_FIT as error:
         if options.stopped:
             raise
+        if hopeless and getattr(error, "smallest", None) and prepared.batch > 1:
+            raise parts.refusal(error, limit) from error
         found = parts.within(limit, error.what)
         if found is None:
             raise parts.refusal(error, limit) from error
@@ -127,7 +135,8 @@ class _Regions(InParts):
             allowed = limit_of(split, self.budget) or limit
             over = split.store_all_peak - allowed.planned
             if over <= 0 or chosen.peak > room:
-                found = self._attempt(split, allowed, self.options.within(WHOLE))
+                target = OneSession(split, allowed, self.log)
+                found = attempt_in_parts(target, self.options.within(WHOLE), self.whole)
                 if isinstance(found, Candidate):
                     self._seen(found.held + found.artifact.beside)
                     return found
@@ -149,7 +158,8 @@ class _Regions(InParts):
         waits for it any more."""
         if not chosen.regions or chosen.peak >= self.choosers.whole.peak:
             return None
-        split = self._made(lambda: prepare_fission(self.prepared, chosen.regions, self.log))
+        left = self.options.left
+        split = self._made(lambda: prepare_fission(self.prepared, chosen.regions, self.log, left))
         if split is None:
             return None
         more = chosen.seconds / self.choosers.whole.seconds - 1

@@ -24,6 +24,7 @@ from onnxremat.pipeline.limits import Limit
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.refusal import unexplained
+from onnxremat.pipeline.shared_buffers import order_check
 from onnxremat.planner.methods import plan_by
 from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.reduce import Reduced
@@ -131,7 +132,8 @@ class InOneSession:
             changing = f"'{own.output}' by up to {own.spread:.1e}: {why(prepared.graph)}"
         order = _order("executed order", run.tuned)
         order = replace(order, ok=run.tuned.order_kept)  # what fusion merges is no other order
-        return Verified(same, (Check(Kind.OUTPUTS, "same outputs", ok, text), order), changing)
+        checks = (Check(Kind.OUTPUTS, "same outputs", ok, text), order, *order_check(self.graph))
+        return Verified(same, checks, changing)
 
     def contenders(self, prepared: Prepared) -> list[Contender]:
         base = store_all(prepared).model()
@@ -196,6 +198,7 @@ class SessionRun:
             Check(Kind.ORDER, "model follows its plan", same, f"{len(ops)} ops"),
             _order("executed order", self.tuned),
             self._default_order(),
+            *order_check(self.artifact.graph),
         )
 
     def _default_order(self) -> Check:

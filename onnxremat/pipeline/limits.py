@@ -42,7 +42,7 @@ class Limit:
 def fixed_bytes(prepared: Prepared) -> int:
     """Bytes of weights and results, which are there whatever is computed in parts."""
     graph = prepared.graph
-    return prepared.weights + sum(graph.tensors[name].bytes for name in graph.outputs)
+    return prepared.weights + graph.result_bytes
 
 
 def beside_too(why: str, beside: Beside) -> str:

@@ -63,6 +63,8 @@ class Request:
             fit.
         replicas: for the throughput: devices at most that take the samples of one stage in turn;
             None for as many as are of use and fit.
+        contiguous: for the throughput: True for a chain of stages, False for a placement of any
+            shape, None for the quicker one.
         max_overhead: instead of a budget: the least memory within this share of time more than
             storing everything takes.
 
@@ -82,6 +84,7 @@ class Request:
     during: During = nullcontext
     in_flight: int | None = None
     replicas: int | None = None
+    contiguous: bool | None = None
     max_overhead: float | None = None
 
     def __post_init__(self) -> None:
@@ -99,6 +102,12 @@ class Request:
             raise UsageError(
                 "--replicas goes with --objective throughput",
                 why="other plans have no stages that several devices could share",
+            )
+        if self.contiguous is not None and self.objective != THROUGHPUT:
+            raise UsageError(
+                f"{'--contiguous' if self.contiguous else '--any'} goes with --objective "
+                "throughput",
+                why="other plans are no pipelines",
             )
         if self.replicas is not None and self.replicas < 1:
             raise UsageError(f"--replicas {self.replicas}: a stage is on one device at least")
@@ -275,10 +284,11 @@ def site_of(prepared: Prepared, request: Request, machine: Machine, log: Phases)
 
 
 def _in_pipeline(target: SeveralDevices, request: Request) -> Candidate:
-    from onnxremat.pipeline.throughput import Wanted, fullest  # compiled: loaded when it is needed
+    from onnxremat.pipeline.placed import Wanted
+    from onnxremat.pipeline.throughput import fullest  # compiled: loaded when it is needed
 
     costs = request.costs or measured_on(target.site.machine, target.log)
-    wanted = Wanted(request.in_flight, request.replicas)
+    wanted = Wanted(request.in_flight, request.replicas, request.contiguous)
     return fullest(target, Trials(request.options, costs, request.during), wanted)
 
 

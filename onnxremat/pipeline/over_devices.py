@@ -152,6 +152,19 @@ class DevicesRun:
                 found["side by side" if overlap else "one by one"] = executor.run(self.feeds)
         return found
 
+    def shared(self) -> Difference | None:
+        """A run in which new values are written over old ones, as a trainer has them, from one in
+        which they are not; None of a model that updates nothing."""
+        made, how = self.made, "side by side" if self.made.side_by_side else "one by one"
+        state = {old: np.array(self.feeds[old]) for old, _ in made.parts.pairs}
+        if not state:
+            return None
+        with made.executor(state, made.side_by_side) as executor:
+            found = dict(executor.run(self.feeds))
+            executor.pull_state()
+        found |= {new: state[old] for old, new in made.parts.pairs}
+        return compare(found, self.outputs[how])
+
     @cached_property
     def differences(self) -> Mapping[str, Difference]:
         """Of each way from one session of the same graph."""

@@ -44,7 +44,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Pipelined(OverDevices):
-    """A chain of stages, each on a device or on several in turn: an
+    """Stages, each on a device or on several in turn, of which a device may have more than one: an
     :class:`~onnxremat.pipeline.artifact.Artifact`.
 
     Attributes:
@@ -57,8 +57,19 @@ class Pipelined(OverDevices):
 
     @property
     def seconds(self) -> float:
-        """From sample to sample, of a full pipeline: the largest load."""
-        return max(self.loads.values())
+        """From sample to sample, of a full pipeline: the largest load; of devices with several
+        stages, as much more as their rounds take with so many samples inside."""
+        largest = max(self.loads.values())
+        if not self.comes_back:
+            return largest
+        told = max(self.loads_of_costs.values())
+        return largest * self.made.rounds(self.made.in_flight).period / told if told else largest
+
+    @property
+    def comes_back(self) -> bool:
+        """A device has several stages."""
+        names = [stage.name for stage in self.stages]
+        return len(set(names)) < len(names)
 
     @property
     def stages(self) -> tuple[PipelineStage, ...]:
@@ -73,18 +84,21 @@ class Pipelined(OverDevices):
     @property
     def loads_of_costs(self) -> dict[str, float]:
         """The same of the costs of ops alone."""
+        return self._shared(self.stages_of_costs)
+
+    @property
+    def stages_of_costs(self) -> tuple[float, ...]:
+        """Seconds of each stage on a sample, of the costs of ops alone."""
         seconds = self.made.seconds
-        return self._shared(
-            [sum(seconds.get(index, 0.0) for index in stage.actions) for stage in self.stages]
-        )
+        return tuple(sum(seconds.get(i, 0.0) for i in stage.actions) for stage in self.stages)
 
     def _shared(self, seconds: Sequence[float]) -> dict[str, float]:
-        """Seconds of each stage on a sample, over the samples that each of its devices takes."""
-        return {
-            device: took / len(stage.devices)
-            for stage, took in zip(self.stages, seconds, strict=True)
-            for device in stage.devices
-        }
+        """Seconds of each device's stages on a sample, over the samples that each of them takes."""
+        found: dict[str, float] = {}
+        for stage, took in zip(self.stages, seconds, strict=True):
+            for device in stage.devices:
+                found[device] = found.get(device, 0.0) + took / len(stage.devices)
+        return found
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -99,6 +113,16 @@ class Pipelined(OverDevices):
     def measure(self, feeds: Feeds) -> PipelinedRun:
         return PipelinedRun(self.made, feeds)
 
+    def _rounds(self) -> dict[str, Any]:
+        """Per device its stages as they come in a round, how many samples each is behind the first,
+        and the seconds of a round."""
+        rounds = self.made.rounds(self.made.in_flight)
+        rows = {
+            name: rounds.of([n for n, stage in enumerate(self.stages) if stage.name == name])
+            for name in dict.fromkeys(stage.name for stage in self.stages)
+        }
+        return {"period_seconds": rounds.period, "stages_and_lags": rows}
+
     def contenders(self, prepared: Prepared) -> list[Contender]:
         return beside_pipeline(self.made, prepared.whole or prepared.graph)
 
@@ -109,6 +133,7 @@ class Pipelined(OverDevices):
             "objective": "throughput",
             "in_flight": self.made.in_flight,
             "stages": [list(stage.devices) for stage in self.stages],
+            "rounds": self._rounds() if self.comes_back else None,
             "loads_seconds": self.loads,
             "loads_of_costs_seconds": self.loads_of_costs,
             "bottleneck": worst,
@@ -127,7 +152,8 @@ class PipelinedRun(DevicesRun):
     def places(self) -> Places:
         """Bytes of a sample by where it is, inside partitions as the allocator counted."""
         made = self.made
-        return places(made.parts, made.machine, self.recorded.inside, made.replicas)
+        rounds = made.rounds(made.in_flight)
+        return places(made.parts, made.machine, self.recorded.inside, rounds, made.replicas)
 
     @property
     def peaks(self) -> Mapping[str, int]:

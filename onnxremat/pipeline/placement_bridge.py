@@ -65,13 +65,13 @@ class Bridge:
         names: Sequence[str],
         runs: Mapping[int, Sequence[int]] | None = None,
     ) -> Plan:
-        """The plan of a chain of devices: one stage after the other, what a later stage reads sent
+        """The plan of stages one after the other, what a later stage on another device reads sent
         to it at the end of the stage that makes it.
 
         Args:
-            where: device number per node.
-            order: device numbers, stage by stage.
-            names: of the devices, stage by stage.
+            where: device number per node, or that of its stage.
+            order: these numbers, stage by stage.
+            names: of the devices, stage by stage; one can have several.
             runs: of stages that recompute, the nodes as they run, by stage; others run theirs once.
 
         Raises:
@@ -97,9 +97,10 @@ class Bridge:
                 steps.append(Compute(self.model.names.ops[op], before[op], name))
                 before[op] += 1
             for value, readers in _readers(problem, ops).items():
-                for later in sorted({at[op] for op in readers} - {number}):
-                    machine.link(name, names[later])
-                    steps.append(Transfer(self.model.names.values[value], name, names[later]))
+                reading = [names[later] for later in sorted({at[op] for op in readers})]
+                for target in dict.fromkeys(other for other in reading if other != name):
+                    machine.link(name, target)
+                    steps.append(Transfer(self.model.names.values[value], name, target))
         steps = with_views(self.model.graph, self.model.reduced, steps)
         return Plan(tuple(steps), Provenance())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -116,8 +117,11 @@ class Written:
         return written_over(graph, self.updates.values())
 
 
-def read_written(path: Path) -> Written:
+def read_written(path: Path, original: Source | None = None) -> Written:
     """A file that carries a plan.
+
+    Args:
+        original: what was given as the model before; it may be the other way round.
 
     Raises:
         UsageError: it carries none.
@@ -126,11 +130,25 @@ def read_written(path: Path) -> Written:
     model, folder = read_light(path)
     about = metadata(model)
     if "plan" not in about:
+        if isinstance(original, (str, os.PathLike)) and Path(original).is_file():
+            _not_the_other(Path(original), path)
         raise UsageError(
             f"{path} carries no plan",
             hint="make one with: onnxremat optimize IN.onnx OUT.onnx --budget 0.6x",
         )
     return Written(model, about, folder)
+
+
+def _not_the_other(original: Path, path: Path) -> None:
+    """Raises:
+    UsageError: it is the original that carries a plan.
+    """
+    if "plan" in metadata(read_light(original)[0]):
+        raise UsageError(
+            f"{path} carries no plan, {original} does",
+            why="the original comes first, what onnxremat wrote of it second",
+            hint=f"the two the other way round: {path} {original}",
+        )
 
 
 def read_planned(path: Path) -> Planned:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -38,19 +39,23 @@ from onnxremat.pipeline.batch_slices import in_parts
 from onnxremat.pipeline.first_values import without_first_values
 from onnxremat.pipeline.in_place import in_place
 from onnxremat.pipeline.in_regions import in_regions
-from onnxremat.pipeline.phases import MEASURE, OPTIMISE, READ, Phases
+from onnxremat.pipeline.phases import COSTS, MEASURE, OPTIMISE, READ, Phases
 from onnxremat.pipeline.priced import priced
 from onnxremat.pipeline.sizes import in_tensors, known_sizes, sequence_notes, with_measured_shapes
 from onnxremat.pipeline.source import Source, read_source
 from onnxremat.pipeline.weight_order import DwPolicy, fixes_order
+from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.reduce import Reduced, reduce
 from onnxremat.rewrite.restore import restored
 from onnxremat.schedule.simulate import simulate
 from onnxremat.schedule.updates import written_over
 from onnxremat.session.measure import profiled, weight_bytes
 from onnxremat.session.process import PARTS, UPDATES, Beside, beside, nodes_bytes
+from onnxremat.units import Budget
 
 Progress = Callable[[str], None]
+MEASURING, QUICK = 0.2, 2.0  # of the time limit, and seconds, on top of it: costs of the whole
+OFF_PLANNING = 0.3  # of the time limit, taken off it, where these are not enough to measure
 AUTO = "auto"  # a target: the original as it is where that will do, else ``host``
 
 
@@ -79,6 +84,9 @@ class Settings:
         costs: prices the ops of a graph, instead of measuring them or estimating.
         not_counted: parts of a process, of :data:`onnxremat.session.process.PARTS`, that a budget
             leaves out; and :data:`~onnxremat.session.process.UPDATES`.
+        costs_within: seconds that measuring costs may take; what there is no time for is estimated.
+        budget: that is planned for. Where weights, inputs and results alone take more, costs are
+            estimated: there is no plan to make, and the smallest budget needs none.
     """
 
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
@@ -97,6 +105,21 @@ class Settings:
     costs: Callable[[Graph], CostTable] | None = None
     not_counted: tuple[str, ...] = ()
     dw_policy: DwPolicy | None = None
+    costs_within: float = math.inf
+    budget: Budget | None = None
+
+    def asked(self, options: PlanOptions, budget: Budget | None = None) -> Settings:
+        """The same for a command with these options: its time limit holds for costs, too.
+
+        Args:
+            budget: the one that is planned for; what measuring took, planning does without then
+                (:func:`left_of`).
+        """
+        if options.work is not None:  # no clock is looked at then
+            return replace(self, budget=budget)
+        share = MEASURING if budget is None else MEASURING + OFF_PLANNING
+        seconds = share * options.time_limit + QUICK
+        return replace(self, budget=budget, costs_within=min(seconds, self.costs_within))
 
     def on_this_machine(self) -> Settings:
         """The same with ``host`` for ``auto``."""
@@ -296,6 +319,15 @@ class Prepared:
         return replace(DEFAULT, threads=self.settings.threads)
 
 
+def left_of(options: PlanOptions, log: Phases) -> PlanOptions:
+    """The options of planning, less the time that measuring took beyond its own."""
+    limit = options.time_limit
+    over = log.seconds.get(COSTS, 0.0) - MEASURING * limit - QUICK
+    if over <= 0 or options.work is not None:
+        return options
+    return options.lasting(max(limit - over, (1 - OFF_PLANNING) * limit))
+
+
 def prepare(source: Source, settings: Settings, progress: Progress | None = None) -> Prepared:
     """Read, bind, optimise, order and price a model.
 
@@ -367,41 +399,6 @@ def step_of(
     return differentiate(forward, folder=folder, settings=step, parting=parting)
 
 
-def prepare_split(
-    prepared: Prepared, split: tuple[int, ...], progress: Progress | None = None
-) -> Prepared:
-    """The same model, its batch computed in parts.
-
-    Args:
-        split: rows of each part, or the number of equal parts.
-
-    Raises:
-        UsageError: as :func:`prepare`.
-        UnsupportedError: rows of the batch depend on each other, or an output has no batch.
-    """
-    return _divided(prepared, replace(prepared.settings, split_batch=split), progress)
-
-
-def prepare_fission(
-    prepared: Prepared, regions: tuple[Region, ...], progress: Progress | None = None
-) -> Prepared:
-    """The same model, some regions of its graph computed in parts.
-
-    Raises:
-        UnsupportedError: with them it does not run, or computes something else.
-    """
-    return _divided(prepared, replace(prepared.settings, fission=regions), progress)
-
-
-def _divided(prepared: Prepared, settings: Settings, progress: Progress | None) -> Prepared:
-    log = Phases.of(progress)
-    outputs = None if prepared.whole else prepared.outputs
-    with log.phase(OPTIMISE):
-        made = for_planning(prepared.unsplit, settings, log, outputs, prepared)
-    notes = tuple(dict.fromkeys((*prepared.notes, *made.notes)))
-    return replace(made, notes=notes, whole=prepared.whole or prepared.graph)
-
-
 def optimised(
     name: str,
     home: Path | None,
@@ -462,7 +459,7 @@ def for_planning(
     if settings.fission:
         log("computing regions in parts")
         graph = in_regions(graph, settings.fission, feeds, folder, outputs)
-    costs, measured = priced(graph, feeds, settings, folder, log, whole)
+    costs, measured = priced(graph, feeds, settings, unsplit, log, whole)
     if policy is not None and not policy.fixed and not settings.fission:
         # Only now it is known which order takes least, workspace included.
         graph = base_order(unordered, listed, settings.fixed_order, policy, costs.scratch)

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from onnxremat.cost.analytic import analytic_costs, estimated_by
+from onnxremat.cost.analytic import analytic_costs, estimated_at, estimated_by
 from onnxremat.cost.measure import measure_costs
 from onnxremat.cost.table import CostTable
+from onnxremat.device.host import memory_bytes
 from onnxremat.errors import EndedError
+from onnxremat.grad import updated_inputs
 from onnxremat.graph.ir import Graph
 from onnxremat.ort.profile import Feeds, Profile
 from onnxremat.pipeline.phases import COSTS, Phases
+from onnxremat.session.measure import weight_bytes
+from onnxremat.session.process import beside
 
 if TYPE_CHECKING:
-    from onnxremat.pipeline.prepare import Prepared, Settings
+    from onnxremat.pipeline.prepare import Prepared, Settings, Unsplit
+
+INTERRUPTED = "interrupted while costs were measured: they are estimated from those of the whole"
 
 
 def priced(
     graph: Graph,
     feeds: Feeds | None,
     settings: Settings,
-    folder: Path | None,
+    unsplit: Unsplit,
     log: Phases,
     whole: Prepared | None = None,
 ) -> tuple[CostTable, Profile | None]:
@@ -30,6 +36,7 @@ def priced(
 
     Args:
         feeds: to measure on, None where nothing is run.
+        unsplit: what the graph was made of.
         whole: the same model whole, priced already: an interrupt ends measuring, and costs are
             estimated by it.
 
@@ -40,15 +47,36 @@ def priced(
         return settings.costs(graph), None
     if feeds is None:
         return analytic_costs(graph), None
+    run = unsplit.baseline.seconds if unsplit.baseline else 0.0
+    estimate = estimated_by(whole.graph, whole.costs, graph) if whole else estimated_at(graph, run)
+    if _hopeless(graph, settings, unsplit):
+        return estimate, None
     try:
         with (
             log.ending(True) if whole else nullcontext(),
             log.phase(COSTS, "measuring the cost of every op"),
         ):
             return measure_costs(
-                graph, feeds, threads=settings.threads, folder=folder, fresh=settings.fresh
-            )
+                graph, feeds, threads=settings.threads, folder=unsplit.made.folder,
+                fresh=settings.fresh, within=settings.costs_within, estimate=estimate,
+            )  # fmt: skip
     except EndedError:
         if whole is None:
             raise
-        return estimated_by(whole.graph, whole.costs, graph), None
+        return replace(estimate, notes=(INTERRUPTED,)), None
+
+
+def _hopeless(graph: Graph, settings: Settings, unsplit: Unsplit) -> bool:
+    """Weights and results alone, and what the budget counts beside them, take more than it: what is
+    left to say is the smallest budget, and sizes need no costs."""
+    budget = settings.budget
+    if budget is None:
+        return False
+    size = budget.resolve(device_bytes=memory_bytes(), peak_bytes=unsplit.peak)
+    if size is None:
+        return False
+    least = weight_bytes(graph) + graph.result_bytes
+    if budget.kind != "peak":
+        state = updated_inputs(unsplit.original)
+        least += beside(graph, state).without(settings.not_counted).total
+    return size < least

@@ -259,7 +259,7 @@ def finish(kind: type[R], candidate: Candidate, timed: Timed, log: Phases, **mor
         bytes_ = bytes_checks(made.predict(), run, candidate.limits, made.beside)
         close = compare(next(iter(run.outputs.values())), prepared.baseline.outputs)
     timings: list[Timing] = []
-    if timed.seconds > 0:
+    if timed.seconds > 0 and not (timed.stop and timed.stop()):
         with log.phase(TIME, "timing"), timed.during():
             contenders = candidate.artifact.contenders(prepared)
             timings = bench(contenders, prepared.feeds, seconds=timed.seconds, stop=timed.stop)

@@ -22,7 +22,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from onnxremat.execute.pipelined import QUEUE
+from onnxremat.execute.cyclic import QUEUE
 from onnxremat.ort.providers import CPU
 from onnxremat.pipeline.device_plan import DeviceModel
 from onnxremat.pipeline.placement_bridge import Bridge

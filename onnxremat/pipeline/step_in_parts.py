@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
+from math import inf
 
 from onnxremat.errors import TrainingWarning, UsageError
 from onnxremat.grad.parted import Parting
@@ -11,26 +12,38 @@ from onnxremat.graph.onnx_io import to_model
 from onnxremat.graph.order import without_dead_ops
 from onnxremat.ort.infer import build_graph
 from onnxremat.ort.profile import named_outputs
+from onnxremat.pipeline.divided import IN_PARTS
 from onnxremat.pipeline.first_values import without_first_values
 from onnxremat.pipeline.in_regions import check_parts
 from onnxremat.pipeline.phases import OPTIMISE, Phases
-from onnxremat.pipeline.prepare import Prepared, Progress, for_planning, optimised, step_of
+from onnxremat.pipeline.prepare import (
+    Prepared,
+    Progress,
+    for_planning,
+    optimised,
+    step_of,
+)
 from onnxremat.pipeline.sizes import in_tensors, with_measured_shapes
 
 
 def prepare_step(
-    prepared: Prepared, parting: Parting, progress: Progress | None = None
+    prepared: Prepared,
+    parting: Parting,
+    progress: Progress | None = None,
+    left: float = inf,
 ) -> Prepared:
     """The same training step, its forward pass in parts before it was differentiated.
 
     Args:
         prepared: from a model that a step was made of.
+        left: seconds of planning that are left.
 
     Raises:
         UnsupportedError: it does not go in these parts, or computes something else.
         UsageError: what was read is a step, or none was asked for.
     """
-    log, whole, settings = Phases.of(progress), prepared.unsplit, prepared.settings
+    log, whole = Phases.of(progress), prepared.unsplit
+    settings = replace(prepared.settings, costs_within=IN_PARTS * left)
     if whole.forward is None:
         raise UsageError(
             "only a step that is made here can be in parts",

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from onnxremat.fission.training import BATCH, ROWS, StepParts
 from onnxremat.pipeline.closed_loop import Candidate
+from onnxremat.pipeline.in_session import OneSession
 from onnxremat.pipeline.limits import Limit, limit_of
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.step_in_parts import prepare_step
-from onnxremat.pipeline.ways_in_parts import LEANER, InParts
+from onnxremat.pipeline.ways_in_parts import LEANER, InParts, attempt_in_parts
 
 MOST = 64  # parts of a batch
 MOST_OPS = 32_000  # of a step in parts
@@ -57,7 +58,8 @@ class StepInParts(InParts):
                 break
             allowed = limit_of(split, self.budget) or limit
             options = self.options.within(1 / (len(splits) - number))
-            found = self._attempt(split, allowed, options)
+            target = OneSession(split, allowed, self.log)
+            found = attempt_in_parts(target, options, self.whole)
             if not isinstance(found, Candidate):
                 continue
             self._seen(found.held + found.artifact.beside)
@@ -101,7 +103,8 @@ class StepInParts(InParts):
 
     def _split(self, parts: StepParts, why: str) -> Prepared | None:
         """The step in parts, None where it does not go or nobody waits for it any more."""
-        split = self._made(lambda: prepare_step(self.prepared, parts, self.log))
+        left = self.options.left
+        split = self._made(lambda: prepare_step(self.prepared, parts, self.log, left))
         if split is None:
             return None
         more = split.costs.total / self.prepared.costs.total - 1

@@ -1,41 +1,44 @@
-"""A chain of stages over devices that passes the most samples per second, as far as is proven.
+"""Stages over devices that pass the most samples per second, as far as is proven.
 
-The placement is that of :mod:`onnxremat.placement` for the model's placement graph, or one whose
-stages are on several devices in turn, where that has less load and fits: the whole model on each of
-them has the load of perfect balance. Samples in flight are as many as the budgets allow. It is
-tried out, and placed again with the seconds that its stages took, as other plans over devices are
+A chain of stages, or a placement of any shape where that is quicker
+(:mod:`onnxremat.pipeline.any_shape`). The placement of a chain is that of
+:mod:`onnxremat.placement` for the model's placement graph, or one whose stages are on several
+devices in turn, where that has less load and fits: the whole model on each of them has the load of
+perfect balance. Samples in flight are as many as the budgets allow. It is tried out, and placed
+again with the seconds that its stages took, as other plans over devices are
 (:mod:`onnxremat.pipeline.device_ways`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from math import inf
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 
 from onnxremat.cost.table import CostTable
 from onnxremat.errors import InfeasibleError, NoPlanError, UsageError
 from onnxremat.execute.calibration import AS_TRIED, MOST
-from onnxremat.execute.deployment import Deployment, deploy_pipeline
+from onnxremat.execute.deployment import Deployment
 from onnxremat.execute.pipelined import Flow
 from onnxremat.ort.providers import CPU
+from onnxremat.pipeline.any_shape import any_shape
 from onnxremat.pipeline.artifact import excess
 from onnxremat.pipeline.closed_loop import Candidate
 from onnxremat.pipeline.device_ways import NEAR, TRIALS, Trials
 from onnxremat.pipeline.phases import BUILD, MEASURE, PLAN
 from onnxremat.pipeline.pipelined import Pipelined, tried
+from onnxremat.pipeline.placed import BALANCE, Wanted, as_pipelined, deployed, floor, kept, work_of
 from onnxremat.pipeline.placement_bridge import Bridge, bridge, kinds
 from onnxremat.pipeline.several_devices import SeveralDevices
 from onnxremat.pipeline.stage_cuts import along_order
 from onnxremat.pipeline.stage_remakes import Remakes
 from onnxremat.placement.answer import Answer, Work
-from onnxremat.placement.balance import balance
 from onnxremat.placement.contiguous import solve
-from onnxremat.placement.from_problem import UNIT
-from onnxremat.schedule.plan import Plan, Provenance
+from onnxremat.rewrite.partition import Partition
 from onnxremat.session.process import SESSION, further_bytes
 from onnxremat.units import format_bytes
 
@@ -46,33 +49,68 @@ CUT = (
     "the listed order that does"
 )
 AGAIN = "ops are run again inside stages that are over their budget otherwise"
-FIRST = 0.5  # of the time left, for a placement
+CLEARLY = 0.98  # of a chain's time, that a placement of any shape is to take at most
 
-
-@dataclass(frozen=True)
-class Wanted:
-    """What a pipeline is to be like.
-
-    Attributes:
-        in_flight: samples inside at most; as many as are of use and fit when None.
-        replicas: most devices of one stage; as many as are of use and fit when None.
-    """
-
-    in_flight: int | None = None
-    replicas: int | None = None
+Place: TypeAlias = Callable[[SeveralDevices, Trials, Mapping[str, int]], Pipelined | None]
 
 
 def fullest(target: SeveralDevices, trials: Trials, wanted: Wanted) -> Candidate:
     """The pipeline that is quickest when tried out.
 
     Raises:
-        UsageError: pins, a formulation, or a training step.
+        UsageError: pins, a formulation, a training step, or replicas of a placement of any shape.
         UnsupportedError: a machine with more than two kinds of devices.
         InfeasibleError, NoPlanError: the budgets cannot be kept.
     """
-    _check(target, trials)
+    _check(target, trials, wanted)
     trials = replace(trials, options=trials.options.begun())
-    made = _carried_out(target, trials, wanted)
+    if wanted.contiguous is False:
+        found = _settled(target, trials, partial(any_shape, wanted=wanted, below=inf))
+        if found is None:
+            raise _nowhere(target)
+        return found[0]
+    chain = partial(_placed, wanted=wanted)
+    if wanted.contiguous:
+        found = _settled(target, trials, chain)
+        assert found is not None
+        return found[0]
+    return _quicker(target, trials, wanted, chain)
+
+
+def _quicker(target: SeveralDevices, trials: Trials, wanted: Wanted, chain: Place) -> Candidate:
+    """The best chain, or a placement of any shape that is quicker; where there is no chain, one
+    that fits."""
+    try:
+        found = _settled(target, trials, chain)
+        assert found is not None
+    except (InfeasibleError, NoPlanError) as refused:
+        other = _settled(target, trials, partial(any_shape, wanted=wanted, below=inf))
+        if other is not None:
+            return other[0]
+        if isinstance(refused, _NoChainError):
+            raise _nowhere(target) from refused
+        raise
+    best, target = found
+    below = CLEARLY * _pipelined(best).seconds
+    try:
+        other = _settled(target, trials, partial(any_shape, wanted=wanted, below=below))
+    except NoPlanError:  # its runs took more than there is
+        return best
+    return other[0] if other is not None and _rate(other[0]) < _rate(best) else best
+
+
+class _NoChainError(InfeasibleError):
+    """Proven of chains."""
+
+
+def _settled(
+    target: SeveralDevices, trials: Trials, place: Place
+) -> tuple[Candidate, SeveralDevices] | None:
+    """The pipeline that is quickest when tried out, of one way to place, and the target at the
+    costs that it took; None where the way has none to try."""
+    made = _carried_out(target, trials, place)
+    if made is None:
+        return None
     best = last = _tried(target, trials, made)
     for _ in range(TRIALS - 1):
         artifact = _pipelined(last)
@@ -81,7 +119,9 @@ def fullest(target: SeveralDevices, trials: Trials, wanted: Wanted) -> Candidate
         if _as_thought(artifact):
             break
         target = target.under(corrected(target, artifact))
-        found = _carried_out(target, trials, wanted)
+        found = _carried_out(target, trials, place)
+        if found is None:
+            break
         if _same(found, last):
             # The same stages at corrected costs: what was tried is what is predicted.
             same = replace(_pipelined(found), trial=artifact.trial)
@@ -91,10 +131,18 @@ def fullest(target: SeveralDevices, trials: Trials, wanted: Wanted) -> Candidate
         last = _tried(target, trials, found)
         if _rate(last) < _rate(best):
             best = last
-    return best
+    artifact = _pipelined(best)
+    told = target.under(artifact.tables)
+    return best, told.under(corrected(told, artifact)) if artifact.trial else told
 
 
-def _check(target: SeveralDevices, trials: Trials) -> None:
+def _check(target: SeveralDevices, trials: Trials, wanted: Wanted) -> None:
+    if wanted.contiguous is False and wanted.replicas not in (None, 1):
+        raise UsageError(
+            f"--replicas {wanted.replicas} does not go with --any",
+            why="in a placement of any shape every op is on one device",
+            hint="leave out --any, or --replicas",
+        )
     if target.site.pins:
         raise UsageError(
             "--pin does not go with --objective throughput",
@@ -115,12 +163,15 @@ def _check(target: SeveralDevices, trials: Trials) -> None:
         )
 
 
-def _carried_out(target: SeveralDevices, trials: Trials, wanted: Wanted) -> Candidate:
-    """The best placement that keeps the limits, run once under the meter where that can be."""
+def _carried_out(target: SeveralDevices, trials: Trials, place: Place) -> Candidate | None:
+    """The best placement that keeps the limits, run once under the meter where that can be; None
+    where there is none to try."""
     limits = dict(target.limits)
     for round_ in range(ROUNDS):
         with target.log.phase(PLAN, "placing"):
-            artifact = _placed(target, trials, limits, wanted)
+            artifact = place(target, trials, limits)
+        if artifact is None:
+            return None
         measured = None
         if target.feeds is not None:
             with target.log.phase(MEASURE):
@@ -148,16 +199,16 @@ def _placed(
     if wanted.replicas != 1 and _alike(made):
         several = _in_turn(target, made, limits, counts, wanted.replicas)
     if several is not None and several[0].status == "optimal":
-        return _artifact(target, made, *several)
+        return as_pipelined(target, made, *several)
     answer = _chain(target, made, trials)
     if wanted.replicas != 1 and _alike(made) and len(made.devices) > 2:
-        floor = _floor(made)  # of what is no chain of single devices, too
-        answer = replace(answer, bound=min(floor, answer.bound), bound_by="balance")
+        least = floor(made)  # of what is no chain of single devices, too
+        answer = replace(answer, bound=min(least, answer.bound), bound_by=BALANCE)
     found = _fitting(target, made, answer, limits, counts)
     if several is not None and (found is None or several[0].value < answer.value):
-        return _artifact(target, made, *several)
+        return as_pipelined(target, made, *several)
     if found is not None:
-        return _artifact(target, made, answer, found)
+        return as_pipelined(target, made, answer, found)
     with target.log.phase(PLAN, "placing within the budgets"):
         again = Remakes(target.model, trials.options.seed, target.prepared.settings.fixed_order)
         return _within(target, made, answer, limits, counts, again)
@@ -165,15 +216,11 @@ def _placed(
 
 def _chain(target: SeveralDevices, made: Bridge, trials: Trials) -> Answer:
     """The best chain of devices, samples in flight not regarded."""
-    options = trials.options
-    work = Work(max(1.0, FIRST * options.left), options.gap, options.seed)
-    if options.stop is not None:
-        work.stop = options.stop
     try:
-        answer = solve(made.graph, work)
+        answer = solve(made.graph, work_of(trials))
     except InfeasibleError as error:
-        raise InfeasibleError(
-            f"{target.prepared.name} cannot run within {_text(target.limits)}",
+        raise _NoChainError(
+            f"{target.prepared.name} cannot run within {kept(target.limits)} as a chain of stages",
             why=error.why,
             hint="give the devices more (--budget), or add a device to the machine file",
         ) from error
@@ -195,7 +242,7 @@ def _fitting(
         for count in counts:
             for names in made.orders(answer.order):
                 plan = made.plan(answer.where.tolist(), answer.order, names)
-                found = _deployed(target, plan, answer, limits, Flow(count))
+                found = deployed(target, plan, answer, limits, Flow(count))
                 if not excess(found.worst, limits):
                     return found
     return None
@@ -208,13 +255,6 @@ def _alike(made: Bridge) -> bool:
     return any(len(row) > 1 and machine.device(row[0]).provider == CPU for row in kinds)
 
 
-def _floor(made: Bridge) -> float:
-    """The load of perfect balance: each device has its share of every op, as a stage's has."""
-    graph = made.graph
-    found = balance(graph.acc, graph.cpu, graph.supported, graph.accelerators, graph.cpus)
-    return found.bound
-
-
 def _in_turn(
     target: SeveralDevices,
     made: Bridge,
@@ -225,7 +265,7 @@ def _in_turn(
     """The best cut of the listed order whose stages may be on several devices, as far as the limits
     allow. No pipeline has less than the load of perfect balance, which the whole model on each of
     some devices that are all alike has."""
-    unknown = Answer("", inf, _floor(made), "balance", None)
+    unknown = Answer("", inf, floor(made), BALANCE, None)
     best: tuple[Answer, Deployment] | None = None
     for count in counts:
         found = _kept_cut(target, made, limits, count, replicas, unknown)
@@ -260,7 +300,7 @@ def _within(
     found = [row for row in rows if row is not None]
     if not found:
         raise _refusal(target, limits, counts[-1])
-    return _artifact(target, made, *min(found, key=lambda row: row[0].value))
+    return as_pipelined(target, made, *min(found, key=lambda row: row[0].value))
 
 
 def _kept_cut(
@@ -290,10 +330,10 @@ def _kept_cut(
             notes=(*answer.notes, *[AGAIN] * bool(cut.runs)),
             where=np.asarray(cut.where), seconds=answer.seconds + work.taken,
         )  # fmt: skip
-        deployed = _deployed(target, plan, chosen, limits, Flow(count, cut.replicas))
-        over = excess(deployed.worst, limits)
+        made_of = deployed(target, plan, chosen, limits, Flow(count, cut.replicas))
+        over = excess(made_of.worst, limits)
         if not over:
-            return chosen, deployed
+            return chosen, made_of
         aim.update({name: aim[name] - more for name, more in over.items()})
     return None
 
@@ -305,48 +345,11 @@ def _less_beside(target: SeveralDevices, limits: Mapping[str, int]) -> dict[str,
     return {n: limit - counted.given.get(n, 0) - session for n, limit in limits.items()}
 
 
-def _deployed(
-    target: SeveralDevices, plan: Plan, answer: Answer, limits: Mapping[str, int], flow: Flow
-) -> Deployment:
-    prepared = target.prepared
-    tables = target.tables
-    about = Provenance(
-        planner=f"placement ({answer.method})",
-        status=answer.status,
-        bound=answer.bound * UNIT,
-        bound_kind=f"largest load of the placement graph, {answer.bound_by}",
-        seconds=answer.value * UNIT,
-        plan_seconds=answer.seconds,
-        cost_source="; ".join(f"{name}: {table.source}" for name, table in tables.items()),
-        settings=prepared.settings.to_json(),
-        notes=(*prepared.notes, *answer.notes),
-    )
-    plan, terms = replace(plan, provenance=about), target.terms(limits)
-    found = deploy_pipeline(prepared.graph, plan, target.site.machine, tables, terms, flow)
-    return replace(found, limits=dict(target.limits))
-
-
-def _artifact(
-    target: SeveralDevices, made: Bridge, answer: Answer, deployed: Deployment
-) -> Pipelined:
-    alone = [t.total for t in target.tables.values()
-             if {op.name for op in target.prepared.graph.ops} <= t.seconds.keys()]  # fmt: skip
-    placed: dict[str, Any] = {
-        "max_load_seconds": answer.value * UNIT,
-        "bound_seconds": answer.bound * UNIT,
-        "gap": answer.gap,
-        "accelerators": made.graph.accelerators,
-        "cpus": made.graph.cpus,
-        "best_single_device_seconds": min(alone, default=None),
-    }
-    return Pipelined(deployed, None, target.tables, placed=placed)
-
-
 def _refusal(
     target: SeveralDevices, limits: Mapping[str, int], count: int
 ) -> InfeasibleError | NoPlanError:
     """Why nothing fits; proven where an op alone takes too much everywhere."""
-    name, problem, text = target.prepared.name, target.model.problem, _text(target.limits)
+    name, problem, text = target.prepared.name, target.model.problem, kept(target.limits)
     for op in range(problem.host_inputs, problem.ops):
         needs = []
         for device in problem.runs_on(op):
@@ -370,8 +373,13 @@ def _refusal(
     )
 
 
-def _text(limits: Mapping[str, int]) -> str:
-    return ", ".join(f"{device}={format_bytes(size)}" for device, size in limits.items())
+def _nowhere(target: SeveralDevices) -> NoPlanError:
+    within = f" within {kept(target.limits)}" if target.limits else ""
+    return NoPlanError(
+        f"no placement of any shape found for {target.prepared.name}{within}",
+        why="none that was found fits, or has few enough pieces; that there is none is not proven",
+        hint="give the devices more, or leave out --any: chains of stages are cut to fit",
+    )
 
 
 def _tried(target: SeveralDevices, trials: Trials, found: Candidate) -> Candidate:
@@ -386,12 +394,15 @@ def corrected(target: SeveralDevices, artifact: Pipelined) -> dict[str, CostTabl
     """Costs under which every stage takes what it took in the trial; devices of one kind stay
     alike: what ran on one of them costs the same on all."""
     groups = [group for group in kinds(artifact.made.machine) if group]
-    factors = {name: factor for name, factor, _ in _factors(target, artifact)}
-    rows = {name: dict.fromkeys(ops, factor) for name, factor, ops in _factors(target, artifact)}
+    factors: dict[str, list[float]] = {}
+    rows: dict[str, dict[str, float]] = {}
+    for name, factor, ops in _factors(target, artifact):
+        factors.setdefault(name, []).append(factor)
+        rows.setdefault(name, {}).update(dict.fromkeys(ops, factor))
     found = {}
     for name, table in target.tables.items():
         group = next(row for row in groups if name in row)
-        usual = [factors[device] for device in group if device in factors] or [1.0]
+        usual = [factor for device in group for factor in factors.get(device, ())] or [1.0]
         of_op: dict[str, float] = {}
         for device in group:
             of_op |= rows.get(device, {})
@@ -404,15 +415,16 @@ def corrected(target: SeveralDevices, artifact: Pipelined) -> dict[str, CostTabl
 
 def _factors(target: SeveralDevices, artifact: Pipelined) -> Iterator[tuple[str, float, list[str]]]:
     """Device, what its ops took over what their costs had told, and the ops, of every stage."""
-    parts, thought = artifact.made.parts, artifact.loads_of_costs
-    for stage in artifact.stages:
-        name, count = stage.name, len(stage.devices)
-        ops = [op.name for part in parts.partitions if part.device == name for op in part.graph.ops]
-        told = sum(target.tables[name].seconds.get(op, 0.0) for op in ops) if ops else 0.0
+    made, thought = artifact.made, artifact.stages_of_costs
+    took = artifact.trial.stages if artifact.trial else thought
+    for number, stage in enumerate(artifact.stages):
+        actions = [made.parts.actions[index] for index in stage.actions]
+        ops = [op.name for part in actions if isinstance(part, Partition) for op in part.graph.ops]
+        told = sum(target.tables[stage.name].seconds.get(op, 0.0) for op in ops) if ops else 0.0
         if told:
-            beside = count * thought[name] - told  # calls and boundaries
-            took = count * artifact.loads[name] - beside
-            yield name, min(MOST, max(1 / MOST, took / told)), ops
+            beside = thought[number] - told  # calls and boundaries
+            share = (took[number] - beside) / told
+            yield stage.name, min(MOST, max(1 / MOST, share)), ops
 
 
 def _as_thought(artifact: Pipelined) -> bool:

@@ -12,23 +12,26 @@ from onnxremat.device.host import memory_bytes
 from onnxremat.errors import UsageError
 from onnxremat.execute.deployment import Deployment, read_deployment
 from onnxremat.execute.resident import devices_rise
+from onnxremat.grad import updated_inputs
 from onnxremat.ort.profile import Feeds
 from onnxremat.ort.session import DEFAULT, open_session, session_options
 from onnxremat.pipeline.artifact import CPU, FEW, NEAR, Artifact, Check, Kind, Measured
 from onnxremat.pipeline.in_session import InOneSession, SessionRun
 from onnxremat.pipeline.limits import device_limits
-from onnxremat.pipeline.over_devices import OverDevices
+from onnxremat.pipeline.over_devices import DevicesRun, OverDevices, tolerance
 from onnxremat.pipeline.pipelined import as_artifact
 from onnxremat.pipeline.planned import read_written
 from onnxremat.pipeline.prepare import Settings
 from onnxremat.pipeline.reference import Reference
+from onnxremat.pipeline.shared_buffers import buffers_check
 from onnxremat.pipeline.source import Source
 from onnxremat.pipeline.unchanged import Unchanged
 from onnxremat.rewrite.emit import Rewritten
 from onnxremat.session.compare import Difference, compare
 from onnxremat.session.process import SLACK, counted
-from onnxremat.session.repeats import RUNS, repeats, why
+from onnxremat.session.repeats import RUNS, Repeats, repeats, why
 from onnxremat.session.resident import Rise, resident_rise
+from onnxremat.session.sharing import shared_and_apart
 from onnxremat.units import format_bytes, one_budget
 
 
@@ -111,7 +114,7 @@ def verify(
     Raises:
         UsageError, ModelError: files that cannot be compared.
     """
-    written = _Verified.read(Path(result), (settings or Settings()).threads)
+    written = _Verified.read(Path(result), (settings or Settings()).threads, original)
     wanted = settings or Settings()
     kept = written.artifact.plan.provenance.settings
     wanted = replace(
@@ -125,12 +128,14 @@ def verify(
     checks = [outputs, *run.checks]
     resident: Mapping[str, int | None] = {}
     if isinstance(written.artifact, InOneSession):
-        checks.append(_steady(reference, written.artifact))
+        checks += _again(reference, written.artifact)
         room = max(1, limits[CPU] + written.session) if limits and written.session else 0
         rises = _resident(reference, written, room)
         resident = {name: rise.bytes for name, rise in rises.items()}
         if room:
             checks.append(_in_limit(rises["loaded"], room))
+    if isinstance(run, DevicesRun):
+        checks += _shared_over_devices(run)
     if isinstance(written.artifact, OverDevices) and written.counted:
         made = written.artifact.made
         room = _room(made, limits)
@@ -166,12 +171,12 @@ class _Verified:
     updates: Mapping[str, str] = field(default_factory=dict)  # see Written.updates
 
     @classmethod
-    def read(cls, path: Path, threads: int) -> _Verified:
+    def read(cls, path: Path, threads: int, original: Source) -> _Verified:
         """Raises:
         UsageError: it carries no plan.
         ModelError: it cannot be read, or was changed.
         """
-        written = read_written(path)
+        written = read_written(path, original)
         facts = written.facts
         if written.several:
             made = read_deployment(path)
@@ -291,19 +296,32 @@ def _outputs(reference: Reference, artifact: Artifact, seeds: int) -> tuple[Chec
     return Check(Kind.OUTPUTS, name, False, text), run
 
 
-def _steady(reference: Reference, artifact: InOneSession) -> Check:
-    """The result run again and again. Where the original changes from run to run too, the result
-    is not to blame: it passes, and the text says so."""
-    name = f"same bits in {RUNS} runs"
+def _again(reference: Reference, artifact: InOneSession) -> list[Check]:
+    """The result run again and again; of a training step also with the buffers of a trainer. Where
+    the original changes from run to run too, the result is not to blame: it passes, and the text
+    says so."""
     assert artifact.file is not None
     session = open_session(artifact.file, session_options(artifact.options))
-    found = repeats(session, reference.feeds())
-    if found.same:
-        return Check(Kind.OUTPUTS, name, True, f"{artifact.options.threads or 'all'} threads")
-    own = not reference.repeats.same
-    text = f"output '{found.output}' changes by up to {found.spread:.1e} from run to run"
-    text += f"{', as in the original' if own else ''}: {why(artifact.graph)}"
-    return Check(Kind.OUTPUTS, name, own, text)
+    feeds, name = reference.feeds(), f"same bits in {RUNS} runs"
+    found, updates = repeats(session, feeds), updated_inputs(artifact.graph.model)
+    text, own = f"{artifact.options.threads or 'all'} threads", True
+    if not found.same:
+        own = not reference.repeats.same
+        text = f"output '{found.output}' changes by up to {found.spread:.1e} from run to run"
+        text += f"{', as in the original' if own else ''}: {why(artifact.graph)}"
+    checks = [Check(Kind.OUTPUTS, name, own, text)]
+    if updates:
+        checks.append(buffers_check(shared_and_apart(session, feeds, updates), len(updates), found))
+    return checks
+
+
+def _shared_over_devices(run: DevicesRun) -> list[Check]:
+    """The same over devices; a provider that compiles its parts may not repeat its own bits."""
+    found = run.shared()
+    if found is None:
+        return []
+    own = Repeats("" if found.bit_equal else found.output, tolerance(run.made))
+    return [buffers_check(found, len(run.made.parts.pairs), own)]
 
 
 def _room(made: Deployment, limits: Mapping[str, int]) -> int:

@@ -27,6 +27,18 @@ WHOLE = 0.5  # share of the time for plans of the whole, where parts are another
 LEANER = 0.98  # share of the least bytes so far from which a graph in parts is worth its search
 
 
+def attempt_in_parts(
+    target: OneSession, options: PlanOptions, whole: Candidate | None
+) -> Candidate | Unfit[Solution] | None:
+    """Plan a model in parts. None once planning is stopped, but where it fits as it is and there is
+    no plan of the whole to keep."""
+    if options.stopped:
+        if whole is not None or target.prepared.store_all_peak > target.limit.planned:
+            return None
+        options = replace(options.lasting(options.least), stop=None)
+    return attempt(target, options)
+
+
 @dataclass
 class InParts(ABC):
     """Plans with something in parts.
@@ -84,17 +96,6 @@ class InParts(ABC):
                 return make()
         except (UnsupportedError, EndedError):
             return None
-
-    def _attempt(
-        self, split: Prepared, limit: Limit, options: PlanOptions
-    ) -> Candidate | Unfit[Solution] | None:
-        """Plan it. None once planning is stopped, but where it fits as it is and there is no other
-        plan to keep."""
-        if options.stopped:
-            if self.whole is not None or split.store_all_peak > limit.planned:
-                return None
-            options = replace(options.lasting(options.least), stop=None)
-        return attempt(OneSession(split, limit, self.log), options)
 
     def _noted(self, split: Prepared, what: str, of: str) -> Prepared:
         """A model in parts that goes: its bytes are known, and it says what it is.

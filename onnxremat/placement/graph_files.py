@@ -17,6 +17,7 @@ import numpy as np
 from onnxremat import plain_json
 from onnxremat.errors import ModelError
 from onnxremat.graph.onnx_io import atomic, missing_file
+from onnxremat.limits import regular
 from onnxremat.placement.graph import SAME, PlacementGraph, check, repeated
 
 KEYS = ("maxSizePerFPGA", "maxFPGAs", "maxCPUs", "nodes", "edges")
@@ -41,11 +42,11 @@ def read_graph(path: Path) -> PlacementGraph:
     Raises:
         ModelError: not such a file, or one that breaks a rule (see ``docs/placement.md``).
     """
-    if not path.exists():
+    if not path.is_file():
         make = "onnxremat place IN.onnx --devices MACHINE --graph graph.json makes one"
         raise missing_file(path, ".json", ModelError, make)
     try:
-        data = plain_json.loads(path.read_text(encoding="utf-8"), parse_float=Decimal)
+        data = plain_json.loads(regular(path).read_text(encoding="utf-8"), parse_float=Decimal)
     except (OSError, ValueError) as error:
         raise ModelError(
             "the graph cannot be read", where=str(path), why=str(error),

@@ -11,6 +11,7 @@ from typing import Any
 from onnxremat import plain_json
 from onnxremat.errors import ModelError
 from onnxremat.graph.onnx_io import atomic
+from onnxremat.limits import regular
 from onnxremat.placement.graph import PlacementGraph
 
 Groups = tuple[tuple[int, ...], ...]
@@ -81,7 +82,7 @@ def read_split(path: Path, graph: PlacementGraph) -> Split:
         ModelError: not such a file, or a node that the graph does not have.
     """
     try:
-        data = plain_json.loads(path.read_text(encoding="utf-8"))
+        data = plain_json.loads(regular(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ModelError(
             "the split cannot be read", where=str(path), why=str(error),

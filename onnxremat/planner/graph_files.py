@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from onnxremat import plain_json
+from onnxremat.limits import regular
 from onnxremat.planner.problem import Problem, Rows
 
 SIZES = ("cost_ram", "out_cost", "size", "memory")
@@ -33,7 +34,7 @@ def read_graph(path: str | Path) -> Problem:
         GraphFileError: not JSON, not a graph, a missing key, a cycle.
     """
     try:
-        data = plain_json.loads(Path(path).read_text(encoding="utf-8"))
+        data = plain_json.loads(regular(Path(path)).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise GraphFileError(f"{path}: {error}") from error
     if not isinstance(data, dict) or not isinstance(data.get("nodes"), list):

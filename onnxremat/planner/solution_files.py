@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from onnxremat.limits import regular
 from onnxremat.planner.model import Model
 from onnxremat.planner.problem import Floats
 
@@ -39,7 +40,7 @@ def read_solution(model: Model, path: str | Path) -> Floats:
         SolutionFileError: unreadable, no solution in it, of another model, or fractional.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = regular(Path(path)).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise SolutionFileError(f"{path}: {error}") from error
     known = {label: column for column, label in enumerate(model.labels)}

@@ -249,8 +249,8 @@ def _default_words(facts: Facts) -> str:
     if peak is None:
         return ""
     budget = facts.get("limit_bytes") or facts.get("budget_bytes")
-    words = f"peak {format_bytes(peak)}"
-    words += f", {peak / budget:.1%} of the budget" if budget else ""
+    words, share = f"peak {format_bytes(peak)}", _of_budget("peak_default_options_bytes")(facts)
+    words += f", {share} of the budget" if share else ""
     return words + (": only the planned options keep it" if budget and peak > budget else "")
 
 

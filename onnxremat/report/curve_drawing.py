@@ -10,6 +10,7 @@ from typing import Any
 
 from onnxremat import plain_json
 from onnxremat.errors import UsageError
+from onnxremat.limits import regular
 from onnxremat.report.sweep import bounds, infeasible_until, plans
 from onnxremat.studies.points import SweepPoint
 from onnxremat.units import format_bytes
@@ -38,7 +39,7 @@ def read_sweep(path: Path) -> Swept:
     UsageError: it is not there, or not what ``sweep`` writes.
     """
     try:
-        said = plain_json.loads(path.read_text("utf-8"))
+        said = plain_json.loads(regular(path).read_text("utf-8"))
         points = tuple(map(_point, said["points"]))
         least = int(said["infeasible_below_bytes"] or 0)
         model = str(said["model"])

@@ -16,6 +16,7 @@ from onnxremat.fission.choose import Choosers
 from onnxremat.graph.batch import batched_inputs, dependents
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.order import default_order, reordered
+from onnxremat.pipeline.base_order import as_listed
 from onnxremat.pipeline.closed_loop import PINS
 from onnxremat.pipeline.fission_ways import described
 from onnxremat.pipeline.in_regions import wholes_of
@@ -141,8 +142,8 @@ class Subject:
 
     @cached_property
     def as_loaded(self) -> Graph:
-        """What onnxruntime runs by default, in its order."""
-        graph = self.prepared.graph
+        """What onnxruntime runs by default, in its order, which goes by the file's."""
+        graph = as_listed(self.prepared.unsplit.graph, self.prepared.unsplit.listed)
         return reordered(graph, default_order(graph))
 
     @cached_property
@@ -157,9 +158,7 @@ class Subject:
     @property
     def floor(self) -> int:
         """Weights and results: in memory at the end of every plan, in any number of parts."""
-        tensors = self.prepared.graph.tensors
-        results = sum(tensors[name].bytes for name in self.prepared.graph.outputs)
-        return self.prepared.weights + results
+        return self.prepared.weights + self.prepared.graph.result_bytes
 
 
 def worst_moment(subject: Subject, most: int = HELD) -> Peak:
@@ -248,7 +247,7 @@ WAYS: tuple[Callable[[Subject], Way], ...] = (in_place, another_order, recomputi
 
 def in_parts(subject: Subject, parts: int) -> Way:
     """An inference's batch in parts, estimated: what depends on the batch is that much smaller,
-    while the results are whole."""
+    while the results are whole, and one of them is beside its parts when these are joined."""
     graph, prepared = subject.prepared.graph, subject.prepared
     inputs, _ = batched_inputs(prepared.original)
     shrunk = {name for name in dependents(graph, inputs) if name in graph.tensors}
@@ -259,10 +258,11 @@ def in_parts(subject: Subject, parts: int) -> Way:
     scratch = {name: math.ceil(bytes_ / parts) for name, bytes_ in prepared.costs.scratch.items()}
     small = graph.with_ops(graph.ops, tensors)
     part = simulate(small, scratch=scratch, weight_bytes=prepared.weights).peak
-    results = sum(graph.tensors[name].bytes for name in graph.outputs)
-    why = f"results and weights take {format_bytes(subject.floor)}"
+    largest = max((graph.tensors[name].bytes for name in graph.outputs), default=0)
+    joining, needed = subject.floor + largest, part + graph.result_bytes
+    why = f"results and weights take {format_bytes(joining)} when the largest result is joined"
     return Way(
-        f"batch in {parts} parts", part + results, "estimated", subject.floor, why,
+        f"batch in {parts} parts", max(needed, joining), "estimated", joining, why,
         options=f" --split-batch {parts}",
         note="where rows do not depend on each other, which optimize checks by a run",
         nodes=parts * len(graph.ops),

@@ -94,10 +94,22 @@ def _of_pipeline(facts: Mapping[str, Any]) -> list[str]:
         rate += f", {1 / alone:.4g} on the best single device"
     rows = [" and ".join(row) for row in facts.get("stages", ()) if len(row) > 1]
     turns = f"; {', '.join(rows)} take samples in turn" if rows else ""
+    again = [f"stages      {_stages_of(facts)}"] if facts.get("rounds") else []
     return [
         f"samples     {rate}; {facts['in_flight']} in flight{turns}",
         f"loads       {loads} per sample{' of a full pipeline, tried' if facts['tried'] else ''}",
+        *again,
     ]
+
+
+def _stages_of(facts: Mapping[str, Any]) -> str:
+    """The way of a sample that comes back to devices, and in which order they do their stages."""
+    way = " > ".join(row[0] for row in facts["stages"])
+    rounds = ", ".join(
+        f"{name} {' '.join(f'{stage + 1}-{lag}' if lag else str(stage + 1) for stage, lag in row)}"
+        for name, row in facts["rounds"]["stages_and_lags"].items()
+    )
+    return f"{way}; in a round (stage - samples behind): {rounds}"
 
 
 def _size(count: int | None) -> str:

@@ -7,6 +7,8 @@ import shlex
 from html import escape
 from typing import Any
 
+from onnxremat.execute.deployment import Deployment
+from onnxremat.execute.pipelined import pipeline_stages
 from onnxremat.report.elements import AGAIN, HELD, Frame, Moments, made_here, table
 from onnxremat.report.gantt import draw
 from onnxremat.report.recomputed import recomputed_ops
@@ -40,7 +42,7 @@ def devices_page(spread: Spread) -> Frame:
             ("Where the peaks are", _why(spread)),
             ("What was recomputed, and what was moved", _recomputed(spread)),
             ("How far from the least it is", _proof(spread)),
-            ("How it was made", made_here(f"{spread.source}, of its original,", command(spread))),
+            ("How it was made", made_here(f"{spread.source} from its original", command(spread))),
         ),
     )
 
@@ -67,6 +69,7 @@ def _lead(spread: Spread) -> str:
             f", {' and '.join((first, *row))} take samples in turn"
             for first, row in made.replicas.items()
         ]
+        words += [f", which pass {way}" if (way := _way(made)) else ""]
         words.append(f": <b>{rate:.4g} samples per second</b> predicted" if rate else "")
     elif spread.known:
         words.append(f", and a run takes <b>{format_seconds(spread.end)}</b> as predicted")
@@ -74,6 +77,12 @@ def _lead(spread: Spread) -> str:
         if alone:
             words.append(f", {format_seconds(alone)} on the best one alone")
     return "".join(words) + "."
+
+
+def _way(made: Deployment) -> str:
+    """The devices that a sample passes, where it comes back to some."""
+    names = [stage.name for stage in pipeline_stages(made.parts, made.machine)]
+    return " &gt; ".join(map(escape, names)) if len(set(names)) < len(names) else ""
 
 
 def _summary(spread: Spread) -> str:
@@ -267,18 +276,18 @@ def command(spread: Spread) -> list[str]:
     words += ["--objective", str(facts["objective"])] if facts.get("objective") else []
     if made.in_flight:
         most = max([1, *(1 + len(row) for row in made.replicas.values())])
-        words += ["--in-flight", str(made.in_flight), "--replicas", str(most)]
+        words += ["--in-flight", str(made.in_flight)]
+        words += ["--any"] if _way(made) else ["--replicas", str(most)]
     return words
 
 
 def _data(spread: Spread, at: float) -> str:
     """What the script on the page needs."""
     streams = _streams(spread)
-    scale, unit, digits = (1e3, "ms", 2) if spread.known else (100 / (spread.end or 1), "%", 0)
     about = zip(spread.streams, spread.times, spread.names, spread.words, strict=True)
     data = {
-        "at": at, "end": spread.end or 1.0, "scale": scale, "unit": unit, "digits": digits,
-        "count": HELD, "streams": streams,
+        "at": at, "end": spread.end or 1.0, "known": spread.known, "count": HELD,
+        "streams": streams,
         "actions": [[streams.index(s), a, b, name, words] for s, (a, b), name, words in about],
         "lines": [
             [[t, n] for t, n, _ in spread.line(name)] if name in spread.held else None

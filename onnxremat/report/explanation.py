@@ -152,7 +152,9 @@ class Explanation:
             parts += [Text(), Text("largest then", style="bold"), _holders(self.worst.holders)]
         parts += [Text(), Text("what forces it", style="bold"), Text(self._force())]
         parts += [Text(), Text("smallest budgets", style="bold"), self._ways()]
-        parts += [Text(way.name + ": " + way.note) for way in self.ways if way.note]
+        for note in dict.fromkeys(way.note for way in self.ways if way.note):
+            named = ", ".join(way.name for way in self.ways if way.note == note)
+            parts.append(Text(f"{named}: {note}"))
         if self.verdict:
             asked = f"budget {format_bytes(self.asked, up=True)}"
             asked += " and the nodes that a plan adds" if self.verdict.share else ""

@@ -8,6 +8,13 @@ function size(count) {
   return count.toFixed(digits) + " " + units[unit];
 }
 
+// As Python's three significant digits.
+function seconds(count) {
+  for (const [unit, factor] of [["s", 1], ["ms", 1e3], ["us", 1e6]]) {
+    if (count * factor >= 1 || unit === "us") return +(count * factor).toPrecision(3) + " " + unit;
+  }
+}
+
 // A moment is chosen on the chart or with the slider; the words and the list below follow.
 // of: first, the moment shown at first; words(moment); rows(moment), lists of words, bytes first;
 // place(moment), a share of the chart's width, and at(share) back; tick(moment), the slider's value,

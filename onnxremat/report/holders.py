@@ -75,10 +75,17 @@ class Holders:
         return cls(graph, timeline, buffers)
 
     def at(self, step: int, count: int) -> list[Holder]:
-        """The largest values held at a step, largest first."""
-        alive = [buffer for buffer in self.buffers if buffer.first <= step <= buffer.last]
+        """The largest values held at a step, largest first; not the few bytes of gates and pins."""
+        alive = [
+            buffer
+            for buffer in self.buffers
+            if buffer.first <= step <= buffer.last and not self._added(buffer)
+        ]
         alive.sort(key=lambda buffer: (-buffer.bytes, buffer.first))
         return [self._holder(buffer, step) for buffer in alive[:count]]
+
+    def _added(self, buffer: Buffer) -> bool:
+        return is_added(self.graph.ops[buffer.written[0][0]].name)
 
     def _holder(self, buffer: Buffer, step: int) -> Holder:
         ops = self.graph.ops

@@ -11,7 +11,7 @@ from typing import Any
 
 from onnxremat.fission.region import Region
 from onnxremat.report.carried import Carried
-from onnxremat.report.comparison import COMPARISON, signed, statements
+from onnxremat.report.comparison import COMPARISON, least, signed, statements
 from onnxremat.report.composition import COLOURS, Kind, compose, totals
 from onnxremat.report.curve_drawing import Swept, draw_curve
 from onnxremat.report.drawing import Level, draw
@@ -48,7 +48,7 @@ def page(carried: Carried, swept: Swept | None = None) -> Frame:
         f"{carried.facts.get('model') or carried.source}: where the memory goes",
         _lead(carried),
         (("Before and after", _summary(carried)),),
-        "Memory over one step",
+        "Memory over one run",
         moments,
         (
             ("Where the peak is, and why", _why(carried, step)),
@@ -56,7 +56,7 @@ def page(carried: Carried, swept: Swept | None = None) -> Frame:
             ("What was recomputed", _recomputed(carried)),
             ("How far from the least it is", _proof(carried)),
             ("What other budgets cost", _curve(carried, swept) if swept else ""),
-            ("How it was made", made_here(f"{carried.source}, of its original,", command(carried))),
+            ("How it was made", made_here(f"{carried.source} from its original", command(carried))),
         ),
     )
 
@@ -76,20 +76,18 @@ def levels(carried: Carried) -> list[Level]:
 
 def _lead(carried: Carried) -> str:
     line, about, facts = carried.holders.timeline, carried.plan.provenance, carried.facts
-    words = [f"The peak is <b>{format_bytes(line.peak)}</b> of weights and values"]
+    words = [f"The peak of weights and values is <b>{format_bytes(line.peak)}</b>"]
     if facts.get("baseline_peak_bytes"):
-        words.append(f", {format_bytes(facts['baseline_peak_bytes'])} before")
+        words.append(f", {format_bytes(facts['baseline_peak_bytes'])} in the original")
     if about.budget:
         left = format_bytes(about.budget - counted(facts).total)
-        words.append(f"; the budget of {format_bytes(about.budget)} leaves {left} for them")
-    words.append(f". That takes <b>{signed(about.overhead)}</b> computing time as planned")
+        words.append(f"; the budget of {least(about.budget)} leaves {left} for them")
+    words.append(f". The plan changes the time of a run by <b>{signed(about.overhead)}</b>")
     if facts.get("overhead_measured") is not None:
-        words.append(f", {signed(facts['overhead_measured'])} as measured")
+        words.append(f" ({signed(facts['overhead_measured'])} as measured)")
+    words.append(" against the same graph with everything stored")
     if facts.get("overhead_to_original") is not None:
-        ratio = signed(facts["overhead_to_original"])
-        words.append(
-            f"; against the original, in one piece and without a plan, {ratio} as measured"
-        )
+        words.append(f", and by {signed(facts['overhead_to_original'])} against the original")
     return "".join(words) + "."
 
 
@@ -221,30 +219,32 @@ def _recomputed(carried: Carried) -> str:
         f"{'time' if most.times == 1 else 'times'}; the most bytes: <b>{escape(rows[0].op)}</b>, "
         f"{format_bytes(rows[0].bytes)} not kept.</p>"
     )
-    heads = ("op", "type", "runs again", "frees", "price", "of the step")
+    heads = ("op", "type", "runs again", "frees", "price", "of the time")
     if len(rows) > AGAIN:
         words += f"<p>The {AGAIN} that free the most:</p>"
     note = (
         '<p class="quiet">The price of all together is the plan\'s; what each takes of it is '
         "estimated from its arithmetic and traffic.</p>"
     )
-    return words + table(heads, cells, numbers=4) + note
+    return words + table(heads, cells, numbers=4, name="ops") + note
 
 
 def _proof(carried: Carried) -> str:
     """The certificate in plain words."""
     about = carried.plan.provenance
-    found, least = signed(about.overhead), signed(about.bound_overhead)
-    words = [f"<p>The plan takes {found} time of the same graph that stores everything, by "]
-    words.append(f"{escape(about.cost_source)} costs.")
+    words = [
+        f"<p>The plan changes the time of a run by {signed(about.overhead)} against the same graph "
+        f"with everything stored, by {escape(about.cost_source)} costs."
+    ]
     if about.bound_kind:
         scope = "in whatever order ops run" if about.any_order else (
             "as long as the first runs of ops stay in this order; in another order one may"
         )  # fmt: skip
         which = " that runs each op at most once per stage" if about.staged else ""
         words.append(
-            f" It is proven that no plan{which} within the budget takes less than <b>{least}</b>, "
-            f"{scope}. So it is at most <b>{about.gap:.3%}</b> of the step's time from the least."
+            f" It is proven that no plan{which}{_of_parts(carried)} within the budget takes less "
+            f"than <b>{signed(about.bound_overhead)}</b>, {scope}. So it is at most "
+            f"<b>{about.gap:.3%}</b> of a run's time from the least."
         )
     words.append(
         f'</p><p class="quiet">Found by {escape(about.planner)} ({escape(about.status)}), proven '
@@ -254,6 +254,11 @@ def _proof(carried: Carried) -> str:
     if notes:
         words.append("<ul>" + "".join(f"<li>{escape(note)}</li>" for note in notes) + "</ul>")
     return "".join(words)
+
+
+def _of_parts(carried: Carried) -> str:
+    """What a proof is about where something is computed in parts."""
+    return " of the graph in these parts" if _in_parts(carried) else ""
 
 
 def _curve(carried: Carried, swept: Swept) -> str:

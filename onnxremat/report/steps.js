@@ -2,7 +2,9 @@ const steps = data.totals.length;
 
 // A buffer is [bytes, kind, first, last, [step, value, step, value ...], [step, step, ...]].
 function rows(step) {
-  const alive = data.buffers.filter(function (b) { return b[2] <= step && step <= b[3]; });
+  const alive = data.buffers.filter(function (b) {
+    return b[2] <= step && step <= b[3] && !data.ops[b[4][0]].startsWith("onnxremat.");  // no pins
+  });
   alive.sort(function (a, b) { return b[0] - a[0] || a[2] - b[2]; });
   return alive.slice(0, data.count).map(function (b) {
     let at = 0;

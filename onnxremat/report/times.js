@@ -1,5 +1,5 @@
 function words(time) {
-  const said = [(time * data.scale).toFixed(data.digits) + " " + data.unit];
+  const said = [data.known ? seconds(time) : (time / data.end * 100).toFixed(0) + "% of the run"];
   data.streams.forEach(function (stream, k) {
     const now = data.actions.find(function (a) { return a[0] === k && a[1] <= time && time < a[2]; });
     const line = data.lines[k];

@@ -9,6 +9,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from onnxremat.grad.description import Weight
+from onnxremat.grad.provenance import UNSAID
 from onnxremat.report.tables import plain_table
 
 ORDER = ("trained", "unreached", "frozen", "constant", "buffer", "statistic", "setting")
@@ -34,6 +35,23 @@ def weights_table(weights: Sequence[Weight], every: bool = False) -> RenderableT
         cells = (_name(group), count, _shape(first), first.status, why)
         table.add_row(*(Text(cell) for cell in cells))
     return table
+
+
+def unsaid_note(weights: Sequence[Weight]) -> str:
+    """What a file of PyTorch's older exporter leaves open about the weights that it folded of
+    linear and recurrent layers, once for all; "" of other files. Others that it may have computed
+    are warned of (:mod:`onnxremat.grad.unsaid`)."""
+    names = [w.name for w in weights if w.status == "trained" and w.why == UNSAID]
+    names = [name for name in names if name.startswith("onnx::")]
+    if not names:
+        return ""
+    shown = ", ".join(names[:3]) + ", ..." * (len(names) > 3)
+    return (
+        f"trained under names that PyTorch's older exporter made up: {len(names)} ({shown}). It "
+        "moved the elements of most; a weight that the module scales, normalises or masks first "
+        "looks the same, and is trained as what came of that: onnxremat.check_export compares with "
+        "the module"
+    )
 
 
 def _groups(weights: Sequence[Weight], every: bool) -> list[list[Weight]]:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from onnxremat.graph.ir import Graph, Role
+from onnxremat.graph.overwriting import readers_of_views
 
 
 def updates_last(
@@ -15,18 +16,15 @@ def updates_last(
     """The sequence with every update moved behind the last reader of the value it replaces.
 
     A trainer binds a parameter's input and its updated output to one buffer. The order of the
-    graph makes that right; a recomputation may read the old value again later. The update then
-    waits: its gradient stays instead of the new value, which has the same size.
+    graph makes that right; a recomputation may read the old value, or a view of it, again later.
+    The update then waits: its gradient stays instead of the new value, which has the same size.
 
     Args:
         sequence: op names in execution order.
         pairs: (input, output) tensors that share a buffer.
     """
     made, names = graph.producer, list(sequence)
-    readers: dict[str, list[str]] = {}
-    for op in graph.ops:
-        for tensor in op.reads:
-            readers.setdefault(tensor, []).append(op.name)
+    readers = readers_of_views(graph.ops, [old for old, _ in pairs])
     place = {name: step for step, name in enumerate(names)}  # last run of each op
     moves: dict[int, list[str]] = {}
     dropped: set[int] = set()
@@ -34,7 +32,8 @@ def updates_last(
         if new not in made:
             continue
         update = graph.ops[made[new]].name
-        last = max((place[r] for r in readers.get(old, ()) if r != update), default=-1)
+        reads = (graph.ops[index].name for index in readers[old])
+        last = max((place[name] for name in reads if name != update), default=-1)
         if last > place[update]:
             moves.setdefault(last, []).append(update)
             dropped.add(place[update])

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnxremat.memory.arena import Region
-from onnxremat.memory.mapped import make_own, mapped
+from onnxremat.memory.mapped import leave, make_own, mapped
 from onnxremat.memory.native import missing, opening, trim
 from onnxremat.ort.providers import CPU
-from onnxremat.ort.session import Options, refused
+from onnxremat.ort.session import Options, refused, session_options
 
 if TYPE_CHECKING:
     from onnxremat.memory.session import PlannedSession
@@ -34,11 +34,26 @@ def open_light(
     Raises:
         ModelError: onnxruntime refuses the model.
     """
+    from onnxremat.memory.lent import LentWeights
+    from onnxremat.memory.session import SHARED
+
     made.add_session_config_entry(FOLDER, str(file.parent))
     with opening():
         before = mapped(file)
-        session = open_held(content, made, options, search, str(file), kept=False)
-        make_own(mapped(file) - before)
+        # Where onnxruntime changes the graph it may lay out a weight anew under its old name.
+        unchanged = content if isinstance(content, bytes) and not options.fuses else b""
+        lent = LentWeights(file, unchanged)
+        lent.give(made)
+        with lent.letting_go():
+            session = open_held(content, made, options, search, str(file), kept=False)
+        # Its options refer to what was lent, and are used again where providers are set anew.
+        plain = session_options(options)
+        if session.method != "arena":
+            plain.add_session_config_entry(SHARED, "1")
+        session._sess_options = session._sess_options_initial = plain
+        kept, free = lent.kept()
+        make_own(mapped(file) - before - {lent.whole} | kept)
+        leave(free)
     trim()
     return session
 

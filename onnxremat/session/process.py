@@ -70,7 +70,7 @@ def beside(graph: Graph, state: Iterable[str] = ()) -> Beside:
     held = set(state)
     sizes = {n: t.bytes for n, t in graph.tensors.items() if t.role is Role.INPUT}
     kept = sum(size for name, size in sizes.items() if name in held)
-    results = [graph.tensors[name].bytes for name in graph.outputs]
+    results = [graph.tensors[name].bytes for name in set(graph.outputs)]
     small = sum(size for size in results if size < LENT)  # their places in the slab stay as well
     return Beside(sum(sizes.values()) - kept, kept, session_bytes(graph) + small)
 

@@ -20,6 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from onnxremat.memory.native import STACK
+from onnxremat.memory.taken import status
 from onnxremat.ort.binding import BoundSession, BoundState
 from onnxremat.ort.profile import Feeds
 from onnxremat.ort.providers import tiny_model
@@ -29,7 +31,6 @@ from onnxremat.session.process import SLACK
 
 CHILD = "onnxremat.session.resident"
 RUNS = 3
-STACK = 1 << 20  # bytes of a thread's stack in the child: a limit on data counts its addresses
 THREADS = 2  # whose stacks SLACK and the session's structures hold
 NO_LIMIT = "this system does not limit the data of a process"
 
@@ -101,7 +102,7 @@ def _asked(request: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str]:
     """What a child answers, or why it does not."""
     done = subprocess.run(
         [sys.executable, "-m", request.get("child", CHILD), json.dumps(request)],
-        capture_output=True, text=True, check=False, preexec_fn=_small_stack,
+        capture_output=True, text=True, check=False, preexec_fn=small_stack,
     )  # fmt: skip
     lines = done.stdout.splitlines()
     if done.returncode == 0 and lines:
@@ -109,48 +110,19 @@ def _asked(request: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str]:
     return None, (done.stderr.splitlines() or [f"it ended with {done.returncode}"])[-1][:200]
 
 
-def _small_stack() -> None:
+def small_stack() -> None:
+    """Stacks of 1 MiB in this process, and in what it starts."""
     import resource
 
     hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
     resource.setrlimit(resource.RLIMIT_STACK, (STACK, hard))
 
 
-def heap_bytes() -> int:
-    """Bytes the C library has handed out to this process and not got back (glibc 2.33 and later);
-    elsewhere what the process holds in memory, 0 where the system does not tell that either."""
-    import ctypes
-
-    class Info(ctypes.Structure):
-        _fields_ = [
-            (name, ctypes.c_size_t)
-            for name in (
-                "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks",
-                "fordblks", "keepcost",
-            )
-        ]  # fmt: skip
-
-    try:
-        ask = ctypes.CDLL(None).mallinfo2
-    except (AttributeError, OSError, TypeError):  # another C library
-        return _memory("VmRSS") if Path("/proc/self/status").exists() else 0
-    ask.restype = Info
-    info = ask()
-    return int(info.uordblks + info.hblkhd)
-
-
-def _memory(field: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field + ":"):
-            return int(line.split()[1]) * 1024
-    return 0
-
-
 def _limit(room: int) -> bool:
     """Allow this process ``room`` bytes more; False where the system does not act on that."""
     import resource
 
-    hard, now = resource.getrlimit(resource.RLIMIT_DATA)[1], _memory("VmData")
+    hard, now = resource.getrlimit(resource.RLIMIT_DATA)[1], status("VmData")
     resource.setrlimit(resource.RLIMIT_DATA, (now + SLACK, hard))
     try:
         mmap.mmap(-1, 4 * SLACK, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
@@ -186,11 +158,11 @@ def risen(
     if request["room"]:
         limited = _limit(request["room"] + SLACK + request["stacks"] * STACK)
     Path("/proc/self/clear_refs").write_text("5")
-    before = _memory("VmRSS")
+    before = status("VmRSS")
     run = opened(request, feeds)
     for _ in range(RUNS):
         run()
-    return {"rise": _memory("VmHWM") - before, "limited": limited}
+    return {"rise": status("VmHWM") - before, "limited": limited}
 
 
 def _in_session(request: dict[str, Any], feeds: dict[str, Any]) -> Callable[[], object]:

@@ -16,6 +16,7 @@ from onnxremat.device.machine import Device
 from onnxremat.errors import UsageError
 from onnxremat.grad.description import KEY, Training, Variable, training_of
 from onnxremat.grad.restored import Restored
+from onnxremat.grad.sharing import require_early_reads
 from onnxremat.grad.unfold import apply_restored
 from onnxremat.graph.onnx_io import read_model
 from onnxremat.graph.wire import existing, read_light
@@ -200,10 +201,14 @@ class Serial:
 
         Args:
             held: initializers that the trainer holds, and the session would hold as well.
+
+        Raises:
+            ModelError: it may read an old value after the new one is written over it.
         """
         model = step.model
         facts = metadata(model)
         planned = "plan" in facts and not options_of(model).fuses  # not written as it was
+        require_early_reads(model, listed=planned)
         if any(tensor.name in held for tensor in model.graph.initializer):
             model = onnx.ModelProto()
             model.CopyFrom(step.model)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from onnxremat.errors import OnnxrematError
+from onnxremat.workers.common_memory import CommonMemory
 
 NAP = 3e-4  # seconds between two looks while nobody waits
 SHORT = 2e-5  # and while somebody does
@@ -46,6 +47,7 @@ class Transfer:
     Attributes:
         asked: when somebody asked for it, by ``time.perf_counter``.
         begin, end: when it went; 0 before.
+        go_on: begins what follows once that is done; None for nothing.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Transfer:
     done: threading.Event = field(default_factory=threading.Event, repr=False)
     error: BaseException | None = None
     requests: list[Any] = field(default_factory=list, repr=False)
+    go_on: Callable[[], Any] | None = field(default=None, repr=False)
 
     def set_out(self) -> None:
         """It begins."""
@@ -70,7 +73,12 @@ class Courier:
         mpi: the module.
         world: a communicator that nobody else uses.
         delay: what every transfer takes longer.
+
+    Attributes:
+        common: memory whose sums need no messages, None for none.
     """
+
+    common: CommonMemory | None = None
 
     def __init__(self, mpi: Any, world: Any, delay: Delay | None = None) -> None:
         self._mpi, self._world, self.delay = mpi, world, delay or Delay()
@@ -90,7 +98,18 @@ class Courier:
         def start() -> list[Any]:
             return [self._world.Iallreduce(self._mpi.IN_PLACE, array) for array in arrays]
 
-        return self._asked(Transfer(name, sum(a.nbytes for a in arrays), start), self._sums)
+        def all_there() -> list[Any]:
+            return [self._world.Ibarrier()]
+
+        def share() -> list[Any]:
+            assert self.common is not None
+            self.common.add_share(arrays)
+            return all_there()
+
+        size = sum(array.nbytes for array in arrays)
+        if self.common is not None and self.common.holds(arrays):
+            return self._asked(Transfer(name, size, all_there, go_on=share), self._sums)
+        return self._asked(Transfer(name, size, start), self._sums)
 
     def bring(self, raw: np.ndarray, source: int, name: str = "") -> Transfer:
         """Bytes of one rank to all others; in turn with the sums."""
@@ -180,6 +199,11 @@ class Courier:
         """Whether it is done, which is then told."""
         if each.error is None:
             over = self._guarded(each, lambda: self._mpi.Request.Testall(each.requests))
+            if over and each.go_on is not None and each.error is None:
+                each.start, each.go_on = each.go_on, None
+                each.requests.clear()
+                self._guarded(each, each.set_out)
+                return False
             now = time.perf_counter()
             if not over or now < each.begin + self.delay.of(each.size):
                 return False

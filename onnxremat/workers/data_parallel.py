@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from onnxremat.cost.analytic import analytic_costs
 from onnxremat.errors import MissingComponentError, UnsupportedError, UsageError
+from onnxremat.grad.description import training_of
 from onnxremat.grad.dropout import COUNTER
+from onnxremat.grad.precision import HALVES
 from onnxremat.grad.update import RATE, SHARE, update_of
 from onnxremat.graph.onnx_io import read_model
 from onnxremat.ort.providers import CPU
@@ -25,16 +28,17 @@ from onnxremat.training.data import Batch, Data
 from onnxremat.training.state import Opening, Source, Step
 from onnxremat.training.trainer import UNPLANNED, Trainer
 from onnxremat.units import format_bytes
-from onnxremat.workers.courier import Delay
-from onnxremat.workers.exchange import plain_order
+from onnxremat.workers.common_memory import CommonMemory
+from onnxremat.workers.courier import Courier, Delay
+from onnxremat.workers.exchange import MOST, Network, layers_for, plain_order
 from onnxremat.workers.gathering import gathering
-from onnxremat.workers.halves import Halves, halves_of
-from onnxremat.workers.layers import Layers, even_cuts, most_late
+from onnxremat.workers.halves import Halves, halves_of, written
+from onnxremat.workers.layers import Layers, even_cuts, joined, most_late
 from onnxremat.workers.mpi import Ranks
 from onnxremat.workers.overlap import Overlapped
 from onnxremat.workers.rooms import Rooms
 from onnxremat.workers.sharded import Sharded, Shares, Tail, shares_of
-from onnxremat.workers.tuning import Tuning
+from onnxremat.workers.tuning import Tuning, measured_network
 
 BUCKET = 8 << 20  # bytes that are added up at once where nothing overlaps
 APART = 1 << 40  # between the counters of dropout of two ranks
@@ -46,12 +50,13 @@ class Overlap:
     """How gradients travel while others are made.
 
     Attributes:
-        layers: that a step is cut to, at most.
+        layers: that a step is cut to, at most; None for as many as its network makes of use, with
+            the weight gradients of each beside the rest of its backward pass where those are few.
         delay: of every transfer, for tests and studies.
         choose: find the exchange; else the order stays plain.
     """
 
-    layers: int = 8
+    layers: int | None = None
     delay: Delay | None = None
     choose: bool = True
 
@@ -94,6 +99,10 @@ class DataParallel(Trainer):
         self.ranks, self._overlap, self._shard = ranks, overlap, shard
         self._shares: Shares | None = None
         self._elsewhere = frozenset[str]()
+        self._common = CommonMemory(ranks) if ranks.size > 1 else None
+        self._courier: Courier | None = None
+        self._network = Network(0.0, 0.0)
+        self._given, self._written = options.get("accumulate"), frozenset[str]()
         self.alone = not shard
         self._halves: Halves | None = None
         self._layers: Layers | None = None
@@ -121,13 +130,33 @@ class DataParallel(Trainer):
             step = Step(read_model(step.file), step.folder, None)
         step = replace(step, model=gathering(step.model))
         if self._overlap is not None:
-            self._halves = halves_of(step.model, step.folder)
-            graph = self._halves.step
-            self._layers = self._halves.layers(even_cuts(graph, self._overlap.layers))
+            self._meet(self._overlap.delay or Delay())
+            halves = halves_of(step.model, step.folder)
+            if (self._given or training_of(step.model).accumulate) == 1:
+                halves, self._written = written(halves)
+            self._halves, self._layers = halves, self._cut(halves, self._overlap.layers)
             if self._shard:
-                self._shares = shares_of(self._halves, self.ranks.size)
+                self._shares = shares_of(halves, self.ranks.size)
                 self._elsewhere = self._shares.elsewhere(self.ranks.rank)
         return step
+
+    def _meet(self, delay: Delay) -> None:
+        """Who brings sums, and how fast."""
+        courier = self._courier = self.ranks.courier(delay)
+        if courier is not None:
+            courier.common = self._common
+            self._network = measured_network(courier, self.ranks)
+
+    def _cut(self, halves: Halves, wanted: int | None) -> Layers:
+        """The layers; where the network is quick, in fewer and larger parts. Half precision is
+        rounded between parts, whose number is then not left to what a network took."""
+        sums = (halves.about.updates[name] for _, name in halves.told.gradients)
+        size = sum(halves.step.tensors[name].bytes for name in sums)
+        half = any(t.dtype in HALVES.values() for t in halves.step.tensors.values())
+        quick = layers_for(self._network, size, analytic_costs(halves.step).total)
+        count = wanted or (MOST if half else quick)
+        layers = halves.layers(even_cuts(halves.step, count))
+        return layers if wanted or count == MOST else joined(layers)
 
     def _holds(self, name: str) -> bool:
         """Not the state of optimizers that other ranks keep."""
@@ -138,13 +167,11 @@ class DataParallel(Trainer):
         layer = dict.fromkeys(self._sums, 0)
         if self._halves and self._layers:
             layer = {name: at for name, (_, at) in self._halves.homes(self._layers).items()}
-        self.rooms = Rooms(arrays, layer)
+        self.rooms = Rooms(arrays, layer, self._common.stretch if self._common else None)
 
     def _start(self, opening: Opening) -> None:
-        courier = None
+        courier = self._courier
         halves, layers, overlap = self._halves, self._layers, self._overlap
-        if overlap is not None:
-            courier = self.ranks.courier(overlap.delay)
         if not (courier and opening.update and halves and layers and overlap):
             if self._shard:
                 raise MissingComponentError(
@@ -163,13 +190,14 @@ class DataParallel(Trainer):
             runs.tail = Tail(self._shares, *here, courier, self._held, chosen)
         else:
             runs = Overlapped(halves, layers, self._held, chosen, *place)
+        runs.written = self._written
         runs.exchange = plain_order(layers.count)
         runs.completes = lambda: self.progress.gathered + 1 >= self.accumulate
         self.overlapped = self._session = self._update = runs
         self._how = lambda: f"{layers.count} layers, their sums travel while others compute"
         if overlap.choose:
             sizes = [sum(a.nbytes for a in self.rooms.slices([k])) for k in range(layers.count)]
-            self.tuning = Tuning(runs, self.ranks, courier, sizes, most_late(layers))
+            self.tuning = Tuning(runs, self.ranks, self._network, sizes, most_late(layers))
 
     def update(self, rate: float | None = None) -> None:
         """Update with the mean of everybody's gradients gathered so far; where sums travel beside
@@ -198,8 +226,11 @@ class DataParallel(Trainer):
     def _join(self, gathered: int) -> int:
         """Everybody's gradients into everybody's sums; how many batches they are of."""
         self.pull_state()
-        parts = [np.array_split(room, -(-room.nbytes // BUCKET)) for room in self.rooms.all]
-        self.ranks.add_up([array for row in parts for array in row])
+        if self._common and self._common.holds(self.rooms.all):
+            self._common.add_up(self.rooms.all)
+        else:
+            parts = [np.array_split(room, -(-room.nbytes // BUCKET)) for room in self.rooms.all]
+            self.ranks.add_up([array for row in parts for array in row])
         self._average()
         self.push_state()
         return gathered * self.ranks.size
@@ -236,12 +267,8 @@ class DataParallel(Trainer):
     def sizes(self) -> dict[str, int]:
         """Bytes that this rank keeps: of parameters, of sums of gradients, of other state, and its
         process's largest resident set so far."""
-        told = {name: self._held.arrays[name].nbytes for name in self._held.arrays}
-        weights = sum(told.get(v.input, 0) for v in self.training.parameters)
-        sums = sum(told[name] for name in self._sums)
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return {"parameters": weights, "gradients": sums, "state": sum(told.values())
-                - weights - sums, "resident": most}  # fmt: skip
+        parameters = [v.input for v in self.training.parameters]
+        return sizes_of(self._held.arrays, parameters, self._sums)
 
     def _facts(self) -> dict[str, str]:
         text = self.tuning.to_text() if self.tuning else ""
@@ -266,6 +293,19 @@ class DataParallel(Trainer):
         if COUNTER in self.state:
             self.state[COUNTER] += self.ranks.rank * APART
             self.push_state()
+
+
+def sizes_of(
+    arrays: Mapping[str, np.ndarray], parameters: Iterable[str], sums: Iterable[str]
+) -> dict[str, int]:
+    """Bytes of parameters, of sums of gradients and of other state that a process holds, and its
+    largest resident set so far."""
+    told = {name: array.nbytes for name, array in arrays.items()}
+    weights = sum(told.get(name, 0) for name in parameters)
+    gradients = sum(told.get(name, 0) for name in sums)
+    state = sum(told.values()) - weights - gradients
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {"parameters": weights, "gradients": gradients, "state": state, "resident": most}
 
 
 def kept_by(rows: Sequence[Mapping[str, int]]) -> str:

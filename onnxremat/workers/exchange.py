@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from onnxremat.workers.layers import in_turn
 from onnxremat.workers.pipeline import B, F, W
 
+MOST = 8  # layers
+LITTLE = 0.02  # of a step: what may be left of the exchange that nothing goes on beside
 WORTH = 0.01  # of an iteration: what a change from plain order has to gain
 
 
@@ -52,6 +54,20 @@ class Network:
     def seconds(self, size: int) -> float:
         """Of so many bytes."""
         return self.latency + self.byte * size if size else 0.0
+
+
+def layers_for(network: Network, size: int, compute: float) -> int:
+    """Layers that a step is cut to. Each takes sessions of its own; with one more to travel beside,
+    less is left that travels beside nothing: in plain order the last layer's sums.
+
+    Args:
+        size: bytes of all gradients.
+        compute: seconds of a step, estimated.
+    """
+    count = 1
+    while count < MOST and network.seconds(size // count) > LITTLE * compute:
+        count *= 2
+    return count
 
 
 @dataclass(frozen=True)

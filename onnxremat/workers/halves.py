@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
+from onnx import helper
 
 from onnxremat.grad.description import Training, training_of
 from onnxremat.grad.update import update_of
-from onnxremat.graph.ir import Graph
+from onnxremat.graph.ir import Graph, Op
+from onnxremat.graph.traits import is_alias
 from onnxremat.ort.infer import build_graph
 from onnxremat.workers.layers import Key, Layers, layers_of
 
@@ -52,6 +54,42 @@ def halves_of(model: onnx.ModelProto, folder: Path | None) -> Halves:
     assert update is not None, "the step gathers"
     step = build_graph(_without_first_values(model), folder)
     return Halves(step, training_of(model), build_graph(update), training_of(update))
+
+
+def written(halves: Halves) -> tuple[Halves, frozenset[str]]:
+    """The same for a step that updates with every batch: gradients are written where their sums
+    would be, not added to zeros.
+
+    Returns:
+        Also the sums that need not be zeros before a batch any more.
+    """
+    graph, updates = halves.step, halves.about.updates
+    names: dict[str, str] = {}
+    changed: dict[str, Op | None] = {}
+    found = {name for _, name in halves.told.gradients if updates[name] in graph.producer}
+    for name in sorted(found):
+        new = updates[name]
+        op = graph.ops[graph.producer[new]]
+        made = [n for n in op.inputs if n != name]
+        if op.op_type != "Add" or len(made) != 1 or len(graph.readers.get(name, ())) != 1:
+            found.discard(name)
+        elif _may_be_written(graph, made[0], new) and made[0] not in names:
+            names[made[0]], changed[op.name] = new, None
+        else:
+            node = helper.make_node("Identity", made, [new], op.name)
+            changed[op.name] = replace(op, op_type="Identity", inputs=tuple(made), node=node)
+    ops = [each for op in graph.ops if (each := changed.get(op.name, op)) is not None]
+    step = graph.with_ops(op.renamed(op.name, names) for op in ops)
+    return replace(halves, step=step), frozenset(found)
+
+
+def _may_be_written(graph: Graph, name: str, new: str) -> bool:
+    """What an op makes may have the name of a sum: it is what it is, and in a buffer of its own."""
+    maker = graph.producer.get(name)
+    if maker is None or name in graph.outputs or is_alias(graph.ops[maker]):
+        return False
+    one, other = graph.tensors[name], graph.tensors[new]
+    return (one.dtype, one.shape) == (other.dtype, other.shape)
 
 
 def _without_first_values(model: onnx.ModelProto) -> onnx.ModelProto:

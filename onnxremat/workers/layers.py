@@ -56,6 +56,27 @@ def in_turn(count: int, late: int = 0) -> list[Key]:
     return order + [(W, layer) for layer in range(late)]
 
 
+def joined(layers: Layers) -> Layers:
+    """The same with what runs one after the other in plain order as one part: B and W of each
+    layer, and F of the last one with them. A value is read again while caches still hold it, and
+    there are fewer sessions; but no W can come last."""
+    last = layers.count - 1
+
+    def key_of(key: Key) -> Key:
+        kind, layer = key
+        if layer == last:
+            return F, last
+        return (B, layer) if kind == W else key
+
+    place = {op.name: at for at, op in enumerate(layers.graph.ops)}
+    parts: dict[Key, list[Op]] = {}
+    for key, ops in layers.parts.items():
+        parts.setdefault(key_of(key), []).extend(ops)
+    sorted_ = {k: tuple(sorted(v, key=lambda op: place[op.name])) for k, v in parts.items()}
+    home = {name: key_of(key) for name, key in layers.home.items()}
+    return Layers(layers.graph, layers.count, sorted_, home)
+
+
 def most_late(layers: Layers) -> int:
     """The most layers whose W can come last, the first layer first: W of none of them may read
     from W of another (tied parameters do)."""

@@ -76,17 +76,17 @@ class Ranks:
 
     def told(self, value: Any) -> Any:
         """What the first says, to all."""
-        self._meet()
+        self.meet()
         return self._world.bcast(value, root=0)
 
     def everybody(self, value: Any) -> list[Any]:
         """What each says, to all."""
-        self._meet()
+        self.meet()
         return self._world.allgather(value)
 
     def gathered(self, value: Any) -> list[Any]:
         """What each says, to the first; the others get nothing."""
-        self._meet()
+        self.meet()
         return self._world.gather(value, root=0) or []
 
     def courier(self, delay: Delay | None = None) -> Courier | None:
@@ -95,7 +95,7 @@ class Ranks:
             return None
         return Courier(self._mpi, self._world.Dup(), delay)
 
-    def _meet(self) -> None:
+    def meet(self) -> None:
         """Wait for all: what MPI waits for itself, it waits for with a busy core."""
         self._finish([self._world.Ibarrier()])
 

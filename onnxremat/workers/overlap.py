@@ -58,6 +58,7 @@ class Overlapped:
 
     Attributes:
         exchange: the order of parts and transfers; may be changed between updates.
+        written: sums that need not be zeros before a batch.
         completes: whether the next batch completes the sums; then they leave.
         seconds: per part those of its runs; whoever reads them empties it.
     """
@@ -85,10 +86,11 @@ class Overlapped:
             self._sums.setdefault(layer, []).append(name)
         touched = {part: _touched(piece) for part, piece in updates.items()}
         self._needs = {
-            key: [part for part in updates if not touched[part].isdisjoint(piece.states)]
+            key: [part for part in updates if not touched[part].isdisjoint(_over(piece))]
             for key, piece in pieces.items()
         }
         self.exchange = Exchange(0, ())
+        self.written = frozenset[str]()
         self.completes: Callable[[], bool] = lambda: True
         self.seconds: dict[Key, list[float]] = {}
         self.spans = Spans()
@@ -170,12 +172,17 @@ class Overlapped:
         with self.spans.during("compute", f"update {part}" if part >= 0 else "update"):
             self._update.run(part, self._due)
         for layer in layers:
-            for name in self._sums[layer]:
+            for name in {*self._sums[layer]} - self.written:
                 self._state.arrays[name].fill(0)
         self._left.remove(part)
         if not self._left:
             self._due.end()
             self._due = None
+
+
+def _over(piece: Piece) -> set[str]:
+    """State that a part of the step reads or overwrites where it lies."""
+    return {*piece.states, *(old for old, _ in piece.placed)}
 
 
 def _touched(piece: Piece) -> set[str]:

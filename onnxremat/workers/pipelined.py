@@ -12,7 +12,6 @@ same update.
 from __future__ import annotations
 
 import os
-import resource
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -30,8 +29,9 @@ from onnxremat.training.data import Batch, check_labels
 from onnxremat.training.progress import COUNTS, Progress
 from onnxremat.training.state import Opening, Source, Step
 from onnxremat.training.trainer import UNPLANNED, Trainer
+from onnxremat.workers.common_memory import CommonMemory
 from onnxremat.workers.courier import Transfer
-from onnxremat.workers.data_parallel import APART
+from onnxremat.workers.data_parallel import APART, sizes_of
 from onnxremat.workers.layers import J, Key, label
 from onnxremat.workers.mpi import Mesh, Ranks
 from onnxremat.workers.pieces import Flight, Pieces, Pool, results
@@ -108,8 +108,13 @@ class PipelineParallel(Trainer):
 
     def _arrange(self, arrays: dict[str, np.ndarray]) -> None:
         """Sums that travel between pipelines side by side, stage by stage."""
-        homes = self.staged.homes.items() if self.staged.between else ()
-        self._rooms = Rooms(arrays, {name: at for name, at in homes if name in arrays})
+        between = self.staged.between
+        if between is None:
+            self._rooms = Rooms(arrays, {})
+            return
+        homes = {name: at for name, at in self.staged.homes.items() if name in arrays}
+        between.common = common = CommonMemory(self.mesh.across)
+        self._rooms = Rooms(arrays, homes, common.stretch)
 
     def _start(self, opening: Opening) -> None:
         plan, rank = self.staged, self.mesh.pipeline.rank
@@ -291,12 +296,10 @@ class PipelineParallel(Trainer):
     def sizes(self) -> dict[str, int]:
         """Bytes that this rank keeps: of parameters, of sums of gradients, of other state, of
         values between parts at most, and its process's largest resident set so far."""
-        told = {name: array.nbytes for name, array in self._held.arrays.items()}
-        weights = sum(told.get(v.input, 0) for v in self.training.parameters)
-        sums = sum(told.get(name, 0) for name in self._sums)
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return {"parameters": weights, "gradients": sums, "state": sum(told.values())
-                - weights - sums, "values": self.pool.peak, "resident": most}  # fmt: skip
+        parameters = [v.input for v in self.training.parameters]
+        found = sizes_of(self._held.arrays, parameters, self._sums)
+        resident = found.pop("resident")
+        return {**found, "values": self.pool.peak, "resident": resident}
 
     def collect(self) -> None:
         """Bring the state of all ranks to the first, where it can be exported; all have to call."""

@@ -3,11 +3,13 @@ without being copied."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 ALIGNED = 64  # bytes that an array starts at a multiple of
+
+Make = Callable[[int], np.ndarray | None]
 
 
 class Rooms:
@@ -17,12 +19,16 @@ class Rooms:
         arrays: by name; those that are laid out are replaced by views of the stretch, with the same
             values.
         layer: of each that is laid out.
+        make: so many bytes, zeros, that begin at a multiple of :data:`ALIGNED`; plain memory where
+            it gives none.
 
     Attributes:
         all: the stretches.
     """
 
-    def __init__(self, arrays: dict[str, np.ndarray], layer: Mapping[str, int]) -> None:
+    def __init__(
+        self, arrays: dict[str, np.ndarray], layer: Mapping[str, int], make: Make | None = None
+    ) -> None:
         self.all: list[np.ndarray] = []
         self._places: dict[int, list[tuple[int, int, int]]] = {}  # layer to (room, begin, end)
         kinds: dict[np.dtype, list[str]] = {}
@@ -36,7 +42,9 @@ class Rooms:
                 row = self._places.setdefault(layer[name], [])
                 row.append((len(self.all), size // kind.itemsize, end // kind.itemsize))
                 size = end
-            self.all.append(_laid_out(arrays, places, size, kind))
+            made = make(size) if make else None
+            room = _plain(size) if made is None else made
+            self.all.append(_laid_out(arrays, places, room, kind))
 
     def slices(self, layers: Sequence[int]) -> list[np.ndarray]:
         """The arrays of neighbouring layers, one stretch per element type."""
@@ -48,12 +56,15 @@ class Rooms:
         ]  # fmt: skip
 
 
-def _laid_out(
-    arrays: dict[str, np.ndarray], places: Mapping[str, int], size: int, kind: np.dtype
-) -> np.ndarray:
-    """Arrays moved into one of ``size`` bytes, which is returned."""
+def _plain(size: int) -> np.ndarray:
     room = np.zeros(size + ALIGNED, np.uint8)
-    room = room[-room.ctypes.data % ALIGNED :][:size]
+    return room[-room.ctypes.data % ALIGNED :][:size]
+
+
+def _laid_out(
+    arrays: dict[str, np.ndarray], places: Mapping[str, int], room: np.ndarray, kind: np.dtype
+) -> np.ndarray:
+    """Arrays moved into a stretch of bytes, which is returned as one of elements."""
     for name, place in places.items():
         old = arrays[name]
         arrays[name] = room[place : place + old.nbytes].view(kind).reshape(old.shape)

@@ -142,7 +142,7 @@ class Sharded(Overlapped):
         with self.spans.during("compute", "update"):
             self.tail.run(feeds)
         for names in self._sums.values():
-            for name in names:
+            for name in {*names} - self.written:
                 self._state.arrays[name].fill(0)
 
     def abandon(self) -> None:

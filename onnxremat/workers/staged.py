@@ -10,6 +10,7 @@ import onnx
 
 from onnxremat.cost.analytic import analytic_costs
 from onnxremat.errors import MissingComponentError, UnsupportedError
+from onnxremat.graph.ir import Op
 from onnxremat.graph.onnx_io import read_model
 from onnxremat.ort.session import Options
 from onnxremat.training.state import Step
@@ -157,7 +158,7 @@ def staged(step: Step, mesh: Mesh, wanted: Wanted, options: Options) -> Staged:
     layers = halves.layers(cuts)
     parts = apart(layers.parts)
     if mesh.everyone.first:
-        first = _fitted(halves, layers, pipeline, wanted, mesh.pipeline.size).fit()
+        first = _fitted(halves, layers, parts, pipeline, wanted, mesh.pipeline.size)
     fitted: Fitted = mesh.everyone.told(first)
     rank, again = fitted.replay.order.rank, repeats(fitted.again, parts)
     pieces = cut(halves.step, parts, halves.about, again)
@@ -168,11 +169,23 @@ def staged(step: Step, mesh: Mesh, wanted: Wanted, options: Options) -> Staged:
 
 
 def _fitted(
-    halves: Halves, layers: Layers, pipeline: Pipeline, wanted: Wanted, ranks: int
-) -> Within:
-    """Stages with what they may make again, and what ranks hold beside."""
-    parts = apart(layers.parts)
+    halves: Halves,
+    layers: Layers,
+    parts: Mapping[Key, Sequence[Op]],
+    pipeline: Pipeline,
+    wanted: Wanted,
+    ranks: int,
+) -> Fitted:
+    """The schedule, and what stages make again where there is a budget."""
+
+    @cache
+    def scheduled(each: Pipeline) -> Replay:
+        return _scheduled(each, wanted.schedule, ranks)
+
+    if wanted.budget is None:
+        return Fitted(scheduled(pipeline))
     known = analytic_costs(halves.step).seconds
+    whole = cut(halves.step, parts, halves.about)
 
     def stage(at: int) -> Stage:
         ops = parts.get((F, at), ())
@@ -181,13 +194,12 @@ def _fitted(
         return Stage.of(halves.step, parts, at, halves.about.updates, seconds)
 
     def beside(rank: Sequence[int]) -> list[Memory]:
-        pieces = cut(halves.step, parts, halves.about)
-        _, updates, owners = _owned(halves, layers, rank, pieces)
+        _, updates, owners = _owned(halves, layers, rank, whole)
         sizes = {n: t.bytes for g in (halves.step, halves.update) for n, t in g.tensors.items()}
         variables = {v.input for v in (*halves.about.variables, *halves.told.variables)}
         found = []
         for at in range(max(rank) + 1):
-            names = held(at, rank, pieces, updates, owners) & variables
+            names = held(at, rank, whole, updates, owners) & variables
             memory = Memory(state=sum(sizes[name] for name in names))
             for key, piece in updates.items():
                 memory = opened(memory, piece.graph) if key[1] in (-1, at) else memory
@@ -197,11 +209,11 @@ def _fitted(
     return Within(
         pipeline,
         [stage(at) for at in range(pipeline.stages)],
-        cache(lambda each: _scheduled(each, wanted.schedule, ranks)),
+        scheduled,
         lambda again: cut(halves.step, parts, halves.about, repeats(again, parts)),
         beside,
         wanted.budget,
-    )
+    ).fit()
 
 
 def _owned(

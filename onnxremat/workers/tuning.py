@@ -21,9 +21,10 @@ PROBE = 1 << 20  # bytes that the network is measured with
 
 def measured_network(courier: Courier, ranks: Ranks) -> Network:
     """What a sum over all processes takes, in the best of a few; the same numbers everywhere."""
-    seconds = []
+    seconds, common = [], courier.common.stretch(PROBE) if courier.common else None
+    probe = (np.zeros(PROBE, np.uint8) if common is None else common).view(np.float32)
     for size in (4, PROBE):
-        array, found = np.zeros(size // 4, np.float32), list[float]()
+        array, found = probe[: size // 4], list[float]()
         for _ in range(5):
             transfer = courier.add_up([array], "measuring the network")
             courier.wait(transfer)
@@ -51,12 +52,12 @@ class Tuning:
         self,
         overlapped: Overlapped,
         ranks: Ranks,
-        courier: Courier,
+        network: Network,
         sizes: Sequence[int],
         most: int,
     ) -> None:
         self._runs, self._ranks, self._sizes, self._most = overlapped, ranks, sizes, most
-        self.network = measured_network(courier, ranks)
+        self.network = network
         self.chosen: tuple[Simulated, Simulated] | None = None
         self.tried: tuple[list[float], list[float]] = ([], [])
         self.done = False

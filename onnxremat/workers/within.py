@@ -47,11 +47,12 @@ class Memory:
 
 @dataclass(frozen=True)
 class Fitted:
-    """A schedule, and what each stage makes again; bytes per rank as planned."""
+    """A schedule; within a budget also what each stage makes again, and bytes per rank as
+    planned."""
 
     replay: Replay
-    again: tuple[Again, ...]
-    memory: tuple[Memory, ...]
+    again: tuple[Again, ...] = ()
+    memory: tuple[Memory, ...] = ()
 
 
 Cut = Callable[[Sequence[Again]], Mapping[Key, Piece]]
@@ -67,7 +68,7 @@ class Within:
         scheduled: a pipeline with its schedule.
         cut: the parts, by what each makes again.
         beside: what ranks take for variables and updates, by the rank of each stage.
-        budget: bytes per rank; None for none.
+        budget: bytes per rank.
     """
 
     pipeline: Pipeline
@@ -75,7 +76,7 @@ class Within:
     scheduled: Callable[[Pipeline], Replay]
     cut: Cut
     beside: Callable[[Sequence[int]], Sequence[Memory]]
-    budget: int | None
+    budget: int
 
     def fit(self) -> Fitted:
         """Least time by simulation within the budget.
@@ -84,8 +85,6 @@ class Within:
             NoPlanError: a rank needs more in every way that was tried.
         """
         replay = self.scheduled(self.pipeline)
-        if self.budget is None:
-            return Fitted(replay, tuple(stage.everything_kept() for stage in self.stages), ())
         found, refusal = list[Fitted](), None
         for limit in self._limits(replay):
             pipeline = replace(self.pipeline, in_flight=limit)
@@ -108,7 +107,6 @@ class Within:
     def _fitted(self, pipeline: Pipeline) -> Fitted:
         """Rounds of choosing and weighing: what is made again takes workspace, and time, by which
         the schedule may change."""
-        assert self.budget is not None
         replay = self.scheduled(pipeline)
         again = [stage.everything_kept() for stage in self.stages]
         memory = self._memory(replay, again)
@@ -123,7 +121,6 @@ class Within:
 
     def _chosen(self, replay: Replay, memory: Sequence[Memory]) -> list[Again]:
         """For each stage the least seconds in its share of what its rank has for values."""
-        assert self.budget is not None
         waits, found = waiting(replay), []
         for at, stage in enumerate(self.stages):
             rank, counts = replay.order.rank[at], (replay.peak[at], waits[at])
@@ -143,7 +140,6 @@ class Within:
 
     def _refused(self, replay: Replay) -> NoPlanError:
         """What the fullest rank takes where its stages keep as little as they can."""
-        assert self.budget is not None
         counts = list(zip(replay.peak, waiting(replay), strict=True))
         again = [s.least(*n) for s, n in zip(self.stages, counts, strict=True)]
         memory = self._memory(replay, again)

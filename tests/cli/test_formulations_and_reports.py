@@ -71,6 +71,7 @@ def test_the_whole_flow_on_two_devices(cli: Command, step: Path, name: str) -> N
     assert ("QMATRIX" in Path("step.mps").read_text()) == (name == "xengine-miqp")
     assert f"{name}, {written['columns']} columns" in said.err
     checked = cli("verify", step, "out.onnx", "--json")
+    cli("verify", "out.onnx", step).assert_refused(2, "carries no plan, out.onnx does")
     assert checked.facts["ok"]
     assert checked.facts["checks"][0]["text"] == "bit-equal"
 

@@ -11,11 +11,12 @@ from models import build
 from onnxremat.cost.analytic import analytic_costs
 from onnxremat.execute.deployment import deploy
 from onnxremat.ort.infer import build_graph
-from onnxremat.pipeline import pipelined
+from onnxremat.pipeline import pipelined, throughput
 from onnxremat.schedule.assign import assigned, round_robin
 from tests.cli.conftest import Command, listing
 from tests.devices.plans import processors
 from tests.limits import LONG
+from tests.toolbox import parse
 
 
 @pytest.fixture
@@ -55,12 +56,38 @@ def test_optimize_verify_inspect_bench(
     assert cli("verify", lenet, "out.onnx", "--budget", "10KiB", "--seeds", 1).code == 6
 
 
+def test_samples_that_come_back(
+    cli: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipelined, "SECONDS", 0.0)
+    monkeypatch.setattr(throughput, "TRIALS", 1)
+    text = "a = MatMul(x, w) b = MatMul(a, v) c = MatMul(b, v) y = MatMul(c, u)"
+    inputs = "float[64, 64] x, float[64, 256] w, float[256, 256] v, float[256, 64] u"
+    onnx.save(parse(f"g ({inputs}) => (float[64, 64] y) {{ {text} }}"), folder / "in.onnx")
+    made = cli(
+        "optimize", "in.onnx", "out.onnx", "--devices", "cpu-2x1", "--objective", "throughput",
+        "--any", "--bench-seconds", 0, "--time-limit", LONG,
+    )  # fmt: skip
+    assert made.code == 0, made.err
+    told = cli("inspect", "out.onnx", "--json").facts
+    assert "any placement" in told["bound_kind"]
+    page = cli("report", "out.onnx", "-o", "page.html")
+    assert page.code == 0, page.err
+    if told["rounds"]:  # as it was measured: the last product may go with the first, or not
+        way = [row[0] for row in told["stages"]]
+        assert len(way) > len(set(way))
+        assert f"stages      {' > '.join(way)}; in a round" in made.out + made.err
+        assert " &gt; ".join(way) in (folder / "page.html").read_text()
+
+
 def test_what_is_refused(cli: Command, lenet: Path) -> None:
     devices = ("--devices", "cpu-2x1", "--objective", "throughput")
     cli("optimize", lenet, "o.onnx", "--in-flight", 2).assert_refused(
         2, "--in-flight", "--objective"
     )
     cli("optimize", lenet, "o.onnx", "--replicas", 2).assert_refused(2, "--replicas", "--objective")
+    cli("optimize", lenet, "o.onnx", "--any").assert_refused(2, "--any", "--objective")
+    cli("optimize", lenet, "o.onnx", *devices, "--any", "--replicas", 2).assert_refused(2, "--any")
     cli("optimize", lenet, "o.onnx", "--objective", "throughput").assert_refused(2, "--devices")
     cli("optimize", lenet, "o.onnx", *devices, "--pin", "Conv=cpu:0").assert_refused(2, "--pin")
     said = cli("optimize", lenet, "o.onnx", *devices, "--budget", "10KiB")

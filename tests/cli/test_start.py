@@ -98,6 +98,24 @@ def test_without_a_runtime_it_says_which_to_install(tmp_path: Path) -> None:
     assert "pip install onnxruntime-gpu" in run.stderr
 
 
+def test_a_sweep_needs_no_drawing_library(tmp_path: Path) -> None:
+    """matplotlib is an extra: for --plot alone."""
+    script = SCRIPT.replace(
+        "import json, sys", "import json, sys; sys.modules['matplotlib'] = None"
+    )
+    model, out = tmp_path / "net.onnx", tmp_path / "curve.json"
+    onnx.save(parse("g (float[8] x) => (float[8] y) { y = Sin(x) }"), model)
+    sweep = ["sweep", str(model), "-o", str(out), "--points", "2", "--no-measure", "-q"]
+    run = subprocess.run(
+        [sys.executable, "-c", script, json.dumps([sweep])],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert json.loads(run.stderr.splitlines()[-1])[0] == [0], run.stderr
+    assert out.is_file()
+
+
 @pytest.mark.parametrize("flag", [[], ["-u"]], ids=["buffered", "unbuffered"])
 def test_output_that_a_full_disk_cuts_short_is_no_success(flag: list[str], tmp_path: Path) -> None:
     code = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300)); "

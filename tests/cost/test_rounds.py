@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from onnxremat.cost import measure, rounds
+from onnxremat.cost.analytic import estimated_at
 from onnxremat.cost.measure import measure_costs
 from onnxremat.cost.rounds import Rounds
 from onnxremat.graph.ir import Graph
@@ -95,7 +96,6 @@ def test_what_never_agrees_is_used_but_not_kept(
     _clocked(monkeypatch, graph, busy)
     seconds, _, (note,) = _seconds(graph)
     assert seconds["Sin"] == pytest.approx(SLOW)
-    assert "1 of 2 kinds of ops took another time" in note
     assert "measured again next time" in note
     _clocked(monkeypatch, graph, [{"Sin": (QUICK,) * 4, "Cos": (QUICK,) * 4}])
     seconds, source, notes = _seconds(graph)
@@ -109,10 +109,27 @@ def test_nothing_is_kept_of_runs_that_all_waited_for_a_core(
     times = {"Sin": (SLOW,) * 4, "Cos": (QUICK,) * 4}
     _clocked(monkeypatch, graph, [times], core=0.6)
     note = _seconds(graph)[2][0]
-    assert "a core for 60% of the time" in note
     assert "the costs of 100% of a run" in note
     _clocked(monkeypatch, graph, [{"Sin": (QUICK,) * 4, "Cos": (QUICK,) * 4}])
     assert _seconds(graph)[1:] == ("measured", ())
+
+
+def test_costs_keep_a_time_limit(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of a second: few of them in the time there is, no third round; none where all together
+    take longer, then costs are what is known and estimates, which is said."""
+    busy = {"Sin": (SLOW, 2 * SLOW), "Cos": (QUICK, QUICK)}
+    asked = _clocked(monkeypatch, graph, [busy])
+    table, run = measure_costs(graph, {}, threads=1, within=2.5)
+    assert (table.source, asked, run is None) == ("measured", [2], False)
+    estimate = estimated_at(graph, 1.0)
+    assert estimate.total == pytest.approx(1.0)
+    table, run = measure_costs(graph, {}, threads=1, within=5.0, estimate=estimate)
+    assert (table.source, run) == ("estimated", None)
+    by_type = {op.op_type: table.seconds[op.name] for op in graph.ops}
+    assert by_type["Cos"] < 0.1  # kept, the rounds agreed
+    assert by_type["Sin"] == pytest.approx(1 / 3)
+    assert "costs of 67% of a run are estimated" in table.notes[0]
+    assert "--time-limit" in table.notes[0]
 
 
 def test_what_is_kept_is_not_replaced_by_what_is_doubtful(

@@ -144,7 +144,8 @@ def test_stages_on_several_devices(chain: Deployment, replicas: dict[str, Any]) 
         assert error.value.where == "sample 3"
     with made.pipeline(log=log) as pipeline:
         assert_same(list(pipeline.map(given)), expected)
-    counted = places(made.parts, machine, insides(made.parts, machine, made.scratch), made.replicas)
+    inside = insides(made.parts, machine, made.scratch)
+    counted = places(made.parts, machine, inside, made.rounds(5), made.replicas)
     seen = counted.seen(log)
     assert made.worst == counted.most(5)
     for row in counted.devices:
@@ -301,12 +302,11 @@ def test_one_that_is_forgotten_ends_its_threads(chain: Deployment) -> None:
 def test_what_cannot_be_a_pipeline_is_refused(chain: Deployment) -> None:
     with pytest.raises(UsageError, match="at least one"):
         chain.pipeline(0)
-    graph = build_graph(build("lenet", batch=2))
-    machine = processors(2)
-    table = dict.fromkeys(machine.names, analytic_costs(graph))
-    plan = assigned(graph, round_robin(graph, machine.names, 3), machine)
+    machine, further = processors(3), {"cpu:0": ("cpu:2",)}
+    table = dict.fromkeys(machine.names, analytic_costs(chain.graph))
+    plan = assigned(chain.graph, round_robin(chain.graph, machine.names[:2], 3), machine)
     with pytest.raises(UnsupportedError, match="come back"):
-        deploy_pipeline(graph, plan, machine, table, Terms(), Flow(2))
+        deploy_pipeline(chain.graph, plan, machine, table, Terms(), Flow(2, further))
 
 
 def test_bytes_in_flight(chain: Deployment, samples: list[Arrays]) -> None:
@@ -314,7 +314,7 @@ def test_bytes_in_flight(chain: Deployment, samples: list[Arrays]) -> None:
     simulator says, its inputs aside."""
     machine, parts = chain.machine, chain.parts
     inside = insides(parts, machine, chain.scratch)
-    found = places(parts, machine, inside)
+    found = places(parts, machine, inside, chain.rounds(3))
     inputs = sum(array.nbytes for array in samples[0].values())
     tensors = chain.graph.tensors
     (copy,) = parts.copies
@@ -340,7 +340,7 @@ def test_no_more_is_held_than_was_counted(chain: Deployment, samples: list[Array
     with chain.pipeline(3, log) as pipeline:
         list(pipeline.map(samples))
     found = record(chain.parts, chain.machine, samples[0], folder=chain.folder)
-    counted = places(chain.parts, chain.machine, found.inside)
+    counted = places(chain.parts, chain.machine, found.inside, chain.rounds(3))
     seen, most = counted.seen(log), counted.most(3)
     for name in chain.machine.names:
         assert counted.resident[name] < seen[name] <= most[name]

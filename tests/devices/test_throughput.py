@@ -16,9 +16,13 @@ from onnx import numpy_helper
 
 from models import build
 from onnxremat.cost.table import CostTable
+from onnxremat.device.files import read_machine
 from onnxremat.device.machine import PROVIDERS, Device, Link, Machine
 from onnxremat.errors import InfeasibleError, UnsupportedError, UsageError
-from onnxremat.execute.deployment import read_deployment
+from onnxremat.execute.deployment import Deployment, read_deployment
+from onnxremat.execute.exported import MANIFEST, export_partitions
+from onnxremat.execute.in_flight import places
+from onnxremat.execute.inside import insides
 from onnxremat.grad import Settings as Training
 from onnxremat.ort.feeds import seeded_feeds
 from onnxremat.pipeline import pipelined, stage_cuts, stage_remakes, throughput
@@ -38,6 +42,7 @@ from onnxremat.placement.from_problem import UNIT
 from onnxremat.placement.graph_files import from_json, to_json
 from onnxremat.placement.judge import judge_placement
 from onnxremat.schedule.plan import Compute
+from tests.devices.any_processor import openvino_here
 from tests.devices.plans import ANY, BESIDE, priced, processors
 from tests.toolbox import parse
 
@@ -61,10 +66,11 @@ def lenet() -> Prepared:
 
 
 def planned(prepared: Prepared, machine: Machine, budget: str = "", **more: Any) -> Result:
-    """A device per stage, unless something else is asked for."""
+    """A chain, a device per stage, unless something else is asked for."""
     costs = more.pop("costs", partial(priced, machine=machine))
-    more = {"objective": "throughput", "bench_seconds": 0, "replicas": 1, **more}
-    request = Request(budget, machine, ANY, costs=costs, **more)
+    more = {"objective": "throughput", "replicas": 1, "contiguous": True, **more}
+    options = more.pop("options", ANY)
+    request = Request(budget, machine, options, costs=costs, bench_seconds=0, **more)
     return optimize(prepared, request)
 
 
@@ -112,6 +118,105 @@ def test_no_cut_has_less_load(lenet: Prepared) -> None:
     facts = planned(lenet, machine).facts()
     assert facts["max_load_seconds"] == pytest.approx(best_cut(lenet, machine) * UNIT)
     assert facts["bound_seconds"] == pytest.approx(facts["max_load_seconds"])
+
+
+@pytest.fixture(scope="module")
+def thirds() -> Prepared:
+    """Products of a quarter, a half and a quarter of the time: no chain of two devices has less
+    load than three quarters."""
+    text = "a = MatMul(x, w0) b = MatMul(a, w1) y = MatMul(b, w2)"
+    model = parse(f"g (float[64, 256] x) => (float[64, 256] y) {{ {text} }}")
+    draw = np.random.default_rng(0)
+    for number, shape in enumerate([(256, 512), (512, 512), (512, 256)]):
+        weight = (draw.normal(size=shape) / 20).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(weight, f"w{number}"))
+    return prepare(model, Settings(threads=1, target="none", not_counted=BESIDE))
+
+
+def test_samples_come_back_where_that_is_quicker(thirds: Prepared, tmp_path: Path) -> None:
+    machine = processors(2)
+    chain = planned(thirds, machine).facts()
+    assert chain["rounds"] is None
+    assert "any chain of devices" in chain["bound_kind"]
+    whole = sum(priced(thirds, machine)["cpu:0"].seconds.values())
+    assert chain["max_load_seconds"] == pytest.approx(whole * 3 / 4, rel=0.05)
+    result = planned(thirds, machine, contiguous=False)
+    facts = result.facts()
+    assert all(check.ok for check in result.checks), result.checks
+    (first,), (second,), (third,) = facts["stages"]
+    assert first == third != second
+    assert "any placement" in facts["bound_kind"]
+    assert whole / 2 <= facts["bound_seconds"] * (1 + 1e-9) <= facts["max_load_seconds"]
+    assert facts["max_load_seconds"] == pytest.approx(whole / 2, rel=0.05)
+    assert facts["rounds"]["stages_and_lags"][first] == [(0, 0), (2, 1)]
+    assert facts["rounds"]["period_seconds"] < 0.8 * chain["max_load_seconds"]
+    path = tmp_path / "out.onnx"
+    result.save(path)
+    made = read_deployment(path)
+    found = verify_deployment(made, thirds.feeds)
+    assert found.ok, found.checks
+    assert {row["device"]: row["peak_worst_case_bytes"] for row in facts["devices"]} == made_worst(
+        made
+    )
+    export_partitions(made, tmp_path / "parts")
+    told = json.loads((tmp_path / "parts" / MANIFEST).read_text())["pipeline"]
+    assert [(row["devices"], row["behind"]) for row in told["stages"]] == [
+        ([first], 0), ([second], 0), ([first], 1)
+    ]  # fmt: skip
+    most = max(row["peak_worst_case_bytes"] for row in facts["devices"])
+    fewer = planned(thirds, machine, budget=str(most - 1), contiguous=False).facts()
+    assert fewer["in_flight"] < facts["in_flight"]
+    assert all(row["peak_measured_bytes"] < most for row in fewer["devices"])
+
+
+def made_worst(made: Deployment) -> dict[str, int]:
+    inside = insides(made.parts, made.machine, made.scratch)
+    rounds = made.rounds(made.in_flight)
+    return places(made.parts, made.machine, inside, rounds).most(made.in_flight)
+
+
+@pytest.mark.skipif(bool(openvino_here()), reason=openvino_here())
+def test_ops_that_only_one_device_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between products for OpenVINO are ops for the processor alone: a chain leaves one of the
+    products to the processor. Run on both."""
+    text = "a = MatMul(x, w0) b = Erf(a) c = MatMul(b, w1) y = Softsign(c)"
+    model = parse(f"g (float[256, 64] x) => (float[256, 64] y) {{ {text} }}")
+    draw = np.random.default_rng(0)
+    for number, shape in enumerate([(64, 256), (256, 64)]):
+        weight = (draw.normal(size=shape) / 20).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(weight, f"w{number}"))
+    prepared = prepare(model, Settings(threads=1, target="none", not_counted=BESIDE))
+    machine = read_machine("cpu-openvino")
+    machine = machine.with_devices([replace(d, threads=1) for d in machine.devices])
+    took = {"MatMul": 3e-3, "Erf": 2e-3, "Softsign": 2e-3}
+    slow = {op.name: took[op.op_type] for op in prepared.graph.ops}
+    quick = {op.name: 2e-3 for op in prepared.graph.ops if op.op_type == "MatMul"}
+    tables = {"cpu": CostTable(slow, {}, "given"), "openvino": CostTable(quick, {}, "given")}
+    monkeypatch.setattr(throughput, "_tried", lambda target, trials, found: found)
+    best = replace(ANY, gap=0.0)
+    result = planned(prepared, machine, contiguous=None, costs=lambda _: tables, options=best)
+    facts = result.facts()
+    assert all(check.ok for check in result.checks), result.checks
+    assert [row[0] for row in facts["stages"]] == ["openvino", "cpu"] * 2
+    assert facts["max_load_seconds"] == pytest.approx(4e-3)
+    assert facts["status"] == "optimal"
+    chain = planned(prepared, machine, costs=lambda _: tables).facts()
+    assert chain["max_load_seconds"] == pytest.approx(7e-3)
+
+
+def test_the_shape_that_is_quicker_is_taken(
+    thirds: Prepared, chain: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the costs; what trials tell depends on the machine."""
+    monkeypatch.setattr(throughput, "_tried", lambda target, trials, found: found)
+    machine = processors(2)
+    assert planned(thirds, machine, contiguous=None).facts()["rounds"]
+    assert not planned(thirds, machine, contiguous=None, replicas=None).facts()["rounds"]
+    facts = planned(chain, machine, contiguous=None).facts()
+    if facts["rounds"]:
+        alone = planned(chain, machine).candidate.artifact
+        assert isinstance(alone, Pipelined)
+        assert 1 / facts["samples_per_second_predicted"] < alone.seconds
 
 
 def test_samples_in_flight_are_as_many_as_fit(chain: Prepared) -> None:
@@ -347,6 +452,10 @@ def test_what_does_not_go_with_throughput(lenet: Prepared) -> None:
         Request("", machine, ANY, in_flight=2)
     with pytest.raises(UsageError, match="--replicas goes with"):
         Request("", machine, ANY, replicas=2)
+    with pytest.raises(UsageError, match="--any goes with"):
+        Request("", machine, ANY, contiguous=False)
+    with pytest.raises(UsageError, match="does not go with --any"):
+        planned(lenet, machine, contiguous=False, replicas=2)
     with pytest.raises(UsageError, match="one device at least"):
         planned(lenet, machine, replicas=0)
     step = prepare(build("mlp", batch=4, layers=2), Settings(threads=1, train=Training()))

@@ -115,7 +115,16 @@ def over_devices(draw: Random) -> Case:
     objective = draw.choice(("auto", "time", "makespan", "throughput"))
     more: tuple[str, ...] = ("--objective", objective)
     if objective == "throughput":
-        more += draw.choice(((), ("--replicas", "1"), ("--in-flight", "3"), ("--replicas", "9")))
+        more += draw.choice(
+            (
+                (),
+                ("--replicas", "1"),
+                ("--in-flight", "3"),
+                ("--replicas", "9"),
+                ("--any",),
+                ("--any", "--in-flight", "5"),
+            )
+        )
     elif draw.random() < 0.3:
         more += ("--pin", draw.choice(("*=b", "MatMul=a", "nothing=b", "*=c", "*", "=")))
     net = valid(draw) if draw.random() < 0.6 else images(draw)

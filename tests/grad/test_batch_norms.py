@@ -134,3 +134,29 @@ def test_statistics_that_never_move_are_told(momentum: float, told: bool) -> Non
     found = training_of(differentiate(model, optimizer="sgd", loss="mse")).warnings
     assert any("4 running statistics stay as they are" in text for text in found) == told
     assert not training_of(differentiate(model, optimizer=None, loss="mse")).warnings
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_norm_that_is_arithmetic_with_its_statistics_is_frozen(frozen: bool) -> None:
+    """As torchvision's FrozenBatchNorm2d, of which PyTorch's older exporter keeps names alone."""
+    names = ("running_mean", "running_var") if frozen else ("mean", "var")
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"], name="first"),
+        helper.make_node("Sub", ["h", f"norm.{names[0]}"], ["a"], name="minus"),
+        helper.make_node("Div", ["a", f"norm.{names[1]}"], ["b"], name="over"),
+        helper.make_node("Mul", ["b", "norm.weight"], ["c"], name="times"),
+        helper.make_node("Add", ["c", "norm.bias"], ["y"], name="plus"),
+    ]
+    random = np.random.default_rng(0)
+    shapes = {"w": (6, 6)} | {f"norm.{part}": (6,) for part in (*names, "weight", "bias")}
+    values = {name: random.random(shape).astype(np.float32) for name, shape in shapes.items()}
+    graph = helper.make_graph(
+        nodes,
+        "net",
+        [helper.make_tensor_value_info("x", T.FLOAT, (8, 6))],
+        [helper.make_tensor_value_info("y", T.FLOAT, (8, 6))],
+        [numpy_helper.from_array(value, name) for name, value in values.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    trained = {name for name, _ in training_of(differentiate(model, optimizer=None)).gradients}
+    assert trained == ({"w"} if frozen else set(values))

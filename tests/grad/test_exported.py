@@ -20,6 +20,7 @@ from onnxremat.grad.listed import KEY
 from onnxremat.grad.parameters import take_inventory
 from onnxremat.grad.unfold import apply_restored, fold_restored
 from onnxremat.ort.session import open_session, session_options
+from onnxremat.report.weights import unsaid_note
 from onnxremat.training.trainer import UNPLANNED, Trainer
 
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
@@ -283,6 +284,16 @@ def test_merged_parameters_that_nothing_tells_apart_are_warned_about() -> None:
         differentiate(net, optimizer=None)
     with pytest.raises(UsageError, match="--strict"):
         differentiate(net, optimizer=None, strict=True)
+
+
+def test_a_weight_that_the_older_exporter_may_have_computed_is_noted() -> None:
+    nodes = [node("MatMul", ["x", "onnx::MatMul_9"], "h"), node("MatMul", ["h", "w"], "y")]
+    net = model(nodes, {"onnx::MatMul_9": draw(6, 6), "w": draw(6, 3)})
+    note = unsaid_note(training_of(differentiate(net, optimizer=None)).weights)
+    assert "1 (onnx::MatMul_9)" in note
+    assert "check_export" in note
+    net = model([node("MatMul", ["x", "w"], "y")], {"w": draw(6, 3)})
+    assert not unsaid_note(training_of(differentiate(net, optimizer=None)).weights)
 
 
 @pytest.mark.parametrize("turned", [False, True])

@@ -8,6 +8,7 @@ import onnxruntime as ort
 import pytest
 from onnx import helper, numpy_helper
 
+from onnxremat.errors import ModelError
 from onnxremat.grad import Lamb, differentiate, training_of
 from onnxremat.grad.ordering import Readers
 from onnxremat.graph.onnx_io import to_ops
@@ -89,6 +90,8 @@ def test_updates_wait_for_the_last_reader() -> None:
     which the new value is read."""
     free = differentiate(net(), loss="mse", optimizer="sgd", in_place=False)
     assert _late(free)
+    with pytest.raises(ModelError, match="'w2' after its new value"):
+        Trainer(free, net())
     assert not _late(differentiate(net(), loss="mse", optimizer="sgd"))
 
 

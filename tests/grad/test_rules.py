@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from onnx import helper, numpy_helper
 
-from onnxremat.grad import registry
+from onnxremat.errors import UnsupportedError
+from onnxremat.grad import differentiate, registry
 from tests.grad.cases import CASES
 from tests.grad.checking import HALF, Case, check, half_precision
 from tests.grad.rule_cases import PARAMETERS, variants, without_a_case
@@ -43,3 +46,24 @@ def test_a_case_fails_where_its_rule_never_runs(monkeypatch: pytest.MonkeyPatch)
 def test_half_precision_graphs_are_valid(op: str, kind: int) -> None:
     case = next(case for case in CASES if case.op == op)
     half_precision(case, 22, kind)
+
+
+def test_a_projected_state_is_refused() -> None:
+    """As PyTorch's default exporter writes it, which onnxruntime opens and does not run."""
+    weights = {"w": (1, 32, 12), "r": (1, 32, 4), "m": (8, 3)}
+    graph = helper.make_graph(
+        [
+            helper.make_node("LSTM", ["x", "w", "r"], ["h"], name="lstm", hidden_size=8),
+            helper.make_node("MatMul", ["h", "m"], ["y"], name="out"),
+        ],
+        "net",
+        [helper.make_tensor_value_info("x", 1, (7, 2, 12))],
+        [helper.make_tensor_value_info("y", 1, None)],
+        [
+            numpy_helper.from_array(np.random.default_rng(0).random(s).astype(np.float32), n)
+            for n, s in weights.items()
+        ],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    with pytest.raises(UnsupportedError, match="proj_size"):
+        differentiate(model, optimizer=None, loss="mse")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -12,7 +14,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import models
-from onnxremat.errors import ModelError, UsageError
+from onnxremat.api import read_plan
+from onnxremat.errors import ModelError, OnnxrematError, UsageError
 from onnxremat.graph import onnx_io
 from onnxremat.graph.dtypes import tensor_bytes
 from onnxremat.graph.ir import Role
@@ -26,7 +29,16 @@ from onnxremat.graph.onnx_io import (
     write_model,
 )
 from onnxremat.graph.order import file_order, without_dead_ops
+from onnxremat.graph.tensor_files import read_tensors
+from onnxremat.graph.wire import read_light
+from onnxremat.ort.arrays import read_arrays
 from onnxremat.ort.infer import bind, build_graph
+from onnxremat.pipeline.source import read_source
+from onnxremat.placement.graph_files import read_graph as placement_graph
+from onnxremat.placement.splits import read_split
+from onnxremat.planner.graph_files import read_graph as planner_graph
+from onnxremat.planner.solution_files import read_solution
+from onnxremat.report.curve_drawing import read_sweep
 from tests.toolbox import graph_of, parse, random_dag, shuffled, training_chain
 
 CHAIN = "g (float[8] x) => (float[8] y) { a = Sin(x) b = Cos(a) c = Exp(b) y = Add(c, a) }"
@@ -145,6 +157,24 @@ def test_only_regular_files_are_written(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [pipe]
 
 
+def test_only_regular_files_are_read(tmp_path: Path) -> None:
+    """A pipe that nobody writes to would be waited for, a device read until memory is used up."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    readers: list[Callable[[Path], object]] = [
+        read_model, read_light, read_tensors, read_plan, read_sweep, placement_graph, planner_graph,
+        lambda path: read_split(path, None),  # type: ignore[arg-type]  # not looked at
+        lambda path: read_solution(None, path),  # type: ignore[arg-type]
+        lambda path: read_arrays(path, "inputs"),
+    ]  # fmt: skip
+    for path in (pipe, Path("/dev/zero")):
+        for read in readers:
+            with pytest.raises((OnnxrematError, ValueError)) as refused:
+                read(path)
+            said = f"{refused.value} {getattr(refused.value, 'why', '')}"
+            assert "no regular file" in said, read
+
+
 def test_weights_over_the_limit_go_to_a_file_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,3 +207,28 @@ def test_text_formats_of_onnx_are_read(tmp_path: Path) -> None:
         path = tmp_path / f"model.{suffix}"
         onnx.save_model(model, path)
         assert read_model(path) == model
+
+
+def test_names_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    """protobuf gives them as bytes, which nothing sorts beside text."""
+    whole = parse(
+        """g (float[8] xq) => (float[8] yq) {
+            go = Constant<value = bool {1}>()
+            yq = If(go)<then_branch = t () => (float[8] a) { a = Sin(xq) },
+                        else_branch = e () => (float[8] bq) { bq = Cos(xq) }>
+        }"""
+    )
+    whole.graph.node[1].name = "nq"
+    for name in ("xq", "yq", "bq", "nq"):
+        broken = whole.SerializeToString().replace(name.encode(), name[0].encode() + b"\xff")
+        (tmp_path / "net.onnx").write_bytes(broken)
+        for source in (tmp_path / "net.onnx", onnx.load_from_string(broken)):
+            with pytest.raises(ModelError, match="no UTF-8 text"):
+                read_source(source)
+
+
+def test_a_result_that_is_given_twice_is_there_once() -> None:
+    """Or a budget would be refused that works."""
+    graph = graph_of("g (float[8] x) => (float[8] y, float[8] x) { y = Sin(x) }")
+    twice = replace(graph, outputs=("y", "y", "x"))
+    assert twice.result_bytes == 32

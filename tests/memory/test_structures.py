@@ -11,11 +11,11 @@ import pytest
 from onnx import helper, numpy_helper
 
 from onnxremat.graph.wire import read_light
+from onnxremat.memory.taken import heap_bytes
 from onnxremat.ort.infer import build_graph
 from onnxremat.ort.session import TUNED, session_options
 from onnxremat.rewrite.pins import PREFIX
 from onnxremat.session.held import open_held, open_light
-from onnxremat.session.resident import heap_bytes
 from onnxremat.session.structures import graph_bytes, node_bytes
 from tests.toolbox import graph_of
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,8 +29,8 @@ from onnxremat.pipeline import batch_split
 from onnxremat.pipeline.batch_slices import in_parts
 from onnxremat.pipeline.batch_split import plan_best
 from onnxremat.pipeline.device_ways import shares
-from onnxremat.pipeline.phases import Phases
-from onnxremat.pipeline.prepare import Prepared, Settings, prepare, prepare_split
+from onnxremat.pipeline.divided import prepare_split
+from onnxremat.pipeline.prepare import Prepared, Settings, prepare
 from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.search import warm_up
 from onnxremat.rewrite.split_batch import rows_of_parts, split_batch
@@ -272,9 +273,9 @@ def test_a_huge_batch_is_not_split_without_end(monkeypatch: pytest.MonkeyPatch) 
     settings = Settings(threads=1, costs=analytic_costs)
     prepared, tried = prepare(parse(text), settings), []
 
-    def splitting(whole: Prepared, parts: tuple[int, ...], log: Phases) -> Prepared:
+    def splitting(whole: Prepared, parts: tuple[int, ...], *rest: Any) -> Prepared:
         tried.extend(parts)
-        return prepare_split(whole, parts, log)
+        return prepare_split(whole, parts, *rest)
 
     monkeypatch.setattr(batch_split, "prepare_split", splitting)
     monkeypatch.setattr(batch_split, "MOST_OPS", 8 * len(prepared.graph.ops))

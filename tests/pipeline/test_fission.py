@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import onnx
@@ -15,6 +17,7 @@ from onnxremat.cli.args import parse_overhead
 from onnxremat.cost.analytic import analytic_costs
 from onnxremat.errors import InfeasibleError, NoPlanError, UsageError
 from onnxremat.graph.onnx_io import write_model
+from onnxremat.pipeline import priced
 from onnxremat.pipeline.artifact import Kind
 from onnxremat.pipeline.planned import plan_of_model
 from onnxremat.pipeline.prepare import Settings
@@ -23,6 +26,7 @@ from onnxremat.report.carried import of_model
 from onnxremat.session.process import PARTS
 from tests.fission.drawn import Drawn
 from tests.fission.test_sums_and_norms import normed
+from tests.toolbox import wide_chain
 
 # Budgets of weights and values alone.
 SETTINGS = Settings(threads=1, target="portable", costs=analytic_costs, not_counted=PARTS)
@@ -90,14 +94,26 @@ def test_the_least_memory() -> None:
 
 
 @pytest.mark.slow
-def test_a_budget_below_weights_and_results_is_refused() -> None:
-    """With the bound that holds whatever is computed in parts, and a budget below the whole's."""
+@pytest.mark.parametrize(
+    ("make", "budget", "whole"), [(wide_chain, 16, 3 << 20), (chain, 4096, WHOLE)]
+)
+def test_a_budget_below_weights_and_results_is_refused(
+    make: Callable[[], onnx.ModelProto], budget: int, whole: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the bound that holds whatever is computed in parts, and a budget below the whole's;
+    nothing is timed for it."""
+
+    def timed(*_: object, **__: object) -> NoReturn:
+        raise AssertionError("sizes need no costs")
+
+    monkeypatch.setattr(priced, "measure_costs", timed)
+    settings = replace(SETTINGS, costs=None)
     with pytest.raises(InfeasibleError, match="fits") as refused:
-        _optimised(4096)
+        api.optimize(make(), budget=budget, settings=settings)
     assert "weights and results" in refused.value.why
-    assert 4096 < refused.value.lower_bound < WHOLE // 2
+    assert budget < refused.value.lower_bound < whole // 2
     assert refused.value.smallest
-    assert refused.value.smallest < WHOLE
+    assert refused.value.smallest < whole
 
 
 @pytest.mark.slow

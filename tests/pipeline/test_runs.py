@@ -24,6 +24,7 @@ from onnxremat.session.compare import compare
 from onnxremat.session.load import options_of, write_options
 from onnxremat.session.measure import _merged, measure
 from onnxremat.session.snippets import Snippets
+from tests.limits import LONG
 from tests.toolbox import ONE, graph_of, parse, training_chain
 
 F = np.float32
@@ -138,12 +139,14 @@ def test_timing_is_paired() -> None:
     graph = training_chain(2, 16, 16)
     model = to_model(graph)
     contenders = [InSession(name, model, ONE) for name in ("a", "b")]
-    first, second = bench(contenders, seeded_feeds(graph), seconds=0.05, rounds=(5, 20))
+    first, second = bench(contenders, seeded_feeds(graph), seconds=LONG, rounds=(5, 20))
     assert (first.name, first.ratio, first.spread) == ("a", 1.0, 0.0)
     assert second.name == "b"
     assert 5 <= first.rounds == second.rounds <= 20
     stopped = bench(contenders, seeded_feeds(graph), seconds=60, stop=lambda: True)
     assert stopped[0].rounds <= 2
+    late = bench(contenders, seeded_feeds(graph), seconds=1e-6, rounds=(5, 20))
+    assert late[0].rounds == 2  # so long over its time, it does not wait for five
 
 
 # Made-up inputs

@@ -197,14 +197,14 @@ PEAK = """
 import json, sys
 import onnxremat, onnxremat.api
 from onnxremat.planner.search import warm_up
-from onnxremat.session.resident import _memory
+from onnxremat.memory.taken import status
 warm_up()
-before = _memory("VmHWM")
+before = status("VmHWM")
 result = onnxremat.optimize(
     sys.argv[1], budget="1.5x", settings=onnxremat.Settings(threads=1), bench_seconds=0.01
 )
 result.save(sys.argv[2])
-print(json.dumps([_memory("VmHWM") - before, result.prepared.weights]))
+print(json.dumps([status("VmHWM") - before, result.prepared.weights]))
 """
 
 

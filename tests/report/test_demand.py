@@ -93,13 +93,20 @@ def test_the_search_finds_no_more_than_rules_of_a_moment(chain: Subject) -> None
 
 
 def test_a_batch_goes_in_parts_where_every_result_has_its_rows() -> None:
-    text = "g (float[8, 64] x) => (float[{result}] y) {{ a = Sin(x) y = {last} }}"
-    rows = Subject(prepared(parse(text.format(result="8, 64", last="Add(a, x)"))))
-    whole = Subject(prepared(parse(text.format(result="", last="ReduceSum <keepdims = 0> (a)"))))
+    text = "g (float[8, 64] x) => (float[{result}] y) {{ a = Sin(x) {more} y = {last} }}"
+    more = "b = Cos(x) c = Tan(x) d = Add(a, b)"
+    rows = Subject(prepared(parse(text.format(result="8, 64", more=more, last="Add(c, d)"))))
+    few = Subject(prepared(parse(text.format(result="8, 64", more="", last="Add(a, x)"))))
+    whole = Subject(
+        prepared(parse(text.format(result="", more="", last="ReduceSum <keepdims = 0> (a)")))
+    )
     assert demand.rows(rows) == 8
     assert demand.rows(whole) == 0
-    names = [way.name for way in demand.ways(rows) if way.known == "estimated"]
-    assert names == ["batch in 8 parts"]  # in 2, the results and a part take as much as the whole
+    found = {way.name: way for way in demand.ways(rows)}
+    assert {"batch in 2 parts", "batch in 8 parts"} <= found.keys()
+    joined = found["batch in 8 parts"]
+    assert joined.bytes == joined.lower == 2 * 8 * 64 * 4  # the result beside its parts
+    assert not any(way.name.startswith("batch") for way in demand.ways(few))  # it gains nothing
 
 
 def test_budgets_are_judged(chain: Subject) -> None:

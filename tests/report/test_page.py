@@ -94,10 +94,10 @@ def test_five_questions_are_answered_in_words(carried: Carried, read: Reader) ->
         f"The peak of {format_bytes(line.peak)} is at step {line.peak_step + 1} of "
         f"{len(line.ops)}, while {op}",
         f"The largest value then is {first.tensor}",
-        "That takes +20.00% computing time",
+        "The plan changes the time of a run by +20.00%",
         f"{AGAIN} runs of {AGAIN} ops, 2 ms together",
         "takes less than +10.00% , as long as the first runs of ops stay in this order",
-        "at most 10.000% of the step's time from the least",
+        "at most 10.000% of a run's time from the least",
     )
     for words in answers:
         assert words in read.words
@@ -126,7 +126,7 @@ def test_the_price_is_told_against_the_original_too(carried: Carried) -> None:
         carried, facts={**carried.facts, "overhead_measured": 0.0, "overhead_to_original": 0.7}
     )
     words = Reader(page.page(told).html()).words
-    assert "against the original, in one piece and without a plan, +70.00% as measured" in words
+    assert "with everything stored, and by +70.00% against the original" in words
 
 
 def test_what_is_in_parts_has_a_section_of_its_own(carried: Carried) -> None:

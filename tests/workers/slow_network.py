@@ -48,10 +48,12 @@ def main(folder: Path) -> None:
 
 def train(ranks: Ranks, folder: Path) -> None:
     """One rank's share."""
+    Held.made.set()  # while the network is measured
     trainer = DataParallel(
         folder / "step.onnx", ranks=ranks, rate=0.1, threads=1,
-        overlap=Overlap(delay=Held(), choose=False),
+        overlap=Overlap(layers=8, delay=Held(), choose=False),
     )  # fmt: skip
+    Held.made.clear()
     runs, sums = trainer.overlapped, list[Transfer]()
     assert runs is not None
     runs.spans = Watched(on=True)

@@ -45,7 +45,9 @@ def test_parts_make_the_bits_of_the_whole(name: str) -> None:
     step = differentiate(model, optimizer="adamw", initializers=True)
     batch = joined(model, step)
     whole = Trainer(step, rate=0.01, threads=1)
-    cut = DataParallel(step, rate=0.01, threads=1, ranks=ALONE, overlap=Overlap(choose=False))
+    few = DataParallel(step, rate=0.01, threads=1, ranks=ALONE)  # as nothing travels
+    overlap = Overlap(layers=8, choose=False)
+    cut = DataParallel(step, rate=0.01, threads=1, ranks=ALONE, overlap=overlap)
     assert cut.overlapped is not None
     assert cut._layers is not None
     count = cut._layers.count
@@ -55,9 +57,10 @@ def test_parts_make_the_bits_of_the_whole(name: str) -> None:
     for k, exchange in enumerate((Exchange(0, joined_by_two[::-1]), Exchange(late, joined_by_two))):
         cut.overlapped.exchange = exchange
         for _ in range(2):
-            assert cut.step(batch) == whole.step(batch), k
+            assert cut.step(batch) == whole.step(batch) == few.step(batch), k
     for key, value in whole.state.items():
         np.testing.assert_array_equal(cut.state[key], value)
+        np.testing.assert_array_equal(few.state[key], value)
 
 
 def test_weights_of_the_first_layers_come_last() -> None:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 import transformers as hf
 
-from tests.zoo import own  # noqa: F401  (enters its nets)
-from tests.zoo.libraries import timm, torchvision
+from tests.zoo import others, own  # noqa: F401  (they enter their nets)
+from tests.zoo.libraries import torchvision
 from tests.zoo.registry import (
     ARCHITECTURES,
     Architecture,
@@ -19,6 +19,7 @@ from tests.zoo.registry import (
     reals,
     tokens,
 )
+from tests.zoo.small import SMALL, STILL, classifier, decoder, timm_net
 
 __all__ = ["ARCHITECTURES", "Architecture"]
 
@@ -175,42 +176,38 @@ def _segmentation(net: Net, head: Callable[[int, int], Net]) -> Net:
 # ---- timm ------------------------------------------------------------------------------------
 
 
-def _timm(name: str, **settings: object) -> Net:
-    return timm.create_model(name, num_classes=10, **settings)
-
-
 @architecture("timm", images(32), sample=True)
 def deit_distilled() -> Net:
-    return _timm("deit_tiny_distilled_patch16_224", img_size=32, patch_size=8, depth=2,
+    return timm_net("deit_tiny_distilled_patch16_224", img_size=32, patch_size=8, depth=2,
                  embed_dim=32, num_heads=4)  # fmt: skip
 
 
 @architecture("timm", images(32))
 def cait() -> Net:
-    return _timm("cait_xs24_384", img_size=32, patch_size=8, depth=2, embed_dim=32, num_heads=4)
+    return timm_net("cait_xs24_384", img_size=32, patch_size=8, depth=2, embed_dim=32, num_heads=4)
 
 
 @architecture("timm", images(32))
 def xcit() -> Net:
-    return _timm("xcit_nano_12_p8_224", img_size=32, patch_size=8, depth=2, embed_dim=32,
+    return timm_net("xcit_nano_12_p8_224", img_size=32, patch_size=8, depth=2, embed_dim=32,
                  num_heads=4)  # fmt: skip
 
 
 @architecture("timm", images(32))
 def beit() -> Net:
-    return _timm("beit_base_patch16_224", img_size=32, patch_size=8, depth=2, embed_dim=32,
+    return timm_net("beit_base_patch16_224", img_size=32, patch_size=8, depth=2, embed_dim=32,
                  num_heads=4)  # fmt: skip
 
 
 @architecture("timm", images(32))
 def swin_v2() -> Net:
-    return _timm("swinv2_tiny_window8_256", img_size=32, patch_size=2, window_size=4,
+    return timm_net("swinv2_tiny_window8_256", img_size=32, patch_size=2, window_size=4,
                  embed_dim=16, depths=(2, 1), num_heads=(2, 4))  # fmt: skip
 
 
 @architecture("timm", images(64), rate=1e-3)
 def levit() -> Net:
-    return _timm("levit_128s", img_size=64, embed_dim=(32, 48, 64), key_dim=8,
+    return timm_net("levit_128s", img_size=64, embed_dim=(32, 48, 64), key_dim=8,
                  num_heads=(2, 3, 4), depth=(1, 1, 1))  # fmt: skip
 
 
@@ -226,7 +223,7 @@ def poolformer() -> Net:
 
 @architecture("timm", images(64, batch=2), rate=1e-3)
 def coatnet() -> Net:
-    return _timm("coatnet_rmlp_nano_rw_224", img_size=64, embed_dim=(16, 32, 64, 64),
+    return timm_net("coatnet_rmlp_nano_rw_224", img_size=64, embed_dim=(16, 32, 64, 64),
                  depths=(1, 1, 1, 1), stem_width=(8, 16))  # fmt: skip
 
 
@@ -272,12 +269,12 @@ def volo() -> Net:
 
 @architecture("timm", images(64, batch=2), rate=1e-3)
 def mobilevit() -> Net:
-    return _timm("mobilevit_xxs")
+    return timm_net("mobilevit_xxs")
 
 
 @architecture("timm", images(64, batch=2))
 def edgenext() -> Net:
-    return _timm("edgenext_xx_small", dims=(16, 16, 32, 32), depths=(1, 1, 1, 1),
+    return timm_net("edgenext_xx_small", dims=(16, 16, 32, 32), depths=(1, 1, 1, 1),
                  heads=(2, 2, 2, 2))  # fmt: skip
 
 
@@ -326,36 +323,21 @@ class _Branches(torch.nn.Module):
 
 @architecture("timm", images(32))
 def eva() -> Net:
-    return _timm("eva02_tiny_patch14_224", img_size=32, patch_size=8, depth=2, embed_dim=32,
+    return timm_net("eva02_tiny_patch14_224", img_size=32, patch_size=8, depth=2, embed_dim=32,
                  num_heads=4)  # fmt: skip
 
 
 # ---- transformers: text ----------------------------------------------------------------------
 
-SMALL = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
-         "intermediate_size": 64, "max_position_embeddings": 32}  # fmt: skip
-STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "num_labels": 5}
-
-
-def _classifier(kind: type, config: object) -> Net:
-    return Called(kind(config), "input_ids attention_mask", "logits")
-
-
-def _decoder(
-    kind: type, config: hf.PretrainedConfig, names: str = "input_ids attention_mask"
-) -> Net:
-    # Without a mask they look for packed sequences, which PyTorch's legacy exporter does not know.
-    return Called(kind(config), names, "logits", use_cache=False)
-
 
 @architecture("transformers", tokens(12), ones(2, 12), sample=True)
 def bert() -> Net:
-    return _classifier(hf.BertForSequenceClassification, hf.BertConfig(**SMALL, **STILL))
+    return classifier(hf.BertForSequenceClassification, hf.BertConfig(**SMALL, **STILL))
 
 
 @architecture("transformers", tokens(12), ones(2, 12))
 def roberta() -> Net:
-    return _classifier(hf.RobertaForSequenceClassification, hf.RobertaConfig(**SMALL, **STILL))
+    return classifier(hf.RobertaForSequenceClassification, hf.RobertaConfig(**SMALL, **STILL))
 
 
 @architecture("transformers", tokens(12), ones(2, 12))
@@ -363,24 +345,24 @@ def distilbert() -> Net:
     config = hf.DistilBertConfig(vocab_size=64, dim=32, n_layers=2, n_heads=4, hidden_dim=64,
                                  max_position_embeddings=32, dropout=0.0, attention_dropout=0.0,
                                  seq_classif_dropout=0.0, num_labels=5)  # fmt: skip
-    return _classifier(hf.DistilBertForSequenceClassification, config)
+    return classifier(hf.DistilBertForSequenceClassification, config)
 
 
 @architecture("transformers", tokens(12), ones(2, 12))
 def electra() -> Net:
     config = hf.ElectraConfig(**SMALL, **STILL, embedding_size=16)
-    return _classifier(hf.ElectraForSequenceClassification, config)
+    return classifier(hf.ElectraForSequenceClassification, config)
 
 
 @architecture("transformers", tokens(12), ones(2, 12))
 def albert() -> Net:
     config = hf.AlbertConfig(**SMALL, **STILL, embedding_size=16, classifier_dropout_prob=0.0)
-    return _classifier(hf.AlbertForSequenceClassification, config)
+    return classifier(hf.AlbertForSequenceClassification, config)
 
 
 @architecture("transformers", tokens(12), ones(2, 12))
 def mpnet() -> Net:
-    return _classifier(hf.MPNetForSequenceClassification, hf.MPNetConfig(**SMALL, **STILL))
+    return classifier(hf.MPNetForSequenceClassification, hf.MPNetConfig(**SMALL, **STILL))
 
 
 @architecture("transformers", tokens(12), ones(2, 12))
@@ -388,7 +370,7 @@ def deberta() -> Net:
     config = hf.DebertaV2Config(**SMALL, **STILL, relative_attention=True, pos_att_type="p2c|c2p",
                                 position_buckets=8, norm_rel_ebd="layer_norm", share_att_key=True,
                                 pooler_hidden_size=32, pooler_dropout=0.0)  # fmt: skip
-    return _classifier(hf.DebertaV2ForSequenceClassification, config)
+    return classifier(hf.DebertaV2ForSequenceClassification, config)
 
 
 @architecture("transformers", tokens(16))
@@ -402,7 +384,7 @@ def fnet() -> Net:
 def gpt2() -> Net:
     config = hf.GPT2Config(vocab_size=64, n_positions=32, n_embd=32, n_layer=2, n_head=4,
                            resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)  # fmt: skip
-    return _decoder(hf.GPT2LMHeadModel, config)
+    return decoder(hf.GPT2LMHeadModel, config)
 
 
 @architecture("transformers", tokens(12), ones(2, 12))
@@ -410,46 +392,46 @@ def opt() -> Net:
     config = hf.OPTConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, ffn_dim=64,
                           max_position_embeddings=32, num_attention_heads=4, dropout=0.0,
                           word_embed_proj_dim=32)  # fmt: skip
-    return _decoder(hf.OPTForCausalLM, config)
+    return decoder(hf.OPTForCausalLM, config)
 
 
 @architecture("transformers", tokens(12), ones(2, 12))
 def bloom() -> Net:
     config = hf.BloomConfig(vocab_size=64, hidden_size=32, n_layer=2, n_head=4)
-    return _decoder(hf.BloomForCausalLM, config)
+    return decoder(hf.BloomForCausalLM, config)
 
 
 @architecture("transformers", tokens(12), ones(2, 12))
 def gpt_neox() -> Net:
-    return _decoder(hf.GPTNeoXForCausalLM, hf.GPTNeoXConfig(**SMALL))
+    return decoder(hf.GPTNeoXForCausalLM, hf.GPTNeoXConfig(**SMALL))
 
 
 @architecture("transformers", tokens(12), ones(2, 12), sample=True)
 def llama() -> Net:
-    return _decoder(hf.LlamaForCausalLM, hf.LlamaConfig(**SMALL, num_key_value_heads=2))
+    return decoder(hf.LlamaForCausalLM, hf.LlamaConfig(**SMALL, num_key_value_heads=2))
 
 
 @architecture("transformers", tokens(12), ones(2, 12))
 def mistral() -> Net:
     config = hf.MistralConfig(**SMALL, num_key_value_heads=2, sliding_window=6)
-    return _decoder(hf.MistralForCausalLM, config)
+    return decoder(hf.MistralForCausalLM, config)
 
 
 @architecture("transformers", tokens(12), ones(2, 12))
 def qwen2() -> Net:
     config = hf.Qwen2Config(**SMALL, num_key_value_heads=2, tie_word_embeddings=True)
-    return _decoder(hf.Qwen2ForCausalLM, config)
+    return decoder(hf.Qwen2ForCausalLM, config)
 
 
 @architecture("transformers", tokens(12), ones(2, 12))
 def phi() -> Net:
-    return _decoder(hf.PhiForCausalLM, hf.PhiConfig(**SMALL))
+    return decoder(hf.PhiForCausalLM, hf.PhiConfig(**SMALL))
 
 
 @architecture("transformers", tokens(12))
 def mamba() -> Net:
     config = hf.MambaConfig(vocab_size=64, hidden_size=16, state_size=4, num_hidden_layers=2)
-    return _decoder(hf.MambaForCausalLM, config, "input_ids")
+    return decoder(hf.MambaForCausalLM, config, "input_ids")
 
 
 @architecture("transformers", tokens(10), tokens(8))

@@ -70,7 +70,7 @@ def slice_(call: Call) -> Cotangents:
         UnsupportedError: bounds computed at run time.
     """
     t, shape, dy = call.tape, call.shape(), call.dy
-    starts, ends = call.value(1).tolist(), call.value(2).tolist()
+    starts, ends = (call.value(k).reshape(-1).tolist() for k in (1, 2))  # a single number, too
     axes = call.value(3).tolist() if call.input(3) else list(range(len(starts)))
     steps = call.value(4).tolist() if call.input(4) else [1] * len(starts)
     before, after = [0] * len(shape), [0] * len(shape)

@@ -277,6 +277,11 @@ def per_direction(
         UnsupportedError: a setting that is not differentiated.
     """
     refuse_settings(call, "clip", "layout")
+    _, rows, columns = call.shape(2)
+    if rows != gates * columns:
+        raise call.unsupported(
+            "its hidden state is projected (proj_size), which ONNX does not have"
+        )
     t, kind = call.tape, call.attribute("direction", "forward")
     reverse = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[kind]
     functions = activations_of(call, defaults, len(reverse))
