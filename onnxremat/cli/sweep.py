@@ -131,10 +131,11 @@ def _tell(voice: Voice, curve: api.Curve, output: Path | None, plot: Path | None
     voice.table(sweep_table(curve.points, curve.subject.baseline_peak))
     args.tell_beside(voice, curve.subject)
     if curve.infeasible_below:
+        parts = "; in parts it may take less (optimize --budget min tries them)"
+        said = "" if curve.whole else parts
         voice.note(
             f"no budget below {format_bytes(curve.infeasible_below)} ({curve.infeasible_below} B) "
-            f"can work for the graph as a whole: {curve.why}; in parts it may take less "
-            "(optimize --budget min tries them)"
+            f"can work for the graph as a whole: {curve.why}{said}"
         )
     if curve.parts:
         voice.table(sweep_table(curve.parts, curve.subject.baseline_peak, IN_PARTS))

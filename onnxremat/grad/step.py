@@ -241,7 +241,7 @@ class _Builder:
         """Split the forward pass and the loss; returns the cotangents the walk starts from."""
         (prediction, cotangent), t = *seeds.items(), self.tape
         wanted = (*self.settings.outputs, self.outputs[LOSS], prediction, cotangent)
-        given = (*self.inputs, *((EXPONENT,) if self.dynamic else ()))
+        given = [*self.inputs, EXPONENT] if self.dynamic else self.inputs
         whole = with_loss(self.graph, t, given, self.weights, wanted)
         made = (parted := parting(whole, prediction, cotangent)).graph
         self.turns = [op.name for op in made.ops]
@@ -252,10 +252,8 @@ class _Builder:
         self.due = due_back([op for op in made.ops if op.name in first], list(parted.pairs))
         forward = tuple(op for op in made.ops if op.name in first)
         self.cast = replace(self.cast, sources=with_pieces(self.cast.sources, made.ops))
-        self.graph = replace(
-            self.graph, ops=forward, tensors={**self.graph.tensors, **made.tensors},
-            model=made.model,
-        )  # fmt: skip
+        tensors = {**self.graph.tensors, **made.tensors}
+        self.graph = replace(self.graph, ops=forward, tensors=tensors, model=made.model)
         return dict(parted.pairs)
 
     # ---- backward ------------------------------------------------------------------------
