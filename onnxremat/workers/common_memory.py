@@ -72,19 +72,20 @@ class CommonMemory:
         self.add_share(arrays)
         self._ranks.meet()
 
-    def add_share(self, arrays: Sequence[np.ndarray]) -> None:
+    def add_share(self, arrays: Sequence[np.ndarray], times: float = 1.0) -> None:
         """This rank's share of sums over all ranks, written to everybody's arrays. Nobody may
         change theirs meanwhile, and all are sums when all ranks have done so.
 
         Args:
             arrays: that lie in stretches, the same parts of them in all ranks.
+            times: what sums are multiplied by.
         """
         for array in arrays:
             rows = self._everybodys(array)
             assert rows is not None
             share = -(-array.size // self._ranks.size)
             begin = self._ranks.rank * share
-            _add_up([row[begin : begin + share] for row in rows])
+            _add_up([row[begin : begin + share] for row in rows], times)
 
     def _everybodys(self, array: np.ndarray) -> list[np.ndarray] | None:
         """The same elements of all ranks."""
@@ -130,13 +131,15 @@ def _mapped(file: int, size: int, token: bytes, *, other: bool = False) -> np.nd
     return memory[TOKEN:]
 
 
-def _add_up(rows: Sequence[np.ndarray]) -> None:
-    """Every row becomes the sum of all, in the order of the ranks."""
+def _add_up(rows: Sequence[np.ndarray], times: float) -> None:
+    """Every row becomes the sum of all, in the order of the ranks, times a number."""
     step = BLOCK // rows[0].itemsize
     for at in range(0, rows[0].size, step):
         parts = [row[at : at + step] for row in rows]
         total = parts[0] + parts[1]
         for part in parts[2:]:
             total += part
+        if times != 1.0:
+            total *= total.dtype.type(times)
         for part in parts:
             part[:] = total

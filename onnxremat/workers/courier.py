@@ -92,8 +92,9 @@ class Courier:
 
     # ---- what others ask for -----------------------------------------------------------
 
-    def add_up(self, arrays: Sequence[np.ndarray], name: str = "") -> Transfer:
-        """Each array becomes the sum of all ranks' arrays, the same bits everywhere."""
+    def add_up(self, arrays: Sequence[np.ndarray], name: str = "", times: float = 1.0) -> Transfer:
+        """Each array becomes the sum of all ranks' arrays times a number, the same bits
+        everywhere."""
 
         def start() -> list[Any]:
             return [self._world.Iallreduce(self._mpi.IN_PLACE, array) for array in arrays]
@@ -103,13 +104,19 @@ class Courier:
 
         def share() -> list[Any]:
             assert self.common is not None
-            self.common.add_share(arrays)
+            self.common.add_share(arrays, times)
             return all_there()
+
+        def multiplied() -> list[Any]:
+            for array in arrays:
+                array *= array.dtype.type(times)
+            return []
 
         size = sum(array.nbytes for array in arrays)
         if self.common is not None and self.common.holds(arrays):
             return self._asked(Transfer(name, size, all_there, go_on=share), self._sums)
-        return self._asked(Transfer(name, size, start), self._sums)
+        after = None if times == 1.0 else multiplied
+        return self._asked(Transfer(name, size, start, go_on=after), self._sums)
 
     def bring(self, raw: np.ndarray, source: int, name: str = "") -> Transfer:
         """Bytes of one rank to all others; in turn with the sums."""

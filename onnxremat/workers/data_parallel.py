@@ -190,7 +190,7 @@ class DataParallel(Trainer):
             runs.tail = Tail(self._shares, *here, courier, self._held, chosen)
         else:
             runs = Overlapped(halves, layers, self._held, chosen, *place)
-        runs.written = self._written
+        runs.written, runs.times = self._written, 1.0 / self.ranks.size
         runs.exchange = plain_order(layers.count)
         runs.completes = lambda: self.progress.gathered + 1 >= self.accumulate
         self.overlapped = self._session = self._update = runs
@@ -206,7 +206,7 @@ class DataParallel(Trainer):
             super().update(rate)
         elif self.progress.gathered:
             self._average()
-            share = 1.0 / (self.progress.gathered * self.ranks.size)
+            share = 1.0 / self.progress.gathered  # of what is a mean over processes already
             feeds = {
                 RATE: np.array(self._rate(rate), np.float32),
                 SHARE: np.array(share, np.float32),

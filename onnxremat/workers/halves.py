@@ -10,7 +10,7 @@ import onnx
 from onnx import helper
 
 from onnxremat.grad.description import Training, training_of
-from onnxremat.grad.update import update_of
+from onnxremat.grad.update import SHARE, update_of
 from onnxremat.graph.ir import Graph, Op
 from onnxremat.graph.traits import is_alias
 from onnxremat.ort.infer import build_graph
@@ -57,8 +57,8 @@ def halves_of(model: onnx.ModelProto, folder: Path | None) -> Halves:
 
 
 def written(halves: Halves) -> tuple[Halves, frozenset[str]]:
-    """The same for a step that updates with every batch: gradients are written where their sums
-    would be, not added to zeros.
+    """The same for a step that updates with every batch, by sums that are means already: gradients
+    are written where their sums would be, not added to zeros, and these are not multiplied.
 
     Returns:
         Also the sums that need not be zeros before a batch any more.
@@ -80,7 +80,19 @@ def written(halves: Halves) -> tuple[Halves, frozenset[str]]:
             changed[op.name] = replace(op, op_type="Identity", inputs=tuple(made), node=node)
     ops = [each for op in graph.ops if (each := changed.get(op.name, op)) is not None]
     step = graph.with_ops(op.renamed(op.name, names) for op in ops)
-    return replace(halves, step=step), frozenset(found)
+    return replace(halves, step=step, update=_unshared(halves)), frozenset(found)
+
+
+def _unshared(halves: Halves) -> Graph:
+    """The update without the product of each sum and its share."""
+    update, names, gone = halves.update, dict[str, str](), set[str]()
+    for name, sum_ in halves.told.gradients:
+        op = update.ops[update.producer[name]] if name in update.producer else None
+        if op is not None and op.op_type == "Mul" and set(op.inputs) == {sum_, SHARE}:
+            names[name] = sum_
+            gone.add(op.name)
+    kept = (op for op in update.ops if op.name not in gone)
+    return update.with_ops(op.renamed(op.name, names) for op in kept)
 
 
 def _may_be_written(graph: Graph, name: str, new: str) -> bool:

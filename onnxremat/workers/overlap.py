@@ -59,6 +59,7 @@ class Overlapped:
     Attributes:
         exchange: the order of parts and transfers; may be changed between updates.
         written: sums that need not be zeros before a batch.
+        times: what sums over all processes are multiplied by.
         completes: whether the next batch completes the sums; then they leave.
         seconds: per part those of its runs; whoever reads them empties it.
     """
@@ -90,7 +91,7 @@ class Overlapped:
             for key, piece in pieces.items()
         }
         self.exchange = Exchange(0, ())
-        self.written = frozenset[str]()
+        self.written, self.times = frozenset[str](), 1.0
         self.completes: Callable[[], bool] = lambda: True
         self.seconds: dict[Key, list[float]] = {}
         self.spans = Spans()
@@ -138,7 +139,7 @@ class Overlapped:
         arrays = self._slices(bucket)
         if arrays:
             name = "sums of layers " + ", ".join(map(str, bucket))
-            transfer = self._courier.add_up(arrays, name)
+            transfer = self._courier.add_up(arrays, name, self.times)
             self._travel.update(dict.fromkeys(bucket, transfer))
 
     def _leave_all(self) -> None:
