@@ -55,9 +55,15 @@ def rank_main(what: str, folder: Path, options: dict[str, Any]) -> None:
 
     ranks = join()
     with ranks.together():
-        found = {"dp": _rank_data_parallel, "pp": _rank_pipeline}[what](ranks, folder, options)
+        kinds = {"dp": _rank_data_parallel, "pp": _rank_pipeline, "apart": _rank_apart}
+        found = kinds[what](ranks, folder, options)
         if ranks.first:
             (folder / "found.json").write_text(json.dumps(found))
+
+
+def _rank_apart(ranks: Any, folder: Path, options: dict[str, Any]) -> dict[str, Any]:
+    ranks.mean(0.0)
+    return {"seconds": ranks.mean(alone_seconds(folder))}
 
 
 def _rank_data_parallel(ranks: Any, folder: Path, options: dict[str, Any]) -> dict[str, Any]:
@@ -178,12 +184,13 @@ def row_data_parallel(folder: Path) -> None:
     for name, rows in itertools.product(NETS, (ROWS, 4 * ROWS)):
         prepare(folder, name, rows, 1)
         before, found = alone_seconds(folder), together("dp", folder, steps=STEPS)
-        after = alone_seconds(folder)
+        apart, after = together("apart", folder), alone_seconds(folder)
         one = min(before, after)
-        two = found["seconds"]
+        two, each = found["seconds"], apart["seconds"]
         print(
             f"  {name}, {rows} rows a rank: one {one * 1e3:.1f} ms, two {two * 1e3:.1f} ms for "
-            f"twice the rows: {2 * one / two:.2f} x"
+            f"twice the rows: {2 * one / two:.2f} x; two that share nothing {each * 1e3:.1f} ms: "
+            f"{2 * one / each:.2f} x"
         )
 
 
