@@ -71,7 +71,7 @@ __all__ = [
 
 def __dir__() -> list[str]:
     """The API, whether it was used already or not."""
-    return sorted({*globals(), *__all__})
+    return sorted({*(name for name in globals() if name.startswith("__")), *__all__})
 
 
 def __getattr__(name: str) -> Any:
