@@ -191,9 +191,9 @@ def built(row: Row, folder: Path) -> Any:
     if row.net in models.names():
         return models.build(row.net, **dict(row.sizes))
     import torch
-    import torchvision
 
     from onnxremat.exporting.write import export
+    from tests.zoo.libraries import torchvision
 
     sizes, file = dict(row.sizes), folder / f"{row.net}_exported.onnx"
     torch.manual_seed(0)
