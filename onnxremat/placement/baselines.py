@@ -97,7 +97,7 @@ def pipedream(graph: PlacementGraph, work: Work, *, released: bool = False) -> A
 
 def _linear(name: str, c: Classes, work: Work) -> Answer:
     why = limits.reason(c)
-    found = None if why else Chains(c).along(contiguous.depth_first(c))
+    found = None if why else Chains(c).along(_depth_first(c))
     answer = Answer(name, inf, 0.0, "", None, seconds=work.taken)
     if found is None:
         return replace(answer, notes=(why or "no chain along its order keeps the limits",))
@@ -105,6 +105,22 @@ def _linear(name: str, c: Classes, work: Work) -> Answer:
         answer, value=found.value, where=c.nodes(found.where), order=found.order,
         seconds=work.taken,
     )  # fmt: skip
+
+
+def _depth_first(c: Classes) -> list[int]:
+    """The order in which a depth-first walk against the edges, from the first class on, leaves
+    classes: of the orders that can be meant, the one that gives the released program's values."""
+    seen, order = [False] * c.count, list[int]()
+    stack = [(v, False) for v in reversed(range(c.count))]
+    while stack:
+        v, leaving = stack.pop()
+        if leaving:
+            order.append(v)
+        elif not seen[v]:
+            seen[v] = True
+            stack.append((v, True))
+            stack += [(u, False) for u in sorted(c.before[v], reverse=True)]
+    return order
 
 
 def greedy(graph: PlacementGraph, work: Work) -> Answer:
