@@ -24,7 +24,7 @@ from onnxremat.graph.traits import is_alias
 LISTED = 18  # opset from which reductions read their axes as an input
 PER_CHANNEL = 21  # opset from which a GroupNormalization has a scale per channel
 BANDWIDTH = 1e10  # bytes per second, read or written, where nothing was measured
-MOVING = ("Add", "Sub", "Mul")  # ops that are as quick as what they move
+ELEMENTWISE = ("Add", "Sub", "Mul")  # ops that are as quick as what they move
 LARGE = 1 << 20  # bytes that such an op moves, at least, to tell how quick
 END = "/opened"  # of the names of what a normalisation is written out as
 
@@ -157,7 +157,7 @@ def rate_of(graph: Graph, known: Mapping[str, float]) -> float:
     none."""
     seconds = size = 0.0
     for op in graph.ops:
-        if op.standard and op.op_type in MOVING and known.get(op.name):
+        if op.standard and op.op_type in ELEMENTWISE and known.get(op.name):
             moved = _moved(graph, op)
             if moved >= LARGE:
                 seconds, size = seconds + known[op.name], size + moved

@@ -243,7 +243,8 @@ class _Builder:
         wanted = (*self.settings.outputs, self.outputs[LOSS], prediction, cotangent)
         given = [*self.inputs, EXPONENT] if self.dynamic else self.inputs
         whole = with_loss(self.graph, t, given, self.weights, wanted)
-        made = (parted := parting(whole, prediction, cotangent)).graph
+        parted = parting(whole, prediction, cotangent)
+        made = parted.graph
         self.turns = [op.name for op in made.ops]
         first = made_of(made.ops, {*parted.pairs, *self.settings.outputs})
         t.learn(made)
@@ -449,12 +450,13 @@ class _Builder:
         frame.graph.name = f"{source.graph.name or 'model'}_training"
         for field, names in ((frame.graph.input, inputs), (frame.graph.output, outputs)):
             field.extend(helper.make_tensor_value_info(n, t.dtype(n), t.shape(n)) for n in names)
+        trained = set(inputs)
         stored = {tensor.name: tensor for tensor in source.graph.initializer} | self.weights
         stored.update((tensor.name, tensor) for tensor in t.initializers)
         frame.graph.initializer.extend(
             tensor
             for name, tensor in stored.items()
-            if name in read and (s.initializers or name not in inputs)
+            if name in read and (s.initializers or name not in trained)
         )
         if s.initializers:
             self._zero_states(frame)

@@ -20,17 +20,23 @@ def default_order(graph: Graph) -> list[int]:
     for row in before:
         for op in row:
             has_reader[op] = True
-    stack = [(op, False) for op in range(len(before)) if not has_reader[op]]
+    return as_left(before, [op for op in range(len(before)) if not has_reader[op]])
+
+
+def as_left(before: Sequence[Sequence[int]], begin: Sequence[int]) -> list[int]:
+    """Nodes as a depth-first walk against the edges leaves them, each after all before it. Of those
+    to begin with, and of those before a node, the last listed is walked first."""
+    stack = [(node, False) for node in begin]
     seen = [False] * len(before)
     order = []
     while stack:
-        op, leaving = stack.pop()
+        node, leaving = stack.pop()
         if leaving:
-            order.append(op)
-        elif not seen[op]:
-            seen[op] = True
-            stack.append((op, True))
-            stack += [(p, False) for p in before[op] if not seen[p]]
+            order.append(node)
+        elif not seen[node]:
+            seen[node] = True
+            stack.append((node, True))
+            stack += [(one, False) for one in before[node] if not seen[one]]
     return order
 
 

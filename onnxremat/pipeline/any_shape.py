@@ -7,14 +7,24 @@ from dataclasses import replace
 from math import inf
 
 from onnxremat.cost.boundaries import call_seconds
-from onnxremat.errors import InfeasibleError, NoPlanError
+from onnxremat.errors import InfeasibleError
 from onnxremat.execute.deployment import Deployment
 from onnxremat.execute.pipelined import Flow
 from onnxremat.pipeline.artifact import excess
 from onnxremat.pipeline.device_ways import Trials
 from onnxremat.pipeline.pieces import Pieces, joined
 from onnxremat.pipeline.pipelined import Pipelined
-from onnxremat.pipeline.placed import ANY, Wanted, as_pipelined, deployed, floor, kept, work_of
+from onnxremat.pipeline.placed import (
+    ANY,
+    EACH,
+    Wanted,
+    as_pipelined,
+    deployed,
+    floor,
+    impossible,
+    none_in_time,
+    work_of,
+)
 from onnxremat.pipeline.placement_bridge import Bridge, bridge
 from onnxremat.pipeline.several_devices import SeveralDevices
 from onnxremat.placement.answer import Answer
@@ -23,7 +33,7 @@ from onnxremat.placement.from_problem import UNIT
 from onnxremat.placement.judge import judge_placement
 
 SECONDS = 10.0  # of a search, at most
-EACH, MOST = 2, 4  # samples in flight for every device: where the search begins, and at most
+MOST = 4  # samples in flight for every device, at most
 SAME = 1.01  # periods that are nearer than this are alike
 NOTE = "placement of any shape: devices do their pieces of a sample in one fixed cyclic order"
 
@@ -70,13 +80,9 @@ def _answer(target: SeveralDevices, made: Bridge, trials: Trials, below: float) 
     try:
         search = begin(made.graph, work_of(trials, SECONDS))
     except InfeasibleError as error:
-        raise InfeasibleError(
-            f"{target.prepared.name} cannot run within {kept(target.limits)}",
-            why=error.why,
-            hint="give the devices more (--budget), or add a device to the machine file",
-        ) from error
+        raise impossible(target, error) from error
     if search is None:
-        raise NoPlanError("no placement found in time", hint="a longer --time-limit")
+        raise none_in_time()
     rounds = ROUNDS
     while not search.done and search.bound * UNIT < below:
         search.step(rounds)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
+from onnxremat.errors import InfeasibleError, NoPlanError
 from onnxremat.execute.deployment import Deployment, deploy_pipeline
 from onnxremat.execute.pipelined import Flow
 from onnxremat.pipeline.device_ways import Trials
@@ -19,6 +20,7 @@ from onnxremat.placement.from_problem import UNIT
 from onnxremat.schedule.plan import Plan, Provenance
 from onnxremat.units import format_bytes
 
+EACH = 2  # samples in flight for every device, where budgets allow: one at work, one waiting
 FIRST = 0.5  # of the time left, for a placement
 BALANCE = "balance"  # who proves what holds for every placement, stages on several devices too
 CHAIN, ANY = "any chain of devices", "any placement"  # whose largest load a bound is
@@ -103,6 +105,30 @@ def as_pipelined(
         "best_single_device_seconds": min(alone, default=None),
     }
     return Pipelined(deployed, None, target.tables, placed=placed)
+
+
+def impossible(
+    target: SeveralDevices,
+    error: InfeasibleError,
+    how: str = "",
+    kind: type[InfeasibleError] = InfeasibleError,
+) -> InfeasibleError:
+    """What a placement proves, said of the model.
+
+    Args:
+        how: what was asked for.
+        kind: of error.
+    """
+    return kind(
+        f"{target.prepared.name} cannot run within {kept(target.limits)}{how}",
+        why=error.why,
+        hint="give the devices more (--budget), or add a device to the machine file",
+    )
+
+
+def none_in_time() -> NoPlanError:
+    """A search that ended before its first placement."""
+    return NoPlanError("no placement found in time", hint="a longer --time-limit")
 
 
 def kept(limits: Mapping[str, int]) -> str:

@@ -31,7 +31,18 @@ from onnxremat.pipeline.closed_loop import Candidate
 from onnxremat.pipeline.device_ways import NEAR, TRIALS, Trials
 from onnxremat.pipeline.phases import BUILD, MEASURE, PLAN
 from onnxremat.pipeline.pipelined import Pipelined, tried
-from onnxremat.pipeline.placed import BALANCE, Wanted, as_pipelined, deployed, floor, kept, work_of
+from onnxremat.pipeline.placed import (
+    BALANCE,
+    EACH,
+    Wanted,
+    as_pipelined,
+    deployed,
+    floor,
+    impossible,
+    kept,
+    none_in_time,
+    work_of,
+)
 from onnxremat.pipeline.placement_bridge import Bridge, bridge, kinds
 from onnxremat.pipeline.several_devices import SeveralDevices
 from onnxremat.pipeline.stage_cuts import along_order
@@ -42,7 +53,6 @@ from onnxremat.rewrite.partition import Partition
 from onnxremat.session.process import SESSION, further_bytes
 from onnxremat.units import format_bytes
 
-EACH = 2  # samples in flight for every device, where budgets allow: one at work, one waiting
 ROUNDS = 4  # plans for less memory after one that took more than was predicted
 CUT = (
     "the placement of least load does not keep the budgets with samples in flight: the best cut of "
@@ -219,13 +229,9 @@ def _chain(target: SeveralDevices, made: Bridge, trials: Trials) -> Answer:
     try:
         answer = solve(made.graph, work_of(trials))
     except InfeasibleError as error:
-        raise _NoChainError(
-            f"{target.prepared.name} cannot run within {kept(target.limits)} as a chain of stages",
-            why=error.why,
-            hint="give the devices more (--budget), or add a device to the machine file",
-        ) from error
+        raise impossible(target, error, " as a chain of stages", _NoChainError) from error
     if answer.where is None:
-        raise NoPlanError("no placement found in time", hint="a longer --time-limit")
+        raise none_in_time()
     return answer
 
 

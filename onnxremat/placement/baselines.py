@@ -13,6 +13,7 @@ from math import inf
 import numpy as np
 
 from onnxremat.errors import UnsupportedError
+from onnxremat.graph.order import as_left
 from onnxremat.placement import contiguous, limits
 from onnxremat.placement.annealing import Annealing
 from onnxremat.placement.answer import Answer, Work
@@ -110,17 +111,8 @@ def _linear(name: str, c: Classes, work: Work) -> Answer:
 def _depth_first(c: Classes) -> list[int]:
     """The order in which a depth-first walk against the edges, from the first class on, leaves
     classes: of the orders that can be meant, the one that gives the released program's values."""
-    seen, order = [False] * c.count, list[int]()
-    stack = [(v, False) for v in reversed(range(c.count))]
-    while stack:
-        v, leaving = stack.pop()
-        if leaving:
-            order.append(v)
-        elif not seen[v]:
-            seen[v] = True
-            stack.append((v, True))
-            stack += [(u, False) for u in sorted(c.before[v], reverse=True)]
-    return order
+    before = [sorted(row, reverse=True) for row in c.before]
+    return as_left(before, range(c.count - 1, -1, -1))
 
 
 def greedy(graph: PlacementGraph, work: Work) -> Answer:

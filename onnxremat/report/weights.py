@@ -9,6 +9,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from onnxremat.grad.description import Weight
+from onnxremat.grad.marks import first_of
 from onnxremat.grad.provenance import UNSAID
 from onnxremat.report.tables import plain_table
 
@@ -45,12 +46,11 @@ def unsaid_note(weights: Sequence[Weight]) -> str:
     names = [name for name in names if name.startswith("onnx::")]
     if not names:
         return ""
-    shown = ", ".join(names[:3]) + ", ..." * (len(names) > 3)
     return (
-        f"trained under names that PyTorch's older exporter made up: {len(names)} ({shown}). It "
-        "moved the elements of most; a weight that the module scales, normalises or masks first "
-        "looks the same, and is trained as what came of that: onnxremat.check_export compares with "
-        "the module"
+        f"trained under names that PyTorch's older exporter made up: {len(names)} "
+        f"({first_of(names, 3)}). It moved the elements of most; a weight that the module scales, "
+        "normalises or masks first looks the same, and is trained as what came of that: "
+        "onnxremat.check_export compares with the module"
     )
 
 
