@@ -13,21 +13,26 @@ from math import inf
 import numpy as np
 
 from onnxremat.errors import UnsupportedError
-from onnxremat.graph.order import as_left
 from onnxremat.placement import contiguous, limits
 from onnxremat.placement.annealing import Annealing
 from onnxremat.placement.answer import Answer, Work
-from onnxremat.placement.biconnected import biconnected
 from onnxremat.placement.chains import Chains
 from onnxremat.placement.circles import components, ordered
 from onnxremat.placement.classes import Classes, condense
+from onnxremat.placement.contracted import (
+    Contracted,
+    forward_classes,
+    linear_order,
+    without_trivial,
+)
 from onnxremat.placement.graph import Index, PlacementGraph
 from onnxremat.placement.reduce import Union
 from onnxremat.planner.problem import Floats
 
 RESTARTS = 10  # of the local search
-RELEASED_LEFT_OUT = {32: (4, 37), 64: (4, 37), 96: (2, 100, 40, 137, 46, 142)}
-RELEASED_LEFT_OUT[192] = RELEASED_LEFT_OUT[96]
+# Tails of edges that the released PipeDream does not look at, in graphs with so many nodes.
+LEFT_OUT = {32: (4, 37), 64: (4, 37), 96: (2, 100, 40, 137, 46, 142)}
+LEFT_OUT[192] = LEFT_OUT[96]
 
 
 def _answer(name: str, c: Classes, where: Index, value: float, work: Work) -> Answer:
@@ -49,8 +54,8 @@ def local_search(graph: PlacementGraph, work: Work) -> Answer:
 
 
 def dpl(graph: PlacementGraph, work: Work) -> Answer:
-    """Chains along one depth-first order."""
-    return _linear("dpl", condense(graph, chain=True), work)
+    """Chains along one depth-first order, that of the released program."""
+    return _linear("dpl", graph, forward_classes(graph), work)
 
 
 def contract_layers(graph: PlacementGraph, work: Work) -> Answer:
@@ -80,25 +85,17 @@ def pipedream(graph: PlacementGraph, work: Work, *, released: bool = False) -> A
         released: leave out the edges that the released program leaves out by their ids, in every
             graph with as many nodes as those it was written for.
     """
-    c = condense(graph, chain=True)
-    edges = [(u, v) for v, before in enumerate(c.before) for u in sorted(before)]
-    if released:
-        ids = RELEASED_LEFT_OUT.get(graph.count, ())
-        alone = np.bincount(c.of)[c.of] == 1  # a class of several nodes has another id there
-        out = {int(c.of[v]) for v in np.flatnonzero(alone) if int(graph.ids[v]) in ids}
-        edges = [(u, v) for u, v in edges if u not in out]
-    union = Union(c.count)
-    for component in biconnected(c.count, edges):
-        tails = [edges[i][0] for i in component]
-        for tail in tails:
-            union.join(tail, tails[0])
+    left_out = LEFT_OUT.get(graph.count, ()) if released else ()
     name = "pipedream-released" if released else "pipedream"
-    return _linear(name, c.joined(union.homes()), work)
+    return _linear(name, graph, forward_classes(graph, without=left_out), work)
 
 
-def _linear(name: str, c: Classes, work: Work) -> Answer:
+def _linear(name: str, graph: PlacementGraph, merged: Contracted, work: Work) -> Answer:
+    contracted = without_trivial(merged)
+    c, number = _classes(graph, contracted)
     why = limits.reason(c)
-    found = None if why else Chains(c).along(_depth_first(c))
+    order = [number[colour] for colour in linear_order(contracted)]
+    found = None if why else Chains(c).along(order)
     answer = Answer(name, inf, 0.0, "", None, seconds=work.taken)
     if found is None:
         return replace(answer, notes=(why or "no chain along its order keeps the limits",))
@@ -108,11 +105,15 @@ def _linear(name: str, c: Classes, work: Work) -> Answer:
     )  # fmt: skip
 
 
-def _depth_first(c: Classes) -> list[int]:
-    """The order in which a depth-first walk against the edges, from the first class on, leaves
-    classes: of the orders that can be meant, the one that gives the released program's values."""
-    before = [sorted(row, reverse=True) for row in c.before]
-    return as_left(before, range(c.count - 1, -1, -1))
+def _classes(graph: PlacementGraph, contracted: Contracted) -> tuple[Classes, dict[int, int]]:
+    """The classes of a contracted graph, and the class of each of its colours."""
+    first: dict[int, int] = {}
+    c = condense(graph, chain=False)
+    home = list(range(c.count))
+    for node, colour in contracted.colours.items():
+        home[c.of[node]] = first.setdefault(colour, int(c.of[node]))
+    c = c.joined(home)
+    return c, {colour: int(c.of[node]) for node, colour in contracted.colours.items()}
 
 
 def greedy(graph: PlacementGraph, work: Work) -> Answer:

@@ -100,6 +100,10 @@ class PlacementGraph:
         """Nodes of each colour."""
         return grouped(self.colour, len(self.labels))
 
+    def colour_class(self, node: int) -> int | None:
+        """The colour of a node as its file says it, None without one."""
+        return int(self.labels[self.colour[node]].split()[-1]) if self.coloured[node] else None
+
     def shown(self, node: int) -> str:
         """A node for people."""
         name = f" ({self.names[node]})" if self.names[node] else ""

@@ -294,8 +294,9 @@ def _node(graph: PlacementGraph, v: int) -> dict[str, Any]:
         "isBackwardNode": int(graph.backward[v]),
         "size": _plain(graph.size[v] / graph.unit),
     }
-    if graph.coloured[v]:
-        node["colorClass"] = int(graph.labels[graph.colour[v]].split()[-1])
+    colour = graph.colour_class(v)
+    if colour is not None:
+        node["colorClass"] = colour
     if graph.layer[v] >= 0:
         node["layerId"] = int(graph.layer[v])
     return node
