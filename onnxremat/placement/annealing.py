@@ -66,15 +66,20 @@ class Annealing:
 
         return ROUNDS.improve(pool, cooled, work, enough, rounds)
 
-    def descents(self, restarts: int) -> tuple[float, Index]:
-        """The released local search from random placements on accelerators; memory and CPUs are
-        not regarded."""
-        s, rng = self.state, np.random.default_rng(0)
+    def descents(self, starts: Index, walked: Sequence[int]) -> tuple[float, Index]:
+        """The released local search from placements on accelerators; memory and CPUs are not
+        regarded.
+
+        Args:
+            starts: device of each class, shape (restarts, c).
+            walked: classes in the order in which moves are tried; of equally good ones the first
+                is made.
+        """
         best: tuple[float, Index] | None = None
-        for _ in range(restarts):
-            s.where[:] = rng.integers(0, self.c.graph.accelerators, self.c.count)
-            annealing.descend(self.costs, s, 1e-5)
-            if best is None or s.best[0] < best[0]:
-                best = float(s.best[0]), s.where.copy()
+        for start in starts:
+            self.state.where[:] = start
+            annealing.descend(self.costs, self.state, np.asarray(walked, np.int64), 1e-5)
+            if best is None or self.state.best[0] < best[0]:
+                best = float(self.state.best[0]), self.state.where.copy()
         assert best is not None
         return best

@@ -17,15 +17,16 @@ from onnxremat.placement import contiguous, limits
 from onnxremat.placement.annealing import Annealing
 from onnxremat.placement.answer import Answer, Work
 from onnxremat.placement.chains import Chains
-from onnxremat.placement.circles import components, ordered
 from onnxremat.placement.classes import Classes, condense
 from onnxremat.placement.contracted import (
     Contracted,
+    blocks,
     forward_classes,
     linear_order,
     without_trivial,
 )
 from onnxremat.placement.graph import Index, PlacementGraph
+from onnxremat.placement.hash_order import hash_order, random_numbers
 from onnxremat.placement.reduce import Union
 from onnxremat.planner.problem import Floats
 
@@ -47,9 +48,15 @@ def one_accelerator(graph: PlacementGraph, work: Work) -> Answer:
 
 
 def local_search(graph: PlacementGraph, work: Work) -> Answer:
-    """Best single moves from random placements on accelerators."""
-    c = condense(graph, chain=True)
-    value, where = Annealing(c, two=False, seed=work.seed).descents(RESTARTS)
+    """Best single moves from the released program's random placements on accelerators."""
+    contracted = forward_classes(graph)
+    c, number = _classes(graph, contracted)
+    walked = [number[colour] for colour in hash_order(contracted.colours.values())]
+    chance = random_numbers()
+    starts = np.zeros((RESTARTS, c.count), np.int64)
+    for start in starts:
+        start[walked] = [next(chance) % graph.accelerators for _ in walked]
+    value, where = Annealing(c, two=False, seed=0).descents(starts, walked)
     return _answer("local-search", c, where, value, work)
 
 
@@ -117,30 +124,21 @@ def _classes(graph: PlacementGraph, contracted: Contracted) -> tuple[Classes, di
 
 
 def greedy(graph: PlacementGraph, work: Work) -> Answer:
-    """Blocks in a topological order fill one accelerator after the other; what is larger than one,
-    or comes after the last, goes to CPUs. Whether nodes are supported is not looked at."""
-    colours = condense(graph, chain=False)
-    after: list[set[int]] = [set() for _ in range(colours.count)]
-    for u, readers in enumerate(graph.readers):
-        after[int(colours.of[u])].update(int(colours.of[v]) for v in readers)
-    home = components([row - {i} for i, row in enumerate(after)])
-    c = colours.joined(home)
-    number = {int(colours.of[v]): int(c.of[v]) for v in range(graph.count)}
-    flow: list[set[int]] = [set() for _ in range(c.count)]
-    for u, row in enumerate(after):
-        flow[number[u]].update(number[v] for v in row if number[v] != number[u])
-    where = np.full(c.count, graph.accelerators, np.int64)
-    device, free = 0, graph.memory
-    for v in ordered(flow):
-        if c.size[v] > graph.memory:
+    """Blocks in a topological order fill one accelerator after the other, each until the next does
+    not fit; what is larger than one, or comes after the last, goes to CPUs. Whether nodes are
+    supported is not looked at."""
+    where = np.full(graph.count, graph.accelerators, np.int64)
+    device, free, begun = 0, graph.memory, False
+    for block in blocks(graph):
+        size = float(graph.size[block].sum())
+        if begun and size > free:
+            device, begun = device + 1, False
+        if size > graph.memory or device == graph.accelerators:
             continue
-        while device < graph.accelerators and c.size[v] > free:
-            device, free = device + 1, graph.memory
-        if device == graph.accelerators:
-            break
-        where[v] = device
-        free -= c.size[v]
-    return _answer("greedy", c, where, inf, work)
+        free = (free if begun else graph.memory) - size
+        begun = True
+        where[block] = device
+    return Answer("greedy", inf, 0.0, "", where, seconds=work.taken)
 
 
 def bisection(graph: PlacementGraph, work: Work) -> Answer:

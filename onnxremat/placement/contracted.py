@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from onnxremat.placement.biconnected import biconnected
 from onnxremat.placement.circles import components
-from onnxremat.placement.graph import PlacementGraph
+from onnxremat.placement.graph import Index, PlacementGraph
 from onnxremat.placement.hash_order import hash_order
 from onnxremat.placement.reduce import Union
 
@@ -125,22 +127,53 @@ def forward_classes(graph: PlacementGraph, without: Sequence[int] | None = None)
     return g.contracted(_same_circle(g))
 
 
+def blocks(graph: PlacementGraph) -> list[Index]:
+    """Nodes that the released ``greedy.cpp`` places together, in its order: colours, united where
+    they depend on each other in a circle."""
+    colour, fresh = list[int](), -(2**31)
+    for v in range(graph.count):
+        known = graph.colour_class(v)
+        fresh += known is None
+        colour.append(fresh if known is None else known)
+    walked = hash_order(colour)
+    number = {name: i for i, name in enumerate(walked)}
+    after: list[set[int]] = [set() for _ in walked]
+    edges = list(zip(graph.tail.tolist(), graph.head.tolist(), strict=True))
+    for u, v in edges:
+        after[number[colour[u]]].add(number[colour[v]])
+    rows: dict[int, list[int]] = {}
+    home = components(after)
+    for i, name in enumerate(walked):
+        rows.setdefault(home[i], []).append(name)
+    new = united(walked, [(name, c) for i, name in enumerate(walked) for c in rows[home[i]]])
+    nodes: dict[int, list[int]] = {}
+    for v, c in enumerate(colour):
+        nodes.setdefault(new[c], []).append(v)
+    between = [(new[colour[u]], new[colour[v]]) for u, v in edges]
+    order = _depth_first(hash_order(nodes), [(u, v) for u, v in between if u != v])
+    return [np.asarray(nodes[name], np.int64) for name in order]
+
+
 def linear_order(g: Contracted) -> list[int]:
     """Colours in the depth-first order of the forward vertices that DPL takes."""
-    forward = [v for v in g.vertices if not v.backward]
-    colour = {v.name: v.colour for v in forward}
-    after: dict[int, list[int]] = {v.name: [] for v in forward}
-    waiting = dict.fromkeys(after, 0)
-    for u, v in g.edges:
-        if v in waiting:
-            after[u].append(v)
-            waiting[v] += 1
-    stack = [v.name for v in forward if not waiting[v.name]]
+    colour = {v.name: v.colour for v in g.vertices if not v.backward}
+    edges = [(u, v) for u, v in g.edges if v in colour]
+    return [colour[name] for name in _depth_first(list(colour), edges)]
+
+
+def _depth_first(names: Sequence[int], edges: Sequence[Edge]) -> list[int]:
+    """Vertices of an acyclic graph as the released programs sort them: of those that wait for
+    nothing, the last that came."""
+    after: dict[int, list[int]] = {name: [] for name in names}
+    waiting = dict.fromkeys(names, 0)
+    for u, v in edges:
+        after[u].append(v)
+        waiting[v] += 1
+    stack = [name for name in names if not waiting[name]]
     order = []
     while stack:
-        u = stack.pop()
-        order.append(colour[u])
-        for v in after[u]:
+        order.append(stack.pop())
+        for v in after[order[-1]]:
             waiting[v] -= 1
             if not waiting[v]:
                 stack.append(v)

@@ -30,6 +30,7 @@ from onnxremat.planner.search.compiled import (
 
 LARGEST = 24  # classes of a cluster that moves
 SPREAD = 0.02  # weight of the sum of all loads beside the largest
+SAME = 1e-12  # of a value: differences below it are rounding
 DRAWS = 20  # tries to draw a class of a device
 
 
@@ -266,15 +267,16 @@ def anneal(p: Costs, s: State, steps: int, hot: float, cold: float, two: bool) -
             move(p, s, s.group[q], a)
 
 
-@compiled(types.int64(COSTS, STATE, types.float64), entry=True)
-def descend(p: Costs, s: State, least: float) -> int:
-    """The released local search: the best move of one class between accelerators, memory not
-    regarded, as long as it gains ``least``; returns the number of moves."""
+@compiled(types.int64(COSTS, STATE, I64, types.float64), entry=True)
+def descend(p: Costs, s: State, walked: Index, least: float) -> int:
+    """The released local search: the best move of one class between accelerators, the first in
+    ``walked`` of equally good ones, memory not regarded, as long as it gains ``least``; returns the
+    number of moves."""
     now = settle(p, s, False)
     moves = 0
     while True:
         best, class_, device = np.inf, -1, -1
-        for v in range(len(s.where)):
+        for v in walked:
             a = s.where[v]
             for d in range(p.devices[0]):
                 if d == a:
@@ -282,7 +284,7 @@ def descend(p: Costs, s: State, least: float) -> int:
                 move(p, s, v, d)
                 value = _value(s.load, False)
                 move(p, s, v, a)
-                if value < best:
+                if value < best - SAME * now:
                     best, class_, device = value, v, d
         if best > now - least:
             s.best[0] = now
