@@ -28,6 +28,7 @@ from onnxremat.placement.contracted import (
 from onnxremat.placement.graph import Index, PlacementGraph
 from onnxremat.placement.hash_order import hash_order, random_numbers
 from onnxremat.placement.reduce import Union
+from onnxremat.placement.scotch import scotch
 from onnxremat.planner.problem import Floats
 
 RESTARTS = 10  # of the local search
@@ -252,6 +253,7 @@ CHAINS: dict[str, Method] = {
 }
 ANY: dict[str, Method] = {
     "local-search": local_search,
+    "scotch": scotch,
     "bisection": bisection,
     "one": one_accelerator,
 }

@@ -1,7 +1,7 @@
 """Graphs as the released ``dp.cpp`` contracts them, vertices and edges in its order.
 
-Which linear order DPL and PipeDream walk, and where the local search begins, depends on the order of
-vertices after several contractions, each of which walks a hash table of numbers that the program
+Which linear order DPL and PipeDream walk, and where the local search begins, depends on the order
+of vertices after several contractions, each of which walks a hash table of numbers that the program
 gives to classes. So the same contractions are done here one after the other, with its numbers.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -74,14 +75,7 @@ class Contracted:
         for v in self.vertices:
             name[v.name] = behind[new[v.colour]] if v.backward else new[v.colour]
             parts.setdefault(name[v.name], []).append(v)
-        vertices = tuple(
-            Vertex(
-                n, new[parts[n][0].colour], parts[n][0].backward,
-                sum(v.acc for v in parts[n]), sum(v.cpu for v in parts[n]),
-                tuple(node for v in parts[n] for node in v.nodes),
-            )
-            for n in hash_order(parts)
-        )  # fmt: skip
+        vertices = tuple(_one(n, new[parts[n][0].colour], parts[n]) for n in hash_order(parts))
         added, real = (
             sorted({(name[u], name[v]) for u, v in edges if name[u] != name[v]})
             for edges in (self.added, self.real)
@@ -94,6 +88,14 @@ class Contracted:
         return {node: v.colour for v in self.vertices for node in v.nodes}
 
 
+def _one(name: int, colour: int, parts: Sequence[Vertex]) -> Vertex:
+    acc = cpu = 0.0
+    for v in parts:  # one after the other: sum() rounds otherwise
+        acc, cpu = acc + v.acc, cpu + v.cpu
+    nodes = tuple(node for v in parts for node in v.nodes)
+    return Vertex(name, colour, parts[0].backward, acc, cpu, nodes)
+
+
 def original(graph: PlacementGraph) -> Contracted:
     """The graph as its file has it, with the released program's numbers for missing colours."""
     fresh, vertices = FRESH, []
@@ -101,12 +103,8 @@ def original(graph: PlacementGraph) -> Contracted:
         colour = graph.colour_class(v)
         if colour is None:
             colour = fresh = fresh - 1
-        vertices.append(
-            Vertex(
-                int(graph.ids[v]), colour, bool(graph.backward[v]), float(graph.acc[v]),
-                float(graph.cpu[v]), (v,),
-            )  # fmt: skip
-        )
+        times = float(graph.acc[v]), float(graph.cpu[v])
+        vertices.append(Vertex(int(graph.ids[v]), colour, bool(graph.backward[v]), *times, (v,)))
     ids = graph.ids.tolist()
     edges = zip(graph.tail.tolist(), graph.head.tolist(), strict=True)
     return Contracted(tuple(vertices), (), tuple((ids[u], ids[v]) for u, v in edges))
@@ -196,9 +194,9 @@ def _trivial(g: Contracted) -> Edge | None:
     """The first such vertex's colour, and where it goes."""
     by_name = {v.name: v for v in g.vertices}
     beside: dict[int, list[int]] = {v.name: [] for v in g.vertices}
-    for u, v in g.edges:
-        beside[v].append(u)
-        beside[u].append(v)
+    for tail, head in g.edges:
+        beside[head].append(tail)
+        beside[tail].append(head)
     behind = {v.colour: v.acc + v.cpu for v in g.vertices if v.backward}
     for v in g.vertices:
         if v.backward or v.cpu >= NOTHING or v.acc >= NOTHING or len(beside[v.name]) != 1:
@@ -227,7 +225,7 @@ def _same_component(g: Contracted, left_out: Sequence[int]) -> dict[int, int]:
     for v in g.vertices:
         colours.setdefault(home[v.name], []).append(v.colour)
     rows = [colours[name] for name in hash_order(colours)]
-    pairs = [pair for row in rows for pair in zip(row, row[1:], strict=False)]
+    pairs = [pair for row in rows for pair in pairwise(row)]
     return united((v.colour for v in g.vertices), pairs)
 
 
@@ -236,9 +234,9 @@ def _same_circle(g: Contracted) -> dict[int, int]:
     forward = [v for v in g.vertices if not v.backward]
     number = {v.name: i for i, v in enumerate(forward)}
     after: list[set[int]] = [set() for _ in forward]
-    for u, v in g.edges:
-        if u in number and v in number:
-            after[number[u]].add(number[v])
+    for tail, head in g.edges:
+        if tail in number and head in number:
+            after[number[tail]].add(number[head])
     rows: dict[int, list[int]] = {}
     home = components(after)
     for i, v in enumerate(forward):

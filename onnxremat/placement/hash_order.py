@@ -3,8 +3,8 @@
 Their ties are broken by both, so that their figures are met only in that order. It is that of GNU's
 C++ library: a key hashes to itself; a new key comes first in its bucket, a bucket that was empty
 comes first of all; where there are as many keys as buckets, all are put, as they are walked, into
-about twice as many (``hashtable_policy.h`` of libstdc++). Random numbers are glibc's ``rand``, never
-seeded (``random_r.c``: an additive feedback generator of degree 31).
+about twice as many (``hashtable_policy.h`` of libstdc++). Random numbers are those of glibc's
+``rand``, never seeded (``random_r.c``: an additive feedback generator of degree 31).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LARGEST, DEGREE = 2**31 - 1, 31  # of the random numbers
 
 
 def hash_order(keys: Iterable[int]) -> list[int]:
-    """Keys as an ``unordered_map<int, ...>`` that got them one by one is walked; repeats count once."""
+    """Keys as an ``unordered_map<int, ...>`` is walked that got them one by one, repeats once."""
     primes = iter(BUCKETS)
     room = next(primes)
     table: dict[int, list[int]] = {}
