@@ -200,7 +200,7 @@ def measure(row: Row, folder: Path | None, clock: Callable[[], float]) -> dict[s
     answer = solve(graph, ask, Work(row.limit, row.gap if row.gap < 1 else 0.0, clock=clock))
     worked = sum(os.times()[:4]) - began
     good = not row.most or answer.value <= row.most * (1 + 2e-6)
-    close = answer.status == "optimal" or answer.gap <= row.gap
+    close = answer.status == "optimal" or answer.gap <= row.gap + 1e-9
     met = good and close and answer.seconds <= LATE * row.limit
     return {
         **asdict(row), "name": row.name, "value": answer.value, "bound": answer.bound,

@@ -64,9 +64,7 @@ def _missing(provider: str, index: int, hardware: str) -> str:
         if _plugin_device(provider, hardware) is not None:
             return ""
         made_for = ", it serves Intel's" if provider == OPENVINO else ""
-        if provider not in providers():  # of this onnxruntime itself
-            short = short_name(provider)
-            return f"the {short} plugin offers no {hardware} on this machine{made_for}"
+        return f"the {short_name(provider)} plugin offers no {hardware} on this machine{made_for}"
     if provider in providers():
         started = _starts(provider, index)
         return "" if started else f"{provider} is in this onnxruntime but does not start here"

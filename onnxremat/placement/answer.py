@@ -105,6 +105,10 @@ class Work:
         """Seconds that remain, 0 when it is to end."""
         return 0.0 if self.stop() else max(0.0, self.seconds - self.taken)
 
+    def met(self, value: float, bound: float, least: float = 0.0) -> bool:
+        """Whether the bound is within the gap, or ``least``, of the value."""
+        return bound >= value * (1 - max(self.gap, least))
+
     def share(self, most: float) -> Work:
         """A part of the work that may take at most so many seconds."""
         return replace(self, seconds=min(most, self.left))

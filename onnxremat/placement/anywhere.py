@@ -80,7 +80,7 @@ class Search:
     @property
     def done(self) -> bool:
         """The bound has met the value, within the gap, or time is up."""
-        return self.value <= self.bound * (1 + self.work.gap) or not self.work.left
+        return self.work.met(self.value, self.bound) or not self.work.left
 
     def run(self) -> None:
         """Until it is done. Proofs get half of the time that is left, and again when there is a

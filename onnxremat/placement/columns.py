@@ -352,10 +352,10 @@ def raise_bound(c: Classes, value: float, floor: float, known: list[Index], work
     front = frontier(c)
     if front is None or not c.graph.accelerators:
         return Raised(floor, "", None, True)
-    cover, enough = Cover(c, front, known), value * (1 - max(work.gap, SAME))
+    cover = Cover(c, front, known)
     targets = [value * (1 - gap) for gap in GAPS]
     state = _climb(cover, Raised(floor, "", None, True), targets, value, work)
-    if not state.ended or state.bound >= enough:
+    if not state.ended or work.met(value, state.bound, SAME):
         return state
     if cover.refutes(value * (1 - SAME / 2), FINE, work, exact=True):
         return Raised(value, "column generation, loads not rounded", None, True)
@@ -369,7 +369,7 @@ def _climb(cover: Cover, state: Raised, targets: list[float], value: float, work
     """The highest bound among some targets, then between the last that holds and the first that
     does not."""
     low, by, high, ended = state.bound, state.by, value, True
-    while ended and low < value * (1 - work.gap):
+    while ended and not work.met(value, low):
         targets = [target for target in targets if target > low]
         if not targets and not high - low > FINE * value:
             break

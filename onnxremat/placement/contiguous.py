@@ -86,7 +86,7 @@ def _better(
     c = chains.c
     near = _order_of(c, home, best)
     for turn in count():
-        if work.left <= 0 or best.value <= floor * (1 + work.gap):
+        if work.left <= 0 or work.met(best.value, floor):
             return best, home
         if turn % 4 == 3:
             rank = rng.random(c.count)

@@ -139,7 +139,7 @@ def _one_piece(search: Slots, starts: Sequence[Index], work: Work) -> _Timed:
     value, slots = search.improve(starts, work.share(work.seconds * FIRST), 0.0)
     tails = paths.tails(graph, 1, value, work.share(work.left / 2))
     bound, by = max(tail.bound for tail in tails), PATHS
-    if work.left and value > bound * (1 + work.gap):
+    if work.left and not work.met(value, bound):
         proof = labels.prove(graph, tails, value, bound, work.share(work.left * PROOF))
         if proof.bound > bound:
             bound, by = proof.bound, "labels on all ideals"
@@ -147,7 +147,7 @@ def _one_piece(search: Slots, starts: Sequence[Index], work: Work) -> _Timed:
         if better is not None and search.fits(better) and search.value(better) < value:
             value, slots = search.value(better), better
     # Twice: a bound that has met the value lies below it by as much as is called the same.
-    if work.left and value > bound * (1 + max(work.gap, 2 * SAME)):
+    if work.left and not work.met(value, bound, 2 * SAME):
         value, slots = search.improve([slots], work, bound)
     return _Timed(value, slots, bound, by)
 

@@ -93,7 +93,7 @@ class _Ranges:
     @property
     def _met(self) -> bool:
         """The best has a value that is proven of every placement."""
-        return self.best.value <= self.best.bound * (1 + max(SAME, self.work.gap))
+        return self.work.met(self.best.value, self.best.bound, SAME)
 
     def answer(self) -> Answer:
         """The best, with what the open ranges leave proven."""
