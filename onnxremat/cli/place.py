@@ -62,13 +62,15 @@ def command(
         ),
     ] = "throughput",
     contiguous: Annotated[
-        bool,
+        bool | None,
         typer.Option(
             "--contiguous/--any",
-            help="Devices form a chain of pieces of the forward pass; or any placement. Not for "
-            "latency, where every piece is contiguous.",
+            help="Devices form a chain of pieces of the forward pass, which is the default; or any "
+            "placement. Not for latency, where every piece is contiguous. With --check, "
+            "--contiguous refuses a split that is no chain.",
+            show_default=False,
         ),
-    ] = True,
+    ] = None,
     calls: Annotated[int, typer.Option(min=1, help="For latency: pieces of each accelerator.")] = 1,
     accelerators: Annotated[
         int | None, typer.Option(min=0, help="How many, instead of the file's maxFPGAs.")
@@ -97,7 +99,7 @@ def command(
     from onnxremat.placement.answer import Work
 
     voice = Voice(as_json, quiet)
-    ask = placing.asked(objective, contiguous, calls)
+    ask = placing.asked(objective, contiguous is not False, calls)
     if output and check_split:
         raise UsageError("--check writes no split", hint="leave out -o or --check")
     options = placing.OfModel(devices, write_graph, shape, dim, threads, measure, time_limit)
@@ -110,7 +112,7 @@ def command(
         placing.write_program(graph, ask, write_model, voice)
         return
     if check_split:
-        placing.check_split(graph, check_split, ask, voice)
+        placing.check_split(graph, check_split, ask, voice, chain=contiguous is True)
         return
 
     def moved(value: float, bound: float, stage: str) -> None:

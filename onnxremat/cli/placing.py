@@ -205,8 +205,11 @@ def _timed(graph: PlacementGraph, split: Split, ask: Ask) -> Timing:
     return time_calls(graph, pieces, in_order=True)
 
 
-def check_split(graph: PlacementGraph, path: Path, ask: Ask, voice: Voice) -> None:
+def check_split(graph: PlacementGraph, path: Path, ask: Ask, voice: Voice, *, chain: bool) -> None:
     """Judge a split.
+
+    Args:
+        chain: refuse it, too, where devices form no chain of contiguous pieces.
 
     Raises:
         ModelError: not a split of the graph.
@@ -221,7 +224,7 @@ def check_split(graph: PlacementGraph, path: Path, ask: Ask, voice: Voice) -> No
         "notes": notes,
         **verdict_facts(graph, verdict),
     }
-    broken = verdict.broken(contiguous=False)
+    broken = verdict.broken(contiguous=chain)
     if ask.objective == LATENCY:
         timing = compute_latency(graph, split) if ask.calls == 1 else _timed(graph, split, ask)
         facts |= {**timing_facts(graph, timing), "value": timing.latency}

@@ -17,7 +17,7 @@ from onnxremat.placement.columns import raise_bound
 from onnxremat.placement.dealing import Dealing
 from onnxremat.placement.graph import Index, PlacementGraph
 from onnxremat.placement.parting import part
-from onnxremat.placement.program import decide
+from onnxremat.placement.program import decide, packing
 from onnxremat.placement.reduce import free_ends
 
 METHOD = "annealing and dealing"
@@ -54,6 +54,13 @@ def begin(graph: PlacementGraph, work: Work) -> Search | None:
     floor = balance(c.load, c.slow, c.supported, graph.accelerators, graph.cpus).bound
     floor = max(floor, within_memory(c))
     starts = [by_class(c, where) for where in _starts(graph, c, work)]
+    if not starts:
+        proven, packed = packing(c, work)
+        if proven:
+            raise limits.refuse(
+                graph, "no way to deal out the nodes keeps every accelerator's bytes"
+            )
+        starts = [] if packed is None else [packed]
     return Search(c, starts, two=False, floor=floor, work=work) if starts else None
 
 

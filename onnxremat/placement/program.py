@@ -43,6 +43,24 @@ def decide(c: Classes, value: float, bound: float, work: Work) -> tuple[bool, In
     return False, result.point[cells].argmax(1).astype(np.int64)
 
 
+def packing(c: Classes, work: Work) -> tuple[bool, Index | None]:
+    """Whether it is proven that accelerators alone have no room for all classes, and a device per
+    class where they have."""
+    graph = c.graph
+    if c.count * graph.accelerators > MOST_CELLS:
+        return False, None
+    model, share = Model("packing"), c.size / max(graph.memory, 1.0)
+    x = _placed(model, c)
+    for d in range(graph.accelerators):
+        model.row([(x[v][d], float(share[v])) for v in range(c.count)], upper=1.0)
+    result, _ = minimise(model, Limits(seconds=work.left, stop=work.stop), "highs")
+    if result.point is None:
+        return result.outcome is Outcome.INFEASIBLE, None
+    where = result.point[np.asarray(x)].argmax(1).astype(np.int64)
+    held = np.bincount(where, c.size, graph.devices)
+    return False, where if (held <= graph.memory).all() else None
+
+
 def _placed(model: Model, c: Classes) -> list[list[int]]:
     """Every class on one device."""
     graph = c.graph
