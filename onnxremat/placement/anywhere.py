@@ -55,11 +55,7 @@ def begin(graph: PlacementGraph, work: Work) -> Search | None:
     floor = max(floor, within_memory(c))
     starts = [by_class(c, where) for where in _starts(graph, c, work)]
     if not starts:
-        proven, packed = packing(c, work)
-        if proven:
-            raise limits.refuse(
-                graph, "no way to deal out the nodes keeps every accelerator's bytes"
-            )
+        packed = packing(c, work)
         starts = [] if packed is None else [packed]
     return Search(c, starts, two=False, floor=floor, work=work) if starts else None
 

@@ -16,6 +16,7 @@ from onnxremat.placement.classes import Classes, condense, packed
 from onnxremat.placement.contiguous import depth_first
 from onnxremat.placement.graph import Index, PlacementGraph
 from onnxremat.placement.kernels import slots as kernel
+from onnxremat.placement.program import packing
 from onnxremat.placement.rounds import Found, Rounds
 from onnxremat.planner.problem import Floats
 from onnxremat.planner.search.compiled import generator
@@ -112,6 +113,7 @@ def solve(graph: PlacementGraph, q: int, work: Work) -> Answer:
     search = Slots(graph, 1, work.seed)
     starts = [s for s in starts if search.fits(s) and search.value(s) < inf]
     if not starts:
+        packing(raw, work)  # may prove that there is none
         return Answer(METHOD, inf, 0.0, "", None, seconds=work.taken)
     found = _one_piece(search, starts, work if q == 1 else work.share(work.seconds / 2))
     if q > 1:

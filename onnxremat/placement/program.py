@@ -12,6 +12,7 @@ import numpy as np
 from onnxremat.placement.answer import SAME, Work
 from onnxremat.placement.classes import Classes
 from onnxremat.placement.graph import Index
+from onnxremat.placement.limits import refuse
 from onnxremat.planner.model import Model
 from onnxremat.planner.solvers import Limits, Outcome, minimise
 
@@ -43,22 +44,27 @@ def decide(c: Classes, value: float, bound: float, work: Work) -> tuple[bool, In
     return False, result.point[cells].argmax(1).astype(np.int64)
 
 
-def packing(c: Classes, work: Work) -> tuple[bool, Index | None]:
-    """Whether it is proven that accelerators alone have no room for all classes, and a device per
-    class where they have."""
+def packing(c: Classes, work: Work) -> Index | None:
+    """A device per class that keeps the bytes of every accelerator, if one is found in time.
+
+    Raises:
+        InfeasibleError: proven that there is none.
+    """
     graph = c.graph
     if c.count * graph.accelerators > MOST_CELLS:
-        return False, None
+        return None
     model, share = Model("packing"), c.size / max(graph.memory, 1.0)
     x = _placed(model, c)
     for d in range(graph.accelerators):
         model.row([(x[v][d], float(share[v])) for v in range(c.count)], upper=1.0)
     result, _ = minimise(model, Limits(seconds=work.left, stop=work.stop), "highs")
+    if result.outcome is Outcome.INFEASIBLE:
+        raise refuse(graph, "no way to deal out the nodes keeps every accelerator's bytes")
     if result.point is None:
-        return result.outcome is Outcome.INFEASIBLE, None
+        return None
     where = result.point[np.asarray(x)].argmax(1).astype(np.int64)
     held = np.bincount(where, c.size, graph.devices)
-    return False, where if (held <= graph.memory).all() else None
+    return where if (held <= graph.memory).all() else None
 
 
 def _placed(model: Model, c: Classes) -> list[list[int]]:

@@ -8,6 +8,7 @@ from math import inf
 import numpy as np
 import pytest
 
+from onnxremat.errors import InfeasibleError
 from onnxremat.placement import columns, completion, dealing
 from onnxremat.placement.annealing import Annealing
 from onnxremat.placement.answer import Work
@@ -18,6 +19,7 @@ from onnxremat.placement.dealing import Dealing
 from onnxremat.placement.frontier import frontier
 from onnxremat.placement.graph import Flags, Index
 from onnxremat.placement.graph_files import from_json
+from onnxremat.placement.methods import Ask, solve
 from onnxremat.placement.parting import LoadCuts
 from onnxremat.placement.program import decide
 from onnxremat.planner.problem import Floats
@@ -175,3 +177,27 @@ def keeps(c: Classes, where: Index) -> bool:
     """The bytes of every accelerator."""
     used = np.bincount(where, c.size, c.graph.devices)[: c.graph.accelerators]
     return bool((used <= c.graph.memory).all())
+
+
+@pytest.mark.parametrize("objective", ["throughput", "latency"])
+def test_bytes_that_fit_together_but_cannot_be_dealt_out_are_proven_not_to_fit(
+    objective: str,
+) -> None:
+    """Five nodes of 4 bytes on two accelerators of 10; four of 5 do fit."""
+    data = row([1] * 5)
+    data |= {"maxFPGAs": 2, "maxCPUs": 0, "maxSizePerFPGA": 10}
+    for node in data["nodes"]:
+        node["size"] = 4
+    ask = Ask(objective, contiguous=False)
+    with pytest.raises(InfeasibleError, match="no way to deal out|no placement keeps"):
+        solve(from_json(data), ask, Work(20))
+    for node in data["nodes"]:
+        node["size"] = 5 * (node["id"] < 4)
+    assert solve(from_json(data), ask, Work(5)).where is not None
+
+
+def test_a_search_ends_where_the_bound_is_within_the_gap() -> None:
+    """A bound of just the value less the gap is enough, whichever way it is compared."""
+    assert Work(gap=0.01).met(31.687310546875, 31.687310546875 * (1 - 0.01))
+    assert not Work(gap=0.01).met(100, 98.9)
+    assert Work().met(1.0, 1 - 1e-7, 1e-6)
