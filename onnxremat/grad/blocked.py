@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
 import onnx
 from onnx import helper
 
@@ -76,11 +75,12 @@ def _filters(t: Tape, w: str, block: int) -> str:
     """[K, C, kh, kw] with blocks of input and then of output channels innermost."""
     outputs, each, *kernel = shape = t.shape(w)
     taps = math.prod(kernel)
-    rows = t.reshape(w, (outputs // block, block, each * taps))
-    if each == 1:
-        return t.reshape(t.transpose(rows, (0, 2, 1)), shape)
-    # A product with the identity, as onnxruntime moves a single axis element by element, and with
-    # two threads several times slower than with one.
-    blocks = t.matmul(t.swap_last(rows), t.constant(np.eye(block), t.dtype(w)))
-    apart = t.reshape(blocks, (outputs // block * each // block, block, taps, block))
-    return t.reshape(t.transpose(apart, (0, 2, 1, 3)), shape)
+    # What lays out data in blocks does so for filters: their outputs as channels of one image.
+    # It walks tiles on all threads; Transpose moves an axis element by element, two threads slower
+    # than one.
+    rows = t.reshape(w, (1, outputs, each, taps))
+    blocks = t.op("ReorderInput", rows, shape=t.shape(rows), domain=DOMAIN)
+    if each > 1:
+        apart = t.reshape(blocks, (outputs // block * each // block, block, taps, block))
+        blocks = t.transpose(apart, (0, 2, 1, 3))
+    return t.reshape(blocks, shape)
