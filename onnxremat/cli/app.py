@@ -19,12 +19,12 @@ from typing import Any
 from onnxremat.cli.exhausted import out_of_memory
 from onnxremat.cli.interrupt import WATCH, leave
 from onnxremat.errors import (
+    USED_UP,
     ExhaustedError,
     MissingComponentError,
     OnnxrematError,
     StoppedError,
     TrainingWarning,
-    USED_UP,
     UsageError,
 )
 
