@@ -10,9 +10,8 @@ from pathlib import Path
 from onnxremat.cost.analytic import analytic_costs
 from onnxremat.graph.ir import Graph, Role
 from onnxremat.graph.onnx_io import to_model
-from onnxremat.graph.order import default_order, reordered, without_dead_ops
+from onnxremat.graph.order import without_dead_ops
 from onnxremat.ort.offline import Optimised, optimised_for
-from onnxremat.pipeline.base_order import as_listed
 from onnxremat.schedule.simulate import Rules, Timeline, simulate
 from onnxremat.session.measure import weight_bytes
 
@@ -25,8 +24,8 @@ class Loaded:
     """A model as a session without any options runs it.
 
     Attributes:
-        graph: fused as such a session does it, in its order; what it computes at load and keeps is
-            a weight here.
+        graph: fused as such a session does it, in its order, in which it saves what it optimised;
+            what it computes at load and keeps is a weight here.
         kept: bytes of that, among :attr:`weights`.
     """
 
@@ -59,7 +58,7 @@ def as_loaded(listed: Graph, home: Path | None, made: Optimised, graph: Graph) -
     """What a session without any options makes of a model.
 
     Args:
-        listed: the model, not optimised, in the file's order.
+        listed: the model, not optimised.
         home: where its external weights are.
         made: it optimised; taken as it is where that was done for all that such a session does.
         graph: the ops of ``made``, every size known.
@@ -67,9 +66,7 @@ def as_loaded(listed: Graph, home: Path | None, made: Optimised, graph: Graph) -
     if made.target != EVERYTHING:
         made = optimised_for(to_model(listed), EVERYTHING, home, to_write=False)
         graph = without_dead_ops(made.graph)
-    graph, kept = _folded(graph, made.folded)
-    graph = as_listed(graph, listed)
-    return Loaded(reordered(graph, default_order(graph)), kept)
+    return Loaded(*_folded(graph, made.folded))
 
 
 def _folded(graph: Graph, names: frozenset[str]) -> tuple[Graph, int]:
