@@ -122,9 +122,8 @@ def scratch_bytes(graph: Graph, op: Op) -> int:
     if kind in ("Conv", "FusedConv"):
         return 64 << 10
     if kind == "ConvTranspose":
-        group = next((a.i for a in op.node.attribute if a.name == "group"), 1)
-        pixels = math.prod(_shape(graph, op, 0)[2:])
-        return int(4 * math.prod(_shape(graph, op, 1)[1:]) * pixels * max(1, group))
+        pixels = math.prod(_shape(graph, op, 0)[2:])  # one group after the other
+        return int(4 * math.prod(_shape(graph, op, 1)[1:]) * pixels)
     if kind in ("Softmax", "LogSoftmax"):
         axis = next((a.i for a in op.node.attribute if a.name == "axis"), -1)
         rank = len(_shape(graph, op, 0))
