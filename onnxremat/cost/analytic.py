@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from onnxremat.cost.table import CostTable
 from onnxremat.graph.ir import Graph, Op
 from onnxremat.graph.traits import is_alias
@@ -132,4 +134,9 @@ def scratch_bytes(graph: Graph, op: Op) -> int:
         return 2 * first
     if kind in ("Sum", "Max", "Min", "Mean") and len(op.inputs) > 2:
         return out
+    if kind == "Where":  # what it takes from each side, as large as the condition and that side
+        size = out // max(1, math.prod(_shape(graph, op, 0, output=True)))
+        given = _shape(graph, op, 0)
+        sides = (np.broadcast_shapes(given, _shape(graph, op, at)) for at in (1, 2))
+        return size * sum(math.prod(side) for side in sides)
     return 3 * first if kind == "Einsum" else 0
