@@ -62,7 +62,8 @@ def ran(program: Path, room: int) -> subprocess.CompletedProcess[str]:
 def main(small: bool, folder: Path, say: Said) -> None:
     model = deploy.planned(small, folder, say)
     say("the code in C++:")
-    say("\n".join(f"    {line}" for line in model.code["C++"].splitlines()))
+    shown = model.code["C++"].replace(str(model.file), model.file.name)
+    say("\n".join(f"    {line}" for line in shown.splitlines()))
     compiler, include = shutil.which("g++") or shutil.which("clang++"), headers()
     library = next(Path(onnxruntime.__file__).parent.glob("capi/libonnxruntime.so*"), None)
     if compiler is None or include is None or library is None:
