@@ -26,8 +26,8 @@ static class Planned
 
 @example
 def main(small: bool, folder: Path, say: Said) -> None:
-    file, code, wanted = deploy.planned(small, folder, say)
-    lines = deploy.option_lines(code["C#"])
+    model = deploy.planned(small, folder, say)
+    lines = deploy.option_lines(model.code["C#"])
     say("the options in C#:")
     say("\n".join(f"    {line}" for line in lines))
     dotnet = shutil.which("dotnet")
@@ -40,10 +40,10 @@ def main(small: bool, folder: Path, say: Said) -> None:
         shutil.copy(deploy.HERE / name, project)
     (project / "Options.cs").write_text(OPTIONS.format(lines="\n        ".join(lines)))
     ran = subprocess.run(
-        [dotnet, "run", "--project", str(project), "--", str(file)],
+        [dotnet, "run", "--project", str(project), "--", str(model.file)],
         check=True, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
-    deploy.compare(say, ran.stdout.splitlines()[-1], wanted)
+    deploy.compare(say, ran.stdout.splitlines()[-1], model.wanted)
 
 
 if __name__ == "__main__":

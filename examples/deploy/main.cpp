@@ -1,26 +1,48 @@
-// Runs a planned model from C++, with the options that `onnxremat inspect out.onnx` prints, and
-// prints the sum of its first output. Inputs: every element 0.5.
+// Runs a planned model from C++, opened by the lines that `onnxremat inspect out.onnx --region`
+// prints, and prints the sum of its first output. Inputs: every element 0.5. With BYTES the process
+// may take so many more (Linux) than it has once the runtime is loaded: a session of TINY.onnx opened.
 //
 //   g++ -std=c++17 main.cpp -I ONNXRUNTIME/include -L ONNXRUNTIME/lib -lonnxruntime -o deploy
 
 #include <cstdio>
+#include <fstream>
 #include <functional>
+#include <new>
 #include <numeric>
 #include <string>
 #include <vector>
 
+#ifdef __linux__
+#include <sys/resource.h>
+#endif
+
 #include <onnxruntime_cxx_api.h>
 
+// A hard limit: memory beyond it is refused, and the run ends with an error.
+static void allow(long long bytes, const char* tiny) {
+  Ort::Env env;
+  Ort::Session(env, tiny, Ort::SessionOptions{});
+#ifdef __linux__
+  std::ifstream status("/proc/self/status");
+  long long kibibytes = 0;
+  for (std::string word; status >> word;)
+    if (word == "VmData:") status >> kibibytes;
+  const rlim_t most = kibibytes * 1024 + bytes;
+  const rlimit limit{most, most};
+  if (setrlimit(RLIMIT_DATA, &limit) != 0) std::perror("no limit");
+#else
+  (void)bytes;
+#endif
+}
+
 int main(int count, char** words) {
-  if (count != 2) {
-    std::fprintf(stderr, "usage: deploy out.onnx\n");
+  if (count != 1 && count != 3) {
+    std::fprintf(stderr, "usage: deploy [BYTES TINY.onnx]\n");
     return 2;
   }
   try {
-    Ort::Env env;
-    Ort::SessionOptions options;
-#include "options.inc"  // lines that `onnxremat inspect out.onnx` prints
-    Ort::Session session(env, words[1], options);
+    if (count == 3) allow(std::stoll(words[1]), words[2]);
+#include "session.inc"  // lines that `onnxremat inspect out.onnx --region` prints
     Ort::AllocatorWithDefaultOptions allocator;
     const auto memory = Ort::MemoryInfo::CreateCpu(OrtArenaAllocator, OrtMemTypeDefault);
 
@@ -50,6 +72,9 @@ int main(int count, char** words) {
     std::printf("%.6g\n", std::accumulate(first, first + size, 0.0));
   } catch (const Ort::Exception& error) {
     std::fprintf(stderr, "error: %s\n", error.what());
+    return 1;
+  } catch (const std::bad_alloc&) {
+    std::fprintf(stderr, "error: no memory is left within the limit\n");
     return 1;
   }
   return 0;

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from onnxremat.cost.table import CostTable
 from onnxremat.graph.ir import Graph, Op
 from onnxremat.graph.traits import is_alias
@@ -122,9 +124,8 @@ def scratch_bytes(graph: Graph, op: Op) -> int:
     if kind in ("Conv", "FusedConv"):
         return 64 << 10
     if kind == "ConvTranspose":
-        group = next((a.i for a in op.node.attribute if a.name == "group"), 1)
-        pixels = math.prod(_shape(graph, op, 0)[2:])
-        return int(4 * math.prod(_shape(graph, op, 1)[1:]) * pixels * max(1, group))
+        pixels = math.prod(_shape(graph, op, 0)[2:])  # one group after the other
+        return int(4 * math.prod(_shape(graph, op, 1)[1:]) * pixels)
     if kind in ("Softmax", "LogSoftmax"):
         axis = next((a.i for a in op.node.attribute if a.name == "axis"), -1)
         rank = len(_shape(graph, op, 0))
@@ -133,4 +134,9 @@ def scratch_bytes(graph: Graph, op: Op) -> int:
         return 2 * first
     if kind in ("Sum", "Max", "Min", "Mean") and len(op.inputs) > 2:
         return out
+    if kind == "Where":  # what it takes from each side, as large as the condition and that side
+        size = out // max(1, math.prod(_shape(graph, op, 0, output=True)))
+        given = _shape(graph, op, 0)
+        sides = (np.broadcast_shapes(given, _shape(graph, op, at)) for at in (1, 2))
+        return size * sum(math.prod(side) for side in sides)
     return 3 * first if kind == "Einsum" else 0

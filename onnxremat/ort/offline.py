@@ -55,6 +55,8 @@ class Optimised:
         target: what it was really optimised for, a key of :data:`TARGETS`.
         why: what onnxruntime said of the target that was asked for, "" where it was kept.
         lasting: :func:`lasting_tensors` of it, None where nobody asked.
+        folded: tensors that ops of it make, and that a session of the original computes at load
+            and keeps for the whole run instead.
     """
 
     model: onnx.ModelProto
@@ -63,6 +65,7 @@ class Optimised:
     target: str
     why: str = ""
     lasting: frozenset[str] | None = None
+    folded: frozenset[str] = frozenset()
 
 
 def optimised_for(
@@ -80,13 +83,14 @@ def optimised_for(
     why = ""
     for lower in reversed(LADDER[1 : LADDER.index(target) + 1]):
         try:
-            made, place = set_apart(optimise(model, lower, folder), folder)
+            found, folded = _optimise(model, lower, folder)
+            made, place = set_apart(found, folder)
             graph = build_graph(made, place)  # opened with the options of plans
             lasting = frozenset(lasting_tensors(made, place)) if to_write else None  # and its own
         except ModelError as error:
             why = why or error.why or error.what
         else:
-            return Optimised(made, graph, place, lower, why, lasting)
+            return Optimised(made, graph, place, lower, why, lasting, folded)
     made, place = set_apart(optimise(model, "none", folder), folder)
     return Optimised(made, build_graph(made, place), place, "none", why)
 
@@ -144,9 +148,16 @@ def optimise(model: onnx.ModelProto, target: str, folder: Path | None) -> onnx.M
     Raises:
         ModelError: onnxruntime refuses the model.
     """
+    return _optimise(model, target, folder)[0]
+
+
+def _optimise(
+    model: onnx.ModelProto, target: str, folder: Path | None
+) -> tuple[onnx.ModelProto, frozenset[str]]:
+    """:func:`optimise`, and :attr:`Optimised.folded`."""
     model = _constants_as_weights(model)
     if target == "none":
-        return model
+        return model, frozenset()
     with _saved(model, TARGETS[target], folder) as path:
         if isinstance(folder, WeightFolder):
             fused, _ = read_light(path, folder)
@@ -219,8 +230,11 @@ def is_light(model: onnx.ModelProto) -> bool:
     return weight_bytes(model) <= HEAVY
 
 
-def _restored(model: onnx.ModelProto, result: onnx.ModelProto) -> onnx.ModelProto:
-    """The optimised nodes in the original frame: signature, metadata, doc strings, names."""
+def _restored(
+    model: onnx.ModelProto, result: onnx.ModelProto
+) -> tuple[onnx.ModelProto, frozenset[str]]:
+    """The optimised nodes in the original frame: signature, metadata, doc strings, names; and
+    :attr:`Optimised.folded`."""
     for name in ("ir_version", "producer_name", "producer_version", "domain", "doc_string"):
         setattr(result, name, getattr(model, name))
     result.ir_version = max(result.ir_version, 4)
@@ -249,13 +263,13 @@ def _restored(model: onnx.ModelProto, result: onnx.ModelProto) -> onnx.ModelProt
     graph.input.extend(v for v in model.graph.input if v.name not in weights)
     _restore_nodes(model, graph)
     name_layouts(graph)
-    _unfold(model, graph)
+    folded = _unfold(model, graph)
     _name_apart(graph, set(_names(model.graph)))
     present = {node.domain for node in all_nodes(graph)} | {""}
     imports = [entry for entry in result.opset_import if entry.domain in present]
     del result.opset_import[:]
     result.opset_import.extend(imports)
-    return result
+    return result, folded
 
 
 def _restore_nodes(model: onnx.ModelProto, graph: onnx.GraphProto) -> None:
@@ -301,8 +315,8 @@ def _names(graph: onnx.GraphProto) -> Iterator[str]:
             yield from _names(body)
 
 
-def _unfold(model: onnx.ModelProto, graph: onnx.GraphProto) -> None:
-    """Take back constant folding where it swells memory.
+def _unfold(model: onnx.ModelProto, graph: onnx.GraphProto) -> frozenset[str]:
+    """Take back constant folding where it swells memory; what was taken back.
 
     A big tensor of zeros made from a small shape (the start of a scatter, a mask) is folded into
     a weight that stays for the whole run; made by its op it lives for a few steps. So a folded
@@ -312,7 +326,7 @@ def _unfold(model: onnx.ModelProto, graph: onnx.GraphProto) -> None:
     sizes = {t.name: tensor_bytes(t.data_type, t.dims) for t in graph.initializer}
     folded = [n for n, size in sizes.items() if n not in original and size >= UNFOLD]
     if not folded:
-        return
+        return frozenset()
     ops = to_ops(model)
     writer = {name: index for index, op in enumerate(ops) for name in op.writes}
     weights = {t.name: t for t in model.graph.initializer}
@@ -335,6 +349,7 @@ def _unfold(model: onnx.ModelProto, graph: onnx.GraphProto) -> None:
     nodes = [ops[index].node for index in sorted(revived)] + list(graph.node)
     del graph.node[:]
     graph.node.extend(nodes)
+    return frozenset(made.intersection(folded))
 
 
 def _ancestors(

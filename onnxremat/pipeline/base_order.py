@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from onnxremat.cost.analytic import analytic_costs
 from onnxremat.cost.table import CostTable
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.order import default_order, file_order, priority_order, reordered
 from onnxremat.ort.offline import Optimised
 from onnxremat.pipeline.weight_order import ASAP, LATE, DwPolicy, ordered
-from onnxremat.schedule.simulate import Rules, simulate
-from onnxremat.session.measure import weight_bytes
+from onnxremat.schedule.simulate import simulate
 from onnxremat.units import format_bytes
 
 
@@ -87,14 +85,6 @@ def two_ends(graph: Graph) -> list[Graph]:
         UnsupportedError: it has none.
     """
     return [ordered(graph, DwPolicy(kind)) for kind in (ASAP, LATE)]
-
-
-def unmeasured_peak(original: Graph) -> int:
-    """Predicted peak of the original under default options, its ops not fused."""
-    ordered = reordered(original, default_order(original))
-    scratch = analytic_costs(original).scratch
-    weights = weight_bytes(original)
-    return simulate(ordered, Rules(reuse=True), scratch=scratch, weight_bytes=weights).peak
 
 
 def target_notes(asked: str, made: Optimised, store_all: int, peak: int) -> tuple[str, ...]:

@@ -29,12 +29,8 @@ from onnxremat.ort.infer import bind, build_graph, require_shapes, with_shapes
 from onnxremat.ort.offline import TARGETS, Optimised, optimised_for
 from onnxremat.ort.profile import Feeds, Profile
 from onnxremat.ort.session import DEFAULT, TUNED, Options
-from onnxremat.pipeline.base_order import (
-    base_order,
-    target_notes,
-    unmeasured_peak,
-    weights_notes,
-)
+from onnxremat.pipeline.as_loaded import Loaded, as_loaded
+from onnxremat.pipeline.base_order import base_order, target_notes, weights_notes
 from onnxremat.pipeline.batch_slices import in_parts
 from onnxremat.pipeline.first_values import without_first_values
 from onnxremat.pipeline.in_place import in_place
@@ -170,7 +166,12 @@ class Unsplit:
     @cached_property
     def peak(self) -> int:
         """Bytes of the original under default options, measured where possible."""
-        return unmeasured_peak(self.source) if self.measured is None else self.measured
+        return self.loaded.run().peak if self.measured is None else self.measured
+
+    @cached_property
+    def loaded(self) -> Loaded:
+        """What a session without any options runs of it."""
+        return as_loaded(self.listed, self.home, self.made, self.graph)
 
     @cached_property
     def original(self) -> onnx.ModelProto:

@@ -14,9 +14,7 @@ from itertools import count
 
 from onnxremat.fission.choose import Choosers
 from onnxremat.graph.batch import batched_inputs, dependents
-from onnxremat.graph.ir import Graph
-from onnxremat.graph.order import default_order, reordered
-from onnxremat.pipeline.base_order import as_listed
+from onnxremat.pipeline.as_loaded import REUSE
 from onnxremat.pipeline.closed_loop import PINS
 from onnxremat.pipeline.fission_ways import described
 from onnxremat.pipeline.in_regions import wholes_of
@@ -35,7 +33,7 @@ from onnxremat.planner.reasons import named
 from onnxremat.planner.semantics import peak, seconds
 from onnxremat.planner.solution import Solution
 from onnxremat.report.holders import Holder, Holders
-from onnxremat.schedule.simulate import Rules, Timeline, simulate
+from onnxremat.schedule.simulate import Timeline, simulate
 from onnxremat.units import format_bytes
 
 ORDER_SECONDS = 0.2  # for another order
@@ -45,7 +43,6 @@ UNLIMITED = 1 << 62
 HELD = 8  # values listed at the peak
 TRIALS, WORK = 60, 20_000  # of regions in parts; and times the ops of a graph
 QUICK = 3000  # ops up to which these are looked for
-REUSE = Rules(reuse=True)
 
 
 @dataclass(frozen=True)
@@ -55,6 +52,7 @@ class Peak:
     Attributes:
         step: number of the op, from 0, of ``steps``.
         weights, live, scratch: the bytes at that step; they add up to ``bytes``.
+        kept: of ``weights``: constants that onnxruntime computes at load and keeps.
         holders: the largest values then.
     """
 
@@ -65,6 +63,7 @@ class Peak:
     op_type: str
     before: str
     weights: int
+    kept: int
     live: int
     scratch: int
     holders: tuple[Holder, ...]
@@ -141,19 +140,10 @@ class Subject:
         return best_order(self.lists, ORDER_SECONDS)
 
     @cached_property
-    def as_loaded(self) -> Graph:
-        """What onnxruntime runs by default, in its order, which goes by the file's."""
-        graph = as_listed(self.prepared.unsplit.graph, self.prepared.unsplit.listed)
-        return reordered(graph, default_order(graph))
-
-    @cached_property
     def default(self) -> Timeline:
-        """Its run under default options, on paper."""
-        made = self.prepared
-        return simulate(
-            self.as_loaded, REUSE, scratch=made.costs.scratch, seconds=made.costs.seconds,
-            weight_bytes=made.weights,
-        )  # fmt: skip
+        """A run under onnxruntime's default options, on paper."""
+        costs = self.prepared.costs
+        return self.prepared.unsplit.loaded.run(costs.scratch, costs.seconds)
 
     @property
     def floor(self) -> int:
@@ -163,14 +153,16 @@ class Subject:
 
 def worst_moment(subject: Subject, most: int = HELD) -> Peak:
     """The peak of a run under default options, and what is in memory then."""
-    graph, line = subject.as_loaded, subject.default
+    loaded, line = subject.prepared.unsplit.loaded, subject.default
     if not line.ops:
-        return Peak(line.peak, 0, 0, "", "", "", line.weight_bytes, 0, 0, ())
+        return Peak(line.peak, 0, 0, "", "", "", line.weight_bytes, loaded.kept, 0, 0, ())
+    graph = loaded.graph
     step = line.peak_step
     holders = Holders.of(graph, line, REUSE).at(step, most)
     return Peak(
         line.peak, step, len(line.ops), line.ops[step], graph.ops[step].op_type,
-        line.ops[step - 1] if step else "", line.weight_bytes, line.live[step], line.scratch[step],
+        line.ops[step - 1] if step else "", line.weight_bytes, loaded.kept, line.live[step],
+        line.scratch[step],
         tuple(holders),
     )  # fmt: skip
 

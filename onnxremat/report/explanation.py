@@ -177,6 +177,7 @@ class Explanation:
         lines.append(
             f"values {format_bytes(worst.live)}, workspace {format_bytes(worst.scratch)}, weights "
             f"{format_bytes(worst.weights)}"
+            + (f", of these {format_bytes(worst.kept)} computed at load" if worst.kept else "")
         )
         lines.append(f"beside weights and values: {beside.words}")
         return Text("\n".join(lines))

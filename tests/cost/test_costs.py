@@ -111,6 +111,21 @@ def test_estimated_scratch_is_near_the_measured() -> None:
             assert abs(guess.scratch[kernel.name] - kernel.scratch) <= 64 << 10
 
 
+def test_scratch_of_groups_and_of_choices() -> None:
+    """Groups one after the other; of a Where what it takes from each side."""
+    graph = graph_of(
+        """g (float[2, 8, 20, 20] x, float[8, 2, 3, 3] w, bool[20, 20] c, float[8, 20, 1] y) =>
+        (a, b, d) { a = ConvTranspose <group = 4> (x, w)  b = Where(c, x, y)
+        z = Constant <value_float = 0.0> ()  d = Where(c, z, y) }"""
+    )
+    found = profile(to_model(graph), seeded_feeds(graph), ONE)
+    guess = analytic_costs(graph).scratch
+    kernels = [kernel for kernel in found.kernels if kernel.op_type != "Constant"]
+    assert len(kernels) == 3
+    for kernel in kernels:
+        assert guess[kernel.name] == kernel.scratch > 0
+
+
 def test_floating_point_operations() -> None:
     graph = graph_of(
         """g (float[4, 8] x, float[8, 16] w, float[2, 3, 10, 10] i, float[5, 3, 3, 3] k) =>

@@ -77,8 +77,19 @@ def test_from_pytorch(tmp_path: Path) -> None:
     assert number(r"after: ([\d.]+)%", text) > 90
 
 
-@pytest.mark.parametrize("name", ["deploy_cpp", "deploy_csharp"])
-def test_deploying(name: str, tmp_path: Path) -> None:
-    text = said(name, tmp_path)
-    assert "options." in text
-    assert "skipped: " in text or "Python's" in text
+def test_deploying_from_cpp(tmp_path: Path) -> None:
+    """Compiled where onnxruntime's headers are (ONNXRUNTIME): same sum, within a hard limit."""
+    text = said("deploy_cpp", tmp_path)
+    assert "Ort::Session session(env," in text
+    if found := re.search("skipped: .*", text):
+        pytest.skip(found[0])
+    assert "Python's" in text
+    assert "half of it is too little" in text
+
+
+def test_deploying_from_csharp(tmp_path: Path) -> None:
+    text = said("deploy_csharp", tmp_path)
+    assert "options.AddSessionConfigEntry(" in text
+    if found := re.search("skipped: .*", text):
+        pytest.skip(found[0])
+    assert "Python's" in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -75,14 +76,14 @@ def test_what_was_optimised_is_optimised_again() -> None:
 def test_the_next_lower_level_where_one_does_not_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fusion that makes a model onnxruntime refuses: here one that is said to."""
     bad = {"host": "it is cursed", "onnxruntime": "so is this"}
-    plain = offline.optimise
+    plain = offline._optimise
 
-    def cursed(model: onnx.ModelProto, target: str, folder: Path | None) -> onnx.ModelProto:
+    def cursed(model: onnx.ModelProto, target: str, folder: Path | None) -> Any:
         if target in bad:
             raise ModelError("onnxruntime refuses the model", why=bad[target])
         return plain(model, target, folder)
 
-    monkeypatch.setattr(offline, "optimise", cursed)
+    monkeypatch.setattr(offline, "_optimise", cursed)
     prepared = prepare(parse(ATTENTION_LIKE), Settings(threads=1, target="host"))
     assert prepared.settings.target == "portable"
     (note,) = prepared.notes
