@@ -60,6 +60,7 @@ class Overlapped:
         exchange: the order of parts and transfers; may be changed between updates.
         written: sums that need not be zeros before a batch.
         times: what sums over all processes are multiplied by.
+        share: what they then have to be multiplied by for means over processes.
         completes: whether the next batch completes the sums; then they leave.
         seconds: per part those of its runs; whoever reads them empties it.
     """
@@ -91,7 +92,7 @@ class Overlapped:
             for key, piece in pieces.items()
         }
         self.exchange = Exchange(0, ())
-        self.written, self.times = frozenset[str](), 1.0
+        self.written, self.times, self.share = frozenset[str](), 1.0, 1.0
         self.completes: Callable[[], bool] = lambda: True
         self.seconds: dict[Key, list[float]] = {}
         self.spans = Spans()
@@ -127,6 +128,10 @@ class Overlapped:
         found = results(flight, self._results)
         flight.end()
         return found
+
+    def describe(self) -> str:
+        """How sums travel, in a sentence."""
+        return f"{self._layers.count} layers, their sums travel while others compute"
 
     def abandon(self) -> None:
         """Stop the run that is on, and every later one; from any thread."""
