@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from onnxremat.cost.analytic import analytic_costs
+from onnxremat.device.host import processors
 from onnxremat.errors import MissingComponentError, UnsupportedError, UsageError
 from onnxremat.grad.description import training_of
 from onnxremat.grad.dropout import COUNTER
@@ -200,6 +201,8 @@ class DataParallel(Trainer):
             return
         runs = self._runs(opening, halves, layers, courier)
         runs.written, runs.times = self._written, 1.0 / self.ranks.size
+        threads = opening.device.threads or processors()
+        runs.crowded = processors() <= threads * self.ranks.beside
         runs.exchange = plain_order(layers.count)
         runs.completes = lambda: self.progress.gathered + 1 >= self.accumulate
         self.overlapped = self._session = self._update = runs

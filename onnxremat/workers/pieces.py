@@ -28,6 +28,7 @@ from onnxremat.ort.session import Options, model_source, open_session, session_o
 from onnxremat.ort.values import share_arena
 from onnxremat.session.held import open_held
 from onnxremat.workers.courier import Transfer
+from onnxremat.workers.turns import last_first
 
 ALIGNED = 64  # bytes that a buffer starts at a multiple of
 
@@ -334,7 +335,8 @@ def _opened(graph: Graph, options: Options, folder: Path | None, *, alone: bool)
     made.add_session_config_entry("session.set_denormal_as_zero", "1")
     made.add_session_config_entry("session.force_spinning_stop", "1")
     if alone:
-        source = model_source(to_model(graph).SerializeToString(), made, folder)
+        listed = to_model(last_first(graph)).SerializeToString()
+        source = model_source(listed, made, folder)
         return open_held(source, made, options, kept=False)
     if share_arena():
         made.add_session_config_entry("session.use_env_allocators", "1")

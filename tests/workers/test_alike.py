@@ -12,6 +12,7 @@ from onnxremat.grad import differentiate
 from onnxremat.workers.alike import formulas_of
 from onnxremat.workers.gathering import gathering
 from onnxremat.workers.halves import halves_of
+from onnxremat.workers.turns import last_first
 from tests.workers.test_data_parallel import net
 
 
@@ -62,3 +63,18 @@ def test_a_formula_adds_up_gradients_and_computes_any_stretch() -> None:
 def test_what_is_no_function_of_single_elements(settings: dict[str, Any]) -> None:
     halves = halves_of(gathering(differentiate(net(4), **settings)), None)
     assert formulas_of(halves.update, halves.told, 2) is None
+
+
+def test_what_is_ready_last_is_listed_first() -> None:
+    """onnxruntime begins with the end that is listed last: gradients of weights of the last layer,
+    which the rest of the backward pass is not needed for."""
+    graph = halves_of(gathering(differentiate(net(4), optimizer="sgd")), None).step
+    listed = last_first(graph)
+    assert sorted(op.name for op in listed.ops) == sorted(op.name for op in graph.ops)
+    made = set[str]()
+    for op in listed.ops:
+        assert not {n for n in op.reads if n in graph.producer} - made
+        made.update(op.writes)
+    ends = [name for op in listed.ops for name in op.writes if name in graph.outputs]
+    layers = [name.partition("Gemm_")[2][:1] for name in ends if "Gemm_" in name]
+    assert layers == ["0", "0", "2", "2"]
