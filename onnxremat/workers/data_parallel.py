@@ -1,9 +1,9 @@
 """Training on several processes, each with batches of its own: the mean of all gradients updates.
 
-Where all ranks are on one machine, and the update is one of single elements, parameters and state are
-there once and each rank updates its share of them. Else every rank holds all of both and makes the
-same update, from sums of gradients that are the same bits everywhere. The sums of a layer lie side
-by side, and those of the next layer behind them, so that they travel together without being copied.
+Where all ranks are on one machine, and the update is one of single elements, parameters and state
+are there once and each rank updates its share of them. Else every rank holds all of both and makes
+the same update, from sums of gradients that are the same bits everywhere. The sums of a layer lie
+side by side, and those of the next layer behind them: they travel together without being copied.
 """
 
 from __future__ import annotations
