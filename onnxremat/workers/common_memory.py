@@ -61,9 +61,17 @@ class CommonMemory:
         self._stretches.append(found)
         return found[self._ranks.rank]
 
+    def one_for_all(self, size: int) -> np.ndarray | None:
+        """So many bytes, zeros, the same ones in all ranks; all have to call.
+
+        Returns:
+            None as of :meth:`stretch`.
+        """
+        return None if self.stretch(size) is None else self._stretches.pop()[0]
+
     def holds(self, arrays: Sequence[np.ndarray]) -> bool:
         """All of them lie in stretches of this rank."""
-        return all(self._everybodys(array) is not None for array in arrays)
+        return all(self.rows(array) is not None for array in arrays)
 
     def add_up(self, arrays: Sequence[np.ndarray]) -> None:
         """Each array becomes the sum of all ranks' arrays, the same bits everywhere; all have to
@@ -81,14 +89,14 @@ class CommonMemory:
             times: what sums are multiplied by.
         """
         for array in arrays:
-            rows = self._everybodys(array)
+            rows = self.rows(array)
             assert rows is not None
             share = -(-array.size // self._ranks.size)
             begin = self._ranks.rank * share
             _add_up([row[begin : begin + share] for row in rows], times)
 
-    def _everybodys(self, array: np.ndarray) -> list[np.ndarray] | None:
-        """The same elements of all ranks."""
+    def rows(self, array: np.ndarray) -> list[np.ndarray] | None:
+        """The same elements of all ranks; None where they lie in no stretch."""
         first = array.__array_interface__["data"][0]
         for stretch in self._stretches:
             own = stretch[self._ranks.rank]

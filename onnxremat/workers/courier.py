@@ -76,6 +76,7 @@ class Courier:
 
     Attributes:
         common: memory whose sums need no messages, None for none.
+        worked: seconds of a core that transfers took so far.
     """
 
     common: CommonMemory | None = None
@@ -84,7 +85,7 @@ class Courier:
         self._mpi, self._world, self.delay = mpi, world, delay or Delay()
         self._sums: deque[Transfer] = deque()
         self._fresh: deque[Transfer] = deque()
-        self._waiting, self._ended = 0, False
+        self._waiting, self._ended, self.worked = 0, False, 0.0
         self._wake = threading.Condition()
         self.finished: Callable[[Transfer], None] | None = None
         self._broken: BaseException | None = None
@@ -199,6 +200,7 @@ class Courier:
             active[:] = [each for each in active if not each.done.is_set()]
             if sums is not None and sums.done.is_set():
                 sums = None
+            self.worked = time.thread_time()
             if not done:
                 time.sleep(nap)
 

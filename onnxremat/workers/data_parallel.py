@@ -1,8 +1,9 @@
 """Training on several processes, each with batches of its own: the mean of all gradients updates.
 
-Every rank holds all parameters and state and makes the same update, from sums of gradients that are
-the same bits everywhere. The sums of a layer lie side by side, and those of the next layer behind
-them, so that they travel together without being copied.
+Where all ranks are on one machine, and the update is one of single elements, parameters and state
+are there once and each rank updates its share of them. Else every rank holds all of both and makes
+the same update, from sums of gradients that are the same bits everywhere. The sums of a layer lie
+side by side, and those of the next layer behind them: they travel together without being copied.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from onnxremat.cost.analytic import analytic_costs
+from onnxremat.device.host import processors
 from onnxremat.errors import MissingComponentError, UnsupportedError, UsageError
 from onnxremat.grad.description import training_of
 from onnxremat.grad.dropout import COUNTER
@@ -28,6 +30,7 @@ from onnxremat.training.data import Batch, Data
 from onnxremat.training.state import Opening, Source, Step
 from onnxremat.training.trainer import UNPLANNED, Trainer
 from onnxremat.units import format_bytes
+from onnxremat.workers.alike import Formulas, formulas_of
 from onnxremat.workers.common_memory import CommonMemory
 from onnxremat.workers.courier import Courier, Delay
 from onnxremat.workers.exchange import MOST, Network, layers_for, plain_order
@@ -38,6 +41,7 @@ from onnxremat.workers.mpi import Ranks
 from onnxremat.workers.overlap import Overlapped
 from onnxremat.workers.rooms import Rooms
 from onnxremat.workers.sharded import Sharded, Shares, Tail, shares_of
+from onnxremat.workers.shared_update import SharedUpdate, Together
 from onnxremat.workers.tuning import Tuning, measured_network
 
 BUCKET = 8 << 20  # bytes that are added up at once where nothing overlaps
@@ -106,6 +110,7 @@ class DataParallel(Trainer):
         self.alone = not shard
         self._halves: Halves | None = None
         self._layers: Layers | None = None
+        self._formulas: Formulas | None = None
         self.overlapped: Overlapped | None = None
         self.tuning: Tuning | None = None
         if options.get("options") is not None or (options.get("providers") or [CPU])[0] != CPU:
@@ -132,6 +137,7 @@ class DataParallel(Trainer):
         if self._overlap is not None:
             self._meet(self._overlap.delay or Delay())
             halves = halves_of(step.model, step.folder)
+            self._formulas = self._shared(halves, self._overlap)
             if (self._given or training_of(step.model).accumulate) == 1:
                 halves, self._written = written(halves)
             self._halves, self._layers = halves, self._cut(halves, self._overlap.layers)
@@ -139,6 +145,14 @@ class DataParallel(Trainer):
                 self._shares = shares_of(halves, self.ranks.size)
                 self._elsewhere = self._shares.elsewhere(self.ranks.rank)
         return step
+
+    def _shared(self, halves: Halves, overlap: Overlap) -> Formulas | None:
+        """The update by formulas, where all ranks share it: they have memory in common, and nothing
+        else is asked for."""
+        common = self._common if self._courier else None
+        if common is None or self._shard or overlap != Overlap() or common.stretch(1) is None:
+            return None
+        return formulas_of(halves.update, halves.told, self.ranks.size)
 
     def _meet(self, delay: Delay) -> None:
         """Who brings sums, and how fast."""
@@ -150,6 +164,8 @@ class DataParallel(Trainer):
     def _cut(self, halves: Halves, wanted: int | None) -> Layers:
         """The layers; where the network is quick, in fewer and larger parts. Half precision is
         rounded between parts, whose number is then not left to what a network took."""
+        if self._formulas is not None:
+            return joined(halves.layers([]))
         sums = (halves.about.updates[name] for _, name in halves.told.gradients)
         size = sum(halves.step.tensors[name].bytes for name in sums)
         half = any(t.dtype in HALVES.values() for t in halves.step.tensors.values())
@@ -165,7 +181,10 @@ class DataParallel(Trainer):
     def _arrange(self, arrays: dict[str, np.ndarray]) -> None:
         """Sums side by side, layer by layer."""
         layer = dict.fromkeys(self._sums, 0)
-        if self._halves and self._layers:
+        if self._formulas is not None:
+            rows = enumerate(self._formulas.alike)
+            layer = {name: k for k, alike in rows for name in alike.sums}
+        elif self._halves and self._layers:
             layer = {name: at for name, (_, at) in self._halves.homes(self._layers).items()}
         self.rooms = Rooms(arrays, layer, self._common.stretch if self._common else None)
 
@@ -181,23 +200,37 @@ class DataParallel(Trainer):
                 )
             super()._start(opening)
             return
-        chosen = replace(UNPLANNED, threads=opening.device.threads)
-        place = (opening.step.folder, courier, self.rooms.slices)
-        runs: Overlapped
-        if self._shares is not None:
-            runs = Sharded(halves, layers, self._held, chosen, *place)
-            here = self.ranks.rank, self.ranks.size
-            runs.tail = Tail(self._shares, *here, courier, self._held, chosen)
-        else:
-            runs = Overlapped(halves, layers, self._held, chosen, *place)
+        runs = self._runs(opening, halves, layers, courier)
         runs.written, runs.times = self._written, 1.0 / self.ranks.size
+        threads = opening.device.threads or processors()
+        runs.crowded = processors() <= threads * self.ranks.beside
         runs.exchange = plain_order(layers.count)
         runs.completes = lambda: self.progress.gathered + 1 >= self.accumulate
         self.overlapped = self._session = self._update = runs
-        self._how = lambda: f"{layers.count} layers, their sums travel while others compute"
-        if overlap.choose:
+        self._how = runs.describe
+        if overlap.choose and not isinstance(runs, Together):
             sizes = [sum(a.nbytes for a in self.rooms.slices([k])) for k in range(layers.count)]
             self.tuning = Tuning(runs, self.ranks, self._network, sizes, most_late(layers))
+
+    def _runs(
+        self, opening: Opening, halves: Halves, layers: Layers, courier: Courier
+    ) -> Overlapped:
+        """The step in parts, and who updates what."""
+        chosen = replace(UNPLANNED, threads=opening.device.threads)
+        place = (opening.step.folder, courier, self.rooms.slices)
+        if self._formulas is not None and self._common is not None:
+            given = halves, self._held, self.rooms, self._moved
+            told = self._formulas, *given, self.ranks, self._common, chosen
+            part = SharedUpdate(*told)  # moves what the step binds
+            together = Together(halves, layers, self._held, chosen, *place)
+            together.part, together.ranks, together.share = part, self.ranks, 1.0 / self.ranks.size
+            return together
+        if self._shares is None:
+            return Overlapped(halves, layers, self._held, chosen, *place)
+        sharded = Sharded(halves, layers, self._held, chosen, *place)
+        here = self.ranks.rank, self.ranks.size
+        sharded.tail = Tail(self._shares, *here, courier, self._held, chosen)
+        return sharded
 
     def update(self, rate: float | None = None) -> None:
         """Update with the mean of everybody's gradients gathered so far; where sums travel beside
@@ -205,8 +238,9 @@ class DataParallel(Trainer):
         if self.overlapped is None:
             super().update(rate)
         elif self.progress.gathered:
-            self._average()
-            share = 1.0 / self.progress.gathered  # of what is a mean over processes already
+            if self._formulas is None:
+                self._average()
+            share = self.overlapped.share / self.progress.gathered
             feeds = {
                 RATE: np.array(self._rate(rate), np.float32),
                 SHARE: np.array(share, np.float32),
@@ -236,9 +270,13 @@ class DataParallel(Trainer):
         return gathered * self.ranks.size
 
     def _average(self) -> None:
-        """Statistics that the step itself moves become means over ranks."""
-        moved = [v.input for v in self.training.states if v.initial == "model" and v.output]
-        self.ranks.average([self._held.arrays[name] for name in moved])
+        """Statistics become means over ranks."""
+        self.ranks.average([self._held.arrays[name] for name in self._moved])
+
+    @property
+    def _moved(self) -> list[str]:
+        """Statistics that the step itself moves."""
+        return [v.input for v in self.training.states if v.initial == "model" and v.output]
 
     def step(self, batch: Batch, rate: float | None = None) -> float:
         """One step on this rank's batch; returns the mean of all ranks' losses."""

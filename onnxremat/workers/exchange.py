@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from onnxremat.workers.layers import in_turn
+from onnxremat.workers.layers import U, in_turn
 from onnxremat.workers.pipeline import B, F, W
 
 MOST = 8  # layers
@@ -26,12 +26,14 @@ class Times:
     Attributes:
         forward, chain, weight: of the parts of a step.
         sizes: bytes of gradients.
+        update: of parameters, before the next forward pass; () for none.
     """
 
     forward: tuple[float, ...]
     chain: tuple[float, ...]
     weight: tuple[float, ...]
     sizes: tuple[int, ...]
+    update: tuple[float, ...] = ()
 
     @property
     def layers(self) -> int:
@@ -46,10 +48,12 @@ class Times:
 
 @dataclass(frozen=True)
 class Network:
-    """Seconds of a sum over all processes: ``latency`` and ``byte`` per byte."""
+    """Seconds of a sum over all processes: ``latency`` and ``byte`` per byte, and per byte what a
+    core does for it that would compute meanwhile, ``work``."""
 
     latency: float
     byte: float
+    work: float = 0.0
 
     def seconds(self, size: int) -> float:
         """Of so many bytes."""
@@ -99,28 +103,72 @@ def simulate(times: Times, network: Network, late: int, joined: int) -> Simulate
     Args:
         joined: layers per bucket.
     """
-    n = times.layers
-    groups = [tuple(range(k, min(k + joined, n))) for k in range(0, n, joined)]
-    made, now = [0.0] * n, 0.0
-    for kind, layer in in_turn(n, late):
+    run = _Run(times, network, joined)
+    for kind, layer in in_turn(times.layers, late):
         if kind == B:
-            now += times.chain[layer]
+            run.compute(times.chain[layer])
         elif kind == W:
-            now += times.weight[layer]
-            made[layer] = now
-    ready = {group: max(made[layer] for layer in group) for group in groups}
-    waiting, order, there, free = sorted(groups), list[tuple[int, ...]](), [0.0] * n, 0.0
-    while waiting:
-        free = max(free, min(ready[group] for group in waiting))
-        group = next(group for group in waiting if ready[group] <= free)
-        waiting.remove(group)
-        order.append(group)
-        free += network.seconds(sum(times.sizes[layer] for layer in group))
-        for layer in group:
-            there[layer] = free
-    for layer in range(n):
-        now = max(now, there[layer]) + times.forward[layer]
-    return Simulated(Exchange(late, tuple(order)), now)
+            run.compute(times.weight[layer])
+            run.made(layer)
+    for layer, forward in enumerate(times.forward):
+        run.wait(layer)
+        run.compute(forward + (times.update[layer] if times.update else 0.0))
+    return Simulated(Exchange(late, tuple(run.order)), run.now)
+
+
+class _Run:
+    """An iteration as far as it is.
+
+    Attributes:
+        now: when what computes is done with what it was given.
+        order: buckets that have left.
+    """
+
+    def __init__(self, times: Times, network: Network, joined: int) -> None:
+        n = times.layers
+        self._sizes, self._network = times.sizes, network
+        rows = [tuple(range(k, min(k + joined, n))) for k in range(0, n, joined)]
+        self._bucket = {layer: row for row in rows for layer in row}
+        self._missing = {row: len(row) for row in rows}
+        self._ready: dict[tuple[int, ...], float] = {}
+        self._there: dict[int, float] = {}
+        self.now = self._free = 0.0
+        self.order: list[tuple[int, ...]] = []
+
+    def compute(self, seconds: float) -> None:
+        """So long, and longer by what transfers take of it that begin meanwhile."""
+        end = self.now + seconds
+        while self._ready and self._begin < end:
+            end += self._leave()
+        self.now = end
+
+    def made(self, layer: int) -> None:
+        """Its gradients are."""
+        row = self._bucket[layer]
+        self._missing[row] -= 1
+        if not self._missing[row]:
+            self._ready[row] = self.now
+
+    def wait(self, layer: int) -> None:
+        """For the sums of a layer."""
+        while layer not in self._there:
+            self._leave()
+        self.now = max(self.now, self._there[layer])
+
+    @property
+    def _begin(self) -> float:
+        return max(self._free, min(self._ready.values()))
+
+    def _leave(self) -> float:
+        """The next bucket goes; what it takes of a core."""
+        begin = self._begin
+        row = min(row for row, ready in self._ready.items() if ready <= begin)
+        del self._ready[row]
+        size = sum(self._sizes[layer] for layer in row)
+        self._free = begin + self._network.seconds(size)
+        self._there.update(dict.fromkeys(row, self._free))
+        self.order.append(row)
+        return self._network.work * size
 
 
 def every(times: Times, network: Network, most: int) -> Iterator[Simulated]:
@@ -152,6 +200,6 @@ def plain_order(layers: int) -> Exchange:
 
 def of_parts(seconds: Mapping[tuple[int, int], float], sizes: Sequence[int]) -> Times:
     """Times of layers from those of their parts."""
-    rows = ([seconds.get((kind, k), 0.0) for k in range(len(sizes))] for kind in (F, B, W))
-    forward, chain, weight = (tuple(row) for row in rows)
-    return Times(forward, chain, weight, tuple(sizes))
+    rows = ([seconds.get((kind, k), 0.0) for k in range(len(sizes))] for kind in (F, B, W, U))
+    forward, chain, weight, update = (tuple(row) for row in rows)
+    return Times(forward, chain, weight, tuple(sizes), update)

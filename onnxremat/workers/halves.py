@@ -61,10 +61,12 @@ def written(halves: Halves) -> tuple[Halves, frozenset[str]]:
     are written where their sums would be, not added to zeros, and these are not multiplied.
 
     Returns:
-        Also the sums that need not be zeros before a batch any more.
+        Also the sums that need not be zeros before a batch any more. The shape of a gradient may
+        be another than its parameter's: that of what is reshaped to it last.
     """
     graph, updates = halves.step, halves.about.updates
     names: dict[str, str] = {}
+    tensors = dict(graph.tensors)
     changed: dict[str, Op | None] = {}
     found = {name for _, name in halves.told.gradients if updates[name] in graph.producer}
     for name in sorted(found):
@@ -73,13 +75,17 @@ def written(halves: Halves) -> tuple[Halves, frozenset[str]]:
         made = [n for n in op.inputs if n != name]
         if op.op_type != "Add" or len(made) != 1 or len(graph.readers.get(name, ())) != 1:
             found.discard(name)
-        elif _may_be_written(graph, made[0], new) and made[0] not in names:
-            names[made[0]], changed[op.name] = new, None
+            continue
+        source, between = _bare(graph, made[0])
+        if _may_be_written(graph, source, new) and source not in names:
+            names[source] = new
+            changed.update(dict.fromkeys([op.name, *between]))
+            tensors[new] = replace(tensors[new], shape=tensors[source].shape)
         else:
             node = helper.make_node("Identity", made, [new], op.name)
             changed[op.name] = replace(op, op_type="Identity", inputs=tuple(made), node=node)
     ops = [each for op in graph.ops if (each := changed.get(op.name, op)) is not None]
-    step = graph.with_ops(op.renamed(op.name, names) for op in ops)
+    step = graph.with_ops([op.renamed(op.name, names) for op in ops], tensors)
     return replace(halves, step=step, update=_unshared(halves)), frozenset(found)
 
 
@@ -95,13 +101,25 @@ def _unshared(halves: Halves) -> Graph:
     return update.with_ops(op.renamed(op.name, names) for op in kept)
 
 
+def _bare(graph: Graph, name: str) -> tuple[str, list[str]]:
+    """What a value only shows in another shape, and the ops that do so, read by nobody else."""
+    between: list[str] = []
+    while (at := graph.producer.get(name)) is not None:
+        op = graph.ops[at]
+        if not is_alias(op) or name in graph.outputs or len(graph.readers.get(name, ())) != 1:
+            break
+        between.append(op.name)
+        name = op.inputs[0]
+    return name, between
+
+
 def _may_be_written(graph: Graph, name: str, new: str) -> bool:
     """What an op makes may have the name of a sum: it is what it is, and in a buffer of its own."""
     maker = graph.producer.get(name)
     if maker is None or name in graph.outputs or is_alias(graph.ops[maker]):
         return False
     one, other = graph.tensors[name], graph.tensors[new]
-    return (one.dtype, one.shape) == (other.dtype, other.shape)
+    return (one.dtype, one.bytes) == (other.dtype, other.bytes)
 
 
 def _without_first_values(model: onnx.ModelProto) -> onnx.ModelProto:

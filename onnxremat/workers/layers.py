@@ -18,8 +18,9 @@ from onnxremat.grad.roles import roles_of
 from onnxremat.graph.ir import Graph, Op
 from onnxremat.workers.pipeline import B, F, W
 
-J = 4  # what joins gradients of several layers, beside the kinds of a pipeline's actions
-Key = tuple[int, int]  # (F, B, W or J; layer)
+# What joins gradients of several layers, and an update, beside the kinds of a pipeline's actions.
+J, U = 4, 5
+Key = tuple[int, int]  # (F, B, W, J or U; layer)
 KINDS = {F: "F", B: "B", W: "W", J: "J"}
 
 

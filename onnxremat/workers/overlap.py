@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from onnxremat.ort.session import Options
 from onnxremat.workers.courier import Courier, Transfer
 from onnxremat.workers.exchange import Exchange
 from onnxremat.workers.halves import Halves
-from onnxremat.workers.layers import Key, Layers, in_turn, label
+from onnxremat.workers.layers import Key, Layers, U, in_turn, label
 from onnxremat.workers.pieces import Flight, Piece, Pieces, Pool, cut, results
 from onnxremat.workers.spans import Spans
 
@@ -60,7 +61,9 @@ class Overlapped:
         exchange: the order of parts and transfers; may be changed between updates.
         written: sums that need not be zeros before a batch.
         times: what sums over all processes are multiplied by.
+        share: what they then have to be multiplied by for means over processes.
         completes: whether the next batch completes the sums; then they leave.
+        crowded: all cores compute, and what brings sums takes time of them.
         seconds: per part those of its runs; whoever reads them empties it.
     """
 
@@ -91,8 +94,9 @@ class Overlapped:
             for key, piece in pieces.items()
         }
         self.exchange = Exchange(0, ())
-        self.written, self.times = frozenset[str](), 1.0
+        self.written, self.times, self.share = frozenset[str](), 1.0, 1.0
         self.completes: Callable[[], bool] = lambda: True
+        self.crowded = False
         self.seconds: dict[Key, list[float]] = {}
         self.spans = Spans()
         courier.finished = lambda each: self.spans.add("transfer", each.name, each.begin, each.end)
@@ -115,11 +119,7 @@ class Overlapped:
         for key in order:
             for part in self._needs[key]:
                 self._updated(part)
-            begin = time.perf_counter()
-            self._step.run(key, flight)
-            end = time.perf_counter()
-            self.seconds.setdefault(key, []).append(end - begin)
-            self.spans.add("compute", label(key), begin, end)
+            self._timed(key, label(key), partial(self._step.run, key, flight))
             if last[key[1]] == key:
                 made.add(key[1])
             while leaving and waiting and made.issuperset(waiting[0]):
@@ -127,6 +127,24 @@ class Overlapped:
         found = results(flight, self._results)
         flight.end()
         return found
+
+    def _timed(self, key: Key, name: str, run: Callable[[], None]) -> None:
+        """Run a part, and note what it took without what transfers took of its core."""
+        begin, worked = time.perf_counter(), self._courier.worked
+        run()
+        end = time.perf_counter()
+        others = self._courier.worked - worked if self.crowded else 0.0
+        self.seconds.setdefault(key, []).append(max(end - begin - others, 0.0))
+        self.spans.add("compute", name, begin, end)
+
+    def describe(self) -> str:
+        """How sums travel, in a sentence."""
+        return f"{self._layers.count} layers, their sums travel while others compute"
+
+    @property
+    def worked(self) -> float:
+        """Seconds of a core that transfers took so far."""
+        return self._courier.worked
 
     def abandon(self) -> None:
         """Stop the run that is on, and every later one; from any thread."""
@@ -170,8 +188,8 @@ class Overlapped:
             if layer in self._travel:
                 with self.spans.during("wait", f"sums of layer {layer}"):
                     self._courier.wait(self._travel.pop(layer))
-        with self.spans.during("compute", f"update {part}" if part >= 0 else "update"):
-            self._update.run(part, self._due)
+        due, name = self._due, f"update {part}" if part >= 0 else "update"
+        self._timed((U, part), name, partial(self._update.run, part, due))
         for layer in layers:
             for name in {*self._sums[layer]} - self.written:
                 self._state.arrays[name].fill(0)

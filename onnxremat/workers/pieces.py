@@ -23,10 +23,12 @@ from onnxremat.graph.onnx_io import to_model
 from onnxremat.graph.subgraph import subgraph
 from onnxremat.graph.traits import is_alias
 from onnxremat.memory.native import opening
-from onnxremat.ort.binding import BoundState, check_input, run_bound, wrap
-from onnxremat.ort.session import Options, open_session, session_options
+from onnxremat.ort.binding import BoundState, check_input, run_bound, run_options, wrap
+from onnxremat.ort.session import Options, model_source, open_session, session_options
 from onnxremat.ort.values import share_arena
+from onnxremat.session.held import open_held
 from onnxremat.workers.courier import Transfer
+from onnxremat.workers.turns import last_first
 
 ALIGNED = 64  # bytes that a buffer starts at a multiple of
 
@@ -253,11 +255,8 @@ class Pieces:
         pool: Pool,
         folder: Path | None = None,
     ) -> None:
-        import onnxruntime as ort
-
         self.pieces, self.pool, self._state = dict(pieces), pool, state
-        self._run = ort.RunOptions()
-        self._run.log_severity_level = 4
+        self._run = run_options()
         self._sessions: dict[Any, Any] = {}
         self._bindings: dict[Any, Any] = {}
         self.types = {
@@ -267,12 +266,15 @@ class Pieces:
             if t.dtype and t.shape is not None
         }
         for key, piece in pieces.items():
-            session = self._sessions[key] = _opened(piece.graph, options, folder)
+            session = _opened(piece.graph, options, folder, alone=len(pieces) == 1)
+            self._sessions[key] = session
             binding = self._bindings[key] = session.io_binding()
             for name in piece.states:
                 binding.bind_ortvalue_input(name, state.value(name))
             for old, new in piece.placed:
-                binding.bind_ortvalue_output(new, state.value(old))
+                array, shape = state.arrays[old], self.types[new][1]
+                value = state.value(old) if array.shape == shape else wrap(array.reshape(shape))
+                binding.bind_ortvalue_output(new, value)
         self.readers = Counter(name for piece in pieces.values() for name in piece.reads)
 
     def flight(
@@ -325,12 +327,17 @@ class Pieces:
         self._run.terminate = True
 
 
-def _opened(graph: Graph, options: Options, folder: Path | None) -> Any:
+def _opened(graph: Graph, options: Options, folder: Path | None, *, alone: bool) -> Any:
+    """A session of a part; one that is alone has memory of its own, at planned addresses."""
     made = session_options(options)
     # It would hold what is made when it is needed: tensors of zeros as large as activations.
     made.add_session_config_entry("optimization.disable_specified_optimizers", "ConstantFolding")
     made.add_session_config_entry("session.set_denormal_as_zero", "1")
     made.add_session_config_entry("session.force_spinning_stop", "1")
+    if alone:
+        listed = to_model(last_first(graph)).SerializeToString()
+        source = model_source(listed, made, folder)
+        return open_held(source, made, options, kept=False)
     if share_arena():
         made.add_session_config_entry("session.use_env_allocators", "1")
     with opening():

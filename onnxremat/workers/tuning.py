@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import median
 
 import numpy as np
@@ -61,7 +62,7 @@ class Tuning:
         self.chosen: tuple[Simulated, Simulated] | None = None
         self.tried: tuple[list[float], list[float]] = ([], [])
         self.done = False
-        self._updates, self._since = 0, 0.0
+        self._updates, self._since, self._worked = 0, 0.0, 0.0
 
     def updated(self) -> None:
         """An update was asked for: the end of what counts as an iteration."""
@@ -70,6 +71,7 @@ class Tuning:
         now, self._updates = time.perf_counter(), self._updates + 1
         if self._updates == WARM:
             self._runs.seconds.clear()
+            self._worked = self._runs.worked
         elif self._updates == WARM + MEASURED:
             self._choose()
         elif self.chosen:
@@ -79,6 +81,9 @@ class Tuning:
     def _choose(self) -> None:
         seconds = {key: median(row) for key, row in self._runs.seconds.items()}
         times = of_parts(seconds, self._sizes)
+        if self._runs.crowded:
+            work = (self._runs.worked - self._worked) / (MEASURED * max(sum(self._sizes), 1))
+            self.network = replace(self.network, work=work)
         quickest, plain = self.chosen = self._ranks.told(best(times, self.network, self._most))
         self._runs.exchange = plain.exchange
         self.done = quickest == plain

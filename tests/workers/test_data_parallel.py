@@ -83,6 +83,7 @@ NEAR = {  # settings of a step, and how near two sums of the same numbers are
     # Divided by the root of their squares, tiny gradients make rounding large.
     "adamw": ({"optimizer": "adamw", "clip_norm": 0.5}, 2e-6),
     "accumulate": ({"optimizer": "sgd", "accumulate": 2}, 1e-7),
+    "formulas": ({"optimizer": "adamw"}, 2e-6),
     "sharded": ({"optimizer": "adamw"}, 2e-6),
     "sharded, a norm of all": ({"optimizer": "adamw", "clip_norm": 0.5}, 2e-6),
 }
@@ -116,7 +117,7 @@ def test_as_one_process_with_the_joined_batch(tmp_path: Path) -> None:
     _overflow(ranks_in(tmp_path / "overflow"), half)
     one, other = ranks_in(tmp_path / "statistics")
     assert one.keys() == other.keys()
-    for name in one.keys() - {COUNTER}:
+    for name in {n for n in one if not n.endswith(".sum")} - {COUNTER}:
         np.testing.assert_array_equal(one[name], other[name])
     assert abs(one["mean"]).max() > 0
 

@@ -1,0 +1,186 @@
+"""A step whose update the processes of one machine share: parameters and optimizer state are there
+once, in memory that all of them see, and each process updates its stretch of them, from
+everybody's gradients.
+
+Nothing is sent, and nothing is written twice: of n processes each reads n gradients of an n-th of
+the parameters. Before an update all gradients have to be there, after it all stretches.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from onnxremat.errors import ExhaustedError
+from onnxremat.graph.ir import Op
+from onnxremat.ort.binding import BoundState, run_bound, run_options, wrap
+from onnxremat.ort.session import Options, open_session, session_options
+from onnxremat.workers.alike import GRADIENT, NEW, STATE, Alike, Formulas
+from onnxremat.workers.common_memory import CommonMemory
+from onnxremat.workers.halves import Halves
+from onnxremat.workers.layers import Key
+from onnxremat.workers.mpi import Ranks
+from onnxremat.workers.overlap import SHARED, Overlapped
+from onnxremat.workers.pieces import Pieces, Pool, cut
+from onnxremat.workers.rooms import Rooms
+
+T = TypeVar("T")
+STRETCH = 1 << 16  # elements that a formula computes at once: they stay in a core's cache
+EDGE = 16  # elements at whose multiples processes part: those of a cache line
+
+
+class SharedUpdate:
+    """This process's share of an update.
+
+    Args:
+        formulas: the update.
+        halves: the step, and what inputs and outputs of its update mean.
+        state: its arrays; those that the formulas change move to common memory.
+        gradients: where sums lie, a layer per formula, in stretches of ``common``.
+        averaged: names of state that each process moves by itself, and that become means.
+    """
+
+    def __init__(
+        self,
+        formulas: Formulas,
+        halves: Halves,
+        state: BoundState,
+        gradients: Rooms,
+        averaged: Sequence[str],
+        ranks: Ranks,
+        common: CommonMemory,
+        options: Options,
+    ) -> None:
+        self._run = run_options()
+        parts = {SHARED: formulas.common} if formulas.common else {}
+        own = {op.name for op in formulas.common}
+        rest = [op for op in formulas.update.ops if op.name not in own]
+        pieces = cut(formulas.update, {**parts, SHARED - 1: rest}, halves.told)
+        mine = {key: piece for key, piece in pieces.items() if key in parts}
+        self._pieces = Pieces(mine, state, options, Pool())
+        self._made = sorted({name for piece in mine.values() for name in piece.makes})
+        self._numbers = {n: np.zeros((), np.float32) for row in formulas.alike for n in row.given}
+        self._bound = list[tuple[Any, Any]]()
+        self._common, self._mean = common, 1.0 / ranks.size
+        moved = Rooms(state.arrays, dict.fromkeys(averaged, 0), common.stretch).all
+        self._averaged = [_had(common.rows(room))[ranks.rank] for room in moved]
+        for k, alike in enumerate(formulas.alike):
+            rooms = _together(alike, state.arrays, common)
+            (room,) = gradients.slices([k])
+            self._open(alike, _had(common.rows(room)), rooms, ranks, options)
+
+    def _open(
+        self,
+        alike: Alike,
+        gradients: Sequence[np.ndarray],
+        states: Sequence[np.ndarray],
+        ranks: Ranks,
+        options: Options,
+    ) -> None:
+        """A session of a formula, bound to each stretch of this process's share."""
+        session = open_session(alike.formula, session_options(options), None)
+        numbers = {name: wrap(self._numbers[name]) for name in alike.given}
+        size = gradients[0].size
+        share = -(-size // ranks.size // EDGE) * EDGE
+        for at in range(ranks.rank * share, min(size, (ranks.rank + 1) * share), STRETCH):
+            end = min(at + STRETCH, size, (ranks.rank + 1) * share)
+            binding = session.io_binding()
+            for name, value in numbers.items():
+                binding.bind_ortvalue_input(name, value)
+            for k, row in enumerate(gradients):
+                binding.bind_ortvalue_input(f"{GRADIENT}{k}", wrap(row[at:end]))
+            for k, row in enumerate(states):
+                value = wrap(row[at:end])
+                binding.bind_ortvalue_input(f"{STATE}{k}", value)
+                if k in alike.changes:
+                    binding.bind_ortvalue_output(f"{STATE}{k}{NEW}", value)
+            self._bound.append((session, binding))
+
+    def run(self, feeds: Mapping[str, np.ndarray]) -> None:
+        """Update this process's stretches."""
+        self._common.add_share(self._averaged, self._mean)
+        flight = self._pieces.flight(feeds, (), Counter(self._made))
+        for key in self._pieces.pieces:
+            self._pieces.run(key, flight)
+        for name, number in self._numbers.items():
+            number[...] = flight.values[name].array if name in self._made else feeds[name]
+        flight.end()
+        for session, binding in self._bound:
+            run_bound(session, binding, self._run)
+
+    def abandon(self) -> None:
+        """Stop the run that is on, and every later one; from any thread."""
+        self._run.terminate = True
+        self._pieces.abandon()
+
+
+def _together(
+    alike: Alike, arrays: dict[str, np.ndarray], common: CommonMemory
+) -> list[np.ndarray]:
+    """Each state of all these parameters as one row in memory that all processes have in common,
+    laid out as their gradients are."""
+    found = []
+
+    def make(size: int) -> np.ndarray:
+        return _had(common.one_for_all(size))
+
+    for names in zip(*alike.states, strict=True):
+        found += Rooms(arrays, dict.fromkeys(names, 0), make).all
+    return found
+
+
+def _had(found: T | None) -> T:
+    """What common memory gave.
+
+    Raises:
+        ExhaustedError: nothing; processes would train apart, each by itself.
+    """
+    if found is None:
+        raise ExhaustedError(
+            "no memory for parameters that all processes have in common",
+            why="the system gave a little of it, but not as much as they take",
+            hint="fewer processes, or more memory",
+        )
+    return found
+
+
+class Together(Overlapped):
+    """A step in one piece, its update shared by the processes of this machine.
+
+    Attributes:
+        part: this process's part of the update.
+        ranks: all of them.
+    """
+
+    part: SharedUpdate
+    ranks: Ranks
+
+    def _update_parts(self, halves: Halves, homes: Mapping[str, Key]) -> dict[int, list[Op]]:
+        return {}
+
+    def _leave(self, bucket: Sequence[int]) -> None:
+        """No sums travel."""
+
+    def update(self, feeds: Mapping[str, np.ndarray]) -> None:
+        """Update all parameters."""
+        with self.spans.during("wait", "everybody's gradients"):
+            self.ranks.meet()
+        with self.spans.during("compute", "update"):
+            self.part.run(feeds)
+        with self.spans.during("wait", "everybody's update"):
+            self.ranks.meet()
+        for names in self._sums.values():
+            for name in {*names} - self.written:
+                self._state.arrays[name].fill(0)
+
+    def describe(self) -> str:
+        """How it trains, in a sentence."""
+        return "parameters lie in memory common to all, and each process updates its share of them"
+
+    def abandon(self) -> None:
+        """Stop the run that is on, and every later one; from any thread."""
+        super().abandon()
+        self.part.abandon()
