@@ -89,7 +89,7 @@ def grown(size: int = 8) -> onnx.ModelProto:
 
 def test_the_least_memory_takes_no_more_time_than_that_limit() -> None:
     """What is found without a limit that it could keep is looked for again, for its time."""
-    graph = build_graph(grown())
+    graph = build_graph(grown(4))
     costs = analytic_costs(graph)
     chooser = Chooser(Whole(graph, costs.seconds, costs.scratch))
     least = chooser.within(0)
@@ -100,7 +100,7 @@ def test_the_least_memory_takes_no_more_time_than_that_limit() -> None:
 
 def test_where_no_parts_help_nothing_is_in_parts() -> None:
     """Without workspace, the last of these ops needs as much in parts: its output is handed out."""
-    graph = build_graph(grown())
+    graph = build_graph(grown(4))
     assert not Chooser(Whole(graph, analytic_costs(graph).seconds, {})).within(0).regions
 
 
