@@ -32,7 +32,7 @@ from fission_training import WORKLOADS, rows
 
 from models import build
 from onnxremat.cost.analytic import analytic_costs
-from onnxremat.fission.choose import Choosers
+from onnxremat.fission.choose import STEP, Choosers
 from onnxremat.fission.pricing import Priced
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort.profile import profile, run_session
@@ -44,7 +44,6 @@ from onnxremat.session.compare import compare
 
 ALLOWED = 1.10  # time of a run against the original's
 ESTIMATED = 1.35  # estimates, which leave out what caches gain, of graphs that are timed
-STEP = 0.8  # each limit tried, as a share of the one before
 ROUNDS = 9
 LEAST_ROUNDS, LONG = 3, 240.0  # of a net whose rounds take so many seconds together
 
@@ -104,13 +103,15 @@ class Found:
 def chosen(prepared: Prepared) -> list[Priced]:
     """Graphs in parts, from little memory saved to much, as long as estimates are near."""
     chooser = Choosers(wholes_of(prepared.graph, prepared.costs, prepared.folder))
-    found, limit = [], chooser.whole.peak * STEP
+    found: list[Priced] = []
+    limit = STEP * chooser.whole.peak
     while True:
         best = chooser.within(int(limit))
         if best.peak > limit or best.seconds > ESTIMATED * chooser.whole.seconds:
             return found
-        found.append(best)
-        limit = STEP * best.peak
+        if not found or best.peak < found[-1].peak:
+            found.append(best)
+        limit *= STEP
 
 
 def measured(prepared: Prepared, best: Priced) -> Found:

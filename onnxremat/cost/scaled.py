@@ -26,7 +26,8 @@ def scaled_costs(measured: CostTable, at: Graph, graph: Graph) -> CostTable:
         seconds[name] = measured.seconds[name] * now.seconds[name] / then.seconds[name]
         growth = _moved(graph, op) / before[name] if before[name] else 1.0
         scratch[name] = int(measured.scratch.get(name, 0) * growth)
-    return CostTable(seconds, scratch, f"{measured.source}, scaled", measured.dispatch)
+    source = f"{measured.source}, scaled"
+    return CostTable(seconds, scratch, source, measured.dispatch, kernels=measured.kernels)
 
 
 def _moved(graph: Graph, op: Op) -> int:

@@ -9,6 +9,19 @@ from onnxremat.graph.ir import Graph, Op
 
 
 @dataclass(frozen=True)
+class KernelCosts:
+    """What a kernel costs beside the rows it computes; as usual where nothing was measured.
+
+    Attributes:
+        call: seconds.
+        rate: bytes per second of what it reads again or copies, as long as a core's cache holds it.
+    """
+
+    call: float = 3e-6
+    rate: float = 2e10
+
+
+@dataclass(frozen=True)
 class CostTable:
     """What each op of a graph costs on one device.
 
@@ -21,6 +34,7 @@ class CostTable:
         value: seconds that each input or output adds to calling a session.
         call: seconds to call a session, whatever it computes; 0 for onnxruntime's own.
         bandwidth: bytes per second of the device's memory, 0 when not known.
+        kernels: what each kernel costs beside its rows.
     """
 
     seconds: dict[str, float]
@@ -32,6 +46,7 @@ class CostTable:
     bandwidth: float = 0.0
     value: float = 0.0
     call: float = 0.0
+    kernels: KernelCosts = field(default_factory=KernelCosts)
 
     @property
     def total(self) -> float:

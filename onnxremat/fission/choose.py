@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import islice
 
+from onnxremat.cost.table import KernelCosts
 from onnxremat.fission.candidates import Regions
 from onnxremat.fission.pricing import Priced, Prices, Whole
 from onnxremat.fission.region import Region
@@ -30,8 +31,13 @@ SOURCE = 10  # such a share of the peak, at least, is worth a region for it to b
 SIDES = 4  # narrow places looked at on either side of the crowded op
 LITTLE = 0.002  # share of the whole time that no step is counted below
 BETTER = 0.99  # share of the crowding before from which a step is one forward
+STEP = 0.85  # a limit as a share of the one before, where the least memory is looked for
 KEEPING = 2  # times that each value of a region is looked at
 POWER = 8  # how much more the highest steps count
+# What kernels cost beside their rows, for searches: where they are dear other regions are found
+# than where they are cheap. They do not depend on what kernels cost here, so that what is found is
+# never worse where that is less.
+LEVELS = KernelCosts(1.5e-6, 4e10), KernelCosts(1e-5, 2e10)
 
 
 def crowding(priced: Priced, limit: int) -> float:
@@ -52,17 +58,35 @@ class Chooser:
         self.able, self.place = Regions(self.prices.paper), self.prices.paper.place
         self.known: dict[frozenset[object], Priced | None] = {}
         self.whole = self.prices.priced(())
+        self.level = LEVELS[0]
 
     def within(self, limit: int) -> Priced:
         """The quickest way found to keep ``limit`` bytes of live values and scratch, or the one
-        that needs least."""
-        found = self._toward(limit)
-        if found.peak <= limit:
-            return found
-        if found.peak >= self.whole.peak:
-            return self.whole
-        again = self._toward(found.peak)  # what came first was found without regard to its time
-        return again if again.peak <= found.peak else found
+        that needs least: of all that were tried, for this limit or another."""
+        for level in LEVELS:
+            self.level = level
+            found = self._toward(limit)
+            if limit < found.peak < self.whole.peak:
+                self._toward(found.peak)  # the first was found without regard to its time
+        return self.quickest(limit, self.of.kernels)
+
+    def quickest(self, limit: int, kernels: KernelCosts) -> Priced:
+        """Of what was tried, the quickest that keeps a limit, or what needs least."""
+        tried = [self.whole, *(found for found in self.known.values() if found is not None)]
+        kept = [found for found in tried if found.peak <= limit]
+        if kept:
+            return min(kept, key=lambda found: (found.effort.at(kernels), found.peak))
+        return min(tried, key=lambda found: (found.peak, found.effort.at(kernels)))
+
+    def leanest(self, seconds: float) -> Priced:
+        """Of what was tried, what needs least in so many seconds."""
+        tried = [found for found in self.known.values() if found is not None]
+        kept = [found for found in tried if found.seconds <= seconds]
+        return min(kept, key=lambda found: (found.peak, found.seconds), default=self.whole)
+
+    def seconds(self, found: Priced) -> float:
+        """By what kernels cost in this search."""
+        return found.effort.at(self.level)
 
     def _toward(self, limit: int) -> Priced:
         """Step by step to where a limit is kept, or nothing helps."""
@@ -124,8 +148,9 @@ class Chooser:
         """What keeps the limit by its time; others by what they gain for theirs."""
         left = crowding(found, limit)
         if not left:
-            return 0, found.seconds
-        more = max(found.seconds - now.seconds, LITTLE * self.whole.seconds)
+            return 0, self.seconds(found)
+        more = self.seconds(found) - self.seconds(now)
+        more = max(more, LITTLE * self.seconds(self.whole))
         return 1, -math.log(crowding(now, limit) / left) / more
 
     def _moves(
@@ -285,7 +310,7 @@ class Chooser:
                 if self.stop():
                     return now
                 found = self._instead(now, replace(region, parts=(1,) * parts, kept=kept))
-                if found is None or found.seconds >= now.seconds:
+                if found is None or self.seconds(found) >= self.seconds(now):
                     break  # more parts take longer still
                 if found.peak <= limit:
                     now = found
@@ -303,7 +328,9 @@ class Chooser:
                     return now
                 own = _like(region, now)
                 found = self._instead(now, replace(own, kept=own.kept ^ {name}))
-                if found is not None and found.peak <= limit and found.seconds < now.seconds:
+                if found is None or found.peak > limit:
+                    continue
+                if self.seconds(found) < self.seconds(now):
                     now = found
             if now is before:
                 break
@@ -357,6 +384,24 @@ class Choosers:
             if found.peak < best.peak:
                 best = found
         return best
+
+    def leanest(self, seconds: float) -> Priced:
+        """What was found to need least in so many seconds, among limits that go down until none is
+        kept in that time, however little kernels cost."""
+        limit = STEP * self.whole.peak
+        while not self._stop():
+            self.within(int(limit))
+            cheap = min(
+                (made.quickest(int(limit), LEVELS[0]) for made in self._made),
+                key=lambda found: (found.peak > limit, found.effort.at(LEVELS[0])),
+            )
+            if cheap.peak > limit or cheap.effort.at(LEVELS[0]) > seconds:
+                break
+            limit *= STEP
+        return min(
+            (made.leanest(seconds) for made in self._made),
+            key=lambda found: (found.peak, found.seconds),
+        )
 
 
 def _records(across: Sequence[int], places: range) -> list[int]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
 
+from onnxremat.cost.table import KernelCosts
 from onnxremat.fission.masked import Reach
 from onnxremat.fission.paper import Paper
 from onnxremat.fission.part import write_region
@@ -23,11 +24,10 @@ from onnxremat.graph.ir import Graph, Op, Role, Tensor
 from onnxremat.graph.spans import CannotSplitError
 from onnxremat.graph.traits import is_alias, takeover_inputs
 
-CALL = 1e-5  # seconds of a kernel beside its rows
 # Copies, measured as pairs of Slices and a Concat of 0.2 to 6 MiB: what stays in a core's cache is
-# there four times as fast as what does not, and their kernels cost less than others.
-COPY_CALL = 3e-6
-CACHED, NEAR, FAR = 512 << 10, 2e10, 5e9  # bytes, and bytes per second up to them and beyond
+# there four times as fast as what does not.
+CACHED = 512 << 10  # bytes of a copy that do
+FAR = 5e9, 2e10  # bytes per second beyond, at least and at most
 MOST_OPS = 6000  # of a graph in parts
 REMEMBERED = 60_000  # steps of fragments
 MANY = 1 << 40  # readers of what never dies
@@ -43,6 +43,7 @@ class Whole:
         block: channels per block of convolutions laid out in blocks.
         reach: how far rows of masked scores see.
         rate: bytes per second, read or written, of ops that are as quick as what they move.
+        kernels: what each kernel costs beside its rows.
     """
 
     graph: Graph
@@ -51,6 +52,25 @@ class Whole:
     block: int = 1
     reach: Reach = field(default_factory=dict)
     rate: float = 0.0
+    kernels: KernelCosts = field(default_factory=KernelCosts)
+
+
+class Effort(NamedTuple):
+    """Time, as far as it can be told without what a kernel costs beside its rows.
+
+    Attributes:
+        seconds: of rows.
+        calls: of kernels, as many as there are more than in the whole graph.
+        again: bytes that stay in a cache: copies, and what a piece reads that others have read.
+    """
+
+    seconds: float
+    calls: float
+    again: float
+
+    def at(self, kernels: KernelCosts) -> float:
+        """Seconds."""
+        return self.seconds + self.calls * kernels.call + self.again / kernels.rate
 
 
 @dataclass(frozen=True)
@@ -62,12 +82,14 @@ class Priced:
             included.
         peak: live bytes and scratch at the worst step.
         seconds: estimated from those of whole ops.
+        effort: what they are made of.
     """
 
     regions: tuple[Region, ...]
     levels: tuple[int, ...]
     peak: int
     seconds: float
+    effort: Effort
 
 
 class _Step(NamedTuple):
@@ -103,7 +125,7 @@ class _Fragment:
     made: frozenset[str]
     tiles: Mapping[str, tuple[Stretch, ...]]
     uses: Mapping[str, int]
-    seconds: float
+    effort: Effort
 
 
 class Prices:
@@ -134,7 +156,9 @@ class Prices:
             raise CannotSplitError("too many parts")
         fragments = self._fragments(regions)
         levels, peak = self._levels(fragments)
-        return Priced(regions, levels, peak, sum(each.seconds for each in fragments))
+        columns = zip(*(each.effort for each in fragments), strict=True)
+        effort = Effort(*(sum(column) for column in columns))
+        return Priced(regions, levels, peak, effort.at(self.of.kernels), effort)
 
     def _fragments(self, regions: Sequence[Region]) -> list[_Fragment]:
         tiles: dict[str, tuple[Stretch, ...]] = {}
@@ -215,7 +239,7 @@ class Prices:
                 if name in writer.made:
                     self._tensors[name] = writer.made[name]
         needs = frozenset(uses) - made
-        return _Fragment(steps, needs, made, tiles, uses, self._seconds(writer))
+        return _Fragment(steps, needs, made, tiles, uses, self._effort(writer))
 
     def _step(self, writer: Writer, op: Op) -> _Step:
         there, tensors = self._there, writer.tensors
@@ -236,16 +260,27 @@ class Prices:
         reads = tuple(name for name in op.reads if name not in there)
         return _Step(tuple(makes), mentions, reads, scratch, self.paper.place.get(of, -1))
 
-    def _seconds(self, writer: Writer) -> float:
-        total = 0.0
+    def _effort(self, writer: Writer) -> Effort:
+        seconds = calls = again = 0.0
         for op in writer.ops:
             if op.name in writer.shares:
                 of, share = writer.shares[op.name]
-                call = 0.0 if is_alias(op) else CALL  # the whole op's is among its seconds
-                total += self.of.seconds.get(of, 0.0) * share + call * (1 - share)
-            elif op.name not in writer.copied:
-                total += self.of.seconds.get(op.name, COPY_CALL)  # or a Reshape between layouts
-        return total + sum(copy_seconds(size, self.of.rate) for size in writer.copied.values())
+                seconds += self.of.seconds.get(of, 0.0) * share
+                if not is_alias(op):  # one call and one reading are among the whole op's seconds
+                    calls += 1 - share
+                    again += (1 - share) * self._whole_bytes(op)
+            elif op.name not in writer.copied:  # or a Reshape between layouts
+                seconds += self.of.seconds.get(op.name, 0.0)
+                calls += op.name not in self.of.seconds
+        for size in writer.copied.values():
+            near, far = copy_effort(size, self.of.rate)
+            calls, again, seconds = calls + 1, again + near, seconds + far
+        return Effort(seconds, calls, again)
+
+    def _whole_bytes(self, op: Op) -> int:
+        """Of what a piece of an op reads whole, weights above all."""
+        tensors = self.graph.tensors
+        return sum(tensors[name].bytes for name in op.reads if name in tensors)
 
     def _levels(self, fragments: Sequence[_Fragment]) -> tuple[tuple[int, ...], int]:
         """Most bytes live while each op of the whole graph runs, and at all."""
@@ -265,14 +300,14 @@ class Prices:
         return tuple(found), max(peak, high)
 
 
-def copy_seconds(size: int, rate: float = 0.0) -> float:
-    """Of a copy of so many bytes.
+def copy_effort(size: int, rate: float = 0.0) -> tuple[int, float]:
+    """Of a copy of so many bytes those that stay in a cache, and seconds for the others.
 
     Args:
         rate: bytes per second that other ops move: a copy reads and writes as quickly.
     """
-    near = min(size, CACHED)
-    return COPY_CALL + near / NEAR + (size - near) / min(NEAR, max(FAR, rate / 2))
+    near, (least, most) = min(size, CACHED), FAR
+    return near, (size - near) / min(most, max(least, rate / 2))
 
 
 def _takes(op: Op, tensors: Mapping[str, Tensor], there: frozenset[str]) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +39,11 @@ def wholes_of(graph: Graph, costs: CostTable, folder: Path | None) -> list[Whole
     """
     block, reach = channels_per_block(graph), reach_of(graph, folder)
     rate = rate_of(graph, costs.seconds)
-    found = [Whole(graph, costs.seconds, costs.scratch, block, reach, rate)]
+    found = [Whole(graph, costs.seconds, costs.scratch, block, reach, rate, costs.kernels)]
     wide = _wide(graph)
     if wide is not graph:
         seconds = seconds_of(wide, seconds_apart(wide, costs.seconds))
-        found.append(Whole(wide, seconds, costs.scratch, block, reach, rate))
+        found.append(replace(found[0], graph=wide, seconds=seconds))
     return found
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from onnxremat.cost.analytic import analytic_costs, estimated_at, estimated_by
+from onnxremat.cost.kernels import kernel_costs
 from onnxremat.cost.measure import measure_costs
 from onnxremat.cost.table import CostTable
 from onnxremat.device.host import memory_bytes
@@ -56,10 +57,11 @@ def priced(
             log.ending(True) if whole else nullcontext(),
             log.phase(COSTS, "measuring the cost of every op"),
         ):
-            return measure_costs(
+            table, ran = measure_costs(
                 graph, feeds, threads=settings.threads, folder=unsplit.made.folder,
                 fresh=settings.fresh, within=settings.costs_within, estimate=estimate,
             )  # fmt: skip
+            return replace(table, kernels=kernel_costs(settings.threads)), ran
     except EndedError:
         if whole is None:
             raise

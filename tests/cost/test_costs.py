@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 import models
-from onnxremat.cost import measure
+from onnxremat.cost import kernels, measure
 from onnxremat.cost.analytic import analytic_costs, flops
 from onnxremat.cost.kept import cache_folder
+from onnxremat.cost.kernels import kernel_costs
 from onnxremat.cost.measure import measure_costs
-from onnxremat.cost.table import signature
+from onnxremat.cost.table import KernelCosts, signature
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.graph.order import without_dead_ops
 from onnxremat.ort.feeds import seeded_feeds
@@ -160,3 +161,16 @@ def test_a_slice_reads_no_more_than_it_makes() -> None:
         for rows in (2, 2000)
     )
     assert few.total == many.total
+
+
+def test_what_kernels_cost_is_measured_once(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And again where the file is damaged; usual costs are no more than a fallback."""
+    first = kernel_costs(1)
+    assert 0 < first.call < 1e-3
+    assert first.rate > 1e8
+    (file,) = quick.glob("kernels-*.json")
+    monkeypatch.setattr(kernels, "_measured", lambda threads: KernelCosts(1.0, float(threads)))
+    assert kernel_costs(1) == first
+    for text in ("{}", "[1]", json.dumps({"call": -1, "rate": 1e10})):
+        file.write_text(text)
+        assert kernel_costs(1) == KernelCosts(1.0, 1.0)

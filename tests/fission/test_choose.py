@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -9,8 +10,9 @@ import onnx
 import pytest
 
 from onnxremat.cost.analytic import analytic_costs
+from onnxremat.cost.table import KernelCosts
 from onnxremat.fission.candidates import Regions
-from onnxremat.fission.choose import COUNTS, Chooser
+from onnxremat.fission.choose import COUNTS, Chooser, Choosers
 from onnxremat.fission.paper import Paper
 from onnxremat.fission.pricing import Whole
 from onnxremat.fission.split import split
@@ -87,7 +89,7 @@ def grown(size: int = 8) -> onnx.ModelProto:
 
 def test_the_least_memory_takes_no_more_time_than_that_limit() -> None:
     """What is found without a limit that it could keep is looked for again, for its time."""
-    graph = build_graph(grown())
+    graph = build_graph(grown(4))
     costs = analytic_costs(graph)
     chooser = Chooser(Whole(graph, costs.seconds, costs.scratch))
     least = chooser.within(0)
@@ -98,7 +100,7 @@ def test_the_least_memory_takes_no_more_time_than_that_limit() -> None:
 
 def test_where_no_parts_help_nothing_is_in_parts() -> None:
     """Without workspace, the last of these ops needs as much in parts: its output is handed out."""
-    graph = build_graph(grown())
+    graph = build_graph(grown(4))
     assert not Chooser(Whole(graph, analytic_costs(graph).seconds, {})).within(0).regions
 
 
@@ -117,3 +119,31 @@ def test_a_curve_has_budgets_that_only_parts_keep() -> None:
     assert (why_whole(off, options), parts_curve(off, found.points, options, True)) == (
         "--fission off", [],
     )  # fmt: skip
+
+
+def two_products() -> onnx.ModelProto:
+    """Tokens made eight times as wide in between."""
+    g = Drawn(0)
+    g.shapes["x"], x = (256, 32), "x"
+    for wide in (256, 32):
+        x = g.op("MatMul", [x, g.weight(g.shapes[x][1], wide)], (256, wide))
+        x = g.op("Relu", [x], g.shapes[x])
+    return g.model("x", [x])
+
+
+@pytest.mark.parametrize("net", [lambda: bottlenecks(32, 32), lambda: grown(4), two_products])
+def test_where_kernels_cost_less_no_more_memory_is_found(
+    net: Callable[[], onnx.ModelProto],
+) -> None:
+    """Regions are looked for at fixed prices, and judged by the true ones."""
+    graph = build_graph(net())
+    costs = analytic_costs(graph)
+    whole = Whole(graph, costs.seconds, costs.scratch)
+    peaks = []
+    for call in (3e-5, 3e-6, 3e-7):
+        choosers = Choosers([replace(whole, kernels=KernelCosts(call, 2e5 / call))])
+        found = choosers.leanest(1.3 * choosers.whole.seconds)
+        assert found.seconds <= 1.3 * choosers.whole.seconds
+        peaks.append(found.peak)
+    assert peaks == sorted(peaks, reverse=True)
+    assert peaks[-1] < choosers.whole.peak
