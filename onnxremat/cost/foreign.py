@@ -213,7 +213,12 @@ def _answers(request: Answer, until: float) -> Iterator[Answer]:
     ) as child:
         assert child.stdout is not None
         late = threading.Event()
-        clock = threading.Timer(_left(until), lambda: (late.set(), child.kill()))
+
+        def over() -> None:
+            late.set()
+            child.kill()
+
+        clock = threading.Timer(_left(until), over)
         clock.daemon = True
         try:
             for line in child.stdout:
