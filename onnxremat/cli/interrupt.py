@@ -22,6 +22,7 @@ from typing import NoReturn
 
 GRACE = 1.0  # seconds without an answer until what runs is told to stop
 PATIENCE = 2.0  # seconds without an answer until the process ends
+AGAIN = 0.2  # and after another signal, which no handler got to see: compiled code runs
 POLL = 0.02  # seconds between two looks
 NEWS = "error: interrupted"
 KEEPS = "stopping; what there is so far is kept, once it is checked (Ctrl-C again ends at once)"
@@ -36,10 +37,11 @@ def _never() -> bool:
 
 
 def leave(code: int) -> NoReturn:
-    """End the process at once; only temporary weights go."""
-    weights = sys.modules.get("onnxremat.graph.weights")
-    if weights is not None:
+    """End the process at once; only temporary weights and half-written files go."""
+    if (weights := sys.modules.get("onnxremat.graph.weights")) is not None:
         weights.remove_folders()
+    if (files := sys.modules.get("onnxremat.graph.onnx_io")) is not None:
+        files.remove_unfinished()
     os._exit(code)
 
 
@@ -69,11 +71,13 @@ class Watch:
         self.deferred: Callable[[], bool] = _never
         self.leaving = False
         self._words = ""
+        self._again = False  # a signal was answered: the next one ends the process
         self._source = -1
         self._ended = threading.Event()
 
     def answered(self) -> None:
         """A Python handler has run, and what runs will heed it."""
+        self._again = True
         with suppress(OSError):  # nothing there, or nobody watches
             os.read(self._source, 4096)
 
@@ -83,7 +87,7 @@ class Watch:
         self._source, sink = os.pipe()
         os.set_blocking(self._source, False)
         os.set_blocking(sink, False)
-        self.leaving = False
+        self.leaving = self._again = False
         self._ended.clear()
         before = signal.set_wakeup_fd(sink, warn_on_full_buffer=False)
         thread = threading.Thread(target=self._watch, daemon=True)
@@ -133,7 +137,8 @@ class Watch:
                 if self.deferred():
                     self.acknowledge()
                 told = True
-            if late > PATIENCE and (waiting > 1 or not self.deferred()):
+            unseen = (waiting > 1 or self._again) and not self.leaving
+            if (late > AGAIN and unseen) or (late > PATIENCE and not self.deferred()):
                 _write(NEWS)
                 leave(130)
             time.sleep(POLL)

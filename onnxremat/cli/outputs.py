@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from stat import S_ISREG
 from typing import Any
 
-from onnxremat.errors import UsageError
+from onnxremat.errors import OnnxrematError, UsageError
 
 # Parameters of commands that name a file or folder to be written; all others are read.
 OUTPUTS = (
@@ -37,6 +38,11 @@ def check_outputs(given: Mapping[str, Any]) -> None:
             raise UsageError(
                 f"the output is the input: {path}", hint="choose another name for the output"
             )
+        if isinstance(file, tuple) and file in _weights(inputs):
+            raise UsageError(
+                f"the output is a file of the input's weights: {path}",
+                hint="choose another name for the output",
+            )
         if file in seen:
             raise UsageError(f"two outputs are one file: {path}", hint="choose another name")
         seen.add(file)
@@ -49,6 +55,19 @@ def _paths(value: Any) -> list[str]:
     if isinstance(value, list | tuple):
         return [path for part in value for path in _paths(part)]
     return []
+
+
+def _weights(inputs: list[Any]) -> set[tuple[int, int] | None]:
+    """Files of weights beside the models that are read."""
+    from onnxremat.graph.onnx_io import external_files, read_model
+
+    found = set()
+    for name in {path for value in inputs for path in _paths(value) if path.endswith(".onnx")}:
+        with suppress(OnnxrematError, OSError):  # what is wrong with it is said when it is read
+            found |= {
+                _place(str(Path(name).parent / at)) for at in external_files(read_model(name))
+            }
+    return found
 
 
 def _place(path: str) -> tuple[int, int] | None:

@@ -44,7 +44,7 @@ def device_costs(
         feeds: inputs to measure on; None for estimates alone.
         folder: where external weights are.
         fresh: measure even what the cache knows.
-        within: seconds that measuring on processors may take.
+        within: seconds that measuring may take.
 
     Raises:
         UsageError: no op of the graph runs on any device.
@@ -64,8 +64,9 @@ def device_costs(
             )  # fmt: skip
         else:
             table = foreign_costs(
-                graph, feeds, device, roofline(device), folder=folder, fresh=fresh
-            )
+                graph, feeds, device, roofline(device), folder=folder, fresh=fresh,
+                within=within / len(devices),
+            )  # fmt: skip
         tables[device.name] = replace(table, device=device.name, bandwidth=_traffic(device))
     absent = [device for device in devices if device.name not in tables]
     if absent:

@@ -5,7 +5,9 @@ where they come in and leave. So ops are scaled to what stretches of the listed 
 stretches to the whole.
 
 Measured in a child process: a provider's library may end its process on an op (seen with
-OpenVINO's on a MaxPool), and that op then just does not run there. The child is this module.
+OpenVINO's on a MaxPool), and that op then just does not run there. The child is this module. What
+it has not answered when its time is over is estimated; which ops a provider takes has to be known,
+so opening the whole graph once is waited for.
 """
 
 from __future__ import annotations
@@ -15,9 +17,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +31,7 @@ from onnx import TensorProto, helper
 
 from onnxremat.cost.analytic import Roofline, analytic_costs, scratch_bytes
 from onnxremat.cost.kept import cache_folder
-from onnxremat.cost.measure import machine_key, read_cache, write_cache
+from onnxremat.cost.measure import UNMEASURED, machine_key, read_cache, write_cache
 from onnxremat.cost.table import CostTable, signature
 from onnxremat.device.machine import Device
 from onnxremat.errors import ModelError, OnnxrematError
@@ -47,6 +51,7 @@ WHOLE = 0.5  # and for this much per stretch, and for the whole
 RUNS = (3, 30)
 STRETCHES = 8
 MANY = 32  # inputs, to see what one adds to a call
+CHILD = (sys.executable, "-m", "onnxremat.cost.foreign")
 DEATHS = 20  # of the child, after which measuring ends
 Answer = dict[str, Any]
 
@@ -59,6 +64,7 @@ def foreign_costs(
     *,
     folder: Path | None = None,
     fresh: bool = False,
+    within: float = inf,
 ) -> CostTable:
     """Seconds of every op that a device's provider takes of the graph, less what a call costs, and
     scaled so that the parts sum to the whole where it takes the whole.
@@ -67,6 +73,7 @@ def foreign_costs(
         ideal: stands in for ops that cannot be run by themselves.
         folder: where external weights are.
         fresh: measure even what the cache knows.
+        within: seconds that measuring may take; what there is no time for is estimated.
 
     Raises:
         ModelError: the provider ends the process again and again.
@@ -76,7 +83,8 @@ def foreign_costs(
     keys = {op.name: signature(graph, op) for op in graph.ops}
     wanted = {key: name for name, key in reversed(keys.items()) if key not in known}
     singles = dict.fromkeys(wanted.values())  # one op per signature
-    found = _measured(graph, feeds, device, folder, [n for n in keys if n in singles])
+    names = [name for name in keys if name in singles]
+    found = _measured(graph, feeds, device, folder, names, time.monotonic() + within)
     deadly = {keys[name] for name in found["deadly"]}
     for name, seconds in found["ops"].items():
         if seconds is not None:
@@ -102,6 +110,10 @@ def foreign_costs(
         seconds = {name: value * scale for name, value in seconds.items()}
         source += " and the whole" if "stretches" in source else ", scaled to the whole"
     notes = tuple(f"{device.provider} ends the process on op '{n}'" for n in found["deadly"])
+    unknown = sum(estimate[op.name] for op in taken if keys[op.name] not in known)
+    if found["late"] and unknown:
+        share = unknown / sum(estimate[op.name] for op in taken)
+        notes += (UNMEASURED.format(share=share),)
     counted = found["scratch"]
     scratch = {op.name: counted.get(op.name, scratch_bytes(graph, op)) for op in taken}
     return CostTable(
@@ -126,9 +138,12 @@ def _stretches(graph: Graph) -> list[list[str]]:
 
 
 def _measured(
-    graph: Graph, feeds: Feeds, device: Device, folder: Path | None, names: list[str]
+    graph: Graph, feeds: Feeds, device: Device, folder: Path | None, names: list[str], until: float
 ) -> Answer:
-    """What the child finds; started anew behind every op it dies of."""
+    """What the child finds until then; started anew behind every op it dies of.
+
+    ``late``: it was ended before it was done.
+    """
     found: Answer = {
         "call": 0.0,
         "value": 0.0,
@@ -137,6 +152,7 @@ def _measured(
         "stretches": [],
         "scratch": {},
         "ops": {},
+        "late": False,
     }
     found["deadly"] = []
     by_name = {op.name: op for op in graph.ops}
@@ -146,6 +162,8 @@ def _measured(
         arrays: dict[str, Any] = dict(feeds)
         np.savez(base / "feeds.npz", **arrays)
         for index, name in enumerate(names):
+            if time.monotonic() > until:  # the child will not come to them
+                break
             single = subgraph(graph, [by_name[name]], set(by_name[name].writes))
             (base / f"{index}.onnx").write_bytes(to_model(single).SerializeToString())
         for index, row in enumerate(_stretches(graph)):
@@ -158,14 +176,16 @@ def _measured(
                 "count": len(names), "folder": str(folder) if folder else "",
             }  # fmt: skip
             last = -1
-            for answer in _answers(request):
+            for answer in _answers(request, until):
                 if "op" in answer:
                     last = answer["op"]
                     if "seconds" in answer:
                         found["ops"][names[last]] = answer["seconds"]
+                elif "stretch" in answer:
+                    found["stretches"].append(answer["stretch"])
                 else:
                     found |= answer
-            if found.pop("done", False):
+            if found.pop("done", False) or found["late"]:
                 return found
             if last >= 0 and names[last] not in found["ops"]:
                 found["deadly"].append(names[last])
@@ -185,16 +205,38 @@ def _leaving(graph: Graph, names: list[str]) -> set[str]:
     return made & (read | set(graph.outputs))
 
 
-def _answers(request: Answer) -> Iterator[Answer]:
-    """The child's answers as they come."""
-    command = [sys.executable, "-m", "onnxremat.cost.foreign", json.dumps(request)]
+def _answers(request: Answer, until: float) -> Iterator[Answer]:
+    """The child's answers as they come; ``late`` where it was ended for want of time."""
+    command = [*CHILD, json.dumps(request)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as child:
         assert child.stdout is not None
-        for line in child.stdout:
-            if line.startswith("{"):
-                yield json.loads(line)
+        late = threading.Event()
+
+        def over() -> None:
+            late.set()
+            child.kill()
+
+        clock = threading.Timer(_left(until), over)
+        clock.daemon = True
+        try:
+            for line in child.stdout:
+                if line.startswith("{"):
+                    answer = json.loads(line)
+                    if clock.ident is None and not {"op", "taken"}.isdisjoint(answer):
+                        clock.interval = _left(until)
+                        clock.start()
+                    yield answer
+        finally:  # also where nobody wants to know more: Ctrl-C
+            clock.cancel()
+            child.kill()
+        if late.is_set():
+            yield {"late": True}
+
+
+def _left(until: float) -> float:
+    return min(max(0.0, until - time.monotonic()), threading.TIMEOUT_MAX)
 
 
 def _key(device: Device) -> str:
@@ -211,8 +253,8 @@ def _child(request: Answer) -> None:
     if request["whole"]:
         _say(call=_call_seconds(device), value=_value_seconds(device))
         _whole(base, device, folder)
-        files = sorted(base.glob("stretch*.onnx"))
-        _say(stretches=[_alone(path, device, folder, WHOLE) for path in files])
+        for path in sorted(base.glob("stretch*.onnx")):
+            _say(stretch=_alone(path, device, folder, WHOLE))
     for index in range(request["start"], request["count"]):
         _say(op=index)
         _say(op=index, seconds=_alone(base / f"{index}.onnx", device, folder))

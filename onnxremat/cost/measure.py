@@ -41,6 +41,10 @@ AGAIN = 2  # rounds more where two do not agree
 KEPT = 2  # of what a cache holds; costs that nobody had doubted are 1
 LEAST = 1e-9  # seconds of an op that is quicker than the clock
 DISPATCH_LIMIT = 1e-5  # seconds per op
+UNMEASURED = (
+    "the costs of {share:.0%} of a run are estimated: timing ops takes longer than there is time "
+    "for; a longer --time-limit measures them"
+)
 
 
 def measure_costs(
@@ -207,16 +211,12 @@ def _estimated(
     share = sum(estimate.seconds[name] for name in keys if name not in rows) / (
         estimate.total or 1.0
     )
-    note = (
-        f"the costs of {share:.0%} of a run are estimated: timing ops takes longer than there is "
-        "time for; a longer --time-limit measures them"
-    )
     return replace(
         estimate,
         seconds=estimate.seconds | {name: float(row[0]) for name, row in rows.items()},
         scratch=estimate.scratch | {name: int(row[1]) for name, row in rows.items()},
         source="estimated",
-        notes=(note,),
+        notes=(UNMEASURED.format(share=share),),
     )
 
 

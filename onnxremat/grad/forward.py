@@ -33,7 +33,9 @@ from onnxremat.graph.sequences import without_sequences
 from onnxremat.ort.infer import (
     BIND,
     build_graph,
+    inferred,
     require_shapes,
+    sized,
     unknown_shapes,
     weights_as_inputs,
     with_shapes,
@@ -243,20 +245,19 @@ def _typed(model: onnx.ModelProto) -> Graph:
         return build_graph(model)
     except ModelError:
         try:
-            inferred = onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
+            known = onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
         except Exception:  # then onnxruntime's message is the better one
-            inferred = None
-        if inferred is None:
+            known = None
+        if known is None:
             raise
-    return _graph_of(inferred)
+    return _graph_of(known)
 
 
 def _inferred_on(graph: Graph) -> Graph:
     """Sizes that onnx infers from those that onnxruntime found."""
     if not unknown_shapes(graph):
         return graph
-    inferred = onnx.shape_inference.infer_shapes(to_model(graph), data_prop=True)
-    known = _graph_of(inferred).tensors
+    known = _graph_of(inferred(to_model(graph))).tensors
     found = {
         name: (tensor.dtype, tensor.shape)
         for name, tensor in known.items()
@@ -273,7 +274,7 @@ def _graph_of(model: onnx.ModelProto) -> Graph:
         shape = None
         if kind.HasField("shape") and all(dim.HasField("dim_value") for dim in kind.shape.dim):
             shape = tuple(dim.dim_value for dim in kind.shape.dim)
-        size = tensor_bytes(kind.elem_type, shape or ()) if shape is not None else 0
+        size = sized(value.name, kind.elem_type, shape) if shape is not None else 0
         tensors[value.name] = Tensor(value.name, kind.elem_type, shape, size, Role.ACTIVATION)
     for weight in graph.initializer:
         shape = tuple(weight.dims)

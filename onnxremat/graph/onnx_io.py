@@ -13,7 +13,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,8 @@ _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f]")  # names go into files that have a
 ORIGIN = "onnxremat.origin"  # node metadata: the op that a node recomputes
 CHECK = "check the path"
 SMALL = 4096  # bytes below which an external tensor is read: its values may be needed
+LONGEST = 200  # bytes of a file's name in that of its temporary file: file systems take 255
+_UNFINISHED: set[Path] = set()  # temporary files that are being written
 INLINE_LIMIT = 1_900_000_000  # protobuf messages end at 2 GiB; leave room for the nodes
 
 
@@ -332,15 +334,17 @@ def atomic(path: Path) -> Iterator[Path]:
     try:
         if path.is_symlink():
             path = path.resolve()
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        start = path.name.encode()[:LONGEST].decode(errors="ignore")
+        handle, name = tempfile.mkstemp(prefix=f".{start}.", dir=path.parent)
     except (OSError, RuntimeError) as error:  # links that lead to each other
         raise _unwritten(error)(
             f"cannot write {path}",
             why=getattr(error, "strerror", "") or str(error),
             hint="choose a folder that exists and that you may write to",
         ) from error
-    os.close(handle)
     temporary = Path(name)
+    _UNFINISHED.add(temporary)
+    os.close(handle)
     try:
         yield temporary
         umask = os.umask(0)
@@ -356,6 +360,14 @@ def atomic(path: Path) -> Iterator[Path]:
         ) from error
     finally:
         temporary.unlink(missing_ok=True)
+        _UNFINISHED.discard(temporary)
+
+
+def remove_unfinished() -> None:
+    """Remove what :func:`atomic` has not finished, for a process that ends without goodbye."""
+    for temporary in list(_UNFINISHED):
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def _unwritten(error: Exception) -> type[UsageError | ExhaustedError]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import onnx
+from google.protobuf.message import DecodeError
 
 from onnxremat.errors import ModelError, UsageError
 from onnxremat.graph.dtypes import ORT_NAMES, tensor_bytes
@@ -242,7 +243,7 @@ def _asked(light: onnx.ModelProto, folder: Path | None) -> dict[str, Typed]:
             found[value.name] = (dtype, tuple(value.shape))
     doubtful = {name for name, (_, shape) in found.items() if not shape}
     if doubtful:
-        graph = _inferred(light).graph
+        graph = inferred(light).graph
         values = (*graph.value_info, *graph.output, *graph.input)
         told = (v for v in values if v.name in doubtful)
         scalars = {v.name for v in told if (typed := _typed(v)) and not typed[1]}
@@ -251,11 +252,12 @@ def _asked(light: onnx.ModelProto, folder: Path | None) -> dict[str, Typed]:
     return found
 
 
-def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
-    """With what ONNX infers; as it is where that ends with an error."""
+def inferred(model: onnx.ModelProto) -> onnx.ModelProto:
+    """With what ONNX infers; as it is where that ends with an error, or where bodies in bodies
+    are nested so deep that protobuf reads them no more with the types that were added."""
     try:
         return onnx.shape_inference.infer_shapes(model, data_prop=True)
-    except onnx.shape_inference.InferenceError:
+    except (onnx.shape_inference.InferenceError, DecodeError):
         return model
 
 
@@ -314,12 +316,21 @@ def _tensor(name: str, found: Mapping[str, Typed], role: Role) -> Tensor:
     if name not in found:
         return Tensor(name, 0, None, 0, role)
     dtype, shape = found[name]
+    return Tensor(name, dtype, shape, sized(name, dtype, shape), role)
+
+
+def sized(name: str, dtype: int, shape: Sequence[int]) -> int:
+    """Bytes of a tensor.
+
+    Raises:
+        ModelError: more than there is memory.
+    """
     size = tensor_bytes(dtype, shape)
     check(
         size, TENSOR_BYTES, f"bytes of tensor '{name}'",
         hint="bind smaller dimensions: no machine has that much memory", kind=ModelError,
     )  # fmt: skip
-    return Tensor(name, dtype, shape, size, role)
+    return size
 
 
 def unknown_shapes(graph: Graph) -> list[tuple[str, Op]]:

@@ -18,8 +18,6 @@ from onnxremat.rewrite.gates import PREFIX as GATE
 from onnxremat.rewrite.gates import SIZE
 
 PREFIX = "onnxremat.pin"
-WINDOW = 400  # steps a stretch may have
-PATIENCE = 48  # ends tried in vain after the last good one
 
 
 def add_pins(
@@ -119,38 +117,34 @@ def stretches(
     """
     before = graph.predecessors()
     count = len(before)
-    done = [False] * count
     ends = []
     start = 0
     while start < count:
-        best = _longest(before, done, start, ends_at, allowed)
+        best = _longest(before, start, ends_at, allowed)
         # A pin on a value that a gate waits for would be the same Size op as the gate's, and
         # onnxruntime would make one of the two: pin the gate's Size instead, listed next.
         while best + 1 < count and _is_gate_size(graph.ops[best + 1]):
             best += 1
         ends.append(best)
-        for step in range(start, best + 1):
-            done[step] = True
         start = best + 1
     return ends
 
 
 def _longest(
-    before: list[list[int]],
-    done: list[bool],
-    start: int,
-    ends_at: Collection[int],
-    allowed: Sequence[bool] | None,
+    before: list[list[int]], start: int, ends_at: Collection[int], allowed: Sequence[bool] | None
 ) -> int:
-    best, misses = -1, 0
-    for end in range(start, min(len(before), start + WINDOW)):
+    """The last step of the longest stretch from ``start``.
+
+    A walk takes the predecessor that is listed last first, and leaves it when all before it has
+    run. So it runs in listed order where every step but the first reads the one before it.
+    """
+    best, end = -1, start
+    while True:
         if allowed is None or allowed[end]:
-            if _walks_in_order(before, done, start, end):
-                best, misses = end, 0
-            else:
-                misses += 1
-        if end in ends_at or misses > PATIENCE:
+            best = end
+        if end in ends_at or end + 1 == len(before) or end not in before[end + 1][-1:]:
             break
+        end += 1
     if best >= 0:
         return best
     rest = range(start, len(before))
@@ -159,21 +153,3 @@ def _longest(
 
 def _is_gate_size(op: Op) -> bool:
     return op.name.startswith(GATE) and op.name.endswith(SIZE)
-
-
-def _walks_in_order(before: list[list[int]], done: list[bool], start: int, end: int) -> bool:
-    """Whether the walk from ``end`` runs exactly ``start..end``, in that order."""
-    stack = [(end, False)]
-    seen: set[int] = set()
-    expected = start
-    while stack:
-        step, leaving = stack.pop()
-        if leaving:
-            if step != expected:
-                return False
-            expected += 1
-        elif step not in seen:
-            seen.add(step)
-            stack.append((step, True))
-            stack += [(p, False) for p in before[step] if not done[p] and p not in seen]
-    return expected == end + 1

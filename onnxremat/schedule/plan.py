@@ -203,8 +203,9 @@ class Plan:
             made = cls(steps, _checked(Provenance(**facts)))
             _check_settings(made.provenance.settings)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
+            missing = "it has no " if isinstance(error, KeyError) else ""
             raise UsageError(
-                "the plan file is damaged", why=repr(error)[:200], hint="plan again"
+                "the plan file is damaged", why=f"{missing}{error}"[:200], hint="plan again"
             ) from error
         runs = len(made.sequence)
         check(runs, PLAN_RUNS, "runs of ops in the plan", hint="plan again", kind=UsageError)
@@ -242,6 +243,8 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
     """
     shapes, dims = settings.get("shapes", {}), settings.get("dims", {})
     target, parts = settings.get("target", ""), settings.get("split_batch", [])
+    if not isinstance(shapes, Mapping) or not isinstance(dims, Mapping):
+        raise TypeError(f"settings are {settings!r}")
     sizes = [parts, *shapes.values(), list(dims.values())]
     if not isinstance(target, str) or not all(isinstance(row, list | tuple) for row in sizes):
         raise TypeError(f"settings are {settings!r}")

@@ -290,6 +290,11 @@ def test_output_is_the_input(cli: Command, folder: Path, chain: Path) -> None:
     assert Path("in.onnx").read_bytes() == before
     assert Path("link.onnx").is_symlink()
     assert listing() == ["hard.onnx", "in.onnx", "link.onnx", "sub"]
+    parted = onnx.load("in.onnx")
+    onnx.save(parted, "big.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
+    weights = Path("w.bin").read_bytes()
+    cli("optimize", "big.onnx", "w.bin", *QUICK).assert_refused(2, "file of the input's weights")
+    assert Path("w.bin").read_bytes() == weights
 
 
 @pytest.mark.parametrize(

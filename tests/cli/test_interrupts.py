@@ -105,3 +105,42 @@ def test_train_ends_in_the_middle_of_a_step(endless: Path) -> None:
     assert "error: interrupted in the middle of a step" in err
     assert "--resume goes on from the last checkpoint" in err
     assert not Path("kept.safetensors").exists()
+
+
+WRITING = f"""
+import numpy as np
+from pathlib import Path
+from onnxremat.cli.console import Voice
+from onnxremat.cli.interrupt import WATCH
+from onnxremat.graph.onnx_io import atomic
+from onnxremat.ort.session import TUNED, open_session, session_options
+from tests.toolbox import parse
+session = open_session(parse({ENDLESS!r}), session_options(TUNED))
+feeds = {{"x": np.zeros((4, 3), np.float32), "n": np.array(1)}}
+with WATCH.watching(), Voice().working() as interrupt, atomic(Path("out.onnx")) as half:
+    half.write_text("half")
+    interrupt()  # somebody looks whether to stop: the first Ctrl-C may wait
+    print("ready", flush=True)
+    session.run(None, feeds)
+"""
+
+
+def test_the_second_ends_compiled_code_and_leaves_no_half_written_file(tmp_path: Path) -> None:
+    """The first is acknowledged, though no Python code runs that could see it."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", WRITING], cwd=tmp_path, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert process.stdout
+    assert process.stderr
+    try:
+        assert process.stdout.readline() == "ready\n"
+        assert [path.name[:9] for path in tmp_path.iterdir()] == [".out.onnx"]
+        process.send_signal(signal.SIGINT)
+        assert "Ctrl-C again ends at once" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=60) == ("", "error: interrupted\n")
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert not list(tmp_path.iterdir())

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import sys
+
 import pytest
 
 from onnxremat.cost import links
@@ -99,7 +102,7 @@ def test_an_op_that_ends_the_process_does_not_run_there(monkeypatch: pytest.Monk
     names = [op.name for op in graph.ops]
     requests = []
 
-    def answers(request):
+    def answers(request, until):
         requests.append(request)
         if request["whole"]:
             yield {"call": 1e-5}
@@ -121,6 +124,21 @@ def test_an_op_that_ends_the_process_does_not_run_there(monkeypatch: pytest.Monk
     assert [(r["start"], r["whole"]) for r in requests] == [(0, True), (2, False)]
 
 
+def test_what_there_is_no_time_to_measure_is_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child that says which ops the provider takes, times one of them, and does not end."""
+    graph = training_chain(2, 16, 32)
+    names = [op.name for op in graph.ops]
+    said = ({"taken": names}, {"op": 0, "seconds": 1e-3})
+    lines = "".join(json.dumps(answer) + "\n" for answer in said)
+    code = f"import time; print({lines!r}, flush=True); time.sleep(1000)"
+    monkeypatch.setattr("onnxremat.cost.foreign.CHILD", (sys.executable, "-c", code))
+    device = Device("other", PROVIDERS["openvino"])
+    table = foreign_costs(graph, seeded_feeds(graph), device, Roofline(), fresh=True, within=0.5)
+    assert set(table.seconds) == set(names)
+    assert table.seconds[names[0]] == pytest.approx(1e-3)
+    assert "are estimated" in table.notes[0]
+
+
 def test_ops_are_scaled_to_what_stretches_of_them_take(monkeypatch: pytest.MonkeyPatch) -> None:
     """By themselves all ops take alike; together the first half takes three times the second."""
     text = " ".join(f"v{i + 1} = Sin(v{i})" for i in range(16))
@@ -128,11 +146,11 @@ def test_ops_are_scaled_to_what_stretches_of_them_take(monkeypatch: pytest.Monke
     names = [op.name for op in graph.ops]
     took = [3e-3 + 1e-5] * 4 + [1e-3 + 1e-5] * 4
 
-    def answers(request):
+    def answers(request, until):
         yield {"call": 1e-5}
         yield {"taken": names}
         yield {"whole": 16e-3}
-        yield {"stretches": took}
+        yield from ({"stretch": seconds} for seconds in took)
         for index in range(request["count"]):
             yield {"op": index, "seconds": 5e-3}
         yield {"done": True}

@@ -20,11 +20,11 @@ from onnxremat.ort.infer import bind, build_graph
 from onnxremat.ort.offline import optimise
 from onnxremat.ort.profile import profile
 from onnxremat.rewrite.emit import metadata, rewrite
-from onnxremat.rewrite.pins import is_added
+from onnxremat.rewrite.pins import is_added, stretches
 from onnxremat.rewrite.restore import restored
 from onnxremat.schedule.plan import Plan
 from tests.rewrite.rewritten import PLAIN_ORT, assert_same, every_op_twice
-from tests.toolbox import ONE, graph_of, parse, training_chain
+from tests.toolbox import ONE, graph_of, parse, random_dag, training_chain
 
 MODELS = {
     "scalars": """g (float[1] x, float[3] z) => (y) <float c = {2.0}> {
@@ -393,3 +393,28 @@ def test_bodies_that_read_a_copy_are_restored() -> None:
     again = build_graph(restored(made.model()))
     assert [op.name for op in again.ops] == [one, two, branch]
     assert again.ops[2].captures == ("a",)
+
+
+def walk(before: list[list[int]], done: int, end: int) -> list[int]:
+    """Steps from ``done`` on in the order in which onnxruntime's depth-first walk leaves them."""
+    stack, seen, left = [(end, False)], set(), []
+    while stack:
+        step, leaving = stack.pop()
+        if leaving:
+            left.append(step)
+        elif step not in seen:
+            seen.add(step)
+            stack += [(step, True), *((p, False) for p in before[step] if p >= done)]
+    return left
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_pins_stand_at_the_ends_of_the_longest_walks_in_listed_order(seed: int) -> None:
+    graph = build_graph(bind(random_dag(seed, 60)))
+    start, before = 0, graph.predecessors()
+    for end in stretches(graph):
+        rest = range(start, len(before))
+        stands = [e for e in rest if walk(before, start, e) == [*range(start, e + 1)]]
+        assert end == max(stands)
+        start = end + 1
+    assert start == len(before)
