@@ -46,7 +46,8 @@ def test_only_what_several_kernels_pack_and_does_not_fit_twice_is_left_unpacked(
     assert packed_again(graph) == {"w": 256, "s": 256}
     assert beyond(graph, 255) == {"w", "s"}
     assert not beyond(graph, 256)
-    body = "(int64 i, bool c, float[2,8] s) => (bool d, float[2,8] t) { d = Identity(c) t = MatMul(s, w) }"
+    body = "(int64 i, bool c, float[2,8] s) => (bool d, float[2,8] t)"
+    body += "{ d = Identity(c) t = MatMul(s, w) }"
     loops = [f"{b} = Loop (n, go, {a}) <body = b{b} {body}>" for a, b in ("xp", "py")]
     made = parse(f"g (float[2,8] x, int64 n, bool go) => (float[2,8] y) {{ {' '.join(loops)} }}")
     made.graph.initializer.append(numpy_helper.from_array(np.ones((8, 8), np.float32), "w"))
