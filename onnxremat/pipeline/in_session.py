@@ -32,6 +32,7 @@ from onnxremat.planner.semantics import seconds
 from onnxremat.planner.solution import Solution
 from onnxremat.rewrite.emit import Rewritten, rewrite
 from onnxremat.rewrite.pins import is_added, open_ends
+from onnxremat.rewrite.unpacked import beyond
 from onnxremat.schedule.expand import settled
 from onnxremat.schedule.plan import Plan, Provenance, graph_hash
 from onnxremat.schedule.simulate import Timeline
@@ -92,6 +93,18 @@ class InOneSession:
             self.graph, self.options, scratch=self.scratch, seconds=self.times,
             weights=self.weights,
         )  # fmt: skip
+
+    def opened_in(self, limit: int) -> Self:
+        """The same, to be opened within ``limit`` bytes of weights and values: of a weight that
+        several kernels pack there are two copies for a moment, so those for which there is no room
+        are not packed."""
+        unpacked = beyond(self.graph, limit - self.timeline.weight_bytes)
+        if unpacked == self.rewritten.unpacked:
+            return self
+        said = f"{len(unpacked)} weights are not packed: several kernels read each, and a second "
+        said += "packed copy does not fit while the session is opened; they take longer to read"
+        made = replace(self, rewritten=replace(self.rewritten, unpacked=unpacked), ran=None)
+        return made.told(notes=(*self.plan.provenance.notes, said))
 
     def predict(self) -> Mapping[str, int]:
         return {} if self.weights is None else {CPU: self.timeline.peak}
@@ -286,7 +299,8 @@ class OneSession:
         made = session_of(self.prepared, rewrite(self.prepared.graph, plan))
         if not excess(made.predict(), self.limits_for(made)):
             made = carried(self.prepared, plan)
-        return made.told(budget=self.limit.of(made.beside) + made.beside)
+        limit = self.limit.of(made.beside)
+        return made.opened_in(limit).told(budget=limit + made.beside)
 
     def lower(self, aim: Aim, found: Solution, artifact: object, over: Mapping[str, int]) -> Aim:
         """See :class:`~onnxremat.pipeline.closed_loop.Target`."""

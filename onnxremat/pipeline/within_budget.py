@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from onnxremat.errors import NoPlanError, UsageError
 from onnxremat.pipeline.artifact import CPU
 from onnxremat.pipeline.closed_loop import Aim, Candidate, Unfit, attempt, carried_out
-from onnxremat.pipeline.in_session import OneSession, carried
+from onnxremat.pipeline.in_session import InOneSession, OneSession, carried
 from onnxremat.pipeline.limits import Limit, beside_too, limit_of
 from onnxremat.pipeline.phases import BUILD, MEASURE, PLAN, Phases
 from onnxremat.pipeline.prepare import Prepared
@@ -122,6 +122,10 @@ def smallest(prepared: Prepared, options: PlanOptions, log: Phases) -> Smallest:
     )
     free = OneSession(prepared, Limit(1 << 62), log)  # gates take some bytes more than was found
     made, _ = carried_out(free, Aim(free.limits), solution, solution)
+    assert isinstance(made.artifact, InOneSession)
+    if made.artifact.opened_in(made.held) is not made.artifact:
+        bound = OneSession(prepared, Limit(made.held), log)
+        made, _ = carried_out(bound, Aim(free.limits), solution, solution)
     least = lower + prepared.beside.total
     reason = beside_too(named(why, prepared.names), prepared.beside)
     return Smallest(_for_limit(made, made.held), list(sequence), least, reason)
@@ -183,6 +187,8 @@ def applied(prepared: Prepared, plan: Plan, log: Phases) -> Candidate:
         )
     with log.phase(BUILD):
         artifact = carried(prepared, plan)
+        if plan.provenance.budget:
+            artifact = artifact.opened_in(plan.provenance.budget - artifact.beside)
     measured = None
     if prepared.feeds is not None:
         with log.phase(MEASURE):

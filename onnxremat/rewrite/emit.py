@@ -6,7 +6,7 @@ import base64
 import json
 import zlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import onnx
@@ -19,6 +19,7 @@ from onnxremat.limits import PLAN_BYTES
 from onnxremat.ort import blocks
 from onnxremat.rewrite.gates import add_gates
 from onnxremat.rewrite.pins import add_pins, misplaced
+from onnxremat.rewrite.unpacked import list_as_inputs
 from onnxremat.schedule.expand import expand
 from onnxremat.schedule.plan import Plan
 from onnxremat.units import format_bytes
@@ -34,14 +35,17 @@ class Rewritten:
     Attributes:
         graph: one op per step in planned order, gates before recomputations, pins last.
         plan: what it carries out.
+        unpacked: weights that kernels read as they are (:mod:`onnxremat.rewrite.unpacked`).
     """
 
     graph: Graph
     plan: Plan
+    unpacked: frozenset[str] = field(default=frozenset(), kw_only=True)
 
     def model(self, facts: Mapping[str, Any] | None = None) -> onnx.ModelProto:
         """The ONNX model; ``facts`` go into its metadata beside the plan."""
         made = to_model(self.graph)
+        list_as_inputs(made, self.unpacked)
         if any(op.domain == blocks.DOMAIN for op in self.graph.ops):
             facts = {**(facts or {}), "block": str(blocks.block_size())}
         set_metadata(made, {**(facts or {}), "plan": pack(self.plan)})

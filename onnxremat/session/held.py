@@ -42,7 +42,7 @@ def open_light(
         before = mapped(file)
         # Where onnxruntime changes the graph it may lay out a weight anew under its old name.
         unchanged = content if isinstance(content, bytes) and not options.fuses else b""
-        lent = LentWeights(file, unchanged)
+        lent = LentWeights(file.parent, unchanged)
         lent.give(made)
         with lent.letting_go():
             session = open_held(content, made, options, search, str(file), kept=False)
@@ -52,7 +52,7 @@ def open_light(
             plain.add_session_config_entry(SHARED, "1")
         session._sess_options = session._sess_options_initial = plain
         kept, free = lent.kept()
-        make_own(mapped(file) - before - {lent.whole} | kept)
+        make_own(mapped(file) - before - lent.wholes | kept)
         leave(free)
     trim()
     return session

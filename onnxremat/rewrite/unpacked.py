@@ -1,0 +1,54 @@
+"""Weights that kernels are to read as they are, where packing them would not fit.
+
+A kernel of onnxruntime packs its weight as the session is opened. Of a weight that several nodes
+read (a batch in parts, an op that is run again) each packs one, and all but the first copy are
+thrown away: the largest of them is there twice for a moment, whatever a run takes afterwards. A
+weight that may be given as an input is no constant to onnxruntime, and is not packed. So it is
+listed among the inputs, where callers need not give it and `get_inputs()` does not show it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+
+import onnx
+
+from onnxremat.graph.ir import Graph, Role
+
+PACKED = {
+    "MatMul": (1,), "Gemm": (1,), "FusedMatMul": (1,), "FusedGemm": (1,), "MatMulInteger": (1,),
+    "ConvTranspose": (1,), "LSTM": (1, 2), "GRU": (1, 2),
+}  # fmt: skip  # inputs that kernels pack where they are constants
+
+OPTIONAL = 4  # IR version from which weights that are inputs are no constants
+
+
+def packed_again(graph: Graph) -> Mapping[str, int]:
+    """Bytes of each weight that more than one node packs; what bodies of If, Loop and Scan read is
+    taken as packed there."""
+    readers: Counter[str] = Counter()
+    for op in graph.ops:
+        places = PACKED.get(op.op_type, ())
+        packed = {op.inputs[k] for k in places if k < len(op.inputs) and op.inputs[k]}
+        readers.update(packed | set(op.captures))
+    return {
+        name: graph.tensors[name].bytes
+        for name, count in readers.items()
+        if count > 1 and graph.tensors[name].role is Role.WEIGHT
+    }
+
+
+def beyond(graph: Graph, room: int) -> frozenset[str]:
+    """Weights of which a second packed copy takes more than ``room`` bytes."""
+    return frozenset(name for name, size in packed_again(graph).items() if size > room)
+
+
+def list_as_inputs(model: onnx.ModelProto, names: Collection[str]) -> None:
+    """Let these weights be inputs that need not be given."""
+    if names:
+        model.ir_version = max(model.ir_version, OPTIONAL)
+    for tensor in model.graph.initializer:
+        if tensor.name in names:
+            shape, kind = list(tensor.dims), tensor.data_type
+            model.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, kind, shape))
