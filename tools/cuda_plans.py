@@ -25,6 +25,7 @@ from onnxremat.cost.detect import with_speeds
 from onnxremat.cost.devices import device_costs, roofline
 from onnxremat.cost.foreign import foreign_costs
 from onnxremat.cost.links import measure_link
+from onnxremat.cost.measure import Measuring
 from onnxremat.cost.table import CostTable
 from onnxremat.device.machine import PROVIDERS, Device, Link, Machine
 from onnxremat.errors import UsageError
@@ -161,7 +162,7 @@ class Priced:
         graph, host = self.prepared.graph, Machine(self.stand.machine.devices[:1])
         costs = {HOST: analytic_costs(graph)}
         if not self.stand.tiny:
-            costs = device_costs(graph, host, self.feeds, folder=self.prepared.folder)
+            costs = device_costs(graph, host, self.feeds, Measuring(self.prepared.folder))
         costs[GPU] = self.tables[GPU]
         site = Site(self.stand.machine, limits, objective="makespan")
         target = SeveralDevices(self.prepared.unmeasured, site, costs, Phases())

@@ -57,8 +57,8 @@ def priced(
             log.phase(COSTS, "measuring the cost of every op"),
         ):
             return measure_costs(
-                graph, feeds, threads=settings.threads, folder=unsplit.made.folder,
-                fresh=settings.fresh, within=settings.costs_within, estimate=estimate,
+                graph, feeds, settings.measuring(unsplit.made.folder),
+                threads=settings.threads, estimate=estimate,
             )  # fmt: skip
     except EndedError:
         if whole is None:
