@@ -21,6 +21,7 @@ from onnxremat.cli.interrupt import WATCH, leave
 from onnxremat.errors import (
     USED_UP,
     ExhaustedError,
+    MissingComponentError,
     OnnxrematError,
     StoppedError,
     TrainingWarning,
@@ -109,6 +110,9 @@ def _told(error: Exception) -> OnnxrematError:
         from onnxremat.ort.session import no_runtime  # the package leaves it to the user to choose
 
         return no_runtime(error)
+    if isinstance(error, ModuleNotFoundError) and not f"{error.name}.".startswith("onnxremat."):
+        what = f"the package '{error.name}' is not installed for {sys.executable}"
+        return MissingComponentError(what, hint="install onnxremat for this Python: pip install .")
     return _unexpected(error)
 
 

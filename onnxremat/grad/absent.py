@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import onnx
 
-from onnxremat.grad.marks import Marks, Reading, reading_of, stem
+from onnxremat.grad.marks import Marks, Reading, is_folded_norm, reading_of, stem
 from onnxremat.grad.signature import PARAMETER
 
 
@@ -43,6 +43,13 @@ def absent(
         for token, each in marks.signature.items()
         if each.kind == PARAMETER and each.name not in found and (lost or token in asked)
     )
+
+
+def of_folded_norms(model: onnx.ModelProto, marks: Marks) -> set[str]:
+    """Parameters of batch normalizations that were folded into convolutions."""
+    folded = (reading_of(node) for node in model.graph.node if is_folded_norm(node))
+    tokens = {token for about in folded if about is not None for token in about.tensors}
+    return {marks.signature[token].name for token in tokens if token in marks.signature}
 
 
 def _taken_away(model: onnx.ModelProto, marks: Marks) -> bool:

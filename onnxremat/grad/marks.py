@@ -284,11 +284,16 @@ def folded_norms(model: onnx.ModelProto) -> tuple[str, ...]:
         if node.op_type not in ("Conv", "ConvTranspose", "Gemm") or len(node.input) < 2:
             continue
         weight = node.input[1]
-        if "BatchNorm" in rules_of(node):
+        if is_folded_norm(node):
             found.append(weight)
         elif re.match(r"onnx::Conv\w*_\d+$", weight):
             found.append(module_of(node) or weight)
     return tuple(found)
+
+
+def is_folded_norm(node: onnx.NodeProto) -> bool:
+    """Whether onnxscript's rewriter made the node of a convolution and a batch normalization."""
+    return "BatchNorm" in rules_of(node)
 
 
 def rules_of(node: onnx.NodeProto) -> str:

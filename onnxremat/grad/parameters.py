@@ -11,7 +11,7 @@ from pathlib import Path
 import onnx
 
 from onnxremat.errors import UsageError
-from onnxremat.grad.absent import absent, further_names, stand_ins
+from onnxremat.grad.absent import absent, further_names, of_folded_norms, stand_ins
 from onnxremat.grad.at_rest import still_random
 from onnxremat.grad.description import Weight
 from onnxremat.grad.detached import stopped_in_one, straight_through, with_stops
@@ -44,6 +44,7 @@ class Inventory:
         merged: initializers that may be several parameters which the exporter merged.
         norms: convolutions that the exporter folded a batch normalization into.
         absent: parameters that the exporter lists and that no tensor to train stands for.
+        in_norms: parameters of batch normalizations that were folded into convolutions.
         stand_ins: parameters of operations that the exporter kept for several equal ones.
         padding: rows of zeros in tables of embeddings, which PyTorch may not train.
         passed: nodes through which gradients pass that the module stops.
@@ -61,6 +62,7 @@ class Inventory:
     merged: tuple[str, ...] = ()
     norms: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
+    in_norms: Collection[str] = ()
     stand_ins: tuple[str, ...] = ()
     padding: Mapping[str, int] = field(default_factory=dict)
     passed: tuple[str, ...] = ()
@@ -147,13 +149,14 @@ def _lost(
     marks: Marks,
     origins: Mapping[str, Origin],
     told: Mapping[str, bool] | None,
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Parameters without a tensor to train, and those that are trained in place of them."""
+) -> tuple[tuple[str, ...], Collection[str], tuple[str, ...]]:
+    """Parameters without a tensor to train, which may be of folded normalizations, and those that
+    are trained in place of them."""
     if told is not None or marks.trained is not None:
-        return (), ()
+        return (), (), ()
     learned = {n: (n, *_labels(o)) for n, o in origins.items() if o.kind in LEARNED}
     missing = absent(model, marks, learned)
-    return missing, stand_ins(model, marks) if missing else ()
+    return missing, of_folded_norms(model, marks), stand_ins(model, marks) if missing else ()
 
 
 def _learned_zeros(entry: Restored, given: Given | None) -> bool:
@@ -177,6 +180,7 @@ def _missing(
         return ()
     there = set(origins) | {name for sources in marks.folded.values() for name in sources}
     there |= {entry.parameter for entry in restored}
+    there |= {name for origin in origins.values() for name in _labels(origin)}
     wanted = [name for name, trained in given.trained.items() if trained]
     missing = tuple(name for name in wanted if name not in there)
     if len(missing) == len(wanted):
@@ -386,10 +390,10 @@ def warnings_of(
             "parameter, --parameters says so)"
         )
     found += _of_norms(inventory, resting, still)
-    if inventory.absent:
-        names = first_of(inventory.absent, 40)
+    if absent := [name for name in inventory.absent if name not in inventory.in_norms]:
+        names = first_of(absent, 40)
         found.append(
-            f"{len(inventory.absent)} parameters of the module are not in the file under their "
+            f"of the module's parameters {len(absent)} are not in the file under their "
             f"names: {names}: it does not use them, they are tied to others and trained as these, "
             "or the exporter computed with them or took them away (numbers added as 0, times "
             "1, one of two equal operations); optimize=False or onnxremat.export keeps them"
@@ -408,7 +412,7 @@ def warnings_of(
     found += _of_stops(inventory)
     if names := first_of(inventory.missing, 6):
         found.append(
-            f"{len(inventory.missing)} of the parameters given are not in the file, neither by "
+            f"of the parameters given {len(inventory.missing)} are not in the file, neither by "
             f"name nor by value (the exporter computed with them): {names}"
         )
     return tuple(found)
@@ -432,10 +436,11 @@ def _of_norms(inventory: Inventory, resting: Sequence[str], still: Sequence[str]
         )
     if inventory.norms:
         names = first_of(inventory.norms, 3)
+        gone = first_of([n for n in inventory.absent if n in inventory.in_norms], 40)
         found.append(
             f"the exporter folded {len(inventory.norms)} batch normalizations into convolutions "
-            f"({names}): these are trained with a bias instead; to keep them, export with "
-            "onnxremat.export, or as docs/exporting.md says"
+            f"({names}): these are trained with a bias instead{f' of {gone}' * bool(gone)}; to "
+            "keep them, export with onnxremat.export, or as docs/exporting.md says"
         )
     return found
 

@@ -164,9 +164,14 @@ class _Judge:
         return f"{scope}.{part}" if scope and part else ""
 
     def _given(self, name: str, label: str, sources: Sequence[str]) -> Origin:
-        """By the user's list. A folded tensor is trained if something that it is made of is."""
+        """By the user's list. A folded tensor is trained if something that it is made of is; where
+        only its reader is known, if the list has that name; the bias that a convolution got from
+        a batch normalization, if the list has its weight."""
         assert self.given is not None
-        known = [n for n in (name, *sources) if n in self.given]
+        if not sources and label not in self.given and label.endswith(".bias"):
+            module = label.removesuffix(".bias")
+            sources = (f"{module}.weight",) if module in self.marks.norms else ()
+        known = [n for n in (name, *(sources or (label,))) if n in self.given]
         if any(self.given[n] for n in known):
             return Origin(Kind.PARAMETER, "in the list given", label, True)
         if known:

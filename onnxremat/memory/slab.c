@@ -63,7 +63,7 @@ enum { GET_ERROR = 2, CREATE_ENV = 3, CPU_MEMORY_INFO = 69, DEFAULT_ALLOCATOR = 
 
 typedef struct { uint64_t size; int64_t slot; } Event; /* size 0: the slot is given back */
 
-enum { LARGE = 64 << 10, RECORDED = 16 << 10, PAGE = 4096, LETTING_GO = 2 << 20 };
+enum { LARGE = 64 << 10, RECORDED = 16 << 10, PAGE = 4096, LETTING_GO = 2 << 20, HUGE_PAGE = 2 << 20 };
 
 typedef struct {           /* a recorded run and its packing */
   int64_t count, slots;
@@ -230,12 +230,30 @@ static void unmap(Slab *s) {
   s->holes = 0;
 }
 
+/* A slab in huge pages, where the system gives them: kernels walk whole tensors, which is faster
+ * so. It begins at one, and its last part is in small pages, so that nothing beyond `bytes` ever
+ * becomes resident. NULL where the system refuses. */
+static char *map_huge(size_t bytes) {
+  size_t wide = bytes + HUGE_PAGE;
+  char *all = mmap(NULL, wide, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (all == MAP_FAILED) return NULL;
+  char *slab = (char *)(((uintptr_t)all + HUGE_PAGE - 1) & ~(uintptr_t)(HUGE_PAGE - 1));
+  if (slab > all) munmap(all, slab - all);
+  if (slab + bytes < all + wide) munmap(slab + bytes, all + wide - (slab + bytes));
+  if (mprotect(slab, bytes, PROT_READ | PROT_WRITE)) {
+    munmap(slab, bytes);
+    return NULL;
+  }
+  madvise(slab, bytes & ~(size_t)(HUGE_PAGE - 1), MADV_HUGEPAGE);
+  return slab;
+}
+
 /* The slab whole again and large enough; 0 where the system refuses. */
 static int prepare(Slab *s, size_t bytes) {
   detach(s);
   if (!bytes || bytes > s->bytes) unmap(s);
   if (bytes && !s->slab) {
-    if (!(s->slab = map(page_up(bytes)))) return 0;
+    if (!(s->slab = map_huge(page_up(bytes)))) return 0;
     s->bytes = page_up(bytes);
   }
   if (s->holes && mprotect(s->slab, s->bytes, PROT_READ | PROT_WRITE)) return 0;

@@ -251,6 +251,16 @@ def test_a_mistake_of_ours_is_one_message(
     assert "Traceback" in cli("doctor").err
 
 
+def test_a_package_that_is_not_there_is_named(
+    cli: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong() -> None:
+        raise ModuleNotFoundError("No module named 'typer'", name="typer")
+
+    monkeypatch.setattr(app, "_run", wrong)
+    cli("doctor").assert_refused(8, "'typer' is not installed for", "pip install")
+
+
 def test_the_package_shows_what_it_has() -> None:
     assert {"optimize", "load", "differentiate", "verify"} <= set(dir(onnxremat))
 

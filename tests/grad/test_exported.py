@@ -575,6 +575,13 @@ def test_folded_normalizations_are_told() -> None:
     net = model(nodes, {"onnx::Conv_3": draw(3, 2, 3, 3), "onnx::Conv_4": draw(3)}, x=(4, 2, 8, 8))
     with pytest.warns(TrainingWarning, match=r"folded 1 batch normalizations .*stem\.conv"):
         differentiate(net, optimizer=None)
+    # What a list gives by name is in the file under a name of the exporter's, other values in it.
+    state = {"stem.conv.weight": draw(3, 2, 3, 3), "stem.norm.weight": draw(3)}
+    with pytest.warns(TrainingWarning, match=r"1 are not in the file.*: stem\.norm\.weight"):
+        step = differentiate(net, optimizer=None, parameters=state)
+    assert {n for n, _ in training_of(step).gradients} == {"onnx::Conv_3", "onnx::Conv_4"}
+    step = differentiate(net, optimizer=None, parameters=["stem.conv.weight"])
+    assert len(training_of(step).gradients) == 2
 
 
 @pytest.mark.parametrize("view", ["CastLike", "Reshape", "Unsqueeze"])
