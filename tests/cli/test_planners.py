@@ -284,7 +284,7 @@ def test_compare_says_when_it_is_beaten(
 
 
 def test_compare_on_a_model(cli: Command, chain: Path) -> None:
-    said = cli("compare", chain, "-b", "0.6x", "--no-measure", "--planner", "farthest", *PATIENT,
+    said = cli("compare", chain, "-b", "0.8x", "--no-measure", "--planner", "farthest", *PATIENT,
                "--json")  # fmt: skip
     assert said.code == 0, said.err
     auto, farthest = said.facts["standings"]
@@ -316,13 +316,13 @@ def test_sweep_of_a_graph_file(jobs: int, cli: Command, folder: Path, graph: Pat
 
 
 def test_sweep_of_a_model_with_two_processes(cli: Command, folder: Path, chain: Path) -> None:
-    said = cli("sweep", chain, "-b", "0.9x", "-b", "0.5x", "--jobs", 2, "--no-measure", *PATIENT,
+    said = cli("sweep", chain, "-b", "0.95x", "-b", "0.75x", "--jobs", 2, "--no-measure", *PATIENT,
                "--json")  # fmt: skip
     assert said.code == 0, said.err
     high, low = said.facts["points"]
     assert high["overhead"] <= low["overhead"]
     assert low["peak"] <= low["budget"]
-    one = cli("sweep", chain, "-b", "0.9x", "-b", "0.5x", "--no-measure", *PATIENT, "--json")
+    one = cli("sweep", chain, "-b", "0.95x", "-b", "0.75x", "--no-measure", *PATIENT, "--json")
     assert one.facts["points"][1]["overhead"] == pytest.approx(low["overhead"], abs=1e-3)
 
 

@@ -157,11 +157,12 @@ def test_sessions_of_one_optimisation() -> None:
 
     shapes of the original; its run; the graph optimised offline; shapes of that; whether and how it
     opens under default options; seconds of a run; seconds and bytes of every op; the result under
-    default options, and under those of its plan. Timing opens original, result and store-all.
+    default options, and under those of its plan. Timing opens original, result and store-all. Where
+    nothing is run, what a session without options makes of the original.
     """
     model = models.build("mlp", batch=8, width=16, layers=4)
     assert _optimised(model, target="portable").sessions == 9
-    assert _optimised(model, target="portable", measure=False).sessions <= 5
+    assert _optimised(model, target="portable", measure=False).sessions <= 6
     assert _optimised(model).sessions == 7  # the original keeps the budget: no other result is run
     before = OPENED.sessions
     settings = onnxremat.Settings(threads=1, target="portable")
