@@ -51,7 +51,7 @@ from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.planned import prepare_for
 from onnxremat.pipeline.prepare import Prepared, Settings, left_of, prepare
 from onnxremat.pipeline.result import Result, Timed, finish
-from onnxremat.pipeline.settings_over_devices import over_devices
+from onnxremat.pipeline.settings_over_devices import settings_over_devices
 from onnxremat.pipeline.source import Source, read_source
 from onnxremat.pipeline.study_problem import is_graph_file, read_subject
 from onnxremat.pipeline.verify import Verification, verify
@@ -125,18 +125,18 @@ class OptimizeResult(Result):
             UsageError: unknown suffix, the folder is not writable, or several devices.
         """
         from onnxremat.report.chrome_trace import write_trace
-        from onnxremat.report.timeline import draw_timeline
+        from onnxremat.report.timeline import View, draw_timeline
 
         made, run = self.candidate.artifact, self.candidate.measured
         if not isinstance(made, InOneSession):
             raise no_drawings()
         profile = run.tuned.profile if isinstance(run, SessionRun) else None
         if timeline:
-            draw_timeline(
-                made.graph, made.timeline, timeline, measured=profile,
-                budget=self.candidate.limit, store_all=store_all_timeline(self.prepared),
-                title=self.prepared.name,
+            view = View(
+                made.graph, made.timeline, profile, self.candidate.limit,
+                store_all_timeline(self.prepared), self.prepared.name,
             )  # fmt: skip
+            draw_timeline(view, timeline)
         if trace:
             write_trace(made.graph, made.timeline, trace, measured=profile)
 
@@ -218,7 +218,7 @@ def optimize(
     machine = devices if devices is None or isinstance(devices, Machine) else read_machine(devices)
     settings = settings or Settings()
     if machine is not None:
-        machine, settings = over_devices(machine, settings)
+        machine, settings = settings_over_devices(machine, settings)
     options = options or PlanOptions()
     request = Request(
         budget, machine, options, pins, objective, bench_seconds,

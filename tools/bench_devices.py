@@ -29,6 +29,7 @@ from real_time import undisturbed
 
 import models
 from onnxremat.cost.devices import covered, device_costs
+from onnxremat.cost.measure import Measuring
 from onnxremat.device.files import read_machine
 from onnxremat.device.host import processors
 from onnxremat.device.machine import PROVIDERS, Machine
@@ -140,7 +141,7 @@ def carried_out(
         options = PlanOptions(time_limit=asked.time_limit)
         result = optimize(prepared, Request(asked.budget, machine, options, bench_seconds=0))
         return result.deployment, verify_deployment(result.deployment, prepared.feeds)
-    tables = device_costs(prepared.graph, machine, prepared.feeds, folder=prepared.folder)
+    tables = device_costs(prepared.graph, machine, prepared.feeds, Measuring(prepared.folder))
     takes = covered(tables)
     plan = earliest_finish(prepared.graph, machine, takes)
     if asked.halves:

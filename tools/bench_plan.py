@@ -1,7 +1,7 @@
 """Measure the planner: one table of found / bound / gap / seconds / peak memory / target / met.
 
     python tools/bench_plan.py [--quick] [--only TEXT] [--graphs FOLDER] [--seconds S]
-                               [--threads N] [--seed S] [--json FILE] [--list]
+                               [--work N] [--threads N] [--seed S] [--json FILE] [--list]
                                [--ablate [NAME ...]]
 
 Overheads and gaps are percent of the store-all time. Every row runs in a process of its own, so
@@ -10,6 +10,10 @@ interrupted run keeps its rows. The graphs of the Checkmate and MOCCASIN studies
 FOLDER, or from the folder that ONNXREMAT_GRAPHS names; where a file is missing, an instance of the
 same kind is generated, and the column ``from`` says so. Rows whose planner is not there are skipped
 with the reason. Exit code 1 when a target is missed.
+
+--work counts the limit of every row in units of work instead of seconds (``--work`` of
+``onnxremat plan``): figures are then the same on any machine and load, but for the seconds, which
+are not judged. To be compared are runs of the same N.
 
 --ablate plans some rows (those of --only, or eight that are hard) with everything, and again
 without each heuristic (or those named): what is found and what is proven, and by how much they
@@ -46,20 +50,18 @@ LATE = 1.1  # share of the time limit up to which a row is in time
 GRACE = 120.0  # seconds a row may take beyond its limit for loading and compiling
 
 
-def measure(row: Row, folder: Path | None, threads: int, seed: int) -> dict[str, Any]:
+def measure(row: Row, folder: Path | None, asked: PlanOptions) -> dict[str, Any]:
     """Plan one row and return its figures."""
     problem, source = load(row.graph, folder)
-    entry = {**row.to_json(), "ops": problem.ops, "from": source, "threads": threads, "seed": seed}
-    if row.devices:
-        entry |= _devices(row, problem, _asked(row, threads, seed))
-    else:
-        entry |= _alone(row, problem, _asked(row, threads, seed))
+    how = {"threads": asked.threads, "seed": asked.seed, "work": asked.work}
+    entry = {**row.to_json(), "ops": problem.ops, "from": source, **how}
+    entry |= (_devices if row.devices else _alone)(row, problem, asked)
     entry["memory_mib"] = _memory()
     small = entry["memory_mib"] <= MOST_MEMORY or problem.ops > MOST_OPS
     if "skipped" in entry or entry["status"] == Status.INFEASIBLE.value:
         entry["met"] = None
     else:
-        in_time = entry["seconds"] <= LATE * row.limit
+        in_time = asked.work is not None or entry["seconds"] <= LATE * row.limit
         entry["met"] = entry["gap_found"] <= row.gap and in_time and small
     return entry
 
@@ -112,13 +114,14 @@ def _devices(row: Row, problem: Any, options: PlanOptions) -> dict[str, Any]:
     }
 
 
-def _asked(row: Row, threads: int, seed: int) -> PlanOptions:
+def _asked(row: Row, options: argparse.Namespace) -> PlanOptions:
     return PlanOptions(
         time_limit=row.limit,
+        work=options.work,
         gap=row.gap / 200,
         fixed_order=row.fixed,
-        threads=threads,
-        seed=seed,
+        threads=options.threads,
+        seed=options.seed,
     )
 
 
@@ -137,6 +140,7 @@ def run_row(row: Row, options: argparse.Namespace, without: str = "") -> dict[st
     """Measure a row in a process of its own, without one heuristic if it is named."""
     command = [sys.executable, __file__, "--row", row.name, "--threads", str(options.threads)]
     command += ["--seed", str(options.seed)]
+    command += ["--work", str(options.work)] if options.work else []
     command += ["--without", without] if without else []
     if options.graphs:
         command += ["--graphs", str(options.graphs)]
@@ -144,7 +148,7 @@ def run_row(row: Row, options: argparse.Namespace, without: str = "") -> dict[st
         command += ["--seconds", str(options.seconds)]
     failed = {**row.to_json(), "status": "failed", "met": False}
     try:
-        limit = (options.seconds or row.limit) + GRACE
+        limit = (options.seconds or row.limit) + GRACE if options.work is None else None
         ended = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
     except subprocess.TimeoutExpired:
         return {**failed, "why": f"no answer {GRACE:.0f} s after its time limit"}
@@ -215,6 +219,7 @@ def main() -> int:
     parser.add_argument("--graphs", type=Path, default=Path(given) if given else None,
                         help="folder of study graphs")  # fmt: skip
     parser.add_argument("--seconds", type=float, help="replace every time limit")
+    parser.add_argument("--work", type=int, help="units of work per row, instead of its seconds")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seed", type=int, default=0, help="seed of the search")
     parser.add_argument("--json", type=Path, default=Path("bench-plan.jsonl"))
@@ -229,7 +234,8 @@ def main() -> int:
         if options.without:
             for name in options.without.split("+"):
                 switch_off(name)
-        print(json.dumps(measure(wanted[0], options.graphs, options.threads, options.seed)))
+        row = wanted[0]
+        print(json.dumps(measure(row, options.graphs, _asked(row, options))))
         return 0
     if options.list:
         print("\n".join(row.name for row in wanted))

@@ -25,6 +25,7 @@ from onnxremat.cost.detect import with_speeds
 from onnxremat.cost.devices import device_costs, roofline
 from onnxremat.cost.foreign import foreign_costs
 from onnxremat.cost.links import measure_link
+from onnxremat.cost.measure import Measuring
 from onnxremat.cost.table import CostTable
 from onnxremat.device.machine import PROVIDERS, Device, Link, Machine
 from onnxremat.errors import UsageError
@@ -161,7 +162,7 @@ class Priced:
         graph, host = self.prepared.graph, Machine(self.stand.machine.devices[:1])
         costs = {HOST: analytic_costs(graph)}
         if not self.stand.tiny:
-            costs = device_costs(graph, host, self.feeds, folder=self.prepared.folder)
+            costs = device_costs(graph, host, self.feeds, Measuring(self.prepared.folder))
         costs[GPU] = self.tables[GPU]
         site = Site(self.stand.machine, limits, objective="makespan")
         target = SeveralDevices(self.prepared.unmeasured, site, costs, Phases())
@@ -208,7 +209,7 @@ def priced(stand: Stand, net: str, *, train: bool, measured: bool = True) -> Pri
     if stand.tiny or not measured:
         table = analytic_costs(made.graph, ideal)
     else:
-        table = foreign_costs(made.graph, feeds, stand.gpu, ideal, folder=made.folder)
+        table = foreign_costs(made.graph, feeds, stand.gpu, ideal, Measuring(made.folder))
     host = analytic_costs(made.graph, roofline(stand.machine.device(HOST)))
     left = [op for op in made.graph.ops if op.name not in table.seconds]
     rest = {op.name: host.seconds[op.name] for op in left}

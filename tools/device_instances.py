@@ -6,7 +6,7 @@ from random import Random
 
 import numpy as np
 
-from onnxremat.planner.over_devices import over_devices
+from onnxremat.planner.on_devices import Devices, on_devices
 from onnxremat.planner.problem import Problem
 
 
@@ -23,7 +23,7 @@ def two_devices(problem: Problem, *, seed: int = 0, link: float = 0.3) -> Proble
     ]
     seconds = link * problem.cost.mean() * problem.size[0] / problem.size.mean()
     copy = np.broadcast_to(seconds, (2, 2, problem.values))
-    return over_devices(problem, np.concatenate([problem.cost, problem.cost * factor]), copy)
+    return on_devices(problem, Devices(np.concatenate([problem.cost, problem.cost * factor]), copy))
 
 
 def with_host(problem: Problem, *, link: float = 0.3) -> Problem:
@@ -31,4 +31,4 @@ def with_host(problem: Problem, *, link: float = 0.3) -> Problem:
     seconds = link * problem.cost.mean() * problem.size[0] / problem.size.mean()
     copy = np.broadcast_to(seconds, (2, 2, problem.values))
     cost = np.stack([problem.cost[0], np.full(problem.ops, np.inf)])
-    return over_devices(problem, cost, copy, names=("device", "host"))
+    return on_devices(problem, Devices(cost, copy, names=("device", "host")))

@@ -19,6 +19,7 @@ from real_time import undisturbed
 
 import models
 from onnxremat.cost.devices import covered, device_costs
+from onnxremat.cost.measure import Measuring
 from onnxremat.cost.table import CostTable
 from onnxremat.device.files import read_machine
 from onnxremat.device.machine import PROVIDERS, Machine
@@ -176,7 +177,7 @@ def _within_shares(
 ) -> Row:
     """Planned within the smallest share of each device's own need that can be planned."""
     with undisturbed():
-        tables = device_costs(prepared.graph, machine, prepared.feeds, folder=prepared.folder)
+        tables = device_costs(prepared.graph, machine, prepared.feeds, Measuring(prepared.folder))
     needs = _needs(prepared, machine, tables)
     for share in SHARES:
         limits = {device: int(share * need) for device, need in needs.items()}
@@ -267,7 +268,7 @@ def _branches() -> bool:
             models.build("inception", batch=8, size=224),
             Settings(threads=1, target="onnxruntime", fresh=True),
         )
-        tables = device_costs(prepared.graph, machine, prepared.feeds, folder=prepared.folder)
+        tables = device_costs(prepared.graph, machine, prepared.feeds, Measuring(prepared.folder))
     longest = _longest_path(prepared.graph, tables[machine.names[0]])
     whole = replace(prepared, settings=replace(prepared.settings, split_batch=()))
     print(HEAD)
@@ -301,7 +302,7 @@ def _held_by_two(name: str) -> bool:
     settings = Settings(threads=1, train=Training(optimizer="adamw"), fresh=True)
     with undisturbed():
         prepared = prepare(models.build(name, **SIZES[name]), settings)
-        tables = device_costs(prepared.graph, machine, prepared.feeds, folder=prepared.folder)
+        tables = device_costs(prepared.graph, machine, prepared.feeds, Measuring(prepared.folder))
     one = Machine(machine.devices[:1], (), "one device")
     model = device_model(prepared.graph, Site(one), dict(_first(tables)), prepared.in_place)
     graph = prepared.graph

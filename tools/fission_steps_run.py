@@ -27,7 +27,7 @@ from onnxremat.errors import TrainingWarning, UnsupportedError
 from onnxremat.fission.training import BATCH, StepParts
 from onnxremat.grad import Settings as Training
 from onnxremat.graph.onnx_io import to_model
-from onnxremat.ort.profile import profile, run_session
+from onnxremat.ort.profile import Profiling, profile, run_session
 from onnxremat.ort.session import open_session, session_options
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
 from onnxremat.pipeline.step_in_parts import prepare_step
@@ -94,7 +94,9 @@ class _Run:
         assert prepared.feeds is not None
         self.feeds, self.bound = prepared.feeds, given_memory(prepared.graph)
         model, options = to_model(prepared.graph), prepared.tuned
-        ran = profile(model, self.feeds, options, folder=prepared.folder, bound=self.bound)
+        ran = profile(
+            model, self.feeds, options, Profiling(bound=self.bound), folder=prepared.folder
+        )
         self.outputs = ran.outputs
         self.bytes = ran.peak + _parameters(prepared)
         self.session = open_session(model, session_options(options), prepared.folder)

@@ -146,14 +146,13 @@ def _tell(voice: Voice, curve: api.Curve, output: Path | None, plot: Path | None
         with atomic(output) as temporary:
             _write(facts, temporary, output.suffix.lower())
     if plot:
-        from onnxremat.report.curve import draw_curve
+        from onnxremat.report.curve import CurveView, draw_curve
 
-        draw_curve(
-            curve.points, plot, title=curve.subject.name,
-            store_all_peak=curve.subject.baseline_process,
-            reference="what the original takes", infeasible_below=curve.infeasible_below,
-            parts=curve.parts,
+        view = CurveView(
+            curve.points, curve.subject.name, curve.subject.baseline_process,
+            "what the original takes", infeasible_below=curve.infeasible_below, parts=curve.parts,
         )  # fmt: skip
+        draw_curve(view, plot)
     for path in (output, plot):
         if path:
             voice.note(f"wrote {path}")

@@ -177,7 +177,9 @@ def command(
     follows = ranks is not None and not ranks.first  # the first speaks and writes
     voice = Voice(as_json, quiet or follows)
     with ranks.together() if ranks else nullcontext():
-        _check(source, weights, export, validate, checkpoint, resume, plot)
+        _check(source, weights, export, validate)
+        _check_checkpoint(checkpoint, resume)
+        args.check_drawings(plot, None)
         check_trace(trace, ranks)
         check_pipeline(wanted, validate)
         rates = Schedule(rate, rate_schedule, warmup, floor, drop_every, drop_factor)
@@ -248,33 +250,29 @@ def _tell(
         })  # fmt: skip
 
 
-def _check(
-    source: Path,
-    weights: Path | None,
-    export: Path | None,
-    validate: str | None,
-    checkpoint: Path | None,
-    resume: bool,
-    plot: Path | None,
-) -> None:
+def _check(source: Path, weights: Path | None, export: Path | None, validate: str | None) -> None:
     """Fail before anything is read where options do not go together."""
     from onnxremat import api
-    from onnxremat.graph.onnx_io import check_writable
 
     if export and not weights:
         raise UsageError("--export needs the model to put the weights in", hint="--weights IN.onnx")
     if validate and not weights:
         raise UsageError("--validate needs the model to run", hint="--weights IN.onnx")
+    if export and weights:
+        api.check_paths(weights, export)
+        api.check_paths(source, export)
+
+
+def _check_checkpoint(checkpoint: Path | None, resume: bool) -> None:
+    """Fail before anything is read where none can be written, or one would be written over."""
+    from onnxremat.graph.onnx_io import check_writable
+
     if resume and not checkpoint:
         raise UsageError("--resume needs a checkpoint", hint="--checkpoint FILE --resume")
     if checkpoint:
         check_writable(checkpoint)
         if checkpoint.exists() and not resume:
             raise UsageError(f"{checkpoint} exists", hint="--resume to go on, or another name")
-    if export and weights:
-        api.check_paths(weights, export)
-        api.check_paths(source, export)
-    args.check_drawings(plot, None)
 
 
 def _held_out(validate: str, trainer: Trainer) -> Arrays:

@@ -14,13 +14,11 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from math import inf
-from pathlib import Path
 
 from onnxremat.cost.analytic import Roofline, analytic_costs
 from onnxremat.cost.detect import memory_traffic, with_speeds
 from onnxremat.cost.foreign import foreign_costs
-from onnxremat.cost.measure import measure_costs
+from onnxremat.cost.measure import AS_USUAL, Measuring, measure_costs
 from onnxremat.cost.table import CostTable
 from onnxremat.device.machine import PROVIDERS, Device, Machine
 from onnxremat.graph.ir import Graph
@@ -32,19 +30,14 @@ def device_costs(
     graph: Graph,
     machine: Machine,
     feeds: Feeds | None,
+    how: Measuring = AS_USUAL,
     *,
-    folder: Path | None = None,
-    fresh: bool = False,
-    within: float = inf,
     say: Callable[[str], None] | None = None,
 ) -> dict[str, CostTable]:
     """A cost table per computing device; an op that a device does not run is not in its table.
 
     Args:
         feeds: inputs to measure on; None for estimates alone.
-        folder: where external weights are.
-        fresh: measure even what the cache knows.
-        within: seconds that measuring may take.
 
     Raises:
         UsageError: no op of the graph runs on any device.
@@ -52,21 +45,16 @@ def device_costs(
     """
     say = say or (lambda _: None)
     devices = [device for device in machine.devices if device.computes]
+    each = replace(how, within=how.within / max(1, len(devices)))
     tables: dict[str, CostTable] = {}
     for device in devices:
         if feeds is None or machine.elsewhere or missing(device):
             continue
         say(f"measuring the cost of every op on {device.name}")
         if device.provider == PROVIDERS["cpu"]:
-            table, _ = measure_costs(
-                graph, feeds, threads=device.threads, folder=folder, fresh=fresh,
-                within=within / len(devices),
-            )  # fmt: skip
+            table, _ = measure_costs(graph, feeds, each, threads=device.threads)
         else:
-            table = foreign_costs(
-                graph, feeds, device, roofline(device), folder=folder, fresh=fresh,
-                within=within / len(devices),
-            )  # fmt: skip
+            table = foreign_costs(graph, feeds, device, roofline(device), each)
         tables[device.name] = replace(table, device=device.name, bandwidth=_traffic(device))
     absent = [device for device in devices if device.name not in tables]
     if absent:
@@ -74,9 +62,7 @@ def device_costs(
         known = [(machine.device(name), table) for name, table in tables.items()]
         if feeds is not None and not known:
             local = here()[0]
-            table, _ = measure_costs(
-                graph, feeds, threads=local.threads, folder=folder, within=within
-            )
+            table, _ = measure_costs(graph, feeds, replace(how, fresh=False), threads=local.threads)
             known = [(replace(local, name="this machine"), table)]
         known = [(d if d.flops and d.bandwidth else with_speeds(d), t) for d, t in known]
         for device in absent:

@@ -21,7 +21,6 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,14 @@ from onnx import TensorProto, helper
 
 from onnxremat.cost.analytic import Roofline, analytic_costs, scratch_bytes
 from onnxremat.cost.kept import cache_folder
-from onnxremat.cost.measure import UNMEASURED, machine_key, read_cache, write_cache
+from onnxremat.cost.measure import (
+    AS_USUAL,
+    UNMEASURED,
+    Measuring,
+    machine_key,
+    read_cache,
+    write_cache,
+)
 from onnxremat.cost.table import CostTable, signature
 from onnxremat.device.machine import Device
 from onnxremat.errors import ModelError, OnnxrematError
@@ -61,30 +67,25 @@ def foreign_costs(
     feeds: Feeds,
     device: Device,
     ideal: Roofline,
-    *,
-    folder: Path | None = None,
-    fresh: bool = False,
-    within: float = inf,
+    how: Measuring = AS_USUAL,
 ) -> CostTable:
     """Seconds of every op that a device's provider takes of the graph, less what a call costs, and
     scaled so that the parts sum to the whole where it takes the whole.
 
     Args:
         ideal: stands in for ops that cannot be run by themselves.
-        folder: where external weights are.
-        fresh: measure even what the cache knows.
-        within: seconds that measuring may take; what there is no time for is estimated.
+        how: what there is no time for is estimated.
 
     Raises:
         ModelError: the provider ends the process again and again.
     """
     path = cache_folder() / f"costs-{_key(device)}.json"
-    known = {} if fresh else read_cache(path)
+    known = {} if how.fresh else read_cache(path)
     keys = {op.name: signature(graph, op) for op in graph.ops}
     wanted = {key: name for name, key in reversed(keys.items()) if key not in known}
     singles = dict.fromkeys(wanted.values())  # one op per signature
     names = [name for name in keys if name in singles]
-    found = _measured(graph, feeds, device, folder, names, time.monotonic() + within)
+    found = _measured(graph, feeds, device, how.folder, names, time.monotonic() + how.within)
     deadly = {keys[name] for name in found["deadly"]}
     for name, seconds in found["ops"].items():
         if seconds is not None:

@@ -29,7 +29,7 @@ from onnxremat.errors import OnnxrematError
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import atomic, to_model
 from onnxremat.limits import OP_SECONDS, TENSOR_BYTES
-from onnxremat.ort.profile import Feeds, Profile, profile, run_session
+from onnxremat.ort.profile import Feeds, Profile, Profiling, profile, run_session
 from onnxremat.ort.session import TUNED, Options, open_session, runtime_version, session_options
 
 SECONDS = 6.0  # aim for this much measuring
@@ -47,14 +47,31 @@ UNMEASURED = (
 )
 
 
+@dataclass(frozen=True)
+class Measuring:
+    """How costs are measured.
+
+    Attributes:
+        folder: where external weights are.
+        fresh: measure even what the cache knows.
+        within: seconds that measuring on processors may take: fewer runs, and none where these are
+            too long.
+    """
+
+    folder: Path | None = None
+    fresh: bool = False
+    within: float = inf
+
+
+AS_USUAL = Measuring()
+
+
 def measure_costs(
     graph: Graph,
     feeds: Feeds,
+    how: Measuring = AS_USUAL,
     *,
     threads: int = 0,
-    folder: Path | None = None,
-    fresh: bool = False,
-    within: float = inf,
     estimate: CostTable | None = None,
 ) -> tuple[CostTable, Profile | None]:
     """Costs of every op on this machine's CPU, and the profile of the run that gave them.
@@ -63,9 +80,6 @@ def measure_costs(
         graph: measured in its listed order.
         feeds: inputs to run on.
         threads: intra-op threads, 0 for one per core.
-        folder: where external weights are.
-        fresh: measure even when every op is in the cache.
-        within: seconds that measuring may take: fewer runs, and none where these are too long.
         estimate: costs of ops that are not measured; how long a run is, too. A roofline if None.
 
     Returns:
@@ -76,14 +90,14 @@ def measure_costs(
     """
     path = cache_folder() / f"costs-{machine_key(threads)}.json"
     kept = read_cache(path)
-    known = {} if fresh else kept
+    known = {} if how.fresh else kept
     keys = {op.name: signature(graph, op) for op in graph.ops}
     if all(key in known for key in keys.values()):
         return _table(keys, known, "cached"), None
-    if within <= FEWEST * (estimate.total if estimate else 0.0):
+    if how.within <= FEWEST * (estimate.total if estimate else 0.0):
         return _estimated(keys, known, estimate or analytic_costs(graph)), None
-    until = time.monotonic() + within
-    meter = Meter(to_model(graph), feeds, replace(TUNED, threads=threads), folder, until)
+    until = time.monotonic() + how.within
+    meter = Meter(to_model(graph), feeds, replace(TUNED, threads=threads), how.folder, until)
     timed = _timed(meter, keys, until)
     entries, doubtful = timed.entries(), timed.rounds.doubtful
     sure = {key: row for key, row in entries.items() if key not in doubtful}
@@ -127,9 +141,8 @@ class Meter:
 
     def profiled(self, runs: int) -> Profile:
         """Some runs with the profiler on."""
-        return profile(
-            self.model, self.feeds, self.options, runs=runs, warmup=1, folder=self.folder
-        )
+        asked = Profiling(runs, warmup=1)
+        return profile(self.model, self.feeds, self.options, asked, folder=self.folder)
 
 
 @dataclass

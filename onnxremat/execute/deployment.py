@@ -22,7 +22,7 @@ from onnxremat.errors import ModelError, UsageError
 from onnxremat.execute.action_times import action_seconds
 from onnxremat.execute.cyclic import Rounds
 from onnxremat.execute.device_memory import DeviceBytes, device_bytes
-from onnxremat.execute.executor import Executor
+from onnxremat.execute.executor import Executor, Kept, Opening
 from onnxremat.execute.in_flight import places
 from onnxremat.execute.inside import insides
 from onnxremat.execute.partition_cuts import Terms, partition_within
@@ -145,14 +145,14 @@ class Deployment:
         """Ready to run.
 
         Args:
-            only: see :class:`Executor`.
+            only: see :class:`Opening`.
 
         Raises:
             MissingComponentError, ModelError, UsageError: see :class:`Executor`.
         """
         return kind(
-            self.parts, self.machine, folder=self.folder, state=state, overlap=overlap,
-            waits=self.waits, limits=self.limits, file=self.file, only=only,
+            self.parts, self.machine, Opening(self.folder, file=self.file, only=only),
+            Kept(self.waits, self.limits), state=state, overlap=overlap,
         )  # fmt: skip
 
     def rounds(self, in_flight: int) -> Rounds:

@@ -79,24 +79,51 @@ class Held:
                     self.store.pop(key, None)
 
 
+@dataclass(frozen=True)
+class Opening:
+    """What sessions are made of.
+
+    Attributes:
+        folder: where external weights are.
+        models: the model of each partition, instead of those made from its graph.
+        file: that has the big weights of the partitions inside, in ``folder``; None for models that
+            hold theirs themselves.
+        only: actions to open sessions for, all when None; the others are carried out elsewhere.
+        record: folder for profiles; runs are then one action after the other, each session
+            with a pool of its own, so that its bytes can be told apart.
+    """
+
+    folder: Path | None = None
+    models: Sequence[onnx.ModelProto | Path] | None = None
+    file: Path | None = None
+    only: Sequence[int] | None = None
+    record: Path | None = None
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What keeps runs within budgets.
+
+    Attributes:
+        waits: further (before, after) pairs of actions.
+        limits: bytes per device; CUDA's pool is made no larger. Sessions share it, unless an
+            executor before this one in the process had another limit: then each has its own.
+    """
+
+    waits: Sequence[tuple[int, int]] = ()
+    limits: Mapping[str, int] = field(default_factory=dict)
+
+
 class Executor:
     """A partitioned model, ready to run again and again.
 
     Args:
         parts: what to run.
         machine: what its devices are.
-        folder: where external weights are.
+        opening: what sessions are made of.
+        kept: what keeps runs within budgets.
         state: array per input that the model updates in place; read and overwritten.
         overlap: run devices side by side; when it pays, by default (None).
-        waits: further (before, after) pairs of actions, that keep memory within budgets.
-        limits: bytes per device; CUDA's pool is made no larger. Sessions share it, unless an
-            executor before this one in the process had another limit: then each has its own.
-        models: the model of each partition, instead of those made from ``parts``.
-        file: that has the big weights of ``parts`` inside, in ``folder``; None for models that hold
-            theirs themselves.
-        only: actions to open sessions for, all when None; the others are carried out elsewhere.
-        record: folder for profiles; runs are then one action after the other, each session
-            with a pool of its own, so that its bytes can be told apart.
 
     Raises:
         MissingComponentError: a device's provider is not here.
@@ -108,19 +135,15 @@ class Executor:
         self,
         parts: Partitioned,
         machine: Machine,
+        opening: Opening | None = None,
+        kept: Kept | None = None,
         *,
-        folder: Path | None = None,
         state: Mapping[str, np.ndarray] | None = None,
         overlap: bool | None = None,
-        waits: Sequence[tuple[int, int]] = (),
-        limits: Mapping[str, int] | None = None,
-        models: Sequence[onnx.ModelProto | Path] | None = None,
-        file: Path | None = None,
-        only: Sequence[int] | None = None,
-        record: Path | None = None,
     ) -> None:
+        opening, kept = opening or Opening(), kept or Kept()
         self.parts, self.machine, self.copies = parts, machine, Copies()
-        self._limits, self._file = dict(limits or {}), file
+        self._limits, self._opening, self._record = dict(kept.limits), opening, opening.record
         self._check()
         self._given = GivenValues(parts, machine, state or {}, self.copies)
         self.traffic = traffic(parts, machine, self._given.updated)
@@ -133,15 +156,14 @@ class Executor:
             or (device.opaque and name not in self._given.pool)
         ]
         self._held = Held({}, {}, {})
-        self._record, self._runs, self._stopped = record, 0, False
-        wanted = range(len(parts.actions)) if only is None else only
-        self.stages = self._open(folder, models, wanted)
+        self._runs, self._stopped = 0, False
+        self.stages = self._open()
         self._apart = self._several()
         for name in state or {}:
             self._show(name)
         side_by_side = overlaps(parts, machine) if overlap is None else overlap
-        side_by_side &= record is None
-        self._streams = streams(parts, machine, waits) if side_by_side else []
+        side_by_side &= opening.record is None
+        self._streams = streams(parts, machine, kept.waits) if side_by_side else []
         self._threads = [StreamThread(stream, self.act) for stream in self._streams[1:]]
 
     # ---- making ----------------------------------------------------------------------------
@@ -153,34 +175,28 @@ class Executor:
         for copy in self.parts.copies:
             self.machine.link(copy.source, copy.target)
 
-    def _open(
-        self,
-        folder: Path | None,
-        models: Sequence[onnx.ModelProto | Path] | None,
-        wanted: Sequence[int],
-    ) -> dict[int, Stage]:
-        stages = {}
-        for index in wanted:
+    def _open(self) -> dict[int, Stage]:
+        stages, models, only = {}, self._opening.models, self._opening.only
+        for index in range(len(self.parts.actions)) if only is None else only:
             action = self.parts.actions[index]
             if not isinstance(action, Partition):
                 continue
             device = self.machine.device(action.device)
             model = to_model(part_graph(action, device)) if models is None else models[action.index]
-            session = self._session(index, device, model, folder)
+            session = self._session(index, device, model)
             stages[index] = Stage(
                 session, device, action.graph.outputs, self._fixed(index, action, device),
                 self._makers(action),
             )  # fmt: skip
         return stages
 
-    def _session(
-        self, index: int, device: Device, model: onnx.ModelProto | Path, folder: Path | None
-    ) -> Any:
+    def _session(self, index: int, device: Device, model: onnx.ModelProto | Path) -> Any:
         """A session on a device. On the processor it holds what is live, where that can be had:
         its blocks have planned addresses."""
+        folder = self._opening.folder
         if device.provider == CPU and self._record is None and not missing():
             made = device_options(device, TUNED)
-            file = model if isinstance(model, Path) else self._file
+            file = model if isinstance(model, Path) else self._opening.file
             if file is None:
                 return open_held(model_source(model, made, folder), made, TUNED, kept=False)
             if model is file:

@@ -25,7 +25,7 @@ from onnxremat.device.files import machine_toml, parse_machine
 from onnxremat.device.machine import Machine
 from onnxremat.errors import ModelError, UsageError
 from onnxremat.execute.deployment import Deployment
-from onnxremat.execute.executor import Executor
+from onnxremat.execute.executor import Executor, Kept, Opening
 from onnxremat.graph.dtypes import tensor_bytes
 from onnxremat.graph.ir import Graph, Op, Role, Tensor
 from onnxremat.graph.onnx_io import atomic, to_model, write_model
@@ -188,7 +188,7 @@ def load_partitions(
             _check(base / file, expected, name)
     models = [files[part.name][0] for part in parts.partitions]
     return Executor(
-        parts, target, state=state, overlap=overlap, waits=waits, limits=limits, models=models
+        parts, target, Opening(models=models), Kept(waits, limits), state=state, overlap=overlap
     )
 
 

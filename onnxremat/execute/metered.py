@@ -11,7 +11,7 @@ import numpy as np
 
 from onnxremat.device.machine import Machine
 from onnxremat.execute.device_memory import DeviceBytes, device_bytes
-from onnxremat.execute.executor import Executor
+from onnxremat.execute.executor import Executor, Opening
 from onnxremat.execute.inside import Inside, measured_inside, opaque_inside, structures
 from onnxremat.execute.pools import pooled
 from onnxremat.ort.profile import Profile
@@ -56,7 +56,7 @@ def record(
     """
     with (
         tempfile.TemporaryDirectory() as scratch,
-        Executor(parts, machine, folder=folder, state=state, record=Path(scratch)) as executor,
+        Executor(parts, machine, Opening(folder, record=Path(scratch)), state=state) as executor,
     ):
         outputs: dict[str, np.ndarray] = {}
         for _ in range(1 + runs):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,9 +106,13 @@ def from_torch(
     for name in EXPORTERS if exporter == "auto" else (exporter,):
         with tempfile.TemporaryDirectory(prefix="onnxremat-") as folder, untouched(module):
             try:
-                return _exported(
-                    module, given, name, Path(folder), opset, batched, output_names, dropout
-                )
+                file = Path(folder) / "exported.onnx"
+
+                def run(exporter: Any = EXPORTERS[name], file: Path = file) -> Path:
+                    exporter(module, given, file, opset, batched, output_names)
+                    return file
+
+                return _exported(module, given, batched, dropout, name, run)
             except OnnxrematError as error:
                 refusals.append(error)
     raise refusals[0]
@@ -141,17 +145,20 @@ def export(
 
 
 def _exported(
-    module: Any, given: Arguments, exporter: str, folder: Path, opset: int | None,
-    batched: Sequence[str], outputs: Sequence[str] | None, dropout: bool,
+    module: Any, given: Arguments, batched: Sequence[str], dropout: bool, exporter: str,
+    run: Callable[[], Path],
 ) -> onnx.ModelProto:  # fmt: skip
-    """What one exporter makes of the module, restored, simplified, and compared with it."""
+    """What one exporter makes of the module, restored, simplified, and compared with it.
+
+    Args:
+        run: the exporter; returns the file that it wrote.
+    """
     gradients = _gradients(module, given)
     needed = {*gradients}
     facts, values = facts_of(module), values_of(module)
     set_modes(module, dropout=dropout)
-    file = folder / "exported.onnx"
     try:
-        EXPORTERS[exporter](module, given, file, opset, batched, outputs)
+        file = run()
     except Exception as error:  # whatever the traced code raises
         raise UnsupportedError(
             f"PyTorch's {exporter} exporter cannot export this {type(module).__name__}",

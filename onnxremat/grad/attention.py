@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import onnx
@@ -78,11 +79,11 @@ def _heads(w: Writer, x: str, count: int) -> str:
 
 
 def _mix(
-    w: Writer, query: str, key: str, value: str, width: int, added: Sequence[str],
-    sink: str = "",
-) -> None:  # fmt: skip
+    w: Writer, heads: tuple[str, str, str], width: int, added: Sequence[str], sink: str = ""
+) -> None:
     """softmax(q k.T scale + added) v, heads merged into the op's output. ``sink`` is a score of
     shape [N, heads, S, 1] that takes its share of the softmax and leads to no value."""
+    query, key, value = heads
     scale = w.attribute("scale", 0.0) or 1.0 / math.sqrt(width)
     scores = w("MatMul", query, w("Transpose", key, perm=[0, 1, 3, 2]))
     scores = w("Mul", scores, w.like(scale))
@@ -123,7 +124,7 @@ def multi_head_attention(w: Writer) -> None:
     _named(w, 2, value)
     visible = _visible(queries, keys, bool(w.attribute("unidirectional", 0)))
     added = _added(w, _padding(w, w.input(4), keys), visible)
-    _mix(w, query, key, value, width, [*added, *([w.input(5)] if w.input(5) else [])])
+    _mix(w, (query, key, value), width, [*added, *([w.input(5)] if w.input(5) else [])])
 
 
 def _lengths(w: Writer, heads: int) -> tuple[int, int, int]:
@@ -185,7 +186,7 @@ def attention(w: Writer) -> None:
     visible = _visible(length, length, bool(w.attribute("unidirectional", 0)))
     added = _added(w, _padding(w, w.input(3), length), visible)
     added += [w.input(5)] if w.input(5) else []
-    _mix(w, query, key, value, sizes[0] // heads, added)
+    _mix(w, (query, key, value), sizes[0] // heads, added)
 
 
 def group_query_attention(w: Writer) -> None:
@@ -210,7 +211,7 @@ def group_query_attention(w: Writer) -> None:
     causal, window = w.attribute("causal", 1), w.attribute("local_window_size", -1)
     added = _added(w, _beyond(w, length), _visible(length, length, bool(causal), window))
     added += [w.input(10)] if w.input(10) else []
-    _mix(w, query, key, value, width, added, _sink(w, heads, length))
+    _mix(w, (query, key, value), width, added, _sink(w, heads, length))
 
 
 def _rotated_pair(w: Writer, query: str, key: str, width: int, length: int) -> list[str]:
@@ -220,10 +221,8 @@ def _rotated_pair(w: Writer, query: str, key: str, width: int, length: int) -> l
     if w.input(9):
         first = w("Slice", w.input(9), w.constant([0, 0]), w.constant([1, 1]))
         places = w("Add", places, w.cast(first, T.INT64))
-    return [
-        _rotate(w, name, places, (7, 8), width, bool(w.attribute("rotary_interleaved", 0)))
-        for name in (query, key)
-    ]
+    angles = _Angles(places, (7, 8), bool(w.attribute("rotary_interleaved", 0)))
+    return [_rotate(w, name, angles, width) for name in (query, key)]
 
 
 def _repeated(w: Writer, name: str, times: int, heads: int) -> str:
@@ -274,18 +273,25 @@ def rotary_embedding(w: Writer) -> None:
     width = shape[2] // heads if flat else shape[3]
     interleaved = bool(w.attribute("interleaved", 0))
     to = "" if flat else w.output(0)
-    turned = _rotate(w, x, places, (2, 3), width, interleaved, to)
+    turned = _rotate(w, x, _Angles(places, (2, 3), interleaved), width, to)
     if flat:
         merged = w("Transpose", turned, perm=[0, 2, 1, 3])
         w("Reshape", merged, w.constant([0, 0, -1]), to=w.output(0))
 
 
-def _rotate(
-    w: Writer, x: str, places: str, tables: tuple[int, int], width: int, interleaved: bool,
-    to: str = "",
-) -> str:  # fmt: skip
+class _Angles(NamedTuple):
+    """By what pairs of elements are turned: positions, inputs with cosines and sines by them, and
+    whether the two of a pair are neighbours."""
+
+    places: str
+    tables: tuple[int, int]
+    interleaved: bool
+
+
+def _rotate(w: Writer, x: str, angles: _Angles, width: int, to: str = "") -> str:
     """[N, heads, S, H] with pairs of elements turned by the angles of their position; elements
     beyond twice the width of the tables stay."""
+    places, tables, interleaved = angles
     half = w.shape(w.input(tables[0]))[1]
     cos, sin = (
         w("Unsqueeze", w("Gather", w.input(table), places, axis=0), w.constant([1]))

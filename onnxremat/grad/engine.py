@@ -15,7 +15,7 @@ from onnxremat.grad.call import Call
 from onnxremat.grad.precision import SINGLE
 from onnxremat.grad.stretches import Stretch, joined, stretch_of
 from onnxremat.grad.tape import FLOATS, Shape, Tape
-from onnxremat.graph.ir import Op
+from onnxremat.graph.ir import Graph, Op
 
 HALVES = frozenset({T.FLOAT16, T.BFLOAT16})
 UNKNOWN = 0  # element type of values that are no tensors
@@ -48,12 +48,11 @@ def dependents(ops: Sequence[Op], wanted: Collection[str], tape: Tape) -> set[st
 
 
 class Walk:
-    """Reverse accumulation over ops in a topological order.
+    """Reverse accumulation over the ops of a forward pass.
 
     Args:
-        ops: the forward ops.
+        graph: the forward pass, its ops in a topological order.
         tape: receives the backward ops; knows all shapes.
-        opsets: operator set version per domain.
         constant_of: value of a tensor known before the run, else None.
         variant_of: variant of an op's rule, None for the default.
         sources: 16-bit tensor by the float32 tensor that was cast from it or to it: rules read
@@ -65,18 +64,17 @@ class Walk:
 
     def __init__(
         self,
-        ops: Sequence[Op],
+        graph: Graph,
         tape: Tape,
-        opsets: Mapping[str, int],
         constant_of: Callable[[str], np.ndarray | None],
         variant_of: Callable[[Op], str | None] = lambda _: None,
         sources: Mapping[str, str] | None = None,
         due: Mapping[str, int] | None = None,
     ) -> None:
-        self._ops, self._tape, self._opsets = ops, tape, opsets
+        self._ops, self._tape, self._opsets = graph.ops, tape, graph.opsets
         self._constant_of, self._variant_of = constant_of, variant_of
         self._sources = sources or {}
-        self._written = {op.name: op.outputs for op in ops}
+        self._written = {op.name: op.outputs for op in graph.ops}
         self.spans: dict[str, range] = {}  # of the tape, per op: what its rule emitted
         self._due, self._now = due, 0
         self._cotangents: dict[str, str] = {}

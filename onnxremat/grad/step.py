@@ -276,9 +276,7 @@ class _Builder:
 
     def _walker(self, tape: Tape, variant_of: Callable[[Op], str | None]) -> Walk:
         graph, known = self.graph, Constants(self.graph, self.parameters)
-        return Walk(
-            graph.ops, tape, graph.opsets, known, variant_of, self.cast.sources, self.due
-        )  # fmt: skip
+        return Walk(graph, tape, known, variant_of, self.cast.sources, self.due)
 
     def _chosen(self, seeds: Mapping[str, str]) -> Callable[[Op], str | None]:
         """The variant of each op's rule: as asked for, else the one that keeps least."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import onnx
@@ -209,7 +208,8 @@ class _Writer:
         else:
             parts = [self._fresh(op, f"part{k}") for k in range(len(sizes))]
             if parts:
-                self._emit_sized("Split", op, op.name, op.inputs[0], parts, "split", sizes, axis)
+                node = helper.make_node("Split", [op.inputs[0]], parts, op.name, axis=axis)
+                self._emit_sized(node, op, "split", sizes)
         if _attribute(op, "keepdims", 1):
             return parts
         return [self._reaxed("Squeeze", op, part, axis) for part in parts]
@@ -241,24 +241,20 @@ class _Writer:
     def _reaxed(self, kind: str, op: Op, name: str, axis: int) -> str:
         """Without an axis of length 1, or with one more."""
         made = self._fresh(op, kind.lower())
-        self._emit_sized(kind, op, made, name, [made], "axes", [axis])
+        self._emit_sized(helper.make_node(kind, [name], [made], made), op, "axes", [axis])
         return made
 
-    def _emit_sized(
-        self, kind: str, op: Op, label: str, name: str, outputs: list[str], setting: str,
-        values: list[int], axis: int | None = None,
-    ) -> None:  # fmt: skip
-        """An op with a list of integers, an input or (in old opsets) an attribute of it."""
-        settings: dict[str, Any] = {} if axis is None else {"axis": axis}
-        inputs = [name]
+    def _emit_sized(self, node: onnx.NodeProto, op: Op, setting: str, values: list[int]) -> None:
+        """A node with a list of integers, an input or (in old opsets) an attribute of it."""
+        inputs = list(node.input)
         if self.graph.opsets.get("", 1) < AXES_AS_INPUT:
-            settings[setting] = values
+            node.attribute.append(helper.make_attribute(setting, values))
         else:
             stored = self._fresh(op, f"{setting}{len(self.constants)}")
             value = np.array(values, np.int64)
             self.constants.append(numpy_helper.from_array(value, stored))
             inputs.append(stored)
-        self._emit(helper.make_node(kind, inputs, outputs, **settings), label, inputs, outputs)
+        self._emit(node, node.name, inputs, list(node.output))
 
     def _emit(
         self, node: onnx.NodeProto, name: str, inputs: list[str] | tuple[str, ...],

@@ -95,25 +95,38 @@ class Profile:
         return sum(k.seconds for k in self.kernels)
 
 
+@dataclass(frozen=True)
+class Profiling:
+    """What a profiled session does.
+
+    Attributes:
+        runs: measured runs; seconds are medians per kernel, bytes are of the last run.
+        warmup: runs before them.
+        fused: keep what onnxruntime makes of the model.
+        bound: outputs that are written into memory of the caller, and so take none of the session.
+    """
+
+    runs: int = 1
+    warmup: int = 0
+    fused: bool = False
+    bound: Sequence[str] = ()
+
+
+ONCE = Profiling()
+
+
 def profile(
     model: onnx.ModelProto | str | Path,
     feeds: Feeds,
     options: Options,
+    asked: Profiling = ONCE,
     *,
-    runs: int = 1,
-    warmup: int = 0,
     folder: Path | None = None,
-    fused: bool = False,
-    bound: Sequence[str] = (),
 ) -> Profile:
     """Run a model with the profiler on.
 
     Args:
-        runs: measured runs; seconds are medians per kernel, bytes are of the last run.
-        warmup: runs before them.
         folder: where external weights are, for a model in memory.
-        fused: keep what onnxruntime makes of the model.
-        bound: outputs that are written into memory of the caller, and so take none of the session.
 
     Raises:
         ModelError: onnxruntime refuses the model or a run fails.
@@ -127,14 +140,14 @@ def profile(
         made.profile_file_prefix = str(Path(scratch) / "profile")
         made.add_session_config_entry(SIZES_KEY, str(sizes))
         saved = Path(scratch) / "fused.onnx"
-        if fused:
+        if asked.fused:
             made.optimized_model_filepath = str(saved)
         session = open_session(str(model) if isinstance(model, Path) else model, made, folder)
-        structure = read_structure(saved) if fused else None
+        structure = read_structure(saved) if asked.fused else None
         saved.unlink(missing_ok=True)
         names = [value.name for value in session.get_outputs()]
-        outputs = run_session(session, feeds, warmup + runs, bound)
-        found = ended(session, sizes, runs, warmup)
+        outputs = run_session(session, feeds, asked.warmup + asked.runs, asked.bound)
+        found = ended(session, sizes, asked.runs, asked.warmup)
         del session
     return replace(found, outputs=dict(zip(names, outputs, strict=True)), fused=structure)
 

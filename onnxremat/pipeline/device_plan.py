@@ -17,7 +17,7 @@ from onnxremat.graph.ir import Graph, Op, Role
 from onnxremat.pipeline.site import Site
 from onnxremat.pipeline.state_homes import state_homes
 from onnxremat.planner.makespan import timing
-from onnxremat.planner.over_devices import HostInput, over_devices
+from onnxremat.planner.on_devices import Devices, HostInput, on_devices
 from onnxremat.planner.plan_steps import Names, to_plan
 from onnxremat.planner.problem import Floats, Problem, Rows
 from onnxremat.planner.reduce import Reduced, reduce
@@ -96,9 +96,7 @@ def device_model(
         for name in graph.inputs
         if any(name in row for row in reads) and (name in homes or not _reachable(machine))
     }
-    problem = over_devices(
-        replace(reduced.problem, size=np.asarray([size], np.int64)),
-        cost,
+    problem = on_devices(replace(reduced.problem, size=np.asarray([size], np.int64)), Devices(cost,
         np.stack([_copy_seconds(machine, tables, graph.tensors[n].bytes) for n in values], axis=2),
         names=machine.names,
         work=work,
@@ -111,8 +109,7 @@ def device_model(
         host_inputs=[
             _given(graph, machine, tables, name, home, reads) for name, home in inputs.items()
         ],
-        copy_busy=_tolls(machine, tables, [graph.tensors[n].bytes for n in values]),
-    )  # fmt: skip
+        copy_busy=_tolls(machine, tables, [graph.tensors[n].bytes for n in values])))  # fmt: skip
     names = Names([*inputs, *(op.name for op in ops)], [*values, *inputs])
     return DeviceModel(graph, machine, reduced, problem, names)
 

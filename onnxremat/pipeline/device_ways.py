@@ -73,8 +73,8 @@ def measured_on(machine: Machine, say: Callable[[str], None]) -> Costs:
 
     def costs(prepared: Prepared) -> dict[str, CostTable]:
         return device_costs(
-            prepared.graph, machine, prepared.feeds, folder=prepared.folder,
-            fresh=prepared.settings.fresh, within=prepared.settings.costs_within, say=say,
+            prepared.graph, machine, prepared.feeds,
+            prepared.settings.measuring(prepared.folder), say=say,
         )  # fmt: skip
 
     return costs

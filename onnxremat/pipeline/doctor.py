@@ -17,7 +17,7 @@ from onnxremat.ort.providers import missing
 from onnxremat.ort.session import TUNED
 from onnxremat.rewrite.emit import rewrite
 from onnxremat.schedule.plan import Plan
-from onnxremat.session.measure import measure
+from onnxremat.session.measure import Running, measure
 
 _RUNTIMES = (
     "onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml",
@@ -98,7 +98,7 @@ def _contract() -> str:
     sequence = [*names[:4], names[0], names[1], names[4], names[5]]
     made = rewrite(graph, Plan.of(graph, sequence))
     feeds = {"x": np.ones((64, 256), np.float32)}
-    found = measure(made.graph, made.model(), feeds, TUNED)
+    found = measure(Running(made.graph), made.model(), feeds, TUNED)
     if not found.order_kept or found.missing:
         raise RuntimeError("this onnxruntime changes the planned order")
     if abs(found.prediction_error) > 0.05:

@@ -38,7 +38,7 @@ from onnxremat.schedule.plan import Plan, Provenance, graph_hash
 from onnxremat.schedule.simulate import Timeline
 from onnxremat.schedule.updates import given_memory, updates_last
 from onnxremat.session.compare import Difference, compare
-from onnxremat.session.measure import Measurement, measure, predict, profiled
+from onnxremat.session.measure import Measurement, Running, compared, measure, predict, profiled
 from onnxremat.session.repeats import Repeats, repeats, why
 from onnxremat.units import format_bytes
 
@@ -114,11 +114,11 @@ class InOneSession:
 
     def under(self, options: Options, feeds: Feeds) -> Measurement:
         """One run under session options."""
-        return measure(
-            self.graph, self.file or self.rewritten.model(), feeds, options,
-            found=self._found(options, feeds),
-            scratch=self.scratch, seconds=self.times, folder=self.folder, loaded=self.loaded,
-        )  # fmt: skip
+        running = Running(self.graph, self.scratch, self.times, self.folder, self.loaded)
+        found = self._found(options, feeds)
+        if found is not None:
+            return compared(running, found, options)
+        return measure(running, self.file or self.rewritten.model(), feeds, options)
 
     def _found(self, options: Options, feeds: Feeds) -> Profile | None:
         """The run that was made already, where it is of these inputs and options."""

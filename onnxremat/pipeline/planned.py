@@ -29,6 +29,7 @@ from onnxremat.rewrite.emit import figures, metadata, rewrite, unpack
 from onnxremat.rewrite.pins import is_added
 from onnxremat.rewrite.restore import restored
 from onnxremat.schedule.plan import Plan, graph_hash
+from onnxremat.schedule.simulate import Timeline
 from onnxremat.schedule.timesteps import Timesteps, timesteps
 from onnxremat.schedule.updates import written_over
 from onnxremat.session.load import options_of
@@ -163,9 +164,8 @@ def read_planned(path: Path) -> Planned:
         return _several(read_deployment(path), written.facts)
     graph, carried = written.graphs()
     weights = written.facts.get("weight_bytes")
-    return _single(
-        graph, written.plan, carried, written.options, written.scratch, weights, written.facts
-    )
+    line = predict(carried, written.options, scratch=written.scratch, weights=weights)
+    return _single(graph, written.plan, line, written.facts)
 
 
 def prepare_for(
@@ -222,19 +222,11 @@ def plan_of_model(plan: Plan, source: Path) -> Planned:
     prepared = prepare_to_show(plan, source)
     carried = rewrite(prepared.graph, plan).graph
     scratch, weights = prepared.costs.scratch, prepared.weights
-    return _single(prepared.graph, plan, carried, prepared.tuned, scratch, weights, {})
+    line = predict(carried, prepared.tuned, scratch=scratch, weights=weights)
+    return _single(prepared.graph, plan, line, {})
 
 
-def _single(
-    graph: Graph,
-    plan: Plan,
-    carried: Graph,
-    options: Options,
-    scratch: Mapping[str, int],
-    weights: int | None,
-    said: Mapping[str, Any],
-) -> Planned:
-    line = predict(carried, options, scratch=scratch, weights=weights)
+def _single(graph: Graph, plan: Plan, line: Timeline, said: Mapping[str, Any]) -> Planned:
     steps = timesteps(graph, plan, ("cpu",))
     held: dict[tuple[str, int], int] = {}
     first, t = {name: at for at, name in enumerate(steps.ops)}, 0

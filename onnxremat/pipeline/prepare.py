@@ -11,6 +11,7 @@ from typing import Any
 
 import onnx
 
+from onnxremat.cost.measure import Measuring
 from onnxremat.cost.table import CostTable
 from onnxremat.errors import UsageError
 from onnxremat.fission.region import Region
@@ -104,6 +105,10 @@ class Settings:
     costs_within: float = math.inf
     budget: Budget | None = None
 
+    def measuring(self, folder: Path | None) -> Measuring:
+        """How costs are measured of a model whose external weights are in ``folder``."""
+        return Measuring(folder, self.fresh, self.costs_within)
+
     def asked(self, options: PlanOptions, budget: Budget | None = None) -> Settings:
         """The same for a command with these options: its time limit holds for costs, too.
 
@@ -134,8 +139,8 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Unsplit:
-    """A model read, run and optimised: what planning begins with, its batch whole or in parts.
+class AsRead:
+    """A model read and run.
 
     Attributes:
         name: file name, for people.
@@ -144,11 +149,6 @@ class Unsplit:
         plain: the same with known sequences as plain tensors, no size of it from a run.
         feeds: inputs for measuring, None when nothing is measured.
         baseline: a run of the original under default options, None when nothing is measured.
-        made: optimised for the target.
-        graph: the same, every size known.
-        listed: ``plain`` with the sizes that a run has shown, in the file's order.
-        measured: bytes of the original under default options; None where it was not run.
-        forward: the model that a training step was made of here, None for what was read.
     """
 
     name: str
@@ -157,6 +157,20 @@ class Unsplit:
     plain: Graph
     feeds: Feeds | None
     baseline: Profile | None
+
+
+@dataclass(frozen=True)
+class Unsplit(AsRead):
+    """A model read, run and optimised: what planning begins with, its batch whole or in parts.
+
+    Attributes:
+        made: optimised for the target.
+        graph: the same, every size known.
+        listed: ``plain`` with the sizes that a run has shown, in the file's order.
+        measured: bytes of the original under default options; None where it was not run.
+        forward: the model that a training step was made of here, None for what was read.
+    """
+
     made: Optimised
     graph: Graph
     listed: Graph
@@ -382,7 +396,8 @@ def _prepared(source: Source, settings: Settings, log: Phases) -> Prepared:
             baseline = profiled(bound, feeds, options, folder, updates)
         original = with_measured_shapes(original, bound, feeds, folder)
     with log.phase(OPTIMISE):
-        unsplit = optimised(name, folder, original, plain, feeds, baseline, settings, log)
+        read = AsRead(name, folder, original, plain, feeds, baseline)
+        unsplit = optimised(read, settings, log)
         made = for_planning(replace(unsplit, forward=forward), settings, log)
     return replace(made, notes=(*dropped, *made.notes))
 
@@ -400,19 +415,11 @@ def step_of(
     return differentiate(forward, folder=folder, settings=step, parting=parting)
 
 
-def optimised(
-    name: str,
-    home: Path | None,
-    original: Graph,
-    plain: Graph,
-    feeds: Feeds | None,
-    baseline: Profile | None,
-    settings: Settings,
-    log: Phases,
-) -> Unsplit:
+def optimised(read: AsRead, settings: Settings, log: Phases) -> Unsplit:
     """The original optimised for its target."""
     log("optimising the graph as onnxruntime does at load")
-    listed = with_shapes(plain, known_sizes(original))
+    original, home, feeds, baseline = read.source, read.home, read.feeds, read.baseline
+    listed = with_shapes(read.plain, known_sizes(original))
     listed_model, target = to_model(listed), settings.target
     made = optimised_for(listed_model, target, home, to_write=settings.to_write)
     graph = without_dead_ops(made.graph)
@@ -427,7 +434,9 @@ def optimised(
         held = weight_bytes(original, baseline, level=DEFAULT.level, folder=home)
         peak = held + baseline.live_peak
     original = written_over(original, updates)
-    return Unsplit(name, home, original, plain, feeds, baseline, made, graph, listed, peak)
+    return Unsplit(
+        read.name, home, original, read.plain, feeds, baseline, made, graph, listed, peak
+    )
 
 
 def for_planning(

@@ -58,8 +58,8 @@ def priced(
             log.phase(COSTS, "measuring the cost of every op"),
         ):
             table, ran = measure_costs(
-                graph, feeds, threads=settings.threads, folder=unsplit.made.folder,
-                fresh=settings.fresh, within=settings.costs_within, estimate=estimate,
+                graph, feeds, settings.measuring(unsplit.made.folder),
+                threads=settings.threads, estimate=estimate,
             )  # fmt: skip
             return replace(table, kernels=kernel_costs(settings.threads)), ran
     except EndedError:

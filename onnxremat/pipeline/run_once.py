@@ -15,7 +15,7 @@ from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import atomic, check_writable, to_model
 from onnxremat.ort.feeds import load_feeds, seeded_feeds
 from onnxremat.ort.infer import bind, build_graph
-from onnxremat.ort.profile import Profile, profile
+from onnxremat.ort.profile import Profile, Profiling, profile
 from onnxremat.ort.session import DEFAULT
 from onnxremat.pipeline.in_place import in_place
 from onnxremat.pipeline.prepare import Settings
@@ -51,8 +51,8 @@ def run_once(
     feeds = (
         load_feeds(settings.data, graph) if settings.data else seeded_feeds(graph, settings.seed)
     )
-    given = given_memory(graph)
-    found = profile(to_model(graph), feeds, options, runs=runs, folder=folder, bound=given)
+    asked = Profiling(runs, bound=given_memory(graph))
+    found = profile(to_model(graph), feeds, options, asked, folder=folder)
     if save is not None:
         arrays: dict[str, Any] = {
             n: v for n, v in found.outputs.items() if isinstance(v, np.ndarray)

@@ -9,7 +9,7 @@ from onnxremat.pipeline.prepare import AUTO, Settings
 from onnxremat.session.process import UPDATES
 
 
-def over_devices(machine: Machine, settings: Settings) -> tuple[Machine, Settings]:
+def settings_over_devices(machine: Machine, settings: Settings) -> tuple[Machine, Settings]:
     """The machine, and the settings, as such a plan is made."""
     if settings.target == AUTO:
         settings = replace(settings, target="portable")  # for every provider

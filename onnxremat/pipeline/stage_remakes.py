@@ -13,7 +13,7 @@ import numpy as np
 from onnxremat.pipeline.device_plan import DeviceModel
 from onnxremat.planner.methods import plan_by
 from onnxremat.planner.options import PlanOptions
-from onnxremat.planner.problem import Problem, Rows
+from onnxremat.planner.problem import OneDevice, Problem, Rows
 
 WORK = 400  # units of work for a stretch
 MOST = 40  # stretches that are planned
@@ -85,7 +85,7 @@ def stretch(problem: Problem, device: int, i: int, j: int) -> Problem:
             [[number[v] for v in row if v in number] for row in rows.lists()[first:last]]
         )
 
-    return Problem.single(
+    return OneDevice(
         cost=problem.cost[device, first:last],
         work=problem.work[device, first:last],
         reads=own(problem.reads),
@@ -94,4 +94,4 @@ def stretch(problem: Problem, device: int, i: int, j: int) -> Problem:
         keep=keep,
         inplace=own(problem.inplace),
         recompute=problem.recompute[first:last],
-    )
+    ).problem()

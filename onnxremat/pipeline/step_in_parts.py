@@ -17,6 +17,7 @@ from onnxremat.pipeline.first_values import without_first_values
 from onnxremat.pipeline.in_regions import check_parts
 from onnxremat.pipeline.phases import OPTIMISE, Phases
 from onnxremat.pipeline.prepare import (
+    AsRead,
     Prepared,
     Progress,
     for_planning,
@@ -61,7 +62,8 @@ def prepare_step(
             original = with_measured_shapes(original, model, whole.feeds, home)
             found = named_outputs(model, whole.feeds, home)
             check_parts(found, prepared.graph, whole.feeds, prepared.folder, prepared.outputs)
-        parts = optimised(whole.name, home, original, plain, whole.feeds, None, settings, log)
+        read = AsRead(whole.name, home, original, plain, whole.feeds, None)
+        parts = optimised(read, settings, log)
         unsplit = replace(whole, made=parts.made, graph=parts.graph, listed=parts.listed)
         made = for_planning(unsplit, settings, log, whole=prepared)
     notes = tuple(dict.fromkeys((*prepared.notes, *made.notes)))

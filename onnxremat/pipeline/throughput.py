@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -274,7 +274,7 @@ def _in_turn(
     unknown = Answer("", inf, floor(made), BALANCE, None)
     best: tuple[Answer, Deployment] | None = None
     for count in counts:
-        found = _kept_cut(target, made, limits, count, replicas, unknown)
+        found = _kept_cut(target, made, limits, Inside(count, replicas), unknown)
         if found is not None and (best is None or found[0].value < best[0].value):
             best = found
         if best is not None and best[0].status == "optimal":
@@ -302,19 +302,25 @@ def _within(
     """The best chain along the listed order that keeps the limits, with recomputation inside stages
     where that is quicker; the most samples in flight of the least load."""
     answer = replace(answer, notes=(*answer.notes, CUT))
-    rows = [_kept_cut(target, made, limits, count, 1, answer, again) for count in counts]
+    rows = [_kept_cut(target, made, limits, Inside(n, 1), answer, again) for n in counts]
     found = [row for row in rows if row is not None]
     if not found:
         raise _refusal(target, limits, counts[-1])
     return as_pipelined(target, made, *min(found, key=lambda row: row[0].value))
 
 
+class Inside(NamedTuple):
+    """Samples in flight, and devices at most that take those of one stage in turn."""
+
+    in_flight: int
+    replicas: int | None
+
+
 def _kept_cut(
     target: SeveralDevices,
     made: Bridge,
     limits: Mapping[str, int],
-    count: int,
-    replicas: int | None,
+    inside: Inside,
     answer: Answer,
     again: Remakes | None = None,
 ) -> tuple[Answer, Deployment] | None:
@@ -326,7 +332,7 @@ def _kept_cut(
     """
     aim, work = _less_beside(target, limits), Work(inf)
     for _ in range(ROUNDS):
-        cut = along_order(target.model, made, aim, count, replicas, again)
+        cut = along_order(target.model, made, aim, *inside, again)
         if cut is None:
             return None
         plan = made.plan(cut.where, range(len(cut.names)), cut.names, cut.runs)
@@ -336,7 +342,7 @@ def _kept_cut(
             notes=(*answer.notes, *[AGAIN] * bool(cut.runs)),
             where=np.asarray(cut.where), seconds=answer.seconds + work.taken,
         )  # fmt: skip
-        made_of = deployed(target, plan, chosen, limits, Flow(count, cut.replicas))
+        made_of = deployed(target, plan, chosen, limits, Flow(inside.in_flight, cut.replicas))
         over = excess(made_of.worst, limits)
         if not over:
             return chosen, made_of

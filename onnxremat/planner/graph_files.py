@@ -14,7 +14,7 @@ import numpy as np
 
 from onnxremat import plain_json
 from onnxremat.limits import regular
-from onnxremat.planner.problem import Problem, Rows
+from onnxremat.planner.problem import OneDevice, Problem, Rows
 
 SIZES = ("cost_ram", "out_cost", "size", "memory")
 TIMES = ("cost_cpu", "duration", "time", "cost")
@@ -60,7 +60,7 @@ def _problem(data: dict[str, Any], nodes: list[dict[str, Any]], links: list[Any]
     order = _order(data, index, inputs)
     rank = {node: i for i, node in enumerate(order)}
     count = len(order)
-    return Problem.single(
+    return OneDevice(
         cost=np.asarray([float(nodes[v][time_key]) for v in order]),
         work=np.zeros(count, np.int64),
         reads=Rows.of([sorted({rank[u] for u in inputs[v]}) for v in order]),
@@ -69,7 +69,7 @@ def _problem(data: dict[str, Any], nodes: list[dict[str, Any]], links: list[Any]
         keep=np.zeros(count, np.bool_),
         inplace=Rows.of([[] for _ in order]),
         recompute=np.ones(count, np.bool_),
-    )
+    ).problem()
 
 
 def _bytes(number: float) -> int:

@@ -118,45 +118,12 @@ class Problem:
     copy_busy: Floats | None = None
 
     @classmethod
-    def single(
-        cls, *, cost: ArrayLike, work: ArrayLike, reads: Rows, writes: Rows, size: ArrayLike,
-        keep: ArrayLike, inplace: Rows, recompute: ArrayLike, fixed: int = 0,
-    ) -> Problem:  # fmt: skip
-        """The problem of one device.
-
-        Args:
-            cost, work, recompute: shape (n,).
-            size, keep: shape (m,).
-            fixed: bytes resident throughout (weights).
-        """
-        times, sizes = np.asarray(cost, np.float64), np.asarray(size, np.int64)
-        kept = np.asarray(keep, np.bool_)
-        ops, values = len(times), len(sizes)
-        return cls(
-            names=("device0",),
-            cost=times[None],
-            work=np.asarray(work, np.int64)[None],
-            size=sizes[None],
-            copy=np.full((1, 1, values), np.inf),
-            reads=reads,
-            writes=writes,
-            inplace=inplace,
-            keep=kept,
-            required=np.full(values, ANY, np.int32),
-            recompute=np.asarray(recompute, np.bool_),
-            group=np.full(ops, ANY, np.int32),
-            uses=Rows(np.zeros(ops + 1, np.int32), np.zeros(0, np.int32)),
-            weight=np.zeros(0, np.int64),
-            fixed=np.asarray([fixed], np.int64),
-        )
-
-    @classmethod
     def plain(
         cls, size: Sequence[int], cost: Sequence[float], reads: Sequence[Sequence[int]]
     ) -> Problem:
         """One device, on which op i makes value i and everything may be recomputed."""
         count = len(size)
-        return cls.single(
+        return OneDevice(
             cost=cost,
             work=np.zeros(count, np.int64),
             reads=Rows.of(reads),
@@ -165,7 +132,7 @@ class Problem:
             keep=np.zeros(count, np.bool_),
             inplace=Rows.of([[] for _ in range(count)]),
             recompute=np.ones(count, np.bool_),
-        )
+        ).problem()
 
     @property
     def devices(self) -> int:
@@ -207,7 +174,7 @@ class Problem:
         """One device with the least cost of each op: same ids, for orders of the ops."""
         if self.devices == 1:
             return self
-        return Problem.single(
+        return OneDevice(
             cost=self.cost.min(axis=0),
             work=self.work.min(axis=0),
             reads=self.reads,
@@ -216,7 +183,7 @@ class Problem:
             keep=self.keep,
             inplace=self.inplace,
             recompute=self.recompute,
-        )
+        ).problem()
 
     @cached_property
     def reference(self) -> float:
@@ -237,3 +204,47 @@ class Problem:
     def store_all(self) -> list[int]:
         """The sequence that runs every op once, in the base order."""
         return list(range(self.ops))
+
+
+@dataclass(frozen=True)
+class OneDevice:
+    """What a problem of one device holds, n ops and m values.
+
+    Attributes:
+        cost, work, recompute: shape (n,).
+        reads, writes, inplace: see :class:`Problem`.
+        size, keep: shape (m,).
+        fixed: bytes resident throughout (weights).
+    """
+
+    cost: ArrayLike
+    work: ArrayLike
+    reads: Rows
+    writes: Rows
+    size: ArrayLike
+    keep: ArrayLike
+    inplace: Rows
+    recompute: ArrayLike
+    fixed: int = 0
+
+    def problem(self) -> Problem:
+        """The same with an axis of devices, of length 1."""
+        cost, size = np.asarray(self.cost, np.float64), np.asarray(self.size, np.int64)
+        ops, values = len(cost), len(size)
+        return Problem(
+            names=("device0",),
+            cost=cost[None],
+            work=np.asarray(self.work, np.int64)[None],
+            size=size[None],
+            copy=np.full((1, 1, values), np.inf),
+            reads=self.reads,
+            writes=self.writes,
+            inplace=self.inplace,
+            keep=np.asarray(self.keep, np.bool_),
+            required=np.full(values, ANY, np.int32),
+            recompute=np.asarray(self.recompute, np.bool_),
+            group=np.full(ops, ANY, np.int32),
+            uses=Rows(np.zeros(ops + 1, np.int32), np.zeros(0, np.int32)),
+            weight=np.zeros(0, np.int64),
+            fixed=np.asarray([self.fixed], np.int64),
+        )

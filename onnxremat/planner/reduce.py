@@ -15,7 +15,7 @@ import numpy as np
 from onnxremat.cost.table import CostTable
 from onnxremat.graph.ir import Graph, Op, Role
 from onnxremat.graph.traits import is_alias, may_recompute, takeover_inputs
-from onnxremat.planner.problem import Problem, Rows
+from onnxremat.planner.problem import OneDevice, Problem, Rows
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def reduce(graph: Graph, costs: CostTable, weight_bytes: int | None = None) -> R
         if source is not None:
             seconds[step_of[source]] += costs.seconds.get(graph.ops[contracted].name, 0.0)
     sizes = [graph.tensors[name].bytes for name in names]
-    problem = Problem.single(
+    problem = OneDevice(
         cost=np.asarray(seconds, np.float64),
         work=np.asarray([costs.scratch.get(graph.ops[i].name, 0) for i in index], np.int64),
         reads=Rows.of(reads),
@@ -109,7 +109,7 @@ def reduce(graph: Graph, costs: CostTable, weight_bytes: int | None = None) -> R
         inplace=Rows.of(inplace),
         recompute=np.asarray([may_recompute(graph.ops[i]) for i in index], np.bool_),
         fixed=graph.weight_bytes if weight_bytes is None else weight_bytes,
-    )
+    ).problem()
     return Reduced(problem, graph, index, view)
 
 

@@ -45,18 +45,16 @@ def sweep(
     *,
     known: Sequence[Point] = (),
     jobs: int = 1,
-    close: float = 0.0,
     stop: Stop | None = None,
     done: Callable[[Point], None] | None = None,
 ) -> list[Point]:
-    """Points in the order of falling budgets, tightened; those done by then when stopped.
+    """The points, to be :func:`tightened`; those done by then when stopped.
 
     Args:
         answer: plans one budget.
         known: points known before; they start and tighten the others, and are part of the curve.
         jobs: budgets planned at the same time; from two on in processes of their own, where a
             budget that brings its process down becomes a point with a note instead of a plan.
-        close: seconds between plan and bound that count as none.
         done: told of each point as it comes.
     """
     points = list(known)
@@ -66,7 +64,7 @@ def sweep(
         points.append(point)
         if done is not None:
             done(point)
-    return tightened(points, close)
+    return points
 
 
 def _answers(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,25 +60,12 @@ NONE: dict[str, Any] = {
 }
 
 
-def draw_curve(
-    points: Sequence[SweepPoint],
-    path: str | Path,
-    *,
-    title: str = "",
-    store_all_peak: int = 0,
-    reference: str = "the unoptimised peak",
-    chosen: tuple[int, float] | None = None,
-    infeasible_below: int = 0,
-    parts: Sequence[SweepPoint] = (),
-) -> None:
-    """Write the curve of overhead against budget.
+@dataclass(frozen=True)
+class CurveView:
+    """What one plot of a curve shows.
 
-    The steps say what is known between the points: a plan for a budget keeps every larger one,
-    a bound for a budget holds for every smaller one. The best plan lies between the two.
-
-    Args:
+    Attributes:
         points: in any order.
-        path: ``.png`` or ``.svg``.
         title: the model's name.
         store_all_peak: bytes that the upper axis calls 100 %; 0 for no upper axis.
         reference: what these bytes are.
@@ -85,17 +73,38 @@ def draw_curve(
         infeasible_below: smallest budget, in bytes, not proven infeasible; the points' own
             proofs are used besides.
         parts: points with regions in parts, estimated; the proofs are not of these.
+    """
+
+    points: Sequence[SweepPoint]
+    title: str = ""
+    store_all_peak: int = 0
+    reference: str = "the unoptimised peak"
+    chosen: tuple[int, float] | None = None
+    infeasible_below: int = 0
+    parts: Sequence[SweepPoint] = ()
+
+
+def draw_curve(view: CurveView, path: str | Path) -> None:
+    """Write the curve of overhead against budget.
+
+    The steps say what is known between the points: a plan for a budget keeps every larger one,
+    a bound for a budget holds for every smaller one. The best plan lies between the two.
+
+    Args:
+        path: ``.png`` or ``.svg``.
 
     Raises:
         UsageError: no points, unknown suffix, or the folder is not writable.
     """
+    points, parts, chosen = view.points, view.parts, view.chosen
+    store_all_peak = view.store_all_peak
     if not points:
         raise UsageError("there is nothing to draw", why="the curve has no points")
-    wall = max(infeasible_below, infeasible_until(points))
+    wall = max(view.infeasible_below, infeasible_until(points))
     left, right = _limits([*points, *parts], store_all_peak, chosen, wall)
     size, unit = byte_unit(right)
     with plot_file(path, WIDTH, HEIGHT) as figure:
-        heading(figure, 0.035, title or "memory-time curve", _subtitle(points, wall))
+        heading(figure, 0.035, view.title or "memory-time curve", _subtitle(points, wall))
         axes = figure.add_axes(PLOT)
         quiet_grid(axes)
         axes.set_xlim(left / size, right / size)
@@ -113,7 +122,7 @@ def draw_curve(
         axes.set_ylabel("extra time over storing everything (%)")
         _key(axes, points, chosen, bool(parts))
         if store_all_peak:
-            words = f"% of {reference} ({format_bytes(store_all_peak)})"
+            words = f"% of {view.reference} ({format_bytes(store_all_peak)})"
             _upper_axis(axes, store_all_peak / size, words)
 
 

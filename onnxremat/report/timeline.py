@@ -48,14 +48,32 @@ PEAK: dict[str, Any] = {"marker": "v", "markersize": 8, "color": INK, "markeredg
 
 @dataclass(frozen=True)
 class View:
-    """What one plot shows; see :func:`draw_timeline`."""
+    """What one plot shows.
+
+    Attributes:
+        graph: the graph that runs (the rewritten one, recomputations included).
+        predicted: its simulated timeline.
+        measured: a profiled run of the same graph; each kernel is drawn where the prediction has
+            the op of its name.
+        budget: bytes.
+        store_all: the timeline without recomputation, drawn as an outline.
+        title: the model's name.
+        axis: ``time`` (predicted seconds), ``steps`` (executed ops; gates and pins take no room),
+            or ``auto``: time where the seconds of the ops are known.
+    """
 
     graph: Graph
     predicted: Timeline
-    measured: Profile | None
-    budget: int | None
-    store_all: Timeline | None
-    by_time: bool
+    measured: Profile | None = None
+    budget: int | None = None
+    store_all: Timeline | None = None
+    title: str = ""
+    axis: Axis = "auto"
+
+    @property
+    def by_time(self) -> bool:
+        """Whether steps are as wide as they take long."""
+        return self.axis != "steps" and self.predicted.total_seconds > 0
 
     @cached_property
     def parts(self) -> dict[Kind, Bytes]:
@@ -82,42 +100,21 @@ class View:
         return max(self.predicted.peak, self.budget or 0, rest, self.measured_peak or 0)
 
 
-def draw_timeline(
-    graph: Graph,
-    predicted: Timeline,
-    path: str | Path,
-    *,
-    measured: Profile | None = None,
-    budget: int | None = None,
-    store_all: Timeline | None = None,
-    title: str = "",
-    axis: Axis = "auto",
-) -> None:
+def draw_timeline(view: View, path: str | Path) -> None:
     """Write the stacked memory timeline of a run.
 
     Args:
-        graph: the graph that runs (the rewritten one, recomputations included).
-        predicted: its simulated timeline.
         path: ``.png`` or ``.svg``.
-        measured: a profiled run of the same graph; each kernel is drawn where the prediction has
-            the op of its name.
-        budget: bytes.
-        store_all: the timeline without recomputation, drawn as an outline.
-        title: the model's name.
-        axis: ``time`` (predicted seconds), ``steps`` (executed ops; gates and pins take no room),
-            or ``auto``: time where the seconds of the ops are known.
 
     Raises:
         UsageError: unknown suffix or axis, an empty run, or the folder is not writable.
     """
-    if axis not in ("auto", "time", "steps"):
-        raise UsageError(f"unknown axis '{axis}'", hint="time, steps or auto")
-    if not predicted.ops:
+    if view.axis not in ("auto", "time", "steps"):
+        raise UsageError(f"unknown axis '{view.axis}'", hint="time, steps or auto")
+    if not view.predicted.ops:
         raise UsageError("there is nothing to draw", why="the timeline has no step")
-    by_time = axis != "steps" and predicted.total_seconds > 0
-    view = View(graph, predicted, measured, budget, store_all, by_time)
     with plot_file(path, WIDTH, HEIGHT) as figure:
-        heading(figure, 0.03, title or "memory timeline", _subtitle(view))
+        heading(figure, 0.03, view.title or "memory timeline", _subtitle(view))
         _draw(figure.add_axes(PLOT), view)
         _describe(figure, view)
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from onnxremat.schedule.devices import Followed, Moved, Ran
 
@@ -64,29 +65,34 @@ def _stretches(
              else _next(uses.get((move.value, move.target), ()), move.step))
             for move in moves if move.source == device
         ]  # fmt: skip
-        scan = _Scan(device, row, moves, sends, waits, set(cuts), eager)
+        arrivals: dict[str, list[int]] = {}
+        for move in moves:
+            if move.target == device:
+                arrivals.setdefault(move.value, []).append(move.step)
+        scan = _Scan(row, arrivals, sends, waits, set(cuts), eager)
         found += [(device, group) for group in scan.groups()]
     return sorted(found, key=lambda item: item[1][0].step)
 
 
+@dataclass(frozen=True)
 class _Scan:
-    """Where the ops of one device are cut."""
+    """Where the ops of one device are cut.
 
-    def __init__(
-        self,
-        device: str,
-        row: list[Ran],
-        moves: list[Moved],
-        sends: list[tuple[int, int]],
-        waits: Mapping[str, int],
-        cuts: set[str],
-        eager: bool,
-    ) -> None:
-        self.row, self.sends, self.waits, self.cuts, self.eager = row, sends, waits, cuts, eager
-        self.arrivals: dict[str, list[int]] = {}
-        for move in moves:
-            if move.target == device:
-                self.arrivals.setdefault(move.value, []).append(move.step)
+    Attributes:
+        row: its runs in order.
+        arrivals: per value the steps at which it comes to the device.
+        sends: (step at which a value leaves, step by which it is needed).
+        waits: per op the step that it waits for.
+        cuts: ops that begin a stretch.
+        eager: a stretch is needed by the next op of the other device, whatever that reads.
+    """
+
+    row: list[Ran]
+    arrivals: Mapping[str, list[int]]
+    sends: list[tuple[int, int]]
+    waits: Mapping[str, int]
+    cuts: set[str]
+    eager: bool
 
     def groups(self) -> list[list[Ran]]:
         found = []

@@ -14,7 +14,7 @@ from onnxremat.graph.onnx_io import to_model
 from onnxremat.graph.order import default_order, priority_order, reordered
 from onnxremat.ort.blocks import known_as
 from onnxremat.ort.offline import is_light, resident_weights, weights_held
-from onnxremat.ort.profile import Feeds, Kernel, Profile, profile
+from onnxremat.ort.profile import Feeds, Kernel, Profile, Profiling, profile
 from onnxremat.ort.session import Options
 from onnxremat.ort.weights import held_by
 from onnxremat.rewrite.pins import is_added
@@ -114,14 +114,14 @@ def profiled(
     """A run with the profiler on, and what onnxruntime made of the model where it fuses.
 
     Args:
-        bound: see :func:`onnxremat.ort.profile.profile`.
+        bound: see :class:`onnxremat.ort.profile.Profiling`.
 
     Raises:
         ModelError: onnxruntime refuses the model or the run fails.
     """
     light = isinstance(model, onnx.ModelProto) and is_light(model)
     fused = light and options.fuses
-    return profile(model, feeds, options, folder=folder, fused=fused, bound=bound)
+    return profile(model, feeds, options, Profiling(fused=fused, bound=bound), folder=folder)
 
 
 def _known_as(ops: Iterable[Op | Kernel], loaded: bool) -> list[str]:
@@ -146,32 +146,43 @@ def _merged(graph: Graph, ran: Collection[str]) -> set[str]:
     return found
 
 
+@dataclass(frozen=True)
+class Running:
+    """A rewritten graph as a session runs it, and what is known of its ops.
+
+    Attributes:
+        graph: in planned order; its run writes into memory of the caller what takes no bytes there
+            (:func:`onnxremat.schedule.updates.written_over`).
+        scratch, seconds: per op, where they are known.
+        folder: where external weights are.
+        loaded: it is what onnxruntime makes of a model at load, in the order in which it runs.
+    """
+
+    graph: Graph
+    scratch: Mapping[str, int] | None = None
+    seconds: Mapping[str, float] | None = None
+    folder: Path | None = None
+    loaded: bool = False
+
+
 def measure(
-    graph: Graph,
-    model: onnx.ModelProto | Path,
-    feeds: Feeds,
-    options: Options,
-    *,
-    scratch: Mapping[str, int] | None = None,
-    seconds: Mapping[str, float] | None = None,
-    folder: Path | None = None,
-    found: Profile | None = None,
-    loaded: bool = False,
+    running: Running, model: onnx.ModelProto | Path, feeds: Feeds, options: Options
 ) -> Measurement:
     """Run a rewritten model and set what happened beside what was predicted.
 
     Args:
-        graph: the rewritten graph (in planned order); its run writes into memory of the caller
-            what takes no bytes there (:func:`onnxremat.schedule.updates.written_over`).
-        model: the same as a model or file.
-        found: a run of it with these options, of :func:`profiled`, instead of another one.
-        loaded: ``graph`` is what onnxruntime makes of ``model`` at load, in the order in which it
-            runs.
+        model: the graph of ``running`` as a model or file.
 
     Raises:
         ModelError: onnxruntime refuses the model or the run fails.
     """
-    found = found or profiled(model, feeds, options, folder, given_memory(graph))
+    bound = given_memory(running.graph)
+    return compared(running, profiled(model, feeds, options, running.folder, bound), options)
+
+
+def compared(running: Running, found: Profile, options: Options) -> Measurement:
+    """What happened in a run, of :func:`profiled`, beside what was predicted."""
+    graph, folder, loaded = running.graph, running.folder, running.loaded
     planned = _known_as(graph.ops, loaded)
     ran = _known_as(found.kernels, loaded)
     common = set(planned) & set(ran)
@@ -190,8 +201,8 @@ def measure(
         simulate(
             ordered,
             Rules(reuse=options.reuse),
-            scratch=scratch,
-            seconds=seconds,
+            scratch=running.scratch,
+            seconds=running.seconds,
             weight_bytes=weights,
         ),
         weights + found.live_peak,

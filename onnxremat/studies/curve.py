@@ -17,9 +17,9 @@ from onnxremat.planner.options import AUTO, PlanOptions, Stop
 from onnxremat.planner.schedule import Schedule
 from onnxremat.planner.semantics import seconds
 from onnxremat.planner.solution import Certificate, Solution, Status, unsolved
-from onnxremat.planner.sweep import Point, budgets_between, sweep
+from onnxremat.planner.sweep import Point, budgets_between, sweep, tightened
 from onnxremat.studies.graph_file import plan_problem
-from onnxremat.studies.parts_curve import parts_curve, why_whole
+from onnxremat.studies.parts_curve import parts_curve
 from onnxremat.studies.points import SweepPoint
 from onnxremat.units import Budget, format_bytes
 
@@ -102,15 +102,10 @@ def curve(
     )  # fmt: skip
     totals = _totals(subject, budgets or ())
     answer = _Answer(_light(subject), quiet, totals)
-    found = sweep(
-        answer, wanted, known=known, jobs=jobs, stop=options.stop,
-        close=options.gap * subject.store_all_seconds, done=done,
-    )  # fmt: skip
-    rows = [_row(subject, point, totals) for point in found]
-    whole = why_whole(subject, options)
-    if not whole:
-        say("choosing regions to compute in parts")
-    parts = parts_curve(subject, rows, options, further=budgets is None)
+    found = sweep(answer, wanted, known=known, jobs=jobs, stop=options.stop, done=done)
+    close = options.gap * subject.store_all_seconds
+    rows = [_row(subject, point, totals) for point in tightened(found, close)]
+    parts, whole = parts_curve(subject, rows, options, further=budgets is None, say=say)
     return Curve(subject, rows, below, why, parts, whole)
 
 

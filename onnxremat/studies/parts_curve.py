@@ -6,7 +6,7 @@ Estimates: the graphs in parts are neither run nor recomputed in, which ``optimi
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import sqrt
 
 from onnxremat.errors import OnnxrematError
@@ -23,7 +23,7 @@ PLANNER = "regions in parts"
 TRIES = 3  # smaller graphs looked for, where the nodes of parts take a budget over its limit
 
 
-def why_whole(subject: Subject, options: PlanOptions) -> str:
+def _why_whole(subject: Subject, options: PlanOptions) -> str:
     """Why a curve has no points in parts, for people; "" where it has."""
     prepared = subject.model
     if prepared is None:
@@ -39,23 +39,31 @@ def why_whole(subject: Subject, options: PlanOptions) -> str:
 
 
 def parts_curve(
-    subject: Subject, points: Sequence[SweepPoint], options: PlanOptions, further: bool
-) -> list[SweepPoint]:
-    """The same budgets with regions in parts, where storing everything does not keep them.
+    subject: Subject,
+    points: Sequence[SweepPoint],
+    options: PlanOptions,
+    *,
+    further: bool,
+    say: Callable[[str], None],
+) -> tuple[list[SweepPoint], str]:
+    """The same budgets with regions in parts, where storing everything does not keep them; and
+    why there are none, for people, "" where they were looked for.
 
     Args:
         points: of the whole.
         further: also the least that parts need, and half-way to it.
     """
-    if why_whole(subject, options) or not points:
-        return []
+    whole = _why_whole(subject, options)
+    if whole or not points:
+        return [], whole
+    say("choosing regions to compute in parts")
     assert subject.model is not None
     made = _Curve(subject.model, options)
     rows = [made.point(p.limit, p.budget) for p in points if p.limit < subject.store_all_peak]
     if further:
         rows += made.further(min(point.limit for point in points))
     found = {row.budget: row for row in rows if row is not None}
-    return [found[budget] for budget in sorted(found, reverse=True)]
+    return [found[budget] for budget in sorted(found, reverse=True)], ""
 
 
 class _Curve:

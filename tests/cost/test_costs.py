@@ -12,7 +12,7 @@ from onnxremat.cost import kernels, measure
 from onnxremat.cost.analytic import analytic_costs, flops
 from onnxremat.cost.kept import cache_folder
 from onnxremat.cost.kernels import kernel_costs
-from onnxremat.cost.measure import measure_costs
+from onnxremat.cost.measure import Measuring, measure_costs
 from onnxremat.cost.table import KernelCosts, signature
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.graph.order import without_dead_ops
@@ -42,7 +42,7 @@ def test_measured_then_cached(quick: Path) -> None:
     assert run is None
     assert second.source == "cached"
     assert (second.seconds, second.scratch) == (first.seconds, first.scratch)
-    again, run = measure_costs(graph, feeds, threads=1, fresh=True)
+    again, run = measure_costs(graph, feeds, Measuring(fresh=True), threads=1)
     assert run is not None
     assert again.source == "measured"
 
@@ -50,7 +50,7 @@ def test_measured_then_cached(quick: Path) -> None:
 def test_measuring_anew_forgets_nothing_else(quick: Path) -> None:
     one, other = training_chain(3, 32, 64), training_chain(3, 16, 32)
     for graph in (one, other):
-        measure_costs(graph, seeded_feeds(graph), threads=1, fresh=True)
+        measure_costs(graph, seeded_feeds(graph), Measuring(fresh=True), threads=1)
     assert measure_costs(one, seeded_feeds(one), threads=1)[0].source == "cached"
 
 

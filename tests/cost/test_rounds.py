@@ -9,7 +9,7 @@ import pytest
 
 from onnxremat.cost import measure, rounds
 from onnxremat.cost.analytic import estimated_at
-from onnxremat.cost.measure import measure_costs
+from onnxremat.cost.measure import Measuring, measure_costs
 from onnxremat.cost.rounds import Rounds
 from onnxremat.graph.ir import Graph
 from onnxremat.ort.profile import Kernel, Profile
@@ -58,7 +58,7 @@ def _clocked(
 
 
 def _seconds(graph: Graph, **given: bool) -> tuple[dict[str, float], str, tuple[str, ...]]:
-    table, _ = measure_costs(graph, {}, threads=1, **given)
+    table, _ = measure_costs(graph, {}, Measuring(**given), threads=1)
     by_type = {op.op_type: table.seconds[op.name] - table.dispatch for op in graph.ops}
     return by_type, table.source, table.notes
 
@@ -119,11 +119,11 @@ def test_costs_keep_a_time_limit(graph: Graph, monkeypatch: pytest.MonkeyPatch) 
     take longer, then costs are what is known and estimates, which is said."""
     busy = {"Sin": (SLOW, 2 * SLOW), "Cos": (QUICK, QUICK)}
     asked = _clocked(monkeypatch, graph, [busy])
-    table, run = measure_costs(graph, {}, threads=1, within=2.5)
+    table, run = measure_costs(graph, {}, Measuring(within=2.5), threads=1)
     assert (table.source, asked, run is None) == ("measured", [2], False)
     estimate = estimated_at(graph, 1.0)
     assert estimate.total == pytest.approx(1.0)
-    table, run = measure_costs(graph, {}, threads=1, within=5.0, estimate=estimate)
+    table, run = measure_costs(graph, {}, Measuring(within=5.0), threads=1, estimate=estimate)
     assert (table.source, run) == ("estimated", None)
     by_type = {op.op_type: table.seconds[op.name] for op in graph.ops}
     assert by_type["Cos"] < 0.1  # kept, the rounds agreed

@@ -13,6 +13,7 @@ from onnxremat.cost.detect import detect
 from onnxremat.cost.devices import device_costs, estimated, roofline
 from onnxremat.cost.foreign import foreign_costs
 from onnxremat.cost.links import measure_link
+from onnxremat.cost.measure import Measuring
 from onnxremat.cost.table import CostTable
 from onnxremat.device.files import machine_toml, parse_machine, read_machine
 from onnxremat.device.machine import PROVIDERS, Device
@@ -117,7 +118,7 @@ def test_an_op_that_ends_the_process_does_not_run_there(monkeypatch: pytest.Monk
 
     monkeypatch.setattr("onnxremat.cost.foreign._answers", answers)
     device = Device("other", PROVIDERS["openvino"])
-    table = foreign_costs(graph, seeded_feeds(graph), device, Roofline(), fresh=True)
+    table = foreign_costs(graph, seeded_feeds(graph), device, Roofline(), Measuring(fresh=True))
     assert set(table.seconds) == {names[0], names[2]}
     assert table.seconds[names[0]] == pytest.approx(1e-3 - 1e-5)
     assert table.notes == (f"{device.provider} ends the process on op '{names[1]}'",)
@@ -133,7 +134,9 @@ def test_what_there_is_no_time_to_measure_is_estimated(monkeypatch: pytest.Monke
     code = f"import time; print({lines!r}, flush=True); time.sleep(1000)"
     monkeypatch.setattr("onnxremat.cost.foreign.CHILD", (sys.executable, "-c", code))
     device = Device("other", PROVIDERS["openvino"])
-    table = foreign_costs(graph, seeded_feeds(graph), device, Roofline(), fresh=True, within=0.5)
+    table = foreign_costs(
+        graph, seeded_feeds(graph), device, Roofline(), Measuring(fresh=True, within=0.5)
+    )
     assert set(table.seconds) == set(names)
     assert table.seconds[names[0]] == pytest.approx(1e-3)
     assert "are estimated" in table.notes[0]
@@ -157,6 +160,6 @@ def test_ops_are_scaled_to_what_stretches_of_them_take(monkeypatch: pytest.Monke
 
     monkeypatch.setattr("onnxremat.cost.foreign._answers", answers)
     device = Device("other", PROVIDERS["openvino"])
-    table = foreign_costs(graph, seeded_feeds(graph), device, Roofline(), fresh=True)
+    table = foreign_costs(graph, seeded_feeds(graph), device, Roofline(), Measuring(fresh=True))
     assert [table.seconds[name] for name in names] == pytest.approx([1.5e-3] * 8 + [0.5e-3] * 8)
     assert "stretches" in table.source

@@ -9,6 +9,7 @@ import pytest
 
 from models import build
 from onnxremat.cost.devices import covered, device_costs
+from onnxremat.cost.measure import Measuring
 from onnxremat.cost.table import CostTable
 from onnxremat.device.files import read_machine
 from onnxremat.device.host import bfloat16
@@ -35,7 +36,7 @@ pytestmark = pytest.mark.skipif(bool(WHY), reason=WHY)
 def deployed(prepared: Prepared) -> Deployment:
     machine = read_machine("cpu-openvino")
     machine = machine.with_devices([replace(d, threads=1) for d in machine.devices])
-    tables = device_costs(prepared.graph, machine, prepared.feeds, folder=prepared.folder)
+    tables = device_costs(prepared.graph, machine, prepared.feeds, Measuring(prepared.folder))
     halves = split(prepared.graph, machine.names, tables["cpu"].seconds)
     takes = covered(tables)
     device_of = {op: at if op in takes[at] else "cpu" for op, at in halves.items()}

@@ -20,7 +20,7 @@ from onnxremat.errors import ModelError, OverBudgetError, UsageError
 from onnxremat.execute.action_times import action_seconds
 from onnxremat.execute.deployment import Deployment, deploy, read_deployment
 from onnxremat.execute.device_memory import device_bytes
-from onnxremat.execute.executor import Executor
+from onnxremat.execute.executor import Executor, Kept
 from onnxremat.execute.inside import insides
 from onnxremat.execute.metered import record
 from onnxremat.execute.partition_cuts import Terms
@@ -103,7 +103,7 @@ def test_waits_keep_budgets_side_by_side(seed: int) -> None:
     worst = worst_case(parts, MACHINE, inside, waits)
     assert all(worst[name] <= alone[name] for name in MACHINE.names)
     assert all(first < second for first, second in waits)
-    with Executor(parts, MACHINE, overlap=True, waits=waits) as executor:
+    with Executor(parts, MACHINE, kept=Kept(waits), overlap=True) as executor:
         found = executor.run(seeded_feeds(graph))
     for name, value in run(graph).outputs.items():
         assert np.array_equal(found[name], value, equal_nan=True)

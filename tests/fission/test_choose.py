@@ -22,7 +22,7 @@ from onnxremat.pipeline.prepare import Settings
 from onnxremat.pipeline.study_problem import read_subject
 from onnxremat.planner.options import PlanOptions
 from onnxremat.studies.curve import curve
-from onnxremat.studies.parts_curve import parts_curve, why_whole
+from onnxremat.studies.parts_curve import parts_curve
 from onnxremat.units import parse_budget
 from tests.fission.drawn import Drawn
 from tests.toolbox import run
@@ -113,12 +113,12 @@ def test_a_curve_has_budgets_that_only_parts_keep() -> None:
     (point,) = found.parts
     assert point.process <= point.budget == found.points[0].budget
     assert 0 < point.overhead < 1
-    least = parts_curve(subject, found.points, options, further=True)[-1]
+    further, none = parts_curve(subject, found.points, options, further=True, say=str)
+    least = further[-1]
+    assert not none
     assert least.peak < point.peak
     off = replace(subject, model=replace(subject.model, settings=replace(settings, fission=())))
-    assert (why_whole(off, options), parts_curve(off, found.points, options, True)) == (
-        "--fission off", [],
-    )  # fmt: skip
+    assert parts_curve(off, found.points, options, further=True, say=str) == ([], "--fission off")
 
 
 def two_products() -> onnx.ModelProto:

@@ -19,7 +19,7 @@ from onnxremat.memory.native import missing
 from onnxremat.memory.session import RegionSession, SlabSession
 from onnxremat.ort.feeds import seeded_feeds
 from onnxremat.ort.infer import build_graph
-from onnxremat.ort.profile import profile
+from onnxremat.ort.profile import Profiling, profile
 from onnxremat.ort.session import session_options
 from onnxremat.session.held import open_held
 from onnxremat.session.measure import executed
@@ -56,7 +56,7 @@ def step(request: pytest.FixtureRequest) -> Graph:
 def test_holds_what_onnxruntime_holds(step: Graph) -> None:
     events = recorded(step)
     for count in (1, 3):
-        found = profile(to_model(step), seeded_feeds(step), ONE, runs=count)
+        found = profile(to_model(step), seeded_feeds(step), ONE, Profiling(count))
         assert held(events, runs=count) == found.arena_bytes - found.weight_bytes
 
 

@@ -16,7 +16,7 @@ from onnxremat.graph.onnx_io import to_model
 from onnxremat.graph.order import default_order, priority_order, reordered
 from onnxremat.graph.traits import ALIAS, INPLACE
 from onnxremat.ort.infer import build_graph
-from onnxremat.ort.profile import profile
+from onnxremat.ort.profile import Profiling, profile
 from onnxremat.ort.session import LEVELS, Options
 from onnxremat.rewrite.emit import rewrite
 from onnxremat.rewrite.gates import add_gates
@@ -282,7 +282,7 @@ def test_counters_are_those_of_the_last_run() -> None:
     from onnxremat.ort.feeds import seeded_feeds
 
     once, often = (
-        profile(to_model(graph), seeded_feeds(graph), ONE, runs=runs, warmup=warmup)
+        profile(to_model(graph), seeded_feeds(graph), ONE, Profiling(runs, warmup))
         for runs, warmup in ((1, 0), (3, 2))
     )
     assert [k.live for k in once.kernels] == [k.live for k in often.kernels] == [256, 512]

@@ -22,7 +22,7 @@ from onnxremat.rewrite.emit import rewrite
 from onnxremat.schedule.plan import Plan
 from onnxremat.session.compare import compare
 from onnxremat.session.load import options_of, write_options
-from onnxremat.session.measure import _merged, measure
+from onnxremat.session.measure import Running, _merged, measure
 from onnxremat.session.snippets import Snippets
 from tests.limits import LONG
 from tests.toolbox import ONE, graph_of, parse, training_chain
@@ -130,9 +130,9 @@ def test_measuring_sees_another_order() -> None:
         "g (float[64] x) => (float[64] y) { a = Sin(x) b = Cos(x) c = Exp(x) y = Sum(a, b, c) }"
     )
     feeds = seeded_feeds(graph)
-    assert measure(graph, to_model(graph), feeds, ONE).order_kept
+    assert measure(Running(graph), to_model(graph), feeds, ONE).order_kept
     turned = graph.with_ops([graph.ops[i] for i in (1, 0, 2, 3)])
-    assert not measure(turned, to_model(graph), feeds, ONE).order_kept
+    assert not measure(Running(turned), to_model(graph), feeds, ONE).order_kept
 
 
 def test_timing_is_paired() -> None:

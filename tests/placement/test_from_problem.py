@@ -11,7 +11,7 @@ import pytest
 from onnxremat.errors import UnsupportedError
 from onnxremat.placement.from_problem import TIED, Kinds, Ops, graph_of
 from onnxremat.placement.graph_files import from_json, to_json
-from onnxremat.planner.over_devices import over_devices
+from onnxremat.planner.on_devices import Devices, on_devices
 from onnxremat.planner.problem import Problem, Rows
 
 
@@ -19,7 +19,7 @@ def problem(cost: list[list[float]]) -> Problem:
     """Ops in a row on some devices."""
     count, devices = len(cost[0]), len(cost)
     base = Problem.plain([100] * count, cost[0], [[v - 1] if v else [] for v in range(count)])
-    return over_devices(base, cost, np.full((devices, devices, count), 0.001))
+    return on_devices(base, Devices(cost, np.full((devices, devices, count), 0.001)))
 
 
 def ops(count: int) -> Ops:

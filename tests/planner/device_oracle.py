@@ -11,7 +11,7 @@ from random import Random
 
 import numpy as np
 
-from onnxremat.planner.over_devices import HostInput, over_devices
+from onnxremat.planner.on_devices import Devices, HostInput, on_devices
 from onnxremat.planner.problem import Problem, Rows
 from onnxremat.planner.problem_lists import ProblemLists
 from onnxremat.planner.schedule import Schedule, Step, default_placement
@@ -35,7 +35,7 @@ def random_device_problem(
     )
     copy = rate[:, :, None] * base.size[None] + 0.1
     if plain:
-        return over_devices(base, cost, copy)
+        return on_devices(base, Devices(cost, copy))
     if draw.random() < 0.3:
         copy[draw.randrange(devices), draw.randrange(devices)] = np.inf
     allowed = np.asarray([[draw.random() < 0.8 for _ in range(ops)] for _ in range(devices)])
@@ -57,15 +57,14 @@ def random_device_problem(
         link = np.full((devices, devices), 0.2 * size)
         readers = tuple(op for op in range(ops) if draw.random() < 0.4)
         given = [HostInput(size, draw.randrange(devices), readers, link)]
-    return over_devices(
-        base, cost, copy, allowed=allowed, group=group, weight=weights, uses=Rows.of(uses),
+    return on_devices(base, Devices(
+        cost, copy, allowed=allowed, group=group, weight=weights, uses=Rows.of(uses),
         required=[draw.choice([-1, draw.randrange(devices)]) for _ in range(base.values)],
         work=np.asarray([[w * draw.choice([0, 1]) for w in base.work[0]] for _ in range(devices)]),
         host_inputs=given,
         copy_busy=np.random.default_rng(seed).uniform(
             0, 0.1 * (seed % 2), (2, devices, base.values)
-        ),
-    )  # fmt: skip
+        )))  # fmt: skip
 
 
 def single(problem: Problem, device: int) -> Problem:

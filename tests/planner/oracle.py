@@ -8,7 +8,7 @@ from random import Random
 
 import numpy as np
 
-from onnxremat.planner.problem import Problem, Rows
+from onnxremat.planner.problem import OneDevice, Problem, Rows
 from onnxremat.planner.problem_lists import ProblemLists
 
 
@@ -41,7 +41,7 @@ def random_problem(
         inplace.append(takes)
     work = [0 if plain or draw.random() < 0.6 else draw.randint(1, 8) for _ in range(ops)]
     again = [plain or draw.random() > frozen for _ in range(ops)]
-    return Problem.single(
+    return OneDevice(
         cost=np.asarray([draw.choice([0.0, 1.0, 2.0, 3.5, 7.0]) for _ in range(ops)]),
         work=np.asarray(work, np.int64),
         reads=Rows.of(reads),
@@ -51,7 +51,7 @@ def random_problem(
         inplace=Rows.of(inplace),
         recompute=np.asarray(again, np.bool_),
         fixed=0 if plain else draw.choice([0, 0, 5]),
-    )
+    ).problem()
 
 
 def random_sequence(problem: Problem, seed: int, *, fixed_order: bool = True) -> list[int]:

@@ -19,7 +19,7 @@ from onnxremat.planner.formulations.spans import Spans, fixed_spans, free_spans,
 from onnxremat.planner.incumbent import NO_LIMIT
 from onnxremat.planner.ladder import solve
 from onnxremat.planner.makespan import makespan
-from onnxremat.planner.over_devices import over_devices
+from onnxremat.planner.on_devices import Devices, on_devices
 from onnxremat.planner.problem import Problem, Rows
 from onnxremat.planner.problem_lists import ProblemLists
 from onnxremat.planner.search.session import Search
@@ -209,13 +209,15 @@ def test_quick_makespan_bound_weighs_devices_by_what_they_are_good_at() -> None:
     base = replace(base, reads=Rows.of([[] for _ in range(20)]))
     cost = np.asarray([[1.0] * 10 + [3.0] * 10, [3.0] * 10 + [1.0] * 10])
     copy = np.ones((2, 2, base.values))
-    assert quick_makespan_bound(over_devices(base, cost, copy)) == (
+    assert quick_makespan_bound(on_devices(base, Devices(cost, copy))) == (
         pytest.approx(10, abs=1e-6), "load",
     )  # fmt: skip
     slow = np.stack([cost[0], np.full(20, np.inf)])
-    assert quick_makespan_bound(over_devices(base, slow, copy))[0] == pytest.approx(40, abs=1e-6)
+    assert quick_makespan_bound(on_devices(base, Devices(slow, copy)))[0] == pytest.approx(
+        40, abs=1e-6
+    )
     twice = np.stack([np.ones(20), np.full(20, 3.0)])  # 15 on the first, 5 on the second
-    found, _ = quick_makespan_bound(over_devices(base, twice, copy))
+    found, _ = quick_makespan_bound(on_devices(base, Devices(twice, copy)))
     assert 14 < found <= 15
 
 
@@ -227,7 +229,7 @@ def test_xengine_is_never_better_and_equal_where_memory_is_no_matter(seed: int) 
         [base.cost, base.cost * np.random.default_rng(seed).uniform(0.5, 3, base.ops)]
     )
     copy = 0.2 * np.broadcast_to(base.size, (2, 2, base.values)) + 0.1
-    problem = over_devices(base, cost, copy)
+    problem = on_devices(base, Devices(cost, copy))
     wiring = ProblemLists(base)
     low, high = largest_need(wiring).bytes, 10**6
     for budget in (low + seed % 5, high):
@@ -249,7 +251,7 @@ def test_oracle_knows_a_case_by_hand() -> None:
     """Two ops of 3 bytes each on devices of 4: the second must read a copy, or run beside."""
     base = random_problem(0, 2, plain=True)
     base = replace(base, size=np.asarray([[3, 1]]))
-    problem = over_devices(base, [[1.0, 9.0], [5.0, 1.0]], np.full((2, 2, base.values), 0.5))
+    problem = on_devices(base, Devices([[1.0, 9.0], [5.0, 1.0]], np.full((2, 2, base.values), 0.5)))
     chained = bool(base.reads.lists()[1])
     expected = 1.0 + 1.0 + (0.5 if chained else 0.0)
     assert optimum(problem, [4, 4], fixed_order=True) == expected

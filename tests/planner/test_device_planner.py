@@ -15,8 +15,8 @@ from onnxremat.planner import peak
 from onnxremat.planner.formulations.extract import without_unread
 from onnxremat.planner.ladder import solve
 from onnxremat.planner.makespan import makespan
-from onnxremat.planner.over_devices import over_devices
-from onnxremat.planner.problem import Problem, Rows
+from onnxremat.planner.on_devices import Devices, on_devices
+from onnxremat.planner.problem import OneDevice, Problem, Rows
 from onnxremat.planner.problem_lists import ProblemLists
 from onnxremat.planner.retime import retimed
 from onnxremat.planner.schedule import Schedule, Step
@@ -40,13 +40,13 @@ def two_devices(problem: Problem, seed: int = 0) -> Problem:
     draw = np.random.default_rng(seed)
     factor = np.where(draw.random(problem.ops) < 0.3, 0.7, 2.5)
     copy = np.broadcast_to(0.01 * problem.size * problem.cost.mean(), (2, 2, problem.values))
-    return over_devices(problem, np.concatenate([problem.cost, problem.cost * factor]), copy)
+    return on_devices(problem, Devices(np.concatenate([problem.cost, problem.cost * factor]), copy))
 
 
 def with_host(problem: Problem, link: float) -> Problem:
     copy = np.broadcast_to(link * problem.size, (2, 2, problem.values))
     cost = np.stack([problem.cost[0], np.full(problem.ops, inf)])
-    return over_devices(problem, cost, copy, names=("gpu", "host"))
+    return on_devices(problem, Devices(cost, copy, names=("gpu", "host")))
 
 
 def share(problem: Problem, part: float) -> int:
@@ -82,7 +82,7 @@ def test_the_cheaper_of_swapping_and_recomputing_is_chosen(link: float, swaps: b
 def test_swapping_and_recomputing_mix_when_each_is_cheaper_somewhere() -> None:
     """Two values must leave the middle: one dear to make and small, one cheap and large."""
     size = [4, 20, 1, 24, 1, 1]
-    base = Problem.single(
+    base = OneDevice(
         cost=np.asarray([50.0, 1.0, 1.0, 1.0, 1.0, 1.0]),
         work=np.zeros(6, np.int64),
         reads=Rows.of([[], [], [0, 1], [2], [3], [0, 1, 4]]),
@@ -91,7 +91,7 @@ def test_swapping_and_recomputing_mix_when_each_is_cheaper_somewhere() -> None:
         keep=np.zeros(6, np.bool_),
         inplace=Rows.of([[] for _ in range(6)]),
         recompute=np.ones(6, np.bool_),
-    )
+    ).problem()
     found = solve(with_host(base, 1.0), [26, inf], asked(time_limit=LONG))
     assert found.status is Status.OPTIMAL
     assert found.schedule is not None
@@ -115,8 +115,9 @@ def test_pins_groups_goals_and_weights_are_kept() -> None:
     cost = np.concatenate([base.cost, base.cost * 1.5])
     copy = np.broadcast_to(0.05 * base.size, (2, 2, base.values))
     uses = Rows.of([[0] if op in (9, 10) else [] for op in range(base.ops)])
-    problem = over_devices(
-        base, cost, copy, allowed=allowed, group=group, required=goal, uses=uses, weight=[500]
+    problem = on_devices(
+        base,
+        Devices(cost, copy, allowed=allowed, group=group, required=goal, uses=uses, weight=[500]),
     )
     budgets = [share(base, 0.8), share(base, 0.8) + 500]
     found = solve(problem, budgets, asked(time_limit=LONG))
@@ -209,7 +210,7 @@ def test_two_threads_agree_with_one() -> None:
 def test_makespan_objective_uses_both_devices_at_once() -> None:
     """Two independent chains: one after the other in time, side by side in makespan."""
     base = ones([[op - 1] if op % 4 else [] for op in range(8)])
-    problem = over_devices(base, np.ones((2, 8)), np.full((2, 2, 8), 5.0))
+    problem = on_devices(base, Devices(np.ones((2, 8)), np.full((2, 2, 8), 5.0)))
     found = solve(problem, [10, 10], asked(objective="makespan", time_limit=LONG))
     assert found.status is Status.OPTIMAL
     assert found.makespan == pytest.approx(4)
@@ -220,7 +221,7 @@ def test_thousands_of_ops_are_spread_over_two_devices_in_seconds() -> None:
     base = small_transformer(130)
     assert base.ops > 2000
     copy = np.broadcast_to(0.005 * base.size * base.cost.mean(), (2, 2, base.values))
-    problem = over_devices(base, np.concatenate([base.cost] * 2), copy, copy_busy=0.3 * copy)
+    problem = on_devices(base, Devices(np.concatenate([base.cost] * 2), copy, copy_busy=0.3 * copy))
     budgets = [share(base, 0.8)] * 2
     seen = Planned(0.8 * problem.reference)
     with work(6.0):
@@ -273,7 +274,7 @@ def test_list_scheduling_is_valid_and_says_what_is_within_budgets(seed: int) -> 
 def test_list_scheduling_finds_the_best_of_two_chains() -> None:
     """Two chains with one value between them that is dear to move."""
     base = ones([[], [], [0], [1], [2], [3], [4], [5], [6, 7]])
-    problem = over_devices(base, np.ones((2, 9)), np.full((2, 2, 9), 1.5))
+    problem = on_devices(base, Devices(np.ones((2, 9)), np.full((2, 2, 9), 1.5)))
     within: list[Schedule] = []
     best = pytest.approx(4 + 1.5 + 1)
     Lists(Search(ProblemLists(problem), [9, 9], free_order=True), fixed_order=False).run(

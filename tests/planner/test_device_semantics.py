@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from onnxremat.errors import UsageError
 from onnxremat.planner.formulations.extract import without_unread
 from onnxremat.planner.makespan import critical_path, makespan, timing
-from onnxremat.planner.over_devices import HostInput, copy_seconds, over_devices
+from onnxremat.planner.on_devices import Devices, HostInput, copy_seconds, on_devices
 from onnxremat.planner.plan_steps import Names, from_plan, to_plan
-from onnxremat.planner.problem import Problem, Rows
+from onnxremat.planner.problem import OneDevice, Problem, Rows
 from onnxremat.planner.problem_lists import ProblemLists
 from onnxremat.planner.schedule import InvalidScheduleError, Schedule, Step
 from onnxremat.planner.search.session import Search
@@ -31,7 +31,7 @@ CASES = (st.integers(0, 10**6), st.integers(2, 12), st.integers(2, 3), st.intege
 def chain(sizes: list[int], *, work: int = 0, keep: int = -1) -> Problem:
     """Ops 0 -> 1 -> .. that each make one value."""
     count = len(sizes)
-    return Problem.single(
+    return OneDevice(
         cost=np.ones(count),
         work=np.full(count, work, np.int64),
         reads=Rows.of([[op - 1] if op else [] for op in range(count)]),
@@ -40,12 +40,14 @@ def chain(sizes: list[int], *, work: int = 0, keep: int = -1) -> Problem:
         keep=np.arange(count) == keep,
         inplace=Rows.of([[] for _ in range(count)]),
         recompute=np.ones(count, np.bool_),
-    )
+    ).problem()
 
 
 def two(problem: Problem, link: float = 0.5, **rest: object) -> Problem:
     copy = np.full((2, 2, problem.values), link)
-    return over_devices(problem, np.concatenate([problem.cost, problem.cost * 2]), copy, **rest)  # type: ignore[arg-type]
+    return on_devices(
+        problem, Devices(np.concatenate([problem.cost, problem.cost * 2]), copy, **rest)
+    )  # type: ignore[arg-type]
 
 
 @settings(max_examples=150, deadline=None)
@@ -62,7 +64,7 @@ def test_one_device_is_the_single_device_problem(seed: int, ops: int, which: int
     assert sum(durations(problem, schedule.steps)) == pytest.approx(took)
     assert seconds(problem, schedule) == pytest.approx(took)
     assert makespan(problem, schedule, [int(use.max())]) == pytest.approx(took)
-    lifted = over_devices(problem, problem.cost, np.full((1, 1, problem.values), inf))
+    lifted = on_devices(problem, Devices(problem.cost, np.full((1, 1, problem.values), inf)))
     assert occupancy(lifted, schedule).tolist() == use.tolist()
 
 
@@ -202,15 +204,16 @@ def test_a_copy_with_a_toll_keeps_both_devices_from_their_next_ops() -> None:
     toll = np.stack([np.full((2, 4), 0.25), np.full((2, 4), 0.5)])
     cost, copy = np.ones((2, 4)), np.full((2, 2, 4), 2.0)
     for given_toll, starts in ((None, [0, 0, 1, 1, 3]), (toll, [0, 0, 1, 1.25, 3])):
-        problem = over_devices(base, cost, copy, copy_busy=given_toll)
+        problem = on_devices(base, Devices(cost, copy, copy_busy=given_toll))
         assert timing(problem, schedule, [9, 9]).start.tolist() == starts
         assert seconds(problem, schedule) == 6
     late = Schedule((Step(0, 0), Step(2, 1), Step(0, 1, 0), Step(3, 1), Step(1, 0)), (-1,) * 4)
-    assert timing(over_devices(base, cost, copy, copy_busy=toll), late, [9, 9]).start.tolist() == [
+    other = on_devices(base, Devices(cost, copy, copy_busy=toll))
+    assert timing(other, late, [9, 9]).start.tolist() == [
         0, 0, 1, 1.5, 1.25,
     ]  # fmt: skip
     with pytest.raises(ValueError, match="copy_busy has an entry above"):
-        over_devices(base, cost, copy, copy_busy=toll * 5)
+        on_devices(base, Devices(cost, copy, copy_busy=toll * 5))
 
 
 @settings(max_examples=150, deadline=None)
@@ -304,12 +307,12 @@ def test_lifting_checks_what_it_is_given() -> None:
     ):
         links = np.ones((len(cost), len(cost), 3)) if len(cost) != 2 else copy
         if why is None:
-            over_devices(base, cost, links, **rest)  # type: ignore[arg-type]
+            on_devices(base, Devices(cost, links, **rest))  # type: ignore[arg-type]
             continue
         with pytest.raises(ValueError, match=why):
-            over_devices(base, cost, links, **rest)  # type: ignore[arg-type]
+            on_devices(base, Devices(cost, links, **rest))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="on a device above"):
-        over_devices(chain([1, 2, 3], keep=2), np.ones((2, 3)), copy, required=[-1, -1, 5])
+        on_devices(chain([1, 2, 3], keep=2), Devices(np.ones((2, 3)), copy, required=[-1, -1, 5]))
 
 
 def test_copy_seconds_are_latency_and_bytes_over_bandwidth() -> None:

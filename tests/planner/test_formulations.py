@@ -12,8 +12,8 @@ from onnxremat.planner import peak, seconds
 from onnxremat.planner.bounds import largest_need
 from onnxremat.planner.formulations import checkmate, retention, xengine
 from onnxremat.planner.formulations.stages import StageModel
-from onnxremat.planner.over_devices import over_devices
-from onnxremat.planner.problem import Problem, Rows
+from onnxremat.planner.on_devices import Devices, on_devices
+from onnxremat.planner.problem import OneDevice, Problem, Rows
 from onnxremat.planner.problem_lists import ProblemLists
 from onnxremat.planner.semantics import peaks
 from onnxremat.planner.semantics import seconds as seconds_of
@@ -66,7 +66,7 @@ def test_formulations_agree_with_the_exact_optimum(seed: int) -> None:
 def two_devices(problem: Problem, seed: int) -> Problem:
     draw = np.random.default_rng(seed)
     cost = np.concatenate([problem.cost, problem.cost * draw.uniform(0.5, 3.0, problem.ops)])
-    return over_devices(problem, cost, problem.size * 0.3 * np.ones((2, 2, 1)))
+    return on_devices(problem, Devices(cost, problem.size * 0.3 * np.ones((2, 2, 1))))
 
 
 def budgets_of(problem: Problem, seed: int) -> list[int]:
@@ -149,11 +149,11 @@ def test_three_devices_and_points_of_schedules(seed: int) -> None:
 def test_memory_is_not_pooled_over_devices() -> None:
     """Two ops of 4 and 3 bytes, the second reads the first: 7 bytes at once. Two devices of 5 bytes
     have 10 together, but no one of them has room for both."""
-    base = Problem.single(
+    base = OneDevice(
         cost=np.ones(2), work=np.zeros(2), reads=Rows.of([[], [0]]), writes=Rows.of([[0], [1]]),
         size=[4, 3], keep=np.zeros(2), inplace=Rows.of([[], []]), recompute=np.ones(2),
-    )  # fmt: skip
-    problem = over_devices(base, np.ones((2, 2)), np.full((2, 2, 2), 0.1))
+    ).problem()  # fmt: skip
+    problem = on_devices(base, Devices(np.ones((2, 2)), np.full((2, 2, 2), 0.1)))
     for budgets, outcome in (([5, 5], Outcome.INFEASIBLE), ([5, 7], Outcome.OPTIMAL)):
         made = xengine.build(problem, budgets)
         assert SOLVERS["scip"].solve(made.model, Limits(LONG)).outcome is outcome

@@ -15,6 +15,7 @@ from onnxremat.planner import Problem, Rows, Status, peak, smallest_budget, solv
 from onnxremat.planner.baselines import BASELINES
 from onnxremat.planner.graph_files import GraphFileError, read_graph
 from onnxremat.planner.order import best_order
+from onnxremat.planner.problem import OneDevice
 from onnxremat.planner.problem_lists import ProblemLists, reordered
 from onnxremat.planner.search import warm_up
 from tests.limits import LONG, after, work
@@ -165,7 +166,7 @@ def test_smallest_budget_is_found_and_explained() -> None:
 
 def test_sequences_of_kept_values_and_one_run_ops() -> None:
     """A random op and a graph output in the middle of a chain are respected."""
-    problem = Problem.single(
+    problem = OneDevice(
         cost=np.asarray([1.0, 1.0, 1.0, 1.0, 1.0]),
         work=np.asarray([0, 4, 0, 0, 0]),
         reads=Rows.of([[], [0], [1], [2], [3, 0]]),
@@ -175,7 +176,7 @@ def test_sequences_of_kept_values_and_one_run_ops() -> None:
         inplace=Rows.of([[], [0], [], [], []]),
         recompute=np.asarray([False, True, True, True, True]),
         fixed=3,
-    )
+    ).problem()
     assert solve(problem, 33, asked(time_limit=LONG)).status is Status.INFEASIBLE
     assert solve(problem, 34, asked(time_limit=LONG)).sequence == (0, 1, 2, 3, 4)
 
@@ -183,7 +184,7 @@ def test_sequences_of_kept_values_and_one_run_ops() -> None:
 def test_values_that_cannot_be_remade_count_in_the_smallest_budget() -> None:
     """A long chain that must hold the output of a random op for its last step."""
     count = 6
-    problem = Problem.single(
+    problem = OneDevice(
         cost=np.ones(count),
         work=np.zeros(count, np.int64),
         reads=Rows.of([[], [0], [1], [2], [3], [4, 0]]),
@@ -192,7 +193,7 @@ def test_values_that_cannot_be_remade_count_in_the_smallest_budget() -> None:
         keep=np.zeros(count, np.bool_),
         inplace=Rows.of([[] for _ in range(count)]),
         recompute=np.asarray([False, True, True, True, True, True]),
-    )
+    ).problem()
     bytes_, _, bound, why = smallest_budget(problem, asked(time_limit=LONG))
     assert bytes_ == bound == 30
     assert "cannot be remade" in why

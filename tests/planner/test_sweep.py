@@ -34,7 +34,7 @@ class Ladder:
 def test_curve_is_monotone_and_within_its_budgets(jobs: int) -> None:
     budgets = budgets_between(int(0.4 * TOP), TOP, 5)
     seen: list[Point] = []
-    points = sweep(Ladder(PROBLEM), budgets, jobs=jobs, done=seen.append)
+    points = tightened(sweep(Ladder(PROBLEM), budgets, jobs=jobs, done=seen.append))
     assert [point.budget for point in points] == budgets
     assert sorted(point.budget for point in seen) == sorted(budgets)
     times = [point.solution.time for point in points]
@@ -114,7 +114,7 @@ def test_known_points_are_part_of_the_curve_and_start_others() -> None:
 
     budget = int(0.5 * TOP)
     known = Point(budget, plain(budget, None, None))
-    points = sweep(planner, [budget, TOP], known=[known])
+    points = tightened(sweep(planner, [budget, TOP], known=[known]))
     assert [point.budget for point in points] == [TOP, budget]
     assert begun == [known.solution.sequence]
 
@@ -126,7 +126,7 @@ def test_stopping_keeps_what_is_done() -> None:
         stop=lambda: len(done) >= 2,
     )  # fmt: skip
     assert len(points) == 2
-    assert points == sorted(done, key=lambda point: -point.budget)
+    assert points == done
 
 
 def dies(budget: int, warm: Sequence[int] | None, stop: Stop | None) -> Solution:
@@ -139,7 +139,7 @@ def dies(budget: int, warm: Sequence[int] | None, stop: Stop | None) -> Solution
 
 
 def test_a_process_that_dies_is_a_point_without_a_plan_of_its_own() -> None:
-    high, low = sweep(dies, [TOP, int(0.7 * TOP)], jobs=2)
+    high, low = tightened(sweep(dies, [TOP, int(0.7 * TOP)], jobs=2))
     assert low.solution.planner == "survivor"
     assert high.solution.sequence == low.solution.sequence
     assert any("ended with code 3" in note for note in high.solution.notes)

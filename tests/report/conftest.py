@@ -10,7 +10,7 @@ from onnxremat.graph.ir import Graph
 from onnxremat.rewrite.emit import Rewritten, rewrite
 from onnxremat.schedule.plan import Plan
 from onnxremat.schedule.simulate import Timeline, simulate
-from onnxremat.session.measure import Measurement, measure
+from onnxremat.session.measure import Measurement, Running, measure
 from tests.toolbox import ONE, seeded_feeds, training_chain
 
 LAYERS = 5
@@ -87,5 +87,5 @@ def case() -> Case:
     seconds = {op.name: 1e-3 * (1 + len(op.name) % 2) for op in graph.ops}
     plan = recomputing_plan(graph)
     made = rewrite(graph, plan)
-    run = measure(made.graph, made.model(), seeded_feeds(graph, 0), ONE, seconds=seconds)
+    run = measure(Running(made.graph, seconds=seconds), made.model(), seeded_feeds(graph, 0), ONE)
     return Case(graph, seconds, plan, made, simulate(graph, seconds=seconds), run)

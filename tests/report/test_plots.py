@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from onnxremat.errors import UsageError
 from onnxremat.graph.ir import Graph, Op, Tensor
 from onnxremat.report import figures
-from onnxremat.report.curve import draw_curve
+from onnxremat.report.curve import CurveView, draw_curve
 from onnxremat.report.figures import byte_unit, second_unit, shortened
 from onnxremat.report.losses import draw_losses
 from onnxremat.report.sweep import bounds, infeasible_until, plans
@@ -55,10 +55,11 @@ def picture(path: Path) -> np.ndarray:
 
 def test_timeline_png_is_a_plot(case: Case, tmp_path: Path) -> None:
     path = tmp_path / "t.png"
-    draw_timeline(
-        case.rewritten.graph, case.predicted, path, measured=case.run.profile,
-        budget=case.predicted.peak, store_all=case.base, title="chain",
+    view = View(
+        case.rewritten.graph, case.predicted, case.run.profile, case.predicted.peak, case.base,
+        "chain",
     )  # fmt: skip
+    draw_timeline(view, path)
     pixels = picture(path)
     assert pixels.shape[0] > 600
     assert pixels.shape[1] > 1200
@@ -72,10 +73,10 @@ def test_timeline_png_is_a_plot(case: Case, tmp_path: Path) -> None:
 def test_timeline_says_its_numbers(
     case: Case, tmp_path: Path, drawn: list[Figure], axis: str
 ) -> None:
-    draw_timeline(
-        case.rewritten.graph, case.predicted, tmp_path / "t.png", measured=case.run.profile,
-        budget=98765, store_all=case.base, title="chain", axis=axis,
-    )  # fmt: skip
+    view = View(
+        case.rewritten.graph, case.predicted, case.run.profile, 98765, case.base, "chain", axis
+    )
+    draw_timeline(view, tmp_path / "t.png")
     text = words(drawn[0])
     for size in (case.predicted.peak, case.run.peak, case.base.peak, 98765):
         assert format_bytes(size) in text
@@ -87,7 +88,7 @@ def test_timeline_says_its_numbers(
 
 
 def test_measured_line_has_the_kernels_bytes(case: Case) -> None:
-    view = View(case.rewritten.graph, case.predicted, case.run.profile, None, None, True)
+    view = View(case.rewritten.graph, case.predicted, case.run.profile)
     at, rows = measured_line(view)
     assert len(rows) == len(case.run.profile.kernels) + 1
     assert rows.max() == case.run.peak
@@ -99,7 +100,7 @@ def test_fused_kernels_are_left_out_of_the_measured_line(case: Case) -> None:
     renamed = replace(case.run.profile.kernels[3], name="made by fusion")
     kernels = (*case.run.profile.kernels[:3], renamed, *case.run.profile.kernels[4:])
     changed = replace(case.run.profile, kernels=kernels)
-    view = View(case.rewritten.graph, case.predicted, changed, None, None, False)
+    view = View(case.rewritten.graph, case.predicted, changed, axis="steps")
     assert len(measured_line(view)[1]) == len(kernels)
 
 
@@ -112,7 +113,7 @@ def test_steps_axis_counts_planned_ops_only(case: Case) -> None:
 def test_svg_is_written_and_the_same_every_time(case: Case, tmp_path: Path) -> None:
     texts = []
     for name in ("a.svg", "b.SVG"):
-        draw_timeline(case.rewritten.graph, case.predicted, tmp_path / name)
+        draw_timeline(View(case.rewritten.graph, case.predicted), tmp_path / name)
         texts.append((tmp_path / name).read_text())
     assert texts[0] == texts[1]
     assert texts[0].startswith("<?xml")
@@ -123,7 +124,7 @@ def test_three_thousand_steps_and_odd_names(tmp_path: Path, drawn: list[Figure])
     graph = _long_graph(3000)
     timeline = simulate(graph, scratch={op.name: 1 << 20 for op in graph.ops})
     title = "a_$title$ " + "that goes on " * 40
-    draw_timeline(graph, timeline, tmp_path / "t.png", title=title, store_all=timeline)
+    draw_timeline(View(graph, timeline, store_all=timeline, title=title), tmp_path / "t.png")
     width = drawn[0].bbox.x1
     assert all(text.get_window_extent().x1 <= width for text in drawn[0].texts)
     assert "…" in words(drawn[0])
@@ -143,16 +144,16 @@ def _long_graph(count: int) -> Graph:
 def test_time_is_not_drawn_where_it_is_unknown(
     case: Case, tmp_path: Path, drawn: list[Figure]
 ) -> None:
-    draw_timeline(case.graph, simulate(case.graph), tmp_path / "t.png", axis="time")
+    draw_timeline(View(case.graph, simulate(case.graph), axis="time"), tmp_path / "t.png")
     assert "step (executed op)" in words(drawn[0])
 
 
 @pytest.mark.parametrize("name", ["t.pdf", "t.jpg", "t", "t.png.bak"])
 def test_unknown_suffix_names_the_accepted_ones(case: Case, tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match=r"\.png or \.svg"):
-        draw_timeline(case.graph, case.base, tmp_path / name)
+        draw_timeline(View(case.graph, case.base), tmp_path / name)
     with pytest.raises(UsageError, match=r"\.png or \.svg"):
-        draw_curve(ROWS, tmp_path / name)
+        draw_curve(CurveView(ROWS), tmp_path / name)
     assert not list(tmp_path.iterdir())
 
 
@@ -167,29 +168,31 @@ def test_failed_drawing_keeps_the_old_file(
 
     monkeypatch.setattr(Figure, "savefig", fail)
     with pytest.raises(RuntimeError, match="disk"):
-        draw_timeline(case.graph, case.base, path)
+        draw_timeline(View(case.graph, case.base), path)
     assert path.read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["t.png"]
 
 
 def test_missing_folder_is_one_clear_error(case: Case, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot write"):
-        draw_timeline(case.graph, case.base, tmp_path / "no" / "t.png")
+        draw_timeline(View(case.graph, case.base), tmp_path / "no" / "t.png")
 
 
 def test_wrong_axis_and_empty_run(case: Case, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="unknown axis"):
-        draw_timeline(case.graph, case.base, tmp_path / "t.png", axis="days")
+        draw_timeline(View(case.graph, case.base, axis="days"), tmp_path / "t.png")
     empty = simulate(case.graph.with_ops([]))
     with pytest.raises(UsageError, match="nothing to draw"):
-        draw_timeline(case.graph.with_ops([]), empty, tmp_path / "t.png")
+        draw_timeline(View(case.graph.with_ops([]), empty), tmp_path / "t.png")
 
 
 def test_curve_says_its_numbers(tmp_path: Path, drawn: list[Figure]) -> None:
     path = tmp_path / "c.png"
     draw_curve(
-        ROWS, path, title="chain", store_all_peak=100 << 20, chosen=(60 << 20, 0.2),
-        infeasible_below=40 << 20,
+        CurveView(
+            ROWS, "chain", 100 << 20, chosen=(60 << 20, 0.2), infeasible_below=40 << 20
+        ),
+        path,
     )  # fmt: skip
     assert 0.05 < (picture(path) < 0.97).any(axis=2).mean() < 0.9
     text = words(drawn[0])
@@ -208,10 +211,10 @@ def test_curve_says_its_numbers(tmp_path: Path, drawn: list[Figure]) -> None:
 
 
 def test_curve_without_any_plan(tmp_path: Path) -> None:
-    draw_curve([Row(10 << 20), ROWS[-1]], tmp_path / "c.svg", store_all_peak=100 << 20)
+    draw_curve(CurveView([Row(10 << 20), ROWS[-1]], store_all_peak=100 << 20), tmp_path / "c.svg")
     assert (tmp_path / "c.svg").stat().st_size > 5000
     with pytest.raises(UsageError, match="no points"):
-        draw_curve([], tmp_path / "c.svg")
+        draw_curve(CurveView([]), tmp_path / "c.svg")
 
 
 def test_curves_never_rise() -> None:

@@ -24,7 +24,7 @@ from onnxremat.rewrite.emit import rewrite
 from onnxremat.rewrite.pins import is_added
 from onnxremat.schedule.plan import Plan
 from onnxremat.schedule.simulate import Rules, Timeline, simulate
-from onnxremat.session.measure import measure, predict
+from onnxremat.session.measure import Running, measure, predict
 from tests.toolbox import ONE, PLAIN, graph_of, names, random_dag, random_sequence, run
 
 OFTEN = settings(
@@ -103,7 +103,7 @@ def _error(graph: Graph, options: Options) -> float:
     """Predicted over measured live peak, minus one; scratch is taken from another run."""
     feeds = seeded_feeds(graph)
     scratch = {k.name: k.scratch for k in profile(to_model(graph), feeds, options).kernels}
-    found = measure(graph, to_model(graph), feeds, options, scratch=scratch)
+    found = measure(Running(graph, scratch), to_model(graph), feeds, options)
     assert names(found.profile) == list(found.predicted.ops)
     return found.predicted.live_peak / found.profile.live_peak - 1
 

@@ -32,6 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     nets, exporters = _nets(asked), asked.exporter or _exporters()
     kept = tempfile.TemporaryDirectory(prefix="zoo-")
     folder = asked.cache or cache_folder(Path(kept.name))
+    folder.mkdir(parents=True, exist_ok=True)
     if asked.files:
         from tests.zoo.held import table
 

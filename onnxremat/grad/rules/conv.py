@@ -47,7 +47,7 @@ def _conv(call: Call, *, banded: bool, columns: bool = True) -> Cotangents:
     group = call.attribute("group", 1)
     dx = dw = None
     if call.need(0):
-        dx = data_cotangent(t, dy, w, t.shape(x), window, group, columns=columns)
+        dx = data_cotangent(call, window, group, columns=columns)
     if call.need(1):
         dw = weight_cotangent(t, x, dy, Filters(filters, group), window, banded=banded)
     db = t.sum(dy, [0, *window.axes]) if call.need(2) else None
@@ -98,10 +98,10 @@ def _transposed_window(call: Call, sizes: Shape, kernel: Shape) -> Window:
     return replace(window, before=before, after=after)
 
 
-def data_cotangent(
-    t: Tape, dy: str, w: str, shape: Shape, window: Window, group: int, *, columns: bool = True
-) -> str:
+def data_cotangent(call: Call, window: Window, group: int, *, columns: bool = True) -> str:
     """Cotangent of the data of a convolution; ``columns`` allows Col2Im."""
+    t, (x, w), dy = call.tape, call.op.inputs[:2], call.dy
+    shape = t.shape(x)
     if _flip_pays(t, dy, w, window, group):
         return _by_flipped_kernel(t, dy, w, shape, window, group)
     if columns and _small(t, dy, window, group):

@@ -110,8 +110,7 @@ class Walker:
     """An annealing run.
 
     Args:
-        arrays: the problem.
-        scratch, streams: work space.
+        space: the problem, and work space.
         codes: a valid schedule.
         placement: where its results end.
         heat: starting temperature in mean op costs.
@@ -120,10 +119,10 @@ class Walker:
     """
 
     def __init__(
-        self, arrays: Arrays, scratch: Scratch, streams: Streams, codes: Ints, placement: Ints,
-        heat: float, room: int, parallel: bool,
+        self, space: tuple[Arrays, Scratch, Streams], codes: Ints, placement: Ints, heat: float,
+        room: int, parallel: bool,
     ) -> None:  # fmt: skip
-        self.arrays, self.scratch, self.streams = arrays, scratch, streams
+        self.arrays, self.scratch, self.streams = arrays, scratch, streams = space
         self.steps, self.parallel = len(codes), parallel
         self.hot, self.cold = temperatures(arrays, heat)
         price = first_price(arrays)

@@ -246,6 +246,5 @@ class Search:
             return incremental.Walker(self.arrays, codes, placement, random, heat, self.room)
         from onnxremat.planner.search import anneal
 
-        return anneal.Walker(
-            self.arrays, self.scratch, self.streams, codes, placement, heat, self.room, parallel
-        )
+        space = (self.arrays, self.scratch, self.streams)
+        return anneal.Walker(space, codes, placement, heat, self.room, parallel)

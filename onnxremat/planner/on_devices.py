@@ -49,26 +49,11 @@ def copy_seconds(size: ArrayLike, latency: ArrayLike, bandwidth: ArrayLike) -> F
     return seconds
 
 
-def over_devices(
-    problem: Problem,
-    cost: ArrayLike,
-    copy: ArrayLike,
-    *,
-    names: Sequence[str] | None = None,
-    work: ArrayLike | None = None,
-    allowed: ArrayLike | None = None,
-    group: Sequence[int] | None = None,
-    required: Sequence[int] | None = None,
-    uses: Rows | None = None,
-    weight: ArrayLike | None = None,
-    fixed: ArrayLike | None = None,
-    host_inputs: Sequence[HostInput] = (),
-    copy_busy: ArrayLike | None = None,
-) -> Problem:
-    """A single-device problem on several devices.
+@dataclass(frozen=True)
+class Devices:
+    """What several devices say of a problem of n ops and m values.
 
-    Args:
-        problem: ops, values, in-place and kept values; its costs and workspace are defaults only.
+    Attributes:
         cost: seconds per run, shape (D, n); ``inf`` where an op cannot run, a whole row for a
             device that only stores (swapping).
         copy: seconds per copy, shape (D, D, m); ``inf`` without a link. See :func:`copy_seconds`.
@@ -84,24 +69,47 @@ def over_devices(
             ``problem`` are numbered from ``len(host_inputs)`` on, and a value after those of
             ``problem``.
         copy_busy: seconds of a copy of each value that keep its two devices busy, shape (2, D, m).
+    """
+
+    cost: ArrayLike
+    copy: ArrayLike
+    names: Sequence[str] | None = None
+    work: ArrayLike | None = None
+    allowed: ArrayLike | None = None
+    group: Sequence[int] | None = None
+    required: Sequence[int] | None = None
+    uses: Rows | None = None
+    weight: ArrayLike | None = None
+    fixed: ArrayLike | None = None
+    host_inputs: Sequence[HostInput] = ()
+    copy_busy: ArrayLike | None = None
+
+
+def on_devices(problem: Problem, given: Devices) -> Problem:
+    """A problem of one device on several.
+
+    Args:
+        problem: ops, values, in-place and kept values; its costs and workspace are defaults only.
 
     Raises:
         ValueError: shapes that do not fit, negative numbers, or an op that can run nowhere.
     """
-    seconds = np.array(cost, np.float64, ndmin=2)
+    seconds = np.array(given.cost, np.float64, ndmin=2)
     devices, ops = seconds.shape
-    if allowed is not None:
-        seconds = np.where(np.asarray(allowed, np.bool_), seconds, np.inf)
-    links = np.array(copy, np.float64)
+    if given.allowed is not None:
+        seconds = np.where(np.asarray(given.allowed, np.bool_), seconds, np.inf)
+    links = np.array(given.copy, np.float64)
     _expect("cost", seconds, (devices, problem.ops))
     _expect("copy", links, (devices, devices, problem.values))
     links[np.arange(devices), np.arange(devices)] = np.inf
-    space = np.broadcast_to(problem.work if work is None else np.asarray(work), (devices, ops))
+    space = np.broadcast_to(
+        problem.work if given.work is None else np.asarray(given.work), (devices, ops)
+    )
     sizes = np.broadcast_to(problem.size, (devices, problem.values))
-    weights = np.asarray([] if weight is None else weight, np.int64)
-    placed = np.asarray(ANY if required is None else required)
+    weights = np.asarray([] if given.weight is None else given.weight, np.int64)
+    placed = np.asarray(ANY if given.required is None else given.required)
     base = Problem(
-        names=tuple(names) if names else tuple(f"device{d}" for d in range(devices)),
+        names=tuple(given.names) if given.names else tuple(f"device{d}" for d in range(devices)),
         cost=seconds,
         work=np.array(space, np.int64),
         size=np.array(sizes, np.int64),
@@ -112,13 +120,13 @@ def over_devices(
         keep=problem.keep,
         required=np.where(problem.keep, placed, ANY).astype(np.int32),
         recompute=problem.recompute,
-        group=np.asarray([ANY] * ops if group is None else group, np.int32),
-        uses=uses if uses is not None else Rows.of([[] for _ in range(ops)]),
+        group=np.asarray([ANY] * ops if given.group is None else given.group, np.int32),
+        uses=given.uses if given.uses is not None else Rows.of([[] for _ in range(ops)]),
         weight=weights,
-        fixed=_fixed(problem, seconds, weights, fixed),
-        copy_busy=None if copy_busy is None else np.array(copy_busy, np.float64),
+        fixed=_fixed(problem, seconds, weights, given.fixed),
+        copy_busy=None if given.copy_busy is None else np.array(given.copy_busy, np.float64),
     )
-    made = _with_host_inputs(base, host_inputs) if host_inputs else base
+    made = _with_host_inputs(base, given.host_inputs) if given.host_inputs else base
     _validate(made)
     return made
 
