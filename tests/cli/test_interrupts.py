@@ -108,6 +108,7 @@ def test_train_ends_in_the_middle_of_a_step(endless: Path) -> None:
 
 
 WRITING = f"""
+import threading
 import numpy as np
 from pathlib import Path
 from onnxremat.cli.console import Voice
@@ -120,7 +121,7 @@ feeds = {{"x": np.zeros((4, 3), np.float32), "n": np.array(1)}}
 with WATCH.watching(), Voice().working() as interrupt, atomic(Path("out.onnx")) as half:
     half.write_text("half")
     interrupt()  # somebody looks whether to stop: the first Ctrl-C may wait
-    print("ready", flush=True)
+    threading.Timer(1, print, ["ready"], {{"flush": True}}).start()  # when compiled code runs
     session.run(None, feeds)
 """
 
