@@ -9,6 +9,7 @@ from pathlib import Path
 
 from onnxremat.device.machine import Device, Machine
 from onnxremat.execute.pools import pooled, ready_made
+from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.memory.taken import heap_bytes
 from onnxremat.ort.binding import wrap
@@ -19,7 +20,7 @@ from onnxremat.ort.session import TUNED
 from onnxremat.ort.values import Stage
 from onnxremat.ort.weights import held_by
 from onnxremat.rewrite.partition import Counted, Partition, Partitioned, part_graph
-from onnxremat.schedule.simulate import Rules, simulate
+from onnxremat.schedule.simulate import Rules, Timeline, simulate
 from onnxremat.schedule.updates import written_over
 from onnxremat.session.measure import executed
 from onnxremat.session.process import further_bytes
@@ -75,11 +76,23 @@ def predicted_inside(
         pool: values that get their buffer before the partition that makes them starts.
     """
     early = ready_made(part, pool, updated)
-    graph = written_over(part_graph(part, device), {*updated, *early})
-    line = simulate(executed(graph, TUNED), Rules(), scratch=scratch)
+    graph, line = simulated(part, device, scratch, {*updated, *early})
     there = sum(part.graph.tensors[name].bytes for name in early)
     held = tuple(a + b + there for a, b in zip(line.live, line.scratch, strict=True))
     return Inside(held_by(graph), line.ops, held, "predicted")
+
+
+def simulated(
+    part: Partition, device: Device, scratch: Mapping[str, int], given: Collection[str]
+) -> tuple[Graph, Timeline]:
+    """A run of a partition on paper: its graph in the order in which it runs, and the bytes.
+
+    Args:
+        scratch: bytes per op.
+        given: outputs that are written into buffers that are there before.
+    """
+    graph = executed(written_over(part_graph(part, device), set(given)), TUNED)
+    return graph, simulate(graph, Rules(), scratch=scratch)
 
 
 def measured_inside(

@@ -138,6 +138,7 @@ class Result:
             "overhead_measured": result.ratio - 1 if result else None,
             "overhead_spread": result.spread if result else None,
             "original_time_ratio": original.ratio if original else None,
+            "original_spread": original.spread if original else None,
             "overhead_to_original": result.ratio / original.ratio - 1
             if result and original
             else None,

@@ -11,6 +11,8 @@ from onnxremat.units import format_bytes, format_seconds
 
 Facts = Mapping[str, Any]
 Cell = Callable[[Facts], str]
+NOISE = 0.25  # of a time: half of the rounds may lie so far from their median, else it says nothing
+UNKNOWN = "not measurable here"
 
 
 @dataclass(frozen=True)
@@ -89,16 +91,39 @@ def _reference(facts: Facts) -> str:
     return "reference" if facts.get("overhead_planned") is not None else ""
 
 
-def _measured_overhead(facts: Facts) -> str:
-    if facts.get("overhead_measured") is None:
+def change(share: float | None, spread: float | None) -> str:
+    """A measured change of time, and how far half of the rounds lie around it; no figure where
+    that is further than the change, or so far that it says nothing.
+
+    Args:
+        share: of the time it is compared with.
+        spread: in the same measure.
+    """
+    if share is None:
         return ""
-    spread = facts.get("overhead_spread")
-    return signed(facts["overhead_measured"]) + (f" +/- {spread:.1%}" if spread else "")
+    spread = spread or 0.0
+    if spread > NOISE * (1 + share):
+        return UNKNOWN
+    if 0 < abs(share) <= spread:
+        return f"within +/- {spread:.1%}"
+    return signed(share) + (f" +/- {spread:.1%}" if spread else "")
+
+
+def measured_overhead(facts: Facts) -> str:
+    """Time against the graph that stores everything, as measured; nothing where it was not."""
+    return change(facts.get("overhead_measured"), facts.get("overhead_spread"))
+
+
+def original_overhead(facts: Facts) -> str:
+    """Time against the original's, as measured; nothing where it was not."""
+    return change(
+        facts.get("overhead_to_original"), _spread_to_original(facts, "overhead_measured")
+    )
 
 
 def _original_overhead(facts: Facts) -> str:
     ratio = facts.get("original_time_ratio")
-    return "" if ratio is None else signed(ratio - 1)
+    return "" if ratio is None else change(ratio - 1, facts.get("original_spread"))
 
 
 def _to_original(name: str = "") -> Cell:
@@ -106,9 +131,19 @@ def _to_original(name: str = "") -> Cell:
 
     def cell(facts: Facts) -> str:
         ratio, more = facts.get("original_time_ratio"), facts.get(name) if name else 0.0
-        return signed((1 + more) / ratio - 1) if ratio and more is not None else ""
+        if not ratio or more is None:
+            return ""
+        return change((1 + more) / ratio - 1, _spread_to_original(facts, name))
 
     return cell
+
+
+def _spread_to_original(facts: Facts, name: str) -> float:
+    """How far a ratio to the original's time may be off: by its rounds, and those of the result's
+    where ``name`` is its measured time."""
+    ratio = facts.get("original_time_ratio") or 1.0
+    own = (facts.get("overhead_spread") or 0.0) if name == "overhead_measured" else 0.0
+    return own / ratio + (facts.get("original_spread") or 0.0) / ratio
 
 
 def _nodes_after(facts: Facts) -> str:
@@ -150,7 +185,7 @@ COMPARISON = (
     ),
     Line(
         "step time", _original_overhead, _reference,
-        lambda facts: signed(facts.get("overhead_planned")), _measured_overhead,
+        lambda facts: signed(facts.get("overhead_planned")), measured_overhead,
     ),
     Line(
         "  to the original's",
@@ -171,6 +206,7 @@ def statements(facts: Facts) -> list[tuple[str, str]]:
     rows = [
         ("budget", _budget_words(facts)),
         ("one run", _but(_seconds(facts.get("step_seconds")), "median")),
+        ("times", _noise_words(facts)),
         ("plan", _plan_words(facts)),
         ("proven", _proof_words(facts)),
         ("prediction", _prediction_words(facts)),
@@ -203,6 +239,15 @@ def beside_words(facts: Facts) -> str:
 
 def _seconds(count: float | None) -> str:
     return "" if count is None else format_seconds(count)
+
+
+def _noise_words(facts: Facts) -> str:
+    if UNKNOWN not in (measured_overhead(facts), original_overhead(facts)):
+        return ""
+    return (
+        "not measurable here: the same run took very different times, as on a machine that does "
+        "other work; onnxremat bench repeats it"
+    )
 
 
 def _but(words: str, more: str) -> str:

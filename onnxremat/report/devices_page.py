@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping
 from html import escape
 from typing import Any
 
 from onnxremat.execute.deployment import Deployment
 from onnxremat.execute.pipelined import pipeline_stages
-from onnxremat.report.elements import AGAIN, HELD, Frame, Moments, made_here, table
+from onnxremat.report.device_times import measured, of_costs, predicted, time_heads, time_rows
+from onnxremat.report.device_values import Held
+from onnxremat.report.elements import AGAIN, HELD, READERS, Frame, Moments, made_here, table
 from onnxremat.report.gantt import draw
 from onnxremat.report.recomputed import recomputed_ops
-from onnxremat.report.spread import Spread, Waiting
+from onnxremat.report.spread import Spread
 from onnxremat.rewrite.partition import Copy
 from onnxremat.units import format_bytes, format_seconds
 
-Facts = dict[str, Any]
+Facts = Mapping[str, Any]
 
 
 def devices_page(spread: Spread) -> Frame:
@@ -27,7 +30,7 @@ def devices_page(spread: Spread) -> Frame:
         _key(spread),
         (0, 1000, round(at / (spread.end or 1.0) * 1000)),
         _moment(spread, at),
-        ("bytes", "value", "device", "made or brought by", "still to be read by"),
+        ("bytes", "value", "device", "made by", "still to be read by"),
         map(_row, _held(spread, at)),
         _data(spread, at),
         "times.js",
@@ -35,14 +38,17 @@ def devices_page(spread: Spread) -> Frame:
     return Frame(
         f"{spread.facts.get('model') or spread.source}: what each device does",
         _lead(spread),
-        (("What each device does", _summary(spread)),),
+        (
+            ("What each device does", _summary(spread)),
+            ("How long it takes", _times(spread)),
+        ),
         "When it does it, and what it holds then",
         moments,
         (
             ("Where the peaks are", _why(spread)),
             ("What was recomputed, and what was moved", _recomputed(spread)),
             ("How far from the least it is", _proof(spread)),
-            ("How it was made", made_here(f"{spread.source} from its original", command(spread))),
+            ("How it was made", made_here("the planned model", command(spread))),
         ),
     )
 
@@ -58,25 +64,36 @@ def _fullest(spread: Spread) -> float:
 
 
 def _lead(spread: Spread) -> str:
-    facts, made = spread.facts, spread.made
+    made = spread.made
     busy = {part.device for part in made.parts.partitions}
     busy.update(name for row in made.replicas.values() for name in row)
-    words = [f"{len(busy)} of {len(made.machine.names)} devices compute"]
+    verb = "computes" if len(busy) == 1 else "compute"
+    words = [f"{len(busy)} of {len(made.machine.names)} devices {verb}"]
     if made.in_flight:
-        rate = facts.get("samples_per_second_predicted")
         words.append(f", with at most {made.in_flight} samples inside")
         words += [
             f", {' and '.join((first, *row))} take samples in turn"
             for first, row in made.replicas.items()
         ]
         words += [f", which pass {way}" if (way := _way(made)) else ""]
-        words.append(f": <b>{rate:.4g} samples per second</b> predicted" if rate else "")
-    elif spread.known:
-        words.append(f", and a run takes <b>{format_seconds(spread.end)}</b> as predicted")
-        alone = facts.get("best_single_device_seconds")
-        if alone:
-            words.append(f", {format_seconds(alone)} on the best one alone")
-    return "".join(words) + "."
+    return "".join(words) + _takes(spread) + "."
+
+
+def _takes(spread: Spread) -> str:
+    """The time, measured where it was, and that of the best device alone, found in the same way."""
+    facts = spread.facts
+    if not (spread.known or facts.get("timings")):
+        return ""
+    took, alone, how = predicted(facts), facts.get("best_single_device_seconds"), "as predicted"
+    if found := measured(facts):
+        (took, alone), how = found, "measured"
+    elif facts.get("tried"):
+        alone, how = None, "as a trial of its partitions told"
+    if spread.made.in_flight:
+        words = f": <b>{1 / took:.4g} samples per second</b> {how}" if took else ""
+        return words + (f", {1 / alone:.4g} on the best one alone" if alone and took else "")
+    words = f", and a run takes <b>{format_seconds(took or spread.end)}</b> {how}"
+    return words + (f", {format_seconds(alone)} on the best one alone" if alone else "")
 
 
 def _way(made: Deployment) -> str:
@@ -111,25 +128,38 @@ def _summary(spread: Spread) -> str:
     return table(heads, rows, numbers=7)
 
 
+def _times(spread: Spread) -> str:
+    """A line per way to run it, and what was found on the way to the plan."""
+    rows, notes = time_rows(spread.facts), spread.facts.get("notes") or ()
+    words = table(time_heads(spread.facts), rows, numbers=4) if rows else ""
+    if not notes:
+        return words
+    return words + "<ul>" + "".join(f"<li>{escape(note)}</li>" for note in notes) + "</ul>"
+
+
 def _in_turn(spread: Spread) -> dict[str, str]:
     """Devices that take the samples of another one's stage in turn with it, and that one."""
     return {other: first for first, row in spread.made.replicas.items() for other in row}
 
 
 def _key(spread: Spread) -> str:
-    made = [
-        '<li><span class="swatch" style="background:#1b7fbf"></span>a partition computes</li>',
-        '<li><span class="swatch" style="background:#e69f00"></span>a value is copied</li>',
-        '<li><span class="swatch" style="background:#a6d3ee"></span>bytes held</li>',
-    ]
+    swatch = '<li><span class="swatch" style="background:{}"></span>{}</li>'
+    made = [swatch.format("#1b7fbf", "a partition computes")]
+    if spread.made.parts.copies:
+        made.append(swatch.format("#e69f00", "a value is handed over or copied"))
+    made.append(swatch.format("#a6d3ee", "bytes held (&#9660; the most)"))
     if any(limit <= 3 * spread.peak(name)[1] for name, limit in spread.made.limits.items()):
         made.append('<li><span class="line budget"></span>budget</li>')
     return "".join(made)
 
 
 def _moment(spread: Spread, at: float) -> str:
+    alike = _in_turn(spread)
     words = [format_seconds(at) if spread.known else f"{at / (spread.end or 1):.0%} of the run"]
     for name in _streams(spread):
+        if name in alike:
+            words.append(_does_as(name, alike))
+            continue
         now = next(
             (
                 f"{called} ({does})"
@@ -148,48 +178,49 @@ def _moment(spread: Spread, at: float) -> str:
     return ". ".join(words) + "."
 
 
+def _does_as(name: str, alike: Mapping[str, str]) -> str:
+    return f"{name} takes samples in turn with {alike[name]}"
+
+
 def _streams(spread: Spread) -> list[str]:
     """Devices first, then links that copy."""
     return list(dict.fromkeys((*spread.made.machine.names, *spread.streams)))
 
 
-def _held(spread: Spread, at: float) -> list[tuple[Waiting, list[str]]]:
+def _held(spread: Spread, at: float) -> list[tuple[Held, list[str]]]:
     """The largest values at a moment, and who still reads them."""
-    alive = [value for value in spread.waiting() if value.begin <= at < value.end]
-    alive.sort(key=lambda value: -value.bytes)
-    return [(value, [name for end, name in value.readers if end > at]) for value in alive[:HELD]]
+    return [
+        (value, [name for end, name in value.readers if end > at])
+        for value in spread.alive(at)[:HELD]
+    ]
 
 
-def _row(found: tuple[Waiting, list[str]]) -> tuple[str, ...]:
+def _row(found: tuple[Held, list[str]]) -> tuple[str, ...]:
     value, readers = found
-    said = ", ".join(readers) or "\u2013"
-    return format_bytes(value.bytes), value.value, value.device, value.producer, said
+    more = len(readers) - READERS
+    said = ", ".join(readers[:READERS]) + (f", {more} more" if more > 0 else "")
+    return format_bytes(value.bytes), value.value, value.device, value.producer, said or "\u2013"
 
 
 def _why(spread: Spread) -> str:
     made, alike = [], _in_turn(spread)
     for name in spread.made.machine.names:
         if name in alike:
-            made.append(
-                f"<p><b>{escape(name)}</b> takes samples in turn with {escape(alike[name])}, and "
-                "holds as much for one.</p>"
-            )
+            made.append(f"<p>{escape(_does_as(name, alike))}, and holds as much for one.</p>")
             continue
         if not spread.held[name].steps:
             made.append(f"<p><b>{escape(name)}</b> does nothing.</p>")
             continue
         time, count, op = spread.peak(name)
         limit = spread.made.limits.get(name)
-        share = f", {count / limit:.0%} of its budget" if limit else ""
+        share = f", {_share(count / limit)} of its budget" if limit else ""
         when = f"at {format_seconds(time)}" if spread.known else "at the mark"
         made.append(
             f"<p><b>{escape(name)}</b> holds most {when}: {format_bytes(count)}{share}"
-            + (f", while {escape(op)} runs" if op else "") + f".{_largest(spread, name, time)}</p>"
+            + (f", while {escape(op)} runs" if op else "")
+            + f". All the time it holds {escape(spread.held[name].stays.words)}."
+            + f"{_largest(spread, name, time)}</p>"
         )  # fmt: skip
-    made.append(
-        '<p class="quiet">The list above is of values between partitions and copies; what a '
-        "partition holds inside is in the chart.</p>"
-    )
     if spread.made.in_flight:
         made.append(
             '<p class="quiet">The chart is of one sample on its way. In a full pipeline every '
@@ -204,18 +235,19 @@ def _why(spread: Spread) -> str:
     return "".join(made)
 
 
+def _share(part: float) -> str:
+    return f"{part:.0%}" if part >= 0.01 else "less than 1%"
+
+
 def _largest(spread: Spread, device: str, time: float) -> str:
-    """The largest value that waits on a device at a moment; not what is there all the time."""
-    made = set(spread.names)
-    found = [
-        v for v in spread.waiting()
-        if v.device == device and v.begin <= time < v.end and v.producer in made
-    ]  # fmt: skip
-    if not found:
+    """The largest value on a device at a moment that is not there all the time."""
+    first = next((value for value in spread.alive(time, device) if not value.stays), None)
+    if first is None:
         return ""
-    first = max(found, key=lambda value: value.bytes)
-    words = f" The largest that waits there then: <b>{escape(first.value)}</b>, "
-    return words + f"{format_bytes(first.bytes)}, from {escape(first.producer)}."
+    words = f" The largest value then is <b>{escape(first.value)}</b>, "
+    words += f"{format_bytes(first.bytes)}, made by {escape(first.producer)}"
+    later = [name for end, name in first.readers if end > time]
+    return words + (f" and still to be read by {escape(later[0])}." if later else ".")
 
 
 def _recomputed(spread: Spread) -> str:
@@ -231,11 +263,15 @@ def _recomputed(spread: Spread) -> str:
             table(("op", "type", "more runs", "frees"), cells[:AGAIN], numbers=2),
         ]
     sizes, links = spread.made.parts.graph.tensors, spread.made.machine
+    handed = len(spread.made.parts.copies)
     moved = [
         (sizes[a.value].bytes, a.value, f"{a.source} to {a.target}", start)
         for a, (start, _) in zip(spread.made.parts.actions, spread.times, strict=True)
         if isinstance(a, Copy) and not links.link(a.source, a.target).shared
     ]
+    handed -= len(moved)
+    if handed:
+        words.append(f"<p>{handed} values are handed over within one memory, without a copy.</p>")
     if not moved:
         return "".join(words) + "<p>Copied between memories: nothing.</p>"
     moved.sort(reverse=True)
@@ -256,12 +292,18 @@ def _proof(spread: Spread) -> str:
             "throughput": "the time per sample"}  # fmt: skip
     aim = aims.get(str(facts.get("objective")), "its objective")
     return (
-        f"<p>The plan was made for {aim}, by costs of ops. It is proven that none within the "
-        f"budgets takes less than <b>{format_seconds(facts['bound_seconds'])}</b>, so it is at "
-        f"most <b>{facts['gap']:.2%}</b> from the least.</p>"
+        f"<p>The plan was made for {aim}, by costs of ops{_by_costs(facts)}. It is proven that, by "
+        f"these costs, none within the budgets takes less than "
+        f"<b>{format_seconds(facts['bound_seconds'])}</b>, so it is at most "
+        f"<b>{facts['gap']:.2%}</b> from the least.</p>"
         f'<p class="quiet">Found: {escape(str(facts.get("status")))}, proven by '
         f"{escape(str(facts.get('bound_kind')))}.</p>"
     )
+
+
+def _by_costs(facts: Facts) -> str:
+    took = of_costs(facts)
+    return f", by which it takes {format_seconds(took)}" if took else ""
 
 
 def command(spread: Spread) -> list[str]:
@@ -283,7 +325,7 @@ def command(spread: Spread) -> list[str]:
 
 def _data(spread: Spread, at: float) -> str:
     """What the script on the page needs."""
-    streams = _streams(spread)
+    streams, alike = _streams(spread), _in_turn(spread)
     about = zip(spread.streams, spread.times, spread.names, spread.words, strict=True)
     data = {
         "at": at, "end": spread.end or 1.0, "known": spread.known, "count": HELD,
@@ -295,7 +337,8 @@ def _data(spread: Spread, at: float) -> str:
         ],
         "values": [
             [v.bytes, v.value, streams.index(v.device), v.begin, v.end, v.producer, v.readers]
-            for v in spread.waiting()
+            for v in spread.values
         ],
+        "alike": {name: _does_as(name, alike) for name in alike}, "readers": READERS,
     }  # fmt: skip
     return json.dumps(data, separators=(",", ":"))

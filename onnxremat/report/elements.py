@@ -16,6 +16,7 @@ from onnxremat.versions import versions
 
 HELD = 12  # values listed at a moment
 AGAIN = 20  # recomputed ops listed
+READERS = 3  # named per value
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,8 @@ class Frame:
             at=at,
             listed=shown.listed,
             moment=escape(shown.words),
-            heads=_cells(shown.heads, "th"),
-            held="".join(f"<tr>{_cells(row, 'td')}</tr>" for row in shown.rows),
+            heads=_cells(shown.heads, "th", shown.heads),
+            held="".join(f"<tr>{_cells(row, 'td', shown.heads)}</tr>" for row in shown.rows),
             after=_sections(self.after),
             data=shown.data.replace("<", "\\u003c"),  # safe inside a script element
             script=_read("follow.js") + _read(shown.script),
@@ -102,11 +103,13 @@ def _sections(parts: Sections) -> str:
     return "".join(f"\n<h2>{heading}</h2>\n{html}\n" for heading, html in parts if html)
 
 
-def _cells(row: Sequence[str], tag: str) -> str:
-    """Cells of the list: bytes first."""
-    return f'<{tag} class="number">{escape(row[0])}</{tag}>' + "".join(
-        f"<{tag}>{escape(text)}</{tag}>" for text in row[1:]
-    )
+def _cells(row: Sequence[str], tag: str, heads: Sequence[str]) -> str:
+    """Cells of the list: bytes first. Each knows its head, which a phone shows beside it."""
+    made = []
+    for place, (text, head) in enumerate(zip(row, heads, strict=True)):
+        style = ' class="number"' if place == 0 else ""
+        made.append(f'<{tag}{style} data-head="{escape(head)}">{escape(text)}</{tag}>')
+    return "".join(made)
 
 
 def table(

@@ -22,6 +22,7 @@ function seconds(count) {
 function follow(of) {
   const chart = document.getElementById("chart"), cursor = document.getElementById("cursor");
   const slider = document.getElementById("step"), held = document.getElementById("held");
+  const heads = held.closest("table").tHead.rows[0].cells;
   const left = +chart.dataset.left, right = +chart.dataset.right;
   let pinned = of.first;
 
@@ -34,7 +35,11 @@ function follow(of) {
     held.replaceChildren();
     of.rows(moment).forEach(function (words) {
       const row = held.insertRow();
-      words.forEach(function (text) { row.insertCell().textContent = text; });
+      words.forEach(function (text, k) {
+        const cell = row.insertCell();
+        cell.textContent = text;
+        cell.dataset.head = heads[k].textContent;
+      });
       row.cells[0].className = "number";
     });
   }

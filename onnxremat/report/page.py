@@ -11,17 +11,24 @@ from typing import Any
 
 from onnxremat.fission.region import Region
 from onnxremat.report.carried import Carried
-from onnxremat.report.comparison import COMPARISON, least, signed, statements
+from onnxremat.report.comparison import (
+    COMPARISON,
+    UNKNOWN,
+    least,
+    measured_overhead,
+    original_overhead,
+    signed,
+    statements,
+)
 from onnxremat.report.composition import COLOURS, Kind, compose, totals
 from onnxremat.report.curve_drawing import Swept, draw_curve
 from onnxremat.report.drawing import Level, draw
-from onnxremat.report.elements import AGAIN, HELD, Frame, Moments, made_here, table
+from onnxremat.report.elements import AGAIN, HELD, READERS, Frame, Moments, made_here, table
 from onnxremat.report.holders import Holder
 from onnxremat.rewrite.pins import is_added
 from onnxremat.session.process import counted
 from onnxremat.units import format_bytes, format_seconds
 
-READERS = 3  # named per value
 IN_PARTS = re.compile(r"\bcomputed in (\d+ )?parts\b")  # notes that tell so
 
 
@@ -56,7 +63,7 @@ def page(carried: Carried, swept: Swept | None = None) -> Frame:
             ("What was recomputed", _recomputed(carried)),
             ("How far from the least it is", _proof(carried)),
             ("What other budgets cost", _curve(carried, swept) if swept else ""),
-            ("How it was made", made_here(f"{carried.source} from its original", command(carried))),
+            ("How it was made", made_here("the planned model", command(carried))),
         ),
     )
 
@@ -83,11 +90,13 @@ def _lead(carried: Carried) -> str:
         left = format_bytes(about.budget - counted(facts).total)
         words.append(f"; the budget of {least(about.budget)} leaves {left} for them")
     words.append(f". The plan changes the time of a run by <b>{signed(about.overhead)}</b>")
-    if facts.get("overhead_measured") is not None:
-        words.append(f" ({signed(facts['overhead_measured'])} as measured)")
+    known = measured_overhead(facts)
+    if known:
+        words.append(f" ({known}{'' if known == UNKNOWN else ' as measured'})")
     words.append(" against the same graph with everything stored")
-    if facts.get("overhead_to_original") is not None:
-        words.append(f", and by {signed(facts['overhead_to_original'])} against the original")
+    to_original = original_overhead(facts)
+    if to_original not in ("", UNKNOWN):
+        words.append(f", and by {to_original} against the original")
     return "".join(words) + "."
 
 

@@ -175,10 +175,11 @@ def _draw(shown: Shown, at: float) -> str:
 
 def _key() -> str:
     named = {COLOURS[kind]: f"{kind}, {WORDS[kind]}" for kind in ("F", "B", "W")}
-    return "".join(
+    rows = [
         f'<li><span class="swatch" style="background:{colour}"></span>{words}</li>'
         for colour, words in named.items()
-    )
+    ]
+    return "".join(rows) + "<li>F6 is the forward pass of micro-batch 6</li>"
 
 
 def _rows(shown: Shown, time: float) -> Iterator[tuple[str, ...]]:

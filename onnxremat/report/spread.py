@@ -13,27 +13,9 @@ from onnxremat.execute.device_memory import DeviceBytes, device_bytes
 from onnxremat.execute.inside import insides
 from onnxremat.execute.streams import finish_times, stream_names
 from onnxremat.pipeline.planned import read_written
+from onnxremat.report.device_values import Held, values
 from onnxremat.rewrite.partition import Copy
 from onnxremat.units import format_bytes
-
-
-@dataclass(frozen=True)
-class Waiting:
-    """A value that a device holds between actions.
-
-    Attributes:
-        begin, end: seconds.
-        producer: the action that made it or brought it, by name.
-        readers: (end in seconds, name) of the actions that use it.
-    """
-
-    device: str
-    value: str
-    bytes: int
-    begin: float
-    end: float
-    producer: str
-    readers: tuple[tuple[float, str], ...]
 
 
 @dataclass(frozen=True)
@@ -136,36 +118,15 @@ class Spread:
         """(second, bytes, what runs) where a device holds most."""
         return max(self.line(device), key=lambda row: row[1])
 
-    def waiting(self) -> list[Waiting]:
-        """Every value that is held between actions, and the weights of each device."""
-        parts, names = self.made.parts, self.names
-        sizes, found = parts.graph.tensors, []
-        ends = {key: i for i, keys in enumerate(parts.dies) for key in keys}
-        readers: dict[Any, list[int]] = {}
-        for index, (reads, _) in enumerate(parts.uses):
-            for key in reads:
-                readers.setdefault(key, []).append(index)
-        for index, (_, writes) in enumerate(parts.uses):
-            for key in writes:
-                if key not in parts.in_place:
-                    end = self.times[ends[key]][1] if key in ends else self.end
-                    later = tuple((self.times[i][1], names[i]) for i in readers.get(key, ()))
-                    found.append(
-                        Waiting(
-                            key[1], key[0], sizes[key[0]].bytes, self.times[index][0], end,
-                            names[index], later,
-                        )
-                    )  # fmt: skip
-        for device, held in self.held.items():
-            for what, size, maker in (
-                ("the weights of its partitions", held.stays.weights, "the file"),
-                (
-                    "inputs, parameters and state",
-                    held.stays.inputs + held.stays.given,
-                    "the caller",
-                ),
-                ("its sessions' structures", held.stays.session, "onnxruntime"),
-            ):
-                if size:
-                    found.append(Waiting(device, what, size, 0.0, self.end, maker, ()))
-        return found
+    @cached_property
+    def values(self) -> list[Held]:
+        """Every value that a device holds, and when."""
+        return values(self.made, self.times, self.held, self.end)
+
+    def alive(self, at: float, device: str = "") -> list[Held]:
+        """What is held at a moment, on one device or all, largest first."""
+        found = [
+            value for value in self.values
+            if value.begin <= at < value.end and device in ("", value.device)
+        ]  # fmt: skip
+        return sorted(found, key=lambda value: -value.bytes)

@@ -17,7 +17,15 @@ from rich.table import Table
 from rich.text import Text
 
 from onnxremat.graph.ir import Graph
-from onnxremat.report.comparison import COMPARISON, Facts, least, signed, size, statements
+from onnxremat.report.comparison import (
+    COMPARISON,
+    NOISE,
+    Facts,
+    least,
+    signed,
+    size,
+    statements,
+)
 from onnxremat.report.recomputed import Recomputed, recomputed_ops
 from onnxremat.schedule.plan import Plan
 from onnxremat.units import format_bytes, format_seconds
@@ -54,7 +62,7 @@ def before_after(facts: Facts) -> RenderableType:
             ``arena_bytes``, ``arena_default_options_bytes``: what the arena holds afterwards.
             ``weight_bytes``, ``input_bytes``: weights; inputs, which the caller holds.
             ``overhead_planned``, ``overhead_measured``, ``overhead_spread``: extra time.
-            ``original_time_ratio``: time of the original over store-all.
+            ``original_time_ratio``, ``original_spread``: time of the original over store-all.
             ``step_seconds``: median of one run of the result.
             ``bound``, ``bound_kind``, ``bound_any_order``, ``bound_staged``, ``gap``: the proof.
             ``plan_seconds``, ``rounds``: of planning.
@@ -98,6 +106,7 @@ def bench_table(timings: Sequence[Timing]) -> RenderableType:
         # Half of the rounds lie within; of a handful that says nothing.
         known = index and timing.rounds >= 8 and timing.ratio > 0
         spread = f"+/- {timing.spread / timing.ratio:.1%}" if known else ""
+        spread += " (too noisy)" if known and timing.spread > NOISE * timing.ratio else ""
         table.add_row(
             Text(timing.name), format_seconds(timing.seconds), f"{timing.ratio:.3f}", spread
         )

@@ -46,7 +46,8 @@ def time_chart(
         x, anchor = x_at(share), "end" if share == 1 else "middle"
         made.append(
             f'<line class="grid" x1="{x:.0f}" x2="{x:.0f}" y1="{TOP}" y2="{end}"/>'
-            f'<text x="{x:.0f}" y="{height - 8}" text-anchor="{anchor}">{words(share)}</text>'
+            f'<text x="{x:.0f}" y="{height - 8}" text-anchor="{anchor}">'
+            f"{words(share) if share else 0}</text>"
         )
     x = x_at(at)
     made.append(f'<line id="cursor" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{end}"/>')

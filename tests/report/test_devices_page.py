@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from dataclasses import replace
@@ -63,7 +64,7 @@ def test_what_is_asked_first_is_said_in_words(spread: Spread, read: Reader) -> N
         "2 of 2 devices compute",
         f"cpu holds most at {spread.peak('cpu')[0] * 1e3:.3g} ms",
         f"{copies} copies between memories",
-        "The largest that waits there then: v3 , 3.91 KiB, from part000-cpu",
+        "The largest value then is v9 , 3.91 KiB, made by v9 and still to be read by v10",
         "none within the budgets takes less than 11 ms",
         "at most 10.00% from the least",
         "onnxremat optimize '</script><b>.onnx' OUT.onnx --devices cpu-cuda",
@@ -90,16 +91,37 @@ def test_a_device_in_turn_with_another_does_as_much(spread: Spread) -> None:
     assert row, words
 
 
-def test_values_between_partitions_are_those_of_the_plan(spread: Spread) -> None:
-    """After every action a device holds what waits there, one action following the other."""
-    values = spread.waiting()
+def test_what_is_listed_at_a_moment_adds_up_to_what_a_device_holds(spread: Spread) -> None:
+    """While any op runs, and any copy."""
     ends = [end for _, end in spread.times]
     assert ends == sorted(ends)  # a chain
-    for device, found in spread.held.items():
-        for end, bytes_ in zip(ends[:-1], found.between, strict=False):
-            alive = [v for v in values if v.device == device and v.begin < end < v.end]
-            assert sum(v.bytes for v in alive) == bytes_
-        assert spread.peak(device)[1] == found.peak
+    for device in spread.held:
+        line = spread.line(device)
+        for (at, total, runs), (until, _, _) in itertools.pairwise(line):
+            if runs and until > at:
+                alive = spread.alive((at + until) / 2, device)
+                assert sum(value.bytes for value in alive) == total, (device, at)
+        assert spread.peak(device)[1] == spread.held[device].peak
+    found = {value.value: value for value in spread.alive(spread.peak("cpu")[0], "cpu")}
+    assert [name for _, name in found["v9"].readers] == ["v10"]
+    assert found["v8"].producer == "copy from cuda:0"
+
+
+def test_times_found_in_one_way_stand_beside_each_other(spread: Spread) -> None:
+    """A trial of partitions is not compared with costs of ops; rounds that differ give no ratio."""
+    timings = [{"name": name, "seconds": took, "ratio": took / 0.2, "spread": wide, "rounds": 9}
+               for name, took, wide in (("as planned", 0.2, 0.0), ("cpu alone", 0.3, 0.1),
+                                        ("cuda:0 alone", 0.9, 4.0))]  # fmt: skip
+    facts = {**FACTS, "tried": True, "makespan_of_costs": 0.012, "makespan_predicted": 0.15}
+    tried = Reader(devices_page(replace(spread, facts=facts)).html()).words
+    assert "a run takes 150 ms as a trial of its partitions told." in tried
+    timed = {**facts, "timings": timings, "notes": ["why <it> is so"]}
+    words = Reader(devices_page(replace(spread, facts=timed)).html()).words
+    assert "a run takes 200 ms measured, 300 ms on the best one alone." in words
+    assert re.search(r"this plan 12 ms 150 ms 200 ms", words)
+    assert re.search(r"cpu alone 300 ms 1.50 x cuda:0 alone 900 ms not measurable here", words)
+    assert "why <it> is so" in words
+    assert "by which it takes 12 ms" in words
 
 
 def test_a_file_keeps_the_times(spread: Spread, tmp_path: Path) -> None:
@@ -119,7 +141,7 @@ def test_the_script_has_every_action_and_value(spread: Spread, read: Reader) -> 
     data: dict[str, Any] = json.loads(read.scripts[1])
     assert len(data["actions"]) == len(spread.made.parts.actions)
     assert max(action[2] for action in data["actions"]) == data["end"] == spread.end
-    assert len(data["values"]) == len(spread.waiting())
+    assert len(data["values"]) == len(spread.values)
     largest = max(row[1] for row in data["lines"][0])
     assert format_bytes(largest) == format_bytes(spread.peak("cpu")[1])
 

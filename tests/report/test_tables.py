@@ -73,11 +73,29 @@ def test_before_after_compares() -> None:
         "+5.00%", "reference", "+12.34%", "+13.11%", "+/-", "0.4%",
     ]  # fmt: skip
     assert line(text, "to the original's").split() == [
-        "reference", "-4.76%", "+6.99%", "+7.72%",
+        "reference", "-4.76%", "+6.99%", "+7.72%", "+/-", "0.4%",
     ]  # fmt: skip
     assert line(text, "nodes").split() == ["353", str(353 + 41 + 17)]
     assert line(text, "recomputed").split() == ["41"]
     assert line(text, "gates and pins").split() == ["17"]
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({"overhead_spread": 0.2}, "within +/- 20.0%"),
+        ({"overhead_measured": 16.06, "overhead_spread": 17.04}, "not measurable here"),
+        ({"overhead_measured": 0.0, "overhead_spread": 0.01}, "+0.00% +/- 1.0%"),
+    ],
+)
+def test_noise_is_no_figure(facts: dict[str, float], said: str) -> None:
+    """Neither a change that is smaller than what rounds differ by, nor rounds that differ much."""
+    text = as_text(before_after(FACTS | facts), width=200)
+    assert line(text, "step time").rstrip().endswith(said)
+    noisy = said == "not measurable here"
+    assert ("very different times" in text) == noisy
+    wide = as_text(before_after(FACTS | {"original_spread": 0.5}), width=200)
+    assert line(wide, "to the original's").count("not measurable here") == 3
 
 
 def test_before_after_states_the_rest() -> None:
