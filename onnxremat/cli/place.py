@@ -51,7 +51,7 @@ def command(
         typer.Option(
             "--write-model",
             help="Write the released integer program of the question (.mps or .lp), for a solver "
-            "elsewhere; stop. Not for latency.",
+            "elsewhere; stop.",
         ),
     ] = None,
     objective: Annotated[

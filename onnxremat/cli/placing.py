@@ -16,6 +16,7 @@ from onnxremat.placement.calls import Timing, compute_latency, forward_only, tim
 from onnxremat.placement.graph import PlacementGraph, check
 from onnxremat.placement.graph_files import read_graph, write_graph
 from onnxremat.placement.judge import Finding, judge
+from onnxremat.placement.latency_program import latency_program
 from onnxremat.placement.methods import LATENCY, TWO_MAXIMA, Ask, solve
 from onnxremat.placement.released import max_load_program
 from onnxremat.placement.shown import answer_facts, timing_facts, verdict_facts
@@ -149,18 +150,15 @@ def write_program(graph: PlacementGraph, ask: Ask, path: Path, voice: Voice) -> 
     """Write the released integer program of a question.
 
     Raises:
-        UsageError: another suffix, not writable, or latency.
+        UsageError: another suffix, or not writable.
     """
-    if ask.objective == LATENCY:
-        raise UsageError(
-            "--write-model writes no program of latency",
-            hint="--objective throughput or two-maxima",
-        )
     check_suffix(path, SUFFIXES)
     check_writable(path)
-    model = max_load_program(
-        graph, contiguous=ask.contiguous, two=ask.objective == TWO_MAXIMA
-    )  # fmt: skip
+    if ask.objective == LATENCY:
+        model = latency_program(graph, ask.calls)
+    else:
+        two = ask.objective == TWO_MAXIMA
+        model = max_load_program(graph, contiguous=ask.contiguous, two=two)
     with atomic(path) as temporary:
         write_model(model, temporary, path.suffix)
     facts = {"model": str(path), "columns": model.columns, "rows": model.rows}

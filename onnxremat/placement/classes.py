@@ -109,13 +109,6 @@ class Classes:
         united = [home[t] for t in to]
         return _grouped(self, united)
 
-    def without_precedence(self) -> Classes:
-        """The same where no order of devices is asked for."""
-        return Classes(
-            self.graph, self.of, self.acc, self.cpu, self.size, self.supported,
-            tuple(frozenset() for _ in range(self.count)), self.nets, self.cost,
-        )  # fmt: skip
-
 
 def packed(rows: Iterable[Iterable[int]]) -> Packed:
     """Compressed rows: row i is ``index[start[i]:start[i + 1]]``; never without an entry."""

@@ -32,7 +32,7 @@ def max_load_program(graph: PlacementGraph, *, contiguous: bool, two: bool) -> M
     model = Model(f"{kind}_{'two_maxima' if two else 'max_load'}")
     devices = range(graph.devices)
     x = [
-        [model.binary(label=f"x_{graph.ids[v]}_{_name(graph, d)}") for d in devices]
+        [model.binary(label=f"x_{graph.ids[v]}_{name_of(graph, d)}") for d in devices]
         for v in range(graph.count)
     ]
     largest = [model.column(cost=1.0, label=f"largest{side}") for side in range(1 + two)]
@@ -48,11 +48,12 @@ def max_load_program(graph: PlacementGraph, *, contiguous: bool, two: bool) -> M
     for d in devices:
         _device(model, graph, x, largest, d)
         if contiguous:
-            _contiguous(model, graph, x, d)
+            stays_together(model, graph, [row[d] for row in x], name_of(graph, d))
     return model
 
 
-def _name(graph: PlacementGraph, device: int) -> str:
+def name_of(graph: PlacementGraph, device: int) -> str:
+    """A device in names of columns."""
     k = graph.accelerators
     return f"acc{device}" if device < k else f"cpu{device - k}"
 
@@ -84,20 +85,25 @@ def _device(
         model.row([(column, 1.0), *((c, -a) for c, a in terms if a)], lower=0.0)
 
 
-def _contiguous(model: Model, graph: PlacementGraph, x: list[list[int]], d: int) -> None:
-    """No path of forward nodes leaves the device and comes back."""
+def stays_together(model: Model, graph: PlacementGraph, here: list[int], name: str) -> None:
+    """No path of forward nodes leaves a device and comes back.
+
+    Args:
+        here: a column per node: it is on the device.
+        name: of the device, for labels.
+    """
     z = {
-        v: model.column(0.0, 1.0, label=f"z_{graph.ids[v]}_{_name(graph, d)}")
+        v: model.column(0.0, 1.0, label=f"z_{graph.ids[v]}_{name}")
         for v in range(graph.count)
         if not graph.backward[v]
     }
     for v, column in z.items():
-        model.row([(column, 1.0), (x[v][d], -1.0)], lower=0.0)
+        model.row([(column, 1.0), (here[v], -1.0)], lower=0.0)
     for u, readers in enumerate(graph.readers):
         for v in readers:
             if u in z and v in z:
                 model.row([(z[v], 1.0), (z[u], -1.0)], upper=0.0)
-                model.row([(z[v], 1.0), (x[v][d], -1.0), (x[u][d], 1.0)], upper=1.0)
+                model.row([(z[v], 1.0), (here[v], -1.0), (here[u], 1.0)], upper=1.0)
 
 
 def solve(graph: PlacementGraph, work: Work, *, contiguous: bool, two: bool = False) -> Answer:

@@ -6,7 +6,7 @@ function rows(time) {
     const next = own.find(function (a) { return a[1] > time; });
     let count = 0;
     data.alive[stage].forEach(function (row) { if (row[0] <= time) count = row[1]; });
-    return [String(count), "stage " + stage, "rank " + rank, now ? now[3] : "\u2013",
+    return [String(count), String(stage), String(rank), now ? now[3] : "\u2013",
       next ? next[3] : "\u2013"];
   });
 }

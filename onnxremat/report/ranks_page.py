@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
 
 from onnxremat.errors import UsageError
 from onnxremat.report.elements import Frame, Moments, made_here, table
@@ -102,7 +103,8 @@ def ranks_page(shown: Shown) -> Frame:
         "Micro-batches alive",
     )
     return Frame(
-        f"{replay.order.name}: {pipeline.stages} stages, {pipeline.micro_batches} micro-batches",
+        f"A pipeline: {_counted(pipeline.stages, 'stage')}, "
+        f"{_counted(pipeline.micro_batches, 'micro-batch')}",
         _lead(shown),
         (("In figures", table((), _figures(shown), name="facts")),),
         "Who computes what when",
@@ -113,6 +115,10 @@ def ranks_page(shown: Shown) -> Frame:
             ("How it was made", made_here("the schedule", shlex.split(shown.command))),
         ),
     )
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 'es' if what.endswith('h') else 's'}"
 
 
 def _scale(shown: Shown) -> tuple[float, str]:
@@ -129,10 +135,12 @@ def _when(shown: Shown, time: float) -> str:
 
 def _lead(shown: Shown) -> str:
     replay, (at, stage) = shown.replay, shown.peak
+    alive = _counted(replay.peak[stage], "micro-batch")
     return (
-        f"{replay.order.ranks} ranks take <b>{format_seconds(replay.makespan)}</b> and wait "
-        f"<b>{replay.bubble:.1%}</b> of it. Stage {stage} keeps most alive, "
-        f"<b>{replay.peak[stage]} micro-batches</b> from {_when(shown, at)} on."
+        f"{_counted(replay.order.ranks, 'rank')} in the order {escape(replay.order.name)}: all "
+        f"gradients are there after <b>{format_seconds(replay.makespan)}</b>, and "
+        f"<b>{replay.bubble:.1%}</b> of the ranks' time is waiting. Stage {stage} keeps most "
+        f"alive, <b>{alive}</b> from {_when(shown, at)} on."
     )
 
 
@@ -188,7 +196,7 @@ def _rows(shown: Shown, time: float) -> Iterator[tuple[str, ...]]:
         own = [each for each in shown.actions if each.stage == stage]
         now = next((f"{a.kind}{a.micro_batch}" for a in own if a.start <= time < a.end), "\u2013")
         later = next((f"{a.kind}{a.micro_batch}" for a in own if a.start > time), "\u2013")
-        yield str(shown.count(stage, time)), f"stage {stage}", f"rank {rank}", now, later
+        yield str(shown.count(stage, time)), str(stage), str(rank), now, later
 
 
 def _waits(shown: Shown) -> str:

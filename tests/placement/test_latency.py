@@ -16,7 +16,9 @@ from onnxremat.placement.calls import compute_latency, contiguous_pieces, time_c
 from onnxremat.placement.classes import condense
 from onnxremat.placement.graph_files import from_json
 from onnxremat.placement.latency import Slots
+from onnxremat.placement.latency_program import latency_program
 from onnxremat.placement.splits import Split
+from onnxremat.planner.solvers import Limits, Outcome, minimise
 from tests.limits import LONG
 from tests.placement import oracle
 
@@ -114,6 +116,21 @@ def test_judges_agree_and_bounds_hold() -> None:
         assert bound <= least + 1e-6, seed
         equal += bound > least - 1e-6
     assert equal > len(SEEDS) / 3
+
+
+def test_the_released_program_has_the_least_latency() -> None:
+    """Of one call per accelerator; with two it is never more."""
+    for seed in SEEDS[::6]:
+        data = oracle.draw(seed)
+        graph = from_json(data)
+        slots = Slots(graph, 1)
+        least = min((slots.value(slot) for slot in placements(data)), default=inf)
+        found = [minimise(latency_program(graph, q), Limits(LONG), "highs")[0] for q in (1, 2)]
+        if least == inf:
+            assert all(one.outcome is Outcome.INFEASIBLE for one in found)
+            continue
+        assert found[0].objective == pytest.approx(least, abs=1e-4), seed
+        assert found[1].objective <= least + 1e-4, seed
 
 
 def test_labels_find_and_prove_the_least() -> None:
