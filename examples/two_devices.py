@@ -22,7 +22,8 @@ def main(small: bool, folder: Path, say: Said) -> None:
     net = models.build("inception", batch=batch, size=size)
     made = onnxremat.optimize(
         net, devices="cpu-2x1", budget="cpu:0=1GiB,cpu:1=1GiB", objective="makespan",
-        bench_seconds=0, options=onnxremat.PlanOptions(time_limit=3 if small else 30),
+        bench_seconds=1 if small else 10,
+        options=onnxremat.PlanOptions(time_limit=3 if small else 30),
     )  # fmt: skip
     made.save(folder / "two.onnx")
     say(f"GoogLeNet, {batch} images of {size} x {size}")
@@ -31,9 +32,10 @@ def main(small: bool, folder: Path, say: Said) -> None:
             f"{device['device']}: {device['ops']} ops in {device['partitions']} partitions, "
             f"{device['peak_measured_bytes'] / 2**20:.1f} MiB measured"
         )
-    facts = made.facts()
-    alone, both = facts["best_single_device_seconds"], facts["makespan_predicted"]
-    say(f"predicted: {alone / both:.2f} x as fast as one of them alone")
+    for timing in made.facts()["timings"]:
+        say(f"{timing['name']}: {timing['seconds'] * 1e3:.1f} ms measured")
+    for note in made.facts()["notes"]:
+        say(f"note: {note}")
 
     images = models.feeds(net, seed=0)
     plain = onnxruntime.InferenceSession(

@@ -63,8 +63,10 @@ def _missing(provider: str, index: int, hardware: str) -> str:
     if module is not None and _registered(provider):
         if _plugin_device(provider, hardware) is not None:
             return ""
-        made_for = ", it serves Intel's" if provider == OPENVINO else ""
-        return f"the {short_name(provider)} plugin offers no {hardware} on this machine{made_for}"
+        why = f"the {short_name(provider)} plugin offers no {hardware} on this machine"
+        if provider == OPENVINO and hardware == "CPU":
+            why += ": it runs on Intel's processors only, and hides the CPU on others"
+        return why
     if provider in providers():
         started = _starts(provider, index)
         return "" if started else f"{provider} is in this onnxruntime but does not start here"
