@@ -32,9 +32,9 @@ class Repeats:
         return not self.output
 
     def allows(self, worst: float) -> bool:
-        """A difference to another model that this one's own runs have as well. A few runs are seldom
-        those farthest apart (random draws were seen at 2.1 times the distance of four), so more is
-        allowed; what is wrong is off by far more than that, or by nothing that runs can show."""
+        """A difference to another model that this one's own runs have as well. A few runs are
+        seldom those farthest apart (random draws were seen at 2.1 times the distance of four), so
+        more is allowed; what is wrong is off by far more, or by nothing that runs can show."""
         return not self.same and worst <= APART * self.spread
 
 
