@@ -123,7 +123,7 @@ class FirstValues:
             raise UsageError(
                 f"no first value for '{name}'",
                 why="neither the training graph nor the weights given hold it",
-                hint="give the model that the graph was made from (--weights MODEL, Trainer(weights=))",
+                hint="give the model that the graph was made from: --weights MODEL, weights=MODEL",
             )
         if value.shape != shape:
             raise UsageError(
