@@ -118,6 +118,10 @@ class OptimizeResult(Result):
         """The same as text."""
         return as_text(self.table())
 
+    def __repr__(self) -> str:
+        """The report: what a notebook shows (the fields are a model's every op)."""
+        return self.report()
+
     def draw(self, timeline: Path | None = None, trace: Path | None = None) -> None:
         """Write the memory timeline (``.png``, ``.svg``) and the Chrome/Perfetto trace.
 

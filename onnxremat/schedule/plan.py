@@ -115,7 +115,7 @@ class Provenance:
 class Plan:
     """Steps in execution order and their provenance."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[Step, ...] = field(repr=False)
     provenance: Provenance = field(default_factory=Provenance)
 
     @classmethod

@@ -86,6 +86,7 @@ def test_an_original_that_changes_is_not_blamed_on_the_result(
     made = onnxremat.optimize(original, **quick)
     assert "RandomNormalLike 'draw' draws anew" in made.facts()["changing_outputs"]
     assert "change from run to run without any plan already" in made.report()
+    assert repr(made) == made.report()
     made.save(tmp_path / "out.onnx")
     onnx.save(original, tmp_path / "in.onnx")
     checks = {c.name: c for c in checked(tmp_path / "in.onnx", tmp_path / "out.onnx").checks}
