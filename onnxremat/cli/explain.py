@@ -51,6 +51,7 @@ def command(
     from onnxremat.planner.options import PlanOptions
     from onnxremat.report.explanation import Explanation, asked, limit
     from onnxremat.rewrite.emit import metadata
+    from onnxremat.units import format_bytes
 
     voice = Voice(as_json, quiet)
     wanted = one_budget(budget) if budget is not None else None
@@ -79,7 +80,8 @@ def command(
     if told.verdict and told.verdict.keeps is False:
         least = told.process(told.smallest)
         raise InfeasibleError(
-            f"no plan for {prepared.name} fits {told.asked} B", why=told.verdict.words,
+            f"no plan for {prepared.name} fits {format_bytes(told.asked)} ({told.asked} B)",
+            why=told.verdict.words,
             hint=f"--budget {limit(least)}, the smallest budget found here", smallest=least,
             lower_bound=told.verdict.lower + prepared.beside.total,
         )  # fmt: skip

@@ -357,7 +357,7 @@ def judge(
         return Verdict(budget, True, words + "plans that take less", lower)
     if budget < lower:
         why = subject.reason if whole else "weights and results take that at the end of every run"
-        words = f"proven: at least {format_bytes(lower)} are needed: {why}"
+        words = f"proven: weights and values need at least {format_bytes(lower)}: {why}"
         return Verdict(budget, False, words, lower)
     if budget < subject.need.bytes:
         apart = format_bytes(subject.need.bytes)

@@ -157,8 +157,8 @@ class Explanation:
             parts.append(Text(f"{named}: {note}"))
         if self.verdict:
             asked = f"budget {format_bytes(self.asked, up=True)}"
-            asked += " and the nodes that a plan adds" if self.verdict.share else ""
-            asked += f", of it {format_bytes(self.verdict.budget)} for weights and values: "
+            asked += ", more where a plan adds nodes" if self.verdict.share else ""
+            asked += f"; {format_bytes(self.verdict.budget)} of it for weights and values: "
             asked += self.verdict.words
             parts += [Text(), Text(asked, style="bold")]
         parts += [Text(), Text("what to run", style="bold"), _commands(self.commands())]
