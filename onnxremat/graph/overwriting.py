@@ -55,10 +55,12 @@ def late_as_listed(ops: Sequence[Op], shared: Mapping[str, str]) -> list[Late]:
 
 def readers_of_views(ops: Sequence[Op], olds: Collection[str]) -> dict[str, list[int]]:
     """Ops that read each of the tensors, or its memory as another shape. An If, Loop or Scan reads
-    what its bodies capture."""
+    what its bodies capture; a Shape or Size, as of pins, reads no element."""
     source = {name: name for name in olds}
     found: dict[str, list[int]] = {name: [] for name in olds}
     for index, op in enumerate(ops):
+        if op.op_type in _SIZES:
+            continue
         for old in dict.fromkeys(source[name] for name in op.reads if name in source):
             found[old].append(index)
         if is_alias(op) and op.inputs[0] in source:

@@ -12,7 +12,7 @@ from onnxremat.units import format_bytes, format_seconds
 Facts = Mapping[str, Any]
 Cell = Callable[[Facts], str]
 NOISE = 0.25  # of a time: half of the rounds may lie so far from their median, else it says nothing
-UNKNOWN = "not measurable here"
+UNKNOWN = "too noisy"
 
 
 @dataclass(frozen=True)
@@ -91,13 +91,14 @@ def _reference(facts: Facts) -> str:
     return "reference" if facts.get("overhead_planned") is not None else ""
 
 
-def change(share: float | None, spread: float | None) -> str:
-    """A measured change of time, and how far half of the rounds lie around it; no figure where
-    that is further than the change, or so far that it says nothing.
+def change(share: float | None, spread: float | None, *, brief: bool = False) -> str:
+    """A measured change of time, and how far half of the rounds lie around it; that alone where it
+    is further than the change, and no figure where it is so far that it says nothing.
 
     Args:
         share: of the time it is compared with.
         spread: in the same measure.
+        brief: the change alone, where there is one.
     """
     if share is None:
         return ""
@@ -105,8 +106,8 @@ def change(share: float | None, spread: float | None) -> str:
     if spread > NOISE * (1 + share):
         return UNKNOWN
     if 0 < abs(share) <= spread:
-        return f"within +/- {spread:.1%}"
-    return signed(share) + (f" +/- {spread:.1%}" if spread else "")
+        return f"+/- {spread:.1%}"
+    return signed(share) + (f" +/- {spread:.1%}" if spread and not brief else "")
 
 
 def measured_overhead(facts: Facts) -> str:
@@ -123,7 +124,7 @@ def original_overhead(facts: Facts) -> str:
 
 def _original_overhead(facts: Facts) -> str:
     ratio = facts.get("original_time_ratio")
-    return "" if ratio is None else change(ratio - 1, facts.get("original_spread"))
+    return "" if ratio is None else change(ratio - 1, facts.get("original_spread"), brief=True)
 
 
 def _to_original(name: str = "") -> Cell:
@@ -133,7 +134,7 @@ def _to_original(name: str = "") -> Cell:
         ratio, more = facts.get("original_time_ratio"), facts.get(name) if name else 0.0
         if not ratio or more is None:
             return ""
-        return change((1 + more) / ratio - 1, _spread_to_original(facts, name))
+        return change((1 + more) / ratio - 1, _spread_to_original(facts, name), brief=True)
 
     return cell
 
@@ -242,12 +243,16 @@ def _seconds(count: float | None) -> str:
 
 
 def _noise_words(facts: Facts) -> str:
-    if UNKNOWN not in (measured_overhead(facts), original_overhead(facts)):
-        return ""
-    return (
-        "not measurable here: the same run took very different times, as on a machine that does "
-        "other work; onnxremat bench repeats it"
-    )
+    """What stands where a figure would say nothing, in full."""
+    shown = {measured_overhead(facts), original_overhead(facts)}
+    if UNKNOWN in shown:
+        return (
+            "not measurable here: the same run took very different times, as on a machine that "
+            "does other work, or a run is very short; onnxremat bench repeats it"
+        )
+    if any(words.startswith("+/- ") for words in shown):
+        return "+/- alone: no change that is larger than what half of the rounds differ by"
+    return ""
 
 
 def _but(words: str, more: str) -> str:

@@ -92,7 +92,7 @@ def _lead(carried: Carried) -> str:
     words.append(f". The plan changes the time of a run by <b>{signed(about.overhead)}</b>")
     known = measured_overhead(facts)
     if known:
-        words.append(f" ({known}{'' if known == UNKNOWN else ' as measured'})")
+        words.append(" (not measurable here)" if known == UNKNOWN else f" ({known} as measured)")
     words.append(" against the same graph with everything stored")
     to_original = original_overhead(facts)
     if to_original not in ("", UNKNOWN):
