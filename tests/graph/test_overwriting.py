@@ -58,7 +58,7 @@ BODY = (
         ("n = Gemm(w, d, x) y = Identity(x)", ["n"], ["n"]),
         # onnxruntime makes this of a sum of gradients: the kernel begins with w
         ("n = Gemm(x, d, w) y = Identity(x)", [], []),
-        ("v = Flatten(w) n = Sub(w, d) z = Size(v) t = Cast<to = 1>(z) y = Mul(x, t)", [], []),
+        ("v = Flatten(w) n = Sub(w, d) z = Size(v) t = Cast<to = 1>(z) y = Mul(x, t)", ["v"], []),
     ],
 )
 def test_finds_what_is_read_too_late(nodes: str, any_order: list[str], listed: list[str]) -> None:
