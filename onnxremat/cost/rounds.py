@@ -10,6 +10,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import ceil
 
 SPREAD = 0.25  # by which two rounds may differ, as a share of the lesser
 NEGLIGIBLE = 2e-5  # seconds that they may always differ by: two calls of a kernel
@@ -67,9 +68,9 @@ class Rounds:
         seconds = self.seconds
         timed = [key for key in self.keys.values() if key in seconds]
         total = sum(seconds[key] for key in timed)
-        share = sum(seconds[key] for key in timed if key in doubtful) / (total or 1.0)
+        share = ceil(sum(seconds[key] for key in timed if key in doubtful) / (total or 1.0) * 100)
         return (
-            f"the machine was busy while ops were timed: the costs of {share:.0%} of a run are "
+            f"the machine was busy while ops were timed: the costs of {share}% of a run are "
             "rough, and are measured again next time, best on an idle machine",
         )
 
