@@ -119,8 +119,7 @@ class OptimizeResult(Result):
         return as_text(self.table())
 
     def __repr__(self) -> str:
-        """The report: what a notebook shows (the fields are a model's every op)."""
-        return self.report()
+        return self.report()  # what a notebook shows: the fields are a model's every op
 
     def draw(self, timeline: Path | None = None, trace: Path | None = None) -> None:
         """Write the memory timeline (``.png``, ``.svg``) and the Chrome/Perfetto trace.
