@@ -95,7 +95,7 @@ def _lead(carried: Carried) -> str:
         words.append(" (not measurable here)" if known == UNKNOWN else f" ({known} as measured)")
     words.append(" against the same graph with everything stored")
     to_original = original_overhead(facts)
-    if to_original not in ("", UNKNOWN):
+    if to_original[-1:] == "%" and not to_original.startswith("+/-"):  # a figure
         words.append(f", and by {to_original} against the original")
     return "".join(words) + "."
 

@@ -137,7 +137,7 @@ def _lead(shown: Shown) -> str:
     replay, (at, stage) = shown.replay, shown.peak
     alive = _counted(replay.peak[stage], "micro-batch")
     return (
-        f"{_counted(replay.order.ranks, 'rank')} in the order {escape(replay.order.name)}: all "
+        f"{_counted(replay.order.ranks, 'rank')}, scheduled by {escape(replay.order.name)}: all "
         f"gradients are there after <b>{format_seconds(replay.makespan)}</b>, and "
         f"<b>{replay.bubble:.1%}</b> of the ranks' time is waiting. Stage {stage} keeps most "
         f"alive, <b>{alive}</b> from {_when(shown, at)} on."

@@ -44,7 +44,7 @@ def test_elements_are_closed_and_nothing_is_loaded(shown: Shown, read: Reader) -
 def test_what_is_asked_first_is_said_in_words(shown: Shown, read: Reader) -> None:
     replay = shown.replay
     for words in (
-        f"3 ranks in the order 1f1b: all gradients are there after {replay.makespan:.3g} s , and "
+        f"3 ranks, scheduled by 1f1b: all gradients are there after {replay.makespan:.3g} s , and "
         f"{replay.bubble:.1%} of the ranks' time is waiting",
         f"Stage 0 keeps most alive, {replay.peak[0]} micro-batches from ",
         f"no order of these actions takes less than {shown.bound:.3g} s , so it is at most 25.00%",
