@@ -16,6 +16,7 @@ from onnxremat.cli.console import Voice
 from onnxremat.cli.counted import REST, Counted
 from onnxremat.cli.workers import (
     MICRO_BATCHES,
+    check_alone,
     check_pipeline,
     check_shard,
     check_trace,
@@ -173,7 +174,11 @@ def command(
     rate_schedule, wanted = schedules_of(
         schedule or [], pipeline is not None, micro_batches, stages, in_flight, budget
     )
-    ranks = None if data_parallel is None and pipeline is None else join()
+    if data_parallel is None and pipeline is None:
+        check_alone()
+        ranks = None
+    else:
+        ranks = join()
     follows = ranks is not None and not ranks.first  # the first speaks and writes
     voice = Voice(as_json, quiet or follows)
     with ranks.together() if ranks else nullcontext():

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from onnxremat.cli import args
 from onnxremat.cli.console import Voice
 from onnxremat.errors import UsageError
@@ -83,6 +85,27 @@ def pipelines_of(ranks: int, data_parallel: int | None, pipeline: int | None) ->
     if data_parallel is None and not ranks % length:
         hint = f"--data-parallel as well, for {ranks // length} pipelines side by side"
     raise UsageError(f"{said} does not suit {ranks} process{'es' * (ranks > 1)}", hint=hint)
+
+
+def check_alone() -> None:
+    """One of several processes that nobody told what to share would train as the others do, and
+    write the same files. The first says so.
+
+    Raises:
+        UsageError: it is one of several.
+    """
+    from onnxremat.workers.mpi import launched
+
+    size, rank = launched()
+    if rank:
+        raise typer.Exit(UsageError.exit_code)
+    if size > 1:
+        raise UsageError(
+            f"started as one of {size} processes, each of which would train by itself",
+            why="mpiexec was given neither --data-parallel nor --pipeline",
+            hint="--data-parallel: each takes its share of the batches; --pipeline: each has a "
+            "stage of the model; one process: start it without mpiexec",
+        )
 
 
 def takers(trainer: Trainer, ranks: Ranks) -> Ranks:

@@ -283,3 +283,15 @@ def test_options_that_do_not_go_together(options: list[str], said: str) -> None:
     result = CliRunner().invoke(app, given)
     assert isinstance(result.exception, UsageError)
     assert said in str(result.exception)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_processes_that_share_nothing_are_refused(
+    rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would all train the same and write the same files; the first says so."""
+    monkeypatch.setenv("PMI_SIZE", "2")
+    monkeypatch.setenv("PMI_RANK", str(rank))
+    result = CliRunner().invoke(app, ["train", "none.onnx", "--data", "none.npz"])
+    told = isinstance(result.exception, UsageError) and "--data-parallel" in str(result.exception)
+    assert (told, result.exit_code) == ((True, 1) if rank == 0 else (False, UsageError.exit_code))
