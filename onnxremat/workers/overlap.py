@@ -8,6 +8,7 @@ until the next batch needs one of the parameters, layer by layer, or somebody as
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from onnxremat.workers.layers import Key, Layers, U, in_turn, label
 from onnxremat.workers.pieces import Flight, Piece, Pieces, Pool, cut, results
 from onnxremat.workers.spans import Spans
 
+LATEST = 256  # numbers kept of what was timed
 SHARED, WHOLE = -1, -2  # parts of an update beside those of layers
 
 
@@ -64,7 +66,8 @@ class Overlapped:
         share: what they then have to be multiplied by for means over processes.
         completes: whether the next batch completes the sums; then they leave.
         crowded: all cores compute, and what brings sums takes time of them.
-        seconds: per part those of its runs; whoever reads them empties it.
+        seconds: per part those of its latest runs; whoever reads them may empty it.
+        travelled: the latest sums that were waited for, their bytes and seconds; likewise.
     """
 
     def __init__(
@@ -97,7 +100,8 @@ class Overlapped:
         self.written, self.times, self.share = frozenset[str](), 1.0, 1.0
         self.completes: Callable[[], bool] = lambda: True
         self.crowded = False
-        self.seconds: dict[Key, list[float]] = {}
+        self.seconds: dict[Key, deque[float]] = {}
+        self.travelled: deque[tuple[int, float]] = deque(maxlen=LATEST)
         self.spans = Spans()
         courier.finished = lambda each: self.spans.add("transfer", each.name, each.begin, each.end)
         self._travel: dict[int, Transfer] = {}  # by layer
@@ -134,7 +138,7 @@ class Overlapped:
         run()
         end = time.perf_counter()
         others = self._courier.worked - worked if self.crowded else 0.0
-        self.seconds.setdefault(key, []).append(max(end - begin - others, 0.0))
+        self.seconds.setdefault(key, deque(maxlen=LATEST)).append(max(end - begin - others, 0.0))
         self.spans.add("compute", name, begin, end)
 
     def describe(self) -> str:
@@ -186,8 +190,10 @@ class Overlapped:
         layers = sorted(self._sums) if part == WHOLE else [part] if part in self._sums else []
         for layer in layers:
             if layer in self._travel:
+                transfer = self._travel.pop(layer)
                 with self.spans.during("wait", f"sums of layer {layer}"):
-                    self._courier.wait(self._travel.pop(layer))
+                    self._courier.wait(transfer)
+                self.travelled.append((transfer.size, transfer.end - transfer.begin))
         due, name = self._due, f"update {part}" if part >= 0 else "update"
         self._timed((U, part), name, partial(self._update.run, part, due))
         for layer in layers:

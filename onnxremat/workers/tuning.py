@@ -12,11 +12,11 @@ import numpy as np
 
 from onnxremat.errors import ModelError
 from onnxremat.workers.courier import Courier
-from onnxremat.workers.exchange import Exchange, Network, Simulated, best, of_parts
+from onnxremat.workers.exchange import WORTH, Exchange, Network, Simulated, best, of_parts
 from onnxremat.workers.mpi import Ranks
 from onnxremat.workers.overlap import Overlapped
 
-WARM, MEASURED, TRIAL = 2, 3, 3  # updates
+WARM, MEASURED, TRIAL, TURNS = 2, 6, 4, 3  # updates; of each exchange, so many times
 PROBE = 1 << 20  # bytes that the network is measured with
 
 
@@ -71,6 +71,7 @@ class Tuning:
         now, self._updates = time.perf_counter(), self._updates + 1
         if self._updates == WARM:
             self._runs.seconds.clear()
+            self._runs.travelled.clear()
             self._worked = self._runs.worked
         elif self._updates == WARM + MEASURED:
             self._choose()
@@ -81,6 +82,10 @@ class Tuning:
     def _choose(self) -> None:
         seconds = {key: median(row) for key, row in self._runs.seconds.items()}
         times = of_parts(seconds, self._sizes)
+        # Beside computing a byte takes longer than while somebody waits for it.
+        latency, byte = self.network.latency, self.network.byte
+        found = [(took - latency) / size for size, took in self._runs.travelled]
+        self.network = replace(self.network, byte=max(median(found or [0.0]), byte))
         if self._runs.crowded:
             work = (self._runs.worked - self._worked) / (MEASURED * max(sum(self._sizes), 1))
             self.network = replace(self.network, work=work)
@@ -89,12 +94,13 @@ class Tuning:
         self.done = quickest == plain
 
     def _try(self, seconds: float, quickest: Simulated, plain: Simulated) -> None:
-        """Both in turn, ``TRIAL`` updates each, twice; the first after a change does not count."""
+        """Both in turn, ``TRIAL`` updates each, ``TURNS`` times; the first after a change does not
+        count."""
         at = self._updates - (WARM + MEASURED) - 1
         if at % TRIAL:
             self.tried[at // TRIAL % 2].append(seconds)
-        if at + 1 == 4 * TRIAL:
-            gained = median(self.tried[1]) < median(self.tried[0])
+        if at + 1 == 2 * TURNS * TRIAL:
+            gained = median(self.tried[1]) < median(self.tried[0]) * (1 - WORTH)
             self._runs.exchange = self._ranks.told((quickest if gained else plain).exchange)
             self.done = True
         elif (at + 1) % TRIAL == 0:
