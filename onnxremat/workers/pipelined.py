@@ -41,7 +41,7 @@ from onnxremat.workers.relay import Relay, raw_of
 from onnxremat.workers.rooms import Rooms
 from onnxremat.workers.spans import Spans
 from onnxremat.workers.spread import EVERYWHERE
-from onnxremat.workers.staged import Staged, Wanted, staged
+from onnxremat.workers.staged import Staged, Wanted, gathered, staged
 from onnxremat.workers.tied import Joints
 
 
@@ -97,11 +97,11 @@ class PipelineParallel(Trainer):
     # ---- what is here ------------------------------------------------------------------
 
     def _open(self, graph: Source, without: str) -> Step:
-        step = super()._open(graph, without)
+        step = gathered(super()._open(graph, without))
         options = replace(UNPLANNED, threads=self._threads)
         self.staged = staged(step, self.mesh, self.wanted, options)
         self._here = self.staged.held(self.mesh.pipeline.rank)
-        return Step(self.staged.model, step.folder, None)
+        return step
 
     def _holds(self, name: str) -> bool:
         """Only what this rank's parts read or update is here."""

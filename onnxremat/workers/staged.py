@@ -67,7 +67,6 @@ class Staged:
     """A pipeline that can run.
 
     Attributes:
-        model: the step, gathering, its update inside.
         cuts: first op of each stage but the first.
         fitted: the schedule, simulated with measured times; what stages make again.
         courier: between the ranks of a pipeline.
@@ -79,7 +78,6 @@ class Staged:
         copies: parameters that other ranks than their owner read: owner, and those.
     """
 
-    model: onnx.ModelProto
     cuts: tuple[str, ...]
     fitted: Fitted
     courier: Courier
@@ -129,18 +127,28 @@ def require_unplanned(model: onnx.ModelProto) -> None:
         )
 
 
+def gathered(step: Step) -> Step:
+    """The step that gathers, each micro-batch by itself, its update inside.
+
+    Raises:
+        UnsupportedError: the step is planned.
+    """
+    require_unplanned(step.model)
+    model = read_model(step.file) if step.file is not None else step.model
+    return Step(gathering(model, each=True), step.folder, None)
+
+
 def staged(step: Step, mesh: Mesh, wanted: Wanted, options: Options) -> Staged:
-    """Cut a step to stages, and choose their schedule, the same in all pipelines; all ranks have
-    to call.
+    """Cut a step that gathers to stages, and choose their schedule, the same in all pipelines; all
+    ranks have to call.
 
     Raises:
         MissingComponentError: this MPI does not let several threads call it.
-        UnsupportedError: a planned step, or state that several stages overwrite.
+        UnsupportedError: state that several stages overwrite.
         UsageError: stages or a schedule that do not suit the ranks.
         InfeasibleError: the schedule keeps more micro-batches alive than it may.
         NoPlanError: a process needs more than the budget, whatever its stage makes again.
     """
-    require_unplanned(step.model)
     courier = mesh.pipeline.courier(wanted.delay)
     between = mesh.across.courier(wanted.delay) if wanted.pipelines > 1 else None
     if courier is None:
@@ -149,9 +157,7 @@ def staged(step: Step, mesh: Mesh, wanted: Wanted, options: Options) -> Staged:
             why="this one was started without MPI_THREAD_MULTIPLE",
             hint="another MPI, or mpi4py's default settings (mpi4py.rc.thread_level)",
         )
-    model = read_model(step.file) if step.file is not None else step.model
-    model = gathering(model, each=True)
-    halves = halves_of(model, step.folder)
+    halves = halves_of(step.model, step.folder)
     cuts, pipeline = _measured(halves, mesh, wanted, options, step)
     lags = _communication(halves, cuts, courier, mesh.pipeline)
     pipeline, first = replace(pipeline, communication=lags), None
@@ -165,7 +171,7 @@ def staged(step: Step, mesh: Mesh, wanted: Wanted, options: Options) -> Staged:
     homes, updates, owners = _owned(halves, layers, rank, pieces)
     copies = _copies(halves, owners, rank, pieces)
     couriers = courier, between
-    return Staged(model, tuple(cuts), fitted, *couriers, homes, pieces, updates, owners, copies)
+    return Staged(tuple(cuts), fitted, *couriers, homes, pieces, updates, owners, copies)
 
 
 def _fitted(
