@@ -44,7 +44,7 @@ WORK = "30000"  # of planning, whatever else the machine does
 BUDGETS = ("0.8x", "0.6x")
 CORES = len(os.sched_getaffinity(0))
 ROWS, MICRO_BATCHES = 8, 8
-RATIOS = (0.25, 0.5, 0.8, 1.2)  # of communication to compute
+RATIOS = (0.3, 0.5, 0.8)  # of communication to compute
 SCHEDULES = ("gpipe", "1f1b", "fast-forward", "zb-h1", "zb-2p", "interleaved", "zb-v", "auto")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 
 import onnx
 
@@ -158,10 +159,17 @@ def staged(step: Step, mesh: Mesh, wanted: Wanted, options: Options) -> Staged:
             hint="another MPI, or mpi4py's default settings (mpi4py.rc.thread_level)",
         )
     halves = halves_of(step.model, step.folder)
-    cuts, pipeline = _measured(halves, mesh, wanted, options, step)
+    measured = _Measured(halves, mesh.everyone, options, step.folder)
+    cuts = _cuts(halves, mesh, wanted, measured)
+    layers = halves.layers(cuts)
+    pipeline = grouped(
+        measured.seconds(layers, cold=True),
+        range(layers.count + 1),
+        wanted.micro_batches,
+        wanted.in_flight,
+    )
     lags = _communication(halves, cuts, courier, mesh.pipeline)
     pipeline, first = replace(pipeline, communication=lags), None
-    layers = halves.layers(cuts)
     parts = apart(layers.parts)
     if mesh.everyone.first:
         first = _fitted(halves, layers, parts, pipeline, wanted, mesh.pipeline.size)
@@ -247,25 +255,34 @@ def held(
     return frozenset(names | {name for name, owner in owners.items() if owner == at})
 
 
-def _measured(
-    halves: Halves, mesh: Mesh, wanted: Wanted, options: Options, step: Step
-) -> tuple[list[str], Pipeline]:
-    """Where to cut, and what the stages take: parts of a finer cut, measured, each rank some."""
-    ranks, count = mesh.everyone, mesh.pipeline.size
-    count *= 2 if wanted.schedule in SEVERAL else 1
-    hand = named_cuts(halves.step, wanted.stages) if wanted.stages else None
-    fine = hand if hand is not None else fine_cuts(halves.step, count)
-    pieces = cut(halves.step, halves.layers(fine).parts, halves.about)
-    mine = {key: piece for key, piece in pieces.items() if key[1] % ranks.size == ranks.rank}
-    seconds: dict[Key, float] = {}
-    for row in ranks.everybody(part_seconds(mine, options, step.folder)):
-        seconds.update(row)
-    layers = len(fine) + 1
-    begins = list(range(layers + 1))
-    if hand is None:
-        begins = even_begins(seconds, layers, count)
-    pipeline = grouped(seconds, begins, wanted.micro_batches, wanted.in_flight)
-    return [fine[at - 1] for at in begins[1:-1]], pipeline
+@dataclass(frozen=True)
+class _Measured:
+    """Measures parts of a step, each rank some of them."""
+
+    halves: Halves
+    ranks: Ranks
+    options: Options
+    folder: Path | None
+
+    def seconds(self, layers: Layers, *, cold: bool = False) -> dict[Key, float]:
+        """Of every part, the same numbers everywhere; all ranks have to call."""
+        pieces, ranks = cut(self.halves.step, layers.parts, self.halves.about), self.ranks
+        mine = {key: piece for key, piece in pieces.items() if key[1] % ranks.size == ranks.rank}
+        found: dict[Key, float] = {}
+        for row in ranks.everybody(part_seconds(mine, self.options, self.folder, cold=cold)):
+            found.update(row)
+        return found
+
+
+def _cuts(halves: Halves, mesh: Mesh, wanted: Wanted, measured: _Measured) -> list[str]:
+    """First op of each stage but the first: by hand, or by the times of a finer cut."""
+    if wanted.stages:
+        return named_cuts(halves.step, wanted.stages)
+    count = mesh.pipeline.size * (2 if wanted.schedule in SEVERAL else 1)
+    fine = fine_cuts(halves.step, count)
+    layers = halves.layers(fine)
+    begins = even_begins(measured.seconds(layers), layers.count, count)
+    return [fine[at - 1] for at in begins[1:-1]]
 
 
 def _communication(
