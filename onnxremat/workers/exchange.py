@@ -49,7 +49,8 @@ class Times:
 @dataclass(frozen=True)
 class Network:
     """Seconds of a sum over all processes: ``latency`` and ``byte`` per byte, and per byte what a
-    core does for it that would compute meanwhile, ``work``."""
+    core does for it that would compute meanwhile, ``work``: computing beside it takes so much
+    longer, and so does the sum, as both have half of the core in that time."""
 
     latency: float
     byte: float
@@ -139,7 +140,7 @@ class _Run:
         """So long, and longer by what transfers take of it that begin meanwhile."""
         end = self.now + seconds
         while self._ready and self._begin < end:
-            end += self._leave()
+            end += self._leave(beside=True)
         self.now = end
 
     def made(self, layer: int) -> None:
@@ -159,16 +160,17 @@ class _Run:
     def _begin(self) -> float:
         return max(self._free, min(self._ready.values()))
 
-    def _leave(self) -> float:
+    def _leave(self, *, beside: bool = False) -> float:
         """The next bucket goes; what it takes of a core."""
         begin = self._begin
         row = min(row for row, ready in self._ready.items() if ready <= begin)
         del self._ready[row]
         size = sum(self._sizes[layer] for layer in row)
-        self._free = begin + self._network.seconds(size)
+        work = self._network.work * size
+        self._free = begin + self._network.seconds(size) + (work if beside else 0.0)
         self._there.update(dict.fromkeys(row, self._free))
         self.order.append(row)
-        return self._network.work * size
+        return work
 
 
 def every(times: Times, network: Network, most: int) -> Iterator[Simulated]:

@@ -87,7 +87,8 @@ class Overlapped:
         completes: whether the next batch completes the sums; then they leave.
         crowded: all cores compute, and what brings sums takes time of them.
         seconds: per part those of its latest runs; whoever reads them may empty it.
-        travelled: the latest sums that were waited for, their bytes and seconds; likewise.
+        travelled: of the latest sums their bytes and seconds, and whether they came while parts
+            ran, so that nobody waited; likewise.
     """
 
     def __init__(self, parts: InParts, courier: Courier) -> None:
@@ -113,7 +114,7 @@ class Overlapped:
         self.completes: Callable[[], bool] = lambda: True
         self.crowded = False
         self.seconds: dict[Key, deque[float]] = {}
-        self.travelled: deque[tuple[int, float]] = deque(maxlen=LATEST)
+        self.travelled: deque[tuple[int, float, bool]] = deque(maxlen=LATEST)
         self.spans = Spans()
         courier.finished = lambda each: self.spans.add("transfer", each.name, each.begin, each.end)
         self._travel: dict[int, Transfer] = {}  # by layer
@@ -208,9 +209,10 @@ class Overlapped:
         for layer in layers:
             if layer in self._travel:
                 transfer = self._travel.pop(layer)
+                beside = transfer.done.is_set()
                 with self.spans.during("wait", f"sums of layer {layer}"):
                     self._courier.wait(transfer)
-                self.travelled.append((transfer.size, transfer.end - transfer.begin))
+                self.travelled.append((transfer.size, transfer.end - transfer.begin, beside))
         due, name = self._due, f"update {part}" if part >= 0 else "update"
         self._timed((U, part), name, partial(self._update.run, part, due))
         self._emptied(layers)

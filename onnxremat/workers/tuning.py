@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -33,6 +33,23 @@ def measured_network(courier: Courier, ranks: Ranks) -> Network:
         seconds.append(min(found))
     latency, long = seconds
     return ranks.told(Network(latency, max(long - latency, 0.0) / (PROBE - 4)))
+
+
+def in_steps(network: Network, rows: Sequence[Mapping[int, float]]) -> Network:
+    """The network as sums of a step found it, which is not the one that nobody else uses.
+
+    Args:
+        rows: of each process, seconds of sums by their bytes, without what they lose to computing
+            beside them. The least counts: who is ahead waits for the others first.
+    """
+    took = {size: min(row[size] for row in rows) for size in rows[0]}
+    byte, latency = network.byte, network.latency
+    if len(took) > 1:
+        byte = max(byte, float(np.polyfit([*took], [*took.values()], 1)[0]))
+        latency = max(latency, median(s - byte * size for size, s in took.items()))
+    elif took:
+        byte = max(byte, *((s - latency) / size for size, s in took.items()))
+    return replace(network, latency=latency, byte=byte)
 
 
 class Tuning:
@@ -80,15 +97,17 @@ class Tuning:
         self._since = time.perf_counter()
 
     def _choose(self) -> None:
-        seconds = {key: median(row) for key, row in self._runs.seconds.items()}
-        times = of_parts(seconds, self._sizes)
-        # Beside computing a byte takes longer than while somebody waits for it.
-        latency, byte = self.network.latency, self.network.byte
-        found = [(took - latency) / size for size, took in self._runs.travelled]
-        self.network = replace(self.network, byte=max(median(found or [0.0]), byte))
+        each = {key: median(row) for key, row in self._runs.seconds.items()}
+        rows = self._ranks.everybody(each)  # sums wait for the slowest
+        times = of_parts({key: max(row[key] for row in rows) for key in each}, self._sizes)
         if self._runs.crowded:
             work = (self._runs.worked - self._worked) / (MEASURED * max(sum(self._sizes), 1))
-            self.network = replace(self.network, work=work)
+            self.network = replace(self.network, work=self._ranks.told(work))
+        took: dict[int, list[float]] = {}
+        for size, seconds, beside in self._runs.travelled:
+            took.setdefault(size, []).append(seconds - beside * self.network.work * size)
+        told = self._ranks.everybody({size: median(row) for size, row in took.items()})
+        self.network = in_steps(self.network, told)
         quickest, plain = self.chosen = self._ranks.told(best(times, self.network, self._most))
         self._runs.exchange = plain.exchange
         self.done = quickest == plain
