@@ -91,7 +91,7 @@ NEAR = {  # settings of a step, and how near two sums of the same numbers are
 
 def write(folder: Path, step: onnx.ModelProto, data: dict[str, np.ndarray]) -> None:
     """What ``tests.workers.data_parallel_run`` reads."""
-    folder.mkdir()
+    folder.mkdir(parents=True)
     onnx.save(step, folder / "step.onnx")
     np.savez(folder / "data.npz", **data)
 
