@@ -198,6 +198,8 @@ def command(
         trainer = trainer_of(ranks, wanted, source, weights, threads, told)
         arrays = open_data(data, trainer.batch_size, shuffle=shuffle, seed=seed)
         check_arrays(trainer.training, trainer.types, arrays, data)
+        if ranks:
+            ranks.require_same(len(arrays), "the number of batches")
         batches = Shard(arrays, takers(trainer, ranks)) if ranks else arrays
         run = _Run(voice, trainer, batches, epochs, checkpoint, every, follows)
         if validate and weights and not follows:
@@ -211,6 +213,7 @@ def command(
         elif resume:
             voice.note(f"{checkpoint} is not there yet: starting anew")
         if ranks:
+            ranks.require_same(trainer.progress.step, "the step of the checkpoint (0: none)")
             voice.note(company(trainer, ranks))
         start = trainer.progress.step
         spans = spans_of(trainer, ranks, trace)

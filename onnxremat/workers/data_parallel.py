@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
@@ -39,6 +40,7 @@ from onnxremat.workers.halves import Halves, halves_of, written
 from onnxremat.workers.layers import Layers, even_cuts, joined, most_late
 from onnxremat.workers.mpi import Ranks
 from onnxremat.workers.overlap import InParts, Overlapped
+from onnxremat.workers.relay import raw_of
 from onnxremat.workers.rooms import Rooms
 from onnxremat.workers.sharded import Sharded, Shares, Tail, shares_of
 from onnxremat.workers.shared_update import SharedUpdate, Together
@@ -120,6 +122,7 @@ class DataParallel(Trainer):
 
     def _open(self, graph: Source, without: str) -> Step:
         step = super()._open(graph, without)
+        self.ranks.require_same(crc32(step.model.SerializeToString()), "the training graph")
         planned = any(entry.key == "onnxremat.plan" for entry in step.model.metadata_props)
         if planned:
             self._overlap = None
@@ -180,6 +183,9 @@ class DataParallel(Trainer):
 
     def _arrange(self, arrays: dict[str, np.ndarray]) -> None:
         """Sums side by side, layer by layer."""
+        names = sorted(v.input for v in self.training.parameters)
+        own = [crc32(raw_of(arrays[name]).data) for name in names]
+        self.ranks.require_same(own, "what parameters begin with")
         layer = dict.fromkeys(self._sums, 0)
         if self._formulas is not None:
             rows = enumerate(self._formulas.alike)

@@ -88,6 +88,22 @@ class Ranks:
         self.meet()
         return self._world.allgather(value)
 
+    def require_same(self, value: Any, what: str) -> None:
+        """All have to call.
+
+        Raises:
+            UsageError: somebody has another value; they would train something that nobody asked
+                for, or wait for each other for ever.
+        """
+        rows = self.everybody(value)
+        odd = [rank for rank, row in enumerate(rows) if row != rows[0]]
+        if odd:
+            raise UsageError(
+                f"{what} differs between rank 0 and rank {odd[0]} of {self.size}",
+                why="processes that train together begin with the same files and options",
+                hint="copy the files to every machine, or start from a folder that all see",
+            )
+
     def gathered(self, value: Any) -> list[Any]:
         """What each says, to the first; the others get nothing."""
         self.meet()

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
@@ -98,6 +99,8 @@ class PipelineParallel(Trainer):
 
     def _open(self, graph: Source, without: str) -> Step:
         step = gathered(super()._open(graph, without))
+        told = crc32(step.model.SerializeToString())
+        self.mesh.everyone.require_same(told, "the training graph")
         options = replace(UNPLANNED, threads=self._threads)
         self.staged = staged(step, self.mesh, self.wanted, options)
         self._here = self.staged.held(self.mesh.pipeline.rank)

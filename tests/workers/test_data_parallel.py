@@ -305,6 +305,20 @@ class _Alone:
 ALONE = Ranks(0, 1, 1, _Alone, _Alone())
 
 
+class _Another(_Alone):
+    """A second process that says something else."""
+
+    def allgather(self, value: Any) -> list[Any]:
+        """That of both."""
+        return [value, "another"]
+
+
+def test_processes_with_other_files_are_refused() -> None:
+    ranks = Ranks(0, 2, 2, _Another, _Another())
+    with pytest.raises(UsageError, match="training graph differs between rank 0 and rank 1"):
+        DataParallel(differentiate(net(6), initializers=True), ranks=ranks)
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adamw", "lamb"])
 def test_a_step_cut_in_two_is_the_step(optimizer: str) -> None:
     settings = {"optimizer": optimizer, "initializers": True, "clip_norm": 1.0}
