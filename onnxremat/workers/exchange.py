@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from onnxremat.workers.layers import U, in_turn
+from onnxremat.workers.layers import Key, U, in_turn
 from onnxremat.workers.pipeline import B, F, W
 
 MOST = 8  # layers
@@ -27,6 +27,8 @@ class Times:
         forward, chain, weight: of the parts of a step.
         sizes: bytes of gradients.
         update: of parameters, before the next forward pass; () for none.
+        apart: of chain and weight part of each layer where others run between the two, when the
+            second finds less of what it reads in caches; () for as above.
     """
 
     forward: tuple[float, ...]
@@ -34,6 +36,7 @@ class Times:
     weight: tuple[float, ...]
     sizes: tuple[int, ...]
     update: tuple[float, ...] = ()
+    apart: tuple[tuple[float, float], ...] = ()
 
     @property
     def layers(self) -> int:
@@ -44,6 +47,11 @@ class Times:
     def compute(self) -> float:
         """Seconds of a step without waiting."""
         return sum(self.forward) + sum(self.chain) + sum(self.weight)
+
+    def backward(self, layer: int, late: int) -> tuple[float, float]:
+        """Of chain and weight part, where those of the first ``late`` layers come last."""
+        together = self.chain[layer], self.weight[layer]
+        return self.apart[layer] if self.apart and layer < late else together
 
 
 @dataclass(frozen=True)
@@ -106,10 +114,11 @@ def simulate(times: Times, network: Network, late: int, joined: int) -> Simulate
     """
     run = _Run(times, network, joined)
     for kind, layer in in_turn(times.layers, late):
+        chain, weight = times.backward(layer, late)
         if kind == B:
-            run.compute(times.chain[layer])
+            run.compute(chain)
         elif kind == W:
-            run.compute(times.weight[layer])
+            run.compute(weight)
             run.made(layer)
     for layer, forward in enumerate(times.forward):
         run.wait(layer)
@@ -200,8 +209,15 @@ def plain_order(layers: int) -> Exchange:
     return Exchange(0, tuple((layer,) for layer in reversed(range(layers))))
 
 
-def of_parts(seconds: Mapping[tuple[int, int], float], sizes: Sequence[int]) -> Times:
-    """Times of layers from those of their parts."""
+def of_parts(
+    seconds: Mapping[Key, float], sizes: Sequence[int], late: Mapping[Key, float] | None = None
+) -> Times:
+    """Times of layers from those of their parts.
+
+    Args:
+        late: the same where all weight parts that can come last do.
+    """
     rows = ([seconds.get((kind, k), 0.0) for k in range(len(sizes))] for kind in (F, B, W, U))
     forward, chain, weight, update = (tuple(row) for row in rows)
-    return Times(forward, chain, weight, tuple(sizes), update)
+    apart = ((late.get((B, k), 0.0), late.get((W, k), 0.0)) for k in range(len(sizes)) if late)
+    return Times(forward, chain, weight, tuple(sizes), update, tuple(apart))

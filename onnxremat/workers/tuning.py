@@ -12,11 +12,14 @@ import numpy as np
 
 from onnxremat.errors import ModelError
 from onnxremat.workers.courier import Courier
-from onnxremat.workers.exchange import WORTH, Exchange, Network, Simulated, best, of_parts
+from onnxremat.workers.exchange import WORTH, Exchange, Network, Simulated, best, of_parts, simulate
+from onnxremat.workers.layers import Key
 from onnxremat.workers.mpi import Ranks
 from onnxremat.workers.overlap import Overlapped
 
 WARM, MEASURED, TRIAL, TURNS = 2, 6, 4, 3  # updates; of each exchange, so many times
+IN_PLAIN_ORDER = WARM + MEASURED  # updates until then; one in between does not count
+LATE = IN_PLAIN_ORDER + 1 + MEASURED
 PROBE = 1 << 20  # bytes that the network is measured with
 
 
@@ -55,9 +58,9 @@ def in_steps(network: Network, rows: Sequence[Mapping[int, float]]) -> Network:
 class Tuning:
     """Chooses the exchange of a run.
 
-    A few steps are measured in plain order; the best exchange is found by simulation; where it is
-    another than the best in plain order, both are tried in turn, and the quicker one stays. The
-    first process decides.
+    A few steps are measured in plain order, and a few with as many weight gradients last as can
+    be; the best exchange is found by simulation; where it is another than the best in plain order,
+    both are tried in turn, and the quicker one stays. The first process decides.
 
     Attributes:
         network: as measured, the same numbers in all processes.
@@ -80,26 +83,34 @@ class Tuning:
         self.tried: tuple[list[float], list[float]] = ([], [])
         self.done = False
         self._updates, self._since, self._worked = 0, 0.0, 0.0
+        self._plain: dict[Key, float] = {}  # seconds of parts
 
     def updated(self) -> None:
         """An update was asked for: the end of what counts as an iteration."""
         if self.done:
             return
         now, self._updates = time.perf_counter(), self._updates + 1
-        if self._updates == WARM:
+        if self._updates in (WARM, IN_PLAIN_ORDER + 1):
             self._runs.seconds.clear()
             self._runs.travelled.clear()
             self._worked = self._runs.worked
-        elif self._updates == WARM + MEASURED:
-            self._choose()
+        elif self._updates == IN_PLAIN_ORDER:
+            self._measured()
+        elif self._updates == LATE:
+            self._choose(self._slowest())
         elif self.chosen:
             self._try(now - self._since, *self.chosen)
         self._since = time.perf_counter()
 
-    def _choose(self) -> None:
+    def _slowest(self) -> dict[Key, float]:
+        """Seconds of parts, of the process that takes longest: sums wait for it."""
         each = {key: median(row) for key, row in self._runs.seconds.items()}
-        rows = self._ranks.everybody(each)  # sums wait for the slowest
-        times = of_parts({key: max(row[key] for row in rows) for key in each}, self._sizes)
+        rows = self._ranks.everybody(each)
+        return {key: max(row[key] for row in rows) for key in each}
+
+    def _measured(self) -> None:
+        """Parts and network are known in plain order."""
+        self._plain = self._slowest()
         if self._runs.crowded:
             work = (self._runs.worked - self._worked) / (MEASURED * max(sum(self._sizes), 1))
             self.network = replace(self.network, work=self._ranks.told(work))
@@ -108,6 +119,14 @@ class Tuning:
             took.setdefault(size, []).append(seconds - beside * self.network.work * size)
         told = self._ranks.everybody({size: median(row) for size, row in took.items()})
         self.network = in_steps(self.network, told)
+        if not self._most:
+            self._choose(None)
+            return
+        latest = simulate(of_parts(self._plain, self._sizes), self.network, self._most, 1)
+        self._runs.exchange = self._ranks.told(latest.exchange)
+
+    def _choose(self, late: Mapping[Key, float] | None) -> None:
+        times = of_parts(self._plain, self._sizes, late)
         quickest, plain = self.chosen = self._ranks.told(best(times, self.network, self._most))
         self._runs.exchange = plain.exchange
         self.done = quickest == plain
@@ -115,7 +134,7 @@ class Tuning:
     def _try(self, seconds: float, quickest: Simulated, plain: Simulated) -> None:
         """Both in turn, ``TRIAL`` updates each, ``TURNS`` times; the first after a change does not
         count."""
-        at = self._updates - (WARM + MEASURED) - 1
+        at = self._updates - LATE - 1
         if at % TRIAL:
             self.tried[at // TRIAL % 2].append(seconds)
         if at + 1 == 2 * TURNS * TRIAL:
