@@ -29,6 +29,7 @@ class Times:
         update: of parameters, before the next forward pass; () for none.
         apart: of chain and weight part of each layer where others run between the two, when the
             second finds less of what it reads in caches; () for as above.
+        turn: between the last part of a batch and the first of the next.
     """
 
     forward: tuple[float, ...]
@@ -37,6 +38,7 @@ class Times:
     sizes: tuple[int, ...]
     update: tuple[float, ...] = ()
     apart: tuple[tuple[float, float], ...] = ()
+    turn: float = 0.0
 
     @property
     def layers(self) -> int:
@@ -120,6 +122,7 @@ def simulate(times: Times, network: Network, late: int, joined: int) -> Simulate
         elif kind == W:
             run.compute(weight)
             run.made(layer)
+    run.compute(times.turn)
     for layer, forward in enumerate(times.forward):
         run.wait(layer)
         run.compute(forward + (times.update[layer] if times.update else 0.0))

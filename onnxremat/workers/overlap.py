@@ -89,6 +89,7 @@ class Overlapped:
         seconds: per part those of its latest runs; whoever reads them may empty it.
         travelled: of the latest sums their bytes and seconds, and whether they came while parts
             ran, so that nobody waited; likewise.
+        turns: the latest seconds between the parts of one batch and those of the next; likewise.
     """
 
     def __init__(self, parts: InParts, courier: Courier) -> None:
@@ -115,6 +116,8 @@ class Overlapped:
         self.crowded = False
         self.seconds: dict[Key, deque[float]] = {}
         self.travelled: deque[tuple[int, float, bool]] = deque(maxlen=LATEST)
+        self.turns: deque[float] = deque(maxlen=LATEST)
+        self._ended = 0.0
         self.spans = Spans()
         courier.finished = lambda each: self.spans.add("transfer", each.name, each.begin, each.end)
         self._travel: dict[int, Transfer] = {}  # by layer
@@ -133,6 +136,7 @@ class Overlapped:
         order = [k for k in in_turn(self._layers.count, exchange.late) if k in self._step.pieces]
         last = {layer: key for key in order for layer in [key[1]]}
         made, waiting = set[int](), list(exchange.buckets)
+        self.turns.append(time.perf_counter() - self._ended)
         for key in order:
             for part in self._needs[key]:
                 self._updated(part)
@@ -141,6 +145,7 @@ class Overlapped:
                 made.add(key[1])
             while leaving and waiting and made.issuperset(waiting[0]):
                 self._leave(waiting.pop(0))
+        self._ended = time.perf_counter()
         found = results(flight, self._results)
         flight.end()
         return found

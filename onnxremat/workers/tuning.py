@@ -84,6 +84,7 @@ class Tuning:
         self.done = False
         self._updates, self._since, self._worked = 0, 0.0, 0.0
         self._plain: dict[Key, float] = {}  # seconds of parts
+        self._turn = 0.0
 
     def updated(self) -> None:
         """An update was asked for: the end of what counts as an iteration."""
@@ -91,8 +92,8 @@ class Tuning:
             return
         now, self._updates = time.perf_counter(), self._updates + 1
         if self._updates in (WARM, IN_PLAIN_ORDER + 1):
-            self._runs.seconds.clear()
-            self._runs.travelled.clear()
+            for row in (self._runs.seconds, self._runs.travelled, self._runs.turns):
+                row.clear()
             self._worked = self._runs.worked
         elif self._updates == IN_PLAIN_ORDER:
             self._measured()
@@ -111,6 +112,7 @@ class Tuning:
     def _measured(self) -> None:
         """Parts and network are known in plain order."""
         self._plain = self._slowest()
+        self._turn = min(self._ranks.everybody(median(self._runs.turns)))
         if self._runs.crowded:
             work = (self._runs.worked - self._worked) / (MEASURED * max(sum(self._sizes), 1))
             self.network = replace(self.network, work=self._ranks.told(work))
@@ -126,7 +128,7 @@ class Tuning:
         self._runs.exchange = self._ranks.told(latest.exchange)
 
     def _choose(self, late: Mapping[Key, float] | None) -> None:
-        times = of_parts(self._plain, self._sizes, late)
+        times = replace(of_parts(self._plain, self._sizes, late), turn=self._turn)
         quickest, plain = self.chosen = self._ranks.told(best(times, self.network, self._most))
         self._runs.exchange = plain.exchange
         self.done = quickest == plain
