@@ -178,14 +178,13 @@ def trainer_of(
     told: Mapping[str, Any],
 ) -> Trainer:
     """One that trains alone, or one of several."""
-    from onnxremat.device.host import processors
     from onnxremat.training.trainer import Trainer
     from onnxremat.workers.data_parallel import DataParallel
     from onnxremat.workers.pipelined import PipelineParallel
 
     if ranks is None:
         return Trainer(source, weights, threads=threads, **told)
-    threads = threads or max(1, processors() // ranks.beside)
+    threads = threads or ranks.cores()
     if wanted is not None:
         return PipelineParallel(
             source, weights, ranks=ranks, wanted=wanted, threads=threads, **told

@@ -212,7 +212,7 @@ class DataParallel(Trainer):
         )  # fmt: skip
         runs = self._runs(parts, courier)
         threads = opening.device.threads or processors()
-        runs.crowded = processors() <= threads * self.ranks.beside
+        runs.crowded = self.ranks.cores() <= threads
         runs.exchange = plain_order(layers.count)
         runs.completes = lambda: self.progress.gathered + 1 >= self.accumulate
         self.overlapped = self._session = self._update = runs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from onnxremat.device.host import processors
 from onnxremat.errors import MissingComponentError, UnsupportedError, UsageError
 from onnxremat.workers.courier import Courier, Delay
 
@@ -124,6 +126,15 @@ class Ranks:
         array = np.array([value], np.float64)
         self._finish([self._world.Iallreduce(self._mpi.IN_PLACE, array)])
         return float(array[0]) / self.size
+
+    def cores(self) -> int:
+        """Processors for this process: those that it may use, dealt out to all that may use them,
+        at least one. All have to call."""
+        own = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+        rows = self.everybody((platform.node(), own))
+        beside = (row for node, row in rows if node == platform.node())
+        sharing = sum(row == own or not set(own).isdisjoint(row) for row in beside)
+        return max(1, processors() // max(1, sharing))
 
     @contextmanager
     def together(self) -> Iterator[None]:

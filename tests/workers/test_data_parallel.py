@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import signal
 import subprocess
@@ -303,6 +304,19 @@ class _Alone:
 
 
 ALONE = Ranks(0, 1, 1, _Alone, _Alone())
+
+
+def test_cores_are_dealt_out_to_those_that_may_use_them() -> None:
+    """A launcher that gave each its own leaves each all of them."""
+    mine, node = sorted(os.sched_getaffinity(0)), platform.node()
+    for other, share in (((node, [max(mine) + 1]), 1), (("elsewhere", mine), 1), ((node, mine), 2)):
+
+        class World(_Alone):
+            def allgather(self, value: Any, other: Any = other) -> list[Any]:
+                return [value, other]
+
+        ranks = Ranks(0, 2, 2, _Alone, World())
+        assert ranks.cores() == max(1, len(mine) // share)
 
 
 class _Another(_Alone):
