@@ -15,9 +15,10 @@ bench-memory/, then run in fresh processes (memory_process.py):
 
 Growth is the high-water mark of the resident size (``VmHWM``, reset before inputs are read and
 the session is made) over the resident size just before, after ``--runs`` runs with changing inputs.
-Outputs are let go before the next run. Before the mark is reset a session of one node has run, so
-that what onnxruntime takes once per process is not in it; the pages of its library that kernels
-touch for the first time are, and are listed by themselves.
+Outputs are let go before the next run. Before the mark is reset a session of one node has run and
+an array was read from a file, so that what onnxruntime and NumPy take once per process is not in
+it; the pages of onnxruntime's library that kernels touch for the first time are, and are listed by
+themselves.
 
 ``limit``: a run under RLIMIT_DATA = data before the inputs + budget (1.15 times for ``region``) +
 4 MiB. Stacks are 1 MiB (``ulimit -s``), because that limit counts the addresses of a stack, not its

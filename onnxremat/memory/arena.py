@@ -10,8 +10,8 @@ that would be ``max_power_of_two_extend_bytes``.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from onnxremat.memory.events import Events, live_peak
 
@@ -43,6 +43,9 @@ class Region:
     dead: int
     step: int = 1 << 30
     held: int = 0
+
+
+OWN = Region(1 << 20, 128 << 20)  # onnxruntime's own settings
 
 
 class Arena:
@@ -112,22 +115,34 @@ def _bin_of(size: int) -> int:
     return min(BINS - 1, (max(size, UNIT) // UNIT).bit_length() - 1)
 
 
-def _replay(arena: Arena, events: Events, runs: int, missing: Callable[[int], int | None]) -> bool:
+def _replay(
+    arena: Arena,
+    events: Events,
+    runs: int,
+    stays: Sequence[int],
+    missing: Callable[[int], int | None],
+) -> bool:
     """Follow a run, made ``runs`` times; outputs are given back between runs. False where there is
     no room.
 
     Args:
+        stays: see :func:`held`.
         missing: finds room for so many bytes where the arena has none, or None.
     """
+
+    def found(size: int) -> int | None:
+        at = arena.allocate(size)
+        return missing(size) if at is None else at
+
+    if any(found(size) is None for size in stays):
+        return False
     for _ in range(runs):
         where: dict[int, int] = {}
         for size, slot in events.tolist():
             if not size:
                 arena.free(where.pop(slot))
                 continue
-            at = arena.allocate(size)
-            if at is None:
-                at = missing(size)
+            at = found(size)
             if at is None:
                 return False
             where[slot] = at
@@ -138,22 +153,23 @@ def _replay(arena: Arena, events: Events, runs: int, missing: Callable[[int], in
 
 def held(
     events: Events,
+    region: Region = OWN,
     *,
-    initial: int = 1 << 20,
-    dead: int = 128 << 20,
-    step: int = STEP,
     runs: int = 1,
     most: int = 1 << 62,
+    stays: Sequence[int] = (),
 ) -> int | None:
     """Bytes that onnxruntime's arena holds after some runs; None where they are more than
     ``most``.
 
     Args:
-        initial: bytes of the first region; a later one is twice the one before.
-        step: a region that would be of so many bytes or more is of exactly so many; twice, four
-            times as many for a block that is larger.
+        region: its settings. A region after the first is twice the one before; one that would be
+            of ``step`` bytes or more is of exactly so many, or twice, four times as many for a
+            block that is larger.
+        stays: bytes of blocks that kernels ask for as the session is opened, and keep.
     """
-    arena, grow = Arena(dead), max(UNIT, -(-initial // UNIT) * UNIT)
+    arena, step = Arena(region.dead), region.step
+    grow = max(UNIT, -(-region.bytes // UNIT) * UNIT)
 
     def extended(size: int) -> int | None:
         nonlocal grow
@@ -167,18 +183,22 @@ def held(
             grow = 2 * grow if 2 * grow < step else step
         return arena.allocate(size)
 
-    return arena.held if _replay(arena, events, runs, extended) else None
+    return arena.held if _replay(arena, events, runs, stays, extended) else None
 
 
-def smallest_regions(events: Events, count: int = TRIED) -> list[Region]:
+def smallest_regions(events: Events, count: int = TRIED, stays: Sequence[int] = ()) -> list[Region]:
     """Arenas that serve a run in few bytes, the least one first.
 
     What an arena holds is no monotone function of its settings, so each that is tried is simulated:
     the size of the first region between a 50th of the live peak and 1.4 times it, the size of
     later ones among those of large blocks, which then lie by themselves; then ``dead`` and sizes
     nearby.
+
+    Args:
+        count: of them at most.
+        stays: see :func:`held`.
     """
-    peak = max(UNIT, live_peak(events, UNIT))
+    peak = max(UNIT, live_peak(events, UNIT) + sum(stays))
     found: dict[Region, None] = {}
 
     def tried(initial: int, step: int, dead: int, more: float) -> None:
@@ -186,9 +206,10 @@ def smallest_regions(events: Events, count: int = TRIED) -> list[Region]:
         if not UNIT <= initial <= LARGEST:
             return
         most = int(more * min((region.held for region in found), default=LIMIT * peak))
-        total = held(events, initial=initial, dead=dead, step=step, runs=RUNS, most=most)
+        region = Region(initial, dead, step)
+        total = held(events, region, runs=RUNS, most=most, stays=stays)
         if total is not None:
-            found[Region(initial, dead, step, total)] = None
+            found[replace(region, held=total)] = None
 
     for step in (STEP, *_large(events, peak)):
         for share in SHARES:

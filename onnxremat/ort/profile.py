@@ -149,7 +149,7 @@ def profile(
         outputs = run_session(session, feeds, asked.warmup + asked.runs, asked.bound)
         found = ended(session, sizes, asked.runs, asked.warmup)
         del session
-    return replace(found, outputs=dict(zip(names, outputs, strict=True)), fused=structure)
+    return replace(found, outputs=owned(names, outputs), fused=structure)
 
 
 def as_profiled(options: Options) -> Options:
@@ -230,7 +230,20 @@ def named_outputs(
     """
     session = open_session(model, session_options(options), folder)
     names = [value.name for value in session.get_outputs()]
-    return dict(zip(names, run_session(session, feeds), strict=True))
+    return owned(names, run_session(session, feeds))
+
+
+def owned(names: Sequence[str], outputs: list[Any]) -> dict[str, Any]:
+    """Outputs of a run by name, each in memory of its own; the list is emptied.
+
+    An array that onnxruntime returns lies in the memory pool of its session, and while one of
+    them is held all of the pool stays, however small they are and long after the session.
+    """
+    found = {}
+    for name in reversed(names):
+        value = outputs.pop()
+        found[name] = value.copy() if isinstance(value, np.ndarray) else value
+    return dict(reversed(found.items()))
 
 
 def _scratch_bytes(path: Path) -> dict[str, int]:

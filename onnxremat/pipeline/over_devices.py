@@ -16,7 +16,7 @@ from onnxremat.execute.deployment import Deployment
 from onnxremat.execute.metered import Recorded, record
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
-from onnxremat.ort.profile import Feeds, run_session
+from onnxremat.ort.profile import Feeds, owned, run_session
 from onnxremat.ort.session import TUNED, open_session, session_options
 from onnxremat.pipeline.artifact import Arrays, Check, Kind, Verified
 from onnxremat.pipeline.bench import Contender, beside_devices
@@ -193,7 +193,7 @@ def run_whole(
     threads as the processor's partitions have."""
     options = session_options(replace(TUNED, threads=min(_threads(made), default=1)))
     session = open_session(to_model(graph), options, made.folder)
-    return dict(zip(graph.outputs, run_session(session, dict(feeds)), strict=True))
+    return owned(graph.outputs, run_session(session, dict(feeds)))
 
 
 def tolerance(made: Deployment) -> float:

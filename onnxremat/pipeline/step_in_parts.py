@@ -12,6 +12,7 @@ from onnxremat.graph.onnx_io import to_model
 from onnxremat.graph.order import without_dead_ops
 from onnxremat.ort.infer import build_graph
 from onnxremat.ort.profile import named_outputs
+from onnxremat.ort.session import TUNED
 from onnxremat.pipeline.divided import IN_PARTS
 from onnxremat.pipeline.first_values import without_first_values
 from onnxremat.pipeline.in_regions import check_parts
@@ -60,8 +61,11 @@ def prepare_step(
         if whole.feeds is not None:
             model = to_model(original)
             original = with_measured_shapes(original, model, whole.feeds, home)
-            found = named_outputs(model, whole.feeds, home)
-            check_parts(found, prepared.graph, whole.feeds, prepared.folder, prepared.outputs)
+            found = named_outputs(model, whole.feeds, home, TUNED)
+            known = prepared.outputs
+            if known is None and whole.baseline is not None:  # costs were known without a run
+                known = whole.baseline.outputs
+            check_parts(found, prepared.graph, whole.feeds, prepared.folder, known)
         read = AsRead(whole.name, home, original, plain, whole.feeds, None)
         parts = optimised(read, settings, log)
         unsplit = replace(whole, made=parts.made, graph=parts.graph, listed=parts.listed)

@@ -22,6 +22,8 @@ from onnxremat.graph.wire import read_light
 from onnxremat.memory.arena import Region
 from onnxremat.ort.session import Options, runtime_version
 
+RULES = 2  # of the search: what other rules found is searched anew
+
 
 def find_region(
     file: Path, options: Options, bound: Sequence[str] = (), without: str = ""
@@ -36,7 +38,7 @@ def find_region(
     """
     request = {
         "model": str(file), "options": options.to_json(), "bound": sorted(bound),
-        "without": without,
+        "without": without, "rules": RULES,
     }  # fmt: skip
     facts = (read_light(file).content, json.dumps(request).encode(), runtime_version().encode())
     key = hashlib.sha256(b"\0".join(facts)).hexdigest()[:24]

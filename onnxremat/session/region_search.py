@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 
 from onnxremat.errors import OnnxrematError
-from onnxremat.graph.ir import Graph
+from onnxremat.graph.ir import Graph, Role
 from onnxremat.graph.wire import read_light
 from onnxremat.memory.arena import Region, smallest_regions
 from onnxremat.memory.events import EVENT, Events
@@ -61,6 +61,15 @@ def _numbered(events: Events) -> Events:
     place[order] = np.arange(len(order))
     events["slot"] = place[events["slot"]]
     return events
+
+
+def stays(graph: Graph) -> list[int]:
+    """Bytes of the blocks that kernels ask for as a session is opened, and keep. Kernels reserve
+    what they pack, beside the arena's regions; a ConvTranspose alone asks for it as for any value
+    (``core/providers/cpu/nn/conv_transpose.cc``)."""
+    packed = {op.inputs[1]: 0 for op in graph.ops if op.op_type == "ConvTranspose"}
+    tensors = [graph.tensors[name] for name in packed]
+    return [tensor.bytes for tensor in tensors if tensor.role is Role.WEIGHT]
 
 
 @dataclass(frozen=True)
@@ -113,7 +122,7 @@ def _search(request: Mapping[str, Any]) -> dict[str, Any]:
     feeds = seeded_feeds(graph)
     events = as_events(graph, profile(model, feeds, options, folder=file.parent), opened.bound)
     ran: list[Region] = []
-    for region in smallest_regions(events):
+    for region in smallest_regions(events, stays=stays(graph)):
         if ran and min(one.held for one in ran) <= region.held:
             break
         ran.append(replace(region, held=bytes_held(opened, feeds, region)))

@@ -24,7 +24,7 @@ from onnxremat.ort.session import session_options
 from onnxremat.session.held import open_held
 from onnxremat.session.measure import executed
 from onnxremat.session.region import find_region
-from onnxremat.session.region_search import Opened, as_events, bytes_held
+from onnxremat.session.region_search import Opened, as_events, bytes_held, stays
 from tests.memory.test_packing import runs
 from tests.toolbox import ONE, training_chain
 
@@ -82,6 +82,17 @@ def test_onnxruntime_holds_in_the_least_arenas_what_is_simulated(
         assert bytes_held(opened, feeds, region) == region.held
 
 
+@needs_slab
+def test_what_kernels_keep_from_opening_lies_in_the_arena() -> None:
+    net = models.build("unet", batch=2, size=32, width=8, levels=2)  # with transposed convolutions
+    graph = executed(build_graph(net), ONE)
+    events, kept, region = recorded(graph), stays(graph), Region(33024, 1)
+    opened = Opened(to_model(graph).SerializeToString(), Path(), ONE)
+    told = held(events, region, runs=2, stays=kept)
+    assert told == bytes_held(opened, seeded_feeds(graph), region) + sum(kept)
+    assert told != held(events, region, runs=2)
+
+
 def test_region_is_found_proved_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONNXREMAT_CACHE", str(tmp_path / "cache"))
     graph = executed(training_chain(12), ONE)
@@ -119,5 +130,5 @@ def test_an_arena_that_is_found_holds_the_live_blocks(events: Events) -> None:
     floor = live_peak(events, UNIT)
     for region in smallest_regions(events)[:2]:
         assert floor <= region.held
-        again = held(events, initial=region.bytes, dead=region.dead, step=region.step, runs=3)
+        again = held(events, region, runs=3)
         assert again == region.held

@@ -286,6 +286,8 @@ def test_counters_are_those_of_the_last_run() -> None:
         for runs, warmup in ((1, 0), (3, 2))
     )
     assert [k.live for k in once.kernels] == [k.live for k in often.kernels] == [256, 512]
+    # An output that onnxruntime returned would keep all of its session's pool.
+    assert all(value.flags.owndata for value in once.outputs.values())
 
 
 def test_default_options_carry_out_a_plan_with_recomputation() -> None:
