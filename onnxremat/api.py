@@ -40,7 +40,7 @@ from onnxremat.grad import Settings as Training
 from onnxremat.grad import differentiate as add_backward
 from onnxremat.grad import training_of
 from onnxremat.graph.functions import inline_functions
-from onnxremat.graph.onnx_io import check_writable, missing_file, read_model, write_model
+from onnxremat.graph.onnx_io import check_writable, files_of, missing_file, read_model, write_model
 from onnxremat.ort.infer import bind
 from onnxremat.pipeline.closed_loop import Candidate
 from onnxremat.pipeline.fission_ways import plan_within_budget
@@ -251,7 +251,7 @@ def differentiate(
     model, folder, _ = read_source(source)
     bound = bind(inline_functions(model), shapes, dims)
     step = add_backward(bound, folder=folder, settings=settings or Training())
-    write_model(step, target, folder)
+    write_model(step, target, folder, files_of(model, folder))
     about = training_of(step)
     return {
         "nodes": len(step.graph.node),

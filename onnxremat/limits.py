@@ -12,6 +12,7 @@ NO_PIPES = "pipes and devices are not read: opening one may wait for ever, readi
 NODES = 200_000  # nodes of a graph once its functions are written out
 NESTING = 100  # lists and objects inside each other in a JSON file (protobuf's own limit, too)
 PLAN_RUNS = 100_000  # runs of ops in a plan
+OP_RUNS = 1000  # of them of one op: onnxruntime takes minutes over more copies that are alike
 PLAN_BYTES = 256 << 20  # of a plan written out as text
 # Runs of ops in the bodies of loops, in one run of a model that is measured: onnxruntime's profiler
 # keeps a million events, and at least four runs are profiled in one go.

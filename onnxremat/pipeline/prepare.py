@@ -22,7 +22,7 @@ from onnxremat.graph.batch import batched_inputs
 from onnxremat.graph.bodies import brought_out
 from onnxremat.graph.functions import check_domains, inline_functions
 from onnxremat.graph.ir import Graph
-from onnxremat.graph.onnx_io import computes_nothing, to_model
+from onnxremat.graph.onnx_io import computes_nothing, files_of, to_model
 from onnxremat.graph.order import without_dead_ops
 from onnxremat.ort.blocks import require_block
 from onnxremat.ort.feeds import load_feeds, seeded_feeds
@@ -149,6 +149,7 @@ class AsRead:
         plain: the same with known sequences as plain tensors, no size of it from a run.
         feeds: inputs for measuring, None when nothing is measured.
         baseline: a run of the original under default options, None when nothing is measured.
+        files: that its weights were read from.
     """
 
     name: str
@@ -157,6 +158,7 @@ class AsRead:
     plain: Graph
     feeds: Feeds | None
     baseline: Profile | None
+    files: tuple[Path, ...]
 
 
 @dataclass(frozen=True)
@@ -210,6 +212,7 @@ class Prepared:
         lasting: tensors of ``graph`` that are left when a session with default options has fused
             it, None where that is not known.
         as_it_is: the original may be written as it is, where it keeps the budget.
+        optimising: seconds that this took, and putting in order; as long does each part of it.
     """
 
     unsplit: Unsplit
@@ -223,6 +226,7 @@ class Prepared:
     outputs: Mapping[str, Any] | None = None
     lasting: frozenset[str] | None = None
     as_it_is: bool = False
+    optimising: float = 0.0
 
     @property
     def name(self) -> str:
@@ -364,14 +368,17 @@ def prepare(source: Source, settings: Settings, progress: Progress | None = None
         raise UsageError(f"a budget counts no '{odd}'", hint="one of " + ", ".join(parts))
     kept = fixes_order(settings.dw_policy, settings.fixed_order)
     settings = replace(settings, fixed_order=settings.fixed_order or kept)
+    before = log.seconds.get(OPTIMISE, 0.0)
     with log.phase(READ, "reading the model"):
         made = _prepared(source, settings.on_this_machine(), log)
     whole = not (settings.split_batch or settings.fission or kept)
-    return replace(made, as_it_is=settings.target == AUTO and whole)
+    took = log.seconds[OPTIMISE] - before
+    return replace(made, as_it_is=settings.target == AUTO and whole, optimising=took)
 
 
 def _prepared(source: Source, settings: Settings, log: Phases) -> Prepared:
     model, folder, name = read_source(source)
+    files = files_of(model, folder)
     require_block(model)
     model = restored(model)
     check_domains(model)
@@ -396,7 +403,7 @@ def _prepared(source: Source, settings: Settings, log: Phases) -> Prepared:
             baseline = profiled(bound, feeds, options, folder, updates)
         original = with_measured_shapes(original, bound, feeds, folder)
     with log.phase(OPTIMISE):
-        read = AsRead(name, folder, original, plain, feeds, baseline)
+        read = AsRead(name, folder, original, plain, feeds, baseline, files)
         unsplit = optimised(read, settings, log)
         made = for_planning(replace(unsplit, forward=forward), settings, log)
     return replace(made, notes=(*dropped, *made.notes))
@@ -435,8 +442,9 @@ def optimised(read: AsRead, settings: Settings, log: Phases) -> Unsplit:
         peak = held + baseline.live_peak
     original = written_over(original, updates)
     return Unsplit(
-        read.name, home, original, read.plain, feeds, baseline, made, graph, listed, peak
-    )
+        read.name, home, original, read.plain, feeds, baseline, read.files,
+        made, graph, listed, peak,
+    )  # fmt: skip
 
 
 def for_planning(

@@ -62,7 +62,7 @@ def prepare_step(
             original = with_measured_shapes(original, model, whole.feeds, home)
             found = named_outputs(model, whole.feeds, home)
             check_parts(found, prepared.graph, whole.feeds, prepared.folder, prepared.outputs)
-        read = AsRead(whole.name, home, original, plain, whole.feeds, None)
+        read = AsRead(whole.name, home, original, plain, whole.feeds, None, whole.files)
         parts = optimised(read, settings, log)
         unsplit = replace(whole, made=parts.made, graph=parts.graph, listed=parts.listed)
         made = for_planning(unsplit, settings, log, whole=prepared)

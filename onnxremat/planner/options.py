@@ -26,6 +26,7 @@ SOLVER_NAMES = ("auto", "highs", "gurobi", "scip")
 OBJECTIVES = ("time", "makespan")
 MOST_COLUMNS = 400_000  # about a gigabyte while the model is built and handed to a solver
 
+LATE = 5.0  # seconds beyond the limit in which what planning has begun may end
 REPAIR, ROOM = 4.0, 0.2  # most seconds, and share of the limit, of what has to be done when late
 
 
@@ -183,6 +184,11 @@ class PlanOptions:
         if self.work is not None:
             return self.time_limit
         return max(0.0, min(self.time_limit, self.until - self.now()))
+
+    def affords(self, seconds: float) -> bool:
+        """Whether work of so many seconds ends in time, or not much later; any does where work is
+        counted instead."""
+        return self.work is not None or self.now() + seconds <= self.until + LATE
 
     @property
     def least(self) -> float:

@@ -76,6 +76,10 @@ def test_plans_of_too_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     many = [["compute", "Sin_0", 0, "cpu"]] * 1001
     with pytest.raises(UsageError, match="too many runs of ops in the plan"):
         Plan.from_json({**plan_data(), "steps": many})
+    monkeypatch.setattr("onnxremat.schedule.plan.OP_RUNS", 99)
+    assert len(Plan.from_json({**plan_data(), "steps": many[:99]}).sequence) == 99
+    with pytest.raises(UsageError, match="too many runs of op 'Sin_0': 100"):
+        Plan.from_json({**plan_data(), "steps": many[:100]})
 
 
 def test_plans_nested_without_end(cli: Command, folder: Path) -> None:
