@@ -29,6 +29,9 @@ from onnxremat.errors import (
 )
 
 
+UNREAD = 128 + 13  # nobody reads on: as a shell says it of a program that SIGPIPE ends
+
+
 def main() -> None:
     """Entry point: errors become one message and their exit code."""
     before = threading.enumerate()
@@ -67,7 +70,7 @@ def _code() -> int:
         return 130
     except BrokenPipeError:
         _drop_output()
-        return 1
+        return UNREAD
     except Exception as error:
         if isinstance(error, OSError) and error.filename is None:
             _drop_output()  # it may be what could not be written, and would be tried again

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -52,6 +53,7 @@ from onnxremat.units import Budget
 
 Progress = Callable[[str], None]
 MEASURING, QUICK = 0.2, 2.0  # of the time limit, and seconds, on top of it: costs of the whole
+LONG_RUN = 3.0  # seconds from which it is said that runs of the model take their time
 OFF_PLANNING = 0.3  # of the time limit, taken off it, where these are not enough to measure
 AUTO = "auto"  # a target: the original as it is where that will do, else ``host``
 
@@ -400,7 +402,14 @@ def _prepared(source: Source, settings: Settings, log: Phases) -> Prepared:
         with log.phase(MEASURE, "measuring the original"):
             options = replace(DEFAULT, threads=settings.threads)
             updates = tuple(in_place(bound, settings.not_counted).values())
+            began = time.perf_counter()
             baseline = profiled(bound, feeds, options, folder, updates)
+            took = time.perf_counter() - began
+        if took > LONG_RUN:
+            log(
+                f"onnxruntime takes {took:.0f} s to load and run this model, which is done up to "
+                "ten times; the time limit is for planning"
+            )
         original = with_measured_shapes(original, bound, feeds, folder)
     with log.phase(OPTIMISE):
         read = AsRead(name, folder, original, plain, feeds, baseline, files)
