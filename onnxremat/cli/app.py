@@ -28,7 +28,6 @@ from onnxremat.errors import (
     UsageError,
 )
 
-
 UNREAD = 128 + 13  # nobody reads on: as a shell says it of a program that SIGPIPE ends
 
 
