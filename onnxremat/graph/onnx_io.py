@@ -111,7 +111,7 @@ def missing_file(
         return kind("nothing is read from a pipe: '-'", hint="give the name of a file")
     if not folder.is_dir():
         return kind(f"no such file: {file}", why=f"there is no folder {folder}", hint=make or CHECK)
-    near = sorted(path.name for path in folder.glob(f"*{suffix}"))
+    near = sorted(path.name for path in folder.glob(f"*{suffix}") if path.is_file())
     few = ", ".join(near[:5]) + (f" and {len(near) - 5} more" if len(near) > 5 else "")
     hint = f"{suffix} files in {folder.resolve()}: {few or 'none'}"
     return kind(f"no such file: {file}", hint=f"{make}; {hint}" if make else hint)

@@ -12,7 +12,8 @@ from onnxremat.pipeline.limits import Limit, beside_too, fixed_bytes, limit_of
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.refusal import Least, refusal
-from onnxremat.pipeline.ways_in_parts import attempt_in_parts, out_of_time
+from onnxremat.pipeline.time_left import out_of_time
+from onnxremat.pipeline.ways_in_parts import attempt_in_parts
 from onnxremat.pipeline.within_budget import (
     Smallest,
     at_minimum,

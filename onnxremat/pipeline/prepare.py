@@ -37,10 +37,11 @@ from onnxremat.pipeline.batch_slices import in_parts
 from onnxremat.pipeline.first_values import without_first_values
 from onnxremat.pipeline.in_place import in_place
 from onnxremat.pipeline.in_regions import in_regions
-from onnxremat.pipeline.phases import COSTS, MEASURE, OPTIMISE, READ, Phases
+from onnxremat.pipeline.phases import MEASURE, OPTIMISE, READ, Phases
 from onnxremat.pipeline.priced import priced
 from onnxremat.pipeline.sizes import in_tensors, known_sizes, sequence_notes, with_measured_shapes
 from onnxremat.pipeline.source import Source, read_source
+from onnxremat.pipeline.time_left import MEASURING, OFF_PLANNING, QUICK, say_of_runs
 from onnxremat.pipeline.weight_order import DwPolicy, fixes_order
 from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.reduce import Reduced, reduce
@@ -52,9 +53,6 @@ from onnxremat.session.process import PARTS, UPDATES, Beside, beside, nodes_byte
 from onnxremat.units import Budget
 
 Progress = Callable[[str], None]
-MEASURING, QUICK = 0.2, 2.0  # of the time limit, and seconds, on top of it: costs of the whole
-LONG_RUN = 3.0  # seconds from which it is said that runs of the model take their time
-OFF_PLANNING = 0.3  # of the time limit, taken off it, where these are not enough to measure
 AUTO = "auto"  # a target: the original as it is where that will do, else ``host``
 
 
@@ -116,7 +114,7 @@ class Settings:
 
         Args:
             budget: the one that is planned for; what measuring took, planning does without then
-                (:func:`left_of`).
+                (:func:`~onnxremat.pipeline.time_left.left_of`).
         """
         if options.work is not None:  # no clock is looked at then
             return replace(self, budget=budget)
@@ -340,15 +338,6 @@ class Prepared:
         return replace(DEFAULT, threads=self.settings.threads)
 
 
-def left_of(options: PlanOptions, log: Phases) -> PlanOptions:
-    """The options of planning, less the time that measuring took beyond its own."""
-    limit = options.time_limit
-    over = log.seconds.get(COSTS, 0.0) - MEASURING * limit - QUICK
-    if over <= 0 or options.work is not None:
-        return options
-    return options.lasting(max(limit - over, (1 - OFF_PLANNING) * limit))
-
-
 def prepare(source: Source, settings: Settings, progress: Progress | None = None) -> Prepared:
     """Read, bind, optimise, order and price a model.
 
@@ -405,11 +394,7 @@ def _prepared(source: Source, settings: Settings, log: Phases) -> Prepared:
             began = time.perf_counter()
             baseline = profiled(bound, feeds, options, folder, updates)
             took = time.perf_counter() - began
-        if took > LONG_RUN:
-            log(
-                f"onnxruntime takes {took:.0f} s to load and run this model, which is done up to "
-                "ten times; the time limit is for planning"
-            )
+        say_of_runs(took, log)
         original = with_measured_shapes(original, bound, feeds, folder)
     with log.phase(OPTIMISE):
         read = AsRead(name, folder, original, plain, feeds, baseline, files)

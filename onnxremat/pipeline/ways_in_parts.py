@@ -18,25 +18,14 @@ from onnxremat.pipeline.in_session import OneSession
 from onnxremat.pipeline.limits import Limit, beside_too, fixed_bytes
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared
+from onnxremat.pipeline.time_left import out_of_time
 from onnxremat.pipeline.within_budget import at_minimum, smallest
 from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.solution import Solution
 from onnxremat.units import Budget, format_bytes
 
 WHOLE = 0.5  # share of the time for plans of the whole, where parts are another way
-PARTS = 2  # times as long as the whole takes a graph in parts to be prepared, at least
 LEANER = 0.98  # share of the least bytes so far from which a graph in parts is worth its search
-
-
-def out_of_time(prepared: Prepared, options: PlanOptions, parts: int = PARTS) -> str:
-    """Why a graph in so many parts is not tried, "" where there is time for it."""
-    needs = parts * prepared.optimising
-    if options.affords(needs):
-        return ""
-    return (
-        f"optimising it in parts would take {needs:.0f} s more, which the time limit leaves no "
-        "room for (a longer --time-limit does)"
-    )
 
 
 def attempt_in_parts(

@@ -113,7 +113,8 @@ class _Gates:
         would be merged): one that is alive there, an input, else any."""
         for earlier in range(self.reached, step):
             self.alive += reversed(self._made(earlier))
-        self.reached, passed = step, []
+        self.reached = step
+        passed: list[str] = []
         while self.alive and (not passed or (source, passed[-1]) in self.used):
             name = self.alive.pop()
             if name in self.stay or self.last_reader.get(name, -1) >= step:
