@@ -19,6 +19,8 @@ PLAN_BYTES = 256 << 20  # of a plan written out as text
 BODY_RUNS = 250_000
 SPARSE_BYTES = 1_900_000_000  # of a sparse weight once it is dense: it goes into the model
 TENSOR_BYTES = 1 << 46  # of one tensor: sums over any graph stay whole numbers of 64 bits
+THREADS = 256  # of a session or the planner, four times the processors where that is more
+POINTS = 1000  # of a curve of budgets
 DEVICES = 64  # of a machine
 OP_SECONDS = 1e6  # of one run of an op, in a file of costs
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from onnxremat.device.host import processors
+from onnxremat.device.host import check_threads, processors
 from onnxremat.errors import UsageError
 from onnxremat.planner.clock import UNITS, WALL, Clock, WorkClock
 
@@ -107,7 +107,7 @@ class PlanOptions:
         until: when planning has to end, on the clock ``now``; set when it begins.
 
     Raises:
-        UsageError: unknown solver or objective, or no work at all.
+        UsageError: unknown solver or objective, far too many threads, or no work at all.
     """
 
     time_limit: float = 60.0
@@ -127,6 +127,7 @@ class PlanOptions:
     def __post_init__(self) -> None:
         _one_of("solver", self.solver, SOLVER_NAMES)
         _one_of("objective", self.objective, OBJECTIVES)
+        check_threads(self.threads)
         if self.work is not None and self.work < 1:
             raise UsageError(f"a limit of {self.work} units of work", hint="1 or more")
 
