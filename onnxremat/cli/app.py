@@ -63,6 +63,9 @@ def _code() -> int:
         finally:
             sys.stdout.flush()
     except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # typer ends with 1
+            _drop_output()
+            return UNREAD
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except KeyboardInterrupt:
         sys.stderr.write("error: interrupted\n")
