@@ -40,7 +40,7 @@ from onnxremat.grad import Settings as Training
 from onnxremat.grad import differentiate as add_backward
 from onnxremat.grad import training_of
 from onnxremat.graph.functions import inline_functions
-from onnxremat.graph.onnx_io import check_writable, missing_file, read_model, write_model
+from onnxremat.graph.onnx_io import check_writable, files_of, missing_file, read_model, write_model
 from onnxremat.ort.infer import bind
 from onnxremat.pipeline.closed_loop import Candidate
 from onnxremat.pipeline.fission_ways import plan_within_budget
@@ -49,11 +49,12 @@ from onnxremat.pipeline.optimize import Request
 from onnxremat.pipeline.optimize import optimize as finish_request
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.planned import prepare_for
-from onnxremat.pipeline.prepare import Prepared, Settings, left_of, prepare
+from onnxremat.pipeline.prepare import Prepared, Settings, prepare
 from onnxremat.pipeline.result import Result, Timed, finish
 from onnxremat.pipeline.settings_over_devices import settings_over_devices
 from onnxremat.pipeline.source import Source, read_source
 from onnxremat.pipeline.study_problem import is_graph_file, read_subject
+from onnxremat.pipeline.time_left import left_of
 from onnxremat.pipeline.verify import Verification, verify
 from onnxremat.pipeline.within_budget import applied
 from onnxremat.planner.options import Method, PlanOptions
@@ -254,7 +255,7 @@ def differentiate(
     model, folder, _ = read_source(source)
     bound = bind(inline_functions(model), shapes, dims)
     step = add_backward(bound, folder=folder, settings=settings or Training())
-    write_model(step, target, folder)
+    write_model(step, target, folder, files_of(model, folder))
     about = training_of(step)
     return {
         "nodes": len(step.graph.node),

@@ -12,12 +12,15 @@ NO_PIPES = "pipes and devices are not read: opening one may wait for ever, readi
 NODES = 200_000  # nodes of a graph once its functions are written out
 NESTING = 100  # lists and objects inside each other in a JSON file (protobuf's own limit, too)
 PLAN_RUNS = 100_000  # runs of ops in a plan
+OP_RUNS = 1000  # of them of one op: onnxruntime takes minutes over more copies that are alike
 PLAN_BYTES = 256 << 20  # of a plan written out as text
 # Runs of ops in the bodies of loops, in one run of a model that is measured: onnxruntime's profiler
 # keeps a million events, and at least four runs are profiled in one go.
 BODY_RUNS = 250_000
 SPARSE_BYTES = 1_900_000_000  # of a sparse weight once it is dense: it goes into the model
 TENSOR_BYTES = 1 << 46  # of one tensor: sums over any graph stay whole numbers of 64 bits
+THREADS = 256  # of a session or the planner, four times the processors where that is more
+POINTS = 1000  # of a curve of budgets
 DEVICES = 64  # of a machine
 OP_SECONDS = 1e6  # of one run of an op, in a file of costs
 

@@ -28,6 +28,8 @@ from onnxremat.errors import (
     UsageError,
 )
 
+UNREAD = 128 + 13  # nobody reads on: as a shell says it of a program that SIGPIPE ends
+
 
 def main() -> None:
     """Entry point: errors become one message and their exit code."""
@@ -61,13 +63,16 @@ def _code() -> int:
         finally:
             sys.stdout.flush()
     except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # typer ends with 1
+            _drop_output()
+            return UNREAD
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except KeyboardInterrupt:
         sys.stderr.write("error: interrupted\n")
         return 130
     except BrokenPipeError:
         _drop_output()
-        return 1
+        return UNREAD
     except Exception as error:
         if isinstance(error, OSError) and error.filename is None:
             _drop_output()  # it may be what could not be written, and would be tried again

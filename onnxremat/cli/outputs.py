@@ -39,10 +39,9 @@ def check_outputs(given: Mapping[str, Any]) -> None:
                 f"the output is the input: {path}", hint="choose another name for the output"
             )
         if isinstance(file, tuple) and file in _weights(inputs):
-            raise UsageError(
-                f"the output is a file of the input's weights: {path}",
-                hint="choose another name for the output",
-            )
+            from onnxremat.graph.onnx_io import overwrites_weights
+
+            raise overwrites_weights(path)
         if file in seen:
             raise UsageError(f"two outputs are one file: {path}", hint="choose another name")
         seen.add(file)
@@ -59,14 +58,13 @@ def _paths(value: Any) -> list[str]:
 
 def _weights(inputs: list[Any]) -> set[tuple[int, int] | None]:
     """Files of weights beside the models that are read."""
-    from onnxremat.graph.onnx_io import external_files, read_model
+    from onnxremat.graph.onnx_io import files_of, read_model
 
     found = set()
     for name in {path for value in inputs for path in _paths(value) if path.endswith(".onnx")}:
         with suppress(OnnxrematError, OSError):  # what is wrong with it is said when it is read
-            found |= {
-                _place(str(Path(name).parent / at)) for at in external_files(read_model(name))
-            }
+            files = files_of(read_model(name), Path(name).parent)
+            found |= {_place(str(file)) for file in files}
     return found
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from onnxremat.errors import UsageError
+from onnxremat.limits import THREADS, check
+
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
@@ -50,3 +53,14 @@ def processors() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def check_threads(count: int) -> None:
+    """Raises:
+    UsageError: so many threads that they would only wait for each other.
+    """
+    have = processors()
+    check(
+        count, max(THREADS, 4 * have), "threads", kind=UsageError,
+        hint=f"0 for one per core of this machine, which has {have}",
+    )  # fmt: skip

@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -111,7 +111,7 @@ def missing_file(
         return kind("nothing is read from a pipe: '-'", hint="give the name of a file")
     if not folder.is_dir():
         return kind(f"no such file: {file}", why=f"there is no folder {folder}", hint=make or CHECK)
-    near = sorted(path.name for path in folder.glob(f"*{suffix}"))
+    near = sorted(path.name for path in folder.glob(f"*{suffix}") if path.is_file())
     few = ", ".join(near[:5]) + (f" and {len(near) - 5} more" if len(near) > 5 else "")
     hint = f"{suffix} files in {folder.resolve()}: {few or 'none'}"
     return kind(f"no such file: {file}", hint=f"{make}; {hint}" if make else hint)
@@ -159,6 +159,11 @@ def external_files(model: onnx.ModelProto) -> dict[str, int]:
             location, start, length = said_place(tensor)
             ends[location] = max(ends.get(location, 0), start + length)
     return ends
+
+
+def files_of(model: onnx.ModelProto, folder: Path | None) -> tuple[Path, ...]:
+    """Files in ``folder`` that the weights of a model lie in."""
+    return () if folder is None else tuple(folder / at for at in external_files(model))
 
 
 def check_external(model: onnx.ModelProto, folder: Path) -> None:
@@ -401,7 +406,10 @@ def check_writable(path: Path) -> None:
 
 
 def write_model(
-    model: onnx.ModelProto, path: str | os.PathLike[str], weights_from: Path | None = None
+    model: onnx.ModelProto,
+    path: str | os.PathLike[str],
+    weights_from: Path | None = None,
+    keep: Iterable[Path] = (),
 ) -> list[Path]:
     """Write a model atomically; returns all files written.
 
@@ -411,21 +419,26 @@ def write_model(
         weights_from: folder the external locations of ``model`` are relative to. Weights of a
             :class:`WeightFolder` are written into the model. When another folder is not that of
             the output, its files are copied beside the output as ``<name>.data``.
+        keep: files that are not written over: of the weights of what the model was made from.
 
     Raises:
-        UsageError: the folder is not writable.
+        UsageError: the folder is not writable, or the output is one of ``keep``.
     """
     target = Path(path)
+    kept = {place.resolve() for place in (*keep, *files_of(model, weights_from))}
+    if target.resolve() in kept:
+        raise overwrites_weights(target)
     external = external_files(model)
     written = []
     whole = isinstance(weights_from, WeightFolder) or not external
     if whole and inline_bytes(model) > INLINE_LIMIT:
-        written.append(_spill(model, target, weights_from))
+        written.append(_spill(model, _beside(target, ".data", kept), weights_from))
         whole = False
     elif not whole and weights_from and weights_from.resolve() != target.parent.resolve():
+        ends = [".data"] if len(external) == 1 else [f".{i}.data" for i in range(len(external))]
         renames = {
-            location: target.name + (".data" if len(external) == 1 else f".{index}.data")
-            for index, location in enumerate(sorted(external))
+            location: _beside(target, end, kept).name
+            for location, end in zip(sorted(external), ends, strict=True)
         }
         for location, name in renames.items():
             with atomic(target.parent / name) as temporary:
@@ -440,6 +453,22 @@ def write_model(
     return [target, *written]
 
 
+def overwrites_weights(path: Path | str) -> UsageError:
+    """The output is where the input's weights are."""
+    return UsageError(
+        f"the output is a file of the input's weights: {path}",
+        hint="choose another name for the output",
+    )
+
+
+def _beside(target: Path, end: str, kept: Container[Path]) -> Path:
+    """A file for the weights of ``target``, another one than those that stay."""
+    name = target.name
+    while (file := target.parent / (name + end)).resolve() in kept:
+        name += "_"
+    return file
+
+
 def _relocated(model: onnx.ModelProto, renames: Mapping[str, str]) -> onnx.ModelProto:
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
@@ -450,9 +479,8 @@ def _relocated(model: onnx.ModelProto, renames: Mapping[str, str]) -> onnx.Model
     return copy
 
 
-def _spill(model: onnx.ModelProto, target: Path, folder: Path | None) -> Path:
-    """Move big weights to ``<target>.data``; the model then refers to them."""
-    data = target.parent / (target.name + ".data")
+def _spill(model: onnx.ModelProto, data: Path, folder: Path | None) -> Path:
+    """Move big weights to a file; the model then refers to them."""
     with atomic(data) as temporary, temporary.open("wb") as file:
         for tensor in model.graph.initializer:
             if place(tensor) is None and len(tensor.raw_data) < 1024:

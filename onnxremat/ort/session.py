@@ -10,6 +10,7 @@ from typing import Any
 
 import onnx
 
+from onnxremat.device.host import check_threads
 from onnxremat.errors import MissingComponentError, ModelError, OnnxrematError, UsageError
 from onnxremat.graph.temporary import cut_short, reason
 
@@ -25,6 +26,9 @@ class Options:
         reuse: hold a dead buffer for a later value of the same shape (``enable_mem_reuse``).
         arena: allocate from a pool (``enable_cpu_mem_arena``).
         threads: intra-op threads, 0 for one per core.
+
+    Raises:
+        UsageError: far more threads than processors.
     """
 
     level: str = "all"
@@ -33,6 +37,10 @@ class Options:
     reuse: bool = True
     arena: bool = True
     threads: int = 0
+
+    def __post_init__(self) -> None:
+        if type(self.threads) is int:  # else from_json says what is wrong
+            check_threads(self.threads)
 
     @property
     def fuses(self) -> bool:
@@ -54,8 +62,9 @@ class Options:
         if set(data) - known:
             raise UsageError(f"unknown session options {sorted(set(data) - known)}")
         made = cls(**data)
-        good = made.level in tuple(LEVELS) and made.order in ORDERS and made.threads in range(4096)
-        if not good or any(type(v) is not type(getattr(TUNED, k)) for k, v in data.items()):
+        plain = all(type(v) is type(getattr(TUNED, k)) for k, v in data.items())
+        known_words = made.level in tuple(LEVELS) and made.order in ORDERS
+        if not (plain and known_words and made.threads >= 0):
             raise UsageError("session options of a wrong type or value", why=repr(data)[:200])
         return made
 

@@ -28,7 +28,7 @@ from onnxremat.graph.batch import (
 )
 from onnxremat.graph.functions import inline_functions
 from onnxremat.graph.ir import Graph
-from onnxremat.graph.onnx_io import read_small_weights, to_model, write_model
+from onnxremat.graph.onnx_io import files_of, read_small_weights, to_model, write_model
 from onnxremat.limits import TENSOR_BYTES
 from onnxremat.ort.feeds import seeded_feeds
 from onnxremat.ort.infer import bind, build_graph
@@ -50,16 +50,17 @@ def set_batch(source: Source, target: str | os.PathLike[str], batch: int) -> dic
         raise UsageError(f"batch size {batch} is too large", why="no tensor has so many rows")
     model, folder, name = read_source(source)
     _refuse_training(model)
+    keep = files_of(model, folder)
     model = read_small_weights(inline_functions(model), folder)
     inputs, old = batched_inputs(model)
     if isinstance(old, str):
         made = bind(model, dims={old: batch} | _others(model, old))
-        write_model(made, target, folder)
+        write_model(made, target, folder, keep)
         return {"model": name, "inputs": inputs, "before": old, "after": batch, "constants": 0}
     graph = build_graph(bind(model), folder)
     made, changed = _changed(to_model(graph), graph, inputs, old, batch)
     _compare(graph, made, inputs, old, batch, folder)
-    write_model(made, target, folder)
+    write_model(made, target, folder, keep)
     return {"model": name, "inputs": inputs, "before": old, "after": batch, "constants": changed}
 
 

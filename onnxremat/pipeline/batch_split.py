@@ -12,6 +12,7 @@ from onnxremat.pipeline.limits import Limit, beside_too, fixed_bytes, limit_of
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.refusal import Least, refusal
+from onnxremat.pipeline.time_left import out_of_time
 from onnxremat.pipeline.ways_in_parts import attempt_in_parts
 from onnxremat.pipeline.within_budget import (
     Smallest,
@@ -74,6 +75,7 @@ class _Parts:
     Attributes:
         splits: the model in so many parts, whole included, as far as it was asked for.
         why: why it does not go in parts, "" where it does.
+        untried: there was no time to find that out.
         whole: the plan of the whole that is at hand, None where there is none.
     """
 
@@ -84,6 +86,7 @@ class _Parts:
     log: Phases
     splits: dict[int, Prepared] = field(default_factory=dict)
     why: str = ""
+    untried: bool = False
     whole: Candidate | None = None
 
     def __post_init__(self) -> None:
@@ -99,6 +102,9 @@ class _Parts:
     def split(self, parts: int) -> Prepared | None:
         """The model in so many parts, None where it does not go."""
         if parts not in self.splits and not self.why:
+            self.why = out_of_time(self.prepared, self.options, parts)
+            self.untried = bool(self.why)
+        if parts not in self.splits and not self.why:
             try:
                 with self.log.ending(self.whole is not None):
                     self.splits[parts] = prepare_split(
@@ -108,6 +114,7 @@ class _Parts:
                 self.why = _sentence(error)
             except EndedError:
                 self.why = "interrupted before it was known what parts take"
+                self.untried = True
         return self.splits.get(parts)
 
     def limit(self, split: Prepared) -> Limit:
@@ -215,7 +222,7 @@ class _Parts:
         if least.keeps(limit):
             return least.as_answer(limit, unfit)
         whole, tried = len(self.splits) == 1, self.tried()
-        every = whole or self.batch in self.splits
+        every = not self.untried and (whole or self.batch in self.splits)
         works = Least(
             least.candidate.budget,
             least.lower if every else fixed_bytes(self.prepared) + self.prepared.beside.total,
@@ -229,7 +236,7 @@ class _Parts:
             self.limit(self.prepared).asked(self.prepared.beside.total),
             unfit.found,
             works,
-            all_ways=whole and unfit.found.certificate.any_order,
+            all_ways=every and whole and unfit.found.certificate.any_order,
             notes=(*self.prepared.notes, *([self.words] if self.why else [])),
         )
 

@@ -75,7 +75,9 @@ def plan_within_budget(
     over = f"recomputing in the whole takes {whole.plan.provenance.overhead:+.1%}"
     parts.whole = whole
     found = parts.within(limit, over)
-    return found if found and found.artifact.seconds < whole.artifact.seconds else whole
+    if found and found.artifact.seconds < whole.artifact.seconds:
+        return found
+    return whole.noted(f"planned whole: {parts.late}") if parts.late else whole
 
 
 def _kind(prepared: Prepared, options: PlanOptions) -> type[InParts] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -22,7 +23,7 @@ from onnxremat.graph.batch import batched_inputs
 from onnxremat.graph.bodies import brought_out
 from onnxremat.graph.functions import check_domains, inline_functions
 from onnxremat.graph.ir import Graph
-from onnxremat.graph.onnx_io import computes_nothing, to_model
+from onnxremat.graph.onnx_io import computes_nothing, files_of, to_model
 from onnxremat.graph.order import without_dead_ops
 from onnxremat.ort.blocks import require_block
 from onnxremat.ort.feeds import load_feeds, seeded_feeds
@@ -36,10 +37,11 @@ from onnxremat.pipeline.batch_slices import in_parts
 from onnxremat.pipeline.first_values import without_first_values
 from onnxremat.pipeline.in_place import in_place
 from onnxremat.pipeline.in_regions import in_regions
-from onnxremat.pipeline.phases import COSTS, MEASURE, OPTIMISE, READ, Phases
+from onnxremat.pipeline.phases import MEASURE, OPTIMISE, READ, Phases
 from onnxremat.pipeline.priced import priced
 from onnxremat.pipeline.sizes import in_tensors, known_sizes, sequence_notes, with_measured_shapes
 from onnxremat.pipeline.source import Source, read_source
+from onnxremat.pipeline.time_left import MEASURING, OFF_PLANNING, QUICK, say_of_runs
 from onnxremat.pipeline.weight_order import DwPolicy, fixes_order
 from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.reduce import Reduced, reduce
@@ -51,8 +53,6 @@ from onnxremat.session.process import PARTS, UPDATES, Beside, beside, nodes_byte
 from onnxremat.units import Budget
 
 Progress = Callable[[str], None]
-MEASURING, QUICK = 0.2, 2.0  # of the time limit, and seconds, on top of it: costs of the whole
-OFF_PLANNING = 0.3  # of the time limit, taken off it, where these are not enough to measure
 AUTO = "auto"  # a target: the original as it is where that will do, else ``host``
 
 
@@ -114,7 +114,7 @@ class Settings:
 
         Args:
             budget: the one that is planned for; what measuring took, planning does without then
-                (:func:`left_of`).
+                (:func:`~onnxremat.pipeline.time_left.left_of`).
         """
         if options.work is not None:  # no clock is looked at then
             return replace(self, budget=budget)
@@ -149,6 +149,7 @@ class AsRead:
         plain: the same with known sequences as plain tensors, no size of it from a run.
         feeds: inputs for measuring, None when nothing is measured.
         baseline: a run of the original under default options, None when nothing is measured.
+        files: that its weights were read from.
     """
 
     name: str
@@ -157,6 +158,7 @@ class AsRead:
     plain: Graph
     feeds: Feeds | None
     baseline: Profile | None
+    files: tuple[Path, ...]
 
 
 @dataclass(frozen=True)
@@ -210,6 +212,7 @@ class Prepared:
         lasting: tensors of ``graph`` that are left when a session with default options has fused
             it, None where that is not known.
         as_it_is: the original may be written as it is, where it keeps the budget.
+        optimising: seconds that this took, and putting in order; as long does each part of it.
     """
 
     unsplit: Unsplit
@@ -223,6 +226,7 @@ class Prepared:
     outputs: Mapping[str, Any] | None = None
     lasting: frozenset[str] | None = None
     as_it_is: bool = False
+    optimising: float = 0.0
 
     @property
     def name(self) -> str:
@@ -334,15 +338,6 @@ class Prepared:
         return replace(DEFAULT, threads=self.settings.threads)
 
 
-def left_of(options: PlanOptions, log: Phases) -> PlanOptions:
-    """The options of planning, less the time that measuring took beyond its own."""
-    limit = options.time_limit
-    over = log.seconds.get(COSTS, 0.0) - MEASURING * limit - QUICK
-    if over <= 0 or options.work is not None:
-        return options
-    return options.lasting(max(limit - over, (1 - OFF_PLANNING) * limit))
-
-
 def prepare(source: Source, settings: Settings, progress: Progress | None = None) -> Prepared:
     """Read, bind, optimise, order and price a model.
 
@@ -364,14 +359,17 @@ def prepare(source: Source, settings: Settings, progress: Progress | None = None
         raise UsageError(f"a budget counts no '{odd}'", hint="one of " + ", ".join(parts))
     kept = fixes_order(settings.dw_policy, settings.fixed_order)
     settings = replace(settings, fixed_order=settings.fixed_order or kept)
+    before = log.seconds.get(OPTIMISE, 0.0)
     with log.phase(READ, "reading the model"):
         made = _prepared(source, settings.on_this_machine(), log)
     whole = not (settings.split_batch or settings.fission or kept)
-    return replace(made, as_it_is=settings.target == AUTO and whole)
+    took = log.seconds[OPTIMISE] - before
+    return replace(made, as_it_is=settings.target == AUTO and whole, optimising=took)
 
 
 def _prepared(source: Source, settings: Settings, log: Phases) -> Prepared:
     model, folder, name = read_source(source)
+    files = files_of(model, folder)
     require_block(model)
     model = restored(model)
     check_domains(model)
@@ -393,10 +391,13 @@ def _prepared(source: Source, settings: Settings, log: Phases) -> Prepared:
         with log.phase(MEASURE, "measuring the original"):
             options = replace(DEFAULT, threads=settings.threads)
             updates = tuple(in_place(bound, settings.not_counted).values())
+            began = time.perf_counter()
             baseline = profiled(bound, feeds, options, folder, updates)
+            took = time.perf_counter() - began
+        say_of_runs(took, log)
         original = with_measured_shapes(original, bound, feeds, folder)
     with log.phase(OPTIMISE):
-        read = AsRead(name, folder, original, plain, feeds, baseline)
+        read = AsRead(name, folder, original, plain, feeds, baseline, files)
         unsplit = optimised(read, settings, log)
         made = for_planning(replace(unsplit, forward=forward), settings, log)
     return replace(made, notes=(*dropped, *made.notes))
@@ -435,8 +436,9 @@ def optimised(read: AsRead, settings: Settings, log: Phases) -> Unsplit:
         peak = held + baseline.live_peak
     original = written_over(original, updates)
     return Unsplit(
-        read.name, home, original, read.plain, feeds, baseline, made, graph, listed, peak
-    )
+        read.name, home, original, read.plain, feeds, baseline, read.files,
+        made, graph, listed, peak,
+    )  # fmt: skip
 
 
 def for_planning(

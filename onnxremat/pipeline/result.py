@@ -206,11 +206,12 @@ class Result:
             UsageError: the folder is not writable.
         """
         target, artifact = Path(path), self.candidate.artifact
+        keep = self.prepared.unsplit.files
         if not isinstance(artifact, InOneSession):
             check_writable(target)
-            return write_model(self.model, target, self.prepared.folder)
+            return write_model(self.model, target, self.prepared.folder, keep)
         check_writable(options_path(target))
-        written = write_model(self.model, target, artifact.folder)
+        written = write_model(self.model, target, artifact.folder, keep)
         return [*written, write_options(target, artifact.options, self.facts())]
 
 

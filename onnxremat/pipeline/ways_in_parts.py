@@ -18,6 +18,7 @@ from onnxremat.pipeline.in_session import OneSession
 from onnxremat.pipeline.limits import Limit, beside_too, fixed_bytes
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared
+from onnxremat.pipeline.time_left import out_of_time
 from onnxremat.pipeline.within_budget import at_minimum, smallest
 from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.solution import Solution
@@ -47,6 +48,7 @@ class InParts(ABC):
         least: the smallest budget of such a graph that was carried out, in bytes.
         tried: limits that it was looked for.
         whole: the plan of the whole that is at hand, None where there is none.
+        late: why there is no time for parts, "" where there was.
     """
 
     prepared: Prepared
@@ -56,6 +58,7 @@ class InParts(ABC):
     least: int | None = None
     tried: dict[Limit, Candidate | None] = field(default_factory=dict)
     whole: Candidate | None = None
+    late: str = ""
 
     def within(self, limit: Limit, why: str) -> Candidate | None:
         """A plan that keeps the budget, ``limit`` of the whole graph, None where there is none.
@@ -89,7 +92,8 @@ class InParts(ABC):
 
     def _made(self, make: Callable[[], Prepared]) -> Prepared | None:
         """A model in parts; None where it does not go, or nobody waits for it any more."""
-        if self.options.stopped:
+        self.late = self.late or out_of_time(self.prepared, self.options)
+        if self.options.stopped or self.late:
             return None
         try:
             with self.log.ending(self.whole is not None):
@@ -118,13 +122,13 @@ class InParts(ABC):
         """What is known of plans of the whole and of parts: no proof where parts need less."""
         works = getattr(error, "smallest", None)
         floor = fixed_bytes(self.prepared)
-        if self.least is None and limit.planned >= floor:
+        if self.least is None and limit.planned >= floor and not self.late:
             return error
         if works is None or (self.least is not None and self.least <= LEANER * works):
             works = self.least
             said = "the smallest budget that a plan was found for, regions in parts"
             hint = f"--budget {works} ({format_bytes(works)}, {said})" if works else error.hint
-        elif limit.planned >= floor:
+        elif limit.planned >= floor and not self.late:
             return error
         else:
             hint = error.hint
@@ -136,5 +140,5 @@ class InParts(ABC):
                 error.what, why=why, hint=hint, smallest=works, lower_bound=least
             )
         proven = "proven" if isinstance(error, InfeasibleError) else "found"
-        why = f"none is {proven} for the whole: {error.why}"
+        why = "; ".join(filter(None, (f"none is {proven} for the whole: {error.why}", self.late)))
         return NoPlanError(error.what, why=why, hint=hint, smallest=works)

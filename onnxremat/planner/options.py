@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from onnxremat.device.host import processors
+from onnxremat.device.host import check_threads, processors
 from onnxremat.errors import UsageError
 from onnxremat.planner.clock import UNITS, WALL, Clock, WorkClock
 
@@ -26,6 +26,7 @@ SOLVER_NAMES = ("auto", "highs", "gurobi", "scip")
 OBJECTIVES = ("time", "makespan")
 MOST_COLUMNS = 400_000  # about a gigabyte while the model is built and handed to a solver
 
+LATE = 5.0  # seconds beyond the limit in which what planning has begun may end
 REPAIR, ROOM = 4.0, 0.2  # most seconds, and share of the limit, of what has to be done when late
 
 
@@ -106,7 +107,7 @@ class PlanOptions:
         until: when planning has to end, on the clock ``now``; set when it begins.
 
     Raises:
-        UsageError: unknown solver or objective, or no work at all.
+        UsageError: unknown solver or objective, far too many threads, or no work at all.
     """
 
     time_limit: float = 60.0
@@ -126,6 +127,7 @@ class PlanOptions:
     def __post_init__(self) -> None:
         _one_of("solver", self.solver, SOLVER_NAMES)
         _one_of("objective", self.objective, OBJECTIVES)
+        check_threads(self.threads)
         if self.work is not None and self.work < 1:
             raise UsageError(f"a limit of {self.work} units of work", hint="1 or more")
 
@@ -183,6 +185,11 @@ class PlanOptions:
         if self.work is not None:
             return self.time_limit
         return max(0.0, min(self.time_limit, self.until - self.now()))
+
+    def affords(self, seconds: float) -> bool:
+        """Whether work of so many seconds ends in time, or not much later; any does where work is
+        counted instead."""
+        return self.work is not None or self.now() + seconds <= self.until + LATE
 
     @property
     def least(self) -> float:

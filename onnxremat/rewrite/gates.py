@@ -10,6 +10,7 @@ Only the first op of a recomputed stretch needs one: the rest reads copies, whic
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 import onnx
@@ -66,6 +67,8 @@ class _Gates:
         self.views = {op.outputs[0] for op in graph.ops if is_alias(op)}
         self.last_reader = {name: rows[-1] for name, rows in graph.readers.items()}
         self.stay = set(graph.outputs)
+        self.alive: list[str] = []  # may be, of what ops before ``reached`` make; the latest last
+        self.reached = 0
 
     def gated(self, step: int, op: Op) -> Op:
         """``op`` reading one of its inputs through a new gate."""
@@ -108,19 +111,25 @@ class _Gates:
     def _dependency(self, step: int, source: str) -> str:
         """A value made before ``step`` that no other gate on ``source`` waits for (equal gates
         would be merged): one that is alive there, an input, else any."""
-        dead = []
-        for earlier in range(step - 1, -1, -1):
-            for name in self.graph.ops[earlier].writes:
-                if self.tensors[name].dtype and (source, name) not in self.used:
-                    if name in self.stay or self.last_reader.get(name, -1) >= step:
-                        return name
-                    dead.append(name)
-        for name in (*self.graph.inputs, *dead):
+        for earlier in range(self.reached, step):
+            self.alive += reversed(self._made(earlier))
+        self.reached = step
+        passed: list[str] = []
+        while self.alive and (not passed or (source, passed[-1]) in self.used):
+            name = self.alive.pop()
+            if name in self.stay or self.last_reader.get(name, -1) >= step:
+                passed.append(name)  # what is dead stays dead, and is not looked at again
+        self.alive += reversed(passed)
+        dead = (name for earlier in range(step - 1, -1, -1) for name in self._made(earlier))
+        for name in chain(passed[-1:], self.graph.inputs, dead):
             if (source, name) not in self.used:
                 return name
         raise UnsupportedError(
             f"tensor '{source}' is recomputed from more often than there are values to wait for"
         )
+
+    def _made(self, step: int) -> list[str]:
+        return [name for name in self.graph.ops[step].writes if self.tensors[name].dtype]
 
     def _fresh(self) -> str:
         """A gate name that the graph does not have yet, as a planned model may."""

@@ -8,6 +8,7 @@ not depend on the batch are shared. Whether rows are independent of each other i
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -137,7 +138,7 @@ class _Parts:
         ops = [self._slice(name, names[name], start, start + rows[index]) for name in self.inputs]
         for op in self.graph.ops:
             if self.inside.intersection(op.writes):
-                renames = names | self._repeats(op, rows[index])
+                renames = ChainMap(self._repeats(op, rows[index]), names)
                 for name in self._shared_rows(op):
                     if name not in renames:
                         piece = renames[name] = names[name] = f"{name}/rows{end}"

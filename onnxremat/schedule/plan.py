@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain
@@ -16,7 +17,7 @@ from typing import Any, TypeVar
 
 from onnxremat.errors import UsageError
 from onnxremat.graph.ir import Graph
-from onnxremat.limits import PLAN_RUNS, check
+from onnxremat.limits import OP_RUNS, PLAN_RUNS, check
 
 VERSION = 1
 MOST = 1 << 62  # of any number in a plan
@@ -207,8 +208,12 @@ class Plan:
             raise UsageError(
                 "the plan file is damaged", why=f"{missing}{error}"[:200], hint="plan again"
             ) from error
-        runs = len(made.sequence)
-        check(runs, PLAN_RUNS, "runs of ops in the plan", hint="plan again", kind=UsageError)
+        runs = Counter(made.sequence)
+        check(
+            runs.total(), PLAN_RUNS, "runs of ops in the plan", hint="plan again", kind=UsageError
+        )
+        for op, count in runs.most_common(1):
+            check(count, OP_RUNS, f"runs of op '{op}'", hint="plan again", kind=UsageError)
         return made
 
 

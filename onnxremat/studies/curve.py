@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, field, replace
 from math import inf
 from typing import Any
 
-from onnxremat.errors import InfeasibleError, NoPlanError, OverBudgetError
+from onnxremat.errors import InfeasibleError, NoPlanError, OverBudgetError, UsageError
+from onnxremat.limits import POINTS, check
 from onnxremat.pipeline.closed_loop import PINS, Candidate
 from onnxremat.pipeline.limits import Limit, limit_of
 from onnxremat.pipeline.study_problem import Subject
@@ -73,7 +74,11 @@ def curve(
     Args:
         budgets: None for ``points`` budgets from the unoptimised peak to the smallest one.
         jobs: budgets planned at the same time, in processes of their own.
+
+    Raises:
+        UsageError: more points than anybody reads.
     """
+    check(points, POINTS, "points of a curve", hint="fewer --points", kind=UsageError)
     say = say or (lambda _: None)
     known: list[Point] = []
     below, why = 0, ""

@@ -21,7 +21,7 @@ from onnxremat.grad.description import Training, training_of
 from onnxremat.grad.dropout import COUNTER
 from onnxremat.grad.unfold import apply_restored, fold_restored
 from onnxremat.grad.update import RATE, SHARE, update_of
-from onnxremat.graph.onnx_io import write_model
+from onnxremat.graph.onnx_io import files_of, write_model
 from onnxremat.graph.tensor_files import drop_leftovers, read_tensors, write_tensors
 from onnxremat.memory.native import trim
 from onnxremat.ort.binding import BoundSession, BoundState
@@ -401,7 +401,7 @@ class Trainer:
             stored[name].CopyFrom(numpy_helper.from_array(self.state[name], name))
         result = at_rest(fold_restored(result, self.training.restored))
         if path is not None:
-            write_model(result, path, weights_from=folder)
+            write_model(result, path, folder, files_of(source, folder))
         return result
 
 

@@ -76,6 +76,18 @@ def test_plans_of_too_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     many = [["compute", "Sin_0", 0, "cpu"]] * 1001
     with pytest.raises(UsageError, match="too many runs of ops in the plan"):
         Plan.from_json({**plan_data(), "steps": many})
+    monkeypatch.setattr("onnxremat.schedule.plan.OP_RUNS", 99)
+    assert len(Plan.from_json({**plan_data(), "steps": many[:99]}).sequence) == 99
+    with pytest.raises(UsageError, match="too many runs of op 'Sin_0': 100"):
+        Plan.from_json({**plan_data(), "steps": many[:100]})
+
+
+def test_numbers_that_nobody_means(cli: Command, folder: Path) -> None:
+    onnx.save(parse(SMALL), "in.onnx")
+    cli("run", "in.onnx", "--threads", 99999).assert_refused(2, "too many threads: 99999")
+    cli("plan", "in.onnx", "-o", "p.json", "--threads", 99999).assert_refused(2, "too many threads")
+    cli("sweep", "in.onnx", "--points", 4194304).assert_refused(2, "too many points of a curve")
+    assert listing() == ["in.onnx"]
 
 
 def test_plans_nested_without_end(cli: Command, folder: Path) -> None:
@@ -101,8 +113,10 @@ def test_metadata_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     for text in ("", "[]", "7", "[" * 10_000):
         with pytest.raises(UsageError, match=r"onnxremat\.facts"):
             figures({"facts": text})
-    for wrong in ({"level": "most"}, {"threads": -1}, {"threads": "2"}, {"arena": 1}, {"order": []},
-                  {"nobody": 1}):  # fmt: skip
+    for wrong in (
+        {"level": "most"}, {"threads": -1}, {"threads": "2"}, {"threads": True}, {"arena": 1},
+        {"order": []}, {"nobody": 1},
+    ):  # fmt: skip
         with pytest.raises(UsageError, match="session options"):
             Options.from_json(wrong)
     assert Options.from_json(TUNED.to_json()) == TUNED

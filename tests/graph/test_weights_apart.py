@@ -15,13 +15,16 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import models
-from onnxremat.errors import ExhaustedError, ModelError
+import onnxremat
+from onnxremat.errors import ExhaustedError, ModelError, UsageError
 from onnxremat.graph import light, onnx_io, weights
 from onnxremat.graph.filling import Filling, filled
 from onnxremat.graph.light import read_light, read_structure
-from onnxremat.graph.onnx_io import read_model, write_model
+from onnxremat.graph.onnx_io import files_of, read_model, write_model
 from onnxremat.graph.weights import WeightFolder, pieces, place, set_apart
 from onnxremat.graph.wire import scanned
+from onnxremat.pipeline.batch_size import set_batch
+from tests.toolbox import parse
 
 BIG = 4096
 
@@ -146,6 +149,38 @@ def test_models_with_files_of_their_own_are_read_as_they_are(tmp_path: Path) -> 
     )
     found, folder = read_light(tmp_path / "in.onnx")
     assert (found, folder) == (read_model(tmp_path / "in.onnx"), tmp_path)
+
+
+@pytest.mark.parametrize("size", [8, 40], ids=["read", "left in the file"])
+def test_no_output_takes_the_place_of_weights(
+    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever function writes it; weights beside an output take a name that is free."""
+    monkeypatch.chdir(tmp_path)
+    values = np.arange(size * size, dtype=np.float32).reshape(size, size)
+    shape = f"float[2, {size}]"
+    model = parse(f"g ({shape} x) => ({shape} y) {{ y = MatMul(x, w) }}")
+    model.graph.initializer.append(numpy_helper.from_array(values, "w"))
+    onnx.save(
+        model, "in.onnx", save_as_external_data=True, location="o.onnx.data", size_threshold=0
+    )
+    weights_before = Path("o.onnx.data").read_bytes()
+    made = onnxremat.optimize("in.onnx", budget="2x", bench_seconds=0)
+    for write in (
+        made.save,
+        lambda path: onnxremat.differentiate("in.onnx", path),
+        lambda path: set_batch("in.onnx", path, 4),
+    ):
+        with pytest.raises(UsageError, match="a file of the input's weights"):
+            write("o.onnx.data")
+    monkeypatch.setattr(onnx_io, "INLINE_LIMIT", 0)  # all weights go beside the model
+    held = read_model("in.onnx")
+    onnx.load_external_data_for_model(held, ".")
+    write_model(held, "o.onnx", keep=files_of(read_model("in.onnx"), tmp_path))
+    assert Path("o.onnx.data").read_bytes() == weights_before
+    assert (
+        numpy_helper.to_array(onnx.load("o.onnx").graph.initializer[0]).tolist() == values.tolist()
+    )
 
 
 def test_damaged_files_are_walked_no_further_than_they_go(tmp_path: Path) -> None:

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from onnxremat.errors import OverBudgetError
+from onnxremat.errors import NoPlanError, OverBudgetError
 from onnxremat.pipeline import closed_loop, in_session, within_budget
 from onnxremat.pipeline.artifact import CPU
 from onnxremat.pipeline.batch_split import plan_best
+from onnxremat.pipeline.fission_ways import plan_within_budget
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
 from onnxremat.pipeline.within_budget import plan_within
 from onnxremat.planner.methods import plan_by
@@ -88,6 +89,19 @@ def test_whole_and_parts_share_the_time(budget: str, monkeypatch: pytest.MonkeyP
         assert "no plan" in str(error)  # noqa: PT017
     assert clock.given
     assert sum(clock.given) <= 2 * LIMIT
+
+
+def test_parts_that_would_take_too_long_are_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half the whole's memory is in reach of a batch in parts only: proven, or with a plan where
+    there is time for these, and else neither."""
+    clock = Clock(monkeypatch)
+    asked = one_budget("0.4x")
+    slow = replace(prepare(wide_chain(), Settings(threads=1)), optimising=LIMIT)
+    assert plan_within_budget(replace(slow, optimising=0.1), asked, clock.options())
+    with pytest.raises(NoPlanError, match="a longer --time-limit does"):
+        plan_within_budget(slow, asked, clock.options())
+    untimed = replace(clock.options(), work=100)
+    assert plan_within_budget(slow, asked, untimed)
 
 
 def test_a_new_limit_for_every_call(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
