@@ -64,6 +64,11 @@ _COPIES = """
 expand expand_as repeat tile index index_select gather embedding broadcast_to repeat_interleave
 take
 """
+# Of these, what puts other numbers in the place of some of a parameter's: zeros, mostly.
+_TRIANGLES = frozenset(("tril", "triu"))
+_FILLS = _TRIANGLES | frozenset(
+    ("slice_scatter", "select_scatter", "scatter", "index_put", "copy", "constant_pad_nd", "pad")
+)
 _CUTS = "split unsafe_split chunk unsafe_chunk unbind tensor_split hsplit vsplit"
 _CUTTING = tuple(_CUTS.split())
 _COPYING = frozenset(_COPIES.split())
@@ -86,6 +91,8 @@ class Marks:
         folded: names a folded initializer was made from, without those that exporters make up.
         copied: folded initializers that may hold an element of their parameter several times.
         computed: folded initializers whose numbers are not those of a parameter any more.
+        filled: folded initializers in which zeros may stand where a parameter has no number; True
+            where they are those beside a triangle.
         placeholders: name of the initializer in PyTorch's graph, by initializer.
         signature: parameters and buffers of the module, by their names in PyTorch's graph.
         inputs, results: PyTorch's names of what its graph is given beside these, and hands out.
@@ -98,6 +105,7 @@ class Marks:
     folded: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     copied: frozenset[str] = frozenset()
     computed: frozenset[str] = frozenset()
+    filled: Mapping[str, bool] = field(default_factory=dict)
     placeholders: Mapping[str, str] = field(default_factory=dict)
     signature: Mapping[str, Listed] = field(default_factory=dict)
     inputs: tuple[str, ...] = ()
@@ -181,7 +189,8 @@ def marks_of(model: onnx.ModelProto) -> Marks:
         found = {entry.key: entry.value for entry in item.metadata_props}
         if found and item.name in stored:
             entries.setdefault(item.name, {}).update(found)
-    folded, copied, computed, results = {}, set(), set(), _results(model)
+    folded, copied, computed, filled = {}, set(), set(), {}
+    results = _results(model)
     signature = signature_of(model)
     listed = {each.name for each in signature.values()}
     for name, entry in entries.items():
@@ -190,6 +199,8 @@ def marks_of(model: onnx.ModelProto) -> Marks:
                 copied.add(name)
             if _is_computed((name, *_names(entry[FOLDED])), listed):
                 computed.add(name)
+            if fills := {stem(each) for each in (name, *_names(entry[FOLDED]))} & _FILLS:
+                filled[name] = fills <= _TRIANGLES
             made = {n for n in _names(entry[FOLDED]) if n in results and not _is_result(n)}
             names = (n for n in _names(entry[FOLDED]) if not is_nameless(n) and n not in made)
             if listed:
@@ -201,6 +212,7 @@ def marks_of(model: onnx.ModelProto) -> Marks:
         folded=folded,
         copied=frozenset(copied),
         computed=frozenset(computed),
+        filled=filled,
         placeholders={each.name: token for token, each in signature.items() if each.name in stored}
         | {n: e[PLACEHOLDER] for n, e in entries.items() if PLACEHOLDER in e},
         signature=signature,

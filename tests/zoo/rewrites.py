@@ -260,6 +260,10 @@ _enter("folded-mask", lambda: Does(
     lambda m, x: torch.conv2d(x, m.weight * m.mask, m.bias),
     weight=Parameter(torch.randn(4, 3, 3, 3)), mask=torch.ones(3, 3).tril(-1), bias=_zeros(4)),
     (2, 3, 6, 6))  # fmt: skip
+_enter("folded-triangles", lambda: Does(
+    lambda m, x: (x @ m.low.tril() @ m.high.triu(1)) * m.few.tril()[2].repeat(2),
+    low=Parameter(torch.randn(6, 6)), high=Parameter(torch.ones(6, 6)),
+    few=Parameter(torch.randn(3, 3))), (4, 6))  # fmt: skip
 _enter("folded-small-table", lambda: Does(
     lambda m, x: torch.softmax(x @ x.transpose(1, 2) + m.table[m.index], -1) @ m.l(x),
     l=nn.Linear(6, 3), table=Parameter(torch.randn(7)),
