@@ -50,6 +50,7 @@ class Inventory:
         copied: modules of which others may be copies, and their tensors.
         halved: parameters whose gradients the module may stop in one of two equal results.
         further: names that the module has for a parameter beside its own.
+        chosen: parameters whose values decided what folded booleans and whole numbers are.
         doubts: warnings about what the exporter may have left out or computed.
     """
 
@@ -68,6 +69,7 @@ class Inventory:
     halved: tuple[str, ...] = ()
     copied: Mapping[tuple[str, str], list[str]] = field(default_factory=dict)
     further: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    chosen: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
 
     @property
@@ -138,6 +140,7 @@ def take_inventory(
         stopped_in_one(result, marks),
         copied_modules(result) if tie and given is None else {},
         further_names(result, marks),
+        marks.chosen,
         tuple(doubts),
     )
 
