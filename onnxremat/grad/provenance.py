@@ -257,6 +257,8 @@ class _Judge:
         if name.rpartition(".")[0] in self.at_rest and not marked:
             why = "beside running statistics that no BatchNormalization reads: of a frozen one"
             return Origin(Kind.BUFFER, why)
+        if self._of_data(name) and not marked:
+            return Origin(Kind.CONSTANT, "'mean' and 'std' in one module: those of the data")
         made = made or name in self.placed
         nameless = (self._nameless(name) or bool(label)) and not made and not marked
         size = self.stored.size(name)
@@ -283,6 +285,13 @@ class _Judge:
                 why = f"the exporter {did} {label}, in place of which it is trained"
                 return Origin(Kind.PARAMETER, why, label, computed=True)
         return Origin(Kind.PARAMETER, why, label, marked)
+
+    def _of_data(self, name: str) -> bool:
+        """One of two tensors by which modules standardise their inputs."""
+        module, dot, part = name.rpartition(".")
+        pair = [f"{module}{dot}{each}" for each in ("mean", "std")]
+        there = part in ("mean", "std") and all(each in self.stored.tensors for each in pair)
+        return there and self.stored.shape(pair[0]) == self.stored.shape(pair[1])
 
     def _norms_by_hand(self) -> set[str]:
         """Modules with running statistics that no operator takes as such: frozen normalizations of
