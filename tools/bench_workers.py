@@ -44,6 +44,9 @@ WORK = "30000"  # of planning, whatever else the machine does
 BUDGETS = ("0.8x", "0.6x")
 CORES = len(os.sched_getaffinity(0))
 ROWS, MICRO_BATCHES = 8, 8
+RATIOS = (0.3, 0.5, 0.8)  # of communication to compute
+LARGE = {"vocab": 16000}
+SCHEDULES = ("gpipe", "1f1b", "fast-forward", "zb-h1", "zb-2p", "interleaved", "zb-v", "auto")
 
 
 # ---- one of several processes --------------------------------------------------------------------
@@ -55,14 +58,13 @@ def rank_main(what: str, folder: Path, options: dict[str, Any]) -> None:
 
     ranks = join()
     with ranks.together():
-        kinds = {"dp": _rank_data_parallel, "pp": _rank_pipeline, "turns": _rank_in_turn}
-        found = kinds[what](ranks, folder, options)
+        found = RANK[what](ranks, folder, options)
         if ranks.first:
             (folder / "found.json").write_text(json.dumps(found))
 
 
 def _rank_in_turn(ranks: Any, folder: Path, options: dict[str, Any]) -> dict[str, Any]:
-    """One process, two that share nothing, and two that train together, in turn."""
+    """One process, two that share nothing, freely and step by step, and two that train together."""
     from onnxremat.training.trainer import Trainer
     from onnxremat.workers.data_parallel import DataParallel
 
@@ -71,100 +73,145 @@ def _rank_in_turn(ranks: Any, folder: Path, options: dict[str, Any]) -> dict[str
     batch = dict(np.load(folder / "data.npz"))
     while both.tuning is not None and not both.tuning.done:
         both.step(batch)
-    rows: dict[str, list[float]] = {"one": [], "apart": [], "two": []}
+    rows: dict[str, list[float]] = {"one": [], "apart": [], "met": [], "two": []}
+
+    def met(given: Any) -> None:
+        alone.step(given)
+        ranks.meet()
+
     for _ in range(options["rounds"]):
-        if ranks.first:
-            rows["one"] += seconds_of(alone, batch, options["steps"])
-        ranks.meet()
-        rows["apart"] += seconds_of(alone, batch, options["steps"])
-        ranks.meet()
-        rows["two"] += seconds_of(both, batch, options["steps"])
-    one = ranks.told(statistics.median(rows["one"]) if ranks.first else 0.0)
-    apart = ranks.everybody(statistics.median(rows["apart"]))
-    return {"one": one, "apart": apart, "two": statistics.median(rows["two"])}
+        for name, step in (
+            ("one", alone.step), ("apart", alone.step), ("met", met), ("two", both.step)
+        ):  # fmt: skip
+            ranks.meet()
+            if name != "one" or ranks.first:
+                rows[name] += seconds_of(step, batch, options["steps"])
+    everyone = ranks.everybody({k: statistics.median(row) for k, row in rows.items() if row})
+    return {name: [row[name] for row in everyone if name in row] for name in rows}
 
 
-def _rank_data_parallel(ranks: Any, folder: Path, options: dict[str, Any]) -> dict[str, Any]:
+def _rank_reverse(ranks: Any, folder: Path, options: dict[str, Any]) -> list[dict[str, Any]]:
+    """Per ratio of communication to compute: the exchange found, and plain order, in turn."""
     from onnxremat.workers.courier import Delay
     from onnxremat.workers.data_parallel import DataParallel, Overlap
     from onnxremat.workers.layers import U
 
-    overlap = Overlap(layers=options["layers"], delay=Delay(byte=options["byte"]))
-    trainer = DataParallel(folder / "step.onnx", ranks=ranks, rate=1e-3, threads=1, overlap=overlap)
-    batch = dict(np.load(folder / "data.npz"))
-    tuning, runs, seconds = trainer.tuning, trainer.overlapped, []
-    assert tuning is not None
-    assert runs is not None
-    step = 0
-    while not tuning.done or step < options["steps"]:
-        trainer.step(batch)
-        step += 1
-    for _ in range(options["steps"]):
-        begin = time.perf_counter()
-        trainer.step(batch)
-        seconds.append(time.perf_counter() - begin)
-    parts = sum(statistics.median(row) for (kind, _), row in runs.seconds.items() if kind != U)
-    assert tuning.chosen is not None
-    quickest, plain = tuning.chosen
-    return {
-        "seconds": statistics.median(seconds), "compute": parts, "late": quickest.exchange.late,
-        "stays": runs.exchange.late, "simulated": [plain.seconds, quickest.seconds],
-        "tried": [statistics.median(row) if row else None for row in tuning.tried],
-        "bytes": sum(sum(a.nbytes for a in trainer.rooms.slices([k])) for k in range(8)),
-    }  # fmt: skip
+    batch, found = dict(np.load(folder / "data.npz")), []
+
+    def trainer(byte: float) -> Any:
+        overlap = Overlap(layers=8, delay=Delay(byte=byte))
+        given = folder / "step.onnx"
+        one = DataParallel(given, ranks=ranks, rate=1e-3, threads=1, overlap=overlap)
+        while not one.tuning.done:
+            one.step(batch)
+        return one
+
+    probe = trainer(0.0)
+    rows = probe.overlapped.seconds.items()
+    compute = ranks.told(sum(statistics.median(row) for (kind, _), row in rows if kind != U))
+    size = sum(a.nbytes for a in probe.rooms.slices(range(probe._layers.count)))
+    for ratio in options["ratios"]:
+        one = trainer(ratio * compute / size)
+        quickest, plain = one.tuning.chosen
+        row = {
+            "ratio": ratio, "late": quickest.exchange.late, "measured": None,
+            "stays": one.overlapped.exchange.late, "seconds": [plain.seconds, quickest.seconds],
+        }  # fmt: skip
+        if quickest != plain:
+            took: dict[int, list[float]] = {0: [], 1: []}
+            for at in [0, 1] * options["rounds"]:
+                one.overlapped.exchange = (plain, quickest)[at].exchange
+                one.step(batch)  # what the other order left is done
+                took[at] += seconds_of(one.step, batch, options["steps"])
+            row["measured"] = [statistics.median(took[at]) for at in (0, 1)]
+        found.append(row)
+    return found
 
 
-def _rank_pipeline(ranks: Any, folder: Path, options: dict[str, Any]) -> dict[str, Any]:
+def _rank_pipeline(ranks: Any, folder: Path, options: dict[str, Any]) -> list[dict[str, Any]]:
+    """Per schedule what a step takes, and what it takes by simulation with the parts' own times."""
     from onnxremat.workers.layers import J
-    from onnxremat.workers.pipeline import W
+    from onnxremat.workers.pipeline import Pipeline, W
     from onnxremat.workers.pipelined import PipelineParallel
     from onnxremat.workers.replay import carry_out
     from onnxremat.workers.staged import Wanted
     from onnxremat.workers.stages import grouped
 
-    wanted = Wanted(MICRO_BATCHES, options["schedule"])
-    trainer = PipelineParallel(
-        folder / "step.onnx", ranks=ranks, wanted=wanted, rate=1e-3, threads=1
-    )
-    batch, seconds = dict(np.load(folder / "data.npz")), []
-    for k in range(options["steps"]):
-        if k == 2:
-            trainer.seconds.clear()
-        ranks.mean(0.0)
-        begin = time.perf_counter()
-        trainer._batches(batch)
-        ranks.mean(0.0)
-        if k >= 2:
-            seconds.append(time.perf_counter() - begin)
-        trainer._update_all(1e-3)
-    each = {key: statistics.median(row) for key, row in trainer.seconds.items()}
-    for kind, stage in [key for key in each if key[0] == J]:  # no action of a schedule's
-        each[W, stage] = each.get((W, stage), 0.0) + each.pop((kind, stage))
-    everyone = ranks.everybody(each)
-    held = ranks.everybody(trainer.pool.peak)
-    alive = ranks.everybody(trainer.alive)
-    merged = {key: value for row in everyone for key, value in row.items()}
-    count = trainer.staged.replay.pipeline.stages
-    again = grouped(merged, range(count + 1), MICRO_BATCHES, None)
-    again = type(again)(
-        again.forward, again.backward, again.weight, MICRO_BATCHES,
-        trainer.staged.replay.pipeline.communication,
-    )  # fmt: skip
-    replay = carry_out(again, trainer.staged.order)
-    return {
-        "seconds": statistics.median(seconds), "planned": trainer.staged.replay.makespan,
-        "simulated": replay.makespan, "buffers": held,
-        "alive": {k: v for row in alive for k, v in row.items()}, "expected": replay.peak,
-    }  # fmt: skip
+    batch, found = dict(np.load(folder / "data.npz")), []
+    for schedule in options["schedules"]:
+        wanted = Wanted(MICRO_BATCHES, schedule)
+        given = folder / "step.onnx"
+        trainer = PipelineParallel(given, ranks=ranks, wanted=wanted, rate=1e-3, threads=1)
+        seconds = []
+        for k in range(options["steps"] + 2):
+            if k == 2:
+                trainer.seconds.clear()
+            ranks.meet()
+            begin = time.perf_counter()
+            trainer._batches(batch)
+            ranks.meet()
+            seconds += [time.perf_counter() - begin] * (k >= 2)
+            trainer._update_all(1e-3)
+        each = {key: statistics.median(row) for key, row in trainer.seconds.items()}
+        for kind, stage in [key for key in each if key[0] == J]:  # no action of a schedule's
+            each[W, stage] = each.get((W, stage), 0.0) + each.pop((kind, stage))
+        merged = {key: value for row in ranks.everybody(each) for key, value in row.items()}
+        alive = {k: v for row in ranks.everybody(trainer.alive) for k, v in row.items()}
+        plan = trainer.staged.replay
+        now = grouped(merged, range(plan.pipeline.stages + 1), MICRO_BATCHES, None)
+        now = Pipeline(
+            now.forward, now.backward, now.weight, MICRO_BATCHES, plan.pipeline.communication
+        )
+        replay = carry_out(now, trainer.staged.order)
+        found.append({
+            "schedule": schedule, "seconds": statistics.median(seconds),
+            "planned": plan.makespan, "simulated": replay.makespan,
+            "alive": [alive[k] for k in sorted(alive)], "expected": replay.peak,
+        })  # fmt: skip
+    return found
+
+
+def _rank_memory(ranks: Any, folder: Path, options: dict[str, Any]) -> dict[str, Any]:
+    """What processes take within a budget: as planned, and by how much they grew."""
+    from onnxremat.memory.native import trim
+    from onnxremat.workers.pipelined import PipelineParallel
+    from onnxremat.workers.staged import Wanted
+
+    batch = dict(np.load(folder / "data.npz"))
+    wanted = Wanted(MICRO_BATCHES, options["schedule"], budget=options["budget"])
+    given = folder / "step.onnx"
+    import onnxruntime  # noqa: F401
+
+    before = _anonymous()
+    trainer = PipelineParallel(given, ranks=ranks, wanted=wanted, rate=1e-3, threads=1)
+    trim()
+    for _ in range(3):
+        trainer.step(batch)
+    own = trainer.sizes()
+    del own["resident"]
+    planned = trainer.staged.fitted.memory[ranks.rank]
+    row = {"planned": planned.total, "values": planned.values, "pool": own["values"],
+           "kept": sum(own.values()), "grew": _anonymous() - before,
+           "again": sum(len(each.ops) for each in trainer.staged.fitted.again)}  # fmt: skip
+    return {"ranks": ranks.everybody(row)}
+
+
+def _anonymous() -> int:
+    """Bytes of memory of no file that this process has."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line.split()[1] for line in lines if line.startswith("RssAnon")))
+
+
+RANK = {"dp": _rank_reverse, "pp": _rank_pipeline, "turns": _rank_in_turn, "memory": _rank_memory}
 
 
 # ---- rows ----------------------------------------------------------------------------------------
 
 
-def prepare(folder: Path, name: str, rows: int, joined: int, **settings: Any) -> None:
+def prepare(folder: Path, name: str, rows: int, joined: int, **sizes: Any) -> None:
     """A step for so many rows, and one batch of it times ``joined``."""
-    model = models.build(name, batch=rows, **NETS[name])
-    step = differentiate(model, optimizer="sgd", initializers=True, **settings)
+    model = models.build(name, batch=rows, **NETS[name] | sizes)
+    step = differentiate(model, optimizer="sgd", initializers=True)
     onnx.save(step, folder / "step.onnx")
     about = training_of(step)
     kind = {v.name: v.type.tensor_type for v in step.graph.input}[about.target]
@@ -174,77 +221,116 @@ def prepare(folder: Path, name: str, rows: int, joined: int, **settings: Any) ->
     np.savez(folder / "data.npz", **{n: np.concatenate([a] * joined) for n, a in batch.items()})
 
 
-def together(what: str, folder: Path, ranks: int = 2, **options: Any) -> dict[str, Any]:
+def together(what: str, folder: Path, ranks: int = 2, **options: Any) -> Any:
     """Start the processes, each on a core of its own where there are enough."""
     mpiexec = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or "mpiexec"
     bound = ["-bind-to", "core"] if ranks <= CORES else []
     command = [sys.executable, __file__, "--rank", what, str(folder), json.dumps(options)]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     subprocess.run([mpiexec, "-n", str(ranks), *bound, *command], env=environment, check=True)
-    found: dict[str, Any] = json.loads((folder / "found.json").read_text())
-    return found
+    return json.loads((folder / "found.json").read_text())
 
 
-def seconds_of(trainer: Any, batch: dict[str, np.ndarray], steps: int) -> list[float]:
+def seconds_of(step: Callable[[Any], Any], batch: Any, steps: int) -> list[float]:
     """Of so many steps, after one that does not count."""
     seconds = []
     for _ in range(steps + 1):
         begin = time.perf_counter()
-        trainer.step(batch)
+        step(batch)
         seconds.append(time.perf_counter() - begin)
     return seconds[1:]
 
 
 def row_data_parallel(folder: Path) -> None:
-    """Throughput of two ranks of one thread against one: 1.85 wanted. Beside it that of two that
-    share nothing, which is what the machine leaves: nobody who waits for the slower of the two in
-    every step gets more than twice its own."""
+    """Throughput of two ranks of one thread against one: 1.85 wanted. Beside it two that share
+    nothing, which is what the machine leaves, and the same where each waits for the other after
+    every step, as whoever trains together has to."""
     for name, rows in itertools.product(NETS, (ROWS, 4 * ROWS)):
         prepare(folder, name, rows, 1)
-        found = together("turns", folder, steps=8, rounds=3)
-        one, two, apart = found["one"], found["two"], found["apart"]
+        found = together("turns", folder, steps=4, rounds=3)
+        (one,), two, met = found["one"], max(found["two"]), max(found["met"])
         print(
             f"  {name}, {rows} rows a rank: one {one * 1e3:.1f} ms, two {two * 1e3:.1f} ms for "
             f"twice the rows: {2 * one / two:.2f} x; two that share nothing "
-            f"{', '.join(f'{each * 1e3:.1f}' for each in apart)} ms: "
-            f"{sum(one / each for each in apart):.2f} x, twice the slower "
-            f"{2 * one / max(apart):.2f} x"
+            f"{sum(one / each for each in found['apart']):.2f} x, waiting for each other "
+            f"{2 * one / met:.2f} x"
         )
 
 
+def row_results(folder: Path) -> None:
+    """Small nets after 20 steps on 2 and 4 ranks: the largest relative difference from one process
+    with the joined batch; 1e-5 wanted with SGD, 1e-4 of the losses with AdamW."""
+    from tests.workers import test_nets, test_pipelined
+
+    for ranks in (2, 4):
+        for (name, optimizer), each in test_nets.trained(folder / f"dp{ranks}", ranks).items():
+            off = test_nets.differences(each, name, ranks, optimizer)
+            print(f"  data-parallel, {ranks} ranks, {_said(name, optimizer, *off)}")
+        for row in test_pipelined.trained(folder / f"pp{ranks}", ranks):
+            off = test_pipelined.differences(Path(row["folder"]), row)
+            name, optimizer = Path(row["folder"]).name.split("-")
+            print(f"  pipeline, {ranks} ranks, {_said(name, optimizer, *off)}")
+
+
+def _said(name: str, optimizer: str, losses: float, values: float) -> str:
+    return f"{name}, {optimizer}: losses {losses:.1e}, parameters and state {values:.1e}"
+
+
 def row_reverse_first_k(folder: Path) -> None:
-    """A slowed network: gain of reverse first-k over plain order, simulated and measured."""
-    for name in NETS:
-        prepare(folder, name, ROWS, 1)
-        probe = together("dp", folder, steps=4, byte=0.0, layers=8)
-        for ratio in (0.25, 0.5, 0.8, 1.2):
-            byte = ratio * probe["compute"] / probe["bytes"]
-            found = together("dp", folder, steps=6, byte=byte, layers=8)
-            plain, quickest = found["simulated"]
-            tried = found["tried"]
-            measured = "same order" if None in tried else f"{tried[0] / tried[1] - 1:+.1%}"
+    """A slowed network: gain of reverse first-k over plain order, simulated and measured. With a
+    large vocabulary most gradients are those of the first layer."""
+    for name, sizes in [*((name, {}) for name in NETS), *((n, LARGE) for n in NETS if n == "bert")]:
+        prepare(folder, name, ROWS, 1, **sizes)
+        name += ", large vocabulary" * bool(sizes)
+        for row in together("dp", folder, steps=6, rounds=4, ratios=RATIOS):
+            plain, quickest = row["seconds"]
+            said = f"  {name}, communication {row['ratio']} of compute: simulated "
+            if row["measured"] is None:
+                print(f"{said}{plain * 1e3:.1f} ms, plain order is best")
+                continue
+            first, last = row["measured"]
             print(
-                f"  {name}, communication {ratio} of compute: k = {found['late']}, simulated "
-                f"{plain / quickest - 1:+.1%}, measured {measured}; stays with k = {found['stays']}"
+                f"{said}{plain * 1e3:.1f} -> {quickest * 1e3:.1f} ms with k = {row['late']}, "
+                f"{plain / quickest - 1:+.1%}; measured {first * 1e3:.1f} -> {last * 1e3:.1f} ms, "
+                f"{first / last - 1:+.1%}; stays with k = {row['stays']}"
             )
 
 
 def row_pipeline(folder: Path) -> None:
-    """Two stages, eight micro-batches: measured against simulated, per schedule."""
+    """Two ranks, eight micro-batches: measured against simulated, per schedule."""
     for name in NETS:
         prepare(folder, name, ROWS, MICRO_BATCHES)
         took: dict[str, tuple[float, float]] = {}
-        for schedule in ("gpipe", "1f1b", "fast-forward", "zb-h1", "zb-2p", "auto"):
-            found = together("pp", folder, steps=8, schedule=schedule)
-            took[schedule] = found["seconds"], found["simulated"]
+        for row in together("pp", folder, steps=6, schedules=SCHEDULES):
+            took[row["schedule"]] = row["seconds"], row["simulated"]
             print(
-                f"  {name}, {schedule}: measured {found['seconds'] * 1e3:.1f} ms, simulated "
-                f"{found['simulated'] * 1e3:.1f} ms ({found['seconds'] / found['simulated']:.2f}; "
-                f"planned {found['planned'] * 1e3:.1f}), alive {found['alive']} of "
-                f"{found['expected']}, buffers {[f'{b >> 10} KiB' for b in found['buffers']]}"
+                f"  {name}, {row['schedule']}: measured {row['seconds'] * 1e3:.1f} ms, simulated "
+                f"{row['simulated'] * 1e3:.1f} ms ({row['seconds'] / row['simulated']:.2f}); "
+                f"planned {row['planned'] * 1e3:.1f} ms ({row['seconds'] / row['planned']:.2f}); "
+                f"alive {row['alive']} of {row['expected']}"
             )
         measured, simulated = (took["1f1b"][k] / took["zb-h1"][k] - 1 for k in (0, 1))
         print(f"  {name}: zb-h1 against 1f1b {measured:+.1%}, by simulation {simulated:+.1%}")
+
+
+def row_pipeline_memory(folder: Path) -> None:
+    """Two ranks, GPipe: what each takes within a budget. "Kept" is parameters, state, sums and
+    values between parts; "grew" is the process, with Python's graphs and sessions."""
+    for name in NETS:
+        prepare(folder, name, ROWS, MICRO_BATCHES)
+        free = together("memory", folder, schedule="gpipe", budget=1 << 40)["ranks"]
+        most = max(free, key=lambda row: row["planned"])
+        budget = int(most["planned"] - 0.4 * most["values"])
+        for limit in (None, budget):
+            options = {"schedule": "gpipe", "budget": limit or 1 << 40}
+            found = free if limit is None else together("memory", folder, **options)["ranks"]
+            said = "no budget" if limit is None else f"budget {limit / 2**20:.0f} MiB"
+            rows = (
+                f"rank {k} planned {row['planned'] / 2**20:.0f}, kept {row['kept'] / 2**20:.0f}, "
+                f"grew {row['grew'] / 2**20:.0f} MiB"
+                for k, row in enumerate(found)
+            )
+            print(f"  {name}, {said}: {'; '.join(rows)}; ops again {found[0]['again']}")
 
 
 def row_dw_policy(folder: Path) -> None:
@@ -370,9 +456,11 @@ TABLE: dict[str, Callable[[Path], None]] = {
     "toy": row_toy,
     "oracles": row_oracles,
     "dw-policy": row_dw_policy,
+    "results": row_results,
     "data-parallel": row_data_parallel,
     "reverse-first-k": row_reverse_first_k,
     "pipeline": row_pipeline,
+    "pipeline-memory": row_pipeline_memory,
     "cluster": row_cluster,
 }
 

@@ -16,6 +16,7 @@ from onnxremat.cli.console import Voice
 from onnxremat.cli.counted import REST, Counted
 from onnxremat.cli.workers import (
     MICRO_BATCHES,
+    check_alone,
     check_pipeline,
     check_shard,
     check_trace,
@@ -173,7 +174,11 @@ def command(
     rate_schedule, wanted = schedules_of(
         schedule or [], pipeline is not None, micro_batches, stages, in_flight, budget
     )
-    ranks = None if data_parallel is None and pipeline is None else join()
+    if data_parallel is None and pipeline is None:
+        check_alone()
+        ranks = None
+    else:
+        ranks = join()
     follows = ranks is not None and not ranks.first  # the first speaks and writes
     voice = Voice(as_json, quiet or follows)
     with ranks.together() if ranks else nullcontext():
@@ -193,6 +198,8 @@ def command(
         trainer = trainer_of(ranks, wanted, source, weights, threads, told)
         arrays = open_data(data, trainer.batch_size, shuffle=shuffle, seed=seed)
         check_arrays(trainer.training, trainer.types, arrays, data)
+        if ranks:
+            ranks.require_same(len(arrays), "the number of batches")
         batches = Shard(arrays, takers(trainer, ranks)) if ranks else arrays
         run = _Run(voice, trainer, batches, epochs, checkpoint, every, follows)
         if validate and weights and not follows:
@@ -206,6 +213,7 @@ def command(
         elif resume:
             voice.note(f"{checkpoint} is not there yet: starting anew")
         if ranks:
+            ranks.require_same(trainer.progress.step, "the step of the checkpoint (0: none)")
             voice.note(company(trainer, ranks))
         start = trainer.progress.step
         spans = spans_of(trainer, ranks, trace)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from onnxremat.cli import args
 from onnxremat.cli.console import Voice
 from onnxremat.errors import UsageError
@@ -85,6 +87,27 @@ def pipelines_of(ranks: int, data_parallel: int | None, pipeline: int | None) ->
     raise UsageError(f"{said} does not suit {ranks} process{'es' * (ranks > 1)}", hint=hint)
 
 
+def check_alone() -> None:
+    """One of several processes that nobody told what to share would train as the others do, and
+    write the same files. The first says so.
+
+    Raises:
+        UsageError: it is one of several.
+    """
+    from onnxremat.workers.mpi import launched
+
+    size, rank = launched()
+    if rank:
+        raise typer.Exit(UsageError.exit_code)
+    if size > 1:
+        raise UsageError(
+            f"started as one of {size} processes, each of which would train by itself",
+            why="mpiexec was given neither --data-parallel nor --pipeline",
+            hint="--data-parallel: each takes its share of the batches; --pipeline: each has a "
+            "stage of the model; one process: start it without mpiexec",
+        )
+
+
 def takers(trainer: Trainer, ranks: Ranks) -> Ranks:
     """Those that take batches of their own."""
     from onnxremat.workers.pipelined import PipelineParallel
@@ -155,14 +178,13 @@ def trainer_of(
     told: Mapping[str, Any],
 ) -> Trainer:
     """One that trains alone, or one of several."""
-    from onnxremat.device.host import processors
     from onnxremat.training.trainer import Trainer
     from onnxremat.workers.data_parallel import DataParallel
     from onnxremat.workers.pipelined import PipelineParallel
 
     if ranks is None:
         return Trainer(source, weights, threads=threads, **told)
-    threads = threads or max(1, processors() // ranks.beside)
+    threads = threads or ranks.cores()
     if wanted is not None:
         return PipelineParallel(
             source, weights, ranks=ranks, wanted=wanted, threads=threads, **told

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import onnx
 from onnx import TensorProto, helper
+from onnx.numpy_helper import to_array
 
 from onnxremat.grad.description import Training
 from onnxremat.graph.ir import Graph, Op
@@ -73,7 +74,7 @@ def formulas_of(update: Graph, told: Training, ranks: int) -> Formulas | None:
         told: what its inputs and outputs mean.
         ranks: whose gradients are to be added up.
     """
-    graph = build_graph(optimise(to_model(update), "portable", None))
+    graph = _without_zeros(build_graph(optimise(to_model(update), "portable", None)))
     pairs, sums = told.updates, [name for _, name in told.gradients]
     if late_in_any_order(graph.ops, pairs, ()):
         return None
@@ -94,6 +95,24 @@ def formulas_of(update: Graph, told: Training, ranks: int) -> Formulas | None:
             return None
         rows.setdefault(row.signature, []).append(row)
     return Formulas(graph, tuple(common), tuple(_alike(graph, row, ranks) for row in rows.values()))
+
+
+def _without_zeros(graph: Graph) -> Graph:
+    """Without sums with zero: what held updates back in the step in one piece is one."""
+    zeros = {
+        tensor.name
+        for tensor in graph.model.graph.initializer
+        if tensor.data_type == TensorProto.FLOAT and not (tensor.dims or to_array(tensor))
+    }
+    names, kept = dict[str, str](), list[Op]()
+    for each in graph.ops:
+        op = each.renamed(each.name, names)
+        terms = [name for name in op.inputs if name not in zeros]
+        if op.op_type == "Add" and len(terms) == 1 and op.writes[0] not in graph.outputs:
+            names[op.writes[0]] = terms[0]
+        else:
+            kept.append(op)
+    return graph.with_ops(kept)
 
 
 def _reached(graph: Graph, seeds: Mapping[str, set[str]]) -> dict[str, set[str]]:

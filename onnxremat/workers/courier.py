@@ -18,6 +18,7 @@ import numpy as np
 
 from onnxremat.errors import OnnxrematError
 from onnxremat.workers.common_memory import CommonMemory
+from onnxremat.workers.urgent import be_urgent
 
 NAP = 3e-4  # seconds between two looks while nobody waits
 SHORT = 2e-5  # and while somebody does
@@ -47,6 +48,7 @@ class Transfer:
     Attributes:
         asked: when somebody asked for it, by ``time.perf_counter``.
         begin, end: when it went; 0 before.
+        there: when all of it had come, but for a delay; 0 before.
         go_on: begins what follows once that is done; None for nothing.
     """
 
@@ -56,6 +58,7 @@ class Transfer:
     asked: float = field(default_factory=time.perf_counter)
     begin: float = 0.0
     end: float = 0.0
+    there: float = 0.0
     done: threading.Event = field(default_factory=threading.Event, repr=False)
     error: BaseException | None = None
     requests: list[Any] = field(default_factory=list, repr=False)
@@ -170,6 +173,7 @@ class Courier:
     def _guard(self) -> None:
         """Whatever ends the thread ends all that wait for it: nobody waits for ever."""
         active: list[Transfer] = []
+        be_urgent()
         try:
             self._work(active)
         except BaseException as error:
@@ -214,7 +218,8 @@ class Courier:
                 self._guarded(each, each.set_out)
                 return False
             now = time.perf_counter()
-            if not over or now < each.begin + self.delay.of(each.size):
+            each.there = each.there or (now if over else 0.0)
+            if not over or now < each.there + self.delay.of(each.size):
                 return False
             each.end = now
         each.done.set()

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
@@ -38,7 +39,8 @@ from onnxremat.workers.gathering import gathering
 from onnxremat.workers.halves import Halves, halves_of, written
 from onnxremat.workers.layers import Layers, even_cuts, joined, most_late
 from onnxremat.workers.mpi import Ranks
-from onnxremat.workers.overlap import Overlapped
+from onnxremat.workers.overlap import InParts, Overlapped
+from onnxremat.workers.relay import raw_of
 from onnxremat.workers.rooms import Rooms
 from onnxremat.workers.sharded import Sharded, Shares, Tail, shares_of
 from onnxremat.workers.shared_update import SharedUpdate, Together
@@ -120,6 +122,7 @@ class DataParallel(Trainer):
 
     def _open(self, graph: Source, without: str) -> Step:
         step = super()._open(graph, without)
+        self.ranks.require_same(crc32(step.model.SerializeToString()), "the training graph")
         planned = any(entry.key == "onnxremat.plan" for entry in step.model.metadata_props)
         if planned:
             self._overlap = None
@@ -180,6 +183,9 @@ class DataParallel(Trainer):
 
     def _arrange(self, arrays: dict[str, np.ndarray]) -> None:
         """Sums side by side, layer by layer."""
+        names = sorted(v.input for v in self.training.parameters)
+        own = [crc32(raw_of(arrays[name]).data) for name in names]
+        self.ranks.require_same(own, "what parameters begin with")
         layer = dict.fromkeys(self._sums, 0)
         if self._formulas is not None:
             rows = enumerate(self._formulas.alike)
@@ -200,10 +206,13 @@ class DataParallel(Trainer):
                 )
             super()._start(opening)
             return
-        runs = self._runs(opening, halves, layers, courier)
-        runs.written, runs.times = self._written, 1.0 / self.ranks.size
+        parts = InParts(
+            halves, layers, self._held, self.rooms, self._written, 1.0 / self.ranks.size,
+            replace(UNPLANNED, threads=opening.device.threads), opening.step.folder,
+        )  # fmt: skip
+        runs = self._runs(parts, courier)
         threads = opening.device.threads or processors()
-        runs.crowded = processors() <= threads * self.ranks.beside
+        runs.crowded = self.ranks.cores() <= threads
         runs.exchange = plain_order(layers.count)
         runs.completes = lambda: self.progress.gathered + 1 >= self.accumulate
         self.overlapped = self._session = self._update = runs
@@ -212,24 +221,19 @@ class DataParallel(Trainer):
             sizes = [sum(a.nbytes for a in self.rooms.slices([k])) for k in range(layers.count)]
             self.tuning = Tuning(runs, self.ranks, self._network, sizes, most_late(layers))
 
-    def _runs(
-        self, opening: Opening, halves: Halves, layers: Layers, courier: Courier
-    ) -> Overlapped:
+    def _runs(self, parts: InParts, courier: Courier) -> Overlapped:
         """The step in parts, and who updates what."""
-        chosen = replace(UNPLANNED, threads=opening.device.threads)
-        place = (opening.step.folder, courier, self.rooms.slices)
         if self._formulas is not None and self._common is not None:
-            given = halves, self._held, self.rooms, self._moved
-            told = self._formulas, *given, self.ranks, self._common, chosen
-            part = SharedUpdate(*told)  # moves what the step binds
-            together = Together(halves, layers, self._held, chosen, *place)
+            # Before the step is bound: it moves what that binds.
+            part = SharedUpdate(self._formulas, parts, self._moved, self.ranks, self._common)
+            together = Together(parts, courier)
             together.part, together.ranks, together.share = part, self.ranks, 1.0 / self.ranks.size
             return together
         if self._shares is None:
-            return Overlapped(halves, layers, self._held, chosen, *place)
-        sharded = Sharded(halves, layers, self._held, chosen, *place)
+            return Overlapped(parts, courier)
+        sharded = Sharded(parts, courier)
         here = self.ranks.rank, self.ranks.size
-        sharded.tail = Tail(self._shares, *here, courier, self._held, chosen)
+        sharded.tail = Tail(self._shares, *here, courier, self._held, parts.options)
         return sharded
 
     def update(self, rate: float | None = None) -> None:

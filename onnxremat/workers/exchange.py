@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from onnxremat.workers.layers import U, in_turn
+from onnxremat.workers.layers import Key, U, in_turn
 from onnxremat.workers.pipeline import B, F, W
 
 MOST = 8  # layers
@@ -27,6 +27,9 @@ class Times:
         forward, chain, weight: of the parts of a step.
         sizes: bytes of gradients.
         update: of parameters, before the next forward pass; () for none.
+        apart: of chain and weight part of each layer where others run between the two, when the
+            second finds less of what it reads in caches; () for as above.
+        turn: between the last part of a batch and the first of the next.
     """
 
     forward: tuple[float, ...]
@@ -34,6 +37,8 @@ class Times:
     weight: tuple[float, ...]
     sizes: tuple[int, ...]
     update: tuple[float, ...] = ()
+    apart: tuple[tuple[float, float], ...] = ()
+    turn: float = 0.0
 
     @property
     def layers(self) -> int:
@@ -45,11 +50,17 @@ class Times:
         """Seconds of a step without waiting."""
         return sum(self.forward) + sum(self.chain) + sum(self.weight)
 
+    def backward(self, layer: int, late: int) -> tuple[float, float]:
+        """Of chain and weight part, where those of the first ``late`` layers come last."""
+        together = self.chain[layer], self.weight[layer]
+        return self.apart[layer] if self.apart and layer < late else together
+
 
 @dataclass(frozen=True)
 class Network:
     """Seconds of a sum over all processes: ``latency`` and ``byte`` per byte, and per byte what a
-    core does for it that would compute meanwhile, ``work``."""
+    core does for it that would compute meanwhile, ``work``: computing beside it takes so much
+    longer, and so does the sum, as both have half of the core in that time."""
 
     latency: float
     byte: float
@@ -105,11 +116,13 @@ def simulate(times: Times, network: Network, late: int, joined: int) -> Simulate
     """
     run = _Run(times, network, joined)
     for kind, layer in in_turn(times.layers, late):
+        chain, weight = times.backward(layer, late)
         if kind == B:
-            run.compute(times.chain[layer])
+            run.compute(chain)
         elif kind == W:
-            run.compute(times.weight[layer])
+            run.compute(weight)
             run.made(layer)
+    run.compute(times.turn)
     for layer, forward in enumerate(times.forward):
         run.wait(layer)
         run.compute(forward + (times.update[layer] if times.update else 0.0))
@@ -139,7 +152,7 @@ class _Run:
         """So long, and longer by what transfers take of it that begin meanwhile."""
         end = self.now + seconds
         while self._ready and self._begin < end:
-            end += self._leave()
+            end += self._leave(beside=True)
         self.now = end
 
     def made(self, layer: int) -> None:
@@ -159,16 +172,17 @@ class _Run:
     def _begin(self) -> float:
         return max(self._free, min(self._ready.values()))
 
-    def _leave(self) -> float:
+    def _leave(self, *, beside: bool = False) -> float:
         """The next bucket goes; what it takes of a core."""
         begin = self._begin
         row = min(row for row, ready in self._ready.items() if ready <= begin)
         del self._ready[row]
         size = sum(self._sizes[layer] for layer in row)
-        self._free = begin + self._network.seconds(size)
+        work = self._network.work * size
+        self._free = begin + self._network.seconds(size) + (work if beside else 0.0)
         self._there.update(dict.fromkeys(row, self._free))
         self.order.append(row)
-        return self._network.work * size
+        return work
 
 
 def every(times: Times, network: Network, most: int) -> Iterator[Simulated]:
@@ -198,8 +212,15 @@ def plain_order(layers: int) -> Exchange:
     return Exchange(0, tuple((layer,) for layer in reversed(range(layers))))
 
 
-def of_parts(seconds: Mapping[tuple[int, int], float], sizes: Sequence[int]) -> Times:
-    """Times of layers from those of their parts."""
+def of_parts(
+    seconds: Mapping[Key, float], sizes: Sequence[int], late: Mapping[Key, float] | None = None
+) -> Times:
+    """Times of layers from those of their parts.
+
+    Args:
+        late: the same where all weight parts that can come last do.
+    """
     rows = ([seconds.get((kind, k), 0.0) for k in range(len(sizes))] for kind in (F, B, W, U))
     forward, chain, weight, update = (tuple(row) for row in rows)
-    return Times(forward, chain, weight, tuple(sizes), update)
+    apart = ((late.get((B, k), 0.0), late.get((W, k), 0.0)) for k in range(len(sizes)) if late)
+    return Times(forward, chain, weight, tuple(sizes), update, tuple(apart))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -13,11 +14,14 @@ from typing import Any
 
 import numpy as np
 
+from onnxremat.device.host import processors
 from onnxremat.errors import MissingComponentError, UnsupportedError, UsageError
 from onnxremat.workers.courier import Courier, Delay
 
-STARTED = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")  # how many processes, set by launchers
+# How many processes there are, and which one this is: set by launchers.
+STARTED = (("PMI_SIZE", "PMI_RANK"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"))
 NAP = 2e-5  # seconds between two looks whether a sum is there
+EAGER = 1e-4  # seconds without naps before: each takes three times as long
 ON_THE_WAY = 0.5  # seconds for what was said: a launcher drops what it has not passed on at an end
 PATIENCE = 2.0  # seconds in which the first rank may tell an error that all have
 
@@ -70,9 +74,11 @@ class Ranks:
         return replace(self, rank=world.rank, size=world.size, _world=world)
 
     def _finish(self, pending: list[Any]) -> None:
-        """Wait without keeping a core busy: another rank may need it."""
+        """Wait without keeping a core busy for long: another rank may need it."""
+        begin = time.perf_counter()
         while not self._mpi.Request.Testall(pending):
-            time.sleep(NAP)
+            if time.perf_counter() > begin + EAGER:
+                time.sleep(NAP)
 
     def told(self, value: Any) -> Any:
         """What the first says, to all."""
@@ -83,6 +89,22 @@ class Ranks:
         """What each says, to all."""
         self.meet()
         return self._world.allgather(value)
+
+    def require_same(self, value: Any, what: str) -> None:
+        """All have to call.
+
+        Raises:
+            UsageError: somebody has another value; they would train something that nobody asked
+                for, or wait for each other for ever.
+        """
+        rows = self.everybody(value)
+        odd = [rank for rank, row in enumerate(rows) if row != rows[0]]
+        if odd:
+            raise UsageError(
+                f"{what} differs between rank 0 and rank {odd[0]} of {self.size}",
+                why="processes that train together begin with the same files and options",
+                hint="copy the files to every machine, or start from a folder that all see",
+            )
 
     def gathered(self, value: Any) -> list[Any]:
         """What each says, to the first; the others get nothing."""
@@ -104,6 +126,15 @@ class Ranks:
         array = np.array([value], np.float64)
         self._finish([self._world.Iallreduce(self._mpi.IN_PLACE, array)])
         return float(array[0]) / self.size
+
+    def cores(self) -> int:
+        """Processors for this process: those that it may use, dealt out to all that may use them,
+        at least one. All have to call."""
+        own = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+        rows = self.everybody((platform.node(), own))
+        beside = (row for node, row in rows if node == platform.node())
+        sharing = sum(row == own or not set(own).isdisjoint(row) for row in beside)
+        return max(1, processors() // max(1, sharing))
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -171,6 +202,15 @@ def _code(error: BaseException) -> int:
     return code if isinstance(code, int) else 1
 
 
+def launched() -> tuple[int, int]:
+    """As one of how many processes a launcher started this one, and which: (1, 0) without one."""
+    for names in STARTED:
+        size, rank = (os.environ.get(name, "") for name in names)
+        if size.isdigit() and rank.isdigit():
+            return int(size), int(rank)
+    return 1, 0
+
+
 def join() -> Ranks:
     """Meet the other processes of this run; alone where it was not started by ``mpiexec``.
 
@@ -188,8 +228,8 @@ def join() -> Ranks:
             hint="pip install 'onnxremat[mpi]', or mpi4py over the cluster's own MPI",
         ) from error
     world = MPI.COMM_WORLD
-    started = next((v for k in STARTED if (v := os.environ.get(k, ""))), "1")
-    if started.isdigit() and int(started) > 1 and world.size == 1:
+    started, _ = launched()
+    if started > 1 and world.size == 1:
         raise MissingComponentError(
             f"started as one of {started} processes, but MPI knows of one only",
             why="mpiexec is of another MPI than the one mpi4py loads",

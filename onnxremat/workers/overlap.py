@@ -8,7 +8,9 @@ until the next batch needs one of the parameters, layer by layer, or somebody as
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -22,8 +24,10 @@ from onnxremat.workers.exchange import Exchange
 from onnxremat.workers.halves import Halves
 from onnxremat.workers.layers import Key, Layers, U, in_turn, label
 from onnxremat.workers.pieces import Flight, Piece, Pieces, Pool, cut, results
+from onnxremat.workers.rooms import Rooms
 from onnxremat.workers.spans import Spans
 
+LATEST = 256  # numbers kept of what was timed
 SHARED, WHOLE = -1, -2  # parts of an update beside those of layers
 
 
@@ -45,45 +49,58 @@ def update_parts(update: Graph, homes: Mapping[str, Key]) -> dict[int, list[Op]]
     return parts
 
 
+@dataclass(frozen=True)
+class InParts:
+    """A step in parts, and what they work on.
+
+    Attributes:
+        halves: the step and its update.
+        layers: the step, cut.
+        state: arrays of both.
+        sums: where sums of gradients lie, layer by layer.
+        written: sums that need not be zeros before a batch.
+        times: what sums over all processes are multiplied by.
+        options: of sessions.
+        folder: of weights that are left in files.
+    """
+
+    halves: Halves
+    layers: Layers
+    state: BoundState
+    sums: Rooms
+    written: frozenset[str]
+    times: float
+    options: Options
+    folder: Path | None
+
+
 class Overlapped:
     """Runs a step whose gradients travel beside it.
 
     Args:
-        halves: the step and its update.
-        layers: the step, cut.
-        state: arrays of both.
-        options: of sessions.
-        folder: of weights that are left in files.
+        parts: the step.
         courier: brings sums to all processes.
-        slices: arrays with the sums of some layers.
 
     Attributes:
         exchange: the order of parts and transfers; may be changed between updates.
-        written: sums that need not be zeros before a batch.
-        times: what sums over all processes are multiplied by.
-        share: what they then have to be multiplied by for means over processes.
+        share: what sums over all processes have to be multiplied by for means over them.
         completes: whether the next batch completes the sums; then they leave.
         crowded: all cores compute, and what brings sums takes time of them.
-        seconds: per part those of its runs; whoever reads them empties it.
+        seconds: per part those of its latest runs; whoever reads them may empty it.
+        travelled: of the latest sums their bytes and seconds, and whether they came while parts
+            ran, so that nobody waited; likewise.
+        turns: the latest seconds between the parts of one batch and those of the next; likewise.
     """
 
-    def __init__(
-        self,
-        halves: Halves,
-        layers: Layers,
-        state: BoundState,
-        options: Options,
-        folder: Path | None,
-        courier: Courier,
-        slices: Callable[[Sequence[int]], list[np.ndarray]],
-    ) -> None:
-        self._state, self._courier, self._slices = state, courier, slices
-        self._layers, about, homes = layers, halves.about, halves.homes(layers)
-        pieces = cut(halves.step, layers.parts, about)
+    def __init__(self, parts: InParts, courier: Courier) -> None:
+        self._parts, self._courier = parts, courier
+        self._state, self._layers = parts.state, parts.layers
+        halves, about, homes = parts.halves, parts.halves.about, parts.halves.homes(parts.layers)
+        pieces = cut(halves.step, parts.layers.parts, about)
         updates = cut(halves.update, self._update_parts(halves, homes), halves.told)
         pool = Pool()
-        self._step = Pieces(pieces, state, options, pool, folder)
-        self._update = Pieces(updates, state, options, pool)
+        self._step = Pieces(pieces, parts.state, parts.options, pool, parts.folder)
+        self._update = Pieces(updates, parts.state, parts.options, pool)
         self._results = [about.loss, *about.outputs]
         self._sums: dict[int, list[str]] = {}
         for name, (_, layer) in homes.items():
@@ -94,10 +111,13 @@ class Overlapped:
             for key, piece in pieces.items()
         }
         self.exchange = Exchange(0, ())
-        self.written, self.times, self.share = frozenset[str](), 1.0, 1.0
+        self.share = 1.0
         self.completes: Callable[[], bool] = lambda: True
         self.crowded = False
-        self.seconds: dict[Key, list[float]] = {}
+        self.seconds: dict[Key, deque[float]] = {}
+        self.travelled: deque[tuple[int, float, bool]] = deque(maxlen=LATEST)
+        self.turns: deque[float] = deque(maxlen=LATEST)
+        self._ended = 0.0
         self.spans = Spans()
         courier.finished = lambda each: self.spans.add("transfer", each.name, each.begin, each.end)
         self._travel: dict[int, Transfer] = {}  # by layer
@@ -116,6 +136,7 @@ class Overlapped:
         order = [k for k in in_turn(self._layers.count, exchange.late) if k in self._step.pieces]
         last = {layer: key for key in order for layer in [key[1]]}
         made, waiting = set[int](), list(exchange.buckets)
+        self.turns.append(time.perf_counter() - self._ended)
         for key in order:
             for part in self._needs[key]:
                 self._updated(part)
@@ -124,6 +145,7 @@ class Overlapped:
                 made.add(key[1])
             while leaving and waiting and made.issuperset(waiting[0]):
                 self._leave(waiting.pop(0))
+        self._ended = time.perf_counter()
         found = results(flight, self._results)
         flight.end()
         return found
@@ -134,7 +156,7 @@ class Overlapped:
         run()
         end = time.perf_counter()
         others = self._courier.worked - worked if self.crowded else 0.0
-        self.seconds.setdefault(key, []).append(max(end - begin - others, 0.0))
+        self.seconds.setdefault(key, deque(maxlen=LATEST)).append(max(end - begin - others, 0.0))
         self.spans.add("compute", name, begin, end)
 
     def describe(self) -> str:
@@ -154,10 +176,10 @@ class Overlapped:
     # ---- sums and updates --------------------------------------------------------------
 
     def _leave(self, bucket: Sequence[int]) -> None:
-        arrays = self._slices(bucket)
+        arrays = self._parts.sums.slices(bucket)
         if arrays:
             name = "sums of layers " + ", ".join(map(str, bucket))
-            transfer = self._courier.add_up(arrays, name, self.times)
+            transfer = self._courier.add_up(arrays, name, self._parts.times)
             self._travel.update(dict.fromkeys(bucket, transfer))
 
     def _leave_all(self) -> None:
@@ -179,6 +201,11 @@ class Overlapped:
         for part in sorted(self._left):
             self._updated(part)
 
+    def _emptied(self, layers: Iterable[int]) -> None:
+        """Sums of these layers begin anew, as far as that takes zeros."""
+        for name in {name for layer in layers for name in self._sums[layer]} - self._parts.written:
+            self._state.arrays[name].fill(0)
+
     def _updated(self, part: int) -> None:
         """The update of a layer is made."""
         if part not in self._left or self._due is None:
@@ -186,13 +213,14 @@ class Overlapped:
         layers = sorted(self._sums) if part == WHOLE else [part] if part in self._sums else []
         for layer in layers:
             if layer in self._travel:
+                transfer = self._travel.pop(layer)
+                beside = transfer.done.is_set()
                 with self.spans.during("wait", f"sums of layer {layer}"):
-                    self._courier.wait(self._travel.pop(layer))
+                    self._courier.wait(transfer)
+                self.travelled.append((transfer.size, transfer.end - transfer.begin, beside))
         due, name = self._due, f"update {part}" if part >= 0 else "update"
         self._timed((U, part), name, partial(self._update.run, part, due))
-        for layer in layers:
-            for name in {*self._sums[layer]} - self.written:
-                self._state.arrays[name].fill(0)
+        self._emptied(layers)
         self._left.remove(part)
         if not self._left:
             self._due.end()

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
@@ -34,13 +35,14 @@ from onnxremat.workers.courier import Transfer
 from onnxremat.workers.data_parallel import APART, sizes_of
 from onnxremat.workers.layers import J, Key, label
 from onnxremat.workers.mpi import Mesh, Ranks
+from onnxremat.workers.overlap import LATEST
 from onnxremat.workers.pieces import Flight, Pieces, Pool, results
 from onnxremat.workers.pipeline import BW, B, F, W
 from onnxremat.workers.relay import Relay, raw_of
 from onnxremat.workers.rooms import Rooms
 from onnxremat.workers.spans import Spans
 from onnxremat.workers.spread import EVERYWHERE
-from onnxremat.workers.staged import Staged, Wanted, staged
+from onnxremat.workers.staged import Staged, Wanted, gathered, staged
 from onnxremat.workers.tied import Joints
 
 
@@ -54,7 +56,7 @@ class PipelineParallel(Trainer):
     Attributes:
         mesh: all ranks, those of this pipeline, and those with this one's stages in every pipeline.
         staged: the stages, their schedule and what it takes in simulation.
-        seconds: per part of this rank those of its runs; whoever reads them empties it.
+        seconds: per part of this rank those of its latest runs; whoever reads them may empty it.
         alive: most micro-batches alive at once in each stage of this rank, so far.
         pool: buffers of what parts make for each other.
 
@@ -75,7 +77,7 @@ class PipelineParallel(Trainer):
         self.mesh = Mesh.of(ranks, wanted.pipelines)
         self.staged: Staged
         self.spans = Spans()
-        self.seconds: dict[Key, list[float]] = {}
+        self.seconds: dict[Key, deque[float]] = {}
         self.alive: dict[int, int] = {}
         self._everything: dict[str, np.ndarray] = {}
         self._threads = options.get("threads", 0)
@@ -96,11 +98,13 @@ class PipelineParallel(Trainer):
     # ---- what is here ------------------------------------------------------------------
 
     def _open(self, graph: Source, without: str) -> Step:
-        step = super()._open(graph, without)
+        step = gathered(super()._open(graph, without))
+        told = crc32(step.model.SerializeToString())
+        self.mesh.everyone.require_same(told, "the training graph")
         options = replace(UNPLANNED, threads=self._threads)
         self.staged = staged(step, self.mesh, self.wanted, options)
         self._here = self.staged.held(self.mesh.pipeline.rank)
-        return Step(self.staged.model, step.folder, None)
+        return step
 
     def _holds(self, name: str) -> bool:
         """Only what this rank's parts read or update is here."""
@@ -258,7 +262,7 @@ class PipelineParallel(Trainer):
         begin = time.perf_counter()
         self._parts.run(key, flight)
         end = time.perf_counter()
-        self.seconds.setdefault(key, []).append(end - begin)
+        self.seconds.setdefault(key, deque(maxlen=LATEST)).append(end - begin)
         self.spans.add("compute", f"{label(key)} of {k}", begin, end)
 
     def _update_all(self, rate: float) -> None:

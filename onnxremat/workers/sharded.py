@@ -141,9 +141,7 @@ class Sharded(Overlapped):
         self._travel.clear()
         with self.spans.during("compute", "update"):
             self.tail.run(feeds)
-        for names in self._sums.values():
-            for name in {*names} - self.written:
-                self._state.arrays[name].fill(0)
+        self._emptied(self._sums)
 
     def abandon(self) -> None:
         """Stop the run that is on, and every later one; from any thread."""

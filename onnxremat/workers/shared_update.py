@@ -16,14 +16,14 @@ import numpy as np
 
 from onnxremat.errors import ExhaustedError
 from onnxremat.graph.ir import Op
-from onnxremat.ort.binding import BoundState, run_bound, run_options, wrap
+from onnxremat.ort.binding import run_bound, run_options, wrap
 from onnxremat.ort.session import Options, open_session, session_options
 from onnxremat.workers.alike import GRADIENT, NEW, STATE, Alike, Formulas
 from onnxremat.workers.common_memory import CommonMemory
 from onnxremat.workers.halves import Halves
 from onnxremat.workers.layers import Key
 from onnxremat.workers.mpi import Ranks
-from onnxremat.workers.overlap import SHARED, Overlapped
+from onnxremat.workers.overlap import SHARED, InParts, Overlapped
 from onnxremat.workers.pieces import Pieces, Pool, cut
 from onnxremat.workers.rooms import Rooms
 
@@ -37,29 +37,25 @@ class SharedUpdate:
 
     Args:
         formulas: the update.
-        halves: the step, and what inputs and outputs of its update mean.
-        state: its arrays; those that the formulas change move to common memory.
-        gradients: where sums lie, a layer per formula, in stretches of ``common``.
+        parts: the step; state that the formulas change moves to common memory, and its sums lie
+            there, a layer per formula.
         averaged: names of state that each process moves by itself, and that become means.
     """
 
     def __init__(
         self,
         formulas: Formulas,
-        halves: Halves,
-        state: BoundState,
-        gradients: Rooms,
+        parts: InParts,
         averaged: Sequence[str],
         ranks: Ranks,
         common: CommonMemory,
-        options: Options,
     ) -> None:
-        self._run = run_options()
-        parts = {SHARED: formulas.common} if formulas.common else {}
+        self._run, state, options = run_options(), parts.state, parts.options
+        without = {SHARED: formulas.common} if formulas.common else {}
         own = {op.name for op in formulas.common}
         rest = [op for op in formulas.update.ops if op.name not in own]
-        pieces = cut(formulas.update, {**parts, SHARED - 1: rest}, halves.told)
-        mine = {key: piece for key, piece in pieces.items() if key in parts}
+        pieces = cut(formulas.update, {**without, SHARED - 1: rest}, parts.halves.told)
+        mine = {key: piece for key, piece in pieces.items() if key in without}
         self._pieces = Pieces(mine, state, options, Pool())
         self._made = sorted({name for piece in mine.values() for name in piece.makes})
         self._numbers = {n: np.zeros((), np.float32) for row in formulas.alike for n in row.given}
@@ -69,7 +65,7 @@ class SharedUpdate:
         self._averaged = [_had(common.rows(room))[ranks.rank] for room in moved]
         for k, alike in enumerate(formulas.alike):
             rooms = _together(alike, state.arrays, common)
-            (room,) = gradients.slices([k])
+            (room,) = parts.sums.slices([k])
             self._open(alike, _had(common.rows(room)), rooms, ranks, options)
 
     def _open(
@@ -172,9 +168,7 @@ class Together(Overlapped):
             self.part.run(feeds)
         with self.spans.during("wait", "everybody's update"):
             self.ranks.meet()
-        for names in self._sums.values():
-            for name in {*names} - self.written:
-                self._state.arrays[name].fill(0)
+        self._emptied(self._sums)
 
     def describe(self) -> str:
         """How it trains, in a sentence."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 
 import onnx
 
@@ -67,7 +68,6 @@ class Staged:
     """A pipeline that can run.
 
     Attributes:
-        model: the step, gathering, its update inside.
         cuts: first op of each stage but the first.
         fitted: the schedule, simulated with measured times; what stages make again.
         courier: between the ranks of a pipeline.
@@ -79,7 +79,6 @@ class Staged:
         copies: parameters that other ranks than their owner read: owner, and those.
     """
 
-    model: onnx.ModelProto
     cuts: tuple[str, ...]
     fitted: Fitted
     courier: Courier
@@ -129,18 +128,28 @@ def require_unplanned(model: onnx.ModelProto) -> None:
         )
 
 
+def gathered(step: Step) -> Step:
+    """The step that gathers, each micro-batch by itself, its update inside.
+
+    Raises:
+        UnsupportedError: the step is planned.
+    """
+    require_unplanned(step.model)
+    model = read_model(step.file) if step.file is not None else step.model
+    return Step(gathering(model, each=True), step.folder, None)
+
+
 def staged(step: Step, mesh: Mesh, wanted: Wanted, options: Options) -> Staged:
-    """Cut a step to stages, and choose their schedule, the same in all pipelines; all ranks have
-    to call.
+    """Cut a step that gathers to stages, and choose their schedule, the same in all pipelines; all
+    ranks have to call.
 
     Raises:
         MissingComponentError: this MPI does not let several threads call it.
-        UnsupportedError: a planned step, or state that several stages overwrite.
+        UnsupportedError: state that several stages overwrite.
         UsageError: stages or a schedule that do not suit the ranks.
         InfeasibleError: the schedule keeps more micro-batches alive than it may.
         NoPlanError: a process needs more than the budget, whatever its stage makes again.
     """
-    require_unplanned(step.model)
     courier = mesh.pipeline.courier(wanted.delay)
     between = mesh.across.courier(wanted.delay) if wanted.pipelines > 1 else None
     if courier is None:
@@ -149,13 +158,18 @@ def staged(step: Step, mesh: Mesh, wanted: Wanted, options: Options) -> Staged:
             why="this one was started without MPI_THREAD_MULTIPLE",
             hint="another MPI, or mpi4py's default settings (mpi4py.rc.thread_level)",
         )
-    model = read_model(step.file) if step.file is not None else step.model
-    model = gathering(model, each=True)
-    halves = halves_of(model, step.folder)
-    cuts, pipeline = _measured(halves, mesh, wanted, options, step)
+    halves = halves_of(step.model, step.folder)
+    measured = _Measured(halves, mesh.everyone, options, step.folder)
+    cuts = _cuts(halves, mesh, wanted, measured)
+    layers = halves.layers(cuts)
+    pipeline = grouped(
+        measured.seconds(layers, cold=True),
+        range(layers.count + 1),
+        wanted.micro_batches,
+        wanted.in_flight,
+    )
     lags = _communication(halves, cuts, courier, mesh.pipeline)
     pipeline, first = replace(pipeline, communication=lags), None
-    layers = halves.layers(cuts)
     parts = apart(layers.parts)
     if mesh.everyone.first:
         first = _fitted(halves, layers, parts, pipeline, wanted, mesh.pipeline.size)
@@ -165,7 +179,7 @@ def staged(step: Step, mesh: Mesh, wanted: Wanted, options: Options) -> Staged:
     homes, updates, owners = _owned(halves, layers, rank, pieces)
     copies = _copies(halves, owners, rank, pieces)
     couriers = courier, between
-    return Staged(model, tuple(cuts), fitted, *couriers, homes, pieces, updates, owners, copies)
+    return Staged(tuple(cuts), fitted, *couriers, homes, pieces, updates, owners, copies)
 
 
 def _fitted(
@@ -241,25 +255,34 @@ def held(
     return frozenset(names | {name for name, owner in owners.items() if owner == at})
 
 
-def _measured(
-    halves: Halves, mesh: Mesh, wanted: Wanted, options: Options, step: Step
-) -> tuple[list[str], Pipeline]:
-    """Where to cut, and what the stages take: parts of a finer cut, measured, each rank some."""
-    ranks, count = mesh.everyone, mesh.pipeline.size
-    count *= 2 if wanted.schedule in SEVERAL else 1
-    hand = named_cuts(halves.step, wanted.stages) if wanted.stages else None
-    fine = hand if hand is not None else fine_cuts(halves.step, count)
-    pieces = cut(halves.step, halves.layers(fine).parts, halves.about)
-    mine = {key: piece for key, piece in pieces.items() if key[1] % ranks.size == ranks.rank}
-    seconds: dict[Key, float] = {}
-    for row in ranks.everybody(part_seconds(mine, options, step.folder)):
-        seconds.update(row)
-    layers = len(fine) + 1
-    begins = list(range(layers + 1))
-    if hand is None:
-        begins = even_begins(seconds, layers, count)
-    pipeline = grouped(seconds, begins, wanted.micro_batches, wanted.in_flight)
-    return [fine[at - 1] for at in begins[1:-1]], pipeline
+@dataclass(frozen=True)
+class _Measured:
+    """Measures parts of a step, each rank some of them."""
+
+    halves: Halves
+    ranks: Ranks
+    options: Options
+    folder: Path | None
+
+    def seconds(self, layers: Layers, *, cold: bool = False) -> dict[Key, float]:
+        """Of every part, the same numbers everywhere; all ranks have to call."""
+        pieces, ranks = cut(self.halves.step, layers.parts, self.halves.about), self.ranks
+        mine = {key: piece for key, piece in pieces.items() if key[1] % ranks.size == ranks.rank}
+        found: dict[Key, float] = {}
+        for row in ranks.everybody(part_seconds(mine, self.options, self.folder, cold=cold)):
+            found.update(row)
+        return found
+
+
+def _cuts(halves: Halves, mesh: Mesh, wanted: Wanted, measured: _Measured) -> list[str]:
+    """First op of each stage but the first: by hand, or by the times of a finer cut."""
+    if wanted.stages:
+        return named_cuts(halves.step, wanted.stages)
+    count = mesh.pipeline.size * (2 if wanted.schedule in SEVERAL else 1)
+    fine = fine_cuts(halves.step, count)
+    layers = halves.layers(fine)
+    begins = even_begins(measured.seconds(layers), layers.count, count)
+    return [fine[at - 1] for at in begins[1:-1]]
 
 
 def _communication(

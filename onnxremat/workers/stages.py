@@ -22,6 +22,7 @@ FINE = 4  # layers that are measured per stage wanted, at least ...
 LEAST = 16  # ... and in all
 SHORTEST = 1e-9  # seconds that a simulated part takes at least
 RUNS = 3  # of every part, of which the quickest counts
+CACHES = 32 << 20  # bytes that are touched between two runs where caches are to be cold
 
 
 def fine_cuts(graph: Graph, stages: int) -> list[str]:
@@ -54,10 +55,14 @@ def named_cuts(graph: Graph, text: str) -> list[str]:
 
 
 def part_seconds(
-    cut: Mapping[Key, Piece], options: Options, folder: Path | None
+    cut: Mapping[Key, Piece], options: Options, folder: Path | None, *, cold: bool = False
 ) -> dict[Key, float]:
-    """Seconds of every part by itself, on made-up values."""
-    found = dict[Key, float]()
+    """Seconds of every part by itself, on made-up values.
+
+    Args:
+        cold: as after other parts, which leave nothing in caches that this one reads.
+    """
+    found, other = dict[Key, float](), np.zeros(CACHES if cold else 0, np.uint8)
     for key, piece in cut.items():
         tensors = piece.graph.tensors
         arrays = {name: _small(tensors[name]) for name in piece.states}
@@ -68,6 +73,7 @@ def part_seconds(
         seconds = []
         for _ in range(RUNS):
             flight = pieces.flight(feeds)
+            other += 1
             begin = time.perf_counter()
             pieces.run(key, flight)
             seconds.append(time.perf_counter() - begin)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -12,11 +12,14 @@ import numpy as np
 
 from onnxremat.errors import ModelError
 from onnxremat.workers.courier import Courier
-from onnxremat.workers.exchange import Exchange, Network, Simulated, best, of_parts
+from onnxremat.workers.exchange import WORTH, Exchange, Network, Simulated, best, of_parts, simulate
+from onnxremat.workers.layers import Key
 from onnxremat.workers.mpi import Ranks
 from onnxremat.workers.overlap import Overlapped
 
-WARM, MEASURED, TRIAL = 2, 3, 3  # updates
+WARM, MEASURED, TRIAL, TURNS = 2, 6, 4, 3  # updates; of each exchange, so many times
+IN_PLAIN_ORDER = WARM + MEASURED  # updates until then; one in between does not count
+LATE = IN_PLAIN_ORDER + 1 + MEASURED
 PROBE = 1 << 20  # bytes that the network is measured with
 
 
@@ -35,12 +38,29 @@ def measured_network(courier: Courier, ranks: Ranks) -> Network:
     return ranks.told(Network(latency, max(long - latency, 0.0) / (PROBE - 4)))
 
 
+def in_steps(network: Network, rows: Sequence[Mapping[int, float]]) -> Network:
+    """The network as sums of a step found it, which is not the one that nobody else uses.
+
+    Args:
+        rows: of each process, seconds of sums by their bytes, without what they lose to computing
+            beside them. The least counts: who is ahead waits for the others first.
+    """
+    took = {size: min(row[size] for row in rows) for size in rows[0]}
+    byte, latency = network.byte, network.latency
+    if len(took) > 1:
+        byte = max(byte, float(np.polyfit([*took], [*took.values()], 1)[0]))
+        latency = max(latency, median(s - byte * size for size, s in took.items()))
+    elif took:
+        byte = max(byte, *((s - latency) / size for size, s in took.items()))
+    return replace(network, latency=latency, byte=byte)
+
+
 class Tuning:
     """Chooses the exchange of a run.
 
-    A few steps are measured in plain order; the best exchange is found by simulation; where it is
-    another than the best in plain order, both are tried in turn, and the quicker one stays. The
-    first process decides.
+    A few steps are measured in plain order, and a few with as many weight gradients last as can
+    be; the best exchange is found by simulation; where it is another than the best in plain order,
+    both are tried in turn, and the quicker one stays. The first process decides.
 
     Attributes:
         network: as measured, the same numbers in all processes.
@@ -63,38 +83,64 @@ class Tuning:
         self.tried: tuple[list[float], list[float]] = ([], [])
         self.done = False
         self._updates, self._since, self._worked = 0, 0.0, 0.0
+        self._plain: dict[Key, float] = {}  # seconds of parts
+        self._turn = 0.0
 
     def updated(self) -> None:
         """An update was asked for: the end of what counts as an iteration."""
         if self.done:
             return
         now, self._updates = time.perf_counter(), self._updates + 1
-        if self._updates == WARM:
-            self._runs.seconds.clear()
+        if self._updates in (WARM, IN_PLAIN_ORDER + 1):
+            for row in (self._runs.seconds, self._runs.travelled, self._runs.turns):
+                row.clear()
             self._worked = self._runs.worked
-        elif self._updates == WARM + MEASURED:
-            self._choose()
+        elif self._updates == IN_PLAIN_ORDER:
+            self._measured()
+        elif self._updates == LATE:
+            self._choose(self._slowest())
         elif self.chosen:
             self._try(now - self._since, *self.chosen)
         self._since = time.perf_counter()
 
-    def _choose(self) -> None:
-        seconds = {key: median(row) for key, row in self._runs.seconds.items()}
-        times = of_parts(seconds, self._sizes)
+    def _slowest(self) -> dict[Key, float]:
+        """Seconds of parts, of the process that takes longest: sums wait for it."""
+        each = {key: median(row) for key, row in self._runs.seconds.items()}
+        rows = self._ranks.everybody(each)
+        return {key: max(row[key] for row in rows) for key in each}
+
+    def _measured(self) -> None:
+        """Parts and network are known in plain order."""
+        self._plain = self._slowest()
+        self._turn = min(self._ranks.everybody(median(self._runs.turns)))
         if self._runs.crowded:
             work = (self._runs.worked - self._worked) / (MEASURED * max(sum(self._sizes), 1))
-            self.network = replace(self.network, work=work)
+            self.network = replace(self.network, work=self._ranks.told(work))
+        took: dict[int, list[float]] = {}
+        for size, seconds, beside in self._runs.travelled:
+            took.setdefault(size, []).append(seconds - beside * self.network.work * size)
+        told = self._ranks.everybody({size: median(row) for size, row in took.items()})
+        self.network = in_steps(self.network, told)
+        if not self._most:
+            self._choose(None)
+            return
+        latest = simulate(of_parts(self._plain, self._sizes), self.network, self._most, 1)
+        self._runs.exchange = self._ranks.told(latest.exchange)
+
+    def _choose(self, late: Mapping[Key, float] | None) -> None:
+        times = replace(of_parts(self._plain, self._sizes, late), turn=self._turn)
         quickest, plain = self.chosen = self._ranks.told(best(times, self.network, self._most))
         self._runs.exchange = plain.exchange
         self.done = quickest == plain
 
     def _try(self, seconds: float, quickest: Simulated, plain: Simulated) -> None:
-        """Both in turn, ``TRIAL`` updates each, twice; the first after a change does not count."""
-        at = self._updates - (WARM + MEASURED) - 1
+        """Both in turn, ``TRIAL`` updates each, ``TURNS`` times; the first after a change does not
+        count."""
+        at = self._updates - LATE - 1
         if at % TRIAL:
             self.tried[at // TRIAL % 2].append(seconds)
-        if at + 1 == 4 * TRIAL:
-            gained = median(self.tried[1]) < median(self.tried[0])
+        if at + 1 == 2 * TURNS * TRIAL:
+            gained = median(self.tried[1]) < median(self.tried[0]) * (1 - WORTH)
             self._runs.exchange = self._ranks.told((quickest if gained else plain).exchange)
             self.done = True
         elif (at + 1) % TRIAL == 0:

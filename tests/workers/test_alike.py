@@ -19,8 +19,8 @@ from tests.workers.test_data_parallel import net
 @pytest.mark.parametrize(
     ("settings", "rows"),
     [
-        # The rate of w2 waits until the old w2 is read for the last time.
-        ({"optimizer": "sgd"}, [("w1", "b1", "b2"), ("w2",)]),
+        # Though the rate of w2 waits until the old w2 is read for the last time.
+        ({"optimizer": "sgd"}, [("w1", "b1", "w2", "b2")]),
         ({"optimizer": "momentum", "accumulate": 2}, [("w1", "b1", "w2", "b2")]),
         ({"optimizer": "adamw"}, [("w1", "b1", "w2", "b2")]),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import signal
 import subprocess
@@ -91,7 +92,7 @@ NEAR = {  # settings of a step, and how near two sums of the same numbers are
 
 def write(folder: Path, step: onnx.ModelProto, data: dict[str, np.ndarray]) -> None:
     """What ``tests.workers.data_parallel_run`` reads."""
-    folder.mkdir()
+    folder.mkdir(parents=True)
     onnx.save(step, folder / "step.onnx")
     np.savez(folder / "data.npz", **data)
 
@@ -303,6 +304,33 @@ class _Alone:
 
 
 ALONE = Ranks(0, 1, 1, _Alone, _Alone())
+
+
+def test_cores_are_dealt_out_to_those_that_may_use_them() -> None:
+    """A launcher that gave each its own leaves each all of them."""
+    mine, node = sorted(os.sched_getaffinity(0)), platform.node()
+    for other, share in (((node, [max(mine) + 1]), 1), (("elsewhere", mine), 1), ((node, mine), 2)):
+
+        class World(_Alone):
+            def allgather(self, value: Any, other: Any = other) -> list[Any]:
+                return [value, other]
+
+        ranks = Ranks(0, 2, 2, _Alone, World())
+        assert ranks.cores() == max(1, len(mine) // share)
+
+
+class _Another(_Alone):
+    """A second process that says something else."""
+
+    def allgather(self, value: Any) -> list[Any]:
+        """That of both."""
+        return [value, "another"]
+
+
+def test_processes_with_other_files_are_refused() -> None:
+    ranks = Ranks(0, 2, 2, _Another, _Another())
+    with pytest.raises(UsageError, match="training graph differs between rank 0 and rank 1"):
+        DataParallel(differentiate(net(6), initializers=True), ranks=ranks)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adamw", "lamb"])

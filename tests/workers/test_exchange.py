@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -22,6 +23,13 @@ def test_the_toy_of_the_study(ratio: float, plain: float, least: float, late: in
     assert times[0] == pytest.approx(plain)
     assert min(times) == pytest.approx(least)
     assert times.index(min(times)) == late
+
+
+def test_weight_parts_that_come_last_take_what_they_took_there() -> None:
+    cold = replace(TOY, apart=((0.0, 1.5), *((1.0, 1.5),) * 11))
+    for late in (0, 3):
+        seconds = simulate(cold, Network(0.0, 0.0), late, 1).seconds
+        assert seconds == pytest.approx(TOY.compute + late * 0.5)
 
 
 def test_a_network_that_is_never_done_gains_nothing() -> None:

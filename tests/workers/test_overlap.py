@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from onnxremat.training.trainer import Trainer
 from onnxremat.workers.data_parallel import DataParallel, Overlap
 from onnxremat.workers.exchange import Exchange
 from onnxremat.workers.layers import in_turn, most_late
+from onnxremat.workers.urgent import be_urgent
 from tests.workers.test_data_parallel import ALONE, arrays, mpiexec, net, several, write
 
 NETS: dict[str, dict[str, Any]] = {
@@ -89,3 +92,18 @@ def test_sums_travel_beside_computing(tmp_path: Path) -> None:
     for name in ("w1", "w2"):
         np.testing.assert_allclose(one[name], alone.state[name], rtol=1e-5, atol=1e-7)
         np.testing.assert_array_equal(other[name], one[name])
+
+
+def test_short_turns_leave_a_thread_its_rank() -> None:
+    """Asked for, they change nothing else: no share of a core, no policy."""
+    told: list[tuple[int, int]] = []
+
+    def run() -> None:
+        os.setpriority(os.PRIO_PROCESS, 0, 5)
+        be_urgent()
+        told.append((os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert told == [(5, os.SCHED_OTHER)]
