@@ -49,15 +49,15 @@ def with_stops(model: onnx.ModelProto, marks: Marks) -> tuple[onnx.ModelProto, t
         for call, (about, _) in calls.items()
         if (tokens := [t for t in about.taken if _DETACHED.match(t) and t not in there])
     }
-    if not read:
-        return model, ()
+    folded, unclear = _folded(model, marks)
+    if not read and not folded:
+        return model, tuple(unclear)
     made = onnx.ModelProto()
     made.CopyFrom(model)
     at = {node.output[0]: node for node in made.graph.node if node.output}
     stops: dict[str, str] = {}
     stored = {tensor.name for tensor in model.graph.initializer}
     still = {n for n in stored if not marks.token_of(n) and not marks.tokens_of(n)}
-    unclear = []
     for call, tokens in read.items():
         about, nodes = calls[call]
         places = _places(nodes, about.taken, tokens, known)
@@ -71,8 +71,27 @@ def with_stops(model: onnx.ModelProto, marks: Marks) -> tuple[onnx.ModelProto, t
             if name in still:
                 continue  # made by code: it has no gradient
             at[node.output[0]].input[position] = stops.setdefault(name, f"{name}/detached")
+    for node, position in folded:
+        name = node.input[position]
+        at[node.output[0]].input[position] = stops.setdefault(name, f"{name}/detached")
     _insert(made.graph, stops)
     return made, tuple(unclear)
+
+
+def _folded(model: onnx.ModelProto, marks: Marks) -> tuple[list[Place], list[str]]:
+    """Where nodes read a parameter that the exporter folded with the stop before it
+    (``w.detach().T``); and nodes that read one, but perhaps as another of equal numbers."""
+    places, unclear = [], []
+    for node in model.graph.node:
+        about = reading_of(node)
+        for position, name in enumerate(node.input):
+            if name not in marks.stopped or (about and any(map(_DETACHED.match, about.taken))):
+                continue  # of the latter the node tells
+            if about and about.takes(name) and len(marks.tokens_of(name)) == 1:
+                places.append((node, position))
+            else:
+                unclear.append(node.name or node.output[0])
+    return places, unclear
 
 
 def straight_through(model: onnx.ModelProto) -> tuple[str, ...]:

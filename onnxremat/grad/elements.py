@@ -72,6 +72,15 @@ def are_shared(x: np.ndarray) -> bool:
     return min(len(values), repeated) >= FEW and _surprising(repeated, counts) and _rich(values)
 
 
+def are_copies(x: np.ndarray) -> bool:
+    """Numbers of full precision are repeated in a tensor of which the file says that elements were
+    copied into it."""
+    if x.dtype != np.float32:
+        return False
+    values, counts = _learned(np.abs(x).reshape(-1))
+    return bool((counts > 1).any()) and _rich(values[counts > 1])
+
+
 def are_masked(x: np.ndarray) -> bool:
     """Irregular numbers, zeros among them in the place of others; more zeros than a single slice,
     such as the row of a table that stands for padding."""
@@ -82,6 +91,18 @@ def are_masked(x: np.ndarray) -> bool:
         return False
     rest = x[x != 0]
     return not made_by_code(rest) and _rich(np.unique(np.abs(rest)))
+
+
+def are_triangles(x: np.ndarray) -> bool:
+    """Matrices that are zero on one side of a diagonal, and there alone."""
+    if x.ndim < 2 or not x.any():
+        return False
+    rows, columns = x.shape[-2:]
+    beside = np.arange(columns) - np.arange(rows)[:, None]  # the number of the diagonal
+    numbers, zeros = beside[(x != 0).any(axis=tuple(range(x.ndim - 2)))], x == 0
+    if zeros.all() or not zeros.any():
+        return False
+    return any((zeros == side).all() for side in (beside > numbers.max(), beside < numbers.min()))
 
 
 def _learned(sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

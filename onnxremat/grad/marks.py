@@ -64,7 +64,20 @@ _COPIES = """
 expand expand_as repeat tile index index_select gather embedding broadcast_to repeat_interleave
 take
 """
+# Of these, what puts other numbers in the place of some of a parameter's: zeros, mostly.
+_TRIANGLES = frozenset(("tril", "triu"))
+_PUTS = """
+slice_scatter select_scatter scatter index_put copy constant_pad_nd pad zeros new_zeros zeros_like
+"""
+_FILLS = _TRIANGLES.union(_PUTS.split())
+# What makes whole numbers of a parameter's values, not of its sizes.
+_PICKS = """
+topk sort argsort argmax argmin max min searchsorted bucketize nonzero round floor ceil sign
+median kthvalue
+"""
+_ORDERS = frozenset(_PICKS.split())
 _CUTS = "split unsafe_split chunk unsafe_chunk unbind tensor_split hsplit vsplit"
+_WHOLE = (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
 _CUTTING = tuple(_CUTS.split())
 _COPYING = frozenset(_COPIES.split())
 _MOVING = frozenset(f"{_MOVES} {_MAKES}".split())
@@ -86,6 +99,10 @@ class Marks:
         folded: names a folded initializer was made from, without those that exporters make up.
         copied: folded initializers that may hold an element of their parameter several times.
         computed: folded initializers whose numbers are not those of a parameter any more.
+        filled: folded initializers in which zeros may stand where a parameter has no number; True
+            where they are those beside a triangle.
+        stopped: folded initializers on whose way gradients were stopped.
+        chosen: parameters whose values decided what folded booleans and whole numbers are.
         placeholders: name of the initializer in PyTorch's graph, by initializer.
         signature: parameters and buffers of the module, by their names in PyTorch's graph.
         inputs, results: PyTorch's names of what its graph is given beside these, and hands out.
@@ -98,6 +115,9 @@ class Marks:
     folded: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     copied: frozenset[str] = frozenset()
     computed: frozenset[str] = frozenset()
+    filled: Mapping[str, bool] = field(default_factory=dict)
+    stopped: tuple[str, ...] = ()
+    chosen: tuple[str, ...] = ()
     placeholders: Mapping[str, str] = field(default_factory=dict)
     signature: Mapping[str, Listed] = field(default_factory=dict)
     inputs: tuple[str, ...] = ()
@@ -181,7 +201,8 @@ def marks_of(model: onnx.ModelProto) -> Marks:
         found = {entry.key: entry.value for entry in item.metadata_props}
         if found and item.name in stored:
             entries.setdefault(item.name, {}).update(found)
-    folded, copied, computed, results = {}, set(), set(), _results(model)
+    folded, copied, computed, filled = {}, set(), set(), {}
+    results = _results(model)
     signature = signature_of(model)
     listed = {each.name for each in signature.values()}
     for name, entry in entries.items():
@@ -190,6 +211,8 @@ def marks_of(model: onnx.ModelProto) -> Marks:
                 copied.add(name)
             if _is_computed((name, *_names(entry[FOLDED])), listed):
                 computed.add(name)
+            if fills := {stem(each) for each in (name, *_names(entry[FOLDED]))} & _FILLS:
+                filled[name] = fills <= _TRIANGLES
             made = {n for n in _names(entry[FOLDED]) if n in results and not _is_result(n)}
             names = (n for n in _names(entry[FOLDED]) if not is_nameless(n) and n not in made)
             if listed:
@@ -201,6 +224,11 @@ def marks_of(model: onnx.ModelProto) -> Marks:
         folded=folded,
         copied=frozenset(copied),
         computed=frozenset(computed),
+        filled=filled,
+        stopped=tuple(
+            n for n, e in entries.items() if any(map(is_detached, _names(e.get(FOLDED, ""))))
+        ),
+        chosen=_chosen(model, entries, signature),
         placeholders={each.name: token for token, each in signature.items() if each.name in stored}
         | {n: e[PLACEHOLDER] for n, e in entries.items() if PLACEHOLDER in e},
         signature=signature,
@@ -223,6 +251,22 @@ def _with_list(marks: Marks, model: onnx.ModelProto) -> Marks:
         frozen=frozenset(listed.frozen),
         buffers=frozenset(listed.buffers),
     )
+
+
+def _chosen(
+    model: onnx.ModelProto,
+    entries: Mapping[str, Mapping[str, str]],
+    signature: Mapping[str, Listed],
+) -> tuple[str, ...]:
+    """Parameters that comparisons, orders and the like were folded from."""
+    learned = {each.name for each in signature.values() if each.kind == PARAMETER}
+    found: dict[str, None] = {}
+    for tensor in model.graph.initializer:
+        sources = (tensor.name, *_names(entries.get(tensor.name, {}).get(FOLDED, "")))
+        ordered = tensor.data_type in _WHOLE and any(stem(each) in _ORDERS for each in sources)
+        if tensor.data_type == onnx.TensorProto.BOOL or ordered:
+            found.update((each, None) for each in sources[1:] if each in learned)
+    return tuple(found)
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -265,6 +309,11 @@ def _is_computed(sources: Iterable[str], listed: Collection[str]) -> bool:
     if listed and parts and not any(stem(n).startswith(_CUTTING) for n in names):
         return True  # of an operator that left no name, as batch_norm of a convolution's weight
     return any(stem(n) in _COMPUTING or (listed and stem(n) not in _MOVING) for n in names)
+
+
+def is_detached(name: str) -> bool:
+    """A name in PyTorch's graph of a result at which gradients stop."""
+    return stem(name) in ("detach", "detach_")
 
 
 def _is_result(name: str) -> bool:

@@ -244,6 +244,7 @@ class _Judge:
         if known and all(each == "BUFFER" for each in known):
             return Origin(Kind.BUFFER, f"made from buffer {sources[0]}", label, True)
         moved = tuple(folded) == sources and name not in self.marks.copied
+        moved = moved and not self._filled(name)
         if known == [PARAMETER] and moved and name not in self.marks.computed:
             return Origin(Kind.PARAMETER, "folded, says the exporter", label, True)
         return None
@@ -256,6 +257,8 @@ class _Judge:
         if name.rpartition(".")[0] in self.at_rest and not marked:
             why = "beside running statistics that no BatchNormalization reads: of a frozen one"
             return Origin(Kind.BUFFER, why)
+        if self._of_data(name) and not marked:
+            return Origin(Kind.CONSTANT, "'mean' and 'std' in one module: those of the data")
         made = made or name in self.placed
         nameless = (self._nameless(name) or bool(label)) and not made and not marked
         size = self.stored.size(name)
@@ -276,12 +279,19 @@ class _Judge:
         elif label:
             why = "folded, says the exporter"
             mixed = name not in self.source and any(map(is_buffer_name, folded))
-            computed = mixed or file_name in self.marks.computed
+            computed = mixed or file_name in self.marks.computed or self._filled(name)
             if computed or self._copied(name, file_name):
                 did = "computed it from" if computed else "copied elements into it of"
                 why = f"the exporter {did} {label}, in place of which it is trained"
                 return Origin(Kind.PARAMETER, why, label, computed=True)
         return Origin(Kind.PARAMETER, why, label, marked)
+
+    def _of_data(self, name: str) -> bool:
+        """One of two tensors by which modules standardise their inputs."""
+        module, dot, part = name.rpartition(".")
+        pair = [f"{module}{dot}{each}" for each in ("mean", "std")]
+        there = part in ("mean", "std") and all(each in self.stored.tensors for each in pair)
+        return there and self.stored.shape(pair[0]) == self.stored.shape(pair[1])
 
     def _norms_by_hand(self) -> set[str]:
         """Modules with running statistics that no operator takes as such: frozen normalizations of
@@ -310,11 +320,17 @@ class _Judge:
         return False
 
     def _copied(self, name: str, file_name: str) -> bool:
-        """A folded tensor of equal elements may hold more of them than the parameter has."""
+        """A folded tensor with equal elements may hold more of them than the parameter has."""
         if name != file_name or name not in self.marks.copied:
             return False
         value = self.stored.readable(name) and self.stored.value(name)
-        return isinstance(value, np.ndarray) and is_constant(value)
+        return isinstance(value, np.ndarray) and len(np.unique(value)) < value.size
+
+    def _filled(self, name: str) -> bool:
+        """Zeros in a folded tensor stand, it may be, where the parameter has no numbers."""
+        if name not in self.marks.filled or name not in self.stored.tensors:
+            return False
+        return self.stored.readable(name) and not np.all(self.stored.value(name))
 
     def _rotations(self, found: Mapping[str, Origin]) -> dict[str, Origin]:
         """Two tensors without names, one of cosines and one of sines of the same angles."""

@@ -30,12 +30,7 @@ from onnxremat.grad.forward import (
 from onnxremat.grad.losses import Loss, find_loss, settings_of
 from onnxremat.grad.optimizers import find_optimizer
 from onnxremat.grad.ordering import Readers
-from onnxremat.grad.parameters import (
-    choose_parameters,
-    take_inventory,
-    warnings_of,
-    weights_of,
-)
+from onnxremat.grad.parameters import choose_parameters, take_inventory, weights_of
 from onnxremat.grad.parted import Parting, due_back, in_turn, made_of, with_loss, with_pieces
 from onnxremat.grad.portable import without_training_kernels
 from onnxremat.grad.precision import OPSETS, autocast
@@ -47,6 +42,7 @@ from onnxremat.grad.tape import Tape
 from onnxremat.grad.update import KEY as UPDATE
 from onnxremat.grad.update import RATE, Clip, Gathered, emit_updates, pack, update_graph
 from onnxremat.grad.variants import least_kept
+from onnxremat.grad.warned import warnings_of
 from onnxremat.graph.ir import Graph, Op
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort import blocks

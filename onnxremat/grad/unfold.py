@@ -34,8 +34,10 @@ from onnx import numpy_helper
 from onnxremat.grad.computed import computed_among
 from onnxremat.grad.detached import is_stop
 from onnxremat.grad.elements import (
+    are_copies,
     are_masked,
     are_shared,
+    are_triangles,
     share,
     shared_among,
 )
@@ -331,12 +333,15 @@ class _Finder:
     def _smaller(self, name: str) -> None:
         """A folded tensor that was made from a smaller one."""
         value = self.stored.value(name)
+        if self.marks.filled.get(name) and are_triangles(value):
+            self.found.append(Restored("mask", self._core(name, "learned"), name))
+            return
         if made_by_code(value):
             return
         axes = repeated_axes(value)
         if axes:
             self.found.append(Restored("expand", self._core(name, "slice"), name, axes=axes))
-        elif are_shared(value):
+        elif are_shared(value) or (name in self.marks.copied and are_copies(value)):
             self.found.append(Restored("share", self._core(name, "elements"), name))
         elif block := zero_block(value):
             self.found.append(Restored("fill", self._core(name, "learned"), name, axes=block))
@@ -345,7 +350,8 @@ class _Finder:
 
     def _moved(self, name: str) -> bool:
         """The file says that nothing was done to the numbers of a folded tensor."""
-        return name in self.marks.folded and name not in self.marks.computed
+        marks = self.marks
+        return name in marks.folded and name not in marks.computed and name not in marks.filled
 
     def _core(self, name: str, suffix: str) -> str:
         sources = parameters_among(self.marks.folded.get(name, ()), self.marks.kinds)

@@ -414,6 +414,19 @@ def test_what_code_makes_is_not_trained(name: str, value: np.ndarray, why: str) 
     assert why in found[name].why
 
 
+def test_mean_and_deviation_of_the_data_are_not_trained() -> None:
+    nodes = [node("Sub", ["x", "prep.mean"], "a"), node("Div", ["a", "prep.std"], "b"),
+             node("MatMul", ["b", "w"], "y")]  # fmt: skip
+    values = {"prep.mean": draw(6), "prep.std": draw(6) ** 2 + 1, "w": draw(6, 3)}
+    with pytest.warns(TrainingWarning, match="prep.mean, prep.std: taken for a constant"):
+        step = differentiate(model(nodes, values), optimizer=None)
+    assert statuses(step)["w"] == "trained"
+    alone = model(
+        [node("Sub", ["x", "code.mean"], "b"), nodes[2]], {"code.mean": draw(6), "w": draw(6, 3)}
+    )
+    assert statuses(differentiate(alone, optimizer=None))["code.mean"] == "trained"
+
+
 def test_rotation_tables_in_two_are_recognised() -> None:
     angles = draw(4, 6)
     nodes = [

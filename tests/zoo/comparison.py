@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -228,8 +229,8 @@ def _gradients(case: Exported, row: Row, threads: Sequence[int]) -> None:
         if not same:
             row.unsteady.append(count)
         if count == threads[0]:
-            _account(case, row, sources, gathered, want)
-            row.loss = abs(loss / want.loss - 1.0)
+            _account(case, row, sources, gathered, want, found)
+            row.loss = _number(abs(loss / want.loss - 1.0))
         errors = _errors(row, case.index, gathered, want)
         row.threads[count] = max(errors.values(), default=0.0)
         if row.threads[count] >= row.gradient and errors:
@@ -265,8 +266,13 @@ def _account(
     sources: Mapping[str, Source],
     gathered: Gathered,
     want: autograd.Gradients,
+    found: Mapping[str, np.ndarray],
 ) -> None:
-    """Which parameters are trained, and what else is."""
+    """Which parameters are trained, and what else is.
+
+    Args:
+        found: gradients by tensor: what has none may be constant.
+    """
     held = floats_in(case.model)
     there = gather(case.index, {n: case.index.source(a) for n, a in held.items()}, held, mean=False)
     single = {n: gather(case.index, {n: s}, {n: s.places}, mean=False) for n, s in sources.items()}
@@ -292,7 +298,7 @@ def _account(
             row.foreign.append(f"{name} (of no parameter)")
         elif others:
             row.foreign.append(f"{name} (of {others[0]})")
-        elif source.owners and (source.places < 0).any():
+        elif source.owners and found[name].reshape(-1)[source.places < 0].any():
             row.foreign.append(f"{name} (partly constant)")
 
 
@@ -309,7 +315,7 @@ def _errors(
             continue
         size = float(np.linalg.norm(want.of[name]))
         error = float(np.linalg.norm(gathered.of[name] - want.of[name]))
-        errors[name] = error / max(size, VANISHING * largest / EXACT)
+        errors[name] = _number(error / max(size, VANISHING * largest / EXACT))
     return errors
 
 
@@ -422,12 +428,17 @@ def _predicted(case: Exported, model: onnx.ModelProto, seed: int) -> np.ndarray:
 
 def _off(ours: np.ndarray, theirs: np.ndarray) -> float:
     """Relative error, in the Euclidean norm."""
-    return float(np.linalg.norm(ours - theirs) / max(float(np.linalg.norm(theirs)), 1e-12))
+    return _number(np.linalg.norm(ours - theirs) / max(float(np.linalg.norm(theirs)), 1e-12))
+
+
+def _number(error: float) -> float:
+    """An error; infinite where it is no number, which would compare as small."""
+    return math.inf if math.isnan(error) else float(error)
 
 
 def _apart(ours: autograd.Steps, theirs: autograd.Steps) -> tuple[float, float]:
     """Relative errors of losses, and of parameters in the Euclidean norm; the worst of each."""
-    loss = max(abs(a / b - 1.0) for a, b in zip(ours.losses, theirs.losses, strict=True))
+    loss = max(_number(abs(a / b - 1.0)) for a, b in zip(ours.losses, theirs.losses, strict=True))
     errors = [_off(ours.parameters[name], value) for name, value in theirs.parameters.items()]
     return loss, max(errors, default=0.0)
 

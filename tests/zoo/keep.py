@@ -36,7 +36,8 @@ FRESH = (
     "merged-with-constants", "merged-views", "folded-views",
     "folded-transposes", "folded-softplus", "folded-standardization", "folded-parts",
     "folded-expand-zeros", "folded-state", "folded-mask", "folded-small-table",
-    "folded-overlaps", "folded-complex",
+    "folded-overlaps", "folded-complex", "folded-triangles", "folded-choice",
+    "folded-blocks", "stopped-transposed",
     "merged-zero-scales", "merged-norm-called-twice", "merged-states",
     "folded-slices", "folded-exponent", "stopped-gate",
 )  # fmt: skip

@@ -260,6 +260,18 @@ _enter("folded-mask", lambda: Does(
     lambda m, x: torch.conv2d(x, m.weight * m.mask, m.bias),
     weight=Parameter(torch.randn(4, 3, 3, 3)), mask=torch.ones(3, 3).tril(-1), bias=_zeros(4)),
     (2, 3, 6, 6))  # fmt: skip
+_enter("folded-triangles", lambda: Does(
+    lambda m, x: (x @ m.low.tril() @ m.high.triu(1)) * m.few.tril()[2].repeat(2),
+    low=Parameter(torch.randn(6, 6)), high=Parameter(torch.ones(6, 6)),
+    few=Parameter(torch.randn(3, 3))), (4, 6))  # fmt: skip
+_enter("folded-blocks", lambda: Does(
+    lambda m, x: functional.linear(x @ torch.block_diag(m.a, m.b), m.w, torch.cat(
+        [m.q, torch.zeros(2)])), a=Parameter(torch.randn(3, 3)), b=Parameter(torch.randn(3, 2)),
+    w=Parameter(torch.randn(4, 5)), q=Parameter(torch.randn(2))), (4, 6))  # fmt: skip
+_enter("folded-choice", lambda: Does(
+    lambda m, x: torch.where(m.w > 0, m.l(x), 2 * x) + m.w + x[:, m.order.argsort()] * m.order,
+    l=nn.Linear(6, 6), w=Parameter(torch.randn(6)), order=Parameter(torch.randn(6))),
+    (4, 6))  # fmt: skip
 _enter("folded-small-table", lambda: Does(
     lambda m, x: torch.softmax(x @ x.transpose(1, 2) + m.table[m.index], -1) @ m.l(x),
     l=nn.Linear(6, 3), table=Parameter(torch.randn(7)),
@@ -299,3 +311,7 @@ _enter("stopped-same", lambda: Does(
 _enter("stopped-weight", lambda: Does(
     lambda m, x: functional.linear(x, m.w.detach()) + functional.linear(x.tanh(), m.w),
     w=Parameter(torch.randn(5, 6))), (3, 4, 6))  # fmt: skip
+_enter("stopped-transposed", lambda: Does(
+    lambda m, x: (x @ m.w.detach().T).tanh() + x @ m.v + (x @ m.u.detach().T) * (-x @ m.u.T),
+    w=Parameter(torch.randn(5, 6)), v=Parameter(torch.randn(6, 5)),
+    u=Parameter(torch.randn(5, 6))), (3, 6))  # fmt: skip

@@ -1,0 +1,165 @@
+"""What is said about a step: what may not be as the user thinks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from onnxremat.grad.adapters import beside_adapters
+from onnxremat.grad.description import Weight
+from onnxremat.grad.marks import first_of, is_nameless
+from onnxremat.grad.parameters import Inventory
+
+FEW = 16  # elements up to which one that may be the code's is not worth a warning
+
+
+def warnings_of(
+    inventory: Inventory, rows: Sequence[Weight], resting: Sequence[str], still: Sequence[str]
+) -> tuple[str, ...]:
+    """What may not be as the user thinks.
+
+    Args:
+        resting: BatchNormalization ops that train a scale or bias but use running statistics.
+        still: running statistics that no batch changes, as their momentum says.
+    """
+    found = []
+    for status, text in (
+        ("unreached", "no gradient: {why}"),
+        ("constant", "taken for a constant, not trained: {why}"),
+        ("buffer", "taken for a buffer, not trained: {why}"),
+        ("frozen", "taken for a table that is not trained: {why}"),
+        ("setting", "not trained: {why} (listed by --parameters, or --trainable, it is trained)"),
+        ("trained", "{why}"),
+    ):
+        found += _grouped(inventory, rows, status, text)
+    for name in inventory.merged:
+        label = inventory.origins[name].label
+        found.append(
+            f"'{name}'{f' ({label})' * bool(label)} is read by several operators and all its "
+            "elements are equal: the exporter may have merged several parameters, which are then "
+            "trained as one (export trained weights, or with onnxremat.export)"
+        )
+    filled = [e.parameter for e in inventory.restored if e.how == "fill"]
+    filled = [name for name in filled if not inventory.origins[name].told]
+    if filled:
+        names = first_of(filled, 3)
+        found.append(
+            f"{len(filled)} vectors hold zeros between learned numbers, as where an exporter joins "
+            f"biases with a buffer: these zeros stay as they are ({names}; where they are a "
+            "parameter, --parameters says so)"
+        )
+    found += _of_norms(inventory, resting, still)
+    if absent := [name for name in inventory.absent if name not in inventory.in_norms]:
+        names = first_of(absent, 40)
+        found.append(
+            f"of the module's parameters {len(absent)} are not in the file under their "
+            f"names: {names}: it does not use them, they are tied to others and trained as these, "
+            "or the exporter computed with them or took them away (numbers added as 0, times "
+            "1, one of two equal operations); optimize=False or onnxremat.export keeps them"
+        )
+    if inventory.stand_ins:
+        names = first_of(inventory.stand_ins, 40)
+        found.append(
+            f"the exporter made one of equal operations: {names} are trained for these too"
+        )
+    for (copy, module), held in inventory.copied.items():
+        found.append(
+            f"{len(held)} tensors of '{copy}' are those of '{module}', and trained as one: the "
+            f"same module, or a copy ({first_of(held, 3)}; --no-tie trains copies apart)"
+        )
+    known = {row.name: row for row in rows} | {row.label: row for row in rows}
+    if chosen := [n for n in inventory.chosen if n not in known or known[n].status == "trained"]:
+        found.append(
+            f"the exporter compared or ordered the numbers of {first_of(chosen, 4)} and stored the "
+            "result, which stays as it is while these are trained (optimize=False or "
+            "onnxremat.export keeps the comparison)"
+        )
+    found += [*inventory.doubts, *beside_adapters(rows)]
+    found += _of_stops(inventory)
+    if names := first_of(inventory.missing, 6):
+        found.append(
+            f"of the parameters given {len(inventory.missing)} are not in the file, neither by "
+            f"name nor by value (the exporter computed with them): {names}"
+        )
+    return tuple(found)
+
+
+def _of_norms(inventory: Inventory, resting: Sequence[str], still: Sequence[str]) -> list[str]:
+    """Batch normalizations that do not do what they do in the framework."""
+    found = []
+    if resting:
+        names = first_of(resting, 3)
+        found.append(
+            f"{len(resting)} batch normalizations keep to their running statistics, because these "
+            f"are no initializers of the file: {names}"
+        )
+    if still:
+        found.append(
+            f"{len(still)} running statistics stay as they are, though their batch normalizations "
+            f"use the batch ({first_of(still, 3)}): the file gives the momentum 1, which PyTorch's "
+            "exporters write for momentum=None (a mean over all batches) and for 0. The trained "
+            "model will predict with the old ones: give the module a momentum before it is exported"
+        )
+    if inventory.norms:
+        names = first_of(inventory.norms, 3)
+        gone = first_of([n for n in inventory.absent if n in inventory.in_norms], 40)
+        found.append(
+            f"the exporter folded {len(inventory.norms)} batch normalizations into convolutions "
+            f"({names}): these are trained with a bias instead{f' of {gone}' * bool(gone)}; to "
+            "keep them, export with onnxremat.export, or as docs/exporting.md says"
+        )
+    return found
+
+
+def _of_stops(inventory: Inventory) -> list[str]:
+    """Where gradients may pass that the module stops."""
+    found = []
+    for name, row in inventory.padding.items():
+        found.append(
+            f"row {row} of '{name}' alone is zeros, as PyTorch keeps the row of padding "
+            "(padding_idx), which it does not train: the file does not say so, and it is trained "
+            "here (PyTorch's default exporter says it)"
+        )
+    if inventory.passed:
+        names = first_of(inventory.passed, 3)
+        found.append(
+            f"the module stops gradients (detach) before {names}, the file does not say of which "
+            "input: they pass there (optimize=False or onnxremat.export keeps it)"
+        )
+    if inventory.cancelled:
+        names = first_of(inventory.cancelled, 3)
+        found.append(
+            f"{len(inventory.cancelled)} nodes add what was subtracted just before ({names}), as "
+            "x + (y - x).detach() does: the file does not say that gradients stop there, and they "
+            "do not (PyTorch's default exporter and onnxremat.export say it)"
+        )
+    if inventory.halved:
+        names = first_of(inventory.halved, 40)
+        found.append(
+            "the module stops gradients (detach), and the exporter made one of two equal results: "
+            f"if the module stops them in one of the two, those of {names} are wrong "
+            "(optimize=False or onnxremat.export keeps both)"
+        )
+    return found
+
+
+def _grouped(inventory: Inventory, rows: Sequence[Weight], status: str, text: str) -> list[str]:
+    """One line per reason, with the names it is about; nothing about what the file or the user
+    says itself."""
+    groups: dict[str, list[str]] = {}
+    for row in rows:
+        origin = inventory.origins[row.name]
+        guessed = status == "unreached" or (not origin.told and row.why == origin.why)
+        if status == "trained":
+            guessed = origin.computed
+        least = FEW if status == "buffer" or is_nameless(row.name) else int(status != "unreached")
+        known = status in ("trained", "frozen") or origin.computed
+        if row.status == status and guessed and (known or math.prod(row.shape) > least):
+            why = row.why.split(", with '", 1)[0]
+            groups.setdefault(why, []).append(row.label or row.name)
+            groups[why] += inventory.merged_with(row.label) if origin.computed else []
+    return [
+        f"{', '.join(names[:4])}{f' and {len(names) - 4} more' * (len(names) > 4)}: "
+        + text.format(why=why)
+        for why, names in ((why, [*dict.fromkeys(names)]) for why, names in groups.items())
+    ]
