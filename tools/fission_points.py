@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 
 from onnxremat.cost.analytic import analytic_costs
-from onnxremat.fission.choose import STEP, Choosers
+from onnxremat.fission.choose import Choosers
 from onnxremat.fission.pricing import Priced
 from onnxremat.graph.onnx_io import to_model, write_model
 from onnxremat.ort.profile import Profile, profile, run_session
@@ -32,7 +32,9 @@ from onnxremat.session.compare import compare
 
 ALLOWED = 1.10  # time of a run against the original's
 # Estimates of points that are kept: they leave out what caches gain.
-ESTIMATED = (1.35, 1.25, 1.18, 1.12, 1.06)
+ESTIMATED = (1.35, 1.25, 1.20, 1.17, 1.14, 1.11, 1.08, 1.04)
+SLOW, FEW = 1.0, (1.17, 1.08)  # seconds of a run from which fewer points are kept
+FINE = 0.92  # a limit as a share of the one before
 HOPELESS = 1.05  # times what is allowed, from which a point is not timed on
 ROUNDS = 9
 LEAST_ROUNDS, LONG = 3, 30.0  # of a net whose rounds take so many seconds together
@@ -83,15 +85,15 @@ class Planned:
 def chosen(choosers: Choosers) -> list[Priced]:
     """Graphs in parts, the leanest of each estimated time that is looked at."""
     found: list[Priced] = []
-    limit = STEP * choosers.whole.peak
+    limit = FINE * choosers.whole.peak
     while True:
         best = choosers.within(int(limit))
         if best.peak > limit or best.seconds > ESTIMATED[0] * choosers.whole.seconds:
             break
         found.append(best)
-        limit *= STEP
+        limit *= FINE
     kept: dict[int, Priced] = {}
-    for share in ESTIMATED:
+    for share in FEW if choosers.whole.seconds > SLOW else ESTIMATED:
         within = [each for each in found if each.seconds <= share * choosers.whole.seconds]
         if within:
             best = min(within, key=lambda each: each.peak)

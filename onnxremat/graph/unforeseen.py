@@ -4,12 +4,12 @@ Under default options onnxruntime holds a dead buffer for the next value whose s
 the same when it loads the file (``allocation_planner.cc``, ``FindReusableTensor``). Parts of a
 region are of one shape, so that the buffers of a part would wait for the next one, and nothing
 would be gained. Where bounds are sums with a zero that is found at run time, no shape behind them
-is known at load, and each buffer is given back when its value is dead.
+follows at load; files give each a name instead, and a buffer is given back when its value is dead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +17,7 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from onnxremat.graph.ir import Graph, Op, Role, Tensor
+from onnxremat.graph.traits import takeover_inputs
 
 ZERO = "fission/zero"  # the lesser of 0 and the size of an input
 BOUNDS = {"Slice": 2, "Reshape": 1}  # input that says how large the output is
@@ -63,11 +64,27 @@ def unforeseen(graph: Graph, bounds: Iterable[str]) -> Graph:
     return replace(graph, ops=tuple(ops), tensors=tensors, model=frame) if made else graph
 
 
-def known_at_load(ops: Iterable[Op]) -> Iterable[str]:
-    """What ops write, less what a file must not say the shape of: all that is made of the zero."""
-    found = set[str]()
-    for op in ops:
-        if not any(name in found or name.startswith(ZERO) for name in op.reads):
-            yield from op.writes
-        else:
-            found.update(op.writes)
+def told(graph: Graph) -> Iterator[tuple[str, tuple[int | str, ...]]]:
+    """The shape of each value that ops write, as a file may say it.
+
+    Of what is made of the zero the first dimension is a name, one for a value and those that take
+    over its buffer: onnxruntime lets a value take over another's only where it knows the same of
+    both.
+    """
+    names, readers = dict[str, str](), graph.readers if ZERO in graph.tensors else {}
+    for place, op in enumerate(graph.ops):
+        behind = bool(readers) and any(n in names or n.startswith(ZERO) for n in op.reads)
+        for output in op.writes:
+            tensor = graph.tensors.get(output)
+            if tensor is None or tensor.shape is None:
+                continue
+            if not behind or not tensor.shape:
+                yield output, tensor.shape
+                continue
+            taken = [
+                op.inputs[at] for at in takeover_inputs(op)
+                if op.inputs[at] in names and readers[op.inputs[at]][-1] == place
+                and graph.tensors[op.inputs[at]].shape == tensor.shape
+            ]  # fmt: skip
+            names[output] = names[taken[0]] if taken else output
+            yield output, (names[output], *tensor.shape[1:])

@@ -26,6 +26,7 @@ from onnxremat.pipeline.prepare import Settings
 from onnxremat.pipeline.study_problem import read_subject
 from onnxremat.planner.options import PlanOptions
 from onnxremat.rewrite.restore import restored
+from onnxremat.schedule.simulate import simulate
 from onnxremat.studies.curve import curve
 from onnxremat.studies.parts_curve import parts_curve
 from onnxremat.units import parse_budget
@@ -85,6 +86,7 @@ def test_under_default_options_parts_need_little_more(graph: Graph) -> None:
     made = unforeseen(plain, (name for name in plain.tensors if name.startswith(CONSTANT)))
     default, held, alone = run(made, DEFAULT), run(plain, DEFAULT), run(made)
     assert default.live_peak < 1.4 * alone.live_peak < held.live_peak
+    assert max(simulate(made).live) == max(kernel.live for kernel in alone.kernels)  # in place, too
     for name, values in run(graph).outputs.items():
         np.testing.assert_array_equal(alone.outputs[name], values)
         np.testing.assert_allclose(default.outputs[name], values, atol=1e-5)
