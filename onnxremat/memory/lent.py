@@ -78,13 +78,15 @@ class LentWeights:
         return made
 
     def _lend(self, tensor: onnx.TensorProto, where: Place, file: mmap.mmap) -> None:
-        brain = tensor.data_type == T.BFLOAT16  # which numpy does not know
+        bfloat = tensor.data_type == T.BFLOAT16  # which numpy does not know
         dtype = (
-            np.dtype(np.uint16) if brain else onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+            np.dtype(np.uint16)
+            if bfloat
+            else onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
         )
         count = where.length // dtype.itemsize
         array = np.frombuffer(file, dtype, count, where.start).reshape(tuple(tensor.dims))
-        lent = _as_bfloat16(array) if brain else array
+        lent = _as_bfloat16(array) if bfloat else array
         self._values[tensor.name] = ort.OrtValue.from_dlpack(lent)
         begin = array.ctypes.data
         pages = (begin // PAGE * PAGE, -(-(begin + array.nbytes) // PAGE) * PAGE)

@@ -52,6 +52,7 @@ def open_light(
             plain.add_session_config_entry(SHARED, "1")
         session._sess_options = session._sess_options_initial = plain
         kept, free = lent.kept()
+        trim()  # of packed copies that were thrown away; the thread above may not have had its turn
         make_own(mapped(file) - before - lent.wholes | kept)
         leave(free)
     trim()

@@ -10,6 +10,7 @@ from onnxremat.graph.traits import is_racing, is_random
 from onnxremat.ort.profile import Feeds, run_session
 from onnxremat.session.compare import compare
 
+APART = 4  # times the distance of the runs that were compared
 RUNS = 4  # threads that race do not lose a sum every time
 
 
@@ -31,9 +32,10 @@ class Repeats:
         return not self.output
 
     def allows(self, worst: float) -> bool:
-        """A difference to another model that this one's own runs have as well. Two runs were
-        seldom the ones farthest apart, so twice their distance is allowed."""
-        return not self.same and worst <= 2 * self.spread
+        """A difference to another model that this one's own runs have as well. A few runs are
+        seldom those farthest apart (random draws were seen at 2.1 times the distance of four), so
+        more is allowed; what is wrong is off by far more, or by nothing that runs can show."""
+        return not self.same and worst <= APART * self.spread
 
 
 def repeats(session: Any, feeds: Feeds, runs: int = RUNS) -> Repeats:

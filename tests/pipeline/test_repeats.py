@@ -35,8 +35,8 @@ def test_names_the_output_that_changes() -> None:
     assert repeats(Session(1, 1, 1, 1), {}).same
     found = repeats(Session(1, 1, 1, 1.5), {})
     assert (found.output, found.spread) == ("lost", 0.25)
-    assert found.allows(0.5)
-    assert not found.allows(0.51)
+    assert found.allows(1.0)
+    assert not found.allows(1.01)
     assert not repeats(Session(1, 1, 1, 1), {}).allows(0.0)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from math import inf
 from random import Random
@@ -47,6 +49,13 @@ def test_linear_optimum(name: str) -> None:
     assert result.bound == pytest.approx(-8)
     assert result.point is not None
     assert result.point.round().tolist() == [1, 1, 0]
+
+
+def test_highs_prints_nothing() -> None:
+    """What commands print is read by programs. Compiled code prints when the process ends."""
+    made = "from onnxremat.planner.solvers.highs import silent; silent().run()"
+    done = subprocess.run([sys.executable, "-c", made], capture_output=True, text=True, check=True)
+    assert done.stdout == ""
 
 
 @pytest.mark.parametrize("name", ["scip", "gurobi"])

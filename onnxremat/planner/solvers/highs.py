@@ -48,8 +48,7 @@ def _run(model: Model, limits: Limits) -> Result:
     import highspy
 
     meter = Meter(model, limits)
-    highs = highspy.Highs()
-    highs.setOptionValue("output_flag", False)
+    highs = silent()
     highs.passModel(_linear_program(model, highspy))
     _set_options(highs, limits)
     if limits.warm is not None:
@@ -76,6 +75,21 @@ def _run(model: Model, limits: Limits) -> Result:
     optimal = status == highspy.HighsModelStatus.kOptimal
     outcome = Outcome.OPTIMAL if optimal else Outcome.FEASIBLE if found else Outcome.UNKNOWN
     return Result(outcome, objective, bound, point, seconds)
+
+
+def silent() -> Any:
+    """A HiGHS that prints nothing: in 1.16 it says its version while callbacks are enabled, which
+    is before anybody can set an option."""
+    import highspy
+
+    class Silent(highspy.Highs):
+        def enableCallbacks(self) -> Any:  # noqa: N802 - its name there
+            self.setOptionValue("output_flag", False)
+            return super().enableCallbacks()
+
+    made = Silent()
+    made.setOptionValue("output_flag", False)
+    return made
 
 
 def _started(highs: Any, highspy: Any) -> Any:
@@ -153,8 +167,7 @@ class Relaxation:
         self.model, self.rows = model, model.rows
         self.bound, self.point = -inf, np.zeros(model.columns)
         self.prices = np.zeros(model.rows)
-        self._highs = highspy.Highs()
-        self._highs.setOptionValue("output_flag", False)
+        self._highs = silent()
         self._highs.setOptionValue("threads", 1)
         self._highs.setOptionValue("random_seed", seed % (1 << 31))
         program = _linear_program(model, highspy)
