@@ -24,8 +24,14 @@ T = onnx.TensorProto
 Shape = tuple[int, ...]
 Operand = str | float  # a tensor, or a number that becomes a constant of the other operand's type
 FLOATS = frozenset({T.FLOAT, T.DOUBLE, T.FLOAT16, T.BFLOAT16})
+# Elementwise ops of two operands, or three.
+BROADCAST = frozenset({
+    "Add", "And", "Div", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min",
+    "Mul", "Or", "Sub", "Where",
+})  # fmt: skip
 _SHARED = 64  # constants of at most this many elements are emitted once
 _LARGE = 1 << 14  # elements from which a sum is worth two ops
+_MANY = 1 << 12  # elements from which an elementwise op is looked at
 _PARTS = 32  # most parts that rows are summed in
 
 
@@ -48,12 +54,13 @@ class Tape:
         self._phase = "backward"
         self._counts: dict[str, int] = {}
         self._constants: dict[tuple[int, Shape, bytes], str] = {}
+        self._numbers: dict[str, np.ndarray] = {}  # constants of one element
         self._inner: dict[str, tuple[str, str]] = {}  # products a.T @ b by their result
 
     def scratch(self) -> Tape:
         """A tape that knows the same tensors and has emitted nothing."""
         made = Tape(self.tensors, self.opset, list(self._taken))
-        made._constants = dict(self._constants)
+        made._constants, made._numbers = dict(self._constants), dict(self._numbers)
         return made
 
     @contextmanager
@@ -130,6 +137,8 @@ class Tape:
             self.initializers[-1].ClearField("dims")
         self.declare(name, dtype, array.shape)
         self._constants[key] = name
+        if array.size == 1:
+            self._numbers[name] = array
         return name
 
     def integers(self, *values: int) -> str:
@@ -171,6 +180,8 @@ class Tape:
         if shape is None:
             known = [self.shape(name) for name in names if name]
             shape = known[0] if len(known) == 1 else np.broadcast_shapes(*known)
+        if op_type in BROADCAST and not domain:
+            names = self._widened(names, shape)
         kind = self.dtype(next(n for n in names if n)) if dtype is None else dtype
         return self.multi(op_type, names, [(kind, shape)], domain=domain, **attributes)[0]
 
@@ -200,6 +211,20 @@ class Tape:
     def _operands(self, inputs: Sequence[Operand]) -> list[str]:
         first = next(value for value in inputs if isinstance(value, str) and value)
         return [value if isinstance(value, str) else self.like(value, first) for value in inputs]
+
+    def _widened(self, names: list[str], shape: Sequence[int]) -> list[str]:
+        """Operands of an elementwise op, single numbers with as many axes as the result where its
+        last one has length 1. With fewer, onnxruntime (1.31) goes from element to element, which
+        takes 70 times as long: filters of 1x1 convolutions times a rate."""
+        if not shape or shape[-1] != 1 or math.prod(shape) < _MANY:
+            return names
+        wide = (1,) * len(shape)
+        return [self._wide(n, wide) if n and self.size(n) == 1 else n for n in names]
+
+    def _wide(self, number: str, shape: Shape) -> str:
+        if number in self._numbers:
+            return self.constant(self._numbers[number].reshape(shape), self.dtype(number))
+        return self.reshape(number, shape)
 
     # ---- arithmetic ----------------------------------------------------------------------
 

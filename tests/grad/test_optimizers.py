@@ -12,8 +12,10 @@ from onnxremat.errors import ModelError
 from onnxremat.grad import Lamb, differentiate, training_of
 from onnxremat.grad.ordering import Readers
 from onnxremat.graph.onnx_io import to_ops
+from onnxremat.ort.infer import build_graph
 from onnxremat.training.trainer import Trainer
-from tests.grad.two_layers import RATE, W1, W2, X, Z, net, same, trained
+from tests.grad.two_layers import RATE, RNG, W1, W2, X, Z, net, same, trained
+from tests.toolbox import parse
 
 
 def test_adam_equals_its_definition() -> None:
@@ -83,6 +85,26 @@ def test_every_optimizer_lowers_the_loss(optimizer: str) -> None:
     trainer = Trainer(graph, net(), rate=0.02, threads=1)
     losses = [trainer.step({"x": X, "labels": Z}) for _ in range(30)]
     assert losses[-1] < 0.9 * losses[0]
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adamw", "adagrad", "lamb"])
+def test_numbers_have_the_axes_of_filters(optimizer: str) -> None:
+    """Where the last axis has length 1, onnxruntime scales element by element by a number with
+    fewer axes."""
+    model = parse(
+        "g (float[1,64,2,2] x) => (float[1,64] y)"
+        "{ a = Conv(x, w) b = GlobalAveragePool(a) y = Flatten(b) }"
+    )
+    filters = RNG.standard_normal((64, 64, 1, 1)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(filters, "w"))
+    graph = build_graph(differentiate(model, loss="mse", optimizer=optimizer))
+    seen = 0
+    for op in graph.ops:
+        shapes = [graph.tensors[name].shape for name in op.inputs]
+        if op.op_type in ("Add", "Div", "Max", "Mul", "Sub") and filters.shape in shapes:
+            assert {len(shape or ()) for shape in shapes} == {4}, op.name
+            seen += (1, 1, 1, 1) in shapes
+    assert seen
 
 
 def test_updates_wait_for_the_last_reader() -> None:

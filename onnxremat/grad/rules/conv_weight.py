@@ -8,7 +8,8 @@ With x [N, C, ...], dy [N, K, ...], P output positions and T kernel elements:
 * ``columns``: the T shifted views of x side by side, one Gemm (or one product per image); T times
   the memory of x;
 * ``shifts``: one product per kernel element, of dy moved along the first axis and x moved along the
-  others: a 3x3 kernel needs four moved copies, where the views of x alone would be nine;
+  others: a 3x3 kernel needs four moved copies, where the views of x alone would be nine; for groups
+  as well, which get their views where they are strided;
 * ``depthwise``: Conv with one group per image and channel, or ``band``: Gemms over blocks of
   columns, of which the wanted diagonals are cut out.
 """
@@ -61,7 +62,8 @@ def weight_cotangent(
     if filters.depthwise:
         return _depthwise(t, x, dy, filters, window, banded)
     if filters.group > 1:
-        return _grouped(t, x, dy, filters, window)
+        strided = set(window.strides) != {1}
+        return (_grouped if strided else _shifts)(t, x, dy, filters, window)
     if window.taps == 1:
         return _matrix(t, x, dy, filters, window)
     few = filters.channels <= FEW_CHANNELS
@@ -180,15 +182,21 @@ def _shifts(t: Tape, x: str, dy: str, filters: Filters, window: Window) -> str:
         )
         for offset in product(*(steps[axis] for axis in rest))
     ]  # fmt: skip
-    shape = (filters.outputs, filters.channels, 1)
+    shape, group = (filters.outputs, filters.shape[1], 1), filters.group
     parts = [
-        t.reshape(_product(t, row, column, together), shape) for row in rows for column in columns
+        t.reshape(_product(t, row, column, group, together), shape)
+        for row in rows
+        for column in columns
     ]
     return t.reshape(t.concat(parts, 2), filters.shape)
 
 
-def _product(t: Tape, left: str, right: str, together: bool) -> str:
-    """[K, C] from [N, K, ...] and [N, C, ...], or from both with channels first."""
+def _product(t: Tape, left: str, right: str, group: int, together: bool) -> str:
+    """[K, C/g] from [N, K, ...] and [N, C, ...], or from both with channels first."""
+    if group > 1:
+        left, right = _in_groups(t, left, group, together), _in_groups(t, right, group, together)
+        product = t.matmul(left, t.swap_last(right))
+        return product if together else t.sum(product, [0])
     if together:
         k, c = t.shape(left)[0], t.shape(right)[0]
         return t.gemm(
@@ -197,6 +205,14 @@ def _product(t: Tape, left: str, right: str, together: bool) -> str:
             tb=True,
         )
     return t.sum(t.matmul(_flat(t, left), t.swap_last(_flat(t, right))), [0])
+
+
+def _in_groups(t: Tape, a: str, group: int, together: bool) -> str:
+    """[N, C, ...] as [N, g, C/g, P], or with channels first as [g, C/g, N P]."""
+    n, c = t.shape(a)[:2]
+    if together:
+        return t.reshape(a, (group, n // group, t.size(a) // n))
+    return t.reshape(a, (n, group, c // group, t.size(a) // (n * c)))
 
 
 def _moved(t: Tape, a: str, axes: list[int], by: list[int], sizes: list[int]) -> str:
