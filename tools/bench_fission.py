@@ -1,10 +1,14 @@
 """Least live memory at 10 % extra time, by regions in parts: inferences at batch 1.
 
-Per net one line: live peak without weights of the graph as onnxruntime optimises it, the share of
-it that is left with regions in parts, and the time of one run against the original's (default
-options, one thread, processor time, paired). Memory does not depend on the machine; times do.
+Per net one line: live peak without weights of the graph as onnxruntime optimises it; the share of
+it that no order and no recomputation can go below; the least that was found in parts; the share of
+the leanest point within the time; that of its file under default session options; and the time of
+one run against the original's (default options, one thread, processor time, paired; as estimated,
+too). Memory does not depend on the machine; times do: plan beside other jobs, with --keep, and
+measure what was kept while nothing else runs.
 
     python tools/bench_fission.py [--net unet ...] [--small] [--curve]
+    python tools/bench_fission.py --keep DIR --plan-only; python tools/bench_fission.py --keep DIR
     python tools/bench_fission.py --training [--step unet ...]
     python tools/bench_fission.py --training --run [--step unet ...]
 """
@@ -12,12 +16,10 @@ options, one thread, processor time, paired). Memory does not depend on the mach
 from __future__ import annotations
 
 import argparse
-import platform
-import statistics
 import sys
-import time
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,25 +29,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import fission_nets as nets
 import numpy as np
 import onnx
+from bench_devices import processor
+from fission_points import ALLOWED, Planned, plan, ratio, read
 from fission_steps_run import rows as rows_run
 from fission_training import WORKLOADS, rows
 
 from models import build
-from onnxremat.cost.analytic import analytic_costs
-from onnxremat.fission.choose import STEP, Choosers
-from onnxremat.fission.pricing import Priced
-from onnxremat.graph.onnx_io import to_model
-from onnxremat.ort.profile import profile, run_session
-from onnxremat.ort.session import open_session, session_options
-from onnxremat.pipeline.divided import prepare_fission
-from onnxremat.pipeline.in_regions import wholes_of
-from onnxremat.pipeline.prepare import Prepared, Settings, prepare
-from onnxremat.session.compare import compare
 
-ALLOWED = 1.10  # time of a run against the original's
-ESTIMATED = 1.35  # estimates, which leave out what caches gain, of graphs that are timed
-ROUNDS = 9
-LEAST_ROUNDS, LONG = 3, 240.0  # of a net whose rounds take so many seconds together
+TITLE = (
+    "| net | MiB whole | no plan of the whole below | least | live | default options | time "
+    "| estimated | differs | nodes | choosing, s |\n|---|---|---|---|---|---|---|---|---|---|---|"
+)
 
 
 @dataclass(frozen=True)
@@ -90,79 +84,35 @@ NETS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Found:
-    """A graph in parts as it ran: its share of the live peak, time and worst difference."""
+def lines(name: str, planned: Planned, folder: Path | None, curve: bool) -> Iterator[str]:
+    """Rows of the table: the leanest within the time, or every point that was kept.
 
-    share: float
-    ratio: float
-    worst: float
-    nodes: int
-
-
-def chosen(prepared: Prepared) -> list[Priced]:
-    """Graphs in parts, from little memory saved to much, as long as estimates are near."""
-    chooser = Choosers(wholes_of(prepared.graph, prepared.costs, prepared.folder))
-    found: list[Priced] = []
-    limit = STEP * chooser.whole.peak
-    while True:
-        best = chooser.within(int(limit))
-        if best.peak > limit or best.seconds > ESTIMATED * chooser.whole.seconds:
-            return found
-        if not found or best.peak < found[-1].peak:
-            found.append(best)
-        limit *= STEP
-
-
-def measured(prepared: Prepared, best: Priced) -> Found:
-    """Run the original and a graph in parts in turns."""
-    settings = replace(prepared.settings, costs=analytic_costs)  # its ops are not timed one by one
-    split = prepare_fission(replace(prepared, settings=settings), best.regions)
-    feeds = prepared.feeds
-    assert feeds is not None
-    model, tuned = to_model(split.graph), split.tuned
-    ran = profile(model, feeds, tuned, folder=split.folder)
-    before = profile(to_model(prepared.graph), feeds, tuned, folder=prepared.folder)
-    sessions = [
-        open_session(prepared.original, session_options(prepared.default), prepared.home),
-        open_session(model, session_options(tuned), split.folder),
-    ]
-    ratios: list[float] = []
-    start = time.process_time()
-    while len(ratios) < LEAST_ROUNDS or (
-        len(ratios) < ROUNDS and time.process_time() - start < LONG
-    ):
-        times = []
-        for session in sessions:
-            begin = time.process_time()
-            run_session(session, feeds)
-            times.append(time.process_time() - begin)
-        ratios.append(times[1] / times[0])
-    worst = compare(ran.outputs, before.outputs).worst
-    share = ran.live_peak / before.live_peak
-    return Found(share, statistics.median(ratios[1:]), worst, len(split.graph.ops))
-
-
-def lines(name: str, net: Net, small: bool, curve: bool) -> Iterator[str]:
-    """Rows of the table: the leanest within the time, or every point that was chosen."""
-    model = net.make(**(net.small if small else net.full))
-    prepared = prepare(model, Settings(threads=1, target="host"))
-    begin = time.process_time()
-    ways = chosen(prepared)
-    spent = time.process_time() - begin
-    whole = prepared.store_all_peak - prepared.weights
-    text = f"| {name} | {whole / 2**20:.1f} |"
-    for best in reversed(ways):
-        found = measured(prepared, best)
-        if curve or found.ratio <= ALLOWED:
+    Args:
+        folder: of the points; None to time none of them.
+    """
+    text = f"| {name} | {planned.bytes / 2**20:.1f} | {planned.bound:.3f} | {planned.least:.3f} |"
+    for at, point in enumerate(planned.points):
+        took = ratio(planned, at, folder) if folder else None
+        if curve or took is None or took <= ALLOWED:
+            told = "-" if took is None else f"{took:.3f}"
             yield (
-                f"{text} {found.share:.3f} | {found.ratio:.3f} | {found.worst:.1g} | {found.nodes} "
-                f"| {spent:.0f} |"
+                f"{text} {point.share:.3f} | {point.default:.3f} | {told} | {point.estimated:.3f} "
+                f"| {point.worst:.1g} | {point.nodes} | {planned.seconds:.0f} |"
             )
-            if not curve:
+            if took is not None and not curve:
                 return
-    if not curve:
-        yield f"{text} 1 | - | - | {len(prepared.graph.ops)} | {spent:.0f} |"
+    if folder and not curve:
+        yield f"{text} 1 | 1 | - | - | - | - | {planned.seconds:.0f} |"
+
+
+def table(given: argparse.Namespace, folder: Path) -> Iterator[str]:
+    """The table of inferences."""
+    yield f"processor: {processor()}, numpy {np.__version__}"
+    yield TITLE
+    for name in given.net or NETS:
+        net, own = NETS[name], folder / (f"{name}-small" if given.small else name)
+        planned = read(own) or plan(net.make(**(net.small if given.small else net.full)), own)
+        yield from lines(name, planned, None if given.plan_only else own, given.curve)
 
 
 def main() -> None:
@@ -171,6 +121,10 @@ def main() -> None:
     parser.add_argument("--net", action="append", choices=tuple(NETS), help="repeatable; all")
     parser.add_argument("--small", action="store_true", help="sizes of a few seconds each")
     parser.add_argument("--curve", action="store_true", help="every point, not the leanest alone")
+    parser.add_argument(
+        "--keep", type=Path, help="a folder for the plans: those that are there are not made again"
+    )
+    parser.add_argument("--plan-only", action="store_true", help="time nothing; for --keep")
     parser.add_argument(
         "--training", action="store_true", help="steps of training instead, planned only"
     )
@@ -181,11 +135,8 @@ def main() -> None:
         for line in rows_run(given.step, given.small) if given.run else rows(given.step):
             print(line, flush=True)
         return
-    print(f"processor: {platform.processor() or platform.machine()}, numpy {np.__version__}")
-    print("| net | MiB whole | live | time | differs | nodes | choosing, s |")
-    print("|---|---|---|---|---|---|---|")
-    for name in given.net or NETS:
-        for line in lines(name, NETS[name], given.small, given.curve):
+    with tempfile.TemporaryDirectory() as scratch:
+        for line in table(given, given.keep or Path(scratch)):
             print(line, flush=True)
 
 

@@ -2,8 +2,11 @@
 
 A greedy search over whole graphs: at the op where most is live, regions around it between narrow
 places of the order are tried, one per axis and way to treat rows that two parts need, each written
-out and simulated. What lowers the crowded steps most is taken, until all are within the limit; then
+out and simulated. What lowers the crowded steps most is taken, until all are within a limit; then
 regions are given as few parts as still keep it. Steps of repeated layers are done alike.
+
+Limits go down by steps that depend on the graph alone (*rungs*), each from what was found for the
+one before: so a limit that is kept stays kept where it is looser.
 """
 
 from __future__ import annotations
@@ -31,7 +34,9 @@ SOURCE = 10  # such a share of the peak, at least, is worth a region for it to b
 SIDES = 4  # narrow places looked at on either side of the crowded op
 LITTLE = 0.002  # share of the whole time that no step is counted below
 BETTER = 0.99  # share of the crowding before from which a step is one forward
-STEP = 0.85  # a limit as a share of the one before, where the least memory is looked for
+STEP = 0.85  # a rung as a share of the one before
+MISSES = 2  # rungs that are not kept, after which lower ones are not tried
+FREE = 1.01  # share of the whole's time that is worth no further search
 KEEPING = 2  # times that each value of a region is looked at
 POWER = 8  # how much more the highest steps count
 # What kernels cost beside their rows, for searches: where they are dear other regions are found
@@ -59,16 +64,49 @@ class Chooser:
         self.known: dict[frozenset[object], Priced | None] = {}
         self.whole = self.prices.priced(())
         self.level = LEVELS[0]
+        self.rungs = {level: [self.whole] for level in LEVELS}
+        self.missed = dict.fromkeys(LEVELS, 0)
 
     def within(self, limit: int) -> Priced:
         """The quickest way found to keep ``limit`` bytes of live values and scratch, or the one
-        that needs least: of all that were tried, for this limit or another."""
+        that needs least: of all that were tried, for this limit or another.
+
+        Whether a limit is kept depends on rungs alone: a looser one is, too.
+        """
         for level in LEVELS:
             self.level = level
-            found = self._toward(limit)
-            if limit < found.peak < self.whole.peak:
-                self._toward(found.peak)  # the first was found without regard to its time
+            self._down(limit)
         return self.quickest(limit, self.of.kernels)
+
+    def _down(self, limit: int) -> None:
+        """Rungs to one that keeps a limit; and further ones, as long as these find what is quicker
+        for that limit, too."""
+        found = self.rungs[self.level]
+        while found[-1].peak > limit and self._more():
+            self._further()
+        least = min(found, key=lambda each: each.peak)
+        self._tuned(least, max(limit, least.peak))
+        best = self.quickest(limit, self.of.kernels)
+        while best.seconds > FREE * self.whole.seconds and best.peak <= limit and self._more():
+            self._further()
+            before, best = best, self.quickest(limit, self.of.kernels)
+            if best is before:
+                break
+
+    def _more(self) -> bool:
+        return self.missed[self.level] < MISSES and not self.stop()
+
+    def _further(self) -> None:
+        """One rung down, from what was found for the one before, or from nothing in parts."""
+        found = self.rungs[self.level]
+        rung = int(self.whole.peak * STEP ** len(found))
+        best, *others = found[-1], self.whole, min(found, key=lambda each: each.peak)
+        best = self._toward(rung, best)
+        for start in others:
+            if best.peak > rung:
+                best = self._toward(rung, start)
+        self.missed[self.level] += best.peak > rung
+        found.append(best)
 
     def quickest(self, limit: int, kernels: KernelCosts) -> Priced:
         """Of what was tried, the quickest that keeps a limit, or what needs least."""
@@ -88,9 +126,12 @@ class Chooser:
         """By what kernels cost in this search."""
         return found.effort.at(self.level)
 
-    def _toward(self, limit: int) -> Priced:
-        """Step by step to where a limit is kept, or nothing helps."""
-        best = self.whole
+    def _toward(self, limit: int, best: Priced) -> Priced:
+        """Step by step to where a limit is kept, or nothing helps.
+
+        Args:
+            best: to begin with.
+        """
         while best.peak > limit and not self.stop():
             steps = (self._step(best, limit, *way) for way in WAYS)
             step = next((found for found in steps if found is not None), None)
@@ -373,17 +414,21 @@ class Choosers:
         return self._made[0].whole
 
     def within(self, limit: int) -> Priced:
-        """As :meth:`Chooser.within`, of the first way that keeps the limit or else the best."""
-        best = self._made[0].within(limit)
-        for index in range(1, len(self._ways)):
-            if best.peak <= limit or self._stop():
+        """As :meth:`Chooser.within`, of the first way that keeps the limit at little time, or else
+        the best."""
+        found = list[Priced]()
+        for index, way in enumerate(self._ways):
+            if index and self._stop():
                 break
             if len(self._made) <= index:
-                self._made.append(Chooser(self._ways[index], self._stop))
-            found = self._made[index].within(limit)
-            if found.peak < best.peak:
-                best = found
-        return best
+                self._made.append(Chooser(way, self._stop))
+            found.append(self._made[index].within(limit))
+            if found[-1].peak <= limit and found[-1].seconds <= FREE * self.whole.seconds:
+                break
+        kept = [each for each in found if each.peak <= limit]
+        if kept:
+            return min(kept, key=lambda each: (each.seconds, each.peak))
+        return min(found, key=lambda each: (each.peak, each.seconds))
 
     def leanest(self, seconds: float) -> Priced:
         """What was found to need least in so many seconds, among limits that go down until none is

@@ -22,7 +22,6 @@ from onnxremat.graph.spans import Call, CannotSplitError, Facts
 from onnxremat.graph.traits import is_alias
 
 LISTED = 18  # opset from which reductions read their axes as an input
-PER_CHANNEL = 21  # opset from which a GroupNormalization has a scale per channel
 BANDWIDTH = 1e10  # bytes per second, read or written, where nothing was measured
 ELEMENTWISE = ("Add", "Sub", "Mul")  # ops that are as quick as what they move
 LARGE = 1 << 20  # bytes that such an op moves, at least, to tell how quick

@@ -18,6 +18,7 @@ from onnxremat.graph.ir import Op, Role, Tensor
 from onnxremat.graph.spans import Span
 
 STATED = 10  # opset from which Slice reads its bounds as inputs
+CONSTANT = "fission/"  # begins the names of constants that are made here
 BLANK = onnx.NodeProto()  # of ops that are only simulated
 
 Stretch: TypeAlias = tuple[str, Span]  # a tensor, and which rows of a value it holds
@@ -187,7 +188,7 @@ class Writer:
         """A list of integers as a tensor; nothing where ops are only simulated."""
         if not self.model:
             return ""
-        name = "fission/" + "x".join(str(value) for value in values)
+        name = CONSTANT + "x".join(str(value) for value in values)
         return self._stored(name, np.asarray(values, np.int64), onnx.TensorProto.INT64)
 
     def number(self, value: float, dtype: int) -> str:
@@ -195,7 +196,7 @@ class Writer:
         if not self.model:
             return ""
         array = np.asarray(value, onnx.helper.tensor_dtype_to_np_dtype(dtype))
-        return self._stored(f"fission/{value!r}/{dtype}", array, dtype)
+        return self._stored(f"{CONSTANT}{value!r}/{dtype}", array, dtype)
 
     def _stored(self, name: str, array: np.ndarray, dtype: int) -> str:
         if name not in self.constants:

@@ -26,6 +26,7 @@ from onnxremat.graph.dtypes import tensor_bytes
 from onnxremat.graph.external import check_length, external_file, read_in, said_place
 from onnxremat.graph.ir import Graph, Op, captures
 from onnxremat.graph.text import check_text
+from onnxremat.graph.unforeseen import told
 from onnxremat.graph.weights import (
     PAGE,
     Place,
@@ -294,8 +295,9 @@ def _topological(ops: list[Op]) -> tuple[Op, ...]:
 
 
 def to_model(graph: Graph) -> onnx.ModelProto:
-    """A model with the graph's ops in their order, value_info for every known shape, metadata
-    and doc strings kept. The initializers are those of ``graph.model``."""
+    """A model with the graph's ops in their order, value_info for every known shape
+    (:mod:`onnxremat.graph.unforeseen` says which have names in it), metadata and doc strings kept.
+    The initializers are those of ``graph.model``."""
     model = onnx.ModelProto()
     model.CopyFrom(graph.model)
     for op in graph.ops:
@@ -307,13 +309,10 @@ def to_model(graph: Graph) -> onnx.ModelProto:
         _set_origin(node, op.origin)
     signature = set(graph.outputs) | set(graph.inputs)
     del model.graph.value_info[:]
-    for op in graph.ops:
-        for name in op.writes:
-            tensor = graph.tensors.get(name)
-            if name not in signature and tensor and tensor.dtype and tensor.shape is not None:
-                model.graph.value_info.append(
-                    onnx.helper.make_tensor_value_info(name, tensor.dtype, tensor.shape)
-                )
+    for name, shape in told(graph):
+        dtype = graph.tensors[name].dtype
+        if name not in signature and dtype:
+            model.graph.value_info.append(onnx.helper.make_tensor_value_info(name, dtype, shape))
     return model
 
 

@@ -31,10 +31,17 @@ SEARCH = 0.5  # share of the time that is left for the choice of regions
 
 
 def plan_within_budget(
-    prepared: Prepared, budget: Budget, options: PlanOptions, log: Phases | None = None
+    prepared: Prepared,
+    budget: Budget,
+    options: PlanOptions,
+    log: Phases | None = None,
+    choosers: Choosers | None = None,
 ) -> Candidate:
     """A plan of the model whole, or with its batch in parts, where that keeps the budget without
     recomputation; else the quicker of it and of one with regions in parts. For ``min`` the leaner.
+
+    Args:
+        choosers: of :func:`choosers_of`, which know what was found for other budgets.
 
     Raises:
         As :func:`plan_best`.
@@ -51,6 +58,8 @@ def plan_within_budget(
     if hopeless and options.work is None:  # what is left to say is a budget that works
         options = replace(options, until=min(options.until, options.now() + REFUSING))
     parts = kind(prepared, budget, options, log)
+    if isinstance(parts, _Regions):
+        parts.known = choosers
     if limit is None:
         return parts.leaner(plan_best(prepared, budget, options.within(WHOLE), log))
     need = largest_need(ProblemLists(prepared.reduced.problem))
@@ -78,6 +87,17 @@ def plan_within_budget(
     if found and found.artifact.seconds < whole.artifact.seconds:
         return found
     return whole.noted(f"planned whole: {parts.late}") if parts.late else whole
+
+
+def choosers_of(prepared: Prepared, options: PlanOptions) -> Choosers | None:
+    """What finds regions of a model, None where these are not tried."""
+    if _kind(prepared, options) is not _Regions:
+        return None
+    until = options.within(SEARCH)
+    return Choosers(
+        wholes_of(prepared.graph, prepared.costs, prepared.folder),
+        lambda: until.stopped or until.left <= 0,
+    )
 
 
 def _kind(prepared: Prepared, options: PlanOptions) -> type[InParts] | None:
@@ -114,18 +134,15 @@ def _told(prepared: Prepared, budget: Budget, options: PlanOptions) -> Prepared:
 class _Regions(InParts):
     """Plans of an inference with regions in parts."""
 
-    _choosers: Choosers | None = None
+    known: Choosers | None = None
 
     @property
     def choosers(self) -> Choosers:
         """Of the whole graph."""
-        if self._choosers is None:
-            prepared, until = self.prepared, self.options.within(SEARCH)
-            self._choosers = Choosers(
-                wholes_of(prepared.graph, prepared.costs, prepared.folder),
-                lambda: until.stopped or until.left <= 0,
-            )
-        return self._choosers
+        if self.known is None:
+            self.known = choosers_of(self.prepared, self.options)
+        assert self.known is not None  # regions are what is tried
+        return self.known
 
     def _within(self, limit: Limit, why: str) -> Candidate | None:
         room = limit.planned - self.prepared.weights

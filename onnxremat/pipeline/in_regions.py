@@ -15,9 +15,11 @@ from onnxremat.fission.opened import norms_of, opened, opened_for, rate_of, seco
 from onnxremat.fission.pricing import Whole
 from onnxremat.fission.region import Region
 from onnxremat.fission.split import split
+from onnxremat.fission.writer import CONSTANT
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.graph.spans import CannotSplitError
+from onnxremat.graph.unforeseen import unforeseen
 from onnxremat.ort.blocks import DOMAIN, block_size
 from onnxremat.ort.profile import Feeds
 from onnxremat.pipeline.against_whole import against_whole, run_parts
@@ -82,7 +84,7 @@ def in_regions(
             "the model does not run with regions in parts", why=why, hint=OFF
         ) from error
     check_parts(found, graph, feeds, folder, wanted)
-    return made
+    return unforeseen(made, (name for name in made.tensors if name.startswith(CONSTANT)))
 
 
 def written(graph: Graph, regions: Sequence[Region], folder: Path | None) -> Graph:

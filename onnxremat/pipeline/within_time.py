@@ -1,5 +1,5 @@
-"""The least memory within a limit of time: budgets halved between what is there in any plan and
-what storing everything takes."""
+"""The least memory within a limit of time: that of regions in parts, and budgets halved between
+what is there in any plan and what was found so far."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import math
 from dataclasses import dataclass
 
 from onnxremat.errors import NO_FIT
+from onnxremat.fission.choose import Choosers
 from onnxremat.pipeline.closed_loop import Candidate
-from onnxremat.pipeline.fission_ways import plan_within_budget
+from onnxremat.pipeline.fission_ways import choosers_of, plan_within_budget
 from onnxremat.pipeline.limits import fixed_bytes
-from onnxremat.pipeline.phases import Phases
+from onnxremat.pipeline.phases import PLAN, Phases
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.planner.options import PlanOptions
 from onnxremat.units import Budget
@@ -25,6 +26,7 @@ class _Search:
     prepared: Prepared
     overhead: float
     log: Phases
+    choosers: Choosers | None
 
     @property
     def allowed(self) -> float:
@@ -35,10 +37,20 @@ class _Search:
         """A plan for a budget, None where there is none in time."""
         budget = _budget(self.prepared, size)
         try:
-            found = plan_within_budget(self.prepared, budget, options, self.log)
+            found = plan_within_budget(self.prepared, budget, options, self.log, self.choosers)
         except NO_FIT:
             return None
         return found if found.artifact.seconds <= self.allowed else None
+
+    def in_parts(self, most: int) -> int | None:
+        """Bytes of the leanest graph in parts that is estimated to be in time, None where none of
+        less than ``most`` is known."""
+        if self.choosers is None:
+            return None
+        with self.log.phase(PLAN, "choosing regions to compute in parts"):
+            found = self.choosers.leanest(self.allowed)
+        size = self.prepared.weights + found.peak + ADDED * (1 + len(self.prepared.graph.ops))
+        return size if found.regions and size < most else None
 
 
 def plan_within_time(
@@ -51,17 +63,20 @@ def plan_within_time(
         NoPlanError: stopped before planning began.
     """
     log, options = log or Phases(), options.begun()
-    search = _Search(prepared, overhead, log)
+    search = _Search(prepared, overhead, log, choosers_of(prepared, options))
     high = _all(prepared)
     low = max(fixed_bytes(prepared), 1)
     best: Candidate | None = None
+    parts: int | None = None
     for left in range(BUDGETS, 0, -1):
         if best is not None and (high <= NEAR * low or options.stopped or options.left <= 0):
             break
-        size = high if best is None else round(math.sqrt(low * high))
+        size = parts or (high if best is None else round(math.sqrt(low * high)))
         found = search.plan(size, options.within(1 / left))
+        first, parts = best is None, None
         if found is not None:
             best, high = found, min(size, found.held)
+            parts = search.in_parts(high) if first else None
         elif best is None:
             break
         else:

@@ -1,4 +1,5 @@
-"""Undo a rewrite: the graph as it was before recomputations, gates and pins were added."""
+"""Undo a rewrite: the graph as it was before recomputations, gates, pins and shapes that only a run
+tells were added."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import onnx
 
 from onnxremat.graph.ir import rename_captures
 from onnxremat.graph.onnx_io import ORIGIN
+from onnxremat.graph.unforeseen import ZERO
 from onnxremat.rewrite.annotate import NODE_KEYS
 from onnxremat.rewrite.emit import KEY, metadata
 from onnxremat.rewrite.gates import PREFIX as GATE
@@ -30,6 +32,9 @@ def restored(model: onnx.ModelProto) -> onnx.ModelProto:
         if is_added(node.name):
             if node.op_type == "Reshape" and node.name.startswith(GATE):
                 same[node.output[0]] = node.input[0]
+        elif node.name.startswith(ZERO):
+            if node.op_type == "Add":
+                same[node.output[0]] = node.input[0]
         elif origin in by_name:
             same.update(zip(node.output, by_name[origin].output, strict=False))
         else:
@@ -45,7 +50,7 @@ def restored(model: onnx.ModelProto) -> onnx.ModelProto:
                 node.metadata_props.add(key=key, value=value)
     del graph.node[:]
     graph.node.extend(nodes)
-    weights = [t for t in graph.initializer if not is_added(t.name)]
+    weights = [t for t in graph.initializer if not is_added(t.name) and not t.name.startswith(ZERO)]
     del graph.initializer[:]
     graph.initializer.extend(weights)
     written = {name for node in nodes for name in node.output}

@@ -16,11 +16,17 @@ from onnxremat.fission.choose import COUNTS, Chooser, Choosers
 from onnxremat.fission.paper import Paper
 from onnxremat.fission.pricing import Whole
 from onnxremat.fission.split import split
+from onnxremat.fission.writer import CONSTANT
 from onnxremat.graph.ir import Graph
+from onnxremat.graph.onnx_io import to_model
+from onnxremat.graph.unforeseen import unforeseen
 from onnxremat.ort.infer import build_graph
+from onnxremat.ort.session import DEFAULT
 from onnxremat.pipeline.prepare import Settings
 from onnxremat.pipeline.study_problem import read_subject
 from onnxremat.planner.options import PlanOptions
+from onnxremat.rewrite.restore import restored
+from onnxremat.schedule.simulate import simulate
 from onnxremat.studies.curve import curve
 from onnxremat.studies.parts_curve import parts_curve
 from onnxremat.units import parse_budget
@@ -71,6 +77,23 @@ def test_ways_to_treat_rows_do_not_depend_on_what_is_kept_now(graph: Graph) -> N
     values = frozenset(name for op in graph.ops for name in op.writes)
     assert able.policies(replace(region, kept=values)) == able.policies(region)
     assert len(able.policies(region)) == 3
+
+
+def test_under_default_options_parts_need_little_more(graph: Graph) -> None:
+    """Buffers of parts do not wait for the next part; planned anew, nothing is left of that."""
+    region = Regions(Paper(graph)).within(0, len(graph.ops), 0)[0]
+    plain = split(graph, [replace(region, parts=(1,) * 6)], 1)
+    made = unforeseen(plain, (name for name in plain.tensors if name.startswith(CONSTANT)))
+    default, held, alone = run(made, DEFAULT), run(plain, DEFAULT), run(made)
+    assert default.live_peak < 1.4 * alone.live_peak < held.live_peak
+    assert max(simulate(made).live) == max(kernel.live for kernel in alone.kernels)  # in place, too
+    for name, values in run(graph).outputs.items():
+        np.testing.assert_array_equal(alone.outputs[name], values)
+        np.testing.assert_allclose(default.outputs[name], values, atol=1e-5)
+    model = to_model(made)
+    model.metadata_props.add(key="onnxremat.plan", value="{}")
+    again = build_graph(restored(model))
+    assert [op.op_type for op in again.ops] == [op.op_type for op in plain.ops]
 
 
 def grown(size: int = 8) -> onnx.ModelProto:
