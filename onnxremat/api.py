@@ -44,12 +44,12 @@ from onnxremat.graph.onnx_io import check_writable, files_of, missing_file, read
 from onnxremat.ort.infer import bind
 from onnxremat.pipeline.closed_loop import Candidate
 from onnxremat.pipeline.fission_ways import plan_within_budget
-from onnxremat.pipeline.in_session import InOneSession, SessionRun
+from onnxremat.pipeline.in_session import InOneSession, SessionRun, store_all_timeline
 from onnxremat.pipeline.optimize import Request
 from onnxremat.pipeline.optimize import optimize as finish_request
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.planned import prepare_for
-from onnxremat.pipeline.prepare import Prepared, Settings, prepare
+from onnxremat.pipeline.prepare import Settings, prepare
 from onnxremat.pipeline.result import Result, Timed, finish
 from onnxremat.pipeline.settings_over_devices import settings_over_devices
 from onnxremat.pipeline.source import Source, read_source
@@ -62,7 +62,6 @@ from onnxremat.report.device_tables import device_table
 from onnxremat.report.tables import as_text, before_after
 from onnxremat.rewrite.emit import metadata, unpack
 from onnxremat.schedule.plan import Plan
-from onnxremat.schedule.simulate import Timeline, simulate
 from onnxremat.session.load import load
 from onnxremat.studies.curve import Curve, curve
 from onnxremat.studies.max_batch import LARGEST, Batches, MaxBatch, open_dimension
@@ -491,11 +490,3 @@ def no_drawings() -> UsageError:
         why="a plan over several devices has one timeline per device",
         hint="leave them out; onnxremat report OUT --matrices shows the bytes of each device",
     )
-
-
-def store_all_timeline(prepared: Prepared) -> Timeline:
-    """What the prepared graph needs without recomputation."""
-    return simulate(
-        prepared.graph, scratch=prepared.costs.scratch, seconds=prepared.costs.seconds,
-        weight_bytes=prepared.weights,
-    )  # fmt: skip

@@ -35,7 +35,7 @@ from onnxremat.rewrite.pins import is_added, open_ends
 from onnxremat.rewrite.unpacked import beyond
 from onnxremat.schedule.expand import settled
 from onnxremat.schedule.plan import Plan, Provenance, graph_hash
-from onnxremat.schedule.simulate import Timeline
+from onnxremat.schedule.simulate import Timeline, simulate
 from onnxremat.schedule.updates import given_memory, updates_last
 from onnxremat.session.compare import Difference, compare
 from onnxremat.session.measure import Measurement, Running, compared, measure, predict, profiled
@@ -368,6 +368,14 @@ def store_all(prepared: Prepared) -> Rewritten:
     """The graph with nothing recomputed."""
     base = Plan.of(prepared.graph, [op.name for op in prepared.graph.ops])
     return rewrite(prepared.graph, base)
+
+
+def store_all_timeline(prepared: Prepared) -> Timeline:
+    """What the prepared graph needs without recomputation."""
+    return simulate(
+        prepared.graph, scratch=prepared.costs.scratch, seconds=prepared.costs.seconds,
+        weight_bytes=prepared.weights,
+    )  # fmt: skip
 
 
 def _own_repeats(prepared: Prepared) -> Repeats:
