@@ -37,6 +37,7 @@ from onnxremat.pipeline.batch_slices import in_parts
 from onnxremat.pipeline.first_values import without_first_values
 from onnxremat.pipeline.in_place import in_place
 from onnxremat.pipeline.in_regions import in_regions
+from onnxremat.pipeline.mispadded import mispadded
 from onnxremat.pipeline.phases import MEASURE, OPTIMISE, READ, Phases
 from onnxremat.pipeline.priced import priced
 from onnxremat.pipeline.sizes import in_tensors, known_sizes, sequence_notes, with_measured_shapes
@@ -400,7 +401,7 @@ def _prepared(source: Source, settings: Settings, log: Phases) -> Prepared:
         read = AsRead(name, folder, original, plain, feeds, baseline, files)
         unsplit = optimised(read, settings, log)
         made = for_planning(replace(unsplit, forward=forward), settings, log)
-    return replace(made, notes=(*dropped, *made.notes))
+    return replace(made, notes=(*dropped, *mispadded(original), *made.notes))
 
 
 def step_of(
