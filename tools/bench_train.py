@@ -56,7 +56,7 @@ SETTINGS: dict[str, dict[str, int]] = {"bert": {"layers": 4, "heads": 4}}  # of 
 CONTENDERS = (
     "torch", "torch_checkpoint", "ours", "ours_portable", "ours_budget", "ours_half"
 )  # fmt: skip
-NAMED = ("ours_openvino", "ours_bf16", "torch_bf16")  # where they can run
+NAMED = ("ours_openvino", "ours_bf16", "torch_bf16", "torch_compiled")  # where they can run
 # Planned contenders: whose memory they may take, and which part of it.
 GOALS = {"ours_budget": ("torch_checkpoint", 1.0), "ours_half": ("torch", 0.5)}
 LEAST = int(os.environ.get("STEPS", "6"))  # steps of a process at least; their losses are kept
@@ -168,9 +168,10 @@ def openvino(net: str, threads: int, seconds: float, narrow: bool = False) -> di
 
 
 def torch_step(
-    net: str, threads: int, seconds: float, checkpointed: bool = False, narrow: bool = False
-) -> dict[str, Any]:
-    """A step of the same net, weights and data in PyTorch eager."""
+    net: str, threads: int, seconds: float, checkpointed: bool = False, narrow: bool = False,
+    compiled: bool = False,
+) -> dict[str, Any]:  # fmt: skip
+    """A step of the same net, weights and data in PyTorch: eager, or through torch.compile."""
     import torch
     from onnx import numpy_helper
     from torch.utils.checkpoint import checkpoint
@@ -191,11 +192,16 @@ def torch_step(
     block = partial(checkpoint, use_reentrant=False) if checkpointed else _as_it_is
     optimizer = torch.optim.SGD(parameters, lr=0.01)
 
+    def forward() -> Any:
+        y = FORWARDS[net](values, inputs, block, **SETTINGS.get(net, {}))
+        return torch.nn.functional.cross_entropy(y.reshape(-1, y.shape[-1]), targets)
+
+    loss_of = torch.compile(forward) if compiled else forward
+
     def step() -> float:
         optimizer.zero_grad(set_to_none=True)
         with torch.autocast("cpu", torch.bfloat16, enabled=narrow):
-            y = FORWARDS[net](values, inputs, block, **SETTINGS.get(net, {}))
-            loss = torch.nn.functional.cross_entropy(y.reshape(-1, y.shape[-1]), targets)
+            loss = loss_of()
         loss.backward()
         optimizer.step()
         return float(loss.detach())
@@ -210,6 +216,7 @@ def _as_it_is(function: Callable[..., Any], *arguments: Any) -> Any:
 RUN: dict[str, Callable[..., dict[str, Any]]] = {
     "torch": torch_step,
     "torch_checkpoint": partial(torch_step, checkpointed=True),
+    "torch_compiled": partial(torch_step, compiled=True),
     "ours": ours,
     "ours_portable": partial(ours, portable=True),
     "ours_openvino": openvino,
