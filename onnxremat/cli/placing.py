@@ -9,8 +9,8 @@ from typing import Any
 
 from onnxremat.cli import args
 from onnxremat.cli.console import Voice
-from onnxremat.errors import NoPlanError, UsageError, VerificationError
-from onnxremat.graph.onnx_io import atomic, check_writable
+from onnxremat.errors import ModelError, NoPlanError, UsageError, VerificationError
+from onnxremat.graph.onnx_io import atomic, check_writable, missing_file
 from onnxremat.placement.answer import Answer, Work
 from onnxremat.placement.calls import Timing, compute_latency, forward_only, time_calls
 from onnxremat.placement.graph import PlacementGraph, check
@@ -77,6 +77,8 @@ def given(source: Path, options: OfModel, say: Callable[[str], None]) -> Placeme
                     f"--{name} is for models, {source} is a graph", hint="leave it out"
                 )
         return read_graph(source)
+    if not source.is_file():
+        raise missing_file(source, ".onnx", ModelError)
     if options.devices is None:
         raise UsageError(
             f"{source} is no placement graph (.json)", why="a model is priced on a machine first",

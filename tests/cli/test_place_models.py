@@ -29,5 +29,6 @@ def test_a_training_step_as_a_graph(cli: Command, chain: Path) -> None:
 
 def test_models_need_a_machine_and_graphs_none(cli: Command, chain: Path) -> None:
     cli("place", chain).assert_refused(2, "no placement graph", "--devices")
+    cli("place", "absent.onnx").assert_refused(2, "no such file: absent.onnx")
     Path("graph.json").write_text("{}")
     cli("place", "graph.json", "--devices", "cpu-2x1").assert_refused(2, "--devices is for models")
