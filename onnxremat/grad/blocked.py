@@ -20,7 +20,7 @@ from onnxremat.grad.tape import Tape
 from onnxremat.graph.ir import Op
 from onnxremat.ort.blocks import DOMAIN
 
-PLACES = 768  # output positions over all images from which dense convolutions gain
+PLACES = 384  # output positions over all images from which dense convolutions gain
 
 
 def with_blocked_convolutions(t: Tape, ops: Sequence[Op], block: int) -> list[Op]:

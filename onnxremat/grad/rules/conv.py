@@ -161,19 +161,19 @@ def _small(t: Tape, dy: str, window: Window, group: int) -> bool:
 def _by_columns(t: Tape, dy: str, w: str, shape: Shape, window: Window) -> str:
     """What each output position gives each input element, one Gemm; then Col2Im adds it up.
 
-    The filters stand on the left, transposed while they are read: the result then lies in runs of
-    an image's positions. With the filters on the right every element of it has to be moved, and
-    with two threads onnxruntime's Transpose takes longer for that than with one.
+    The filters stand on the right, as they are: transposing them for the product costs more than
+    transposing its result. That is done as one matrix, by all threads, and then in runs of an
+    image's positions: image by image, onnxruntime's Transpose takes longer with two threads than
+    with one.
     """
     images, outputs = t.shape(dy)[:2]
     columns = shape[1] * window.taps
-    places = t.transpose(t.reshape(dy, (images, outputs, window.positions)), (1, 0, 2))
+    places = t.transpose(t.reshape(dy, (images, outputs, window.positions)), (0, 2, 1))
     made = t.gemm(
-        t.reshape(w, (outputs, columns)),
-        t.reshape(places, (outputs, images * window.positions)),
-        ta=True,
+        t.reshape(places, (images * window.positions, outputs)), t.reshape(w, (outputs, columns))
     )
-    made = t.transpose(t.reshape(made, (columns, images, window.positions)), (1, 0, 2))
+    made = t.reshape(t.transpose(made, (1, 0)), (columns, images, window.positions))
+    made = t.transpose(made, (1, 0, 2))
     return t.op(
         "Col2Im", made, t.integers(*shape[2:]), t.integers(*window.kernel), shape=shape,
         pads=window.pads, strides=window.strides, dilations=window.dilations,
