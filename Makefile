@@ -14,7 +14,7 @@ ZOO ?= $(TORCH) torchvision==0.28.0 timm transformers onnxscript
 # Compiled modules are kept, whatever this shell says: tests start hundreds of processes.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo docs examples wheel test test-slow coverage test-torch test-zoo test-zoo-sample check format bench bench-cuda bench-devices bench-fission bench-infer bench-memory bench-ops bench-pipeline bench-place bench-plan bench-structures bench-train bench-workers regress fuzz faults clean
+.PHONY: demo docs examples wheel test test-slow coverage test-torch test-zoo test-zoo-sample check format bench bench-cuda bench-devices bench-fission bench-infer bench-memory bench-modules bench-ops bench-pipeline bench-place bench-plan bench-structures bench-train bench-workers regress fuzz faults clean
 
 demo: $(VENV)/ready
 	MODEL=$(MODEL) $(BIN)/python tools/demo.py
@@ -107,6 +107,10 @@ bench-plan: $(VENV)/dev
 
 bench-train: $(VENV)/torch
 	$(BIN)/python tools/bench_train.py $(ARGS)
+
+# Nets of torchvision, timm and transformers against PyTorch: make bench-modules ARGS='--nets swin'.
+bench-modules: $(VENV)/zoo
+	$(BIN)/python tools/bench_modules.py $(ARGS)
 
 # Processes that train together: two idle cores. One row: make bench-workers ARGS='--only pipeline'.
 bench-workers: $(VENV)/dev
