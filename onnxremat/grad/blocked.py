@@ -33,7 +33,7 @@ def with_blocked_convolutions(t: Tape, ops: Sequence[Op], block: int) -> list[Op
 
 def _fits(t: Tape, op: Op, block: int) -> bool:
     """Depthwise ones, and dense ones that use each filter often enough to pay for its layout."""
-    if op.op_type != "Conv" or len(op.inputs) != 2 or t.rank(op.inputs[0]) != 4:
+    if op.op_type != "Conv" or not all(op.inputs) or t.rank(op.inputs[0]) != 4:
         return False
     if t.dtype(op.inputs[0]) != onnx.TensorProto.FLOAT:
         return False
@@ -49,7 +49,7 @@ def _fits(t: Tape, op: Op, block: int) -> bool:
 
 
 def _blocked(t: Tape, op: Op, block: int) -> list[Op]:
-    x, w = op.inputs
+    x, w, *bias = op.inputs
     channels, _, *kernel = t.shape(w)  # of the result
     start = len(t.ops)
     with t.scope(f"{op.name}/blocked", "backward" if op.name.startswith("grad/") else "forward"):
@@ -61,7 +61,7 @@ def _blocked(t: Tape, op: Op, block: int) -> list[Op]:
         data = t.op("ReorderInput", x, shape=t.shape(x), domain=DOMAIN)
         filters = _filters(t, w, block)
         out = t.op(
-            "Conv", data, filters, shape=t.shape(op.outputs[0]), domain=DOMAIN,
+            "Conv", data, filters, *bias, shape=t.shape(op.outputs[0]), domain=DOMAIN,
             kernel_shape=kernel, **attributes,
         )  # fmt: skip
         result = t.op("ReorderOutput", out, shape=t.shape(out), domain=DOMAIN, channels=channels)

@@ -127,7 +127,11 @@ def test_batch_statistics_are_state() -> None:
 
 @pytest.mark.parametrize(
     ("name", "sizes", "tolerance"),
-    [("mobilenetv2", {}, 5e-3), ("resnet18", {"width": 16, "size": 128}, 1e-3)],
+    [
+        ("mobilenetv2", {}, 5e-3),
+        ("resnet18", {"width": 16, "size": 128}, 1e-3),
+        ("squeezenet", {}, 1e-3),  # with biases
+    ],
 )
 def test_blocked_convolutions_give_the_same_gradients(
     name: str, sizes: dict[str, int], tolerance: float
