@@ -68,11 +68,13 @@ def plan_within_time(
     low = max(fixed_bytes(prepared), 1)
     best: Candidate | None = None
     parts: int | None = None
-    for left in range(BUDGETS, 0, -1):
+    tried = 0
+    while tried < BUDGETS:
         if best is not None and (high <= NEAR * low or options.stopped or options.left <= 0):
             break
         size = parts or (high if best is None else round(math.sqrt(low * high)))
-        found = search.plan(size, options.within(1 / left))
+        found = search.plan(size, options.within(1 / (BUDGETS - tried)))
+        tried += 1
         first, parts = best is None, None
         if found is not None:
             best, high = found, min(size, found.held)
@@ -84,7 +86,7 @@ def plan_within_time(
     if best is None:  # noise of measured costs: nothing recomputed takes its own time
         best = plan_within_budget(prepared, _budget(prepared, _all(prepared)), options, log)
     return best.noted(
-        f"the least memory found in {BUDGETS} budgets that takes at most {overhead:.0%} longer"
+        f"the least memory found in {tried} budgets that takes at most {100 * overhead:.3g}% longer"
     )
 
 
