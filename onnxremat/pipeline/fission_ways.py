@@ -28,6 +28,7 @@ from onnxremat.units import Budget, format_bytes
 TRIES = 4  # graphs in parts that are carried out for one budget
 REFUSING = 4.0  # seconds for the smallest budget that works, where none is proven to fit
 SEARCH = 0.5  # share of the time that is left for the choice of regions
+UNFINISHED = "the choice of regions ended before it was done (a longer --time-limit goes on)"
 
 
 def plan_within_budget(
@@ -50,10 +51,11 @@ def plan_within_budget(
     kind = _kind(prepared, options)
     if kind is None:
         return plan_best(_told(prepared, budget, options), budget, options, log)
-    limit, options = limit_of(prepared, budget), options.begun()
+    limit = limit_of(prepared, budget)
     if limit is not None and prepared.store_all_peak <= limit.planned:
         return plan_best(prepared, budget, options, log)
     load_search(1, log)
+    options = options.begun()
     hopeless = limit is not None and limit.planned < fixed_bytes(prepared)
     if hopeless and options.work is None:  # what is left to say is a budget that works
         options = replace(options, until=min(options.until, options.now() + REFUSING))
@@ -170,7 +172,10 @@ class _Regions(InParts):
 
     def _chosen(self, room: int) -> Priced:
         with self.log.phase(PLAN, "choosing regions to compute in parts"):
-            return self.choosers.within(room)
+            found = self.choosers.within(room)
+        if found.peak > room and self.choosers.ended:
+            self.unfinished = UNFINISHED
+        return found
 
     def _split(self, chosen: Priced, why: str) -> Prepared | None:
         """The model with regions in parts, None where that gains nothing, does not go or nobody

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from onnxremat.errors import NO_FIT
 from onnxremat.fission.choose import Choosers
-from onnxremat.pipeline.closed_loop import Candidate
+from onnxremat.pipeline.closed_loop import Candidate, load_search
 from onnxremat.pipeline.fission_ways import choosers_of, plan_within_budget
 from onnxremat.pipeline.limits import fixed_bytes
 from onnxremat.pipeline.phases import PLAN, Phases
@@ -62,7 +62,9 @@ def plan_within_time(
     Raises:
         NoPlanError: stopped before planning began.
     """
-    log, options = log or Phases(), options.begun()
+    log = log or Phases()
+    load_search(1, log)
+    options = options.begun()
     search = _Search(prepared, overhead, log, choosers_of(prepared, options))
     high = _all(prepared)
     low = max(fixed_bytes(prepared), 1)
