@@ -186,7 +186,7 @@ class DataParallel(Trainer):
         """Sums side by side, layer by layer."""
         names = sorted(v.input for v in self.training.parameters)
         own = [crc32(raw_of(arrays[name]).data) for name in names]
-        self.ranks.require_same(own, "what parameters begin with")
+        self.ranks.require_same(own, "the first value of a parameter")
         layer = dict.fromkeys(self._sums, 0)
         if self._formulas is not None:
             rows = enumerate(self._formulas.alike)
