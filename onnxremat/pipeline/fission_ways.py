@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from onnxremat.errors import NO_FIT
+from onnxremat.errors import NO_FIT, InfeasibleError
 from onnxremat.fission.choose import Choosers
 from onnxremat.fission.pricing import Priced
 from onnxremat.fission.region import Region
-from onnxremat.pipeline.batch_split import LITTLE, plan_best
+from onnxremat.pipeline.batch_split import INTERRUPTED, LITTLE, plan_best
 from onnxremat.pipeline.closed_loop import Candidate, load_search
 from onnxremat.pipeline.divided import prepare_fission
 from onnxremat.pipeline.in_regions import wholes_of
@@ -17,6 +17,7 @@ from onnxremat.pipeline.in_session import OneSession
 from onnxremat.pipeline.limits import Limit, fixed_bytes, limit_of
 from onnxremat.pipeline.phases import PLAN, Phases
 from onnxremat.pipeline.prepare import Prepared
+from onnxremat.pipeline.refusal import unproven
 from onnxremat.pipeline.step_ways import StepInParts, applies_to_step, why_whole
 from onnxremat.pipeline.ways_in_parts import WHOLE, InParts, attempt_in_parts
 from onnxremat.planner.bounds import largest_need
@@ -74,7 +75,9 @@ def plan_within_budget(
         whole = plan_best(prepared, budget, options.within(WHOLE), log)
     except NO_FIT as error:
         if options.stopped:
-            raise
+            if hopeless or not isinstance(error, InfeasibleError):
+                raise
+            raise unproven(error, parts.unfinished or INTERRUPTED) from error
         if hopeless and getattr(error, "smallest", None) and prepared.batch > 1:
             raise parts.refusal(error, limit) from error
         found = parts.within(limit, error.what)
