@@ -132,7 +132,8 @@ class Ranks:
         own = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
         rows = self.everybody((platform.node(), own))
         beside = (row for node, row in rows if node == platform.node())
-        return max(1, sum(row == own or not set(own).isdisjoint(row) for row in beside))
+        found = sum(row == own or not set(own).isdisjoint(row) for row in beside)
+        return max(1, min(found, self.beside))  # machines may have one name
 
     def cores(self) -> int:
         """Processors for this process: those that it may use, dealt out to all that may use them,

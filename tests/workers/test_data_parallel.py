@@ -310,13 +310,16 @@ ALONE = Ranks(0, 1, 1, _Alone, _Alone())
 def test_cores_are_dealt_out_to_those_that_may_use_them() -> None:
     """A launcher that gave each its own leaves each all of them."""
     mine, node = sorted(os.sched_getaffinity(0)), platform.node()
-    for other, share in (((node, [max(mine) + 1]), 1), (("elsewhere", mine), 1), ((node, mine), 2)):
+    for other, beside, share in (
+        ((node, [max(mine) + 1]), 2, 1), (("elsewhere", mine), 1, 1), ((node, mine), 1, 1),
+        ((node, mine), 2, 2),
+    ):  # fmt: skip
 
         class World(_Alone):
             def allgather(self, value: Any, other: Any = other) -> list[Any]:
                 return [value, other]
 
-        ranks = Ranks(0, 2, 2, _Alone, World())
+        ranks = Ranks(0, 2, beside, _Alone, World())
         assert (ranks.sharing(), ranks.cores()) == (share, max(1, len(mine) // share))
 
 
