@@ -64,6 +64,26 @@ def unforeseen(graph: Graph, bounds: Iterable[str]) -> Graph:
     return replace(graph, ops=tuple(ops), tensors=tensors, model=frame) if made else graph
 
 
+def foreseen(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with these bounds as constants again, by the names they have now: every shape
+    follows from them. Any other model comes back as it is."""
+    if not any(node.name == ZERO for node in model.graph.node):
+        return model
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    stored = {tensor.name: tensor for tensor in model.graph.initializer}
+    none = numpy_helper.from_array(np.zeros((), np.int64))
+    del result.graph.node[:]
+    for node in model.graph.node:
+        if not node.name.startswith(ZERO):
+            result.graph.node.append(node)
+            continue
+        known = result.graph.initializer.add()
+        known.CopyFrom(stored[node.input[0]] if node.op_type == "Add" else none)
+        known.name = node.output[0]
+    return result
+
+
 def told(graph: Graph) -> Iterator[tuple[str, tuple[int | str, ...]]]:
     """The shape of each value that ops write, as a file may say it.
 

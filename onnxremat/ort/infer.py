@@ -18,6 +18,7 @@ from onnxremat.graph.dtypes import ORT_NAMES, tensor_bytes
 from onnxremat.graph.ir import Graph, Op, Role, Tensor
 from onnxremat.graph.onnx_io import read_small_weights, shell, to_ops
 from onnxremat.graph.sparse import make_dense
+from onnxremat.graph.unforeseen import foreseen
 from onnxremat.graph.weights import check_sizes
 from onnxremat.limits import TENSOR_BYTES, check
 from onnxremat.ort.session import Options, open_session, session_options
@@ -278,8 +279,9 @@ def build_graph(model: onnx.ModelProto, folder: Path | None = None) -> Graph:
         ModelError: the graph is not valid, or onnxruntime refuses it.
     """
     model = read_small_weights(model, folder)
-    ops = to_ops(model)
-    found = infer(model, folder)
+    ops, known = to_ops(model), foreseen(model)
+    found = {t.name: (t.data_type, tuple(t.dims)) for t in known.graph.initializer}
+    found |= infer(known, folder)
     tensors: dict[str, Tensor] = {}
     outputs = tuple(value.name for value in model.graph.output)
     for weight in model.graph.initializer:

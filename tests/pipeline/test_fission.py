@@ -21,7 +21,7 @@ from onnxremat.pipeline import priced
 from onnxremat.pipeline.artifact import Kind
 from onnxremat.pipeline.closed_loop import Candidate
 from onnxremat.pipeline.fission_ways import plan_within_budget
-from onnxremat.pipeline.planned import plan_of_model
+from onnxremat.pipeline.planned import plan_of_model, read_planned
 from onnxremat.pipeline.prepare import Settings
 from onnxremat.planner.options import PlanOptions
 from onnxremat.report.carried import of_model
@@ -70,6 +70,10 @@ def test_a_budget_that_no_plan_of_the_whole_keeps(tmp_path: Path) -> None:
     plan = api.read_plan(tmp_path / "plan.json")
     again = api.apply(tmp_path / "in.onnx", plan, settings=SETTINGS)
     assert again.plan.sequence == result.plan.sequence
+    # The file is shown with the bytes that it was planned for, though no shape in it is known.
+    result.save(tmp_path / "out.onnx")
+    told = read_planned(tmp_path / "out.onnx")
+    assert max(told.bytes.values()) == facts["peak_predicted_bytes"]
     # A report of the plan by itself carries its regions out as well.
     shown = plan_of_model(plan, tmp_path / "in.onnx")
     assert max(shown.bytes.values()) == facts["peak_predicted_bytes"]
