@@ -39,7 +39,7 @@ def restored(model: onnx.ModelProto, *, planned: bool = False) -> onnx.ModelProt
         elif node.name.startswith(ZERO) and not planned:
             if node.op_type == "Add":
                 same[node.output[0]] = node.input[0]
-        elif origin in by_name:
+        elif origin and origin in by_name:
             same.update(zip(node.output, by_name[origin].output, strict=False))
         else:
             kept.append(node)
@@ -71,6 +71,8 @@ def restored(model: onnx.ModelProto, *, planned: bool = False) -> onnx.ModelProt
 
 
 def _last(same: dict[str, str], name: str) -> str:
-    while name in same:
+    passed = set[str]()  # files of others may have nodes that repeat each other
+    while name in same and name not in passed:
+        passed.add(name)
         name = same[name]
     return name
