@@ -207,6 +207,7 @@ def infer(model: onnx.ModelProto, folder: Path | None = None) -> dict[str, Typed
     light = weights_as_inputs(model)
     light.ir_version = max(light.ir_version, 4)
     _drop_repeated_names(light)
+    foreseen(light.graph.value_info)
     stated = {v.name: v for v in light.graph.value_info if _typed(v) is not None}
     del light.graph.value_info[:]
     wanted = {name for node in light.graph.node for name in node.output if name}
@@ -279,9 +280,8 @@ def build_graph(model: onnx.ModelProto, folder: Path | None = None) -> Graph:
         ModelError: the graph is not valid, or onnxruntime refuses it.
     """
     model = read_small_weights(model, folder)
-    ops, known = to_ops(model), foreseen(model)
-    found = {t.name: (t.data_type, tuple(t.dims)) for t in known.graph.initializer}
-    found |= infer(known, folder)
+    ops = to_ops(model)
+    found = infer(model, folder)
     tensors: dict[str, Tensor] = {}
     outputs = tuple(value.name for value in model.graph.output)
     for weight in model.graph.initializer:
