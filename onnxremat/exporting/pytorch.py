@@ -189,9 +189,10 @@ def other_dropouts(module: Any) -> list[str]:
 
 
 @contextlib.contextmanager
-def without_stops(*, detach: bool) -> Iterator[None]:
-    """Gradients pass where a module stops them: under ``torch.no_grad()``, and at ``detach()``
-    where asked."""
+def as_in_files(*, detach: bool) -> Iterator[None]:
+    """Gradients are those that a file tells: they pass under ``torch.no_grad()``, and at
+    ``detach()`` where asked; functions with a backward of their own have the derivative of what
+    they compute."""
     torch = need_torch()
     stopping = {torch.Tensor.detach, torch.detach, torch.Tensor.data.__get__} if detach else set()
 
@@ -203,8 +204,23 @@ def without_stops(*, detach: bool) -> Iterator[None]:
                 return None
             return args[0].clone() if function in stopping else function(*args, **(kwargs or {}))
 
+    def apply(kind: Any, *given: Any, **named: Any) -> Any:
+        if kind.__module__.startswith("torch."):  # a checkpoint: its gradient is the derivative
+            return own.__func__(kind, *given, **named)
+        if kind.setup_context is not function.setup_context:
+            return kind.forward(*given, **named)
+        context = torch.autograd.function.FunctionCtx()
+        context.needs_input_grad = [torch.is_tensor(each) for each in given]
+        return kind.forward(context, *given, **named)
+
+    function = torch.autograd.Function
+    own = vars(function)["apply"]
     with torch.enable_grad(), Passing():
-        yield
+        function.apply = classmethod(apply)
+        try:
+            yield
+        finally:
+            function.apply = own
 
 
 def outputs_of(module: Any, given: Arguments) -> list[Any]:

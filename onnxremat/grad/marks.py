@@ -24,6 +24,7 @@ PLACEHOLDER = "pkg.torch.onnx.original_node_name"
 FOLDED = "pkg.onnxscript.optimizer.folded_from"
 READS = "pkg.torch.onnx.fx_node"
 SCOPES = "pkg.torch.onnx.name_scopes"
+CODE = "pkg.torch.onnx.stack_trace"
 KIND_OF = {"p_": PARAMETER, "b_": BUFFER}  # by how names in PyTorch's graph begin
 _RULES = "pkg.onnxscript.rewriter.rule_name"
 
@@ -76,6 +77,12 @@ topk sort argsort argmax argmin max min searchsorted bucketize nonzero round flo
 median kthvalue
 """
 _ORDERS = frozenset(_PICKS.split())
+# What passes no gradient on: its derivative is 0.
+_FLAT = """
+sign sgn round floor ceil trunc eq ne gt ge lt le logical_not isnan isinf bitwise_not bitwise_and
+bitwise_or argmax argmin argsort heaviside bucketize searchsorted one_hot
+"""
+_STEPS = frozenset(_FLAT.split())
 _CUTS = "split unsafe_split chunk unsafe_chunk unbind tensor_split hsplit vsplit"
 _WHOLE = (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
 _CUTTING = tuple(_CUTS.split())
@@ -99,6 +106,7 @@ class Marks:
         folded: names a folded initializer was made from, without those that exporters make up.
         copied: folded initializers that may hold an element of their parameter several times.
         computed: folded initializers whose numbers are not those of a parameter any more.
+        stepped: folded initializers on whose way something was rounded, compared or the like.
         filled: folded initializers in which zeros may stand where a parameter has no number; True
             where they are those beside a triangle.
         stopped: folded initializers on whose way gradients were stopped.
@@ -115,6 +123,7 @@ class Marks:
     folded: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     copied: frozenset[str] = frozenset()
     computed: frozenset[str] = frozenset()
+    stepped: frozenset[str] = frozenset()
     filled: Mapping[str, bool] = field(default_factory=dict)
     stopped: tuple[str, ...] = ()
     chosen: tuple[str, ...] = ()
@@ -201,7 +210,7 @@ def marks_of(model: onnx.ModelProto) -> Marks:
         found = {entry.key: entry.value for entry in item.metadata_props}
         if found and item.name in stored:
             entries.setdefault(item.name, {}).update(found)
-    folded, copied, computed, filled = {}, set(), set(), {}
+    folded, copied, computed, stepped, filled = {}, set(), set(), set(), {}
     results = _results(model)
     signature = signature_of(model)
     listed = {each.name for each in signature.values()}
@@ -211,6 +220,8 @@ def marks_of(model: onnx.ModelProto) -> Marks:
                 copied.add(name)
             if _is_computed((name, *_names(entry[FOLDED])), listed):
                 computed.add(name)
+            if any(stem(each) in _STEPS for each in (name, *_names(entry[FOLDED]))):
+                stepped.add(name)
             if fills := {stem(each) for each in (name, *_names(entry[FOLDED]))} & _FILLS:
                 filled[name] = fills <= _TRIANGLES
             made = {n for n in _names(entry[FOLDED]) if n in results and not _is_result(n)}
@@ -224,6 +235,7 @@ def marks_of(model: onnx.ModelProto) -> Marks:
         folded=folded,
         copied=frozenset(copied),
         computed=frozenset(computed),
+        stepped=frozenset(stepped),
         filled=filled,
         stopped=tuple(
             n for n, e in entries.items() if any(map(is_detached, _names(e.get(FOLDED, ""))))

@@ -17,6 +17,7 @@ from torch import nn
 
 import onnxremat
 from onnxremat.errors import TrainingWarning, UnsupportedError, UsageError, VerificationError
+from onnxremat.grad import differentiate
 from onnxremat.grad.listed import KEY, Parameters, parameters_of
 from onnxremat.ort.session import Options, open_session, session_options
 
@@ -264,6 +265,45 @@ def test_where_the_module_stops_gradients(exporter: str, how: str, tmp_path: Pat
         assert "2 parameters" in warned[0]
         assert "gate.weight" in warned[0]
         assert [p.name for p in found.parameters if p.problem] == ["gate.weight", "gate.bias"]
+
+
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: object, dy: torch.Tensor) -> torch.Tensor:
+        return -dy
+
+
+class Adversarial(nn.Module):
+    """Two heads, to one of which gradients go reversed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head, self.other = nn.Linear(6, 5), nn.Linear(5, 3), nn.Linear(5, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.body(x)
+        z = Reversed.apply(y)
+        return torch.cat([self.head(y), self.other(z)], 1)
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+def test_a_function_with_a_backward_of_its_own_is_told(exporter: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net, x, path = Adversarial(), torch.randn(4, 6), tmp_path / "net.onnx"
+    before = vars(torch.autograd.Function)["apply"]
+    with pytest.warns(TrainingWarning, match=r"2 parameters .* backward of their own: body.weight"):
+        onnxremat.export(net, x, path, exporter=exporter)
+    assert vars(torch.autograd.Function)["apply"] is before, "PyTorch is left as it was"
+    found = onnxremat.check_export(net, path, x)
+    assert [p.name for p in found.parameters if p.problem] == ["body.weight", "body.bias"]
+    if exporter == "dynamo":  # the other says nothing
+        torch.onnx.export(net, (x,), str(path), dynamo=True, optimize=False)
+        with pytest.warns(TrainingWarning, match=r"backward of their own: Reversed"):
+            differentiate(onnx.load(path), loss="mse")
 
 
 def by_default(net: nn.Module, x: torch.Tensor, exporter: str, path: Path) -> Path:
