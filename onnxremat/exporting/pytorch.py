@@ -188,6 +188,12 @@ def other_dropouts(module: Any) -> list[str]:
     ]
 
 
+def scaled_tables(module: Any) -> list[str]:
+    """Embeddings whose rows each call scales down in place (``max_norm``), by name."""
+    every = module.named_modules()
+    return [name for name, part in every if getattr(part, "max_norm", None) is not None]
+
+
 @contextlib.contextmanager
 def as_in_files(*, detach: bool) -> Iterator[None]:
     """Gradients are those that a file tells: they pass under ``torch.no_grad()``, and at

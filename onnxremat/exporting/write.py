@@ -31,6 +31,7 @@ from onnxremat.exporting.pytorch import (
     need_torch,
     other_dropouts,
     outputs_of,
+    scaled_tables,
     set_modes,
     untouched,
     values_of,
@@ -172,6 +173,7 @@ def _exported(
     smaller = restored(simplified(model, kept), facts, values, needed)
     _warn_of_stops(module, given, gradients, {*facts.trained}, exporter)
     _warn_of_dropouts(module if dropout else None)
+    _warn_of_scaled_tables(module)
     try:
         _check(module, given, smaller, batched)
     except OnnxrematError:  # what was exported may still be right
@@ -220,6 +222,17 @@ def _warn_of_dropouts(module: Any | None) -> None:
             f"{len(names)} dropout layers are left out: {', '.join(names[:4])}"
             f"{', ...' * (len(names) > 4)}; ONNX has an operator for nn.Dropout alone, and the "
             "step trains without these",
+            TrainingWarning,
+            stacklevel=2,
+        )
+
+
+def _warn_of_scaled_tables(module: Any) -> None:
+    if names := scaled_tables(module):
+        warnings.warn(
+            f"{len(names)} embeddings with max_norm ({', '.join(names[:4])}"
+            f"{', ...' * (len(names) > 4)}): PyTorch scales their rows down in place at each call, "
+            "a training step of this file does not",
             TrainingWarning,
             stacklevel=2,
         )

@@ -25,6 +25,7 @@ FOLDED = "pkg.onnxscript.optimizer.folded_from"
 READS = "pkg.torch.onnx.fx_node"
 SCOPES = "pkg.torch.onnx.name_scopes"
 CODE = "pkg.torch.onnx.stack_trace"
+SPECTRAL = "spectral norm"
 KIND_OF = {"p_": PARAMETER, "b_": BUFFER}  # by how names in PyTorch's graph begin
 _RULES = "pkg.onnxscript.rewriter.rule_name"
 
@@ -298,6 +299,17 @@ def is_buffer_name(name: str) -> bool:
     """Libraries give such names to buffers."""
     last = name.rsplit(".", 1)[-1]
     return last in BUFFERS or re.match(r"_?(lifted_tensor|tensor_constant)_?\d+$", last) is not None
+
+
+def of_rewritten(name: str, names: Collection[str]) -> str:
+    """What makes a tensor of a module's original one, of which this is a buffer: ``spectral norm``
+    or ``pruning``, "" where it is none, by the names that PyTorch gives them."""
+    if re.search(r"(^|\.)parametrizations\.\w+\.\d+\._[uv]$", name):
+        return SPECTRAL
+    whole, _, last = name.rpartition("_")
+    if last not in ("u", "v", "mask") or f"{whole}_orig" not in names:
+        return ""
+    return "pruning" if last == "mask" else SPECTRAL
 
 
 def parameters_among(sources: Iterable[str], kinds: Mapping[str, str]) -> tuple[str, ...]:

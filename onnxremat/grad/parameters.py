@@ -11,7 +11,7 @@ import onnx
 
 from onnxremat.errors import UsageError
 from onnxremat.grad.absent import absent, further_names, of_folded_norms, stand_ins
-from onnxremat.grad.at_rest import still_random
+from onnxremat.grad.at_rest import still_iterated, still_random
 from onnxremat.grad.custom import own_gradients
 from onnxremat.grad.description import Weight
 from onnxremat.grad.detached import stopped_in_one, straight_through, with_stops
@@ -125,7 +125,7 @@ def take_inventory(
     cores = {e.parameter: e.tensor for e in restored if e.how in CORES}
     told = None if given is None else given.trained
     origins = origins_of(result, folder, marks, cores, told)
-    doubts = [*doubts_of(result), *still_random(result)]
+    doubts = [*doubts_of(result), *still_random(result), *still_iterated(result)]
     doubts += own_gradients(model) if marks.trained is None else []  # export compares them
     doubts += unsaid(result, marks, origins, restored) if given is None else []
     return Inventory(

@@ -30,6 +30,7 @@ from onnxremat.grad.marks import (
     is_buffer_name,
     is_nameless,
     module_of,
+    of_rewritten,
     parameters_among,
 )
 from onnxremat.grad.patterns import LIMIT, MASK, is_constant, made_by_code, regular, rotations
@@ -257,6 +258,8 @@ class _Judge:
         marked = self.marks.kinds.get(name) == "PARAMETER"
         if is_buffer_name(name) and not marked:
             return Origin(Kind.BUFFER, f"named as buffers are ('{name.rsplit('.', 1)[-1]}')")
+        if (of := of_rewritten(name, self.stored.tensors)) and not marked:
+            return Origin(Kind.BUFFER, f"named as PyTorch names a buffer of {of}")
         if name.rpartition(".")[0] in self.at_rest and not marked:
             why = "beside running statistics that no BatchNormalization reads: of a frozen one"
             return Origin(Kind.BUFFER, why)

@@ -290,6 +290,12 @@ class Adversarial(nn.Module):
         return torch.cat([self.head(y), self.other(z)], 1)
 
 
+def test_tables_that_calls_scale_down_are_told(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Embedding(10, 6, max_norm=0.5), nn.Linear(6, 2))
+    with pytest.warns(TrainingWarning, match=r"1 embeddings with max_norm \(0\)"):
+        onnxremat.export(net, WORDS, tmp_path / "net.onnx", exporter="legacy")
+
+
 @pytest.mark.parametrize("exporter", EXPORTERS)
 def test_a_function_with_a_backward_of_its_own_is_told(exporter: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
