@@ -195,10 +195,10 @@ def scaled_tables(module: Any) -> list[str]:
 
 
 @contextlib.contextmanager
-def as_in_files(*, detach: bool) -> Iterator[None]:
+def as_in_files(module: Any, *, detach: bool) -> Iterator[None]:
     """Gradients are those that a file tells: they pass under ``torch.no_grad()``, and at
-    ``detach()`` where asked; functions with a backward of their own have the derivative of what
-    they compute."""
+    ``detach()`` where asked; hooks of tensors do not change them; functions with a backward of
+    their own have the derivative of what they compute."""
     torch = need_torch()
     stopping = {torch.Tensor.detach, torch.detach, torch.Tensor.data.__get__} if detach else set()
 
@@ -208,6 +208,8 @@ def as_in_files(*, detach: bool) -> Iterator[None]:
         ) -> Any:
             if function is torch._C._set_grad_enabled:
                 return None
+            if function is torch.Tensor.register_hook:
+                return torch.utils.hooks.RemovableHandle({})
             return args[0].clone() if function in stopping else function(*args, **(kwargs or {}))
 
     def apply(kind: Any, *given: Any, **named: Any) -> Any:
@@ -221,12 +223,17 @@ def as_in_files(*, detach: bool) -> Iterator[None]:
 
     function = torch.autograd.Function
     own = vars(function)["apply"]
+    hooks = {p: p._backward_hooks for p in module.parameters()}
     with torch.enable_grad(), Passing():
         function.apply = classmethod(apply)
         try:
+            for parameter in hooks:
+                parameter._backward_hooks = None
             yield
         finally:
             function.apply = own
+            for parameter, kept in hooks.items():
+                parameter._backward_hooks = kept
 
 
 def outputs_of(module: Any, given: Arguments) -> list[Any]:

@@ -37,6 +37,7 @@ from onnxremat.exporting.pytorch import (
     values_of,
 )
 from onnxremat.exporting.restore import restored
+from onnxremat.exporting.run import run_file
 from onnxremat.exporting.simplify import simplified
 from onnxremat.grad.listed import Parameters, parameters_of
 from onnxremat.graph.onnx_io import check_writable, write_model
@@ -245,7 +246,7 @@ def _warn_of_stops(
     does not say what the module does with it."""
     how = "makes the gradients of {} parameters otherwise than a file can say"
     try:
-        with as_in_files(detach=exporter != "dynamo"):
+        with as_in_files(module, detach=exporter != "dynamo"):
             found = _gradients(module, given)
     except Exception:  # what the module does without gradients may not be possible with them
         found, how = {}, "may make the gradients of {} parameters otherwise than a file can say"
@@ -258,8 +259,8 @@ def _warn_of_stops(
     if names:
         stops = "torch.no_grad()" + ", detach()" * (exporter != "dynamo")
         warnings.warn(
-            f"the module {how.format(len(names))}, by {stops} or functions with a backward of "
-            f"their own: {', '.join(names[:4])}{', ...' * (len(names) > 4)}; they are trained "
+            f"the module {how.format(len(names))}, by {stops}, hooks or functions with a backward "
+            f"of their own: {', '.join(names[:4])}{', ...' * (len(names) > 4)}; they are trained "
             "with the derivative of what the module computes",
             TrainingWarning,
             stacklevel=2,
@@ -301,7 +302,7 @@ def _check(module: Any, given: Arguments, model: onnx.ModelProto, batched: Seque
                 y.detach().cpu().numpy() for y in outputs_of(module, call) if torch.is_tensor(y)
             ]
         arrays = call.arrays()
-        found = session.run(None, {name: arrays[name] for name in names})
+        found = run_file(session, None, {name: arrays[name] for name in names})
         for k, (ours, theirs) in enumerate(zip(found, want, strict=False)):
             error = _error(np.asarray(ours), theirs)
             if not error <= ALLOWED:

@@ -16,7 +16,13 @@ from onnx import numpy_helper
 from torch import nn
 
 import onnxremat
-from onnxremat.errors import TrainingWarning, UnsupportedError, UsageError, VerificationError
+from onnxremat.errors import (
+    ModelError,
+    TrainingWarning,
+    UnsupportedError,
+    UsageError,
+    VerificationError,
+)
 from onnxremat.grad import differentiate
 from onnxremat.grad.listed import KEY, Parameters, parameters_of
 from onnxremat.ort.session import Options, open_session, session_options
@@ -300,12 +306,14 @@ def test_tables_that_calls_scale_down_are_told(tmp_path: Path) -> None:
 def test_a_function_with_a_backward_of_its_own_is_told(exporter: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     net, x, path = Adversarial(), torch.randn(4, 6), tmp_path / "net.onnx"
+    net.head.weight.register_hook(lambda gradient: 2 * gradient)
     before = vars(torch.autograd.Function)["apply"]
-    with pytest.warns(TrainingWarning, match=r"2 parameters .* backward of their own: body.weight"):
+    with pytest.warns(TrainingWarning, match=r"3 parameters .* backward of their own: body.weight"):
         onnxremat.export(net, x, path, exporter=exporter)
     assert vars(torch.autograd.Function)["apply"] is before, "PyTorch is left as it was"
     found = onnxremat.check_export(net, path, x)
-    assert [p.name for p in found.parameters if p.problem] == ["body.weight", "body.bias"]
+    names = ["body.weight", "body.bias", "head.weight"]
+    assert [p.name for p in found.parameters if p.problem] == names, "the hook is there as before"
     if exporter == "dynamo":  # the other says nothing
         torch.onnx.export(net, (x,), str(path), dynamo=True, optimize=False)
         with pytest.warns(TrainingWarning, match=r"backward of their own: Reversed"):
@@ -394,6 +402,15 @@ def test_a_wrong_gradient_is_found(tmp_path: Path) -> None:
     onnx.save(model, tmp_path / "net.onnx")
     found = onnxremat.check_export(net, tmp_path / "net.onnx", PICTURES)
     assert any("gradient is off" in problem for problem in found.problems)
+
+
+def test_a_file_that_onnxruntime_does_not_run_is_told(tmp_path: Path) -> None:
+    net, x, path = nn.Conv1d(3, 2, 3, padding="same", dilation=2), torch.randn(2, 3, 7), "net.onnx"
+    torch.onnx.export(net, (x,), str(tmp_path / path), dynamo=False)
+    assert "onnxruntime stopped" in onnxremat.check_export(net, tmp_path / path, x).failed
+    with pytest.raises(ModelError, match="Dilation"):
+        onnxremat.export(net, x, tmp_path / "other.onnx", exporter="legacy")
+    onnxremat.export(net, x, tmp_path / "other.onnx")
 
 
 def test_nothing_is_written_when_it_fails(tmp_path: Path) -> None:
