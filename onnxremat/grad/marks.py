@@ -78,12 +78,15 @@ topk sort argsort argmax argmin max min searchsorted bucketize nonzero round flo
 median kthvalue
 """
 _ORDERS = frozenset(_PICKS.split())
-# What passes no gradient on: its derivative is 0.
+# What passes no gradient on, its derivative being 0; and what may be beside it.
 _FLAT = """
-sign sgn round floor ceil trunc eq ne gt ge lt le logical_not isnan isinf bitwise_not bitwise_and
-bitwise_or argmax argmin argsort heaviside bucketize searchsorted one_hot
+sign sgn round floor ceil trunc eq ne gt ge lt le logical_not isnan isinf
 """
-_STEPS = frozenset(_FLAT.split())
+_BESIDE = """
+_to_copy to convert_element_type_default type_as t view reshape permute transpose expand unsqueeze
+squeeze clone alias contiguous flatten _unsafe_view scalar_tensor scalar_tensor_default detach
+"""
+_STEPS, _ALONE = frozenset(_FLAT.split()), frozenset(f"{_FLAT} {_BESIDE}".split())
 _CUTS = "split unsafe_split chunk unsafe_chunk unbind tensor_split hsplit vsplit"
 _WHOLE = (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
 _CUTTING = tuple(_CUTS.split())
@@ -107,7 +110,7 @@ class Marks:
         folded: names a folded initializer was made from, without those that exporters make up.
         copied: folded initializers that may hold an element of their parameter several times.
         computed: folded initializers whose numbers are not those of a parameter any more.
-        stepped: folded initializers on whose way something was rounded, compared or the like.
+        stepped: folded initializers that are what was rounded or compared.
         filled: folded initializers in which zeros may stand where a parameter has no number; True
             where they are those beside a triangle.
         stopped: folded initializers on whose way gradients were stopped.
@@ -221,7 +224,7 @@ def marks_of(model: onnx.ModelProto) -> Marks:
                 copied.add(name)
             if _is_computed((name, *_names(entry[FOLDED])), listed):
                 computed.add(name)
-            if any(stem(each) in _STEPS for each in (name, *_names(entry[FOLDED]))):
+            if _is_stepped((name, *_names(entry[FOLDED])), listed):
                 stepped.add(name)
             if fills := {stem(each) for each in (name, *_names(entry[FOLDED]))} & _FILLS:
                 filled[name] = fills <= _TRIANGLES
@@ -333,6 +336,12 @@ def _is_computed(sources: Iterable[str], listed: Collection[str]) -> bool:
     if listed and parts and not any(stem(n).startswith(_CUTTING) for n in names):
         return True  # of an operator that left no name, as batch_norm of a convolution's weight
     return any(stem(n) in _COMPUTING or (listed and stem(n) not in _MOVING) for n in names)
+
+
+def _is_stepped(sources: Iterable[str], listed: Collection[str]) -> bool:
+    """Numbers were rounded or compared, and else moved."""
+    stems = {stem(n) for n in sources if n not in listed and not is_nameless(n)}
+    return not stems.isdisjoint(_STEPS) and stems <= _ALONE
 
 
 def is_detached(name: str) -> bool:

@@ -72,7 +72,7 @@ def test_what_was_left_out_is_trained_and_written_apart(name: str, tmp_path: Pat
 def test_what_was_rounded_or_compared_is_not_trained() -> None:
     """``sign(s)`` and ``(w > 0.1).float()``, whose derivatives are 0."""
     model = onnx.load(next(path for path in FILES if path.stem == "folded-choice"))
-    with pytest.warns(TrainingWarning, match="compared, ordered or rounded .* of w and"):
+    with pytest.warns(TrainingWarning, match="compared, ordered or rounded .* of w, s and"):
         about = training_of(differentiate(model, optimizer=None))
     assert {w.label or w.name for w in about.weights if w.status == "trained"} == {
         "l.weight", "l.bias", "w", "order"
