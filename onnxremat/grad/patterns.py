@@ -88,7 +88,8 @@ def is_progression(x: np.ndarray) -> bool:
 
 def is_decay(x: np.ndarray) -> bool:
     """Along one axis, neighbours that are not 0 have one ratio, another for each of the slices
-    along the first axis: how fast the heads of an attention forget."""
+    along the first axis that is longer than 1: how fast the heads of an attention forget."""
+    x = np.squeeze(x)
     return any(_decays(x[:1], axis) and _decays(x, axis) for axis in range(1, x.ndim))
 
 
