@@ -214,6 +214,7 @@ class Prepared:
             it, None where that is not known.
         as_it_is: the original may be written as it is, where it keeps the budget.
         optimising: seconds that this took, and putting in order; as long does each part of it.
+        passing: seconds that the original took to be opened, run under the meter and looked at.
     """
 
     unsplit: Unsplit
@@ -228,6 +229,7 @@ class Prepared:
     lasting: frozenset[str] | None = None
     as_it_is: bool = False
     optimising: float = 0.0
+    passing: float = 0.0
 
     @property
     def name(self) -> str:
@@ -360,12 +362,14 @@ def prepare(source: Source, settings: Settings, progress: Progress | None = None
         raise UsageError(f"a budget counts no '{odd}'", hint="one of " + ", ".join(parts))
     kept = fixes_order(settings.dw_policy, settings.fixed_order)
     settings = replace(settings, fixed_order=settings.fixed_order or kept)
-    before = log.seconds.get(OPTIMISE, 0.0)
+    before, ran = log.seconds.get(OPTIMISE, 0.0), log.seconds.get(MEASURE, 0.0)
     with log.phase(READ, "reading the model"):
         made = _prepared(source, settings.on_this_machine(), log)
     whole = not (settings.split_batch or settings.fission or kept)
     took = log.seconds[OPTIMISE] - before
-    return replace(made, as_it_is=settings.target == AUTO and whole, optimising=took)
+    passing = log.seconds.get(MEASURE, 0.0) - ran
+    as_it_is = settings.target == AUTO and whole
+    return replace(made, as_it_is=as_it_is, optimising=took, passing=passing)
 
 
 def _prepared(source: Source, settings: Settings, log: Phases) -> Prepared:

@@ -92,7 +92,7 @@ class InParts(ABC):
 
     def _made(self, make: Callable[[], Prepared]) -> Prepared | None:
         """A model in parts; None where it does not go, or nobody waits for it any more."""
-        self.late = self.late or out_of_time(self.prepared, self.options)
+        self.late = self.late or out_of_time(self.prepared, self.options, self.log)
         if self.options.stopped or self.late:
             return None
         try:
