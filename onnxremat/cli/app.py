@@ -5,6 +5,7 @@ Imports little, so that Ctrl-C is answered from the first moment on.
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import signal
@@ -28,11 +29,13 @@ from onnxremat.errors import (
     UsageError,
 )
 
+COLLECTING = (50_000, 20, 100)  # looking for rings among a graph's objects is a fifth of all time
 UNREAD = 128 + 13  # nobody reads on: as a shell says it of a program that SIGPIPE ends
 
 
 def main() -> None:
     """Entry point: errors become one message and their exit code."""
+    gc.set_threshold(*COLLECTING)
     before = threading.enumerate()
     code = _code()
     left = set(threading.enumerate()) - set(before)

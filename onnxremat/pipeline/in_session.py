@@ -282,11 +282,16 @@ def _order(name: str, found: Measurement) -> Check:
 
 @dataclass(frozen=True)
 class OneSession:
-    """A model to run in one session; see :class:`~onnxremat.pipeline.closed_loop.Target`."""
+    """A model to run in one session; see :class:`~onnxremat.pipeline.closed_loop.Target`.
+
+    Attributes:
+        sketched: what is built is not written: only its bytes are asked for.
+    """
 
     prepared: Prepared
     limit: Limit
     log: Phases
+    sketched: bool = False
 
     @property
     def limits(self) -> Mapping[str, int]:
@@ -325,7 +330,7 @@ class OneSession:
         """Rewrite; onnxruntime is asked how it fuses the model only where that would fit."""
         plan = self._plan(found, first)
         made = session_of(self.prepared, rewrite(self.prepared.graph, plan))
-        if not excess(made.predict(), self.limits_for(made)):
+        if not self.sketched and not excess(made.predict(), self.limits_for(made)):
             made = carried(self.prepared, plan, self.log)
         limit = self.limit.of(made.beside)
         return made.opened_in(limit).told(budget=limit + made.beside)

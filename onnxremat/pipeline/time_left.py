@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from onnxremat.pipeline.phases import COSTS, Phases
+from onnxremat.pipeline.phases import COSTS, MEASURE, Phases
 from onnxremat.planner.options import PlanOptions
 
 if TYPE_CHECKING:
@@ -14,6 +14,7 @@ MEASURING, QUICK = 0.2, 2.0  # of the time limit, and seconds, on top of it: cos
 OFF_PLANNING = 0.3  # of the time limit, taken off it, where these are not enough to measure
 LONG_RUN = 3.0  # seconds from which it is said that runs of the model take their time
 PARTS = 2  # times as long as the whole a graph in parts takes to be optimised, at least
+RUNS = 2  # of a plan, as long as that of the original, that planning leaves time for
 PASSES = 3  # sessions that a graph in parts is run in before its plan is known to be good
 BEYOND, BESIDE = 1.2, 5.0  # times the limit, and seconds, in which a command is to be done
 
@@ -41,12 +42,15 @@ def said_of_short(prepared: Prepared) -> str:
 
 
 def left_of(options: PlanOptions, log: Phases) -> PlanOptions:
-    """The options of planning, less the time that measuring took beyond its own."""
+    """The options of planning, less the time that measuring took beyond its own, and where all that
+    came before leaves less, that."""
     limit = options.time_limit
-    over = log.seconds.get(COSTS, 0.0) - MEASURING * limit - QUICK
-    if over <= 0 or options.work is not None:
+    if options.work is not None:
         return options
-    return options.lasting(max(limit - over, (1 - OFF_PLANNING) * limit))
+    over = max(0.0, log.seconds.get(COSTS, 0.0) - MEASURING * limit - QUICK)
+    room = log.left - RUNS * log.seconds.get(MEASURE, 0.0)
+    seconds = min(max(limit - over, (1 - OFF_PLANNING) * limit), max(options.least, room))
+    return options if seconds >= limit else options.lasting(seconds)
 
 
 def out_of_time(prepared: Prepared, options: PlanOptions, log: Phases, parts: int = PARTS) -> str:

@@ -67,7 +67,8 @@ class InParts(ABC):
             why: the whole is not taken, for people.
         """
         if limit not in self.tried:
-            self.tried[limit] = self._within(limit, why)
+            self.late = self.late or out_of_time(self.prepared, self.options, self.log)
+            self.tried[limit] = None if self.late else self._within(limit, why)
         return self.tried[limit]
 
     @abstractmethod

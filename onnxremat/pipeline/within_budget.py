@@ -136,7 +136,7 @@ def smallest(
     free = OneSession(prepared, Limit(1 << 62), log)  # gates take some bytes more than was found
     how = PREDICTED if refused and no_time(prepared, log) else ""
     if how:
-        free = replace(free, prepared=prepared.unmeasured)
+        free = replace(free, prepared=prepared.unmeasured, sketched=True)
     made, _ = carried_out(free, Aim(free.limits), solution, solution)
     if how and refused and made.held <= refused.of(made.artifact.beside):
         return smallest(prepared, options, log)
