@@ -42,7 +42,7 @@ from onnxremat.pipeline.phases import MEASURE, OPTIMISE, READ, Phases
 from onnxremat.pipeline.priced import priced
 from onnxremat.pipeline.sizes import in_tensors, known_sizes, sequence_notes, with_measured_shapes
 from onnxremat.pipeline.source import Source, read_source
-from onnxremat.pipeline.time_left import MEASURING, OFF_PLANNING, QUICK, say_of_runs
+from onnxremat.pipeline.time_left import MEASURING, OFF_PLANNING, OPENINGS, QUICK, say_of_runs
 from onnxremat.pipeline.weight_order import DwPolicy, fixes_order
 from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.reduce import Reduced, reduce
@@ -427,7 +427,9 @@ def optimised(read: AsRead, settings: Settings, log: Phases) -> Unsplit:
     original, home, feeds, baseline = read.source, read.home, read.feeds, read.baseline
     listed = with_shapes(read.plain, known_sizes(original))
     listed_model, target = to_model(listed), settings.target
-    made = optimised_for(listed_model, target, home, to_write=settings.to_write)
+    # Without time it is tried once there is a plan, of what is written itself.
+    to_write = settings.to_write and log.left > OPENINGS * log.seconds.get(MEASURE, 0.0)
+    made = optimised_for(listed_model, target, home, to_write=to_write)
     graph = without_dead_ops(made.graph)
     graph = with_shapes(graph, {n: found for n, found in known_sizes(listed).items() if found[1]})
     if feeds is not None:

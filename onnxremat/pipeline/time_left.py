@@ -15,6 +15,7 @@ OFF_PLANNING = 0.3  # of the time limit, taken off it, where these are not enoug
 LONG_RUN = 3.0  # seconds from which it is said that runs of the model take their time
 PARTS = 2  # times as long as the whole a graph in parts takes to be optimised, at least
 RUNS = 2  # of a plan, as long as that of the original, that planning leaves time for
+OPENINGS = 2  # times as long as the original's run onnxruntime takes to optimise it twice
 PASSES = 3  # sessions that a graph in parts is run in before its plan is known to be good
 BEYOND, BESIDE = 1.2, 5.0  # times the limit, and seconds, in which a command is to be done
 
