@@ -14,6 +14,7 @@ MEASURING, QUICK = 0.2, 2.0  # of the time limit, and seconds, on top of it: cos
 OFF_PLANNING = 0.3  # of the time limit, taken off it, where these are not enough to measure
 LONG_RUN = 3.0  # seconds from which it is said that runs of the model take their time
 PARTS = 2  # times as long as the whole a graph in parts takes to be optimised, at least
+FLOOR = 0.5  # of the limit, that planning has whatever came before
 RUNS = 2  # of a plan, as long as that of the original, that planning leaves time for
 OPENINGS = 2  # times as long as the original's run onnxruntime takes to optimise it twice
 PASSES = 3  # sessions that a graph in parts is run in before its plan is known to be good
@@ -44,13 +45,13 @@ def said_of_short(prepared: Prepared) -> str:
 
 def left_of(options: PlanOptions, log: Phases) -> PlanOptions:
     """The options of planning, less the time that measuring took beyond its own, and where all that
-    came before leaves less, that."""
+    came before leaves less, that, but half of the limit at least."""
     limit = options.time_limit
     if options.work is not None:
         return options
     over = max(0.0, log.seconds.get(COSTS, 0.0) - MEASURING * limit - QUICK)
     room = log.left - RUNS * log.seconds.get(MEASURE, 0.0)
-    seconds = min(max(limit - over, (1 - OFF_PLANNING) * limit), max(options.least, room))
+    seconds = min(max(limit - over, (1 - OFF_PLANNING) * limit), max(FLOOR * limit, room))
     return options if seconds >= limit else options.lasting(seconds)
 
 
