@@ -13,7 +13,7 @@ import pytest
 from onnxremat.cli.exhausted import out_of_memory
 from onnxremat.errors import ExhaustedError, InfeasibleError, ModelError, UsageError
 from tests.faults import presses, trial
-from tests.faults.commands import Written, commands
+from tests.faults.commands import Written
 
 ROOT = Path(__file__).resolve().parents[2]
 MOMENTS = """
