@@ -353,7 +353,7 @@ def test_scans_of_more_than_a_profile_holds(
     monkeypatch.setattr("onnxremat.ort.trips.BODY_RUNS", 27)
     require_few_trips(made)
     monkeypatch.setattr("onnxremat.ort.trips.BODY_RUNS", 26)
-    with pytest.raises(ModelError, match="too many runs .*: 27"):
+    with pytest.raises(ModelError, match=r"too many runs .*: 27"):
         require_few_trips(made)
 
 
