@@ -427,9 +427,8 @@ def optimised(read: AsRead, settings: Settings, log: Phases) -> Unsplit:
     original, home, feeds, baseline = read.source, read.home, read.feeds, read.baseline
     listed = with_shapes(read.plain, known_sizes(original))
     listed_model, target = to_model(listed), settings.target
-    # Without time it is tried once there is a plan, of what is written itself.
-    to_write = settings.to_write and log.left > OPENINGS * log.seconds.get(MEASURE, 0.0)
-    made = optimised_for(listed_model, target, home, to_write=to_write)
+    slow = log.left < OPENINGS * log.seconds.get(MEASURE, 0.0)  # then what is written is tried
+    made = optimised_for(listed_model, target, home, to_write=settings.to_write and not slow)
     graph = without_dead_ops(made.graph)
     graph = with_shapes(graph, {n: found for n, found in known_sizes(listed).items() if found[1]})
     if feeds is not None:

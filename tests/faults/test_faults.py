@@ -59,7 +59,7 @@ def test_late_answers_to_an_interrupt_are_seen(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(trial, "_run", deaf)
     monkeypatch.setattr(presses, "ANSWER", 0.1)
-    whole = trial.Whole(0, 0, 0.0)
+    whole = trial.Whole(0, 0, 0.2 * 2 * trial.PIECES)  # pressed when it is deaf
     assert "second Ctrl-C" in trial.wrong(Written({}, ("heed",), {}), "press", 1, whole)
     said = trial.wrong(Written({}, (), {}), "press", 0, whole)
     assert said.startswith("Ctrl-C at")
