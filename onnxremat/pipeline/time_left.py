@@ -17,8 +17,9 @@ PARTS = 2  # times as long as the whole a graph in parts takes to be optimised, 
 FLOOR = 0.5  # of the limit, that planning has whatever came before
 RUNS = 2  # of a plan, as long as that of the original, that planning leaves time for
 OPENINGS = 2  # times as long as the original's run onnxruntime takes to optimise it twice
-PASSES = 3  # sessions that a graph in parts is run in before its plan is known to be good
-BEYOND, BESIDE = 1.2, 5.0  # times the limit, and seconds, in which a command is to be done
+PASSES = 4  # sessions that a graph in parts is run in before its plan is known to be good
+# Times the limit, and seconds, in which a command is to be done; one more is for starting Python.
+BEYOND, BESIDE = 1.2, 4.0
 
 
 def begin(options: PlanOptions, log: Phases) -> None:
