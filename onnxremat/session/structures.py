@@ -14,6 +14,7 @@ from collections.abc import Iterable
 import onnx
 
 from onnxremat.graph.ir import Graph, Op, Role, subgraphs
+from onnxremat.graph.unforeseen import SHOWN
 from onnxremat.rewrite.pins import PREFIX as PIN
 
 OUTPUT = (
@@ -28,8 +29,12 @@ LETTER = 9  # of a name
 
 
 def graph_bytes(graph: Graph) -> int:
-    """What a session of ``graph`` keeps of it, weights and pins aside."""
-    weights = [name for name, tensor in graph.tensors.items() if tensor.role is Role.WEIGHT]
+    """What a session of ``graph`` keeps of it, weights and what `load` leaves out aside."""
+    weights = [
+        name
+        for name, tensor in graph.tensors.items()
+        if tensor.role is Role.WEIGHT and not name.startswith(SHOWN)
+    ]
     ends = END * (len(graph.inputs) + len(graph.outputs))
     return ends + _weights(weights) + sum(op_bytes(op) for op in graph.ops)
 
@@ -40,8 +45,8 @@ def node_bytes(graph: Graph) -> int:
 
 
 def op_bytes(op: Op) -> int:
-    """What is kept of an op and its bodies; 0 for a pin, which is not opened."""
-    if op.name.startswith(PIN):
+    """What is kept of an op and its bodies; 0 for what `load` leaves out."""
+    if op.name.startswith((PIN, SHOWN)):
         return 0
     return _named(op.name, op.inputs, op.outputs) + _inside(op.node)
 
