@@ -24,6 +24,7 @@ ZERO = "fission/zero"  # the lesser of 0 and the size of an input
 SHOWN = "onnxremat.shown"  # the same where a plan is carried out; such ops are no steps of it
 ADDED = "onnxremat."
 BOUNDS = {"Slice": 2, "Reshape": 1, "Expand": 1}  # input that says how large the output is
+LEAST = 16 << 10  # bytes of a value that is not to wait
 FIRST = 12  # opset from which the lesser of two integers is there
 
 
@@ -42,12 +43,13 @@ def all_unforeseen(graph: Graph, known: Collection[str]) -> Graph:
     Args:
         known: inputs whose shapes may be known.
     """
-    bounds = {
-        op.inputs[BOUNDS[op.op_type]]
+    weights = {
+        op.inputs[1]
         for op in graph.ops
         if op.standard and op.op_type in ("Reshape", "Expand")
-    }
-    weights = {name for name in bounds if graph.tensors[name].role is Role.WEIGHT}
+        and graph.tensors[op.inputs[1]].role is Role.WEIGHT
+        and graph.tensors[op.outputs[0]].bytes >= LEAST
+    }  # fmt: skip
     inputs = {n for n in graph.inputs if graph.tensors[n].shape and graph.tensors[n].dtype}
     return _Found(graph, SHOWN).made(frozenset(weights), frozenset(inputs.difference(known)))
 
