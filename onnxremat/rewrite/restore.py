@@ -16,9 +16,13 @@ SHOWING = ("Reshape", "Add")  # of what is added: input 0 as it is
 OWN = ("plan", "options", "facts", "scratch", "devices")
 
 
-def restored(model: onnx.ModelProto) -> onnx.ModelProto:
+def restored(model: onnx.ModelProto, *, planned: bool = False) -> onnx.ModelProto:
     """The model without what onnxremat added, so that it can be planned anew; any other model
-    comes back as it is."""
+    comes back as it is.
+
+    Args:
+        planned: as its plan has it: shapes that only a run tells were there when it was planned.
+    """
     if "plan" not in metadata(model):
         return model
     result = onnx.ModelProto()
@@ -29,10 +33,10 @@ def restored(model: onnx.ModelProto) -> onnx.ModelProto:
     kept = []
     for node in graph.node:
         origin = next((e.value for e in node.metadata_props if e.key == ORIGIN), "")
-        if is_added(node.name) or node.name.startswith(ZERO):
+        if is_added(node.name) or (node.name.startswith(ZERO) and not planned):
             if node.op_type in SHOWING:
                 same[node.output[0]] = node.input[0]
-        elif origin in by_name:
+        elif origin and origin in by_name:
             same.update(zip(node.output, by_name[origin].output, strict=False))
         else:
             kept.append(node)
@@ -47,7 +51,10 @@ def restored(model: onnx.ModelProto) -> onnx.ModelProto:
                 node.metadata_props.add(key=key, value=value)
     del graph.node[:]
     graph.node.extend(nodes)
-    weights = [t for t in graph.initializer if not is_added(t.name) and not t.name.startswith(ZERO)]
+    weights = [
+        t for t in graph.initializer
+        if not is_added(t.name) and (planned or not t.name.startswith(ZERO))
+    ]  # fmt: skip
     del graph.initializer[:]
     graph.initializer.extend(weights)
     written = {name for node in nodes for name in node.output}
@@ -61,6 +68,8 @@ def restored(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _last(same: dict[str, str], name: str) -> str:
-    while name in same:
+    passed = set[str]()  # files of others may have nodes that repeat each other
+    while name in same and name not in passed:
+        passed.add(name)
         name = same[name]
     return name
