@@ -2,14 +2,15 @@
 
 Under default options onnxruntime holds a dead buffer for the next value whose shape it knows to be
 the same when it loads the file (``allocation_planner.cc``, ``FindReusableTensor``). Parts of a
-region are of one shape, so that the buffers of a part would wait for the next one, and nothing
-would be gained. Where bounds are sums with a zero that is found at run time, no shape behind them
-follows at load; files give each a name instead, and a buffer is given back when its value is dead.
+region are of one shape, and so is what a plan drops and what it computes again: the buffers of one
+would wait for the other, and nothing would be gained. Where shapes are sums with a zero that is
+found at run time, no shape behind them follows at load; files give each a name instead, and a
+buffer is given back when its value is dead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -20,49 +21,121 @@ from onnxremat.graph.ir import Graph, Op, Role, Tensor
 from onnxremat.graph.traits import takeover_inputs
 
 ZERO = "fission/zero"  # the lesser of 0 and the size of an input
+SHOWN = "onnxremat.shown"  # the same where a plan is carried out; such ops are no steps of it
 ADDED = "onnxremat."
-BOUNDS = {"Slice": 2, "Reshape": 1}  # input that says how large the output is
+BOUNDS = {"Slice": 2, "Reshape": 1, "Expand": 1}  # input that says how large the output is
+LEAST = 16 << 10  # bytes of a value that is not to wait
 FIRST = 12  # opset from which the lesser of two integers is there
 
 
-def unforeseen(graph: Graph, bounds: Iterable[str]) -> Graph:
+def unforeseen(graph: Graph, bounds: Collection[str]) -> Graph:
     """The graph with these constants, the bounds of its Slices and Reshapes, found as it runs.
 
     Args:
         bounds: lists of integers among the weights.
     """
-    wanted = frozenset(bounds)
-    if not wanted or not graph.inputs or graph.opsets.get("", 1) < FIRST:
-        return graph
-    tensors, frame = dict(graph.tensors), onnx.ModelProto()
-    frame.CopyFrom(graph.model)
-    none = numpy_helper.from_array(np.zeros((), np.int64), f"{ZERO}/none")
-    frame.graph.initializer.append(none)
-    tensors[none.name] = Tensor(none.name, TensorProto.INT64, (), 8, Role.WEIGHT)
+    return _Found(graph, ZERO).made(frozenset(bounds), frozenset())
 
-    def op(kind: str, inputs: list[str], output: str, shape: tuple[int, ...]) -> Op:
-        size = 8 * int(np.prod(shape))
-        tensors[output] = Tensor(output, TensorProto.INT64, shape, size, Role.ACTIVATION)
+
+def all_unforeseen(graph: Graph, known: Collection[str]) -> Graph:
+    """The graph with no shape of a value known that depends on its inputs.
+
+    Args:
+        known: inputs whose shapes may be known.
+    """
+    weights = {
+        op.inputs[1]
+        for op in graph.ops
+        if op.standard and op.op_type in ("Reshape", "Expand")
+        and graph.tensors[op.inputs[1]].role is Role.WEIGHT
+        and graph.tensors[op.outputs[0]].bytes >= LEAST
+    }  # fmt: skip
+    inputs = {n for n in graph.inputs if graph.tensors[n].shape and graph.tensors[n].dtype}
+    return _Found(graph, SHOWN).made(frozenset(weights), frozenset(inputs.difference(known)))
+
+
+class _Found:
+    """Shapes found as a graph runs.
+
+    Attributes:
+        zero: what the ops that find them are called after.
+    """
+
+    def __init__(self, graph: Graph, zero: str) -> None:
+        self.graph, self.zero = graph, zero
+        self.tensors = dict(graph.tensors)
+        self.ops: list[Op] = []
+        self.constants: list[onnx.TensorProto] = []
+        self.names = dict[str, str]()  # of a constant or input to what is read in its place
+
+    def made(self, bounds: frozenset[str], inputs: frozenset[str]) -> Graph:
+        """The graph that reads these constants and inputs so."""
+        graph = self.graph
+        sized = [name for name in graph.inputs if graph.tensors[name].dtype]
+        if not sized or graph.opsets.get("", 1) < FIRST:
+            return graph
+        self._zero(sized[0])
+        kept = []
+        for each in graph.ops:
+            read = list(each.inputs)
+            at = BOUNDS.get(each.op_type, len(read)) if each.standard else len(read)
+            if at < len(read) and read[at] in bounds:
+                read[at] = self._sum(read[at])
+            if not (each.op_type in ("Shape", "Size") or each.name.startswith(ADDED)):
+                read = [self._shown(name) if name in inputs else name for name in read]
+            kept.append(replace(each, inputs=tuple(read)))
+        if not self.names:
+            return graph
+        frame = onnx.ModelProto()
+        frame.CopyFrom(graph.model)
+        frame.graph.initializer.extend(self.constants)
+        return replace(graph, ops=(*self.ops, *kept), tensors=self.tensors, model=frame)
+
+    def _zero(self, name: str) -> None:
+        none = self._constant("none", np.zeros((), np.int64))
+        self._op("Size", [name], f"{self.zero}_size", TensorProto.INT64, ())
+        self._op("Min", [f"{self.zero}_size", none], self.zero, TensorProto.INT64, ())
+
+    def _sum(self, name: str) -> str:
+        """A list of integers plus zero."""
+        if name not in self.names:
+            shape = self.tensors[name].shape or ()
+            made = self._op(
+                "Add", [name, self.zero], f"{self.zero}/{name}", TensorProto.INT64, shape
+            )
+            self.names[name] = made
+        return self.names[name]
+
+    def _shown(self, name: str) -> str:
+        """An input in a shape of as many zeros: a Reshape to them copies every dimension."""
+        if name not in self.names:
+            tensor = self.tensors[name]
+            rank = len(tensor.shape or ())
+            zeros = f"{self.zero}_rank{rank}"
+            if zeros not in self.tensors:
+                self._constant(f"rank{rank}", np.zeros(rank, np.int64))
+            made = f"{self.zero}/{name}"
+            self._op("Reshape", [name, self._sum(zeros)], made, tensor.dtype, tensor.shape or ())
+            self.names[name] = made
+        return self.names[name]
+
+    def _constant(self, name: str, value: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> str:
+        made = numpy_helper.from_array(value, f"{self.zero}_{name}")
+        self.constants.append(made)
+        shape = tuple(value.shape)
+        self.tensors[made.name] = Tensor(
+            made.name, TensorProto.INT64, shape, value.nbytes, Role.WEIGHT
+        )
+        return made.name
+
+    def _op(
+        self, kind: str, inputs: list[str], output: str, dtype: int, shape: tuple[int, ...]
+    ) -> str:
+        size = self.tensors[inputs[0]].bytes if kind == "Reshape" else 8 * int(np.prod(shape))
+        self.tensors[output] = Tensor(output, dtype, shape, size, Role.ACTIVATION)
         node = onnx.helper.make_node(kind, inputs, [output], name=output)
-        return Op(output, kind, "", tuple(inputs), (output,), (), node)
-
-    ops = [
-        op("Size", [graph.inputs[0]], f"{ZERO}/size", ()),
-        op("Min", [f"{ZERO}/size", none.name], ZERO, ()),
-    ]
-    made = dict[str, str]()
-    for each in graph.ops:
-        at = BOUNDS.get(each.op_type, len(each.inputs)) if each.standard else len(each.inputs)
-        name = each.inputs[at] if at < len(each.inputs) else ""
-        if name in wanted:
-            if name not in made:
-                made[name] = f"{ZERO}/{name}"
-                shape = tensors[name].shape or ()
-                ops.append(op("Add", [name, ZERO], made[name], shape))
-            inputs = (*each.inputs[:at], made[name], *each.inputs[at + 1 :])
-            each = replace(each, inputs=inputs)
-        ops.append(each)
-    return replace(graph, ops=tuple(ops), tensors=tensors, model=frame) if made else graph
+        self.ops.append(Op(output, kind, "", tuple(inputs), (output,), (), node))
+        return output
 
 
 def foreseen(values: Iterable[onnx.ValueInfoProto]) -> None:
@@ -81,9 +154,10 @@ def told(graph: Graph) -> Iterator[tuple[str, tuple[int | str, ...]]]:
     those that take over its buffer. onnxruntime lets a value take over another's only where it
     knows the same of both.
     """
-    names, readers = dict[str, str](), graph.readers if ZERO in graph.tensors else {}
+    marks = (ADDED, ZERO) if SHOWN in graph.tensors else (ZERO,) if ZERO in graph.tensors else ()
+    names, readers = dict[str, str](), graph.readers if marks else {}
     for place, op in enumerate(graph.ops):
-        behind = bool(readers) and any(n in names or n.startswith(ZERO) for n in op.reads)
+        behind = bool(marks) and any(n in names or n.startswith(marks) for n in op.reads)
         for output in op.writes:
             tensor = graph.tensors.get(output)
             if tensor is None or tensor.shape is None:

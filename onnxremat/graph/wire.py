@@ -23,6 +23,7 @@ from onnxremat.graph.protobuf import INITIALIZER as _INITIALIZER
 from onnxremat.graph.protobuf import RAW as _RAW
 from onnxremat.graph.protobuf import fields as _fields
 from onnxremat.graph.protobuf import message as _message
+from onnxremat.graph.unforeseen import SHOWN
 from onnxremat.limits import regular
 
 LARGE = 64 << 10  # bytes from which a weight stays in the file: each is one mapping
@@ -68,9 +69,10 @@ def read_light(path: Path, without: str = "") -> Light:
 
     Args:
         without: leave out nodes whose names begin so, if what they read is read by others or leaves
-            the graph, and what they make is read by nobody; and what is said about nodes for
-            people and tools (metadata and doc strings: PyTorch's exporter writes stack traces),
-            which a session would keep.
+            the graph, and what they make is read by nobody; shapes that are found as it runs
+            (:mod:`onnxremat.graph.unforeseen`), which are read as they are; and what is said about
+            nodes for people and tools (metadata and doc strings: PyTorch's exporter writes stack
+            traces), which a session would keep.
 
     Raises:
         ModelError: as :func:`onnxremat.graph.onnx_io.read_model`.
@@ -132,6 +134,7 @@ class _Graph:
         self._head, self._name, self._without = head, name, without
         self._dropped: list[tuple[int, onnx.NodeProto]] = []
         self._read: set[str] = set()  # by nodes that stay, or leaves the graph
+        self._shown = dict[str, str]()  # what shows a shape only as it runs to what it shows
 
     def read(self, data: mmap.mmap, begin: int, end: int) -> None:
         for number, kind, start, inside, stop in _fields(data, begin, end):
@@ -153,8 +156,15 @@ class _Graph:
         if node.name.startswith(self._without):
             self._dropped.append((len(self.parts) - 1, node))
             return
+        if node.name.startswith(SHOWN):  # listed before all others
+            self._shown[node.output[0]] = node.input[0]
+            self.parts.pop()
+            return
+        shown = not self._shown.keys().isdisjoint(node.input)
+        if shown:
+            node.input[:] = [self._shown.get(name, name) for name in node.input]
         self._read.update(node.input)
-        if node.metadata_props or node.doc_string:
+        if shown or node.metadata_props or node.doc_string:
             node.ClearField("metadata_props")
             node.ClearField("doc_string")
             self.parts[-1] = b"".join(_message(_NODE, node.SerializeToString()))
@@ -168,6 +178,8 @@ class _Graph:
         self.parts.append(data[start:stop])
         if stop - inside < LARGE:  # of one that lies elsewhere this is all
             small = onnx.TensorProto.FromString(data[inside:stop])
+            if self._without and small.name.startswith(SHOWN):
+                self.parts.pop()
             if small.data_location == onnx.TensorProto.EXTERNAL:
                 self._head.graph.initializer.append(small)
 

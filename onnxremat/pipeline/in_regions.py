@@ -84,7 +84,7 @@ def in_regions(
             "the model does not run with regions in parts", why=why, hint=OFF
         ) from error
     check_parts(found, graph, feeds, folder, wanted)
-    return unforeseen(made, (name for name in made.tensors if name.startswith(CONSTANT)))
+    return unforeseen(made, [name for name in made.tensors if name.startswith(CONSTANT)])
 
 
 def written(graph: Graph, regions: Sequence[Region], folder: Path | None) -> Graph:

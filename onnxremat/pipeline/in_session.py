@@ -14,6 +14,7 @@ import onnx
 from onnxremat.errors import InfeasibleError, NoPlanError
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
+from onnxremat.graph.unforeseen import SHOWN
 from onnxremat.ort.offline import lasting_tensors
 from onnxremat.ort.profile import Feeds, Profile, as_profiled, named_outputs
 from onnxremat.ort.session import DEFAULT, Options, open_session, session_options
@@ -432,7 +433,8 @@ class _Asked:
 
     def lasting(self, graph: Graph) -> set[str]:
         """Tensors left after fusion; in which order ops are listed does not matter to it."""
-        if self.prepared.lasting is not None and not any(op.origin for op in graph.ops):
+        added = SHOWN in graph.tensors or any(op.origin for op in graph.ops)
+        if self.prepared.lasting is not None and not added:
             return set(self.prepared.lasting)
         return lasting_tensors(to_model(graph), self.prepared.folder)
 

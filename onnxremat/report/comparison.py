@@ -302,7 +302,9 @@ def _default_words(facts: Facts) -> str:
     budget = facts.get("limit_bytes") or facts.get("budget_bytes")
     words, share = f"peak {format_bytes(peak)}", _of_budget("peak_default_options_bytes")(facts)
     words += f", {share} of the budget" if share else ""
-    return words + (": only the planned options keep it" if budget and peak > budget else "")
+    words += ": only the planned options keep it" if budget and peak > budget else ""
+    original = facts.get("baseline_peak_bytes")
+    return words + ("; the original takes less there" if original and peak > original else "")
 
 
 def _arena_words(facts: Facts) -> str:

@@ -13,8 +13,10 @@ import onnx
 
 from onnxremat import plain_json
 from onnxremat.errors import ModelError, UsageError
+from onnxremat.grad import updated_inputs
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
+from onnxremat.graph.unforeseen import all_unforeseen
 from onnxremat.limits import PLAN_BYTES
 from onnxremat.ort import blocks
 from onnxremat.rewrite.gates import add_gates
@@ -76,7 +78,7 @@ def rewrite(graph: Graph, plan: Plan, runtime: Runtime | None = None) -> Rewritt
     gated = blocks.add_guard(add_gates(expand(graph, plan.sequence)))
     if runtime is None:
         return Rewritten(add_pins(gated), plan)
-    lasting = set(runtime.lasting(gated))
+    gated, lasting = _unforeseen(gated, runtime)
     extra: set[str] = set()
     pinned, tried = gated, add_pins(gated, extra, lasting)
     for _ in range(PIN_ROUNDS):
@@ -92,6 +94,24 @@ def rewrite(graph: Graph, plan: Plan, runtime: Runtime | None = None) -> Rewritt
         lasting |= {name for op in gated.ops if op.name in found for name in op.writes}
         tried = add_pins(gated, extra, lasting)
     return Rewritten(pinned, plan)
+
+
+def _unforeseen(graph: Graph, runtime: Runtime) -> tuple[Graph, set[str]]:
+    """The graph whose dead buffers go back under default options, too, where onnxruntime fuses as
+    much without knowing its shapes; and tensors that last. What follows from constants alone may
+    last: folded at load, it would be held all the time."""
+    lasting = set(runtime.lasting(graph))
+    made = all_unforeseen(graph, updated_inputs(graph.model))
+    if made is graph:
+        return graph, lasting
+    try:
+        found = set(runtime.lasting(made))
+    except ModelError:
+        return graph, lasting
+    computed = set(graph.inputs)
+    for op in graph.ops:
+        computed.update(op.writes if computed.intersection(op.reads) else ())
+    return (graph, lasting) if found & computed - lasting else (made, found)
 
 
 def pack(plan: Plan) -> str:

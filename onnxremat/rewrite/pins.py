@@ -14,6 +14,7 @@ from collections.abc import Collection, Sequence
 from onnx import TensorProto, helper
 
 from onnxremat.graph.ir import Graph, Op, Role, Tensor
+from onnxremat.graph.unforeseen import SHOWN
 from onnxremat.rewrite.gates import PREFIX as GATE
 from onnxremat.rewrite.gates import SIZE
 
@@ -75,7 +76,10 @@ def is_added(name: str) -> bool:
 
 
 def _pinnable(graph: Graph, op: Op, lasting: Collection[str] | None) -> str:
-    """The output of an op that a pin may be put on, "" when there is none."""
+    """The output of an op that a pin may be put on, "" when there is none. When shapes are found
+    does not matter."""
+    if op.name.startswith(SHOWN):
+        return ""
     names = [name for name in op.writes if graph.tensors[name].dtype]
     if lasting is not None and not _is_gate_size(op):
         names = [name for name in names if name in lasting]
@@ -90,7 +94,9 @@ def misplaced(graph: Graph, executed: Sequence[str]) -> set[str]:
         executed: op names in executed order; ops fused away are absent, new names are ignored.
     """
     ran = set(executed)
-    planned = [op.name for op in graph.ops if op.name in ran and not op.name.startswith(PREFIX)]
+    planned = [
+        op.name for op in graph.ops if op.name in ran and not op.name.startswith((PREFIX, SHOWN))
+    ]
     place = {name: step for step, name in enumerate(planned)}
     found = set()
     reached = -1

@@ -10,9 +10,9 @@ from onnxremat.graph.onnx_io import ORIGIN
 from onnxremat.graph.unforeseen import ZERO
 from onnxremat.rewrite.annotate import NODE_KEYS
 from onnxremat.rewrite.emit import KEY, metadata
-from onnxremat.rewrite.gates import PREFIX as GATE
 from onnxremat.rewrite.pins import is_added
 
+SHOWING = ("Reshape", "Add")  # of what is added: input 0 as it is
 OWN = ("plan", "options", "facts", "scratch", "devices")
 
 
@@ -33,11 +33,8 @@ def restored(model: onnx.ModelProto, *, planned: bool = False) -> onnx.ModelProt
     kept = []
     for node in graph.node:
         origin = next((e.value for e in node.metadata_props if e.key == ORIGIN), "")
-        if is_added(node.name):
-            if node.op_type == "Reshape" and node.name.startswith(GATE):
-                same[node.output[0]] = node.input[0]
-        elif node.name.startswith(ZERO) and not planned:
-            if node.op_type == "Add":
+        if is_added(node.name) or (node.name.startswith(ZERO) and not planned):
+            if node.op_type in SHOWING:
                 same[node.output[0]] = node.input[0]
         elif origin and origin in by_name:
             same.update(zip(node.output, by_name[origin].output, strict=False))

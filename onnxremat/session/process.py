@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from onnxremat.graph.ir import Graph, Role
-from onnxremat.session.structures import graph_bytes, node_bytes
+from onnxremat.session.structures import graph_bytes, node_bytes, places_bytes
 from onnxremat.units import format_bytes
 
 SESSION = 2 << 20  # bytes of a session without nodes, a worker's stack included
@@ -83,7 +83,7 @@ def session_bytes(graph: Graph, nodes: int | None = None) -> int:
         nodes: that onnxruntime makes of its ops, where they are not opened as they are.
     """
     more = 0 if nodes is None else (nodes - len(graph.ops)) * node_bytes(graph)
-    return SESSION + max(0, graph_bytes(graph) + more)
+    return SESSION + max(0, graph_bytes(graph) + more) + places_bytes(graph)
 
 
 def nodes_bytes(graph: Graph, nodes: int, not_counted: Iterable[str]) -> int:

@@ -9,11 +9,13 @@ Conv takes three times what a Relu does. ``make bench-structures`` measures and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import onnx
 
 from onnxremat.graph.ir import Graph, Op, Role, subgraphs
+from onnxremat.graph.unforeseen import SHOWN
 from onnxremat.rewrite.pins import PREFIX as PIN
 
 OUTPUT = (
@@ -25,13 +27,32 @@ ELEMENT = 380  # of an attribute that is a list of integers
 WEIGHT = 1650  # of a weight, beside its bytes
 END = 3600  # of an input or output of the graph
 LETTER = 9  # of a name
+PLACE = 8  # of an index while it is looked up
+# Operators whose kernels list places, and how many last axes of their indices are one place.
+PLACES = {"ScatterElements": 0, "ScatterND": 1, "GatherND": 1}
 
 
 def graph_bytes(graph: Graph) -> int:
-    """What a session of ``graph`` keeps of it, weights and pins aside."""
-    weights = [name for name, tensor in graph.tensors.items() if tensor.role is Role.WEIGHT]
+    """What a session of ``graph`` keeps of it, weights and what `load` leaves out aside."""
+    weights = [
+        name
+        for name, tensor in graph.tensors.items()
+        if tensor.role is Role.WEIGHT and not name.startswith(SHOWN)
+    ]
     ends = END * (len(graph.inputs) + len(graph.outputs))
     return ends + _weights(weights) + sum(op_bytes(op) for op in graph.ops)
+
+
+def places_bytes(graph: Graph) -> int:
+    """Where an op goes for each of its indices: its kernel lists that while it runs (8 bytes each,
+    ``scatter.cc``, ``gather_nd.cc``, ``scatter_nd.cc``), not in memory that it asks a session for.
+    The C library keeps what is given back for the next, so that the longest list counts."""
+    listed = [0]
+    for op in graph.ops:
+        shape = graph.tensors[op.inputs[1]].shape if op.op_type in PLACES else None
+        if op.standard and shape is not None:
+            listed.append(PLACE * math.prod(shape[: len(shape) - PLACES[op.op_type]]))
+    return max(listed)
 
 
 def node_bytes(graph: Graph) -> int:
@@ -40,8 +61,8 @@ def node_bytes(graph: Graph) -> int:
 
 
 def op_bytes(op: Op) -> int:
-    """What is kept of an op and its bodies; 0 for a pin, which is not opened."""
-    if op.name.startswith(PIN):
+    """What is kept of an op and its bodies; 0 for what `load` leaves out."""
+    if op.name.startswith((PIN, SHOWN)):
         return 0
     return _named(op.name, op.inputs, op.outputs) + _inside(op.node)
 

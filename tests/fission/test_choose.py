@@ -83,7 +83,7 @@ def test_under_default_options_parts_need_little_more(graph: Graph) -> None:
     """Buffers of parts do not wait for the next part; planned anew, nothing is left of that."""
     region = Regions(Paper(graph)).within(0, len(graph.ops), 0)[0]
     plain = split(graph, [replace(region, parts=(1,) * 6)], 1)
-    made = unforeseen(plain, (name for name in plain.tensors if name.startswith(CONSTANT)))
+    made = unforeseen(plain, [name for name in plain.tensors if name.startswith(CONSTANT)])
     default, held, alone = run(made, DEFAULT), run(plain, DEFAULT), run(made)
     assert default.live_peak < 1.4 * alone.live_peak < held.live_peak
     assert max(simulate(made).live) == max(kernel.live for kernel in alone.kernels)  # in place, too

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,13 +12,15 @@ import pytest
 from onnx import helper, numpy_helper
 
 from onnxremat.graph.wire import read_light
-from onnxremat.memory.taken import heap_bytes
+from onnxremat.memory.native import trim
+from onnxremat.memory.taken import heap_bytes, status
 from onnxremat.ort.infer import build_graph
-from onnxremat.ort.session import TUNED, session_options
+from onnxremat.ort.profile import profile
+from onnxremat.ort.session import TUNED, open_session, session_options
 from onnxremat.rewrite.pins import PREFIX
 from onnxremat.session.held import open_held, open_light
-from onnxremat.session.structures import graph_bytes, node_bytes
-from tests.toolbox import graph_of
+from onnxremat.session.structures import graph_bytes, node_bytes, places_bytes
+from tests.toolbox import graph_of, parse
 
 SHAPE, NODES = [1, 16, 4, 4], 400
 CONV = {
@@ -81,6 +84,25 @@ def test_attributes_inputs_and_bodies_count() -> None:
     one = graph_bytes(graph_of(loop.format("t = Sin(s)")))
     two = graph_bytes(graph_of(loop.format("u = Cos(s) t = Sin(u)")))
     assert two - one > 3000
+
+
+def test_places_that_a_kernel_lists_count() -> None:
+    """They are in no profile, and no session's memory."""
+    body = """g (float[64, 8192] x, int64[64, 8192] i) => (float[64, 8192] y)
+        { y = ScatterElements(x, i, x) }"""
+    graph, options = graph_of(body), replace(TUNED, arena=False)
+    assert places_bytes(graph) == 4 << 20
+    by_rows = "g (float[64, 8] x, int64[9, 3, 1] i) => (float[9, 3, 8] y) { y = GatherND(x, i) }"
+    assert places_bytes(graph_of(by_rows)) == 8 * 9 * 3
+    feeds = {"x": np.ones((64, 8192), np.float32), "i": np.zeros((64, 8192), np.int64)}
+    session = open_session(parse(body), session_options(options))
+    trim()
+    Path("/proc/self/clear_refs").write_text("5")
+    before = status("VmRSS")
+    session.run(None, feeds)
+    rise = status("VmHWM") - before - graph.tensors["y"].bytes
+    assert (3 << 20) < rise < (5 << 20)
+    assert [k.scratch for k in profile(parse(body), feeds, options).kernels] == [0]
 
 
 def test_what_exporters_say_of_nodes_is_not_kept(tmp_path: Path) -> None:

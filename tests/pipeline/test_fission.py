@@ -76,7 +76,8 @@ def test_a_budget_that_no_plan_of_the_whole_keeps(tmp_path: Path) -> None:
     assert max(told.bytes.values()) == facts["peak_predicted_bytes"]
     # A report of the plan by itself carries its regions out as well.
     shown = plan_of_model(plan, tmp_path / "in.onnx")
-    assert max(shown.bytes.values()) == facts["peak_predicted_bytes"]
+    # But for what finds shapes as it runs, for sessions with default options.
+    assert 0 <= facts["peak_predicted_bytes"] - max(shown.bytes.values()) < 64
     of_model(plan, tmp_path / "in.onnx")
     checks = api.verify(tmp_path / "in.onnx", _saved(again, tmp_path)).checks
     assert all(check.ok for check in checks if check.kind in (Kind.OUTPUTS, Kind.ORDER))

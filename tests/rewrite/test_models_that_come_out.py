@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -15,16 +16,20 @@ from onnxremat.graph.functions import inline_functions
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import read_model, to_model, write_model
 from onnxremat.graph.traits import may_recompute
+from onnxremat.graph.unforeseen import SHOWN
+from onnxremat.graph.wire import read_light
 from onnxremat.ort.feeds import seeded_feeds
 from onnxremat.ort.infer import bind, build_graph
-from onnxremat.ort.offline import optimise
+from onnxremat.ort.offline import lasting_tensors, optimise
 from onnxremat.ort.profile import profile
+from onnxremat.ort.session import DEFAULT
 from onnxremat.rewrite.emit import metadata, rewrite
-from onnxremat.rewrite.pins import is_added, stretches
+from onnxremat.rewrite.pins import PREFIX, is_added, stretches
 from onnxremat.rewrite.restore import restored
 from onnxremat.schedule.plan import Plan
+from onnxremat.session.measure import predict
 from tests.rewrite.rewritten import PLAIN_ORT, assert_same, every_op_twice
-from tests.toolbox import ONE, graph_of, parse, random_dag, training_chain
+from tests.toolbox import ONE, graph_of, parse, random_dag, run, training_chain
 
 MODELS = {
     "scalars": """g (float[1] x, float[3] z) => (y) <float c = {2.0}> {
@@ -388,6 +393,47 @@ def test_pins_on_what_pins_kept_from_being_fused(refuses: str, asked: int, left:
     pinned = {op.inputs[0] for op in made.graph.ops if op.name.startswith("onnxremat.pin")}
     assert pinned & {"t", "y"} == left
     assert runtime.asked == asked
+
+
+class Asked:
+    """onnxruntime as it is."""
+
+    def lasting(self, graph: Graph) -> set[str]:
+        return lasting_tensors(to_model(graph), None)
+
+    def executed(self, graph: Graph) -> list[str]:
+        return [kernel.name for kernel in run(graph, DEFAULT).kernels]
+
+
+def test_under_default_options_dead_buffers_are_given_back(tmp_path: Path) -> None:
+    """None waits for a value of its shape, which only a run tells."""
+    widths = [64, 128, 256, 512, 256, 128, 64]
+    body = "".join(f"p{i} = MatMul(h{i}, w{i}) h{i + 1} = Sin(p{i}) " for i in range(6))
+    model = parse(f"g (float[256, 64] h0) => (float[256, 64] h6) {{ {body} }}")
+    for i, (rows, columns) in enumerate(pairwise(widths)):
+        values = np.eye(rows, columns, dtype=np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(values, f"w{i}"))
+    graph = build_graph(model)
+    plan = Plan.of(graph, every_op_twice(graph))
+    made, held = rewrite(graph, plan, Asked()), rewrite(graph, plan)
+    default, planned = run(made.graph, DEFAULT), run(made.graph)
+    assert default.live_peak < 1.01 * planned.live_peak < 0.7 * run(held.graph, DEFAULT).live_peak
+    assert predict(made.graph, ONE).live_peak == planned.live_peak
+    for name, values in run(graph, DEFAULT).outputs.items():
+        np.testing.assert_array_equal(default.outputs[name], values)
+    again = build_graph(made.model())  # the file says every size
+    assert {name: t.bytes for name, t in again.tensors.items()} == {
+        name: t.bytes for name, t in made.graph.tensors.items()
+    }
+    assert build_graph(restored(made.model())).ops == graph.ops
+    file = tmp_path / "out.onnx"
+    onnx.save(made.model(), file)
+    opened = onnx.ModelProto.FromString(read_light(file, PREFIX).content)  # as `load` opens it
+    assert SHOWN in str(made.model().graph.node)
+    assert SHOWN not in str([*opened.graph.node, *(w.name for w in opened.graph.initializer)])
+    onnx.load_external_data_for_model(opened, str(tmp_path))
+    for name, values in profile(opened, seeded_feeds(graph), ONE).outputs.items():
+        np.testing.assert_array_equal(planned.outputs[name], values)
 
 
 def test_bodies_that_read_a_copy_are_restored() -> None:
