@@ -38,7 +38,7 @@ MISSES = 2  # rungs that are not kept, after which lower ones are not tried
 FREE = 1.01  # share of the whole's time that is worth no further search
 # Work of a search at one price, and of the parts that are tried in the end of one limit: in pieces
 # of ops, so that what is found depends on the graph alone.
-WORK, TUNING = 400_000, 60_000
+WORK, TUNING = 200_000, 40_000
 POWER = 8  # how much more the highest steps count
 # What kernels cost beside their rows, for searches: where they are dear other regions are found
 # than where they are cheap. They do not depend on what kernels cost here, so that what is found is
@@ -64,7 +64,7 @@ class _Search:
     rungs: list[Priced]
     left: int
     missed: int = 0
-    paid: set[frozenset[object]] = field(default_factory=set)
+    paid: set[object] = field(default_factory=set)
 
 
 class Chooser(Trials):
@@ -97,7 +97,7 @@ class Chooser(Trials):
         while found[-1].peak > limit and self._more():
             self._further()
         least = min(found, key=lambda each: each.peak)
-        self.left, self.paid = TUNING, set(self.known)
+        self.left, self.paid = TUNING, {*self.known, *self.prices.written}
         self.tuner.tuned(least, max(limit, least.peak))
         best = self.quickest(limit, self.of.kernels)
         while best.seconds > FREE * self.whole.seconds and best.peak <= limit and self._more():

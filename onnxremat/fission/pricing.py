@@ -139,10 +139,12 @@ class Prices:
 
     Attributes:
         paper: of the graph.
+        written: regions that were.
     """
 
     def __init__(self, of: Whole) -> None:
         self.of, self.graph, self.paper = of, of.graph, Paper(of.graph)
+        self.written = set[object]()
         fixed = (Role.INPUT, Role.WEIGHT)
         self._there = frozenset(n for n, t in of.graph.tensors.items() if t.role in fixed)
         self._tensors: dict[str, Tensor] = {}  # what fragments hand out
@@ -227,6 +229,7 @@ class Prices:
                 writer.whole(name)
         elif isinstance(item, Region):
             write_region(writer, item, tag)
+            self.written.add(item.key)
         else:
             write_whole(writer, item)
         if self.of.reach:

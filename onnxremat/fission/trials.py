@@ -12,6 +12,9 @@ from onnxremat.fission.region import Region
 from onnxremat.graph.spans import CannotSplitError
 
 
+PUT_TOGETHER = 16  # pieces that are put together in the time that one takes to be written
+
+
 class Trials:
     """Of one graph.
 
@@ -21,7 +24,7 @@ class Trials:
     Attributes:
         level: what kernels cost beside their rows in the search that is under way.
         left: work that is left to it, in pieces of ops (a hundred thousand take a second or two).
-        paid: trials that it has done its work for. Those that another search has done are work
+        paid: trials, and regions, that it has done its work for. Those that another search has done are work
             again, so that what a search finds does not depend on others.
     """
 
@@ -33,7 +36,7 @@ class Trials:
         self.whole = self.prices.priced(())
         self.level = of.kernels
         self.left = 0
-        self.paid: set[frozenset[object]] = set()
+        self.paid: set[object] = set()
 
     def stop(self) -> bool:
         """No further trials: there is no time, or the work that a search may take is done."""
@@ -45,10 +48,12 @@ class Trials:
 
     def price(self, regions: tuple[Region, ...]) -> Priced | None:
         """The graph with these regions, None where it cannot be written."""
-        key = frozenset(region.key for region in regions)
+        keys = {region.key: len(region.ops) * len(region.parts) for region in regions}
+        key = frozenset(keys)
         if key not in self.paid:
-            self.paid.add(key)
-            self.left -= sum(len(r.ops) * len(r.parts) for r in regions) + len(self.graph.ops) // 8
+            new = sum(size for each, size in keys.items() if each not in self.paid)
+            self.paid.update(keys, [key])
+            self.left -= new + (sum(keys.values()) + len(self.graph.ops)) // PUT_TOGETHER
         if key not in self.known:
             try:
                 self.known[key] = self.prices.priced(regions)
