@@ -85,20 +85,28 @@ class Chooser(Trials):
 
         Whether a limit is kept depends on rungs alone: a looser one is, too.
         """
+        tuned = set[object]()
         for level in LEVELS:
             self.level = level
-            self._down(limit)
+            self._down(limit, tuned)
         return self.quickest(limit, self.of.kernels)
 
-    def _down(self, limit: int) -> None:
+    def _down(self, limit: int, tuned: set[object]) -> None:
         """Rungs to one that keeps a limit; and further ones, as long as these find what is quicker
-        for that limit, too."""
+        for that limit, too.
+
+        Args:
+            tuned: ops of regions whose parts were tuned for the limit already.
+        """
         found = self.searches[self.level].rungs
         while found[-1].peak > limit and self._more():
             self._further()
         least = min(found, key=lambda each: each.peak)
-        self.left, self.paid = TUNING, {*self.known, *self.prices.written}
-        self.tuner.tuned(least, max(limit, least.peak))
+        regions = frozenset(region.ops for region in least.regions)
+        if regions not in tuned:
+            tuned.add(regions)
+            self.left, self.paid = TUNING, {*self.known, *self.prices.written}
+            self.tuner.tuned(least, max(limit, least.peak))
         best = self.quickest(limit, self.of.kernels)
         while best.seconds > FREE * self.whole.seconds and best.peak <= limit and self._more():
             self._further()

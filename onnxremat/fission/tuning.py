@@ -25,6 +25,7 @@ class Tuner:
     def __init__(self, trials: Trials) -> None:
         self.trials, self.able = trials, trials.able
         self.reads: dict[str, int] = {}
+        self.rough: dict[object, Effort | None] = {}
 
     def tuned(self, now: Priced, limit: int) -> Priced:
         """The same regions, in as few parts as keep the limit, with the rows kept that are
@@ -91,11 +92,18 @@ class Tuner:
 
     def _roughly(self, region: Region) -> float:
         """Seconds of a region, from its rows alone."""
+        if region.key not in self.rough:
+            self.rough[region.key] = self._rough(region)
+        found = self.rough[region.key]
+        return math.inf if found is None else found.at(self.trials.level)
+
+    def _rough(self, region: Region) -> Effort | None:
+        """None where it cannot be split so."""
         trials, effort = self.trials, Effort(0.0, 0.0, 0.0)
         try:
             parts = trials.prices.paper.rows(region)
         except CannotSplitError:
-            return math.inf
+            return None
         for before, rows in zip([None, *parts[:-1]], parts, strict=True):
             for name, piece in rows.pieces.items():
                 op = trials.graph.ops[trials.place[name]]
@@ -106,7 +114,7 @@ class Tuner:
             for size in self._copied(region, before, rows) if before else ():
                 near, far = copy_effort(size, trials.of.rate)
                 effort = effort.more(far, 1, near)
-        return effort.at(trials.level)
+        return effort
 
     def _whole(self, op: Op, piece: Piece) -> int:
         """Bytes that a piece of an op reads whole."""
