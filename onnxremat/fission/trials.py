@@ -11,7 +11,6 @@ from onnxremat.fission.pricing import Priced, Prices, Whole
 from onnxremat.fission.region import Region
 from onnxremat.graph.spans import CannotSplitError
 
-
 PUT_TOGETHER = 16  # pieces that are put together in the time that one takes to be written
 
 
@@ -24,8 +23,8 @@ class Trials:
     Attributes:
         level: what kernels cost beside their rows in the search that is under way.
         left: work that is left to it, in pieces of ops (a hundred thousand take a second or two).
-        paid: trials, and regions, that it has done its work for. Those that another search has done are work
-            again, so that what a search finds does not depend on others.
+        paid: trials, and regions, that it has done its work for. Those that another search has done
+            are work again, so that what a search finds does not depend on others.
     """
 
     def __init__(self, of: Whole, stop: Callable[[], bool]) -> None:

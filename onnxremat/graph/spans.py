@@ -13,7 +13,6 @@ from onnx import numpy_helper
 
 from onnxremat.graph.ir import Graph, Op
 
-
 REMEMBERED = 100_000  # stretches of ops
 
 
