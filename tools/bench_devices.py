@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 import sys
 from dataclasses import replace
 from datetime import date
@@ -31,7 +30,7 @@ import models
 from onnxremat.cost.devices import covered, device_costs
 from onnxremat.cost.measure import Measuring
 from onnxremat.device.files import read_machine
-from onnxremat.device.host import processors
+from onnxremat.device.host import processor_name, processors
 from onnxremat.device.machine import PROVIDERS, Machine
 from onnxremat.execute.deployment import Deployment, deploy
 from onnxremat.execute.partition_cuts import Terms
@@ -102,7 +101,9 @@ def arguments() -> argparse.Namespace:
 
 def must_show(names: list[str], *, everything: bool) -> int:
     """Boundaries, and everything else (of some models) where asked for; 1 when one is missed."""
-    print(f"{date.today()}, {processor()}, {processors()} cores, load {os.getloadavg()[0]:.1f}")
+    print(
+        f"{date.today()}, {processor_name()}, {processors()} cores, load {os.getloadavg()[0]:.1f}"
+    )
     with undisturbed() as alone:
         print("timed at real-time priority" if alone else "timed at usual priority")
     met = bench_boundary.tell()
@@ -110,14 +111,6 @@ def must_show(names: list[str], *, everything: bool) -> int:
         met &= devices_shown.show(names)
     print("all met" if met else "NOT all met")
     return int(not met)
-
-
-def processor() -> str:
-    """What kind it is."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
 
 
 def the_machine(asked: argparse.Namespace) -> Machine:

@@ -29,12 +29,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import fission_nets as nets
 import numpy as np
 import onnx
-from bench_devices import processor
 from fission_points import ALLOWED, Planned, plan, ratio, read
 from fission_steps_run import rows as rows_run
 from fission_training import WORKLOADS, rows
 
 from models import build
+from onnxremat.device.host import processor_name
 
 TITLE = (
     "| net | MiB whole | no plan of the whole below | least | live | default options | time "
@@ -107,7 +107,7 @@ def lines(name: str, planned: Planned, folder: Path | None, curve: bool) -> Iter
 
 def table(given: argparse.Namespace, folder: Path) -> Iterator[str]:
     """The table of inferences."""
-    yield f"processor: {processor()}, numpy {np.__version__}"
+    yield f"processor: {processor_name()}, numpy {np.__version__}"
     yield TITLE
     for name in given.net or NETS:
         net, own = NETS[name], folder / (f"{name}-small" if given.small else name)

@@ -36,7 +36,6 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import json
-import platform
 import statistics
 import subprocess
 import sys
@@ -52,6 +51,8 @@ sys.path.insert(0, str(ROOT))
 
 from memory_process import Process  # noqa: E402
 from memory_tool import TOOL  # noqa: E402
+
+from onnxremat.device.host import processor_name  # noqa: E402
 
 FOLDER = ROOT / "bench-memory"
 SLACK, MIB = 4 << 20, 1 << 20
@@ -373,16 +374,6 @@ def shown(line: Found) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def processor() -> str:
-    """The processor's name."""
-    found = Path("/proc/cpuinfo")
-    if found.exists():
-        for text in found.read_text().splitlines():
-            if text.startswith("model name"):
-                return text.partition(":")[2].strip()
-    return platform.processor()
-
-
 def chosen(names: Iterable[str], patterns: list[str] | None) -> list[str]:
     """Those that match a pattern; all of them without patterns."""
     return [
@@ -418,7 +409,7 @@ def main() -> int:
         print("\n".join(wanted))
         return 0
     args.folder.mkdir(exist_ok=True)
-    print(f"{processor()}, {args.threads} threads\n\n{HEAD}", flush=True)
+    print(f"{processor_name()}, {args.threads} threads\n\n{HEAD}", flush=True)
     late = [name for name in wanted if not shown_row(name, models.get(name), args)]
     print(f"\n{len(late)} of {len(wanted)} rows missed a target: {', '.join(late) or 'none'}")
     return 1 if late else 0

@@ -21,8 +21,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
-from bench_devices import processor
 
+from onnxremat.device.host import processor_name
 from tests.zoo.libraries import timm, torchvision
 
 Step = Callable[[], float]
@@ -156,7 +156,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=8.0)
     asked = parser.parse_args()
     warnings.simplefilter("ignore")
-    print(f"processor: {processor()}, PyTorch {torch.__version__}")
+    print(f"processor: {processor_name()}, PyTorch {torch.__version__}")
     print("| net | threads | PyTorch eager, ms | ours, ms | ratio | first losses apart |")
     print("|---|---:|---:|---:|---:|---:|", flush=True)
     for name in asked.nets:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -26,6 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from rich.console import Console
 from rich.table import Table
+
+from onnxremat.device.host import processor_name
 
 THROUGHPUT, LATENCY = "throughput-inputs", "latency-inputs"
 GRACE = 300.0  # seconds a row may take beyond its limit for loading and compiling
@@ -209,14 +210,6 @@ def measure(row: Row, folder: Path | None, clock: Callable[[], float]) -> dict[s
     }  # fmt: skip
 
 
-def processor() -> str:
-    """The processor's name."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines() if os.name == "posix" else ():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
-
-
 def main() -> int:
     """Run the rows that are asked for; 1 when a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -269,7 +262,7 @@ def _apart(row: Row, folder: Path | None, given: argparse.Namespace) -> dict[str
 
 
 def _show(found: list[dict[str, Any]]) -> None:
-    table = Table(title=f"placement, one thread, {processor()}")
+    table = Table(title=f"placement, one thread, {processor_name()}")
     for name in ("graph", "value", "bound", "gap", "status", "seconds", "CPU s", "target", "met"):
         table.add_column(name, justify="left" if name in ("graph", "status") else "right")
     for entry in found:

@@ -44,6 +44,8 @@ from typing import Any
 
 import numpy as np
 
+from onnxremat.device.host import processor_name
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 NETS: dict[str, dict[str, Any]] = {
@@ -349,11 +351,10 @@ def machine() -> str:
     import torch
 
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    model = next((line.split(":")[1].strip() for line in lines if "model name" in line), "?")
     flags = next((line for line in lines if line.startswith("flags")), "")
     wide = "AVX-512" if "avx512f" in flags else "AVX2" if "avx2" in flags else "no AVX2"
     return (
-        f"{model} ({wide}, {os.cpu_count()} cores), {platform.system()}, onnxruntime "
+        f"{processor_name()} ({wide}, {os.cpu_count()} cores), {platform.system()}, onnxruntime "
         f"{onnxruntime.__version__}, PyTorch {torch.__version__}"
     )
 

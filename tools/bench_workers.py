@@ -25,10 +25,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 import onnx
-from bench_devices import processor
 
 import models
 from models.inputs import feeds
+from onnxremat.device.host import processor_name
 from onnxremat.grad import differentiate
 from onnxremat.grad.description import training_of
 
@@ -481,7 +481,7 @@ def main() -> None:
     NETS.update({name: NETS.pop(name) for name in given.nets})
     for name in set(NETS) - set(given.nets):
         del NETS[name]
-    print(f"{processor()}, {CORES} cores to use")
+    print(f"{processor_name()}, {CORES} cores to use")
     for name in given.only:
         print(f"{name}: {TABLE[name].__doc__}")
         with tempfile.TemporaryDirectory() as folder:

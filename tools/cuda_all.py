@@ -44,6 +44,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from onnxremat.device.host import processor_name
 from onnxremat.device.machine import PROVIDERS, Device
 from onnxremat.errors import MissingComponentError, OnnxrematError
 
@@ -251,11 +252,10 @@ def head(provider: str, *, tiny: bool) -> dict[str, Any]:
     import onnxruntime
     from cuda_plans import gpu_facts
 
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"), **gpu_facts(),
         "provider": provider, "toy size": tiny,
-        "processor": next((x.split(":")[1].strip() for x in lines if "model name" in x), "?"),
+        "processor": processor_name(),
         "cores": os.cpu_count(), "python": sys.version.split()[0],
         "onnxruntime": onnxruntime.__version__, "CUDA of onnxruntime": onnxruntime.cuda_version,
         "numpy": numpy.__version__,

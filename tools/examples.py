@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 import subprocess
 import sys
 from pathlib import Path
+
+from onnxremat.device.host import processor_name, processors
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = (
@@ -23,13 +24,8 @@ NAMES = (
 
 def processor() -> str:
     """Its name, and the cores this process may use."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        name = next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        name = platform.processor() or platform.machine()
-    return f"{name}, {cores} core{'' if cores == 1 else 's'}"
+    cores = processors()
+    return f"{processor_name()}, {cores} core{'' if cores == 1 else 's'}"
 
 
 def run(name: str) -> bool:

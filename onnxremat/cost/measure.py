@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import statistics
 import time
 from collections.abc import Mapping
@@ -25,6 +24,7 @@ from onnxremat.cost.analytic import analytic_costs
 from onnxremat.cost.kept import cache_folder
 from onnxremat.cost.rounds import Rounds
 from onnxremat.cost.table import CostTable, signature
+from onnxremat.device.host import processor_name
 from onnxremat.errors import OnnxrematError
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import atomic, to_model
@@ -241,7 +241,11 @@ def _table(keys: dict[str, str], known: dict[str, list[float]], source: str) -> 
     dispatch = statistics.median([row[2] for row in rows.values()]) if rows else 0.0
     seconds.update(dict.fromkeys(rest, dispatch))
     return CostTable(
-        seconds, {name: int(row[1]) for name, row in rows.items()}, source, dispatch, _cpu_name()
+        seconds,
+        {name: int(row[1]) for name, row in rows.items()},
+        source,
+        dispatch,
+        processor_name(),
     )
 
 
@@ -249,17 +253,8 @@ def machine_key(threads: int, *others: object) -> str:
     """What costs depend on besides the op: runtime, processor, threads, and what is given."""
     import hashlib
 
-    text = repr((runtime_version(), _cpu_name(), threads or os.cpu_count(), KEPT, *others))
+    text = repr((runtime_version(), processor_name(), threads or os.cpu_count(), KEPT, *others))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text(errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def read_cache(path: Path) -> dict[str, list[float]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from pathlib import Path
 
 from onnxremat.errors import UsageError
@@ -46,6 +47,16 @@ def bfloat16() -> bool | None:
         return None
     flags = set(next((x for x in text.splitlines() if x.startswith("flags")), "").split())
     return bool(flags & {"amx_bf16", "avx512_bf16"}) if flags else None
+
+
+def processor_name() -> str:
+    """What the processor calls itself; as much as Python knows of it where that cannot be read."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, "") or platform.processor() or platform.machine()
 
 
 def processors() -> int:
