@@ -32,9 +32,7 @@ FEW, PROMISING = 4, 12  # parts that new regions are looked at in, and how many 
 SOURCE = 10  # such a share of the peak, at least, is worth a region for it to be made in parts
 SIDES = 4  # narrow places looked at on either side of the crowded op
 LITTLE = 0.002  # share of the whole time that no step is counted below
-# What a step forward leaves of the crowding at most, or takes off it at least, as a share of what
-# the highest op makes of it: where many layers are crowded, one is little of the whole.
-BETTER, OF_ONE = 0.99, 0.5
+BETTER = 0.99  # share of the crowding before from which a step is one forward
 STEP = 0.85  # a rung as a share of the one before
 MISSES = 2  # rungs that are not kept, after which lower ones are not tried
 FREE = 1.01  # share of the whole's time that is worth no further search
@@ -157,8 +155,7 @@ class Chooser(Trials):
             every: along every axis.
         """
         peak = max(range(len(now.levels)), key=now.levels.__getitem__)
-        before, highest = crowding(now, limit), (now.levels[peak] / 2**20) ** POWER
-        least = min((1 - BETTER) * before, OF_ONE * highest)
+        before = crowding(now, limit)
         best: Priced | None = None
 
         def rank(found: Priced) -> tuple[int, float]:
@@ -168,7 +165,7 @@ class Chooser(Trials):
             if self.stop():
                 break
             found = self.price(regions)
-            if found is None or before - crowding(found, limit) < least:
+            if found is None or crowding(found, limit) > BETTER * before:
                 continue
             if best is None or rank(found) < rank(best):
                 best = found
