@@ -31,6 +31,8 @@ def command(
         f"batch {facts['before']} -> {facts['after']} of {', '.join(facts['inputs'])}; "
         f"{facts['constants']} shapes in constants changed"
     )
+    if facts["plan_left_out"]:
+        voice.note(f"the plan is left out: it holds for batch {facts['before']}")
     voice.note(f"wrote {target_file}")
     if as_json:
         voice.result(facts)

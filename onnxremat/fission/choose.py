@@ -380,6 +380,11 @@ class Choosers:
         """Nothing in parts."""
         return self._made[0].whole
 
+    @property
+    def ended(self) -> bool:
+        """It may not go on: what was not found may be there."""
+        return self._stop()
+
     def within(self, limit: int) -> Priced:
         """As :meth:`Chooser.within`, of the first way that keeps the limit at little time, or else
         the best."""

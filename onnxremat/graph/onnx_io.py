@@ -424,8 +424,9 @@ def write_model(
         UsageError: the folder is not writable, or the output is one of ``keep``.
     """
     target = Path(path)
-    kept = {place.resolve() for place in (*keep, *files_of(model, weights_from))}
-    if target.resolve() in kept:
+    # Not Path.resolve(), which raises where links lead to each other.
+    kept = {os.path.realpath(place) for place in (*keep, *files_of(model, weights_from))}
+    if os.path.realpath(target) in kept:
         raise overwrites_weights(target)
     external = external_files(model)
     written = []
@@ -460,10 +461,10 @@ def overwrites_weights(path: Path | str) -> UsageError:
     )
 
 
-def _beside(target: Path, end: str, kept: Container[Path]) -> Path:
+def _beside(target: Path, end: str, kept: Container[str]) -> Path:
     """A file for the weights of ``target``, another one than those that stay."""
     name = target.name
-    while (file := target.parent / (name + end)).resolve() in kept:
+    while os.path.realpath(file := target.parent / (name + end)) in kept:
         name += "_"
     return file
 

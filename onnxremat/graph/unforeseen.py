@@ -20,6 +20,7 @@ from onnxremat.graph.ir import Graph, Op, Role, Tensor
 from onnxremat.graph.traits import takeover_inputs
 
 ZERO = "fission/zero"  # the lesser of 0 and the size of an input
+ADDED = "onnxremat."
 BOUNDS = {"Slice": 2, "Reshape": 1}  # input that says how large the output is
 FIRST = 12  # opset from which the lesser of two integers is there
 
@@ -64,12 +65,21 @@ def unforeseen(graph: Graph, bounds: Iterable[str]) -> Graph:
     return replace(graph, ops=tuple(ops), tensors=tensors, model=frame) if made else graph
 
 
+def foreseen(values: Iterable[onnx.ValueInfoProto]) -> None:
+    """Have what a file says of its values tell the number behind a name (:func:`told`)."""
+    for value in values:
+        for dim in value.type.tensor_type.shape.dim[:1]:
+            size, _, name = dim.dim_param.removeprefix(ADDED).partition("/")
+            if dim.dim_param.startswith(ADDED) and size.isdecimal() and name:
+                dim.dim_value = int(size)
+
+
 def told(graph: Graph) -> Iterator[tuple[str, tuple[int | str, ...]]]:
     """The shape of each value that ops write, as a file may say it.
 
-    Of what is made of the zero the first dimension is a name, one for a value and those that take
-    over its buffer: onnxruntime lets a value take over another's only where it knows the same of
-    both.
+    Of what is made of the zero the first dimension is a name, the number in it: one for a value and
+    those that take over its buffer. onnxruntime lets a value take over another's only where it
+    knows the same of both.
     """
     names, readers = dict[str, str](), graph.readers if ZERO in graph.tensors else {}
     for place, op in enumerate(graph.ops):
@@ -87,4 +97,5 @@ def told(graph: Graph) -> Iterator[tuple[str, tuple[int | str, ...]]]:
                 and graph.tensors[op.inputs[at]].shape == tensor.shape
             ]  # fmt: skip
             names[output] = names[taken[0]] if taken else output
-            yield output, (names[output], *tensor.shape[1:])
+            name = f"{ADDED}{tensor.shape[0]}/{names[output]}"
+            yield output, (name, *tensor.shape[1:])

@@ -18,6 +18,7 @@ from onnxremat.graph.dtypes import ORT_NAMES, tensor_bytes
 from onnxremat.graph.ir import Graph, Op, Role, Tensor
 from onnxremat.graph.onnx_io import read_small_weights, shell, to_ops
 from onnxremat.graph.sparse import make_dense
+from onnxremat.graph.unforeseen import foreseen
 from onnxremat.graph.weights import check_sizes
 from onnxremat.limits import TENSOR_BYTES, check
 from onnxremat.ort.session import Options, open_session, session_options
@@ -206,6 +207,7 @@ def infer(model: onnx.ModelProto, folder: Path | None = None) -> dict[str, Typed
     light = weights_as_inputs(model)
     light.ir_version = max(light.ir_version, 4)
     _drop_repeated_names(light)
+    foreseen(light.graph.value_info)
     stated = {v.name: v for v in light.graph.value_info if _typed(v) is not None}
     del light.graph.value_info[:]
     wanted = {name for node in light.graph.node for name in node.output if name}

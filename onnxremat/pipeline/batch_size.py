@@ -34,11 +34,13 @@ from onnxremat.ort.feeds import seeded_feeds
 from onnxremat.ort.infer import bind, build_graph
 from onnxremat.ort.profile import named_outputs
 from onnxremat.pipeline.source import Source, read_source
+from onnxremat.rewrite.restore import restored
 from onnxremat.session.compare import compare
 
 
 def set_batch(source: Source, target: str | os.PathLike[str], batch: int) -> dict[str, Any]:
-    """Write the model with another batch size; returns what was changed.
+    """Write the model with another batch size; returns what was changed. The plan of a planned one
+    is left out: it holds for the old batch.
 
     Raises:
         UsageError: the model has no input with a batch dimension, or is a training step.
@@ -50,18 +52,19 @@ def set_batch(source: Source, target: str | os.PathLike[str], batch: int) -> dic
         raise UsageError(f"batch size {batch} is too large", why="no tensor has so many rows")
     model, folder, name = read_source(source)
     _refuse_training(model)
-    keep = files_of(model, folder)
-    model = read_small_weights(inline_functions(model), folder)
+    keep, before = files_of(model, folder), restored(model)
+    facts: dict[str, Any] = {"model": name, "plan_left_out": before is not model}
+    model = read_small_weights(inline_functions(before), folder)
     inputs, old = batched_inputs(model)
     if isinstance(old, str):
         made = bind(model, dims={old: batch} | _others(model, old))
         write_model(made, target, folder, keep)
-        return {"model": name, "inputs": inputs, "before": old, "after": batch, "constants": 0}
+        return facts | {"inputs": inputs, "before": old, "after": batch, "constants": 0}
     graph = build_graph(bind(model), folder)
     made, changed = _changed(to_model(graph), graph, inputs, old, batch)
     _compare(graph, made, inputs, old, batch, folder)
     write_model(made, target, folder, keep)
-    return {"model": name, "inputs": inputs, "before": old, "after": batch, "constants": changed}
+    return facts | {"inputs": inputs, "before": old, "after": batch, "constants": changed}
 
 
 def _refuse_training(model: onnx.ModelProto) -> None:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from onnxremat.errors import EndedError, OnnxrematError, UnsupportedError, UsageError
+from onnxremat.errors import (
+    EndedError,
+    InfeasibleError,
+    OnnxrematError,
+    UnsupportedError,
+    UsageError,
+)
 from onnxremat.pipeline.closed_loop import Candidate, Unfit, attempt, load_search
 from onnxremat.pipeline.divided import prepare_split
 from onnxremat.pipeline.in_session import OneSession
 from onnxremat.pipeline.limits import Limit, beside_too, fixed_bytes, limit_of
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared
-from onnxremat.pipeline.refusal import Least, refusal
+from onnxremat.pipeline.refusal import Least, refusal, unproven
 from onnxremat.pipeline.time_left import out_of_time
 from onnxremat.pipeline.ways_in_parts import attempt_in_parts
 from onnxremat.pipeline.within_budget import (
@@ -27,6 +33,7 @@ from onnxremat.planner.reasons import named
 from onnxremat.planner.solution import Solution
 from onnxremat.units import Budget
 
+INTERRUPTED = "interrupted before it was known what parts take"
 LITTLE = 0.01  # overhead of the whole batch up to which parts are not tried
 WHOLE = 0.6  # share of the time for a plan of the whole batch, where parts are another way
 MOST_OPS = 8000  # of a graph in parts
@@ -58,7 +65,8 @@ def plan_best(
     if whole and (whole.plan.provenance.overhead <= LITTLE or options.stopped):
         return whole
     if isinstance(made, Unfit) and options.stopped:
-        raise made.error()
+        error = made.error()
+        raise unproven(error, INTERRUPTED) if isinstance(error, InfeasibleError) else error
     parts.whole = whole
     found = parts.within()
     if found and (whole is None or found.artifact.seconds < whole.artifact.seconds):
@@ -113,7 +121,7 @@ class _Parts:
             except (UsageError, UnsupportedError) as error:
                 self.why = _sentence(error)
             except EndedError:
-                self.why = "interrupted before it was known what parts take"
+                self.why = INTERRUPTED
                 self.untried = True
         return self.splits.get(parts)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from onnxremat.errors import NO_FIT
+from onnxremat.errors import NO_FIT, InfeasibleError
 from onnxremat.fission.choose import Choosers
 from onnxremat.fission.pricing import Priced
 from onnxremat.fission.region import Region
-from onnxremat.pipeline.batch_split import LITTLE, plan_best
+from onnxremat.pipeline.batch_split import INTERRUPTED, LITTLE, plan_best
 from onnxremat.pipeline.closed_loop import Candidate, load_search
 from onnxremat.pipeline.divided import prepare_fission
 from onnxremat.pipeline.in_regions import wholes_of
@@ -17,6 +17,7 @@ from onnxremat.pipeline.in_session import OneSession
 from onnxremat.pipeline.limits import Limit, fixed_bytes, limit_of
 from onnxremat.pipeline.phases import PLAN, Phases
 from onnxremat.pipeline.prepare import Prepared
+from onnxremat.pipeline.refusal import unproven
 from onnxremat.pipeline.step_ways import StepInParts, applies_to_step, why_whole
 from onnxremat.pipeline.ways_in_parts import WHOLE, InParts, attempt_in_parts
 from onnxremat.planner.bounds import largest_need
@@ -28,6 +29,7 @@ from onnxremat.units import Budget, format_bytes
 TRIES = 4  # graphs in parts that are carried out for one budget
 REFUSING = 4.0  # seconds for the smallest budget that works, where none is proven to fit
 SEARCH = 0.5  # share of the time that is left for the choice of regions
+UNFINISHED = "the choice of regions ended before it was done (a longer --time-limit goes on)"
 
 
 def plan_within_budget(
@@ -50,10 +52,11 @@ def plan_within_budget(
     kind = _kind(prepared, options)
     if kind is None:
         return plan_best(_told(prepared, budget, options), budget, options, log)
-    limit, options = limit_of(prepared, budget), options.begun()
+    limit = limit_of(prepared, budget)
     if limit is not None and prepared.store_all_peak <= limit.planned:
         return plan_best(prepared, budget, options, log)
     load_search(1, log)
+    options = options.begun()
     hopeless = limit is not None and limit.planned < fixed_bytes(prepared)
     if hopeless and options.work is None:  # what is left to say is a budget that works
         options = replace(options, until=min(options.until, options.now() + REFUSING))
@@ -72,7 +75,9 @@ def plan_within_budget(
         whole = plan_best(prepared, budget, options.within(WHOLE), log)
     except NO_FIT as error:
         if options.stopped:
-            raise
+            if hopeless or not isinstance(error, InfeasibleError):
+                raise
+            raise unproven(error, parts.unfinished or INTERRUPTED) from error
         if hopeless and getattr(error, "smallest", None) and prepared.batch > 1:
             raise parts.refusal(error, limit) from error
         found = parts.within(limit, error.what)
@@ -170,7 +175,10 @@ class _Regions(InParts):
 
     def _chosen(self, room: int) -> Priced:
         with self.log.phase(PLAN, "choosing regions to compute in parts"):
-            return self.choosers.within(room)
+            found = self.choosers.within(room)
+        if found.peak > room and self.choosers.ended:
+            self.unfinished = UNFINISHED
+        return found
 
     def _split(self, chosen: Priced, why: str) -> Prepared | None:
         """The model with regions in parts, None where that gains nothing, does not go or nobody

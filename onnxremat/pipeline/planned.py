@@ -107,7 +107,8 @@ class Written:
         """The graph that the plan is one of, and the graph that runs."""
         if self.options.fuses:
             return self.carried, self.carried
-        return self._counted(build_graph(restored(self.model), self.folder)), self.carried
+        before = build_graph(restored(self.model, planned=True), self.folder)
+        return self._counted(before), self.carried
 
     @property
     def updates(self) -> Mapping[str, str]:

@@ -47,6 +47,16 @@ class Least:
     how: str = ""
 
 
+def unproven(error: InfeasibleError, untried: str) -> NoPlanError:
+    """The refusal of a whole, where parts may do with less: no proof.
+
+    Args:
+        untried: why it is not known what they take.
+    """
+    why = "; ".join(filter(None, ("no plan of the whole is possible", error.why, untried)))
+    return NoPlanError(error.what, why=why, hint=error.hint, smallest=error.smallest)
+
+
 def refusal(
     name: str,
     limit: int,

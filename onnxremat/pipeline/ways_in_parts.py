@@ -49,6 +49,7 @@ class InParts(ABC):
         tried: limits that it was looked for.
         whole: the plan of the whole that is at hand, None where there is none.
         late: why there is no time for parts, "" where there was.
+        unfinished: why parts may be there that were not found, "" where all were looked at.
     """
 
     prepared: Prepared
@@ -59,6 +60,7 @@ class InParts(ABC):
     tried: dict[Limit, Candidate | None] = field(default_factory=dict)
     whole: Candidate | None = None
     late: str = ""
+    unfinished: str = ""
 
     def within(self, limit: Limit, why: str) -> Candidate | None:
         """A plan that keeps the budget, ``limit`` of the whole graph, None where there is none.
@@ -121,14 +123,14 @@ class InParts(ABC):
     def refusal(self, error: OnnxrematError, limit: Limit) -> OnnxrematError:
         """What is known of plans of the whole and of parts: no proof where parts need less."""
         works = getattr(error, "smallest", None)
-        floor = fixed_bytes(self.prepared)
-        if self.least is None and limit.planned >= floor and not self.late:
+        floor, untried = fixed_bytes(self.prepared), self.late or self.unfinished
+        if self.least is None and limit.planned >= floor and not untried:
             return error
         if works is None or (self.least is not None and self.least <= LEANER * works):
             works = self.least
             said = "the smallest budget that a plan was found for, regions in parts"
             hint = f"--budget {works} ({format_bytes(works)}, {said})" if works else error.hint
-        elif limit.planned >= floor and not self.late:
+        elif limit.planned >= floor and not untried:
             return error
         else:
             hint = error.hint
@@ -139,6 +141,6 @@ class InParts(ABC):
             return InfeasibleError(
                 error.what, why=why, hint=hint, smallest=works, lower_bound=least
             )
-        proven = "proven" if isinstance(error, InfeasibleError) else "found"
-        why = "; ".join(filter(None, (f"none is {proven} for the whole: {error.why}", self.late)))
+        whole = "no plan of the whole is possible" if isinstance(error, InfeasibleError) else ""
+        why = "; ".join(filter(None, (whole or "none was found of the whole", error.why, untried)))
         return NoPlanError(error.what, why=why, hint=hint, smallest=works)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from onnxremat.errors import NO_FIT
 from onnxremat.fission.choose import Choosers
-from onnxremat.pipeline.closed_loop import Candidate
+from onnxremat.pipeline.closed_loop import Candidate, load_search
 from onnxremat.pipeline.fission_ways import choosers_of, plan_within_budget
 from onnxremat.pipeline.limits import fixed_bytes
 from onnxremat.pipeline.phases import PLAN, Phases
@@ -62,17 +62,21 @@ def plan_within_time(
     Raises:
         NoPlanError: stopped before planning began.
     """
-    log, options = log or Phases(), options.begun()
+    log = log or Phases()
+    load_search(1, log)
+    options = options.begun()
     search = _Search(prepared, overhead, log, choosers_of(prepared, options))
     high = _all(prepared)
     low = max(fixed_bytes(prepared), 1)
     best: Candidate | None = None
     parts: int | None = None
-    for left in range(BUDGETS, 0, -1):
+    tried = 0
+    while tried < BUDGETS:
         if best is not None and (high <= NEAR * low or options.stopped or options.left <= 0):
             break
         size = parts or (high if best is None else round(math.sqrt(low * high)))
-        found = search.plan(size, options.within(1 / left))
+        found = search.plan(size, options.within(1 / (BUDGETS - tried)))
+        tried += 1
         first, parts = best is None, None
         if found is not None:
             best, high = found, min(size, found.held)
@@ -84,7 +88,7 @@ def plan_within_time(
     if best is None:  # noise of measured costs: nothing recomputed takes its own time
         best = plan_within_budget(prepared, _budget(prepared, _all(prepared)), options, log)
     return best.noted(
-        f"the least memory found in {BUDGETS} budgets that takes at most {overhead:.0%} longer"
+        f"the least memory found in {tried} budgets that takes at most {100 * overhead:.3g}% longer"
     )
 
 

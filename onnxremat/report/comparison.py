@@ -140,11 +140,12 @@ def _to_original(name: str = "") -> Cell:
 
 
 def _spread_to_original(facts: Facts, name: str) -> float:
-    """How far a ratio to the original's time may be off: by its rounds, and those of the result's
-    where ``name`` is its measured time."""
+    """How far a ratio to the original's time may be off: by the share that half of its rounds
+    differ by, and by the rounds of the result where ``name`` is its measured time."""
     ratio = facts.get("original_time_ratio") or 1.0
     own = (facts.get("overhead_spread") or 0.0) if name == "overhead_measured" else 0.0
-    return own / ratio + (facts.get("original_spread") or 0.0) / ratio
+    more = (facts.get(name) or 0.0) if name else 0.0
+    return (own + (1 + more) * (facts.get("original_spread") or 0.0) / ratio) / ratio
 
 
 def _nodes_after(facts: Facts) -> str:

@@ -16,9 +16,13 @@ from onnxremat.rewrite.pins import is_added
 OWN = ("plan", "options", "facts", "scratch", "devices")
 
 
-def restored(model: onnx.ModelProto) -> onnx.ModelProto:
+def restored(model: onnx.ModelProto, *, planned: bool = False) -> onnx.ModelProto:
     """The model without what onnxremat added, so that it can be planned anew; any other model
-    comes back as it is."""
+    comes back as it is.
+
+    Args:
+        planned: as its plan has it: shapes that only a run tells were there when it was planned.
+    """
     if "plan" not in metadata(model):
         return model
     result = onnx.ModelProto()
@@ -32,10 +36,10 @@ def restored(model: onnx.ModelProto) -> onnx.ModelProto:
         if is_added(node.name):
             if node.op_type == "Reshape" and node.name.startswith(GATE):
                 same[node.output[0]] = node.input[0]
-        elif node.name.startswith(ZERO):
+        elif node.name.startswith(ZERO) and not planned:
             if node.op_type == "Add":
                 same[node.output[0]] = node.input[0]
-        elif origin in by_name:
+        elif origin and origin in by_name:
             same.update(zip(node.output, by_name[origin].output, strict=False))
         else:
             kept.append(node)
@@ -50,7 +54,10 @@ def restored(model: onnx.ModelProto) -> onnx.ModelProto:
                 node.metadata_props.add(key=key, value=value)
     del graph.node[:]
     graph.node.extend(nodes)
-    weights = [t for t in graph.initializer if not is_added(t.name) and not t.name.startswith(ZERO)]
+    weights = [
+        t for t in graph.initializer
+        if not is_added(t.name) and (planned or not t.name.startswith(ZERO))
+    ]  # fmt: skip
     del graph.initializer[:]
     graph.initializer.extend(weights)
     written = {name for node in nodes for name in node.output}
@@ -64,6 +71,8 @@ def restored(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _last(same: dict[str, str], name: str) -> str:
-    while name in same:
+    passed = set[str]()  # files of others may have nodes that repeat each other
+    while name in same and name not in passed:
+        passed.add(name)
         name = same[name]
     return name

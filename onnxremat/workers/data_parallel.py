@@ -32,6 +32,7 @@ from onnxremat.training.state import Opening, Source, Step
 from onnxremat.training.trainer import UNPLANNED, Trainer
 from onnxremat.units import format_bytes
 from onnxremat.workers.alike import Formulas, formulas_of
+from onnxremat.workers.checksum import checksum
 from onnxremat.workers.common_memory import CommonMemory
 from onnxremat.workers.courier import Courier, Delay
 from onnxremat.workers.exchange import MOST, Network, layers_for, plain_order
@@ -122,7 +123,7 @@ class DataParallel(Trainer):
 
     def _open(self, graph: Source, without: str) -> Step:
         step = super()._open(graph, without)
-        self.ranks.require_same(crc32(step.model.SerializeToString()), "the training graph")
+        self.ranks.require_same(checksum(step.model), "the training graph")
         planned = any(entry.key == "onnxremat.plan" for entry in step.model.metadata_props)
         if planned:
             self._overlap = None
@@ -185,7 +186,7 @@ class DataParallel(Trainer):
         """Sums side by side, layer by layer."""
         names = sorted(v.input for v in self.training.parameters)
         own = [crc32(raw_of(arrays[name]).data) for name in names]
-        self.ranks.require_same(own, "what parameters begin with")
+        self.ranks.require_same(own, "the first value of a parameter")
         layer = dict.fromkeys(self._sums, 0)
         if self._formulas is not None:
             rows = enumerate(self._formulas.alike)
@@ -212,7 +213,7 @@ class DataParallel(Trainer):
         )  # fmt: skip
         runs = self._runs(parts, courier)
         threads = opening.device.threads or processors()
-        runs.crowded = self.ranks.cores() <= threads
+        runs.crowded = processors() <= threads * self.ranks.sharing()
         runs.exchange = plain_order(layers.count)
         runs.completes = lambda: self.progress.gathered + 1 >= self.accumulate
         self.overlapped = self._session = self._update = runs

@@ -127,14 +127,18 @@ class Ranks:
         self._finish([self._world.Iallreduce(self._mpi.IN_PLACE, array)])
         return float(array[0]) / self.size
 
-    def cores(self) -> int:
-        """Processors for this process: those that it may use, dealt out to all that may use them,
-        at least one. All have to call."""
+    def sharing(self) -> int:
+        """How many processes, this one too, may use some of its processors. All have to call."""
         own = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
         rows = self.everybody((platform.node(), own))
         beside = (row for node, row in rows if node == platform.node())
-        sharing = sum(row == own or not set(own).isdisjoint(row) for row in beside)
-        return max(1, processors() // max(1, sharing))
+        found = sum(row == own or not set(own).isdisjoint(row) for row in beside)
+        return max(1, min(found, self.beside))  # machines may have one name
+
+    def cores(self) -> int:
+        """Processors for this process: those that it may use, dealt out to all that may use them,
+        at least one. All have to call."""
+        return max(1, processors() // self.sharing())
 
     @contextmanager
     def together(self) -> Iterator[None]:

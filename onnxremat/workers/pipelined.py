@@ -18,7 +18,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 
@@ -30,6 +29,7 @@ from onnxremat.training.data import Batch, check_labels
 from onnxremat.training.progress import COUNTS, Progress
 from onnxremat.training.state import Opening, Source, Step
 from onnxremat.training.trainer import UNPLANNED, Trainer
+from onnxremat.workers.checksum import checksum
 from onnxremat.workers.common_memory import CommonMemory
 from onnxremat.workers.courier import Transfer
 from onnxremat.workers.data_parallel import APART, sizes_of
@@ -99,8 +99,7 @@ class PipelineParallel(Trainer):
 
     def _open(self, graph: Source, without: str) -> Step:
         step = gathered(super()._open(graph, without))
-        told = crc32(step.model.SerializeToString())
-        self.mesh.everyone.require_same(told, "the training graph")
+        self.mesh.everyone.require_same(checksum(step.model), "the training graph")
         options = replace(UNPLANNED, threads=self._threads)
         self.staged = staged(step, self.mesh, self.wanted, options)
         self._here = self.staged.held(self.mesh.pipeline.rank)

@@ -140,6 +140,10 @@ def test_set_batch(cli: Command, folder: Path) -> None:
     assert (said.facts["before"], said.facts["after"], said.facts["constants"]) == (2, 256, 2)
     made = onnx.load("out.onnx")
     assert [d.dim_value for d in made.graph.input[0].type.tensor_type.shape.dim] == [256, 3, 4]
+    model.metadata_props.add(key="onnxremat.plan", value="{}")  # of batch 2
+    onnx.save(model, "planned.onnx")
+    assert "holds for batch 2" in cli("set-batch", "planned.onnx", "out.onnx", 4).err
+    assert not onnx.load("out.onnx").metadata_props
     cli("set-batch", "in.onnx", "in.onnx", 4).assert_refused(2, "the output is the input")
     cli("set-batch", "in.onnx", "new.onnx", 0).assert_refused(2, "not positive")
 

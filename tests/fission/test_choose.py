@@ -96,6 +96,9 @@ def test_under_default_options_parts_need_little_more(graph: Graph) -> None:
     model.metadata_props.add(key="onnxremat.plan", value="{}")
     again = build_graph(restored(model))
     assert [op.op_type for op in again.ops] == [op.op_type for op in plain.ops]
+    assert {name: t.shape for name, t in build_graph(model).tensors.items()} == {
+        name: t.shape for name, t in made.tensors.items()
+    }
 
 
 def grown(size: int = 8) -> onnx.ModelProto:

@@ -165,6 +165,7 @@ def test_no_output_takes_the_place_of_weights(
         model, "in.onnx", save_as_external_data=True, location="o.onnx.data", size_threshold=0
     )
     weights_before = Path("o.onnx.data").read_bytes()
+    Path("loop.onnx").symlink_to("loop.onnx")
     made = onnxremat.optimize("in.onnx", budget="2x", bench_seconds=0)
     for write in (
         made.save,
@@ -173,6 +174,8 @@ def test_no_output_takes_the_place_of_weights(
     ):
         with pytest.raises(UsageError, match="a file of the input's weights"):
             write("o.onnx.data")
+        with pytest.raises(UsageError, match=r"cannot write loop\.onnx"):
+            write("loop.onnx")
     monkeypatch.setattr(onnx_io, "INLINE_LIMIT", 0)  # all weights go beside the model
     held = read_model("in.onnx")
     onnx.load_external_data_for_model(held, ".")

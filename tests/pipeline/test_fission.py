@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import onnx
@@ -19,7 +19,9 @@ from onnxremat.errors import InfeasibleError, NoPlanError, UsageError
 from onnxremat.graph.onnx_io import write_model
 from onnxremat.pipeline import priced
 from onnxremat.pipeline.artifact import Kind
-from onnxremat.pipeline.planned import plan_of_model
+from onnxremat.pipeline.closed_loop import Candidate
+from onnxremat.pipeline.fission_ways import plan_within_budget
+from onnxremat.pipeline.planned import plan_of_model, read_planned
 from onnxremat.pipeline.prepare import Settings
 from onnxremat.planner.options import PlanOptions
 from onnxremat.report.carried import of_model
@@ -68,6 +70,10 @@ def test_a_budget_that_no_plan_of_the_whole_keeps(tmp_path: Path) -> None:
     plan = api.read_plan(tmp_path / "plan.json")
     again = api.apply(tmp_path / "in.onnx", plan, settings=SETTINGS)
     assert again.plan.sequence == result.plan.sequence
+    # The file is shown with the bytes that it was planned for, though no shape in it is known.
+    result.save(tmp_path / "out.onnx")
+    told = read_planned(tmp_path / "out.onnx")
+    assert max(told.bytes.values()) == facts["peak_predicted_bytes"]
     # A report of the plan by itself carries its regions out as well.
     shown = plan_of_model(plan, tmp_path / "in.onnx")
     assert max(shown.bytes.values()) == facts["peak_predicted_bytes"]
@@ -147,14 +153,23 @@ def test_the_least_memory_within_a_limit_of_time() -> None:
     assert any("at most 50% longer" in note for note in found.facts()["notes"])
 
 
-def test_storing_everything_fits_in_a_limit_of_time() -> None:
+def test_storing_everything_fits_in_a_limit_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the pins of its order, on a net whose largest op needs all that is there at its peak."""
+    planned: list[object] = []
+
+    def plan(*given: Any) -> Candidate:
+        planned.append(given)
+        return plan_within_budget(*given)
+
+    monkeypatch.setattr("onnxremat.pipeline.within_time.plan_within_budget", plan)
     model = build("squeezenet", batch=1, size=64)
     settings = replace(SETTINGS, target="host", fission=())
     found = api.optimize(
-        model, max_overhead=0.1, settings=settings, options=PlanOptions(work=200, threads=1),
+        model, max_overhead=0.005, settings=settings, options=PlanOptions(work=200, threads=1),
         bench_seconds=0,
     ).candidate  # fmt: skip
+    told = f"found in {len(planned)} budgets that takes at most 0.5% longer"
+    assert any(told in note for note in found.plan.provenance.notes)
     assert found.held <= found.prepared.store_all_peak + 64 * (1 + len(found.prepared.graph.ops))
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 import onnx
 import pytest
@@ -11,12 +13,14 @@ import pytest
 from onnxremat import api
 from onnxremat.cli.console import Interrupt
 from onnxremat.cost.analytic import analytic_costs
-from onnxremat.errors import EndedError
+from onnxremat.errors import EndedError, NoPlanError
 from onnxremat.pipeline import priced
+from onnxremat.pipeline.fission_ways import plan_within_budget
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Settings, prepare
 from onnxremat.planner.options import PlanOptions
 from onnxremat.session.process import PARTS
+from onnxremat.units import one_budget
 from tests.limits import LONG
 from tests.pipeline.test_batch_in_parts import dear
 from tests.pipeline.test_fission import WHOLE, chain
@@ -90,3 +94,14 @@ def test_what_ends_and_how() -> None:
         with interrupt.ending(True), pytest.raises(EndedError):
             interrupt.handle(signal.SIGINT, None)
     assert interrupt.gives_up  # twice ends everything
+
+
+def test_what_parts_might_have_done_is_not_called_impossible() -> None:
+    """At whatever moment somebody stops it: there is a plan, or none was found."""
+    made = prepare(wide_chain(), SETTINGS)
+    asked = one_budget(int(0.4 * made.store_all_peak))
+    for looks in range(3):
+        answers = iter([False] * looks)
+        options = PlanOptions(time_limit=LONG, threads=1, stop=partial(next, answers, True))
+        with suppress(NoPlanError):
+            plan_within_budget(made, asked, options)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from onnxremat.errors import NoPlanError, OverBudgetError
-from onnxremat.pipeline import closed_loop, in_session, within_budget
+from onnxremat.pipeline import closed_loop, fission_ways, in_session, within_budget
 from onnxremat.pipeline.artifact import CPU
 from onnxremat.pipeline.batch_split import plan_best
 from onnxremat.pipeline.fission_ways import plan_within_budget
@@ -19,6 +19,7 @@ from onnxremat.planner.options import PlanOptions
 from onnxremat.session.process import PARTS
 from onnxremat.units import one_budget
 from tests.limits import LONG
+from tests.pipeline.test_fission import WHOLE, chain
 from tests.toolbox import wide_chain
 
 LIMIT = 6.0
@@ -102,6 +103,19 @@ def test_parts_that_would_take_too_long_are_not_begun(monkeypatch: pytest.Monkey
         plan_within_budget(slow, asked, clock.options())
     untimed = replace(clock.options(), work=100)
     assert plan_within_budget(slow, asked, untimed)
+
+
+def test_regions_that_there_was_no_time_for_are_not_called_impossible(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Loading the search is no planning, however long it takes."""
+    clock = Clock(monkeypatch)
+    monkeypatch.setattr(fission_ways, "load_search", lambda *_: clock._take(10 * LIMIT))
+    image = prepare(chain(), Settings(threads=1, not_counted=PARTS))
+    asked = one_budget(WHOLE // 2)
+    assert plan_within_budget(image, asked, clock.options())
+    with pytest.raises(NoPlanError, match="a longer --time-limit goes on"):
+        plan_within_budget(image, asked, replace(clock.options(), time_limit=0.0))
 
 
 def test_a_new_limit_for_every_call(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:

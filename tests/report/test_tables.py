@@ -96,8 +96,12 @@ def test_noise_is_no_figure(facts: dict[str, float], said: str) -> None:
     assert ("very different times" in text) == noisy
     narrow = as_text(before_after(FACTS | facts), width=80)
     assert "  to the original's" in narrow
-    wide = as_text(before_after(FACTS | {"original_spread": 0.5}), width=200)
-    assert line(wide, "to the original's").count("too noisy") == 3
+    for ratio, wide in ((1.05, 0.5), (0.5, 0.13), (2.0, 0.52)):  # more than a quarter of a time
+        told = {"original_time_ratio": ratio, "original_spread": wide}
+        shown = as_text(before_after(FACTS | told), width=200)
+        assert line(shown, "to the original's").count("too noisy") == 3
+    calm = as_text(before_after(FACTS | {"original_time_ratio": 2.0, "original_spread": 0.4}))
+    assert "too noisy" not in calm
 
 
 def test_before_after_states_the_rest() -> None:

@@ -218,6 +218,18 @@ def test_inference_dropout_may_be_recomputed() -> None:
     )
 
 
+def test_nodes_that_say_they_repeat_each_other_end() -> None:
+    """In files of others that carry a plan, whose nodes may have no names, too."""
+    model = parse("g (float[2] x) => (float[2] y) { a = Sin(x) b = Cos(a) y = Sin(b) }")
+    model.metadata_props.add(key="onnxremat.plan", value="{}")
+    assert len(restored(model).graph.node) == 3
+    for node, name, origin in zip(model.graph.node, "abc", "baa", strict=True):
+        node.name = name
+        node.metadata_props.add(key="onnxremat.origin", value=origin)
+    with pytest.raises(ModelError, match=r"nothing makes it|made by no node"):
+        build_graph(restored(model))
+
+
 def test_names_notes_and_metadata_are_kept() -> None:
     model = parse("g (float[8] x) => (float[8] y) { a = Sin(x) b = Cos(a) y = Add(b, a) }")
     model.doc_string, model.producer_name, model.model_version = "about the model", "maker", 7

@@ -26,6 +26,7 @@ from onnxremat.grad.update import update_of
 from onnxremat.graph.tensor_files import read_tensors
 from onnxremat.training.data import Arrays
 from onnxremat.training.trainer import Trainer
+from onnxremat.workers.checksum import checksum
 from onnxremat.workers.data_parallel import APART, DataParallel, Shard
 from onnxremat.workers.gathering import gathering
 from onnxremat.workers.halves import halves_of
@@ -309,14 +310,17 @@ ALONE = Ranks(0, 1, 1, _Alone, _Alone())
 def test_cores_are_dealt_out_to_those_that_may_use_them() -> None:
     """A launcher that gave each its own leaves each all of them."""
     mine, node = sorted(os.sched_getaffinity(0)), platform.node()
-    for other, share in (((node, [max(mine) + 1]), 1), (("elsewhere", mine), 1), ((node, mine), 2)):
+    for other, beside, share in (
+        ((node, [max(mine) + 1]), 2, 1), (("elsewhere", mine), 1, 1), ((node, mine), 1, 1),
+        ((node, mine), 2, 2),
+    ):  # fmt: skip
 
         class World(_Alone):
             def allgather(self, value: Any, other: Any = other) -> list[Any]:
                 return [value, other]
 
-        ranks = Ranks(0, 2, 2, _Alone, World())
-        assert ranks.cores() == max(1, len(mine) // share)
+        ranks = Ranks(0, 2, beside, _Alone, World())
+        assert (ranks.sharing(), ranks.cores()) == (share, max(1, len(mine) // share))
 
 
 class _Another(_Alone):
@@ -331,6 +335,21 @@ def test_processes_with_other_files_are_refused() -> None:
     ranks = Ranks(0, 2, 2, _Another, _Another())
     with pytest.raises(UsageError, match="training graph differs between rank 0 and rank 1"):
         DataParallel(differentiate(net(6), initializers=True), ranks=ranks)
+
+
+def test_a_graph_is_the_same_wherever_its_code_lay() -> None:
+    """Exporters note lines of code, with their folders."""
+    step = differentiate(net(6), initializers=True)
+    same, other, values = onnx.ModelProto(), onnx.ModelProto(), onnx.ModelProto()
+    for each in (same, other, values):
+        each.CopyFrom(step)
+    same.graph.node[0].metadata_props.add(key="pkg.torch.onnx.stack_trace", value="/home/net.py:7")
+    same.graph.node[0].doc_string = "/home/net.py:7"
+    other.graph.node[0].attribute.add(name="alpha", type=onnx.AttributeProto.FLOAT, f=2.0)
+    tensor = values.graph.initializer[0]
+    tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) + 1, tensor.name))
+    assert checksum(same) == checksum(step)
+    assert len({checksum(each) for each in (step, other, values)}) == 3
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adamw", "lamb"])
