@@ -54,7 +54,7 @@ from onnxremat.pipeline.result import Result, Timed, finish
 from onnxremat.pipeline.settings_over_devices import settings_over_devices
 from onnxremat.pipeline.source import Source, read_source
 from onnxremat.pipeline.study_problem import is_graph_file, read_subject
-from onnxremat.pipeline.time_left import left_of
+from onnxremat.pipeline.time_left import begin, left_of
 from onnxremat.pipeline.verify import Verification, verify
 from onnxremat.pipeline.within_budget import applied
 from onnxremat.planner.options import Method, PlanOptions
@@ -230,6 +230,7 @@ def optimize(
     )  # fmt: skip
     settings = settings.asked(options, one_budget(budget) if budget and not machine else None)
     log = Phases.of(say)
+    begin(options, log)
     prepared = prepare(source, settings, log)
     request = replace(request, options=left_of(options, log))
     return finish_request(prepared, request, log, OptimizeResult)
@@ -298,6 +299,7 @@ def plan(
     """
     limit, log = one_budget(budget), Phases.of(say)
     options = options or PlanOptions()
+    begin(options, log)
     prepared = prepare(source, (settings or Settings()).asked(options, limit), log)
     return plan_within_budget(prepared, limit, left_of(options, log), log)
 

@@ -5,8 +5,10 @@ Imports little, so that Ctrl-C is answered from the first moment on.
 
 from __future__ import annotations
 
+import gc
 import io
 import os
+import re
 import signal
 import sys
 import threading
@@ -28,11 +30,14 @@ from onnxremat.errors import (
     UsageError,
 )
 
+COLLECTING = (50_000, 20, 100)  # looking for rings among a graph's objects is a fifth of all time
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 UNREAD = 128 + 13  # nobody reads on: as a shell says it of a program that SIGPIPE ends
 
 
 def main() -> None:
     """Entry point: errors become one message and their exit code."""
+    gc.set_threshold(*COLLECTING)
     before = threading.enumerate()
     code = _code()
     left = set(threading.enumerate()) - set(before)
@@ -196,6 +201,7 @@ def _loading(frame: FrameType | None) -> bool:
 
 
 def _report(error: OnnxrematError) -> None:
-    sys.stderr.write(f"error: {error}\n")
+    told = _UNPRINTABLE.sub("?", f"error: {error}")  # names in files may steer a terminal
+    sys.stderr.write(f"{told}\n")
     if "-vv" in sys.argv or os.environ.get("ONNXREMAT_DEBUG"):
         traceback.print_exc()

@@ -217,7 +217,8 @@ Verbose = Annotated[
         "--verbose",
         "-v",
         count=True,
-        help="Say more: recomputed ops; seconds by phase, also of a refusal (-vv: tracebacks).",
+        help="Say more: each phase and its seconds as it ends, also of a refusal; recomputed ops "
+        "(-vv: tracebacks).",
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")]

@@ -120,6 +120,10 @@ class Voice:
         elif not self.quiet:
             self.err.print(f"- {stage}", markup=False)
 
+    def ended(self, phase: str, seconds: float) -> None:
+        """A phase has ended, for those who ask."""
+        self.note(f"  {phase}: {format_seconds(seconds)} so far")
+
     def update(self, text: str) -> None:
         """What the stage at hand is at; only shown on a terminal."""
         if self._status:

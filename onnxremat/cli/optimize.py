@@ -162,7 +162,7 @@ def command(
     machine = read_machine(devices) if devices is not None else None
     if machine is not None and narrow and not train:
         machine = machine.in_bfloat16()
-    log = Phases(voice.say)
+    log = Phases(voice.say, ended=voice.ended if verbose else None)
     with voice.working() as interrupt, _phases_told(voice, log if verbose else None):
         log.ending = interrupt.ending
         options = PlanOptions(

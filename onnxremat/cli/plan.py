@@ -80,7 +80,7 @@ def command(
     from onnxremat.pipeline.phases import Phases
     from onnxremat.pipeline.prepare import Settings
     from onnxremat.pipeline.study_problem import read_subject
-    from onnxremat.pipeline.time_left import left_of
+    from onnxremat.pipeline.time_left import begin, left_of
     from onnxremat.studies.graph_file import plan_graph
 
     voice = Voice(as_json, quiet)
@@ -102,6 +102,7 @@ def command(
             threads=threads or processors(), progress=voice.planning, stop=interrupt,
         )  # fmt: skip
         log = Phases(voice.say)
+        begin(options, log)
         subject = read_subject(source, settings.asked(options, limit), log)
         options = left_of(options, log)
         if elsewhere and elsewhere.write:

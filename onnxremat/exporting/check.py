@@ -26,6 +26,7 @@ from onnxremat.exporting.pytorch import (
     untouched,
     values_of,
 )
+from onnxremat.exporting.run import run_file
 from onnxremat.grad import differentiate, training_of
 from onnxremat.grad.description import Variable
 from onnxremat.grad.given import Given, matched
@@ -345,7 +346,7 @@ def _by_onnxruntime(
     feeds = {name: first.of(Variable(name, "", "model"), *types[name]) for name in names}
     feeds |= {name: array for name, array in arrays.items() if name in types}
     session = open_session(step, session_options(Options(threads=1, pattern=False)))
-    results = session.run([gradient for _, gradient in about.gradients], feeds)
+    results = run_file(session, [gradient for _, gradient in about.gradients], feeds)
     return {name: (feeds[name], g) for name, g in zip(names, results, strict=True)}
 
 

@@ -188,10 +188,17 @@ def other_dropouts(module: Any) -> list[str]:
     ]
 
 
+def scaled_tables(module: Any) -> list[str]:
+    """Embeddings whose rows each call scales down in place (``max_norm``), by name."""
+    every = module.named_modules()
+    return [name for name, part in every if getattr(part, "max_norm", None) is not None]
+
+
 @contextlib.contextmanager
-def without_stops(*, detach: bool) -> Iterator[None]:
-    """Gradients pass where a module stops them: under ``torch.no_grad()``, and at ``detach()``
-    where asked."""
+def as_in_files(module: Any, *, detach: bool) -> Iterator[None]:
+    """Gradients are those that a file tells: they pass under ``torch.no_grad()``, and at
+    ``detach()`` where asked; hooks of tensors do not change them; functions with a backward of
+    their own have the derivative of what they compute."""
     torch = need_torch()
     stopping = {torch.Tensor.detach, torch.detach, torch.Tensor.data.__get__} if detach else set()
 
@@ -201,10 +208,32 @@ def without_stops(*, detach: bool) -> Iterator[None]:
         ) -> Any:
             if function is torch._C._set_grad_enabled:
                 return None
+            if function is torch.Tensor.register_hook:
+                return torch.utils.hooks.RemovableHandle({})
             return args[0].clone() if function in stopping else function(*args, **(kwargs or {}))
 
+    def apply(kind: Any, *given: Any, **named: Any) -> Any:
+        if kind.__module__.startswith("torch."):  # a checkpoint: its gradient is the derivative
+            return own.__func__(kind, *given, **named)
+        if kind.setup_context is not function.setup_context:
+            return kind.forward(*given, **named)
+        context = torch.autograd.function.FunctionCtx()
+        context.needs_input_grad = [torch.is_tensor(each) for each in given]
+        return kind.forward(context, *given, **named)
+
+    function = torch.autograd.Function
+    own = vars(function)["apply"]
+    hooks = {p: p._backward_hooks for p in module.parameters()}
     with torch.enable_grad(), Passing():
-        yield
+        function.apply = classmethod(apply)
+        try:
+            for parameter in hooks:
+                parameter._backward_hooks = None
+            yield
+        finally:
+            function.apply = own
+            for parameter, kept in hooks.items():
+                parameter._backward_hooks = kept
 
 
 def outputs_of(module: Any, given: Arguments) -> list[Any]:

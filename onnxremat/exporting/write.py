@@ -23,6 +23,7 @@ from onnxremat.exporting.pytorch import (
     Arguments,
     Inputs,
     arguments,
+    as_in_files,
     by_dynamo,
     by_tracing,
     facts_of,
@@ -30,12 +31,13 @@ from onnxremat.exporting.pytorch import (
     need_torch,
     other_dropouts,
     outputs_of,
+    scaled_tables,
     set_modes,
     untouched,
     values_of,
-    without_stops,
 )
 from onnxremat.exporting.restore import restored
+from onnxremat.exporting.run import run_file
 from onnxremat.exporting.simplify import simplified
 from onnxremat.grad.listed import Parameters, parameters_of
 from onnxremat.graph.onnx_io import check_writable, write_model
@@ -76,8 +78,9 @@ def from_torch(
     ``torch.no_grad()`` or ``detach()`` are listed as frozen.
 
     Warns:
-        TrainingWarning: the module stops a part of a gradient where the model does not say so, or
-            has a dropout layer that is left out.
+        TrainingWarning: the module stops a part of a gradient where the model does not say so,
+            makes one by a function with a backward of its own, or has a dropout layer that is left
+            out.
 
     Args:
         module: a ``torch.nn.Module``.
@@ -171,6 +174,7 @@ def _exported(
     smaller = restored(simplified(model, kept), facts, values, needed)
     _warn_of_stops(module, given, gradients, {*facts.trained}, exporter)
     _warn_of_dropouts(module if dropout else None)
+    _warn_of_scaled_tables(module)
     try:
         _check(module, given, smaller, batched)
     except OnnxrematError:  # what was exported may still be right
@@ -224,24 +228,40 @@ def _warn_of_dropouts(module: Any | None) -> None:
         )
 
 
+def _warn_of_scaled_tables(module: Any) -> None:
+    if names := scaled_tables(module):
+        warnings.warn(
+            f"{len(names)} embeddings with max_norm ({', '.join(names[:4])}"
+            f"{', ...' * (len(names) > 4)}): PyTorch scales their rows down in place at each call, "
+            "a training step of this file does not",
+            TrainingWarning,
+            stacklevel=2,
+        )
+
+
 def _warn_of_stops(
     module: Any, given: Arguments, real: Mapping[str, Any], trained: set[str], exporter: str
 ) -> None:
-    """Name parameters that a file by this exporter trains with more than their gradient: the
-    module stops a part of it, which the file does not say."""
-    with without_stops(detach=exporter != "dynamo"):
-        found = _gradients(module, given)
+    """Name parameters whose gradient by a file of this exporter is not the module's, as the file
+    does not say what the module does with it."""
+    how = "makes the gradients of {} parameters otherwise than a file can say"
+    try:
+        with as_in_files(module, detach=exporter != "dynamo"):
+            found = _gradients(module, given)
+    except Exception:  # what the module does without gradients may not be possible with them
+        found, how = {}, "may make the gradients of {} parameters otherwise than a file can say"
     names = [
         name
-        for name, gradient in found.items()
-        if name in real and name in trained and _error(gradient.numpy(), real[name].numpy()) > SAME
+        for name, gradient in real.items()
+        if name in trained
+        and (name not in found or _error(found[name].numpy(), gradient.numpy()) > SAME)
     ]
     if names:
-        stops = "torch.no_grad()" + " or detach()" * (exporter != "dynamo")
+        stops = "torch.no_grad()" + ", detach()" * (exporter != "dynamo")
         warnings.warn(
-            f"the module stops a part of the gradient of {len(names)} parameters at {stops}: "
-            f"{', '.join(names[:4])}{', ...' * (len(names) > 4)}; the file does not say so, and "
-            "they are trained with all of it",
+            f"the module {how.format(len(names))}, by {stops}, hooks or functions with a backward "
+            f"of their own: {', '.join(names[:4])}{', ...' * (len(names) > 4)}; they are trained "
+            "with the derivative of what the module computes",
             TrainingWarning,
             stacklevel=2,
         )
@@ -282,7 +302,7 @@ def _check(module: Any, given: Arguments, model: onnx.ModelProto, batched: Seque
                 y.detach().cpu().numpy() for y in outputs_of(module, call) if torch.is_tensor(y)
             ]
         arrays = call.arrays()
-        found = session.run(None, {name: arrays[name] for name in names})
+        found = run_file(session, None, {name: arrays[name] for name in names})
         for k, (ours, theirs) in enumerate(zip(found, want, strict=False)):
             error = _error(np.asarray(ours), theirs)
             if not error <= ALLOWED:

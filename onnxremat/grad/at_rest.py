@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 from onnx import helper
 
-from onnxremat.grad.marks import first_of
+from onnxremat.grad.marks import SPECTRAL, first_of, of_rewritten
 from onnxremat.graph.ir import all_nodes, captures, subgraphs
 from onnxremat.graph.traits import RANDOM
 
@@ -36,6 +36,19 @@ def still_random(model: onnx.ModelProto) -> list[str]:
         f"{len(names)} nodes draw random numbers ({first_of(names, _SHOWN)}) and go on to "
         "in exported models: where they are of a dropout, export the module in eval mode, or with "
         "onnxremat.export"
+    ]
+
+
+def still_iterated(model: onnx.ModelProto) -> list[str]:
+    """A warning about vectors of spectral normalizations, if there are any."""
+    stored = {tensor.name for tensor in model.graph.initializer}
+    names = [name for name in sorted(stored) if of_rewritten(name, stored) == SPECTRAL]
+    if not names:
+        return []
+    return [
+        f"{len(names)} vectors of spectral normalizations stay as they are "
+        f"({first_of(names, _SHOWN)}): PyTorch's training moves them in every step, so that the "
+        "norm stays what it is meant to be, and the file does not say how"
     ]
 
 

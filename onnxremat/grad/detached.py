@@ -14,14 +14,13 @@ import onnx
 from onnx import helper
 
 from onnxremat.grad.absent import stood_in
-from onnxremat.grad.marks import PLACEHOLDER, Marks, Reading, is_nameless, reading_of
+from onnxremat.grad.marks import CODE, PLACEHOLDER, Marks, Reading, is_nameless, reading_of
 from onnxremat.grad.merged import Place
 from onnxremat.grad.signature import PARAMETER
 
 _KEY = "onnxremat.stop_gradient"
 _TARGET = re.compile(r"target=torch\.ops\.aten\.detach_?\.default\]")
 _DETACHED = re.compile(r"detach_?(_\d+)?$")
-_CODE = "pkg.torch.onnx.stack_trace"
 
 
 def is_stop(node: onnx.NodeProto) -> bool:
@@ -132,7 +131,7 @@ def stopped_in_one(model: onnx.ModelProto, marks: Marks) -> tuple[str, ...]:
 
 def _tells_of_stops(node: onnx.NodeProto) -> bool:
     about = reading_of(node)
-    code = next((e.value for e in node.metadata_props if e.key == _CODE), "")
+    code = next((e.value for e in node.metadata_props if e.key == CODE), "")
     return ".detach(" in code or (
         about is not None and any(map(_DETACHED.match, (about.made, *about.taken)))
     )

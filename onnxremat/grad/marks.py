@@ -24,6 +24,8 @@ PLACEHOLDER = "pkg.torch.onnx.original_node_name"
 FOLDED = "pkg.onnxscript.optimizer.folded_from"
 READS = "pkg.torch.onnx.fx_node"
 SCOPES = "pkg.torch.onnx.name_scopes"
+CODE = "pkg.torch.onnx.stack_trace"
+SPECTRAL = "spectral norm"
 KIND_OF = {"p_": PARAMETER, "b_": BUFFER}  # by how names in PyTorch's graph begin
 _RULES = "pkg.onnxscript.rewriter.rule_name"
 
@@ -76,6 +78,15 @@ topk sort argsort argmax argmin max min searchsorted bucketize nonzero round flo
 median kthvalue
 """
 _ORDERS = frozenset(_PICKS.split())
+# What passes no gradient on, its derivative being 0; and what may be beside it.
+_FLAT = """
+sign sgn round floor ceil trunc eq ne gt ge lt le logical_not isnan isinf
+"""
+_BESIDE = """
+_to_copy to convert_element_type_default type_as t view reshape permute transpose expand unsqueeze
+squeeze clone alias contiguous flatten _unsafe_view scalar_tensor scalar_tensor_default detach
+"""
+_STEPS, _ALONE = frozenset(_FLAT.split()), frozenset(f"{_FLAT} {_BESIDE}".split())
 _CUTS = "split unsafe_split chunk unsafe_chunk unbind tensor_split hsplit vsplit"
 _WHOLE = (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
 _CUTTING = tuple(_CUTS.split())
@@ -99,6 +110,7 @@ class Marks:
         folded: names a folded initializer was made from, without those that exporters make up.
         copied: folded initializers that may hold an element of their parameter several times.
         computed: folded initializers whose numbers are not those of a parameter any more.
+        stepped: folded initializers that are what was rounded or compared.
         filled: folded initializers in which zeros may stand where a parameter has no number; True
             where they are those beside a triangle.
         stopped: folded initializers on whose way gradients were stopped.
@@ -115,6 +127,7 @@ class Marks:
     folded: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     copied: frozenset[str] = frozenset()
     computed: frozenset[str] = frozenset()
+    stepped: frozenset[str] = frozenset()
     filled: Mapping[str, bool] = field(default_factory=dict)
     stopped: tuple[str, ...] = ()
     chosen: tuple[str, ...] = ()
@@ -201,7 +214,7 @@ def marks_of(model: onnx.ModelProto) -> Marks:
         found = {entry.key: entry.value for entry in item.metadata_props}
         if found and item.name in stored:
             entries.setdefault(item.name, {}).update(found)
-    folded, copied, computed, filled = {}, set(), set(), {}
+    folded, copied, computed, stepped, filled = {}, set(), set(), set(), {}
     results = _results(model)
     signature = signature_of(model)
     listed = {each.name for each in signature.values()}
@@ -211,6 +224,8 @@ def marks_of(model: onnx.ModelProto) -> Marks:
                 copied.add(name)
             if _is_computed((name, *_names(entry[FOLDED])), listed):
                 computed.add(name)
+            if _is_stepped((name, *_names(entry[FOLDED])), listed):
+                stepped.add(name)
             if fills := {stem(each) for each in (name, *_names(entry[FOLDED]))} & _FILLS:
                 filled[name] = fills <= _TRIANGLES
             made = {n for n in _names(entry[FOLDED]) if n in results and not _is_result(n)}
@@ -224,6 +239,7 @@ def marks_of(model: onnx.ModelProto) -> Marks:
         folded=folded,
         copied=frozenset(copied),
         computed=frozenset(computed),
+        stepped=frozenset(stepped),
         filled=filled,
         stopped=tuple(
             n for n, e in entries.items() if any(map(is_detached, _names(e.get(FOLDED, ""))))
@@ -288,6 +304,17 @@ def is_buffer_name(name: str) -> bool:
     return last in BUFFERS or re.match(r"_?(lifted_tensor|tensor_constant)_?\d+$", last) is not None
 
 
+def of_rewritten(name: str, names: Collection[str]) -> str:
+    """What makes a tensor of a module's original one, of which this is a buffer: ``spectral norm``
+    or ``pruning``, "" where it is none, by the names that PyTorch gives them."""
+    if re.search(r"(^|\.)parametrizations\.\w+\.\d+\._[uv]$", name):
+        return SPECTRAL
+    whole, _, last = name.rpartition("_")
+    if last not in ("u", "v", "mask") or f"{whole}_orig" not in names:
+        return ""
+    return "pruning" if last == "mask" else SPECTRAL
+
+
 def parameters_among(sources: Iterable[str], kinds: Mapping[str, str]) -> tuple[str, ...]:
     """Of the names a constant was folded from, those that may be parameters: what the file calls
     so. Where it calls none of them anything, not buffers by their name, and not results of
@@ -309,6 +336,12 @@ def _is_computed(sources: Iterable[str], listed: Collection[str]) -> bool:
     if listed and parts and not any(stem(n).startswith(_CUTTING) for n in names):
         return True  # of an operator that left no name, as batch_norm of a convolution's weight
     return any(stem(n) in _COMPUTING or (listed and stem(n) not in _MOVING) for n in names)
+
+
+def _is_stepped(sources: Iterable[str], listed: Collection[str]) -> bool:
+    """Numbers were rounded or compared, and else moved."""
+    stems = {stem(n) for n in sources if n not in listed and not is_nameless(n)}
+    return not stems.isdisjoint(_STEPS) and stems <= _ALONE
 
 
 def is_detached(name: str) -> bool:

@@ -11,7 +11,8 @@ import onnx
 
 from onnxremat.errors import UsageError
 from onnxremat.grad.absent import absent, further_names, of_folded_norms, stand_ins
-from onnxremat.grad.at_rest import still_random
+from onnxremat.grad.at_rest import still_iterated, still_random
+from onnxremat.grad.custom import own_gradients
 from onnxremat.grad.description import Weight
 from onnxremat.grad.detached import stopped_in_one, straight_through, with_stops
 from onnxremat.grad.given import Given, Parameters, matched, read_given
@@ -19,7 +20,7 @@ from onnxremat.grad.layers import copied_modules
 from onnxremat.grad.marks import Marks, first_of, marks_of
 from onnxremat.grad.merged import perhaps_merged
 from onnxremat.grad.padding import likely_padding
-from onnxremat.grad.provenance import Kind, Origin, origins_of
+from onnxremat.grad.provenance import STEPPED, Kind, Origin, origins_of
 from onnxremat.grad.restored import CORES, Restored
 from onnxremat.grad.tape import FLOATS
 from onnxremat.grad.twins import doubts_of, readied
@@ -50,7 +51,7 @@ class Inventory:
         copied: modules of which others may be copies, and their tensors.
         halved: parameters whose gradients the module may stop in one of two equal results.
         further: names that the module has for a parameter beside its own.
-        chosen: parameters whose values decided what folded booleans and whole numbers are.
+        chosen: parameters whose values decided what is stored as fixed: comparisons, orders.
         doubts: warnings about what the exporter may have left out or computed.
     """
 
@@ -124,7 +125,8 @@ def take_inventory(
     cores = {e.parameter: e.tensor for e in restored if e.how in CORES}
     told = None if given is None else given.trained
     origins = origins_of(result, folder, marks, cores, told)
-    doubts = [*doubts_of(result), *still_random(result)]
+    doubts = [*doubts_of(result), *still_random(result), *still_iterated(result)]
+    doubts += own_gradients(model) if marks.trained is None else []  # export compares them
     doubts += unsaid(result, marks, origins, restored) if given is None else []
     return Inventory(
         result,
@@ -140,9 +142,15 @@ def take_inventory(
         stopped_in_one(result, marks),
         copied_modules(result) if tie and given is None else {},
         further_names(result, marks),
-        marks.chosen,
+        _chosen(marks, origins),
         tuple(doubts),
     )
+
+
+def _chosen(marks: Marks, origins: Mapping[str, Origin]) -> tuple[str, ...]:
+    """Parameters whose values decided what the file stores as fixed."""
+    stepped = (name for o in origins.values() if o.why == STEPPED for name in _labels(o))
+    return tuple(dict.fromkeys((*marks.chosen, *stepped)))
 
 
 def _lost(

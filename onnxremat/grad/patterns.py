@@ -67,6 +67,8 @@ def regular(x: np.ndarray) -> str:
             return MASK
         if is_progression(x):
             return "its values are a progression"
+        if is_decay(x):
+            return "its rows are powers of one number each"
         if is_sinusoidal(x[:FEW]) and is_sinusoidal(x):
             return "its values are sines and cosines"
     return ""
@@ -82,6 +84,24 @@ def is_progression(x: np.ndarray) -> bool:
         if _steady(row) and (np.moveaxis(x, axis, -1) == row.astype(x.dtype)).all():
             return True
     return False
+
+
+def is_decay(x: np.ndarray) -> bool:
+    """Along one axis, neighbours that are not 0 have one ratio, another for each of the slices
+    along the first axis that is longer than 1: how fast the heads of an attention forget."""
+    x = np.squeeze(x)
+    return any(_decays(x[:1], axis) and _decays(x, axis) for axis in range(1, x.ndim))
+
+
+def _decays(x: np.ndarray, axis: int) -> bool:
+    rows = np.moveaxis(x, axis, -1).astype(np.float64)
+    pairs = (rows[..., 1:] != 0) & (rows[..., :-1] != 0)
+    if pairs.reshape(len(x), -1).sum(axis=1).min() < FEW - 1:
+        return False
+    ratios = np.where(pairs, rows[..., 1:] / np.where(pairs, rows[..., :-1], 1), np.nan)
+    ratios = ratios.reshape(len(x), -1)
+    low, high = np.nanmin(ratios, axis=1), np.nanmax(ratios, axis=1)
+    return bool((low > 0).all() and (high - low <= 1e-4 * high).all() and (high != 1).all())
 
 
 def _steady(row: np.ndarray) -> bool:

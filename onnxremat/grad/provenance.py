@@ -30,6 +30,7 @@ from onnxremat.grad.marks import (
     is_buffer_name,
     is_nameless,
     module_of,
+    of_rewritten,
     parameters_among,
 )
 from onnxremat.grad.patterns import LIMIT, MASK, is_constant, made_by_code, regular, rotations
@@ -58,6 +59,7 @@ _PARTS = {
 
 SINGLE = "a single number"
 UNSAID = "folded, the file does not say from what"
+STEPPED = "made by rounding or comparing, whose derivative is 0"
 
 
 class Kind(StrEnum):
@@ -141,6 +143,8 @@ class _Judge:
         sources = parameters_among(folded, self.marks.kinds)
         label = "" if name in sources else ", ".join(sources) or self._by_reader(name)
         use = self._use(name)
+        if use is None and sources and self._stepped(file_name):
+            return Origin(Kind.CONSTANT, STEPPED, label, told=True)
         if self.given is not None and use is None:
             return self._given(name, label, folded)
         if self.marks.trained is not None and (listed := self._listed(name, file_name)):
@@ -254,6 +258,8 @@ class _Judge:
         marked = self.marks.kinds.get(name) == "PARAMETER"
         if is_buffer_name(name) and not marked:
             return Origin(Kind.BUFFER, f"named as buffers are ('{name.rsplit('.', 1)[-1]}')")
+        if (of := of_rewritten(name, self.stored.tensors)) and not marked:
+            return Origin(Kind.BUFFER, f"named as PyTorch names a buffer of {of}")
         if name.rpartition(".")[0] in self.at_rest and not marked:
             why = "beside running statistics that no BatchNormalization reads: of a frozen one"
             return Origin(Kind.BUFFER, why)
@@ -331,6 +337,13 @@ class _Judge:
         if name not in self.marks.filled or name not in self.stored.tensors:
             return False
         return self.stored.readable(name) and not np.all(self.stored.value(name))
+
+    def _stepped(self, name: str) -> bool:
+        """A folded tensor holds what was rounded or compared, and no number of a parameter."""
+        if name not in self.marks.stepped or name not in self.stored.tensors:
+            return False
+        value = self.stored.value(name) if self.stored.readable(name) else np.full(1, 0.5)
+        return bool((value == np.rint(value)).all())
 
     def _rotations(self, found: Mapping[str, Origin]) -> dict[str, Origin]:
         """Two tensors without names, one of cosines and one of sines of the same angles."""

@@ -35,6 +35,7 @@ from onnxremat.grad.parted import Parting, due_back, in_turn, made_of, with_loss
 from onnxremat.grad.portable import without_training_kernels
 from onnxremat.grad.precision import OPSETS, autocast
 from onnxremat.grad.roles import mark_gradients, varying, with_phase
+from onnxremat.grad.scales import with_single_scales
 from onnxremat.grad.scaling import EXPONENT, LossScale, only_finite
 from onnxremat.grad.settings import Settings, check_settings
 from onnxremat.grad.sharing import require_early_reads
@@ -401,6 +402,8 @@ class _Builder:
             ops = without_training_kernels(self.tape, ops)
         if self.settings.blocked:
             ops = with_blocked_convolutions(self.tape, ops, self.settings.blocked)
+        known = Constants(self.graph, self.chosen)
+        ops = with_single_scales(self.tape, ops, known, {*self.inputs})
         ops = [with_phase(op) for op in needed(ops, outputs)]
         if self.turns:
             ops = in_turn(ops, self.turns, self.roots, self.tape.tensors)
@@ -408,8 +411,8 @@ class _Builder:
         taken = {*self.weights, *self.inputs}
         inputs = [*(n for n in self.graph.inputs if n not in taken), *dict.fromkeys(self.inputs)]
         frame = self._frame(ops, inputs, outputs, read)
-        known = {n: self.tape.tensors[n] for n in read | {o for op in ops for o in op.writes}}
-        made = Graph(tuple(ops), known, tuple(inputs), tuple(outputs), frame)
+        tensors = {n: self.tape.tensors[n] for n in read | {o for op in ops for o in op.writes}}
+        made = Graph(tuple(ops), tensors, tuple(inputs), tuple(outputs), frame)
         return to_model(blocks.add_guard(made, self.settings.blocked))
 
     def _look_at_weights(self, walked: Backward) -> None:

@@ -67,11 +67,12 @@ def warnings_of(
             f"{len(held)} tensors of '{copy}' are those of '{module}', and trained as one: the "
             f"same module, or a copy ({first_of(held, 3)}; --no-tie trains copies apart)"
         )
-    known = {row.name: row for row in rows} | {row.label: row for row in rows}
-    if chosen := [n for n in inventory.chosen if n not in known or known[n].status == "trained"]:
+    known = {row.label: row for row in rows} | {row.name: row for row in rows}
+    there = ("trained", "constant")
+    if chosen := [n for n in inventory.chosen if n not in known or known[n].status in there]:
         found.append(
-            f"the exporter compared or ordered the numbers of {first_of(chosen, 4)} and stored the "
-            "result, which stays as it is while these are trained (optimize=False or "
+            f"the exporter compared, ordered or rounded the numbers of {first_of(chosen, 4)} and "
+            "stored the result, which stays as it is whatever becomes of these (optimize=False or "
             "onnxremat.export keeps the comparison)"
         )
     found += [*inventory.doubts, *beside_adapters(rows)]

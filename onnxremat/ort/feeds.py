@@ -127,7 +127,9 @@ def load_feeds(path: Path, graph: Graph) -> dict[str, np.ndarray]:
     feeds = {}
     for name in graph.inputs:
         if name not in found:
-            raise UsageError(f"{path} has no array '{name}'", why=f"it has {', '.join(found)}")
+            raise UsageError(
+                f"{path} has no array '{name}'", why=f"it has {', '.join(found) or 'none'}"
+            )
         tensor, value = graph.tensors[name], found[name]
         if tensor.shape is not None and tuple(value.shape) != tensor.shape:
             raise UsageError(

@@ -1,5 +1,5 @@
-"""How many ops the bodies of loops run in one run of a model, as far as their trip counts are
-written into it."""
+"""How many ops the bodies of loops and scans run in one run of a model, as far as the file says how
+often they run: trip counts, and lengths of what is scanned."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from onnxremat.graph.ir import subgraphs
 from onnxremat.limits import BODY_RUNS, check
 
 Known = Mapping[str, onnx.TensorProto]
+Sizes = Mapping[str, tuple[int, ...]]
 
 
 def require_few_trips(model: onnx.ModelProto) -> None:
@@ -20,21 +21,46 @@ def require_few_trips(model: onnx.ModelProto) -> None:
     ModelError: bodies run more ops than a profile holds.
     """
     check(
-        _runs(model.graph, {}), BODY_RUNS, "runs of ops in the bodies of loops, in one run",
+        _runs(model.graph, {}, {}), BODY_RUNS, "runs of ops in the bodies of loops, in one run",
         hint="plan without running the model: --no-measure", kind=ModelError,
     )  # fmt: skip
 
 
-def _runs(graph: onnx.GraphProto, outer: Known) -> int:
+def _runs(graph: onnx.GraphProto, outer: Known, beyond: Sizes) -> int:
     """Runs of ops in bodies, in one run of a graph."""
     known = {**outer, **{tensor.name: tensor for tensor in graph.initializer}}
     known.update(_constants(graph.node))
+    sizes = {**beyond, **_sizes(graph)}
     total = 0
     for node in graph.node:
         for body in subgraphs(node):
             trips = _trips(node, known) if node.op_type == "Loop" else 1
-            total += trips * (1 + len(body.node) + _runs(body, known))
+            trips = _steps(node, sizes) if node.op_type == "Scan" else trips
+            total += trips * (1 + len(body.node) + _runs(body, known, sizes))
     return total
+
+
+def _sizes(graph: onnx.GraphProto) -> dict[str, tuple[int, ...]]:
+    """Shapes that a graph states, 0 for open dimensions."""
+    values = (*graph.input, *graph.value_info, *graph.output)
+    found = {v.name: tuple(d.dim_value for d in v.type.tensor_type.shape.dim) for v in values}
+    return {**found, **{tensor.name: tuple(tensor.dims) for tensor in graph.initializer}}
+
+
+def _steps(scan: onnx.NodeProto, sizes: Sizes) -> int:
+    """How often a Scan runs its body: the length of what it scans; 1 where that is not known."""
+    given = {attribute.name: attribute for attribute in scan.attribute}
+    count = given["num_scan_inputs"].i if "num_scan_inputs" in given else 0
+    axes = list(given["scan_input_axes"].ints) if "scan_input_axes" in given else []
+    names = list(scan.input)[len(scan.input) - count :] if 0 < count <= len(scan.input) else []
+    shapes = [sizes.get(name, ()) for name in names]
+    axes += [0] * (len(names) - len(axes))
+    lengths = [
+        shape[axis]
+        for shape, axis in zip(shapes, axes, strict=False)
+        if -len(shape) <= axis < len(shape)
+    ]
+    return max((1, *lengths))
 
 
 def _constants(nodes: Iterable[onnx.NodeProto]) -> dict[str, onnx.TensorProto]:

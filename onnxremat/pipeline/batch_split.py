@@ -110,7 +110,7 @@ class _Parts:
     def split(self, parts: int) -> Prepared | None:
         """The model in so many parts, None where it does not go."""
         if parts not in self.splits and not self.why:
-            self.why = out_of_time(self.prepared, self.options, parts)
+            self.why = out_of_time(self.prepared, self.options, self.log, parts)
             self.untried = bool(self.why)
         if parts not in self.splits and not self.why:
             try:
@@ -163,9 +163,9 @@ class _Parts:
         """Bytes of the whole batch beside the weights."""
         return self.prepared.store_all_peak - self.prepared.weights
 
-    def least(self) -> tuple[int, Smallest]:
+    def least(self, refused: Limit | None = None) -> tuple[int, Smallest]:
         """The smallest plan found of whole and parts, and in how many; its ``lower`` holds for all
-        that were tried."""
+        that were tried. ``refused`` as of :func:`smallest`."""
         needs = self._needs()
         best: tuple[int, Smallest] | None = None
         for parts in sorted(needs, key=lambda count: needs[count]):
@@ -175,7 +175,7 @@ class _Parts:
                 break
             split = self.splits[parts]
             noted = _noted(split, parts, "needs more") if parts > 1 else split
-            found = smallest(noted, self.options.within(0.5), self.log)
+            found = smallest(noted, self.options.within(0.5), self.log, refused)
             if best is None or found.candidate.limit < best[1].candidate.limit:
                 best = parts, found
         assert best is not None
@@ -225,7 +225,7 @@ class _Parts:
         Raises:
             InfeasibleError, NoPlanError: it does not; with the smallest budget that works.
         """
-        parts, least = self.least()
+        parts, least = self.least(self.limit(self.prepared))
         limit = self.limit(least.candidate.prepared)
         if least.keeps(limit):
             return least.as_answer(limit, unfit)
@@ -237,7 +237,7 @@ class _Parts:
             ", ".join(filter(None, (tried, least.why)))
             if every
             else beside_too("weights and results", self.prepared.beside),
-            f"the batch in {parts} parts" if parts > 1 else "",
+            ", ".join(filter(None, (f"the batch in {parts} parts" * (parts > 1), least.how))),
         )
         raise refusal(
             self.prepared.name,

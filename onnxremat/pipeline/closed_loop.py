@@ -15,6 +15,7 @@ from onnxremat.ort.profile import Feeds
 from onnxremat.pipeline.artifact import CPU, Artifact, Measured, excess
 from onnxremat.pipeline.phases import BUILD, LOAD, MEASURE, PLAN, Phases
 from onnxremat.pipeline.prepare import Prepared
+from onnxremat.pipeline.time_left import no_time
 from onnxremat.planner.options import ROOM, PlanOptions
 from onnxremat.planner.solution import Status
 from onnxremat.schedule.plan import Plan
@@ -232,6 +233,8 @@ def attempt(
     over: dict[str, int] = {}
     first: S | None = None
     for round_ in range(rounds):
+        if round_ and no_time(target.prepared, target.log):
+            break
         late += round_ > 0 and (options.stopped or options.left <= 0)
         with target.log.phase(PLAN):
             found = target.solve(aim, _of_round(options, late, first), warm)

@@ -59,4 +59,5 @@ def _divided(
     older = set(prepared.costs.notes) if made.costs.notes else set()
     before = (note for note in prepared.notes if note not in older)
     notes = tuple(dict.fromkeys((*before, *made.notes)))
-    return replace(made, notes=notes, whole=prepared.whole or prepared.graph)
+    passing = prepared.passing * len(made.graph.ops) / max(1, len(prepared.graph.ops))
+    return replace(made, notes=notes, whole=prepared.whole or prepared.graph, passing=passing)

@@ -25,6 +25,7 @@ from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.refusal import unexplained
 from onnxremat.pipeline.shared_buffers import order_check
+from onnxremat.pipeline.time_left import no_time
 from onnxremat.planner.methods import plan_by
 from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.reduce import Reduced
@@ -132,6 +133,11 @@ class InOneSession:
         assert isinstance(run, SessionRun)
         assert prepared.feeds is not None
         reference = prepared.outputs
+        if reference is None and run.short:
+            assert prepared.baseline is not None
+            same = compare(run.tuned.outputs, prepared.baseline.outputs)
+            text = f"output '{same.output}' differs by {same.worst:.2g} from the original's"
+            return self._checked(run, same, Check(Kind.OUTPUTS, "same outputs", same.ok, text))
         if reference is None:  # costs were known without a run
             model, folder = store_all(prepared).model(), prepared.folder
             reference = named_outputs(model, prepared.feeds, folder, prepared.tuned)
@@ -143,10 +149,14 @@ class InOneSession:
         changing = ""
         if not own.same:
             changing = f"'{own.output}' by up to {own.spread:.1e}: {why(prepared.graph)}"
+        made = self._checked(run, same, Check(Kind.OUTPUTS, "same outputs", ok, text))
+        return replace(made, changing=changing)
+
+    def _checked(self, run: SessionRun, same: Difference, outputs: Check) -> Verified:
+        """Outputs that were compared, and the order that was planned."""
         order = _order("executed order", run.tuned)
         order = replace(order, ok=run.tuned.order_kept)  # what fusion merges is no other order
-        checks = (Check(Kind.OUTPUTS, "same outputs", ok, text), order, *order_check(self.graph))
-        return Verified(same, checks, changing)
+        return Verified(same, (outputs, order, *order_check(self.graph)))
 
     def contenders(self, prepared: Prepared) -> list[Contender]:
         base = store_all(prepared).model()
@@ -174,19 +184,33 @@ class InOneSession:
 @dataclass(frozen=True)
 class SessionRun:
     """A model run under the options of its plan and under default options, each when it is first
-    asked for."""
+    asked for.
+
+    Attributes:
+        short: there is no time for more than the run under the options of its plan: no other is
+            made, and its outputs are compared with what was run already.
+    """
 
     artifact: InOneSession
     feeds: Feeds
+    short: bool = False
 
     @cached_property
     def tuned(self) -> Measurement:
         """Under the options of the plan."""
         return self.artifact.under(self.artifact.options, self.feeds)
 
+    def shortened(self) -> SessionRun:
+        """The same without what was not run yet."""
+        made = replace(self, short=True)
+        vars(made)["tuned"] = self.tuned
+        return made
+
     @cached_property
-    def plain(self) -> Measurement:
+    def plain(self) -> Measurement | None:
         """Under default options, threads aside."""
+        if self.short:
+            return None
         options = replace(DEFAULT, threads=self.artifact.options.threads)
         return self.artifact.under(options, self.feeds)
 
@@ -200,7 +224,8 @@ class SessionRun:
 
     @property
     def outputs(self) -> Mapping[str, Arrays]:
-        return {"planned options": self.tuned.outputs, "default options": self.plain.outputs}
+        found = {"planned options": self.tuned.outputs}
+        return found if self.plain is None else {**found, "default options": self.plain.outputs}
 
     @property
     def checks(self) -> tuple[Check, ...]:
@@ -216,6 +241,7 @@ class SessionRun:
 
     def _default_order(self) -> Check:
         """Under default options the order is promised only where pins can fix it."""
+        assert self.plain is not None  # what is verified is not short of time
         found = _order("executed order, default options", self.plain)
         ends = open_ends(self.artifact.graph)
         if found.ok or not ends or self.plain.merged:
@@ -226,6 +252,7 @@ class SessionRun:
     @property
     def words(self) -> tuple[str, ...]:
         """What was in memory, and what the arena holds."""
+        assert self.plain is not None
         rows = [("the planned", self.tuned), ("default", self.plain)]
         parts = [
             f"{format_bytes(found.peak)} (arena holds {format_bytes(found.arena_bytes)}) with "
@@ -235,6 +262,7 @@ class SessionRun:
         return ("peak " + "; ".join(parts),)
 
     def figures(self) -> dict[str, Any]:
+        assert self.plain is not None
         return {
             "peak_measured_bytes": self.tuned.peak,
             "peak_default_options_bytes": self.plain.peak,
@@ -254,11 +282,16 @@ def _order(name: str, found: Measurement) -> Check:
 
 @dataclass(frozen=True)
 class OneSession:
-    """A model to run in one session; see :class:`~onnxremat.pipeline.closed_loop.Target`."""
+    """A model to run in one session; see :class:`~onnxremat.pipeline.closed_loop.Target`.
+
+    Attributes:
+        sketched: what is built is not written: only its bytes are asked for.
+    """
 
     prepared: Prepared
     limit: Limit
     log: Phases
+    sketched: bool = False
 
     @property
     def limits(self) -> Mapping[str, int]:
@@ -297,8 +330,8 @@ class OneSession:
         """Rewrite; onnxruntime is asked how it fuses the model only where that would fit."""
         plan = self._plan(found, first)
         made = session_of(self.prepared, rewrite(self.prepared.graph, plan))
-        if not excess(made.predict(), self.limits_for(made)):
-            made = carried(self.prepared, plan)
+        if not self.sketched and not excess(made.predict(), self.limits_for(made)):
+            made = carried(self.prepared, plan, self.log)
         limit = self.limit.of(made.beside)
         return made.opened_in(limit).told(budget=limit + made.beside)
 
@@ -337,13 +370,13 @@ class OneSession:
         return Plan.of(prepared.graph, names, provenance)
 
 
-def carried(prepared: Prepared, plan: Plan) -> InOneSession:
-    """A plan rewritten, its pins suited to what onnxruntime fuses.
+def carried(prepared: Prepared, plan: Plan, log: Phases) -> InOneSession:
+    """A plan rewritten, its pins suited to what onnxruntime fuses, as far as there is time.
 
     Raises:
         UsageError: the plan does not fit the graph.
     """
-    asked = _Asked(prepared)
+    asked = _Asked(prepared, log)
     made = session_of(prepared, rewrite(prepared.graph, plan, asked))
     if asked.last is None or asked.last[0] is not made.graph or prepared.feeds is None:
         return made
@@ -394,6 +427,7 @@ class _Asked:
     """
 
     prepared: Prepared
+    log: Phases
     last: tuple[Graph, Profile] | None = None
 
     def lasting(self, graph: Graph) -> set[str]:
@@ -403,8 +437,9 @@ class _Asked:
         return lasting_tensors(to_model(graph), self.prepared.folder)
 
     def executed(self, graph: Graph) -> list[str]:
-        """Executed order; the listed one for models too slow to try out."""
-        if self.prepared.feeds is None or self.prepared.costs.total > SLOW:
+        """Executed order; the listed one for models too slow to try out, and without time."""
+        slow = self.prepared.costs.total > SLOW or no_time(self.prepared, self.log)
+        if self.prepared.feeds is None or slow:
             return [op.name for op in graph.ops]
         ran = profiled(
             to_model(graph), self.prepared.feeds, self.prepared.default, self.prepared.folder,

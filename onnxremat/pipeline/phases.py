@@ -6,8 +6,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from math import inf
 
 Say = Callable[[str], None]
+Ended = Callable[[str, float], None]
 Ending = Callable[[bool], AbstractContextManager[object]]
 READ, OPTIMISE, COSTS, PLAN = "read", "optimise offline", "costs", "plan"
 LOAD = "load the search"
@@ -17,23 +19,43 @@ BUILD, MEASURE, VERIFY, TIME, WRITE = "build", "measure", "verify", "time", "wri
 class Phases:
     """Called with a text it tells it; every moment counts for the phase that was entered last.
 
+    Args:
+        ended: told the phase that has ended and its seconds so far.
+
     Attributes:
         seconds: by phase, in the order in which they first began.
+        due: moment at which all has to be done; infinity for no such moment.
         ending: entered around work that an interrupt ends at once: by EndedError where it is told
             that there is something to keep without it, else together with everything.
     """
 
-    def __init__(self, say: Say | None = None, now: Callable[[], float] = time.perf_counter):
+    def __init__(
+        self,
+        say: Say | None = None,
+        now: Callable[[], float] = time.perf_counter,
+        ended: Ended | None = None,
+    ) -> None:
         self._say, self._now = say or (lambda _: None), now
+        self._ended = ended or (lambda *_: None)
         self._open: list[str] = []
         self._since = now()
         self.seconds: dict[str, float] = {}
+        self.due = inf
         self.ending: Ending = nullcontext
 
     @classmethod
     def of(cls, say: Say | None) -> Phases:
         """``say`` itself where it is one."""
         return say if isinstance(say, Phases) else cls(say)
+
+    @property
+    def left(self) -> float:
+        """Seconds until all has to be done."""
+        return self.due - self._now()
+
+    def end_within(self, seconds: float) -> None:
+        """All has to be done in so many seconds from now."""
+        self.due = self._now() + seconds
 
     def __call__(self, text: str) -> None:
         self._say(text)
@@ -51,6 +73,7 @@ class Phases:
         finally:
             self._count()
             self._open.pop()
+            self._ended(name, self.seconds[name])
 
     def _count(self) -> None:
         now = self._now()

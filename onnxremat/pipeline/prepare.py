@@ -42,7 +42,7 @@ from onnxremat.pipeline.phases import MEASURE, OPTIMISE, READ, Phases
 from onnxremat.pipeline.priced import priced
 from onnxremat.pipeline.sizes import in_tensors, known_sizes, sequence_notes, with_measured_shapes
 from onnxremat.pipeline.source import Source, read_source
-from onnxremat.pipeline.time_left import MEASURING, OFF_PLANNING, QUICK, say_of_runs
+from onnxremat.pipeline.time_left import MEASURING, OFF_PLANNING, OPENINGS, QUICK, say_of_runs
 from onnxremat.pipeline.weight_order import DwPolicy, fixes_order
 from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.reduce import Reduced, reduce
@@ -214,6 +214,7 @@ class Prepared:
             it, None where that is not known.
         as_it_is: the original may be written as it is, where it keeps the budget.
         optimising: seconds that this took, and putting in order; as long does each part of it.
+        passing: seconds that the original took to be opened, run under the meter and looked at.
     """
 
     unsplit: Unsplit
@@ -228,6 +229,7 @@ class Prepared:
     lasting: frozenset[str] | None = None
     as_it_is: bool = False
     optimising: float = 0.0
+    passing: float = 0.0
 
     @property
     def name(self) -> str:
@@ -360,12 +362,14 @@ def prepare(source: Source, settings: Settings, progress: Progress | None = None
         raise UsageError(f"a budget counts no '{odd}'", hint="one of " + ", ".join(parts))
     kept = fixes_order(settings.dw_policy, settings.fixed_order)
     settings = replace(settings, fixed_order=settings.fixed_order or kept)
-    before = log.seconds.get(OPTIMISE, 0.0)
+    before, ran = log.seconds.get(OPTIMISE, 0.0), log.seconds.get(MEASURE, 0.0)
     with log.phase(READ, "reading the model"):
         made = _prepared(source, settings.on_this_machine(), log)
     whole = not (settings.split_batch or settings.fission or kept)
     took = log.seconds[OPTIMISE] - before
-    return replace(made, as_it_is=settings.target == AUTO and whole, optimising=took)
+    passing = log.seconds.get(MEASURE, 0.0) - ran
+    as_it_is = settings.target == AUTO and whole
+    return replace(made, as_it_is=as_it_is, optimising=took, passing=passing)
 
 
 def _prepared(source: Source, settings: Settings, log: Phases) -> Prepared:
@@ -423,7 +427,8 @@ def optimised(read: AsRead, settings: Settings, log: Phases) -> Unsplit:
     original, home, feeds, baseline = read.source, read.home, read.feeds, read.baseline
     listed = with_shapes(read.plain, known_sizes(original))
     listed_model, target = to_model(listed), settings.target
-    made = optimised_for(listed_model, target, home, to_write=settings.to_write)
+    slow = log.left < OPENINGS * log.seconds.get(MEASURE, 0.0)  # then what is written is tried
+    made = optimised_for(listed_model, target, home, to_write=settings.to_write and not slow)
     graph = without_dead_ops(made.graph)
     graph = with_shapes(graph, {n: found for n, found in known_sizes(listed).items() if found[1]})
     if feeds is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +24,7 @@ from onnxremat.pipeline.limits import on_top
 from onnxremat.pipeline.over_devices import DevicesRun, OverDevices
 from onnxremat.pipeline.phases import TIME, VERIFY, Phases
 from onnxremat.pipeline.prepare import Prepared
+from onnxremat.pipeline.time_left import no_time, said_of_short
 from onnxremat.pipeline.verify import bytes_checks
 from onnxremat.rewrite.pins import is_added
 from onnxremat.schedule.plan import Plan
@@ -116,6 +117,7 @@ class Result:
         prepared, plan, run = self.prepared, self.plan.provenance, self.candidate.measured
         found = run.tuned if isinstance(run, SessionRun) else None
         plain = run.plain if isinstance(run, SessionRun) else None
+        whole = prepared.outputs is not None or not (isinstance(run, SessionRun) and run.short)
         timing = {t.name: t for t in self.timings}
         result, original = timing.get("result"), timing.get("original")
         parts = prepared.everything_in(artifact.graph)
@@ -151,7 +153,7 @@ class Result:
             "added_ops": sum(is_added(op.name) for op in artifact.graph.ops),
             "order_kept": found.order_kept if found else None,
             "order_kept_default_options": plain.order_kept and not plain.merged if plain else None,
-            "bit_equal": self.verified.same.bit_equal if self.verified else None,
+            "bit_equal": self.verified.same.bit_equal if self.verified and whole else None,
             "changing_outputs": (self.verified and self.verified.changing) or None,
             "cost_source": prepared.costs.source,
         }
@@ -255,6 +257,9 @@ def finish(kind: type[R], candidate: Candidate, timed: Timed, log: Phases, **mor
     if run is None or prepared.baseline is None or prepared.feeds is None:
         return kind(candidate, phases=dict(log.seconds), **more)
     with log.phase(VERIFY, "verifying"):
+        if isinstance(run, SessionRun) and no_time(prepared, log):
+            run = run.shortened()
+            candidate = replace(candidate.noted(said_of_short(prepared)), measured=run)
         verified = candidate.artifact.verified(prepared, run)
         _refuse_wrong(verified)
         made = candidate.artifact

@@ -71,4 +71,6 @@ def prepare_step(
         unsplit = replace(whole, made=parts.made, graph=parts.graph, listed=parts.listed)
         made = for_planning(unsplit, settings, log, whole=prepared)
     notes = tuple(dict.fromkeys((*prepared.notes, *made.notes)))
-    return replace(made, notes=notes, whole=prepared.whole or prepared.graph, as_it_is=False)
+    passing = prepared.passing * len(made.graph.ops) / max(1, len(prepared.graph.ops))
+    whole_graph = prepared.whole or prepared.graph
+    return replace(made, notes=notes, whole=whole_graph, as_it_is=False, passing=passing)

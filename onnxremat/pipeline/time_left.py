@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from onnxremat.pipeline.phases import COSTS, Phases
+from onnxremat.pipeline.phases import COSTS, MEASURE, Phases
 from onnxremat.planner.options import PlanOptions
 
 if TYPE_CHECKING:
@@ -14,25 +14,57 @@ MEASURING, QUICK = 0.2, 2.0  # of the time limit, and seconds, on top of it: cos
 OFF_PLANNING = 0.3  # of the time limit, taken off it, where these are not enough to measure
 LONG_RUN = 3.0  # seconds from which it is said that runs of the model take their time
 PARTS = 2  # times as long as the whole a graph in parts takes to be optimised, at least
+FLOOR = 0.5  # of the limit, that planning has whatever came before
+RUNS = 2  # of a plan, as long as that of the original, that planning leaves time for
+OPENINGS = 2  # times as long as the original's run onnxruntime takes to optimise it twice
+PASSES = 4  # sessions that a graph in parts is run in before its plan is known to be good
+# Times the limit, and seconds, in which a command is to be done; one more is for starting Python.
+BEYOND, BESIDE = 1.2, 4.0
+
+
+def begin(options: PlanOptions, log: Phases) -> None:
+    """A command with a time limit begins now."""
+    if options.work is None:
+        log.end_within(BEYOND * options.time_limit + BESIDE)
+
+
+def no_time(prepared: Prepared, log: Phases) -> bool:
+    """Whether one more session of the model, opened, run and looked at, would end too late."""
+    return log.left < prepared.passing
+
+
+def said_of_short(prepared: Prepared) -> str:
+    """What a result is not checked for that there was no time to run again."""
+    said = "the time was over: it was not run under default options"
+    if prepared.outputs is not None:
+        return said
+    return (
+        f"{said}, and its outputs were compared with the original's alone, not with those of the "
+        "same graph without recomputation (onnxremat verify does both)"
+    )
 
 
 def left_of(options: PlanOptions, log: Phases) -> PlanOptions:
-    """The options of planning, less the time that measuring took beyond its own."""
+    """The options of planning, less the time that measuring took beyond its own, and where all that
+    came before leaves less, that, but half of the limit at least."""
     limit = options.time_limit
-    over = log.seconds.get(COSTS, 0.0) - MEASURING * limit - QUICK
-    if over <= 0 or options.work is not None:
+    if options.work is not None:
         return options
-    return options.lasting(max(limit - over, (1 - OFF_PLANNING) * limit))
+    over = max(0.0, log.seconds.get(COSTS, 0.0) - MEASURING * limit - QUICK)
+    room = log.left - RUNS * log.seconds.get(MEASURE, 0.0)
+    seconds = min(max(limit - over, (1 - OFF_PLANNING) * limit), max(FLOOR * limit, room))
+    return options if seconds >= limit else options.lasting(seconds)
 
 
-def out_of_time(prepared: Prepared, options: PlanOptions, parts: int = PARTS) -> str:
+def out_of_time(prepared: Prepared, options: PlanOptions, log: Phases, parts: int = PARTS) -> str:
     """Why a graph in so many parts is not tried, "" where there is time for it."""
     needs = parts * prepared.optimising
-    if options.affords(needs):
+    trying = needs + parts * PASSES * prepared.passing
+    if options.affords(needs) and trying <= log.left:
         return ""
     return (
-        f"optimising it in parts would take {needs:.0f} s more, which the time limit leaves no "
-        "room for (a longer --time-limit does)"
+        f"optimising and trying it in parts would take {trying:.0f} s more, which the time limit "
+        "leaves no room for (a longer --time-limit does)"
     )
 
 

@@ -69,7 +69,8 @@ class InParts(ABC):
             why: the whole is not taken, for people.
         """
         if limit not in self.tried:
-            self.tried[limit] = self._within(limit, why)
+            self.late = self.late or out_of_time(self.prepared, self.options, self.log)
+            self.tried[limit] = None if self.late else self._within(limit, why)
         return self.tried[limit]
 
     @abstractmethod
@@ -94,7 +95,7 @@ class InParts(ABC):
 
     def _made(self, make: Callable[[], Prepared]) -> Prepared | None:
         """A model in parts; None where it does not go, or nobody waits for it any more."""
-        self.late = self.late or out_of_time(self.prepared, self.options)
+        self.late = self.late or out_of_time(self.prepared, self.options, self.log)
         if self.options.stopped or self.late:
             return None
         try:

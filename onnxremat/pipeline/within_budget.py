@@ -13,6 +13,7 @@ from onnxremat.pipeline.limits import Limit, beside_too, limit_of
 from onnxremat.pipeline.phases import BUILD, MEASURE, PLAN, Phases
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.refusal import Least, given_up, refusal
+from onnxremat.pipeline.time_left import no_time
 from onnxremat.planner import smallest_budget
 from onnxremat.planner.options import AUTO, PlanOptions
 from onnxremat.planner.reasons import named
@@ -24,6 +25,7 @@ from onnxremat.session.process import UPDATES
 from onnxremat.units import Budget, format_bytes
 
 HALF = 0.5  # of the time, for the smallest budget
+PREDICTED = "by prediction: there was no time to run it"
 TURNS, NEARLY = 4, 1.02  # of bisection below what was found; times the least, where it ends
 
 
@@ -60,11 +62,11 @@ def plan_within(
     if chosen and made.found.status is not Status.INFEASIBLE:
         shown = limit.asked(prepared.beside.total)
         raise given_up(options.method.name, prepared.name, shown, made.found)
-    least = smallest(prepared, options.within(HALF), log)
+    least = smallest(prepared, options.within(HALF), log, limit)
     if not chosen and least.keeps(limit):
         return least.as_answer(limit, made)
     all_ways = made.found.certificate.any_order or prepared.settings.fixed_order
-    works = Least(least.candidate.budget, least.lower, least.why)
+    works = Least(least.candidate.budget, least.lower, least.why, least.how)
     shown = limit.asked(prepared.beside.total)
     raise refusal(prepared.name, shown, made.found, works, all_ways=all_ways, notes=prepared.notes)
 
@@ -72,12 +74,17 @@ def plan_within(
 @dataclass(frozen=True)
 class Smallest:
     """The smallest plan found, carried out; and why a budget of less than ``lower`` bytes cannot
-    work."""
+    work.
+
+    Attributes:
+        how: its bytes are known, where it was not run.
+    """
 
     candidate: Candidate
     sequence: list[int]
     lower: int
     why: str
+    how: str = ""
 
     def keeps(self, limit: Limit) -> bool:
         """Whether it is within a limit."""
@@ -94,8 +101,14 @@ class Smallest:
         )
 
 
-def smallest(prepared: Prepared, options: PlanOptions, log: Phases) -> Smallest:
+def smallest(
+    prepared: Prepared, options: PlanOptions, log: Phases, refused: Limit | None = None
+) -> Smallest:
     """What the smallest plan that is found in time takes when carried out.
+
+    Args:
+        refused: a limit that no plan was found for; where the smallest does not keep it either and
+            there is no time to run it, its bytes are predicted.
 
     Raises:
         NoPlanError: stopped before planning began.
@@ -121,14 +134,19 @@ def smallest(prepared: Prepared, options: PlanOptions, log: Phases) -> Smallest:
         plan_seconds=0.0,
     )
     free = OneSession(prepared, Limit(1 << 62), log)  # gates take some bytes more than was found
+    how = PREDICTED if refused and no_time(prepared, log) else ""
+    if how:
+        free = replace(free, prepared=prepared.unmeasured, sketched=True)
     made, _ = carried_out(free, Aim(free.limits), solution, solution)
+    if how and refused and made.held <= refused.of(made.artifact.beside):
+        return smallest(prepared, options, log)
     assert isinstance(made.artifact, InOneSession)
     if made.artifact.opened_in(made.held) is not made.artifact:
-        bound = OneSession(prepared, Limit(made.held), log)
+        bound = replace(free, limit=Limit(made.held))
         made, _ = carried_out(bound, Aim(free.limits), solution, solution)
     least = lower + prepared.beside.total
     reason = beside_too(named(why, prepared.names), prepared.beside)
-    return Smallest(_for_limit(made, made.held), list(sequence), least, reason)
+    return Smallest(_for_limit(made, made.held), list(sequence), least, reason, how)
 
 
 def at_minimum(prepared: Prepared, least: Smallest, options: PlanOptions, log: Phases) -> Candidate:
@@ -186,7 +204,7 @@ def applied(prepared: Prepared, plan: Plan, log: Phases) -> Candidate:
             hint="plan again with: onnxremat optimize IN OUT --devices MACHINE",
         )
     with log.phase(BUILD):
-        artifact = carried(prepared, plan)
+        artifact = carried(prepared, plan, log)
         if plan.provenance.budget:
             artifact = artifact.opened_in(plan.provenance.budget - artifact.beside)
     measured = None

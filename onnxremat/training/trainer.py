@@ -17,7 +17,7 @@ from onnx import numpy_helper
 from onnxremat.device.machine import Device
 from onnxremat.errors import ModelError, UnsupportedError, UsageError
 from onnxremat.grad.at_rest import at_rest
-from onnxremat.grad.description import Training, training_of
+from onnxremat.grad.description import Training, Variable, training_of
 from onnxremat.grad.dropout import COUNTER
 from onnxremat.grad.unfold import apply_restored, fold_restored
 from onnxremat.grad.update import RATE, SHARE, update_of
@@ -112,6 +112,7 @@ class Trainer:
         self._sums = () if update is None else tuple(n for _, n in training_of(update).gradients)
         first = FirstValues(weights, step)
         variables = [v for v in self.training.variables if self._holds(v.input)]
+        _check_ends(step.model, variables, [self.training.loss] if self.alone else [])
         arrays = {v.input: first.of(v, *self.types[v.input]) for v in variables}
         if seed and COUNTER in arrays:
             arrays[COUNTER][...] = np.random.default_rng(seed).integers(1 << 62)
@@ -418,6 +419,25 @@ def _check_kind(about: Training, accumulate: int | None, gathers: bool) -> None:
             "the step updates with every batch, it cannot accumulate",
             hint=f"make it with: onnxremat differentiate --accumulate {accumulate}",
         )
+
+
+def _check_ends(model: onnx.ModelProto, kept: Sequence[Variable], results: Sequence[str]) -> None:
+    """What is kept from step to step goes in and comes out again, and results come out."""
+    wanted = {
+        "input": ({value.name for value in model.graph.input}, [v.input for v in kept]),
+        "output": (
+            {value.name for value in model.graph.output},
+            [*results, *(v.output for v in kept if v.output)],
+        ),
+    }
+    for side, (there, names) in wanted.items():
+        for name in names:
+            if name not in there:
+                raise ModelError(
+                    f"the training graph has no {side} '{name}'",
+                    why="its metadata says that it has",
+                    hint="make it again: onnxremat differentiate, or optimize --train",
+                )
 
 
 def _device(providers: Sequence[str]) -> Device:

@@ -298,6 +298,8 @@ def test_inspect_shows_shapes_and_the_first_of_many(cli: Command, folder: Path) 
 def test_missing_files_come_with_those_that_are_there(cli: Command, folder: Path) -> None:
     onnx.save(parse(SMALL), "net.onnx")
     cli("inspect", "ent.onnx").assert_refused(2, "no such file", "net.onnx")
+    said = cli("inspect", "\x1b[2J\x9b.onnx")  # what steers a terminal
+    said.assert_refused(2, "no such file: ?[2J?.onnx")
     cli("inspect", "gone/ent.onnx").assert_refused(2, "no such file", "no folder gone")
     cli("apply", "net.onnx", "p.json", "o.onnx").assert_refused(2, "no such file", "plan IN -o")
 

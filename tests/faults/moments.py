@@ -1,4 +1,5 @@
-"""The moments at which a process opens a file to write, renames or removes one, counted."""
+"""The moments at which a process opens a file to write, renames or removes one, and those at which
+a command begins something that it tells of or counts the time of: counted, not timed."""
 
 from __future__ import annotations
 
@@ -6,6 +7,9 @@ import os
 import sys
 from collections.abc import Callable
 from typing import Any
+
+from onnxremat.cli.console import Voice
+from onnxremat.pipeline.phases import Phases
 
 WRITES = os.O_WRONLY | os.O_RDWR
 _CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate"}
@@ -34,4 +38,23 @@ def at(number: int, act: Callable[[], None]) -> Callable[[], int]:
             act()
 
     sys.addaudithook(hook)
+    return lambda: seen
+
+
+def at_phase(number: int, act: Callable[[], None]) -> Callable[[], int]:
+    """As :func:`at`, as a phase begins."""
+    seen = 0
+
+    def counted(real: Callable[..., Any]) -> Callable[..., Any]:
+        def begun(*arguments: Any, **more: Any) -> Any:
+            nonlocal seen
+            seen += 1
+            if seen == number + 1:
+                act()
+            return real(*arguments, **more)
+
+        return begun
+
+    for holder, name in ((Voice, "say"), (Phases, "phase")):
+        setattr(holder, name, counted(getattr(holder, name)))
     return lambda: seen

@@ -15,9 +15,11 @@ class Case:
         files: by name; written before.
         command: arguments of ``onnxremat``.
         same: name of a model and of what the command writes, which has to compute the same.
+        allowed: exit codes that are right beside those of any command.
     """
 
     kind: str
     files: dict[str, bytes]
     command: tuple[str, ...]
     same: tuple[str, str] | None = None
+    allowed: tuple[int, ...] = ()

@@ -14,7 +14,7 @@ from onnxremat.cost.table import signature
 from onnxremat.graph.functions import inline_functions
 from onnxremat.ort.infer import bind, build_graph
 from onnxremat.schedule.plan import Plan, graph_hash
-from tests.fuzz import newer
+from tests.fuzz import newer, odd
 from tests.fuzz.case import FAST, Case
 from tests.fuzz.models import base, convolutions, study, valid
 from tests.fuzz.mutations import (
@@ -166,6 +166,8 @@ KINDS: dict[str, tuple[int, Callable[[Random], Case]]] = {
     "graph": (2, broken_study), "solution": (1, broken_solution), "costs": (1, broken_costs),
     "parts": (3, newer.in_parts), "step": (2, newer.step), "devices": (4, newer.over_devices),
     "place": (2, newer.placed), "workers": (2, newer.workers), "options": (4, newer.any_option),
+    "odd": (5, odd.odd_model), "exported": (3, odd.exported_model),
+    "written": (2, odd.written_model), "train": (2, odd.training),
 }  # fmt: skip
 
 

@@ -13,7 +13,10 @@ FOLDER = Path(__file__).parent / "found"
 
 def keep(case: Case, why: str, path: Path) -> None:
     """Write a case and what was wrong with it."""
-    about = {"kind": case.kind, "command": case.command, "same": case.same, "why": why}
+    about = {
+        "kind": case.kind, "command": case.command, "same": case.same, "allowed": case.allowed,
+        "why": why,
+    }  # fmt: skip
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("case.json", json.dumps(about, indent=1))
         for name, content in case.files.items():
@@ -30,4 +33,5 @@ def kept(path: Path) -> Case:
             if name.startswith("files/")
         }
     same = tuple(about["same"]) if about["same"] else None
-    return Case(about["kind"], files, tuple(about["command"]), same)
+    allowed = tuple(about.get("allowed", ()))
+    return Case(about["kind"], files, tuple(about["command"]), same, allowed)

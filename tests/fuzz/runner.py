@@ -55,7 +55,8 @@ def run(case: Case) -> str:
         before = _listing(work)
         code, why = forked(lambda: _command(case.command), work)
         said = (work.parent / "err").read_text(errors="replace")
-        wrong = why or _judged(code, said, _listing(work) - before)
+        wrong = why or _judged(code, said, _listing(work) - before, case.allowed)
+        wrong = wrong or _contradicts(case, code, said, work)
         if not wrong and code == 0 and case.same and (work / case.same[1]).exists():
             wrong = _differs(case, work)
         return wrong
@@ -73,11 +74,11 @@ def _command(arguments: tuple[str, ...]) -> None:
     main()
 
 
-def _judged(code: int, said: str, new: set[str]) -> str:
+def _judged(code: int, said: str, new: set[str], allowed: tuple[int, ...] = ()) -> str:
     """What is wrong with an exit code, a message and the files that are there now."""
     if "Traceback" in said:
         return "a traceback: " + said.strip().splitlines()[-1][:200]
-    if code not in DOCUMENTED:
+    if code not in (*DOCUMENTED, *allowed):
         return f"exit code {code}: " + " ".join(said.partition("error: ")[2].split())[:300]
     hidden = [name for name in new if Path(name).name.startswith(".")]
     if hidden:
@@ -88,6 +89,26 @@ def _judged(code: int, said: str, new: set[str]) -> str:
         return f"exit code {code}, and a file: {sorted(new)[0]}"
     errors = re.findall(r"^(?:error: |Error|Usage: )", said, re.MULTILINE)
     return "" if errors else f"exit code {code} without a message"
+
+
+def _contradicts(case: Case, code: int, said: str, work: Path) -> str:
+    """What is wrong with the hint of a refusal: the budget that it gives has to work."""
+    hint = re.search(r"--budget (\d+) \(", said)
+    if code not in (3, 4, 6) or hint is None or "-b" not in case.command:
+        return ""
+    budget = int(hint[1])
+    least = [int(size) for size in re.findall(r"at least [^()]*\((\d+) B\)", said)]
+    if max(least, default=0) > budget:
+        return (
+            f"the hint is a budget of {budget}, where at least {max(least)} are said to be needed"
+        )
+    words = list(case.command)
+    words[words.index("-b") + 1 : words.index("-b") + 2] = [str(budget)]
+    code, why = forked(lambda: _command(tuple(words)), work)
+    if not why and code == 0:
+        return ""
+    again = " ".join((work.parent / "err").read_text(errors="replace").split())
+    return f"the budget of the hint, {budget}, is refused: {why or code} {again[-300:]}"
 
 
 def _differs(case: Case, work: Path) -> str:
@@ -137,8 +158,14 @@ def _close(wanted: np.ndarray, got: np.ndarray) -> bool:
     return bool(np.allclose(wanted, got, rtol=CLOSE, atol=CLOSE, equal_nan=True))
 
 
-def forked(job: Callable[[], object], work: Path) -> tuple[int, str]:
-    """Exit code of a job in a child process, and why it was ended ("" where it ended itself)."""
+def forked(
+    job: Callable[[], object], work: Path, look: Callable[[int], None] | None = None
+) -> tuple[int, str]:
+    """Exit code of a job in a child process, and why it was ended ("" where it ended itself).
+
+    Args:
+        look: called again and again while it runs, with its id.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     child = os.fork()
@@ -153,6 +180,8 @@ def forked(job: Callable[[], object], work: Path) -> tuple[int, str]:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
             return 0, f"it did not end in {WALL:.0f} s"
+        if look is not None:
+            look(child)
         time.sleep(0.01)
     if os.WIFEXITED(status):
         return os.WEXITSTATUS(status), ""

@@ -61,7 +61,8 @@ def test_changes_are_changes() -> None:
 
 
 def test_findings_are_kept_whole(tmp_path: Path) -> None:
-    made = Case("model", {"in.onnx": MODEL, "a/b": b"\0"}, ("run", "in.onnx"), ("in.onnx", "o"))
+    files = {"in.onnx": MODEL, "a/b": b"\0"}
+    made = Case("model", files, ("run", "in.onnx"), ("in.onnx", "o"), (5,))
     keep(made, "why", tmp_path / "f.zip")
     assert kept(tmp_path / "f.zip") == made
 
@@ -74,13 +75,20 @@ def answering(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
     """What the runner says of a command that runs some Python."""
 
     def said(code: str) -> str:
-        monkeypatch.setattr(runner, "_command", lambda arguments: exec(code))
-        return runner.run(Case("model", {"in.onnx": MODEL}, ("run",), ("in.onnx", "out.onnx")))
+        monkeypatch.setattr(runner, "_command", lambda words: exec(code, {"words": words}))
+        command = ("run", "-b", "7")
+        return runner.run(Case("model", {"in.onnx": MODEL}, command, ("in.onnx", "out.onnx")))
 
     monkeypatch.setattr(runner, "SECONDS", 1)
     return said
 
 
+HINT = """
+import sys
+if words[-1] != {!r}:
+    sys.stderr.write('error: no at least 9 B ({} B) are needed  try --budget 90 (90 B)')
+    sys.exit(3)
+"""
 COPY = "import shutil; shutil.copy('in.onnx', 'out.onnx')"
 REFUSE = "import sys; sys.stderr.write('error: no\\n'); sys.exit({})"
 OTHER = """
@@ -101,6 +109,8 @@ onnx.save(model, 'out.onnx')
         (f"{COPY}; {REFUSE.format(3)}", "and a file: out.onnx"),
         ("open('.out.onnx.1234', 'w').close()", "partial file"), (OTHER, "'y' is another"),
         ("open('out.onnx', 'w').close()", "cannot be compared"),
+        (HINT.format("90", 90), ""), (HINT.format("91", 90), "90, is refused: 3"),
+        (HINT.format("90", 91), "a budget of 90, where at least 91"),
     ],
 )  # fmt: skip
 def test_wrong_answers_are_seen(code: str, word: str, answering: Callable[[str], str]) -> None:

@@ -397,6 +397,7 @@ def sines(rows: int, width: int) -> np.ndarray:
         ("rotary.inv_freq", 1 / 100 ** (np.arange(6) / 6), "named as buffers"),
         ("positions", np.arange(6.0), "progression"),
         ("slopes2", 2.0 ** -np.arange(1, 7), "progression"),
+        ("heads.decay", np.array([[0.7], [0.2], [0.5], [0.9]]) ** np.arange(1, 7), "powers of"),
         ("pos", sines(4, 6), "sines and cosines"),
         ("attn.bias", np.triu(np.full((4, 6), -np.inf), 1), "masks"),
         ("low", np.triu(np.full((4, 6), -65504.0), 1), "masks"),

@@ -69,6 +69,17 @@ def test_what_was_left_out_is_trained_and_written_apart(name: str, tmp_path: Pat
     assert again.step(feeds) == Trainer(step, trained, threads=1).step(feeds) == trainer.step(feeds)
 
 
+def test_what_was_rounded_or_compared_is_not_trained() -> None:
+    """``sign(s)`` and ``(w > 0.1).float()``, whose derivatives are 0."""
+    model = onnx.load(next(path for path in FILES if path.stem == "folded-choice"))
+    with pytest.warns(TrainingWarning, match="compared, ordered or rounded .* of w, s and"):
+        about = training_of(differentiate(model, optimizer=None))
+    assert {w.label or w.name for w in about.weights if w.status == "trained"} == {
+        "l.weight", "l.bias", "w", "order"
+    }  # fmt: skip
+    assert [w.label for w in about.weights if w.name == "sign"] == ["s"]
+
+
 def test_a_name_that_nothing_calls_is_listed_as_tied() -> None:
     model = onnx.load(next(path for path in FILES if path.stem == "tied-four-names"))
     about = training_of(differentiate(model, optimizer=None))
@@ -102,6 +113,30 @@ def test_a_bound_without_a_name_is_told_and_can_be_trained() -> None:
     assert [name for name, _ in training_of(step).gradients] == ["onnx::Clip_9"]
     found = training_of(differentiate(model, optimizer=None, parameters=["b", "onnx::Clip_9"]))
     assert {name for name, _ in found.gradients} == {"b", "onnx::Clip_9"}
+
+
+def test_buffers_of_spectral_norm_and_pruning_are_not_trained() -> None:
+    """As PyTorch's older exporter writes them: it says of nothing whether it is a parameter."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 17], producer_name: "pytorch">
+        g (float[2, 3] x) => (float[2, 4] y) {
+            h = MatMul (a_orig, a_v)
+            s = MatMul (a_u, h)
+            w = Div (a_orig, s)
+            z = MatMul (x, w)
+            m = Mul (b_orig, b_mask)
+            y = MatMul (z, m)
+        }
+    """)
+    random = np.random.default_rng(0)
+    shapes = {"a_orig": (3, 3), "a_u": (3,), "a_v": (3,), "b_orig": (3, 4), "b_mask": (3, 4)}
+    for name, shape in shapes.items():
+        drawn = random.standard_normal(shape)
+        value = (drawn > 0) if name.endswith("mask") else drawn
+        model.graph.initializer.append(numpy_helper.from_array(value.astype(np.float32), name))
+    with pytest.warns(TrainingWarning, match="2 vectors of spectral .* stay as they are"):
+        about = training_of(differentiate(model, optimizer=None))
+    assert {name for name, _ in about.gradients} == {"a_orig", "b_orig"}
 
 
 def test_what_the_older_exporter_may_have_computed_is_told() -> None:

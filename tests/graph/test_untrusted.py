@@ -343,6 +343,20 @@ def test_loops_that_no_profile_holds(monkeypatch: pytest.MonkeyPatch) -> None:
         profile.profile(made, {"x": np.ones(4, np.float32)}, profile.DEFAULT)
 
 
+@pytest.mark.parametrize(("shape", "axes"), [("9, 2", ""), ("2, 9", ", scan_input_axes = [-1]")])
+def test_scans_of_more_than_a_profile_holds(
+    shape: str, axes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = """b (float s, float[2] e) => (float t, float[2] u) { t = Sin(s)  u = Add(e, t) }"""
+    made = parse(f"""g (float[{shape}] x) => (float z, float[9, 2] y) <float c = {{1}}> {{
+        z, y = Scan <body = {body}, num_scan_inputs = 1{axes}> (c, x) }}""")
+    monkeypatch.setattr("onnxremat.ort.trips.BODY_RUNS", 27)
+    require_few_trips(made)
+    monkeypatch.setattr("onnxremat.ort.trips.BODY_RUNS", 26)
+    with pytest.raises(ModelError, match=r"too many runs .*: 27"):
+        require_few_trips(made)
+
+
 def test_a_while_loop_is_no_loop_of_all_its_trips() -> None:
     """Exporters write a while loop with the largest number there is, and a condition."""
 

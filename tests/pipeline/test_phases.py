@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from math import inf
 
 from onnxremat.pipeline.phases import Phases
 
@@ -10,7 +11,8 @@ from onnxremat.pipeline.phases import Phases
 def test_a_phase_inside_another_counts_for_itself_alone() -> None:
     now = [0.0]
     told: list[str] = []
-    log = Phases(told.append, lambda: now[0])
+    ended: list[tuple[str, float]] = []
+    log = Phases(told.append, lambda: now[0], lambda *phase: ended.append(phase))
 
     def wait(seconds: float) -> None:
         now[0] += seconds
@@ -30,5 +32,10 @@ def test_a_phase_inside_another_counts_for_itself_alone() -> None:
     log("done")
     assert log.seconds == {"read": 9, "measure": 2, "plan": 4}
     assert told == ["reading", "done"]
+    assert ended == [("measure", 2), ("read", 4), ("plan", 4), ("read", 9)]
+    log.end_within(7)
+    wait(8)
+    assert log.left == -1
+    assert Phases().left == inf
     assert Phases.of(log) is log
     assert Phases.of(None).seconds == {}

@@ -5,13 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import onnx
 import pytest
 
-from onnxremat.errors import NoPlanError, OverBudgetError
+from onnxremat import api
+from onnxremat.errors import NO_FIT, NoPlanError, OverBudgetError
+from onnxremat.graph.onnx_io import to_model
+from onnxremat.ort.session import OPENED
 from onnxremat.pipeline import closed_loop, fission_ways, in_session, within_budget
 from onnxremat.pipeline.artifact import CPU
 from onnxremat.pipeline.batch_split import plan_best
 from onnxremat.pipeline.fission_ways import plan_within_budget
+from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
 from onnxremat.pipeline.within_budget import plan_within
 from onnxremat.planner.methods import plan_by
@@ -20,7 +25,7 @@ from onnxremat.session.process import PARTS
 from onnxremat.units import one_budget
 from tests.limits import LONG
 from tests.pipeline.test_fission import WHOLE, chain
-from tests.toolbox import wide_chain
+from tests.toolbox import training_chain, wide_chain
 
 LIMIT = 6.0
 
@@ -126,3 +131,41 @@ def test_a_new_limit_for_every_call(prepared: Prepared, monkeypatch: pytest.Monk
         plan_within(prepared, one_budget(prepared.store_all_peak), options)
     assert clock.given[0] == pytest.approx(clock.given[1])
     assert replace(options).until == options.until
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch, warm: None) -> Any:
+    """Optimises in a command whose time is over when it begins, or in one with much of it."""
+
+    def optimized(model: onnx.ModelProto, budget: str, over: bool = True) -> tuple[Any, int]:
+        log, before = Phases(), OPENED.sessions
+        monkeypatch.setattr(api, "begin", lambda *_: log.end_within(-1 if over else LONG))
+        result = api.optimize(
+            model, budget=budget, settings=Settings(threads=1, fresh=True), say=log,
+            options=PlanOptions(time_limit=LONG, threads=1), bench_seconds=0,
+        )  # fmt: skip
+        return result, OPENED.sessions - before
+
+    return optimized
+
+
+def test_what_a_late_result_is_not_checked_for_is_said(late: Any) -> None:
+    model = to_model(training_chain(4, 16, 64))
+    (soon, more), (result, fewer) = late(model, "0.9x", over=False), late(model, "0.9x")
+    assert fewer < more
+    assert soon.facts()["order_kept_default_options"]
+    facts = result.facts()
+    assert facts["recomputed_ops"] > 0
+    assert facts["peak_measured_bytes"] <= facts["limit_bytes"]
+    assert facts["order_kept"]
+    assert facts["peak_default_options_bytes"] is facts["order_kept_default_options"] is None
+    assert any("not run under default options" in note for note in facts["notes"])
+    assert all(check.ok for check in result.checks)
+
+
+def test_the_budget_of_a_late_refusal_works(late: Any) -> None:
+    """It is predicted, not tried."""
+    model = to_model(training_chain(4, 16, 64))
+    with pytest.raises(NO_FIT, match="there was no time to run it") as caught:
+        late(model, "0.1x")
+    assert late(model, str(caught.value.smallest), over=False)[0].facts()["order_kept"]

@@ -16,7 +16,14 @@ from onnx import numpy_helper
 from torch import nn
 
 import onnxremat
-from onnxremat.errors import TrainingWarning, UnsupportedError, UsageError, VerificationError
+from onnxremat.errors import (
+    ModelError,
+    TrainingWarning,
+    UnsupportedError,
+    UsageError,
+    VerificationError,
+)
+from onnxremat.grad import differentiate
 from onnxremat.grad.listed import KEY, Parameters, parameters_of
 from onnxremat.ort.session import Options, open_session, session_options
 
@@ -266,6 +273,53 @@ def test_where_the_module_stops_gradients(exporter: str, how: str, tmp_path: Pat
         assert [p.name for p in found.parameters if p.problem] == ["gate.weight", "gate.bias"]
 
 
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: object, dy: torch.Tensor) -> torch.Tensor:
+        return -dy
+
+
+class Adversarial(nn.Module):
+    """Two heads, to one of which gradients go reversed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head, self.other = nn.Linear(6, 5), nn.Linear(5, 3), nn.Linear(5, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.body(x)
+        z = Reversed.apply(y)
+        return torch.cat([self.head(y), self.other(z)], 1)
+
+
+def test_tables_that_calls_scale_down_are_told(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Embedding(10, 6, max_norm=0.5), nn.Linear(6, 2))
+    with pytest.warns(TrainingWarning, match=r"1 embeddings with max_norm \(0\)"):
+        onnxremat.export(net, WORDS, tmp_path / "net.onnx", exporter="legacy")
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+def test_a_function_with_a_backward_of_its_own_is_told(exporter: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net, x, path = Adversarial(), torch.randn(4, 6), tmp_path / "net.onnx"
+    net.head.weight.register_hook(lambda gradient: 2 * gradient)
+    before = vars(torch.autograd.Function)["apply"]
+    with pytest.warns(TrainingWarning, match=r"3 parameters .* backward of their own: body.weight"):
+        onnxremat.export(net, x, path, exporter=exporter)
+    assert vars(torch.autograd.Function)["apply"] is before, "PyTorch is left as it was"
+    found = onnxremat.check_export(net, path, x)
+    names = ["body.weight", "body.bias", "head.weight"]
+    assert [p.name for p in found.parameters if p.problem] == names, "the hook is there as before"
+    if exporter == "dynamo":  # the other says nothing
+        torch.onnx.export(net, (x,), str(path), dynamo=True, optimize=False)
+        with pytest.warns(TrainingWarning, match=r"backward of their own: Reversed"):
+            differentiate(onnx.load(path), loss="mse")
+
+
 def by_default(net: nn.Module, x: torch.Tensor, exporter: str, path: Path) -> Path:
     """As PyTorch exports with default options, which fold parameters."""
     torch.onnx.export(net.eval(), (x,), str(path), dynamo=exporter == "dynamo")
@@ -348,6 +402,15 @@ def test_a_wrong_gradient_is_found(tmp_path: Path) -> None:
     onnx.save(model, tmp_path / "net.onnx")
     found = onnxremat.check_export(net, tmp_path / "net.onnx", PICTURES)
     assert any("gradient is off" in problem for problem in found.problems)
+
+
+def test_a_file_that_onnxruntime_does_not_run_is_told(tmp_path: Path) -> None:
+    net, x, path = nn.Conv1d(3, 2, 3, padding="same", dilation=2), torch.randn(2, 3, 7), "net.onnx"
+    torch.onnx.export(net, (x,), str(tmp_path / path), dynamo=False)
+    assert "onnxruntime stopped" in onnxremat.check_export(net, tmp_path / path, x).failed
+    with pytest.raises(ModelError, match="Dilation"):
+        onnxremat.export(net, x, tmp_path / "other.onnx", exporter="legacy")
+    onnxremat.export(net, x, tmp_path / "other.onnx")
 
 
 def test_nothing_is_written_when_it_fails(tmp_path: Path) -> None:

@@ -32,6 +32,20 @@ from onnxremat.training.trainer import Trainer
 from tests.training.nets import BATCH, ROWS, arrays, net, trainer
 
 
+def test_steps_that_lack_what_their_description_names() -> None:
+    step = differentiate(net(), optimizer="adamw")
+    for side in ("input", "output"):
+        for value in getattr(step.graph, side):
+            if value.name in ("x", "labels", "learning_rate"):
+                continue
+            made = onnx.ModelProto()
+            made.CopyFrom(step)
+            ends = getattr(made.graph, side)
+            ends.remove(value)
+            with pytest.raises(ModelError, match=f"no {side} '{value.name}'"):
+                Trainer(made, net())
+
+
 def test_fit_learns_and_reports() -> None:
     seen: list[int] = []
     run = trainer()

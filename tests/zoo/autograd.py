@@ -32,9 +32,10 @@ class Steps:
 
 
 def norms_of(module: torch.nn.Module) -> dict[str, torch.nn.Module]:
-    """Its batch normalizations."""
+    """Its batch normalizations that have running statistics."""
     kind = torch.nn.modules.batchnorm._BatchNorm
-    return {name: part for name, part in module.named_modules() if isinstance(part, kind)}
+    every = module.named_modules()
+    return {n: p for n, p in every if isinstance(p, kind) and p.running_var is not None}
 
 
 def trainer_of(
@@ -45,6 +46,10 @@ def trainer_of(
     Only normalizations are put into training mode, the given ones: whatever else a module does
     differently then (stochastic depth, masks, second heads) the exported file does not.
     """
+    for part in module.modules():  # what weight_norm computes before each call cannot be copied
+        for name, value in list(vars(part).items()):
+            if torch.is_tensor(value) and not value.is_leaf:
+                setattr(part, name, value.detach())
     made = copy.deepcopy(module).to(real)
     for name, part in norms_of(made).items():
         part.train(name in norms)

@@ -269,9 +269,10 @@ _enter("folded-blocks", lambda: Does(
         [m.q, torch.zeros(2)])), a=Parameter(torch.randn(3, 3)), b=Parameter(torch.randn(3, 2)),
     w=Parameter(torch.randn(4, 5)), q=Parameter(torch.randn(2))), (4, 6))  # fmt: skip
 _enter("folded-choice", lambda: Does(
-    lambda m, x: torch.where(m.w > 0, m.l(x), 2 * x) + m.w + x[:, m.order.argsort()] * m.order,
-    l=nn.Linear(6, 6), w=Parameter(torch.randn(6)), order=Parameter(torch.randn(6))),
-    (4, 6))  # fmt: skip
+    lambda m, x: torch.where(m.w > 0, m.l(x), 2 * x) + m.w + x[:, m.order.argsort()] * m.order
+    + functional.linear(x, m.s.sign()) * (m.w > 0.1).float(),
+    l=nn.Linear(6, 6), w=Parameter(torch.randn(6)), order=Parameter(torch.randn(6)),
+    s=Parameter(torch.randn(6, 6))), (4, 6))  # fmt: skip
 _enter("folded-small-table", lambda: Does(
     lambda m, x: torch.softmax(x @ x.transpose(1, 2) + m.table[m.index], -1) @ m.l(x),
     l=nn.Linear(6, 3), table=Parameter(torch.randn(7)),
