@@ -13,23 +13,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 
 from onnxremat.cost.table import KernelCosts
-from onnxremat.fission.candidates import Regions
-from onnxremat.fission.pricing import Priced, Prices, Whole
+from onnxremat.fission.pricing import Priced, Whole
 from onnxremat.fission.region import Region
+from onnxremat.fission.trials import Trials
+from onnxremat.fission.tuning import MOST, Tuner
 from onnxremat.graph.axes import total_of
-from onnxremat.graph.spans import CannotSplitError
 from onnxremat.schedule.simulate import simulate
 
 # Parts that a region is tried with; and whether along columns, too, where rows are as many:
 # neighbours along different axes have to be joined in between.
 WAYS = ((4, False), (16, False), (4, True), (16, True))
-MOST = 64  # parts of a region
-COUNTS = (*range(2, 13), 14, 16, 20, 24, 32, 40, 48)  # parts that are tried in the end
+FEW, PROMISING = 4, 12  # parts that new regions are looked at in, and how many are tried in more
 SOURCE = 10  # such a share of the peak, at least, is worth a region for it to be made in parts
 SIDES = 4  # narrow places looked at on either side of the crowded op
 LITTLE = 0.002  # share of the whole time that no step is counted below
@@ -37,7 +36,9 @@ BETTER = 0.99  # share of the crowding before from which a step is one forward
 STEP = 0.85  # a rung as a share of the one before
 MISSES = 2  # rungs that are not kept, after which lower ones are not tried
 FREE = 1.01  # share of the whole's time that is worth no further search
-KEEPING = 2  # times that each value of a region is looked at
+# Work of a search at one price, and of the parts that are tried in the end of one limit: in pieces
+# of ops, so that what is found depends on the graph alone.
+WORK, TUNING = 200_000, 40_000
 POWER = 8  # how much more the highest steps count
 # What kernels cost beside their rows, for searches: where they are dear other regions are found
 # than where they are cheap. They do not depend on what kernels cost here, so that what is found is
@@ -50,7 +51,23 @@ def crowding(priced: Priced, limit: int) -> float:
     return sum((level / 2**20) ** POWER for level in priced.levels if level > limit)
 
 
-class Chooser:
+@dataclass
+class _Search:
+    """One search: at a price of kernels.
+
+    Attributes:
+        rungs: what was found for each.
+        left, paid: as of :class:`Trials`.
+        missed: rungs that are not kept.
+    """
+
+    rungs: list[Priced]
+    left: int
+    missed: int = 0
+    paid: set[object] = field(default_factory=set)
+
+
+class Chooser(Trials):
     """Fission of one graph.
 
     Args:
@@ -58,14 +75,9 @@ class Chooser:
     """
 
     def __init__(self, of: Whole, stop: Callable[[], bool] = lambda: False) -> None:
-        self.of, self.graph, self.stop = of, of.graph, stop
-        self.prices = Prices(of)
-        self.able, self.place = Regions(self.prices.paper), self.prices.paper.place
-        self.known: dict[frozenset[object], Priced | None] = {}
-        self.whole = self.prices.priced(())
-        self.level = LEVELS[0]
-        self.rungs = {level: [self.whole] for level in LEVELS}
-        self.missed = dict.fromkeys(LEVELS, 0)
+        super().__init__(of, stop)
+        self.tuner = Tuner(self)
+        self.searches = {level: _Search([self.whole], WORK) for level in LEVELS}
 
     def within(self, limit: int) -> Priced:
         """The quickest way found to keep ``limit`` bytes of live values and scratch, or the one
@@ -73,19 +85,28 @@ class Chooser:
 
         Whether a limit is kept depends on rungs alone: a looser one is, too.
         """
+        tuned = set[object]()
         for level in LEVELS:
             self.level = level
-            self._down(limit)
+            self._down(limit, tuned)
         return self.quickest(limit, self.of.kernels)
 
-    def _down(self, limit: int) -> None:
+    def _down(self, limit: int, tuned: set[object]) -> None:
         """Rungs to one that keeps a limit; and further ones, as long as these find what is quicker
-        for that limit, too."""
-        found = self.rungs[self.level]
+        for that limit, too.
+
+        Args:
+            tuned: ops of regions whose parts were tuned for the limit already.
+        """
+        found = self.searches[self.level].rungs
         while found[-1].peak > limit and self._more():
             self._further()
         least = min(found, key=lambda each: each.peak)
-        self._tuned(least, max(limit, least.peak))
+        regions = frozenset(region.ops for region in least.regions)
+        if regions not in tuned:
+            tuned.add(regions)
+            self.left, self.paid = TUNING, {*self.known, *self.prices.written}
+            self.tuner.tuned(least, max(limit, least.peak))
         best = self.quickest(limit, self.of.kernels)
         while best.seconds > FREE * self.whole.seconds and best.peak <= limit and self._more():
             self._further()
@@ -94,37 +115,23 @@ class Chooser:
                 break
 
     def _more(self) -> bool:
-        return self.missed[self.level] < MISSES and not self.stop()
+        search = self.searches[self.level]
+        return search.missed < MISSES and search.left > 0 and not self._stop()
 
     def _further(self) -> None:
         """One rung down, from what was found for the one before, or from nothing in parts."""
-        found = self.rungs[self.level]
+        search = self.searches[self.level]
+        self.left, self.paid = search.left, search.paid
+        found = search.rungs
         rung = int(self.whole.peak * STEP ** len(found))
         best, *others = found[-1], self.whole, min(found, key=lambda each: each.peak)
         best = self._toward(rung, best)
         for start in others:
             if best.peak > rung:
                 best = self._toward(rung, start)
-        self.missed[self.level] += best.peak > rung
+        search.missed += best.peak > rung
+        search.left = self.left
         found.append(best)
-
-    def quickest(self, limit: int, kernels: KernelCosts) -> Priced:
-        """Of what was tried, the quickest that keeps a limit, or what needs least."""
-        tried = [self.whole, *(found for found in self.known.values() if found is not None)]
-        kept = [found for found in tried if found.peak <= limit]
-        if kept:
-            return min(kept, key=lambda found: (found.effort.at(kernels), found.peak))
-        return min(tried, key=lambda found: (found.peak, found.effort.at(kernels)))
-
-    def leanest(self, seconds: float) -> Priced:
-        """Of what was tried, what needs least in so many seconds."""
-        tried = [found for found in self.known.values() if found is not None]
-        kept = [found for found in tried if found.seconds <= seconds]
-        return min(kept, key=lambda found: (found.peak, found.seconds), default=self.whole)
-
-    def seconds(self, found: Priced) -> float:
-        """By what kernels cost in this search."""
-        return found.effort.at(self.level)
 
     def _toward(self, limit: int, best: Priced) -> Priced:
         """Step by step to where a limit is kept, or nothing helps.
@@ -138,7 +145,7 @@ class Chooser:
             if step is None:
                 break
             best = step
-        return self._tuned(best, limit) if best.peak <= limit else best
+        return self.tuner.tuned(best, limit) if best.peak <= limit else best
 
     def _step(self, now: Priced, limit: int, parts: int, every: bool) -> Priced | None:
         """One region more, or another one, or one in more parts; None where nothing helps.
@@ -154,10 +161,10 @@ class Chooser:
         def rank(found: Priced) -> tuple[int, float]:
             return self._rank(found, now, limit)
 
-        for regions in self._moves(now, peak, parts, every):
+        for regions in self._moves(now, limit, parts, every):
             if self.stop():
                 break
-            found = self._price(regions)
+            found = self.price(regions)
             if found is None or crowding(found, limit) > BETTER * before:
                 continue
             if best is None or rank(found) < rank(best):
@@ -182,7 +189,7 @@ class Chooser:
             if moved is not None:
                 gone = set(moved.ops)
                 regions = (*(r for r in regions if gone.isdisjoint(r.ops)), moved)
-        more = self._price(regions)
+        more = self.price(regions)
         return found if more is None or crowding(more, limit) > crowding(found, limit) else more
 
     def _rank(self, found: Priced, now: Priced, limit: int) -> tuple[int, float]:
@@ -195,8 +202,9 @@ class Chooser:
         return 1, -math.log(crowding(now, limit) / left) / more
 
     def _moves(
-        self, now: Priced, peak: int, parts: int, every: bool
+        self, now: Priced, limit: int, parts: int, every: bool
     ) -> Iterator[tuple[Region, ...]]:
+        peak = max(range(len(now.levels)), key=now.levels.__getitem__)
         name = self.graph.ops[peak].name
         own = next((r for r in now.regions if name in r.ops), None)
         if own is None:
@@ -210,7 +218,26 @@ class Chooser:
                 if 2 * len(region.parts) <= min(MOST, self.able.length(region)):
                     yield self._with(now, replace(region, parts=(1,) * (2 * len(region.parts))))
         for place in (peak, *self._sources(now, own)):
-            yield from self._around(now, place, parts, every)
+            yield from self._promising(now, limit, list(self._around(now, place, parts, every)))
+
+    def _promising(
+        self, now: Priced, limit: int, tries: list[tuple[Region, ...]]
+    ) -> list[tuple[Region, ...]]:
+        """Of new regions in many parts those that look best in few, which are priced sooner: half
+        by what is still over the limit, half by what they gain for their time."""
+        if len(tries) <= PROMISING:
+            return tries
+        looks: list[tuple[float, tuple[int, float], int]] = []
+        for at, (*others, region) in enumerate(tries):
+            if self.stop():
+                break
+            few = min(FEW, len(region.parts))
+            found = self.price((*others, replace(region, parts=(1,) * few)))
+            if found is not None:
+                looks.append((crowding(found, limit), self._rank(found, now, limit), at))
+        half = sorted(looks)[: PROMISING // 2]
+        rest = sorted(set(looks).difference(half), key=lambda each: each[1:])
+        return [tries[at] for *_, at in (*half, *rest[: PROMISING // 2])]
 
     def _sources(self, now: Priced, own: Region | None) -> list[int]:
         """Ops that make large values for a region as wholes: in parts they would die part by
@@ -331,66 +358,6 @@ class Chooser:
         found[-1] = 0
         return found
 
-    def _tuned(self, now: Priced, limit: int) -> Priced:
-        """The same regions, in as few parts as keep the limit, rows that two parts need treated as
-        is quickest."""
-        for region in now.regions:
-            now = self._fewest(now, region, self.able.policies(region), limit)
-            kept = self._kept(now, region, limit)
-            if kept is not now:
-                now = self._fewest(kept, region, [_like(region, kept).kept], limit)
-        return now
-
-    def _fewest(
-        self, now: Priced, region: Region, policies: Sequence[frozenset[str]], limit: int
-    ) -> Priced:
-        """A region in as few parts as keep the limit, with the rows kept that is quickest with."""
-        for kept in policies:
-            most = min(2 * len(region.parts), MOST, self.able.length(region))
-            for parts in [n for n in COUNTS if n < most] + [most]:
-                if self.stop():
-                    return now
-                found = self._instead(now, replace(region, parts=(1,) * parts, kept=kept))
-                if found is None or self.seconds(found) >= self.seconds(now):
-                    break  # more parts take longer still
-                if found.peak <= limit:
-                    now = found
-                    break
-        return now
-
-    def _kept(self, now: Priced, region: Region, limit: int) -> Priced:
-        """Rows of single values of a region kept, or not any more, where that is quicker: of a
-        narrow value they cost little, and all that it is made of is computed once."""
-        overlapping = self.able.overlapping(region)
-        for _ in range(KEEPING):
-            before = now
-            for name in overlapping:
-                if self.stop():
-                    return now
-                own = _like(region, now)
-                found = self._instead(now, replace(own, kept=own.kept ^ {name}))
-                if found is None or found.peak > limit:
-                    continue
-                if self.seconds(found) < self.seconds(now):
-                    now = found
-            if now is before:
-                break
-        return now
-
-    def _instead(self, now: Priced, region: Region) -> Priced | None:
-        """A region instead of the one of the same ops."""
-        return self._price((*(r for r in now.regions if r.ops != region.ops), region))
-
-    def _price(self, regions: tuple[Region, ...]) -> Priced | None:
-        """The graph with these regions, None where it cannot be written."""
-        key = frozenset(region.key for region in regions)
-        if key not in self.known:
-            try:
-                self.known[key] = self.prices.priced(regions)
-            except CannotSplitError:
-                self.known[key] = None
-        return self.known[key]
-
 
 class Choosers:
     """Fission of a graph that can be said in several ways, of which the first is taken where it
@@ -468,8 +435,3 @@ def _spread(places: Sequence[int]) -> list[int]:
     if len(places) <= SIDES:
         return list(places)
     return [places[round(i * (len(places) - 1) / (SIDES - 1))] for i in range(SIDES)]
-
-
-def _like(region: Region, now: Priced) -> Region:
-    """The region of the same ops as it is now."""
-    return next(other for other in now.regions if other.ops == region.ops)

@@ -28,6 +28,7 @@ from onnxremat.graph.traits import is_alias, takeover_inputs
 # there four times as fast as what does not.
 CACHED = 512 << 10  # bytes of a copy that do
 FAR = 5e9, 2e10  # bytes per second beyond, at least and at most
+COPIES = frozenset({"Concat", "Slice"})  # ops that neither share nor take over a buffer
 MOST_OPS = 6000  # of a graph in parts
 REMEMBERED = 60_000  # steps of fragments
 MANY = 1 << 40  # readers of what never dies
@@ -68,6 +69,10 @@ class Effort(NamedTuple):
     calls: float
     again: float
 
+    def more(self, seconds: float, calls: float, again: float) -> Effort:
+        """And this."""
+        return Effort(self.seconds + seconds, self.calls + calls, self.again + again)
+
     def at(self, kernels: KernelCosts) -> float:
         """Seconds."""
         return self.seconds + self.calls * kernels.call + self.again / kernels.rate
@@ -99,6 +104,7 @@ class _Step(NamedTuple):
         makes: per output its name, bytes, the value whose buffer it shares ("" for none), and
             those that it may take over.
         mentions: every input and output, repeated as often as it is one.
+        reads: every input.
         place: of the op of the whole graph that it is, or is a piece of; -1 for a copy.
     """
 
@@ -133,10 +139,12 @@ class Prices:
 
     Attributes:
         paper: of the graph.
+        written: regions that were.
     """
 
     def __init__(self, of: Whole) -> None:
         self.of, self.graph, self.paper = of, of.graph, Paper(of.graph)
+        self.written = set[object]()
         fixed = (Role.INPUT, Role.WEIGHT)
         self._there = frozenset(n for n, t in of.graph.tensors.items() if t.role in fixed)
         self._tensors: dict[str, Tensor] = {}  # what fragments hand out
@@ -144,6 +152,7 @@ class Prices:
         self._steps = 0
         self._number = count()
         self._names = [op.reads for op in of.graph.ops]
+        self._outputs = frozenset(of.graph.outputs)
         self._plain = [self._written(place, {}) for place in range(len(of.graph.ops))]
 
     def priced(self, regions: tuple[Region, ...]) -> Priced:
@@ -220,6 +229,7 @@ class Prices:
                 writer.whole(name)
         elif isinstance(item, Region):
             write_region(writer, item, tag)
+            self.written.add(item.key)
         else:
             write_whole(writer, item)
         if self.of.reach:
@@ -243,25 +253,23 @@ class Prices:
 
     def _step(self, writer: Writer, op: Op) -> _Step:
         there, tensors = self._there, writer.tensors
-        mentions = tuple(
-            name for name in (*op.inputs, *op.captures, *op.outputs) if name and name not in there
-        )
+        reads = tuple([name for name in op.inputs + op.captures if name and name not in there])
         makes = []
         for position, name in enumerate(op.outputs):
             if not name:
                 continue
             shared, takes = "", tuple[str, ...]()
-            if position == 0 and name not in self.graph.outputs:
+            if position == 0 and op.op_type not in COPIES and name not in self._outputs:
                 shared = op.inputs[0] if is_alias(op) else ""
                 takes = () if shared else _takes(op, tensors, there)
             makes.append((name, tensors[name].bytes, shared, takes))
         of, share = writer.shares.get(op.name, (op.name, 1.0))
         scratch = round(self.of.scratch.get(of, 0) * share)
-        reads = tuple(name for name in op.reads if name not in there)
+        mentions = reads + tuple([make[0] for make in makes])
         return _Step(tuple(makes), mentions, reads, scratch, self.paper.place.get(of, -1))
 
     def _effort(self, writer: Writer) -> Effort:
-        seconds = calls = again = 0.0
+        seconds, calls, again = 0.0, float(writer.views), 0.0
         for op in writer.ops:
             if op.name in writer.shares:
                 of, share = writer.shares[op.name]
@@ -280,7 +288,7 @@ class Prices:
     def _whole_bytes(self, op: Op) -> int:
         """Of what a piece of an op reads whole, weights above all."""
         tensors = self.graph.tensors
-        return sum(tensors[name].bytes for name in op.reads if name in tensors)
+        return sum([tensors[name].bytes for name in op.reads if name in tensors])
 
     def _levels(self, fragments: Sequence[_Fragment]) -> tuple[tuple[int, ...], int]:
         """Most bytes live while each op of the whole graph runs, and at all."""
@@ -312,10 +320,10 @@ def copy_effort(size: int, rate: float = 0.0) -> tuple[int, float]:
 
 def _takes(op: Op, tensors: Mapping[str, Tensor], there: frozenset[str]) -> tuple[str, ...]:
     """Inputs whose buffers the first output may take over where they die."""
-    out = tensors[op.outputs[0]]
-    if out.shape is None:
+    positions, out = takeover_inputs(op), tensors[op.outputs[0]]
+    if not positions or out.shape is None:
         return ()
-    names = (op.inputs[position] for position in takeover_inputs(op))
+    names = (op.inputs[position] for position in positions)
     return tuple(
         name for name in names
         if name and name not in there and (tensors[name].shape, tensors[name].bytes)

@@ -39,6 +39,7 @@ class Writer:
         pieces: op to the op that it is a piece of, and what it makes of its outputs.
         copied: bytes that the ops which only copy write.
         tiles: results that are not joined yet.
+        views: Reshapes that are not among ops which are only simulated.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Writer:
         self.copied: dict[str, int] = {}
         self.tiles: dict[str, tuple[Stretch, ...]] = {}
         self.flat: dict[str, str] = {}  # of values in blocks, the same as it really lies
+        self.views = 0
         self.count = 0
 
     # What is read.
@@ -128,7 +130,7 @@ class Writer:
             return tensor
         first, end = span.first - held.first, span.end - held.first
         shape, output = self.shape(name, span), self.fresh(name, "rows")
-        if name not in self.paper.blocked or span.axis == 0:
+        if self._plain(name, span, [tensor], output):
             op = self._slice(tensor, output, span.axis, first, end)
             return self.copy(op, name, shape)
         seen, flat = self._seen(tensor, name, held), self._flat(name, span)
@@ -141,7 +143,7 @@ class Writer:
         (_, first), (_, last) = stretches[0], stretches[-1]
         span = Span(first.axis, first.first, last.end)
         shape = self.shape(name, span)
-        if name not in self.paper.blocked or span.axis == 0:
+        if self._plain(name, span, [t for t, _ in stretches], output):
             op = self.op("Concat", [t for t, _ in stretches], output, axis=span.axis)
             return self.copy(op, name, shape)
         seen = [self._seen(tensor, name, held) for tensor, held in stretches]
@@ -151,9 +153,23 @@ class Writer:
 
     def shape(self, name: str, span: Span) -> tuple[int, ...]:
         """Dimensions of a stretch of a value."""
-        shape = list(self.facts.shape(name))
-        shape[span.axis] = span.size
-        return tuple(shape)
+        shape, axis = self.facts.shape(name), span.axis
+        return (*shape[:axis], span.end - span.first, *shape[axis + 1 :])
+
+    def _plain(self, name: str, span: Span, tensors: Sequence[str], output: str) -> bool:
+        """Rows of a value lie as its shape says; or nobody looks, since ops are only simulated and
+        another shape is no other memory: then the Reshapes are counted alone.
+
+        Args:
+            tensors, output: what is copied, to what.
+        """
+        if name not in self.paper.blocked or span.axis == 0:
+            return True
+        if not self.model:
+            views = {output, *tensors}.difference(self.flat)
+            self.views += len(views)
+            self.flat.update(dict.fromkeys(views, ""))
+        return not self.model
 
     def _flat(self, name: str, span: Span) -> tuple[int, int, int]:
         """A value in blocks, as it really lies: blocks and axes before the span's, the span, the

@@ -119,10 +119,13 @@ def piece_of(op: Op, facts: Facts, span: Span) -> Piece:
     Raises:
         CannotSplitError: it does not, along this axis.
     """
-    row = row_of(op)
-    if row is None or has_bodies(op) or is_random(op):
-        raise CannotSplitError(f"no rule splits {op.op_type}")
-    return row.rule(facts.call(op), span)
+    key = op.name, span
+    if key not in facts.pieces:
+        row = row_of(op)
+        if row is None or has_bodies(op) or is_random(op):
+            raise CannotSplitError(f"no rule splits {op.op_type}")
+        facts.remember(key, row.rule(facts.call(op), span))
+    return facts.pieces[key]
 
 
 def total_of(op: Op) -> Total | None:

@@ -13,6 +13,8 @@ from onnx import numpy_helper
 
 from onnxremat.graph.ir import Graph, Op
 
+REMEMBERED = 100_000  # stretches of ops
+
 
 class CannotSplitError(Exception):
     """An op cannot compute a stretch of its result along an axis; the text says why."""
@@ -67,12 +69,23 @@ class Piece:
 
 
 class Facts:
-    """Shapes and constants of a graph, looked up once."""
+    """Shapes and constants of a graph, looked up once.
+
+    Attributes:
+        pieces: how ops, by name, compute stretches of their outputs; of the last that were asked.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.opset = graph.opsets.get("", 1)
         self._calls: dict[str, Call] = {}
+        self.pieces: dict[tuple[str, Span], Piece] = {}
+
+    def remember(self, key: tuple[str, Span], piece: Piece) -> None:
+        """Keep what was found of a stretch of an op."""
+        if len(self.pieces) >= REMEMBERED:
+            self.pieces.clear()
+        self.pieces[key] = piece
 
     def call(self, op: Op) -> Call:
         """An op as the rules see it."""

@@ -57,7 +57,8 @@ def is_alias(op: Op) -> bool:
 def takeover_inputs(op: Op) -> tuple[int, ...]:
     """Input positions whose dying buffer output 0 may take over, in preference order."""
     domain = "" if op.domain in ONNX else op.domain
-    return tuple(i for i in INPLACE.get((domain, op.op_type), ()) if i < len(op.inputs))
+    found, count = INPLACE.get((domain, op.op_type), ()), len(op.inputs)
+    return found if max(found, default=0) < count else tuple(i for i in found if i < count)
 
 
 def packed_input(op: Op) -> int | None:

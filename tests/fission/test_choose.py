@@ -11,11 +11,13 @@ import pytest
 
 from onnxremat.cost.analytic import analytic_costs
 from onnxremat.cost.table import KernelCosts
+from onnxremat.fission import choose
 from onnxremat.fission.candidates import Regions
-from onnxremat.fission.choose import COUNTS, Chooser, Choosers
+from onnxremat.fission.choose import Chooser, Choosers
 from onnxremat.fission.paper import Paper
 from onnxremat.fission.pricing import Whole
 from onnxremat.fission.split import split
+from onnxremat.fission.tuning import COUNTS
 from onnxremat.fission.writer import CONSTANT
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
@@ -122,6 +124,21 @@ def test_the_least_memory_takes_no_more_time_than_that_limit() -> None:
     asked = Chooser(chooser.of).within(least.peak)
     assert least.peak == asked.peak < 0.4 * chooser.whole.peak
     assert least.seconds <= asked.seconds
+
+
+def test_a_search_ends_with_its_work(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what was found until then, whatever was asked before."""
+    whole = Whole(graph, analytic_costs(graph).seconds, {})
+    all_of_it = Chooser(whole)
+    least = all_of_it.within(0).peak
+    monkeypatch.setattr(choose, "WORK", 1000)
+    short, other = Chooser(whole), Chooser(whole)
+    found = short.within(0)
+    assert len(short.known) < len(all_of_it.known)
+    assert least < found.peak < short.whole.peak
+    for share in (0.9, 0.7, 0.5):
+        other.within(int(share * short.whole.peak))
+    assert other.within(0).peak == found.peak
 
 
 def test_where_no_parts_help_nothing_is_in_parts() -> None:

@@ -1,0 +1,79 @@
+"""Graphs with regions in parts that were tried in a search, each priced once, and how much of the
+search's work they took."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from onnxremat.cost.table import KernelCosts
+from onnxremat.fission.candidates import Regions
+from onnxremat.fission.pricing import Priced, Prices, Whole
+from onnxremat.fission.region import Region
+from onnxremat.graph.spans import CannotSplitError
+
+PUT_TOGETHER = 16  # pieces that are put together in the time that one takes to be written
+
+
+class Trials:
+    """Of one graph.
+
+    Args:
+        stop: asked between trials.
+
+    Attributes:
+        level: what kernels cost beside their rows in the search that is under way.
+        left: work that is left to it, in pieces of ops (a hundred thousand take a second or two).
+        paid: trials, and regions, that it has done its work for. Those that another search has done
+            are work again, so that what a search finds does not depend on others.
+    """
+
+    def __init__(self, of: Whole, stop: Callable[[], bool]) -> None:
+        self.of, self.graph, self._stop = of, of.graph, stop
+        self.prices = Prices(of)
+        self.able, self.place = Regions(self.prices.paper), self.prices.paper.place
+        self.known: dict[frozenset[object], Priced | None] = {}
+        self.whole = self.prices.priced(())
+        self.level = of.kernels
+        self.left = 0
+        self.paid: set[object] = set()
+
+    def stop(self) -> bool:
+        """No further trials: there is no time, or the work that a search may take is done."""
+        return self.left <= 0 or self._stop()
+
+    def seconds(self, found: Priced) -> float:
+        """By what kernels cost in this search."""
+        return found.effort.at(self.level)
+
+    def price(self, regions: tuple[Region, ...]) -> Priced | None:
+        """The graph with these regions, None where it cannot be written."""
+        keys = {region.key: len(region.ops) * len(region.parts) for region in regions}
+        key = frozenset(keys)
+        if key not in self.paid:
+            new = sum(size for each, size in keys.items() if each not in self.paid)
+            self.paid.update(keys, [key])
+            self.left -= new + (sum(keys.values()) + len(self.graph.ops)) // PUT_TOGETHER
+        if key not in self.known:
+            try:
+                self.known[key] = self.prices.priced(regions)
+            except CannotSplitError:
+                self.known[key] = None
+        return self.known[key]
+
+    def instead(self, now: Priced, region: Region) -> Priced | None:
+        """A region instead of the one of the same ops."""
+        return self.price((*(r for r in now.regions if r.ops != region.ops), region))
+
+    def quickest(self, limit: int, kernels: KernelCosts) -> Priced:
+        """Of what was tried, the quickest that keeps a limit, or what needs least."""
+        tried = [self.whole, *(found for found in self.known.values() if found is not None)]
+        kept = [found for found in tried if found.peak <= limit]
+        if kept:
+            return min(kept, key=lambda found: (found.effort.at(kernels), found.peak))
+        return min(tried, key=lambda found: (found.peak, found.effort.at(kernels)))
+
+    def leanest(self, seconds: float) -> Priced:
+        """Of what was tried, what needs least in so many seconds."""
+        tried = [found for found in self.known.values() if found is not None]
+        kept = [found for found in tried if found.seconds <= seconds]
+        return min(kept, key=lambda found: (found.peak, found.seconds), default=self.whole)
