@@ -77,10 +77,16 @@ class Call:
         return self.tape.shape(self.y)
 
     def attribute(self, name: str, default: Any = None) -> Any:
-        """An attribute; strings come decoded, sequences as lists."""
+        """An attribute; strings come decoded, sequences as lists.
+
+        Raises:
+            UnsupportedError: it is no number, and ``default`` is one.
+        """
         for attribute in self.op.node.attribute:
             if attribute.name == name:
                 value = helper.get_attribute_value(attribute)
+                if isinstance(default, int | float) and not isinstance(value, int | float):
+                    raise self.unsupported(f"its attribute '{name}' is no number")
                 if isinstance(value, bytes):
                     return value.decode()
                 return list(value) if isinstance(value, Sequence) else value

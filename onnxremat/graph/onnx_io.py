@@ -25,7 +25,7 @@ from onnxremat.errors import USED_UP, ExhaustedError, ModelError, UsageError
 from onnxremat.graph.dtypes import tensor_bytes
 from onnxremat.graph.external import check_length, external_file, read_in, said_place
 from onnxremat.graph.ir import Graph, Op, captures
-from onnxremat.graph.text import check_text
+from onnxremat.graph.text import check_attributes, check_text
 from onnxremat.graph.unforeseen import told
 from onnxremat.graph.weights import (
     PAGE,
@@ -73,6 +73,7 @@ def read_model(path: str | os.PathLike[str]) -> onnx.ModelProto:
     except OSError as error:
         raise ModelError(f"cannot read {file}", why=str(error)) from error
     check_text(model, str(file))
+    check_attributes(model, str(file))
     if not model.graph.node and model.graph.output:
         raise computes_nothing(str(file))
     if not model.graph.node:

@@ -371,3 +371,18 @@ def test_a_while_loop_is_no_loop_of_all_its_trips() -> None:
     require_few_trips(loop("p"))
     with pytest.raises(ModelError, match="too many runs"):
         require_few_trips(loop("on"))
+
+
+# Attributes
+
+
+def test_an_attribute_whose_value_is_of_another_type_is_refused(tmp_path: Path) -> None:
+    """onnxruntime refuses it, and who reads it without asking it would not know what it is."""
+    made = parse(
+        "g (float[4, 8] x, float[8, 8] w) => (float[4, 8] y) { y = Gemm <alpha = 2.0> (x, w) }"
+    )
+    made.graph.node[0].attribute[0].type = onnx.AttributeProto.SPARSE_TENSOR
+    path = tmp_path / "in.onnx"
+    path.write_bytes(made.SerializeToString())
+    with pytest.raises(ModelError, match="attribute 'alpha' of Gemm"):
+        read_model(path)
