@@ -12,6 +12,7 @@ from onnx import TensorProto as T
 
 from onnxremat.grad import registry
 from onnxremat.grad.call import Call
+from onnxremat.grad.hidden import shown_as
 from onnxremat.grad.precision import SINGLE
 from onnxremat.grad.stretches import Stretch, joined, stretch_of
 from onnxremat.grad.tape import FLOATS, Shape, Tape
@@ -82,6 +83,7 @@ class Walk:
         self._stretches: dict[str, list[Stretch]] = {}  # of stretches, likewise
         self.gradient_of: dict[str, str] = {}  # cotangent per tensor of the forward pass
         self._outputs: dict[str, list[str]] = {}
+        self._shown = shown_as(graph.ops, tape, constant_of, graph.opsets.get("", 1))
 
     def run(self, seeds: Mapping[str, str], wanted: Collection[str]) -> Backward:
         """Walk back from ``seeds`` (cotangent per tensor) to ``wanted``.
@@ -117,7 +119,10 @@ class Walk:
             self._now = self._due[op.name]
             if self._in_stretches(op, cotangents[0]):
                 return
-        rule = registry.find(op, self._opsets, self._variant_of(op))
+        shown, variant = self._shown.get(op.outputs[0]), self._variant_of(op)
+        if shown is not None:  # and not made again from the input, without what hides rows
+            op, variant = replace(op, outputs=(shown,)), "output"
+        rule = registry.find(op, self._opsets, variant)
         start = len(self._tape.ops)
         with self._tape.scope(f"grad/{op.name}", "backward"):
             seen, cotangents = self._in_single(op, cotangents)
