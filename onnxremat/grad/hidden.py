@@ -1,10 +1,10 @@
 """Softmax rows that are NaN and that the forward pass hides.
 
-Where a mask hides a whole row of attention, softmax gives NaN there. PyTorch puts 0 in its place, in
-the forward pass and in the backward one; what it exports does so with ``Where`` behind the Softmax,
-by ``IsNaN`` or by which rows are hidden. Differentiated op by op, such a row gives 0 x NaN. Its rule
-reads the result of the Where instead: the same numbers in all other rows, and in these a 0 that no
-cotangent comes to.
+Where a mask hides a whole row of attention, softmax gives NaN there. PyTorch puts 0 in its place,
+in the forward pass and in the backward one; what it exports does so with ``Where`` behind the
+Softmax, by ``IsNaN`` or by which rows are hidden. Differentiated op by op, such a row gives
+0 x NaN. Its rule reads the result of the Where instead: the same numbers in all other rows, and in
+these a 0 that no cotangent comes to.
 """
 
 from __future__ import annotations
