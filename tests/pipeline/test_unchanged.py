@@ -11,14 +11,21 @@ import pytest
 
 import onnxremat
 from models import build
+from onnxremat.errors import NoPlanError
 from onnxremat.ort.feeds import seeded_feeds
 from onnxremat.ort.infer import build_graph
+from onnxremat.pipeline import optimize
+from onnxremat.pipeline.closed_loop import Candidate
+from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.planned import read_planned
+from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.unchanged import Unchanged
 from onnxremat.pipeline.verify import verify
+from onnxremat.planner.options import PlanOptions
 from onnxremat.rewrite.emit import metadata
 from onnxremat.schedule.plan import Provenance
 from onnxremat.session.resident import NO_LIMIT, Rise
+from onnxremat.units import Budget
 
 QUICK = onnxremat.PlanOptions(time_limit=20)
 
@@ -146,4 +153,25 @@ def test_a_share_of_all_of_it_makes_nothing_slower(
     result = optimised(build("mlp", batch=8, width=64), budget)
     assert isinstance(result.candidate.artifact, Unchanged) == as_it_is
     notes = result.candidate.plan.provenance.notes
-    assert any("is slower within it" in note for note in notes) == as_it_is
+    assert any("are slower" in note for note in notes) == as_it_is
+
+
+def test_a_hundredth_more_is_taken_where_the_original_does_not_open_within_its_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The file of what onnxruntime makes of a model takes a few bytes more than the model as it
+    runs, and half of what that takes to be opened."""
+    monkeypatch.setattr("onnxremat.pipeline.optimize.opens", lambda found: False)
+    planned, asked = optimize.plan_within_budget, []
+
+    def narrow(prepared: Prepared, budget: Budget, options: PlanOptions, log: Phases) -> Candidate:
+        asked.append(budget.value)
+        if budget.value <= 1:
+            raise NoPlanError("no plan fits")
+        return planned(prepared, budget, options, log)
+
+    monkeypatch.setattr(optimize, "plan_within_budget", narrow)
+    result = optimised(build("mlp", batch=8, width=64), "1.0x")
+    assert asked == [1.0, optimize.MORE]
+    assert not isinstance(result.candidate.artifact, Unchanged)
+    assert any("taken as 1.01" in note for note in result.candidate.plan.provenance.notes)
