@@ -100,7 +100,7 @@ def are_triangles(x: np.ndarray) -> bool:
     rows, columns = x.shape[-2:]
     beside = np.arange(columns) - np.arange(rows)[:, None]  # the number of the diagonal
     numbers, zeros = beside[(x != 0).any(axis=tuple(range(x.ndim - 2)))], x == 0
-    if zeros.all() or not zeros.any():
+    if not zeros.any():
         return False
     return any((zeros == side).all() for side in (beside > numbers.max(), beside < numbers.min()))
 
