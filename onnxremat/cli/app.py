@@ -179,7 +179,7 @@ def _run() -> None:
 def _leave(number: int, frame: FrameType | None) -> None:
     sys.stderr.write("error: interrupted\n")
     sys.stderr.flush()
-    os._exit(130)
+    leave(130)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

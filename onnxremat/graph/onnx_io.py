@@ -7,9 +7,11 @@ kept apart while the model was worked on (:mod:`onnxremat.graph.weights`) go bac
 
 from __future__ import annotations
 
+import ctypes
 import heapq
 import os
 import re
+import secrets
 import shutil
 import tempfile
 from collections.abc import Container, Iterable, Iterator, Mapping
@@ -336,21 +338,12 @@ def atomic(path: Path) -> Iterator[Path]:
         UsageError: the folder is missing or not writable.
         ExhaustedError: the disk is full.
     """
+    path = _target(path)
+    start = path.name.encode()[:LONGEST].decode(errors="ignore")
+    temporary = path.with_name(f".{start}.{secrets.token_hex(4)}")
+    _UNFINISHED.add(temporary)  # before it is there: an interrupt comes between any two steps
     try:
-        if path.is_symlink():
-            path = path.resolve()
-        start = path.name.encode()[:LONGEST].decode(errors="ignore")
-        handle, name = tempfile.mkstemp(prefix=f".{start}.", dir=path.parent)
-    except (OSError, RuntimeError) as error:  # links that lead to each other
-        raise _unwritten(error)(
-            f"cannot write {path}",
-            why=getattr(error, "strerror", "") or str(error),
-            hint="choose a folder that exists and that you may write to",
-        ) from error
-    temporary = Path(name)
-    _UNFINISHED.add(temporary)
-    os.close(handle)
-    try:
+        _create(temporary, path)
         yield temporary
         umask = os.umask(0)
         os.umask(umask)
@@ -364,13 +357,45 @@ def atomic(path: Path) -> Iterator[Path]:
             hint="make room, or choose another folder",
         ) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # of the folder, which was said
+            temporary.unlink(missing_ok=True)
         _UNFINISHED.discard(temporary)
 
 
+def _target(path: Path) -> Path:
+    """The file that is written: where a link leads to."""
+    try:
+        return path.resolve() if path.is_symlink() else path
+    except (OSError, RuntimeError) as error:  # links that lead to each other
+        raise _not_created(path, error) from error
+
+
+def _create(temporary: Path, path: Path) -> None:
+    """A new file that nobody else may read, for what will be ``path``."""
+    try:
+        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+    except OSError as error:
+        raise _not_created(path, error) from error
+
+
+def _not_created(path: Path, error: Exception) -> UsageError | ExhaustedError:
+    return _unwritten(error)(
+        f"cannot write {path}",
+        why=getattr(error, "strerror", "") or str(error),
+        hint="choose a folder that exists and that you may write to",
+    )
+
+
 def remove_unfinished() -> None:
-    """Remove what :func:`atomic` has not finished, for a process that ends without goodbye."""
+    """Remove what :func:`atomic` has not finished, for a process that ends without goodbye.
+
+    Another thread that got to run meanwhile might open such a file anew: these calls keep Python's
+    lock, where there is such a way.
+    """
     for temporary in list(_UNFINISHED):
+        with suppress(OSError, AttributeError, TypeError):
+            ctypes.PyDLL(None).unlink(os.fsencode(temporary))
+            continue
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
 

@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxremat import limits, plain_json
 from onnxremat.errors import ExhaustedError, ModelError, UsageError
+from onnxremat.graph import onnx_io
 from onnxremat.graph.external import read_in
 from onnxremat.graph.functions import inline_functions
 from onnxremat.graph.onnx_io import atomic, read_model, to_model, to_ops
@@ -386,3 +387,21 @@ def test_an_attribute_whose_value_is_of_another_type_is_refused(tmp_path: Path) 
     path.write_bytes(made.SerializeToString())
     with pytest.raises(ModelError, match="attribute 'alpha' of Gemm"):
         read_model(path)
+
+
+# Files that are being written
+
+
+def test_an_interrupt_as_a_file_is_begun_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    create = onnx_io._create
+
+    def interrupted(temporary: Path, path: Path) -> None:
+        create(temporary, path)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(onnx_io, "_create", interrupted)
+    with pytest.raises(KeyboardInterrupt), atomic(tmp_path / "out.onnx"):
+        pass
+    assert not list(tmp_path.iterdir())
