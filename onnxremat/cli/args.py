@@ -238,7 +238,7 @@ def check_drawings(plot: Path | None, trace: Path | None) -> None:
     Raises:
         UsageError: unknown suffix, or not writable.
     """
-    from onnxremat.graph.onnx_io import check_writable
+    from onnxremat.graph.atomic import check_writable
 
     for path, accepted in ((plot, PLOTS), (trace, (".json",))):
         if path is not None:

@@ -40,7 +40,7 @@ def leave(code: int) -> NoReturn:
     """End the process at once; only temporary weights and half-written files go."""
     if (weights := sys.modules.get("onnxremat.graph.weights")) is not None:
         weights.remove_folders()
-    if (files := sys.modules.get("onnxremat.graph.onnx_io")) is not None:
+    if (files := sys.modules.get("onnxremat.graph.atomic")) is not None:
         files.remove_unfinished()
     os._exit(code)
 

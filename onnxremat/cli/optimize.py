@@ -120,7 +120,7 @@ def command(
     from onnxremat import api
     from onnxremat.device.files import read_machine
     from onnxremat.grad import Settings as Training
-    from onnxremat.graph.onnx_io import check_writable
+    from onnxremat.graph.atomic import check_writable
     from onnxremat.pipeline.model_files import model_words
     from onnxremat.pipeline.phases import WRITE, Phases
     from onnxremat.pipeline.prepare import Settings

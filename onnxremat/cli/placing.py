@@ -10,7 +10,8 @@ from typing import Any
 from onnxremat.cli import args
 from onnxremat.cli.console import Voice
 from onnxremat.errors import ModelError, NoPlanError, UsageError, VerificationError
-from onnxremat.graph.onnx_io import atomic, check_writable, missing_file
+from onnxremat.graph.atomic import atomic, check_writable
+from onnxremat.graph.onnx_io import missing_file
 from onnxremat.placement.answer import Answer, Work
 from onnxremat.placement.calls import Timing, compute_latency, forward_only, time_calls
 from onnxremat.placement.graph import PlacementGraph, check

@@ -74,7 +74,7 @@ def command(
     A graph file of a planner study (.json: nodes with sizes and costs) is planned as it is; a
     share of its budget means the peak of storing everything in the file's order.
     """
-    from onnxremat.graph.onnx_io import check_writable
+    from onnxremat.graph.atomic import check_writable
     from onnxremat.pipeline.fission_ways import plan_within_budget
     from onnxremat.pipeline.model_files import number_of_bytes, write_formulation
     from onnxremat.pipeline.phases import Phases
@@ -214,7 +214,7 @@ def _tell_model(voice: Voice, facts: dict[str, Any], path: Path, as_json: bool) 
 def _tell(
     voice: Voice, facts: dict[str, Any], output: Path | None, text: str, as_json: bool
 ) -> None:
-    from onnxremat.graph.onnx_io import atomic
+    from onnxremat.graph.atomic import atomic
 
     if output:
         with atomic(output) as temporary:

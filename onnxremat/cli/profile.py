@@ -36,7 +36,7 @@ def command(
     import json
 
     from onnxremat import api
-    from onnxremat.graph.onnx_io import atomic, check_writable
+    from onnxremat.graph.atomic import atomic, check_writable
     from onnxremat.pipeline.prepare import Settings
 
     voice = Voice(as_json, quiet)

@@ -110,7 +110,7 @@ def command(
     Without them times are in any unit; communication runs beside computing. A micro-batch is alive
     in a stage from the start of its F to the end of its W.
     """
-    from onnxremat.graph.onnx_io import check_writable
+    from onnxremat.graph.atomic import check_writable
     from onnxremat.report.pipelines import pipeline_chart, pipeline_facts
     from onnxremat.report.ranks_page import Shown
     from onnxremat.workers.pipeline import Pipeline

@@ -76,7 +76,7 @@ def command(
     down to the least that was found; optimize carries them out, and recomputes in them.
     """
     from onnxremat import api
-    from onnxremat.graph.onnx_io import check_writable
+    from onnxremat.graph.atomic import check_writable
     from onnxremat.pipeline.prepare import Settings
 
     if largest:
@@ -125,7 +125,7 @@ def _only(budgets: list[str] | None) -> str:
 
 
 def _tell(voice: Voice, curve: api.Curve, output: Path | None, plot: Path | None) -> None:
-    from onnxremat.graph.onnx_io import atomic
+    from onnxremat.graph.atomic import atomic
     from onnxremat.report.tables import IN_PARTS, sweep_table
 
     voice.table(sweep_table(curve.points, curve.subject.baseline_peak))

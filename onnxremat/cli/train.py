@@ -273,7 +273,7 @@ def _check(source: Path, weights: Path | None, export: Path | None, validate: st
 
 def _check_checkpoint(checkpoint: Path | None, resume: bool) -> None:
     """Fail before anything is read where none can be written, or one would be written over."""
-    from onnxremat.graph.onnx_io import check_writable
+    from onnxremat.graph.atomic import check_writable
 
     if resume and not checkpoint:
         raise UsageError("--resume needs a checkpoint", hint="--checkpoint FILE --resume")

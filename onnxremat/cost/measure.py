@@ -26,8 +26,9 @@ from onnxremat.cost.rounds import Rounds
 from onnxremat.cost.table import CostTable, signature
 from onnxremat.device.host import processor_name
 from onnxremat.errors import OnnxrematError
+from onnxremat.graph.atomic import atomic
 from onnxremat.graph.ir import Graph
-from onnxremat.graph.onnx_io import atomic, to_model
+from onnxremat.graph.onnx_io import to_model
 from onnxremat.limits import OP_SECONDS, TENSOR_BYTES
 from onnxremat.ort.profile import Feeds, Profile, Profiling, profile, run_session
 from onnxremat.ort.session import TUNED, Options, open_session, runtime_version, session_options

@@ -26,9 +26,10 @@ from onnxremat.device.machine import Machine
 from onnxremat.errors import ModelError, UsageError
 from onnxremat.execute.deployment import Deployment
 from onnxremat.execute.executor import Executor, Kept, Opening
+from onnxremat.graph.atomic import atomic
 from onnxremat.graph.dtypes import tensor_bytes
 from onnxremat.graph.ir import Graph, Op, Role, Tensor
-from onnxremat.graph.onnx_io import atomic, to_model, write_model
+from onnxremat.graph.onnx_io import to_model, write_model
 from onnxremat.graph.subgraph import subgraph
 from onnxremat.ort.session import LEVELS, TUNED, config_entries
 from onnxremat.rewrite.partition import Action, Copy, Partition, Partitioned, part_graph

@@ -40,7 +40,8 @@ from onnxremat.exporting.restore import restored
 from onnxremat.exporting.run import run_file
 from onnxremat.exporting.simplify import simplified
 from onnxremat.grad.listed import Parameters, parameters_of
-from onnxremat.graph.onnx_io import check_writable, write_model
+from onnxremat.graph.atomic import check_writable
+from onnxremat.graph.onnx_io import write_model
 from onnxremat.ort.session import Options, open_session, session_options
 
 EXPORTERS = {"dynamo": by_dynamo, "legacy": by_tracing}

@@ -7,15 +7,11 @@ kept apart while the model was worked on (:mod:`onnxremat.graph.weights`) go bac
 
 from __future__ import annotations
 
-import ctypes
 import heapq
 import os
 import re
-import secrets
 import shutil
-import tempfile
-from collections.abc import Container, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +19,8 @@ import onnx
 from google.protobuf import json_format, text_format
 from google.protobuf.message import DecodeError, EncodeError
 
-from onnxremat.errors import USED_UP, ExhaustedError, ModelError, UsageError
+from onnxremat.errors import ModelError, UsageError
+from onnxremat.graph.atomic import atomic
 from onnxremat.graph.dtypes import tensor_bytes
 from onnxremat.graph.external import check_length, external_file, read_in, said_place
 from onnxremat.graph.ir import Graph, Op, captures
@@ -49,8 +46,6 @@ _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f]")  # names go into files that have a
 ORIGIN = "onnxremat.origin"  # node metadata: the op that a node recomputes
 CHECK = "check the path"
 SMALL = 4096  # bytes below which an external tensor is read: its values may be needed
-LONGEST = 200  # bytes of a file's name in that of its temporary file: file systems take 255
-_UNFINISHED: set[Path] = set()  # temporary files that are being written
 INLINE_LIMIT = 1_900_000_000  # protobuf messages end at 2 GiB; leave room for the nodes
 
 
@@ -327,107 +322,6 @@ def _set_origin(node: onnx.NodeProto, origin: str) -> None:
     del node.metadata_props[:]
     for key, value in [*kept, (ORIGIN, origin)] if origin else kept:
         node.metadata_props.add(key=key, value=value)
-
-
-@contextmanager
-def atomic(path: Path) -> Iterator[Path]:
-    """A temporary file beside ``path`` that takes its place when the block ends well; a link stays
-    one, and the file that it leads to is replaced.
-
-    Raises:
-        UsageError: the folder is missing or not writable.
-        ExhaustedError: the disk is full.
-    """
-    path = _target(path)
-    start = path.name.encode()[:LONGEST].decode(errors="ignore")
-    temporary = path.with_name(f".{start}.{secrets.token_hex(4)}")
-    _UNFINISHED.add(temporary)  # before it is there: an interrupt comes between any two steps
-    try:
-        _create(temporary, path)
-        yield temporary
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o666 & ~umask)
-        temporary.replace(path)
-    except OSError as error:
-        kept = "; the file before is untouched" if path.exists() else ""
-        raise _unwritten(error)(
-            f"cannot write {path}",
-            why=(error.strerror or str(error)) + kept,
-            hint="make room, or choose another folder",
-        ) from error
-    finally:
-        with suppress(OSError):  # of the folder, which was said
-            temporary.unlink(missing_ok=True)
-        _UNFINISHED.discard(temporary)
-
-
-def _target(path: Path) -> Path:
-    """The file that is written: where a link leads to."""
-    try:
-        return path.resolve() if path.is_symlink() else path
-    except (OSError, RuntimeError) as error:  # links that lead to each other
-        raise _not_created(path, error) from error
-
-
-def _create(temporary: Path, path: Path) -> None:
-    """A new file that nobody else may read, for what will be ``path``."""
-    try:
-        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-    except OSError as error:
-        raise _not_created(path, error) from error
-
-
-def _not_created(path: Path, error: Exception) -> UsageError | ExhaustedError:
-    return _unwritten(error)(
-        f"cannot write {path}",
-        why=getattr(error, "strerror", "") or str(error),
-        hint="choose a folder that exists and that you may write to",
-    )
-
-
-def remove_unfinished() -> None:
-    """Remove what :func:`atomic` has not finished, for a process that ends without goodbye.
-
-    Another thread that got to run meanwhile might open such a file anew: these calls keep Python's
-    lock, where there is such a way.
-    """
-    for temporary in list(_UNFINISHED):
-        with suppress(OSError, AttributeError, TypeError):
-            ctypes.PyDLL(None).unlink(os.fsencode(temporary))
-            continue
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-
-
-def _unwritten(error: Exception) -> type[UsageError | ExhaustedError]:
-    return ExhaustedError if getattr(error, "errno", 0) in USED_UP else UsageError
-
-
-def check_writable(path: Path) -> None:
-    """Fail early, before minutes of planning, when ``path`` cannot be written.
-
-    Raises:
-        UsageError: the folder is missing or not writable, or the path is a folder.
-    """
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder", hint="give a file name")
-    if path.exists() and not path.is_file():  # writing would replace a device by a file
-        raise UsageError(f"{path} is no regular file", hint="give another file name")
-    folder = path.parent if not path.is_symlink() else Path(os.path.realpath(path)).parent
-    if not folder.is_dir():
-        raise UsageError(
-            f"cannot write {path}",
-            why=f"there is no folder {folder}",
-            hint="make it first",
-        )
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise UsageError(
-            f"cannot write {path}", why=error.strerror or str(error), hint="choose another folder"
-        ) from error
 
 
 def write_model(

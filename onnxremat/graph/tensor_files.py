@@ -18,7 +18,7 @@ from onnx import helper
 
 from onnxremat import plain_json
 from onnxremat.errors import ModelError
-from onnxremat.graph.onnx_io import atomic
+from onnxremat.graph.atomic import atomic
 from onnxremat.limits import regular
 
 # Names the format gives element types.

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxremat.errors import UsageError
-from onnxremat.graph.onnx_io import atomic
+from onnxremat.graph.atomic import atomic
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.study_problem import Subject, prepared_subject
 from onnxremat.planner.export import SUFFIXES, write_model

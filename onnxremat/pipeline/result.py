@@ -14,7 +14,8 @@ import onnx
 from onnxremat.errors import VerificationError
 from onnxremat.execute.deployment import Deployment
 from onnxremat.execute.device_memory import Resident
-from onnxremat.graph.onnx_io import check_writable, write_model
+from onnxremat.graph.atomic import check_writable
+from onnxremat.graph.onnx_io import write_model
 from onnxremat.pipeline.artifact import Check, Kind, Verified
 from onnxremat.pipeline.bench import Timing, bench
 from onnxremat.pipeline.closed_loop import Candidate

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from onnxremat.grad import updated_inputs
+from onnxremat.graph.atomic import atomic, check_writable
 from onnxremat.graph.functions import inline_functions
 from onnxremat.graph.ir import Graph
-from onnxremat.graph.onnx_io import atomic, check_writable, to_model
+from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort.feeds import load_feeds, seeded_feeds
 from onnxremat.ort.infer import bind, build_graph
 from onnxremat.ort.profile import Profile, Profiling, profile

@@ -16,7 +16,8 @@ import numpy as np
 
 from onnxremat import plain_json
 from onnxremat.errors import ModelError
-from onnxremat.graph.onnx_io import atomic, missing_file
+from onnxremat.graph.atomic import atomic
+from onnxremat.graph.onnx_io import missing_file
 from onnxremat.limits import regular
 from onnxremat.placement.graph import SAME, PlacementGraph, check, repeated
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from onnxremat import plain_json
 from onnxremat.errors import ModelError
-from onnxremat.graph.onnx_io import atomic
+from onnxremat.graph.atomic import atomic
 from onnxremat.limits import regular
 from onnxremat.placement.graph import PlacementGraph
 

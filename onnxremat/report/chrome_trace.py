@@ -16,8 +16,8 @@ from typing import Any
 
 from onnx import NodeProto
 
+from onnxremat.graph.atomic import atomic
 from onnxremat.graph.ir import Graph, Op
-from onnxremat.graph.onnx_io import atomic
 from onnxremat.ort.profile import Profile
 from onnxremat.report.composition import compose, totals
 from onnxremat.report.suffix import check_suffix

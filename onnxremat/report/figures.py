@@ -13,7 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from onnxremat.graph.onnx_io import atomic
+from onnxremat.graph.atomic import atomic
 from onnxremat.report.suffix import check_suffix
 
 PLOTS = (".png", ".svg")

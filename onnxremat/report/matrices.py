@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from onnxremat.errors import UsageError
-from onnxremat.graph.onnx_io import atomic
+from onnxremat.graph.atomic import atomic
 from onnxremat.pipeline.planned import Planned
 from onnxremat.schedule.timesteps import Timesteps
 from onnxremat.units import format_bytes

@@ -11,7 +11,7 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from onnxremat.graph.onnx_io import atomic
+from onnxremat.graph.atomic import atomic
 from onnxremat.report.chrome_trace import Event, named_thread, save_trace
 from onnxremat.report.suffix import check_suffix
 from onnxremat.workers.pipeline import KINDS

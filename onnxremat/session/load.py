@@ -11,7 +11,7 @@ from typing import Any
 import onnx
 
 from onnxremat.errors import UsageError
-from onnxremat.graph.onnx_io import atomic
+from onnxremat.graph.atomic import atomic
 from onnxremat.graph.wire import existing, read_light
 from onnxremat.memory.arena import Region
 from onnxremat.memory.mapped import can_own

@@ -17,7 +17,7 @@ from pathlib import Path
 from onnxremat import plain_json
 from onnxremat.cost.kept import cache_folder
 from onnxremat.errors import OnnxrematError
-from onnxremat.graph.onnx_io import atomic
+from onnxremat.graph.atomic import atomic
 from onnxremat.graph.wire import read_light
 from onnxremat.memory.arena import Region
 from onnxremat.ort.session import Options, runtime_version

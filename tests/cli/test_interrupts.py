@@ -113,7 +113,7 @@ import numpy as np
 from pathlib import Path
 from onnxremat.cli.console import Voice
 from onnxremat.cli.interrupt import WATCH
-from onnxremat.graph.onnx_io import atomic
+from onnxremat.graph.atomic import atomic
 from onnxremat.ort.session import TUNED, open_session, session_options
 from tests.toolbox import parse
 session = open_session(parse({ENDLESS!r}), session_options(TUNED))

@@ -17,17 +17,10 @@ import models
 from onnxremat.api import read_plan
 from onnxremat.errors import ModelError, OnnxrematError, UsageError
 from onnxremat.graph import onnx_io
+from onnxremat.graph.atomic import atomic, check_writable
 from onnxremat.graph.dtypes import tensor_bytes
 from onnxremat.graph.ir import Role
-from onnxremat.graph.onnx_io import (
-    atomic,
-    check_writable,
-    external_files,
-    read_model,
-    to_model,
-    to_ops,
-    write_model,
-)
+from onnxremat.graph.onnx_io import external_files, read_model, to_model, to_ops, write_model
 from onnxremat.graph.order import file_order, without_dead_ops
 from onnxremat.graph.tensor_files import read_tensors
 from onnxremat.graph.wire import read_light

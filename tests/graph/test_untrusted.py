@@ -12,10 +12,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxremat import limits, plain_json
 from onnxremat.errors import ExhaustedError, ModelError, UsageError
-from onnxremat.graph import onnx_io
+from onnxremat.graph import atomic as files
+from onnxremat.graph.atomic import atomic
 from onnxremat.graph.external import read_in
 from onnxremat.graph.functions import inline_functions
-from onnxremat.graph.onnx_io import atomic, read_model, to_model, to_ops
+from onnxremat.graph.onnx_io import read_model, to_model, to_ops
 from onnxremat.graph.temporary import reason
 from onnxremat.graph.tensor_files import read_tensors
 from onnxremat.ort import profile
@@ -395,13 +396,13 @@ def test_an_attribute_whose_value_is_of_another_type_is_refused(tmp_path: Path) 
 def test_an_interrupt_as_a_file_is_begun_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    create = onnx_io._create
+    create = files._create
 
     def interrupted(temporary: Path, path: Path) -> None:
         create(temporary, path)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(onnx_io, "_create", interrupted)
+    monkeypatch.setattr(files, "_create", interrupted)
     with pytest.raises(KeyboardInterrupt), atomic(tmp_path / "out.onnx"):
         pass
     assert not list(tmp_path.iterdir())
