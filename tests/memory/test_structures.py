@@ -95,13 +95,15 @@ def test_places_that_a_kernel_lists_count() -> None:
     by_rows = "g (float[64, 8] x, int64[9, 3, 1] i) => (float[9, 3, 8] y) { y = GatherND(x, i) }"
     assert places_bytes(graph_of(by_rows)) == 8 * 9 * 3
     feeds = {"x": np.ones((64, 8192), np.float32), "i": np.zeros((64, 8192), np.int64)}
+    small = open_session(parse(body.replace("8192", "8")), session_options(options))
+    small.run(None, {name: array[:, :8] for name, array in feeds.items()})  # the code is loaded
     session = open_session(parse(body), session_options(options))
     trim()
     Path("/proc/self/clear_refs").write_text("5")
     before = status("VmRSS")
     session.run(None, feeds)
     rise = status("VmHWM") - before - graph.tensors["y"].bytes
-    assert (3 << 20) < rise < (5 << 20)
+    assert (3 << 20) < rise < (7 << 20)  # twice would be 8, and pages of code come on top
     assert [k.scratch for k in profile(parse(body), feeds, options).kernels] == [0]
 
 
