@@ -26,6 +26,7 @@ from onnxremat.ort.session import Options, open_session, session_options
 from onnxremat.pipeline.divided import prepare_fission
 from onnxremat.pipeline.in_regions import wholes_of
 from onnxremat.pipeline.in_session import carried
+from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
 from onnxremat.planner.bounds import largest_need
 from onnxremat.planner.problem_lists import ProblemLists
@@ -160,7 +161,8 @@ class _Whole:
         split = prepare_fission(replace(prepared, settings=settings), best.regions)
         assert feeds is not None
         names = [op.name for op in split.graph.ops]
-        _write(carried(split, Plan.of(split.graph, names)).model(), folder, split.folder)
+        made = carried(split, Plan.of(split.graph, names), Phases())
+        _write(made.model(), folder, split.folder)
         ran = profile(folder / MODEL, feeds, split.tuned)
         usual = profile(folder / MODEL, feeds, prepared.default)
         return Point(
