@@ -36,7 +36,7 @@ class Planned:
 
 def planned(small: bool, folder: Path, say: Said) -> Planned:
     """A U-Net that keeps 60 % of its peak."""
-    size = 64 if small else 128
+    size = 128 if small else 256
     net = models.build("unet", batch=4, size=size, width=8, levels=2)
     made = onnxremat.optimize(
         net, budget="0.6x", bench_seconds=0, options=onnxremat.PlanOptions(time_limit=5)

@@ -40,6 +40,7 @@ from onnxremat.exporting.restore import restored
 from onnxremat.exporting.run import run_file
 from onnxremat.exporting.simplify import simplified
 from onnxremat.grad.listed import Parameters, parameters_of
+from onnxremat.grad.marks import first_of
 from onnxremat.graph.atomic import check_writable
 from onnxremat.graph.onnx_io import write_model
 from onnxremat.ort.session import Options, open_session, session_options
@@ -221,9 +222,8 @@ def _warn_of_dropouts(module: Any | None) -> None:
     names = other_dropouts(module) if module is not None else []
     if names:
         warnings.warn(
-            f"{len(names)} dropout layers are left out: {', '.join(names[:4])}"
-            f"{', ...' * (len(names) > 4)}; ONNX has an operator for nn.Dropout alone, and the "
-            "step trains without these",
+            f"{len(names)} dropout layers are left out: {first_of(names, 4)}; ONNX has an operator "
+            "for nn.Dropout alone, and the step trains without these",
             TrainingWarning,
             stacklevel=2,
         )
@@ -232,9 +232,8 @@ def _warn_of_dropouts(module: Any | None) -> None:
 def _warn_of_scaled_tables(module: Any) -> None:
     if names := scaled_tables(module):
         warnings.warn(
-            f"{len(names)} embeddings with max_norm ({', '.join(names[:4])}"
-            f"{', ...' * (len(names) > 4)}): PyTorch scales their rows down in place at each call, "
-            "a training step of this file does not",
+            f"{len(names)} embeddings with max_norm ({first_of(names, 4)}): PyTorch scales their "
+            "rows down in place at each call, a training step of this file does not",
             TrainingWarning,
             stacklevel=2,
         )
@@ -261,8 +260,8 @@ def _warn_of_stops(
         stops = "torch.no_grad()" + ", detach()" * (exporter != "dynamo")
         warnings.warn(
             f"the module {how.format(len(names))}, by {stops}, hooks or functions with a backward "
-            f"of their own: {', '.join(names[:4])}{', ...' * (len(names) > 4)}; they are trained "
-            "with the derivative of what the module computes",
+            f"of their own: {first_of(names, 4)}; they are trained with the derivative of what "
+            "the module computes",
             TrainingWarning,
             stacklevel=2,
         )

@@ -14,13 +14,20 @@ import onnx
 from onnx import helper
 
 from onnxremat.grad.absent import stood_in
-from onnxremat.grad.marks import CODE, PLACEHOLDER, Marks, Reading, is_nameless, reading_of
+from onnxremat.grad.marks import (
+    CODE,
+    PLACEHOLDER,
+    Marks,
+    Reading,
+    is_detached,
+    is_nameless,
+    reading_of,
+)
 from onnxremat.grad.merged import Place
 from onnxremat.grad.signature import PARAMETER
 
 _KEY = "onnxremat.stop_gradient"
 _TARGET = re.compile(r"target=torch\.ops\.aten\.detach_?\.default\]")
-_DETACHED = re.compile(r"detach_?(_\d+)?$")
 
 
 def is_stop(node: onnx.NodeProto) -> bool:
@@ -46,7 +53,7 @@ def with_stops(model: onnx.ModelProto, marks: Marks) -> tuple[onnx.ModelProto, t
     read = {
         call: tokens
         for call, (about, _) in calls.items()
-        if (tokens := [t for t in about.taken if _DETACHED.match(t) and t not in there])
+        if (tokens := [t for t in about.taken if is_detached(t) and t not in there])
     }
     folded, unclear = _folded(model, marks)
     if not read and not folded:
@@ -84,7 +91,7 @@ def _folded(model: onnx.ModelProto, marks: Marks) -> tuple[list[Place], list[str
     for node in model.graph.node:
         about = reading_of(node)
         for position, name in enumerate(node.input):
-            if name not in marks.stopped or (about and any(map(_DETACHED.match, about.taken))):
+            if name not in marks.stopped or (about and any(map(is_detached, about.taken))):
                 continue  # of the latter the node tells
             if about and about.takes(name) and len(marks.tokens_of(name)) == 1:
                 places.append((node, position))
@@ -133,7 +140,7 @@ def _tells_of_stops(node: onnx.NodeProto) -> bool:
     about = reading_of(node)
     code = next((e.value for e in node.metadata_props if e.key == CODE), "")
     return ".detach(" in code or (
-        about is not None and any(map(_DETACHED.match, (about.made, *about.taken)))
+        about is not None and any(map(is_detached, (about.made, *about.taken)))
     )
 
 

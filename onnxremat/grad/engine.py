@@ -83,7 +83,7 @@ class Walk:
         self._stretches: dict[str, list[Stretch]] = {}  # of stretches, likewise
         self.gradient_of: dict[str, str] = {}  # cotangent per tensor of the forward pass
         self._outputs: dict[str, list[str]] = {}
-        self._shown = shown_as(graph.ops, tape, constant_of, graph.opsets.get("", 1))
+        self._shown = shown_as(graph, tape, constant_of)
 
     def run(self, seeds: Mapping[str, str], wanted: Collection[str]) -> Backward:
         """Walk back from ``seeds`` (cotangent per tensor) to ``wanted``.

@@ -9,40 +9,40 @@ these a 0 that no cotangent comes to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import isfinite
 
 import numpy as np
 
 from onnxremat.grad.tape import Tape
-from onnxremat.graph.ir import Op
+from onnxremat.graph.ir import Graph, Op
 
 BY_AXIS = 13  # opset from which Softmax is along one axis
 
 
 def shown_as(
-    ops: Sequence[Op], tape: Tape, constant_of: Callable[[str], np.ndarray | None], opset: int
+    graph: Graph, tape: Tape, constant_of: Callable[[str], np.ndarray | None]
 ) -> dict[str, str]:
     """Results of Softmax to those of the Where behind them that hides rows of theirs."""
-    made = {op.outputs[0]: op for op in ops if op.outputs}
-    readers: dict[str, int] = {}
-    for op in ops:
-        for name in set(op.reads):
-            readers[name] = readers.get(name, 0) + 1
+
+    def maker(name: str) -> Op | None:
+        index = graph.producer.get(name)
+        return None if index is None else graph.ops[index]
+
     found: dict[str, str] = {}
-    for op in ops if opset >= BY_AXIS else ():
-        if op.op_type != "Where" or op.domain not in ("", "ai.onnx"):
+    for op in graph.ops if graph.opsets.get("", 1) >= BY_AXIS else ():
+        if op.op_type != "Where" or not op.standard:
             continue
         condition, *branches = op.inputs
         for name, other in (branches, branches[::-1]):
-            source, value = made.get(name), constant_of(other)
+            source, value = maker(name), constant_of(other)
             if source is None or source.op_type != "Softmax" or value is None:
                 continue
             if value.size != 1 or not isfinite(float(value.item())):
                 continue
-            nan = made.get(condition)
+            nan = maker(condition)
             by_nan = nan is not None and nan.op_type == "IsNaN" and nan.inputs[0] == name
-            if by_nan or (readers[name] == 1 and _by_row(source, condition, tape)):
+            if by_nan or (len(graph.readers[name]) == 1 and _by_row(source, condition, tape)):
                 found[name] = op.outputs[0]
     return found
 

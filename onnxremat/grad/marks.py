@@ -218,21 +218,22 @@ def marks_of(model: onnx.ModelProto) -> Marks:
     results = _results(model)
     signature = signature_of(model)
     listed = {each.name for each in signature.values()}
-    for name, entry in entries.items():
-        if FOLDED in entry:
-            if any(stem(each) in _COPYING for each in (name, *_names(entry[FOLDED]))):
-                copied.add(name)
-            if _is_computed((name, *_names(entry[FOLDED])), listed):
-                computed.add(name)
-            if _is_stepped((name, *_names(entry[FOLDED])), listed):
-                stepped.add(name)
-            if fills := {stem(each) for each in (name, *_names(entry[FOLDED]))} & _FILLS:
-                filled[name] = fills <= _TRIANGLES
-            made = {n for n in _names(entry[FOLDED]) if n in results and not _is_result(n)}
-            names = (n for n in _names(entry[FOLDED]) if not is_nameless(n) and n not in made)
-            if listed:
-                names = (n for n in names if n in listed or "." in n or is_buffer_name(n))
-            folded[name] = tuple(names)
+    sources = {name: _names(entry[FOLDED]) for name, entry in entries.items() if FOLDED in entry}
+    for name, behind in sources.items():
+        all_of_it = (name, *behind)
+        if any(stem(each) in _COPYING for each in all_of_it):
+            copied.add(name)
+        if _is_computed(all_of_it, listed):
+            computed.add(name)
+        if _is_stepped(all_of_it, listed):
+            stepped.add(name)
+        if fills := {stem(each) for each in all_of_it} & _FILLS:
+            filled[name] = fills <= _TRIANGLES
+        made = {n for n in behind if n in results and not _is_result(n)}
+        names = (n for n in behind if not is_nameless(n) and n not in made)
+        if listed:
+            names = (n for n in names if n in listed or "." in n or is_buffer_name(n))
+        folded[name] = tuple(names)
     marks = Marks(
         kinds={each.name: each.kind for each in signature.values()}
         | {n: e[_KIND] for n, e in entries.items() if _KIND in e},
@@ -241,10 +242,8 @@ def marks_of(model: onnx.ModelProto) -> Marks:
         computed=frozenset(computed),
         stepped=frozenset(stepped),
         filled=filled,
-        stopped=tuple(
-            n for n, e in entries.items() if any(map(is_detached, _names(e.get(FOLDED, ""))))
-        ),
-        chosen=_chosen(model, entries, signature),
+        stopped=tuple(name for name, behind in sources.items() if any(map(is_detached, behind))),
+        chosen=_chosen(model, sources, signature),
         placeholders={each.name: token for token, each in signature.items() if each.name in stored}
         | {n: e[PLACEHOLDER] for n, e in entries.items() if PLACEHOLDER in e},
         signature=signature,
@@ -271,17 +270,19 @@ def _with_list(marks: Marks, model: onnx.ModelProto) -> Marks:
 
 def _chosen(
     model: onnx.ModelProto,
-    entries: Mapping[str, Mapping[str, str]],
+    sources: Mapping[str, tuple[str, ...]],
     signature: Mapping[str, Listed],
 ) -> tuple[str, ...]:
     """Parameters that comparisons, orders and the like were folded from."""
     learned = {each.name for each in signature.values() if each.kind == PARAMETER}
     found: dict[str, None] = {}
     for tensor in model.graph.initializer:
-        sources = (tensor.name, *_names(entries.get(tensor.name, {}).get(FOLDED, "")))
-        ordered = tensor.data_type in _WHOLE and any(stem(each) in _ORDERS for each in sources)
+        behind = sources.get(tensor.name, ())
+        ordered = tensor.data_type in _WHOLE and any(
+            stem(each) in _ORDERS for each in (tensor.name, *behind)
+        )
         if tensor.data_type == onnx.TensorProto.BOOL or ordered:
-            found.update((each, None) for each in sources[1:] if each in learned)
+            found.update((each, None) for each in behind if each in learned)
     return tuple(found)
 
 

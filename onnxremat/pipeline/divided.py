@@ -59,5 +59,11 @@ def _divided(
     older = set(prepared.costs.notes) if made.costs.notes else set()
     before = (note for note in prepared.notes if note not in older)
     notes = tuple(dict.fromkeys((*before, *made.notes)))
-    passing = prepared.passing * len(made.graph.ops) / max(1, len(prepared.graph.ops))
-    return replace(made, notes=notes, whole=prepared.whole or prepared.graph, passing=passing)
+    return replace(
+        made, notes=notes, whole=prepared.whole or prepared.graph, passing=passing(prepared, made)
+    )
+
+
+def passing(prepared: Prepared, made: Prepared) -> float:
+    """Seconds that the model in parts takes to be opened, run and looked at: by its ops."""
+    return prepared.passing * len(made.graph.ops) / max(1, len(prepared.graph.ops))

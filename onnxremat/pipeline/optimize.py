@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxremat.device.machine import Machine
-from onnxremat.errors import InfeasibleError, NoPlanError, OverBudgetError, UsageError
+from onnxremat.errors import NO_FIT, UsageError
 from onnxremat.graph.onnx_io import missing_file
 from onnxremat.pipeline.closed_loop import Candidate
 from onnxremat.pipeline.device_ways import Costs, During, Trials, given, measured_on, quickest
@@ -258,16 +258,16 @@ def _as_it_is(found: Candidate, limit: Budget, request: Request, log: Phases) ->
     with log.phase(MEASURE):
         if opens(found):
             return found
-    share, why = limit.kind == "peak", "none was found that takes no more when it runs"
-    for budget in (limit, replace(limit, value=MORE * limit.value))[: 1 + share]:
+    if limit.kind != "peak":
+        return plan_within_budget(found.prepared, limit, request.options, log)
+    why = "none was found that takes no more when it runs"
+    for budget in (limit, replace(limit, value=MORE * limit.value)):
         try:
             made = plan_within_budget(found.prepared, budget, request.options, log)
-        except (InfeasibleError, NoPlanError, OverBudgetError):
-            if not share:
-                raise
+        except NO_FIT:
             continue
         asked = made.prepared.settings
-        if share and (asked.split_batch or asked.fission or made.plan.provenance.overhead):
+        if asked.split_batch or asked.fission or made.plan.provenance.overhead:
             why = "those that keep the budget are slower"
         elif budget is limit:
             return made

@@ -13,7 +13,7 @@ from onnxremat.graph.order import without_dead_ops
 from onnxremat.ort.infer import build_graph
 from onnxremat.ort.profile import named_outputs
 from onnxremat.ort.session import TUNED
-from onnxremat.pipeline.divided import IN_PARTS
+from onnxremat.pipeline.divided import IN_PARTS, passing
 from onnxremat.pipeline.first_values import without_first_values
 from onnxremat.pipeline.in_regions import check_parts
 from onnxremat.pipeline.phases import OPTIMISE, Phases
@@ -71,6 +71,11 @@ def prepare_step(
         unsplit = replace(whole, made=parts.made, graph=parts.graph, listed=parts.listed)
         made = for_planning(unsplit, settings, log, whole=prepared)
     notes = tuple(dict.fromkeys((*prepared.notes, *made.notes)))
-    passing = prepared.passing * len(made.graph.ops) / max(1, len(prepared.graph.ops))
     whole_graph = prepared.whole or prepared.graph
-    return replace(made, notes=notes, whole=whole_graph, as_it_is=False, passing=passing)
+    return replace(
+        made,
+        notes=notes,
+        whole=whole_graph,
+        as_it_is=False,
+        passing=passing(prepared, made),
+    )

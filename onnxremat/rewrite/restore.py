@@ -28,12 +28,16 @@ def restored(model: onnx.ModelProto, *, planned: bool = False) -> onnx.ModelProt
     result = onnx.ModelProto()
     result.CopyFrom(model)
     graph = result.graph
+
+    def went(name: str) -> bool:
+        return is_added(name) or (name.startswith(ZERO) and not planned)
+
     by_name = {node.name: node for node in graph.node}
     same: dict[str, str] = {}  # tensor that goes away to the one that stays
     kept = []
     for node in graph.node:
         origin = next((e.value for e in node.metadata_props if e.key == ORIGIN), "")
-        if is_added(node.name) or (node.name.startswith(ZERO) and not planned):
+        if went(node.name):
             if node.op_type in SHOWING:
                 same[node.output[0]] = node.input[0]
         elif origin and origin in by_name:
@@ -51,10 +55,7 @@ def restored(model: onnx.ModelProto, *, planned: bool = False) -> onnx.ModelProt
                 node.metadata_props.add(key=key, value=value)
     del graph.node[:]
     graph.node.extend(nodes)
-    weights = [
-        t for t in graph.initializer
-        if not is_added(t.name) and (planned or not t.name.startswith(ZERO))
-    ]  # fmt: skip
+    weights = [t for t in graph.initializer if not went(t.name)]
     del graph.initializer[:]
     graph.initializer.extend(weights)
     written = {name for node in nodes for name in node.output}
