@@ -6,8 +6,8 @@ least 1e8) has an exact zero after the softmax, as every row has a score that is
 c values, give the same: sums miss only zeros.
 
 A Where writes two copies of all scores beside its result. Where a mask is the same for many heads,
-a part instead makes a summand of it (0, or what no finite score comes up from) and adds it in
-place: what is seen is the same bit for bit, what is hidden an exact zero after the softmax, too.
+a part instead makes a summand of it (0, or what no finite score comes up from) and adds that: what
+is seen is the same bit for bit, what is hidden an exact zero after the softmax, too.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ class Narrowed:
             self.shares[self.ops[each].name] = left / keys
 
     def _add(self, index: int) -> None:
-        """A mask that is the same for many heads added to scores, in their place."""
+        """A mask that is the same for many heads added to scores, not chosen by."""
         op = self.ops[index]
         if op.op_type != "Where":
             return
