@@ -67,8 +67,8 @@ STEPS = {
         _net("bert", **BASE, sequence=512, positions=512), 8, "3 of 12 layers"
     ),
     "vit-base": Step(_net("vit", **BASE, size=224), 16, "3 of 12 layers"),
-    "unet": Step(_net("unet", size=256, width=64), 4),
-    "unet++": Step(nets.nested_unet, 4),
+    "unet": Step(_net("unet", size=256, width=64), 2),
+    "unet++": Step(nets.nested_unet, 2),
     "gpt-neo-1.3b": Step(
         _net("gpt2", hidden=2048, heads=16, layers=3, **SHORT), 2,
         "3 of 24 layers, 128 of 512 tokens",
