@@ -22,6 +22,7 @@ import numpy as np
 
 from onnxremat.memory.native import STACK
 from onnxremat.memory.taken import status
+from onnxremat.ort.arrays import write_arrays
 from onnxremat.ort.binding import BoundSession, BoundState
 from onnxremat.ort.profile import Feeds
 from onnxremat.ort.providers import tiny_model
@@ -85,8 +86,7 @@ def rise_of(request: dict[str, Any], feeds: Feeds) -> Rise:
         return Rise(None, None, NO_LIMIT)
     with tempfile.TemporaryDirectory() as folder:
         data, room = Path(folder) / "feeds.npz", request["room"]
-        arrays: dict[str, Any] = dict(feeds)
-        np.savez(data, **arrays)
+        write_arrays(data, feeds)
         request = {**request, "feeds": str(data)}
         found, why = _asked(request)
         if found is None and room:
