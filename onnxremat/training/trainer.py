@@ -195,6 +195,12 @@ class Trainer:
         return self._how()
 
     @property
+    def whole(self) -> bool:
+        """A checkpoint of now would hold all there is; gradients that wait for an update in another
+        process it would not."""
+        return True
+
+    @property
     def batch_size(self) -> int:
         """Rows of a batch: the first dimension of the first data input."""
         shape, _ = self.types[(*self.training.data, self.training.target)[0]]
@@ -277,7 +283,8 @@ class Trainer:
         Args:
             data: batches by epoch.
             epochs: to train in all, those already done included.
-            checkpoint: file to write after each epoch, and every ``every`` steps.
+            checkpoint: file to write after each epoch, and every ``every`` steps; by several
+                processes after the update that follows.
             on_step: called with the progress and the loss after each step.
             on_epoch: called after each epoch (and its checkpoint).
 
@@ -288,7 +295,7 @@ class Trainer:
             UsageError: the data do not suit the graph, or the loss is no number any more.
         """
         check_arrays(self.training, self.types, data)
-        progress, losses = self.progress, []
+        progress, losses, due = self.progress, [], False
         self._total = epochs * math.ceil(len(data) / self.accumulate)
         while progress.epoch < epochs:
             for batch in data.epoch(progress.epoch, progress.batch):
@@ -298,8 +305,10 @@ class Trainer:
                 losses.append(loss)
                 if on_step is not None:
                     on_step(progress, loss)
-                if checkpoint is not None and every and progress.step % every == 0:
+                due |= checkpoint is not None and bool(every) and progress.step % every == 0
+                if due and self.whole:
                     self._save_sound(checkpoint)
+                    due = False
             self.update()
             progress.epoch, progress.batch = progress.epoch + 1, 0
             self._save_sound(checkpoint)

@@ -116,6 +116,10 @@ def test_as_one_process_with_the_joined_batch(tmp_path: Path) -> None:
     for name, (settings, near) in NEAR.items():
         _compare_with_one(tmp_path / name, settings, near)
     _sharded(tmp_path / "sharded")
+    # A checkpoint comes with the update, or it would hold the gradients of one rank only.
+    assert not (tmp_path / "accumulate" / "at2.safetensors").exists()
+    _, facts = read_tensors(tmp_path / "accumulate" / "at3.safetensors")
+    assert (facts["step"], facts["gathered"]) == ("2", "0")
     _overflow(ranks_in(tmp_path / "overflow"), half)
     one, other = ranks_in(tmp_path / "statistics")
     assert one.keys() == other.keys()
