@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -86,6 +86,9 @@ class FirstValues:
         weights: arrays, a PyTorch module or its state dict, a model, or a model's file, which count
             first. What the training step undid of an exporter's work is undone in the model too.
         step: the training graph, which may hold them as well.
+
+    Raises:
+        UsageError: what is given has nothing of the step's.
     """
 
     def __init__(self, weights: Weights | None, step: Step | onnx.ModelProto) -> None:
@@ -100,11 +103,20 @@ class FirstValues:
             given = open_step(weights)  # big values stay in the file until they are asked for
             models.insert(0, (given.model, given.folder))
         restored = [entry for model, _ in models for entry in _restored(model)]
+        given = set(self._arrays)
         for model, folder in models:
             if not _is_step(model):
                 model = apply_restored(model, restored, folder)
+                given.update(tensor.name for tensor in model.graph.initializer)
             for tensor in model.graph.initializer:
                 self._stored.setdefault(tensor.name, (tensor, folder))
+        trained = [v.input for v in training_of(models[-1][0]).variables if v.initial == "model"]
+        if given and trained and given.isdisjoint(trained):
+            raise UsageError(
+                "the weights given are of another model",
+                why=f"they are {_some(sorted(given))}; the step trains {_some(trained)}",
+                hint="name them as the model does that the training graph was made from",
+            )
 
     def of(self, variable: Variable, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         """A new array with the first value of a variable.
@@ -133,6 +145,11 @@ class FirstValues:
         if name in self._arrays or not value.flags.writeable:
             return np.array(value, dtype, order="C")
         return np.ascontiguousarray(value, dtype)
+
+
+def _some(names: Sequence[str]) -> str:
+    more = [f"{len(names) - 2} more"] if len(names) > 2 else []
+    return ", ".join([*(f"'{name}'" for name in names[:2]), *more])
 
 
 def as_array(value: Any) -> np.ndarray:

@@ -21,7 +21,7 @@ import pytest
 from onnx import numpy_helper
 
 from onnxremat.errors import ModelError, UsageError
-from onnxremat.grad import differentiate
+from onnxremat.grad import differentiate, training_of
 from onnxremat.graph.tensor_files import read_tensors, write_tensors
 from onnxremat.ort.denormals import denormals_as_zero
 from onnxremat.session import held as held_module
@@ -294,6 +294,16 @@ def test_one_file_holds_its_first_values() -> None:
 def test_missing_weights_are_named() -> None:
     with pytest.raises(UsageError, match="no first value for 'w1'"):
         Trainer(differentiate(net(), optimizer="sgd"), threads=1)
+
+
+def test_weights_of_another_model_are_refused() -> None:
+    """Also where the step could begin with its own: nobody asked for these."""
+    step = differentiate(net(), optimizer="sgd", initializers=True)
+    other = {f"module.{v.input}": np.zeros(1) for v in training_of(step).parameters}
+    with pytest.raises(UsageError, match=r"of another model\n .*'module.*the step trains 'w1'"):
+        Trainer(step, other)
+    kept = Trainer(step, {"w1": Trainer(step).state["w1"] + 1, "more": np.zeros(1)})
+    np.testing.assert_array_equal(kept.state["w1"], Trainer(step).state["w1"] + 1)
 
 
 def test_missing_and_misshapen_inputs_are_named() -> None:
