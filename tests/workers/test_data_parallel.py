@@ -26,6 +26,7 @@ from onnxremat.grad.update import update_of
 from onnxremat.graph.tensor_files import read_tensors
 from onnxremat.training.data import Arrays
 from onnxremat.training.trainer import Trainer
+from onnxremat.workers import mpi
 from onnxremat.workers.checksum import checksum
 from onnxremat.workers.data_parallel import APART, DataParallel, Shard
 from onnxremat.workers.gathering import gathering
@@ -235,6 +236,14 @@ def test_a_program_that_fails_ends_all_processes() -> None:
     assert run.returncode != 0
     assert "ZeroDivisionError" in said
     assert "rank 0 of 2: " in said
+
+
+def test_an_error_without_words_has_its_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(mpi, "ON_THE_WAY", 0.0)
+    replace(ALONE, rank=1, size=2)._say(KeyboardInterrupt())
+    assert capsys.readouterr().err == "error: rank 1 of 2: KeyboardInterrupt\n"
 
 
 def members(session: int) -> list[int]:
