@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import mmap
-import os
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from onnxremat.device.host import processors
 from onnxremat.memory.native import STACK
 from onnxremat.memory.taken import status
 from onnxremat.ort.arrays import write_arrays
@@ -71,7 +71,7 @@ def resident_rise(
     request: dict[str, Any] = {"model": str(model), "threads": threads, "room": room}
     request["options"] = options.to_json() if options else None
     request["updates"] = dict(updates or {})
-    request["stacks"] = max(0, (threads or os.cpu_count() or 1) - THREADS)
+    request["stacks"] = max(0, (threads or processors()) - THREADS)
     return rise_of(request, feeds)
 
 

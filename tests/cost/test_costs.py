@@ -12,8 +12,9 @@ from onnxremat.cost import kernels, measure
 from onnxremat.cost.analytic import analytic_costs, flops
 from onnxremat.cost.kept import cache_folder
 from onnxremat.cost.kernels import kernel_costs
-from onnxremat.cost.measure import Measuring, measure_costs
+from onnxremat.cost.measure import Measuring, machine_key, measure_costs
 from onnxremat.cost.table import KernelCosts, signature
+from onnxremat.device.host import processors
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.graph.order import without_dead_ops
 from onnxremat.ort.feeds import seeded_feeds
@@ -174,3 +175,9 @@ def test_what_kernels_cost_is_measured_once(quick: Path, monkeypatch: pytest.Mon
     for text in ("{}", "[1]", json.dumps({"call": -1, "rate": 1e10})):
         file.write_text(text)
         assert kernel_costs(1) == KernelCosts(1.0, 1.0)
+    all_ = machine_key(0)
+    monkeypatch.setattr(measure, "processors", lambda: 1 + processors())
+    assert machine_key(0) != all_, (
+        "on other processors of the machine onnxruntime has other threads"
+    )
+    assert machine_key(1 + processors()) == machine_key(0)
