@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from onnxremat.cli import args, training
+from onnxremat.cli.asked import repeated
 from onnxremat.cli.console import Voice, percent
 from onnxremat.device.host import processors
 from onnxremat.errors import UsageError
@@ -19,6 +22,10 @@ if TYPE_CHECKING:
     from onnxremat import api
 
 
+# Options that the command which carries the answer out takes, too.
+AS_GIVEN = (
+    "train", "loss", "loss_output", "optimizer", "target", "threads", "fixed_order", "not_counted",
+)  # fmt: skip
 MaxOverhead = Annotated[
     str, typer.Option("--max-overhead", help="Most extra time a plan may take: 20%.")
 ]
@@ -84,7 +91,6 @@ def command(
         )
         settings = replace(settings, train=made)
     limit = share(max_overhead)
-    left = f" --not-counted {not_counted}" if not_counted else ""
     with voice.working() as interrupt:
         options = PlanOptions(
             time_limit=time_limit, work=work, gap=gap, solver=solver, seed=seed,
@@ -94,14 +100,18 @@ def command(
             source, budget=budget, dimension=grown, max_overhead=limit, most=most,
             file_batch=file_batch, settings=settings, options=options, say=voice.say,
         )  # fmt: skip
-        step = f" --train --loss {loss} --optimizer {optimizer}" if train else ""
-        tell(voice, found, source, step + left)
+        more = [word for each in bound for word in ("--dim", each)]
+        tell(voice, found, source, [*more, *repeated(context, AS_GIVEN)])
     if as_json:
         voice.result(found.facts())
 
 
-def tell(voice: Voice, found: api.MaxBatch, source: Path, step: str) -> None:
-    """The table, the answer in a sentence, and what to do with it."""
+def tell(voice: Voice, found: api.MaxBatch, source: Path, more: Sequence[str]) -> None:
+    """The table, the answer in a sentence, and what to do with it.
+
+    Args:
+        more: options of that.
+    """
     from onnxremat.report.batches import batch_table
 
     voice.table(batch_table(found.trials, found.dimension, found.budget))
@@ -116,10 +126,9 @@ def tell(voice: Voice, found: api.MaxBatch, source: Path, step: str) -> None:
         f"{percent(best.overhead)} time ({proof})"
     )
     if source.suffix != ".json":
-        voice.note(
-            f"carry it out with: onnxremat optimize {source} OUT --dim {found.dimension}="
-            f"{best.batch} --budget {found.budget}{step}"
-        )
+        words = ["onnxremat", "optimize", str(source), "OUT"]
+        words += ["--dim", f"{found.dimension}={best.batch}", "--budget", str(found.budget), *more]
+        voice.note(f"carry it out with: {shlex.join(words)}")
 
 
 def split_dims(texts: list[str] | None) -> tuple[str, list[str]]:
