@@ -7,7 +7,7 @@ import platform
 from pathlib import Path
 
 from onnxremat.errors import UsageError
-from onnxremat.limits import THREADS, check
+from onnxremat.limits import THREADS, at_least, check
 
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
@@ -68,9 +68,10 @@ def processors() -> int:
 
 def check_threads(count: int) -> None:
     """Raises:
-    UsageError: so many threads that they would only wait for each other.
+    UsageError: so many threads that they would only wait for each other, or fewer than none.
     """
     have = processors()
+    at_least(count, 0, "threads")
     check(
         count, max(THREADS, 4 * have), "threads", kind=UsageError,
         hint=f"0 for one per core of this machine, which has {have}",

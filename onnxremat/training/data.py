@@ -19,6 +19,7 @@ import numpy as np
 
 from onnxremat.errors import UsageError
 from onnxremat.grad.description import Training
+from onnxremat.limits import at_least
 from onnxremat.ort.arrays import BROKEN, read_arrays
 
 Batch = Mapping[str, np.ndarray]
@@ -41,6 +42,7 @@ class Arrays:
     def __init__(
         self, arrays: Mapping[str, np.ndarray], size: int, *, shuffle: bool = True, seed: int = 0
     ) -> None:
+        at_least(size, 1, "the size of a batch")
         if not arrays:
             raise UsageError("there are no arrays in the data")
         flat = [name for name, array in arrays.items() if array.ndim == 0]

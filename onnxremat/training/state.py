@@ -103,18 +103,18 @@ class FirstValues:
             given = open_step(weights)  # big values stay in the file until they are asked for
             models.insert(0, (given.model, given.folder))
         restored = [entry for model, _ in models for entry in _restored(model)]
-        given = set(self._arrays)
+        known = set(self._arrays)
         for model, folder in models:
             if not _is_step(model):
                 model = apply_restored(model, restored, folder)
-                given.update(tensor.name for tensor in model.graph.initializer)
+                known.update(tensor.name for tensor in model.graph.initializer)
             for tensor in model.graph.initializer:
                 self._stored.setdefault(tensor.name, (tensor, folder))
         trained = [v.input for v in training_of(models[-1][0]).variables if v.initial == "model"]
-        if given and trained and given.isdisjoint(trained):
+        if known and trained and known.isdisjoint(trained):
             raise UsageError(
                 "the weights given are of another model",
-                why=f"they are {_some(sorted(given))}; the step trains {_some(trained)}",
+                why=f"they are {_some(sorted(known))}; the step trains {_some(trained)}",
                 hint="name them as the model does that the training graph was made from",
             )
 

@@ -23,6 +23,7 @@ from onnxremat.grad.unfold import apply_restored, fold_restored
 from onnxremat.grad.update import RATE, SHARE, update_of
 from onnxremat.graph.onnx_io import files_of, write_model
 from onnxremat.graph.tensor_files import drop_leftovers, read_tensors, write_tensors
+from onnxremat.limits import at_least
 from onnxremat.memory.native import trim
 from onnxremat.ort.binding import BoundSession, BoundState
 from onnxremat.ort.blocks import require_block
@@ -423,6 +424,7 @@ def _check_kind(about: Training, accumulate: int | None, gathers: bool) -> None:
             "the graph returns gradients, it does not train",
             hint="differentiate with an optimizer",
         )
+    at_least(1 if accumulate is None else accumulate, 1, "accumulate")
     if accumulate and accumulate > 1 and not gathers:
         raise UsageError(
             "the step updates with every batch, it cannot accumulate",
