@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import resource
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -163,6 +164,7 @@ class DataParallel(Trainer):
         courier = self._courier = self.ranks.courier(delay)
         if courier is not None:
             courier.common = self._common
+            weakref.finalize(self, courier.close)
             self._network = measured_network(courier, self.ranks)
 
     def _cut(self, halves: Halves, wanted: int | None) -> Layers:

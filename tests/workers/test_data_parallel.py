@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +35,9 @@ from onnxremat.workers.data_parallel import APART, DataParallel, Shard
 from onnxremat.workers.gathering import gathering
 from onnxremat.workers.halves import halves_of
 from onnxremat.workers.mpi import Ranks
+from onnxremat.workers.pipelined import PipelineParallel
 from onnxremat.workers.sharded import shares_of
+from onnxremat.workers.staged import Wanted
 from tests.training import nets
 
 ROOT = Path(__file__).parents[2]
@@ -236,6 +241,26 @@ def test_a_program_that_fails_ends_all_processes() -> None:
     assert run.returncode != 0
     assert "ZeroDivisionError" in said
     assert "rank 0 of 2: " in said
+
+
+@pytest.mark.parametrize("pipeline", [False, True])
+def test_one_that_is_forgotten_ends_its_thread_and_is_freed(pipeline: bool) -> None:
+    before = set(threading.enumerate())
+    step = differentiate(net(6), optimizer="sgd", initializers=True)
+    trainer: Trainer
+    if pipeline:
+        trainer = PipelineParallel(step, ranks=ALONE, wanted=Wanted(1), threads=1)
+    else:
+        trainer = DataParallel(step, ranks=ALONE, threads=1)
+    trainer.step({name: array[:6] for name, array in arrays().items()})
+    started, known = set(threading.enumerate()) - before, weakref.ref(trainer)
+    assert started
+    del trainer
+    gc.collect()
+    assert known() is None
+    for thread in started:
+        thread.join(LIMIT)
+        assert not thread.is_alive()
 
 
 def test_an_error_without_words_has_its_name(
