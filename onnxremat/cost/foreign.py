@@ -223,8 +223,7 @@ def _answers(request: Answer, until: float) -> Iterator[Answer]:
         clock.daemon = True
         try:
             for line in child.stdout:
-                if line.startswith("{"):
-                    answer = json.loads(line)
+                if answer := _answer(line):
                     if clock.ident is None and not {"op", "taken"}.isdisjoint(answer):
                         clock.interval = _left(until)
                         clock.start()
@@ -234,6 +233,15 @@ def _answers(request: Answer, until: float) -> Iterator[Answer]:
             child.kill()
         if late.is_set():
             yield {"late": True}
+
+
+def _answer(line: str) -> Answer | None:
+    """None for what a provider's library prints, and for a line that was cut short."""
+    try:
+        answer = json.loads(line)
+    except ValueError:
+        return None
+    return answer if isinstance(answer, dict) else None
 
 
 def _left(until: float) -> float:

@@ -23,6 +23,7 @@ from onnxremat.limits import at_least
 from onnxremat.ort.arrays import BROKEN, read_arrays
 
 Batch = Mapping[str, np.ndarray]
+ENDED: Any = object()  # what no loader makes
 Types = Mapping[str, tuple[tuple[int, ...], np.dtype]]
 
 
@@ -102,8 +103,8 @@ class Loader:
         k = 0
         while True:
             with _blamed("the loader"):
-                batch = next(batches, None)
-            if batch is None:
+                batch = next(batches, ENDED)
+            if batch is ENDED:
                 return
             if not isinstance(batch, Mapping):
                 raise UsageError(

@@ -335,6 +335,8 @@ def test_data_from_npz_folder_and_function(tmp_path: Path) -> None:
     for a, b in zip(file.epoch(2), folder.epoch(2), strict=True):
         np.testing.assert_array_equal(a["x"], b["x"])
         np.testing.assert_array_equal(a["labels"], b["labels"])
+    with pytest.raises(UsageError, match="the loader made a NoneType"):
+        next(Loader(lambda epoch: [None]).epoch(0))  # type: ignore[list-item]  # is no end
     loader = open_data(f"{tmp_path / 'load.py'}:batches", BATCH)
     assert isinstance(loader, Loader)
     assert len(loader) == 3
