@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -90,7 +91,8 @@ def command(
             loss=loss, loss_output=loss_output, optimizer=training.optimizer_of(optimizer)
         )
         settings = replace(settings, train=made)
-    limit = share(max_overhead)
+    share = args.parse_overhead(max_overhead or None)
+    limit = inf if share is None else share
     with voice.working() as interrupt:
         options = PlanOptions(
             time_limit=time_limit, work=work, gap=gap, solver=solver, seed=seed,
@@ -144,21 +146,3 @@ def split_dims(texts: list[str] | None) -> tuple[str, list[str]]:
             hint=f"bind one of them: --dim {grown[1]}=128",
         )
     return "".join(grown), [text for text in texts or () if "=" in text]
-
-
-def share(text: str) -> float:
-    """A share such as ``20%`` or ``0.2``, infinite when empty.
-
-    Raises:
-        UsageError: neither.
-    """
-    if not text:
-        return float("inf")
-    number = text.strip()
-    try:
-        value = float(number.removesuffix("%")) / (100 if number.endswith("%") else 1)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise UsageError(f"--max-overhead '{text}' is not understood", hint="--max-overhead 20%")
-    return value

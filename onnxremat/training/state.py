@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -15,6 +15,7 @@ from onnx import helper, numpy_helper
 from onnxremat.device.machine import Device
 from onnxremat.errors import UsageError
 from onnxremat.grad.description import KEY, Training, Variable, training_of
+from onnxremat.grad.marks import first_of
 from onnxremat.grad.restored import Restored
 from onnxremat.grad.sharing import require_early_reads
 from onnxremat.grad.unfold import apply_restored
@@ -114,7 +115,8 @@ class FirstValues:
         if known and trained and known.isdisjoint(trained):
             raise UsageError(
                 "the weights given are of another model",
-                why=f"they are {_some(sorted(known))}; the step trains {_some(trained)}",
+                why=f"they are {first_of(sorted(known), 2)}; the step trains "
+                f"{first_of(trained, 2)}",
                 hint="name them as the model does that the training graph was made from",
             )
 
@@ -145,11 +147,6 @@ class FirstValues:
         if name in self._arrays or not value.flags.writeable:
             return np.array(value, dtype, order="C")
         return np.ascontiguousarray(value, dtype)
-
-
-def _some(names: Sequence[str]) -> str:
-    more = [f"{len(names) - 2} more"] if len(names) > 2 else []
-    return ", ".join([*(f"'{name}'" for name in names[:2]), *more])
 
 
 def as_array(value: Any) -> np.ndarray:
