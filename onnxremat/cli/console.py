@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -154,6 +155,10 @@ class Voice:
     def note(self, text: str) -> None:
         """A line for people."""
         self.err.print(text)
+
+    def command(self, what: str, words: Sequence[str]) -> None:
+        """A command to be copied into a shell: its line is not broken."""
+        self.err.print(f"{what}: {shlex.join(words)}", soft_wrap=True)
 
     def aside(self, table: Any) -> None:
         """A rich table beside an error: on stderr."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
@@ -130,7 +129,7 @@ def tell(voice: Voice, found: api.MaxBatch, source: Path, more: Sequence[str]) -
     if source.suffix != ".json":
         words = ["onnxremat", "optimize", str(source), "OUT"]
         words += ["--dim", f"{found.dimension}={best.batch}", "--budget", str(found.budget), *more]
-        voice.note(f"carry it out with: {shlex.join(words)}")
+        voice.command("carry it out with", words)
 
 
 def split_dims(texts: list[str] | None) -> tuple[str, list[str]]:

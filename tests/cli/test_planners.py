@@ -370,7 +370,8 @@ def test_max_batch(cli: Command, symbolic: Path, folder: Path) -> None:
     onnx.save(parse("g (float[n, k] x) => (float[n, k] y) { a = Sin(x) y = Cos(a) }"), two)
     more = ("--dim", "k=4", "--target", "portable", "--most", 2)
     text = cli("max-batch", two, "--dim", "n", *more, *given)
-    words = shlex.split(text.err.partition("out with: onnxremat ")[2])
+    (line,) = (line for line in text.err.splitlines() if "out with" in line)
+    words = shlex.split(line.partition("out with: onnxremat ")[2])
     assert words[1:3] == ["two dims.onnx", "OUT"]
     load("optimize").make_context("optimize", words[1:])
     assert {"n=2", "k=4", "portable"} <= {*words}
