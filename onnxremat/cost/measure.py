@@ -23,7 +23,7 @@ from onnxremat.cost.analytic import analytic_costs
 from onnxremat.cost.kept import cache_folder
 from onnxremat.cost.rounds import Rounds
 from onnxremat.cost.table import CostTable, signature
-from onnxremat.device.host import processor_name, processors
+from onnxremat.device.host import processor_kind, processor_name, processors
 from onnxremat.errors import OnnxrematError
 from onnxremat.graph.atomic import atomic
 from onnxremat.graph.ir import Graph
@@ -253,7 +253,7 @@ def machine_key(threads: int, *others: object) -> str:
     """What costs depend on besides the op: runtime, processor, threads, and what is given."""
     import hashlib
 
-    text = repr((runtime_version(), processor_name(), threads or processors(), KEPT, *others))
+    text = repr((runtime_version(), processor_kind(), threads or processors(), KEPT, *others))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
