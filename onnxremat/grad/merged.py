@@ -21,7 +21,7 @@ def merged(marks: Marks, places: Sequence[Place], tokens: Sequence[str]) -> list
     """Where the nodes of one call of PyTorch's graph read another tensor than the call did, and
     what it read there: of a normalization by order, else what has the same last name, else by
     order, where as many are left of both; "" where the call read no tensor of the module: a
-    constant of the exporter's.
+    constant of the exporter's. Names with a space between, where it joined several.
 
     Args:
         places: where they read floating-point initializers.
@@ -50,12 +50,13 @@ def merged(marks: Marks, places: Sequence[Place], tokens: Sequence[str]) -> list
     waiting = [token for token in waiting if token not in {token for _, token in found}]
     left = []
     for place, own in named:
-        if not own or own in tokens:
+        joined = [] if own else _joined(marks, place, waiting)
+        if own in tokens or not (own or joined):
             continue
         same = [token for token in waiting if marks.alike(token, own)]
-        if len(same) == 1:
-            found.append((place, same[0]))
-            waiting.remove(same[0])
+        if len(same) == 1 or joined:
+            found.append((place, " ".join(joined or same)))
+            waiting = [token for token in waiting if token not in (joined or same)]
         else:
             left.append(place)
     if left and not waiting:
@@ -78,6 +79,14 @@ def _twice(
                 pairs = zip(places, meant, strict=True)
                 found += [(place, token) for place, token in pairs if token != own]
     return found
+
+
+def _joined(marks: Marks, place: Place, waiting: Sequence[str]) -> list[str]:
+    """What the call read in the place of several parameters that were joined in one tensor (biases
+    of a GRU): for each what is called alike in its module; none where that is not so for all."""
+    parts = marks.tokens_of(place[0].input[place[1]])
+    found = [[token for token in waiting if marks.alike(token, part)] for part in parts]
+    return [each[0] for each in found] if len(parts) > 1 and {*map(len, found)} == {1} else []
 
 
 def folded_apart(marks: Marks, name: str, places: Sequence[Place]) -> list[tuple[Place, str]]:

@@ -62,11 +62,6 @@ def warnings_of(
         found.append(
             f"the exporter made one of equal operations: {names} are trained for these too"
         )
-    for (copy, module), held in inventory.copied.items():
-        found.append(
-            f"{len(held)} tensors of '{copy}' are those of '{module}', and trained as one: the "
-            f"same module, or a copy ({first_of(held, 3)}; --no-tie trains copies apart)"
-        )
     known = {row.label: row for row in rows} | {row.name: row for row in rows}
     there = ("trained", "constant")
     if chosen := [n for n in inventory.chosen if n not in known or known[n].status in there]:
