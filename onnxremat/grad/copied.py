@@ -14,11 +14,12 @@ from pathlib import Path
 import onnx
 
 from onnxremat.grad.layers import calls, in_copied_layers
-from onnxremat.grad.marks import first_of, is_nameless, joined
+from onnxremat.grad.marks import first_of, is_nameless, joined, reading_of
 from onnxremat.grad.patterns import is_constant
 from onnxremat.grad.provenance import Kind, Origin
 from onnxremat.grad.restored import Restored
 from onnxremat.grad.stored import Stored
+from onnxremat.grad.tape import FLOATS
 
 
 def copied_tensors(model: onnx.ModelProto, tie: bool) -> set[str]:
@@ -75,10 +76,17 @@ def about_copies(
 
 
 def _identities(model: onnx.ModelProto) -> dict[str, str]:
-    """What Identity nodes make of initializers."""
-    stored = {tensor.name for tensor in model.graph.initializer}
+    """What Identity nodes make of initializers, in files of PyTorch's older exporter. The newer
+    one writes them for operations of the module, and says so."""
+    if model.producer_name != "pytorch":
+        return {}
+    stored = {tensor.name for tensor in model.graph.initializer if tensor.data_type in FLOATS}
     nodes = [node for node in model.graph.node if node.op_type == "Identity"]
-    return {node.output[0]: node.input[0] for node in nodes if node.input[0] in stored}
+    return {
+        node.output[0]: node.input[0]
+        for node in nodes
+        if node.input[0] in stored and reading_of(node) is None
+    }
 
 
 def _pairs(model: onnx.ModelProto) -> dict[tuple[str, str], list[str]]:

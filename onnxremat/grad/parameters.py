@@ -163,7 +163,11 @@ def _lost(
         return (), (), ()
     learned = {n: (n, *_labels(o)) for n, o in origins.items() if o.kind in LEARNED}
     missing = absent(model, marks, learned)
-    return missing, of_folded_norms(model, marks), stand_ins(model, marks) if missing else ()
+    return (
+        missing,
+        of_folded_norms(model, marks),
+        stand_ins(model, marks, missing) if missing else (),
+    )
 
 
 def _learned_zeros(entry: Restored, given: Given | None) -> bool:

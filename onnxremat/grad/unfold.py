@@ -46,7 +46,7 @@ from onnxremat.grad.layers import calls, homes, in_copied_layers, placed
 from onnxremat.grad.left_out import BIAS, left_out, zeros
 from onnxremat.grad.makers import MADE, MAKERS, on_the_way, read_by_makers, stored_again
 from onnxremat.grad.marks import Marks, Reading, is_nameless, parameters_among, reading_of
-from onnxremat.grad.merged import Place, folded_apart, merged
+from onnxremat.grad.merged import Place, folded_apart, made_by_call, made_by_calls, merged
 from onnxremat.grad.parts import SMALLEST, parts_among
 from onnxremat.grad.patterns import (
     LIMIT,
@@ -221,6 +221,7 @@ class _Finder:
 
     def _told_apart(self, calls: Mapping[str, list[Place]], constant: set[str]) -> None:
         names: dict[str, str] = {}  # PyTorch's name to the tensor made for it
+        there = made_by_calls(self.model, self.marks)
         for places in calls.values():
             about = reading_of(places[0][0])
             assert about is not None
@@ -229,6 +230,8 @@ class _Finder:
                 known = self.marks.signature.keys() >= {*token.split()}
                 if name not in constant and not (token and known):
                     continue  # equal irregular numbers are one parameter, as far as one can tell
+                if not token and not made_by_call(about, there):
+                    continue  # the parameter, through what changed nothing (``w.clone()``)
                 key = token or f"{name}, a constant"
                 if key not in names:
                     names[key] = self._own(name, token, about)

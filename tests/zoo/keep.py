@@ -31,7 +31,7 @@ KEPT = (
 FRESH = (
     "times-1", "bias-gemm", "norm-conv", "norm-gemm", "merged-group-norms", "merged-slopes",
     "merged-zero-weights", "merged-identities", "copied-layers", "copied-modules",
-    "one-of-two-norms",
+    "merged-clone", "merged-clones", "one-of-two-branches", "one-of-two-norms",
     "one-of-two-heads", "one-of-two-cuts", "one-of-two-tables", "one-of-two-calls",
     "one-of-two-splits", "tied-four-names",
     "merged-with-constants", "merged-views", "folded-views",

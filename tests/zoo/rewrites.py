@@ -179,6 +179,27 @@ _enter("copied-layers", lambda: nn.TransformerEncoder(
 _enter("copied-large-layers", lambda: nn.TransformerEncoder(
     nn.TransformerEncoderLayer(24, 2, 48, dropout=0.0, batch_first=True), 2,
     enable_nested_tensor=False), (3, 4, 24))  # fmt: skip
+_enter("merged-clones", lambda: Does(
+    lambda m, x: (m.l(x) * m.w.clone() + m.b.expand(6)) * m.v.view(6) + m.c.clone() + x * m.w,
+    l=nn.Linear(6, 6), w=_ones(6), v=_ones(6), b=_zeros(6), c=_zeros(6)), (3, 6),
+    lost="w v b c")  # fmt: skip
+_enter("merged-clone", lambda: Does(
+    lambda m, x: m.l(x) * m.w.clone() + m.b.expand(6) + x * m.w,
+    l=nn.Linear(6, 6), w=_ones(6), b=_zeros(6)), (3, 6))  # fmt: skip
+_enter(
+    "one-of-two-branches",
+    lambda: copied(
+        Does(
+            lambda m, x: m.o(torch.cat([m.a(x), m.b(x)], -1)),
+            a=nn.Sequential(nn.Linear(6, 6), nn.GELU(), nn.Linear(6, 6)),
+            o=nn.Linear(12, 3),
+        ),
+        "a",
+        "b",
+    ),
+    (3, 6),
+    lost="a.0.weight a.0.bias a.2.weight a.2.bias b.0.weight b.0.bias b.2.weight b.2.bias",
+)
 _enter("copied-modules", lambda: copied(
     Does(lambda m, x: m.teacher(m.student(x)).tanh() + m.zero(x) + m.nil(x),
          student=Does(lambda m, x: m.l(m.r(x)[0]), r=nn.GRU(6, 6, batch_first=True),
