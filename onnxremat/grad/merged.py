@@ -63,7 +63,7 @@ def merged(marks: Marks, places: Sequence[Place], tokens: Sequence[str]) -> list
     waiting = [token for token in waiting if token not in {token for _, token in found}]
     left = []
     for place, own in named:
-        joined = [] if own else _joined(marks, place, waiting)
+        joined = [] if own else _joined(marks, place, tokens, waiting)
         if own in tokens or not (own or joined):
             continue
         same = [token for token in waiting if marks.alike(token, own)]
@@ -94,10 +94,13 @@ def _twice(
     return found
 
 
-def _joined(marks: Marks, place: Place, waiting: Sequence[str]) -> list[str]:
+def _joined(marks: Marks, place: Place, tokens: Sequence[str], waiting: Sequence[str]) -> list[str]:
     """What the call read in the place of several parameters that were joined in one tensor (biases
-    of a GRU): for each what is called alike in its module; none where that is not so for all."""
+    of a GRU): for each what is called alike in its module; none where that is not so for all, or
+    the call read these."""
     parts = marks.tokens_of(place[0].input[place[1]])
+    if not set(parts).isdisjoint(tokens):
+        return []
     found = [[token for token in waiting if marks.alike(token, part)] for part in parts]
     return [each[0] for each in found] if len(parts) > 1 and {*map(len, found)} == {1} else []
 
