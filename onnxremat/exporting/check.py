@@ -50,7 +50,8 @@ class Checked:
 
     Attributes:
         name: in ``named_parameters()``.
-        stored: whether the file has an initializer of this name, shape and value.
+        stored: whether the file has an initializer of this name, shape and value, or one that was
+            merged with it and ``differentiate`` tells apart again.
         trained: whether ``differentiate`` trains it by default, all of it.
         wanted: whether PyTorch does.
         error: of its gradient, relative to the gradient's norm; None where there is none to
@@ -206,7 +207,7 @@ def _told(
     rows = [
         Checked(
             name,
-            name in whole,
+            name in whole or name in under.get(name, ()),
             name in found.trained or (failed and name in whole),
             name in facts.trained,
             found.errors.get(name),
@@ -258,7 +259,7 @@ def _best_errors(module: Any, model: onnx.ModelProto, given: Arguments, numbers:
     found = _Found()
     for draw in range(DRAWS):
         call = _drawn(given, draw)
-        found.gathered = numbers.gather(_by_onnxruntime(model, module, call))
+        found.gathered = numbers.gather(*_by_onnxruntime(model, module, call))
         ours, want = found.gathered.gradients, _by_autograd(module, call)
         found.trained = {n for n in ours if n not in want or _whole(ours[n], want[n])}
         largest = max((float(np.linalg.norm(g)) for g in want.values()), default=1.0)
@@ -327,8 +328,8 @@ def _cotangent(k: int, shape: tuple[int, ...]) -> np.ndarray:
 
 def _by_onnxruntime(
     model: onnx.ModelProto, module: Any, given: Arguments
-) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Value and gradient of every trained tensor."""
+) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], dict[str, str]]:
+    """Value and gradient of every trained tensor, and what the module calls them."""
     torch = need_torch()
     set_modes(module)
     with torch.no_grad():
@@ -347,7 +348,8 @@ def _by_onnxruntime(
     feeds |= {name: array for name, array in arrays.items() if name in types}
     session = open_session(step, session_options(Options(threads=1, pattern=False)))
     results = run_file(session, [gradient for _, gradient in about.gradients], feeds)
-    return {name: (feeds[name], g) for name, g in zip(names, results, strict=True)}
+    labels = {weight.name: weight.label for weight in about.weights if weight.label}
+    return {name: (feeds[name], g) for name, g in zip(names, results, strict=True)}, labels
 
 
 def _with_total(model: onnx.ModelProto, shapes: list[tuple[int, ...] | None]) -> onnx.ModelProto:

@@ -4,7 +4,7 @@ nothing as they are (0 added, 1 multiplied), one of two equal nodes, what it com
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import onnx
 
@@ -102,13 +102,33 @@ def further_names(model: onnx.ModelProto, marks: Marks) -> dict[str, tuple[str, 
     return {name: names for name, names in found.items() if len(names) == 1}
 
 
-def stand_ins(model: onnx.ModelProto, marks: Marks) -> tuple[str, ...]:
-    """Parameters of operations that were kept for others too."""
+def stand_ins(model: onnx.ModelProto, marks: Marks, missing: Collection[str]) -> tuple[str, ...]:
+    """Parameters of operations that were kept for others too, and of those in front of them in
+    their module, where the other module misses the same (two equal branches of a net).
+
+    Args:
+        missing: parameters without a tensor.
+    """
     found: dict[str, None] = {}
     for _, about in stood_in(model):
         tokens = (token for token in about.tensors if token in marks.signature)
         found.update((marks.signature[token].name, None) for token in tokens)
+    modules = {ends for name in found for other in missing if (ends := _in_place(name, other))}
+    for each in marks.signature.values():
+        for own, other in modules:
+            if each.name.startswith(f"{own}.") and other + each.name[len(own) :] in missing:
+                found[each.name] = None
     return tuple(found)
+
+
+def _in_place(one: str, other: str) -> tuple[str, str] | None:
+    """The modules of two parameters up to where their names differ, None where they do so in more
+    than one part."""
+    parts, others = one.split("."), other.split(".")
+    apart = [k for k, (a, b) in enumerate(zip(parts, others, strict=False)) if a != b]
+    if len(parts) != len(others) or len(apart) != 1:
+        return None
+    return ".".join(parts[: apart[0] + 1]), ".".join(others[: apart[0] + 1])
 
 
 def stood_in(model: onnx.ModelProto) -> Iterator[tuple[str, Reading]]:

@@ -152,27 +152,6 @@ def calls(model: onnx.ModelProto) -> dict[str, tuple[onnx.NodeProto, int, str]]:
     return found
 
 
-def copied_modules(model: onnx.ModelProto) -> dict[tuple[str, str], list[str]]:
-    """Modules of which at least two tensors are those of another module, in files that have an
-    Identity for each: the same module by two names, or a copy of it as it was made (a target
-    network, a teacher). Per pair of modules, the tensors of the first."""
-    stored = {tensor.name for tensor in model.graph.initializer}
-    found: dict[tuple[str, str], list[str]] = {}
-    for node in model.graph.node:
-        if node.op_type != "Identity" or node.input[0] not in stored:
-            continue
-        one, other = node.output[0].split("."), node.input[0].split(".")
-        if is_nameless(node.output[0]) or is_nameless(node.input[0]):
-            continue
-        last = []
-        while one and other and one[-1] == other[-1]:
-            last.append(one.pop())
-            other.pop()
-        if one and other and last:
-            found.setdefault((".".join(one), ".".join(other)), []).append(node.output[0])
-    return {pair: names for pair, names in found.items() if len(names) > 1}
-
-
 def in_copied_layers(one: str, other: str) -> bool:
     """Two names differ in one number only, as those of copies of a layer do
     (``layers.0.norm.weight``, ``layers.1.norm.weight``)."""

@@ -141,20 +141,19 @@ class Marks:
     frozen: frozenset[str] = frozenset()
     buffers: frozenset[str] = frozenset()
 
-    def told_apart(self, tokens: Mapping[str, str], folded: Mapping[str, str]) -> Marks:
+    def told_apart(self, tokens: Mapping[str, str], folded: Mapping[str, tuple[str, ...]]) -> Marks:
         """The marks, and those of tensors that the exporter had merged.
 
         Args:
             tokens: names of PyTorch's graph, which say the kind, by tensor.
-            folded: the parameter that a folded tensor was made from, by tensor.
+            folded: the parameters that a folded tensor was made from, by tensor.
         """
         kinds = {name: KIND_OF[token[:2]] for name, token in tokens.items()}
-        sources = {name: (source,) for name, source in folded.items()}
         return replace(
             self,
             kinds={**self.kinds, **kinds},
             placeholders={**self.placeholders, **tokens},
-            folded={**self.folded, **sources},
+            folded={**self.folded, **folded},
         )
 
     def token_of(self, name: str) -> str:
@@ -443,10 +442,13 @@ def module_of(node: onnx.NodeProto) -> str:
     about = reading_of(node)
     if about is not None:
         return about.scope
-    if not node.name.startswith("/"):
-        return ""
+    return joined(node.name.split("/")[1:-1]) if node.name.startswith("/") else ""
+
+
+def joined(scopes: Iterable[str]) -> str:
+    """The name of a module, of the scopes in names of nodes of PyTorch's older exporter."""
     path: list[str] = []
-    for part in node.name.split("/")[1:-1]:
+    for part in scopes:
         if path and part.startswith(f"{path[-1]}."):  # /layers/layers.0/norm
             path.pop()
         path.append(part)

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
 import onnx
 
-from onnxremat.grad.marks import Marks, is_nameless, module_of, reading_of, rules_of
+from onnxremat.grad.marks import (
+    Marks,
+    Reading,
+    is_nameless,
+    module_of,
+    reading_of,
+    rules_of,
+    stem,
+)
 from onnxremat.grad.patterns import is_constant
 from onnxremat.grad.provenance import Kind, Origin
 from onnxremat.grad.stored import Stored
 
+# What makes a tensor of no other.
+_CREATING = frozenset({
+    "ones", "zeros", "full", "ones_like", "zeros_like", "full_like", "new_ones", "new_zeros",
+    "new_full", "empty", "arange", "eye", "scalar_tensor", "linspace", "scalar_tensor_default",
+})  # fmt: skip
 Place: TypeAlias = tuple[onnx.NodeProto, int]  # a node, and which of its inputs
 
 
@@ -21,7 +34,7 @@ def merged(marks: Marks, places: Sequence[Place], tokens: Sequence[str]) -> list
     """Where the nodes of one call of PyTorch's graph read another tensor than the call did, and
     what it read there: of a normalization by order, else what has the same last name, else by
     order, where as many are left of both; "" where the call read no tensor of the module: a
-    constant of the exporter's.
+    constant of the exporter's. Names with a space between, where it joined several.
 
     Args:
         places: where they read floating-point initializers.
@@ -50,12 +63,13 @@ def merged(marks: Marks, places: Sequence[Place], tokens: Sequence[str]) -> list
     waiting = [token for token in waiting if token not in {token for _, token in found}]
     left = []
     for place, own in named:
-        if not own or own in tokens:
+        joined = [] if own else _joined(marks, place, tokens, waiting)
+        if own in tokens or not (own or joined):
             continue
         same = [token for token in waiting if marks.alike(token, own)]
-        if len(same) == 1:
-            found.append((place, same[0]))
-            waiting.remove(same[0])
+        if len(same) == 1 or joined:
+            found.append((place, " ".join(joined or same)))
+            waiting = [token for token in waiting if token not in (joined or same)]
         else:
             left.append(place)
     if left and not waiting:
@@ -78,6 +92,34 @@ def _twice(
                 pairs = zip(places, meant, strict=True)
                 found += [(place, token) for place, token in pairs if token != own]
     return found
+
+
+def _joined(marks: Marks, place: Place, tokens: Sequence[str], waiting: Sequence[str]) -> list[str]:
+    """What the call read in the place of several parameters that were joined in one tensor (biases
+    of a GRU): for each what is called alike in its module; none where that is not so for all, or
+    the call read these."""
+    parts = marks.tokens_of(place[0].input[place[1]])
+    if not set(parts).isdisjoint(tokens):
+        return []
+    found = [[token for token in waiting if marks.alike(token, part)] for part in parts]
+    return [each[0] for each in found] if len(parts) > 1 and {*map(len, found)} == {1} else []
+
+
+def made_by_calls(model: onnx.ModelProto, marks: Marks) -> set[str]:
+    """PyTorch's names of all that the file still has."""
+    said = [about for node in model.graph.node if (about := reading_of(node)) is not None]
+    made = {name for node in model.graph.node for name in node.output}
+    return made.union((about.made for about in said), marks.signature, marks.inputs)
+
+
+def made_by_call(about: Reading, there: Collection[str]) -> bool:
+    """A tensor that a call read, and that is none of the module's, is the exporter's or of the
+    code: all that it says it reads is there, or was made of nothing (``ones``).
+
+    Args:
+        there: as :func:`made_by_calls` has it.
+    """
+    return all(name in there or stem(name) in _CREATING for name in about.taken)
 
 
 def folded_apart(marks: Marks, name: str, places: Sequence[Place]) -> list[tuple[Place, str]]:

@@ -12,11 +12,11 @@ import onnx
 from onnxremat.errors import UsageError
 from onnxremat.grad.absent import absent, further_names, of_folded_norms, stand_ins
 from onnxremat.grad.at_rest import still_iterated, still_random
+from onnxremat.grad.copied import about_copies
 from onnxremat.grad.custom import own_gradients
 from onnxremat.grad.description import Weight
 from onnxremat.grad.detached import stopped_in_one, straight_through, with_stops
 from onnxremat.grad.given import Given, Parameters, matched, read_given
-from onnxremat.grad.layers import copied_modules
 from onnxremat.grad.marks import Marks, first_of, marks_of
 from onnxremat.grad.merged import perhaps_merged
 from onnxremat.grad.padding import likely_padding
@@ -48,7 +48,6 @@ class Inventory:
         padding: rows of zeros in tables of embeddings, which PyTorch may not train.
         passed: nodes through which gradients pass that the module stops.
         cancelled: nodes that add what was subtracted, where the module may stop them.
-        copied: modules of which others may be copies, and their tensors.
         halved: parameters whose gradients the module may stop in one of two equal results.
         further: names that the module has for a parameter beside its own.
         chosen: parameters whose values decided what is stored as fixed: comparisons, orders.
@@ -68,7 +67,6 @@ class Inventory:
     passed: tuple[str, ...] = ()
     cancelled: tuple[str, ...] = ()
     halved: tuple[str, ...] = ()
-    copied: Mapping[tuple[str, str], list[str]] = field(default_factory=dict)
     further: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     chosen: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
@@ -127,6 +125,7 @@ def take_inventory(
     origins = origins_of(result, folder, marks, cores, told)
     doubts = [*doubts_of(result), *still_random(result), *still_iterated(result)]
     doubts += own_gradients(model) if marks.trained is None else []  # export compares them
+    doubts += about_copies(model, folder, restored, origins) if tie and given is None else []
     doubts += unsaid(result, marks, origins, restored) if given is None else []
     return Inventory(
         result,
@@ -140,7 +139,6 @@ def take_inventory(
         unclear,
         straight_through(result),
         stopped_in_one(result, marks),
-        copied_modules(result) if tie and given is None else {},
         further_names(result, marks),
         _chosen(marks, origins),
         tuple(doubts),
@@ -165,7 +163,11 @@ def _lost(
         return (), (), ()
     learned = {n: (n, *_labels(o)) for n, o in origins.items() if o.kind in LEARNED}
     missing = absent(model, marks, learned)
-    return missing, of_folded_norms(model, marks), stand_ins(model, marks) if missing else ()
+    return (
+        missing,
+        of_folded_norms(model, marks),
+        stand_ins(model, marks, missing) if missing else (),
+    )
 
 
 def _learned_zeros(entry: Restored, given: Given | None) -> bool:

@@ -32,6 +32,7 @@ import onnx
 from onnx import numpy_helper
 
 from onnxremat.grad.computed import computed_among
+from onnxremat.grad.copied import copied_tensors
 from onnxremat.grad.detached import is_stop
 from onnxremat.grad.elements import (
     are_copies,
@@ -45,7 +46,7 @@ from onnxremat.grad.layers import calls, homes, in_copied_layers, placed
 from onnxremat.grad.left_out import BIAS, left_out, zeros
 from onnxremat.grad.makers import MADE, MAKERS, on_the_way, read_by_makers, stored_again
 from onnxremat.grad.marks import Marks, Reading, is_nameless, parameters_among, reading_of
-from onnxremat.grad.merged import Place, folded_apart, merged
+from onnxremat.grad.merged import Place, folded_apart, made_by_call, made_by_calls, merged
 from onnxremat.grad.parts import SMALLEST, parts_among
 from onnxremat.grad.patterns import (
     LIMIT,
@@ -97,7 +98,7 @@ class _Finder:
         self.taken |= {name for node in model.graph.node for name in (*node.input, *node.output)}
         self.found: list[Restored] = []
         self.tokens: dict[str, str] = {}
-        self.folded: dict[str, str] = {}
+        self.folded: dict[str, tuple[str, ...]] = {}
         self.placed, self.homes = placed(model, marks), homes(model)
         self.statistics = {
             name
@@ -169,10 +170,11 @@ class _Finder:
     def _copies(self, tie: bool) -> None:
         """Identity nodes of initializers, as PyTorch's older exporter writes for merged ones.
 
-        Irregular numbers are equal because one tensor has two names, or because a layer was
-        copied; zeros and ones are equal by chance, and running statistics are always a tensor of
-        their own. What a module reads when it is called again is not another tensor.
+        Irregular numbers are equal because a layer was copied, or because what was folded of them
+        has no name; zeros and ones are equal by chance, and running statistics are always a tensor
+        of their own. What a module reads when it is called again is not another tensor.
         """
+        own = self.statistics | copied_tensors(self.model, tie)
         source = {name: name for name in self.floats}
         read = calls(self.model)
         first = {(name, *read[name][1:]): name for name in self.floats if name in read}
@@ -182,13 +184,13 @@ class _Finder:
             name = source[node.output[0]] = source[node.input[0]]
             made = node.output[0]
             named = not is_nameless(made) or made in self.placed
-            by_chance = named and (self._constant(name) or not (tie or is_nameless(name)))
+            by_chance = named and self._constant(name)
             if by_chance and made in read:
                 known = first.setdefault((name, *read[made][1:]), made)
                 if known != made:
                     self.found.append(Restored("use", known, name, *_place(*read[made][:2])))
                     continue
-            if made in self.statistics or by_chance or self._apart(name, made):
+            if made in own or by_chance or self._apart(name, made):
                 self.found.append(Restored("copy", made, name))
 
     def _uses(self) -> None:
@@ -219,13 +221,17 @@ class _Finder:
 
     def _told_apart(self, calls: Mapping[str, list[Place]], constant: set[str]) -> None:
         names: dict[str, str] = {}  # PyTorch's name to the tensor made for it
+        there = made_by_calls(self.model, self.marks)
         for places in calls.values():
             about = reading_of(places[0][0])
             assert about is not None
             for (node, position), token in merged(self.marks, places, about.tensors):
                 name = node.input[position]
-                if name not in constant and token not in self.marks.signature:
+                known = self.marks.signature.keys() >= {*token.split()}
+                if name not in constant and not (token and known):
                     continue  # equal irregular numbers are one parameter, as far as one can tell
+                if not token and not made_by_call(about, there):
+                    continue  # the parameter, through what changed nothing (``w.clone()``)
                 key = token or f"{name}, a constant"
                 if key not in names:
                     names[key] = self._own(name, token, about)
@@ -238,7 +244,7 @@ class _Finder:
             for place, parameter in folded_apart(self.marks, name, readers.get(name, [])):
                 if parameter not in names:
                     names[parameter] = self._fresh(name)
-                    self.folded[names[parameter]] = parameter
+                    self.folded[names[parameter]] = (parameter,)
                 self.found.append(Restored("use", names[parameter], name, *_place(*place)))
 
     def _own(self, name: str, token: str, about: Reading) -> str:
@@ -246,9 +252,9 @@ class _Finder:
         where that was folded: it may be laid out otherwise."""
         if not token:
             return self._fresh("merged_constant")
-        known = self.marks.name_of(token, about)
+        known = tuple(self.marks.name_of(each, about) for each in token.split())
         if name in self.marks.placeholders:
-            made = self._fresh(known)
+            made = self._fresh(known[0])
             self.tokens[made] = token
         else:
             made = self._fresh(name)

@@ -11,6 +11,7 @@ from onnxremat.grad.marks import first_of, is_nameless
 from onnxremat.grad.parameters import Inventory
 
 FEW = 16  # elements up to which one that may be the code's is not worth a warning
+STATISTICS = 4  # elements of a named buffer up to which it is not (means of colours)
 
 
 def warnings_of(
@@ -61,11 +62,6 @@ def warnings_of(
         names = first_of(inventory.stand_ins, 40)
         found.append(
             f"the exporter made one of equal operations: {names} are trained for these too"
-        )
-    for (copy, module), held in inventory.copied.items():
-        found.append(
-            f"{len(held)} tensors of '{copy}' are those of '{module}', and trained as one: the "
-            f"same module, or a copy ({first_of(held, 3)}; --no-tie trains copies apart)"
         )
     known = {row.label: row for row in rows} | {row.name: row for row in rows}
     there = ("trained", "constant")
@@ -153,7 +149,8 @@ def _grouped(inventory: Inventory, rows: Sequence[Weight], status: str, text: st
         guessed = status == "unreached" or (not origin.told and row.why == origin.why)
         if status == "trained":
             guessed = origin.computed
-        least = FEW if status == "buffer" or is_nameless(row.name) else int(status != "unreached")
+        named = STATISTICS if status == "buffer" else int(status != "unreached")
+        least = FEW if is_nameless(row.name) else named
         known = status in ("trained", "frozen") or origin.computed
         if row.status == status and guessed and (known or math.prod(row.shape) > least):
             why = row.why.split(", with '", 1)[0]

@@ -70,22 +70,26 @@ def test_what_is_folded_for_two_calls_is_stored_once() -> None:
     onnx.checker.check_model(stock.model)
 
 
-def two_modules(tensors: tuple[str, ...]) -> onnx.ModelProto:
-    """y = x a + b + x c + d, where the second pair is an Identity of the first, as far as given."""
+def two_modules(*tensors: str) -> onnx.ModelProto:
+    """y = x a + b + x c + d, where what is given of the second pair is an Identity of the first;
+    weights have no names, where ``folded`` is given."""
     random = np.random.default_rng(0)
-    stored = {"on.weight": random.standard_normal((4, 4)), "on.bias": random.standard_normal(4)}
-    nodes = [
-        helper.make_node("Identity", [f"on.{each}"], [f"tg.{each}"], name=each) for each in tensors
-    ]
-    held = {f"tg.{each}" for each in tensors}
-    stored |= {
-        name: stored[f"on.{name[3:]}"] + 1 for name in ("tg.weight", "tg.bias") if name not in held
-    }
-    nodes += [
-        helper.make_node("Gemm", ["x", "on.weight", "on.bias"], ["a"], name="/on/Gemm"),
-        helper.make_node("Gemm", ["x", "tg.weight", "tg.bias"], ["b"], name="/tg/Gemm"),
-        helper.make_node("Add", ["a", "b"], ["y"], name="/Add"),
-    ]
+    first, second = (
+        {each: f"{module}.{each}" for each in ("weight", "bias")} for module in ("on", "tg")
+    )
+    if "folded" in tensors:
+        first["weight"], second["weight"] = "onnx::MatMul_5", "onnx::MatMul_6"
+    value = {"weight": random.standard_normal((4, 4)), "bias": random.standard_normal(4)}
+    stored = {first[each]: value[each] for each in value}
+    stored |= {second[each]: value[each] + 1 for each in value if each not in tensors}
+    held = [each for each in value if each in tensors]
+    nodes = [helper.make_node("Identity", [first[e]], [second[e]], name=e) for e in held]
+    for name, names in (("on", first), ("tg", second)):
+        nodes += [
+            helper.make_node("MatMul", ["x", names["weight"]], [name], name=f"/{name}/MatMul"),
+            helper.make_node("Add", [name, names["bias"]], [f"{name}_y"], name=f"/{name}/Add"),
+        ]
+    nodes.append(helper.make_node("Add", ["on_y", "tg_y"], ["y"], name="/Add"))
     graph = helper.make_graph(
         nodes,
         "net",
@@ -93,19 +97,29 @@ def two_modules(tensors: tuple[str, ...]) -> onnx.ModelProto:
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, (3, 4))],
         [numpy_helper.from_array(each.astype(np.float32), name) for name, each in stored.items()],
     )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    opset = [helper.make_opsetid("", 18)]
+    return helper.make_model(graph, opset_imports=opset, ir_version=10, producer_name="pytorch")
 
 
-@pytest.mark.parametrize("tensors", [("weight",), ("weight", "bias")])
-def test_a_module_that_may_be_a_copy_is_warned_of(tensors: tuple[str, ...]) -> None:
-    """One tensor alone is tied, as embeddings are."""
-    said = training_of(differentiate(two_modules(tensors), loss="mse")).warnings
-    assert any("2 tensors of 'tg' are those of 'on'" in text for text in said) == (
-        len(tensors) == 2
-    )
+@pytest.mark.parametrize(
+    ("tensors", "trained", "said"),
+    [
+        (("weight",), 4, "1 tensors of 'tg' begin as those of 'on' and are trained by themselves"),
+        (("weight", "bias"), 4, "2 tensors of 'tg'"),
+        (("folded", "weight", "bias"), 4, "2 tensors of 'tg'"),
+        (("folded", "weight"), 3, "'tg' reads a tensor of 'on'"),
+    ],
+)
+def test_what_has_two_names_is_two_parameters(
+    tensors: tuple[str, ...], trained: int, said: str
+) -> None:
+    """And what has none is one, unless more of the module is a copy."""
+    about = training_of(differentiate(two_modules(*tensors), loss="mse", optimizer=None))
+    assert len(about.gradients) == trained
+    assert any(text.startswith(said) for text in about.warnings)
 
 
 def test_copies_are_trained_apart_on_request() -> None:
-    step = differentiate(two_modules(("weight", "bias")), loss="mse", optimizer=None, tie=False)
+    step = differentiate(two_modules("folded", "weight"), loss="mse", optimizer=None, tie=False)
     assert len(training_of(step).gradients) == 4
     assert not training_of(step).warnings

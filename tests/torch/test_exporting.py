@@ -3,6 +3,7 @@ PyTorch's gradient, and the module left alone."""
 
 from __future__ import annotations
 
+import copy
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -348,6 +349,30 @@ def test_a_renamed_parameter_is_found_by_its_values(exporter: str, tmp_path: Pat
     assert rows["cells.bias_ih_l0"].under == rows["cells.bias_hh_l0"].under != ()
     assert all(p.trained and p.error is not None and p.error < 1e-5 for p in found.parameters)
     assert "renamed  yes" in str(found)
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+def test_layers_that_begin_equal_are_no_alarm(exporter: str, tmp_path: Path) -> None:
+    """Copies of recurrent layers, whose gates are joined, of linear ones, and layers of zeros,
+    transposed."""
+
+    class Equal(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cells, self.mix = nn.GRU(6, 6, batch_first=True), nn.Linear(6, 6)
+            self.cells2, self.mix2 = copy.deepcopy(self.cells), copy.deepcopy(self.mix)
+            self.zero, self.zero2 = nn.Linear(6, 6), nn.Linear(6, 6)
+            for part in (self.zero, self.zero2):
+                nn.init.zeros_(part.weight)
+                nn.init.zeros_(part.bias)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.mix(self.cells(x)[0]).tanh() + self.zero(x)
+            return self.mix2(self.cells2(h)[0]) + self.zero2(h)
+
+    torch.manual_seed(0)
+    net, x = Equal(), torch.randn(2, 7, 6)
+    onnxremat.check_export(net, by_default(net, x, exporter, tmp_path / "n.onnx"), x).require()
 
 
 def test_what_an_exporter_computed_from_a_parameter_is_not_taken_for_it(tmp_path: Path) -> None:

@@ -30,7 +30,8 @@ KEPT = (
 )  # fmt: skip
 FRESH = (
     "times-1", "bias-gemm", "norm-conv", "norm-gemm", "merged-group-norms", "merged-slopes",
-    "merged-zero-weights", "merged-identities", "copied-layers", "one-of-two-norms",
+    "merged-zero-weights", "merged-identities", "copied-layers", "copied-modules",
+    "merged-clone", "merged-clones", "one-of-two-branches", "one-of-two-norms",
     "one-of-two-heads", "one-of-two-cuts", "one-of-two-tables", "one-of-two-calls",
     "one-of-two-splits", "tied-four-names",
     "merged-with-constants", "merged-views", "folded-views",
@@ -42,7 +43,8 @@ FRESH = (
     "folded-slices", "folded-exponent", "stopped-gate",
 )  # fmt: skip
 FRESH_LEGACY = (
-    "merged-group-norms", "copied-layers", "merged-layer-norms", "merged-norm-called-twice",
+    "merged-group-norms", "copied-layers", "copied-modules", "merged-layer-norms",
+    "merged-norm-called-twice",
     "one-of-two-cuts", "folded-mask", "folded-small-table", "folded-overlaps",
 )  # fmt: skip
 # Metadata of nodes that names files of the machine it was exported on.

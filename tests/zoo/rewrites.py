@@ -3,6 +3,7 @@ default exporter does to fresh nets* in docs/exporting.md, whose rows these are.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -58,6 +59,12 @@ def _zero(part: nn.Module, *names: str) -> nn.Module:
     for name in names or ("bias",):
         nn.init.zeros_(getattr(part, name))
     return part
+
+
+def copied(module: nn.Module, one: str, other: str) -> nn.Module:
+    """A module with a copy of one of its parts as another."""
+    setattr(module, other, copy.deepcopy(getattr(module, one)))
+    return module
 
 
 def _linear(*sizes: int) -> nn.Module:
@@ -172,6 +179,34 @@ _enter("copied-layers", lambda: nn.TransformerEncoder(
 _enter("copied-large-layers", lambda: nn.TransformerEncoder(
     nn.TransformerEncoderLayer(24, 2, 48, dropout=0.0, batch_first=True), 2,
     enable_nested_tensor=False), (3, 4, 24))  # fmt: skip
+_enter("merged-clones", lambda: Does(
+    lambda m, x: (m.l(x) * m.w.clone() + m.b.expand(6)) * m.v.view(6) + m.c.clone() + x * m.w,
+    l=nn.Linear(6, 6), w=_ones(6), v=_ones(6), b=_zeros(6), c=_zeros(6)), (3, 6),
+    lost="w v b c")  # fmt: skip
+_enter("merged-clone", lambda: Does(
+    lambda m, x: m.l(x) * m.w.clone() + m.b.expand(6) + x * m.w,
+    l=nn.Linear(6, 6), w=_ones(6), b=_zeros(6)), (3, 6))  # fmt: skip
+_enter(
+    "one-of-two-branches",
+    lambda: copied(
+        Does(
+            lambda m, x: m.o(torch.cat([m.a(x), m.b(x)], -1)),
+            a=nn.Sequential(nn.Linear(6, 6), nn.GELU(), nn.Linear(6, 6)),
+            o=nn.Linear(12, 3),
+        ),
+        "a",
+        "b",
+    ),
+    (3, 6),
+    lost="a.0.weight a.0.bias a.2.weight a.2.bias b.0.weight b.0.bias b.2.weight b.2.bias",
+)
+_enter("copied-modules", lambda: copied(
+    Does(lambda m, x: m.teacher(m.student(x)).tanh() + m.zero(x) + m.nil(x),
+         student=Does(lambda m, x: m.l(m.r(x)[0]), r=nn.GRU(6, 6, batch_first=True),
+                      l=nn.Linear(6, 6)),
+         zero=_zero(nn.Linear(6, 6), "weight", "bias"),
+         nil=_zero(nn.Linear(6, 6), "weight", "bias")), "student", "teacher"),
+    (3, 4, 6))  # fmt: skip
 _enter("tied-four-names", _tied, (3, 4))
 _enter("one-of-two-norms", lambda: Does(
     lambda m, x: m.p(m.a(x)) + m.q(m.b(x)), a=nn.LayerNorm(6), b=nn.LayerNorm(6),

@@ -278,7 +278,8 @@ def per_direction(
     """
     refuse_settings(call, "clip", "layout")
     _, rows, columns = call.shape(2)
-    if rows != gates * columns:
+    states = [k for k in (5, 6) if k < len(call.op.inputs) and call.input(k) is not None]
+    if rows != gates * columns or any(call.shape(k)[-1] != columns for k in states):
         raise call.unsupported(
             "its hidden state is projected (proj_size), which ONNX does not have"
         )
