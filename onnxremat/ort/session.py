@@ -56,12 +56,16 @@ class Options:
         """From plain data; unknown keys are an error of the file.
 
         Raises:
-            UsageError: unknown option, or a value that an option does not take.
+            UsageError: unknown option, a value that an option does not take, far too many threads.
         """
         known = {f.name for f in fields(cls)}
         if set(data) - known:
             raise UsageError(f"unknown session options {sorted(set(data) - known)}")
-        made = cls(**data)
+        try:
+            made = cls(**data)
+        except UsageError as error:
+            hint = "plan the model again: onnxremat writes 0 threads into files, one per core"
+            raise UsageError(f"session options: {error.what}", why=error.why, hint=hint) from error
         plain = all(type(v) is type(getattr(TUNED, k)) for k, v in data.items())
         known_words = made.level in tuple(LEVELS) and made.order in ORDERS
         if not (plain and known_words and made.threads >= 0):

@@ -14,6 +14,7 @@ from onnxremat.errors import (
 from onnxremat.pipeline.closed_loop import Candidate, Unfit, attempt, load_search
 from onnxremat.pipeline.divided import prepare_split
 from onnxremat.pipeline.in_session import OneSession
+from onnxremat.pipeline.kept_plans import keep
 from onnxremat.pipeline.limits import Limit, beside_too, fixed_bytes, limit_of
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared
@@ -229,8 +230,10 @@ class _Parts:
         limit = self.limit(least.candidate.prepared)
         if least.keeps(limit):
             return least.as_answer(limit, unfit)
+        keep(self.prepared, least.candidate.kept)
         whole, tried = len(self.splits) == 1, self.tried()
-        every = not self.untried and (whole or self.batch in self.splits)
+        goes = self.batch in self.splits or (whole and self.why)
+        every = bool(goes) and not self.untried  # a limit of ops ends it without either
         works = Least(
             least.candidate.budget,
             least.lower if every else fixed_bytes(self.prepared) + self.prepared.beside.total,

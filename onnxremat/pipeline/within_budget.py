@@ -9,6 +9,7 @@ from onnxremat.errors import NoPlanError, UsageError
 from onnxremat.pipeline.artifact import CPU
 from onnxremat.pipeline.closed_loop import Aim, Candidate, Unfit, attempt, carried_out
 from onnxremat.pipeline.in_session import InOneSession, OneSession, carried
+from onnxremat.pipeline.kept_plans import keep
 from onnxremat.pipeline.limits import Limit, beside_too, limit_of
 from onnxremat.pipeline.phases import BUILD, MEASURE, PLAN, Phases
 from onnxremat.pipeline.prepare import Prepared
@@ -66,6 +67,7 @@ def plan_within(
     if not chosen and least.keeps(limit):
         return least.as_answer(limit, made)
     all_ways = made.found.certificate.any_order or prepared.settings.fixed_order
+    keep(prepared, least.candidate.kept)
     works = Least(least.candidate.budget, least.lower, least.why, least.how)
     shown = limit.asked(prepared.beside.total)
     raise refusal(prepared.name, shown, made.found, works, all_ways=all_ways, notes=prepared.notes)
@@ -94,7 +96,7 @@ class Smallest:
         """The plan for a limit for which no other was found in time."""
         proof, plan = unfit.found.certificate, self.candidate.plan
         allowed = limit.of(self.candidate.artifact.beside)
-        return _for_limit(self.candidate, allowed).told(
+        return for_limit(self.candidate, allowed).told(
             bound=min(proof.bound, plan.provenance.seconds),
             bound_kind=proof.kind,
             any_order=proof.any_order,
@@ -146,7 +148,7 @@ def smallest(
         made, _ = carried_out(bound, Aim(free.limits), solution, solution)
     least = lower + prepared.beside.total
     reason = beside_too(named(why, prepared.names), prepared.beside)
-    return Smallest(_for_limit(made, made.held), list(sequence), least, reason, how)
+    return Smallest(for_limit(made, made.held), list(sequence), least, reason, how)
 
 
 def at_minimum(prepared: Prepared, least: Smallest, options: PlanOptions, log: Phases) -> Candidate:
@@ -184,7 +186,7 @@ def _lower(made: Candidate, least: Smallest, options: PlanOptions, log: Phases) 
         share = options.within(1 / (TURNS - turn))
         found = attempt(OneSession(prepared, Limit(between), log), share)
         if isinstance(found, Candidate):
-            made = _for_limit(found, found.held)
+            made = for_limit(found, found.held)
         else:
             low = between
     return made
@@ -216,7 +218,7 @@ def applied(prepared: Prepared, plan: Plan, log: Phases) -> Candidate:
     return Candidate(prepared, artifact, limit, measured)
 
 
-def _for_limit(candidate: Candidate, limit: int) -> Candidate:
+def for_limit(candidate: Candidate, limit: int) -> Candidate:
     """The same plan, for ``limit`` bytes of weights and values."""
     budget = limit + candidate.artifact.beside
     return replace(candidate.told(budget=budget), limits={CPU: limit})
