@@ -230,12 +230,12 @@ class _Parts:
         limit = self.limit(least.candidate.prepared)
         if least.keeps(limit):
             return least.as_answer(limit, unfit)
-        keep(self.prepared, least.candidate.kept)
+        keep(self.prepared, least.known)
         whole, tried = len(self.splits) == 1, self.tried()
         goes = self.batch in self.splits or (whole and self.why)
         every = bool(goes) and not self.untried  # a limit of ops ends it without either
         works = Least(
-            least.candidate.budget,
+            least.known.works,
             least.lower if every else fixed_bytes(self.prepared) + self.prepared.beside.total,
             ", ".join(filter(None, (tried, least.why)))
             if every

@@ -30,6 +30,7 @@ from onnxremat.schedule.plan import Plan, Provenance, graph_hash
 from onnxremat.schedule.updates import updates_last
 
 FOLDER = "plans"
+ADDED = 64  # bytes per op that carrying a plan out may add: pins, gates, shapes
 MODELS = 64  # that plans are kept of; the oldest go
 PARTS = ("split_batch", "fission", "step")
 STEP = [field.name for field in fields(StepParts)]
@@ -43,14 +44,18 @@ class Known:
         prepared: the model in the parts that it is of.
         budget: bytes that it keeps.
         ops: their names in execution order.
-        carried_out: the budget is known from a graph that carries it out; else what that adds is
-            missing.
+        tried: the graph that carries it out was made; else what that adds is missing.
     """
 
     prepared: Prepared
     budget: int
     ops: Sequence[str]
-    carried_out: bool = True
+    tried: bool = True
+
+    @property
+    def works(self) -> int:
+        """Bytes that it keeps for certain."""
+        return self.budget + (0 if self.tried else ADDED * (1 + len(self.ops)))
 
 
 @dataclass(frozen=True)
@@ -94,10 +99,10 @@ def keep(whole: Prepared, known: Known) -> None:
         whole: the model as it was asked for.
     """
     before = kept_plan(whole)
-    if len(known.ops) > PLAN_RUNS or (before is not None and before.budget <= known.budget):
+    if len(known.ops) > PLAN_RUNS or (before is not None and before.budget <= known.works):
         return
     parts = _parts(whole, known.prepared)
-    kept = {"budget": known.budget, "parts": parts, "ops": list(known.ops)}
+    kept = {"budget": known.works, "parts": parts, "ops": list(known.ops)}
     path = _path(whole)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

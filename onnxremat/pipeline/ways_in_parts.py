@@ -132,23 +132,23 @@ class InParts(ABC):
     def _least(self) -> Known | None:
         """The plan of least memory, with what carrying it out takes, as far as there is time."""
         found = self.smallest
-        if found is None or found.carried_out:
+        if found is None or found.tried:
             return found
         split, late = found.prepared, self.options.stopped or no_time(found.prepared, self.log)
         with suppress(OnnxrematError):  # a refusal stays one
             plan = plan_of(split, found.ops)
             made = applied(split.unmeasured if late else split, plan, self.log)
-            return replace(made.kept, prepared=split)
+            return replace(made.kept, prepared=split, tried=not late)
         return found
 
     def refusal(self, error: OnnxrematError, limit: Limit) -> OnnxrematError:
         """What is known of plans of the whole and of parts: no proof of the whole alone."""
         works, hint = getattr(error, "smallest", None), error.hint
         found, floor = self._least(), fixed_bytes(self.prepared)
-        leaner = found is not None and (works is None or found.budget <= LEANER * works)
+        leaner = found is not None and (works is None or found.works <= LEANER * works)
         if found is not None and leaner:
             keep(self.prepared, found)
-            works, said = found.budget, "the smallest budget that a plan was found for"
+            works, said = found.works, "the smallest budget that a plan was found for"
             hint = f"--budget {works} ({format_bytes(works)}, {said}, regions in parts)"
         if limit.planned < floor:
             needs = floor + self.prepared.beside.total

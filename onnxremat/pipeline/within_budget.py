@@ -9,7 +9,7 @@ from onnxremat.errors import NoPlanError, UsageError
 from onnxremat.pipeline.artifact import CPU
 from onnxremat.pipeline.closed_loop import Aim, Candidate, Unfit, attempt, carried_out
 from onnxremat.pipeline.in_session import InOneSession, OneSession, carried
-from onnxremat.pipeline.kept_plans import keep
+from onnxremat.pipeline.kept_plans import Known, keep
 from onnxremat.pipeline.limits import Limit, beside_too, limit_of
 from onnxremat.pipeline.phases import BUILD, MEASURE, PLAN, Phases
 from onnxremat.pipeline.prepare import Prepared
@@ -67,8 +67,8 @@ def plan_within(
     if not chosen and least.keeps(limit):
         return least.as_answer(limit, made)
     all_ways = made.found.certificate.any_order or prepared.settings.fixed_order
-    keep(prepared, least.candidate.kept)
-    works = Least(least.candidate.budget, least.lower, least.why, least.how)
+    keep(prepared, least.known)
+    works = Least(least.known.works, least.lower, least.why, least.how)
     shown = limit.asked(prepared.beside.total)
     raise refusal(prepared.name, shown, made.found, works, all_ways=all_ways, notes=prepared.notes)
 
@@ -87,6 +87,11 @@ class Smallest:
     lower: int
     why: str
     how: str = ""
+
+    @property
+    def known(self) -> Known:
+        """What it takes to carry it out again."""
+        return replace(self.candidate.kept, tried=not self.how)
 
     def keeps(self, limit: Limit) -> bool:
         """Whether it is within a limit."""
