@@ -13,7 +13,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import astuple, dataclass, fields
+from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -98,25 +98,33 @@ def keep(whole: Prepared, known: Known) -> None:
     Args:
         whole: the model as it was asked for.
     """
-    before = kept_plan(whole)
-    if len(known.ops) > PLAN_RUNS or (before is not None and before.budget <= known.works):
-        return
     parts = _parts(whole, known.prepared)
-    kept = {"budget": known.works, "parts": parts, "ops": list(known.ops)}
-    path = _path(whole)
+    keep_at(_path(whole), KeptPlan(known.works, parts, tuple(known.ops)))
+
+
+def kept_plan(whole: Prepared) -> KeptPlan | None:
+    """What is kept of a model; None for nothing, or what nobody can have written."""
+    return kept_at(_path(whole))
+
+
+def keep_at(path: Path, kept: KeptPlan) -> None:
+    """As :func:`keep`, of what :func:`place_of` tells apart."""
+    before = kept_at(path)
+    if len(kept.ops) > PLAN_RUNS or (before is not None and before.budget <= kept.budget):
+        return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic(path) as temporary:
-            temporary.write_text(json.dumps(kept))
+            temporary.write_text(json.dumps(asdict(kept)))
         _forget(path.parent)
     except (OSError, OnnxrematError):  # a read-only home is no reason to fail
         return
 
 
-def kept_plan(whole: Prepared) -> KeptPlan | None:
-    """What is kept of a model; None for nothing, or what nobody can have written."""
+def kept_at(path: Path) -> KeptPlan | None:
+    """As :func:`kept_plan`."""
     try:
-        said = plain_json.loads(_path(whole).read_text())
+        said = plain_json.loads(path.read_text())
         kept = KeptPlan(said["budget"], said["parts"], tuple(said["ops"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -150,6 +158,11 @@ def _path(whole: Prepared) -> Path:
         graph_hash(whole.unsplit.graph), asked.to_json(), asked.split_batch, asked.fission is None,
         asked.fixed_order, str(asked.dw_policy), machine_key(asked.threads),
     ]  # fmt: skip
+    return place_of(about)
+
+
+def place_of(about: object) -> Path:
+    """Where a plan is kept of what is told apart by plain data."""
     name = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:24]
     return cache_folder() / FOLDER / f"{name}.json"
 

@@ -21,9 +21,14 @@ from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
 from onnxremat.pipeline.result import Result, Timed, finish
 from onnxremat.pipeline.step_in_parts import prepare_step
+from onnxremat.pipeline.study_problem import Subject
 from onnxremat.pipeline.within_budget import applied
 from onnxremat.planner.options import PlanOptions
+from onnxremat.planner.problem import Problem
+from onnxremat.planner.semantics import peak
+from onnxremat.planner.solution import Certificate, Solution, Status, unsolved
 from onnxremat.session.process import PARTS
+from onnxremat.studies import graph_file
 from onnxremat.units import parse_budget
 from tests.fission.test_training import FROZEN, images
 from tests.pipeline.test_fission import chain
@@ -109,3 +114,35 @@ def test_the_oldest_are_forgotten(kept: Path, monkeypatch: pytest.MonkeyPatch) -
         os.utime(path, (threads, threads))
     assert len(list(kept.iterdir())) == 2
     assert kept_plan(asked) is not None
+
+
+def test_a_graph_file(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long chains of which every value is read again: less than all of them only with repeats."""
+    count = 12
+    reads = [[i - 1] if i else [] for i in range(count)]
+    reads += [[count + i - 1, count - 1 - i] if i else [count - 1] for i in range(count)]
+    problem = Problem.plain([10] * 2 * count, [1.0] * 2 * count, reads)
+    subject = Subject("g", problem, 1000, None, False)
+    soon = PlanOptions(time_limit=0.5, threads=1)
+    with pytest.raises(NO_FIT) as refused:
+        graph_file.plan_graph(subject, parse_budget(15), soon)
+    works = refused.value.smallest
+    assert works < subject.store_all_peak
+
+    def nothing(*_: Any, **__: Any) -> Solution:
+        return unsolved(Status.UNKNOWN, Certificate(0.0, "store-all", True))
+
+    def everything(*_: Any) -> tuple[int, list[int], int, str]:
+        return subject.store_all_peak, list(range(2 * count)), 0, ""
+
+    monkeypatch.setattr(graph_file, "plan_by", nothing)
+    monkeypatch.setattr(graph_file, "smallest_budget", everything)
+    found = graph_file.plan_graph(subject, parse_budget(works), soon)
+    assert found["peak_predicted_bytes"] == peak(problem, found["sequence"]) == works
+    with pytest.raises(NoPlanError) as again:
+        graph_file.plan_graph(subject, parse_budget(works - 1), soon)
+    assert again.value.smallest == works
+    (path,) = kept.iterdir()
+    path.write_text(path.read_text().replace('"ops": ["0"', '"ops": ["1"'))
+    with pytest.raises(NoPlanError):
+        graph_file.plan_graph(subject, parse_budget(works), soon)
