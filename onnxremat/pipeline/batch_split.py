@@ -27,9 +27,7 @@ from onnxremat.pipeline.within_budget import (
     plan_within,
     smallest,
 )
-from onnxremat.planner.bounds import largest_need
 from onnxremat.planner.options import AUTO, PlanOptions
-from onnxremat.planner.problem_lists import ProblemLists
 from onnxremat.planner.reasons import named
 from onnxremat.planner.solution import Solution
 from onnxremat.units import Budget
@@ -202,7 +200,7 @@ class _Parts:
 
     def _need(self, parts: int) -> tuple[int, str]:
         split = self.splits[parts]
-        need = largest_need(ProblemLists(split.reduced.problem))
+        need = split.reduced.need
         return need.bytes, named(need.why, split.names)
 
     def tried(self) -> str:

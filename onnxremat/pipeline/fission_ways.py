@@ -21,9 +21,7 @@ from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.refusal import unproven
 from onnxremat.pipeline.step_ways import StepInParts, applies_to_step, why_whole
 from onnxremat.pipeline.ways_in_parts import WHOLE, InParts, attempt_in_parts
-from onnxremat.planner.bounds import largest_need
 from onnxremat.planner.options import AUTO, PlanOptions
-from onnxremat.planner.problem_lists import ProblemLists
 from onnxremat.planner.reasons import named
 from onnxremat.units import Budget, format_bytes
 
@@ -89,7 +87,7 @@ def _planned(
         parts.known = choosers
     if limit is None:
         return parts.leaner(plan_best(prepared, budget, options.within(WHOLE), log))
-    need = largest_need(ProblemLists(prepared.reduced.problem))
+    need = prepared.reduced.need
     if need.bytes > limit.planned and (prepared.batch < 2 or kind is StepInParts):
         text = f"{format_bytes(need.bytes)} are needed: {named(need.why, prepared.names)}"
         found = parts.within(limit, f"no plan of the whole fits, {text}")
@@ -207,7 +205,7 @@ class _Regions(InParts):
 
     def _why_not_proven(self, limit: Limit) -> str:
         reduced = self.prepared.reduced
-        need = largest_need(ProblemLists(reduced.problem))
+        need = reduced.need
         if need.op >= 0 and need.bytes > limit.planned:
             name = self.prepared.graph.ops[reduced.index[need.op]].name
             if self.choosers.never(name):

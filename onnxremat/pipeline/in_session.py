@@ -179,7 +179,10 @@ class InOneSession:
 
     def told(self, **facts: Any) -> Self:
         plan = self.plan.with_provenance(**facts)
-        return replace(self, rewritten=replace(self.rewritten, plan=plan))
+        made = replace(self, rewritten=replace(self.rewritten, plan=plan))
+        if "timeline" in vars(self):  # the graph is the same
+            vars(made)["timeline"] = self.timeline
+        return made
 
 
 @dataclass(frozen=True)
