@@ -42,6 +42,7 @@ WORK = PlanOptions(work=300, threads=1)
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where plans are kept."""
     monkeypatch.setenv("ONNXREMAT_CACHE", str(tmp_path))
+    monkeypatch.setattr(kept_plans, "MODELS", 9)
     return tmp_path / FOLDER
 
 
