@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 
 import onnx
 
-from onnxremat.errors import InfeasibleError, NoPlanError
+from onnxremat.errors import InfeasibleError, ModelError, NoPlanError
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.graph.unforeseen import SHOWN
@@ -435,10 +435,20 @@ class _Asked:
     last: tuple[Graph, Profile] | None = None
 
     def lasting(self, graph: Graph) -> set[str]:
-        """Tensors left after fusion; in which order ops are listed does not matter to it."""
-        added = SHOWN in graph.tensors or any(op.origin for op in graph.ops)
-        if self.prepared.lasting is not None and not added:
-            return set(self.prepared.lasting)
+        """Tensors left after fusion; in which order ops are listed does not matter to it.
+
+        Without time those of the graph that nothing was added to, as far as they have no fewer
+        readers here: what has more of them is fused no sooner.
+        """
+        known, whole = self.prepared.lasting, self.prepared.graph
+        shown = SHOWN in graph.tensors
+        if known is not None and not shown and not any(op.origin for op in graph.ops):
+            return set(known)
+        if no_time(self.prepared, self.log):
+            if shown:
+                raise ModelError("there is no time to see what is fused of it")
+            here, before = graph.readers, whole.readers
+            return {n for n in known or () if len(here.get(n, ())) >= len(before.get(n, ()))}
         return lasting_tensors(to_model(graph), self.prepared.folder)
 
     def executed(self, graph: Graph) -> list[str]:

@@ -62,7 +62,7 @@ def no_time(prepared: Prepared, log: Phases) -> bool:
 
 def said_of_short(prepared: Prepared) -> str:
     """What a result is not checked for that there was no time to run again."""
-    said = "the time was over: it was not run under default options"
+    said = "the time was over: it was not run under default options, whose order may be another"
     if prepared.outputs is not None:
         return said
     return (
