@@ -212,8 +212,12 @@ def applied(prepared: Prepared, plan: Plan, log: Phases) -> Candidate:
         )
     with log.phase(BUILD):
         artifact = carried(prepared, plan, log)
-        if plan.provenance.budget:
-            artifact = artifact.opened_in(plan.provenance.budget - artifact.beside)
+        if budget := plan.provenance.budget:
+            if (
+                artifact.predict()[CPU] + artifact.beside > budget
+            ):  # by what is for default sessions
+                artifact = carried(prepared, plan, log, foreseen=True)
+            artifact = artifact.opened_in(budget - artifact.beside)
     measured = None
     if prepared.feeds is not None:
         with log.phase(MEASURE):
