@@ -47,7 +47,7 @@ from onnxremat.units import format_bytes
 SLOW = 20.0  # seconds of a run from which the default order is predicted, not tried
 # Seconds, times the square of its ops, that onnxruntime takes to open a graph whose shapes it does
 # not know: 1 s for 3,000 ops, 20 s for 10,000.
-UNFORESEEN = 2e-7
+UNFORESEEN, LONGEST = 2e-7, 10.0  # and how long it may, however much time there is
 
 
 @dataclass(frozen=True)
@@ -456,7 +456,8 @@ class _Asked:
         shown = SHOWN in graph.tensors
         if known is not None and not shown and not any(op.origin for op in graph.ops):
             return set(known)
-        if shown and self.log.left < self.prepared.passing + UNFORESEEN * len(graph.ops) ** 2:
+        seconds = UNFORESEEN * len(graph.ops) ** 2
+        if shown and seconds > min(LONGEST, self.log.left - self.prepared.passing):
             raise ModelError("there is no time to see what is fused of it")
         if no_time(self.prepared, self.log):
             here, before = graph.readers, whole.readers

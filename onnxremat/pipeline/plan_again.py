@@ -33,7 +33,10 @@ def plan_again(
     log("taking the plan of an earlier refusal, which keeps this budget")
     try:
         split = _in_its_parts(prepared, kept, log)
-        made = applied(split, plan_of(split, kept.ops, kept.budget), log)
+        plan = plan_of(split, kept.ops, kept.budget)
+        made = applied(split, plan, log)
+        if made.held > limit.of(made.artifact.beside):  # by what only default sessions need
+            made = applied(split, plan, log, foreseen=True)
     except OnnxrematError:  # of another version, or there is no room to try it
         return None
     allowed = limit.of(made.artifact.beside)

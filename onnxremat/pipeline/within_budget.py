@@ -197,8 +197,11 @@ def _lower(made: Candidate, least: Smallest, options: PlanOptions, log: Phases) 
     return made
 
 
-def applied(prepared: Prepared, plan: Plan, log: Phases) -> Candidate:
+def applied(prepared: Prepared, plan: Plan, log: Phases, *, foreseen: bool = False) -> Candidate:
     """A plan made earlier, carried out whatever it takes.
+
+    Args:
+        foreseen: see :func:`~onnxremat.rewrite.emit.rewrite`.
 
     Raises:
         UsageError: it does not fit the graph, or is one for several devices.
@@ -211,13 +214,9 @@ def applied(prepared: Prepared, plan: Plan, log: Phases) -> Candidate:
             hint="plan again with: onnxremat optimize IN OUT --devices MACHINE",
         )
     with log.phase(BUILD):
-        artifact = carried(prepared, plan, log)
-        if budget := plan.provenance.budget:
-            if (
-                artifact.predict()[CPU] + artifact.beside > budget
-            ):  # by what is for default sessions
-                artifact = carried(prepared, plan, log, foreseen=True)
-            artifact = artifact.opened_in(budget - artifact.beside)
+        artifact = carried(prepared, plan, log, foreseen=foreseen)
+        if plan.provenance.budget:
+            artifact = artifact.opened_in(plan.provenance.budget - artifact.beside)
     measured = None
     if prepared.feeds is not None:
         with log.phase(MEASURE):

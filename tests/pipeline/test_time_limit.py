@@ -10,8 +10,10 @@ import onnx
 import pytest
 
 from onnxremat import api
+from onnxremat.cost.analytic import analytic_costs
 from onnxremat.errors import NO_FIT, NoPlanError, OverBudgetError
 from onnxremat.graph.onnx_io import to_model
+from onnxremat.graph.unforeseen import SHOWN
 from onnxremat.ort.session import OPENED
 from onnxremat.pipeline import closed_loop, fission_ways, in_session, kept_plans, within_budget
 from onnxremat.pipeline.artifact import CPU
@@ -178,3 +180,19 @@ def test_the_budget_of_a_late_refusal_works(
         late(model, "0.1x")
     for over in (False, True):
         assert late(model, str(caught.value.smallest), over)[0].facts()["order_kept"]
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1.0])
+def test_what_takes_the_square_of_the_ops_has_a_limit(
+    seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shapes that a session finds as it runs, where onnxruntime sees what it fuses in no time."""
+    monkeypatch.setattr(in_session, "UNFORESEEN", seconds)
+    model = to_model(training_chain(4, 16, 64))
+    made = api.optimize(
+        model, budget="0.9x", settings=Settings(threads=1, costs=analytic_costs),
+        options=PlanOptions(work=200, threads=1), bench_seconds=0,
+    )  # fmt: skip
+    read = {name for node in made.model.graph.node for name in node.input}
+    assert (SHOWN in read) == (seconds == 0)
+    assert all(check.ok for check in made.checks)
