@@ -23,6 +23,7 @@ from onnxremat.pipeline.result import Result, Timed, finish
 from onnxremat.pipeline.step_in_parts import prepare_step
 from onnxremat.pipeline.study_problem import Subject
 from onnxremat.pipeline.within_budget import applied
+from onnxremat.planner import smallest_budget
 from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.problem import Problem
 from onnxremat.planner.semantics import peak
@@ -125,19 +126,20 @@ def test_a_graph_file(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = Problem.plain([10] * 2 * count, [1.0] * 2 * count, reads)
     subject = Subject("g", problem, 1000, None, False)
     soon = PlanOptions(time_limit=0.5, threads=1)
-    with pytest.raises(NO_FIT) as refused:
-        graph_file.plan_graph(subject, parse_budget(15), soon)
-    works = refused.value.smallest
-    assert works < subject.store_all_peak
+    answers = [
+        smallest_budget(problem, PlanOptions(work=500, threads=1)),
+        *[(subject.store_all_peak, list(range(2 * count)), 0, "")] * 4,
+    ]
 
     def nothing(*_: Any, **__: Any) -> Solution:
         return unsolved(Status.UNKNOWN, Certificate(0.0, "store-all", True))
 
-    def everything(*_: Any) -> tuple[int, list[int], int, str]:
-        return subject.store_all_peak, list(range(2 * count)), 0, ""
-
     monkeypatch.setattr(graph_file, "plan_by", nothing)
-    monkeypatch.setattr(graph_file, "smallest_budget", everything)
+    monkeypatch.setattr(graph_file, "smallest_budget", lambda *_: answers.pop(0))
+    with pytest.raises(NO_FIT) as refused:
+        graph_file.plan_graph(subject, parse_budget(15), soon)
+    works = refused.value.smallest
+    assert works < subject.store_all_peak
     found = graph_file.plan_graph(subject, parse_budget(works), soon)
     assert found["peak_predicted_bytes"] == peak(problem, found["sequence"]) == works
     with pytest.raises(NoPlanError) as again:
