@@ -55,7 +55,7 @@ from onnxremat.pipeline.result import Result, Timed, finish
 from onnxremat.pipeline.settings_over_devices import settings_over_devices
 from onnxremat.pipeline.source import Source, read_source
 from onnxremat.pipeline.study_problem import is_graph_file, read_subject
-from onnxremat.pipeline.time_left import begin, left_of
+from onnxremat.pipeline.time_left import left_of, limited
 from onnxremat.pipeline.verify import Verification, verify
 from onnxremat.pipeline.within_budget import applied
 from onnxremat.planner.options import Method, PlanOptions
@@ -232,10 +232,10 @@ def optimize(
     )  # fmt: skip
     settings = settings.asked(options, one_budget(budget) if budget and not machine else None)
     log = Phases.of(say)
-    begin(options, log)
-    prepared = prepare(source, settings, log)
-    request = replace(request, options=left_of(options, log))
-    return finish_request(prepared, request, log, OptimizeResult)
+    with limited(options, log):
+        prepared = prepare(source, settings, log)
+        request = replace(request, options=left_of(options, log))
+        return finish_request(prepared, request, log, OptimizeResult)
 
 
 def differentiate(
@@ -303,9 +303,9 @@ def plan(
     """
     limit, log = one_budget(budget), Phases.of(say)
     options = options or PlanOptions()
-    begin(options, log)
-    prepared = prepare(source, (settings or Settings()).asked(options, limit), log)
-    return plan_within_budget(prepared, limit, left_of(options, log), log)
+    with limited(options, log):
+        prepared = prepare(source, (settings or Settings()).asked(options, limit), log)
+        return plan_within_budget(prepared, limit, left_of(options, log), log)
 
 
 def read_plan(path: str | os.PathLike[str]) -> Plan:

@@ -58,6 +58,17 @@ def _no_command_is_late() -> None:
     patch.undo()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_plans_of_other_tests() -> None:
+    """No test depends on what another one was refused: plans that refusals name are not kept."""
+    from onnxremat.pipeline import kept_plans
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr(kept_plans, "MODELS", 0)
+    yield
+    patch.undo()
+
+
 @pytest.fixture(scope="session")
 def warm() -> None:
     """The compiled search is ready, so that short time limits are spent on planning."""

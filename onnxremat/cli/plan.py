@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -80,7 +81,7 @@ def command(
     from onnxremat.pipeline.phases import Phases
     from onnxremat.pipeline.prepare import Settings
     from onnxremat.pipeline.study_problem import read_subject
-    from onnxremat.pipeline.time_left import begin, left_of
+    from onnxremat.pipeline.time_left import left_of, limited
     from onnxremat.studies.graph_file import plan_graph
 
     voice = Voice(as_json, quiet)
@@ -96,13 +97,13 @@ def command(
         not_counted=args.parse_parts(not_counted),
         fission=args.parse_fission(fission), dw_policy=args.parse_dw_policy(dw_policy),
     )  # fmt: skip
-    with voice.working() as interrupt:
+    log = Phases(voice.say)
+    with voice.working() as interrupt, ExitStack() as stack:
         options = PlanOptions(
             time_limit=time_limit, work=work, gap=gap, solver=solver, seed=seed, method=method,
             threads=threads or processors(), progress=voice.planning, stop=interrupt,
         )  # fmt: skip
-        log = Phases(voice.say)
-        begin(options, log)
+        stack.enter_context(limited(options, log))
         subject = read_subject(source, settings.asked(options, limit), log)
         options = left_of(options, log)
         if elsewhere and elsewhere.write:

@@ -18,6 +18,8 @@ from functools import cached_property
 from itertools import islice
 
 from onnxremat.cost.table import KernelCosts
+from onnxremat.fission.candidates import Regions
+from onnxremat.fission.paper import Paper
 from onnxremat.fission.pricing import Priced, Whole
 from onnxremat.fission.region import Region
 from onnxremat.fission.trials import Trials
@@ -401,6 +403,14 @@ class Choosers:
         if kept:
             return min(kept, key=lambda each: (each.seconds, each.peak))
         return min(found, key=lambda each: (each.peak, each.seconds))
+
+    def never(self, name: str) -> bool:
+        """An op is whole whatever is in parts: it goes in no region, nor is it written out."""
+        for way in self._ways:
+            place = next((p for p, op in enumerate(way.graph.ops) if op.name == name), None)
+            if place is None or Regions(Paper(way.graph)).within(place, place + 1, place):
+                return False
+        return True
 
     def leanest(self, seconds: float) -> Priced:
         """What was found to need least in so many seconds, among limits that go down until none is

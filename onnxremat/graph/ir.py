@@ -54,6 +54,8 @@ class Op:
         captures: outer tensors that bodies of If, Loop and Scan read.
         node: the ONNX node, for attributes and metadata (its inputs and outputs are not used).
         origin: name of the op this one recomputes, "" for an op of the user's model.
+        reads: all tensors read, captures included, without absent ones and repeats.
+        writes: all tensors written, without absent ones.
     """
 
     name: str
@@ -64,16 +66,13 @@ class Op:
     captures: tuple[str, ...]
     node: onnx.NodeProto = field(repr=False, compare=False)
     origin: str = ""
+    reads: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    writes: tuple[str, ...] = field(init=False, repr=False, compare=False)
 
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """All tensors read, captures included, without absent ones and repeats."""
-        return tuple(dict.fromkeys(filter(None, self.inputs + self.captures)))
-
-    @property
-    def writes(self) -> tuple[str, ...]:
-        """All tensors written, without absent ones."""
-        return tuple(filter(None, self.outputs))
+    def __post_init__(self) -> None:
+        reads = tuple(dict.fromkeys(filter(None, self.inputs + self.captures)))
+        object.__setattr__(self, "reads", reads)
+        object.__setattr__(self, "writes", tuple(filter(None, self.outputs)))
 
     @property
     def standard(self) -> bool:

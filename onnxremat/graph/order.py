@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from onnxremat.graph.ir import Graph
 
+EAGER = ("Shape", "Size")  # run as soon as they can, whatever the order
+
 
 def default_order(graph: Graph) -> list[int]:
     """The order of ``ExecutionOrder.DEFAULT``: a reverse depth-first walk.
@@ -43,13 +45,15 @@ def as_left(before: Sequence[Sequence[int]], begin: Sequence[int]) -> list[int]:
 def priority_order(graph: Graph) -> list[int]:
     """The order of ``ExecutionOrder.PRIORITY_BASED``: as listed, but Shape and Size as soon as
     their input is there."""
+    rank = [0 if op.op_type in EAGER else 1 for op in graph.ops]
+    if all(rank):
+        return list(range(len(rank)))
     before = graph.predecessors()
     after: list[list[int]] = [[] for _ in before]
     waiting = [len(row) for row in before]
     for op, row in enumerate(before):
         for p in row:
             after[p].append(op)
-    rank = [0 if op.op_type in ("Shape", "Size") else 1 for op in graph.ops]
     heap = [(rank[op], op) for op in range(len(before)) if not waiting[op]]
     heapq.heapify(heap)
     order = []
@@ -65,6 +69,8 @@ def priority_order(graph: Graph) -> list[int]:
 
 def reordered(graph: Graph, order: Sequence[int]) -> Graph:
     """The graph with its ops listed in another topological order."""
+    if list(order) == list(range(len(graph.ops))):
+        return graph
     return graph.with_ops([graph.ops[index] for index in order])
 
 

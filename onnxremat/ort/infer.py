@@ -284,6 +284,7 @@ def build_graph(model: onnx.ModelProto, folder: Path | None = None) -> Graph:
     found = infer(model, folder)
     tensors: dict[str, Tensor] = {}
     outputs = tuple(value.name for value in model.graph.output)
+    last = set(outputs)
     for weight in model.graph.initializer:
         shape = tuple(weight.dims)
         tensors[weight.name] = Tensor(
@@ -294,9 +295,7 @@ def build_graph(model: onnx.ModelProto, folder: Path | None = None) -> Graph:
         tensors[name] = _tensor(name, found, Role.INPUT)
     for op in ops:
         for name in op.writes:
-            tensors[name] = _tensor(
-                name, found, Role.OUTPUT if name in outputs else Role.ACTIVATION
-            )
+            tensors[name] = _tensor(name, found, Role.OUTPUT if name in last else Role.ACTIVATION)
     frame = shell(model)
     _declare_outputs(frame, tensors)
     return Graph(ops, tensors, inputs, outputs, frame)

@@ -55,7 +55,7 @@ class Options:
         """From plain data; unknown keys are an error of the file.
 
         Raises:
-            UsageError: unknown option, or a value that an option does not take.
+            UsageError: unknown option, a value that an option does not take, far too many threads.
         """
         known = {f.name for f in fields(cls)}
         if set(data) - known:
@@ -65,7 +65,11 @@ class Options:
         known_words = told["level"] in tuple(LEVELS) and told["order"] in ORDERS
         if not (plain and known_words and told["threads"] >= 0):
             raise UsageError("session options of a wrong type or value", why=repr(data)[:200])
-        return cls(**data)
+        try:
+            return cls(**data)
+        except UsageError as error:
+            hint = "plan the model again: onnxremat writes 0 threads into files, one per core"
+            raise UsageError(f"session options: {error.what}", why=error.why, hint=hint) from error
 
 
 @dataclass

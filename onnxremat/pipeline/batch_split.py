@@ -14,6 +14,7 @@ from onnxremat.errors import (
 from onnxremat.pipeline.closed_loop import Candidate, Unfit, attempt, load_search
 from onnxremat.pipeline.divided import prepare_split
 from onnxremat.pipeline.in_session import OneSession
+from onnxremat.pipeline.kept_plans import keep
 from onnxremat.pipeline.limits import Limit, beside_too, fixed_bytes, limit_of
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared
@@ -26,9 +27,7 @@ from onnxremat.pipeline.within_budget import (
     plan_within,
     smallest,
 )
-from onnxremat.planner.bounds import largest_need
 from onnxremat.planner.options import AUTO, PlanOptions
-from onnxremat.planner.problem_lists import ProblemLists
 from onnxremat.planner.reasons import named
 from onnxremat.planner.solution import Solution
 from onnxremat.units import Budget
@@ -201,7 +200,7 @@ class _Parts:
 
     def _need(self, parts: int) -> tuple[int, str]:
         split = self.splits[parts]
-        need = largest_need(ProblemLists(split.reduced.problem))
+        need = split.reduced.need
         return need.bytes, named(need.why, split.names)
 
     def tried(self) -> str:
@@ -229,10 +228,12 @@ class _Parts:
         limit = self.limit(least.candidate.prepared)
         if least.keeps(limit):
             return least.as_answer(limit, unfit)
+        keep(self.prepared, least.known)
         whole, tried = len(self.splits) == 1, self.tried()
-        every = not self.untried and (whole or self.batch in self.splits)
+        goes = self.batch in self.splits or (whole and self.why)
+        every = bool(goes) and not self.untried  # a limit of ops ends it without either
         works = Least(
-            least.candidate.budget,
+            least.known.works,
             least.lower if every else fixed_bytes(self.prepared) + self.prepared.beside.total,
             ", ".join(filter(None, (tried, least.why)))
             if every

@@ -13,6 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from onnxremat.errors import InfeasibleError, NoPlanError, OverBudgetError
 from onnxremat.ort.profile import Feeds
 from onnxremat.pipeline.artifact import CPU, Artifact, Measured, excess
+from onnxremat.pipeline.kept_plans import Known
 from onnxremat.pipeline.phases import BUILD, LOAD, MEASURE, PLAN, Phases
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.time_left import no_time
@@ -175,6 +176,11 @@ class Candidate:
     def held(self) -> int:
         """Bytes of weights and values in one session, predicted and, where it was run, measured."""
         return max(self.peak, self.measured.peaks[CPU] if self.measured else 0)
+
+    @property
+    def kept(self) -> Known:
+        """What it takes to carry its plan out again in as many bytes."""
+        return Known(self.prepared, self.held + self.artifact.beside, self.plan.sequence)
 
     def told(self, **facts: Any) -> Candidate:
         """The same with other facts about its plan, in what will be written too."""

@@ -16,19 +16,19 @@ from onnxremat.pipeline.in_regions import wholes_of
 from onnxremat.pipeline.in_session import OneSession
 from onnxremat.pipeline.limits import Limit, fixed_bytes, limit_of
 from onnxremat.pipeline.phases import PLAN, Phases
+from onnxremat.pipeline.plan_again import plan_again
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.refusal import unproven
 from onnxremat.pipeline.step_ways import StepInParts, applies_to_step, why_whole
 from onnxremat.pipeline.ways_in_parts import WHOLE, InParts, attempt_in_parts
-from onnxremat.planner.bounds import largest_need
 from onnxremat.planner.options import AUTO, PlanOptions
-from onnxremat.planner.problem_lists import ProblemLists
 from onnxremat.planner.reasons import named
 from onnxremat.units import Budget, format_bytes
 
 TRIES = 4  # graphs in parts that are carried out for one budget
 REFUSING = 4.0  # seconds for the smallest budget that works, where none is proven to fit
 SEARCH = 0.5  # share of the time that is left for the choice of regions
+NOT_EVERY = "with regions in parts none was found, which is no proof that there is none"
 UNFINISHED = "the choice of regions ended before it was done (a longer --time-limit goes on)"
 
 
@@ -49,10 +49,32 @@ def plan_within_budget(
         As :func:`plan_best`.
     """
     log = log or Phases()
+    try:
+        return _planned(prepared, budget, options, log, choosers)
+    except NO_FIT:
+        found = plan_again(prepared, budget, options, log)
+        if found is None:
+            raise
+        return found
+
+
+def _planned(
+    prepared: Prepared,
+    budget: Budget,
+    options: PlanOptions,
+    log: Phases,
+    choosers: Choosers | None,
+) -> Candidate:
     kind = _kind(prepared, options)
-    if kind is None:
-        return plan_best(_told(prepared, budget, options), budget, options, log)
     limit = limit_of(prepared, budget)
+    if kind is None:
+        try:
+            return plan_best(_told(prepared, budget, options), budget, options, log)
+        except InfeasibleError as error:
+            untried = _untried(prepared, options)
+            if limit is None or limit.planned < fixed_bytes(prepared) or not untried:
+                raise
+            raise unproven(error, untried) from error
     if limit is not None and prepared.store_all_peak <= limit.planned:
         return plan_best(prepared, budget, options, log)
     load_search(1, log)
@@ -65,7 +87,7 @@ def plan_within_budget(
         parts.known = choosers
     if limit is None:
         return parts.leaner(plan_best(prepared, budget, options.within(WHOLE), log))
-    need = largest_need(ProblemLists(prepared.reduced.problem))
+    need = prepared.reduced.need
     if need.bytes > limit.planned and (prepared.batch < 2 or kind is StepInParts):
         text = f"{format_bytes(need.bytes)} are needed: {named(need.why, prepared.names)}"
         found = parts.within(limit, f"no plan of the whole fits, {text}")
@@ -122,6 +144,17 @@ def _as_asked(prepared: Prepared, options: PlanOptions) -> bool:
     return given or settings.fixed_order or options.method != AUTO or prepared.feeds is None
 
 
+def _untried(prepared: Prepared, options: PlanOptions) -> str:
+    """Why nobody knows what parts take, "" where nothing is in parts or it was said what is."""
+    settings = prepared.settings
+    given = settings.fission is not None or settings.split_batch is not None
+    if given or settings.fixed_order or prepared.in_place:
+        return ""
+    if options.method != AUTO:
+        return f"{options.method.name} plans the whole alone; --planner auto tries parts, too"
+    return "parts are not tried without a run" if prepared.feeds is None else ""
+
+
 def _told(prepared: Prepared, budget: Budget, options: PlanOptions) -> Prepared:
     """With a note why a training step stays whole that its order alone does not fit, where nobody
     asked for that."""
@@ -162,13 +195,22 @@ class _Regions(InParts):
                 target = OneSession(split, allowed, self.log)
                 found = attempt_in_parts(target, self.options.within(WHOLE), self.whole)
                 if isinstance(found, Candidate):
-                    self._seen(found.held + found.artifact.beside)
+                    self._seen(found.kept)
                     return found
                 over = max(over, *(found.over.values() if found else ()), 0)
             if chosen.peak > room or room <= 0 or self.options.stopped:
                 return None  # nothing smaller is known
             room = min(room, chosen.peak) - max(over, 1)
         return None
+
+    def _why_not_proven(self, limit: Limit) -> str:
+        reduced = self.prepared.reduced
+        need = reduced.need
+        if need.op >= 0 and need.bytes > limit.planned:
+            name = self.prepared.graph.ops[reduced.index[need.op]].name
+            if self.choosers.never(name):
+                return ""
+        return NOT_EVERY
 
     def _leanest(self) -> Prepared | None:
         return self._split(self._chosen(0), "needs more")

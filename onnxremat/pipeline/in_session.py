@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 
 import onnx
 
-from onnxremat.errors import InfeasibleError, NoPlanError
+from onnxremat.errors import InfeasibleError, ModelError, NoPlanError
 from onnxremat.graph.ir import Graph, Role
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.graph.unforeseen import SHOWN
@@ -45,6 +45,9 @@ from onnxremat.session.repeats import Repeats, repeats, why
 from onnxremat.units import format_bytes
 
 SLOW = 20.0  # seconds of a run from which the default order is predicted, not tried
+# Seconds, times the square of its ops, that onnxruntime takes to open a graph whose shapes it does
+# not know: 1 s for 3,000 ops, 20 s for 10,000.
+UNFORESEEN, LONGEST = 2e-7, 10.0  # and how long it may, however much time there is
 
 
 @dataclass(frozen=True)
@@ -179,7 +182,10 @@ class InOneSession:
 
     def told(self, **facts: Any) -> Self:
         plan = self.plan.with_provenance(**facts)
-        return replace(self, rewritten=replace(self.rewritten, plan=plan))
+        made = replace(self, rewritten=replace(self.rewritten, plan=plan))
+        if "timeline" in vars(self):  # the graph is the same
+            vars(made)["timeline"] = self.timeline
+        return made
 
 
 @dataclass(frozen=True)
@@ -441,10 +447,21 @@ class _Asked:
     last: tuple[Graph, Profile] | None = None
 
     def lasting(self, graph: Graph) -> set[str]:
-        """Tensors left after fusion; in which order ops are listed does not matter to it."""
-        added = SHOWN in graph.tensors or any(op.origin for op in graph.ops)
-        if self.prepared.lasting is not None and not added:
-            return set(self.prepared.lasting)
+        """Tensors left after fusion; in which order ops are listed does not matter to it.
+
+        Without time those of the graph that nothing was added to, as far as they have no fewer
+        readers here: what has more of them is fused no sooner.
+        """
+        known, whole = self.prepared.lasting, self.prepared.graph
+        shown = SHOWN in graph.tensors
+        if known is not None and not shown and not any(op.origin for op in graph.ops):
+            return set(known)
+        seconds = UNFORESEEN * len(graph.ops) ** 2
+        if shown and seconds > min(LONGEST, self.log.left - self.prepared.passing):
+            raise ModelError("there is no time to see what is fused of it")
+        if no_time(self.prepared, self.log):
+            here, before = graph.readers, whole.readers
+            return {n for n in known or () if len(here.get(n, ())) >= len(before.get(n, ()))}
         return lasting_tensors(to_model(graph), self.prepared.folder)
 
     def executed(self, graph: Graph) -> list[str]:

@@ -215,6 +215,7 @@ class Prepared:
         as_it_is: the original may be written as it is, where it keeps the budget.
         optimising: seconds that this took, and putting in order; as long does each part of it.
         passing: seconds that the original took to be opened, run under the meter and looked at.
+        parting: how the forward pass of a step is in parts, None where it is whole.
     """
 
     unsplit: Unsplit
@@ -230,6 +231,7 @@ class Prepared:
     as_it_is: bool = False
     optimising: float = 0.0
     passing: float = 0.0
+    parting: Parting | None = None
 
     @property
     def name(self) -> str:
@@ -357,8 +359,7 @@ def prepare(source: Source, settings: Settings, progress: Progress | None = None
     if settings.target not in (AUTO, *TARGETS):
         names = ", ".join((AUTO, *TARGETS))
         raise UsageError(f"unknown target '{settings.target}'", hint=f"one of {names}")
-    parts = (*PARTS, UPDATES)
-    if odd := ", ".join(sorted(set(settings.not_counted).difference(parts))):
+    if odd := ", ".join(sorted(set(settings.not_counted).difference(parts := (*PARTS, UPDATES)))):
         raise UsageError(f"a budget counts no '{odd}'", hint="one of " + ", ".join(parts))
     kept = fixes_order(settings.dw_policy, settings.fixed_order)
     settings = replace(settings, fixed_order=settings.fixed_order or kept)
@@ -366,8 +367,7 @@ def prepare(source: Source, settings: Settings, progress: Progress | None = None
     with log.phase(READ, "reading the model"):
         made = _prepared(source, settings.on_this_machine(), log)
     whole = not (settings.split_batch or settings.fission or kept)
-    took = log.seconds[OPTIMISE] - before
-    passing = log.seconds.get(MEASURE, 0.0) - ran
+    took, passing = log.seconds[OPTIMISE] - before, log.seconds.get(MEASURE, 0.0) - ran
     as_it_is = settings.target == AUTO and whole
     return replace(made, as_it_is=as_it_is, optimising=took, passing=passing)
 

@@ -53,7 +53,7 @@ def unproven(error: InfeasibleError, untried: str) -> NoPlanError:
     Args:
         untried: why it is not known what they take.
     """
-    why = "; ".join(filter(None, ("no plan of the whole is possible", error.why, untried)))
+    why = "; ".join(filter(None, (f"no plan of the whole is possible: {error.why}", untried)))
     return NoPlanError(error.what, why=why, hint=error.hint, smallest=error.smallest)
 
 

@@ -78,4 +78,5 @@ def prepare_step(
         whole=whole_graph,
         as_it_is=False,
         passing=passing(prepared, made),
+        parting=parting,
     )

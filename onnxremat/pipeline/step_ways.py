@@ -15,6 +15,7 @@ from onnxremat.pipeline.ways_in_parts import LEANER, InParts, attempt_in_parts
 
 MOST = 64  # parts of a batch
 MOST_OPS = 32_000  # of a step in parts
+NOT_EVERY = "in parts none was found, which is no proof that there is none"
 # Rows of images: the largest values alone, and those of half their size, too. More parts than four
 # take more time for rows that two parts need than they save in recomputation.
 IMAGES = (StepParts(ROWS, 4, 0.75), StepParts(ROWS, 4, 0.4))
@@ -62,10 +63,15 @@ class StepInParts(InParts):
             found = attempt_in_parts(target, options, self.whole)
             if not isinstance(found, Candidate):
                 continue
-            self._seen(found.held + found.artifact.beside)
+            self._seen(found.kept)
             if best is None or found.artifact.seconds < best.artifact.seconds:
                 best = found
         return best
+
+    def _why_not_proven(self, limit: Limit) -> str:
+        if 2 * len(self.prepared.graph.ops) > MOST_OPS:
+            return f"parts of a step of more than {MOST_OPS // 2} ops are not tried"
+        return "" if self.smallest is None else NOT_EVERY
 
     def _leanest(self) -> Prepared | None:
         """As many parts of the batch as need less and less, or rows in parts."""

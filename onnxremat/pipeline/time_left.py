@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from onnxremat.pipeline.phases import COSTS, MEASURE, Phases
+from onnxremat.pipeline.phases import COSTS, LOAD, MEASURE, PLAN, TIME, Phases
 from onnxremat.planner.options import PlanOptions
 
 if TYPE_CHECKING:
@@ -22,10 +24,35 @@ PASSES = 4  # sessions that a graph in parts is run in before its plan is known 
 BEYOND, BESIDE = 1.2, 4.0
 
 
-def begin(options: PlanOptions, log: Phases) -> None:
-    """A command with a time limit begins now."""
+@contextmanager
+def limited(options: PlanOptions, log: Phases) -> Iterator[None]:
+    """A command with a time limit begins now; where it ends too late, it says so."""
     if options.work is None:
         log.end_within(BEYOND * options.time_limit + BESIDE)
+    try:
+        yield
+    finally:
+        if said := _said_of_late(options, log):
+            log(said)
+
+
+def _said_of_late(options: PlanOptions, log: Phases) -> str:
+    """By how much a command is over its limit, and what took so long; "" where it is not.
+
+    Timing has a limit of its own, and the search may have been compiled.
+    """
+    over = -log.left - sum(log.seconds.get(name, 0.0) for name in (TIME, LOAD))
+    if over < 1:
+        return ""
+    longest = sorted(
+        ((took, name) for name, took in log.seconds.items() if name not in (TIME, LOAD, PLAN)),
+        reverse=True,
+    )[:3]
+    phases = ", ".join(f"{name} {took:.0f} s" for took, name in longest)
+    return (
+        f"this took {over:.0f} s more than --time-limit {options.time_limit:g} allows: what has to "
+        f"be done with a model of this size is not shortened ({phases})"
+    )
 
 
 def no_time(prepared: Prepared, log: Phases) -> bool:
@@ -35,7 +62,7 @@ def no_time(prepared: Prepared, log: Phases) -> bool:
 
 def said_of_short(prepared: Prepared) -> str:
     """What a result is not checked for that there was no time to run again."""
-    said = "the time was over: it was not run under default options"
+    said = "the time was over: it was not run under default options, whose order may be another"
     if prepared.outputs is not None:
         return said
     return (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from onnxremat.errors import (
@@ -15,11 +16,12 @@ from onnxremat.errors import (
 )
 from onnxremat.pipeline.closed_loop import Candidate, Unfit, attempt
 from onnxremat.pipeline.in_session import OneSession
+from onnxremat.pipeline.kept_plans import Known, keep, plan_of
 from onnxremat.pipeline.limits import Limit, beside_too, fixed_bytes
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared
-from onnxremat.pipeline.time_left import out_of_time
-from onnxremat.pipeline.within_budget import at_minimum, smallest
+from onnxremat.pipeline.time_left import no_time, out_of_time
+from onnxremat.pipeline.within_budget import applied, at_minimum, smallest
 from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.solution import Solution
 from onnxremat.units import Budget, format_bytes
@@ -45,7 +47,7 @@ class InParts(ABC):
     """Plans with something in parts.
 
     Attributes:
-        least: the smallest budget of such a graph that was carried out, in bytes.
+        smallest: the plan of least memory of such a graph.
         tried: limits that it was looked for.
         whole: the plan of the whole that is at hand, None where there is none.
         late: why there is no time for parts, "" where there was.
@@ -56,7 +58,7 @@ class InParts(ABC):
     budget: Budget
     options: PlanOptions
     log: Phases
-    least: int | None = None
+    smallest: Known | None = None
     tried: dict[Limit, Candidate | None] = field(default_factory=dict)
     whole: Candidate | None = None
     late: str = ""
@@ -76,6 +78,10 @@ class InParts(ABC):
     @abstractmethod
     def _within(self, limit: Limit, why: str) -> Candidate | None:
         """As :meth:`within`."""
+
+    @abstractmethod
+    def _why_not_proven(self, limit: Limit) -> str:
+        """Why some parts may keep a limit though none are known to, "" where none can."""
 
     @abstractmethod
     def _leanest(self) -> Prepared | None:
@@ -111,37 +117,51 @@ class InParts(ABC):
             what: is computed in parts, why, and at what price.
             of: what its plan is of.
         """
-        self._seen(split.store_all_peak + split.beside.total)
+        names = tuple(op.name for op in split.graph.ops)
+        self._seen(Known(split, split.store_all_peak + split.beside.total, names, False))
         proof = (
             f"figures and proof of the plan are of the {of} in these parts; other parts may do "
             "better"
         )
         return replace(split, notes=(*split.notes, f"computed in parts: {what}", proof))
 
-    def _seen(self, budget: int) -> None:
-        self.least = min(budget, self.least or budget)
+    def _seen(self, known: Known) -> None:
+        if self.smallest is None or known.budget < self.smallest.budget:
+            self.smallest = known
+
+    def _least(self) -> Known | None:
+        """The plan of least memory, with what carrying it out takes, as far as there is time."""
+        found = self.smallest
+        if found is None or found.tried:
+            return found
+        split, late = found.prepared, self.options.stopped or no_time(found.prepared, self.log)
+        with suppress(OnnxrematError):  # a refusal stays one
+            plan = plan_of(split, found.ops)
+            made = applied(split.unmeasured if late else split, plan, self.log)
+            return replace(made.kept, prepared=split, tried=not late)
+        return found
 
     def refusal(self, error: OnnxrematError, limit: Limit) -> OnnxrematError:
-        """What is known of plans of the whole and of parts: no proof where parts need less."""
-        works = getattr(error, "smallest", None)
-        floor, untried = fixed_bytes(self.prepared), self.late or self.unfinished
-        if self.least is None and limit.planned >= floor and not untried:
-            return error
-        if works is None or (self.least is not None and self.least <= LEANER * works):
-            works = self.least
-            said = "the smallest budget that a plan was found for, regions in parts"
-            hint = f"--budget {works} ({format_bytes(works)}, {said})" if works else error.hint
-        elif limit.planned >= floor and not untried:
-            return error
-        else:
-            hint = error.hint
+        """What is known of plans of the whole and of parts: no proof of the whole alone."""
+        works, hint = getattr(error, "smallest", None), error.hint
+        found, floor = self._least(), fixed_bytes(self.prepared)
+        leaner = found is not None and (works is None or found.works <= LEANER * works)
+        if found is not None and leaner:
+            keep(self.prepared, found)
+            works, said = found.works, "the smallest budget that a plan was found for"
+            hint = f"--budget {works} ({format_bytes(works)}, {said}, regions in parts)"
         if limit.planned < floor:
-            least = floor + self.prepared.beside.total
-            text = f"at least {format_bytes(least)} ({least} B) are needed: weights and results"
+            needs = floor + self.prepared.beside.total
+            text = f"at least {format_bytes(needs)} ({needs} B) are needed: weights and results"
             why = beside_too(text + ", which are there in any parts", self.prepared.beside)
             return InfeasibleError(
-                error.what, why=why, hint=hint, smallest=works, lower_bound=least
+                error.what, why=why, hint=hint, smallest=works, lower_bound=needs
             )
-        whole = "no plan of the whole is possible" if isinstance(error, InfeasibleError) else ""
-        why = "; ".join(filter(None, (whole or "none was found of the whole", error.why, untried)))
+        untried, proven = self.late or self.unfinished, isinstance(error, InfeasibleError)
+        if not leaner and not untried:
+            untried = self._why_not_proven(limit) if proven else ""
+            if not untried:
+                return error
+        whole = "no plan of the whole is possible" if proven else "none was found of the whole"
+        why = "; ".join(filter(None, (f"{whole}: {error.why}", untried)))
         return NoPlanError(error.what, why=why, hint=hint, smallest=works)

@@ -9,6 +9,7 @@ from onnxremat.errors import NoPlanError, UsageError
 from onnxremat.pipeline.artifact import CPU
 from onnxremat.pipeline.closed_loop import Aim, Candidate, Unfit, attempt, carried_out
 from onnxremat.pipeline.in_session import InOneSession, OneSession, carried
+from onnxremat.pipeline.kept_plans import Known, keep
 from onnxremat.pipeline.limits import Limit, beside_too, limit_of
 from onnxremat.pipeline.phases import BUILD, MEASURE, PLAN, Phases
 from onnxremat.pipeline.prepare import Prepared
@@ -66,7 +67,8 @@ def plan_within(
     if not chosen and least.keeps(limit):
         return least.as_answer(limit, made)
     all_ways = made.found.certificate.any_order or prepared.settings.fixed_order
-    works = Least(least.candidate.budget, least.lower, least.why, least.how)
+    keep(prepared, least.known)
+    works = Least(least.known.works, least.lower, least.why, least.how)
     shown = limit.asked(prepared.beside.total)
     raise refusal(prepared.name, shown, made.found, works, all_ways=all_ways, notes=prepared.notes)
 
@@ -86,6 +88,11 @@ class Smallest:
     why: str
     how: str = ""
 
+    @property
+    def known(self) -> Known:
+        """What it takes to carry it out again."""
+        return replace(self.candidate.kept, tried=not self.how)
+
     def keeps(self, limit: Limit) -> bool:
         """Whether it is within a limit."""
         return self.candidate.held <= limit.of(self.candidate.artifact.beside)
@@ -94,7 +101,7 @@ class Smallest:
         """The plan for a limit for which no other was found in time."""
         proof, plan = unfit.found.certificate, self.candidate.plan
         allowed = limit.of(self.candidate.artifact.beside)
-        return _for_limit(self.candidate, allowed).told(
+        return for_limit(self.candidate, allowed).told(
             bound=min(proof.bound, plan.provenance.seconds),
             bound_kind=proof.kind,
             any_order=proof.any_order,
@@ -146,7 +153,7 @@ def smallest(
         made, _ = carried_out(bound, Aim(free.limits), solution, solution)
     least = lower + prepared.beside.total
     reason = beside_too(named(why, prepared.names), prepared.beside)
-    return Smallest(_for_limit(made, made.held), list(sequence), least, reason, how)
+    return Smallest(for_limit(made, made.held), list(sequence), least, reason, how)
 
 
 def at_minimum(prepared: Prepared, least: Smallest, options: PlanOptions, log: Phases) -> Candidate:
@@ -184,14 +191,17 @@ def _lower(made: Candidate, least: Smallest, options: PlanOptions, log: Phases) 
         share = options.within(1 / (TURNS - turn))
         found = attempt(OneSession(prepared, Limit(between), log), share)
         if isinstance(found, Candidate):
-            made = _for_limit(found, found.held)
+            made = for_limit(found, found.held)
         else:
             low = between
     return made
 
 
-def applied(prepared: Prepared, plan: Plan, log: Phases) -> Candidate:
+def applied(prepared: Prepared, plan: Plan, log: Phases, *, foreseen: bool = False) -> Candidate:
     """A plan made earlier, carried out whatever it takes.
+
+    Args:
+        foreseen: see :func:`~onnxremat.rewrite.emit.rewrite`.
 
     Raises:
         UsageError: it does not fit the graph, or is one for several devices.
@@ -204,7 +214,7 @@ def applied(prepared: Prepared, plan: Plan, log: Phases) -> Candidate:
             hint="plan again with: onnxremat optimize IN OUT --devices MACHINE",
         )
     with log.phase(BUILD):
-        artifact = carried(prepared, plan, log)
+        artifact = carried(prepared, plan, log, foreseen=foreseen)
         if plan.provenance.budget:
             artifact = artifact.opened_in(plan.provenance.budget - artifact.beside)
     measured = None
@@ -216,7 +226,7 @@ def applied(prepared: Prepared, plan: Plan, log: Phases) -> Candidate:
     return Candidate(prepared, artifact, limit, measured)
 
 
-def _for_limit(candidate: Candidate, limit: int) -> Candidate:
+def for_limit(candidate: Candidate, limit: int) -> Candidate:
     """The same plan, for ``limit`` bytes of weights and values."""
     budget = limit + candidate.artifact.beside
     return replace(candidate.told(budget=budget), limits={CPU: limit})

@@ -10,6 +10,7 @@ from onnxremat.errors import NO_FIT
 from onnxremat.fission.choose import Choosers
 from onnxremat.pipeline.closed_loop import Candidate, load_search
 from onnxremat.pipeline.fission_ways import choosers_of, plan_within_budget
+from onnxremat.pipeline.kept_plans import ADDED
 from onnxremat.pipeline.limits import fixed_bytes
 from onnxremat.pipeline.phases import PLAN, Phases
 from onnxremat.pipeline.prepare import Prepared
@@ -17,7 +18,6 @@ from onnxremat.planner.options import PlanOptions
 from onnxremat.units import Budget
 
 BUDGETS = 7  # that are planned for
-ADDED = 64  # bytes per op that plans may add: pins, gates and what rounding a share takes off
 NEAR = 1.02  # ratio of budgets from which nothing is to be gained between them
 
 

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from onnxremat.cost.table import CostTable
 from onnxremat.graph.ir import Graph, Op, Role
 from onnxremat.graph.traits import is_alias, may_recompute, takeover_inputs
+from onnxremat.planner.bounds import Need, largest_need
 from onnxremat.planner.problem import OneDevice, Problem, Rows
+from onnxremat.planner.problem_lists import ProblemLists
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,11 @@ class Reduced:
     graph: Graph
     index: tuple[int, ...]
     view: dict[int, int | None]
+
+    @cached_property
+    def need(self) -> Need:
+        """The op that needs most at once, in any order."""
+        return largest_need(ProblemLists(self.problem))
 
     def lift(self, sequence: Sequence[int]) -> list[str]:
         """Graph op names in execution order, contracted ops put back."""

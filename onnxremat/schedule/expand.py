@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from onnxremat.errors import UsageError
 from onnxremat.graph.ir import Graph, Op, Role, Tensor
-from onnxremat.graph.order import priority_order
+from onnxremat.graph.order import EAGER, priority_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,4 +94,6 @@ def settled(graph: Graph, sequence: Sequence[str]) -> list[str]:
     Raises:
         UsageError: see :func:`resolve`.
     """
+    if not any(op.op_type in EAGER for op in graph.ops):
+        return list(sequence)
     return [sequence[step] for step in priority_order(expand(graph, sequence))]

@@ -6,12 +6,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from onnxremat.pipeline.kept_plans import KeptPlan, keep_at, kept_at, place_of
 from onnxremat.pipeline.refusal import Least, given_up, refusal
 from onnxremat.pipeline.study_problem import Subject
 from onnxremat.planner import smallest_budget
 from onnxremat.planner.methods import plan_by
 from onnxremat.planner.options import AUTO, PlanOptions
-from onnxremat.planner.solution import Solution, Status
+from onnxremat.planner.problem import Problem
+from onnxremat.planner.schedule import Schedule
+from onnxremat.planner.semantics import peak, seconds
+from onnxremat.planner.solution import Certificate, Solution, Status
 from onnxremat.units import Budget
 
 
@@ -32,11 +36,53 @@ def plan_graph(subject: Subject, budget: Budget, options: PlanOptions) -> dict[s
     if solution.sequence is None:
         if options.method != AUTO and solution.status is not Status.INFEASIBLE:
             raise given_up(options.method.name, subject.name, limit, solution)
-        works, _, lower, why = _smallest(subject, options)
-        all_ways = solution.certificate.any_order or subject.fixed_order
-        least = Least(works, lower, why)
-        raise refusal(subject.name, limit, solution, least, all_ways=all_ways)
+        works, sequence, lower, why = _least(subject, options)
+        if options.method != AUTO or works > limit:
+            all_ways = solution.certificate.any_order or subject.fixed_order
+            least = Least(works, lower, why)
+            raise refusal(subject.name, limit, solution, least, all_ways=all_ways)
+        solution = _solution(subject.problem, sequence, solution.certificate)
     return facts_of(subject, limit, solution)
+
+
+def _least(subject: Subject, options: PlanOptions) -> tuple[int, list[int], int, str]:
+    """As :func:`_smallest`, or what an earlier refusal has named where that is less."""
+    problem = subject.problem
+    rows = [problem.reads, problem.writes, problem.inplace]
+    arrays = [problem.size, problem.work, problem.keep, problem.recompute, problem.fixed]
+    about = [[row.lists() for row in rows], [each.tolist() for each in arrays]]
+    path = place_of([*about, subject.fixed_order])
+    found, sequence, lower, why = _smallest(subject, options)
+    if options.work is None:
+        keep_at(path, KeptPlan(found, {}, tuple(map(str, sequence))))
+        kept = kept_at(path)
+        ops = [int(op) for op in kept.ops if op.isdecimal()] if kept else []
+        if kept and kept.budget < found and _runs(problem, ops, kept.budget):
+            found, sequence = kept.budget, ops
+    return found, sequence, lower, why
+
+
+def _runs(problem: Problem, sequence: Sequence[int], budget: int) -> bool:
+    """Whether a sequence is one of the problem, within a budget."""
+    if set(sequence) != set(range(problem.ops)):
+        return False
+    try:
+        return peak(problem, sequence) <= budget
+    except ValueError:
+        return False
+
+
+def _solution(problem: Problem, sequence: Sequence[int], proof: Certificate) -> Solution:
+    return Solution(
+        status=Status.FEASIBLE,
+        schedule=Schedule.of(problem, sequence),
+        time=seconds(problem, sequence),
+        peaks=(peak(problem, sequence),),
+        certificate=proof,
+        planner="smallest-budget",
+        reference=seconds(problem, problem.store_all()),
+        makespan=seconds(problem, sequence),
+    )
 
 
 def plan_problem(
@@ -48,8 +94,9 @@ def plan_problem(
 
 
 def _smallest(subject: Subject, options: PlanOptions) -> tuple[int, list[int], int, str]:
-    seconds = max(options.least, options.left)
-    asked = replace(options.lasting(seconds), fixed_order=subject.fixed_order)
+    asked = replace(
+        options.lasting(max(options.least, options.left)), fixed_order=subject.fixed_order
+    )
     return smallest_budget(subject.problem, asked)
 
 

@@ -299,7 +299,8 @@ class _Search:
         smallest = trials[0] if trials else None
         if smallest is None or (self._stopped() and smallest.batch > 1):
             raise StoppedError("interrupted before a batch was found to fit")
-        what = f"no plan for {name} at batch {smallest.batch} within {format_bytes(self.limit)}"
+        size = format_bytes(self.limit)
+        what = f"no plan of the whole of {name} at batch {smallest.batch} within {size}"
         if smallest.verdict == "infeasible":
             why, more = smallest.why, self.batches.at(smallest.batch).beside
             why += f"; {format_bytes(more)} are counted beside weights and values" if more else ""

@@ -119,6 +119,9 @@ def test_metadata_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     ):  # fmt: skip
         with pytest.raises(UsageError, match="session options"):
             Options.from_json(wrong)
+    with pytest.raises(UsageError, match="session options: too many threads") as refused:
+        Options.from_json({"threads": 99999})
+    assert "plan the model again" in refused.value.hint
     assert Options.from_json(TUNED.to_json()) == TUNED
 
 

@@ -58,13 +58,9 @@ def test_the_answer_fits_and_one_more_does_not(found: MaxBatch) -> None:
     assert made.peak <= 65536
     assert made.plan.provenance.overhead == pytest.approx(best.overhead, abs=1e-3)
     dims = {"batch": best.batch + 1}
+    whole = onnxremat.Settings(measure=False, dims=dims, fission=(), **PLANNED)
     with pytest.raises(InfeasibleError):
-        api.plan(
-            there_and_back(),
-            budget=65536,
-            options=PATIENT,
-            settings=onnxremat.Settings(measure=False, dims=dims, **PLANNED),
-        )
+        api.plan(there_and_back(), budget=65536, options=PATIENT, settings=whole)
 
 
 def test_every_trial_is_told(found: MaxBatch) -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import onnx
 import pytest
 
 from onnxremat import api
+from onnxremat.cost.analytic import analytic_costs
 from onnxremat.errors import NO_FIT, NoPlanError, OverBudgetError
 from onnxremat.graph.onnx_io import to_model
+from onnxremat.graph.unforeseen import SHOWN
 from onnxremat.ort.session import OPENED
-from onnxremat.pipeline import closed_loop, fission_ways, in_session, within_budget
+from onnxremat.pipeline import closed_loop, fission_ways, in_session, kept_plans, within_budget
 from onnxremat.pipeline.artifact import CPU
 from onnxremat.pipeline.batch_split import plan_best
 from onnxremat.pipeline.fission_ways import plan_within_budget
@@ -138,12 +141,15 @@ def late(monkeypatch: pytest.MonkeyPatch, warm: None) -> Any:
     """Optimises in a command whose time is over when it begins, or in one with much of it."""
 
     def optimized(model: onnx.ModelProto, budget: str, over: bool = True) -> tuple[Any, int]:
-        log, before = Phases(), OPENED.sessions
-        monkeypatch.setattr(api, "begin", lambda *_: log.end_within(-1 if over else LONG))
+        end = -1e4 if over else LONG
+        said: list[str] = []
+        log, before = Phases(said.append), OPENED.sessions
+        monkeypatch.setattr(log, "end_within", lambda _: setattr(log, "due", log._now() + end))
         result = api.optimize(
             model, budget=budget, settings=Settings(threads=1, fresh=True), say=log,
             options=PlanOptions(time_limit=LONG, threads=1), bench_seconds=0,
         )  # fmt: skip
+        assert any("more than --time-limit" in text for text in said) == over
         return result, OPENED.sessions - before
 
     return optimized
@@ -163,9 +169,30 @@ def test_what_a_late_result_is_not_checked_for_is_said(late: Any) -> None:
     assert all(check.ok for check in result.checks)
 
 
-def test_the_budget_of_a_late_refusal_works(late: Any) -> None:
-    """It is predicted, not tried."""
+def test_the_budget_of_a_late_refusal_works(
+    late: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is predicted, not tried; kept when there is time, and when there is none again."""
+    monkeypatch.setenv("ONNXREMAT_CACHE", str(tmp_path))
+    monkeypatch.setattr(kept_plans, "MODELS", 1)
     model = to_model(training_chain(4, 16, 64))
     with pytest.raises(NO_FIT, match="there was no time to run it") as caught:
         late(model, "0.1x")
-    assert late(model, str(caught.value.smallest), over=False)[0].facts()["order_kept"]
+    for over in (False, True):
+        assert late(model, str(caught.value.smallest), over)[0].facts()["order_kept"]
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1.0])
+def test_what_takes_the_square_of_the_ops_has_a_limit(
+    seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shapes that a session finds as it runs, where onnxruntime sees what it fuses in no time."""
+    monkeypatch.setattr(in_session, "UNFORESEEN", seconds)
+    model = to_model(training_chain(4, 16, 64))
+    made = api.optimize(
+        model, budget="0.9x", settings=Settings(threads=1, costs=analytic_costs),
+        options=PlanOptions(work=200, threads=1), bench_seconds=0,
+    )  # fmt: skip
+    read = {name for node in made.model.graph.node for name in node.input}
+    assert (SHOWN in read) == (seconds == 0)
+    assert all(check.ok for check in made.checks)

@@ -1,0 +1,85 @@
+"""A refusal is called proven where nothing that may be done keeps the budget, and only there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from onnxremat.cost.analytic import analytic_costs
+from onnxremat.errors import NO_FIT, InfeasibleError, NoPlanError, OnnxrematError
+from onnxremat.pipeline import batch_split
+from onnxremat.pipeline.batch_split import plan_best
+from onnxremat.pipeline.fission_ways import plan_within_budget
+from onnxremat.pipeline.prepare import Prepared, Settings, prepare
+from onnxremat.planner.options import Method, PlanOptions
+from onnxremat.session.process import PARTS
+from onnxremat.units import parse_budget
+from tests.pipeline.test_fission import WHOLE, chain
+from tests.toolbox import parse, wide_chain
+
+ASKED = Settings(
+    threads=1, target="portable", costs=analytic_costs, not_counted=PARTS
+)  # budgets of weights and values alone
+WORK = PlanOptions(work=300, threads=1)
+# An op that splits along no axis, between two that do.
+SORTED = """g (float[65536] x) => (float[1] y) <int64[1] k = {65536}> {
+    a = Sin(x) b, c = TopK(a, k) d = Cos(b) e = Cast<to: int = 1>(c) f = Add(d, e)
+    y = ReduceSum(f)
+}"""
+
+
+def _refused(prepared: Prepared, size: int, **options: Any) -> OnnxrematError:
+    with pytest.raises(NO_FIT) as refused:
+        plan_within_budget(prepared, parse_budget(size), replace(WORK, **options))
+    return refused.value
+
+
+def test_less_than_weights_and_results() -> None:
+    for make in (chain, wide_chain):
+        prepared = prepare(make(), ASKED)
+        floor = prepared.weights + prepared.graph.result_bytes
+        assert isinstance(_refused(prepared, floor - 1), InfeasibleError)
+
+
+def test_regions_that_go_and_are_not_known_to_keep_it() -> None:
+    """The same with what the session takes counted, which many parts have more of."""
+    prepared = prepare(chain(), replace(ASKED, not_counted=()))
+    size = prepared.beside.total + WHOLE // 2
+    found = _refused(prepared, size)
+    assert isinstance(found, NoPlanError)
+    assert "no proof" in found.why
+
+
+def test_what_was_asked_to_be_whole() -> None:
+    for whole in ({"fission": ()}, {"split_batch": ()}, {"fixed_order": True}):
+        prepared = prepare(chain(), replace(ASKED, **whole))
+        assert isinstance(_refused(prepared, WHOLE // 2), InfeasibleError), whole
+
+
+def test_what_is_not_tried() -> None:
+    prepared = prepare(chain(), replace(ASKED, measure=False))
+    found = _refused(prepared, WHOLE // 2)
+    assert isinstance(found, NoPlanError)
+    assert "without a run" in found.why
+    prepared = prepare(chain(), ASKED)
+    found = _refused(prepared, WHOLE // 2, method=Method(formulation="cuts"))
+    assert isinstance(found, NoPlanError)
+    assert "cuts plans the whole alone" in found.why
+
+
+def test_a_batch_of_more_ops_than_are_put_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regions are another way, which finds nothing here."""
+    monkeypatch.setattr(batch_split, "MOST_OPS", 1)
+    prepared = prepare(wide_chain(), ASKED)
+    size = prepared.weights + prepared.graph.result_bytes + 1
+    with pytest.raises(NoPlanError, match="no plan"):
+        plan_best(prepared, parse_budget(size), WORK)
+
+
+def test_an_op_that_is_whole_whatever_is_in_parts() -> None:
+    prepared = prepare(parse(SORTED), ASKED)
+    found = _refused(prepared, 3 * 65536 * 4)
+    assert isinstance(found, InfeasibleError)
+    assert "TopK" in found.why
