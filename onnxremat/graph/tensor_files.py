@@ -9,7 +9,9 @@ from __future__ import annotations
 import glob
 import json
 import os
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +29,7 @@ NAMES = {
     T.INT32: "I32", T.INT16: "I16", T.INT8: "I8", T.UINT8: "U8", T.BOOL: "BOOL",
 }  # fmt: skip
 KINDS = {name: kind for kind, name in NAMES.items()}
+DEAD = 600.0  # seconds after which nobody goes on with a file that was not finished
 
 
 def write_tensors(
@@ -58,10 +61,13 @@ def write_tensors(
 
 
 def drop_leftovers(path: Path) -> None:
-    """Remove what writes of a checkpoint left behind that were killed half-way."""
+    """Remove what writes of a checkpoint left behind that were killed half-way; what was written to
+    a moment ago may be another process's that goes on."""
     path = path.resolve() if path.is_symlink() else path  # where they were written
-    for leftover in path.parent.glob(f".{glob.escape(path.name)}.????????"):  # as mkstemp names
-        leftover.unlink(missing_ok=True)
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}.????????"):  # as `atomic` names
+        with suppress(OSError):  # gone meanwhile
+            if time.time() - leftover.stat().st_mtime > DEAD:
+                leftover.unlink()
 
 
 def read_tensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
