@@ -64,13 +64,16 @@ class Runtime(Protocol):
         """Op names in executed order."""
 
 
-def rewrite(graph: Graph, plan: Plan, runtime: Runtime | None = None) -> Rewritten:
+def rewrite(
+    graph: Graph, plan: Plan, runtime: Runtime | None = None, *, foreseen: bool = False
+) -> Rewritten:
     """Carry out a plan.
 
     Args:
         runtime: lets the pins suit what onnxruntime fuses at load under default options; without
             it they hold for a session that fuses nothing. Pins that make it refuse the model are
             left out.
+        foreseen: leave shapes known at load: finding them as it runs takes some bytes.
 
     Raises:
         UsageError: the plan does not fit the graph.
@@ -78,7 +81,10 @@ def rewrite(graph: Graph, plan: Plan, runtime: Runtime | None = None) -> Rewritt
     gated = blocks.add_guard(add_gates(expand(graph, plan.sequence)))
     if runtime is None:
         return Rewritten(add_pins(gated), plan)
-    gated, lasting = _unforeseen(gated, runtime)
+    if foreseen:
+        lasting = set(runtime.lasting(gated))
+    else:
+        gated, lasting = _unforeseen(gated, runtime)
     extra: set[str] = set()
     pinned, tried = gated, add_pins(gated, extra, lasting)
     for _ in range(PIN_ROUNDS):
