@@ -373,9 +373,7 @@ class OneSession:
         return Plan.of(prepared.graph, names, provenance)
 
 
-def carried(
-    prepared: Prepared, plan: Plan, log: Phases, *, foreseen: bool = False
-) -> InOneSession:
+def carried(prepared: Prepared, plan: Plan, log: Phases, *, foreseen: bool = False) -> InOneSession:
     """A plan rewritten, its pins suited to what onnxruntime fuses, as far as there is time.
 
     Args:

@@ -30,7 +30,9 @@ def packed_again(graph: Graph) -> Mapping[str, int]:
     for op in graph.ops:
         readers.update(_packed(op.op_type, op.inputs))
         if op.captures:
-            inside = Counter(name for node in _within(op.node) for name in _packed(node.op_type, node.input))
+            inside = Counter(
+                name for node in _within(op.node) for name in _packed(node.op_type, node.input)
+            )
             readers.update(name for name in inside.elements() if name in op.captures)
     return {
         name: graph.tensors[name].bytes
