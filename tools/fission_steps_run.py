@@ -1,6 +1,6 @@
 """Training steps of MAGIS's evaluation that run: their batch in parts, planned and measured.
 
-The nets of ``fission_training.py`` in sizes that two cores and 20 GiB take. Bytes are parameters,
+The nets of ``fission_training.py`` in sizes that two cores and 4 GiB take. Bytes are parameters,
 values, gradients and workspace of a step of SGD that updates parameters in place; planned ones are
 simulated, measured ones are what the allocator was asked for. Times are of a run under planned
 options on one thread: planned by the roofline, measured in turns with the whole, processor time,
@@ -59,17 +59,19 @@ def _net(name: str, **sizes: Any) -> Callable[..., onnx.ModelProto]:
     return partial(build, name, **sizes)
 
 
-BASE = {"hidden": 768, "heads": 12, "layers": 12}
+BASE = {"hidden": 768, "heads": 12, "layers": 3}
 SHORT = {"sequence": 128, "positions": 128}
 STEPS = {
     "resnet50": Step(_net("resnet50", size=224, width=64), 8),
-    "bert-base": Step(_net("bert", **BASE, **SHORT), 2, "128 of 512 tokens"),
-    "vit-base": Step(_net("vit", **BASE, size=224), 4),
+    "bert-base": Step(
+        _net("bert", **BASE, sequence=512, positions=512), 8, "3 of 12 layers"
+    ),
+    "vit-base": Step(_net("vit", **BASE, size=224), 16, "3 of 12 layers"),
     "unet": Step(_net("unet", size=256, width=64), 2),
     "unet++": Step(nets.nested_unet, 2),
     "gpt-neo-1.3b": Step(
-        _net("gpt2", hidden=2048, heads=16, layers=4, **SHORT), 2,
-        "4 of 24 layers, 128 of 512 tokens",
+        _net("gpt2", hidden=2048, heads=16, layers=3, **SHORT), 2,
+        "3 of 24 layers, 128 of 512 tokens",
     ),
     "btlm-3b": Step(
         _net("gpt2", hidden=2560, heads=20, layers=2, **SHORT), 2,

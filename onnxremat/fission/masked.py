@@ -4,12 +4,16 @@ Attention is softmax(scores masked) values. A score that is masked (replaced by,
 least 1e8) has an exact zero after the softmax, as every row has a score that is not. So for queries
 [a, b) whose rows of the mask hide all columns from c on, scores of the first c keys, and the first
 c values, give the same: sums miss only zeros.
+
+A Where writes two copies of all scores beside its result. Where a mask is the same for many heads,
+a part instead makes a summand of it (0, or what no finite score comes up from) and adds that: what
+is seen is the same bit for bit, what is hidden an exact zero after the softmax, too.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -29,6 +33,8 @@ PRODUCTS = ("MatMul", "FusedMatMul")
 
 MOST = 1 << 28  # bytes of a mask that is read
 FLOAT, BOOL = onnx.TensorProto.FLOAT, onnx.TensorProto.BOOL
+LOWEST = float(np.finfo(np.float32).min)
+SHARED = 4  # rows of scores, at least, for one of their mask, where it is made a summand
 
 Read = Callable[[str], np.ndarray | None]  # the values of a weight, None for what is none
 Reach = Mapping[str, np.ndarray]  # per op that masks: how many columns each row of scores sees
@@ -102,6 +108,8 @@ def _seen(graph: Graph, op: Op, read: Read) -> np.ndarray | None:
 
 
 Cut = Callable[[str, int, int], Op]  # the first entries of a tensor along an axis, as an op
+Make = Callable[[str, Sequence[str], str], Op]  # an op of a kind that makes an output of inputs
+Number = Callable[[float, int], str]  # a number of a type, as a tensor
 
 
 class Narrowed:
@@ -110,17 +118,26 @@ class Narrowed:
     Args:
         ops, tensors: of a graph in parts; ``tensors`` is changed.
         reach: as :func:`reach_of` finds it in the whole.
-        cut: makes an op that takes the first entries of a tensor along an axis.
+        cut, make, number: of the writer of the graph.
 
     Attributes:
         shares: of its keys that an op still works on.
+        added: bytes of scores that ops move, which add a mask in place of choosing by it.
     """
 
     def __init__(
-        self, ops: list[Op], tensors: MutableMapping[str, Tensor], reach: Reach, cut: Cut
+        self,
+        ops: list[Op],
+        tensors: MutableMapping[str, Tensor],
+        reach: Reach,
+        cut: Cut,
+        make: Make,
+        number: Number,
     ) -> None:
-        self.ops, self.tensors, self.reach, self.cut = ops, tensors, reach, cut
+        self.ops, self.tensors, self.reach = ops, tensors, reach
+        self.cut, self.make, self.number = cut, make, number
         self.shares: dict[str, float] = {}
+        self.added: dict[str, int] = {}
         self.producer = {name: index for index, op in enumerate(ops) for name in op.writes}
         self.readers: dict[str, list[int]] = {}
         for index, op in enumerate(ops):
@@ -138,6 +155,7 @@ class Narrowed:
             of, span = pieces.get(op.name, ("", None))
             if span is not None and of in self.reach:
                 self._narrow(index, self.reach[of], span)
+                self._add(index)
         return [
             each for index, op in enumerate(self.ops) for each in (*self.before.get(index, ()), op)
         ]
@@ -173,6 +191,33 @@ class Narrowed:
             self.tensors[name] = replace(tensor, shape=new, bytes=tensor_bytes(tensor.dtype, new))
         for each in (*chain, index, softmax, mixed):
             self.shares[self.ops[each].name] = left / keys
+
+    def _add(self, index: int) -> None:
+        """A mask that is the same for many heads added to scores, not chosen by."""
+        op = self.ops[index]
+        if op.op_type != "Where":
+            return
+        mask, chosen, other = op.inputs
+        shape, held = self._shape(op.outputs[0]), self._shape(mask)
+        scores = next((name for name in (chosen, other) if self._shape(name) == shape), "")
+        known = self.tensors.get(scores)
+        if known is None or known.dtype != FLOAT or self._shape(chosen) == self._shape(other):
+            return
+        if math.prod(held) * SHARED > math.prod(shape):
+            return
+        summand = f"{op.outputs[0]}/summand"
+        bounds = [self.number(value, FLOAT) for value in (0.0, LOWEST)]
+        chooses = self.make(
+            "Where", [mask, *(bounds if scores == chosen else bounds[::-1])], summand
+        )
+        self.tensors[summand] = replace(
+            known, name=summand, shape=held, bytes=tensor_bytes(FLOAT, held)
+        )
+        added = self.make("Add", [scores, summand], op.outputs[0])
+        self.before.setdefault(index, []).append(chooses)
+        self.ops[index] = replace(added, origin=op.origin)
+        self.shares.pop(op.name, None)
+        self.added |= {added.name: known.bytes, chooses.name: tensor_bytes(FLOAT, held)}
 
     def _shape(self, name: str) -> tuple[int, ...]:
         tensor = self.tensors.get(name)

@@ -86,9 +86,13 @@ def _graph(writer: Writer, outputs: Sequence[str]) -> Graph:
     used = {name for op in writer.ops for name in op.reads}
     frame = onnx.ModelProto()
     frame.CopyFrom(graph.model)
-    frame.graph.initializer.extend(t for name, t in writer.constants.items() if name in used)
+    known, held = frame.graph.initializer, used.union(outputs)
+    for place in reversed(range(len(known))):
+        if known[place].name not in held:
+            del known[place]  # a number that hidden scores were replaced by
+    known.extend(t for name, t in writer.constants.items() if name in used)
     made = used.union(outputs, graph.inputs, *(op.writes for op in writer.ops))
-    made.update(t.name for t in frame.graph.initializer)
+    made.update(t.name for t in known)
     tensors = {name: tensor for name, tensor in writer.tensors.items() if name in made}
     return replace(
         graph, ops=tuple(writer.ops), tensors=tensors, outputs=tuple(outputs), model=frame

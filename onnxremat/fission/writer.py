@@ -37,7 +37,7 @@ class Writer:
     Attributes:
         shares: op to the op that it is a piece of, and the share of it that it computes.
         pieces: op to the op that it is a piece of, and what it makes of its outputs.
-        copied: bytes that the ops which only copy write.
+        copied: bytes that ops write which only copy, or are as quick as a copy.
         tiles: results that are not joined yet.
         views: Reshapes that are not among ops which are only simulated.
     """
@@ -228,8 +228,9 @@ class Writer:
         Args:
             reach: how far rows of masked scores see.
         """
-        narrowed = Narrowed(self.ops, self.tensors, reach, self._first)
+        narrowed = Narrowed(self.ops, self.tensors, reach, self._first, self.op, self.number)
         self.ops = narrowed.written(self.pieces)
+        self.copied |= narrowed.added
         for name, share in narrowed.shares.items():
             if name in self.shares:
                 of, before = self.shares[name]

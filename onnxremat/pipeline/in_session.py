@@ -333,7 +333,7 @@ class OneSession:
         made = session_of(self.prepared, rewrite(self.prepared.graph, plan))
         if not self.sketched and not excess(made.predict(), self.limits_for(made)):
             made = carried(self.prepared, plan, self.log)
-            if excess(made.predict(), self.limits_for(made)):  # by what finds shapes as it runs
+            if excess(made.predict(), self.limits_for(made)):  # by what only default sessions need
                 made = carried(self.prepared, plan, self.log, foreseen=True)
         limit = self.limit.of(made.beside)
         return made.opened_in(limit).told(budget=limit + made.beside)
@@ -377,7 +377,7 @@ def carried(prepared: Prepared, plan: Plan, log: Phases, *, foreseen: bool = Fal
     """A plan rewritten, its pins suited to what onnxruntime fuses, as far as there is time.
 
     Args:
-        foreseen: leave shapes known at load.
+        foreseen: see :func:`~onnxremat.rewrite.emit.rewrite`.
 
     Raises:
         UsageError: the plan does not fit the graph.
@@ -391,15 +391,18 @@ def carried(prepared: Prepared, plan: Plan, log: Phases, *, foreseen: bool = Fal
 
 def session_of(prepared: Prepared, rewritten: Rewritten) -> InOneSession:
     """A rewritten graph with what is known of its ops."""
-    costs, known = prepared.costs, prepared.graph.tensors
-    added = [t for name, t in rewritten.graph.tensors.items() if name not in known]
+    costs = prepared.costs
+    added = sum(
+        tensor.bytes for name, tensor in rewritten.graph.tensors.items()
+        if tensor.role is Role.WEIGHT and name.startswith(SHOWN)
+    )  # fmt: skip
     return InOneSession(
         rewritten,
         prepared.tuned,
         prepared.folder,
         costs.scratch,
         costs.seconds,
-        prepared.weights + sum(tensor.bytes for tensor in added if tensor.role is Role.WEIGHT),
+        prepared.weights + added,
         beside=prepared.beside_in(rewritten.graph).total,
     )
 

@@ -16,11 +16,12 @@ from onnxremat.errors import ModelError, UsageError
 from onnxremat.grad import updated_inputs
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
+from onnxremat.graph.traits import is_alias
 from onnxremat.graph.unforeseen import all_unforeseen
 from onnxremat.limits import PLAN_BYTES
 from onnxremat.ort import blocks
 from onnxremat.rewrite.gates import add_gates
-from onnxremat.rewrite.pins import add_pins, misplaced
+from onnxremat.rewrite.pins import add_pins, is_added, misplaced
 from onnxremat.rewrite.unpacked import list_as_inputs
 from onnxremat.schedule.expand import expand
 from onnxremat.schedule.plan import Plan
@@ -73,7 +74,8 @@ def rewrite(
         runtime: lets the pins suit what onnxruntime fuses at load under default options; without
             it they hold for a session that fuses nothing. Pins that make it refuse the model are
             left out.
-        foreseen: leave shapes known at load: finding them as it runs takes some bytes.
+        foreseen: shapes stay known when the file is loaded: nothing is added that finds them as it
+            runs, and under default options dead buffers wait for values of their shape.
 
     Raises:
         UsageError: the plan does not fit the graph.
@@ -105,7 +107,8 @@ def rewrite(
 def _unforeseen(graph: Graph, runtime: Runtime) -> tuple[Graph, set[str]]:
     """The graph whose dead buffers go back under default options, too, where onnxruntime fuses as
     much without knowing its shapes; and tensors that last. What follows from constants alone may
-    last: folded at load, it would be held all the time."""
+    last: folded at load, it would be held all the time. So may a view that another view is made of
+    (two Reshapes in a row take no bytes), and the gate before it."""
     lasting = set(runtime.lasting(graph))
     made = all_unforeseen(graph, updated_inputs(graph.model))
     if made is graph:
@@ -115,9 +118,12 @@ def _unforeseen(graph: Graph, runtime: Runtime) -> tuple[Graph, set[str]]:
     except ModelError:
         return graph, lasting
     computed = set(graph.inputs)
+    taking = set[str]()  # bytes
     for op in graph.ops:
-        computed.update(op.writes if computed.intersection(op.reads) else ())
-    return (graph, lasting) if found & computed - lasting else (made, found)
+        if computed.intersection(op.reads):
+            computed.update(op.writes)
+            taking.update(op.writes if not (is_alias(op) or is_added(op.name)) else ())
+    return (graph, lasting) if found & taking - lasting else (made, found)
 
 
 def pack(plan: Plan) -> str:

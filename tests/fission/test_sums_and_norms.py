@@ -12,13 +12,14 @@ from onnxremat.fission.choose import Chooser
 from onnxremat.fission.masked import reach_of
 from onnxremat.fission.opened import norms_of, opened, opened_for
 from onnxremat.fission.paper import Paper
-from onnxremat.fission.pricing import Whole
+from onnxremat.fission.pricing import Prices, Whole
 from onnxremat.fission.region import Region
 from onnxremat.fission.split import split
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.graph.spans import CannotSplitError
 from onnxremat.ort.infer import build_graph
+from onnxremat.schedule.simulate import simulate
 from tests.fission.drawn import Drawn
 from tests.toolbox import graph_of, run
 
@@ -119,9 +120,9 @@ def test_an_image_that_is_normalised_is_never_there_twice() -> None:
 def causal(how: str, tokens: int = 16) -> onnx.ModelProto:
     """Attention in which a token sees none behind it."""
     g = Drawn(0)
-    g.shapes["x"] = (2, tokens, 4)
-    scores = (2, tokens, tokens)
-    keys = g.op("Transpose", [g.op("Neg", ["x"], g.shapes["x"])], (2, 4, tokens), perm=[0, 2, 1])
+    g.shapes["x"] = (8, tokens, 4)
+    scores = (8, tokens, tokens)
+    keys = g.op("Transpose", [g.op("Neg", ["x"], g.shapes["x"])], (8, 4, tokens), perm=[0, 2, 1])
     y = g.op("MatMul", ["x", keys], scores)
     y = g.op("Div", [y, g.constant(np.float32(2))], scores)
     seen = np.tril(np.ones((1, tokens, tokens), bool))
@@ -134,9 +135,13 @@ def causal(how: str, tokens: int = 16) -> onnx.ModelProto:
 
 
 def _in_parts(graph: Graph, reach: dict[str, np.ndarray] | None, count: int = 4) -> Graph:
+    return split(graph, [_region(graph, count)], 1, reach)
+
+
+def _region(graph: Graph, count: int) -> Region:
     names = tuple(op.name for op in graph.ops if op.op_type not in ("Neg", "Transpose"))
     (name,) = graph.outputs
-    return split(graph, [Region(names, {name: 1}, (1,) * count, {})], 1, reach)
+    return Region(names, {name: 1}, (1,) * count, {})
 
 
 @pytest.mark.parametrize("how", ["where", "add"])
@@ -148,12 +153,17 @@ def test_hidden_keys_are_left_out(how: str) -> None:
     made = _in_parts(graph, reach)
     widths = [made.tensors[op.outputs[0]].shape[-1] for op in made.ops if op.op_type == "Softmax"]
     assert widths == [4, 8, 12, 16]
+    # Of eight heads that share a mask; the mask alone is chosen by.
+    chosen = [op.outputs[0] for op in made.ops if op.op_type == "Where"]
+    assert [made.tensors[name].shape[0] for name in chosen] == [1] * (4 if how == "where" else 0)
     known = build_graph(to_model(made))
     assert all(
         made.tensors[n].shape == known.tensors[n].shape for op in made.ops for n in op.writes
     )
     (name,) = graph.outputs
     np.testing.assert_allclose(run(made).outputs[name], run(graph).outputs[name], rtol=1e-5)
+    levels = Prices(Whole(graph, {}, {}, reach=reach)).priced((_region(graph, 4),))
+    assert levels.peak == max(simulate(made).live)
 
 
 def test_without_a_mask_every_key_is_seen() -> None:
