@@ -55,22 +55,26 @@ def places_bytes(graph: Graph) -> int:
 def _listed(graph: Graph, op: Op) -> int:
     """Where it goes for each of its indices (``scatter.cc``, ``gather_nd.cc``, ``scatter_nd.cc``);
     what an image's samples are made of (``grid_sample.cc``); places of a row that is sorted, one
-    row per thread (``topk.cc``)."""
-    read = [graph.tensors[name].shape if name else None for name in op.inputs]
-    if op.op_type in PLACES and read[1] is not None:
-        return PLACE * math.prod(read[1][: len(read[1]) - PLACES[op.op_type]])
+    row per thread (``topk.cc``); an input without its mean."""
+    if op.op_type in PLACES:
+        shape = graph.tensors[op.inputs[1]].shape
+        return 0 if shape is None else PLACE * math.prod(shape[: len(shape) - PLACES[op.op_type]])
+    if op.op_type == "MeanVarianceNormalization":
+        return graph.tensors[op.inputs[0]].bytes
+    if op.op_type not in ("GridSample", "TopK"):
+        return 0
+    read, made = (graph.tensors[name].shape for name in (op.inputs[0], op.writes[0]))
     said = {a.name: onnx.helper.get_attribute_value(a) for a in op.node.attribute}
-    made = graph.tensors[op.writes[0]].shape
-    if op.op_type == "GridSample" and made is not None and len(made) == 4:
+    if not read or not made:
+        return 0
+    if op.op_type == "GridSample":
         plain = said.get("mode", b"linear") in (b"linear", b"bilinear")
         padded = said.get("padding_mode", b"zeros") == b"zeros"
-        return SAMPLE * made[2] * made[3] * (plain and padded)
-    if op.op_type == "TopK" and made and read[0]:
-        axis = said.get("axis", -1)
-        row, rows = read[0][axis], math.prod(read[0]) // max(1, read[0][axis])
-        few = made[axis] < 4 or math.log(made[axis]) < HEAP * math.log(row)
-        return 0 if few else PLACE * row * min(rows, THREADS)
-    return 0
+        return SAMPLE * made[2] * made[3] * (plain and padded and len(made) == 4)
+    axis = said.get("axis", -1)
+    row, rows = read[axis], math.prod(read) // max(1, read[axis])
+    few = made[axis] < 4 or math.log(made[axis]) < HEAP * math.log(row)
+    return 0 if few else PLACE * row * min(rows, THREADS)
 
 
 def node_bytes(graph: Graph) -> int:

@@ -96,6 +96,10 @@ def test_places_that_a_kernel_lists_count() -> None:
         {{ y = GridSample<{}>(x, i) }}"""
     assert places_bytes(graph_of(sampled.format("align_corners = 0"))) == 56 * 40 * 50
     assert not places_bytes(graph_of(sampled.format('mode = "nearest"')))
+    centred = (
+        "g (float[2, 3, 8, 8] x) => (float[2, 3, 8, 8] y) { y = MeanVarianceNormalization(x) }"
+    )
+    assert places_bytes(graph_of(centred)) == 4 * 2 * 3 * 8 * 8
     best = """g (float[5, 4096] x) => (float[5, {0}] y, int64[5, {0}] z)
         <int64[1] k = {{{0}}}> {{ y, z = TopK(x, k) }}"""
     assert places_bytes(graph_of(best.format(2000))) == 2 * 8 * 4096
