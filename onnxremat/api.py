@@ -144,7 +144,7 @@ class OptimizeResult(Result):
         if trace:
             write_trace(made.graph, made.timeline, trace, measured=profile)
 
-    def page(self, path: Path) -> None:
+    def page(self, path: str | os.PathLike[str]) -> None:
         """Write one HTML file that explains the plan; see ``onnxremat report``.
 
         Raises:
@@ -160,9 +160,10 @@ class OptimizeResult(Result):
         if isinstance(made, InOneSession):
             model = self.model
             written = Written(model, metadata(model), made.folder or Path())
-            page(of_written(written, self.prepared.name)).write(path)
+            made_page = page(of_written(written, self.prepared.name))
         else:
-            devices_page(Spread(self.prepared.name, self.facts(), self.deployment)).write(path)
+            made_page = devices_page(Spread(self.prepared.name, self.facts(), self.deployment))
+        made_page.write(Path(path))
 
 
 def optimize(
@@ -250,9 +251,11 @@ def differentiate(
     as the user thinks.
 
     Raises:
-        UsageError, ModelError: wrong input or settings.
+        UsageError, ModelError: wrong input or settings, or the output would overwrite the input.
         UnsupportedError: an operator without a gradient rule.
     """
+    if isinstance(source, str | os.PathLike):
+        check_paths(source, target)
     model, folder, _ = read_source(source)
     bound = bind(inline_functions(model), shapes, dims)
     step = add_backward(bound, folder=folder, settings=settings or Training())

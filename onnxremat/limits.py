@@ -46,6 +46,19 @@ def check(
         )
 
 
+def at_least(number: float, least: float, what: str) -> None:
+    """Refuse a number of a caller that says nothing sensible; the command line does so itself.
+
+    Args:
+        what: it is, by the name of its argument.
+
+    Raises:
+        UsageError: it is below ``least``, or no number.
+    """
+    if not number >= least:
+        raise UsageError(f"{what} is {number}", hint=f"{least:g} or more")
+
+
 def regular(path: Path) -> Path:
     """The same path, of a file that can be read to its end.
 

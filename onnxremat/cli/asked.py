@@ -26,6 +26,12 @@ def first_given(context: typer.Context, names: Collection[str]) -> str:
     return str(next(found, ""))
 
 
+def repeated(context: typer.Context, names: Collection[str]) -> list[str]:
+    """Some parameters' options that were given, as they were, for another command."""
+    rows = ((p, context.params[str(p.name)]) for p in _given(context) if p.name in names)
+    return [word for row in rows for word in _words(*row)]
+
+
 def _given(context: typer.Context) -> Iterator[Any]:
     """Arguments and options that stand on the command line."""
     for parameter in context.command.params:

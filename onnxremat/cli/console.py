@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 from rich.console import Console
 from rich.status import Status
+from rich.text import Text
 
 from onnxremat.cli.interrupt import KEEPS, WATCH
 from onnxremat.errors import EndedError, NoPlanError, OverBudgetError, StoppedError
+from onnxremat.report.literal import LITERAL
 from onnxremat.units import format_bytes, format_seconds
 
 
@@ -78,8 +81,8 @@ class Voice:
 
     def __init__(self, as_json: bool = False, quiet: bool = False) -> None:
         self.as_json, self.quiet = as_json, quiet
-        self.err = Console(stderr=True, highlight=False, quiet=quiet)
-        self.out = Console(highlight=False, soft_wrap=True)
+        self.err = Console(stderr=True, quiet=quiet, **LITERAL)
+        self.out = Console(soft_wrap=True, **LITERAL)
         self._status: Status | None = None
         self._stage, self._since = "", 0.0
 
@@ -116,9 +119,9 @@ class Voice:
         """A new stage begins."""
         self._stage, self._since = stage, time.perf_counter()
         if self._status:
-            self._status.update(stage)
+            self._status.update(Text(stage))
         elif not self.quiet:
-            self.err.print(f"- {stage}", markup=False)
+            self.err.print(f"- {stage}")
 
     def ended(self, phase: str, seconds: float) -> None:
         """A phase has ended, for those who ask."""
@@ -127,7 +130,7 @@ class Voice:
     def update(self, text: str) -> None:
         """What the stage at hand is at; only shown on a terminal."""
         if self._status:
-            self._status.update(text)
+            self._status.update(Text(text))
 
     def planning(self, best: float, bound: float, stage: str) -> None:
         """Best time and bound moved."""
@@ -140,7 +143,7 @@ class Voice:
                     f"best {format_seconds(best)}, bound {format_seconds(bound)}, gap {gap:.3%}; "
                     "Ctrl-C keeps it"
                 )
-            self._status.update(f"planning ({stage}), {seconds:.0f} s: {words}")
+            self._status.update(Text(f"planning ({stage}), {seconds:.0f} s: {words}"))
 
     def result(self, facts: Mapping[str, Any]) -> None:
         """One JSON object on stdout, in small parts: a large write into a pipe that a signal
@@ -151,7 +154,11 @@ class Voice:
 
     def note(self, text: str) -> None:
         """A line for people."""
-        self.err.print(text, markup=False)
+        self.err.print(text)
+
+    def command(self, what: str, words: Sequence[str]) -> None:
+        """A command to be copied into a shell: its line is not broken."""
+        self.err.print(f"{what}: {shlex.join(words)}", soft_wrap=True)
 
     def aside(self, table: Any) -> None:
         """A rich table beside an error: on stderr."""

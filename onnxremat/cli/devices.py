@@ -76,7 +76,7 @@ def _list(voice: Voice) -> None:
         voice.result({"onnxruntime": runtime_version(), "providers": providers(), "devices": rows})
         return
     for device in found:
-        voice.out.print(_line(device), markup=False)
+        voice.out.print(_line(device))
     voice.out.print(f"onnxruntime {runtime_version()} has {', '.join(providers())}")
 
 
@@ -88,17 +88,16 @@ def _show(voice: Voice, machine: Machine) -> None:
         facts["missing"] = {d.name: missing(d) for d in machine.devices if missing(d)}
         voice.result(facts)
         return
-    voice.out.print(machine.name, markup=False)
+    voice.out.print(machine.name)
     for device in machine.devices:
         why = missing(device)
         text = _line(device) + (f"   not here: {why}" if why else "")
-        voice.out.print(text, markup=False)
+        voice.out.print(text)
     for link in machine.links:
         speed = "handed over" if link.shared else f"{link.bandwidth / 1e9:.3g} GB/s"
         voice.out.print(
             f"{link.source} -> {link.target}   {speed}, {format_seconds(link.latency)}   "
-            f"{link.origin}",
-            markup=False,
+            f"{link.origin}"
         )
 
 

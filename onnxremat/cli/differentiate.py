@@ -43,7 +43,6 @@ def command(
     from onnxremat.grad import Settings as Training
 
     voice = Voice(as_json, quiet)
-    api.check_paths(source, target_file)
     settings = Training(
         loss=loss, loss_output=loss_output, optimizer=training.optimizer_of(optimizer),
         trainable=trainable or None, freeze=freeze or (), parameters=parameters, tie=tie,

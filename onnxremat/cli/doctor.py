@@ -19,7 +19,7 @@ def command(as_json: args.Json = False, quiet: args.Quiet = False) -> None:
     else:
         for row in rows:
             mark = "ok  " if row.ok else "FAIL" if row.needed else "none"
-            voice.out.print(f"{mark}  {row.name:28s} {row.text}", markup=False)
+            voice.out.print(f"{mark}  {row.name:28s} {row.text}")
     broken = [row.name for row in rows if row.needed and not row.ok]
     if broken:
         raise MissingComponentError(

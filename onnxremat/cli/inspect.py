@@ -68,19 +68,19 @@ def command(
         if key in ("inputs", "outputs"):
             _values(voice, key, value, types)
         elif key not in ("snippets", "facts", "types"):
-            voice.out.print(f"{key:24s} {_shown(key, value)}", markup=False)
+            voice.out.print(f"{key:24s} {_shown(key, value)}")
     if snippet and "snippets" in facts:
         for language, code in facts["snippets"].items():
-            voice.out.print(f"\n# {language}\n{code}", markup=False)
+            voice.out.print(f"\n# {language}\n{code}")
 
 
 def _values(voice: Voice, key: str, names: list[str], types: dict[str, str]) -> None:
     """One line per value; of many the first."""
-    voice.out.print(f"{key:24s} {len(names)}", markup=False)
+    voice.out.print(f"{key:24s} {len(names)}")
     for name in names[:MOST]:
-        voice.out.print(f"  {name:22s} {types[name]}", markup=False)
+        voice.out.print(f"  {name:22s} {types[name]}")
     if len(names) > MOST:
-        voice.out.print(f"  and {len(names) - MOST} more (--json lists all)", markup=False)
+        voice.out.print(f"  and {len(names) - MOST} more (--json lists all)")
 
 
 def _type(value: onnx.ValueInfoProto) -> str:

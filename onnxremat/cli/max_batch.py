@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from onnxremat.cli import args, training
+from onnxremat.cli.asked import repeated
 from onnxremat.cli.console import Voice, percent
 from onnxremat.device.host import processors
 from onnxremat.errors import UsageError
@@ -19,6 +22,10 @@ if TYPE_CHECKING:
     from onnxremat import api
 
 
+# Options that the command which carries the answer out takes, too.
+AS_GIVEN = (
+    "train", "loss", "loss_output", "optimizer", "target", "threads", "fixed_order", "not_counted",
+)  # fmt: skip
 MaxOverhead = Annotated[
     str, typer.Option("--max-overhead", help="Most extra time a plan may take: 20%.")
 ]
@@ -83,8 +90,8 @@ def command(
             loss=loss, loss_output=loss_output, optimizer=training.optimizer_of(optimizer)
         )
         settings = replace(settings, train=made)
-    limit = share(max_overhead)
-    left = f" --not-counted {not_counted}" if not_counted else ""
+    share = args.parse_overhead(max_overhead or None)
+    limit = inf if share is None else share
     with voice.working() as interrupt:
         options = PlanOptions(
             time_limit=time_limit, work=work, gap=gap, solver=solver, seed=seed,
@@ -94,14 +101,18 @@ def command(
             source, budget=budget, dimension=grown, max_overhead=limit, most=most,
             file_batch=file_batch, settings=settings, options=options, say=voice.say,
         )  # fmt: skip
-        step = f" --train --loss {loss} --optimizer {optimizer}" if train else ""
-        tell(voice, found, source, step + left)
+        more = [word for each in bound for word in ("--dim", each)]
+        tell(voice, found, source, [*more, *repeated(context, AS_GIVEN)])
     if as_json:
         voice.result(found.facts())
 
 
-def tell(voice: Voice, found: api.MaxBatch, source: Path, step: str) -> None:
-    """The table, the answer in a sentence, and what to do with it."""
+def tell(voice: Voice, found: api.MaxBatch, source: Path, more: Sequence[str]) -> None:
+    """The table, the answer in a sentence, and what to do with it.
+
+    Args:
+        more: options of that.
+    """
     from onnxremat.report.batches import batch_table
 
     voice.table(batch_table(found.trials, found.dimension, found.budget))
@@ -116,10 +127,9 @@ def tell(voice: Voice, found: api.MaxBatch, source: Path, step: str) -> None:
         f"{percent(best.overhead)} time ({proof})"
     )
     if source.suffix != ".json":
-        voice.note(
-            f"carry it out with: onnxremat optimize {source} OUT --dim {found.dimension}="
-            f"{best.batch} --budget {found.budget}{step}"
-        )
+        words = ["onnxremat", "optimize", str(source), "OUT"]
+        words += ["--dim", f"{found.dimension}={best.batch}", "--budget", str(found.budget), *more]
+        voice.command("carry it out with", words)
 
 
 def split_dims(texts: list[str] | None) -> tuple[str, list[str]]:
@@ -135,21 +145,3 @@ def split_dims(texts: list[str] | None) -> tuple[str, list[str]]:
             hint=f"bind one of them: --dim {grown[1]}=128",
         )
     return "".join(grown), [text for text in texts or () if "=" in text]
-
-
-def share(text: str) -> float:
-    """A share such as ``20%`` or ``0.2``, infinite when empty.
-
-    Raises:
-        UsageError: neither.
-    """
-    if not text:
-        return float("inf")
-    number = text.strip()
-    try:
-        value = float(number.removesuffix("%")) / (100 if number.endswith("%") else 1)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise UsageError(f"--max-overhead '{text}' is not understood", hint="--max-overhead 20%")
-    return value

@@ -100,6 +100,12 @@ def command(
 
     voice = Voice(as_json, quiet)
     ask = placing.asked(objective, contiguous is not False, calls)
+    for one, name in ((output, "-o"), (check_split, "--check")):
+        if write_model and one:
+            raise UsageError(
+                f"--write-model stops before there is a split: nothing for {name}",
+                hint=f"leave {name} out; the solution of a solver elsewhere is judged by --check",
+            )
     if output and check_split:
         raise UsageError("--check writes no split", hint="leave out -o or --check")
     options = placing.OfModel(devices, write_graph, shape, dim, threads, measure, time_limit)

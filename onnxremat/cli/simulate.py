@@ -3,7 +3,7 @@ training step on a cluster: simulate step.onnx --cluster FILE --data-parallel 16
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from onnxremat.cli import args
-from onnxremat.cli.asked import asked
+from onnxremat.cli.asked import asked, first_given
 from onnxremat.cli.console import Voice
 from onnxremat.errors import UsageError
 from onnxremat.report.suffix import check_suffix
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from onnxremat.workers.replay import Replay
 
 STAGES = 1 << 16  # at most
+ON_CLUSTERS = ("data_parallel", "pipeline")  # options of a step on a cluster
+TIMES = ("forward", "backward", "weight", "communication", "ranks")  # of a pipeline without
 
 
 def command(
@@ -131,9 +133,11 @@ def command(
                 why=f"given are STEP {source}, --cluster '{cluster}', --stages {stages}",
                 hint="--stages is for pipelines whose times are given",
             )
+        _only_with(context, TIMES, "pipelines whose times are given", "leave it out, or the STEP")
         grid = Grid(data_parallel, pipeline, micro_batches, schedule, in_flight)
         shown = _projected(source, cluster, grid, voice)
     else:
+        _only_with(context, ON_CLUSTERS, "a STEP on a cluster", "STEP --cluster FILE, or --stages")
         if stages is None:
             raise UsageError("how many stages?", hint="--stages N, or a STEP and --cluster FILE")
         times = Pipeline(
@@ -152,6 +156,14 @@ def command(
         shown = Shown(replay, bound)
     for path in _write(replace(shown, command=asked(context)), output, trace, csv):
         voice.note(f"wrote {path}")
+
+
+def _only_with(context: typer.Context, names: Collection[str], what: str, hint: str) -> None:
+    """Raises:
+    UsageError: one of these options is given, where it would not count.
+    """
+    if option := first_given(context, names):
+        raise UsageError(f"{option} is for {what}", hint=hint)
 
 
 def _projected(source: Path, cluster: str, grid: Grid, voice: Voice) -> Shown:

@@ -372,7 +372,7 @@ class _Run:
     def _kept(self, export: Path | None, weights: Path | None) -> StoppedError:
         """Keep what there is, and say what."""
         trainer, place = self.trainer, f"interrupted after step {self.trainer.progress.step}"
-        if not trainer.alone:  # it would need the other processes, which do not know
+        if not (trainer.alone and trainer.whole):  # the other processes do not know
             hint = "--resume goes on from the last checkpoint" if self.checkpoint else ""
             return StoppedError(place, hint=hint)
         if self.checkpoint:

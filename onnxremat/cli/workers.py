@@ -38,10 +38,10 @@ def schedules_of(
     Raises:
         UsageError: options that do not go together, or an unknown name.
     """
-    from onnxremat.workers.schedules import NAMED
+    from onnxremat.workers.schedules import AUTO, NAMED
     from onnxremat.workers.staged import Wanted
 
-    orders = [name for name in given if name in (*NAMED, "auto")]
+    orders = [name for name in given if name in (*NAMED, AUTO)]
     rates = [name for name in given if name not in orders]
     if len(orders) > 1 or len(rates) > 1:
         raise UsageError(f"--schedule {' --schedule '.join(given)}: two of one kind")

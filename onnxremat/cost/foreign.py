@@ -44,6 +44,7 @@ from onnxremat.errors import ModelError, OnnxrematError
 from onnxremat.graph.ir import Graph, Role
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.graph.subgraph import subgraph
+from onnxremat.ort.arrays import write_arrays
 from onnxremat.ort.binding import wrap
 from onnxremat.ort.feeds import seeded_feeds
 from onnxremat.ort.infer import build_graph
@@ -160,8 +161,7 @@ def _measured(
     with tempfile.TemporaryDirectory() as scratch:
         base = Path(scratch)
         (base / "whole.onnx").write_bytes(to_model(graph).SerializeToString())
-        arrays: dict[str, Any] = dict(feeds)
-        np.savez(base / "feeds.npz", **arrays)
+        write_arrays(base / "feeds.npz", feeds)
         for index, name in enumerate(names):
             if time.monotonic() > until:  # the child will not come to them
                 break
@@ -223,8 +223,7 @@ def _answers(request: Answer, until: float) -> Iterator[Answer]:
         clock.daemon = True
         try:
             for line in child.stdout:
-                if line.startswith("{"):
-                    answer = json.loads(line)
+                if answer := _answer(line):
                     if clock.ident is None and not {"op", "taken"}.isdisjoint(answer):
                         clock.interval = _left(until)
                         clock.start()
@@ -234,6 +233,15 @@ def _answers(request: Answer, until: float) -> Iterator[Answer]:
             child.kill()
         if late.is_set():
             yield {"late": True}
+
+
+def _answer(line: str) -> Answer | None:
+    """None for what a provider's library prints, and for a line that was cut short."""
+    try:
+        answer = json.loads(line)
+    except ValueError:
+        return None
+    return answer if isinstance(answer, dict) else None
 
 
 def _left(until: float) -> float:

@@ -9,7 +9,6 @@ take longer than there is time, costs are what the cache knows and estimates, wh
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import time
 from collections.abc import Mapping
@@ -24,7 +23,7 @@ from onnxremat.cost.analytic import analytic_costs
 from onnxremat.cost.kept import cache_folder
 from onnxremat.cost.rounds import Rounds
 from onnxremat.cost.table import CostTable, signature
-from onnxremat.device.host import processor_name
+from onnxremat.device.host import processor_kind, processor_name, processors
 from onnxremat.errors import OnnxrematError
 from onnxremat.graph.atomic import atomic
 from onnxremat.graph.ir import Graph
@@ -254,7 +253,7 @@ def machine_key(threads: int, *others: object) -> str:
     """What costs depend on besides the op: runtime, processor, threads, and what is given."""
     import hashlib
 
-    text = repr((runtime_version(), processor_name(), threads or os.cpu_count(), KEPT, *others))
+    text = repr((runtime_version(), processor_kind(), threads or processors(), KEPT, *others))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

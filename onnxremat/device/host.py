@@ -7,8 +7,13 @@ import platform
 from pathlib import Path
 
 from onnxremat.errors import UsageError
-from onnxremat.limits import THREADS, check
+from onnxremat.limits import THREADS, at_least, check
 
+CPUINFO = Path("/proc/cpuinfo")
+_KIND = frozenset({
+    "vendor_id", "cpu family", "model", "stepping", "flags", "CPU implementer", "CPU architecture",
+    "CPU variant", "CPU part", "CPU revision", "Features",
+})  # fmt: skip
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
@@ -42,7 +47,7 @@ def _windows_memory() -> int:
 def bfloat16() -> bool | None:
     """Whether the processor multiplies bfloat16 numbers; None where that cannot be seen."""
     try:
-        text = Path("/proc/cpuinfo").read_text()
+        text = CPUINFO.read_text()
     except OSError:
         return None
     flags = set(next((x for x in text.splitlines() if x.startswith("flags")), "").split())
@@ -52,11 +57,23 @@ def bfloat16() -> bool | None:
 def processor_name() -> str:
     """What the processor calls itself; as much as Python knows of it where that cannot be read."""
     try:
-        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+        lines = CPUINFO.read_text(errors="replace").splitlines()
     except OSError:
         lines = []
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(named, "") or platform.processor() or platform.machine()
+
+
+def processor_kind() -> str:
+    """What tells this processor from others that call themselves alike: of several generations a
+    virtual machine says "AMD EPYC", and ARM's have no name."""
+    try:
+        first, _, _ = CPUINFO.read_text(errors="replace").partition("\n\n")
+    except OSError:
+        first = ""
+    rows = (line.partition(":") for line in first.splitlines())
+    kind = [value.strip() for name, _, value in rows if name.strip() in _KIND]
+    return "\n".join((processor_name(), *kind))
 
 
 def processors() -> int:
@@ -68,9 +85,10 @@ def processors() -> int:
 
 def check_threads(count: int) -> None:
     """Raises:
-    UsageError: so many threads that they would only wait for each other.
+    UsageError: so many threads that they would only wait for each other, or fewer than none.
     """
     have = processors()
+    at_least(count, 0, "threads")
     check(
         count, max(THREADS, 4 * have), "threads", kind=UsageError,
         hint=f"0 for one per core of this machine, which has {have}",

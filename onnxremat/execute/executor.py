@@ -9,6 +9,7 @@ runs in the calling thread.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -164,7 +165,8 @@ class Executor:
         side_by_side = overlaps(parts, machine) if overlap is None else overlap
         side_by_side &= opening.record is None
         self._streams = streams(parts, machine, kept.waits) if side_by_side else []
-        self._threads = [StreamThread(stream, self.act) for stream in self._streams[1:]]
+        self._threads = [StreamThread(stream) for stream in self._streams[1:]]
+        self._end = weakref.finalize(self, _end_all, self._threads)
 
     # ---- making ----------------------------------------------------------------------------
 
@@ -272,7 +274,9 @@ class Executor:
         Raises:
             UsageError: an input is missing, or of another shape or type.
             ModelError: a session fails; state may have been updated in part.
+            StoppedError: it was abandoned, or Ctrl-C ended an earlier run in the middle.
         """
+        self._check_going()
         for name in self._given.feed(feeds):
             self._show(name)
         self._runs += 1
@@ -301,8 +305,7 @@ class Executor:
             ModelError: a session fails.
             StoppedError: :meth:`abandon` was called.
         """
-        if self._stopped:
-            raise StoppedError("interrupted in the middle of a run")
+        self._check_going()
         action = self.parts.actions[index]
         if isinstance(action, Copy):
             self._copy(index, action, held)
@@ -405,30 +408,49 @@ class Executor:
         """Stop the run that is on, before its next action, and every later one; from any thread."""
         self._stopped = True
 
+    def _check_going(self) -> None:
+        if self._stopped:
+            raise StoppedError(
+                "interrupted in the middle of a run", hint="load it again to go on with it"
+            )
+
     # ---- streams ---------------------------------------------------------------------------
 
     def _side_by_side(self) -> None:
         for thread in self._threads:
-            thread.begin()
-        with denormals_as_zero():
-            error = self._streams[0].run(self.act)
-        errors = [error, *(thread.error() for thread in self._threads)]
+            thread.begin(self.act)
+        try:
+            with denormals_as_zero():
+                error = self._streams[0].run(self.act)
+            errors = [error, *(thread.error() for thread in self._threads)]
+        except BaseException:  # Ctrl-C in the caller's program: streams are no longer in step
+            self.abandon()
+            for stream in self._streams:
+                stream.release()
+            self.close()
+            for thread in self._threads:
+                thread.join()  # what it runs reads the caller's arrays
+            raise
         for found in errors:
             if found is not None:
                 self._held.store.clear()
                 raise found
 
     def close(self) -> None:
-        """End the threads."""
-        for thread in self._threads:
-            thread.end()
-        self._threads = []
+        """End the threads; a later run is one action after the other."""
+        self._end()
+        self._streams = []
 
     def __enter__(self) -> Executor:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _end_all(threads: Sequence[StreamThread]) -> None:
+    for thread in threads:
+        thread.end()
 
 
 def _in_place(graph: Graph, old: str, new: str, device: Device) -> bool:

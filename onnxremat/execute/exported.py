@@ -88,14 +88,17 @@ def _prepare_folder(folder: Path) -> None:
             why=", ".join(sorted(there - ours)[:5]),
             hint="give an empty folder, or one that does not exist yet",
         )
-    for name in ours:  # parts that are no more would mislead
+    for name in ours & there:  # parts that are no more would mislead; nothing elsewhere goes
         (folder / name).unlink(missing_ok=True)
 
 
 def _earlier(folder: Path) -> set[str]:
     """Files of an earlier export."""
     rows = _read_manifest(folder).get("actions", [])
-    return {MANIFEST} | {name for row in rows for name in row.get("sha256", ())}
+    try:
+        return {MANIFEST} | {name for row in rows for name in row.get("sha256", ())}
+    except (TypeError, AttributeError) as error:
+        raise _damaged(folder, error) from error
 
 
 def _write(part: Partition, made: Deployment, folder: Path) -> list[Path]:
@@ -183,7 +186,7 @@ def load_partitions(
             if "file" in row
         }
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UsageError(f"{base / MANIFEST} is damaged", why=repr(error)) from error
+        raise _damaged(base, error) from error
     for name, (_, hashes) in files.items():
         for file, expected in hashes.items():
             _check(base / file, expected, name)
@@ -210,6 +213,13 @@ def _read_manifest(base: Path) -> dict[str, Any]:
             f"{path} is of version {data.get('version')}", why=f"this onnxremat reads {VERSION}"
         )
     return data
+
+
+def _damaged(base: Path, error: Exception) -> UsageError:
+    return UsageError(
+        f"{base / MANIFEST} is damaged", why=repr(error),
+        hint="export the partitions again, to an empty folder",
+    )  # fmt: skip
 
 
 def _check(path: Path, expected: str, part: str) -> None:

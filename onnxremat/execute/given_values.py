@@ -70,9 +70,7 @@ class GivenValues:
             if name in self._state:
                 continue
             if name not in feeds:
-                if name in self._arrays:
-                    continue
-                raise _absent(name, feeds)
+                raise absent(name, feeds)
             if self._arrays.get(name) is not feeds[name]:
                 self._take(name, feeds[name])
                 fresh.append(name)
@@ -90,7 +88,7 @@ class GivenValues:
         found = {}
         for name, tensor in self._inputs.items():
             if name not in feeds:
-                raise _absent(name, feeds)
+                raise absent(name, feeds)
             array = self._checked(name, feeds[name])
             if name in self.pool:
                 found[name] = shared_empty(self.pool[name], tensor.dtype, tensor.shape or ())
@@ -158,5 +156,6 @@ class GivenValues:
         np.copyto(view(self._values[name]), self._arrays[name])
 
 
-def _absent(name: str, feeds: Mapping[str, np.ndarray]) -> UsageError:
+def absent(name: str, feeds: Mapping[str, np.ndarray]) -> UsageError:
+    """An input is missing."""
     return UsageError(f"no value for input '{name}'", why=f"given are {', '.join(sorted(feeds))}")

@@ -56,6 +56,12 @@ class Stream:
             left.show()
         return failed
 
+    def release(self) -> None:
+        """Whoever waits in it goes on, and carries nothing out; it is of no more use."""
+        for token in (each for row in self.waits.values() for each in row):
+            token.put(False)
+            token.show()
+
 
 def stream_names(parts: Partitioned, machine: Machine) -> list[str]:
     """The stream of each action: its device, or the link where bytes are copied. A value that is

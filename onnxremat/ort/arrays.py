@@ -1,11 +1,13 @@
-"""Arrays in ``.npz`` files that others wrote."""
+"""Arrays in ``.npz`` files: those that others wrote, and ours."""
 
 from __future__ import annotations
 
 import zipfile
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from tokenize import TokenError
+from typing import IO, Any
 
 import numpy as np
 
@@ -50,6 +52,15 @@ def read_arrays(path: Path, what: str, hint: str = "") -> dict[str, np.ndarray]:
                 hint=hint or "write it with numpy.savez",
             )
     return found
+
+
+def write_arrays(file: Path | IO[bytes], arrays: Mapping[str, Any]) -> None:
+    """Write arrays of any names; ``numpy.savez`` has two of its own, ``file`` and
+    ``allow_pickle``."""
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, np.asanyarray(array))
 
 
 def _bytes(path: Path) -> int:

@@ -39,8 +39,7 @@ class Options:
     threads: int = 0
 
     def __post_init__(self) -> None:
-        if type(self.threads) is int:  # else from_json says what is wrong
-            check_threads(self.threads)
+        check_threads(self.threads)
 
     @property
     def fuses(self) -> bool:
@@ -61,12 +60,12 @@ class Options:
         known = {f.name for f in fields(cls)}
         if set(data) - known:
             raise UsageError(f"unknown session options {sorted(set(data) - known)}")
-        made = cls(**data)
+        told = TUNED.to_json() | data
         plain = all(type(v) is type(getattr(TUNED, k)) for k, v in data.items())
-        known_words = made.level in tuple(LEVELS) and made.order in ORDERS
-        if not (plain and known_words and made.threads >= 0):
+        known_words = told["level"] in tuple(LEVELS) and told["order"] in ORDERS
+        if not (plain and known_words and told["threads"] >= 0):
             raise UsageError("session options of a wrong type or value", why=repr(data)[:200])
-        return made
+        return cls(**data)
 
 
 @dataclass

@@ -12,6 +12,7 @@ from typing import Any
 from onnxremat.device.machine import Machine
 from onnxremat.errors import NO_FIT, UsageError
 from onnxremat.graph.onnx_io import missing_file
+from onnxremat.limits import at_least
 from onnxremat.pipeline.closed_loop import Candidate
 from onnxremat.pipeline.device_ways import Costs, During, Trials, given, measured_on, quickest
 from onnxremat.pipeline.fission_ways import plan_within_budget
@@ -110,8 +111,9 @@ class Request:
                 "throughput",
                 why="other plans are no pipelines",
             )
-        if self.replicas is not None and self.replicas < 1:
-            raise UsageError(f"--replicas {self.replicas}: a stage is on one device at least")
+        for name in ("in_flight", "replicas"):
+            if (count := getattr(self, name)) is not None:
+                at_least(count, 1, name)
         if self.read_solution is not None and not self.read_solution.is_file():
             raise missing_file(self.read_solution, ".sol", make=SOLUTION)
         if self.max_overhead is not None:

@@ -14,6 +14,7 @@ from onnxremat.graph.atomic import atomic, check_writable
 from onnxremat.graph.functions import inline_functions
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
+from onnxremat.ort.arrays import write_arrays
 from onnxremat.ort.feeds import load_feeds, seeded_feeds
 from onnxremat.ort.infer import bind, build_graph
 from onnxremat.ort.profile import Profile, Profiling, profile
@@ -55,11 +56,9 @@ def run_once(
     asked = Profiling(runs, bound=given_memory(graph))
     found = profile(to_model(graph), feeds, options, asked, folder=folder)
     if save is not None:
-        arrays: dict[str, Any] = {
-            n: v for n, v in found.outputs.items() if isinstance(v, np.ndarray)
-        }
+        arrays = {n: v for n, v in found.outputs.items() if isinstance(v, np.ndarray)}
         with atomic(save) as temporary, temporary.open("wb") as file:
-            np.savez(file, **arrays)
+            write_arrays(file, arrays)
     weights = weight_bytes(graph, found, level=options.level, folder=folder)
     more = _beside(graph, found, told)
     return {

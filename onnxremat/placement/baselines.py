@@ -245,6 +245,26 @@ def pipedream_released(graph: PlacementGraph, work: Work) -> Answer:
 
 
 Method = Callable[[PlacementGraph, Work], Answer]
+
+
+def _on_accelerators(method: Method) -> Method:
+    """A method that puts all nodes on accelerators.
+
+    Raises:
+        UnsupportedError: there are none.
+    """
+
+    def placed(graph: PlacementGraph, work: Work) -> Answer:
+        if not graph.accelerators:
+            raise UnsupportedError(
+                "there is no accelerator", why="it places on accelerators only",
+                hint="--accelerators 1, or choose another method",
+            )  # fmt: skip
+        return method(graph, work)
+
+    return placed
+
+
 CHAINS: dict[str, Method] = {
     "dpl": dpl,
     "contract-layers": contract_layers,
@@ -252,8 +272,8 @@ CHAINS: dict[str, Method] = {
     "pipedream-released": pipedream_released,
 }
 ANY: dict[str, Method] = {
-    "local-search": local_search,
-    "scotch": scotch,
-    "bisection": bisection,
-    "one": one_accelerator,
+    "local-search": _on_accelerators(local_search),
+    "scotch": _on_accelerators(scotch),
+    "bisection": _on_accelerators(bisection),
+    "one": _on_accelerators(one_accelerator),
 }

@@ -132,7 +132,8 @@ def lp_lines(model: Model) -> Iterator[str]:
     quadratic = _products(model.quadratic_cost, model, 2.0)
     constant = f" + {model.offset!r} constant" if model.offset else ""
     products = f" + [ {quadratic} ] / 2" if quadratic else ""
-    yield f" cost: {objective or '0 ' + model.labels[0]}{constant}{products}"
+    nothing = f"0 {next(iter(model.labels), 'constant')}"
+    yield f" cost: {objective or nothing}{constant}{products}"
     yield "Subject To"
     start, index, value = (array.tolist() for array in model.matrix())
     for row in range(model.rows):
@@ -141,7 +142,7 @@ def lp_lines(model: Model) -> Iterator[str]:
         terms = model.quadratic_rows.get(row)
         if terms:
             left += f" + [ {_products(terms, model, 1.0)} ]"
-        left = left or f"0 {model.labels[0]}"
+        left = left or nothing
         lower, upper = model.row_lower[row], model.row_upper[row]
         if lower == upper:
             yield f" r{row}: {left} = {upper!r}"
@@ -156,7 +157,7 @@ def lp_lines(model: Model) -> Iterator[str]:
 
 def _lp_bounds(model: Model) -> Iterator[str]:
     yield "Bounds"
-    if model.offset:
+    if model.offset or not model.labels:
         yield " constant = 1"
     for label, lower, upper in zip(model.labels, model.lower, model.upper, strict=True):
         low = "-inf" if lower == -inf else repr(lower)

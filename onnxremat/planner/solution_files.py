@@ -57,8 +57,8 @@ def read_solution(model: Model, path: str | Path) -> Floats:
             continue
         point[column] = _number(path, number, word)
         listed += 1
-    if not listed:
-        said = _NOTHING.search(text)
+    said = None if listed else _NOTHING.search(text)
+    if said or (model.columns and not listed):
         why = f"says '{said.group()}'" if said else f"names no column of model {model.name}"
         raise SolutionFileError(f"{path}: {why}")
     return _whole(model, point, path)

@@ -26,6 +26,7 @@ from onnxremat.report.comparison import (
     size,
     statements,
 )
+from onnxremat.report.literal import LITERAL
 from onnxremat.report.recomputed import Recomputed, recomputed_ops
 from onnxremat.schedule.plan import Plan
 from onnxremat.units import format_bytes, format_seconds
@@ -41,8 +42,9 @@ def as_text(table: RenderableType, width: int = 100) -> str:
     """A table as plain text, lines without trailing blanks."""
     out = io.StringIO()
     console = Console(
-        file=out, width=width, color_system=None, force_terminal=False, force_jupyter=False
-    )
+        file=out, width=width, color_system=None, force_terminal=False, force_jupyter=False,
+        **LITERAL,
+    )  # fmt: skip
     console.print(table)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip("\n") + "\n"
 

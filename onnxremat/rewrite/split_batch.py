@@ -34,7 +34,8 @@ STATED = 10  # opset from which Slice reads its bounds as inputs
 # Operators that may read a batch that is a constant, with the axis that it has there.
 BROADCAST = dict.fromkeys(("Add", "Concat", "Div", "Mul", "Sub", "Where"), 0)
 REPEATED = {**BROADCAST, "LSTM": 1, "GRU": 1, "RNN": 1}  # the state that a recurrence begins with
-# Operators whose rows are those of their inputs of the same rank.
+# Operators whose rows are those of their inputs of the same rank, the right one of a product of two
+# matrices aside.
 ROWWISE = (
     *BROADCAST,
     "And",
@@ -163,6 +164,7 @@ class _Parts:
             if name not in self.inside
             and len(own := self.graph.tensors[name].shape or ()) == len(shape)
             and own[0] == self.batch
+            and not (op.op_type == "MatMul" and len(shape) == 2 and name == op.inputs[1])
         ]
 
     def join(self, name: str, parts: int) -> Op:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import mmap
-import os
 import subprocess
 import sys
 import tempfile
@@ -20,8 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from onnxremat.device.host import processors
 from onnxremat.memory.native import STACK
 from onnxremat.memory.taken import status
+from onnxremat.ort.arrays import write_arrays
 from onnxremat.ort.binding import BoundSession, BoundState
 from onnxremat.ort.profile import Feeds
 from onnxremat.ort.providers import tiny_model
@@ -70,7 +71,7 @@ def resident_rise(
     request: dict[str, Any] = {"model": str(model), "threads": threads, "room": room}
     request["options"] = options.to_json() if options else None
     request["updates"] = dict(updates or {})
-    request["stacks"] = max(0, (threads or os.cpu_count() or 1) - THREADS)
+    request["stacks"] = max(0, (threads or processors()) - THREADS)
     return rise_of(request, feeds)
 
 
@@ -85,8 +86,7 @@ def rise_of(request: dict[str, Any], feeds: Feeds) -> Rise:
         return Rise(None, None, NO_LIMIT)
     with tempfile.TemporaryDirectory() as folder:
         data, room = Path(folder) / "feeds.npz", request["room"]
-        arrays: dict[str, Any] = dict(feeds)
-        np.savez(data, **arrays)
+        write_arrays(data, feeds)
         request = {**request, "feeds": str(data)}
         found, why = _asked(request)
         if found is None and room:

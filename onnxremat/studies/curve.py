@@ -8,7 +8,7 @@ from math import inf
 from typing import Any
 
 from onnxremat.errors import InfeasibleError, NoPlanError, OverBudgetError, UsageError
-from onnxremat.limits import POINTS, check
+from onnxremat.limits import POINTS, at_least, check
 from onnxremat.pipeline.closed_loop import PINS, Candidate
 from onnxremat.pipeline.limits import Limit, limit_of
 from onnxremat.pipeline.study_problem import Subject
@@ -76,8 +76,10 @@ def curve(
         jobs: budgets planned at the same time, in processes of their own.
 
     Raises:
-        UsageError: more points than anybody reads.
+        UsageError: more points than anybody reads, or fewer than two.
     """
+    at_least(points, 2, "points")
+    at_least(jobs, 1, "jobs")
     check(points, POINTS, "points of a curve", hint="fewer --points", kind=UsageError)
     say = say or (lambda _: None)
     known: list[Point] = []

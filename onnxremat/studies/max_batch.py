@@ -23,6 +23,7 @@ from onnxremat.errors import (
     StoppedError,
     UsageError,
 )
+from onnxremat.limits import at_least
 from onnxremat.pipeline.prepare import Settings, prepare
 from onnxremat.pipeline.source import Source, read_source
 from onnxremat.pipeline.study_problem import (
@@ -241,6 +242,9 @@ def max_batch(
         InfeasibleError, NoPlanError: not even batch 1 fits.
         StoppedError: stopped before any batch was found to fit.
     """
+    for name, given in (("most", most), ("file_batch", batches.file_batch)):
+        at_least(given, 1, name)
+    at_least(max_overhead, 0, "max_overhead")
     say = say or (lambda _: None)
     if budget.kind not in ("bytes", "device"):
         raise UsageError(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from onnxremat.errors import InfeasibleError, NoPlanError
+from onnxremat.limits import at_least
 from onnxremat.pipeline.study_problem import Subject
 from onnxremat.planner import smallest_budget
 from onnxremat.planner.baselines import BASELINES
@@ -87,6 +88,7 @@ def compare_planners(
     Raises:
         UsageError: unknown planner.
     """
+    at_least(jobs, 1, "jobs")
     say = say or (lambda _: None)
     names = list(dict.fromkeys((OURS, *planners)))
     most = options.method.most_columns

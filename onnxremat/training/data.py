@@ -19,9 +19,11 @@ import numpy as np
 
 from onnxremat.errors import UsageError
 from onnxremat.grad.description import Training
+from onnxremat.limits import at_least
 from onnxremat.ort.arrays import BROKEN, read_arrays
 
 Batch = Mapping[str, np.ndarray]
+ENDED: Any = object()  # what no loader makes
 Types = Mapping[str, tuple[tuple[int, ...], np.dtype]]
 
 
@@ -41,6 +43,7 @@ class Arrays:
     def __init__(
         self, arrays: Mapping[str, np.ndarray], size: int, *, shuffle: bool = True, seed: int = 0
     ) -> None:
+        at_least(size, 1, "the size of a batch")
         if not arrays:
             raise UsageError("there are no arrays in the data")
         flat = [name for name, array in arrays.items() if array.ndim == 0]
@@ -100,8 +103,8 @@ class Loader:
         k = 0
         while True:
             with _blamed("the loader"):
-                batch = next(batches, None)
-            if batch is None:
+                batch = next(batches, ENDED)
+            if batch is ENDED:
                 return
             if not isinstance(batch, Mapping):
                 raise UsageError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import nan
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from onnx import helper
 
 from onnxremat.errors import UsageError
 from onnxremat.grad.evaluation import loss_for, prediction_graph, score_graph
-from onnxremat.grad.losses import Loss
+from onnxremat.grad.losses import CrossEntropy, Loss
 from onnxremat.graph.functions import inline_functions
 from onnxremat.ort.binding import BoundSession, BoundState
 from onnxremat.ort.infer import bind
@@ -20,13 +21,15 @@ from onnxremat.training.data import Arrays, check_arrays
 from onnxremat.training.state import Source, open_source
 from onnxremat.training.trainer import Trainer
 
+Weighed = tuple[float, float]  # a mean, and what it is one of
+
 
 @dataclass(frozen=True)
 class Score:
     """How good the model is.
 
     Attributes:
-        loss: mean over the rows.
+        loss: mean over the rows; of labels that count, by the weights of their classes.
         accuracy: share of right predictions, None where the loss knows no right and wrong.
         rows: how many were looked at.
     """
@@ -93,7 +96,7 @@ class Evaluator:
         """
         check_arrays(self._about, self._types, data)
         self._trainer.pull_state()
-        total: dict[str, float] = {}
+        total, weight = dict[str, float](), dict[str, float]()
         done = 0
         for start in range(0, data.rows, self._size):
             if between is not None:
@@ -102,15 +105,16 @@ class Evaluator:
             found = self._batch(data, rows)
             if found is None:
                 break
-            for name, value in found.items():
-                total[name] = total.get(name, 0.0) + value * len(rows)
+            for name, (value, counts) in found.items():
+                total[name] = total.get(name, 0.0) + (value * counts if counts else 0.0)
+                weight[name] = weight.get(name, 0.0) + counts
             done += len(rows)
         if not done:
             raise UsageError(f"{data.rows} rows do not fill a batch of {self._size}")
-        means = {name: value / done for name, value in total.items()}
+        means = {n: value / weight[n] if weight[n] else nan for n, value in total.items()}
         return Score(means["loss"], means.get("accuracy"), done)
 
-    def _batch(self, data: Arrays, rows: np.ndarray) -> dict[str, float] | None:
+    def _batch(self, data: Arrays, rows: np.ndarray) -> dict[str, Weighed] | None:
         filled = np.resize(rows, self._size)
         feeds = {name: np.asarray(data.arrays[name][filled]) for name in self._inputs}
         prediction = self._session.run(feeds)[self._about.prediction]
@@ -119,10 +123,10 @@ class Evaluator:
                 return None
             prediction = prediction[: len(rows)]
         if self._loss is None:
-            return {"loss": float(prediction.mean())}
+            return {"loss": (float(prediction.mean()), len(rows))}
         return self._scored(prediction, np.asarray(data.arrays[self._about.target][rows]))
 
-    def _scored(self, prediction: np.ndarray, target: np.ndarray) -> dict[str, float]:
+    def _scored(self, prediction: np.ndarray, target: np.ndarray) -> dict[str, Weighed]:
         assert self._loss is not None
         session = self._scorers.get(prediction.shape)
         if session is None:
@@ -133,4 +137,21 @@ class Evaluator:
         wanted = self._types[self._about.target][1]
         feeds = {"prediction": prediction, "target": target.astype(wanted, copy=False)}
         names = [output.name for output in session.get_outputs()]
-        return dict(zip(names, map(float, session.run(None, feeds)), strict=True))
+        counts = _counts(self._loss, target)
+        values = zip(names, map(float, session.run(None, feeds)), strict=True)
+        return {name: (value, counts.get(name, len(target))) for name, value in values}
+
+
+def _counts(loss: Loss, target: np.ndarray) -> dict[str, float]:
+    """What loss and accuracy of some rows count beside those of others, where that is no matter of
+    rows: labels may be left out, and weigh as their classes do."""
+    if not isinstance(loss, CrossEntropy):
+        return {}
+    counted = np.ones(target.shape, np.bool_)
+    if loss.ignore_index is not None:
+        counted = target != loss.ignore_index
+    every = float(counted.sum())
+    if loss.class_weights is None:
+        return {"loss": every, "accuracy": every}
+    weights = np.asarray(loss.class_weights)[target[counted].astype(np.int64)]
+    return {"loss": float(weights.sum()), "accuracy": every}

@@ -10,9 +10,9 @@ from onnx import helper
 
 from onnxremat.device.host import processors
 from onnxremat.device.machine import Machine
-from onnxremat.errors import UsageError
 from onnxremat.execute.deployment import Deployment, read_deployment
 from onnxremat.execute.executor import Executor
+from onnxremat.execute.given_values import absent
 from onnxremat.graph.ir import Tensor
 from onnxremat.ort.binding import BoundState, check_input
 from onnxremat.ort.providers import CPU, missing
@@ -129,10 +129,8 @@ class DeviceSteps:
             StoppedError: :meth:`abandon` was called; the state may be half updated.
         """
         for name, buffer in self._buffers.items():
-            if name not in feeds:  # the executor would go on with what it was given before
-                raise UsageError(
-                    f"no value for input '{name}'", why=f"given are {', '.join(sorted(feeds))}"
-                )
+            if name not in feeds:
+                raise absent(name, feeds)
             array = np.asarray(feeds[name])
             check_input(name, array, buffer.dtype, buffer.shape)
             np.copyto(buffer, array, casting="same_kind")

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from onnxremat.errors import UsageError
+from onnxremat.limits import at_least
 
 KINDS = ("constant", "linear", "cosine", "step")
 
@@ -37,6 +38,8 @@ class Schedule:
             )
         if self.every < 1:
             raise UsageError(f"a rate cannot drop every {self.every} updates")
+        for name in ("rate", "warmup", "floor", "factor"):
+            at_least(getattr(self, name), 0, name)
 
     def at(self, step: int, total: int) -> float:
         """The rate of update ``step`` (from 0) of ``total``.

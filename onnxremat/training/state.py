@@ -15,6 +15,7 @@ from onnx import helper, numpy_helper
 from onnxremat.device.machine import Device
 from onnxremat.errors import UsageError
 from onnxremat.grad.description import KEY, Training, Variable, training_of
+from onnxremat.grad.marks import first_of
 from onnxremat.grad.restored import Restored
 from onnxremat.grad.sharing import require_early_reads
 from onnxremat.grad.unfold import apply_restored
@@ -86,6 +87,9 @@ class FirstValues:
         weights: arrays, a PyTorch module or its state dict, a model, or a model's file, which count
             first. What the training step undid of an exporter's work is undone in the model too.
         step: the training graph, which may hold them as well.
+
+    Raises:
+        UsageError: what is given has nothing of the step's.
     """
 
     def __init__(self, weights: Weights | None, step: Step | onnx.ModelProto) -> None:
@@ -100,11 +104,21 @@ class FirstValues:
             given = open_step(weights)  # big values stay in the file until they are asked for
             models.insert(0, (given.model, given.folder))
         restored = [entry for model, _ in models for entry in _restored(model)]
+        known = set(self._arrays)
         for model, folder in models:
             if not _is_step(model):
                 model = apply_restored(model, restored, folder)
+                known.update(tensor.name for tensor in model.graph.initializer)
             for tensor in model.graph.initializer:
                 self._stored.setdefault(tensor.name, (tensor, folder))
+        trained = [v.input for v in training_of(models[-1][0]).variables if v.initial == "model"]
+        if known and trained and known.isdisjoint(trained):
+            raise UsageError(
+                "the weights given are of another model",
+                why=f"they are {first_of(sorted(known), 2)}; the step trains "
+                f"{first_of(trained, 2)}",
+                hint="name them as the model does that the training graph was made from",
+            )
 
     def of(self, variable: Variable, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         """A new array with the first value of a variable.

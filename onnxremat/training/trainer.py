@@ -23,6 +23,7 @@ from onnxremat.grad.unfold import apply_restored, fold_restored
 from onnxremat.grad.update import RATE, SHARE, update_of
 from onnxremat.graph.onnx_io import files_of, write_model
 from onnxremat.graph.tensor_files import drop_leftovers, read_tensors, write_tensors
+from onnxremat.limits import at_least
 from onnxremat.memory.native import trim
 from onnxremat.ort.binding import BoundSession, BoundState
 from onnxremat.ort.blocks import require_block
@@ -195,6 +196,12 @@ class Trainer:
         return self._how()
 
     @property
+    def whole(self) -> bool:
+        """A checkpoint of now would hold all there is; gradients that wait for an update in another
+        process it would not."""
+        return True
+
+    @property
     def batch_size(self) -> int:
         """Rows of a batch: the first dimension of the first data input."""
         shape, _ = self.types[(*self.training.data, self.training.target)[0]]
@@ -277,7 +284,8 @@ class Trainer:
         Args:
             data: batches by epoch.
             epochs: to train in all, those already done included.
-            checkpoint: file to write after each epoch, and every ``every`` steps.
+            checkpoint: file to write after each epoch, and every ``every`` steps; by several
+                processes after the update that follows.
             on_step: called with the progress and the loss after each step.
             on_epoch: called after each epoch (and its checkpoint).
 
@@ -288,7 +296,7 @@ class Trainer:
             UsageError: the data do not suit the graph, or the loss is no number any more.
         """
         check_arrays(self.training, self.types, data)
-        progress, losses = self.progress, []
+        progress, losses, due = self.progress, [], False
         self._total = epochs * math.ceil(len(data) / self.accumulate)
         while progress.epoch < epochs:
             for batch in data.epoch(progress.epoch, progress.batch):
@@ -298,8 +306,10 @@ class Trainer:
                 losses.append(loss)
                 if on_step is not None:
                     on_step(progress, loss)
-                if checkpoint is not None and every and progress.step % every == 0:
+                due |= checkpoint is not None and bool(every) and progress.step % every == 0
+                if due and self.whole:
                     self._save_sound(checkpoint)
+                    due = False
             self.update()
             progress.epoch, progress.batch = progress.epoch + 1, 0
             self._save_sound(checkpoint)
@@ -414,6 +424,7 @@ def _check_kind(about: Training, accumulate: int | None, gathers: bool) -> None:
             "the graph returns gradients, it does not train",
             hint="differentiate with an optimizer",
         )
+    at_least(1 if accumulate is None else accumulate, 1, "accumulate")
     if accumulate and accumulate > 1 and not gathers:
         raise UsageError(
             "the step updates with every batch, it cannot accumulate",

@@ -154,7 +154,7 @@ class Courier:
             raise OnnxrematError("a transfer failed", where=transfer.name, why=str(transfer.error))
 
     def close(self) -> None:
-        """No more transfers."""
+        """No more transfers: its thread ends, and with it all that it holds."""
         with self._wake:
             self._ended = True
             self._wake.notify()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import resource
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -163,6 +164,7 @@ class DataParallel(Trainer):
         courier = self._courier = self.ranks.courier(delay)
         if courier is not None:
             courier.common = self._common
+            weakref.finalize(self, courier.close)
             self._network = measured_network(courier, self.ranks)
 
     def _cut(self, halves: Halves, wanted: int | None) -> Layers:
@@ -287,9 +289,24 @@ class DataParallel(Trainer):
         """One step on this rank's batch; returns the mean of all ranks' losses."""
         return self.ranks.mean(super().step(batch, rate))
 
+    @property
+    def whole(self) -> bool:
+        """No gradients wait for an update, which are those of this process."""
+        return self.ranks.size == 1 or not self.progress.gathered
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint, which any number of ranks may go on from; where state is shared out,
-        all have to call."""
+        all have to call.
+
+        Raises:
+            UsageError: it cannot be written, or gradients wait for an update.
+        """
+        if not self.whole:
+            raise UsageError(
+                f"gradients of {self.progress.gathered} batches wait for an update",
+                why="each process has its own, and a checkpoint would hold those of one",
+                hint="save after an update; update() makes one of what there is",
+            )
         if self._shares is None:
             if self.ranks.first:
                 super().save(path)
@@ -324,7 +341,7 @@ class DataParallel(Trainer):
     def resume(self, path: str | os.PathLike[str]) -> None:
         """Go on from a checkpoint."""
         super().resume(Path(path))
-        if self.progress.gathered:
+        if not self.whole:
             raise UsageError(
                 f"{path} holds gradients that wait for an update",
                 why="they are those of one process",

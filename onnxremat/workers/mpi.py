@@ -156,7 +156,7 @@ class Ranks:
             self._world.Abort(_code(error))
 
     def _say(self, error: BaseException) -> None:
-        text = f"error: rank {self.rank} of {self.size}: {error or type(error).__name__}\n"
+        text = f"error: rank {self.rank} of {self.size}: {str(error) or type(error).__name__}\n"
         sys.stderr.write(text)
         sys.stderr.flush()
         time.sleep(ON_THE_WAY)

@@ -119,7 +119,7 @@ class Overlapped:
         self.turns: deque[float] = deque(maxlen=LATEST)
         self._ended = 0.0
         self.spans = Spans()
-        courier.finished = lambda each: self.spans.add("transfer", each.name, each.begin, each.end)
+        self.spans.watch(courier)
         self._travel: dict[int, Transfer] = {}  # by layer
         self._due: Flight | None = None  # of the update that goes on
         self._left: set[int] = set()  # its parts that have not run yet

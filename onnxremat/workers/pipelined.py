@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import replace
@@ -102,6 +103,8 @@ class PipelineParallel(Trainer):
         self.mesh.everyone.require_same(checksum(step.model), "the training graph")
         options = replace(UNPLANNED, threads=self._threads)
         self.staged = staged(step, self.mesh, self.wanted, options)
+        for courier in filter(None, (self.staged.courier, self.staged.between)):
+            weakref.finalize(self, courier.close)
         self._here = self.staged.held(self.mesh.pipeline.rank)
         return step
 
@@ -132,13 +135,10 @@ class PipelineParallel(Trainer):
         self._copies = self._news.tags
         self._session = self._update = _Together(self)
         for courier in filter(None, (plan.courier, plan.between)):
-            courier.finished = self._travelled
+            self.spans.watch(courier)
         self._how = lambda: "memory: buffers of one pool between parts"
         self._actions = list(plan.actions(rank))
         self._sent: list[Transfer] = []
-
-    def _travelled(self, each: Transfer) -> None:
-        self.spans.add("transfer", each.name, each.begin, each.end)
 
     # ---- steps -------------------------------------------------------------------------
 

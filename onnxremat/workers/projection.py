@@ -24,7 +24,7 @@ from onnxremat.workers.layers import Key, Layers, most_late
 from onnxremat.workers.pieces import Piece, cut
 from onnxremat.workers.pipeline import B, F, W
 from onnxremat.workers.replay import Replay, carry_out
-from onnxremat.workers.schedules import named
+from onnxremat.workers.schedules import AUTO, named
 from onnxremat.workers.search import best_order
 from onnxremat.workers.spread import spread
 from onnxremat.workers.staged import owners_of, require_unplanned
@@ -131,7 +131,7 @@ def project(
     stages = halves.layers([fine[at - 1] for at in begins[1:-1]])
     pieces = cut(halves.step, stages.parts, halves.about)
     pipeline = replace(pipeline, communication=_transfers(pieces, cluster, grid))
-    if grid.schedule == "auto":
+    if grid.schedule == AUTO:
         replay = best_order(pipeline, grid.stages).replay
     else:
         replay = carry_out(pipeline, named(pipeline, grid.schedule, grid.stages))

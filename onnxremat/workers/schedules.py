@@ -37,6 +37,7 @@ from onnxremat.workers.replay import carry_out, fits, try_out
 
 SEVERAL = ("interleaved", "zb-v")  # stages per rank
 NAMED = ("1f1b", "fast-forward", "zb-h1", "zb-2p", "gpipe", *SEVERAL)
+AUTO = "auto"  # in place of a name: the best that is found
 # Rules of `built`: which of B and F first, and how long W waits for them.
 RULES = tuple((prefer, patience) for prefer in (0, 2, 1) for patience in (0.0, 0.5, 1.0))
 

@@ -6,6 +6,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from onnxremat.workers.courier import Courier
 
 LIMIT = 20_000  # of the latest ones
 
@@ -37,6 +41,11 @@ class Spans:
         if self.on:
             self.rows.append(Span(lane, name, begin, end))
             del self.rows[:-LIMIT]
+
+    def watch(self, courier: Courier) -> None:
+        """Add its transfers. It knows nobody else by that, and whoever has it can be dropped."""
+        add = self.add
+        courier.finished = lambda each: add("transfer", each.name, each.begin, each.end)
 
     @contextmanager
     def during(self, lane: str, name: str) -> Iterator[None]:

@@ -24,7 +24,7 @@ from onnxremat.workers.mpi import Mesh, Ranks
 from onnxremat.workers.pieces import Piece, cut
 from onnxremat.workers.pipeline import F, Order, Pipeline
 from onnxremat.workers.replay import Replay, carry_out
-from onnxremat.workers.schedules import SEVERAL, named
+from onnxremat.workers.schedules import AUTO, SEVERAL, named
 from onnxremat.workers.search import best_order
 from onnxremat.workers.spread import EVERYWHERE, Phase, spread
 from onnxremat.workers.stages import (
@@ -227,6 +227,7 @@ def _fitted(
         lambda again: cut(halves.step, parts, halves.about, repeats(again, parts)),
         beside,
         wanted.budget,
+        wanted.schedule == AUTO,
     ).fit()
 
 
@@ -296,7 +297,7 @@ def _communication(
 
 
 def _scheduled(pipeline: Pipeline, schedule: str, ranks: int) -> Replay:
-    if schedule == "auto":
+    if schedule == AUTO:
         return best_order(pipeline, ranks).replay
     return carry_out(pipeline, named(pipeline, schedule, ranks))
 

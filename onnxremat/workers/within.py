@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 import numpy as np
 
@@ -69,6 +70,8 @@ class Within:
         cut: the parts, by what each makes again.
         beside: what ranks take for variables and updates, by the rank of each stage.
         budget: bytes per rank.
+        any_order: ``scheduled`` finds a schedule for any limit of micro-batches alive; else it has
+            the one that was asked for.
     """
 
     pipeline: Pipeline
@@ -77,6 +80,7 @@ class Within:
     cut: Cut
     beside: Callable[[Sequence[int]], Sequence[Memory]]
     budget: int
+    any_order: bool = False
 
     def fit(self) -> Fitted:
         """Least time by simulation within the budget.
@@ -85,23 +89,22 @@ class Within:
             NoPlanError: a rank needs more in every way that was tried.
         """
         replay = self.scheduled(self.pipeline)
-        found, refusal = list[Fitted](), None
+        found, refused = list[Fitted](), list[NoPlanError]()
         for limit in self._limits(replay):
             pipeline = replace(self.pipeline, in_flight=limit)
             try:
                 found.append(self._fitted(pipeline))
             except NoPlanError as error:
-                refusal = error
+                refused.append(error)
         if not found:
-            assert refusal is not None
-            raise refusal
+            raise min(refused, key=lambda error: error.smallest or inf)
         return min(found, key=lambda one: one.replay.makespan)
 
     def _limits(self, replay: Replay) -> list[int | None]:
         """Limits of micro-batches alive to try: what is asked for, and less where a schedule can be
         found for any."""
         most = max(replay.peak)
-        fewer = {most // 2, most - 1, len(self.stages), 1} if replay.order.name == "auto" else {0}
+        fewer = {most // 2, most - 1, len(self.stages), 1} if self.any_order else set[int]()
         return [self.pipeline.in_flight, *sorted(n for n in fewer if 0 < n < most)]
 
     def _fitted(self, pipeline: Pipeline) -> Fitted:

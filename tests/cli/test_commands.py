@@ -14,9 +14,12 @@ import onnx
 import pytest
 
 from onnxremat.errors import OnnxrematError
+from onnxremat.ort.session import DEFAULT
+from onnxremat.session.resident import resident_rise
 from tests.cli.conftest import Command, Said, listing
 from tests.conftest import ROOT
 from tests.limits import LONG
+from tests.toolbox import parse
 
 PATIENT = ("--bench-seconds", 0, "--time-limit", LONG, "--seed", 1)
 NUMBERS = (
@@ -196,6 +199,17 @@ def test_run(cli: Command, folder: Path, chain: Path, planned: tuple) -> None:
     default = cli("run", planned[0], "--runs", 1, "--default-options", "--json")
     assert default.facts["peak_measured_bytes"] == planned[1]["peak_default_options_bytes"]
     assert listing() == []
+
+
+def test_values_may_have_the_names_of_arguments(cli: Command, folder: Path) -> None:
+    """Of ``numpy.savez``: results, and an input that goes to another process."""
+    body = "g (float[8] file) => (float[8] allow_pickle, float[8] y) {"
+    onnx.save(parse(body + " allow_pickle = Neg(file) y = Exp(allow_pickle) }"), "in.onnx")
+    assert cli("run", "in.onnx", "--runs", 1, "--save", "out.npz").code == 0
+    with np.load("out.npz") as found:
+        np.testing.assert_allclose(found["y"], np.exp(found["allow_pickle"]), 1e-6)
+    feeds = {"file": np.ones(8, np.float32)}
+    assert resident_rise(Path("in.onnx"), feeds, DEFAULT).why == ""
 
 
 def test_profile(cli: Command, folder: Path, chain: Path) -> None:

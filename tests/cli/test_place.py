@@ -107,6 +107,9 @@ def test_the_released_program_is_written(cli: Command) -> None:
     more = cli("place", graph, "--write-model", "m.lp", "--json").facts
     assert more["columns"] > facts["columns"]
     cli("place", graph, "--write-model", "m.txt").assert_refused(2, ".mps")
+    for option in (("-o", "split.json"), ("--check", "split.json")):
+        stop = cli("place", graph, "--write-model", "other.lp", *option)
+        stop.assert_refused(2, "stops before there is a split", option[0])
     assert listing() == ["graph.json", "m.lp", "m.mps"]
 
 
@@ -134,6 +137,9 @@ def test_methods_side_by_side(cli: Command) -> None:
     least = rows["latency", "annealing"]["bound"]
     assert rows["latency", "greedy"]["value"] >= least
     assert "contract-layers" in cli("compare", graph, "--time-limit", 1).out
+    said = cli("compare", written("cpus.json", {**inference(), "maxFPGAs": 0}), "--time-limit", 0.2)
+    assert (said.code, "no accelerator" in said.err) == (0, False), said.err
+    assert "it places on accelerators only" in " ".join(said.out.split())
 
 
 def test_a_table_for_people(cli: Command) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
+import shlex
 from pathlib import Path
 
 import onnx
 import pytest
 
+from onnxremat.cli.commands import load
 from onnxremat.planner import peak
 from onnxremat.planner.baselines import BASELINES
 from onnxremat.planner.graph_files import read_graph
@@ -18,6 +20,7 @@ from tests.cli.conftest import Command, Said, listing
 from tests.limits import LONG
 from tests.planner.graphs import graph_file, skip_chain, small_transformer
 from tests.planner.readers import LINEAR
+from tests.toolbox import parse
 
 QUICK = ("--time-limit", 1)  # where nothing is left to the planner, or it would never end
 PATIENT = ("--time-limit", LONG)
@@ -363,6 +366,15 @@ def test_max_batch(cli: Command, symbolic: Path, folder: Path) -> None:
     text = cli("max-batch", symbolic, "--dim", "batch", *given)
     assert "largest batch" in text.err
     assert f"--dim {dim}" in " ".join(text.err.split())
+    two = Path("two dims.onnx")
+    onnx.save(parse("g (float[n, k] x) => (float[n, k] y) { a = Sin(x) y = Cos(a) }"), two)
+    more = ("--dim", "k=4", "--target", "portable", "--most", 2)
+    text = cli("max-batch", two, "--dim", "n", *more, *given)
+    (line,) = (line for line in text.err.splitlines() if "out with" in line)
+    words = shlex.split(line.partition("out with: onnxremat ")[2])
+    assert words[1:3] == ["two dims.onnx", "OUT"]
+    load("optimize").make_context("optimize", words[1:])
+    assert {"n=2", "k=4", "portable"} <= {*words}
     same = cli("sweep", symbolic, "--max-batch", *given, "--json")
     assert same.facts["batch"] == facts["batch"]
 

@@ -12,8 +12,10 @@ from onnxremat.cost import kernels, measure
 from onnxremat.cost.analytic import analytic_costs, flops
 from onnxremat.cost.kept import cache_folder
 from onnxremat.cost.kernels import kernel_costs
-from onnxremat.cost.measure import Measuring, measure_costs
+from onnxremat.cost.measure import Measuring, machine_key, measure_costs
 from onnxremat.cost.table import KernelCosts, signature
+from onnxremat.device import host
+from onnxremat.device.host import processors
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.graph.order import without_dead_ops
 from onnxremat.ort.feeds import seeded_feeds
@@ -161,6 +163,23 @@ def test_a_slice_reads_no_more_than_it_makes() -> None:
         for rows in (2, 2000)
     )
     assert few.total == many.total
+
+
+def test_costs_are_those_of_a_kind_of_processor_and_its_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kept by how many of them the process may use, and by more than a name that others have."""
+    here = machine_key(0)
+    assert machine_key(processors()) == here
+    monkeypatch.setattr(measure, "processors", lambda: 1 + processors())
+    assert machine_key(0) == machine_key(1 + processors()) != here
+    monkeypatch.setattr(host, "CPUINFO", tmp_path / "cpuinfo")
+    keys = {machine_key(1)}  # nothing is there
+    for family, hertz in ((25, 1), (26, 1), (26, 2)):
+        rows = (f"cpu family\t: {family}", "model name\t: AMD EPYC", f"cpu MHz\t: {hertz}")
+        host.CPUINFO.write_text("\n".join(rows) + "\n\nprocessor\t: 1\ncpu family\t: 1")
+        keys.add(machine_key(1))
+    assert len(keys) == 3
 
 
 def test_what_kernels_cost_is_measured_once(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:

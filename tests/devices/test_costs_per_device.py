@@ -126,11 +126,12 @@ def test_an_op_that_ends_the_process_does_not_run_there(monkeypatch: pytest.Monk
 
 
 def test_what_there_is_no_time_to_measure_is_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A child that says which ops the provider takes, times one of them, and does not end."""
+    """A child that says which ops the provider takes, times one of them, and does not end; its
+    library prints, too."""
     graph = training_chain(2, 16, 32)
     names = [op.name for op in graph.ops]
     said = ({"taken": names}, {"op": 0, "seconds": 1e-3})
-    lines = "".join(json.dumps(answer) + "\n" for answer in said)
+    lines = "{library: loaded}\n[1]\n" + "".join(json.dumps(answer) + "\n" for answer in said)
     code = f"import time; print({lines!r}, flush=True); time.sleep(1000)"
     monkeypatch.setattr("onnxremat.cost.foreign.CHILD", (sys.executable, "-c", code))
     device = Device("other", PROVIDERS["openvino"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +15,16 @@ import pytest
 from models import build
 from onnxremat.cost.table import CostTable
 from onnxremat.device.machine import PROVIDERS, Device, Link, Machine
-from onnxremat.errors import MissingComponentError, ModelError, UnsupportedError, UsageError
+from onnxremat.errors import (
+    MissingComponentError,
+    ModelError,
+    StoppedError,
+    UnsupportedError,
+    UsageError,
+)
 from onnxremat.execute.annotated import load_annotated
 from onnxremat.execute.deployment import Deployment, deploy, read_deployment
+from onnxremat.execute.executor import Executor
 from onnxremat.execute.exported import MANIFEST, export_partitions, load_partitions
 from onnxremat.execute.partition_cuts import Terms
 from onnxremat.grad import Settings as Training
@@ -35,6 +44,7 @@ from onnxremat.schedule.devices import settled
 from onnxremat.schedule.plan import Compute, Plan, Provenance, Transfer
 from onnxremat.session.compare import compare
 from tests.devices.plans import processors
+from tests.limits import LONG
 from tests.toolbox import graph_of, run, training_chain
 
 MACHINE = processors(2)
@@ -171,6 +181,51 @@ def test_a_folder_with_other_files_is_left_alone(chain: Deployment, tmp_path: Pa
     with pytest.raises(UsageError, match="holds other files"):
         export_partitions(chain, tmp_path)
     assert (tmp_path / "partial.onnx").read_text() == "mine"
+    folder = tmp_path / "parts"
+    export_partitions(chain, folder)
+    manifest = json.loads((folder / MANIFEST).read_text())
+    for names in ({"../partial.onnx": ""}, 5):  # by whoever made the folder
+        next(row for row in manifest["actions"] if "file" in row)["sha256"] = names
+        (folder / MANIFEST).write_text(json.dumps(manifest))
+        with pytest.raises(UsageError, match=r"holds other|damaged"):
+            export_partitions(chain, folder)
+        assert (tmp_path / "partial.onnx").read_text() == "mine"
+
+
+def test_streams_end_with_their_executor(
+    chain: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Closed, or forgotten; one that Ctrl-C stopped in the middle runs no more: streams would be
+    out of step."""
+    feeds, before = seeded_feeds(chain.graph), set(threading.enumerate())
+    expected = run(chain.graph).outputs
+    closed = chain.executor(overlap=True)
+    closed.run(feeds)
+    started = set(threading.enumerate()) - before
+    assert started
+    closed.close()
+    for thread in started:
+        thread.join(LONG)
+    assert compare(closed.run(feeds), expected).bit_equal
+    stopped = chain.executor(overlap=True)
+
+    def act(executor: Executor, index: int) -> None:
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        executor.carry(index, executor._held)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Executor, "act", act)
+        with pytest.raises(KeyboardInterrupt):
+            stopped.run(feeds)
+    with pytest.raises(StoppedError, match="load it again"):
+        stopped.run(feeds)
+    left = set(threading.enumerate()) - before
+    del stopped
+    gc.collect()
+    for thread in left:
+        thread.join(LONG)
+    assert set(threading.enumerate()) <= before
 
 
 def test_a_provider_that_is_not_here_is_named_with_what_to_install() -> None:

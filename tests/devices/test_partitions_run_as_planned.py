@@ -350,6 +350,8 @@ def test_wrong_feeds_are_refused() -> None:
             executor.run({"x": np.zeros((64, 64))})
         strided = np.zeros((64, 128), np.float32)[:, ::2]
         assert executor.run({"x": strided})["y"].shape == (64, 64)
+        with pytest.raises(UsageError, match="no value for input 'x'"):
+            executor.run({"X": strided})  # not with what it was given before
 
 
 def test_an_array_written_in_place_is_seen() -> None:

@@ -454,8 +454,6 @@ def test_what_does_not_go_with_throughput(lenet: Prepared) -> None:
         Request("", machine, ANY, contiguous=False)
     with pytest.raises(UsageError, match="does not go with --any"):
         planned(lenet, machine, contiguous=False, replicas=2)
-    with pytest.raises(UsageError, match="one device at least"):
-        planned(lenet, machine, replicas=0)
     step = prepare(build("mlp", batch=4, layers=2), Settings(threads=1, train=Training()))
     with pytest.raises(UsageError, match="training step"):
         planned(step, machine)

@@ -112,8 +112,14 @@ def test_a_constant_that_is_repeated_for_the_batch() -> None:
             b = ConstantOfShape(four)
             y = Conv(x, w, b)
         }""",
+        # As many rows as the weights of a layer have: only the mask has those of the batch.
+        """g (float[3, 3] x) => (float[3, 2] y)
+            <float[3, 2] w = {1, 2, 3, 4, 5, 6}, float[3, 3] mask = {1, 0, 0, 1, 1, 0, 1, 1, 1}> {
+            m = Mul(x, mask)
+            y = MatMul(m, w)
+        }""",
     ],
-    ids=["mask", "as-many-channels"],
+    ids=["mask", "as-many-channels", "as-many-weights"],
 )
 def test_what_only_looks_like_a_batch_and_what_is_one(body: str) -> None:
     graph = graph_of(body)

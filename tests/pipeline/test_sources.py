@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import onnx
 import onnx_graphsurgeon as gs
 import pytest
 
 import models
+import onnxremat
 from onnxremat.errors import UsageError
 from onnxremat.pipeline.prepare import Settings, prepare
 from onnxremat.pipeline.source import read_source
@@ -17,6 +21,15 @@ def test_graphsurgeon_graph_is_the_same_model() -> None:
     wanted = prepare(model, Settings(measure=False))
     assert [op.op_type for op in found.graph.ops] == [op.op_type for op in wanted.graph.ops]
     assert found.store_all_peak == wanted.store_all_peak
+
+
+def test_a_training_step_does_not_replace_its_model(tmp_path: Path) -> None:
+    path = tmp_path / "net.onnx"
+    onnx.save(models.build("mlp", batch=2), path)
+    before = path.read_bytes()
+    with pytest.raises(UsageError, match="the output is the input"):
+        onnxremat.differentiate(path, path)
+    assert path.read_bytes() == before
 
 
 def test_anything_else_is_refused() -> None:

@@ -95,6 +95,16 @@ def test_squares_and_products_in_rows(reader: str, suffix: str, tmp_path: Path) 
     assert seen.objective == pytest.approx(-2.0, abs=1e-4)
 
 
+@pytest.mark.parametrize("offset", [0.0, 3.0])
+def test_where_there_is_nothing_to_decide(offset: float, tmp_path: Path) -> None:
+    """As where a budget is so large that all is stored."""
+    model = Model("empty")
+    model.offset = offset
+    write_model(model, tmp_path / "m.lp")
+    assert LINEAR["highs"](tmp_path / "m.lp", tmp_path / "m.sol").objective == offset
+    assert read_solution(model, tmp_path / "m.sol").size == 0
+
+
 def test_highs_refuses_what_it_cannot_solve(tmp_path: Path) -> None:
     """The claim of the documentation: it reads QMATRIX but not QCMATRIX, and solves neither."""
     highspy = pytest.importorskip("highspy")

@@ -57,6 +57,15 @@ def test_elements_are_closed_and_nothing_is_loaded(spread: Spread, read: Reader)
     assert len(read.scripts) == 3  # one of data, one of code, and the empty beginning
 
 
+def test_names_of_devices_are_no_elements(spread: Spread) -> None:
+    """A machine file is part of a model, which anybody may have written."""
+    made = replace(spread.made, in_flight=2, replicas={"<script>a": ("<script>b",)})
+    html = devices_page(replace(spread, made=made)).html()
+    assert "&lt;script&gt;a and &lt;script&gt;b take samples in turn" in html
+    assert Reader(html).open == [""]
+    assert "<script>a" not in html.replace("\\u003c", "")
+
+
 def test_what_is_asked_first_is_said_in_words(spread: Spread, read: Reader) -> None:
     copies = len(spread.made.parts.copies)
     assert copies

@@ -81,17 +81,19 @@ def test_errors_have_no_accuracy() -> None:
 
 
 def test_settings_of_the_loss_are_kept() -> None:
+    """Over batches of which some have more labels that count, and one has none."""
     loss = CrossEntropy(ignore_index=-100, class_weights=np.array([1.0, 2.0, 4.0]))
     run, evaluator = made(linear("Identity"), loss)
-    labels = np.array([0, 1, 2, -100, 2, -100, 1, 0])
-    given = data(BATCH, labels)
+    labels = np.array([0, 1, 2, -100, 2, -100, 1, 0] + [-100] * (BATCH + 7) + [2, 1, 1, 0])
+    rows = len(labels)
+    given = data(rows, labels)
     z = logits(run, given)
     logs = z - np.log(np.exp(z).sum(1, keepdims=True))
     counted = labels >= 0
     safe = np.where(counted, labels, 0)
     weights = np.array([1.0, 2.0, 4.0])[safe] * counted
     score = evaluator.score(given)
-    wanted = -(logs[np.arange(BATCH), safe] * weights).sum() / weights.sum()
+    wanted = -(logs[np.arange(rows), safe] * weights).sum() / weights.sum()
     assert score.loss == pytest.approx(wanted, rel=1e-5)
     assert score.accuracy == pytest.approx((z.argmax(1) == labels)[counted].mean())
 

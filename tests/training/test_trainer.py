@@ -21,7 +21,7 @@ import pytest
 from onnx import numpy_helper
 
 from onnxremat.errors import ModelError, UsageError
-from onnxremat.grad import differentiate
+from onnxremat.grad import differentiate, training_of
 from onnxremat.graph.tensor_files import read_tensors, write_tensors
 from onnxremat.ort.denormals import denormals_as_zero
 from onnxremat.session import held as held_module
@@ -296,6 +296,16 @@ def test_missing_weights_are_named() -> None:
         Trainer(differentiate(net(), optimizer="sgd"), threads=1)
 
 
+def test_weights_of_another_model_are_refused() -> None:
+    """Also where the step could begin with its own: nobody asked for these."""
+    step = differentiate(net(), optimizer="sgd", initializers=True)
+    other = {f"module.{v.input}": np.zeros(1) for v in training_of(step).parameters}
+    with pytest.raises(UsageError, match=r"of another model\n .*module.*the step trains w1"):
+        Trainer(step, other)
+    kept = Trainer(step, {"w1": Trainer(step).state["w1"] + 1, "more": np.zeros(1)})
+    np.testing.assert_array_equal(kept.state["w1"], Trainer(step).state["w1"] + 1)
+
+
 def test_missing_and_misshapen_inputs_are_named() -> None:
     run = trainer()
     with pytest.raises(UsageError, match="no value for input 'labels'"):
@@ -325,6 +335,8 @@ def test_data_from_npz_folder_and_function(tmp_path: Path) -> None:
     for a, b in zip(file.epoch(2), folder.epoch(2), strict=True):
         np.testing.assert_array_equal(a["x"], b["x"])
         np.testing.assert_array_equal(a["labels"], b["labels"])
+    with pytest.raises(UsageError, match="the loader made a NoneType"):
+        next(Loader(lambda epoch: [None]).epoch(0))  # type: ignore[list-item]  # is no end
     loader = open_data(f"{tmp_path / 'load.py'}:batches", BATCH)
     assert isinstance(loader, Loader)
     assert len(loader) == 3

@@ -3,12 +3,14 @@ tests.workers.data_parallel_run FOLDER ...``, each of which has step.onnx and da
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
 import numpy as np
 
 from onnxremat.training.data import open_data
+from onnxremat.training.progress import Progress
 from onnxremat.workers.data_parallel import DataParallel, Shard
 from onnxremat.workers.mpi import Ranks, join
 
@@ -29,7 +31,13 @@ def train(ranks: Ranks, folder: Path, rate: float) -> None:
     shard = folder.name.startswith("sharded")
     trainer = DataParallel(folder / "step.onnx", ranks=ranks, rate=rate, threads=1, shard=shard)
     data = open_data(str(folder / "data.npz"), trainer.batch_size, seed=3)
-    losses = trainer.fit(Shard(data, ranks), 5)
+    kept = folder / "during.safetensors"
+
+    def saw(progress: Progress, _: float) -> None:
+        if kept.exists() and progress.step in (2, 3) and ranks.first:
+            shutil.copy(kept, folder / f"at{progress.step}.safetensors")
+
+    losses = trainer.fit(Shard(data, ranks), 5, checkpoint=kept, every=1, on_step=saw)
     trainer.save(folder / "saved.safetensors")
     np.savez(folder / f"rank{ranks.rank}.npz", losses=np.array(losses), **trainer.values())
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,12 +29,15 @@ from onnxremat.grad.update import update_of
 from onnxremat.graph.tensor_files import read_tensors
 from onnxremat.training.data import Arrays
 from onnxremat.training.trainer import Trainer
+from onnxremat.workers import mpi
 from onnxremat.workers.checksum import checksum
 from onnxremat.workers.data_parallel import APART, DataParallel, Shard
 from onnxremat.workers.gathering import gathering
 from onnxremat.workers.halves import halves_of
 from onnxremat.workers.mpi import Ranks
+from onnxremat.workers.pipelined import PipelineParallel
 from onnxremat.workers.sharded import shares_of
+from onnxremat.workers.staged import Wanted
 from tests.training import nets
 
 ROOT = Path(__file__).parents[2]
@@ -116,6 +122,10 @@ def test_as_one_process_with_the_joined_batch(tmp_path: Path) -> None:
     for name, (settings, near) in NEAR.items():
         _compare_with_one(tmp_path / name, settings, near)
     _sharded(tmp_path / "sharded")
+    # A checkpoint comes with the update, or it would hold the gradients of one rank only.
+    assert not (tmp_path / "accumulate" / "at2.safetensors").exists()
+    _, facts = read_tensors(tmp_path / "accumulate" / "at3.safetensors")
+    assert (facts["step"], facts["gathered"]) == ("2", "0")
     _overflow(ranks_in(tmp_path / "overflow"), half)
     one, other = ranks_in(tmp_path / "statistics")
     assert one.keys() == other.keys()
@@ -231,6 +241,34 @@ def test_a_program_that_fails_ends_all_processes() -> None:
     assert run.returncode != 0
     assert "ZeroDivisionError" in said
     assert "rank 0 of 2: " in said
+
+
+@pytest.mark.parametrize("pipeline", [False, True])
+def test_one_that_is_forgotten_ends_its_thread_and_is_freed(pipeline: bool) -> None:
+    before = set(threading.enumerate())
+    step = differentiate(net(6), optimizer="sgd", initializers=True)
+    trainer: Trainer
+    if pipeline:
+        trainer = PipelineParallel(step, ranks=ALONE, wanted=Wanted(1), threads=1)
+    else:
+        trainer = DataParallel(step, ranks=ALONE, threads=1)
+    trainer.step({name: array[:6] for name, array in arrays().items()})
+    started, known = set(threading.enumerate()) - before, weakref.ref(trainer)
+    assert started
+    del trainer
+    gc.collect()
+    assert known() is None
+    for thread in started:
+        thread.join(LIMIT)
+        assert not thread.is_alive()
+
+
+def test_an_error_without_words_has_its_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(mpi, "ON_THE_WAY", 0.0)
+    replace(ALONE, rank=1, size=2)._say(KeyboardInterrupt())
+    assert capsys.readouterr().err == "error: rank 1 of 2: KeyboardInterrupt\n"
 
 
 def members(session: int) -> list[int]:

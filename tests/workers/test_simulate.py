@@ -70,6 +70,7 @@ def test_large_plots_are_cells(tmp_path: Path) -> None:
         (("--schedule", "1f1b", "--in-flight", "2"), InfeasibleError, "keeps 4"),
         (("-o", "a.txt"), UsageError, "suffix"),
         (("--csv", "a.txt"), UsageError, "suffix"),
+        (("--pipeline", "2"), UsageError, "--pipeline is for a STEP on a cluster"),
     ],
 )
 def test_refusals(options: tuple[str, ...], error: type[Exception], match: str) -> None:

@@ -13,9 +13,12 @@ import pytest
 from onnxremat.errors import NoPlanError
 from onnxremat.graph.ir import Op
 from onnxremat.workers.again import Again, Stage
-from onnxremat.workers.pipeline import B, F, W
+from onnxremat.workers.pipeline import B, F, Pipeline, W
 from onnxremat.workers.pipelined import PipelineParallel
+from onnxremat.workers.replay import Replay
+from onnxremat.workers.search import best_order
 from onnxremat.workers.staged import Wanted
+from onnxremat.workers.within import Memory, Within
 from tests.toolbox import graph_of
 from tests.workers.test_data_parallel import ALONE, several
 from tests.workers.test_pipelined import (
@@ -81,6 +84,46 @@ def test_two_processes_within_a_budget(folder: Path, tmp_path: Path) -> None:
     assert max(facts["budgets"]) <= tight["wanted"]["budget"]
     for peak, limit in zip(facts["peak"], facts["planned"], strict=True):
         assert peak <= limit
+
+
+class Kept(Stage):
+    """A stage that can make nothing again."""
+
+    def __init__(self) -> None:
+        """100 bytes for each micro-batch alive."""
+
+    def everything_kept(self) -> Again:
+        return Again(kept=100)
+
+    def choose(self, room: int, alive: int, waiting: int) -> Again | None:
+        return self.everything_kept() if 100 * alive <= room else None
+
+    def least(self, alive: int, waiting: int) -> Again:
+        return self.everything_kept()
+
+
+def test_where_any_schedule_will_do_fewer_micro_batches_are_alive() -> None:
+    """Rather than refuse a budget, which is refused with the least that was found."""
+    pipeline = Pipeline((1.0,) * 4, (1.0,) * 4, (1.0,) * 4, 8)
+
+    def scheduled(each: Pipeline) -> Replay:
+        return best_order(each, 4, effort=50_000).replay
+
+    def within(budget: int, any_order: bool) -> Within:
+        return Within(
+            pipeline, [Kept() for _ in range(4)], scheduled, lambda again: {},
+            lambda rank: [Memory()] * 4, budget, any_order,
+        )  # fmt: skip
+
+    free = within(400, True).fit().replay
+    assert max(free.peak) == 4
+    tight = within(200, True).fit().replay
+    assert max(tight.peak) <= 2
+    assert tight.makespan > free.makespan
+    for any_order, least in ((True, 200), (False, 400)):
+        with pytest.raises(NoPlanError, match="needs more than the budget") as refused:
+            within(99, any_order).fit()
+        assert refused.value.smallest == least
 
 
 def chain() -> tuple[Stage, dict[str, int]]:

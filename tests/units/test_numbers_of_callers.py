@@ -1,0 +1,51 @@
+"""Numbers that the command line refuses by itself are refused of programs, too, by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from onnxremat.device.files import read_machine
+from onnxremat.errors import UsageError
+from onnxremat.pipeline.optimize import Request
+from onnxremat.pipeline.prepare import Settings
+from onnxremat.planner.options import PlanOptions
+from onnxremat.studies.curve import curve
+from onnxremat.studies.max_batch import Batches, max_batch
+from onnxremat.studies.planners import compare_planners
+from onnxremat.training.data import Arrays
+from onnxremat.training.schedules import Schedule
+from onnxremat.units import one_budget
+
+NOBODY: Any = None  # refused before it is looked at
+BATCHES = Batches("in.onnx", Settings(), "batch")
+ASKED = one_budget("1MiB"), PlanOptions()
+
+
+def pipeline(**numbers: int) -> Request:
+    return Request(machine=read_machine("cpu-2x1"), objective="throughput", **numbers)
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda: curve(NOBODY, None, 1, PlanOptions()), "points is 1"),
+        (lambda: curve(NOBODY, None, 2, PlanOptions(), jobs=0), "jobs is 0"),
+        (lambda: compare_planners(NOBODY, [], PlanOptions(), jobs=-1), "jobs is -1"),
+        (lambda: max_batch(BATCHES, *ASKED, most=0), "most is 0"),
+        (lambda: max_batch(BATCHES, *ASKED, max_overhead=float("nan")), "max_overhead is nan"),
+        (lambda: pipeline(in_flight=0), "in_flight is 0"),
+        (lambda: pipeline(replicas=0), "replicas is 0"),
+        (lambda: PlanOptions(threads=-1), "threads is -1"),
+        (lambda: Schedule(float("nan")), "rate is nan"),
+        (lambda: Schedule(0.1, warmup=-1), "warmup is -1"),
+        (lambda: Arrays({"x": np.ones((3, 2))}, 0), "size of a batch is 0"),
+    ],
+)
+def test_a_number_that_says_nothing_sensible(call: Callable[[], object], name: str) -> None:
+    with pytest.raises(UsageError, match=name) as refused:
+        call()
+    assert "or more" in refused.value.hint
