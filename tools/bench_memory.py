@@ -338,7 +338,9 @@ def missed(row: Row, line: Found, original: Found) -> list[str]:
         return [f"does not run: {line['error']}"]
     found = [] if line["finite"] else ["results are no numbers"]
     if not row.binds or way == "plain":
-        more = line.get("least", growth) - original.get("most", original["growth"])
+        least: int = line.get("least", growth)
+        most_of_it: int = original.get("most", original["growth"])
+        more = least - most_of_it
         if more > 0:
             found.append(f"takes {more / MIB:+.1f} MiB to the original")
         return found
