@@ -338,9 +338,8 @@ def missed(row: Row, line: Found, original: Found) -> list[str]:
         return [f"does not run: {line['error']}"]
     found = [] if line["finite"] else ["results are no numbers"]
     if not row.binds or way == "plain":
-        least: int = line.get("least", growth)
-        most_of_it: int = original.get("most", original["growth"])
-        more = least - most_of_it
+        least = line["least"] if "least" in line else growth
+        more = least - (original["most"] if "most" in original else original["growth"])
         if more > 0:
             found.append(f"takes {more / MIB:+.1f} MiB to the original")
         return found
