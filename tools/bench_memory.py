@@ -338,8 +338,8 @@ def missed(row: Row, line: Found, original: Found) -> list[str]:
         return [f"does not run: {line['error']}"]
     found = [] if line["finite"] else ["results are no numbers"]
     if not row.binds or way == "plain":
-        least = line["least"] if "least" in line else growth
-        more = least - (original["most"] if "most" in original else original["growth"])
+        least = line.get("least") or growth
+        more = least - (original.get("most") or original["growth"])
         if more > 0:
             found.append(f"takes {more / MIB:+.1f} MiB to the original")
         return found
