@@ -10,11 +10,11 @@ listed among the inputs, where callers need not give it and `get_inputs()` does 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import onnx
 
-from onnxremat.graph.ir import Graph, Role
+from onnxremat.graph.ir import Graph, Role, subgraphs
 
 PACKED = {
     "MatMul": (1,), "Gemm": (1,), "FusedMatMul": (1,), "FusedGemm": (1,), "MatMulInteger": (1,),
@@ -25,18 +25,33 @@ OPTIONAL = 4  # IR version from which weights that are inputs are no constants
 
 
 def packed_again(graph: Graph) -> Mapping[str, int]:
-    """Bytes of each weight that more than one node packs; what bodies of If, Loop and Scan read is
-    taken as packed there."""
+    """Bytes of each weight that more than one node packs, in bodies of If, Loop and Scan, too."""
     readers: Counter[str] = Counter()
     for op in graph.ops:
-        places = PACKED.get(op.op_type, ())
-        packed = {op.inputs[k] for k in places if k < len(op.inputs) and op.inputs[k]}
-        readers.update(packed | set(op.captures))
+        readers.update(_packed(op.op_type, op.inputs))
+        if op.captures:
+            inside = Counter(
+                name for node in _within(op.node) for name in _packed(node.op_type, node.input)
+            )
+            readers.update(name for name in inside.elements() if name in op.captures)
     return {
         name: graph.tensors[name].bytes
         for name, count in readers.items()
         if count > 1 and graph.tensors[name].role is Role.WEIGHT
     }
+
+
+def _packed(kind: str, inputs: Sequence[str]) -> set[str]:
+    """What a node packs where that is constant."""
+    return {inputs[at] for at in PACKED.get(kind, ()) if at < len(inputs) and inputs[at]}
+
+
+def _within(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
+    """The nodes of its bodies, at every depth."""
+    for body in subgraphs(node):
+        for inner in body.node:
+            yield inner
+            yield from _within(inner)
 
 
 def beyond(graph: Graph, room: int) -> frozenset[str]:

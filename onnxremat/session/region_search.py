@@ -15,6 +15,7 @@ import onnx
 
 from onnxremat.errors import OnnxrematError
 from onnxremat.graph.ir import Graph, Role
+from onnxremat.graph.traits import is_alias
 from onnxremat.graph.wire import read_light
 from onnxremat.memory.arena import LARGEST, UNIT, Region, smallest_regions
 from onnxremat.memory.events import EVENT, Events
@@ -39,21 +40,38 @@ def as_events(graph: Graph, found: Profile, bound: Sequence[str] = ()) -> Events
     asked: list[list[int]] = [[] for _ in line.ops]
     given: list[list[int]] = [[] for _ in line.ops]
     sizes: list[int] = []
-    for name, first, last, size in line.buffers:
-        if name in graph.inputs or name in bound or not size:
+    moments = moments_over(graph)
+    ends = {name: last for name, _, last, _ in line.buffers}
+    ends |= {moments[name]: last for name, last in ends.items() if name in moments}
+    for name, first, _, size in line.buffers:
+        if name in graph.inputs or name in bound or name in moments or not size:
             continue
         asked[first].append(len(sizes))
         if name not in kept:
-            given[last].append(len(sizes))
+            given[ends[name]].append(len(sizes))
         sizes.append(size)
     rows = []
     for step, work in enumerate(line.scratch):
         rows += [(sizes[slot], slot) for slot in asked[step]]
-        if work:
-            rows += [(work, len(sizes)), (0, len(sizes))]
-            sizes.append(work)
+        parts = [work // 2] * 2 if moments.keys() & graph.ops[step].outputs else [work]
+        slots = range(len(sizes), len(sizes) + len(parts) * bool(work))
+        rows += [(part, slot) for part, slot in zip(parts, slots, strict=False)]
+        rows += [(0, slot) for slot in reversed(slots)]
+        sizes += parts[: len(slots)]
         rows += [(0, slot) for slot in given[step]]
     return _numbered(np.array(rows, EVENT))
+
+
+def moments_over(graph: Graph) -> dict[str, str]:
+    """Running moments that a BatchNormalization writes over those it reads, to these: what it finds
+    of the batch are two blocks more (``batch_norm.cc``)."""
+    made = {name: op for op in graph.ops for name in op.writes}
+    return {
+        new: old
+        for op in graph.ops if op.standard and op.op_type == "BatchNormalization"
+        for new, old in zip(op.outputs[1:3], op.inputs[3:5], strict=False)
+        if new and new not in graph.outputs and old in made and not is_alias(made[old])
+    }  # fmt: skip
 
 
 def _numbered(events: Events) -> Events:

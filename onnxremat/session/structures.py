@@ -28,6 +28,9 @@ WEIGHT = 1650  # of a weight, beside its bytes
 END = 3600  # of an input or output of the graph
 LETTER = 9  # of a name
 PLACE = 8  # of an index while it is looked up
+SAMPLE = 56  # of a sample that is a mean of four: where they are, and their weights
+HEAP = 0.725  # logarithm of how many of a row are wanted, to the row's: below, no row is sorted
+THREADS = 2  # that structures are counted for
 # Operators whose kernels list places, and how many last axes of their indices are one place.
 PLACES = {"ScatterElements": 0, "ScatterND": 1, "GatherND": 1}
 
@@ -44,15 +47,34 @@ def graph_bytes(graph: Graph) -> int:
 
 
 def places_bytes(graph: Graph) -> int:
-    """Where an op goes for each of its indices: its kernel lists that while it runs (8 bytes each,
-    ``scatter.cc``, ``gather_nd.cc``, ``scatter_nd.cc``), not in memory that it asks a session for.
-    The C library keeps what is given back for the next, so that the longest list counts."""
-    listed = [0]
-    for op in graph.ops:
-        shape = graph.tensors[op.inputs[1]].shape if op.op_type in PLACES else None
-        if op.standard and shape is not None:
-            listed.append(PLACE * math.prod(shape[: len(shape) - PLACES[op.op_type]]))
-    return max(listed)
+    """What a kernel lists while it runs, not in memory that it asks a session for. The C library
+    keeps what is given back for the next, so that the longest list counts."""
+    return max((_listed(graph, op) for op in graph.ops if op.standard), default=0)
+
+
+def _listed(graph: Graph, op: Op) -> int:
+    """Where it goes for each of its indices (``scatter.cc``, ``gather_nd.cc``, ``scatter_nd.cc``);
+    what an image's samples are made of (``grid_sample.cc``); places of a row that is sorted, one
+    row per thread (``topk.cc``); an input without its mean."""
+    if op.op_type in PLACES:
+        shape = graph.tensors[op.inputs[1]].shape
+        return 0 if shape is None else PLACE * math.prod(shape[: len(shape) - PLACES[op.op_type]])
+    if op.op_type == "MeanVarianceNormalization":
+        return graph.tensors[op.inputs[0]].bytes
+    if op.op_type not in ("GridSample", "TopK"):
+        return 0
+    read, made = (graph.tensors[name].shape for name in (op.inputs[0], op.writes[0]))
+    said = {a.name: onnx.helper.get_attribute_value(a) for a in op.node.attribute}
+    if not read or not made:
+        return 0
+    if op.op_type == "GridSample":
+        plain = said.get("mode", b"linear") in (b"linear", b"bilinear")
+        padded = said.get("padding_mode", b"zeros") == b"zeros"
+        return SAMPLE * made[2] * made[3] * (plain and padded and len(made) == 4)
+    axis = said.get("axis", -1)
+    row, rows = read[axis], math.prod(read) // max(1, read[axis])
+    few = made[axis] < 4 or math.log(made[axis]) < HEAP * math.log(row)
+    return 0 if few else PLACE * row * min(rows, THREADS)
 
 
 def node_bytes(graph: Graph) -> int:

@@ -69,6 +69,15 @@ def test_a_profile_tells_the_events_but_for_the_order_inside_a_kernel(step: Grap
 
 
 @needs_slab
+def test_moments_of_a_batch_are_told_as_they_are_asked_for() -> None:
+    """A few hundred bytes too many, and a pool of a quarter more was taken for the least."""
+    model = differentiate(models.build("resnet20", batch=1, size=16))
+    graph = executed(build_graph(model), ONE)
+    told = as_events(graph, profile(to_model(graph), seeded_feeds(graph), ONE))
+    assert told["size"].tolist() == recorded(graph)["size"].tolist()
+
+
+@needs_slab
 def test_onnxruntime_holds_in_the_least_arenas_what_is_simulated(
     step: Graph, tmp_path: Path
 ) -> None:

@@ -92,6 +92,18 @@ def test_places_that_a_kernel_lists_count() -> None:
         { y = ScatterElements(x, i, x) }"""
     graph, options = graph_of(body), replace(TUNED, arena=False)
     assert places_bytes(graph) == 4 << 20
+    sampled = """g (float[2, 3, 8, 8] x, float[2, 40, 50, 2] i) => (float[2, 3, 40, 50] y)
+        {{ y = GridSample<{}>(x, i) }}"""
+    assert places_bytes(graph_of(sampled.format("align_corners = 0"))) == 56 * 40 * 50
+    assert not places_bytes(graph_of(sampled.format('mode = "nearest"')))
+    centred = (
+        "g (float[2, 3, 8, 8] x) => (float[2, 3, 8, 8] y) { y = MeanVarianceNormalization(x) }"
+    )
+    assert places_bytes(graph_of(centred)) == 4 * 2 * 3 * 8 * 8
+    best = """g (float[5, 4096] x) => (float[5, {0}] y, int64[5, {0}] z)
+        <int64[1] k = {{{0}}}> {{ y, z = TopK(x, k) }}"""
+    assert places_bytes(graph_of(best.format(2000))) == 2 * 8 * 4096
+    assert not places_bytes(graph_of(best.format(100)))
     by_rows = "g (float[64, 8] x, int64[9, 3, 1] i) => (float[9, 3, 8] y) { y = GatherND(x, i) }"
     assert places_bytes(graph_of(by_rows)) == 8 * 9 * 3
     feeds = {"x": np.ones((64, 8192), np.float32), "i": np.zeros((64, 8192), np.int64)}

@@ -52,6 +52,14 @@ def test_only_what_several_kernels_pack_and_does_not_fit_twice_is_left_unpacked(
     made = parse(f"g (float[2,8] x, int64 n, bool go) => (float[2,8] y) {{ {' '.join(loops)} }}")
     made.graph.initializer.append(numpy_helper.from_array(np.ones((8, 8), np.float32), "w"))
     assert packed_again(build_graph(made)) == {"w": 256}
+    for other, found in (("MatMul(x, w)", {"w": 256}), ("Sin(x)", {})):
+        made = parse(
+            "g (float[2,8] x, bool c) => (float[2,8] y) { y = If (c) <"
+            "then_branch = t () => (float[2,8] p) { p = MatMul(x, w) }, "
+            f"else_branch = e () => (float[2,8] q) {{ q = {other} }}> }}"
+        )
+        made.graph.initializer.append(numpy_helper.from_array(np.ones((8, 8), np.float32), "w"))
+        assert packed_again(build_graph(made)) == found
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs /proc")
