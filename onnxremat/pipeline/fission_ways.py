@@ -14,7 +14,7 @@ from onnxremat.pipeline.closed_loop import Candidate, load_search
 from onnxremat.pipeline.divided import prepare_fission
 from onnxremat.pipeline.in_regions import wholes_of
 from onnxremat.pipeline.in_session import OneSession
-from onnxremat.pipeline.limits import Limit, fixed_bytes, limit_of
+from onnxremat.pipeline.limits import Limit, is_hopeless, limit_of
 from onnxremat.pipeline.phases import PLAN, Phases
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.refusal import unproven
@@ -57,7 +57,7 @@ def plan_within_budget(
         return plan_best(prepared, budget, options, log)
     load_search(1, log)
     options = options.begun()
-    hopeless = limit is not None and limit.planned < fixed_bytes(prepared)
+    hopeless = limit is not None and is_hopeless(prepared, limit)
     if hopeless and options.work is None:  # what is left to say is a budget that works
         options = replace(options, until=min(options.until, options.now() + REFUSING))
     parts = kind(prepared, budget, options, log)

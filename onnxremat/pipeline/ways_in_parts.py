@@ -15,7 +15,13 @@ from onnxremat.errors import (
 )
 from onnxremat.pipeline.closed_loop import Candidate, Unfit, attempt
 from onnxremat.pipeline.in_session import OneSession
-from onnxremat.pipeline.limits import Limit, beside_too, fixed_bytes
+from onnxremat.pipeline.limits import (
+    Limit,
+    beside_in_parts,
+    beside_too,
+    is_hopeless,
+    least_in_parts,
+)
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.time_left import out_of_time
@@ -87,7 +93,7 @@ class InParts(ABC):
         split = self._leanest()
         if split is None or split.store_all_peak > whole.held / LEANER or self.options.stopped:
             return whole
-        floor = fixed_bytes(self.prepared) + self.prepared.beside.total
+        floor = least_in_parts(self.prepared)
         why = "weights and results, which are there in any parts"
         least = smallest(split, self.options.within(WHOLE), self.log)
         found = at_minimum(split, replace(least, lower=floor, why=why), self.options, self.log)
@@ -124,21 +130,23 @@ class InParts(ABC):
     def refusal(self, error: OnnxrematError, limit: Limit) -> OnnxrematError:
         """What is known of plans of the whole and of parts: no proof where parts need less."""
         works = getattr(error, "smallest", None)
-        floor, untried = fixed_bytes(self.prepared), self.late or self.unfinished
-        if self.least is None and limit.planned >= floor and not untried:
+        hopeless, untried = is_hopeless(self.prepared, limit), self.late or self.unfinished
+        if self.least is None and not hopeless and not untried:
             return error
         if works is None or (self.least is not None and self.least <= LEANER * works):
             works = self.least
             said = "the smallest budget that a plan was found for, regions in parts"
             hint = f"--budget {works} ({format_bytes(works)}, {said})" if works else error.hint
-        elif limit.planned >= floor and not untried:
+        elif not hopeless and not untried:
             return error
         else:
             hint = error.hint
-        if limit.planned < floor:
-            least = floor + self.prepared.beside.total
+        if hopeless:
+            least = least_in_parts(self.prepared)
             text = f"at least {format_bytes(least)} ({least} B) are needed: weights and results"
-            why = beside_too(text + ", which are there in any parts", self.prepared.beside)
+            why = beside_too(
+                text + ", which are there in any parts", beside_in_parts(self.prepared)
+            )
             return InfeasibleError(
                 error.what, why=why, hint=hint, smallest=works, lower_bound=least
             )

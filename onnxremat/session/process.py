@@ -75,6 +75,11 @@ def beside(graph: Graph, state: Iterable[str] = ()) -> Beside:
     return Beside(sum(sizes.values()) - kept, kept, session_bytes(graph) + small)
 
 
+def in_any_parts(whole: Beside, graph: Graph) -> Beside:
+    """What is there of it whatever is computed in parts: kernels that list places list fewer."""
+    return replace(whole, session=max(0, whole.session - places_bytes(graph)))
+
+
 def session_bytes(graph: Graph, nodes: int | None = None) -> int:
     """What onnxruntime keeps of a session.
 
