@@ -12,6 +12,7 @@ from typing import Any
 from onnxremat.device.machine import Machine
 from onnxremat.errors import NO_FIT, UsageError
 from onnxremat.graph.onnx_io import missing_file
+from onnxremat.limits import SAMPLES, check
 from onnxremat.pipeline.closed_loop import Candidate
 from onnxremat.pipeline.device_ways import Costs, During, Trials, given, measured_on, quickest
 from onnxremat.pipeline.fission_ways import plan_within_budget
@@ -99,6 +100,8 @@ class Request:
                 "--in-flight goes with --objective throughput",
                 why="other plans take one sample after the other",
             )
+        hint = "leave it out for as many as are of use and fit"
+        check(self.in_flight or 0, SAMPLES, "samples in flight", hint=hint, kind=UsageError)
         if self.replicas is not None and self.objective != THROUGHPUT:
             raise UsageError(
                 "--replicas goes with --objective throughput",
