@@ -205,8 +205,10 @@ def test_parts_need_less_and_a_plan_is_applied_again() -> None:
     assert facts["peak_measured_bytes"] <= budget
     assert facts["recomputed_ops"] == 0
     assert any("4 parts (whole: does not fit" in note for note in facts["notes"])
-    again = api.apply(wide_chain(), result.plan, settings=settings)
+    bare = replace(result.plan, provenance=replace(result.plan.provenance, budget=0))
+    again = api.apply(wide_chain(), bare, settings=settings)  # its budget is what it takes
     assert again.plan.steps == result.plan.steps
+    assert again.facts()["budget_bytes"] == facts["peak_measured_bytes"]
 
 
 def dear(graph: Graph) -> CostTable:
