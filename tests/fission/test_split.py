@@ -134,3 +134,13 @@ def test_a_region_goes_through_a_file() -> None:
     region = Region(("a", "b"), {"y": 2}, (2, 1), {"y": 4}, frozenset("ab"))
     assert Region.from_json(region.to_json()) == region
     assert [span.end for span in region.spans("y", 16)] == [8, 16]
+
+
+def test_a_region_may_wait_for_a_long_chain() -> None:
+    """Longer than calls may be nested."""
+    chain = "".join(f"c{i + 1} = Trilu(c{i}) " for i in range(1200))
+    body = f"c0 = Sin(s) a = Sin(x) {chain} y = Add(a, c1200)"
+    graph = graph_of(f"g (float[8, 4] x, float[1, 4] s) => (float[8, 4] y) {{ {body} }}")
+    ends = tuple(graph.ops[graph.producer[name]].name for name in ("a", "y"))
+    made = split(graph, [Region(ends, {"y": 0}, (1, 1), {})], 1)
+    assert [op.op_type for op in made.ops].count("Add") == 2
