@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -84,7 +86,12 @@ def command(
         )
         settings = replace(settings, train=made)
     limit = share(max_overhead)
-    left = f" --not-counted {not_counted}" if not_counted else ""
+    as_asked = [word for text in bound for word in ("--dim", text)]
+    as_asked += ["--target", target] * (target != "auto") + ["--fixed-order"] * fixed_order
+    as_asked += ["--not-counted", not_counted] * bool(not_counted)
+    if train:
+        of_loss = ["--loss-output", loss_output] if loss_output else ["--loss", loss]
+        as_asked += ["--train", *of_loss, "--optimizer", optimizer]
     with voice.working() as interrupt:
         options = PlanOptions(
             time_limit=time_limit, work=work, gap=gap, solver=solver, seed=seed,
@@ -94,14 +101,17 @@ def command(
             source, budget=budget, dimension=grown, max_overhead=limit, most=most,
             file_batch=file_batch, settings=settings, options=options, say=voice.say,
         )  # fmt: skip
-        step = f" --train --loss {loss} --optimizer {optimizer}" if train else ""
-        tell(voice, found, source, step + left)
+        tell(voice, found, source, as_asked)
     if as_json:
         voice.result(found.facts())
 
 
-def tell(voice: Voice, found: api.MaxBatch, source: Path, step: str) -> None:
-    """The table, the answer in a sentence, and what to do with it."""
+def tell(voice: Voice, found: api.MaxBatch, source: Path, as_asked: Sequence[str]) -> None:
+    """The table, the answer in a sentence, and what to do with it.
+
+    Args:
+        as_asked: options that optimize needs, too.
+    """
     from onnxremat.report.batches import batch_table
 
     voice.table(batch_table(found.trials, found.dimension, found.budget))
@@ -116,10 +126,9 @@ def tell(voice: Voice, found: api.MaxBatch, source: Path, step: str) -> None:
         f"{percent(best.overhead)} time ({proof})"
     )
     if source.suffix != ".json":
-        voice.note(
-            f"carry it out with: onnxremat optimize {source} OUT --dim {found.dimension}="
-            f"{best.batch} --budget {found.budget}{step}"
-        )
+        grown = f"{found.dimension}={best.batch}"
+        words = [str(source), "OUT", "--dim", grown, "--budget", str(found.budget), *as_asked]
+        voice.note(f"carry it out with: onnxremat optimize {shlex.join(words)}")
 
 
 def split_dims(texts: list[str] | None) -> tuple[str, list[str]]:

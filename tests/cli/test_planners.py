@@ -360,9 +360,11 @@ def test_max_batch(cli: Command, symbolic: Path, folder: Path) -> None:
     assert done.code == 0, done.err
     assert done.facts["peak_measured_bytes"] <= facts["budget_bytes"]
     given = ("-b", "64KiB", "--no-measure", *PATIENT, *PLANNED)
-    text = cli("max-batch", symbolic, "--dim", "batch", *given)
+    more = ("--target", "none", "--fixed-order")
+    text = cli("max-batch", symbolic, "--dim", "batch", *given, *more)
     assert "largest batch" in text.err
-    assert f"--dim {dim}" in " ".join(text.err.split())
+    told = " ".join(text.err.split())
+    assert all(words in told for words in (f"--dim {dim}", " ".join(more)))
     same = cli("sweep", symbolic, "--max-batch", *given, "--json")
     assert same.facts["batch"] == facts["batch"]
 
