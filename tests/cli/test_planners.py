@@ -322,8 +322,11 @@ def test_sweep_of_a_model_with_two_processes(cli: Command, folder: Path, chain: 
     high, low = said.facts["points"]
     assert high["overhead"] <= low["overhead"]
     assert low["peak"] <= low["budget"]
-    one = cli("sweep", chain, "-b", "0.95x", "-b", "0.75x", "--no-measure", *PATIENT, "--json")
+    hopeless = ("-b", "5KiB", "-b", "6KiB")  # less than a process takes beside weights and values
+    one = cli("sweep", chain, "-b", "0.95x", "-b", "0.75x", *hopeless, "--no-measure", *PATIENT,
+              "--json")  # fmt: skip
     assert one.facts["points"][1]["overhead"] == pytest.approx(low["overhead"], abs=1e-3)
+    assert [point["budget"] for point in one.facts["points"][2:]] == [6 << 10, 5 << 10]
 
 
 def test_sweep_marks_budgets_without_a_plan(cli: Command, graph: Path) -> None:
