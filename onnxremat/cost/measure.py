@@ -24,7 +24,7 @@ from onnxremat.cost.analytic import analytic_costs
 from onnxremat.cost.kept import cache_folder
 from onnxremat.cost.rounds import Rounds
 from onnxremat.cost.table import CostTable, signature
-from onnxremat.device.host import processor_name
+from onnxremat.device.host import processor_name, processors
 from onnxremat.errors import OnnxrematError
 from onnxremat.graph.atomic import atomic
 from onnxremat.graph.ir import Graph
@@ -251,10 +251,13 @@ def _table(keys: dict[str, str], known: dict[str, list[float]], source: str) -> 
 
 
 def machine_key(threads: int, *others: object) -> str:
-    """What costs depend on besides the op: runtime, processor, threads, and what is given."""
+    """What costs depend on besides the op: runtime, processor, threads, how many of them can run at
+    a time (a process may be kept to some processors), and what is given."""
     import hashlib
 
-    text = repr((runtime_version(), processor_name(), threads or os.cpu_count(), KEPT, *others))
+    count = threads or os.cpu_count() or 1
+    crowded = (f"on {processors()}",) if processors() < count else ()
+    text = repr((runtime_version(), processor_name(), count, KEPT, *others, *crowded))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
