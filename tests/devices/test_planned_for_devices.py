@@ -165,3 +165,9 @@ def test_a_written_plan_keeps_the_order_of_starts(chain: Prepared) -> None:
     facts = result.facts()
     assert facts["makespan_predicted"] > 0
     assert np.isfinite(facts["bound_seconds"])
+
+
+def test_more_devices_than_are_planned_for() -> None:
+    graph = graph_of("g (float[4] x) => (float[4] y) { y = Sin(x) }")
+    with pytest.raises(UsageError, match="too many devices to plan for"):
+        device_model(graph, Site(processors(16)), {})
