@@ -52,10 +52,10 @@ def split_apart(
         CannotSplitError: as there.
     """
     paper = Paper(graph)
-    writer = Writer(paper, block)
+    writer, mark = Writer(paper, block), _mark(graph)
     for item in paper.due(regions):
         if isinstance(item, Region):
-            write_region(writer, item, f"r{list(regions).index(item)}")
+            write_region(writer, item, f"{mark}{list(regions).index(item)}")
         else:
             write_whole(writer, item)
     tiles = {name: writer.tiles[name] for name in apart if name in writer.tiles}
@@ -73,6 +73,15 @@ def split_apart(
     return made, tiles
 
 
+def _mark(graph: Graph) -> str:
+    """What tells names of parts from others: ``r``, longer where the graph has such names already
+    (it is in parts, and goes in parts again)."""
+    mark = "r"
+    while any(f"/{mark}0p0" in name for name in graph.tensors):
+        mark += "r"
+    return mark
+
+
 def write_whole(writer: Writer, place: int) -> None:
     """An op that is outside of regions; what it reads is joined before."""
     op = writer.graph.ops[place]
@@ -86,7 +95,9 @@ def _graph(writer: Writer, outputs: Sequence[str]) -> Graph:
     used = {name for op in writer.ops for name in op.reads}
     frame = onnx.ModelProto()
     frame.CopyFrom(graph.model)
-    frame.graph.initializer.extend(t for name, t in writer.constants.items() if name in used)
+    known = {tensor.name for tensor in frame.graph.initializer}  # named after their values
+    new = (t for name, t in writer.constants.items() if name in used and name not in known)
+    frame.graph.initializer.extend(new)
     made = used.union(outputs, graph.inputs, *(op.writes for op in writer.ops))
     made.update(t.name for t in frame.graph.initializer)
     tensors = {name: tensor for name, tensor in writer.tensors.items() if name in made}
