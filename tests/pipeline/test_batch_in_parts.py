@@ -85,6 +85,14 @@ def test_parts_give_what_the_whole_does(split: tuple[int, ...]) -> None:
             np.testing.assert_array_equal(found, wanted)
 
 
+def test_a_batch_in_parts_goes_in_parts_again() -> None:
+    whole = graph_of("g (float[8, 4] x) => (float[8, 4] y) { a = Sin(x) y = Cos(a) }")
+    made = split_batch(build_graph(split_batch(whole, (2,))), (4,))
+    names = [tensor.name for tensor in made.graph.initializer]
+    assert len(names) == len(set(names))
+    np.testing.assert_array_equal(outputs(build_graph(made))[0], outputs(whole)[0])
+
+
 def test_a_constant_that_is_repeated_for_the_batch() -> None:
     """A class token, expanded to the batch and folded into a constant."""
     graph = graph_of("""g (float[2, 1, 3] x) => (float[2, 2, 3] y)
