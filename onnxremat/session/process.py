@@ -99,7 +99,9 @@ def nodes_bytes(graph: Graph, nodes: int, not_counted: Iterable[str]) -> int:
 def further_bytes(graph: Graph | None = None) -> int:
     """What a process that runs several sessions over devices keeps of one, without nodes where
     there is no graph."""
-    return FURTHER + (graph_bytes(graph) + KEPT * len(graph.ops) if graph else 0)
+    if graph is None:
+        return FURTHER
+    return FURTHER + graph_bytes(graph) + KEPT * len(graph.ops) + places_bytes(graph)
 
 
 def counted(facts: Mapping[str, Any]) -> Beside:
