@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -35,7 +36,7 @@ def main(small: bool, folder: Path, say: Said) -> None:
     rows, width, layers, epochs = (16, 16, 2, 1) if small else (64, 256, 4, 4)
     net = models.build("mlp", width=width, layers=layers, symbolic_batch=True)
     onnx.save(net, folder / "net.onnx")
-    data = models.feeds(net, seed=0, batch=4 * rows if small else 16 * rows)
+    data: dict[str, Any] = models.feeds(net, seed=0, batch=4 * rows if small else 16 * rows)
     (name,) = data
     random = np.random.default_rng(0)
     classes = net.graph.output[0].type.tensor_type.shape.dim[-1].dim_value

@@ -38,7 +38,9 @@ from onnxremat.grad import Settings as Training
 from onnxremat.ort.providers import missing
 from onnxremat.pipeline.bench import Timing, bench, beside_devices
 from onnxremat.pipeline.optimize import Request, optimize
+from onnxremat.pipeline.over_devices import DevicesRun
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
+from onnxremat.pipeline.result import Result
 from onnxremat.pipeline.verify import Verification, verify_deployment
 from onnxremat.planner.options import PlanOptions
 from onnxremat.schedule.assign import assigned, earliest_finish, split
@@ -132,7 +134,9 @@ def carried_out(
     assert prepared.feeds is not None
     if asked.planned:
         options = PlanOptions(time_limit=asked.time_limit)
-        result = optimize(prepared, Request(asked.budget, machine, options, bench_seconds=0))
+        result: Result = optimize(
+            prepared, Request(asked.budget, machine, options, bench_seconds=0)
+        )
         return result.deployment, verify_deployment(result.deployment, prepared.feeds)
     tables = device_costs(prepared.graph, machine, prepared.feeds, Measuring(prepared.folder))
     takes = covered(tables)
@@ -158,6 +162,7 @@ def tell(name: str, made: Deployment, found: Verification, timings: list[Timing]
     print(f"{name}: {len(parts.partitions)} partitions, {len(parts.copies)} copies")
     for check in found.checks:
         print(f"  {'ok  ' if check.ok else 'FAIL'} {check.name}: {check.text}")
+    assert isinstance(found.run, DevicesRun)
     for device, measured in found.run.recorded.bytes.items():
         print(f"  {device}: {format_bytes(measured.peak)} {measured.how}")
     best = min(t.seconds for t in timings if t.name.endswith("alone"))

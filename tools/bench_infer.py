@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,13 +63,17 @@ def contenders(net: str, batch: int, threads: int, compiled: bool) -> dict[str, 
     for name, device in DEVICES.items():
         if not missing(device):
             session = open_on(replace(device, threads=threads), model, DEFAULT)
-            found[name] = lambda session=session: session.run(None, feeds)[0]
+            found[name] = partial(_first, session, feeds)
     expected = np.asarray(found["onnxruntime"]())
     for name, run in found.items():
         off = np.abs(np.asarray(run()).reshape(expected.shape) - expected).max()
         allowed = WORST[DEVICES[name].precision if name in DEVICES else "fp32"]
         assert off <= allowed * np.abs(expected).max(), f"{net}: {name} is {off} off"
     return found
+
+
+def _first(session: Any, feeds: dict[str, np.ndarray]) -> np.ndarray:
+    return np.asarray(session.run(None, feeds)[0])
 
 
 def _by_torch(net: str, model: Any, feeds: dict[str, np.ndarray], compiled: bool) -> Run:

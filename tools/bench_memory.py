@@ -122,6 +122,7 @@ LAYOUTS = ("resnet50", "mobilenetv2", "efficientnet", "vgg16", "inception")
 
 def rows(batch: int = 0) -> list[Row]:
     """All of them, of another batch than usual where one is given."""
+    listed: list[tuple[str, str, tuple[str, ...]]]
     listed = [(net, "train", TIGHT) for net in TRAINED]
     listed += [(net, "infer", TIGHT) for net in INFERRED]
     listed += [(net, "infer", LOOSE) for net in LAYOUTS] + [("bert", "adamw", ("min",))]
@@ -272,7 +273,7 @@ def ratio(times: dict[str, list[Found]], way: str, base: str, key: str) -> float
     if not times.get(way) or len(times[way]) != len(times.get(base, ())):
         return None
     pairs = zip(times[way], times[base], strict=True)
-    return statistics.median(a[key] / b[key] for a, b in pairs)
+    return float(statistics.median(a[key] / b[key] for a, b in pairs))
 
 
 def measure(row: Row, args: argparse.Namespace) -> list[Found]:
@@ -364,6 +365,7 @@ def slower(line: Found, base: str, most: float, key: str) -> list[str]:
 
 def refused(files: Files, budget: int) -> list[str]:
     """A quarter less must be refused with a proof."""
+    words: list[object]
     words = [sys.executable, "-c", "from onnxremat.cli.app import main; main()", "optimize"]
     words += [files.source, files.out.with_suffix(".less.onnx"), "--budget", budget * 3 // 4, "-q"]
     words += ["--not-counted", ",".join(TRAINER)]

@@ -33,7 +33,7 @@ def images(batch: int, size: int) -> torch.Tensor:
     return torch.randn(batch, 3, size, size)
 
 
-class Recurrent(torch.nn.Module):
+class Recurrent(torch.nn.Module):  # type: ignore[misc]
     """Two layers of LSTM, and a classifier of the last step."""
 
     def __init__(self) -> None:

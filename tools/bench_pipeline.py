@@ -27,19 +27,19 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench_devices import processor
 from rich.console import Console
 from rich.table import Table
 
 import models
 from onnxremat.device.files import read_machine
-from onnxremat.device.host import processors
+from onnxremat.device.host import processor_name, processors
 from onnxremat.device.machine import Machine
 from onnxremat.errors import OnnxrematError
 from onnxremat.ort.providers import missing
 from onnxremat.pipeline.artifact import Kind
 from onnxremat.pipeline.optimize import Request, optimize
 from onnxremat.pipeline.prepare import Settings, prepare
+from onnxremat.pipeline.result import Result
 from onnxremat.planner.options import PlanOptions
 from onnxremat.units import format_bytes
 
@@ -81,7 +81,7 @@ def measure(row: Row, asked: argparse.Namespace) -> dict[str, Any]:
         asked.budget, row.devices(), options, objective="throughput", bench_seconds=asked.seconds,
         replicas=asked.replicas,
     )  # fmt: skip
-    result = optimize(prepared, request)
+    result: Result = optimize(prepared, request)
     facts = result.facts()
     pipelined, *alone = result.timings
     rate, predicted = 1 / pipelined.seconds, facts["samples_per_second_predicted"]
@@ -136,7 +136,7 @@ def main() -> int:
     if asked.list:
         print(*(row.name for row in chosen), sep="\n")
         return 0
-    about = f"{processor()}, {processors()} cores, load {os.getloadavg()[0]:.1f}"
+    about = f"{processor_name()}, {processors()} cores, load {os.getloadavg()[0]:.1f}"
     table = Table(title=f"samples a second, {about}")
     for name in ("row", "in flight", "bound", "predicted", "measured", "off", "of one device",
                  "outputs", "at worst", "met"):  # fmt: skip

@@ -285,8 +285,10 @@ def _against(entry: dict[str, Any], whole: dict[str, Any]) -> list[str]:
     for key, sign in (("found", 1), ("bound", -1)):
         here, there = entry.get(key), whole.get(key)
         cells.append("none" if here is None else f"{here:.4f}")
-        told = here is not None and there is not None and entry is not whole
-        cells.append(f"{sign * (here - there):+.4f}" if told else "")
+        if entry is whole or here is None or there is None:
+            cells.append("")
+        else:
+            cells.append(f"{sign * (here - there):+.4f}")
     return [*cells, f"{entry['seconds']:.1f}" if "seconds" in entry else entry["status"]]
 
 

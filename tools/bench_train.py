@@ -87,7 +87,8 @@ def measure(step: Callable[[], float], seconds: float, base: float | None = None
     base = now if base is None else base
     Path("/proc/self/clear_refs").write_text("5")
     losses = [step(), step()]
-    wall, cpu, start = [], [], time.monotonic()
+    wall, cpu = list[float](), list[float]()
+    start = time.monotonic()
     while len(losses) < LEAST or (time.monotonic() - start < seconds and len(wall) < 30):
         begin, used = time.perf_counter(), time.process_time()
         losses.append(step())
@@ -286,7 +287,9 @@ def plan_child(net: str, threads: int, budget: str, path: str) -> dict[str, Any]
     }
 
 
-def compare(net: str, threads: int, rounds: int, seconds: float, who: Sequence[str]) -> dict:
+def compare(
+    net: str, threads: int, rounds: int, seconds: float, who: Sequence[str]
+) -> dict[str, Any]:
     """All contenders over all rounds; medians, and medians of the ratios in a round."""
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in who}
     row: dict[str, Any] = {"net": net, "threads": threads}
@@ -313,7 +316,7 @@ def compare(net: str, threads: int, rounds: int, seconds: float, who: Sequence[s
 
 def _ratio(results: list[dict[str, Any]], others: list[dict[str, Any]], key: str) -> float:
     pairs = zip(results, others, strict=True)
-    return round(statistics.median(a[key] / b[key] for a, b in pairs), 3)
+    return float(round(statistics.median(a[key] / b[key] for a, b in pairs), 3))
 
 
 def table(rows: Sequence[dict[str, Any]], who: Sequence[str]) -> str:

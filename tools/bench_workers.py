@@ -102,7 +102,7 @@ def _rank_reverse(ranks: Any, folder: Path, options: dict[str, Any]) -> list[dic
         overlap = Overlap(layers=8, delay=Delay(byte=byte))
         given = folder / "step.onnx"
         one = DataParallel(given, ranks=ranks, rate=1e-3, threads=1, overlap=overlap)
-        while not one.tuning.done:
+        while one.tuning and not one.tuning.done:
             one.step(batch)
         return one
 
@@ -218,7 +218,8 @@ def prepare(folder: Path, name: str, rows: int, joined: int, **sizes: Any) -> No
     shape = [d.dim_value for d in kind.shape.dim]
     labels = np.random.default_rng(0).integers(0, about.classes, shape)
     batch = {**feeds(model), about.target: labels.astype(np.int64)}
-    np.savez(folder / "data.npz", **{n: np.concatenate([a] * joined) for n, a in batch.items()})
+    joined_rows: dict[str, Any] = {n: np.concatenate([a] * joined) for n, a in batch.items()}
+    np.savez(folder / "data.npz", **joined_rows)
 
 
 def together(what: str, folder: Path, ranks: int = 2, **options: Any) -> Any:
@@ -322,7 +323,7 @@ def row_pipeline_memory(folder: Path) -> None:
         most = max(free, key=lambda row: row["planned"])
         budget = int(most["planned"] - 0.4 * most["values"])
         for limit in (None, budget):
-            options = {"schedule": "gpipe", "budget": limit or 1 << 40}
+            options: dict[str, Any] = {"schedule": "gpipe", "budget": limit or 1 << 40}
             found = free if limit is None else together("memory", folder, **options)["ranks"]
             said = "no budget" if limit is None else f"budget {limit / 2**20:.0f} MiB"
             rows = (
@@ -438,14 +439,14 @@ def row_cluster(folder: Path) -> None:
         for ranks, stages in ((8, 4), (64, 8), (512, 8)):
             begin = time.perf_counter()
             options = ["--data-parallel", str(ranks // stages), "--pipeline", str(stages)]
-            said = subprocess.run(
+            ran = subprocess.run(
                 [sys.executable, "-c", "from onnxremat.cli.app import main; main()", "simulate",
                  str(folder / "neo.onnx"), "--cluster", cluster, *options, "--micro-batches", "32",
                  "--schedule", "zb-h1", "--json"],
                 check=True, capture_output=True, text=True,
                 env=os.environ | {"PYTHONPATH": str(ROOT)},
             )  # fmt: skip
-            facts = json.loads(said.stdout)
+            facts = json.loads(ran.stdout)
             print(
                 f"  {cluster}, {ranks} ranks: step {facts['step']:.3g} s, computing "
                 f"{facts['efficiency']:.0%}; simulated in {time.perf_counter() - begin:.1f} s"

@@ -34,7 +34,7 @@ from onnxremat.pipeline.artifact import Kind
 from onnxremat.pipeline.bench import Timing, bench, beside_devices
 from onnxremat.pipeline.device_plan import device_model
 from onnxremat.pipeline.device_ways import Trials, measured_on, whole_or_in_parts
-from onnxremat.pipeline.over_devices import OverDevices
+from onnxremat.pipeline.over_devices import DevicesRun, OverDevices
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
 from onnxremat.pipeline.several_devices import SeveralDevices
@@ -97,6 +97,7 @@ class Row:
         checks = self.found.checks
         same = [check for check in checks if check.kind is Kind.OUTPUTS]
         placed = all(c.ok for c in checks if c.kind in (Kind.PLACEMENT, Kind.ORDER))
+        assert isinstance(self.found.run, DevicesRun)
         held = "  ".join(
             f"{name} {self.made.predicted[name].peak / MIB:.1f}/{found.peak / MIB:.1f}/"
             + (f"{self.made.limits[name] / MIB:.1f}" if name in self.made.limits else "-")
@@ -323,6 +324,7 @@ def _held_by_two(name: str) -> bool:
         print(f"  MISSED: {error}")
         return False
     row = Row(name, "step", made, found, *_timed(made, prepared))
+    assert isinstance(found.run, DevicesRun)
     homes = {device: held.resident for device, held in found.run.recorded.bytes.items()}
     print(HEAD, row, sep="\n")
     rest = sum(homes.values()) - state

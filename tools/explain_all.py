@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 STUDIES = ROOT.parent / "shared" / "models"
@@ -52,7 +53,7 @@ def files(name: str, folder: Path, train: bool) -> Iterator[Path]:
         yield step
 
 
-def explained(file: Path) -> tuple[float, dict]:
+def explained(file: Path) -> tuple[float, dict[str, Any]]:
     """CPU seconds of the command, start included, and what it said."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, "-m", "onnxremat", "explain", str(file), "--json", "--quiet"]

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -116,7 +117,7 @@ def plan(model: onnx.ModelProto, folder: Path) -> Planned:
     whole = prepared.store_all_peak - prepared.weights
     assert prepared.feeds is not None
     folder.mkdir(parents=True, exist_ok=True)
-    np.savez(folder / "inputs.npz", **prepared.feeds)
+    np.savez(folder / "inputs.npz", **dict[str, Any](prepared.feeds))
     _write(prepared.original, folder / "original", prepared.home)
     ran = _Whole.ran(prepared)
     points = [ran.point(each, folder / str(at)) for at, each in enumerate(ways)]

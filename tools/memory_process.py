@@ -41,7 +41,7 @@ def opener(way: str, threads: int) -> Callable[[str], Any]:
     ort.InferenceSession(tiny_model()).run(None, {"x": np.ones(1, np.float32)})
     if way in ("slab", "region"):
         if way == "region":
-            held.missing = lambda: "asked for without"
+            held.missing = lambda: "asked for without"  # type: ignore[attr-defined]
         return lambda file: load(file, threads=threads)
     base = TUNED if way == "arena" else DEFAULT
     options = Options.from_json({**base.to_json(), "threads": threads})
@@ -106,7 +106,7 @@ def change(feeds: dict[str, np.ndarray], count: int) -> None:
             value[...] = np.roll(value, 1)
 
 
-def work(way: str, file: str, data: str, threads: int, room: int, weights: str) -> None:
+def work(way: str, file: str, data: str, threads: int, room: int, weights: str = "") -> None:
     """Open, then do what stdin says."""
     opened = trainer_of(weights, threads) if way == "trainer" else opener(way, threads)
     warm_reader()
@@ -191,4 +191,5 @@ class Process:
 
 
 if __name__ == "__main__":
-    work(*sys.argv[1:4], *map(int, sys.argv[4:6]), [*sys.argv, ""][6])
+    way, file, data, threads, room, *weights = sys.argv[1:]
+    work(way, file, data, int(threads), int(room), *weights)

@@ -86,8 +86,8 @@ def stacked(folder: Path, gib: int) -> Path:
                 ("location", data.name), ("offset", file.tell()), ("length", 4 * SIDE * SIDE),
             ):  # fmt: skip
                 tensor.external_data.add(key=key, value=str(value))
-            value = random.standard_normal((SIDE, SIDE), np.float32) * np.float32(SIDE**-0.5)
-            file.write(value.tobytes())
+            weight = random.standard_normal((SIDE, SIDE), np.float32) * np.float32(SIDE**-0.5)
+            file.write(weight.tobytes())
             weights.append(tensor)
             nodes.append(
                 helper.make_node("MatMul", [f"x{k}", f"w{k}"], [f"x{k + 1}"], name=f"n{k}")

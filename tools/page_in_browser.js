@@ -13,6 +13,7 @@ const path = require("node:path");
 const puppeteer = require("puppeteer-core");
 
 const [file, pictures] = process.argv.slice(2).map((name) => path.resolve(name));
+require("node:fs").mkdirSync(pictures, { recursive: true });
 const DESK = { width: 1100, height: 900 };
 const PHONE = { width: 390, height: 800, isMobile: true, hasTouch: true };
 

@@ -36,10 +36,10 @@ class Planned:
 
 def planned(small: bool, folder: Path, say: Said) -> Planned:
     """A U-Net that keeps 60 % of its peak."""
-    size = 128 if small else 256
+    size = 128 if small else 192
     net = models.build("unet", batch=4, size=size, width=8, levels=2)
     made = onnxremat.optimize(
-        net, budget="0.6x", bench_seconds=0, options=onnxremat.PlanOptions(time_limit=5)
+        net, budget="0.6x", bench_seconds=0, options=onnxremat.PlanOptions(time_limit=20)
     )
     file = folder / "out.onnx"
     made.save(file)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 import onnx
 
 from onnxremat.errors import InfeasibleError, NoPlanError
-from onnxremat.graph.ir import Graph
+from onnxremat.graph.ir import Graph, Role
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.graph.unforeseen import SHOWN
 from onnxremat.ort.offline import lasting_tensors
@@ -333,6 +333,8 @@ class OneSession:
         made = session_of(self.prepared, rewrite(self.prepared.graph, plan))
         if not self.sketched and not excess(made.predict(), self.limits_for(made)):
             made = carried(self.prepared, plan, self.log)
+            if excess(made.predict(), self.limits_for(made)):  # by what only default sessions need
+                made = carried(self.prepared, plan, self.log, foreseen=True)
         limit = self.limit.of(made.beside)
         return made.opened_in(limit).told(budget=limit + made.beside)
 
@@ -371,14 +373,17 @@ class OneSession:
         return Plan.of(prepared.graph, names, provenance)
 
 
-def carried(prepared: Prepared, plan: Plan, log: Phases) -> InOneSession:
+def carried(prepared: Prepared, plan: Plan, log: Phases, *, foreseen: bool = False) -> InOneSession:
     """A plan rewritten, its pins suited to what onnxruntime fuses, as far as there is time.
+
+    Args:
+        foreseen: see :func:`~onnxremat.rewrite.emit.rewrite`.
 
     Raises:
         UsageError: the plan does not fit the graph.
     """
     asked = _Asked(prepared, log)
-    made = session_of(prepared, rewrite(prepared.graph, plan, asked))
+    made = session_of(prepared, rewrite(prepared.graph, plan, asked, foreseen=foreseen))
     if asked.last is None or asked.last[0] is not made.graph or prepared.feeds is None:
         return made
     return replace(made, ran=(prepared.feeds, prepared.default, asked.last[1]))
@@ -387,13 +392,17 @@ def carried(prepared: Prepared, plan: Plan, log: Phases) -> InOneSession:
 def session_of(prepared: Prepared, rewritten: Rewritten) -> InOneSession:
     """A rewritten graph with what is known of its ops."""
     costs = prepared.costs
+    added = sum(
+        tensor.bytes for name, tensor in rewritten.graph.tensors.items()
+        if tensor.role is Role.WEIGHT and name.startswith(SHOWN)
+    )  # fmt: skip
     return InOneSession(
         rewritten,
         prepared.tuned,
         prepared.folder,
         costs.scratch,
         costs.seconds,
-        prepared.weights,
+        prepared.weights + added,
         beside=prepared.beside_in(rewritten.graph).total,
     )
 

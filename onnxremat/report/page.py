@@ -20,7 +20,7 @@ from onnxremat.report.comparison import (
     signed,
     statements,
 )
-from onnxremat.report.composition import COLOURS, Kind, compose, totals
+from onnxremat.report.composition import COLOURS, Kind, compose, totals, with_beside
 from onnxremat.report.curve_drawing import Swept, draw_curve
 from onnxremat.report.drawing import Level, draw
 from onnxremat.report.elements import AGAIN, HELD, READERS, Frame, Moments, made_here, table
@@ -40,7 +40,7 @@ def page(carried: Carried, swept: Swept | None = None) -> Frame:
     """
     graph, line = carried.holders.graph, carried.holders.timeline
     step = line.peak_step
-    parts = compose(graph, line)
+    parts = with_beside(compose(graph, line), counted(carried.facts))
     moments = Moments(
         draw(parts, levels(carried), step),
         _key(carried, parts, step),
@@ -71,14 +71,14 @@ def page(carried: Carried, swept: Swept | None = None) -> Frame:
 def levels(carried: Carried) -> list[Level]:
     """The lines of the chart: what is known of them."""
     facts, budget = carried.facts, carried.plan.provenance.budget
-    budget = budget and budget - counted(facts).total  # the chart is of weights and values
-    rows = (
-        ("budget", budget, "budget"),
+    peaks = (
         ("measured peak", facts.get("peak_measured_bytes"), "measured"),
         ("original", facts.get("baseline_peak_bytes"), "original"),
         ("nothing recomputed", facts.get("store_all_peak_bytes"), "store"),
     )
-    return [Level(label, count, style) for label, count, style in rows if count]
+    beside = counted(facts).total
+    lines = [Level(label, count + beside, style) for label, count, style in peaks if count]
+    return [*([Level("budget", budget, "budget")] if budget else ()), *lines]
 
 
 def _lead(carried: Carried) -> str:
@@ -131,11 +131,13 @@ def _moment(carried: Carried, step: int) -> str:
     line, graph = carried.holders.timeline, carried.holders.graph
     if not line.ops:
         return "The model has no ops."
-    total = int(totals(line)[step])
+    beside = counted(carried.facts).total
+    total = int(totals(line)[step]) + beside
+    more = f"{format_bytes(beside)} beside weights and values, " if beside else ""
     return (
         f"Step {step + 1} of {len(line.ops)}: {line.ops[step]} ({graph.ops[step].op_type}), "
-        f"{format_bytes(total)} in memory, of it weights {format_bytes(line.weight_bytes)} and "
-        f"workspace {format_bytes(line.scratch[step])}."
+        f"{format_bytes(total)} in memory, of it {more}weights {format_bytes(line.weight_bytes)} "
+        f"and workspace {format_bytes(line.scratch[step])}."
     )
 
 
@@ -158,12 +160,14 @@ def _why(carried: Carried, step: int) -> str:
         f"{kind.value} {format_bytes(count)} ({count / line.peak:.0%})"
         for kind, count in sorted(parts.items(), key=lambda pair: -pair[1])
     )
+    rows = counted(carried.facts)
+    beside = f" The process has {rows.words} beside it." if rows.total else ""
     first = next(iter(holders.at(step, 1)), None)
     again = ", a recomputation" if op.origin else ""
     words = [
         f"<p>The peak of {format_bytes(line.peak)} is at step {step + 1} of {len(line.ops)}, "
         f"while <b>{escape(op.name)}</b> ({escape(op.op_type)}{again}) runs. It is made of "
-        f"{shares}.</p>"
+        f"{shares}.{beside}</p>"
     ]
     if first is not None:
         shape = " of shape " + " x ".join(map(str, first.shape)) if first.shape else ""
@@ -324,6 +328,7 @@ def _data(carried: Carried) -> str:
     ]  # fmt: skip
     data = {
         "peak": line.peak_step, "count": HELD, "readers": READERS, "weights": line.weight_bytes,
+        "beside": counted(carried.facts).total,
         "kinds": [kind.value for kind in kinds], "ops": line.ops,
         "types": [op.op_type for op in graph.ops], "totals": totals(line).tolist(),
         "scratch": line.scratch, "values": list(values), "buffers": buffers,

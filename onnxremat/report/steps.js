@@ -21,8 +21,9 @@ function rows(step) {
 
 function words(step) {
   return "Step " + (step + 1) + " of " + steps + ": " + data.ops[step] + " (" + data.types[step] +
-    "), " + size(data.totals[step]) + " in memory, of it weights " + size(data.weights) +
-    " and workspace " + size(data.scratch[step]) + ".";
+    "), " + size(data.totals[step] + data.beside) + " in memory, of it " +
+    (data.beside ? size(data.beside) + " beside weights and values, " : "") +
+    "weights " + size(data.weights) + " and workspace " + size(data.scratch[step]) + ".";
 }
 
 if (steps) follow({

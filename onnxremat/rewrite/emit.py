@@ -64,13 +64,17 @@ class Runtime(Protocol):
         """Op names in executed order."""
 
 
-def rewrite(graph: Graph, plan: Plan, runtime: Runtime | None = None) -> Rewritten:
+def rewrite(
+    graph: Graph, plan: Plan, runtime: Runtime | None = None, *, foreseen: bool = False
+) -> Rewritten:
     """Carry out a plan.
 
     Args:
         runtime: lets the pins suit what onnxruntime fuses at load under default options; without
             it they hold for a session that fuses nothing. Pins that make it refuse the model are
             left out.
+        foreseen: shapes stay known when the file is loaded: nothing is added that finds them as it
+            runs, and under default options dead buffers wait for values of their shape.
 
     Raises:
         UsageError: the plan does not fit the graph.
@@ -78,7 +82,10 @@ def rewrite(graph: Graph, plan: Plan, runtime: Runtime | None = None) -> Rewritt
     gated = blocks.add_guard(add_gates(expand(graph, plan.sequence)))
     if runtime is None:
         return Rewritten(add_pins(gated), plan)
-    gated, lasting = _unforeseen(gated, runtime)
+    if foreseen:
+        lasting = set(runtime.lasting(gated))
+    else:
+        gated, lasting = _unforeseen(gated, runtime)
     extra: set[str] = set()
     pinned, tried = gated, add_pins(gated, extra, lasting)
     for _ in range(PIN_ROUNDS):

@@ -22,7 +22,7 @@ from onnxremat.graph.wire import read_light
 from onnxremat.memory.arena import Region
 from onnxremat.ort.session import Options, runtime_version
 
-RULES = 2  # of the search: what other rules found is searched anew
+RULES = 3  # of the search: what other rules found is searched anew
 
 
 def find_region(

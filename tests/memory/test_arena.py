@@ -24,7 +24,7 @@ from onnxremat.ort.session import session_options
 from onnxremat.session.held import open_held
 from onnxremat.session.measure import executed
 from onnxremat.session.region import find_region
-from onnxremat.session.region_search import Opened, as_events, bytes_held, stays
+from onnxremat.session.region_search import Opened, as_events, bytes_held, least_held, stays
 from tests.memory.test_packing import runs
 from tests.toolbox import ONE, training_chain
 
@@ -91,6 +91,20 @@ def test_what_kernels_keep_from_opening_lies_in_the_arena() -> None:
     told = held(events, region, runs=2, stays=kept)
     assert told == bytes_held(opened, seeded_feeds(graph), region) + sum(kept)
     assert told != held(events, region, runs=2)
+
+
+def test_a_block_that_a_profile_does_not_tell_takes_no_region_of_its_own() -> None:
+    """A little more in the first one holds it: a region that is added is as large again."""
+    tried: list[int] = []
+
+    def ran(region: Region) -> int:
+        tried.append(region.bytes // UNIT)
+        return region.bytes if region.bytes >= 1015 * UNIT else 2 * region.bytes
+
+    least = Region(1000 * UNIT, 1, held=1000 * UNIT)
+    found = least_held([least, Region(500 * UNIT, 1, held=1500 * UNIT)], ran)
+    assert found == Region(1020 * UNIT, 1, held=1020 * UNIT)
+    assert tried == [1000, 1010, 1020]  # the other promises more than this holds
 
 
 def test_region_is_found_proved_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

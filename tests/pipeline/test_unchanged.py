@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from onnx import numpy_helper
 
 import onnxremat
 from models import build
@@ -27,6 +28,7 @@ from onnxremat.rewrite.emit import metadata
 from onnxremat.schedule.plan import Provenance
 from onnxremat.session.resident import NO_LIMIT, Rise
 from onnxremat.units import Budget
+from tests.toolbox import parse
 
 QUICK = onnxremat.PlanOptions(time_limit=20)
 
@@ -103,6 +105,19 @@ def test_else_it_is_planned(budget: str, target: str) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs /proc")
+def test_a_share_of_all_of_it_has_room_for_a_plan_that_adds_nothing() -> None:
+    """What is added for default sessions alone takes a few bytes, and is left out where they are
+    missing."""
+    model = parse("g (float[8, 64] x) => (float[8, 64] y) { p = MatMul(x, w) y = MatMul(p, w) }")
+    model.graph.initializer.append(numpy_helper.from_array(np.eye(64, dtype=np.float32), "w"))
+    made = optimised(model, "1.0x", "portable")
+    facts = made.facts()
+    assert facts["peak_measured_bytes"] == facts["limit_bytes"]
+    assert [tensor.name for tensor in made.model.graph.initializer] == ["w"]
+    more = optimised(model, "1.1x", "portable")
+    assert len(more.model.graph.initializer) > 1
+
+
 def test_opening_keeps_the_budget_too(tmp_path: Path) -> None:
     """Where weights are most of it, the original keeps the budget once it is open, and not before:
     a file that is opened as it lies is written instead."""

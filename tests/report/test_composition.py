@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+import models
+from onnxremat.grad import differentiate
 from onnxremat.ort.infer import build_graph
 from onnxremat.report.composition import Kind, compose, largest, recomputed_tensors, totals
 from onnxremat.schedule.simulate import simulate
@@ -55,3 +57,14 @@ def test_largest_buffers_first() -> None:
     assert {h.tensor for h in held} == {"b", "d"}
     assert {h.kind for h in held} == {Kind.PASSING, Kind.OUTPUTS}
     assert held[0].shape == (256,)
+
+
+def test_gradients_are_what_the_backward_pass_makes() -> None:
+    graph = build_graph(differentiate(models.build("mlp", batch=2, width=16)))
+    timeline = simulate(graph)
+    gradients = compose(graph, timeline)[Kind.GRADIENTS]
+    begin = next(k for k, name in enumerate(timeline.ops) if name.startswith("grad/"))
+    assert not gradients[:begin].any()
+    assert gradients[begin:].any()
+    forward = graph_of("g (float[2] x) => (float[2] y) { a = Sin(x) y = Cos(a) }")
+    assert not compose(forward, simulate(forward))[Kind.GRADIENTS].any()

@@ -159,6 +159,29 @@ def test_the_script_has_the_buffers_of_every_step(carried: Carried, read: Reader
         assert data["kinds"][largest[1]] == held.kind.value
 
 
+def test_the_chart_is_of_all_that_the_budget_counts(carried: Carried) -> None:
+    """Its lines, too; the budget is the one that was asked for."""
+    beside = {"session_bytes": 3 << 20, "state_bytes": 2 << 20, "input_bytes": 3 << 20}
+    told = replace(carried, facts={**carried.facts, **beside})
+    text = page.page(told).html()
+    total, peak = 6 << 20, carried.holders.timeline.peak
+    found = {level.label: level.bytes for level in page.levels(told)}
+    assert found == {
+        "budget": told.plan.provenance.budget,
+        "measured peak": peak + total,
+        "original": 3 * peak + total,
+    }
+    data = json.loads(Reader(text).scripts[1])
+    assert data["beside"] == total
+    svg = text[text.index("<svg") : text.index("</svg>")]
+    assert all(f'class="{kind}"' in svg for kind in ("session", "inputs", "state"))
+    words = Reader(text).words
+    assert "parameters and state 2.00 MiB" in words
+    assert f"{format_bytes(peak + total)} in memory, of it 6.00 MiB beside" in words
+    told = replace(told, facts={**told.facts, "not_counted": ["inputs"]})
+    assert "inputs 1.00 MiB" not in Reader(page.page(told).html()).words
+
+
 def test_areas_reach_as_high_as_the_bytes(case: Case) -> None:
     parts = compose(case.rewritten.graph, case.predicted)
     svg = draw(
