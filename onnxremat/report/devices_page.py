@@ -72,7 +72,7 @@ def _lead(spread: Spread) -> str:
     if made.in_flight:
         words.append(f", with at most {made.in_flight} samples inside")
         words += [
-            f", {' and '.join((first, *row))} take samples in turn"
+            f", {escape(' and '.join((first, *row)))} take samples in turn"
             for first, row in made.replicas.items()
         ]
         words += [f", which pass {way}" if (way := _way(made)) else ""]
