@@ -47,6 +47,7 @@ def command(
     from onnxremat.device.host import memory_bytes
     from onnxremat.errors import InfeasibleError
     from onnxremat.graph.light import read_structure
+    from onnxremat.pipeline.limits import beside_too
     from onnxremat.pipeline.prepare import Settings, prepare
     from onnxremat.planner.options import PlanOptions
     from onnxremat.report.explanation import Explanation, asked, limit
@@ -81,7 +82,7 @@ def command(
         least = told.process(told.smallest)
         raise InfeasibleError(
             f"no plan for {prepared.name} fits {format_bytes(told.asked)} ({told.asked} B)",
-            why=told.verdict.words,
+            why=beside_too(told.verdict.words, told.beside),
             hint=f"--budget {limit(least)}, the smallest budget found here", smallest=least,
-            lower_bound=told.verdict.lower + prepared.beside.total,
+            lower_bound=told.verdict.lower + told.beside.total,
         )  # fmt: skip

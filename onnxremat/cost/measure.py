@@ -250,10 +250,13 @@ def _table(keys: dict[str, str], known: dict[str, list[float]], source: str) -> 
 
 
 def machine_key(threads: int, *others: object) -> str:
-    """What costs depend on besides the op: runtime, processor, threads, and what is given."""
+    """What costs depend on besides the op: runtime, processor, threads, how many of them can run at
+    a time (a process may be kept to some processors), and what is given."""
     import hashlib
 
-    text = repr((runtime_version(), processor_kind(), threads or processors(), KEPT, *others))
+    count = threads or processors()
+    crowded = (f"on {processors()}",) if processors() < count else ()
+    text = repr((runtime_version(), processor_kind(), count, KEPT, *others, *crowded))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

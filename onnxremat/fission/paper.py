@@ -65,19 +65,28 @@ class Paper:
         ops, done = self.graph.ops, set[int]()
         of = {name: region for region in regions for name in region.ops}
 
-        def asked(index: int) -> Iterator[int | Region]:
-            if index in done:
-                return
+        def begun(index: int) -> tuple[Iterator[int], list[int], int | Region]:
+            """What an op, or its region, waits for; what is done with it; and itself."""
             region = of.get(ops[index].name)
             inside = [index] if region is None else self.members(region)
             if region is not None:
                 done.update(inside)
                 written = {name for rows in self.rows(region) for name in rows.pieces}
                 inside = [place for place in inside if ops[place].name in written]
-            for other in sorted({before for place in inside for before in self.before[place]}):
-                yield from asked(other)
-            done.update(inside)
-            yield index if region is None else region
+            before = sorted({before for place in inside for before in self.before[place]})
+            return iter(before), inside, index if region is None else region
+
+        def asked(index: int) -> Iterator[int | Region]:
+            waiting = [begun(index)]  # chains may be longer than Python's stack
+            while waiting:
+                before, inside, item = waiting[-1]
+                other = next((place for place in before if place not in done), None)
+                if other is not None:
+                    waiting.append(begun(other))
+                    continue
+                waiting.pop()
+                done.update(inside)
+                yield item
 
         for index, op in enumerate(ops):
             if index in done:

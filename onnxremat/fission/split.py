@@ -52,10 +52,10 @@ def split_apart(
         CannotSplitError: as there.
     """
     paper = Paper(graph)
-    writer = Writer(paper, block)
+    writer, mark = Writer(paper, block), _mark(graph)
     for item in paper.due(regions):
         if isinstance(item, Region):
-            write_region(writer, item, f"r{list(regions).index(item)}")
+            write_region(writer, item, f"{mark}{list(regions).index(item)}")
         else:
             write_whole(writer, item)
     tiles = {name: writer.tiles[name] for name in apart if name in writer.tiles}
@@ -71,6 +71,15 @@ def split_apart(
         writer.leave_out_hidden(reach)
         made = _graph(writer, outputs)
     return made, tiles
+
+
+def _mark(graph: Graph) -> str:
+    """What tells names of parts from others: ``r``, longer where the graph has such names already
+    (it is in parts, and goes in parts again)."""
+    mark = "r"
+    while any(f"/{mark}0p0" in name for name in graph.tensors):
+        mark += "r"
+    return mark
 
 
 def write_whole(writer: Writer, place: int) -> None:
@@ -90,7 +99,9 @@ def _graph(writer: Writer, outputs: Sequence[str]) -> Graph:
     for place in reversed(range(len(known))):
         if known[place].name not in held:
             del known[place]  # a number that hidden scores were replaced by
-    known.extend(t for name, t in writer.constants.items() if name in used)
+    there = {tensor.name for tensor in known}  # named after their values
+    new = (t for name, t in writer.constants.items() if name in used and name not in there)
+    known.extend(new)
     made = used.union(outputs, graph.inputs, *(op.writes for op in writer.ops))
     made.update(t.name for t in known)
     tensors = {name: tensor for name, tensor in writer.tensors.items() if name in made}

@@ -121,8 +121,11 @@ class Writer:
 
     def fresh(self, name: str, what: str) -> str:
         """A name that nothing has."""
-        self.count += 1
-        return f"{name}/{what}{self.count}{self.tag}"
+        while True:
+            self.count += 1
+            made = f"{name}/{what}{self.count}{self.tag}"
+            if made not in self.graph.tensors:  # of parts that were made before
+                return made
 
     def cut(self, tensor: str, name: str, held: Span, span: Span) -> str:
         """Rows of a tensor that holds the rows ``held`` of the value ``name``."""

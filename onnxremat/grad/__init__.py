@@ -1,6 +1,13 @@
 """Training graphs: any inference model becomes a training step in standard ONNX operators."""
 
-from onnxremat.grad.description import Training, Variable, Weight, training_of, updated_inputs
+from onnxremat.grad.description import (
+    Training,
+    Variable,
+    Weight,
+    is_step,
+    training_of,
+    updated_inputs,
+)
 from onnxremat.grad.losses import (
     AbsoluteError,
     BinaryCrossEntropy,
@@ -36,6 +43,7 @@ __all__ = [
     "Variable",
     "Weight",
     "differentiate",
+    "is_step",
     "non_differentiable",
     "training_of",
     "update_of",

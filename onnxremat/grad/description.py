@@ -143,6 +143,11 @@ def _weight(data: Mapping[str, Any]) -> Weight:
     return Weight(**{**data, "shape": shape, "tied": tied})
 
 
+def is_step(model: onnx.ModelProto) -> bool:
+    """Whether a model is a training graph of ours."""
+    return any(entry.key == KEY for entry in model.metadata_props)
+
+
 def training_of(model: onnx.ModelProto) -> Training:
     """The description in a model's metadata.
 

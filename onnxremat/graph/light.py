@@ -11,7 +11,7 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from onnxremat.graph.onnx_io import read_model
-from onnxremat.graph.text import check_text
+from onnxremat.graph.text import check_attributes, check_text
 from onnxremat.graph.weights import APART, LIGHT, WeightFolder, place, stretch
 from onnxremat.graph.wire import Light, scanned
 
@@ -39,6 +39,7 @@ def read_light(
         return read_model(file), file.parent
     model = onnx.load_model_from_string(found.content)
     check_text(model, str(file))
+    check_attributes(model, str(file))
     name = file.resolve().name
     inside = [t for t in model.graph.initializer if (where := place(t)) and where.location == name]
     folder = into if into is not None else WeightFolder.make()

@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 from collections.abc import Container, Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -348,29 +349,27 @@ def write_model(
     kept = {os.path.realpath(place) for place in (*keep, *files_of(model, weights_from))}
     if os.path.realpath(target) in kept:
         raise overwrites_weights(target)
-    external = external_files(model)
-    written = []
+    external, beside = external_files(model), list[Path]()
     whole = isinstance(weights_from, WeightFolder) or not external
-    if whole and inline_bytes(model) > INLINE_LIMIT:
-        written.append(_spill(model, _beside(target, ".data", kept), weights_from))
-        whole = False
-    elif not whole and weights_from and weights_from.resolve() != target.parent.resolve():
-        ends = [".data"] if len(external) == 1 else [f".{i}.data" for i in range(len(external))]
-        renames = {
-            location: _beside(target, end, kept).name
-            for location, end in zip(sorted(external), ends, strict=True)
-        }
-        for location, name in renames.items():
-            with atomic(target.parent / name) as temporary:
-                shutil.copyfile(weights_from / location, temporary)
-            written.append(target.parent / name)
-        model = _relocated(model, renames)
-    with atomic(target) as temporary, temporary.open("wb") as file:
-        if whole:
-            write_whole(model, weights_from, file)
-        else:
-            file.write(model.SerializeToString())
-    return [target, *written]
+    with ExitStack() as stack:  # all are written before any takes its place, the model last
+        made = stack.enter_context(atomic(target))
+        if whole and inline_bytes(model) > INLINE_LIMIT:
+            beside.append(_beside(target, ".data", kept))
+            _spill(model, beside[0].name, stack.enter_context(atomic(beside[0])), weights_from)
+            whole = False
+        elif not whole and weights_from and weights_from.resolve() != target.parent.resolve():
+            ends = [".data"] if len(external) == 1 else [f".{i}.data" for i in range(len(external))]
+            beside += [_beside(target, end, kept) for end in ends]
+            for location, file in zip(sorted(external), beside, strict=True):
+                shutil.copyfile(weights_from / location, stack.enter_context(atomic(file)))
+            names = [file.name for file in beside]
+            model = _relocated(model, dict(zip(sorted(external), names, strict=True)))
+        with made.open("wb") as out:
+            if whole:
+                write_whole(model, weights_from, out)
+            else:
+                out.write(model.SerializeToString())
+    return [target, *beside]
 
 
 def overwrites_weights(path: Path | str) -> UsageError:
@@ -399,14 +398,13 @@ def _relocated(model: onnx.ModelProto, renames: Mapping[str, str]) -> onnx.Model
     return copy
 
 
-def _spill(model: onnx.ModelProto, data: Path, folder: Path | None) -> Path:
-    """Move big weights to a file; the model then refers to them."""
-    with atomic(data) as temporary, temporary.open("wb") as file:
+def _spill(model: onnx.ModelProto, name: str, made: Path, folder: Path | None) -> None:
+    """Move big weights to a file, which will have this name; the model then refers to them."""
+    with made.open("wb") as file:
         for tensor in model.graph.initializer:
             if place(tensor) is None and len(tensor.raw_data) < 1024:
                 continue
             file.write(b"\0" * (-file.tell() % PAGE))
             start = file.tell()
             file.writelines(pieces(tensor, folder))
-            refer(tensor, Place(data.name, start, file.tell() - start))
-    return data
+            refer(tensor, Place(name, start, file.tell() - start))

@@ -16,8 +16,8 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from onnxremat.errors import ModelError, OnnxrematError, UnsupportedError, UsageError
-from onnxremat.grad import training_of
+from onnxremat.errors import OnnxrematError, UnsupportedError, UsageError
+from onnxremat.grad import is_step
 from onnxremat.graph.batch import (
     SHAPES,
     batched_inputs,
@@ -68,14 +68,11 @@ def set_batch(source: Source, target: str | os.PathLike[str], batch: int) -> dic
 
 
 def _refuse_training(model: onnx.ModelProto) -> None:
-    try:
-        training_of(model)
-    except ModelError:
-        return
-    raise UsageError(
-        "the model is a training step, whose constants depend on the batch size",
-        hint="set the batch size of the inference model, then make the step again",
-    )
+    if is_step(model):
+        raise UsageError(
+            "the model is a training step, whose constants depend on the batch size",
+            hint="set the batch size of the inference model, then make the step again",
+        )
 
 
 def _others(model: onnx.ModelProto, batch: str) -> dict[str, int]:

@@ -9,7 +9,7 @@ from typing import Any
 import onnx
 
 from onnxremat.errors import ModelError, UnsupportedError, UsageError
-from onnxremat.grad import training_of
+from onnxremat.grad import is_step
 from onnxremat.graph.ir import Graph
 from onnxremat.ort.profile import Feeds
 from onnxremat.pipeline.against_whole import against_whole, run_parts
@@ -85,12 +85,9 @@ def _other_rows(graph: Graph) -> str:
 
 
 def _refuse_training(graph: Graph) -> None:
-    try:
-        training_of(graph.model)
-    except ModelError:
-        return
-    raise UsageError(
-        "the batch of a training step cannot be split after the fact",
-        why="its loss and gradients are sums over all rows",
-        hint="--accumulate N makes a step of N smaller batches",
-    )
+    if is_step(graph.model):
+        raise UsageError(
+            "the batch of a training step cannot be split after the fact",
+            why="its loss and gradients are sums over all rows",
+            hint="--accumulate N makes a step of N smaller batches",
+        )

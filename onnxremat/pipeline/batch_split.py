@@ -15,7 +15,14 @@ from onnxremat.pipeline.closed_loop import Candidate, Unfit, attempt, load_searc
 from onnxremat.pipeline.divided import prepare_split
 from onnxremat.pipeline.in_session import OneSession
 from onnxremat.pipeline.kept_plans import keep
-from onnxremat.pipeline.limits import Limit, beside_too, fixed_bytes, limit_of
+from onnxremat.pipeline.limits import (
+    Limit,
+    beside_in_parts,
+    beside_too,
+    is_hopeless,
+    least_in_parts,
+    limit_of,
+)
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.refusal import Least, refusal, unproven
@@ -133,10 +140,10 @@ class _Parts:
     def within(self) -> Candidate | None:
         """A plan of as few parts as need no recomputation, or of the most there can be."""
         whole, options = self.whole, self.options
-        limit = self.limit(self.prepared).planned
-        room = limit - self.prepared.weights
-        if fixed_bytes(self.prepared) > limit:
+        limit = self.limit(self.prepared)
+        if is_hopeless(self.prepared, limit):
             return None
+        room = limit.planned - self.prepared.weights
         parts = 2
         while parts * room < self._values and self._may_be(2 * parts):
             parts *= 2
@@ -184,8 +191,8 @@ class _Parts:
         return best[0], replace(best[1], lower=lower, why=why)
 
     def _needs(self) -> dict[int, tuple[int, str]]:
-        """Bytes that no plan of so many parts goes below, and why; more and more parts while they
-        need clearly less."""
+        """Bytes that no plan of so many parts goes below, and why: of those that are there, and of
+        more and more while they need clearly less."""
         needs = {1: self._need(1)}
         parts = 1
         while parts < self.batch and not self.options.stopped:
@@ -196,7 +203,7 @@ class _Parts:
             if needs[more][0] > LEANER * needs[parts][0] and more > 2:
                 break
             parts = more
-        return needs
+        return {count: needs.get(count) or self._need(count) for count in self.splits}
 
     def _need(self, parts: int) -> tuple[int, str]:
         split = self.splits[parts]
@@ -234,10 +241,10 @@ class _Parts:
         every = bool(goes) and not self.untried  # a limit of ops ends it without either
         works = Least(
             least.known.works,
-            least.lower if every else fixed_bytes(self.prepared) + self.prepared.beside.total,
+            least.lower if every else least_in_parts(self.prepared),
             ", ".join(filter(None, (tried, least.why)))
             if every
-            else beside_too("weights and results", self.prepared.beside),
+            else beside_too("weights and results", beside_in_parts(self.prepared)),
             ", ".join(filter(None, (f"the batch in {parts} parts" * (parts > 1), least.how))),
         )
         raise refusal(

@@ -14,10 +14,11 @@ from onnxremat.cost.table import CostTable
 from onnxremat.device.machine import Machine
 from onnxremat.errors import UsageError
 from onnxremat.graph.ir import Graph, Op, Role
+from onnxremat.limits import check
 from onnxremat.pipeline.site import Site
 from onnxremat.pipeline.state_homes import state_homes
 from onnxremat.planner.makespan import timing
-from onnxremat.planner.on_devices import Devices, HostInput, on_devices
+from onnxremat.planner.on_devices import MOST, Devices, HostInput, on_devices
 from onnxremat.planner.plan_steps import Names, to_plan
 from onnxremat.planner.problem import Floats, Problem, Rows
 from onnxremat.planner.reduce import Reduced, reduce
@@ -67,9 +68,13 @@ def device_model(
         pairs: (input, output) tensors that share a buffer: the new value takes none of its own.
 
     Raises:
-        UsageError: a pattern matches no op, or an op can run on no device.
+        UsageError: a pattern matches no op, an op can run on no device, or too many devices.
     """
     machine, pins = site.machine, site.pins
+    check(
+        len(machine.devices), MOST, "devices to plan for", where=f"machine '{machine.name}'",
+        hint="a machine file with fewer", kind=UsageError,
+    )  # fmt: skip
     reduced = reduce(graph, next(iter(tables.values())), 0)
     ops = [graph.ops[i] for i in reduced.index]
     root = _roots(graph, reduced)

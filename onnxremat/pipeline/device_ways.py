@@ -10,15 +10,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from math import inf
 
 from onnxremat.cost.devices import device_costs
 from onnxremat.cost.table import CostTable
 from onnxremat.device.machine import Machine
-from onnxremat.errors import NoPlanError, OverBudgetError, UnsupportedError, UsageError
+from onnxremat.errors import (
+    InfeasibleError,
+    NoPlanError,
+    OverBudgetError,
+    UnsupportedError,
+    UsageError,
+)
 from onnxremat.execute.calibration import corrected, tried
+from onnxremat.grad import is_step
 from onnxremat.pipeline.bench import OnDevices, bench
 from onnxremat.pipeline.closed_loop import Candidate, Unfit, as_given, attempt, load_search
 from onnxremat.pipeline.divided import prepare_split
+from onnxremat.pipeline.limits import fixed_bytes
 from onnxremat.pipeline.over_devices import OverDevices
 from onnxremat.pipeline.phases import COSTS, MEASURE
 from onnxremat.pipeline.prepare import Prepared
@@ -111,16 +120,14 @@ def whole_or_in_parts(target: SeveralDevices, trials: Trials) -> Candidate:
     """
     split = in_parts(target, trials)
     made = best(target, trials.within(1 - PART) if split else trials)
-    if split is None:
-        return _found(made)
-    if trials.options.stopped:
-        return _found(made)
+    if split is None or trials.options.stopped:
+        return _found(made, target)
     target.log("planning the batch in parts")
     with target.log.phase(COSTS):
         split = split.under(trials.costs(split.prepared))
     parts = best(split, trials)
     if isinstance(parts, Unfit):
-        return _found(made)
+        return _found(made, target)
     rows = " + ".join(map(str, split.prepared.settings.split_batch or ()))
     text = f"the batch is computed in parts of {rows} rows: "
     if isinstance(made, Unfit):
@@ -278,10 +285,32 @@ def _over(found: Candidate) -> OverDevices:
     return found.artifact
 
 
-def _found(made: Made) -> Candidate:
-    if isinstance(made, Unfit):
-        raise made.error()
-    return made
+def _found(made: Made, target: SeveralDevices) -> Candidate:
+    """The plan.
+
+    Raises:
+        InfeasibleError, NoPlanError, OverBudgetError: there is none.
+    """
+    if not isinstance(made, Unfit):
+        return made
+    error = made.error()
+    if not isinstance(error, InfeasibleError) or not _may_be_in_parts(target):
+        raise error
+    raise NoPlanError(
+        error.what,
+        why=f"none is possible with the batch whole: {error.why}",
+        hint=f"--split-batch {target.prepared.batch}, or fewer parts; {error.hint}",
+    )
+
+
+def _may_be_in_parts(target: SeveralDevices) -> bool:
+    """Whether smaller parts of the batch than were tried may do with less."""
+    prepared, limits = target.prepared, target.limits
+    asked = prepared.settings.split_batch is not None or prepared.feeds is None
+    if asked or is_step(prepared.original) or prepared.batch < 2:
+        return False
+    room = sum(limits.get(name, inf) for name in target.site.machine.names)
+    return room >= fixed_bytes(prepared)
 
 
 def _tried_like(found: Candidate, other: OverDevices) -> Candidate:

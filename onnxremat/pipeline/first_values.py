@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import onnx
 
-from onnxremat.grad import training_of
-from onnxremat.grad.description import KEY as STEP
+from onnxremat.grad import is_step, training_of
 
 
 def without_first_values(model: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[str, ...]]:
     """A training step whose parameters and state are inputs only, and a note where the file held
     first values: as initializers they would be taken for constants."""
-    if not any(entry.key == STEP for entry in model.metadata_props):
+    if not is_step(model):
         return model, ()
     held = {variable.input for variable in training_of(model).variables}
     kept = [tensor for tensor in model.graph.initializer if tensor.name not in held]

@@ -9,7 +9,7 @@ from onnxremat.device.host import memory_bytes
 from onnxremat.device.machine import Machine
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.rewrite.partition import Counted
-from onnxremat.session.process import SESSION, Beside, further_bytes
+from onnxremat.session.process import SESSION, Beside, further_bytes, in_any_parts
 from onnxremat.units import Budget
 
 
@@ -43,6 +43,21 @@ def fixed_bytes(prepared: Prepared) -> int:
     """Bytes of weights and results, which are there whatever is computed in parts."""
     graph = prepared.graph
     return prepared.weights + graph.result_bytes
+
+
+def beside_in_parts(prepared: Prepared) -> Beside:
+    """What budgets count beside weights and values, whatever is computed in parts."""
+    return in_any_parts(prepared.beside, prepared.graph)
+
+
+def least_in_parts(prepared: Prepared) -> int:
+    """Bytes that no budget goes below, whatever is computed in parts."""
+    return fixed_bytes(prepared) + beside_in_parts(prepared).total
+
+
+def is_hopeless(prepared: Prepared, limit: Limit) -> bool:
+    """Weights and results alone take more than a limit, whatever is computed in parts."""
+    return limit.of(beside_in_parts(prepared).total) < fixed_bytes(prepared)
 
 
 def beside_too(why: str, beside: Beside) -> str:

@@ -12,8 +12,8 @@ from typing import Any
 from onnxremat.device.machine import Machine
 from onnxremat.errors import NO_FIT, UsageError
 from onnxremat.graph.onnx_io import missing_file
-from onnxremat.limits import at_least
-from onnxremat.pipeline.closed_loop import Candidate
+from onnxremat.limits import SAMPLES, at_least, check
+from onnxremat.pipeline.closed_loop import Candidate, load_search
 from onnxremat.pipeline.device_ways import Costs, During, Trials, given, measured_on, quickest
 from onnxremat.pipeline.fission_ways import plan_within_budget
 from onnxremat.pipeline.limits import counted_on, device_limits, limit_of, on_top
@@ -38,6 +38,7 @@ from onnxremat.planner.options import OBJECTIVES, PlanOptions
 from onnxremat.units import Budget, one_budget
 
 THROUGHPUT = "throughput"
+HALF = 0.5  # of the time, for a share of all of the original as it was asked for
 MORE = 1.01  # of a share of all of the original, for a file that opens within it
 
 
@@ -100,6 +101,8 @@ class Request:
                 "--in-flight goes with --objective throughput",
                 why="other plans take one sample after the other",
             )
+        hint = "leave it out for as many as are of use and fit"
+        check(self.in_flight or 0, SAMPLES, "samples in flight", hint=hint, kind=UsageError)
         if self.replicas is not None and self.objective != THROUGHPUT:
             raise UsageError(
                 "--replicas goes with --objective throughput",
@@ -263,9 +266,11 @@ def _as_it_is(found: Candidate, limit: Budget, request: Request, log: Phases) ->
     if limit.kind != "peak":
         return plan_within_budget(found.prepared, limit, request.options, log)
     why = "none was found that takes no more when it runs"
-    for budget in (limit, replace(limit, value=MORE * limit.value)):
+    load_search(1, log)
+    options = request.options.begun()  # both share the time
+    for share, budget in ((HALF, limit), (1.0, replace(limit, value=MORE * limit.value))):
         try:
-            made = plan_within_budget(found.prepared, budget, request.options, log)
+            made = plan_within_budget(found.prepared, budget, options.within(share), log)
         except NO_FIT:
             continue
         asked = made.prepared.settings

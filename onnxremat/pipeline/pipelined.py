@@ -221,7 +221,7 @@ def tried(artifact: Pipelined, feeds: Feeds, stop: Callable[[], bool] | None = N
     with artifact.made.pipeline(log=log) as pipeline:
         begin, times = time.perf_counter(), []
         warm = artifact.made.in_flight
-        for _ in pipeline.map(repeat(feeds, MOST)):
+        for _ in pipeline.map(repeat(feeds, max(MOST, warm + FEWEST))):
             times.append(time.perf_counter())
             late = times[-1] - begin > SECONDS or (stop is not None and stop())
             if late and len(times) >= warm + FEWEST:

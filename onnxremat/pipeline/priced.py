@@ -17,7 +17,7 @@ from onnxremat.graph.ir import Graph
 from onnxremat.ort.profile import Feeds, Profile
 from onnxremat.pipeline.phases import COSTS, Phases
 from onnxremat.session.measure import weight_bytes
-from onnxremat.session.process import beside
+from onnxremat.session.process import beside, in_any_parts
 
 if TYPE_CHECKING:
     from onnxremat.pipeline.prepare import Prepared, Settings, Unsplit
@@ -80,5 +80,6 @@ def _hopeless(graph: Graph, settings: Settings, unsplit: Unsplit) -> bool:
     least = weight_bytes(graph) + graph.result_bytes
     if budget.kind != "peak":
         state = updated_inputs(unsplit.original)
-        least += beside(graph, state).without(settings.not_counted).total
+        there = beside(graph, state).without(settings.not_counted)
+        least += in_any_parts(there, graph).total
     return size < least

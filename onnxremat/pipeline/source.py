@@ -10,7 +10,7 @@ import onnx
 
 from onnxremat.graph.light import read_light
 from onnxremat.graph.onnx_io import from_object
-from onnxremat.graph.text import check_text
+from onnxremat.graph.text import check_attributes, check_text
 from onnxremat.graph.weights import set_apart
 
 Source: TypeAlias = str | os.PathLike[str] | onnx.ModelProto
@@ -32,4 +32,5 @@ def read_source(source: Source) -> tuple[onnx.ModelProto, Path | None, str]:
         return *read_light(path), path.name
     model = source if isinstance(source, onnx.ModelProto) else from_object(source)
     check_text(model, "the model")
+    check_attributes(model, "the model")
     return *set_apart(model, None), model.graph.name or "model"

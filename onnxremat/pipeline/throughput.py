@@ -178,8 +178,13 @@ def _carried_out(target: SeveralDevices, trials: Trials, place: Place) -> Candid
     where there is none to try."""
     limits = dict(target.limits)
     for round_ in range(ROUNDS):
-        with target.log.phase(PLAN, "placing"):
-            artifact = place(target, trials, limits)
+        try:
+            with target.log.phase(PLAN, "placing"):
+                artifact = place(target, trials, limits)
+        except InfeasibleError:
+            if round_ == 0:
+                raise
+            break  # proven of less than the budgets
         if artifact is None:
             return None
         measured = None

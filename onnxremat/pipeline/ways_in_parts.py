@@ -17,7 +17,13 @@ from onnxremat.errors import (
 from onnxremat.pipeline.closed_loop import Candidate, Unfit, attempt
 from onnxremat.pipeline.in_session import OneSession
 from onnxremat.pipeline.kept_plans import Known, keep, plan_of
-from onnxremat.pipeline.limits import Limit, beside_too, fixed_bytes
+from onnxremat.pipeline.limits import (
+    Limit,
+    beside_in_parts,
+    beside_too,
+    is_hopeless,
+    least_in_parts,
+)
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.time_left import no_time, out_of_time
@@ -93,7 +99,7 @@ class InParts(ABC):
         split = self._leanest()
         if split is None or split.store_all_peak > whole.held / LEANER or self.options.stopped:
             return whole
-        floor = fixed_bytes(self.prepared) + self.prepared.beside.total
+        floor = least_in_parts(self.prepared)
         why = "weights and results, which are there in any parts"
         least = smallest(split, self.options.within(WHOLE), self.log)
         found = at_minimum(split, replace(least, lower=floor, why=why), self.options, self.log)
@@ -144,16 +150,18 @@ class InParts(ABC):
     def refusal(self, error: OnnxrematError, limit: Limit) -> OnnxrematError:
         """What is known of plans of the whole and of parts: no proof of the whole alone."""
         works, hint = getattr(error, "smallest", None), error.hint
-        found, floor = self._least(), fixed_bytes(self.prepared)
+        found = self._least()
         leaner = found is not None and (works is None or found.works <= LEANER * works)
         if found is not None and leaner:
             keep(self.prepared, found)
             works, said = found.works, "the smallest budget that a plan was found for"
             hint = f"--budget {works} ({format_bytes(works)}, {said}, regions in parts)"
-        if limit.planned < floor:
-            needs = floor + self.prepared.beside.total
+        if is_hopeless(self.prepared, limit):
+            needs = least_in_parts(self.prepared)
             text = f"at least {format_bytes(needs)} ({needs} B) are needed: weights and results"
-            why = beside_too(text + ", which are there in any parts", self.prepared.beside)
+            why = beside_too(
+                text + ", which are there in any parts", beside_in_parts(self.prepared)
+            )
             return InfeasibleError(
                 error.what, why=why, hint=hint, smallest=works, lower_bound=needs
             )

@@ -223,7 +223,8 @@ def applied(prepared: Prepared, plan: Plan, log: Phases, *, foreseen: bool = Fal
             measured = artifact.measure(prepared.feeds)
             assert measured.peaks
     limit = {CPU: plan.provenance.budget - artifact.beside}
-    return Candidate(prepared, artifact, limit, measured)
+    made = Candidate(prepared, artifact, limit, measured)
+    return made if plan.provenance.budget else for_limit(made, made.held)  # what it takes
 
 
 def for_limit(candidate: Candidate, limit: int) -> Candidate:

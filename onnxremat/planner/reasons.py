@@ -17,7 +17,7 @@ class Reason(str):
     op: int
 
     def __new__(cls, text: str, op: int) -> Reason:
-        made = super().__new__(cls, text.format(op=f"op {op}"))
+        made = super().__new__(cls, text.replace("{op}", f"op {op}"))
         made.text, made.op = text, op
         return made
 
@@ -27,4 +27,4 @@ class Reason(str):
 
 def named(why: str, names: Sequence[str]) -> str:
     """A sentence with the op's name instead of its number, where it is about one."""
-    return why.text.format(op=names[why.op]) if isinstance(why, Reason) else why
+    return why.text.replace("{op}", names[why.op]) if isinstance(why, Reason) else why

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from threading import Event, Thread
 from typing import Any, BinaryIO
@@ -152,12 +153,10 @@ class _Worker:
 
     def _send(self) -> None:
         assert self.process.stdin is not None
-        try:
-            while True:
-                pickle.dump(self._orders.get(), self.process.stdin)
-                self.process.stdin.flush()
-        except OSError:  # it ended; the listener says so
-            return
+        with suppress(OSError), self.process.stdin as orders:  # it ended: the listener says so
+            while (order := self._orders.get()) is not _END:
+                pickle.dump(order, orders)
+                orders.flush()
 
     def _listen(self) -> None:
         assert self.process.stdout is not None
@@ -170,6 +169,8 @@ class _Worker:
                     self.answers.put((self, answer))
         except (EOFError, OSError, pickle.UnpicklingError):
             code = self.process.wait()
+            self.process.stdout.close()
+            self._orders.put(_END)
             self.alive = False
             why = self.why or f"its process ended with code {code}"
             self.answers.put((self, Failure(why, self.late)))

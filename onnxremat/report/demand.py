@@ -320,7 +320,13 @@ class Verdict:
 
 
 def judge(
-    subject: Subject, worst: int, open_ways: list[Way], budget: int, *, share: bool = False
+    subject: Subject,
+    worst: int,
+    open_ways: list[Way],
+    budget: int,
+    *,
+    share: bool = False,
+    in_parts: int | None = None,
 ) -> Verdict:
     """Whether a budget can be kept, as far as a moment tells.
 
@@ -329,6 +335,7 @@ def judge(
         open_ways: of :func:`ways`.
         budget: bytes for weights and values, and for the nodes that a plan adds.
         share: nodes that a plan adds come on top.
+        in_parts: bytes for weights and values whatever is computed in parts; as many when None.
     """
 
     def room(nodes: int) -> int:
@@ -355,7 +362,7 @@ def judge(
         price, how = min(prices)
         words = f"recomputing keeps it: {how} takes {price:+.0%} time (estimated), optimize finds "
         return Verdict(budget, True, words + "plans that take less", lower)
-    if budget < lower:
+    if (budget if whole or in_parts is None else in_parts) < lower:
         why = subject.reason if whole else "weights and results take that at the end of every run"
         words = f"proven: weights and values need at least {format_bytes(lower)}: {why}"
         return Verdict(budget, False, words, lower)

@@ -14,12 +14,14 @@ from rich.text import Text
 
 from onnxremat.graph.ir import Op
 from onnxremat.pipeline.closed_loop import PINS
+from onnxremat.pipeline.limits import Limit, beside_in_parts
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.planner.reasons import Reason
 from onnxremat.report.comparison import least
 from onnxremat.report.demand import Peak, Subject, Verdict, Way, judge, rows, ways, worst_moment
 from onnxremat.report.holders import Holder
 from onnxremat.report.tables import plain_table
+from onnxremat.session.process import Beside
 from onnxremat.units import Budget, format_bytes
 
 READERS = 2  # named per value, and values per op
@@ -31,6 +33,7 @@ class Explanation:
 
     Attributes:
         command: ``MODEL`` and the options it was read with, as ``optimize`` takes them.
+        asked: the budget that is judged, in bytes of the process; 0 without one.
     """
 
     subject: Subject
@@ -38,6 +41,7 @@ class Explanation:
     ways: Sequence[Way]
     verdict: Verdict | None
     command: str
+    asked: int = 0
 
     @classmethod
     def of(
@@ -59,13 +63,15 @@ class Explanation:
         worst, found = worst_moment(subject), ways(subject)
         peak = prepared.baseline_peak if prepared.baseline else worst.bytes
         bytes_ = budget.resolve(device_bytes=memory, peak_bytes=peak) if budget else None
-        share = budget is not None and budget.kind == "peak"
-        if bytes_ is not None and not share:
-            bytes_ = max(1, bytes_ - prepared.beside.total)
-        verdict = None
-        if bytes_ is not None:
-            verdict = replace(judge(subject, peak, found, bytes_, share=share), share=share)
-        return cls(subject, worst, found, verdict, command)
+        if bytes_ is None:
+            return cls(subject, worst, found, None, command)
+        share, beside = budget is not None and budget.kind == "peak", prepared.beside.total
+        limit = Limit(bytes_) if share else Limit(max(1, bytes_ - beside), bytes_)
+        in_parts = limit.of(beside_in_parts(prepared).total)
+        verdict = judge(subject, peak, found, limit.planned, share=share, in_parts=in_parts)
+        return cls(
+            subject, worst, found, replace(verdict, share=share), command, limit.asked(beside)
+        )
 
     def process(self, way: Way) -> int:
         """Bytes of a process that runs what a way makes of the model."""
@@ -73,9 +79,10 @@ class Explanation:
         return way.bytes + prepared.beside.total + prepared.bytes_of_nodes(way.nodes) + PINS
 
     @property
-    def asked(self) -> int:
-        """The budget that is judged, in bytes of the process; 0 without one."""
-        return self.verdict.budget + self.subject.prepared.beside.total if self.verdict else 0
+    def beside(self) -> Beside:
+        """What is beside the least that is proven of weights and values."""
+        prepared = self.subject.prepared
+        return prepared.beside if prepared.in_place else beside_in_parts(prepared)
 
     @property
     def measured(self) -> int | None:

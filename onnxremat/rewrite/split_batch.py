@@ -130,10 +130,13 @@ class _Parts:
         self.constants: list[onnx.TensorProto] = []
         self.repeated = _repeated(graph, batch, self.inside, folder)
         self._names: set[str] = set()
+        self.mark = "/part"
+        while any(f"{self.mark}0" in name for name in graph.tensors):
+            self.mark += "_"  # of a batch that was in parts before
 
     def part(self, index: int, rows: Sequence[int]) -> list[Op]:
         """The ops of one part."""
-        end = "/part" + str(index)
+        end = f"{self.mark}{index}"
         names = {name: name + end for name in self.inside}
         start = sum(rows[:index])
         ops = [self._slice(name, names[name], start, start + rows[index]) for name in self.inputs]
@@ -169,7 +172,7 @@ class _Parts:
 
     def join(self, name: str, parts: int) -> Op:
         """The op that puts an output together."""
-        pieces = [f"{name}/part{index}" for index in range(parts)]
+        pieces = [f"{name}{self.mark}{index}" for index in range(parts)]
         node = onnx.helper.make_node("Concat", pieces, [name], name=f"{name}/joined", axis=0)
         return _op(node)
 
@@ -199,7 +202,8 @@ class _Parts:
         if op.op_type not in REPEATED:
             return {}
         axis = REPEATED[op.op_type]
-        found = {n: f"{n}/rows{rows}" for n in op.reads if (n, axis) in self.repeated}
+        end = self.mark.replace("part", "rows")
+        found = {n: f"{n}{end}{rows}" for n in op.reads if (n, axis) in self.repeated}
         for name, part in found.items():
             if part not in self._names:
                 self._names.add(part)

@@ -75,6 +75,11 @@ def beside(graph: Graph, state: Iterable[str] = ()) -> Beside:
     return Beside(sum(sizes.values()) - kept, kept, session_bytes(graph) + small)
 
 
+def in_any_parts(whole: Beside, graph: Graph) -> Beside:
+    """What is there of it whatever is computed in parts: kernels that list places list fewer."""
+    return replace(whole, session=max(0, whole.session - places_bytes(graph)))
+
+
 def session_bytes(graph: Graph, nodes: int | None = None) -> int:
     """What onnxruntime keeps of a session.
 
@@ -94,7 +99,9 @@ def nodes_bytes(graph: Graph, nodes: int, not_counted: Iterable[str]) -> int:
 def further_bytes(graph: Graph | None = None) -> int:
     """What a process that runs several sessions over devices keeps of one, without nodes where
     there is no graph."""
-    return FURTHER + (graph_bytes(graph) + KEPT * len(graph.ops) if graph else 0)
+    if graph is None:
+        return FURTHER
+    return FURTHER + graph_bytes(graph) + KEPT * len(graph.ops) + places_bytes(graph)
 
 
 def counted(facts: Mapping[str, Any]) -> Beside:

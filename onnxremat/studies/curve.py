@@ -111,7 +111,11 @@ def curve(
     answer = _Answer(_light(subject), quiet, totals)
     found = sweep(answer, wanted, known=known, jobs=jobs, stop=options.stop, done=done)
     close = options.gap * subject.store_all_seconds
-    rows = [_row(subject, point, totals) for point in tightened(found, close)]
+    rows = [
+        _row(subject, point, total)
+        for point in tightened(found, close)
+        for total in totals.get(point.budget) or [None]
+    ]
     parts, whole = parts_curve(subject, rows, options, further=budgets is None, say=say)
     return Curve(subject, rows, below, why, parts, whole)
 
@@ -133,13 +137,14 @@ class _Answer:
 
     subject: Subject
     options: PlanOptions
-    totals: Mapping[int, int | None]  # of the process, where that was asked for
+    totals: Mapping[int, Sequence[int | None]]  # of the process, where that was asked for
 
     def __call__(self, budget: int, warm: Sequence[int] | None, stop: Stop | None) -> Solution:
         options = replace(self.options, stop=stop)
         if self.subject.model is None:
             return plan_problem(self.subject, budget, options, warm)
-        limit = Limit(budget, self.totals.get(budget))
+        total = min((size for size in self.totals.get(budget, ()) if size), default=None)
+        limit = Limit(budget, total)
         try:
             made = plan_within(self.subject.model, limit, options, warm, explain=False)
         except InfeasibleError as error:
@@ -169,11 +174,16 @@ def _as_solution(subject: Subject, made: Candidate) -> Solution:
     )  # fmt: skip
 
 
-def _totals(subject: Subject, budgets: Sequence[Budget]) -> dict[int, int | None]:
+def _totals(subject: Subject, budgets: Sequence[Budget]) -> dict[int, list[int | None]]:
+    """Of the bytes for weights and values those of the process that leave them, largest first:
+    several that leave none."""
     if subject.model is None:
         return {}
-    limits = [limit_of(subject.model, budget) for budget in budgets]
-    return {limit.planned: limit.total for limit in limits if limit}
+    found: dict[int, set[int | None]] = {}
+    for budget in budgets:
+        if limit := limit_of(subject.model, budget):
+            found.setdefault(limit.planned, set()).add(limit.total)
+    return {size: sorted(row, key=lambda one: -(one or 0)) for size, row in found.items()}
 
 
 def _light(subject: Subject) -> Subject:
@@ -207,10 +217,10 @@ def _lowest(subject: Subject, options: PlanOptions) -> tuple[Point, int, str]:
     return Point(made.limit + PINS, _as_solution(subject, made)), made.lower, made.why
 
 
-def _row(subject: Subject, point: Point, totals: Mapping[int, int | None]) -> SweepPoint:
+def _row(subject: Subject, point: Point, total: int | None) -> SweepPoint:
     found, store_all = point.solution, subject.store_all_seconds or 1.0
     beside = found.beside if isinstance(found, _Carried) else subject.beside
-    budget = totals.get(point.budget) or point.budget + beside
+    budget = total or point.budget + beside
     proof = found.certificate
     status = found.status.value
     if found.sequence is None:

@@ -14,7 +14,7 @@ from onnx import helper, numpy_helper
 
 from onnxremat.device.machine import Device
 from onnxremat.errors import UsageError
-from onnxremat.grad.description import KEY, Training, Variable, training_of
+from onnxremat.grad.description import Training, Variable, is_step, training_of
 from onnxremat.grad.marks import first_of
 from onnxremat.grad.restored import Restored
 from onnxremat.grad.sharing import require_early_reads
@@ -106,7 +106,7 @@ class FirstValues:
         restored = [entry for model, _ in models for entry in _restored(model)]
         known = set(self._arrays)
         for model, folder in models:
-            if not _is_step(model):
+            if not is_step(model):
                 model = apply_restored(model, restored, folder)
                 known.update(tensor.name for tensor in model.graph.initializer)
             for tensor in model.graph.initializer:
@@ -171,12 +171,8 @@ def read_weight(tensor: onnx.TensorProto, folder: Path | None) -> np.ndarray:
     return value.view(kind).reshape(tuple(tensor.dims))
 
 
-def _is_step(model: onnx.ModelProto) -> bool:
-    return any(entry.key == KEY for entry in model.metadata_props)
-
-
 def _restored(model: onnx.ModelProto) -> tuple[Restored, ...]:
-    return training_of(model).restored if _is_step(model) else ()
+    return training_of(model).restored if is_step(model) else ()
 
 
 def input_types(model: onnx.ModelProto) -> dict[str, tuple[tuple[int, ...], np.dtype]]:

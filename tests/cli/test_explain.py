@@ -48,6 +48,7 @@ def test_a_budget_that_none_can_keep_ends_with_3(cli: Command, chain: Path) -> N
     assert said.code == 3
     assert "what forces it" in said.out
     assert "proven" in said.err
+    assert "fits 2.00 KiB (2048 B)" in said.err  # less than what is beside weights and values
     assert "--budget" in said.err
     kept = cli("explain", chain, "--budget", "1GiB", "--json", "--quiet")
     assert kept.code == 0

@@ -56,13 +56,18 @@ def test_measuring_anew_forgets_nothing_else(quick: Path) -> None:
     assert measure_costs(one, seeded_feeds(one), threads=1)[0].source == "cached"
 
 
-def test_costs_depend_on_threads_but_not_on_names(quick: Path) -> None:
+def test_costs_depend_on_threads_but_not_on_names(
+    quick: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     graph = graph_of("g (float[64, 64] x) => (float[64, 64] y) { a = MatMul(x, x) y = Sin(a) }")
     other = graph_of("g (float[64, 64] z) => (float[64, 64] q) { b = MatMul(z, z) q = Sin(b) }")
     measure_costs(graph, seeded_feeds(graph), threads=1)
     assert measure_costs(other, seeded_feeds(other), threads=1)[0].source == "cached"
     assert measure_costs(other, seeded_feeds(other), threads=2)[0].source == "measured"
     assert len(list(quick.iterdir())) == 2
+    monkeypatch.setattr(measure, "processors", lambda: 1)  # as under taskset
+    assert measure_costs(other, seeded_feeds(other), threads=1)[0].source == "cached"
+    assert measure_costs(other, seeded_feeds(other), threads=2)[0].source == "measured"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from onnxremat.cost.table import CostTable
 from onnxremat.device.machine import PROVIDERS, STORAGE, Device, Link, Machine
-from onnxremat.errors import InfeasibleError, UsageError
+from onnxremat.errors import InfeasibleError, NoPlanError, UsageError
 from onnxremat.execute.deployment import deploy
 from onnxremat.execute.partition_cuts import Terms
 from onnxremat.graph.onnx_io import to_model
@@ -165,3 +165,18 @@ def test_a_written_plan_keeps_the_order_of_starts(chain: Prepared) -> None:
     facts = result.facts()
     assert facts["makespan_predicted"] > 0
     assert np.isfinite(facts["bound_seconds"])
+
+
+def test_more_devices_than_are_planned_for() -> None:
+    graph = graph_of("g (float[4] x) => (float[4] y) { y = Sin(x) }")
+    with pytest.raises(UsageError, match="too many devices to plan for"):
+        device_model(graph, Site(processors(16)), {})
+
+
+def test_what_holds_of_a_whole_batch_is_no_proof(warm: None) -> None:
+    """Two parts, one per device, do not fit either; eight would."""
+    text = "a = Sin(x) b = Cos(a) c = Add(a, b) y = ReduceSum(c, k)"
+    model = parse(f"g (float[8, 4096] x) => (float[8, 1] y) <int64[1] k = {{1}}> {{ {text} }}")
+    prepared = prepare(model, Settings(threads=1, target="none", not_counted=BESIDE))
+    with pytest.raises(NoPlanError, match="--split-batch 8"):
+        optimized(prepared, processors(2), str(120 << 10))

@@ -8,6 +8,7 @@ from functools import partial
 from itertools import pairwise
 from math import inf
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from models import build
 from onnxremat.cost.table import CostTable
 from onnxremat.device.files import read_machine
 from onnxremat.device.machine import PROVIDERS, Device, Link, Machine
-from onnxremat.errors import InfeasibleError, UnsupportedError, UsageError
+from onnxremat.errors import InfeasibleError, NoPlanError, UnsupportedError, UsageError
 from onnxremat.execute.deployment import Deployment, read_deployment
 from onnxremat.execute.exported import MANIFEST, export_partitions
 from onnxremat.execute.in_flight import places
@@ -27,12 +28,15 @@ from onnxremat.grad import Settings as Training
 from onnxremat.ort.feeds import seeded_feeds
 from onnxremat.pipeline import pipelined, stage_cuts, stage_remakes, throughput
 from onnxremat.pipeline.device_plan import device_model
+from onnxremat.pipeline.device_ways import Trials
 from onnxremat.pipeline.optimize import Request, optimize
 from onnxremat.pipeline.over_devices import run_whole
+from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.pipelined import Pipelined
 from onnxremat.pipeline.placement_bridge import bridge, kinds
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
 from onnxremat.pipeline.result import Result
+from onnxremat.pipeline.several_devices import SeveralDevices
 from onnxremat.pipeline.site import Site
 from onnxremat.pipeline.stage_cuts import along_order
 from onnxremat.pipeline.stage_remakes import Remakes
@@ -389,9 +393,28 @@ def test_a_plan_is_made_with_what_a_trial_took(
     lenet: Prepared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(throughput, "TRIALS", 3)
+    monkeypatch.setattr(pipelined, "MOST", 2)  # fewer than there are inside
     result = planned(lenet, processors(2))
     assert result.facts()["tried"]
     assert all(check.ok for check in result.checks)
+
+
+def test_what_is_proven_of_less_than_the_budgets_is_no_proof(lenet: Prepared) -> None:
+    """A pipeline takes more than was predicted, and none fits in so much less."""
+    machine = processors(2)
+    priced_at = priced(lenet, machine)
+    target = SeveralDevices(lenet, Site(machine, {"cpu:0": 100}), priced_at, Phases())
+    asked: list[dict[str, int]] = []
+
+    def place(_: Any, __: Any, limits: dict[str, int]) -> Any:
+        asked.append(dict(limits))
+        if asked[1:]:
+            raise InfeasibleError("none fits")
+        return SimpleNamespace(measure=lambda _: SimpleNamespace(peaks={"cpu:0": 130}))
+
+    with pytest.raises(NoPlanError, match="more than was predicted"):
+        throughput._carried_out(target, Trials(ANY, dict), place)  # type: ignore[arg-type]
+    assert asked == [{"cpu:0": 100}, {"cpu:0": 70}]
 
 
 def test_a_trial_corrects_alike_devices_alike(lenet: Prepared) -> None:
@@ -448,6 +471,8 @@ def test_what_does_not_go_with_throughput(lenet: Prepared) -> None:
         planned(lenet, machine, pins=[("*", "cpu:0")])
     with pytest.raises(UsageError, match="--in-flight goes with"):
         Request("", machine, ANY, in_flight=2)
+    with pytest.raises(UsageError, match="too many samples in flight"):
+        planned(lenet, machine, in_flight=10**9)
     with pytest.raises(UsageError, match="--replicas goes with"):
         Request("", machine, ANY, replicas=2)
     with pytest.raises(UsageError, match="--any goes with"):

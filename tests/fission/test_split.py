@@ -134,3 +134,25 @@ def test_a_region_goes_through_a_file() -> None:
     region = Region(("a", "b"), {"y": 2}, (2, 1), {"y": 4}, frozenset("ab"))
     assert Region.from_json(region.to_json()) == region
     assert [span.end for span in region.spans("y", 16)] == [8, 16]
+
+
+def test_a_region_may_wait_for_a_long_chain() -> None:
+    """Longer than calls may be nested."""
+    chain = "".join(f"c{i + 1} = Trilu(c{i}) " for i in range(1200))
+    body = f"c0 = Sin(s) a = Sin(x) {chain} y = Add(a, c1200)"
+    graph = graph_of(f"g (float[8, 4] x, float[1, 4] s) => (float[8, 4] y) {{ {body} }}")
+    ends = tuple(graph.ops[graph.producer[name]].name for name in ("a", "y"))
+    made = split(graph, [Region(ends, {"y": 0}, (1, 1), {})], 1)
+    assert [op.op_type for op in made.ops].count("Add") == 2
+
+
+def test_what_is_in_parts_goes_in_parts_again() -> None:
+    """Where parts were joined: names are others."""
+    body = "a = Sin(x) b = Cos(a) c = CumSum(b, k) y = Exp(c)"
+    whole = graph_of(f"g (float[8, 4] x) => (float[8, 4] y) <int64 k = {{0}}> {{ {body} }}")
+    first = Region(tuple(op.name for op in whole.ops[:2]), {"b": 0}, (1, 1), {})
+    once = build_graph(to_model(split(whole, [first], 1)))
+    joined = once.ops[once.producer["b"]].name
+    again = build_graph(to_model(split(once, [Region((joined,), {"b": 1}, (1, 1), {})], 1)))
+    assert len(again.ops) > len(once.ops)
+    np.testing.assert_array_equal(run(again).outputs["y"], run(whole).outputs["y"])

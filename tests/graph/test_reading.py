@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import onnx
@@ -15,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import models
 from onnxremat.api import read_plan
-from onnxremat.errors import ModelError, OnnxrematError, UsageError
+from onnxremat.errors import ExhaustedError, ModelError, OnnxrematError, UsageError
 from onnxremat.graph import onnx_io
 from onnxremat.graph.atomic import atomic, check_writable
 from onnxremat.graph.dtypes import tensor_bytes
@@ -179,6 +181,16 @@ def test_weights_over_the_limit_go_to_a_file_of_their_own(
     wanted = {t.name: numpy_helper.to_array(t) for t in graph.model.graph.initializer}
     for tensor in onnx.load(tmp_path / "out.onnx").graph.initializer:
         np.testing.assert_array_equal(numpy_helper.to_array(tensor), wanted[tensor.name])
+    before, spill = {path: path.read_bytes() for path in tmp_path.iterdir()}, onnx_io._spill
+
+    def full(*given: Any) -> None:
+        spill(*given)
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(onnx_io, "_spill", full)  # as where the model finds no room behind them
+    with pytest.raises(ExhaustedError):
+        write_model(to_model(training_chain(4, 32, 4)), tmp_path / "out.onnx")
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_external_weights_are_not_read(tmp_path: Path) -> None:

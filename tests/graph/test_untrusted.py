@@ -13,16 +13,19 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxremat import limits, plain_json
 from onnxremat.errors import ExhaustedError, ModelError, UsageError
 from onnxremat.graph import atomic as files
+from onnxremat.graph import light
 from onnxremat.graph.atomic import atomic
 from onnxremat.graph.external import read_in
 from onnxremat.graph.functions import inline_functions
 from onnxremat.graph.onnx_io import read_model, to_model, to_ops
 from onnxremat.graph.temporary import reason
 from onnxremat.graph.tensor_files import read_tensors
+from onnxremat.graph.weights import APART
 from onnxremat.ort import profile
 from onnxremat.ort.infer import bind, build_graph
 from onnxremat.ort.profile import named_outputs
 from onnxremat.ort.trips import require_few_trips
+from onnxremat.pipeline.source import read_source
 from tests.toolbox import parse
 
 WEIGHTS = np.arange(64, dtype=np.float32).reshape(8, 8)
@@ -378,7 +381,9 @@ def test_a_while_loop_is_no_loop_of_all_its_trips() -> None:
 # Attributes
 
 
-def test_an_attribute_whose_value_is_of_another_type_is_refused(tmp_path: Path) -> None:
+def test_an_attribute_whose_value_is_of_another_type_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """onnxruntime refuses it, and who reads it without asking it would not know what it is."""
     made = parse(
         "g (float[4, 8] x, float[8, 8] w) => (float[4, 8] y) { y = Gemm <alpha = 2.0> (x, w) }"
@@ -386,8 +391,13 @@ def test_an_attribute_whose_value_is_of_another_type_is_refused(tmp_path: Path) 
     made.graph.node[0].attribute[0].type = onnx.AttributeProto.SPARSE_TENSOR
     path = tmp_path / "in.onnx"
     path.write_bytes(made.SerializeToString())
-    with pytest.raises(ModelError, match="attribute 'alpha' of Gemm"):
-        read_model(path)
+    large = tmp_path / "large.onnx"  # read without its weights
+    monkeypatch.setattr(light, "LIGHT", APART)
+    made.graph.initializer.append(numpy_helper.from_array(np.ones(APART, np.uint8), "u"))
+    large.write_bytes(made.SerializeToString())
+    for read, source in ((read_model, path), (read_source, large), (read_source, made)):
+        with pytest.raises(ModelError, match="attribute 'alpha' of Gemm"):
+            read(source)
 
 
 # Files that are being written

@@ -19,6 +19,7 @@ from onnxremat.ort.profile import profile
 from onnxremat.ort.session import TUNED, open_session, session_options
 from onnxremat.rewrite.pins import PREFIX
 from onnxremat.session.held import open_held, open_light
+from onnxremat.session.process import further_bytes
 from onnxremat.session.structures import graph_bytes, node_bytes, places_bytes
 from tests.toolbox import graph_of, parse
 
@@ -104,6 +105,7 @@ def test_places_that_a_kernel_lists_count() -> None:
         <int64[1] k = {{{0}}}> {{ y, z = TopK(x, k) }}"""
     assert places_bytes(graph_of(best.format(2000))) == 2 * 8 * 4096
     assert not places_bytes(graph_of(best.format(100)))
+    assert further_bytes(graph) > 4 << 20  # of a session over devices, too
     by_rows = "g (float[64, 8] x, int64[9, 3, 1] i) => (float[9, 3, 8] y) { y = GatherND(x, i) }"
     assert places_bytes(graph_of(by_rows)) == 8 * 9 * 3
     feeds = {"x": np.ones((64, 8192), np.float32), "i": np.zeros((64, 8192), np.int64)}

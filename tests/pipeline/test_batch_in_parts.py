@@ -30,7 +30,10 @@ from onnxremat.pipeline.batch_slices import in_parts
 from onnxremat.pipeline.batch_split import plan_best
 from onnxremat.pipeline.device_ways import shares
 from onnxremat.pipeline.divided import prepare_split
+from onnxremat.pipeline.limits import limit_of
+from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
+from onnxremat.pipeline.step_ways import StepInParts
 from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.search import warm_up
 from onnxremat.rewrite.split_batch import rows_of_parts, split_batch
@@ -80,6 +83,14 @@ def test_parts_give_what_the_whole_does(split: tuple[int, ...]) -> None:
     for seed in range(3):
         for found, wanted in zip(outputs(made, seed), outputs(graph, seed), strict=True):
             np.testing.assert_array_equal(found, wanted)
+
+
+def test_a_batch_in_parts_goes_in_parts_again() -> None:
+    whole = graph_of("g (float[8, 4] x) => (float[8, 4] y) { a = Sin(x) y = Cos(a) }")
+    made = split_batch(build_graph(split_batch(whole, (2,))), (4,))
+    names = [tensor.name for tensor in made.graph.initializer]
+    assert len(names) == len(set(names))
+    np.testing.assert_array_equal(outputs(build_graph(made))[0], outputs(whole)[0])
 
 
 def test_a_constant_that_is_repeated_for_the_batch() -> None:
@@ -208,8 +219,10 @@ def test_parts_need_less_and_a_plan_is_applied_again() -> None:
     assert facts["peak_measured_bytes"] <= budget
     assert facts["recomputed_ops"] == 0
     assert any("4 parts (whole: does not fit" in note for note in facts["notes"])
-    again = api.apply(wide_chain(), result.plan, settings=settings)
+    bare = replace(result.plan, provenance=replace(result.plan.provenance, budget=0))
+    again = api.apply(wide_chain(), bare, settings=settings)  # its budget is what it takes
     assert again.plan.steps == result.plan.steps
+    assert again.facts()["budget_bytes"] == facts["peak_measured_bytes"]
 
 
 def dear(graph: Graph) -> CostTable:
@@ -271,6 +284,19 @@ def test_the_least_memory_counts_parts() -> None:
     assert kept.facts()["peak_measured_bytes"] <= works
 
 
+def test_what_is_proven_holds_for_all_parts_that_were_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More and more parts are looked at while they need less; others may be there already."""
+    prepared = prepare(parse(MEAN, opset=13), Settings(measure=False))
+    needs = {1: 100, 2: 60, 4: 60, 8: 30}
+    monkeypatch.setattr(batch_split._Parts, "_need", lambda _, parts: (needs[parts], ""))
+    monkeypatch.setattr(
+        batch_split._Parts, "split", lambda self, parts: self.splits.setdefault(parts, prepared)
+    )
+    parts = batch_split._Parts(prepared, parse_budget("1MiB"), 8, PlanOptions(), Phases())
+    parts.split(8)
+    assert min(need for need, _ in parts._needs().values()) == 30
+
+
 def test_a_huge_batch_is_not_split_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """In no more parts than make a graph that can be planned; in none where weights and results
     alone are more than there may be."""
@@ -328,3 +354,20 @@ def test_devices_take_parts_where_the_whole_does_not_fit() -> None:
     assert all(check.ok for check in result.checks)
     for row in facts["devices"]:
         assert row["peak_measured_bytes"] <= row["budget_bytes"]
+
+
+def test_places_that_a_kernel_lists_are_fewer_in_parts() -> None:
+    """With the whole batch their list alone is over the budget, which proves nothing of parts."""
+    body = """g (uint8[8, 65536] x, int64[8, 65536] i) => (float[8, 1] y) {
+        u = Cast<to: int = 1>(x)
+        s = ScatterElements<axis: int = 1>(u, i, u)
+        y = ReduceSum<keepdims: int = 1>(s)
+    }"""
+    prepared = prepare(parse(body), Settings(measure=False))
+    for size, kind in (("7MiB", NoPlanError), ("6MiB", InfeasibleError)):
+        budget = parse_budget(size)
+        limit = limit_of(prepared, budget)
+        assert limit is not None
+        assert limit.planned == 1  # of the whole
+        parts = StepInParts(prepared, budget, PlanOptions(), Phases())
+        assert type(parts.refusal(NoPlanError("none"), limit)) is kind

@@ -200,3 +200,5 @@ def test_a_reason_keeps_its_op() -> None:
     assert named("op 7 is a word here", names) == "op 7 is a word here"
     again = pickle.loads(pickle.dumps(why))
     assert (again, again.op, again.text) == (why, why.op, why.text)
+    braced = Reason("{op} needs 5 bytes on a{0}", 7)  # as a machine file may call a device
+    assert named(braced, names) == "op7 needs 5 bytes on a{0}"

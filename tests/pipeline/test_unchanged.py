@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -175,12 +176,13 @@ def test_a_hundredth_more_is_taken_where_the_original_does_not_open_within_its_s
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The file of what onnxruntime makes of a model takes a few bytes more than the model as it
-    runs, and half of what that takes to be opened."""
+    runs, and half of what that takes to be opened. Both are planned in one time limit."""
     monkeypatch.setattr("onnxremat.pipeline.optimize.opens", lambda found: False)
-    planned, asked = optimize.plan_within_budget, []
+    planned, asked, ends = optimize.plan_within_budget, [], []
 
     def narrow(prepared: Prepared, budget: Budget, options: PlanOptions, log: Phases) -> Candidate:
         asked.append(budget.value)
+        ends.append(options.until)
         if budget.value <= 1:
             raise NoPlanError("no plan fits")
         return planned(prepared, budget, options, log)
@@ -188,5 +190,6 @@ def test_a_hundredth_more_is_taken_where_the_original_does_not_open_within_its_s
     monkeypatch.setattr(optimize, "plan_within_budget", narrow)
     result = optimised(build("mlp", batch=8, width=64), "1.0x")
     assert asked == [1.0, optimize.MORE]
+    assert max(ends) < inf
     assert not isinstance(result.candidate.artifact, Unchanged)
     assert any("taken as 1.01" in note for note in result.candidate.plan.provenance.notes)

@@ -112,6 +112,10 @@ def test_leaving_early_ends_the_processes() -> None:
     process = tasks.gi_frame.f_locals["idle"][0].process
     tasks.close()
     assert process.wait(timeout=LONG) != 0
+    until = time.monotonic() + LONG
+    while not (process.stdin.closed and process.stdout.closed):  # nor does a thread wait for it
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("jobs", [1, 3])

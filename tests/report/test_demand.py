@@ -156,6 +156,8 @@ def test_only_a_budget_below_the_results_is_refused() -> None:
     assert between.keeps is None
     assert "parts" in between.words
     assert demand.judge(subject, worst, found, subject.floor - 1).keeps is False
+    apart = demand.judge(subject, worst, found, 1, in_parts=subject.floor)  # less beside them
+    assert apart.keeps is None
 
 
 def test_a_training_step_of_ours_is_refused_below_what_its_ops_need() -> None:

@@ -17,7 +17,7 @@ from onnxremat.device.files import read_machine
 from onnxremat.errors import UsageError
 from onnxremat.execute.deployment import deploy
 from onnxremat.report.curve_drawing import draw_curve, read_sweep
-from onnxremat.report.devices_page import devices_page
+from onnxremat.report.devices_page import _lead, devices_page
 from onnxremat.report.spread import Spread
 from onnxremat.schedule.assign import assigned
 from onnxremat.units import format_bytes
@@ -98,6 +98,8 @@ def test_a_device_in_turn_with_another_does_as_much(spread: Spread) -> None:
     assert "does nothing" not in words
     row = re.search(r"cuda:0 8 2 67% +15.6 KiB", words)
     assert row, words
+    named = replace(made, replicas={"<b>": ("cuda:0",)})  # as a machine file may call a device
+    assert "&lt;b&gt; and cuda:0 take" in _lead(replace(spread, made=named))
 
 
 def test_what_is_listed_at_a_moment_adds_up_to_what_a_device_holds(spread: Spread) -> None:
