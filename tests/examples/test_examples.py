@@ -84,7 +84,7 @@ def test_from_pytorch(tmp_path: Path) -> None:
      ("deploy_csharp", "options.AddSessionConfigEntry(", False, "OnnxRuntimeAssembly")],
 )  # fmt: skip
 def test_deploying(name: str, opened: str, limited: bool, given: str, tmp_path: Path) -> None:
-    """Compiled where onnxruntime's headers, or the .NET SDK, are (`make test-deploy` gets both):
+    """Compiled where onnxruntime's headers, or the .NET SDK, are (`make test-examples` gets both):
     the same sum as Python's, and from C++ within a hard limit."""
     text = said(name, tmp_path)
     assert opened in text
