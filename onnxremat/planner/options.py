@@ -9,6 +9,7 @@ from math import inf
 
 from onnxremat.device.host import check_threads, processors
 from onnxremat.errors import UsageError
+from onnxremat.limits import at_least
 from onnxremat.planner.clock import UNITS, WALL, Clock, WorkClock
 
 Progress = Callable[[float, float, str], None]
@@ -128,6 +129,8 @@ class PlanOptions:
         _one_of("solver", self.solver, SOLVER_NAMES)
         _one_of("objective", self.objective, OBJECTIVES)
         check_threads(self.threads)
+        at_least(self.time_limit, 0, "time_limit")
+        at_least(self.gap, 0, "gap")
         if self.work is not None and self.work < 1:
             raise UsageError(f"a limit of {self.work} units of work", hint="1 or more")
 
@@ -150,7 +153,8 @@ class PlanOptions:
 
     def lasting(self, seconds: float) -> PlanOptions:
         """The same for a part of the planning that may take so many seconds, or that share of
-        the work."""
+        the work; none where they are less than none."""
+        seconds = max(0.0, seconds)
         if self.work is None:
             return replace(self, time_limit=seconds)
         share = min(1.0, seconds / max(1e-9, self.time_limit))

@@ -40,6 +40,8 @@ def pipeline(**numbers: int) -> Request:
         (lambda: pipeline(in_flight=0), "in_flight is 0"),
         (lambda: pipeline(replicas=0), "replicas is 0"),
         (lambda: PlanOptions(threads=-1), "threads is -1"),
+        (lambda: PlanOptions(time_limit=float("nan")), "time_limit is nan"),
+        (lambda: PlanOptions(gap=-1.0), "gap is -1"),
         (lambda: Schedule(float("nan")), "rate is nan"),
         (lambda: Schedule(0.1, warmup=-1), "warmup is -1"),
         (lambda: Arrays({"x": np.ones((3, 2))}, 0), "size of a batch is 0"),
