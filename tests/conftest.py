@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -40,38 +41,18 @@ def _private_cost_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _costs_of_few_runs() -> None:
-    """No test depends on what a measured op costs: a few runs tell enough."""
+def _alone_with_time() -> Iterator[None]:
+    """No test depends on how long anything takes, nor on what others were refused."""
     from onnxremat.cost import measure, rounds
+    from onnxremat.pipeline import kept_plans, time_left
 
-    patch = pytest.MonkeyPatch()
-    patch.setattr(measure, "RUNS", (2, 4))
-    patch.setattr(rounds, "SPREAD", float("inf"))  # nor on what else the machine does
-    patch.setattr(rounds, "UNDISTURBED", 0.0)
-    yield
-    patch.undo()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _no_command_is_late() -> None:
-    """No test depends on how long a command takes: one that is late leaves checks out."""
-    from onnxremat.pipeline import time_left
-
-    patch = pytest.MonkeyPatch()
-    patch.setattr(time_left, "BESIDE", 1e6)
-    yield
-    patch.undo()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _no_plans_of_other_tests() -> None:
-    """No test depends on what another one was refused: plans that refusals name are not kept."""
-    from onnxremat.pipeline import kept_plans
-
-    patch = pytest.MonkeyPatch()
-    patch.setattr(kept_plans, "MODELS", 0)
-    yield
-    patch.undo()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measure, "RUNS", (2, 4))  # of an op: a few tell enough
+        patch.setattr(rounds, "SPREAD", float("inf"))  # nor on what else the machine does
+        patch.setattr(rounds, "UNDISTURBED", 0.0)
+        patch.setattr(time_left, "BESIDE", 1e6)  # a command that is late leaves checks out
+        patch.setattr(kept_plans, "MODELS", 0)  # plans that refusals name are not kept
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -254,8 +254,9 @@ def machine_key(threads: int, *others: object) -> str:
     a time (a process may be kept to some processors), and what is given."""
     import hashlib
 
-    count = threads or processors()
-    crowded = (f"on {processors()}",) if processors() < count else ()
+    here = processors()
+    count = threads or here
+    crowded = (f"on {here}",) if here < count else ()
     text = repr((runtime_version(), processor_kind(), count, KEPT, *others, *crowded))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 

@@ -46,9 +46,8 @@ def _windows_memory() -> int:
 
 def bfloat16() -> bool | None:
     """Whether the processor multiplies bfloat16 numbers; None where that cannot be seen."""
-    try:
-        text = CPUINFO.read_text()
-    except OSError:
+    text = _processor_info()
+    if not text:
         return None
     flags = set(next((x for x in text.splitlines() if x.startswith("flags")), "").split())
     return bool(flags & {"amx_bf16", "avx512_bf16"}) if flags else None
@@ -56,10 +55,7 @@ def bfloat16() -> bool | None:
 
 def processor_name() -> str:
     """What the processor calls itself; as much as Python knows of it where that cannot be read."""
-    try:
-        lines = CPUINFO.read_text(errors="replace").splitlines()
-    except OSError:
-        lines = []
+    lines = _processor_info().splitlines()
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(named, "") or platform.processor() or platform.machine()
 
@@ -67,13 +63,18 @@ def processor_name() -> str:
 def processor_kind() -> str:
     """What tells this processor from others that call themselves alike: of several generations a
     virtual machine says "AMD EPYC", and ARM's have no name."""
-    try:
-        first, _, _ = CPUINFO.read_text(errors="replace").partition("\n\n")
-    except OSError:
-        first = ""
+    first, _, _ = _processor_info().partition("\n\n")
     rows = (line.partition(":") for line in first.splitlines())
     kind = [value.strip() for name, _, value in rows if name.strip() in _KIND]
     return "\n".join((processor_name(), *kind))
+
+
+def _processor_info() -> str:
+    """What the system says of its processors; "" where it cannot be read."""
+    try:
+        return CPUINFO.read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def processors() -> int:

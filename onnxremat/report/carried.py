@@ -18,6 +18,7 @@ from onnxremat.rewrite.emit import rewrite
 from onnxremat.schedule.plan import Plan
 from onnxremat.schedule.simulate import Rules, simulate
 from onnxremat.session.measure import executed
+from onnxremat.session.process import Beside, counted
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,11 @@ class Carried:
     plan: Plan
     planned: Graph
     holders: Holders
+
+    @property
+    def beside(self) -> Beside:
+        """What its budget counts beside weights and values."""
+        return counted(self.facts)
 
     @property
     def again(self) -> list[Recomputed]:

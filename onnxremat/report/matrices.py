@@ -181,12 +181,12 @@ def write_csv(planned: Planned, folder: Path) -> list[Path]:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"cannot write to {folder}", why=error.strerror or str(error)) from error
-    names = dict[str, str]()
+    names = set[str]()
     for device in steps.devices:
         name = "".join(letter if letter.isalnum() else "-" for letter in device)
-        if name in names.values():  # of cuda:0 and cuda-0
+        if name in names:  # of cuda:0 and cuda-0
             name = f"{name}-{len(names)}"
-        names[device] = name
+        names.add(name)
         runs = ([t, *(steps.computed.get((device, t, op), 0) for op in steps.ops)]
                 for t in range(len(steps.ops)))  # fmt: skip
         write(f"R-{name}.csv", ["timestep", *steps.ops], runs)

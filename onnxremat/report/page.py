@@ -26,7 +26,6 @@ from onnxremat.report.drawing import Level, draw
 from onnxremat.report.elements import AGAIN, HELD, READERS, Frame, Moments, made_here, table
 from onnxremat.report.holders import Holder
 from onnxremat.rewrite.pins import is_added
-from onnxremat.session.process import counted
 from onnxremat.units import format_bytes, format_seconds
 
 IN_PARTS = re.compile(r"\bcomputed in (\d+ )?parts\b")  # notes that tell so
@@ -40,7 +39,7 @@ def page(carried: Carried, swept: Swept | None = None) -> Frame:
     """
     graph, line = carried.holders.graph, carried.holders.timeline
     step = line.peak_step
-    parts = with_beside(compose(graph, line), counted(carried.facts))
+    parts = with_beside(compose(graph, line), carried.beside)
     moments = Moments(
         draw(parts, levels(carried), step),
         _key(carried, parts, step),
@@ -76,7 +75,7 @@ def levels(carried: Carried) -> list[Level]:
         ("original", facts.get("baseline_peak_bytes"), "original"),
         ("nothing recomputed", facts.get("store_all_peak_bytes"), "store"),
     )
-    beside = counted(facts).total
+    beside = carried.beside.total
     lines = [Level(label, count + beside, style) for label, count, style in peaks if count]
     return [*([Level("budget", budget, "budget")] if budget else ()), *lines]
 
@@ -87,7 +86,7 @@ def _lead(carried: Carried) -> str:
     if facts.get("baseline_peak_bytes"):
         words.append(f", {format_bytes(facts['baseline_peak_bytes'])} in the original")
     if about.budget:
-        left = format_bytes(about.budget - counted(facts).total)
+        left = format_bytes(about.budget - carried.beside.total)
         words.append(f"; the budget of {least(about.budget)} leaves {left} for them")
     words.append(f". The plan changes the time of a run by <b>{signed(about.overhead)}</b>")
     known = measured_overhead(facts)
@@ -131,7 +130,7 @@ def _moment(carried: Carried, step: int) -> str:
     line, graph = carried.holders.timeline, carried.holders.graph
     if not line.ops:
         return "The model has no ops."
-    beside = counted(carried.facts).total
+    beside = carried.beside.total
     total = int(totals(line)[step]) + beside
     more = f"{format_bytes(beside)} beside weights and values, " if beside else ""
     return (
@@ -160,8 +159,8 @@ def _why(carried: Carried, step: int) -> str:
         f"{kind.value} {format_bytes(count)} ({count / line.peak:.0%})"
         for kind, count in sorted(parts.items(), key=lambda pair: -pair[1])
     )
-    rows = counted(carried.facts)
-    beside = f" The process has {rows.words} beside it." if rows.total else ""
+    more = carried.beside.words
+    beside = f" The process has {more} beside it." if more else ""
     first = next(iter(holders.at(step, 1)), None)
     again = ", a recomputation" if op.origin else ""
     words = [
@@ -277,7 +276,7 @@ def _of_parts(carried: Carried) -> str:
 def _curve(carried: Carried, swept: Swept) -> str:
     """What other budgets would cost."""
     about = carried.plan.provenance
-    taken = carried.holders.timeline.peak + counted(carried.facts).total
+    taken = carried.holders.timeline.peak + carried.beside.total
     chosen = (about.budget or taken, about.overhead)
     low = swept.infeasible_below
     whole = f" The graph as a whole needs {format_bytes(low)} or more, proven."
@@ -328,7 +327,7 @@ def _data(carried: Carried) -> str:
     ]  # fmt: skip
     data = {
         "peak": line.peak_step, "count": HELD, "readers": READERS, "weights": line.weight_bytes,
-        "beside": counted(carried.facts).total,
+        "beside": carried.beside.total,
         "kinds": [kind.value for kind in kinds], "ops": line.ops,
         "types": [op.op_type for op in graph.ops], "totals": totals(line).tolist(),
         "scratch": line.scratch, "values": list(values), "buffers": buffers,

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from onnxremat import plain_json
 from onnxremat.cost.kept import cache_folder
-from onnxremat.device.host import processor_name
+from onnxremat.device.host import processor_kind
 from onnxremat.errors import OnnxrematError
 from onnxremat.graph.atomic import atomic
 from onnxremat.graph.wire import read_light
@@ -41,7 +41,7 @@ def find_region(
         "model": str(file), "options": options.to_json(), "bound": sorted(bound),
         "without": without, "rules": RULES,
     }  # fmt: skip
-    here = runtime_version(), processor_name()  # kernels of another one take other workspace
+    here = runtime_version(), processor_kind()  # kernels of another one take other workspace
     facts = (read_light(file).content, json.dumps(request).encode(), *map(str.encode, here))
     key = hashlib.sha256(b"\0".join(facts)).hexdigest()[:24]
     kept = cache_folder() / f"arena-{key}.json"

@@ -130,7 +130,7 @@ def test_region_is_found_proved_and_kept(tmp_path: Path, monkeypatch: pytest.Mon
     found = session.run(None, seeded_feeds(graph))
     assert all(np.array_equal(a, b) for a, b in zip(found, expected.values(), strict=True))
     assert "memory: an arena of" in session.describe()
-    monkeypatch.setattr("onnxremat.session.region.processor_name", lambda: "another")
+    monkeypatch.setattr("onnxremat.session.region.processor_kind", lambda: "another")
     with pytest.raises(TypeError):  # searched anew: its kernels take other workspace
         find_region(file, ONE)
 
