@@ -211,7 +211,7 @@ def test_makespan_bound_and_search(seed: int) -> None:
 
 
 def test_a_second_run_elsewhere_takes_no_room_for_results() -> None:
-    """Op 0 makes a kept value of 100 bytes on one device; the other has room for 2 and runs it too."""
+    """Op 0 makes a kept value of 100 bytes on one device; the other has 2 and runs it again."""
     base = OneDevice(
         cost=[1.0] * 3, work=[0] * 3, reads=Rows.of([[], [1], [1]]),
         writes=Rows.of([[0, 1], [2], [3]]), size=[100, 1, 1, 1], keep=[True, False, False, False],
