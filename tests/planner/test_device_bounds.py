@@ -230,6 +230,20 @@ def test_a_second_run_elsewhere_takes_no_room_for_results() -> None:
         assert made.model.violation(project(made, schedule)) < EPS
 
 
+def test_a_result_is_copied_to_where_its_op_runs_again() -> None:
+    """Op 0, free of cost, makes a kept value and another, which op 1 reads on the other device: by
+    a second run, which does not make the first. A schedule was read that could not be carried out.
+    """
+    base = OneDevice(
+        cost=[0.0, 1.0], work=[0, 0], reads=Rows.of([[], [0, 1]]), writes=Rows.of([[0, 1], [2]]),
+        size=[1, 1, 1], keep=[True, False, False], inplace=Rows.of([[]] * 2), recompute=[True] * 2,
+    ).problem()  # fmt: skip
+    copy = np.full((2, 2, 3), 0.1)
+    copy[0, 1, 1] = 5.0
+    problem = on_devices(base, Devices([[0.0, inf], [0.0, 1.0]], copy, required=[0, -1, -1]))
+    assert solve(problem, [9, 9], asked(time_limit=0.3)).schedule is not None
+
+
 def test_quick_makespan_bound_weighs_devices_by_what_they_are_good_at() -> None:
     """Ten ops that take 1 and 3 seconds, and ten that take 3 and 1: 10 seconds of each."""
     base = random_problem(1, 20, plain=True)
