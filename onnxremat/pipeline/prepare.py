@@ -23,7 +23,7 @@ from onnxremat.graph.batch import batched_inputs
 from onnxremat.graph.bodies import brought_out
 from onnxremat.graph.functions import check_domains, inline_functions
 from onnxremat.graph.ir import Graph
-from onnxremat.graph.onnx_io import computes_nothing, files_of, to_model
+from onnxremat.graph.onnx_io import computes_nothing, to_model
 from onnxremat.graph.order import without_dead_ops
 from onnxremat.ort.blocks import require_block
 from onnxremat.ort.feeds import load_feeds, seeded_feeds
@@ -41,7 +41,7 @@ from onnxremat.pipeline.mispadded import mispadded
 from onnxremat.pipeline.phases import MEASURE, OPTIMISE, READ, Phases
 from onnxremat.pipeline.priced import priced
 from onnxremat.pipeline.sizes import in_tensors, known_sizes, sequence_notes, with_measured_shapes
-from onnxremat.pipeline.source import Source, read_source
+from onnxremat.pipeline.source import Source, files_read, read_source
 from onnxremat.pipeline.time_left import MEASURING, OFF_PLANNING, OPENINGS, QUICK, say_of_runs
 from onnxremat.pipeline.weight_order import DwPolicy, fixes_order
 from onnxremat.planner.options import PlanOptions
@@ -150,7 +150,7 @@ class AsRead:
         plain: the same with known sequences as plain tensors, no size of it from a run.
         feeds: inputs for measuring, None when nothing is measured.
         baseline: a run of the original under default options, None when nothing is measured.
-        files: that its weights were read from.
+        files: that it and its weights were read from.
     """
 
     name: str
@@ -374,7 +374,7 @@ def prepare(source: Source, settings: Settings, progress: Progress | None = None
 
 def _prepared(source: Source, settings: Settings, log: Phases) -> Prepared:
     model, folder, name = read_source(source)
-    files = files_of(model, folder)
+    files = files_read(source, model, folder)
     require_block(model)
     model = restored(model)
     check_domains(model)
