@@ -39,6 +39,7 @@ from onnxremat.training.state import FirstValues, input_types
 EXACT = 1e-4  # of a gradient's norm
 TOLD = 0.9  # of a parameter's elements with a gradient: trained as a whole
 VANISHING = 1e-6  # of the largest gradient's norm: smaller ones are 0 in exact arithmetic
+HALF = 2e-2, 2e-3  # both in half precision, whose numbers are 1e-3 apart
 DRAWS = 3  # inputs: a rectifier within rounding of 0 is so for one, a wrong gradient for all
 ROWS, WORDS = 2, 2  # made-up inputs: of an open dimension, and below which integers are
 TOTAL, SEED_PREFIX = "onnxremat_total", "/onnxremat_cotangent_"
@@ -58,6 +59,7 @@ class Checked:
             compare.
         under: tensors of the file that hold it under other names: transposed, say.
         copied: whether the step trains an element of it twice, so that the copies drift apart.
+        allowed: error that rounding may make.
     """
 
     name: str
@@ -67,6 +69,7 @@ class Checked:
     error: float | None
     under: tuple[str, ...] = ()
     copied: bool = False
+    allowed: float = EXACT
 
     @property
     def problem(self) -> str:
@@ -81,7 +84,7 @@ class Checked:
             return "trained as several copies, which drift apart"
         if self.trained and not self.wanted:
             return "trained, though the module does not train it"
-        if self.error is not None and not self.error <= EXACT:
+        if self.error is not None and not self.error <= self.allowed:
             return f"its gradient is off by {self.error:.1e}"
         return ""
 
@@ -173,7 +176,7 @@ def check_export(
             found = _best_errors(module, model, given, Numbers(own))
         except OnnxrematError as error:
             found = _Found(failed=f"no gradients: {error.what} ({error.why})")
-    return _told(facts, found, whole, _renamed(model, own))
+    return _told(facts, found, whole, own, _renamed(model, own))
 
 
 @dataclass
@@ -200,8 +203,9 @@ def _renamed(
 
 
 def _told(
-    facts: Parameters, found: _Found, whole: set[str], renamed: Mapping[str, tuple[str, ...]]
-) -> ExportCheck:
+    facts: Parameters, found: _Found, whole: set[str], own: Mapping[str, np.ndarray],
+    renamed: Mapping[str, tuple[str, ...]],
+) -> ExportCheck:  # fmt: skip
     """Parameters without a part in the outputs are not listed: neither side trains them."""
     failed, under = bool(found.failed), found.gathered.under
     rows = [
@@ -213,6 +217,7 @@ def _told(
             found.errors.get(name),
             tuple(n for n in under.get(name, renamed.get(name, ())) if n != name),
             name in found.gathered.copied,
+            _rounding(own[name])[0],
         )
         for name in (*facts.trained, *facts.frozen)
         if failed or name in found.errors or name in under or name in facts.frozen
@@ -264,10 +269,11 @@ def _best_errors(module: Any, model: onnx.ModelProto, given: Arguments, numbers:
         found.trained = {n for n in ours if n not in want or _whole(ours[n], want[n])}
         largest = max((float(np.linalg.norm(g)) for g in want.values()), default=1.0)
         for name, gradient in want.items():
-            error = _error(ours.get(name), gradient, largest)
+            error = _error(ours.get(name), gradient, largest, _rounding(numbers.values[name]))
             known = found.errors.get(name)
             found.errors[name] = error if known is None or error is None else min(known, error)
-        if all(error is None or error <= EXACT for error in found.errors.values()):
+        allowed = {name: _rounding(numbers.values[name])[0] for name in found.errors}
+        if all(error is None or error <= allowed[n] for n, error in found.errors.items()):
             break
     return found
 
@@ -278,10 +284,18 @@ def _whole(ours: np.ndarray, want: np.ndarray) -> bool:
     return not needed.any() or bool((~np.isnan(ours[needed])).mean() > TOLD)
 
 
-def _error(ours: np.ndarray | None, want: np.ndarray, largest: float) -> float | None:
+def _rounding(value: np.ndarray) -> tuple[float, float]:
+    """What rounding may make of a gradient's norm, and of one that is 0, of the largest one's."""
+    return HALF if value.dtype == np.float16 else (EXACT, VANISHING)
+
+
+def _error(
+    ours: np.ndarray | None, want: np.ndarray, largest: float, rounding: tuple[float, float]
+) -> float | None:
     if ours is None:
         return None
-    size = max(float(np.linalg.norm(want)), VANISHING * largest / EXACT, 1e-30)
+    exact, vanishing = rounding
+    size = max(float(np.linalg.norm(want)), vanishing * largest / exact, 1e-30)
     return float(np.linalg.norm(np.where(np.isnan(ours), 0.0, ours - want)) / size)
 
 
@@ -309,7 +323,8 @@ def _by_autograd(module: Any, given: Arguments) -> dict[str, np.ndarray]:
         outputs = [y for y in outputs_of(module, given) if torch.is_tensor(y)]
         for k, y in enumerate(outputs):
             if y.is_floating_point():
-                total = total + (y * torch.from_numpy(_cotangent(k, tuple(y.shape))).to(y)).sum()
+                seed = torch.from_numpy(_cotangent(k, tuple(y.shape))).to(y.device)
+                total = total + (y * seed).sum()  # of the wider type, as in ``_with_total``
     named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
     if not named or not torch.is_tensor(total) or not total.requires_grad:
         return {}
@@ -364,7 +379,9 @@ def _with_total(model: onnx.ModelProto, shapes: list[tuple[int, ...] | None]) ->
         # In a node, as constants of the code are, so that nobody takes it for a parameter.
         seed = numpy_helper.from_array(_cotangent(k, shape), name)
         graph.node.append(helper.make_node("Constant", [], [name], value=seed))
-        graph.node.append(helper.make_node("Mul", [value.name, name], [f"{name}_part"]))
+        wide = f"{name}_wide"
+        graph.node.append(helper.make_node("Cast", [value.name], [wide], to=TensorProto.FLOAT))
+        graph.node.append(helper.make_node("Mul", [wide, name], [f"{name}_part"]))
         graph.node.append(
             helper.make_node("ReduceSum", [f"{name}_part"], [f"{name}_sum"], keepdims=0)
         )

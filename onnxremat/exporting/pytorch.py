@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from onnxremat.errors import MissingComponentError, UsageError
+from onnxremat.errors import MissingComponentError, UnsupportedError, UsageError
 from onnxremat.grad.listed import Parameters
 
 Inputs: TypeAlias = Any  # a tensor, a tuple or list of them, or a dict by argument name
@@ -76,7 +76,7 @@ class Arguments:
     def arrays(self) -> dict[str, np.ndarray]:
         """By name, for onnxruntime."""
         return {
-            n: np.ascontiguousarray(t.detach().cpu().numpy())
+            n: np.ascontiguousarray(numbers(n, t))
             for n, t in zip(self.names, self.tensors, strict=True)
         }
 
@@ -135,7 +135,30 @@ def facts_of(module: Any) -> Parameters:
 def values_of(module: Any) -> dict[str, np.ndarray]:
     """Every parameter and buffer by name."""
     every = (*module.named_parameters(), *module.named_buffers())
-    return {name: value.detach().cpu().numpy() for name, value in every}
+    return {name: numbers(name, value) for name, value in every}
+
+
+def numbers(name: str, tensor: Any) -> np.ndarray:
+    """A tensor as an array.
+
+    Args:
+        name: for messages.
+
+    Raises:
+        UnsupportedError: NumPy has no such numbers.
+    """
+    try:
+        array: np.ndarray = tensor.detach().cpu().numpy()
+    except TypeError as error:
+        raise UnsupportedError(
+            f"a module with tensors of {str(tensor.dtype).removeprefix('torch.')} is not exported",
+            where=name,
+            why="NumPy has no such numbers, and onnxruntime few kernels for them: what is exported "
+            "could not be compared with the module",
+            hint="module.float() and inputs of float32; for training in bfloat16, differentiate "
+            "with precision='bf16'",
+        ) from error
+    return array
 
 
 # ---- state of a module -----------------------------------------------------------------------

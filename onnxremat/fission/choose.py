@@ -34,6 +34,7 @@ FEW, PROMISING = 4, 12  # parts that new regions are looked at in, and how many 
 SOURCE = 10  # such a share of the peak, at least, is worth a region for it to be made in parts
 SIDES = 4  # narrow places looked at on either side of the crowded op
 LITTLE = 0.002  # share of the whole time that no step is counted below
+LEAST = 1e-12  # seconds that none is counted below, where ops cost nothing
 BETTER = 0.99  # share of the crowding before from which a step is one forward
 STEP = 0.85  # a rung as a share of the one before
 MISSES = 2  # rungs that are not kept, after which lower ones are not tried
@@ -200,7 +201,7 @@ class Chooser(Trials):
         if not left:
             return 0, self.seconds(found)
         more = self.seconds(found) - self.seconds(now)
-        more = max(more, LITTLE * self.seconds(self.whole))
+        more = max(more, LITTLE * self.seconds(self.whole), LEAST)
         return 1, -math.log(crowding(now, limit) / left) / more
 
     def _moves(

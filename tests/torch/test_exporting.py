@@ -140,6 +140,21 @@ def test_dropout_and_normalization_are_single_ops(made: Made) -> None:
     assert float(ratio) == 0.25
 
 
+@pytest.mark.parametrize("kind", [torch.float16, torch.float64])
+def test_other_precisions_are_checked_by_their_rounding(kind: torch.dtype, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Tanh(), nn.Linear(8, 3)).to(kind)
+    rows = torch.randn(6, 8).to(kind)
+    onnxremat.export(module, rows, tmp_path / "net.onnx", exporter="legacy")
+    onnxremat.check_export(module, tmp_path / "net.onnx", rows).require()
+
+
+def test_bfloat16_is_refused_with_a_reason(tmp_path: Path) -> None:
+    rows = torch.ones(1, 2, dtype=torch.bfloat16)
+    with pytest.raises(UnsupportedError, match="tensors of bfloat16"):
+        onnxremat.export(nn.Linear(2, 2).bfloat16(), rows, tmp_path / "net.onnx")
+
+
 def test_without_dropout(tmp_path: Path) -> None:
     onnxremat.export(Everything(), WORDS, tmp_path / "net.onnx", exporter="legacy", dropout=False)
     assert "Dropout" not in [n.op_type for n in onnx.load(tmp_path / "net.onnx").graph.node]
