@@ -147,6 +147,11 @@ def test_where_no_parts_help_nothing_is_in_parts() -> None:
     assert not Chooser(Whole(graph, analytic_costs(graph).seconds, {})).within(0).regions
 
 
+def test_ops_that_cost_nothing_are_ranked_all_the_same(graph: Graph) -> None:
+    chooser = Chooser(Whole(graph, {}, {}))
+    assert chooser._rank(chooser.whole, chooser.whole, 0) == (1, 0.0)
+
+
 def test_a_curve_has_budgets_that_only_parts_keep() -> None:
     settings = Settings(target="portable", measure=False, not_counted=("session",))
     subject = read_subject(bottlenecks(), settings)
