@@ -71,9 +71,9 @@ def for_costs(how: Measuring, log: Phases) -> Measuring:
     return replace(how, within=min(how.within, max(0.0, room)))
 
 
-def no_time(prepared: Prepared, log: Phases) -> bool:
-    """Whether one more session of the model, opened, run and looked at, would end too late."""
-    return log.left < prepared.passing
+def no_time(prepared: Prepared, log: Phases, sessions: float = 1) -> bool:
+    """Whether more sessions of the model, opened, run and looked at, would end too late."""
+    return log.left < sessions * prepared.passing
 
 
 def for_timing(prepared: Prepared, log: Phases) -> float:
