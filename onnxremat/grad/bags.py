@@ -1,10 +1,11 @@
 """EmbeddingBag as PyTorch's exporters write it, a Loop over bags, as sums over rows.
 
-The Loop takes rows from where each bag begins to where it ends, which may be known only as the model
-runs: no size in its body is known then, and it has no gradient. What it computes is one of a few
-things: the sum, mean or largest of each bag's rows of a table or of given rows, perhaps times a
-weight each, perhaps without the rows of a padding word. Which one is tried out: Loop and formula are
-run on drawn bags, empty ones among them, and where no formula gives the Loop's results it stays.
+The Loop takes rows from where each bag begins to where it ends, which may be known only as the
+model runs: no size in its body is known then, and it has no gradient. What it computes is one of a
+few things: the sum, mean or largest of each bag's rows of a table or of given rows, perhaps times a
+weight each, perhaps without the rows of a padding word. Which one is tried out: Loop and formula
+are run on drawn bags, empty ones among them, and where no formula gives the Loop's results it
+stays.
 """
 
 from __future__ import annotations
@@ -109,7 +110,9 @@ def _candidates(graph: Graph, op: Op, known: Known, runs: int) -> Iterator[Bags]
         return
     floats = [n for n, t in read.items() if t.dtype in (T.FLOAT, T.DOUBLE) and n not in known]
     tables = [name for name in floats if len(read[name].shape or ()) == 2]
-    whole = [n for n, t in read.items() if t.dtype in (T.INT32, T.INT64) and len(t.shape or ()) == 1]
+    whole = [
+        n for n, t in read.items() if t.dtype in (T.INT32, T.INT64) and len(t.shape or ()) == 1
+    ]
     ends = [name for name in whole if _is_rest(graph, name, whole)]
     offsets = [n for n in whole if n not in ends and read[n].shape == (runs + 1,)]
     for kind, table, begin in product(sorted(kinds), tables, offsets):

@@ -23,7 +23,9 @@ def with_measured_shapes(
         return graph
     found = profile(model, feeds, TUNED, folder=folder)
     by_name = {op.name: op for op in graph.ops}
-    others = {v.name for v in inferred(model).graph.value_info if not v.type.HasField("tensor_type")}
+    others = {
+        v.name for v in inferred(model).graph.value_info if not v.type.HasField("tensor_type")
+    }
     shapes = {}
     for kernel in found.kernels:
         op = by_name.get(kernel.name)
