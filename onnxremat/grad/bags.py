@@ -18,7 +18,6 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from onnxremat.errors import ModelError
 from onnxremat.grad.writer import Writer
 from onnxremat.graph.ir import Graph, Op, all_nodes, subgraphs
 from onnxremat.ort.session import Options, open_session, session_options
@@ -26,6 +25,7 @@ from onnxremat.ort.session import Options, open_session, session_options
 T = onnx.TensorProto
 KINDS = {"ReduceSum": "sum", "ReduceMean": "mean", "ReduceMax": "max"}
 DRAWS = 4  # of bags, words and rows
+_SEQUENCES = frozenset({"SequenceEmpty", "SequenceConstruct", "SequenceInsert", "SequenceErase"})
 WORDS = 8  # drawn are numbers below this, where no table says how many there are
 CLOSE = 1e-5  # of a sum in another order
 Known = Mapping[str, np.ndarray]
@@ -71,6 +71,14 @@ def bags_of_loop(graph: Graph, op: Op, known: Known, runs: int) -> Bags | None:
     return None
 
 
+def undecided(graph: Graph, op: Op) -> bool:
+    """Whether it is too early to say: sizes of what a Loop that takes sums reads come to be known
+    as branches before it do."""
+    unknown = [n for n in op.reads if graph.tensors[n].shape is None and n in graph.producer]
+    makers = {graph.ops[graph.producer[name]].op_type for name in unknown}
+    return bool(_kinds(op)) and not makers <= {"Loop", "SplitToSequence"} | _SEQUENCES
+
+
 def write_bags(w: Writer, bags: Bags) -> None:
     """The nodes of all bags, in place of the Loop."""
     made = _Formula(w, bags).made()
@@ -97,16 +105,15 @@ def _output(graph: Graph, op: Op) -> str | None:
     empty = begin is not None and graph.ops[begin].op_type == "SequenceEmpty"
     joined = read[0] not in graph.outputs and all(
         graph.ops[k].op_type == "ConcatFromSequence"
-        and all(a.name == "axis" and not a.i for a in graph.ops[k].node.attribute if a.i)
+        and not any(a.i for a in graph.ops[k].node.attribute)  # another axis, or a new one
         for k in graph.readers[read[0]]
     )
     return read[0] if empty and joined else None
 
 
 def _candidates(graph: Graph, op: Op, known: Known, runs: int) -> Iterator[Bags]:
-    kinds = {kind for node in _inner(op) if (kind := KINDS.get(node.op_type))}
     read = {name: graph.tensors[name] for name in op.reads if not _sequence(graph, name)}
-    if not kinds or any(tensor.shape is None for tensor in read.values()):
+    if any(tensor.shape is None for tensor in read.values()):
         return
     floats = [n for n, t in read.items() if t.dtype in (T.FLOAT, T.DOUBLE) and n not in known]
     tables = [name for name in floats if len(read[name].shape or ()) == 2]
@@ -115,10 +122,10 @@ def _candidates(graph: Graph, op: Op, known: Known, runs: int) -> Iterator[Bags]
     ]
     ends = [name for name in whole if _is_rest(graph, name, whole)]
     offsets = [n for n in whole if n not in ends and read[n].shape == (runs + 1,)]
-    for kind, table, begin in product(sorted(kinds), tables, offsets):
+    for kind, table, begin in product(sorted(_kinds(op)), tables, offsets):
         words = [n for n in whole if n not in known and n != begin and n not in ends]
-        factors = [n for n in floats if n != table]
-        if len(words) > 1 or len(factors) > 1 or len(tables) > 1:
+        factors = [n for n in floats if n not in tables]
+        if len(words) > 1 or len(factors) > 1:
             return
         word, factor = (found[0] if found else "" for found in (words, factors))
         if word and factor and read[word].shape != read[factor].shape:
@@ -128,8 +135,11 @@ def _candidates(graph: Graph, op: Op, known: Known, runs: int) -> Iterator[Bags]
         if word and read[word].shape == read[table].shape[:1]:  # type: ignore[index]
             for number in _numbers(op, known):
                 yield Bags(runs, kind, table, begin, weights=factor, keys=word, padding=number)
-        if not word:
-            yield Bags(runs, kind, table, begin, weights=factor)
+        yield Bags(runs, kind, table, begin, weights=factor)
+
+
+def _kinds(op: Op) -> set[str]:
+    return {kind for node in _inner(op) if (kind := KINDS.get(node.op_type))}
 
 
 def _inner(op: Op) -> Iterator[onnx.NodeProto]:
@@ -153,7 +163,7 @@ def _is_rest(graph: Graph, name: str, whole: list[str]) -> bool:
 
 
 def _numbers(op: Op, known: Known) -> list[int]:
-    """Every whole number that the Loop knows: one may be the padding word."""
+    """Every whole number from 0 that the Loop knows: one may be the padding word."""
     found = [value for value in known.values() if value.size == 1 and value.dtype.kind == "i"]
     for node in _inner(op):
         if node.op_type == "Constant":
@@ -163,7 +173,7 @@ def _numbers(op: Op, known: Known) -> list[int]:
             array = np.asarray(value)
             if array.size == 1 and array.dtype.kind == "i":
                 found.append(array)
-    return sorted({int(value.reshape(())) for value in found})
+    return sorted({n for value in found if (n := int(value.reshape(()))) >= 0})
 
 
 # ---- the formula -------------------------------------------------------------------------------
@@ -240,10 +250,11 @@ def _agree(graph: Graph, op: Op, known: Known, bags: Bags) -> bool:
     try:
         session = open_session(model, session_options(Options(level="disable", threads=1)))
         for seed in range(DRAWS):
-            found, wanted = session.run(None, _drawn(graph, model, bags, seed))
+            drawn = _drawn(graph, model, bags, seed, _numbers(op, known))
+            found, wanted = session.run(None, drawn)
             if found.shape != wanted.shape or not np.allclose(found, wanted, CLOSE, CLOSE):
                 return False
-    except (ModelError, RuntimeError):  # of onnxruntime: what is asked of the loop is not its way
+    except Exception:  # of onnxruntime, of many kinds: the Loop does not take what is drawn
         return False
     return True
 
@@ -280,26 +291,33 @@ def _both(graph: Graph, op: Op, known: Known, bags: Bags) -> onnx.ModelProto:
     return helper.make_model(made, opset_imports=opsets, ir_version=max(graph.model.ir_version, 8))
 
 
-def _drawn(graph: Graph, model: onnx.ModelProto, bags: Bags, seed: int) -> dict[str, np.ndarray]:
-    """Values of all that the model of both is given."""
+def _drawn(
+    graph: Graph, model: onnx.ModelProto, bags: Bags, seed: int, numbers: list[int]
+) -> dict[str, np.ndarray]:
+    """Values of all that the model of both is given.
+
+    Args:
+        numbers: that may mean something as a word.
+    """
     random = np.random.default_rng(seed)
     words = bags.words or bags.keys
     size = (graph.tensors[words if words else bags.rows].shape or (0,))[0]
     begin = np.concatenate([[0], np.sort(random.integers(0, size + 1, bags.count - 1)), [size]])
     drawn = {}
+    made: np.ndarray
     for value in model.graph.input:
         shape = tuple(d.dim_value for d in value.type.tensor_type.shape.dim)
         kind = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
-        if value.name == words:
-            below = (graph.tensors[bags.rows].shape or (0,))[0] if bags.words else WORDS
-            made = random.integers(0, below, shape)
-            if bags.keys:
-                made = np.where(random.random(shape) < 0.4, bags.padding, made)
-        elif shape == (bags.count + 1,) and value.name == bags.offsets:
-            made = begin
-        elif kind.kind == "f":
+        if kind.kind == "f":
             made = random.standard_normal(shape)
-        else:  # where bags end
+        elif value.name == bags.words:
+            made = random.integers(0, (graph.tensors[bags.rows].shape or (0,))[0], shape)
+        elif value.name == bags.offsets:
+            made = begin
+        elif shape == (bags.count,) and value.name != bags.keys:  # where bags end
             made = begin[1:]
+        else:
+            some = [bags.padding] * WORDS if bags.keys else numbers
+            made = random.choice([*range(WORDS), *some], shape)
         drawn[value.name] = np.asarray(made).astype(kind)
     return drawn
