@@ -34,6 +34,14 @@ def untold(about: Training, lost: Iterable[str]) -> list[str]:
     return [n for n in lost if not re.search(rf"(?<![\w.]){re.escape(n)}(?![\w.]*\w)", said)]
 
 
+def partly(about: Training, off: Iterable[str]) -> list[str]:
+    """Parameters that are there, but of which a warning says that more was computed from them, as
+    the first step of an unrolled recurrent layer is."""
+    said = [text for text in about.warnings if "computed it from" in text]
+    words = {word.strip(",:") for text in said for word in text.split()}
+    return [name for name in off if name in words]
+
+
 def by_hand(
     model: onnx.ModelProto, loss: str, feeds: Values, rate: float, steps: int
 ) -> tuple[list[float], dict[str, np.ndarray]]:

@@ -22,7 +22,7 @@ from onnxremat.planner.options import PlanOptions
 from onnxremat.training.state import FirstValues, input_types
 from onnxremat.training.trainer import Trainer
 from tests.zoo import altered, autograd
-from tests.zoo.export import NotExportedError, exported, silence
+from tests.zoo.export import NotExportedError, exported, not_run, silence
 from tests.zoo.provenance import Gathered, Index, Source, floats_in, gather
 from tests.zoo.registry import Architecture
 
@@ -42,12 +42,12 @@ class Row:
     """What was found for one net and exporter.
 
     Attributes:
-        refused: why PyTorch does not export it, "" where it does.
+        refused: why PyTorch does not export it, or onnxruntime does not run what it writes.
         failed: why a step could not be made or run.
         trained, partly, missing: parameters of PyTorch whose gradient is whole, partly there, not
             there.
         doubled: parameters that are trained as two tensors, which drift apart.
-        absent: parameters that the file itself does not hold: PyTorch folded them into others.
+        absent: parameters that the file does not hold, or not all of: PyTorch folded them.
         spread: parameters of which the file holds copies within one tensor: PyTorch gathered or
             expanded them.
         untold: parameters of these two that the step says nothing of.
@@ -109,7 +109,7 @@ class Row:
         return "; ".join(text for names, text in parts if names)
 
     def wrong(self) -> list[str]:
-        """What is not as it should be; nothing for a net that PyTorch does not export."""
+        """What is not as it should be."""
         if self.failed:
             return [f"failed: {self.failed}"]
         found = [
@@ -208,7 +208,8 @@ def compare(
         # What is folded or copied trains otherwise, and all else with it.
         (_altered_steps if row.altered else _steps)(case, row, path)
     except Exception as error:  # whatever goes wrong is what the zoo is to find
-        row.failed = _told(error)
+        row.refused = not_run(model, net)
+        row.failed = "" if row.refused else _told(error)
     return row
 
 
@@ -237,6 +238,8 @@ def _gradients(case: Exported, row: Row, threads: Sequence[int]) -> None:
             _account(case, row, sources, gathered, want, found)
             row.loss = _number(abs(loss / want.loss - 1.0))
         errors = _errors(row, case.index, gathered, want)
+        row.absent += altered.partly(training_of(step), [n for n in errors if errors[n] > EXACT])
+        errors = {name: error for name, error in errors.items() if name not in row.absent}
         row.threads[count] = max(errors.values(), default=0.0)
         if row.threads[count] >= row.gradient and errors:
             row.gradient = row.threads[count]
