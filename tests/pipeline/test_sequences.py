@@ -47,7 +47,8 @@ def test_a_loop_of_a_sequence_and_a_number() -> None:
          int64[1] first = {0}> {
         empty = SequenceEmpty()
         rows, last = Loop("", go, empty, zero) <body = bag
-            (int64 k, bool c, seq(float[]) made, int64 i) => (bool more, seq(float[]) longer, int64 next) {
+            (int64 k, bool c, seq(float[]) made, int64 i)
+            => (bool more, seq(float[]) longer, int64 next) {
             end = Gather(ends, i)
             to = Unsqueeze(end, first)
             part = Slice(x, first, to, first)
