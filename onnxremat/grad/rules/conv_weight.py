@@ -22,6 +22,7 @@ from itertools import product
 
 from onnx import TensorProto as T
 
+from onnxremat.grad.rules.conv_kernel import by_kernel, fits_kernel
 from onnxremat.grad.rules.geometry import Window
 from onnxremat.grad.tape import Shape, Tape
 
@@ -66,6 +67,8 @@ def weight_cotangent(
         return (_grouped if strided else _shifts)(t, x, dy, filters, window)
     if window.taps == 1:
         return _matrix(t, x, dy, filters, window)
+    if fits_kernel(t, x, filters.shape, window):
+        return by_kernel(t, x, dy, filters.shape, window)
     few = filters.channels <= FEW_CHANNELS
     if few and window.taps > FEW_TAPS:
         return _by_conv(t, x, dy, filters, window)
