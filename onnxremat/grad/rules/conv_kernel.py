@@ -13,9 +13,11 @@ the layout is taken; few channels are all one block.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from onnx import TensorProto as T
 
+from onnxremat.grad.rules.flipping import flipped
 from onnxremat.grad.rules.geometry import Window
 from onnxremat.grad.tape import Shape, Tape
 from onnxremat.ort.blocks import DOMAIN
@@ -31,7 +33,7 @@ def fits_kernel(t: Tape, x: str, filters: Shape, window: Window) -> bool:
         return False
     if min(*window.before, *window.after) < 0:
         return False
-    return _block(t, filters[1]) > 0
+    return _block(t, filters[1]) > 0 or _can_swap(t, filters, window)
 
 
 def _block(t: Tape, channels: int) -> int:
@@ -41,16 +43,39 @@ def _block(t: Tape, channels: int) -> int:
     return t.block if t.block and channels % t.block == 0 else 0
 
 
+def _can_swap(t: Tape, filters: Shape, window: Window) -> bool:
+    """Whether x may be the kernel, and dy what it is moved over."""
+    return set(window.strides) == {1} and min(_mirrored(window).before) >= 0 < _block(t, filters[0])
+
+
+def _mirrored(window: Window) -> Window:
+    """The window over dy: the element of the kernel that comes last is met first."""
+    before = (e - 1 - p for e, p in zip(window.extent, window.before, strict=True))
+    return replace(window, input=window.output, output=window.input, before=tuple(before))
+
+
 def by_kernel(t: Tape, x: str, dy: str, filters: Shape, window: Window) -> str:
-    """Cotangent of the filters with data ``x`` and output cotangent ``dy``."""
+    """Cotangent of the filters with data ``x`` and output cotangent ``dy``. Of the two, what has
+    fewer channels is what columns are gathered of, once for all channels of the other."""
     outputs, channels, *kernel = filters
-    block, images = _block(t, channels), t.shape(x)[0]
-    data = _innermost(t, t.later(x, dy), block)
-    apart = images * APART * math.prod(filters) <= t.size(dy)
+    x = t.later(x, dy)
+    few = outputs * 2 <= channels or not _block(t, channels)
+    if few and _can_swap(t, filters, window):
+        made = _correlated(t, dy, x, (channels, outputs, *kernel), _mirrored(window))
+        return flipped(t, made, 1)
+    return _correlated(t, x, dy, filters, window)
+
+
+def _correlated(t: Tape, data: str, by: str, filters: Shape, window: Window) -> str:
+    """[K, C, kh, kw] of data [N, C, H, W] and kernels ``by`` [N, K, P, Q]."""
+    outputs, channels, *kernel = filters
+    block, images = _block(t, channels), t.shape(data)[0]
+    data = _innermost(t, data, block)
+    apart = images * APART * math.prod(filters) <= t.size(by)
     if apart:
-        seen = t.reshape(dy, (images * outputs, 1, 1, *window.output))
+        seen = t.reshape(by, (images * outputs, 1, 1, *window.output))
     else:
-        seen = t.reshape(t.transpose(dy, (1, 0, 2, 3)), (outputs, images, 1, *window.output))
+        seen = t.reshape(t.transpose(by, (1, 0, 2, 3)), (outputs, images, 1, *window.output))
     made = _convolved(t, data, seen, window, block, images if apart else 1)
     laid = (outputs, channels // block, kernel[0], kernel[1] * block)
     made = t.slice(made, [3, 4], [0, 0], laid[2:])  # of input that no window reaches
