@@ -34,20 +34,23 @@ def conv_correlated(call: Call) -> Cotangents:
 
 @vjp("Conv", variant="portable", reads="x0 x1")
 def conv_portable(call: Call) -> Cotangents:
-    """As the default without Col2Im, which only the CPU provider has."""
-    return _conv(call, banded=True, columns=False)
+    """As the default without Col2Im, which only the CPU provider has, and without the
+    convolutions over blocks for dw, which are in three dimensions."""
+    return _conv(call, banded=True, portable=True)
 
 
-def _conv(call: Call, *, banded: bool, columns: bool = True) -> Cotangents:
+def _conv(call: Call, *, banded: bool, portable: bool = False) -> Cotangents:
     t, (x, w), dy = call.tape, call.op.inputs[:2], call.dy
     filters = t.shape(w)
     window = window_of(call, t.shape(x)[2:], filters[2:], call.out_shape[2:])
     group = call.attribute("group", 1)
     dx = dw = None
     if call.need(0):
-        dx = data_cotangent(call, window, group, columns=columns)
+        dx = data_cotangent(call, window, group, columns=not portable)
     if call.need(1):
-        dw = weight_cotangent(t, x, dy, Filters(filters, group), window, banded=banded)
+        dw = weight_cotangent(
+            t, x, dy, Filters(filters, group), window, banded=banded, kernel=not portable
+        )
     db = t.sum(dy, [0, *window.axes]) if call.need(2) else None
     return [dx, dw, db][: len(call.op.inputs)]
 
