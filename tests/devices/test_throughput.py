@@ -433,6 +433,7 @@ def test_a_trial_corrects_alike_devices_alike(lenet: Prepared) -> None:
     found = corrected(Target(), artifact)  # type: ignore[arg-type]
     first, second = (found[name].seconds for name in machine.names)
     assert first == second
+    assert [t.alone for t in found.values()] == [t.total for t in target_tables.values()]
     for part in artifact.made.parts.partitions:
         factors = {
             round(first[op.name] / target_tables[part.device].seconds[op.name], 9)
