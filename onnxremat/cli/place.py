@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -128,4 +129,6 @@ def command(
         voice.say("placing")
         work = Work(time_limit, gap, seed, interrupt, moved)
         answer = placing.place(graph, ask, work, output)
+    if devices:  # those of a graph file are in the unit of the file
+        answer = replace(answer, notes=(*answer.notes, "times are milliseconds"))
     placing.tell(graph, answer, ask, output, voice)

@@ -24,6 +24,8 @@ def test_a_training_step_as_a_graph(cli: Command, chain: Path) -> None:
     assert {node["isBackwardNode"] for node in data["nodes"]} <= {0, 1}
     again = cli("place", "graph.json", "--json").facts
     assert again["value"] == pytest.approx(said.facts["value"])
+    assert "times are milliseconds" in said.facts["notes"]
+    assert not again["notes"]
     assert cli("place", "graph.json", "--check", "split.json").code == 0
 
 
