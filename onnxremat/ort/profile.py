@@ -22,7 +22,6 @@ import onnx
 
 from onnxremat.errors import MissingComponentError, ModelError
 from onnxremat.graph.dtypes import ORT_NAMES
-from onnxremat.graph.light import read_structure
 from onnxremat.graph.temporary import cut_short
 from onnxremat.ort.binding import empty, wrap
 from onnxremat.ort.session import (
@@ -36,6 +35,7 @@ from onnxremat.ort.session import (
 from onnxremat.ort.trips import require_few_trips
 
 Feeds = Mapping[str, np.ndarray]
+Read = Callable[[Path], onnx.ModelProto]  # of a model's file
 SEQUENCES = ("SplitToSequence", "SequenceConstruct", "SequenceInsert", "SequenceErase")
 # A row of the node-memory file: nothing in a name is quoted, lines, commas and quotes included.
 _ROW = re.compile(r"(.*?)_\d+,\d*,\d*,\d*,(\d+)\n", re.DOTALL)
@@ -77,8 +77,7 @@ class Profile:
             want them, packed or not).
         arena_bytes: bytes the arena holds after the last run (it never gives them back).
         outputs: what the model returned, by name.
-        fused: what onnxruntime made of the model at load, without the bytes of big weights; None
-            where nobody asked.
+        fused: what onnxruntime made of the model at load, as it was read; None where nobody asked.
     """
 
     kernels: tuple[Kernel, ...]
@@ -110,13 +109,13 @@ class Profiling:
     Attributes:
         runs: measured runs; seconds are medians per kernel, bytes are of the last run.
         warmup: runs before them.
-        fused: keep what onnxruntime makes of the model.
+        fused: reads what onnxruntime makes of the model; None where nobody asks.
         bound: outputs that are written into memory of the caller, and so take none of the session.
     """
 
     runs: int = 1
     warmup: int = 0
-    fused: bool = False
+    fused: Read | None = None
     bound: Sequence[str] = ()
 
 
@@ -148,16 +147,16 @@ def profile(
         made.profile_file_prefix = str(Path(scratch) / "profile")
         made.add_session_config_entry(SIZES_KEY, str(sizes))
         saved = Path(scratch) / "fused.onnx"
-        if asked.fused:
+        if asked.fused is not None:
             made.optimized_model_filepath = str(saved)
         session = open_session(str(model) if isinstance(model, Path) else model, made, folder)
-        structure = read_structure(saved) if asked.fused else None
+        fused = None if asked.fused is None else asked.fused(saved)
         saved.unlink(missing_ok=True)
         names = [value.name for value in session.get_outputs()]
         outputs = run_session(session, feeds, asked.warmup + asked.runs, asked.bound)
         found = ended(session, sizes, asked.runs, asked.warmup)
         del session
-    return replace(found, outputs=owned(names, outputs), fused=structure)
+    return replace(found, outputs=owned(names, outputs), fused=fused)
 
 
 def as_profiled(options: Options) -> Options:

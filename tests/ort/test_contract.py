@@ -31,6 +31,32 @@ from tests.toolbox import ONE, PLAIN, graph_of, names, random_dag, run, shuffled
 EVERY_LEVEL = pytest.mark.parametrize("level", list(LEVELS))
 
 
+# Shapes
+
+
+def test_a_model_that_is_only_read_has_its_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = to_model(
+        graph_of("""g (float[2, 3] x) => (float[6] z, int64 n) {
+        s = Shape(x)
+        n = ReduceProd<keepdims = 0>(s)
+        m = Constant<value_ints = [-1]>()
+        y = com.microsoft.Gelu(x)
+        z = Reshape(y, m)
+    }""")
+    )
+    opened = build_graph(model).tensors
+    assert build_graph(model, opened=False).tensors == opened
+    monkeypatch.delattr("onnxruntime.capi.onnxruntime_pybind11_state.InferenceSession")
+    monkeypatch.setattr("onnxremat.ort.session.open_session", lambda *_: _Signature)
+    assert build_graph(model, opened=False).tensors.keys() == opened.keys()  # asked otherwise
+
+
+class _Signature:
+    """A session that tells nothing."""
+
+    get_outputs = get_inputs = staticmethod(list)
+
+
 # Order
 
 
