@@ -4,10 +4,10 @@ The nets of ``fission_training.py`` in sizes that two cores and 4 GiB take, or 1
 Bytes are parameters, values, gradients and workspace of a step of SGD that updates parameters in
 place; planned ones are simulated, measured ones are what the allocator was asked for. Times are of
 a run under planned options on two threads: planned by the roofline, measured as the least wall time
-of two runs (one where it takes more than half a minute), each side in a process of its own. Nothing
-is recomputed.
+of two runs (one of both sides where the whole takes more than 40 s), each side in a process of its
+own. Nothing is recomputed.
 
-    python tools/fission_steps_run.py FOLDER PARTS
+    python tools/fission_steps_run.py FOLDER PARTS RUNS
 
 runs one that was planned before, and says what it took.
 """
@@ -21,7 +21,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ from onnxremat.schedule.updates import given_memory
 from onnxremat.session.compare import compare
 from onnxremat.session.process import UPDATES
 
-LONG = 30.0  # seconds of a run that is not done twice
+RUNS, LONG = 2, 40.0  # and seconds of a run that is not done again
 MODEL, FACTS, INPUTS, OUTPUTS = "model.onnx", "facts.json", "inputs.npz", "outputs.npz"
 TITLE = (
     "| step | batch | parts | ops | MiB planned | MiB measured | share planned | measured "
@@ -150,10 +150,11 @@ class _Planned:
 
 @dataclass(frozen=True)
 class _Ran:
-    """What a step took: parameters and live bytes, and seconds."""
+    """What a step took: parameters and live bytes, and seconds of the quickest run."""
 
     bytes: int
     seconds: float
+    runs: int
 
 
 def _keep(prepared: Prepared, folder: Path) -> None:
@@ -189,8 +190,8 @@ def plan(step: Step, folder: Path) -> None:
     np.savez(folder / INPUTS, **dict[str, Any](seeded_feeds(whole.graph)))
 
 
-def ran(folder: Path, count: int) -> _Ran:
-    """Run one that was planned, in this process."""
+def ran(folder: Path, count: int, runs: int) -> _Ran:
+    """Run one that was planned, in this process; once where that takes long."""
     own = folder / str(count)
     planned, feeds = _Planned.read(own), dict(np.load(folder / INPUTS))
     seconds: list[float] = []
@@ -201,23 +202,23 @@ def ran(folder: Path, count: int) -> _Ran:
         options.profile_file_prefix = str(Path(scratch) / "profile")
         options.add_session_config_entry(SIZES_KEY, str(sizes))
         session = open_session(own / MODEL, options)
-        while not seconds or (len(seconds) < 2 and seconds[0] < LONG):
+        while len(seconds) < runs and not (seconds and count == 1 and seconds[0] > LONG):
             begin = time.perf_counter()
             outputs = run_session(session, feeds, bound=planned.bound)
             seconds.append(time.perf_counter() - begin)
         names = [value.name for value in session.get_outputs()]
         np.savez(own / OUTPUTS, **dict(zip(names, outputs, strict=True)))
         found = ended(session, sizes, len(seconds))
-    return _Ran(found.peak + planned.state, min(seconds))
+    return _Ran(found.peak + planned.state, min(seconds), len(seconds))
 
 
-def _measured(folder: Path, count: int) -> _Ran | None:
+def _measured(folder: Path, count: int, runs: int = RUNS) -> _Ran | None:
     """The same in a process of its own, once per folder; None where it was not planned."""
     kept = folder / str(count) / "ran.json"
     if not (folder / str(count) / FACTS).exists():
         return None
     if not kept.exists():
-        command = [sys.executable, __file__, str(folder), str(count)]
+        command = [sys.executable, __file__, str(folder), str(count), str(runs)]
         kept.write_text(subprocess.run(command, check=True, capture_output=True).stdout.decode())
     return _Ran(**json.loads(kept.read_text()))
 
@@ -227,7 +228,7 @@ def _rows(title: str, step: Step, folder: Path) -> Iterator[str]:
     assert first is not None
     wanted = dict(np.load(folder / "1" / OUTPUTS))
     for count in (1, *step.counts):
-        found = _measured(folder, count)
+        found = _measured(folder, count, first.runs)
         if found is None:
             continue
         planned = _Planned.read(folder / str(count))
@@ -267,5 +268,4 @@ def rows(names: list[str] | None, size: str, keep: Path, plan_only: bool) -> Ite
 
 
 if __name__ == "__main__":
-    took = ran(Path(sys.argv[1]), int(sys.argv[2]))
-    print(json.dumps({"bytes": took.bytes, "seconds": took.seconds}))
+    print(json.dumps(asdict(ran(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))))

@@ -131,9 +131,6 @@ class Chooser(Trials):
         for start in others:
             if best.peak > rung:
                 best = self._toward(rung, start)
-        if best.peak > rung:  # what is halfway may be kept
-            half = int(self.whole.peak * STEP ** (len(found) - 0.5))
-            best = min(best, self._toward(half, found[-1]), key=lambda each: each.peak)
         search.missed += best.peak > rung
         search.left = self.left
         found.append(best)

@@ -29,6 +29,7 @@ LONGEST = 200  # ops of a chain
 LARGE = 512  # such a share of the limit, at least, is worth a chain
 AT_ONCE = 16  # pieces that are left out in a turn, at most
 AIMS = 8  # times that less is aimed at
+TURNS = 60
 
 
 @dataclass(frozen=True)
@@ -147,6 +148,7 @@ class _Left:
         make(value)
         return found
 
+
 @dataclass
 class _Search:
     """A search for what is left out.
@@ -168,10 +170,12 @@ class _Search:
         """
         order, use = self._played()
         most, aims = AT_ONCE, AIMS
-        while use.max() > self.limit:
+        for _ in range(TURNS):
+            if use.max() <= self.limit:
+                return order
             chosen = self._best(use)[:most]
             if stop() or not (chosen or aims):
-                return None
+                break
             if not chosen:
                 self.aim -= int(use.max()) - self.limit
                 self.fixed.clear()
@@ -187,7 +191,7 @@ class _Search:
             if len(chosen) == 1:
                 self.fixed.update(chosen)
             most = max(1, most // 4)
-        return order
+        return None
 
     def _excess(self, use: np.ndarray) -> float:
         return float(np.maximum(use - self.aim, 0).sum())
@@ -206,8 +210,8 @@ class _Search:
             return None
 
     def _best(self, use: np.ndarray) -> list[_Gap]:
-        """Where values may be left out, those first that free most of what is over the limit for the time
-        that it takes to make them again."""
+        """Where values may be left out, those first that free most of what is over the limit for
+        the time that it takes to make them again."""
         left, least = self.left, self.limit // LARGE
         sums = _Sums(use - self.aim)
         found = list[tuple[float, _Gap]]()
