@@ -10,7 +10,7 @@ measure what was kept while nothing else runs.
     python tools/bench_fission.py [--net unet ...] [--small] [--curve]
     python tools/bench_fission.py --keep DIR --plan-only; python tools/bench_fission.py --keep DIR
     python tools/bench_fission.py --training [--step unet ...]
-    python tools/bench_fission.py --training --run [--step unet ...]
+    python tools/bench_fission.py --training --run [--large] [--step unet ...]
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ NETS = {
 }  # fmt: skip
 
 
-def lines(name: str, planned: Planned, folder: Path | None, curve: bool) -> Iterator[str]:
+def points(name: str, planned: Planned, folder: Path | None, curve: bool) -> Iterator[str]:
     """Rows of the table: the leanest within the time, or every point that was kept.
 
     Args:
@@ -112,7 +112,7 @@ def table(given: argparse.Namespace, folder: Path) -> Iterator[str]:
     for name in given.net or NETS:
         net, own = NETS[name], folder / (f"{name}-small" if given.small else name)
         planned = read(own) or plan(net.make(**(net.small if given.small else net.full)), own)
-        yield from lines(name, planned, None if given.plan_only else own, given.curve)
+        yield from points(name, planned, None if given.plan_only else own, given.curve)
 
 
 def main() -> None:
@@ -129,14 +129,19 @@ def main() -> None:
         "--training", action="store_true", help="steps of training instead, planned only"
     )
     parser.add_argument("--run", action="store_true", help="smaller steps of training, measured")
+    parser.add_argument("--large", action="store_true", help="of these such as take 10 GiB")
     parser.add_argument("--step", action="append", choices=tuple(WORKLOADS), help="of these; all")
     given = parser.parse_args()
-    if given.training or given.run or given.step:
-        for line in rows_run(given.step, given.small) if given.run else rows(given.step):
-            print(line, flush=True)
-        return
     with tempfile.TemporaryDirectory() as scratch:
-        for line in table(given, given.keep or Path(scratch)):
+        keep = given.keep or Path(scratch)
+        if given.run:
+            size = "large" if given.large else "small" if given.small else ""
+            lines = rows_run(given.step, size, keep, given.plan_only)
+        elif given.training or given.step:
+            lines = rows(given.step)
+        else:
+            lines = table(given, keep)
+        for line in lines:
             print(line, flush=True)
 
 

@@ -2,8 +2,10 @@
 product and sum per element, which parts take.
 
 With m the mean of a group and q the mean of (x - m)^2 over it, a = scale / sqrt(q + epsilon) and
-b = bias - m a per channel, the normalised image is x a + b. The mean is taken away before squares
-are summed, so that no digits are lost to a large mean.
+b = bias - m a per channel, the normalised image is x a + b. Both come from the mean r and the
+sum of (x - r)^2 of each row of each channel (Chan, Golub and LeVeque 1983): (x - m)^2 sums up to
+(x - r)^2 and (r - m)^2. So one pass over the image is enough, beside that which makes the result,
+rows may be made part by part, and no digits are lost to a large mean.
 """
 
 from __future__ import annotations
@@ -188,13 +190,19 @@ class _Writer:
         def channels(values: np.ndarray, what: str) -> str:
             return self._constant(values.reshape((1, *wide[1:])).astype(number), what)
 
-        mean = self._group(self._reduce("ReduceMean", x, axes, wide), wide, norm.groups, "mean")
-        apart = self._op("Sub", [x, mean], shape)
-        square = self._reduce("ReduceSumSquare", apart, axes, wide)
-        square = self._group(square, wide, norm.groups, "square")
-        count = self._constant(np.asarray(math.prod(shape[2:]), number), "count")
+        rows = (*shape[:3], *(1 for _ in shape[3:]))
+        across, down = axes[1:], axes[:1]
+        row = self._reduce("ReduceMean", x, across, rows)
+        spread = self._reduce("ReduceSumSquare", self._op("Sub", [x, row], shape), across, rows)
+        mean = self._group(self._reduce("ReduceMean", row, down, wide), wide, norm.groups, "mean")
+        apart = self._op("Mul", [(off := self._op("Sub", [row, mean], rows)), off], rows)
+        count = self._constant(np.asarray(math.prod(shape[3:]), number), "count")
+        square = self._op("Add", [self._op("Div", [spread, count], rows), apart], rows)
+        square = self._group(
+            self._reduce("ReduceMean", square, down, wide), wide, norm.groups, "square"
+        )
         epsilon = self._constant(np.asarray(norm.epsilon, number), "epsilon")
-        square = self._op("Add", [self._op("Div", [square, count], wide), epsilon], wide)
+        square = self._op("Add", [square, epsilon], wide)
         inverse = self._op("Reciprocal", [self._op("Sqrt", [square], wide)], wide)
         a = self._op("Mul", [inverse, channels(norm.scale, "scale")], wide)
         shift = self._op("Mul", [mean, a], wide)

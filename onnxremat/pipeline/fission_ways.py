@@ -9,6 +9,7 @@ from onnxremat.errors import NO_FIT, InfeasibleError
 from onnxremat.fission.choose import Choosers
 from onnxremat.fission.pricing import Priced
 from onnxremat.fission.region import Region
+from onnxremat.fission.remade import remade
 from onnxremat.pipeline.batch_split import INTERRUPTED, LITTLE, plan_best
 from onnxremat.pipeline.closed_loop import Candidate, load_search
 from onnxremat.pipeline.divided import prepare_fission
@@ -27,6 +28,8 @@ from onnxremat.units import Budget, format_bytes
 
 TRIES = 4  # graphs in parts that are carried out for one budget
 REFUSING = 4.0  # seconds for the smallest budget that works, where none is proven to fit
+REMADE = 0.25  # share of the time that is left for the choice of pieces that are made again
+GATES = 1 << 16  # bytes left for what keeps second runs apart
 SEARCH = 0.5  # share of the time that is left for the choice of regions
 NOT_EVERY = "with regions in parts none was found, which is no proof that there is none"
 UNFINISHED = "the choice of regions ended before it was done (a longer --time-limit goes on)"
@@ -193,7 +196,8 @@ class _Regions(InParts):
             over = split.store_all_peak - allowed.planned
             if over <= 0 or chosen.peak > room:
                 target = OneSession(split, allowed, self.log)
-                found = attempt_in_parts(target, self.options.within(WHOLE), self.whole)
+                warm = self._remade(split, allowed) if over > 0 else None
+                found = attempt_in_parts(target, self.options.within(WHOLE), self.whole, warm)
                 if isinstance(found, Candidate):
                     self._seen(found.kept)
                     return found
@@ -202,6 +206,14 @@ class _Regions(InParts):
                 return None  # nothing smaller is known
             room = min(room, chosen.peak) - max(over, 1)
         return None
+
+    def _remade(self, split: Prepared, allowed: Limit) -> Sequence[int] | None:
+        """Ops of a graph in parts with pieces made again that it has no room for."""
+        until, limit = self.options.within(REMADE), allowed.planned - GATES
+        with self.log.phase(PLAN, "choosing pieces to make again"):
+            return remade(
+                split.reduced.problem, limit, lambda: until.stopped or until.left <= 0
+            )  # fmt: skip
 
     def _why_not_proven(self, limit: Limit) -> str:
         reduced = self.prepared.reduced

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -37,15 +37,22 @@ LEANER = 0.98  # share of the least bytes so far from which a graph in parts is 
 
 
 def attempt_in_parts(
-    target: OneSession, options: PlanOptions, whole: Candidate | None
+    target: OneSession,
+    options: PlanOptions,
+    whole: Candidate | None,
+    warm: Sequence[int] | None = None,
 ) -> Candidate | Unfit[Solution] | None:
     """Plan a model in parts. None once planning is stopped, but where it fits as it is and there is
-    no plan of the whole to keep."""
+    no plan of the whole to keep.
+
+    Args:
+        warm: ops of the reduced problem to start from.
+    """
     if options.stopped:
         if whole is not None or target.prepared.store_all_peak > target.limit.planned:
             return None
         options = replace(options.lasting(options.least), stop=None)
-    return attempt(target, options)
+    return attempt(target, options, warm)
 
 
 @dataclass

@@ -7,6 +7,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from onnxremat.cost.analytic import analytic_costs
 from onnxremat.fission.candidates import Regions
 from onnxremat.fission.choose import Chooser
 from onnxremat.fission.masked import reach_of
@@ -14,11 +15,15 @@ from onnxremat.fission.opened import norms_of, opened, opened_for
 from onnxremat.fission.paper import Paper
 from onnxremat.fission.pricing import Prices, Whole
 from onnxremat.fission.region import Region
+from onnxremat.fission.remade import remade
 from onnxremat.fission.split import split
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.graph.spans import CannotSplitError
 from onnxremat.ort.infer import build_graph
+from onnxremat.planner.reduce import reduce
+from onnxremat.planner.semantics import peak
+from onnxremat.schedule.expand import expand
 from onnxremat.schedule.simulate import simulate
 from tests.fission.drawn import Drawn
 from tests.toolbox import graph_of, run
@@ -181,3 +186,27 @@ def test_a_row_that_sees_nothing_keeps_all_keys() -> None:
     values[:, 3] = False
     mask.CopyFrom(numpy_helper.from_array(values, mask.name))
     assert not reach_of(build_graph(model), None)
+
+
+def test_pieces_are_made_again_where_all_are_held_until_their_sum_is_known() -> None:
+    count, each = 8, 4 * 256
+    body = [f"n{i} = Neg (x{i})\n v{i} = Exp (n{i})\n m{i} = ReduceMean (v{i})" for i in range(8)]
+    body.append(f"m = Sum ({', '.join(f'm{i}' for i in range(count))})")
+    body += [f"w{i} = Mul (v{i}, m)\n r{i} = ReduceMean (w{i})" for i in range(count)]
+    body.append(f"y = Sum ({', '.join(f'r{i}' for i in range(count))})")
+    inputs = ", ".join(f"float[1, 256] x{i}" for i in range(count))
+    graph = graph_of(f"g ({inputs}) => (float[1, 1] y) {{ {chr(10).join(body)} }}")
+    reduced = reduce(graph, analytic_costs(graph), 0)
+    problem = reduced.problem
+    assert peak(problem, range(problem.ops)) > count * each
+    order = remade(problem, 5 * each, lambda: False)
+    assert order is not None
+    assert peak(problem, order) <= 5 * each
+    assert set(order) == set(range(problem.ops))
+    again = [op for op in set(order) if list(order).count(op) > 1]
+    assert {graph.ops[reduced.index[op]].op_type for op in again} == {"Neg", "Exp"}
+    ran = expand(graph, reduced.lift(order))
+    assert max(simulate(ran, weight_bytes=0).live) <= 5 * each
+    np.testing.assert_array_equal(run(ran).outputs["y"], run(graph).outputs["y"])
+    assert remade(problem, each, lambda: False) is None
+    assert remade(problem, 5 * each, lambda: True) is None
