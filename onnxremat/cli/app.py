@@ -25,7 +25,7 @@ from onnxremat.errors import (
     ExhaustedError,
     MissingComponentError,
     OnnxrematError,
-    StoppedError,
+    PressedError,
     TrainingWarning,
     UsageError,
 )
@@ -72,7 +72,7 @@ def _code() -> int:
             _drop_output()
             return UNREAD
         return end.code if isinstance(end.code, int) else int(end.code is not None)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, PressedError):
         sys.stderr.write("error: interrupted\n")
         return 130
     except BrokenPipeError:
@@ -188,7 +188,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
         _leave(number, frame)
     if not WATCH.leaving:
         WATCH.leaving = True
-        raise StoppedError("interrupted")
+        raise PressedError
 
 
 def _loading(frame: FrameType | None) -> bool:
