@@ -166,6 +166,7 @@ def _run() -> None:
     An interrupt while modules are being loaded may surface as any error: it ends the process.
     """
     before = signal.signal(signal.SIGINT, _leave)
+    sys.unraisablehook = _lost
     try:
         from onnxremat.cli.commands import app
 
@@ -189,6 +190,14 @@ def _stop(number: int, frame: FrameType | None) -> None:
     if not WATCH.leaving:
         WATCH.leaving = True
         raise PressedError
+
+
+def _lost(found: sys.UnraisableHookArgs) -> None:
+    """What was raised where Python drops it (an object goes just then): an answer to Ctrl-C is
+    given here instead."""
+    if issubclass(found.exc_type, PressedError | KeyboardInterrupt):
+        _leave(signal.SIGINT, None)
+    sys.__unraisablehook__(found)
 
 
 def _loading(frame: FrameType | None) -> bool:

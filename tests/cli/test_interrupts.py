@@ -93,6 +93,24 @@ def test_a_press_while_a_session_is_opened_is_no_refusal(monkeypatch: pytest.Mon
         open_session(parse(ENDLESS), session_options(TUNED))
 
 
+def test_a_press_while_an_object_goes_is_answered() -> None:
+    """Python drops what is raised then."""
+    code = """
+import sys
+from onnxremat.cli import app, commands
+class Goes:
+    def __del__(self):
+        app._stop(2, None)
+def held():
+    Goes()
+    print("went on")
+commands.app = held
+app.main()
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "error: interrupted\n")
+
+
 def test_optimize_ends_while_the_model_runs(endless: Path) -> None:
     process = start("optimize", "net.onnx", "out.onnx", "--data", "one.npz")
     assert "error: interrupted" in interrupted(process, "- measuring the original")
