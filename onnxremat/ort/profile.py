@@ -20,11 +20,18 @@ from typing import Any
 import numpy as np
 import onnx
 
-from onnxremat.errors import ModelError
+from onnxremat.errors import MissingComponentError, ModelError
 from onnxremat.graph.dtypes import ORT_NAMES
 from onnxremat.graph.temporary import cut_short
 from onnxremat.ort.binding import empty, wrap
-from onnxremat.ort.session import DEFAULT, Options, first_line, open_session, session_options
+from onnxremat.ort.session import (
+    DEFAULT,
+    Options,
+    first_line,
+    open_session,
+    runtime_version,
+    session_options,
+)
 from onnxremat.ort.trips import require_few_trips
 
 Feeds = Mapping[str, np.ndarray]
@@ -33,6 +40,7 @@ SEQUENCES = ("SplitToSequence", "SequenceConstruct", "SequenceInsert", "Sequence
 # A row of the node-memory file: nothing in a name is quoted, lines, commas and quotes included.
 _ROW = re.compile(r"(.*?)_\d+,\d*,\d*,\d*,(\d+)\n", re.DOTALL)
 SIZES_KEY = "session.collect_node_memory_stats_to_file"
+IN_USE = "mem_bytes_requested_in_use"
 
 
 @dataclass(frozen=True)
@@ -162,6 +170,9 @@ def ended(session: Any, sizes: Path, runs: int, warmup: int = 0) -> Profile:
 
     Args:
         sizes: the node-memory file, given to the session under :data:`SIZES_KEY`.
+
+    Raises:
+        MissingComponentError: this onnxruntime writes no bytes into its profile.
     """
     events = _events(Path(session.end_profiling()))
     kernels, weights, arena = _kernels(events, warmup, runs, _scratch_bytes(sizes))
@@ -270,7 +281,7 @@ def _outermost(rows: Sequence[dict[str, Any]], scratch: Mapping[str, int]) -> li
 
 
 def _in_use(row: Mapping[str, Any]) -> int:
-    return int(row["args"].get("mem_bytes_requested_in_use", 0))
+    return int(row["args"].get(IN_USE, 0))
 
 
 def _kernels(
@@ -281,6 +292,12 @@ def _kernels(
         for event in events
         if event.get("cat") == "Node" and event["name"].endswith("_kernel_time")
     ]
+    if rows and not any(IN_USE in row["args"] for row in rows):
+        raise MissingComponentError(
+            f"onnxruntime {runtime_version()} does not say what a run holds",
+            why=f"its profile has no {IN_USE}, by which budgets are kept",
+            hint="pip install 'onnxruntime-gpu>=1.31', or another flavour of that version",
+        )
     rows = _outermost(rows, scratch)
     per_run, rest = divmod(len(rows), warmup + runs)
     if rest:

@@ -24,7 +24,7 @@ from onnxremat.graph.bodies import brought_out
 from onnxremat.graph.functions import check_domains, inline_functions
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.light import read_structure
-from onnxremat.graph.onnx_io import computes_nothing, files_of, to_model
+from onnxremat.graph.onnx_io import computes_nothing, to_model
 from onnxremat.graph.order import without_dead_ops
 from onnxremat.ort.blocks import require_block
 from onnxremat.ort.feeds import load_feeds, seeded_feeds
@@ -41,7 +41,7 @@ from onnxremat.pipeline.mispadded import mispadded
 from onnxremat.pipeline.phases import MEASURE, OPTIMISE, READ, Phases
 from onnxremat.pipeline.priced import priced
 from onnxremat.pipeline.sizes import in_tensors, sequence_notes, with_measured_shapes
-from onnxremat.pipeline.source import Source, read_source
+from onnxremat.pipeline.source import Source, files_read, read_source
 from onnxremat.pipeline.time_left import MEASURING, OFF_PLANNING, QUICK, say_of_runs
 from onnxremat.pipeline.unsplit import AsRead, Unsplit, optimised
 from onnxremat.pipeline.weight_order import DwPolicy, fixes_order
@@ -332,7 +332,7 @@ def prepare(source: Source, settings: Settings, progress: Progress | None = None
 
 def _prepared(source: Source, settings: Settings, log: Phases) -> Prepared:
     model, folder, name = read_source(source)
-    files = files_of(model, folder)
+    files = files_read(source, model, folder)
     require_block(model)
     model = restored(model)
     check_domains(model)

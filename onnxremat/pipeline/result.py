@@ -206,7 +206,7 @@ class Result:
         its options (``<path>.options.json``); returns the files written.
 
         Raises:
-            UsageError: the folder is not writable.
+            UsageError: the folder is not writable, or the path is that of what was read.
         """
         target, artifact = Path(path), self.candidate.artifact
         keep = self.prepared.unsplit.files

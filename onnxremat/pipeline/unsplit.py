@@ -39,7 +39,7 @@ class AsRead:
         plain: the same with known sequences as plain tensors, no size of it from a run.
         feeds: inputs for measuring, None when nothing is measured.
         baseline: a run of the original under default options, None when nothing is measured.
-        files: that its weights were read from.
+        files: that it and its weights were read from.
     """
 
     name: str
