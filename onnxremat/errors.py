@@ -148,6 +148,11 @@ class EndedError(BaseException):
     error of its own; whoever asked for the work catches it."""
 
 
+class PressedError(BaseException):
+    """Ctrl-C while there is nothing to keep. No Exception either: around what onnxruntime raises
+    every line takes it for the runtime's refusal. The command line catches it."""
+
+
 class TrainingWarning(UserWarning):
     """A training step may not be what its user thinks it is: something is not trained, guessed, or
     shared."""

@@ -25,7 +25,7 @@ from onnxremat.errors import (
     ExhaustedError,
     MissingComponentError,
     OnnxrematError,
-    StoppedError,
+    PressedError,
     TrainingWarning,
     UsageError,
 )
@@ -72,7 +72,7 @@ def _code() -> int:
             _drop_output()
             return UNREAD
         return end.code if isinstance(end.code, int) else int(end.code is not None)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, PressedError):
         sys.stderr.write("error: interrupted\n")
         return 130
     except BrokenPipeError:
@@ -166,6 +166,7 @@ def _run() -> None:
     An interrupt while modules are being loaded may surface as any error: it ends the process.
     """
     before = signal.signal(signal.SIGINT, _leave)
+    sys.unraisablehook = _lost
     try:
         from onnxremat.cli.commands import app
 
@@ -188,7 +189,15 @@ def _stop(number: int, frame: FrameType | None) -> None:
         _leave(number, frame)
     if not WATCH.leaving:
         WATCH.leaving = True
-        raise StoppedError("interrupted")
+        raise PressedError
+
+
+def _lost(found: sys.UnraisableHookArgs) -> None:
+    """What was raised where Python drops it (an object goes just then): an answer to Ctrl-C is
+    given here instead."""
+    if issubclass(found.exc_type, PressedError | KeyboardInterrupt):
+        _leave(signal.SIGINT, None)
+    sys.__unraisablehook__(found)
 
 
 def _loading(frame: FrameType | None) -> bool:

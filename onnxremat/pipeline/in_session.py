@@ -44,6 +44,7 @@ from onnxremat.session.measure import Measurement, Running, compared, measure, p
 from onnxremat.session.repeats import Repeats, repeats, why
 from onnxremat.units import format_bytes
 
+DEFAULT_ORDER = "executed order, default options"  # a check
 SLOW = 20.0  # seconds of a run from which the default order is predicted, not tried
 # Seconds, times the square of its ops, that onnxruntime takes to open a graph whose shapes it does
 # not know: 1 s for 3,000 ops, 20 s for 10,000.
@@ -249,7 +250,7 @@ class SessionRun:
     def _default_order(self) -> Check:
         """Under default options the order is promised only where pins can fix it."""
         assert self.plain is not None  # what is verified is not short of time
-        found = _order("executed order, default options", self.plain)
+        found = _order(DEFAULT_ORDER, self.plain)
         ends = open_ends(self.artifact.graph)
         if found.ok or not ends or self.plain.merged:
             return found

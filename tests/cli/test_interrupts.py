@@ -14,7 +14,8 @@ import onnx
 import pytest
 
 from onnxremat import api
-from onnxremat.errors import StoppedError
+from onnxremat.cli import app
+from onnxremat.errors import PressedError, StoppedError
 from onnxremat.ort.binding import BoundSession, BoundState
 from onnxremat.ort.session import TUNED, open_session, session_options
 from tests.toolbox import parse
@@ -83,6 +84,31 @@ def test_a_run_is_abandoned_from_another_thread() -> None:
     with pytest.raises(StoppedError, match="interrupted"):
         bound.run({**feeds, "n": np.array(1)})
     timer.join()
+
+
+def test_a_press_while_a_session_is_opened_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app.WATCH, "leaving", False)
+    monkeypatch.setattr("onnxruntime.InferenceSession", lambda *_, **__: app._stop(2, None))
+    with pytest.raises(PressedError):
+        open_session(parse(ENDLESS), session_options(TUNED))
+
+
+def test_a_press_while_an_object_goes_is_answered() -> None:
+    """Python drops what is raised then."""
+    code = """
+import sys
+from onnxremat.cli import app, commands
+class Goes:
+    def __del__(self):
+        app._stop(2, None)
+def held():
+    Goes()
+    print("went on")
+commands.app = held
+app.main()
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "error: interrupted\n")
 
 
 def test_optimize_ends_while_the_model_runs(endless: Path) -> None:

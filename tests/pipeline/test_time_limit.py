@@ -16,7 +16,7 @@ from onnxremat.graph.onnx_io import to_model
 from onnxremat.graph.unforeseen import SHOWN
 from onnxremat.ort.session import OPENED
 from onnxremat.pipeline import closed_loop, fission_ways, in_session, kept_plans, within_budget
-from onnxremat.pipeline.artifact import CPU
+from onnxremat.pipeline.artifact import CPU, Check, Kind
 from onnxremat.pipeline.batch_split import plan_best
 from onnxremat.pipeline.fission_ways import plan_within_budget
 from onnxremat.pipeline.phases import Phases
@@ -155,7 +155,9 @@ def late(monkeypatch: pytest.MonkeyPatch, warm: None) -> Any:
     return optimized
 
 
-def test_what_a_late_result_is_not_checked_for_is_said(late: Any) -> None:
+def test_what_a_late_result_is_not_checked_for_is_said(
+    late: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = to_model(training_chain(4, 16, 64))
     (soon, more), (result, fewer) = late(model, "0.9x", over=False), late(model, "0.9x")
     assert fewer < more
@@ -167,6 +169,14 @@ def test_what_a_late_result_is_not_checked_for_is_said(late: Any) -> None:
     assert facts["peak_default_options_bytes"] is facts["order_kept_default_options"] is None
     assert any("not run under default options" in note for note in facts["notes"])
     assert all(check.ok for check in result.checks)
+    # `verify` asks for no more than was promised.
+    other = Check(Kind.ORDER, in_session.DEFAULT_ORDER, ok=False, text="differs")
+    monkeypatch.setattr(in_session.SessionRun, "_default_order", lambda _: other)
+    for made, promised in ((soon, True), (result, False)):
+        made.save(tmp_path / "out.onnx")
+        found = api.verify(model, tmp_path / "out.onnx", settings=Settings(threads=1))
+        wrong = [check.name for check in found.checks if not check.ok]
+        assert wrong == ([in_session.DEFAULT_ORDER] if promised else [])
 
 
 def test_the_budget_of_a_late_refusal_works(
