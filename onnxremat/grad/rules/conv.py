@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from onnx import TensorProto as T
 
+from onnxremat.grad.blocked import by_flipped, flipped_gains
 from onnxremat.grad.call import Call
 from onnxremat.grad.registry import Cotangents, vjp
 from onnxremat.grad.rules.conv_weight import Filters, weight_cotangent
@@ -124,10 +125,11 @@ def _flipped_pads(window: Window) -> list[int]:
 
 
 def _by_flipped_kernel(t: Tape, dy: str, w: str, shape: Shape, window: Window, group: int) -> str:
-    return t.op(
-        "Conv", dy, flipped(t, w, group), shape=shape, pads=_flipped_pads(window),
-        dilations=window.dilations, group=group,
-    )  # fmt: skip
+    pads, dilations = _flipped_pads(window), window.dilations
+    if group == 1 and flipped_gains(t, dy, w):
+        return by_flipped(t, dy, w, shape, pads=pads, dilations=dilations)
+    filters = flipped(t, w, group)
+    return t.op("Conv", dy, filters, shape=shape, pads=pads, dilations=dilations, group=group)
 
 
 def _small(t: Tape, dy: str, window: Window, group: int) -> bool:
