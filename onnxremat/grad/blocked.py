@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import onnx
 from onnx import helper
 
@@ -104,10 +105,11 @@ def by_flipped(t: Tape, dy: str, w: str, shape: Shape, **attributes: Any) -> str
     block, taps = t.block, math.prod(kernel)
     rows = t.reshape(w, (outputs, channels, 1, taps))
     rows = t.op("ReorderInput", rows, shape=t.shape(rows), domain=DOMAIN)
-    apart = (outputs // block, block, channels // block, taps, block)
-    blocks = t.transpose(t.reshape(rows, apart), (2, 0, 3, 1, 4))
-    back = t.integers(*reversed(range(taps)))
-    blocks = t.op("Gather", blocks, back, shape=t.shape(blocks), axis=2)
+    places = np.arange(channels * taps).reshape(block, channels // block, taps)
+    order = places[:, :, ::-1].transpose(1, 2, 0)
+    blocks = _reordered(t, rows, (outputs // block, channels * taps, block), order)
+    apart = (outputs // block, channels // block, taps * block * block)
+    blocks = t.transpose(t.reshape(blocks, apart), (1, 0, 2))
     filters = t.reshape(blocks, (channels, outputs, *kernel))
     return _convolved(t, [dy, filters], shape, block, attributes)
 
@@ -123,6 +125,13 @@ def _filters(t: Tape, w: str, block: int) -> str:
     rows = t.reshape(w, (1, outputs, each, taps))
     blocks = t.op("ReorderInput", rows, shape=t.shape(rows), domain=DOMAIN)
     if each >= block:
-        apart = t.reshape(blocks, (outputs // block * each // block, block, taps, block))
-        blocks = t.transpose(apart, (0, 2, 1, 3))
+        order = np.arange(block * taps).reshape(block, taps).T
+        places = (outputs * each // block**2, block * taps, block)
+        blocks = _reordered(t, blocks, places, order)
     return t.reshape(blocks, shape)
+
+
+def _reordered(t: Tape, a: str, shape: Shape, order: np.ndarray) -> str:
+    """What lies in runs along the second of three axes in another order: by a Gather, which all
+    threads share, where one moves the axes of a Transpose."""
+    return t.op("Gather", t.reshape(a, shape), t.integers(*order.ravel()), shape=shape, axis=1)
