@@ -115,7 +115,9 @@ def _flip_pays(t: Tape, dy: str, w: str, window: Window, group: int) -> bool:
     """Reversing the kernel costs a copy of the weights, ConvTranspose a col2im pass."""
     if set(window.strides) != {1} or min(_flipped_pads(window)) < 0:
         return False
-    return group > 1 or window.taps == 1 or t.size(w) <= FLIPPED * t.size(dy)
+    if group > 1 or window.taps == 1 or t.size(w) <= FLIPPED * t.size(dy):
+        return True
+    return flipped_gains(t, dy, w)
 
 
 def _flipped_pads(window: Window) -> list[int]:
