@@ -124,7 +124,8 @@ class Constants:
             return []
         if not op.standard or op.op_type not in FOLDABLE or self._big(op):
             return []
-        waiting = [read for read in op.reads if read not in self._known]
+        needed = op.inputs[:1] if op.op_type == "CastLike" else op.reads
+        waiting = [read for read in needed if read not in self._known]
         if not waiting:
             self._evaluate(op)
         return waiting
@@ -143,7 +144,12 @@ class Constants:
         return np.array(shape[bounds.get("start", 0) : bounds.get("end")], np.int64)
 
     def _evaluate(self, op: Op) -> None:
-        values = {name: self._known[name] for name in op.reads}
+        values = {name: self._known[name] for name in op.reads if name in self._known}
+        if op.op_type == "CastLike":  # the other input says which type, whatever its value
+            kind = self._graph.tensors[op.inputs[1]].dtype
+            values[op.inputs[1]] = (
+                np.zeros(1, helper.tensor_dtype_to_np_dtype(kind)) if kind else None
+            )
         if any(value is None for value in values.values()):
             return
         node = onnx.NodeProto()

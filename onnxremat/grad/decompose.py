@@ -17,6 +17,7 @@ from onnxremat.grad.attention import (
     multi_head_attention,
     rotary_embedding,
 )
+from onnxremat.grad.bags import bags_of_loop, undecided, write_bags
 from onnxremat.grad.branches import taken_branch
 from onnxremat.grad.constants import Constants
 from onnxremat.grad.loops import runs_of_loop, write_out
@@ -73,7 +74,10 @@ def _maker(
             return None
         known = {n: value for n in op.reads if (value := constant_of(n)) is not None}
         runs = runs_of_loop(graph, op, known)
-        return None if runs is None else partial(write_out, runs=runs)
+        if runs is None or undecided(graph, op):
+            return None
+        bags = bags_of_loop(graph, op, known, runs)
+        return partial(write_out, runs=runs) if bags is None else partial(write_bags, bags=bags)
     if op.op_type == "If" and op.standard:
         return taken_branch if constant_of(op.inputs[0]) is not None else None
     if op.domain != MICROSOFT or any(graph.tensors[name].shape is None for name in op.reads):

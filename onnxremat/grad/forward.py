@@ -15,7 +15,7 @@ from onnxremat.errors import ModelError, UnsupportedError
 from onnxremat.grad.constants import Constants
 from onnxremat.grad.decompose import decomposed
 from onnxremat.grad.engine import dependents
-from onnxremat.grad.equivalents import bias_apart, pool_first
+from onnxremat.grad.equivalents import bias_apart, pool_first, without_odd_bias
 from onnxremat.grad.fusion import GELU_OPSET, fuse_gelu
 from onnxremat.grad.overwritten import with_overwritten
 from onnxremat.grad.registry import has_rule
@@ -99,6 +99,7 @@ def read_forward(
         graph = _inferred_on(_typed(_folded(graph, variable)))
     require_shapes(graph, f"{BIND}; a training step needs sizes that do not depend on data")
     graph = _with_tensor_inputs(graph)
+    graph = without_odd_bias(graph, Constants(graph, variable))
     return bias_apart(pool_first(fuse_gelu(graph)))
 
 

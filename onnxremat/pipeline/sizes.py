@@ -10,7 +10,7 @@ from onnxremat.grad.constants import Constants
 from onnxremat.graph.ir import Graph, Tensor
 from onnxremat.graph.sequence_bytes import sequence_bytes
 from onnxremat.graph.sequences import without_sequences
-from onnxremat.ort.infer import build_graph, with_shapes
+from onnxremat.ort.infer import build_graph, inferred, with_shapes
 from onnxremat.ort.profile import Feeds, profile
 from onnxremat.ort.session import TUNED
 
@@ -23,11 +23,15 @@ def with_measured_shapes(
         return graph
     found = profile(model, feeds, TUNED, folder=folder)
     by_name = {op.name: op for op in graph.ops}
+    others = {
+        v.name for v in inferred(model).graph.value_info if not v.type.HasField("tensor_type")
+    }
     shapes = {}
     for kernel in found.kernels:
         op = by_name.get(kernel.name)
-        if op is not None:
-            shapes.update(dict(zip(op.writes, kernel.outputs, strict=False)))
+        made = [name for name in op.writes if name not in others] if op is not None else []
+        if len(made) == len(kernel.outputs):  # a profile lists tensors only
+            shapes.update(dict(zip(made, kernel.outputs, strict=True)))
     tensors = dict(with_shapes(graph, shapes).tensors)
     for op in graph.ops:
         if op.name in {k.name for k in found.kernels}:

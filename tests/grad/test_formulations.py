@@ -249,3 +249,21 @@ def test_a_file_for_other_processors_is_refused() -> None:
 
 def test_portable_settings_stay_portable() -> None:
     assert Settings(portable=True).on_this_machine().blocked == 0
+
+
+def test_a_bias_of_zeros_that_is_no_vector_goes() -> None:
+    """PyTorch 2.13 writes one of [channels, 2] for Conv3d(bias=False), which does not run."""
+    model = parse("""g (float[1, 2, 4, 4, 4] x) => (float[1, 3, 2, 2, 2] y)
+        <float[3, 2, 3, 3, 3] w, int64[1] two = {2}, float zero = {0}> {
+        channels = Shape<end = 1>(w)
+        shape = Concat<axis = 0>(channels, two)
+        like = CastLike(zero, x)
+        bias = Expand(like, shape)
+        y = Conv(x, w, bias)
+    }""")
+    value = DRAW.standard_normal((3, 2, 3, 3, 3)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(value, "w"))
+    step = differentiate(model, optimizer=None, loss="mse")
+    x, target = np.ones((1, 2, 4, 4, 4), np.float32), np.zeros((1, 3, 2, 2, 2), np.float32)
+    loss = run(step, {"x": x, "w": value, "labels": target})[0]
+    assert loss == pytest.approx(np.square(value.sum((1, 2, 3, 4))).mean(), rel=1e-5)

@@ -109,3 +109,54 @@ def test_a_loop_of_unknown_length_is_refused() -> None:
     ))  # fmt: skip
     with pytest.raises(OnnxrematError, match="Loop"):
         differentiate(model, loss_output="y")
+
+
+# The sum of each bag's rows of a table, as PyTorch's older exporter writes EmbeddingBag.
+BAGS = """
+<ir_version: 10, opset_import: ["" : 18]>
+net (int64[7] words, int64[3] begin) => (float[3,2] y)
+<int64 trips = {3}, bool go = {1}, int64[1] zero = {0}, int64[1] one = {1}, int64[1] end = {7},
+ int64[1] far = {9223372036854775807}, float[5,2] w> {
+  all = Concat <axis = 0> (begin, end)
+  rest = Slice(all, one, far, zero)
+  y = Loop(trips, go) <body = run (int64 i, bool c) => (bool d, float[2] total) {
+    first = Gather(all, i)
+    last = Gather(rest, i)
+    from = Unsqueeze(first, zero)
+    to = Unsqueeze(last, zero)
+    bag = Slice(words, from, to, zero)
+    rows = Gather(w, bag)
+    total = ReduceSum <keepdims = 0> (rows, zero)
+    d = Identity(c)
+  }>
+}
+"""
+WORDS, BEGIN = np.array([1, 4, 4, 0, 2, 4, 3]), np.array([0, 3, 3])  # the second bag is empty
+
+
+TABLE = np.arange(10, dtype=np.float32).reshape(5, 2)
+
+
+def with_table(text: str) -> onnx.ModelProto:
+    model = parser.parse_model(text.replace(", float[5,2] w>", ">"))
+    model.graph.initializer.append(numpy_helper.from_array(TABLE, "w"))
+    onnx.checker.check_model(model)
+    return model
+
+
+def test_bags_whose_sizes_are_inputs() -> None:
+    text = BAGS.replace("total = ReduceSum", "sum = ReduceSum")
+    step = differentiate(with_table(BAGS), optimizer=None, loss="mse")
+    target = np.ones((3, 2), np.float32)
+    loss, slope = run(step, {"words": WORDS, "begin": BEGIN, "w": TABLE, "labels": target})
+    bag = np.array([0, 0, 0, 2, 2, 2, 2])
+    total = np.zeros((3, 2))
+    np.add.at(total, bag, TABLE[WORDS])
+    want = np.zeros((5, 2))
+    np.add.at(want, WORDS, (2 * (total - target) / 6)[bag])
+    np.testing.assert_allclose(loss, np.square(total - target).mean(), rtol=1e-6)
+    np.testing.assert_allclose(slope, want, rtol=1e-6)
+    # What is no EmbeddingBag is not taken for one.
+    other = text.replace("d = Iden", "n = Cast <to = 1> (i)\n    total = Sub(sum, n)\n    d = Iden")
+    with pytest.raises(OnnxrematError, match="is not known"):
+        differentiate(with_table(other), optimizer=None, loss="mse")

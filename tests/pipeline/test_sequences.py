@@ -38,3 +38,30 @@ def test_sequences_are_kept_and_counted() -> None:
         assert found["order_kept"]
         # But for what finds shapes as it runs, a few integers.
         assert abs(found["peak_predicted_bytes"] - found["peak_measured_bytes"]) < 64
+
+
+def test_a_loop_of_a_sequence_and_a_number() -> None:
+    """As EmbeddingBag is exported: profiles list only those of its results that are tensors."""
+    model = parse("""g (float[64, 32] x, int64[3] ends) => (float[3, 32] y)
+        <bool go = {1}, int64 zero = {0}, int64 unit = {1}, int64 three = {3},
+         int64[1] first = {0}> {
+        empty = SequenceEmpty()
+        rows, last = Loop("", go, empty, zero) <body = bag
+            (int64 k, bool c, seq(float[]) made, int64 i)
+            => (bool more, seq(float[]) longer, int64 next) {
+            end = Gather(ends, i)
+            to = Unsqueeze(end, first)
+            part = Slice(x, first, to, first)
+            row = ReduceSum<keepdims: int = 1>(part, first)
+            longer = SequenceInsert(made, row)
+            next = Add(i, unit)
+            more = Less(next, three)
+        }>
+        s = ConcatFromSequence<axis: int = 0>(rows)
+        y = Sin(s)
+    }""")  # fmt: skip
+    found = api.optimize(
+        model, budget="1x", settings=Settings(threads=1, target="none"),
+        options=PlanOptions(time_limit=2.0, threads=1), bench_seconds=0,
+    ).facts()  # fmt: skip
+    assert found["bit_equal"]

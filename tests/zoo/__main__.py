@@ -73,6 +73,7 @@ def _asked(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--sample", action="store_true", help="only the ten nets of every test run")
     parser.add_argument("--files", action="store_true", help="only what the files hold")
     parser.add_argument("--fresh", action="store_true", help="only the nets as they are made")
+    parser.add_argument("--part", default="1/1", help="2/5: the second of five parts of the nets")
     parser.add_argument("--runs", type=int, help="only run each step so often and compare bits")
     parser.add_argument("--json", type=Path, help="append every row to this file")
     return parser.parse_args(arguments)
@@ -122,7 +123,8 @@ def _nets(asked: argparse.Namespace) -> list:
     if unknown:
         sys.exit(f"no such net: {', '.join(unknown)}; there are {', '.join(ARCHITECTURES)}")
     nets = [ARCHITECTURES[name] for name in asked.names or ARCHITECTURES]
-    return [net for net in nets if net.sample or not asked.sample]
+    part, parts = map(int, asked.part.split("/"))
+    return [net for net in nets if net.sample or not asked.sample][part - 1 :: parts]
 
 
 def _exporters() -> list[str]:

@@ -12,6 +12,7 @@ import onnx
 import torch
 
 import onnxremat
+from onnxremat.cost.analytic import analytic_costs
 from onnxremat.errors import InfeasibleError, NoPlanError, OnnxrematError
 from onnxremat.grad import Training, differentiate, training_of
 from onnxremat.grad.description import Variable
@@ -20,8 +21,8 @@ from onnxremat.pipeline.prepare import Settings
 from onnxremat.planner.options import PlanOptions
 from onnxremat.training.state import FirstValues, input_types
 from onnxremat.training.trainer import Trainer
-from tests.zoo import autograd
-from tests.zoo.export import NotExportedError, exported, silence
+from tests.zoo import altered, autograd
+from tests.zoo.export import NotExportedError, exported, not_run, silence
 from tests.zoo.provenance import Gathered, Index, Source, floats_in, gather
 from tests.zoo.registry import Architecture
 
@@ -33,7 +34,7 @@ SEEDS = 3  # batches to try before a difference is no kink
 DRIFT = 3.0  # times as far from float64 as PyTorch's own float32: allowed to steps
 LONG, LATE = 100.0, 1e-2  # rate of a step that shows what is read too late, and error of its change
 ROUNDING = 1e-4  # smaller than this against the largest, a change is rounding
-PLANNING, GAP = 5.0, 0.02  # seconds, and a plan that is good enough
+PLANNING, GAP = 2.0, 0.02  # seconds, and a plan that is good enough
 
 
 @dataclass
@@ -41,14 +42,15 @@ class Row:
     """What was found for one net and exporter.
 
     Attributes:
-        refused: why PyTorch does not export it, "" where it does.
+        refused: why PyTorch does not export it, or onnxruntime does not run what it writes.
         failed: why a step could not be made or run.
         trained, partly, missing: parameters of PyTorch whose gradient is whole, partly there, not
             there.
         doubled: parameters that are trained as two tensors, which drift apart.
-        absent: parameters that the file itself does not hold: PyTorch folded them into others.
+        absent: parameters that the file does not hold, or not all of: PyTorch folded them.
         spread: parameters of which the file holds copies within one tensor: PyTorch gathered or
             expanded them.
+        untold: parameters of these two that the step says nothing of.
         foreign: trained tensors with numbers of no trained parameter, and whose they are.
         gradient: the worst relative error of a whole parameter's gradient.
         at: that parameter.
@@ -78,6 +80,7 @@ class Row:
     doubled: list[str] = field(default_factory=list)
     absent: list[str] = field(default_factory=list)
     spread: list[str] = field(default_factory=list)
+    untold: list[str] = field(default_factory=list)
     foreign: list[str] = field(default_factory=list)
     gradient: float = 0.0
     at: str = ""
@@ -106,12 +109,13 @@ class Row:
         return "; ".join(text for names, text in parts if names)
 
     def wrong(self) -> list[str]:
-        """What is not as it should be; nothing for a net that PyTorch does not export."""
+        """What is not as it should be."""
         if self.failed:
             return [f"failed: {self.failed}"]
         found = [
             (self.missing, f"{len(self.missing)} not trained: {_few(self.missing)}"),
             (self.partly, f"{len(self.partly)} partly trained: {_few(self.partly)}"),
+            (self.untold, f"{len(self.untold)} not there, not told: {_few(self.untold)}"),
             (self.doubled, f"{len(self.doubled)} trained twice: {_few(self.doubled)}"),
             (self.foreign, f"{len(self.foreign)} not to be trained: {_few(self.foreign)}"),
             (self.loss > EXACT, f"loss off by {self.loss:.1e}"),
@@ -200,10 +204,12 @@ def compare(
     case = Exported(net, module, model, Index(module))
     try:
         _gradients(case, row, threads)
-        if not row.altered:  # what is folded or copied trains otherwise, and all else with it
-            _steps(case, row, scratch if optimise else None)
+        path = scratch / "optimised.onnx" if optimise else None
+        # What is folded or copied trains otherwise, and all else with it.
+        (_altered_steps if row.altered else _steps)(case, row, path)
     except Exception as error:  # whatever goes wrong is what the zoo is to find
-        row.failed = _told(error)
+        row.refused = not_run(model, net)
+        row.failed = "" if row.refused else _told(error)
     return row
 
 
@@ -232,10 +238,13 @@ def _gradients(case: Exported, row: Row, threads: Sequence[int]) -> None:
             _account(case, row, sources, gathered, want, found)
             row.loss = _number(abs(loss / want.loss - 1.0))
         errors = _errors(row, case.index, gathered, want)
+        row.absent += altered.partly(training_of(step), [n for n in errors if errors[n] > EXACT])
+        errors = {name: error for name, error in errors.items() if name not in row.absent}
         row.threads[count] = max(errors.values(), default=0.0)
         if row.threads[count] >= row.gradient and errors:
             row.gradient = row.threads[count]
             row.at = max(errors, key=errors.__getitem__)
+    row.untold = altered.untold(training_of(step), [*row.absent, *row.spread])
     if row.gradient > EXACT:
         row.verdict = _verdict(case, row, step, first, sources, want)
 
@@ -351,8 +360,12 @@ def _verdict(
 # ---- steps -----------------------------------------------------------------------------------
 
 
-def _steps(case: Exported, row: Row, scratch: Path | None) -> None:
-    """Steps of SGD, compared for the parameters that are trained as a whole."""
+def _steps(case: Exported, row: Row, path: Path | None) -> None:
+    """Steps of SGD, compared for the parameters that are trained as a whole.
+
+    Args:
+        path: of the optimised step, None to leave it out.
+    """
     step = differentiate(case.model, optimizer="sgd", loss=case.net.loss)
     row.overwritten = _overwritten(case, step)
     bad = {*row.missing, *row.partly}
@@ -376,8 +389,27 @@ def _steps(case: Exported, row: Row, scratch: Path | None) -> None:
             ):
                 row.exported = 0.0
             break
-    if scratch is not None:
-        _optimised(case, row, step, whole, scratch / "optimised.onnx")
+    if path is None or not _optimised(row, step, path):
+        return
+    want = autograd.descend(case.net, case.module, whole, STEPS)
+    found = _stepped(case, path, whole)
+    row.planned = max(_apart(found, want))
+    if not row.drift:
+        row.exported = max(row.exported, _off(found.prediction, want.prediction))
+
+
+def _altered_steps(case: Exported, row: Row, path: Path | None) -> None:
+    """As :func:`_steps`, but against steps along the gradients of the file, of all it trains."""
+    step = differentiate(case.model, optimizer="sgd", loss=case.net.loss)
+    feeds, rate = case.feeds(training_of(step), step), case.net.rate
+    row.overwritten = _overwritten(case, step)
+    nothing = np.zeros(1)
+    want = autograd.Steps(*altered.by_hand(case.model, case.net.loss, feeds, rate, STEPS), nothing)
+    found = altered.by_trainer(case.model, step, feeds, rate, STEPS)
+    row.stepped, row.moved = _apart(autograd.Steps(*found, nothing), want)
+    if path is not None and _optimised(row, step, path):
+        found = altered.by_trainer(case.model, path, feeds, rate, STEPS)
+        row.planned = max(_apart(autograd.Steps(*found, nothing), want))
 
 
 def _overwritten(case: Exported, step: onnx.ModelProto) -> list[str]:
@@ -443,10 +475,9 @@ def _apart(ours: autograd.Steps, theirs: autograd.Steps) -> tuple[float, float]:
     return loss, max(errors, default=0.0)
 
 
-def _optimised(
-    case: Exported, row: Row, step: onnx.ModelProto, names: Sequence[str], path: Path
-) -> None:
-    settings = Settings(threads=1)
+def _optimised(row: Row, step: onnx.ModelProto, path: Path) -> bool:
+    """Write the step optimised; whether there is such a step."""
+    settings = Settings(threads=1, costs=analytic_costs)  # what is right does not hang on times
     options = PlanOptions(time_limit=PLANNING, gap=GAP)
 
     def within(budget: str | int) -> onnxremat.OptimizeResult:
@@ -463,11 +494,7 @@ def _optimised(
             made = within(error.smallest)
     except OnnxrematError as error:
         row.unplanned = _told(error)
-        return
+        return False
     row.budget = made.candidate.limit / made.prepared.baseline_peak
     made.save(path)
-    want = autograd.descend(case.net, case.module, names, STEPS)
-    found = _stepped(case, path, names)
-    row.planned = max(_apart(found, want))
-    if not row.drift:
-        row.exported = max(row.exported, _off(found.prediction, want.prediction))
+    return True

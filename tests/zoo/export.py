@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import torch
 
 import onnxremat
@@ -84,6 +85,20 @@ def export(net: Architecture, module: torch.nn.Module, exporter: str, path: Path
         **EXPORTERS[exporter],
     }
     torch.onnx.export(module, data, str(path), verbose=False, **settings)
+
+
+def not_run(model: onnx.ModelProto, net: Architecture) -> str:
+    """Why onnxruntime does not run a file as it comes, "" where it does."""
+    data = {f"input{k}": x.numpy() for k, x in enumerate(net.data())}
+    try:
+        session = ort.InferenceSession(
+            model.SerializeToString(), providers=["CPUExecutionProvider"]
+        )
+        read = {each.name for each in session.get_inputs()}
+        session.run(None, {name: x for name, x in data.items() if name in read})
+    except Exception as error:  # onnxruntime raises errors of many kinds
+        return f"onnxruntime does not run the file: {why(error)}"
+    return ""
 
 
 def why(error: Exception) -> str:

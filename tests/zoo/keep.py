@@ -24,7 +24,8 @@ from tests.zoo.rewrites import REWRITES
 FOLDER = Path(__file__).resolve().parent.parent / "grad" / "exported"
 KEPT = (
     ("graph_attention", "dynamo"), ("graph_attention", "legacy"), ("embedding_bags", "dynamo"),
-    ("embedding_bags", "legacy"), ("gru", "dynamo"), ("gru", "legacy"), ("gru", "legacy-train"),
+    ("embedding_bags", "legacy"), ("offset_bags", "legacy"), ("padded_bags", "dynamo"),
+    ("gru", "dynamo"), ("gru", "legacy"), ("gru", "legacy-train"),
     ("lstm", "dynamo"), ("transformer_encoder", "dynamo"), ("transformer_encoder", "legacy"),
     ("regnet", "legacy-train"), ("deit_distilled", "legacy"),
 )  # fmt: skip

@@ -52,6 +52,41 @@ def embedding_bags() -> nn.Module:
     return _Bags()
 
 
+class _OffsetBags(nn.Module):
+    """Bags of any size: where each begins is an input."""
+
+    def __init__(self, padding: int | None) -> None:
+        super().__init__()
+        self.users = nn.EmbeddingBag(16, 6, mode="sum")
+        self.items = nn.EmbeddingBag(16, 6, mode="mean", padding_idx=padding)
+        self.places = nn.EmbeddingBag(16, 6, mode="max")
+        self.out = nn.Linear(18, 3)
+
+    def forward(
+        self, words: torch.Tensor, offsets: torch.Tensor, share: torch.Tensor
+    ) -> torch.Tensor:
+        users = self.users(words, offsets, per_sample_weights=share)
+        bags = [users, self.items(words, offsets), self.places(words, offsets)]
+        return self.out(torch.cat(bags, 1).tanh())
+
+
+_BAGS: tuple[Draw, ...] = (
+    lambda random: random.integers(0, 16, (24,)),
+    lambda random: np.concatenate([[0], np.sort(random.integers(0, 24, 4)), [24]]),
+    reals(24),
+)
+
+
+@architecture("own", *_BAGS, rate=0.05)
+def offset_bags() -> nn.Module:
+    return _OffsetBags(None)
+
+
+@architecture("own", *_BAGS, rate=0.05)
+def padded_bags() -> nn.Module:
+    return _OffsetBags(10)
+
+
 class _Residual(nn.Module):
     def __init__(self, into: int, out: int) -> None:
         super().__init__()
