@@ -23,35 +23,33 @@ SMALL_MAP = 100  # output positions up to which one Gemm over all images beats o
 def conv(call: Call) -> Cotangents:
     """y = x * w + b. dx = dy convolved with the reversed kernel (or a ConvTranspose, or a Gemm and
     Col2Im), dw = x correlated with dy, db = dy summed over batch and space."""
-    return _conv(call, banded=True)
+    return _conv(call, "default")
 
 
 @vjp("Conv", variant="correlated", reads="x0 x1")
 def conv_correlated(call: Call) -> Cotangents:
     """As the default, with depthwise dw as a Conv with one group per image and channel: for
     runtimes whose depthwise convolutions are fast."""
-    return _conv(call, banded=False)
+    return _conv(call, "correlated")
 
 
 @vjp("Conv", variant="portable", reads="x0 x1")
 def conv_portable(call: Call) -> Cotangents:
     """As the default without Col2Im, which only the CPU provider has, and without the
     convolutions over blocks for dw, which are in three dimensions."""
-    return _conv(call, banded=True, portable=True)
+    return _conv(call, "portable")
 
 
-def _conv(call: Call, *, banded: bool, portable: bool = False) -> Cotangents:
+def _conv(call: Call, variant: str) -> Cotangents:
     t, (x, w), dy = call.tape, call.op.inputs[:2], call.dy
     filters = t.shape(w)
     window = window_of(call, t.shape(x)[2:], filters[2:], call.out_shape[2:])
     group = call.attribute("group", 1)
     dx = dw = None
     if call.need(0):
-        dx = data_cotangent(call, window, group, columns=not portable)
+        dx = data_cotangent(call, window, group, columns=variant != "portable")
     if call.need(1):
-        dw = weight_cotangent(
-            t, x, dy, Filters(filters, group), window, banded=banded, kernel=not portable
-        )
+        dw = weight_cotangent(t, x, dy, Filters(filters, group), window, variant)
     db = t.sum(dy, [0, *window.axes]) if call.need(2) else None
     return [dx, dw, db][: len(call.op.inputs)]
 
