@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from onnx import TensorProto as T
 
+from onnxremat.grad.blocked import by_flipped, flipped_gains
 from onnxremat.grad.call import Call
 from onnxremat.grad.registry import Cotangents, vjp
 from onnxremat.grad.rules.conv_weight import Filters, weight_cotangent
@@ -22,35 +23,33 @@ SMALL_MAP = 100  # output positions up to which one Gemm over all images beats o
 def conv(call: Call) -> Cotangents:
     """y = x * w + b. dx = dy convolved with the reversed kernel (or a ConvTranspose, or a Gemm and
     Col2Im), dw = x correlated with dy, db = dy summed over batch and space."""
-    return _conv(call, banded=True)
+    return _conv(call, "default")
 
 
 @vjp("Conv", variant="correlated", reads="x0 x1")
 def conv_correlated(call: Call) -> Cotangents:
     """As the default, with depthwise dw as a Conv with one group per image and channel: for
     runtimes whose depthwise convolutions are fast."""
-    return _conv(call, banded=False)
+    return _conv(call, "correlated")
 
 
 @vjp("Conv", variant="portable", reads="x0 x1")
 def conv_portable(call: Call) -> Cotangents:
     """As the default without Col2Im, which only the CPU provider has, and without the
     convolutions over blocks for dw, which are in three dimensions."""
-    return _conv(call, banded=True, portable=True)
+    return _conv(call, "portable")
 
 
-def _conv(call: Call, *, banded: bool, portable: bool = False) -> Cotangents:
+def _conv(call: Call, variant: str) -> Cotangents:
     t, (x, w), dy = call.tape, call.op.inputs[:2], call.dy
     filters = t.shape(w)
     window = window_of(call, t.shape(x)[2:], filters[2:], call.out_shape[2:])
     group = call.attribute("group", 1)
     dx = dw = None
     if call.need(0):
-        dx = data_cotangent(call, window, group, columns=not portable)
+        dx = data_cotangent(call, window, group, columns=variant != "portable")
     if call.need(1):
-        dw = weight_cotangent(
-            t, x, dy, Filters(filters, group), window, banded=banded, kernel=not portable
-        )
+        dw = weight_cotangent(t, x, dy, Filters(filters, group), window, variant)
     db = t.sum(dy, [0, *window.axes]) if call.need(2) else None
     return [dx, dw, db][: len(call.op.inputs)]
 
@@ -114,7 +113,9 @@ def _flip_pays(t: Tape, dy: str, w: str, window: Window, group: int) -> bool:
     """Reversing the kernel costs a copy of the weights, ConvTranspose a col2im pass."""
     if set(window.strides) != {1} or min(_flipped_pads(window)) < 0:
         return False
-    return group > 1 or window.taps == 1 or t.size(w) <= FLIPPED * t.size(dy)
+    if group > 1 or window.taps == 1 or t.size(w) <= FLIPPED * t.size(dy):
+        return True
+    return flipped_gains(t, dy, w)
 
 
 def _flipped_pads(window: Window) -> list[int]:
@@ -124,10 +125,11 @@ def _flipped_pads(window: Window) -> list[int]:
 
 
 def _by_flipped_kernel(t: Tape, dy: str, w: str, shape: Shape, window: Window, group: int) -> str:
-    return t.op(
-        "Conv", dy, flipped(t, w, group), shape=shape, pads=_flipped_pads(window),
-        dilations=window.dilations, group=group,
-    )  # fmt: skip
+    pads, dilations = _flipped_pads(window), window.dilations
+    if group == 1 and flipped_gains(t, dy, w):
+        return by_flipped(t, dy, w, shape, pads=pads, dilations=dilations)
+    filters = flipped(t, w, group)
+    return t.op("Conv", dy, filters, shape=shape, pads=pads, dilations=dilations, group=group)
 
 
 def _small(t: Tape, dy: str, window: Window, group: int) -> bool:

@@ -58,19 +58,18 @@ class Filters:
 
 
 def weight_cotangent(
-    t: Tape, x: str, dy: str, filters: Filters, window: Window, *, banded: bool = True,
-    kernel: bool = True,
-) -> str:  # fmt: skip
-    """Cotangent of filters with data ``x`` and output cotangent ``dy``; ``banded`` allows the
-    banded Gemms for depthwise ones, ``kernel`` a convolution with dy as kernel, for the CPU."""
+    t: Tape, x: str, dy: str, filters: Filters, window: Window, variant: str = "default"
+) -> str:
+    """Cotangent of filters with data ``x`` and output cotangent ``dy``; ``correlated``
+    has no banded Gemms for depthwise ones, ``portable`` no convolution over blocks."""
     if filters.depthwise:
-        return _depthwise(t, x, dy, filters, window, banded)
+        return _depthwise(t, x, dy, filters, window, variant != "correlated")
     if filters.group > 1:
         strided = set(window.strides) != {1}
         return (_grouped if strided else _shifts)(t, x, dy, filters, window)
     if window.taps == 1:
         return _matrix(t, x, dy, filters, window)
-    if kernel and fits_kernel(t, x, filters.shape, window):
+    if variant != "portable" and fits_kernel(t, x, filters.shape, window):
         return by_kernel(t, x, dy, filters.shape, window)
     few = filters.channels <= FEW_CHANNELS
     if few and window.taps > FEW_TAPS:
