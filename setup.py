@@ -14,6 +14,8 @@ from build_kernels import compile_kernels
 # Plain C, for ctypes: no header of Python's. Where no compiler is, it is left out, and sessions are
 # held within their plan in another way (docs/memory.md).
 SOURCES = ["onnxremat/memory/slab.c", "onnxremat/memory/place.c", "onnxremat/execute/look.c"]
+# OpenVINO on processors that are not Intel's (docs/devices.md).
+PLUGIN, DL = ["onnxremat/ort/any_maker.c"], ["dl"] if sys.platform == "linux" else []
 
 
 class WithKernels(build_py):
@@ -30,6 +32,9 @@ class WithKernels(build_py):
 
 
 setup(
-    ext_modules=[Extension("onnxremat.memory._slab", SOURCES, optional=True)],
+    ext_modules=[
+        Extension("onnxremat.memory._slab", SOURCES, optional=True),
+        Extension("onnxremat.ort._any_maker", PLUGIN, libraries=DL, optional=True),
+    ],
     cmdclass={"build_py": WithKernels},
 )

@@ -179,7 +179,7 @@ def optimize(
     replicas: int | None = None,
     contiguous: bool | None = None,
     max_overhead: float | None = None,
-    bench_seconds: float = 6.0,
+    bench_seconds: float | None = None,
     write_model: str | os.PathLike[str] | None = None,
     read_solution: str | os.PathLike[str] | None = None,
     say: Say | None = None,
@@ -207,7 +207,8 @@ def optimize(
             shape (devices have several stages, in one fixed cyclic order), None for the quicker.
         max_overhead: instead of a budget: the least memory that is found within this share of time
             more (0.1 for a tenth) than storing everything takes.
-        bench_seconds: time to spend on timing the result, 0 for none.
+        bench_seconds: time to spend on timing the result, 0 for none; None for a few seconds, or
+            what the time limit leaves.
         write_model: write the formulation (of ``options``, else ``cuts``) as ``.mps`` or ``.lp``
             before it is solved.
         read_solution: with ``devices``: a solution of that formulation, solved elsewhere, instead

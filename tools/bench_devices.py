@@ -31,7 +31,7 @@ from onnxremat.cost.devices import covered, device_costs
 from onnxremat.cost.measure import Measuring
 from onnxremat.device.files import read_machine
 from onnxremat.device.host import processor_name, processors
-from onnxremat.device.machine import PROVIDERS, Machine
+from onnxremat.device.machine import Machine
 from onnxremat.execute.deployment import Deployment, deploy
 from onnxremat.execute.partition_cuts import Terms
 from onnxremat.grad import Settings as Training
@@ -118,10 +118,6 @@ def must_show(names: list[str], *, everything: bool) -> int:
 def the_machine(asked: argparse.Namespace) -> Machine:
     """The machine, with the threads asked for."""
     machine = read_machine(asked.machine)
-    if any(device.provider == PROVIDERS["openvino"] for device in machine.devices):
-        from tests.devices.any_processor import openvino_here
-
-        openvino_here()
     return machine.with_devices(
         [replace(d, threads=asked.threads) if d.in_host_memory else d for d in machine.devices]
     )

@@ -22,7 +22,7 @@ from onnxremat.cost.devices import covered, device_costs
 from onnxremat.cost.measure import Measuring
 from onnxremat.cost.table import CostTable
 from onnxremat.device.files import read_machine
-from onnxremat.device.machine import PROVIDERS, Machine
+from onnxremat.device.machine import Machine
 from onnxremat.errors import NO_FIT, InfeasibleError, OnnxrematError
 from onnxremat.execute.calibration import tried
 from onnxremat.execute.deployment import Deployment, deploy
@@ -164,10 +164,6 @@ def _line1(name: str, train: bool) -> bool:
 def the_machine(label: str) -> Machine:
     """A shipped machine, each processor device with one thread."""
     machine = read_machine(label)
-    if any(device.provider == PROVIDERS["openvino"] for device in machine.devices):
-        from tests.devices.any_processor import openvino_here
-
-        openvino_here()
     return machine.with_devices(
         [replace(d, threads=1) if d.in_host_memory else d for d in machine.devices]
     )

@@ -101,8 +101,12 @@ def command(
     measure: args.Measure = True,
     fresh: args.Fresh = False,
     bench_seconds: Annotated[
-        float, typer.Option(min=0.0, help="Seconds for timing the result, 0 for none.")
-    ] = 6.0,
+        float | None,
+        typer.Option(
+            min=0.0,
+            help="Seconds for timing the result, 0 for none; else 6, or what --time-limit leaves.",
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Do everything but write the model.")
     ] = False,

@@ -39,9 +39,9 @@ def check_outputs(given: Mapping[str, Any]) -> None:
                 f"the output is the input: {path}", hint="choose another name for the output"
             )
         if isinstance(file, tuple) and file in _weights(inputs):
-            from onnxremat.graph.onnx_io import overwrites_weights
+            from onnxremat.graph.onnx_io import overwrites
 
-            raise overwrites_weights(path)
+            raise overwrites(path)
         if file in seen:
             raise UsageError(f"two outputs are one file: {path}", hint="choose another name")
         seen.add(file)

@@ -35,6 +35,8 @@ class CostTable:
         call: seconds to call a session, whatever it computes; 0 for onnxruntime's own.
         bandwidth: bytes per second of the device's memory, 0 when not known.
         kernels: what each kernel costs beside its rows.
+        apart: seconds of one run of every op on this device alone, where a trial beside others has
+            corrected ``seconds`` since; 0 where none has.
     """
 
     seconds: dict[str, float]
@@ -47,11 +49,17 @@ class CostTable:
     value: float = 0.0
     call: float = 0.0
     kernels: KernelCosts = field(default_factory=KernelCosts)
+    apart: float = 0.0
 
     @property
     def total(self) -> float:
         """Seconds of one run of every op."""
         return sum(self.seconds.values())
+
+    @property
+    def alone(self) -> float:
+        """The same where no other device is at work and all ops are in one piece."""
+        return self.apart or self.total
 
 
 def signature(graph: Graph, op: Op) -> str:

@@ -53,6 +53,11 @@ def bfloat16() -> bool | None:
     return bool(flags & {"amx_bf16", "avx512_bf16"}) if flags else None
 
 
+def made_by_intel() -> bool:
+    """Whether the processor says so."""
+    return "GenuineIntel" in _processor_info()
+
+
 def processor_name() -> str:
     """What the processor calls itself; as much as Python knows of it where that cannot be read."""
     lines = _processor_info().splitlines()

@@ -41,7 +41,8 @@ def _fits(t: Tape, op: Op, block: int) -> bool:
     group = next((a.i for a in op.node.attribute if a.name == "group"), 1)
     if any(a.name == "auto_pad" and a.s not in (b"", b"NOTSET") for a in op.node.attribute):
         return False
-    if outputs % block or (each * group) % block:
+    few = group == 1 and each < block  # kernels of their own, of data as they are
+    if outputs % block or not (few or (each * group) % block == 0):
         return False
     places = t.size(op.outputs[0]) // outputs
     dense = group == 1 and max(kernel) > 1 and places >= PLACES
@@ -58,7 +59,8 @@ def _blocked(t: Tape, op: Op, block: int) -> list[Op]:
             for a in op.node.attribute
             if a.name in ("strides", "dilations", "pads", "group")
         }
-        data = t.op("ReorderInput", x, shape=t.shape(x), domain=DOMAIN)
+        few = t.shape(x)[1] < block
+        data = x if few else t.op("ReorderInput", x, shape=t.shape(x), domain=DOMAIN)
         filters = _filters(t, w, block)
         out = t.op(
             "Conv", data, filters, *bias, shape=t.shape(op.outputs[0]), domain=DOMAIN,
@@ -72,7 +74,8 @@ def _blocked(t: Tape, op: Op, block: int) -> list[Op]:
 
 
 def _filters(t: Tape, w: str, block: int) -> str:
-    """[K, C, kh, kw] with blocks of input and then of output channels innermost."""
+    """[K, C, kh, kw] with blocks of input and then of output channels innermost; of fewer input
+    channels than a block has with those of output channels alone."""
     outputs, each, *kernel = shape = t.shape(w)
     taps = math.prod(kernel)
     # What lays out data in blocks does so for filters: their outputs as channels of one image.
@@ -80,7 +83,7 @@ def _filters(t: Tape, w: str, block: int) -> str:
     # than one.
     rows = t.reshape(w, (1, outputs, each, taps))
     blocks = t.op("ReorderInput", rows, shape=t.shape(rows), domain=DOMAIN)
-    if each > 1:
+    if each >= block:
         apart = t.reshape(blocks, (outputs // block * each // block, block, taps, block))
         blocks = t.transpose(apart, (0, 2, 1, 3))
     return t.reshape(blocks, shape)

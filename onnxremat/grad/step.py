@@ -134,7 +134,7 @@ class _Builder:
         self.cast = autocast(graph, settings.precision, self.weights, parameters)
         self.graph = self.cast.graph
         taken = [op.name for op in self.graph.ops] + list(self.weights)
-        self.tape = Tape(self.graph.tensors, graph.opsets[""], taken)
+        self.tape = Tape(self.graph.tensors, graph.opsets[""], taken, settings.blocked)
         self.inputs: list[str] = []
         self.outputs: dict[str, str] = {}  # name in the signature to tensor
         self.variables: list[Variable] = []

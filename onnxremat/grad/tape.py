@@ -42,9 +42,13 @@ class Tape:
         ops: emitted so far, in a topological order.
         initializers: constants of the emitted ops.
         tensors: types and shapes of the forward graph and of everything emitted.
+        block: channels per block of the processor that it is for, 0 for any processor.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], opset: int, taken: Sequence[str]) -> None:
+    def __init__(
+        self, tensors: Mapping[str, Tensor], opset: int, taken: Sequence[str], block: int = 0
+    ) -> None:
+        self.block = block
         self.ops: list[Op] = []
         self.initializers: list[onnx.TensorProto] = []
         self.tensors: dict[str, Tensor] = dict(tensors)
@@ -59,7 +63,7 @@ class Tape:
 
     def scratch(self) -> Tape:
         """A tape that knows the same tensors and has emitted nothing."""
-        made = Tape(self.tensors, self.opset, list(self._taken))
+        made = Tape(self.tensors, self.opset, list(self._taken), self.block)
         made._constants, made._numbers = dict(self._constants), dict(self._numbers)
         return made
 

@@ -339,7 +339,7 @@ def write_model(
         weights_from: folder the external locations of ``model`` are relative to. Weights of a
             :class:`WeightFolder` are written into the model. When another folder is not that of
             the output, its files are copied beside the output as ``<name>.data``.
-        keep: files that are not written over: of the weights of what the model was made from.
+        keep: files that are not written over: of what the model was made from, and its weights.
 
     Raises:
         UsageError: the folder is not writable, or the output is one of ``keep``.
@@ -348,7 +348,7 @@ def write_model(
     # Not Path.resolve(), which raises where links lead to each other.
     kept = {os.path.realpath(place) for place in (*keep, *files_of(model, weights_from))}
     if os.path.realpath(target) in kept:
-        raise overwrites_weights(target)
+        raise overwrites(target)
     external, beside = external_files(model), list[Path]()
     whole = isinstance(weights_from, WeightFolder) or not external
     with ExitStack() as stack:  # all are written before any takes its place, the model last
@@ -372,11 +372,10 @@ def write_model(
     return [target, *beside]
 
 
-def overwrites_weights(path: Path | str) -> UsageError:
-    """The output is where the input's weights are."""
+def overwrites(path: Path | str) -> UsageError:
+    """The output is where the input is, or its weights are."""
     return UsageError(
-        f"the output is a file of the input's weights: {path}",
-        hint="choose another name for the output",
+        f"the output is a file of the input: {path}", hint="choose another name for the output"
     )
 
 

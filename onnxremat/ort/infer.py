@@ -21,7 +21,7 @@ from onnxremat.graph.sparse import make_dense
 from onnxremat.graph.unforeseen import foreseen
 from onnxremat.graph.weights import check_sizes
 from onnxremat.limits import TENSOR_BYTES, check
-from onnxremat.ort.session import Options, open_session, session_options
+from onnxremat.ort.session import Options, open_session, session_options, signature
 
 Typed: TypeAlias = tuple[int, tuple[int, ...]]  # element type, shape
 BIND = "bind inputs with --shape or --dim"
@@ -194,12 +194,18 @@ def _without_weights(model: onnx.ModelProto, limit: int) -> onnx.ModelProto:
     return light
 
 
-def infer(model: onnx.ModelProto, folder: Path | None = None) -> dict[str, Typed]:
+def infer(
+    model: onnx.ModelProto, folder: Path | None = None, *, opened: bool = True
+) -> dict[str, Typed]:
     """Element type and shape of every tensor, by name, as onnxruntime infers them on load.
 
     Where its inference stops (an operator without a rule), a static shape that the file itself
     states is taken, and inference goes on from there. Tensors whose shape depends on data, and
     values that are no tensors, are left out.
+
+    Args:
+        opened: False where it is opened anyway: then it is only read, and whether there is a kernel
+            for every op is not looked at.
 
     Raises:
         ModelError: onnxruntime refuses the graph (unknown operator, wrong shapes).
@@ -214,11 +220,13 @@ def infer(model: onnx.ModelProto, folder: Path | None = None) -> dict[str, Typed
     del light.graph.output[:]
     for name in sorted(wanted):
         light.graph.output.add(name=name)
-    found = _asked(light, folder)
+    found = _asked(light, folder, opened)
     helpful = [v for name, v in stated.items() if name in wanted and name not in found]
     if helpful:
         light.graph.value_info.extend(helpful)
-        found = {v.name: typed for v in helpful if (typed := _typed(v))} | _asked(light, folder)
+        found = {v.name: typed for v in helpful if (typed := _typed(v))} | _asked(
+            light, folder, opened
+        )
     return found
 
 
@@ -231,15 +239,20 @@ def _drop_repeated_names(model: onnx.ModelProto) -> None:
         seen.add(node.name)
 
 
-def _asked(light: onnx.ModelProto, folder: Path | None) -> dict[str, Typed]:
+def _asked(light: onnx.ModelProto, folder: Path | None, opened: bool) -> dict[str, Typed]:
     """What onnxruntime infers for a model whose every value is an output.
 
     It shows a value of unknown rank like a scalar; scalars are believed when ONNX's own inference
     finds them too.
     """
-    session = open_session(light, session_options(Options(level="disable", threads=1)), folder)
+    options = session_options(Options(level="disable", threads=1))
+    if opened:
+        session = open_session(light, options, folder)
+        outputs, inputs = session.get_outputs(), session.get_inputs()
+    else:
+        outputs, inputs = signature(light, options, folder)
     found: dict[str, Typed] = {}
-    for value in (*session.get_outputs(), *session.get_inputs()):
+    for value in (*outputs, *inputs):
         dtype = ORT_NAMES.get(value.type.removeprefix("tensor(").removesuffix(")"))
         if dtype is not None and all(isinstance(d, int) for d in value.shape):
             found[value.name] = (dtype, tuple(value.shape))
@@ -273,15 +286,20 @@ def _typed(value: onnx.ValueInfoProto) -> Typed | None:
     return tensor.elem_type, tuple(dim.dim_value for dim in tensor.shape.dim)
 
 
-def build_graph(model: onnx.ModelProto, folder: Path | None = None) -> Graph:
+def build_graph(
+    model: onnx.ModelProto, folder: Path | None = None, *, opened: bool = True
+) -> Graph:
     """A :class:`Graph` of a bound model, every tensor with type, shape and bytes where known.
+
+    Args:
+        opened: see :func:`infer`.
 
     Raises:
         ModelError: the graph is not valid, or onnxruntime refuses it.
     """
     model = read_small_weights(model, folder)
     ops = to_ops(model)
-    found = infer(model, folder)
+    found = infer(model, folder, opened=opened)
     tensors: dict[str, Tensor] = {}
     outputs = tuple(value.name for value in model.graph.output)
     last = set(outputs)

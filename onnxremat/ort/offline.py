@@ -32,7 +32,8 @@ from onnxremat.ort.weights import held_bytes
 
 # What a file may contain: standard operators (runs anywhere), onnxruntime's fused operators (runs
 # on any onnxruntime), or layouts for this processor as well (runs on this kind of machine).
-TARGETS = {"none": "disable", "portable": "basic", "onnxruntime": "extended", "host": "all"}
+HOST = "host"
+TARGETS = {"none": "disable", "portable": "basic", "onnxruntime": "extended", HOST: "all"}
 UNFOLD = 64 << 10  # bytes from which a folded constant is worth making anew
 HEAVY = 512 << 20  # bytes of weights from which the structure alone is optimised
 LADDER = tuple(TARGETS)  # each one's operators are among the next one's
@@ -69,7 +70,12 @@ class Optimised:
 
 
 def optimised_for(
-    model: onnx.ModelProto, target: str, folder: Path | None, *, to_write: bool = True
+    model: onnx.ModelProto,
+    target: str,
+    folder: Path | None,
+    *,
+    to_write: bool = True,
+    saved: onnx.ModelProto | None = None,
 ) -> Optimised:
     """The model optimised for ``target``, or for the next lower one whose result onnxruntime opens
     both with the options of plans and with its own. ``none`` leaves the model as it is.
@@ -77,15 +83,16 @@ def optimised_for(
     Args:
         target: a key of :data:`TARGETS`.
         folder: where the external weights of ``model`` are.
-        to_write: False leaves out whether onnxruntime's own options open it, for what is only
-            looked at.
+        to_write: False leaves out whether onnxruntime opens it, for what is only looked at.
+        saved: what a session of ``model`` that optimised for ``target`` has saved, as
+            :func:`read_saved` reads it; it is changed. None where none has.
     """
     why = ""
     for lower in reversed(LADDER[1 : LADDER.index(target) + 1]):
         try:
-            found, folded = _optimise(model, lower, folder)
+            found, folded = _optimise(model, lower, folder, saved if lower == target else None)
             made, place = set_apart(found, folder)
-            graph = build_graph(made, place)  # opened with the options of plans
+            graph = build_graph(made, place, opened=to_write)  # with the options of plans
             lasting = frozenset(lasting_tensors(made, place)) if to_write else None  # and its own
         except ModelError as error:
             why = why or error.why or error.what
@@ -152,18 +159,23 @@ def optimise(model: onnx.ModelProto, target: str, folder: Path | None) -> onnx.M
 
 
 def _optimise(
-    model: onnx.ModelProto, target: str, folder: Path | None
+    model: onnx.ModelProto, target: str, folder: Path | None, saved: onnx.ModelProto | None = None
 ) -> tuple[onnx.ModelProto, frozenset[str]]:
     """:func:`optimise`, and :attr:`Optimised.folded`."""
     model = _constants_as_weights(model)
     if target == "none":
         return model, frozenset()
-    with _saved(model, TARGETS[target], folder) as path:
-        if isinstance(folder, WeightFolder):
-            fused, _ = read_light(path, folder)
-        else:
-            fused = onnx.load_model(str(path), load_external_data=False)
-    return _restored(model, fused)
+    if saved is None:
+        with _saved(model, TARGETS[target], folder) as path:
+            saved = read_saved(path, folder)
+    return _restored(model, saved)
+
+
+def read_saved(path: Path, folder: Path | None) -> onnx.ModelProto:
+    """What a session has saved, its big weights in ``folder`` where that is a WeightFolder."""
+    if isinstance(folder, WeightFolder):
+        return read_light(path, folder)[0]
+    return onnx.load_model(str(path), load_external_data=False)
 
 
 @contextmanager

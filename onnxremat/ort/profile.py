@@ -20,19 +20,27 @@ from typing import Any
 import numpy as np
 import onnx
 
-from onnxremat.errors import ModelError
+from onnxremat.errors import MissingComponentError, ModelError
 from onnxremat.graph.dtypes import ORT_NAMES
-from onnxremat.graph.light import read_structure
 from onnxremat.graph.temporary import cut_short
 from onnxremat.ort.binding import empty, wrap
-from onnxremat.ort.session import DEFAULT, Options, first_line, open_session, session_options
+from onnxremat.ort.session import (
+    DEFAULT,
+    Options,
+    first_line,
+    open_session,
+    runtime_version,
+    session_options,
+)
 from onnxremat.ort.trips import require_few_trips
 
 Feeds = Mapping[str, np.ndarray]
+Read = Callable[[Path], onnx.ModelProto]  # of a model's file
 SEQUENCES = ("SplitToSequence", "SequenceConstruct", "SequenceInsert", "SequenceErase")
 # A row of the node-memory file: nothing in a name is quoted, lines, commas and quotes included.
 _ROW = re.compile(r"(.*?)_\d+,\d*,\d*,\d*,(\d+)\n", re.DOTALL)
 SIZES_KEY = "session.collect_node_memory_stats_to_file"
+IN_USE = "mem_bytes_requested_in_use"
 
 
 @dataclass(frozen=True)
@@ -69,8 +77,7 @@ class Profile:
             want them, packed or not).
         arena_bytes: bytes the arena holds after the last run (it never gives them back).
         outputs: what the model returned, by name.
-        fused: what onnxruntime made of the model at load, without the bytes of big weights; None
-            where nobody asked.
+        fused: what onnxruntime made of the model at load, as it was read; None where nobody asked.
     """
 
     kernels: tuple[Kernel, ...]
@@ -102,13 +109,13 @@ class Profiling:
     Attributes:
         runs: measured runs; seconds are medians per kernel, bytes are of the last run.
         warmup: runs before them.
-        fused: keep what onnxruntime makes of the model.
+        fused: reads what onnxruntime makes of the model; None where nobody asks.
         bound: outputs that are written into memory of the caller, and so take none of the session.
     """
 
     runs: int = 1
     warmup: int = 0
-    fused: bool = False
+    fused: Read | None = None
     bound: Sequence[str] = ()
 
 
@@ -140,16 +147,16 @@ def profile(
         made.profile_file_prefix = str(Path(scratch) / "profile")
         made.add_session_config_entry(SIZES_KEY, str(sizes))
         saved = Path(scratch) / "fused.onnx"
-        if asked.fused:
+        if asked.fused is not None:
             made.optimized_model_filepath = str(saved)
         session = open_session(str(model) if isinstance(model, Path) else model, made, folder)
-        structure = read_structure(saved) if asked.fused else None
+        fused = None if asked.fused is None else asked.fused(saved)
         saved.unlink(missing_ok=True)
         names = [value.name for value in session.get_outputs()]
         outputs = run_session(session, feeds, asked.warmup + asked.runs, asked.bound)
         found = ended(session, sizes, asked.runs, asked.warmup)
         del session
-    return replace(found, outputs=owned(names, outputs), fused=structure)
+    return replace(found, outputs=owned(names, outputs), fused=fused)
 
 
 def as_profiled(options: Options) -> Options:
@@ -163,6 +170,9 @@ def ended(session: Any, sizes: Path, runs: int, warmup: int = 0) -> Profile:
 
     Args:
         sizes: the node-memory file, given to the session under :data:`SIZES_KEY`.
+
+    Raises:
+        MissingComponentError: this onnxruntime writes no bytes into its profile.
     """
     events = _events(Path(session.end_profiling()))
     kernels, weights, arena = _kernels(events, warmup, runs, _scratch_bytes(sizes))
@@ -271,7 +281,7 @@ def _outermost(rows: Sequence[dict[str, Any]], scratch: Mapping[str, int]) -> li
 
 
 def _in_use(row: Mapping[str, Any]) -> int:
-    return int(row["args"].get("mem_bytes_requested_in_use", 0))
+    return int(row["args"].get(IN_USE, 0))
 
 
 def _kernels(
@@ -282,6 +292,12 @@ def _kernels(
         for event in events
         if event.get("cat") == "Node" and event["name"].endswith("_kernel_time")
     ]
+    if rows and not any(IN_USE in row["args"] for row in rows):
+        raise MissingComponentError(
+            f"onnxruntime {runtime_version()} does not say what a run holds",
+            why=f"its profile has no {IN_USE}, by which budgets are kept",
+            hint="pip install 'onnxruntime-gpu>=1.31', or another flavour of that version",
+        )
     rows = _outermost(rows, scratch)
     per_run, rest = divmod(len(rows), warmup + runs)
     if rest:

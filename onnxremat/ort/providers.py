@@ -7,7 +7,6 @@ only handed out after its providers have been looked at.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import importlib.util
 import io
 import json
@@ -21,9 +20,17 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper
 
-from onnxremat.device.host import bfloat16
+from onnxremat.device.host import bfloat16, made_by_intel
 from onnxremat.device.machine import PROVIDERS, Device, provider_name, short_name
 from onnxremat.errors import MissingComponentError
+from onnxremat.ort.plugins import (
+    OPENVINO,
+    PLUGINS,
+    intel_only,
+    offered,
+    plugin_device,
+    registered,
+)
 from onnxremat.ort.session import (
     TUNED,
     Options,
@@ -34,7 +41,7 @@ from onnxremat.ort.session import (
 )
 
 _PRECISION = {"fp32": "f32", "bf16": "bf16"}  # OpenVINO's words
-CPU, CUDA, OPENVINO = PROVIDERS["cpu"], PROVIDERS["cuda"], PROVIDERS["openvino"]
+CPU, CUDA = PROVIDERS["cpu"], PROVIDERS["cuda"]
 _HINTS = {
     CUDA: "pip install 'onnxruntime-gpu[cuda,cudnn]', and an NVIDIA driver",
     PROVIDERS["tensorrt"]: "pip install onnxruntime-gpu tensorrt, and an NVIDIA driver",
@@ -43,7 +50,6 @@ _HINTS = {
     PROVIDERS["coreml"]: "pip install onnxruntime (macOS)",
     PROVIDERS["webgpu"]: "pip install onnxruntime-ep-webgpu",
 }
-_PLUGINS = {OPENVINO: "onnxruntime_ep_openvino", PROVIDERS["webgpu"]: "onnxruntime_ep_webgpu"}
 
 
 def missing(device: Device) -> str:
@@ -52,22 +58,20 @@ def missing(device: Device) -> str:
         return ""
     if device.precision == "bf16" and bfloat16() is False:
         return "this processor has no bfloat16 (neither AMX nor AVX512-BF16)"
-    if device.precision == "bf16" and OPENVINO in providers() and not _registered(OPENVINO):
-        return "the OpenVINO inside this onnxruntime does not take bfloat16, its plugin does"
     return _missing(device.provider, device.index, device.options.get("device", "CPU"))
 
 
 @cache
 def _missing(provider: str, index: int, hardware: str) -> str:
-    module = _PLUGINS.get(provider)
-    if module is not None and _registered(provider):
-        if _plugin_device(provider, hardware) is not None:
+    module = PLUGINS.get(provider)
+    if module is not None and registered(provider):
+        if offered(provider, hardware) is not None:
             return ""
         why = f"the {short_name(provider)} plugin offers no {hardware} on this machine"
-        if provider == OPENVINO and hardware == "CPU":
-            why += ": it runs on Intel's processors only, and hides the CPU on others"
+        if provider == OPENVINO and hardware == "CPU" and not made_by_intel() and intel_only():
+            why += f": it lists Intel's processors only, and {intel_only()}"
         return why
-    if provider in providers():
+    if provider in providers() and provider != OPENVINO:
         started = _starts(provider, index)
         return "" if started else f"{provider} is in this onnxruntime but does not start here"
     if module is not None:
@@ -88,39 +92,6 @@ def require(device: Device) -> None:
     raise MissingComponentError(
         f"device '{device.name}' cannot be used: no {device.provider}", why=why, hint=hint
     )
-
-
-@cache
-def _registered(provider: str) -> bool:
-    """Load a provider that comes as a plugin library; whether it is there."""
-    import onnxruntime as ort
-
-    try:
-        plugin = importlib.import_module(_PLUGINS[provider])
-    except ImportError:
-        return False
-    try:
-        ort.register_execution_provider_library(short_name(provider), plugin.get_library_path())
-    except Exception as error:  # onnxruntime raises a dozen unrelated types
-        return "already registered" in str(error)
-    return True
-
-
-def plugin_device(device: Device) -> Any:
-    """onnxruntime's handle of a device whose provider is a plugin library; None for others."""
-    return _plugin_device(device.provider, device.options.get("device", "CPU"))
-
-
-def _plugin_device(provider: str, hardware: str) -> Any:
-    import onnxruntime as ort
-
-    if provider not in _PLUGINS or not _registered(provider):
-        return None
-    for found in ort.get_ep_devices():
-        kind = found.ep_metadata.get("ov_device", found.device.type.name)
-        if found.ep_name == provider and kind == hardware:
-            return found
-    return None
 
 
 @cache
@@ -301,9 +272,6 @@ def _named_options(provider: str, index: int, given: dict[str, str]) -> dict[str
         # By timing, which is the default, a recomputed convolution may get another algorithm than
         # its first run, with other bits and another workspace; and the search itself takes memory.
         found.setdefault("cudnn_conv_algo_search", "HEURISTIC")
-    if provider == OPENVINO:  # the provider built into the onnxruntime-openvino wheel
-        found.setdefault("device_type", found.pop("device", "CPU"))
-        found.setdefault("precision", "FP32")
     return found
 
 

@@ -170,6 +170,32 @@ def open_session(
         raise reason(refused(source, error)) from error
 
 
+def signature(
+    model: onnx.ModelProto, made: Any, folder: Path | None = None
+) -> tuple[list[Any], list[Any]]:
+    """Outputs and inputs of a model as a session shows them, without the session: onnxruntime reads
+    the model and infers shapes, and looks for no kernel. That is a seventh of opening it.
+
+    Args:
+        made: ``onnxruntime.SessionOptions``.
+
+    Raises:
+        ModelError: onnxruntime refuses the model.
+    """
+    runtime()
+    source = model_source(model, made, folder)
+    try:
+        from onnxruntime.capi.onnxruntime_pybind11_state import InferenceSession
+
+        read = InferenceSession(made, source, False, False)
+        return list(read.outputs_meta), list(read.inputs_meta)
+    except (ImportError, AttributeError, TypeError):  # its Python package is made otherwise
+        session = open_session(model, made, folder)
+        return session.get_outputs(), session.get_inputs()
+    except Exception as error:  # as open_session
+        raise reason(refused(source, error)) from error
+
+
 def model_source(
     model: onnx.ModelProto | str | os.PathLike[str] | bytes, made: Any, folder: Path | None
 ) -> str | bytes:

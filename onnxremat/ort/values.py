@@ -10,7 +10,8 @@ import numpy as np
 
 from onnxremat.device.machine import PROVIDERS, Device
 from onnxremat.ort.binding import wrap
-from onnxremat.ort.providers import place, plugin_device
+from onnxremat.ort.plugins import plugin_device
+from onnxremat.ort.providers import place
 
 SHARED = "session.use_env_allocators"  # take the pools that all sessions of the process share
 

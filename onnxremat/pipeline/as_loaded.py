@@ -11,12 +11,11 @@ from onnxremat.cost.analytic import analytic_costs
 from onnxremat.graph.ir import Graph, Role
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.graph.order import without_dead_ops
-from onnxremat.ort.offline import Optimised, optimised_for
+from onnxremat.ort.offline import HOST, Optimised, optimised_for
 from onnxremat.schedule.simulate import Rules, Timeline, simulate
 from onnxremat.session.measure import weight_bytes
 
 REUSE = Rules(reuse=True)
-EVERYTHING = "host"  # what a session optimises for by itself
 
 
 @dataclass(frozen=True)
@@ -63,8 +62,8 @@ def as_loaded(listed: Graph, home: Path | None, made: Optimised, graph: Graph) -
         made: it optimised; taken as it is where that was done for all that such a session does.
         graph: the ops of ``made``, every size known.
     """
-    if made.target != EVERYTHING:
-        made = optimised_for(to_model(listed), EVERYTHING, home, to_write=False)
+    if made.target != HOST:
+        made = optimised_for(to_model(listed), HOST, home, to_write=False)
         graph = without_dead_ops(made.graph)
     return Loaded(*_folded(graph, made.folded))
 

@@ -28,12 +28,12 @@ from onnxremat.graph.batch import (
 )
 from onnxremat.graph.functions import inline_functions
 from onnxremat.graph.ir import Graph
-from onnxremat.graph.onnx_io import files_of, read_small_weights, to_model, write_model
+from onnxremat.graph.onnx_io import read_small_weights, to_model, write_model
 from onnxremat.limits import TENSOR_BYTES
 from onnxremat.ort.feeds import seeded_feeds
 from onnxremat.ort.infer import bind, build_graph
 from onnxremat.ort.profile import named_outputs
-from onnxremat.pipeline.source import Source, read_source
+from onnxremat.pipeline.source import Source, files_read, read_source
 from onnxremat.rewrite.restore import restored
 from onnxremat.session.compare import compare
 
@@ -43,7 +43,8 @@ def set_batch(source: Source, target: str | os.PathLike[str], batch: int) -> dic
     is left out: it holds for the old batch.
 
     Raises:
-        UsageError: the model has no input with a batch dimension, or is a training step.
+        UsageError: the model has no input with a batch dimension, or is a training step; the target
+            is the source.
         UnsupportedError: rows of the result differ from rows of the original, or it does not run.
     """
     if batch < 1:
@@ -52,7 +53,7 @@ def set_batch(source: Source, target: str | os.PathLike[str], batch: int) -> dic
         raise UsageError(f"batch size {batch} is too large", why="no tensor has so many rows")
     model, folder, name = read_source(source)
     _refuse_training(model)
-    keep, before = files_of(model, folder), restored(model)
+    keep, before = files_read(source, model, folder), restored(model)
     facts: dict[str, Any] = {"model": name, "plan_left_out": before is not model}
     model = read_small_weights(inline_functions(before), folder)
     inputs, old = batched_inputs(model)

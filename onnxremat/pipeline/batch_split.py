@@ -259,7 +259,7 @@ class _Parts:
 
 def _noted(split: Prepared, parts: int, why: str) -> Prepared:
     note = f"the batch is computed in {parts} parts (whole: {why}; --split-batch 1 keeps it whole)"
-    return replace(split, notes=(*split.notes, note))
+    return split.noted(note)
 
 
 def _sentence(error: OnnxrematError) -> str:

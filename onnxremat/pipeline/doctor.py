@@ -76,8 +76,8 @@ def _openvino() -> Row:
     text = why or "ready: --devices cpu-openvino" + (faster if bfloat16() else "")
     if "not installed" in why:
         text += (
-            "; pip install 'onnxremat[openvino]' if the processor is Intel's: on a Xeon BERT's "
-            "inference took 0.65-0.75 of onnxruntime's time with it"
+            "; pip install 'onnxremat[openvino]': on a Xeon BERT's inference took 0.65-0.75 of "
+            "onnxruntime's time with it"
         )
     return Row("openvino", not why, False, text)
 

@@ -165,7 +165,7 @@ def _told(prepared: Prepared, budget: Budget, options: PlanOptions) -> Prepared:
     if limit is not None and prepared.store_all_peak <= limit.planned:
         return prepared
     note = f"the step is planned whole, not in parts: {why_whole(prepared)}"
-    return replace(prepared, notes=(*prepared.notes, note))
+    return prepared.noted(note)
 
 
 @dataclass

@@ -56,7 +56,8 @@ class Request:
         objective: ``time`` of all runs and copies, ``makespan`` with devices side by side,
             ``throughput`` of samples one after the other, or ``auto``: makespan where more than
             one device computes. A formulation minimises the time.
-        bench_seconds: time to spend on timing the result, 0 for none.
+        bench_seconds: time to spend on timing the result, 0 for none; None for a few seconds, or
+            what the time limit leaves.
         write_model: write the formulation (of ``options``, else ``cuts``) as ``.mps`` or ``.lp``
             before it is solved.
         read_solution: take the plan from a solution of the formulation instead of solving it.
@@ -80,7 +81,7 @@ class Request:
     options: PlanOptions = field(default_factory=PlanOptions)
     pins: Sequence[tuple[str, str]] = ()
     objective: str = "auto"
-    bench_seconds: float = 6.0
+    bench_seconds: float | None = None
     write_model: Path | None = None
     read_solution: Path | None = None
     costs: Costs | None = None

@@ -94,7 +94,7 @@ def as_pipelined(
     target: SeveralDevices, made: Bridge, answer: Answer, deployed: Deployment
 ) -> Pipelined:
     """With figures of the placement."""
-    alone = [t.total for t in target.tables.values()
+    alone = [t.alone for t in target.tables.values()
              if {op.name for op in target.prepared.graph.ops} <= t.seconds.keys()]  # fmt: skip
     placed: dict[str, Any] = {
         "max_load_seconds": answer.value * UNIT,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from onnxremat.errors import OnnxrematError
 from onnxremat.fission.region import Region
 from onnxremat.fission.training import StepParts
@@ -53,4 +51,4 @@ def _in_its_parts(prepared: Prepared, kept: KeptPlan, log: Phases) -> Prepared:
         else:
             made = prepare_step(prepared, StepParts(*said), log)
     named = ("some of it is computed in parts, as a refusal has named it",) if kept.parts else ()
-    return replace(made, notes=(*made.notes, *named))
+    return made.noted(*named)

@@ -6,9 +6,9 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import onnx
 
@@ -23,15 +23,15 @@ from onnxremat.graph.batch import batched_inputs
 from onnxremat.graph.bodies import brought_out
 from onnxremat.graph.functions import check_domains, inline_functions
 from onnxremat.graph.ir import Graph
-from onnxremat.graph.onnx_io import computes_nothing, files_of, to_model
+from onnxremat.graph.light import read_structure
+from onnxremat.graph.onnx_io import computes_nothing, to_model
 from onnxremat.graph.order import without_dead_ops
 from onnxremat.ort.blocks import require_block
 from onnxremat.ort.feeds import load_feeds, seeded_feeds
-from onnxremat.ort.infer import bind, build_graph, require_shapes, with_shapes
-from onnxremat.ort.offline import TARGETS, Optimised, optimised_for
+from onnxremat.ort.infer import bind, build_graph, require_shapes
+from onnxremat.ort.offline import HOST, TARGETS, read_saved
 from onnxremat.ort.profile import Feeds, Profile
 from onnxremat.ort.session import DEFAULT, TUNED, Options
-from onnxremat.pipeline.as_loaded import Loaded, as_loaded
 from onnxremat.pipeline.base_order import base_order, target_notes, weights_notes
 from onnxremat.pipeline.batch_slices import in_parts
 from onnxremat.pipeline.first_values import without_first_values
@@ -40,15 +40,15 @@ from onnxremat.pipeline.in_regions import in_regions
 from onnxremat.pipeline.mispadded import mispadded
 from onnxremat.pipeline.phases import MEASURE, OPTIMISE, READ, Phases
 from onnxremat.pipeline.priced import priced
-from onnxremat.pipeline.sizes import in_tensors, known_sizes, sequence_notes, with_measured_shapes
-from onnxremat.pipeline.source import Source, read_source
-from onnxremat.pipeline.time_left import MEASURING, OFF_PLANNING, OPENINGS, QUICK, say_of_runs
+from onnxremat.pipeline.sizes import in_tensors, sequence_notes, with_measured_shapes
+from onnxremat.pipeline.source import Source, files_read, read_source
+from onnxremat.pipeline.time_left import MEASURING, OFF_PLANNING, QUICK, say_of_runs
+from onnxremat.pipeline.unsplit import AsRead, Unsplit, optimised
 from onnxremat.pipeline.weight_order import DwPolicy, fixes_order
 from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.reduce import Reduced, reduce
 from onnxremat.rewrite.restore import restored
 from onnxremat.schedule.simulate import simulate
-from onnxremat.schedule.updates import written_over
 from onnxremat.session.measure import profiled, weight_bytes
 from onnxremat.session.process import PARTS, UPDATES, Beside, beside, nodes_bytes
 from onnxremat.units import Budget
@@ -125,7 +125,7 @@ class Settings:
 
     def on_this_machine(self) -> Settings:
         """The same with ``host`` for ``auto``."""
-        return replace(self, target="host") if self.target == AUTO else self
+        return replace(self, target=HOST) if self.target == AUTO else self
 
     def to_json(self) -> dict[str, Any]:
         """What preparing the same graph again needs."""
@@ -137,63 +137,6 @@ class Settings:
             **({"split_batch": list(self.split_batch)} if self.split_batch else {}),
             **({"fission": [r.to_json() for r in self.fission]} if self.fission else {}),
         }
-
-
-@dataclass(frozen=True)
-class AsRead:
-    """A model read and run.
-
-    Attributes:
-        name: file name, for people.
-        home: where external weights of ``source`` are.
-        source: bound, not optimised.
-        plain: the same with known sequences as plain tensors, no size of it from a run.
-        feeds: inputs for measuring, None when nothing is measured.
-        baseline: a run of the original under default options, None when nothing is measured.
-        files: that its weights were read from.
-    """
-
-    name: str
-    home: Path | None
-    source: Graph
-    plain: Graph
-    feeds: Feeds | None
-    baseline: Profile | None
-    files: tuple[Path, ...]
-
-
-@dataclass(frozen=True)
-class Unsplit(AsRead):
-    """A model read, run and optimised: what planning begins with, its batch whole or in parts.
-
-    Attributes:
-        made: optimised for the target.
-        graph: the same, every size known.
-        listed: ``plain`` with the sizes that a run has shown, in the file's order.
-        measured: bytes of the original under default options; None where it was not run.
-        forward: the model that a training step was made of here, None for what was read.
-    """
-
-    made: Optimised
-    graph: Graph
-    listed: Graph
-    measured: int | None
-    forward: onnx.ModelProto | None = None
-
-    @cached_property
-    def peak(self) -> int:
-        """Bytes of the original under default options, measured where possible."""
-        return self.loaded.run().peak if self.measured is None else self.measured
-
-    @cached_property
-    def loaded(self) -> Loaded:
-        """What a session without any options runs of it."""
-        return as_loaded(self.listed, self.home, self.made, self.graph)
-
-    @cached_property
-    def original(self) -> onnx.ModelProto:
-        """The bound model, not optimised."""
-        return to_model(self.source)
 
 
 @dataclass(frozen=True)
@@ -276,7 +219,12 @@ class Prepared:
     @property
     def unmeasured(self) -> Prepared:
         """The same as one that cannot be run: its plans are predicted alone."""
-        return replace(self, unsplit=replace(self.unsplit, feeds=None))
+        unsplit = known_of(self.unsplit, replace(self.unsplit, feeds=None))
+        return known_of(self, replace(self, unsplit=unsplit))
+
+    def noted(self, *notes: str) -> Prepared:
+        """The same with more to say about it."""
+        return known_of(self, replace(self, notes=(*self.notes, *notes)))
 
     @property
     def bare(self) -> Prepared:
@@ -343,6 +291,16 @@ class Prepared:
         return replace(DEFAULT, threads=self.settings.threads)
 
 
+K = TypeVar("K", Prepared, Unsplit)
+
+
+def known_of(made: K, same: K) -> K:
+    """What was worked out of the one, known of the other, too, of which it is as true."""
+    for name, value in vars(made).items():
+        vars(same).setdefault(name, value)
+    return same
+
+
 def prepare(source: Source, settings: Settings, progress: Progress | None = None) -> Prepared:
     """Read, bind, optimise, order and price a model.
 
@@ -374,7 +332,7 @@ def prepare(source: Source, settings: Settings, progress: Progress | None = None
 
 def _prepared(source: Source, settings: Settings, log: Phases) -> Prepared:
     model, folder, name = read_source(source)
-    files = files_of(model, folder)
+    files = files_read(source, model, folder)
     require_block(model)
     model = restored(model)
     check_domains(model)
@@ -385,7 +343,7 @@ def _prepared(source: Source, settings: Settings, log: Phases) -> Prepared:
         forward, bound = bound, step_of(bound, folder, settings)
     bound, dropped = without_first_values(bound)
     bound, folder = brought_out(bound, folder) if forward is None else (bound, folder)
-    original = without_dead_ops(build_graph(bound, folder))
+    original = without_dead_ops(build_graph(bound, folder, opened=not settings.measure))
     if all(op.op_type == "Constant" for op in original.ops):
         raise computes_nothing(name)
     plain = in_tensors(original, folder)
@@ -397,13 +355,15 @@ def _prepared(source: Source, settings: Settings, log: Phases) -> Prepared:
             options = replace(DEFAULT, threads=settings.threads)
             updates = tuple(in_place(bound, settings.not_counted).values())
             began = time.perf_counter()
-            baseline = profiled(bound, feeds, options, folder, updates)
+            # What is planned for this processor is what this session makes of it, too.
+            read = partial(read_saved, folder=folder) if settings.target == HOST else read_structure
+            baseline = profiled(bound, feeds, options, folder, updates, read)
             took = time.perf_counter() - began
         say_of_runs(took, log)
         original = with_measured_shapes(original, bound, feeds, folder)
     with log.phase(OPTIMISE):
-        read = AsRead(name, folder, original, plain, feeds, baseline, files)
-        unsplit = optimised(read, settings, log)
+        found = AsRead(name, folder, original, plain, feeds, baseline, files)
+        unsplit = optimised(found, settings, log)
         made = for_planning(replace(unsplit, forward=forward), settings, log)
     return replace(made, notes=(*dropped, *mispadded(original), *made.notes))
 
@@ -417,34 +377,8 @@ def step_of(
     """The training step of a model."""
     assert settings.train is not None
     # The portable graph uses no kernels of one processor; a file for this one may.
-    step = settings.train.on_this_machine() if settings.target == "host" else settings.train
+    step = settings.train.on_this_machine() if settings.target == HOST else settings.train
     return differentiate(forward, folder=folder, settings=step, parting=parting)
-
-
-def optimised(read: AsRead, settings: Settings, log: Phases) -> Unsplit:
-    """The original optimised for its target."""
-    log("optimising the graph as onnxruntime does at load")
-    original, home, feeds, baseline = read.source, read.home, read.feeds, read.baseline
-    listed = with_shapes(read.plain, known_sizes(original))
-    listed_model, target = to_model(listed), settings.target
-    slow = log.left < OPENINGS * log.seconds.get(MEASURE, 0.0)  # then what is written is tried
-    made = optimised_for(listed_model, target, home, to_write=settings.to_write and not slow)
-    graph = without_dead_ops(made.graph)
-    graph = with_shapes(graph, {n: found for n, found in known_sizes(listed).items() if found[1]})
-    if feeds is not None:
-        graph = with_measured_shapes(graph, to_model(graph), feeds, made.folder)
-    require_shapes(graph)
-    updates = in_place(original.model, settings.not_counted).values()
-    graph, listed = written_over(graph, updates), written_over(listed, updates)
-    peak = None
-    if baseline is not None:
-        held = weight_bytes(original, baseline, level=DEFAULT.level, folder=home)
-        peak = held + baseline.live_peak
-    original = written_over(original, updates)
-    return Unsplit(
-        read.name, home, original, read.plain, feeds, baseline, read.files,
-        made, graph, listed, peak,
-    )  # fmt: skip
 
 
 def for_planning(

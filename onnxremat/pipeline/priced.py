@@ -16,11 +16,13 @@ from onnxremat.grad import updated_inputs
 from onnxremat.graph.ir import Graph
 from onnxremat.ort.profile import Feeds, Profile
 from onnxremat.pipeline.phases import COSTS, Phases
+from onnxremat.pipeline.time_left import for_costs
 from onnxremat.session.measure import weight_bytes
 from onnxremat.session.process import beside, in_any_parts
 
 if TYPE_CHECKING:
-    from onnxremat.pipeline.prepare import Prepared, Settings, Unsplit
+    from onnxremat.pipeline.prepare import Prepared, Settings
+    from onnxremat.pipeline.unsplit import Unsplit
 
 INTERRUPTED = "interrupted while costs were measured: they are estimated from those of the whole"
 
@@ -58,7 +60,7 @@ def priced(
             log.phase(COSTS, "measuring the cost of every op"),
         ):
             table, ran = measure_costs(
-                graph, feeds, settings.measuring(unsplit.made.folder),
+                graph, feeds, for_costs(settings.measuring(unsplit.made.folder), log),
                 threads=settings.threads, estimate=estimate,
             )  # fmt: skip
             return replace(table, kernels=kernel_costs(settings.threads)), ran

@@ -25,7 +25,7 @@ from onnxremat.pipeline.limits import on_top
 from onnxremat.pipeline.over_devices import DevicesRun, OverDevices
 from onnxremat.pipeline.phases import TIME, VERIFY, Phases
 from onnxremat.pipeline.prepare import Prepared
-from onnxremat.pipeline.time_left import no_time, said_of_short
+from onnxremat.pipeline.time_left import for_timing, no_time, said_of_short
 from onnxremat.pipeline.verify import bytes_checks
 from onnxremat.rewrite.pins import is_added
 from onnxremat.schedule.plan import Plan
@@ -206,7 +206,7 @@ class Result:
         its options (``<path>.options.json``); returns the files written.
 
         Raises:
-            UsageError: the folder is not writable.
+            UsageError: the folder is not writable, or the path is that of what was read.
         """
         target, artifact = Path(path), self.candidate.artifact
         keep = self.prepared.unsplit.files
@@ -235,11 +235,11 @@ class Timed:
     """How a result is timed.
 
     Attributes:
-        seconds: to spend, 0 for none.
+        seconds: to spend, 0 for none; None for what the time limit leaves.
         during: entered while it is timed.
     """
 
-    seconds: float = 6.0
+    seconds: float | None = None
     stop: Callable[[], bool] | None = None
     during: Callable[[], AbstractContextManager[object]] = nullcontext
 
@@ -267,10 +267,11 @@ def finish(kind: type[R], candidate: Candidate, timed: Timed, log: Phases, **mor
         bytes_ = bytes_checks(made.predict(), run, candidate.limits, made.beside)
         close = compare(next(iter(run.outputs.values())), prepared.baseline.outputs)
     timings: list[Timing] = []
-    if timed.seconds > 0 and not (timed.stop and timed.stop()):
+    seconds = for_timing(prepared, log) if timed.seconds is None else timed.seconds
+    if seconds > 0 and not (timed.stop and timed.stop()):
         with log.phase(TIME, "timing"), timed.during():
             contenders = candidate.artifact.contenders(prepared)
-            timings = bench(contenders, prepared.feeds, seconds=timed.seconds, stop=timed.stop)
+            timings = bench(contenders, prepared.feeds, seconds=seconds, stop=timed.stop)
     return kind(
         candidate,
         Verified(verified.same, (*verified.checks, *bytes_), verified.changing),

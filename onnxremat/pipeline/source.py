@@ -9,7 +9,7 @@ from typing import TypeAlias
 import onnx
 
 from onnxremat.graph.light import read_light
-from onnxremat.graph.onnx_io import from_object
+from onnxremat.graph.onnx_io import files_of, from_object
 from onnxremat.graph.text import check_attributes, check_text
 from onnxremat.graph.weights import set_apart
 
@@ -34,3 +34,9 @@ def read_source(source: Source) -> tuple[onnx.ModelProto, Path | None, str]:
     check_text(model, "the model")
     check_attributes(model, "the model")
     return *set_apart(model, None), model.graph.name or "model"
+
+
+def files_read(source: Source, model: onnx.ModelProto, folder: Path | None) -> tuple[Path, ...]:
+    """Files that a model and its weights were read from."""
+    own = (Path(source),) if isinstance(source, str | os.PathLike) else ()
+    return (*own, *files_of(model, folder))

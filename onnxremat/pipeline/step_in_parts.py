@@ -17,15 +17,9 @@ from onnxremat.pipeline.divided import IN_PARTS, passing
 from onnxremat.pipeline.first_values import without_first_values
 from onnxremat.pipeline.in_regions import check_parts
 from onnxremat.pipeline.phases import OPTIMISE, Phases
-from onnxremat.pipeline.prepare import (
-    AsRead,
-    Prepared,
-    Progress,
-    for_planning,
-    optimised,
-    step_of,
-)
+from onnxremat.pipeline.prepare import Prepared, Progress, for_planning, step_of
 from onnxremat.pipeline.sizes import in_tensors, with_measured_shapes
+from onnxremat.pipeline.unsplit import AsRead, optimised
 
 
 def prepare_step(

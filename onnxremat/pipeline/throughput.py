@@ -426,7 +426,7 @@ def corrected(target: SeveralDevices, artifact: Pipelined) -> dict[str, CostTabl
         rest = sum(usual) / len(usual)
         seconds = {op: took * of_op.get(op, rest) for op, took in table.seconds.items()}
         source = table.source.removesuffix(AS_TRIED) + AS_TRIED
-        found[name] = replace(table, seconds=seconds, source=source)
+        found[name] = replace(table, seconds=seconds, source=source, apart=table.alone)
     return found
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from onnxremat.pipeline.phases import COSTS, LOAD, MEASURE, PLAN, TIME, Phases
+from onnxremat.cost.measure import Measuring
+from onnxremat.pipeline.phases import COSTS, LOAD, MEASURE, PLAN, READ, TIME, Phases
 from onnxremat.planner.options import PlanOptions
 
 if TYPE_CHECKING:
@@ -18,7 +20,9 @@ LONG_RUN = 3.0  # seconds from which it is said that runs of the model take thei
 PARTS = 2  # times as long as the whole a graph in parts takes to be optimised, at least
 FLOOR = 0.5  # of the limit, that planning has whatever came before
 RUNS = 2  # of a plan, as long as that of the original, that planning leaves time for
-OPENINGS = 2  # times as long as the original's run onnxruntime takes to optimise it twice
+AHEAD = 4  # times as long as reading and running a model what comes after takes, with all checks
+TIMING = 6.0  # seconds of timing a result, where nobody says how many
+TIMED = 3  # sessions that are opened for it
 PASSES = 4  # sessions that a graph in parts is run in before its plan is known to be good
 # Times the limit, and seconds, in which a command is to be done; one more is for starting Python.
 BEYOND, BESIDE = 1.2, 4.0
@@ -55,9 +59,30 @@ def _said_of_late(options: PlanOptions, log: Phases) -> str:
     )
 
 
-def no_time(prepared: Prepared, log: Phases) -> bool:
-    """Whether one more session of the model, opened, run and looked at, would end too late."""
-    return log.left < prepared.passing
+def is_slow(log: Phases) -> bool:
+    """Whether so much of the time went into reading a model and running it that nothing is left for
+    what can be left out: what is written is tried then, and nothing before it."""
+    return log.left < AHEAD * (log.seconds.get(READ, 0.0) + log.seconds.get(MEASURE, 0.0))
+
+
+def for_costs(how: Measuring, log: Phases) -> Measuring:
+    """How costs are measured in the time that is left, less that for running a plan."""
+    room = log.left - RUNS * log.seconds.get(MEASURE, 0.0)
+    return replace(how, within=min(how.within, max(0.0, room)))
+
+
+def no_time(prepared: Prepared, log: Phases, sessions: float = 1) -> bool:
+    """Whether more sessions of the model, opened, run and looked at, would end too late."""
+    return log.left < sessions * prepared.passing
+
+
+def for_timing(prepared: Prepared, log: Phases) -> float:
+    """Seconds of timing that the time limit leaves, 0 where it is not worth it."""
+    room = log.left - TIMED * prepared.passing
+    if room < 1:
+        log("there was no time left to time it: --bench-seconds takes it")
+        return 0.0
+    return min(TIMING, room)
 
 
 def said_of_short(prepared: Prepared) -> str:

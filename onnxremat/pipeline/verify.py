@@ -8,11 +8,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import onnx
+
 from onnxremat.device.host import memory_bytes
 from onnxremat.errors import UsageError
 from onnxremat.execute.deployment import Deployment, read_deployment
 from onnxremat.execute.resident import devices_rise
 from onnxremat.grad import updated_inputs
+from onnxremat.grad.description import is_step
+from onnxremat.grad.marks import first_of
 from onnxremat.ort.profile import Feeds
 from onnxremat.ort.session import DEFAULT, open_session, session_options
 from onnxremat.pipeline.artifact import CPU, FEW, NEAR, Artifact, Check, Kind, Measured
@@ -124,6 +128,7 @@ def verify(
     )
     limits = written.limits if budget is None else written.limits_of(budget)
     reference = Reference.read(original, wanted)
+    _require_inputs(reference, written)
     outputs, run = _outputs(reference, written.artifact, max(1, seeds))
     checks = [outputs, *run.checks]
     resident: Mapping[str, int | None] = {}
@@ -168,6 +173,7 @@ class _Verified:
     limits: Mapping[str, int]
     facts: Mapping[str, Any]
     path: Path
+    model: onnx.ModelProto
     updates: Mapping[str, str] = field(default_factory=dict)  # see Written.updates
 
     @classmethod
@@ -180,13 +186,14 @@ class _Verified:
         facts = written.facts
         if written.several:
             made = read_deployment(path)
-            return cls(as_artifact(made), made.limits, facts, path)
+            return cls(as_artifact(made), made.limits, facts, path, written.model)
         options = replace(written.options, threads=threads)
         kind = Unchanged if options.fuses else InOneSession  # written as it was, or planned
         rewritten, folder = Rewritten(written.carried, written.plan), written.folder
         more, budget = counted(facts).total, written.plan.provenance.budget
         artifact = kind(rewritten, options, folder, file=path, beside=more)
-        return cls(artifact, {CPU: budget - more} if budget else {}, facts, path, written.updates)
+        limits = {CPU: budget - more} if budget else {}
+        return cls(artifact, limits, facts, path, written.model, written.updates)
 
     @property
     def session(self) -> int:
@@ -240,6 +247,22 @@ class _Verified:
                 hint="give bytes",
             )
         return found
+
+
+def _require_inputs(reference: Reference, written: _Verified) -> None:
+    """Raises:
+    UsageError: the original has not all inputs of the result.
+    """
+    known = {*reference.graph.inputs, *(t.name for t in written.model.graph.initializer)}
+    lacking = [value.name for value in written.model.graph.input if value.name not in known]
+    if lacking:
+        made = "is a training step, and" if is_step(written.model) else "is of another model:"
+        before = "the step before it was planned: onnxremat differentiate, with the same options"
+        raise UsageError(
+            f"{written.path} cannot be compared with this original",
+            why=f"it {made} takes {first_of(lacking, 3)}, which the original does not",
+            hint=f"give {before if is_step(written.model) else 'the model that it was made of'}",
+        )
 
 
 def bytes_checks(

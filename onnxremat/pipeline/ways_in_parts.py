@@ -129,7 +129,7 @@ class InParts(ABC):
             f"figures and proof of the plan are of the {of} in these parts; other parts may do "
             "better"
         )
-        return replace(split, notes=(*split.notes, f"computed in parts: {what}", proof))
+        return split.noted(f"computed in parts: {what}", proof)
 
     def _seen(self, known: Known) -> None:
         if self.smallest is None or known.budget < self.smallest.budget:

@@ -26,6 +26,7 @@ from onnxremat.session.process import UPDATES
 from onnxremat.units import Budget, format_bytes
 
 HALF = 0.5  # of the time, for the smallest budget
+BUILT = 2  # times as long as a session of the model a plan of it takes to be built and run
 PREDICTED = "by prediction: there was no time to run it"
 TURNS, NEARLY = 4, 1.02  # of bisection below what was found; times the least, where it ends
 
@@ -141,7 +142,7 @@ def smallest(
         plan_seconds=0.0,
     )
     free = OneSession(prepared, Limit(1 << 62), log)  # gates take some bytes more than was found
-    how = PREDICTED if refused and no_time(prepared, log) else ""
+    how = PREDICTED if refused and no_time(prepared, log, BUILT) else ""
     if how:
         free = replace(free, prepared=prepared.unmeasured, sketched=True)
     made, _ = carried_out(free, Aim(free.limits), solution, solution)

@@ -106,6 +106,14 @@ class Search:
             self._tried = self.value
             self._prove()
 
+    def take(self, where: Index | None) -> None:
+        """Go on from a placement of the nodes where there is one and it is better."""
+        if where is not None:
+            found = by_class(self.c, where)
+            value = self.annealing.value(found)
+            if value < self.value:
+                self.value, self.best = value, found
+
     def answer(self) -> Answer:
         """The best so far."""
         return Answer(
@@ -139,11 +147,7 @@ class Search:
 
     def _take(self, small: Classes, found: Index | None) -> None:
         """Take over a placement of joined classes where it is better."""
-        if found is not None:
-            where = by_class(self.c, small.nodes(found))
-            value = self.annealing.value(where)
-            if value < self.value:
-                self.value, self.best = value, where
+        self.take(None if found is None else small.nodes(found))
 
 
 def by_class(c: Classes, where: Index) -> Index:

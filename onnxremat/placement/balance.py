@@ -64,7 +64,7 @@ def within_memory(c: Classes) -> float:
     if not graph.cpus or float(c.size[can].sum()) <= graph.accelerators * graph.memory:
         return 0.0
     share = [model.column(0.0, float(fits)) for fits in can]  # of a class, on accelerators
-    most = model.column(cost=1.0)
+    most = model.column(0.0, float(c.slow.sum()), 1.0)  # all on one CPU is a way
     fast = [(x, float(time)) for x, time in zip(share, c.load, strict=True)]
     slow = [(x, float(time)) for x, time in zip(share, c.slow, strict=True)]
     held = c.size / max(graph.memory, 1.0)

@@ -12,6 +12,7 @@ import numpy as np
 
 from onnxremat.placement import limits
 from onnxremat.placement.answer import Answer, Work
+from onnxremat.placement.balance import within_memory
 from onnxremat.placement.chains import HUGE, Chain, Chains
 from onnxremat.placement.classes import Classes, condense
 from onnxremat.placement.graph import PlacementGraph
@@ -39,7 +40,7 @@ def best_chain(raw: Classes, work: Work, method: str) -> Answer:
     """The same for classes with any precedence."""
     c = free_ends(raw)
     chains = Chains(c)
-    floor = chains.balances[1].bound
+    floor = max(chains.balances[1].bound, within_memory(c))
     best, home = _first(chains, work), c
     upper = best.value if best else HUGE
     small = inseparable(c, upper)

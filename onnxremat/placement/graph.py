@@ -123,6 +123,12 @@ class PlacementGraph:
             memory=self.memory if memory is None else float(memory * self.unit),
         )
 
+    def uncoloured(self) -> PlacementGraph:
+        """Every node a class of its own."""
+        labels = tuple(self.shown(v) for v in range(self.count))
+        alone = np.zeros(self.count, np.bool_)
+        return replace(self, colour=np.arange(self.count), coloured=alone, labels=labels)
+
 
 def grouped(number: Index, count: int) -> Rows:
     """Which elements have each number, shape (count,)."""

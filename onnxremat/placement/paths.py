@@ -9,7 +9,7 @@ the least, over all ways to cut P into stretches (one piece each) and single CPU
 
 a least cut, infinite where the classes of the stretch are too many bytes or not supported, or where
 one of them has nodes of P inside and outside the stretch. With q slots per accelerator a class may
-be spread over slots of one: then stretches with classes of several nodes cost their nodes on P.
+be spread over slots of one: then every node is a class of its own.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def tails(graph: PlacementGraph, slots: int, upper: float, work: Work) -> list[T
         slots: pieces per accelerator.
         upper: times that no placement below it has are of no use.
     """
-    c = condense(graph, chain=False)
+    c = condense(graph if slots == 1 else graph.uncoloured(), chain=False)
     least = LoadCuts(c)
     found: list[Tail] = []
     for path in _paths(graph):
@@ -132,8 +132,6 @@ class _Path:
         for i, g in enumerate(self.classes):
             self.first.setdefault(g, i)
             self.last[g] = i
-        members = np.bincount(c.of, minlength=c.count)
-        self.whole = members == 1 if slots > 1 else np.ones(c.count, np.bool_)
 
     def tail(self, upper: float, work: Work) -> Tail:
         """The least ways to cut up what is left of the path, from each place on."""
@@ -157,25 +155,22 @@ class _Path:
         held: set[int] = set()
         size = compute = 0.0
         for j in range(i, len(self.path)):
-            g, v = self.classes[j], self.path[j]
-            if not graph.supported[v]:
+            g = self.classes[j]
+            if self.first[g] < i or not c.supported[g]:
                 break
-            if self.slots == 1 and (self.first[g] < i or not c.supported[g]):
-                break
-            if g not in held or self.slots > 1:
-                alone = self.slots > 1 and not self.whole[g]
-                size += float(graph.size[v] if alone else c.size[g])
-                compute += float(graph.acc[v] if alone else c.load[g])
+            if g not in held:
+                size += float(c.size[g])
+                compute += float(c.load[g])
             held.add(g)
             if size > graph.memory or compute >= enough:
                 break
-            if self.slots == 1 and any(self.last[h] > j for h in held):
+            if any(self.last[h] > j for h in held):
                 continue
             found.append((j, max(compute, self._cut(held, i, j, enough, work))))
         return found
 
     def _cut(self, held: set[int], i: int, j: int, enough: float, work: Work) -> float:
-        if not work.left or not all(self.whole[g] for g in held):
+        if not work.left:
             return 0.0
         refused = {self.classes[i - 1]} if i else set()
         if j + 1 < len(self.path):

@@ -10,6 +10,7 @@ from itertools import islice
 
 import numpy as np
 
+from onnxremat.errors import InfeasibleError
 from onnxremat.placement import contiguous
 from onnxremat.placement.answer import SAME, Answer, Work
 from onnxremat.placement.anywhere import Search, by_class
@@ -17,10 +18,11 @@ from onnxremat.placement.anywhere import solve as solve_max_load
 from onnxremat.placement.balance import balance
 from onnxremat.placement.chains import Chain, Chains
 from onnxremat.placement.classes import Classes, condense, loads
-from onnxremat.placement.graph import PlacementGraph
+from onnxremat.placement.graph import Index, PlacementGraph
 from onnxremat.placement.reduce import free_ends, inseparable
 
 FIRST = 0.3  # share of the time for a first search
+CHAINED = 0.1  # share of the time for the best chain, which is a placement of any shape, too
 ALONE = 0.25  # share of what is left, for a proof of each load alone
 WIDTH = 0.003  # of the value: of the ranges that chains are looked for in
 
@@ -151,11 +153,20 @@ def anywhere(graph: PlacementGraph, work: Work) -> Answer:
     if not graph.training or first.where is None:
         return first
     search = begin(graph, first, work)
+    search.take(_chained(graph, work.share(CHAINED * work.seconds)))
     both = sum(_alone(search, side, work.share(ALONE * work.left)) for side in (0, 1))
     if both > search.bound:
         search.bound, search.by = both, "both loads alone"
     search.run()
     return search.answer()
+
+
+def _chained(graph: PlacementGraph, work: Work) -> Index | None:
+    """The best chain, a device per node; None where there is none."""
+    try:
+        return chain(graph, work).where
+    except InfeasibleError:  # of chains alone
+        return None
 
 
 def begin(graph: PlacementGraph, first: Answer, work: Work) -> Search:

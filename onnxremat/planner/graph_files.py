@@ -7,6 +7,7 @@ layered graphs with ``out_cost`` and ``duration``. An edge u -> v says that v re
 from __future__ import annotations
 
 import heapq
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from onnxremat.planner.problem import OneDevice, Problem, Rows
 
 SIZES = ("cost_ram", "out_cost", "size", "memory")
 TIMES = ("cost_cpu", "duration", "time", "cost")
+MOST_BYTES = 1 << 60  # of all values: sums of them are whole numbers of 64 bits
 
 
 class GraphFileError(ValueError):
@@ -52,24 +54,41 @@ def read_graph(path: str | Path) -> Problem:
 def _problem(data: dict[str, Any], nodes: list[dict[str, Any]], links: list[Any]) -> Problem:
     ids = [node["id"] if "id" in node else node["name"] for node in nodes]
     index = {name: i for i, name in enumerate(ids)}
+    if len(index) < len(ids):
+        twice = next(name for i, name in enumerate(ids) if index[name] != i)
+        raise ValueError(f"two nodes have the id {twice!r}")
     inputs: list[list[int]] = [[] for _ in nodes]
     for link in links:
         tail, head = _ends(link)
+        for name in (tail, head):
+            if name not in index:
+                raise ValueError(f"link {link!r} names node {name!r}, which there is not")
         inputs[index[head]].append(index[tail])
     size_key, time_key = _key(nodes[0], SIZES), _key(nodes[0], TIMES)
     order = _order(data, index, inputs)
     rank = {node: i for i, node in enumerate(order)}
     count = len(order)
+    sizes = [_bytes(nodes[v][size_key]) for v in order]
+    if sum(sizes) > MOST_BYTES:
+        raise ValueError(
+            f"all sizes together are {sum(sizes)} bytes, at most {MOST_BYTES} are read"
+        )
     return OneDevice(
-        cost=np.asarray([float(nodes[v][time_key]) for v in order]),
+        cost=np.asarray([_seconds(nodes[v][time_key]) for v in order]),
         work=np.zeros(count, np.int64),
         reads=Rows.of([sorted({rank[u] for u in inputs[v]}) for v in order]),
         writes=Rows.of([[i] for i in range(count)]),
-        size=np.asarray([_bytes(nodes[v][size_key]) for v in order], np.int64),
+        size=np.asarray(sizes, np.int64),
         keep=np.zeros(count, np.bool_),
         inplace=Rows.of([[] for _ in order]),
         recompute=np.ones(count, np.bool_),
     ).problem()
+
+
+def _seconds(number: float) -> float:
+    if not 0 <= float(number) < inf:
+        raise ValueError(f"a time of {number} is no number of seconds")
+    return float(number)
 
 
 def _bytes(number: float) -> int:

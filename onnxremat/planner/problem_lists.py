@@ -144,11 +144,17 @@ class ProblemLists:
         """The device of each value that can be on one only, -1 for the others."""
         return [places[0] if len(places) == 1 else -1 for places in self.places]
 
-    def least_run(self, device: int, op: int) -> int:
+    def least_run(self, device: int, op: int, *, first: bool = True) -> int:
         """Bytes that a run of an op on a device takes at least: workspace, inputs and outputs, less
-        the largest takeover."""
-        size = self.size[device]
-        bytes_ = self.work[device][op] + sum(size[u] for u in {*self.reads[op], *self.writes[op]})
+        the largest takeover.
+
+        Args:
+            first: it is the first run of the op, which makes all outputs. A later one makes no kept
+                value, and that may be on another device.
+        """
+        size, reads = self.size[device], self.reads[op]
+        made = [u for u in self.writes[op] if first or not self.keep[u] or self.lone[u] >= 0]
+        bytes_ = self.work[device][op] + sum(size[u] for u in {*reads, *made})
         return bytes_ - max((size[u] for u in self.inplace[op]), default=0)
 
     @cached_property

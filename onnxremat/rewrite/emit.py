@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import math
+import re
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +29,12 @@ from onnxremat.schedule.expand import expand
 from onnxremat.schedule.plan import Plan
 from onnxremat.units import format_bytes
 
+# What there is in the entry "facts" of a file, by kind; all of it may be missing, or null.
+_SECONDS = "seconds_by_phase"
+_NUMBERS = re.compile(
+    r".*_(bytes|ops|ratio|seconds|spread)|overhead_.*|bound|difference_to_original|gap|ops|rounds"
+)
+_LISTS, _OBJECTS = ("fission", "not_counted", "notes", "split_batch"), (_SECONDS, "written_model")
 KEY = "onnxremat"
 PIN_ROUNDS = 6
 
@@ -157,6 +165,9 @@ def figures(facts: Mapping[str, str], name: str = "facts") -> dict[str, Any]:
         found = plain_json.loads(facts.get(name, "{}"))
         if not isinstance(found, dict):
             raise ValueError("it is no object")
+        for key, value in found.items():
+            if not _is_said_so(name, key, value):
+                raise ValueError(f"'{key}' is {json.dumps(value)[:80]}")
     except ValueError as error:
         raise UsageError(
             f"what the model's metadata says in '{KEY}.{name}' is damaged",
@@ -164,6 +175,25 @@ def figures(facts: Mapping[str, str], name: str = "facts") -> dict[str, Any]:
             hint="plan again",
         ) from error
     return found
+
+
+def _is_said_so(entry: str, key: str, value: object) -> bool:
+    """Whether a value is of the kind that is written under its name."""
+    if entry == "options":
+        return True  # they are looked at where they are read
+    if value is None:
+        return entry == "facts"
+    if entry == "scratch" or _NUMBERS.fullmatch(key):
+        return _is_number(value)
+    if key in _LISTS:
+        return isinstance(value, list)
+    if key in _OBJECTS:
+        return isinstance(value, dict) and (key != _SECONDS or all(map(_is_number, value.values())))
+    return True
+
+
+def _is_number(value: object) -> bool:
+    return type(value) is int or (type(value) is float and math.isfinite(value))
 
 
 def set_metadata(model: onnx.ModelProto, facts: Mapping[str, Any]) -> None:

@@ -10,11 +10,12 @@ from typing import Any
 import onnx
 
 from onnxremat.graph.ir import Graph, Op
+from onnxremat.graph.light import read_structure
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.graph.order import default_order, priority_order, reordered
 from onnxremat.ort.blocks import known_as
 from onnxremat.ort.offline import is_light, resident_weights, weights_held
-from onnxremat.ort.profile import Feeds, Kernel, Profile, Profiling, profile
+from onnxremat.ort.profile import Feeds, Kernel, Profile, Profiling, Read, profile
 from onnxremat.ort.session import Options
 from onnxremat.ort.weights import held_by
 from onnxremat.rewrite.pins import is_added
@@ -110,17 +111,19 @@ def profiled(
     options: Options,
     folder: Path | None = None,
     bound: Sequence[str] = (),
+    read: Read = read_structure,
 ) -> Profile:
     """A run with the profiler on, and what onnxruntime made of the model where it fuses.
 
     Args:
+        read: for what it made: without the bytes of big weights, or whole.
         bound: see :class:`onnxremat.ort.profile.Profiling`.
 
     Raises:
         ModelError: onnxruntime refuses the model or the run fails.
     """
     light = isinstance(model, onnx.ModelProto) and is_light(model)
-    fused = light and options.fuses
+    fused = read if light and options.fuses else None
     return profile(model, feeds, options, Profiling(fused=fused, bound=bound), folder=folder)
 
 

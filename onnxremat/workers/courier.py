@@ -80,18 +80,20 @@ class Courier:
     Attributes:
         common: memory whose sums need no messages, None for none.
         worked: seconds of a core that transfers took so far.
+        over: its thread has ended, and calls MPI no more.
     """
 
     common: CommonMemory | None = None
 
     def __init__(self, mpi: Any, world: Any, delay: Delay | None = None) -> None:
-        self._mpi, self._world, self.delay = mpi, world, delay or Delay()
+        self._mpi, self.world, self.delay = mpi, world, delay or Delay()
         self._sums: deque[Transfer] = deque()
         self._fresh: deque[Transfer] = deque()
         self._waiting, self._ended, self.worked = 0, False, 0.0
         self._wake = threading.Condition()
         self.finished: Callable[[Transfer], None] | None = None
         self._broken: BaseException | None = None
+        self.over = threading.Event()
         threading.Thread(target=self._guard, name="courier", daemon=True).start()
 
     # ---- what others ask for -----------------------------------------------------------
@@ -101,10 +103,10 @@ class Courier:
         everywhere."""
 
         def start() -> list[Any]:
-            return [self._world.Iallreduce(self._mpi.IN_PLACE, array) for array in arrays]
+            return [self.world.Iallreduce(self._mpi.IN_PLACE, array) for array in arrays]
 
         def all_there() -> list[Any]:
-            return [self._world.Ibarrier()]
+            return [self.world.Ibarrier()]
 
         def share() -> list[Any]:
             assert self.common is not None
@@ -124,17 +126,17 @@ class Courier:
 
     def bring(self, raw: np.ndarray, source: int, name: str = "") -> Transfer:
         """Bytes of one rank to all others; in turn with the sums."""
-        start = lambda: [self._world.Ibcast(raw, source)]  # noqa: E731
+        start = lambda: [self.world.Ibcast(raw, source)]  # noqa: E731
         return self._asked(Transfer(name, raw.nbytes, start), self._sums)
 
     def send(self, raw: np.ndarray, to: int, tag: int, name: str = "") -> Transfer:
         """Bytes to another rank; they have to stay as they are until it is done."""
-        start = lambda: [self._world.Isend(raw, to, tag)]  # noqa: E731
+        start = lambda: [self.world.Isend(raw, to, tag)]  # noqa: E731
         return self._asked(Transfer(name, raw.nbytes, start), self._fresh)
 
     def receive(self, raw: np.ndarray, source: int, tag: int, name: str = "") -> Transfer:
         """Bytes from another rank; of one tag they come in the order in which they were sent."""
-        start = lambda: [self._world.Irecv(raw, source, tag)]  # noqa: E731
+        start = lambda: [self.world.Irecv(raw, source, tag)]  # noqa: E731
         return self._asked(Transfer(name, 0, start), self._fresh)
 
     def wait(self, transfer: Transfer) -> None:
@@ -182,6 +184,8 @@ class Courier:
                 for each in (*active, *self._fresh, *self._sums):
                     each.error = each.error or error
                     each.done.set()
+        finally:
+            self.over.set()
 
     def _work(self, active: list[Transfer]) -> None:
         sums: Transfer | None = None

@@ -8,7 +8,8 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+from threading import Event
 from types import TracebackType
 from typing import Any
 
@@ -41,6 +42,8 @@ class Ranks:
     beside: int
     _mpi: Any
     _world: Any
+    _lent: list[tuple[Any, Event]] = field(default_factory=list, compare=False)  # to couriers
+    _meshes: dict[int, Mesh] = field(default_factory=dict, compare=False)  # by pipelines
 
     @property
     def first(self) -> bool:
@@ -71,7 +74,7 @@ class Ranks:
     def split(self, group: int) -> Ranks:
         """Those of the same group, in the same order; all have to call."""
         world = self._world.Split(group, self.rank)
-        return replace(self, rank=world.rank, size=world.size, _world=world)
+        return Ranks(world.rank, world.size, self.beside, self._mpi, world)
 
     def _finish(self, pending: list[Any]) -> None:
         """Wait without keeping a core busy for long: another rank may need it."""
@@ -112,10 +115,26 @@ class Ranks:
         return self._world.gather(value, root=0) or []
 
     def courier(self, delay: Delay | None = None) -> Courier | None:
-        """Transfers beside computing; None where this MPI does not let several threads call it."""
+        """Transfers beside computing; None where this MPI does not let several threads call it. All
+        have to call."""
         if self._mpi.Query_thread() < self._mpi.THREAD_MULTIPLE:
             return None
-        return Courier(self._mpi, self._world.Dup(), delay)
+        self._free_ended()
+        made = Courier(self._mpi, self._world.Dup(), delay)
+        self._lent.append((made.world, made.over))
+        return made
+
+    def _free_ended(self) -> None:
+        """Communicators of couriers that have ended in all ranks are given back: MPI has some two
+        thousand, and all have to give one back together."""
+        if not self._lent:
+            return
+        rows = self.everybody([over.is_set() for _, over in self._lent])
+        ended = [all(column) for column in zip(*rows, strict=True)]
+        for (world, _), over in zip(self._lent, ended, strict=True):
+            if over:
+                world.Free()
+        self._lent[:] = [lent for lent, over in zip(self._lent, ended, strict=True) if not over]
 
     def meet(self) -> None:
         """Wait for all: what MPI waits for itself, it waits for with a busy core."""
@@ -187,7 +206,7 @@ class Mesh:
 
     @classmethod
     def of(cls, ranks: Ranks, pipelines: int = 1) -> Mesh:
-        """So many pipelines of all ranks; all have to call.
+        """So many pipelines of all ranks, the same ones every time; all have to call.
 
         Raises:
             UsageError: they cannot be as long as each other.
@@ -198,7 +217,11 @@ class Mesh:
                 f"{ranks.size} processes are not {pipelines} pipelines of equal length",
                 hint="another number of either",
             )
-        return cls(ranks, ranks.split(ranks.rank // length), ranks.split(ranks.rank % length))
+        known = ranks._meshes
+        if pipelines not in known:
+            pipeline, across = ranks.split(ranks.rank // length), ranks.split(ranks.rank % length)
+            known[pipelines] = cls(ranks, pipeline, across)
+        return known[pipelines]
 
 
 def _code(error: BaseException) -> int:
@@ -239,8 +262,9 @@ def join() -> Ranks:
             why="mpiexec is of another MPI than the one mpi4py loads",
             hint="start with the mpiexec beside this python, or MPI4PY_LIBMPI=path of libmpi.so",
         )
-    beside = world.Split_type(MPI.COMM_TYPE_SHARED).size
-    ranks = Ranks(world.rank, world.size, beside, MPI, world)
+    machine = world.Split_type(MPI.COMM_TYPE_SHARED)
+    ranks = Ranks(world.rank, world.size, machine.size, MPI, world)
+    machine.Free()
     if ranks.size > 1:
         sys.excepthook = ranks._uncaught
     return ranks

@@ -189,6 +189,10 @@ def test_verify_finds_another_result(
     said = cli("verify", chain, "spoilt.onnx", "--seeds", 1)
     assert said.code == 5
     assert "FAILED" in said.err
+    spoilt.graph.initializer.remove(weight)  # whoever runs it gives it, as with training steps
+    spoilt.graph.input.append(onnx.helper.make_tensor_value_info("w0", 1, list(weight.dims)))
+    onnx.save(spoilt, "other.onnx")
+    cli("verify", chain, "other.onnx").assert_refused(2, "cannot be compared with this original")
 
 
 def test_run(cli: Command, folder: Path, chain: Path, planned: tuple) -> None:

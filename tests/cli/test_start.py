@@ -43,11 +43,9 @@ sys.stderr.write(json.dumps([codes, sorted(sys.modules)]))
 
 def answered(*commands: list[str]) -> tuple[list[int], set[str]]:
     """Exit codes of some commands in a fresh process, and the modules that they loaded."""
-    # Other tests may have had every process load something first (tests/devices/any_processor.py).
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     run = subprocess.run(
         [sys.executable, "-c", SCRIPT, json.dumps(commands)],
-        capture_output=True, text=True, check=True, env=env, cwd=ROOT,
+        capture_output=True, text=True, check=True, cwd=ROOT,
     )  # fmt: skip
     codes, modules = json.loads(run.stderr.splitlines()[-1])
     return codes, set(modules)

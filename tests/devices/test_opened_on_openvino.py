@@ -21,15 +21,14 @@ from onnxremat.execute.partition_cuts import Terms
 from onnxremat.grad import differentiate, training_of
 from onnxremat.ort.infer import build_graph
 from onnxremat.ort.providers import assigned as taken_by
-from onnxremat.ort.providers import open_on
+from onnxremat.ort.providers import missing, open_on
 from onnxremat.ort.session import TUNED
 from onnxremat.schedule.assign import assigned
 from onnxremat.session import load as loading
 from onnxremat.training import on_devices
 from onnxremat.training.trainer import Trainer
-from tests.devices.any_processor import openvino_here
 
-WHY = openvino_here()
+WHY = missing(Device("openvino", PROVIDERS["openvino"]))
 here = pytest.mark.skipif(bool(WHY), reason=WHY)
 ROWS = 8
 

@@ -12,13 +12,14 @@ from onnxremat.cost.devices import covered, device_costs
 from onnxremat.cost.measure import Measuring
 from onnxremat.cost.table import CostTable
 from onnxremat.device.files import read_machine
-from onnxremat.device.host import bfloat16
+from onnxremat.device.host import bfloat16, made_by_intel
 from onnxremat.device.machine import PROVIDERS, Device
 from onnxremat.execute.deployment import Deployment, deploy
 from onnxremat.execute.partition_cuts import Terms
 from onnxremat.grad import Settings as Training
 from onnxremat.graph.onnx_io import to_model
-from onnxremat.ort.providers import open_on, plugin_options
+from onnxremat.ort import plugins, providers
+from onnxremat.ort.providers import missing, open_on, plugin_options
 from onnxremat.ort.session import TUNED
 from onnxremat.pipeline.over_devices import run_whole
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
@@ -26,11 +27,30 @@ from onnxremat.pipeline.verify import verify_deployment
 from onnxremat.rewrite.openvino import for_openvino
 from onnxremat.schedule.assign import assigned, split
 from onnxremat.session.compare import compare
-from tests.devices.any_processor import openvino_here
 from tests.toolbox import graph_of
 
-WHY = openvino_here()
+OPENVINO = Device("openvino", PROVIDERS["openvino"], threads=1)
+WHY = missing(OPENVINO)
 pytestmark = pytest.mark.skipif(bool(WHY), reason=WHY)
+
+
+INTEL = 0x8086
+
+
+@pytest.mark.skipif(made_by_intel(), reason="this processor is Intel's: the plugin lists it itself")
+def test_another_maker_s_processor_is_served() -> None:
+    """The plugin is told that it is Intel's, and nobody else."""
+    assert plugins.plugin_device(OPENVINO).device.vendor_id != INTEL
+
+
+def test_why_another_maker_s_processor_is_not_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(providers, "made_by_intel", lambda: False)
+    monkeypatch.setattr(providers, "offered", lambda provider, hardware: None)
+    monkeypatch.setattr(providers, "intel_only", plugins.intel_only.__wrapped__)
+    monkeypatch.setattr(plugins, "_any_maker", lambda: None)
+    why = providers._missing.__wrapped__(OPENVINO.provider, 0, "CPU")
+    assert "lists Intel's processors only" in why
+    assert "installed without the compiled library" in why
 
 
 def deployed(prepared: Prepared) -> Deployment:
@@ -108,11 +128,10 @@ def test_a_zero_attribute_is_lost_unless_it_is_said_otherwise(op: str) -> None:
     """OpenVINO's reader takes it for absent: the fault, and that the way around it works."""
     other = "beta" if op == "HardSigmoid" else "gamma"
     graph = graph_of(f"g (float[4] x) => (float[4] y) {{ y = {op}<alpha=1.5, {other}=0.0>(x) }}")
-    device = Device("openvino", PROVIDERS["openvino"], threads=1)
     x = {"x": np.array([-1, 0, 0.25, 2], np.float32)}
     wanted = open_on(Device("cpu"), to_model(graph), TUNED).run(None, x)[0]
-    wrong = open_on(device, to_model(graph), TUNED).run(None, x)[0]
-    right = open_on(device, to_model(for_openvino(graph)), TUNED).run(None, x)[0]
+    wrong = open_on(OPENVINO, to_model(graph), TUNED).run(None, x)[0]
+    right = open_on(OPENVINO, to_model(for_openvino(graph)), TUNED).run(None, x)[0]
     assert np.abs(wrong - wanted).max() > 0.1
     assert np.allclose(right, wanted, atol=1e-6)
 

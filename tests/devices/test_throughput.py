@@ -26,6 +26,7 @@ from onnxremat.execute.in_flight import places
 from onnxremat.execute.inside import insides
 from onnxremat.grad import Settings as Training
 from onnxremat.ort.feeds import seeded_feeds
+from onnxremat.ort.providers import missing
 from onnxremat.pipeline import pipelined, stage_cuts, stage_remakes, throughput
 from onnxremat.pipeline.device_plan import device_model
 from onnxremat.pipeline.device_ways import Trials
@@ -46,9 +47,10 @@ from onnxremat.placement.from_problem import UNIT
 from onnxremat.placement.graph_files import from_json, to_json
 from onnxremat.placement.judge import judge_placement
 from onnxremat.schedule.plan import Compute
-from tests.devices.any_processor import openvino_here
 from tests.devices.plans import ANY, BESIDE, priced, processors
 from tests.toolbox import parse
+
+WHY = missing(Device("openvino", PROVIDERS["openvino"]))
 
 
 @pytest.fixture(autouse=True)
@@ -179,7 +181,7 @@ def made_worst(made: Deployment) -> dict[str, int]:
     return places(made.parts, made.machine, inside, rounds).most(made.in_flight)
 
 
-@pytest.mark.skipif(bool(openvino_here()), reason=openvino_here())
+@pytest.mark.skipif(bool(WHY), reason=WHY)
 def test_ops_that_only_one_device_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between products for OpenVINO are ops for the processor alone: the best chain, of 7 ms,
     leaves one of the products to the processor. Run on both."""
@@ -431,6 +433,7 @@ def test_a_trial_corrects_alike_devices_alike(lenet: Prepared) -> None:
     found = corrected(Target(), artifact)  # type: ignore[arg-type]
     first, second = (found[name].seconds for name in machine.names)
     assert first == second
+    assert [t.alone for t in found.values()] == [t.total for t in target_tables.values()]
     for part in artifact.made.parts.partitions:
         factors = {
             round(first[op.name] / target_tables[part.device].seconds[op.name], 9)

@@ -14,6 +14,8 @@ import models
 from onnxremat.errors import ModelError
 from onnxremat.grad import Settings, differentiate
 from onnxremat.grad.forward import read_forward
+from onnxremat.grad.rules.conv_weight import Filters, weight_cotangent
+from onnxremat.grad.rules.geometry import Window
 from onnxremat.grad.tape import Tape
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort.blocks import DOMAIN, KEY, block_size
@@ -30,9 +32,9 @@ def run(model: onnx.ModelProto, feeds: dict[str, np.ndarray], level: str = "all"
     return session.run(None, feeds)
 
 
-def emitted(shapes: dict[str, tuple[int, ...]], emit) -> onnx.ModelProto:
+def emitted(shapes: dict[str, tuple[int, ...]], emit, block: int = 0) -> onnx.ModelProto:
     """A model of what ``emit`` puts on a tape; its result is the output."""
-    tape = Tape({}, 18, [])
+    tape = Tape({}, 18, [], block)
     for name, shape in shapes.items():
         tape.declare(name, F, shape)
     result = emit(tape)
@@ -43,7 +45,7 @@ def emitted(shapes: dict[str, tuple[int, ...]], emit) -> onnx.ModelProto:
     infos = [helper.make_tensor_value_info(name, F, shape) for name, shape in shapes.items()]
     out = helper.make_tensor_value_info(result, F, tape.shape(result))
     graph = helper.make_graph(nodes, "tape", infos, [out], tape.initializers)
-    opsets = [helper.make_opsetid("", 18)]
+    opsets = [helper.make_opsetid("", 18), *([helper.make_opsetid(DOMAIN, 1)] if block else [])]
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 
@@ -155,6 +157,56 @@ def test_gradients_of_wide_weights(op: str, inner: int, columns: int) -> None:
     dy = 2 * (x @ (w.T if op == "Gemm" else w) - z) / z.size
     want = dy.T @ x if op == "Gemm" else x.T @ dy
     np.testing.assert_allclose(found, want, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("block", [0, None])
+@pytest.mark.parametrize(
+    ("images", "channels", "outputs", "kernel", "strides", "down", "pads"),
+    [
+        (2, 32, 6, (3, 3), (1, 1), 1, (1, 1, 1, 1)),
+        (5, 16, 6, (3, 3), (2, 2), 1, (1, 1, 1, 1)),
+        (1, 16, 6, (5, 2), (1, 3), 1, (0, 2, 1, 0)),  # other zeros, and strides, on each side
+        (2, 32, 6, (2, 2), (2, 2), 1, (0, 0, 0, 0)),  # no window reaches the last row
+        (2, 16, 6, (3, 3), (1, 1), 2, (2, 1, 2, 1)),  # dilated rows
+        (3, 3, 6, (7, 7), (2, 2), 1, (3, 3, 3, 3)),  # few channels, all of them innermost
+        (2, 48, 16, (3, 2), (1, 1), 2, (3, 1, 0, 0)),  # x is the kernel
+        (3, 19, 3, (3, 3), (1, 1), 1, (1, 1, 1, 1)),
+        (2, 20, 16, (3, 3), (2, 1), 1, (1, 1, 1, 1)),  # neither
+        (9, 1, 6, (3, 3), (1, 1), 1, (1, 1, 1, 1)),
+    ],
+)
+def test_filters_by_one_convolution(
+    images: int, channels: int, outputs: int, kernel: tuple, strides: tuple, down: int,
+    pads: tuple, block: int | None,
+) -> None:  # fmt: skip
+    try:
+        block = block_size() if block is None else block
+    except ModelError:
+        pytest.skip("this onnxruntime has no blocked convolutions")
+    size, filters = (11, 13), (outputs, channels, *kernel)
+    made = [
+        (n + p + q - d * (k - 1) - 1) // s + 1
+        for n, p, q, d, k, s in zip(
+            size, pads[:2], pads[2:], (down, 1), kernel, strides, strict=True
+        )
+    ]
+    window = Window(size, tuple(made), kernel, strides, (down, 1), pads[:2], pads[2:])
+    shapes = {"x": (images, channels, *size), "dy": (images, outputs, *made)}
+    model = emitted(
+        shapes, lambda t: weight_cotangent(t, "x", "dy", Filters(filters, 1), window), block
+    )
+    few = channels <= 8 or (outputs <= 8 and strides == (1, 1))
+    assert types(model).count("Conv") == (few or bool(block and channels != 20))
+    feeds = {name: data(*shape) for name, shape in shapes.items()}
+    around = ((0, 0), (0, 0), (pads[0], pads[2]), (pads[1], pads[3]))
+    x = np.pad(feeds["x"].astype(np.float64), around)
+    want = np.zeros(filters)
+    for i, j in np.ndindex(*kernel):
+        rows, columns = (slice(f, f + s * (n - 1) + 1, s) for f, s, n in
+                         zip((i * down, j), strides, made, strict=True))  # fmt: skip
+        want[:, :, i, j] = np.einsum("nkpq,ncpq->kc", feeds["dy"], x[:, :, rows, columns])
+    for level in ("disable", "all"):
+        np.testing.assert_allclose(run(model, feeds, level)[0], want, rtol=1e-4, atol=1e-4)
 
 
 def test_attention_moves_no_single_elements() -> None:

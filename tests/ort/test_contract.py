@@ -12,9 +12,11 @@ from random import Random
 import numpy as np
 import pytest
 
+from onnxremat.errors import MissingComponentError
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.graph.order import default_order, priority_order, reordered
 from onnxremat.graph.traits import ALIAS, INPLACE
+from onnxremat.ort import profile as profiles
 from onnxremat.ort.infer import build_graph
 from onnxremat.ort.profile import Profiling, profile
 from onnxremat.ort.session import LEVELS, Options
@@ -27,6 +29,32 @@ from onnxremat.schedule.simulate import Rules, simulate
 from tests.toolbox import ONE, PLAIN, graph_of, names, random_dag, run, shuffled
 
 EVERY_LEVEL = pytest.mark.parametrize("level", list(LEVELS))
+
+
+# Shapes
+
+
+def test_a_model_that_is_only_read_has_its_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = to_model(
+        graph_of("""g (float[2, 3] x) => (float[6] z, int64 n) {
+        s = Shape(x)
+        n = ReduceProd<keepdims = 0>(s)
+        m = Constant<value_ints = [-1]>()
+        y = com.microsoft.Gelu(x)
+        z = Reshape(y, m)
+    }""")
+    )
+    opened = build_graph(model).tensors
+    assert build_graph(model, opened=False).tensors == opened
+    monkeypatch.delattr("onnxruntime.capi.onnxruntime_pybind11_state.InferenceSession")
+    monkeypatch.setattr("onnxremat.ort.session.open_session", lambda *_: _Signature)
+    assert build_graph(model, opened=False).tensors.keys() == opened.keys()  # asked otherwise
+
+
+class _Signature:
+    """A session that tells nothing."""
+
+    get_outputs = get_inputs = staticmethod(list)
 
 
 # Order
@@ -288,6 +316,13 @@ def test_counters_are_those_of_the_last_run() -> None:
     assert [k.live for k in once.kernels] == [k.live for k in often.kernels] == [256, 512]
     # An output that onnxruntime returned would keep all of its session's pool.
     assert all(value.flags.owndata for value in once.outputs.values())
+
+
+def test_a_runtime_whose_profile_has_no_bytes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As onnxruntime 1.24's has none: zeros would keep every budget."""
+    monkeypatch.setattr(profiles, "IN_USE", "what_it_does_not_write")
+    with pytest.raises(MissingComponentError, match="does not say what a run holds"):
+        run(graph_of("g (float[4] x) => (float[4] y) { y = Sin(x) }"))
 
 
 def test_default_options_carry_out_a_plan_with_recomputation() -> None:

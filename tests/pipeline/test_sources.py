@@ -11,6 +11,7 @@ import pytest
 import models
 import onnxremat
 from onnxremat.errors import UsageError
+from onnxremat.pipeline.batch_size import set_batch
 from onnxremat.pipeline.prepare import Settings, prepare
 from onnxremat.pipeline.source import read_source
 
@@ -23,12 +24,17 @@ def test_graphsurgeon_graph_is_the_same_model() -> None:
     assert found.store_all_peak == wanted.store_all_peak
 
 
-def test_a_training_step_does_not_replace_its_model(tmp_path: Path) -> None:
+def test_nothing_that_is_made_of_a_model_replaces_it(tmp_path: Path) -> None:
     path = tmp_path / "net.onnx"
     onnx.save(models.build("mlp", batch=2), path)
     before = path.read_bytes()
     with pytest.raises(UsageError, match="the output is the input"):
         onnxremat.differentiate(path, path)
+    with pytest.raises(UsageError, match="the output is a file of the input"):
+        set_batch(path, path, 4)
+    made = onnxremat.optimize(path, budget="1x", settings=Settings(measure=False))
+    with pytest.raises(UsageError, match="the output is a file of the input"):
+        made.save(path)
     assert path.read_bytes() == before
 
 

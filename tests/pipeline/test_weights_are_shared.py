@@ -148,7 +148,7 @@ def test_no_session_is_given_a_copy_of_the_weights(net: str, apart: None, tmp_pa
     onnx.save(NETS[net](), tmp_path / "in.onnx")
     size = (tmp_path / "in.onnx").stat().st_size
     done = _optimised(tmp_path / "in.onnx")
-    assert done.sessions >= 7
+    assert done.sessions >= 6
     assert done.copied < size  # all sessions together
 
 
@@ -164,7 +164,8 @@ def test_sessions_of_one_optimisation() -> None:
     model = models.build("mlp", batch=8, width=16, layers=4)
     assert _optimised(model, target="portable").sessions == 10
     assert _optimised(model, target="portable", measure=False).sessions <= 7
-    assert _optimised(model).sessions == 7  # the original keeps the budget: no other result is run
+    # The original keeps the budget: no other result is run, and its run saved what is planned.
+    assert _optimised(model).sessions == 6
     before = OPENED.sessions
     settings = onnxremat.Settings(threads=1, target="portable")
     onnxremat.optimize(model, budget="1.5x", settings=settings, options=OPTIONS, bench_seconds=0.01)

@@ -131,6 +131,22 @@ def test_the_released_program_has_the_least_latency() -> None:
             continue
         assert found[0].objective == pytest.approx(least, abs=1e-4), seed
         assert found[1].objective <= least + 1e-4, seed
+        assert paths.bound(graph, 2, inf, Work(LONG)) <= found[1].objective + 1e-4, seed
+
+
+def test_a_class_may_be_spread_over_the_calls_of_an_accelerator() -> None:
+    """Nodes 1 and 2 share one, which calls 2 while the other one runs 4."""
+    data = row([5, 1, 50, 10, 50]) | {"maxCPUs": 0}
+    for v in (1, 2):
+        data["nodes"][v]["colorClass"] = 7
+    data["edges"] = [
+        {"sourceId": u, "destId": v, "cost": cost}
+        for u, v, cost in ((0, 3, 0), (1, 3, 100), (3, 4, 1))
+    ]
+    graph = from_json(data)
+    assert time_calls(graph, [(0, [0, 1, 3]), (0, [2]), (1, [4])], in_order=True).latency == 68
+    assert paths.bound(graph, 1, inf, Work(LONG)) == pytest.approx(116)
+    assert 65 < paths.bound(graph, 2, inf, Work(LONG)) <= 68
 
 
 def test_labels_find_and_prove_the_least() -> None:

@@ -12,16 +12,23 @@ from onnxremat.planner.bounds import largest_need, makespan_bound, misfit, quick
 from onnxremat.planner.formulations import xengine
 from onnxremat.planner.formulations.cuts import build
 from onnxremat.planner.formulations.extract import late_schedule, without_unread
-from onnxremat.planner.formulations.holds import Holds
+from onnxremat.planner.formulations.holds import Hold, Holds
 from onnxremat.planner.formulations.paths import add_paths, violated
 from onnxremat.planner.formulations.project import project
-from onnxremat.planner.formulations.spans import Spans, fixed_spans, free_spans, with_splits
+from onnxremat.planner.formulations.spans import (
+    Spans,
+    Split,
+    fixed_spans,
+    free_spans,
+    with_splits,
+)
 from onnxremat.planner.incumbent import NO_LIMIT
 from onnxremat.planner.ladder import solve
 from onnxremat.planner.makespan import makespan
 from onnxremat.planner.on_devices import Devices, on_devices
-from onnxremat.planner.problem import Problem, Rows
+from onnxremat.planner.problem import OneDevice, Problem, Rows
 from onnxremat.planner.problem_lists import ProblemLists
+from onnxremat.planner.schedule import Schedule, Step
 from onnxremat.planner.search.session import Search
 from onnxremat.planner.semantics import peaks, seconds
 from onnxremat.planner.solution import Status
@@ -201,6 +208,40 @@ def test_makespan_bound_and_search(seed: int) -> None:
     if found.schedule is not None:
         assert found.value == makespan(problem, found.schedule, budgets)
         assert least - EPS <= found.certificate.bound <= found.value <= found.time + EPS
+
+
+def test_a_second_run_elsewhere_takes_no_room_for_results() -> None:
+    """Op 0 makes a kept value of 100 bytes on one device; the other has 2 and runs it again."""
+    base = OneDevice(
+        cost=[1.0] * 3, work=[0] * 3, reads=Rows.of([[], [1], [1]]),
+        writes=Rows.of([[0, 1], [2], [3]]), size=[100, 1, 1, 1], keep=[True, False, False, False],
+        inplace=Rows.of([[]] * 3), recompute=[True] * 3,
+    ).problem()  # fmt: skip
+    problem = on_devices(base, Devices(np.ones((2, 3)), np.full((2, 2, 4), inf)))
+    schedule = Schedule((Step(0, 0), Step(1, 0), Step(0, 1), Step(2, 1)), (0, -1, -1, -1))
+    top, whole = peaks(problem, schedule).tolist(), fixed_spans(3, [1, 2])
+    assert top == [102, 2]
+    for spans, holds in (
+        (with_splits(whole, [Split(1, 2, 0)]), []),
+        (whole, [Hold(1, 2, 1, 0, ())]),
+    ):
+        made = build(ProblemLists(problem), spans, top)
+        assert Holds(made).add(holds) == holds
+        assert made.model.violation(project(made, schedule)) < EPS
+
+
+def test_a_result_is_copied_to_where_its_op_runs_again() -> None:
+    """Op 0, free of cost, makes a kept value and another, which op 1 reads on the other device: by
+    a second run, which does not make the first. A schedule was read that could not be carried out.
+    """
+    base = OneDevice(
+        cost=[0.0, 1.0], work=[0, 0], reads=Rows.of([[], [0, 1]]), writes=Rows.of([[0, 1], [2]]),
+        size=[1, 1, 1], keep=[True, False, False], inplace=Rows.of([[]] * 2), recompute=[True] * 2,
+    ).problem()  # fmt: skip
+    copy = np.full((2, 2, 3), 0.1)
+    copy[0, 1, 1] = 5.0
+    problem = on_devices(base, Devices([[0.0, inf], [0.0, 1.0]], copy, required=[0, -1, -1]))
+    assert solve(problem, [9, 9], asked(time_limit=0.3)).schedule is not None
 
 
 def test_quick_makespan_bound_weighs_devices_by_what_they_are_good_at() -> None:

@@ -222,6 +222,16 @@ def test_graph_files(tmp_path: Path) -> None:
         (json.dumps({"nodes": nodes, "links": [{"a": 1}]}), "no source"),
         (json.dumps({"nodes": [{"id": 0}], "links": []}), "none of"),
         (json.dumps({"nodes": nodes, "links": [*links, {"source": 2, "target": 0}]}), "cycle"),
+        (json.dumps({"nodes": nodes, "links": [{"source": 0, "target": 7}]}), "node 7"),
+        (json.dumps({"nodes": [*nodes, nodes[0]], "links": links}), "two nodes have the id 0"),
+        *(
+            (json.dumps({"nodes": [nodes[0] | wrong], "links": []}), message)
+            for wrong, message in (
+                ({"cost_cpu": -1}, "no number of seconds"),
+                ({"cost_cpu": "nan"}, "no number of seconds"),
+                ({"cost_ram": 1 << 61}, "all sizes together"),
+            )
+        ),
     ):
         path.write_text(text)
         with pytest.raises(GraphFileError, match=message):

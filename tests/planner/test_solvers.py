@@ -16,7 +16,17 @@ import numpy as np
 import pytest
 
 from onnxremat.planner.model import Model
-from onnxremat.planner.solvers import SOLVERS, Limits, Outcome, Result, base, minimise, refused
+from onnxremat.planner.solvers import (
+    SOLVERS,
+    Limits,
+    Outcome,
+    Relaxation,
+    Result,
+    base,
+    highs,
+    minimise,
+    refused,
+)
 from onnxremat.planner.solvers.base import ABANDONED, run_apart
 from tests.limits import LONG
 
@@ -163,6 +173,20 @@ def test_a_solver_that_hears_nothing_is_left_behind() -> None:
     assert run_apart(lambda: None, Limits(stop=lambda: True), lambda: None)
     with pytest.raises(ZeroDivisionError):
         run_apart(lambda: 1 / 0 and None, Limits(), lambda: None)
+
+
+def test_a_relaxation_that_was_left_behind_is_not_touched_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its thread still runs it: a second run beside that one would be of the same HiGHS."""
+    runs: list[object] = []
+    monkeypatch.setattr(highs, "run_apart", lambda run, *_: bool(runs.append(run)))
+    model = Model("line")
+    model.row([(model.column(0.0, 9.0, 1.0), 1.0)], lower=2.0)
+    relaxation = Relaxation(model)
+    assert not relaxation.solve(Limits(seconds=LONG))
+    assert not relaxation.solve(Limits(seconds=LONG))
+    assert len(runs) == 1
 
 
 def test_a_failing_solver_falls_back_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:

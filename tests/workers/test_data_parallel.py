@@ -243,6 +243,18 @@ def test_a_program_that_fails_ends_all_processes() -> None:
     assert "rank 0 of 2: " in said
 
 
+@several
+def test_trainers_one_after_the_other_leave_nothing_of_mpi() -> None:
+    """It has 2048 communicators."""
+    program = (
+        "from onnxremat.workers.mpi import Mesh, join\nfor _ in range(2100): ranks = join()\n"
+        "for _ in range(2100): ranks.courier().close(); Mesh.of(ranks)"
+    )
+    run = mpiexec(1, "-c", program)
+    _, said = run.communicate()
+    assert run.returncode == 0, said
+
+
 @pytest.mark.parametrize("pipeline", [False, True])
 def test_one_that_is_forgotten_ends_its_thread_and_is_freed(pipeline: bool) -> None:
     before = set(threading.enumerate())
@@ -326,6 +338,9 @@ class _Alone:
     def bcast(self, value: Any, root: int) -> Any:
         """What the only rank says."""
         return value
+
+    def Free(self) -> None:  # noqa: N802
+        """Nothing is held."""
 
     def allgather(self, value: Any) -> list[Any]:
         """What the only rank says."""

@@ -3,20 +3,18 @@ below come from timings of every formulation on the CPU provider (docs/gradients
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
-import numpy as np
 from onnx import TensorProto as T
 
 from onnxremat.grad.call import Call
 from onnxremat.grad.registry import Cotangents, vjp
 from onnxremat.grad.rules.conv_weight import Filters, weight_cotangent
+from onnxremat.grad.rules.flipping import flipped
 from onnxremat.grad.rules.geometry import Window, window_of
 from onnxremat.grad.tape import Shape, Tape
 
 FLIPPED = 3  # most filter elements per cotangent element for which reversing a copy of them pays
-EXCHANGED = 25  # most elements of a kernel to be reversed by a matrix
 SMALL_MAP = 100  # output positions up to which one Gemm over all images beats one per image
 
 
@@ -36,20 +34,23 @@ def conv_correlated(call: Call) -> Cotangents:
 
 @vjp("Conv", variant="portable", reads="x0 x1")
 def conv_portable(call: Call) -> Cotangents:
-    """As the default without Col2Im, which only the CPU provider has."""
-    return _conv(call, banded=True, columns=False)
+    """As the default without Col2Im, which only the CPU provider has, and without the
+    convolutions over blocks for dw, which are in three dimensions."""
+    return _conv(call, banded=True, portable=True)
 
 
-def _conv(call: Call, *, banded: bool, columns: bool = True) -> Cotangents:
+def _conv(call: Call, *, banded: bool, portable: bool = False) -> Cotangents:
     t, (x, w), dy = call.tape, call.op.inputs[:2], call.dy
     filters = t.shape(w)
     window = window_of(call, t.shape(x)[2:], filters[2:], call.out_shape[2:])
     group = call.attribute("group", 1)
     dx = dw = None
     if call.need(0):
-        dx = data_cotangent(call, window, group, columns=columns)
+        dx = data_cotangent(call, window, group, columns=not portable)
     if call.need(1):
-        dw = weight_cotangent(t, x, dy, Filters(filters, group), window, banded=banded)
+        dw = weight_cotangent(
+            t, x, dy, Filters(filters, group), window, banded=banded, kernel=not portable
+        )
     db = t.sum(dy, [0, *window.axes]) if call.need(2) else None
     return [dx, dw, db][: len(call.op.inputs)]
 
@@ -127,29 +128,6 @@ def _by_flipped_kernel(t: Tape, dy: str, w: str, shape: Shape, window: Window, g
         "Conv", dy, flipped(t, w, group), shape=shape, pads=_flipped_pads(window),
         dilations=window.dilations, group=group,
     )  # fmt: skip
-
-
-def flipped(t: Tape, w: str, group: int) -> str:
-    """Filters [K, C/g, ...] as [C, K/g, ...] with every spatial axis reversed."""
-    outputs, each, *kernel = t.shape(w)
-    space = range(len(kernel))
-    if group == 1:
-        swapped = t.transpose(w, (1, 0, *(2 + axis for axis in space)))
-    else:
-        parts = t.reshape(w, (group, outputs // group, each, *kernel))
-        parts = t.transpose(parts, (0, 2, 1, *(3 + axis for axis in space)))
-        swapped = t.reshape(parts, (group * each, outputs // group, *kernel))
-    return _reversed(t, swapped, math.prod(kernel))
-
-
-def _reversed(t: Tape, filters: str, taps: int) -> str:
-    """Filters with the elements of every kernel in reverse order: by a product with the matrix that
-    does it, as a Slice with negative steps moves element by element."""
-    if not 1 < taps <= EXCHANGED:
-        return t.reversed(filters, range(2, t.rank(filters)))
-    rows = t.reshape(filters, (t.size(filters) // taps, taps))
-    exchange = t.constant(np.eye(taps)[::-1], t.dtype(filters))
-    return t.reshape(t.matmul(rows, exchange), t.shape(filters))
 
 
 def _small(t: Tape, dy: str, window: Window, group: int) -> bool:

@@ -3,6 +3,8 @@
 With x [N, C, ...], dy [N, K, ...], P output positions and T kernel elements:
 
 * ``matrix``: a 1x1 kernel is one MatMul per image, summed over images;
+* ``kernel``: Conv with dy as the kernel over blocks of channels (:mod:`.conv_kernel`), which all
+  others but those for groups are for where it does not fit;
 * ``conv``: Conv with the batch as channels and dy as the kernel; for few channels and a large
   kernel only;
 * ``columns``: the T shifted views of x side by side, one Gemm (or one product per image); T times
@@ -22,6 +24,7 @@ from itertools import product
 
 from onnx import TensorProto as T
 
+from onnxremat.grad.rules.conv_kernel import by_kernel, fits_kernel
 from onnxremat.grad.rules.geometry import Window
 from onnxremat.grad.tape import Shape, Tape
 
@@ -55,10 +58,11 @@ class Filters:
 
 
 def weight_cotangent(
-    t: Tape, x: str, dy: str, filters: Filters, window: Window, *, banded: bool = True
-) -> str:
+    t: Tape, x: str, dy: str, filters: Filters, window: Window, *, banded: bool = True,
+    kernel: bool = True,
+) -> str:  # fmt: skip
     """Cotangent of filters with data ``x`` and output cotangent ``dy``; ``banded`` allows the
-    banded Gemms for depthwise ones."""
+    banded Gemms for depthwise ones, ``kernel`` a convolution with dy as kernel, for the CPU."""
     if filters.depthwise:
         return _depthwise(t, x, dy, filters, window, banded)
     if filters.group > 1:
@@ -66,6 +70,8 @@ def weight_cotangent(
         return (_grouped if strided else _shifts)(t, x, dy, filters, window)
     if window.taps == 1:
         return _matrix(t, x, dy, filters, window)
+    if kernel and fits_kernel(t, x, filters.shape, window):
+        return by_kernel(t, x, dy, filters.shape, window)
     few = filters.channels <= FEW_CHANNELS
     if few and window.taps > FEW_TAPS:
         return _by_conv(t, x, dy, filters, window)

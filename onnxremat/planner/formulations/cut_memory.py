@@ -92,7 +92,7 @@ def add_split_memory(made: CutModel, interval: int, device: int, op: int) -> Non
     lists, size = made.lists, made.lists.size[device]
     here, room = made.run[interval - 1][device][op], made.room(device)
     around = {*lists.reads[op], *lists.writes[op]}
-    base = lists.least_run(device, op)
+    base = lists.least_run(device, op, first=False)
     weight: dict[int, int] = {}
     if here == ALWAYS:
         room -= base

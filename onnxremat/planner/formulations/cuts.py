@@ -24,7 +24,8 @@ and, per cut c = c_b and device d, with R = E[b-1, d, c],
       - takeover <= budget_d,                                                          (memory)
     takeover = sum_i size_i y_i, y_i <= max(X[b, d, i], R) - X[b, d, i], sum y <= 1,
 
-and, for a split at op w, with all R = E[b-1, d, w] and A = sum_d E[b-1, d, w] <= 1,
+and, for a split at op w, with all R = E[b-1, d, w] and A = sum_d E[b-1, d, w] <= 1, and base the
+least that a run of w takes, which may be its second (``ProblemLists.least_run``),
 
     base_{d,w} R + sum_w weight_w U + sum_{u not in reads_w, writes_w} size_u X[b, d, u]
       <= budget_d - fixed_d

@@ -120,17 +120,22 @@ class _Reader:
         return self._ensure([(u, best) for u in reads]) and self._run(op, best)
 
     def _run(self, op: int, device: int) -> bool:
-        again, group = op in self.ran, self.lists.group[op]
-        if again and not self.lists.recomputable[op]:
+        group = self.lists.group[op]
+        if op in self.ran and not self.lists.recomputable[op]:
             return False
         if group >= 0 and self.home.setdefault(group, device) != device:
             return False
-        keep = self.lists.keep
+        if not self.have[device].issuperset(self.lists.reads[op]):
+            return False
         self.steps.append(Step(op, device))
+        self.have[device].update(self._made(op))
         self.ran.add(op)
-        made = self.lists.writes[op]
-        self.have[device].update(u for u in made if not (again and keep[u]))
         return True
+
+    def _made(self, op: int) -> list[int]:
+        """What a run of an op makes now: kept values by its first one alone."""
+        again, keep = op in self.ran, self.lists.keep
+        return [u for u in self.lists.writes[op] if not (again and keep[u])]
 
     def _ensure(self, wanted: Sequence[Place]) -> bool:
         """Bring values to devices the way the point says, or any way there is; what is needed for
@@ -147,7 +152,7 @@ class _Reader:
                 todo.update(found)
                 maker, hops, _, start, source = found[-1]
                 if source == RUN and not hops:
-                    coming.update(((u, start), 0) for u in self.lists.writes[maker])
+                    coming.update(((u, start), 0) for u in self._made(maker))
                     open_ += [(u, start) for u in self.lists.reads[maker]]
                 for _, far, _, target, source in found:
                     if source != RUN:
@@ -157,6 +162,8 @@ class _Reader:
     def _do(self, maker: int, hops: int, item: int, device: int, source: int) -> bool:
         if source == RUN:
             return self._run(item, device)
+        if item not in self.have[source]:
+            return False
         self.steps.append(Step(item, device, source))
         self.have[device].add(item)
         return True

@@ -9,7 +9,8 @@ with m(k) the first run of k on d in interval b,
       + sum_{i in S} size_i (N[i] - E[b, d, p]) <= budget_d - fixed_d                    (hold)
 
 ``base`` counts workspace, inputs and outputs of k that are not in S, less the largest takeover
-(inputs that k may take over are never in S). ``N[i]`` says that i is needed after m(k): it is 1 for
+(inputs that k may take over are never in S); no kept output that may be elsewhere, which a second
+run does not make. ``N[i]`` says that i is needed after m(k): it is 1 for
 inputs of the op that ends the interval, and, where the first run of k is known to come in the
 interval, for inputs of ops whose first runs are known to follow in it, all of them on d alone; else
 it is X[b + 1, d, i].
@@ -71,7 +72,7 @@ class Holds:
         made, lists, d = self.made, self.made.lists, hold.device
         size, run, needed = lists.size[d], made.run[b][d], self.needed(b, d, hold.op)
         counted = set(hold.values) & set(lists.reads[hold.op])
-        base = lists.least_run(d, hold.op) - sum(size[value] for value in counted)
+        base = lists.least_run(d, hold.op, first=False) - sum(size[value] for value in counted)
         room = made.room(d)
         weight: dict[int, int] = {}
         if run[hold.op] == ALWAYS:
@@ -145,7 +146,7 @@ class Holds:
             held[[v for v in inputs if held[v] <= ran[op]]] = 0.0
             held *= stays
             counted = sum(lists.size[device][v] for v in inputs if held[v] > 0)
-            base = lists.least_run(device, op) - counted
+            base = lists.least_run(device, op, first=False) - counted
             broken = base * ran[op] + float(held @ size) - room
             if broken > least:
                 values = tuple(np.flatnonzero(held > 0).tolist())

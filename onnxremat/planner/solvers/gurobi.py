@@ -108,11 +108,11 @@ def _run(model: Model, limits: Limits) -> Result:
         found = gurobi.SolCount > 0
         point = np.asarray(gurobi.getAttr("X", columns)) if found else None
         objective = float(gurobi.ObjVal) if found else inf
+        optimal = gurobi.Status == gurobipy.GRB.OPTIMAL
+        bound = objective if optimal else -inf
         if gurobi.IsMIP:
             bound = float(gurobi.ObjBound) if gurobi.ObjBound > -1e99 else -inf
-        else:
-            bound = objective if found else -inf
-        if gurobi.Status == gurobipy.GRB.OPTIMAL:
+        if optimal:
             return Result(Outcome.OPTIMAL, objective, bound, point, seconds)
         outcome = Outcome.FEASIBLE if found else Outcome.UNKNOWN
         return Result(outcome, objective, bound, point, seconds)

@@ -71,8 +71,10 @@ def _run(model: Model, limits: Limits) -> Result:
         return Result(Outcome.OPTIMAL, model.offset, model.offset, np.zeros(0), seconds)
     point = np.asarray(highs.getSolution().col_value) if found else None
     objective = float(info.objective_function_value) if found else inf
-    bound = float(info.mip_dual_bound) if any(model.integer) else objective
     optimal = status == highspy.HighsModelStatus.kOptimal
+    bound = objective if optimal else -inf
+    if any(model.integer):
+        bound = float(info.mip_dual_bound)
     outcome = Outcome.OPTIMAL if optimal else Outcome.FEASIBLE if found else Outcome.UNKNOWN
     return Result(outcome, objective, bound, point, seconds)
 
@@ -174,6 +176,7 @@ class Relaxation:
         program.integrality_ = []
         self._highs.passModel(program)
         self._interior = False
+        self._abandoned = False  # a thread that was left behind still runs it
 
     def solve(self, limits: Limits) -> bool:
         """Solve with the rows the model has by now; False when that did not end in time.
@@ -183,8 +186,12 @@ class Relaxation:
         """
         clock = limits.clock
         end = clock.now() + limits.seconds
+        if self._abandoned:
+            return False
         self._append()
         if not self._interior and not self._run(min(limits.seconds, PATIENT), limits):
+            if self._abandoned:
+                return False
             self._interior = True
             self._highs.setOptionValue("solver", "ipm")
             self._highs.setOptionValue("run_crossover", "off")
@@ -230,6 +237,7 @@ class Relaxation:
             highs.setOptionValue("simplex_iteration_limit", most)
             highs.setOptionValue("ipm_iteration_limit", max(1, most // INTERIOR))
         if not run_apart(lambda: ended.append(_started(highs, highspy)), limits, lambda: None):
+            self._abandoned = True
             return False
         info = highs.getInfo()
         done = max(0, info.simplex_iteration_count) + INTERIOR * max(0, info.ipm_iteration_count)

@@ -1,0 +1,118 @@
+"""A model read, run once and optimised: what comes before order, prices and parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import onnx
+
+from onnxremat.graph.ir import Graph
+from onnxremat.graph.onnx_io import to_model
+from onnxremat.graph.order import without_dead_ops
+from onnxremat.ort.infer import require_shapes, with_shapes
+from onnxremat.ort.offline import HOST, Optimised, optimised_for
+from onnxremat.ort.profile import Feeds, Profile
+from onnxremat.ort.session import DEFAULT
+from onnxremat.pipeline.as_loaded import Loaded, as_loaded
+from onnxremat.pipeline.in_place import in_place
+from onnxremat.pipeline.phases import Phases
+from onnxremat.pipeline.sizes import known_sizes, with_measured_shapes
+from onnxremat.pipeline.time_left import is_slow
+from onnxremat.schedule.updates import written_over
+from onnxremat.session.measure import weight_bytes
+
+if TYPE_CHECKING:
+    from onnxremat.pipeline.prepare import Settings
+
+
+@dataclass(frozen=True)
+class AsRead:
+    """A model read and run.
+
+    Attributes:
+        name: file name, for people.
+        home: where external weights of ``source`` are.
+        source: bound, not optimised.
+        plain: the same with known sequences as plain tensors, no size of it from a run.
+        feeds: inputs for measuring, None when nothing is measured.
+        baseline: a run of the original under default options, None when nothing is measured.
+        files: that it and its weights were read from.
+    """
+
+    name: str
+    home: Path | None
+    source: Graph
+    plain: Graph
+    feeds: Feeds | None
+    baseline: Profile | None
+    files: tuple[Path, ...]
+
+
+@dataclass(frozen=True)
+class Unsplit(AsRead):
+    """A model read, run and optimised: what planning begins with, its batch whole or in parts.
+
+    Attributes:
+        made: optimised for the target.
+        graph: the same, every size known.
+        listed: ``plain`` with the sizes that a run has shown, in the file's order.
+        measured: bytes of the original under default options; None where it was not run.
+        forward: the model that a training step was made of here, None for what was read.
+    """
+
+    made: Optimised
+    graph: Graph
+    listed: Graph
+    measured: int | None
+    forward: onnx.ModelProto | None = None
+
+    @cached_property
+    def peak(self) -> int:
+        """Bytes of the original under default options, measured where possible."""
+        return self.loaded.run().peak if self.measured is None else self.measured
+
+    @cached_property
+    def loaded(self) -> Loaded:
+        """What a session without any options runs of it."""
+        return as_loaded(self.listed, self.home, self.made, self.graph)
+
+    @cached_property
+    def original(self) -> onnx.ModelProto:
+        """The bound model, not optimised."""
+        return to_model(self.source)
+
+
+def optimised(read: AsRead, settings: Settings, log: Phases) -> Unsplit:
+    """The original optimised for its target.
+
+    Args:
+        read: what its run has saved of it is changed.
+    """
+    log("optimising the graph as onnxruntime does at load")
+    original, home, feeds, baseline = read.source, read.home, read.feeds, read.baseline
+    listed = with_shapes(read.plain, known_sizes(original))
+    peak, saved = None, None
+    if baseline is not None:
+        held = weight_bytes(original, baseline, level=DEFAULT.level, folder=home)
+        peak = held + baseline.live_peak
+        saved = baseline.fused if settings.target == HOST and read.plain is original else None
+        baseline = replace(baseline, fused=None)
+    made = optimised_for(
+        to_model(listed), settings.target, home,
+        to_write=settings.to_write and not is_slow(log), saved=saved,
+    )  # fmt: skip
+    graph = without_dead_ops(made.graph)
+    graph = with_shapes(graph, {n: found for n, found in known_sizes(listed).items() if found[1]})
+    if feeds is not None:
+        graph = with_measured_shapes(graph, to_model(graph), feeds, made.folder)
+    require_shapes(graph)
+    updates = in_place(original.model, settings.not_counted).values()
+    graph, listed = written_over(graph, updates), written_over(listed, updates)
+    original = written_over(original, updates)
+    return Unsplit(
+        read.name, home, original, read.plain, feeds, baseline, read.files,
+        made, graph, listed, peak,
+    )  # fmt: skip
