@@ -72,7 +72,8 @@ class _OffsetBags(nn.Module):
 
 _BAGS: tuple[Draw, ...] = (
     lambda random: random.integers(0, 16, (24,)),
-    lambda random: np.concatenate([[0], np.sort(random.integers(0, 24, 4)), [24]]),
+    # None is empty: files of the older exporter have something else than 0 for such a bag.
+    lambda random: np.concatenate([[0], np.sort(random.choice(np.arange(1, 24), 5, False))]),
     reals(24),
 )
 
