@@ -37,10 +37,11 @@ WEIGHTED = CrossEntropy(
 LANGUAGE = {"layers": 1, "batch": 3, "sequence": 8, "hidden": 32, "heads": 2}
 
 
-def images() -> onnx.ModelProto:
+def images(side: int = 8) -> onnx.ModelProto:
     """Four images through an encoder, a decoder, and what joins them beside these."""
     g = Drawn(0)
-    g.shapes["x"], full, half = (4, 3, 16, 8), (4, 8, 16, 8), (4, 8, 8, 4)
+    size, small = (2 * side, side), (side, side // 2)
+    g.shapes["x"], full, half = (4, 3, *size), (4, 8, *size), (4, 8, *small)
     ones, zeros = (g.constant(make(8)) for make in (np.ones, np.zeros))
 
     def convolved(x: str, shape: tuple[int, ...], channels: int) -> str:
@@ -51,8 +52,8 @@ def images() -> onnx.ModelProto:
     beside = g.op("BatchNormalization", [x, g.weight(8), g.weight(8), zeros, ones], full)
     x = g.op("MaxPool", [beside], half, kernel_shape=[2, 2], strides=[2, 2])
     x = g.op("ConvTranspose", [convolved(x, half, 8), g.weight(8, 8, 2, 2)], full, strides=[2, 2])
-    x = convolved(g.op("Concat", [beside, x], (4, 16, 16, 8), axis=1), full, 16)
-    x = g.op("Conv", [convolved(x, full, 8), g.weight(2, 8, 1, 1)], (4, 2, 16, 8))
+    x = convolved(g.op("Concat", [beside, x], (4, 16, *size), axis=1), full, 16)
+    x = g.op("Conv", [convolved(x, full, 8), g.weight(2, 8, 1, 1)], (4, 2, *size))
     return g.model("x", [x])
 
 
@@ -179,7 +180,7 @@ def test_it_is_told_why_a_step_stays_whole(short: int, train: Settings | None, w
 
 def _optimised(budget: str, settings: preparing.Settings = SETTINGS) -> api.OptimizeResult:
     return api.optimize(
-        images(), budget=budget, settings=settings,
+        images(32), budget=budget, settings=settings,
         options=PlanOptions(work=500, threads=1), bench_seconds=0,
     )  # fmt: skip
 
