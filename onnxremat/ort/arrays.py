@@ -36,8 +36,9 @@ def read_arrays(path: Path, what: str, hint: str = "") -> dict[str, np.ndarray]:
         size = _bytes(regular(path))
         if size > memory_bytes():
             raise ValueError(f"it holds {format_bytes(size)}, more than this machine's memory")
-        with np.load(path) as file:
-            found = {name: file[name] for name in file.files}
+        # Opened here: NumPy leaves an archive that was cut short open.
+        with path.open("rb") as file, np.load(file) as archive:
+            found = {name: archive[name] for name in archive.files}
     except BROKEN as error:
         raise UsageError(
             f"cannot read {what} from {path}",
