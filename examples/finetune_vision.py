@@ -62,7 +62,7 @@ def main(small: bool, folder: Path, say: Said) -> None:
         train=onnxremat.Training(optimizer="adamw", freeze=freeze), dims={"batch": batch}
     )
     made = onnxremat.optimize(
-        str(folder / "few.onnx"), budget="0.6x", settings=settings, bench_seconds=0,
+        str(folder / "few.onnx"), budget="0.7x", settings=settings, bench_seconds=0,
         options=onnxremat.PlanOptions(time_limit=600, work=20_000),
     )  # fmt: skip
     made.save(folder / "step.onnx")
