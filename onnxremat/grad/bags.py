@@ -85,10 +85,7 @@ def write_bags(w: Writer, bags: Bags) -> None:
     made = _Formula(w, bags).made()
     output = _output(w.graph, w.op)
     assert output is not None
-    if output in w.op.outputs[len(w.op.inputs) - 2 :]:
-        w("Identity", made, to=output)
-    else:
-        w("SequenceConstruct", made, to=output)
+    w("SequenceConstruct" if _is_state(w.op, output) else "Identity", made, to=output)
 
 
 # ---- the Loop ----------------------------------------------------------------------------------
@@ -99,10 +96,9 @@ def _output(graph: Graph, op: Op) -> str | None:
     read = [name for name in op.writes if graph.readers.get(name) or name in graph.outputs]
     if len(read) != 1:
         return None
-    states = dict(zip(op.outputs, op.inputs[2:], strict=False))
-    if read[0] not in states:
+    if not _is_state(op, read[0]):
         return read[0]
-    begin = graph.producer.get(states[read[0]])
+    begin = graph.producer.get(op.inputs[2 + op.outputs.index(read[0])])
     empty = begin is not None and graph.ops[begin].op_type == "SequenceEmpty"
     joined = read[0] not in graph.outputs and all(
         graph.ops[k].op_type == "ConcatFromSequence"
@@ -110,6 +106,11 @@ def _output(graph: Graph, op: Op) -> str | None:
         for k in graph.readers[read[0]]
     )
     return read[0] if empty and joined else None
+
+
+def _is_state(op: Op, output: str) -> bool:
+    """Whether an output is carried from run to run: a sequence, which is joined after the Loop."""
+    return output in op.outputs[: len(op.inputs) - 2]
 
 
 def _candidates(graph: Graph, op: Op, known: Known, runs: int) -> Iterator[Bags]:
@@ -295,11 +296,8 @@ def _both(graph: Graph, op: Op, known: Known, bags: Bags) -> onnx.ModelProto:
     nodes.append(loop)
     output = _output(graph, op)
     assert output is not None
-    join = {"axis": 0} if output in op.outputs[: len(op.inputs) - 2] else None
-    nodes.append(
-        helper.make_node("Identity" if join is None else "ConcatFromSequence", [output],
-                         ["loop's"], **(join or {}))
-    )  # fmt: skip
+    join = ("ConcatFromSequence", {"axis": 0}) if _is_state(op, output) else ("Identity", {})
+    nodes.append(helper.make_node(join[0], [output], ["loop's"], **join[1]))
     real = graph.tensors[bags.rows].dtype
     stored = [numpy_helper.from_array(np.asarray(known[n]), n) for n in op.reads if n in known]
     given = [n for n in op.reads if n not in known and not _sequence(graph, n)]

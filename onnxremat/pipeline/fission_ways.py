@@ -211,9 +211,7 @@ class _Regions(InParts):
         """Ops of a graph in parts with pieces made again that it has no room for."""
         until, limit = self.options.within(REMADE), allowed.planned - GATES
         with self.log.phase(PLAN, "choosing pieces to make again"):
-            return remade(
-                split.reduced.problem, limit, lambda: until.stopped or until.left <= 0
-            )  # fmt: skip
+            return remade(split.reduced.problem, limit, lambda: until.stopped or until.left <= 0)
 
     def _why_not_proven(self, limit: Limit) -> str:
         reduced = self.prepared.reduced

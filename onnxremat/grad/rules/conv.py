@@ -111,21 +111,15 @@ def data_cotangent(call: Call, window: Window, group: int, *, columns: bool = Tr
 
 def _flip_pays(t: Tape, dy: str, w: str, window: Window, group: int) -> bool:
     """Reversing the kernel costs a copy of the weights, ConvTranspose a col2im pass."""
-    if set(window.strides) != {1} or min(_flipped_pads(window)) < 0:
+    if set(window.strides) != {1} or min(window.flipped.pads) < 0:
         return False
     if group > 1 or window.taps == 1 or t.size(w) <= FLIPPED * t.size(dy):
         return True
     return flipped_gains(t, dy, w)
 
 
-def _flipped_pads(window: Window) -> list[int]:
-    before = [e - 1 - p for e, p in zip(window.extent, window.before, strict=True)]
-    after = [e - 1 - q for e, q in zip(window.extent, window.after, strict=True)]
-    return before + after
-
-
 def _by_flipped_kernel(t: Tape, dy: str, w: str, shape: Shape, window: Window, group: int) -> str:
-    pads, dilations = _flipped_pads(window), window.dilations
+    pads, dilations = window.flipped.pads, window.dilations
     if group == 1 and flipped_gains(t, dy, w):
         return by_flipped(t, dy, w, shape, pads=pads, dilations=dilations)
     filters = flipped(t, w, group)

@@ -13,7 +13,6 @@ the layout is taken; few channels are all one block.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from onnx import TensorProto as T
 
@@ -45,13 +44,7 @@ def _block(t: Tape, channels: int) -> int:
 
 def _can_swap(t: Tape, filters: Shape, window: Window) -> bool:
     """Whether x may be the kernel, and dy what it is moved over."""
-    return set(window.strides) == {1} and min(_mirrored(window).before) >= 0 < _block(t, filters[0])
-
-
-def _mirrored(window: Window) -> Window:
-    """The window over dy: the element of the kernel that comes last is met first."""
-    before = (e - 1 - p for e, p in zip(window.extent, window.before, strict=True))
-    return replace(window, input=window.output, output=window.input, before=tuple(before))
+    return set(window.strides) == {1} and min(window.flipped.before) >= 0 < _block(t, filters[0])
 
 
 def by_kernel(t: Tape, x: str, dy: str, filters: Shape, window: Window) -> str:
@@ -61,7 +54,7 @@ def by_kernel(t: Tape, x: str, dy: str, filters: Shape, window: Window) -> str:
     x = t.later(x, dy)
     few = outputs * 2 <= channels or not _block(t, channels)
     if few and _can_swap(t, filters, window):
-        made = _correlated(t, dy, x, (channels, outputs, *kernel), _mirrored(window))
+        made = _correlated(t, dy, x, (channels, outputs, *kernel), window.flipped)
         return flipped(t, made, 1)
     return _correlated(t, x, dy, filters, window)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from onnxremat.grad.call import Call
@@ -68,6 +68,14 @@ class Window:
     def tiles(self) -> bool:
         """Windows side by side without gaps, overlaps or padding."""
         return self.kernel == self.strides and not self.padded and set(self.dilations) <= {1}
+
+    @property
+    def flipped(self) -> Window:
+        """What slides over the output at stride 1: the element of the kernel that comes last is met
+        first. Negative padding where it would have to begin inside."""
+        before = tuple(e - 1 - p for e, p in zip(self.extent, self.before, strict=True))
+        after = tuple(e - 1 - q for e, q in zip(self.extent, self.after, strict=True))
+        return replace(self, input=self.output, output=self.input, before=before, after=after)
 
     def offsets(self) -> Iterator[tuple[int, ...]]:
         """Index of every element of the kernel, in memory order."""
