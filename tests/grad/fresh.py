@@ -62,7 +62,7 @@ class Found:
 
 def look(model: onnx.ModelProto, wanted: Wanted) -> Found:
     """Compare the gradients of a file with those of its module."""
-    step = differentiate(model, optimizer=None, loss="mse")
+    step = differentiate(model, optimizer=None, loss="mse", dropout=False)
     about = training_of(step)
     loss, gradients = _run(step, model, wanted)
     found = Found(loss=abs(loss / wanted.loss - 1), warnings=about.warnings)
