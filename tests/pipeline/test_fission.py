@@ -200,8 +200,8 @@ def test_a_limit_of_time_is_a_share(text: str) -> None:
 
 @pytest.mark.slow
 def test_a_normalised_image_within_a_budget_that_holds_it_once(tmp_path: Path) -> None:
-    model, image = normed(2, rows=512), 8 * 512 * 6 * 4
-    limit = int(1.9 * image)  # the whole needs two and the workspace of a convolution
+    model, image = normed(2, rows=2048), 8 * 2048 * 6 * 4
+    limit = int(1.5 * image)  # the whole needs two and the workspace of a convolution
     result = api.optimize(
         model, budget=limit, settings=SETTINGS, options=PlanOptions(work=300, threads=1),
         bench_seconds=0,
