@@ -208,8 +208,14 @@ def at_minimum(prepared: Prepared, least: Smallest, options: PlanOptions, log: P
         made = least.candidate  # nothing quicker fits
     if UPDATES in prepared.settings.not_counted:
         made = _lower(made, least, options, log)
-    note = f"no budget below {format_bytes(least.lower)} ({least.lower} B) can work: {least.why}"
-    return replace(made.noted(note), lower=least.lower, why=least.why)
+    return replace(made, lower=least.lower, why=least.why).noted(
+        f"{no_less(least.lower)} can work: {least.why}"
+    )
+
+
+def no_less(lower: int) -> str:
+    """How a note begins that says so."""
+    return f"no budget below {format_bytes(lower)} ({lower} B)"
 
 
 def _lower(made: Candidate, least: Smallest, options: PlanOptions, log: Phases) -> Candidate:
