@@ -29,7 +29,7 @@ from onnxremat.pipeline.refusal import or_as_it_is
 from onnxremat.pipeline.result import R, Result, Timed, finish
 from onnxremat.pipeline.several_devices import SeveralDevices
 from onnxremat.pipeline.site import Site
-from onnxremat.pipeline.unchanged import as_it_ran, opens, unchanged
+from onnxremat.pipeline.unchanged import OPENING, as_it_ran, opens, unchanged
 from onnxremat.pipeline.within_budget import plan_within
 from onnxremat.pipeline.within_time import plan_within_time
 from onnxremat.planner.formulate import check_for_devices
@@ -252,7 +252,8 @@ def _in_one_session(
         except NO_FIT as error:
             takes = prepared.baseline_peak + prepared.beside.total
             if request.options.method == METHOD and as_it_ran(prepared):
-                raise or_as_it_is(error, takes) from None
+                opened = OPENING * prepared.weights <= prepared.baseline_peak
+                raise or_as_it_is(error, takes, opened) from None
             raise
     with log.phase(WRITE, "writing the model"):  # one of the whole batch
         written = write_prepared(prepared, limit, request.options.method, request.write_model)

@@ -101,16 +101,19 @@ def refusal(
     )
 
 
-def or_as_it_is(error: OnnxrematError, takes: int) -> OnnxrematError:
+def or_as_it_is(error: OnnxrematError, takes: int, opens: bool) -> OnnxrematError:
     """A refusal whose hint is no budget beyond what the original takes: that is kept by it.
 
     Args:
         takes: bytes of the original, of what budgets count.
+        opens: opening it takes no more for certain; else a share is what keeps it.
     """
     works = getattr(error, "smallest", None)
     if works is not None and takes < works:
-        as_it_is = f"--budget 1.0x ({format_bytes(takes)}, what the original takes: it is written "
-        error.hint = _BUDGET.sub(as_it_is + "as it is then)", error.hint, count=1)
+        as_it_is = f"--budget {takes if opens else '1.0x'} ({format_bytes(takes)}, what the "
+        error.hint = _BUDGET.sub(
+            as_it_is + "original takes: it is written as it is then)", error.hint, count=1
+        )
     return error
 
 
