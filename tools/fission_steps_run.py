@@ -110,12 +110,12 @@ LARGE = {
     "unet": Step(_net("unet", size=256, width=64), 16, "batch 16 of 32", (8,)),
     "unet++": Step(nets.nested_unet, 16, "", (16,)),
     "gpt-neo-1.3b": Step(
-        _net("gpt2", hidden=2048, heads=16, layers=3, sequence=512, positions=512), 8,
-        "batch 8 of 32, 3 of 24 layers", (8,),
+        _net("gpt2", hidden=2048, heads=16, layers=1, sequence=512, positions=512), 16,
+        "batch 16 of 32, 1 of 24 layers", (16,),
     ),
     "btlm-3b": Step(
-        _net("gpt2", hidden=2560, heads=20, layers=2, sequence=512, positions=512), 8,
-        "batch 8 of 32, 2 of 32 layers", (8,),
+        _net("gpt2", hidden=2560, heads=20, layers=1, sequence=512, positions=512), 16,
+        "batch 16 of 32, 1 of 32 layers", (16,),
     ),
 }  # fmt: skip
 SMALL = {

@@ -29,6 +29,7 @@ from onnxremat.graph.traits import is_alias, takeover_inputs
 CACHED = 512 << 10  # bytes of a copy that do
 FAR = 5e9, 2e10  # bytes per second beyond, at least and at most
 COPIES = frozenset({"Concat", "Slice"})  # ops that neither share nor take over a buffer
+WORKSPACE = 64 << 10  # bytes of scratch that a piece takes as the whole does: a convolution's
 MOST_OPS = 6000  # of a graph in parts
 REMEMBERED = 60_000  # steps of fragments
 MANY = 1 << 40  # readers of what never dies
@@ -264,7 +265,8 @@ class Prices:
                 takes = () if shared else _takes(op, tensors, there)
             makes.append((name, tensors[name].bytes, shared, takes))
         of, share = writer.shares.get(op.name, (op.name, 1.0))
-        scratch = round(self.of.scratch.get(of, 0) * share)
+        scratch = self.of.scratch.get(of, 0)
+        scratch = max(round(scratch * share), min(scratch, WORKSPACE))
         mentions = reads + tuple([make[0] for make in makes])
         return _Step(tuple(makes), mentions, reads, scratch, self.paper.place.get(of, -1))
 

@@ -7,7 +7,7 @@ for that. Whole chains are made again, as long as they need be: a piece of a pro
 normalisation before it, and the piece of the image before that.
 
 A greedy search: pieces are left out that free most of what is over the limit for the time that it
-takes to make them again.
+takes to make them again. In the end each that need not be left out is held again.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ SMALL = 0.5  # share of a piece's bytes up to which what it is made of is held f
 NEAR = 64  # ops of the order for which what was made again is there
 LONGEST = 200  # ops of a chain
 LARGE = 512  # such a share of the limit, at least, is worth a chain
-AT_ONCE = 16  # pieces that are left out in a turn, at most
+AT_ONCE = 4  # pieces that are left out in a turn, at most
 AIMS = 8  # times that less is aimed at
-TURNS = 60
+TURNS = 200
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class _Search:
         most, aims = AT_ONCE, AIMS
         for _ in range(TURNS):
             if use.max() <= self.limit:
-                return order
+                return self._without_need(order, stop)
             chosen = self._best(use)[:most]
             if stop() or not (chosen or aims):
                 break
@@ -192,6 +192,24 @@ class _Search:
                 self.fixed.update(chosen)
             most = max(1, most // 4)
         return None
+
+    def _without_need(self, order: list[int], stop: Callable[[], bool]) -> list[int]:
+        """The same, pieces held again that need not be left out, those first that take longest."""
+        left = self.left
+
+        def seconds(gap: _Gap) -> float:
+            return sum(left.cost[op] for op in left.chain(gap.value, gap.until, {}))
+
+        for gap in sorted(left.gaps, key=lambda gap: (-seconds(gap), gap.after, gap.value)):
+            if stop():
+                break
+            left.hold([gap])
+            tried = self._tried()
+            if tried is None or tried[1].max() > self.limit:
+                left.leave([gap])
+            else:
+                order = tried[0]
+        return order
 
     def _excess(self, use: np.ndarray) -> float:
         return float(np.maximum(use - self.aim, 0).sum())

@@ -27,7 +27,7 @@ from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.refusal import Least, refusal, unproven
 from onnxremat.pipeline.time_left import out_of_time
-from onnxremat.pipeline.ways_in_parts import attempt_in_parts
+from onnxremat.pipeline.ways_in_parts import INTERRUPTED, attempt_in_parts
 from onnxremat.pipeline.within_budget import (
     Smallest,
     at_minimum,
@@ -39,7 +39,6 @@ from onnxremat.planner.reasons import named
 from onnxremat.planner.solution import Solution
 from onnxremat.units import Budget
 
-INTERRUPTED = "interrupted before it was known what parts take"
 LITTLE = 0.01  # overhead of the whole batch up to which parts are not tried
 WHOLE = 0.6  # share of the time for a plan of the whole batch, where parts are another way
 MOST_OPS = 8000  # of a graph in parts

@@ -10,7 +10,7 @@ from onnxremat.fission.choose import Choosers
 from onnxremat.fission.pricing import Priced
 from onnxremat.fission.region import Region
 from onnxremat.fission.remade import remade
-from onnxremat.pipeline.batch_split import INTERRUPTED, LITTLE, plan_best
+from onnxremat.pipeline.batch_split import LITTLE, plan_best
 from onnxremat.pipeline.closed_loop import Candidate, load_search
 from onnxremat.pipeline.divided import prepare_fission
 from onnxremat.pipeline.in_regions import wholes_of
@@ -21,7 +21,7 @@ from onnxremat.pipeline.plan_again import plan_again
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.refusal import unproven
 from onnxremat.pipeline.step_ways import StepInParts, applies_to_step, why_whole
-from onnxremat.pipeline.ways_in_parts import WHOLE, InParts, attempt_in_parts
+from onnxremat.pipeline.ways_in_parts import INTERRUPTED, WHOLE, InParts, attempt_in_parts
 from onnxremat.planner.options import AUTO, PlanOptions
 from onnxremat.planner.reasons import named
 from onnxremat.units import Budget, format_bytes
@@ -187,14 +187,14 @@ class _Regions(InParts):
 
     def _within(self, limit: Limit, why: str) -> Candidate | None:
         room = limit.planned - self.prepared.weights
-        for _ in range(TRIES):
+        for turn in range(TRIES):
             chosen = self._chosen(room)
             split = self._split(chosen, why)
             if split is None:
                 return None
             allowed = limit_of(split, self.budget) or limit
             over = split.store_all_peak - allowed.planned
-            if over <= 0 or chosen.peak > room:
+            if over <= 0 or chosen.peak > room or turn == TRIES - 1:
                 target = OneSession(split, allowed, self.log)
                 warm = self._remade(split, allowed) if over > 0 else None
                 found = attempt_in_parts(target, self.options.within(WHOLE), self.whole, warm)

@@ -27,12 +27,13 @@ from onnxremat.pipeline.limits import (
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.time_left import no_time, out_of_time
-from onnxremat.pipeline.within_budget import applied, at_minimum, smallest
+from onnxremat.pipeline.within_budget import applied, at_minimum, no_less, smallest
 from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.solution import Solution
 from onnxremat.units import Budget, format_bytes
 
 WHOLE = 0.5  # share of the time for plans of the whole, where parts are another way
+INTERRUPTED = "interrupted before it was known what parts take"
 LEANER = 0.98  # share of the least bytes so far from which a graph in parts is worth its search
 
 
@@ -105,12 +106,27 @@ class InParts(ABC):
         self.whole = whole
         split = self._leanest()
         if split is None or split.store_all_peak > whole.held / LEANER or self.options.stopped:
-            return whole
+            return self._of_whole_alone(whole)
         floor = least_in_parts(self.prepared)
         why = "weights and results, which are there in any parts"
         least = smallest(split, self.options.within(WHOLE), self.log)
         found = at_minimum(split, replace(least, lower=floor, why=why), self.options, self.log)
         return found if found.held < whole.held else whole
+
+    def _of_whole_alone(self, whole: Candidate) -> Candidate:
+        """The smallest plan of the whole; where parts were not tried to the end what is proven is
+        of the whole alone, and it says so."""
+        stopped = INTERRUPTED if self.options.stopped else ""
+        why = self.late or self.unfinished or stopped
+        floor = least_in_parts(self.prepared)
+        if not why or whole.lower <= floor:
+            return whole
+        proof = no_less(whole.lower)
+        notes = [n for n in whole.plan.provenance.notes if not n.startswith(proof)]
+        notes.append(f"{proof} can work for the model as a whole: {whole.why}")
+        notes.append(f"parts may need less: {why}")
+        weights = "weights and results, which are there in any parts"
+        return replace(whole.told(notes=tuple(notes)), lower=floor, why=weights)
 
     def _made(self, make: Callable[[], Prepared]) -> Prepared | None:
         """A model in parts; None where it does not go, or nobody waits for it any more."""

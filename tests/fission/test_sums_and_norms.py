@@ -205,6 +205,7 @@ def test_pieces_are_made_again_where_all_are_held_until_their_sum_is_known() -> 
     assert set(order) == set(range(problem.ops))
     again = [op for op in set(order) if list(order).count(op) > 1]
     assert {graph.ops[reduced.index[op]].op_type for op in again} == {"Neg", "Exp"}
+    assert len(order) - problem.ops == 2 * 5  # of no more pieces than need be
     ran = expand(graph, reduced.lift(order))
     assert max(simulate(ran, weight_bytes=0).live) <= 5 * each
     np.testing.assert_array_equal(run(ran).outputs["y"], run(graph).outputs["y"])

@@ -17,7 +17,7 @@ from onnxremat.cli.args import parse_overhead
 from onnxremat.cost.analytic import analytic_costs
 from onnxremat.errors import InfeasibleError, NoPlanError, UsageError
 from onnxremat.graph.onnx_io import write_model
-from onnxremat.pipeline import priced
+from onnxremat.pipeline import priced, ways_in_parts
 from onnxremat.pipeline.artifact import Kind
 from onnxremat.pipeline.closed_loop import Candidate
 from onnxremat.pipeline.fission_ways import plan_within_budget
@@ -98,6 +98,15 @@ def test_the_least_memory() -> None:
     parts = _optimised("min")
     assert parts.candidate.held < whole.candidate.held / 2
     np.testing.assert_equal(parts.facts()["bit_equal"], True)
+
+
+def test_the_least_memory_without_time_for_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is proven of the whole is not said of parts, which nobody tried."""
+    monkeypatch.setattr(ways_in_parts, "out_of_time", lambda *_: "no time for parts")
+    notes = _optimised("min").facts()["notes"]
+    assert any("can work for the model as a whole" in note for note in notes)
+    assert any("no time for parts" in note for note in notes)
+    assert not any("can work:" in note for note in notes)
 
 
 @pytest.mark.slow
@@ -191,8 +200,8 @@ def test_a_limit_of_time_is_a_share(text: str) -> None:
 
 @pytest.mark.slow
 def test_a_normalised_image_within_a_budget_that_holds_it_once(tmp_path: Path) -> None:
-    model, image = normed(2, rows=512), 8 * 512 * 6 * 4
-    limit = int(1.8 * image)  # the whole needs two and the workspace of a convolution
+    model, image = normed(2, rows=2048), 8 * 2048 * 6 * 4
+    limit = int(1.5 * image)  # the whole needs two and the workspace of a convolution
     result = api.optimize(
         model, budget=limit, settings=SETTINGS, options=PlanOptions(work=300, threads=1),
         bench_seconds=0,
