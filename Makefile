@@ -141,7 +141,7 @@ fuzz: $(VENV)/dev
 faults: $(VENV)/dev
 	$(BIN)/python -m tests.faults $(ARGS)
 
-$(VENV)/ready: pyproject.toml $(wildcard onnxremat/memory/*.c)
+$(VENV)/ready: pyproject.toml $(wildcard onnxremat/*/*.c)
 	$(PYTHON) tools/require_python.py
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip

@@ -13,7 +13,12 @@ from build_kernels import compile_kernels
 
 # Plain C, for ctypes: no header of Python's. Where no compiler is, it is left out, and sessions are
 # held within their plan in another way (docs/memory.md).
-SOURCES = ["onnxremat/memory/slab.c", "onnxremat/memory/place.c", "onnxremat/execute/look.c"]
+SOURCES = [
+    "onnxremat/memory/slab.c",
+    "onnxremat/memory/place.c",
+    "onnxremat/memory/crash.c",
+    "onnxremat/execute/look.c",
+]
 # OpenVINO on processors that are not Intel's (docs/devices.md).
 PLUGIN, DL = ["onnxremat/ort/any_maker.c"], ["dl"] if sys.platform == "linux" else []
 

@@ -44,7 +44,7 @@ from onnxremat.planner.options import PlanOptions
 from onnxremat.units import format_bytes
 
 MODELS = ("vgg16", "resnet18", "bert", "inception")  # the last one is GoogLeNet
-BATCHES = (1, 8)
+BATCHES = (1, 2, 4, 8)
 MACHINES = ("cpu-2x1", "cpu-openvino")
 NEAR, LEAST, BOUND = 0.10, 1.8, 1.9
 

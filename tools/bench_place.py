@@ -102,7 +102,8 @@ def rows() -> Iterator[Row]:
         if name.startswith("Layer"):
             yield replace(base, scale=1000.0, most=0.0, limit=10)
     for name, (value, soon, gap, late) in ANY.items():
-        yield Row(f"{THROUGHPUT}/{name}", ("--any",), value, 1.0, soon)
+        if soon < late:
+            yield Row(f"{THROUGHPUT}/{name}", ("--any",), value, 1.0, soon)
         yield Row(f"{THROUGHPUT}/{name}", ("--any",), value, gap, late)
     for name in CONTIGUOUS:
         if name.endswith("training"):

@@ -12,12 +12,13 @@ Contenders, all with the same weights, data and plain SGD:
   opened (not asked for unless named with ``--who``);
 * ``ours_bf16``: the same with products in bfloat16, and ``torch_bf16``: eager under autocast, where
   the processor has AMX or AVX512-BF16 (likewise);
+* ``torch_float64``: eager in double precision, to tell whose losses are nearer to exact ones;
 * ``ours_budget``, ``ours_half``: ``ours`` planned within a budget, chosen so that the process rises
   no further than the one of ``torch_checkpoint``, or half as far as the one of ``torch``.
 
 Each round runs every contender once, in an order drawn anew, each in its own process; times are
 medians over rounds of the median step of a process (of six steps, or ``STEPS`` in the environment,
-at least), ratios medians of the ratios in a round.
+at least, at a learning rate of 0.01, or ``RATE``), ratios medians of the ratios in a round.
 Memory is the rise of the resident peak over what was resident before the first step: activations,
 gradients and the runtime's buffers. PyTorch is needed for its side only (``.[torch]``).
 """
@@ -58,10 +59,13 @@ SETTINGS: dict[str, dict[str, int]] = {"bert": {"layers": 4, "heads": 4}}  # of 
 CONTENDERS = (
     "torch", "torch_checkpoint", "ours", "ours_portable", "ours_budget", "ours_half"
 )  # fmt: skip
-NAMED = ("ours_openvino", "ours_bf16", "torch_bf16", "torch_compiled")  # where they can run
+NAMED = (  # where they can run
+    "ours_openvino", "ours_bf16", "torch_bf16", "torch_compiled", "torch_float64"
+)  # fmt: skip
 # Planned contenders: whose memory they may take, and which part of it.
 GOALS = {"ours_budget": ("torch_checkpoint", 1.0), "ours_half": ("torch", 0.5)}
 LEAST = int(os.environ.get("STEPS", "6"))  # steps of a process at least; their losses are kept
+RATE = float(os.environ.get("RATE", "0.01"))  # of learning
 ATTEMPTS = 6  # budgets tried
 MIB = 1 << 20
 
@@ -98,7 +102,7 @@ def measure(step: Callable[[], float], seconds: float, base: float | None = None
         "wall": statistics.median(wall),
         "cpu": statistics.median(cpu),
         "peak": resident("VmHWM") - base,
-        "losses": [round(loss, 5) for loss in losses[:LEAST]],
+        "losses": [round(loss, 8) for loss in losses[:LEAST]],
     }
 
 
@@ -132,7 +136,7 @@ def ours(
 
     model, feeds, labels = data(net)
     graph = file or differentiate(model, settings=training(portable))
-    trainer = Trainer(graph, model, threads=threads, rate=0.01)
+    trainer = Trainer(graph, model, threads=threads, rate=RATE)
     del model, graph
     batch = {**feeds, trainer.training.target: labels}
     return measure(lambda: trainer.step(batch), seconds)
@@ -165,16 +169,16 @@ def openvino(net: str, threads: int, seconds: float, narrow: bool = False) -> di
         write_model(made.model(), file)
         del made, step, graph, plan, table
         base = resting()
-        trainer = Trainer(file, model, threads=threads, rate=0.01)
+        trainer = Trainer(file, model, threads=threads, rate=RATE)
     batch = {**feeds, trainer.training.target: labels}
     return measure(lambda: trainer.step(batch), seconds, base)
 
 
 def torch_step(
     net: str, threads: int, seconds: float, checkpointed: bool = False, narrow: bool = False,
-    compiled: bool = False,
+    compiled: bool = False, exact: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
-    """A step of the same net, weights and data in PyTorch: eager, or through torch.compile."""
+    """A step of the same net, weights and data in PyTorch: eager, compiled, or exact."""
     import torch
     from onnx import numpy_helper
     from torch.utils.checkpoint import checkpoint
@@ -183,7 +187,10 @@ def torch_step(
     torch.set_num_threads(threads)
     model, feeds, labels = data(net)
     stored = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
-    values = {name: torch.tensor(a) for name, a in stored.items() if a.dtype == np.float32}
+    real = torch.float64 if exact else torch.float32
+    values = {
+        name: torch.tensor(a, dtype=real) for name, a in stored.items() if a.dtype == np.float32
+    }
     parameters = [
         value.requires_grad_(True)
         for name, value in values.items()
@@ -191,9 +198,10 @@ def torch_step(
     ]
     del model, stored
     inputs = {name: torch.tensor(value) for name, value in feeds.items()}
+    inputs = {name: x.to(real) if x.is_floating_point() else x for name, x in inputs.items()}
     targets = torch.tensor(labels).reshape(-1)
     block = partial(checkpoint, use_reentrant=False) if checkpointed else _as_it_is
-    optimizer = torch.optim.SGD(parameters, lr=0.01)
+    optimizer = torch.optim.SGD(parameters, lr=RATE)
 
     def forward() -> Any:
         y = FORWARDS[net](values, inputs, block, **SETTINGS.get(net, {}))
@@ -220,6 +228,7 @@ RUN: dict[str, Callable[..., dict[str, Any]]] = {
     "torch": torch_step,
     "torch_checkpoint": partial(torch_step, checkpointed=True),
     "torch_compiled": partial(torch_step, compiled=True),
+    "torch_float64": partial(torch_step, exact=True),
     "ours": ours,
     "ours_portable": partial(ours, portable=True),
     "ours_openvino": openvino,
@@ -334,17 +343,19 @@ def table(rows: Sequence[dict[str, Any]], who: Sequence[str]) -> str:
 
 
 def _losses(rows: Sequence[dict[str, Any]], who: Sequence[str]) -> list[str]:
-    """How far losses are from those of PyTorch, at most."""
+    """How far losses are from those of PyTorch, and from exact ones where asked, at most."""
     found = []
     for row in rows:
-        expected = np.array(row.get("torch_losses", row.get(f"{who[0]}_losses")))
-        off = {
-            n: np.max(np.abs(np.array(row[f"{n}_losses"]) / expected - 1))
-            for n in who
-            if f"{n}_losses" in row
-        }
-        words = ", ".join(f"{name} {value:.1e}" for name, value in off.items())
-        found.append(f"losses of {len(expected)} steps, {row['net']}, relative: {words}")
+        losses = {n: np.array(row[f"{n}_losses"]) for n in who if f"{n}_losses" in row}
+        for reference in ("torch" if "torch" in losses else who[0], "torch_float64"):
+            if reference in losses:
+                expected = losses[reference]
+                off = {n: np.max(np.abs(each / expected - 1)) for n, each in losses.items()}
+                words = ", ".join(f"{n} {value:.1e}" for n, value in off.items() if n != reference)
+                found.append(
+                    f"losses of {len(expected)} steps at rate {RATE:g}, {row['net']}, "
+                    f"{row['threads']} threads, from those of {reference}: {words}"
+                )
     return found
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from onnxremat.cli.crash import LAST_WORD
 from onnxremat.cli.exhausted import out_of_memory
 from onnxremat.cli.interrupt import WATCH, leave
 from onnxremat.errors import (
@@ -171,6 +172,7 @@ def _run() -> None:
         from onnxremat.cli.commands import app
 
         signal.signal(signal.SIGINT, _stop)
+        LAST_WORD.wanted = True
         with WATCH.watching():
             app()
     finally:

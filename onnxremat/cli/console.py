@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
+from onnxremat.cli.crash import LAST_WORD
 from onnxremat.cli.interrupt import KEEPS, WATCH
 from onnxremat.errors import EndedError, NoPlanError, OverBudgetError, StoppedError
 from onnxremat.report.literal import LITERAL
@@ -85,6 +86,7 @@ class Voice:
         self.out = Console(soft_wrap=True, **LITERAL)
         self._status: Status | None = None
         self._stage, self._since = "", 0.0
+        LAST_WORD.at("")
 
     @contextmanager
     def working(self, abandon: Callable[[], None] | None = None) -> Iterator[Interrupt]:
@@ -118,6 +120,7 @@ class Voice:
     def say(self, stage: str) -> None:
         """A new stage begins."""
         self._stage, self._since = stage, time.perf_counter()
+        LAST_WORD.at(stage)
         if self._status:
             self._status.update(Text(stage))
         elif not self.quiet:

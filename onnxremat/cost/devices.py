@@ -45,17 +45,22 @@ def device_costs(
     """
     say = say or (lambda _: None)
     devices = [device for device in machine.devices if device.computes]
-    each = replace(how, within=how.within / max(1, len(devices)))
+    each = replace(how, within=how.within / max(1, len({_kind(device) for device in devices})))
     tables: dict[str, CostTable] = {}
+    of_kind: dict[object, CostTable] = {}
     for device in devices:
         if feeds is None or machine.elsewhere or missing(device):
+            continue
+        if _kind(device) in of_kind:
+            tables[device.name] = replace(of_kind[_kind(device)], device=device.name)
             continue
         say(f"measuring the cost of every op on {device.name}")
         if device.provider == PROVIDERS["cpu"]:
             table, _ = measure_costs(graph, feeds, each, threads=device.threads)
         else:
             table = foreign_costs(graph, feeds, device, roofline(device), each)
-        tables[device.name] = replace(table, device=device.name, bandwidth=_traffic(device))
+        table = replace(table, device=device.name, bandwidth=_traffic(device))
+        tables[device.name] = of_kind[_kind(device)] = table
     absent = [device for device in devices if device.name not in tables]
     if absent:
         say("estimating the cost of every op on devices that are not here")
@@ -69,6 +74,13 @@ def device_costs(
             table = estimated(graph, device, known)
             tables[device.name] = replace(table, bandwidth=roofline(device).bandwidth)
     return tables
+
+
+def _kind(device: Device) -> object:
+    """Processors with as many threads are one and the same, on any of its cores, and measured once:
+    what differs between two measurements of it is what else ran. Others are what they are."""
+    processor = device.provider == PROVIDERS["cpu"]
+    return (device.threads, device.bandwidth) if processor else device.name
 
 
 def _traffic(device: Device) -> float:

@@ -7,16 +7,17 @@ are the N largest of these bytes, beside what is there all the time (weights).
 
 A device whose samples come back has several stages, and works on one of them at a time.
 
-Where r devices take the samples of a stage in turn, each of them holds the same weights, and bytes
-of every r-th sample only: of N samples that follow each other, of N / r at most, rounded up.
+Where r devices share the samples of a stage, each of them holds the same weights, and bytes of its
+own samples only: no device is given more than N / r of those that are inside, rounded up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import lcm
+from typing import NamedTuple
 
 from onnxremat.device.machine import Machine
 from onnxremat.execute.cyclic import Rounds
@@ -35,8 +36,8 @@ class Places:
         entering: per device, before the first stage: copies of its inputs.
         inside: per stage and device, while the stage works on it or waits to hand it on.
         behind: per stage and device, in the queue behind it; outputs, behind the last.
-        devices: per stage, those that take its samples in turn. The bytes of a sample are given as
-            if it were the first one's turn.
+        devices: per stage, those that share its samples. The bytes of a sample are given as if it
+            were the first one's.
         queues: samples that can wait behind each stage but the last.
     """
 
@@ -71,40 +72,52 @@ class Places:
             rows += [stage[first]] * room * lcm(len(one), len(next_))
         return self.resident[name] + sum(sorted(rows, reverse=True)[:count])
 
-    def _turn(self, held: Mapping[str, int], sample: int) -> Mapping[str, int]:
-        """What a sample holds of the devices whose turn it is."""
-        found = dict(held)
-        for alike in self.devices:
-            if len(alike) == 1:  # or a link, which holds nothing
-                continue
-            device = alike[sample % len(alike)]
-            found[alike[0]], found[device] = 0, found[alike[0]]
-        return found
-
-    def seen(self, log: Iterable[Event]) -> dict[str, int]:
+    def seen(self, log: Sequence[Event]) -> dict[str, int]:
         """The most that was held of each device at any time of a run of a pipeline."""
-        changes: list[tuple[float, int, int, Mapping[str, int]]] = []  # (time, sample, rank, held)
-        none = dict.fromkeys(self.resident, 0)
+        changes: list[tuple[float, int, int, _Held]] = []  # (time, sample, rank, held)
         for event in log:
             sample = event.sample
             if event.stage == ENTERED:
-                changes.append((event.begin, sample, 0, self._turn(self.entering, sample)))
+                changes.append((event.begin, sample, 0, _Held(self.entering)))
             elif event.stage == len(self.inside):
-                changes.append((event.begin, sample, 0, none))
+                changes.append((event.begin, sample, 0, _Held({})))
             else:
+                taker = self.devices[event.stage], event.replica
                 inside, behind = self.inside[event.stage], self.behind[event.stage]
-                changes.append((event.begin, sample, 0, self._turn(inside, sample)))
-                changes.append((event.end, sample, 1, self._turn(behind, sample)))
-        held: dict[int, Mapping[str, int]] = {}
+                changes.append((event.begin, sample, 0, _Held(inside, taker)))
+                changes.append((event.end, sample, 1, _Held(behind, taker)))
+        held: dict[int, _Held] = {}
+        takers: dict[int, dict[tuple[str, ...], int]] = {}
         found = dict(self.resident)
-        now = dict(self.resident)
         for _, sample, _, holds in sorted(changes, key=lambda row: row[:3]):
-            before = held.get(sample, none)
             held[sample] = holds
-            for name in now:
-                now[name] += holds[name] - before[name]
-                found[name] = max(found[name], now[name])
+            takers.setdefault(sample, {}).update([holds.taker] if holds.taker else [])
+            if not holds.bytes:
+                del held[sample]
+            now = self._now({number: (one.bytes, takers[number]) for number, one in held.items()})
+            found = {name: max(found[name], now[name]) for name in found}
         return found
+
+    def _now(
+        self, held: Mapping[int, tuple[Mapping[str, int], Mapping[tuple[str, ...], int]]]
+    ) -> dict[str, int]:
+        """Bytes per device of samples: what each holds, and which devices have taken it. One that
+        none of a stage's devices has taken yet counts with the one that has fewest."""
+        found = dict(self.resident)
+        for alike in {self.alike(name) for name in self.resident}:
+            count = [0] * len(alike)
+            for size, taker in sorted(held.values(), key=lambda one: alike not in one[1]):
+                place = taker.get(alike, count.index(min(count)))
+                count[place] += 1
+                found[alike[place]] += size[alike[0]]
+        return found
+
+
+class _Held(NamedTuple):
+    """What a sample holds, and the devices of the stage it is in, with the place of its own."""
+
+    bytes: Mapping[str, int]
+    taker: tuple[tuple[str, ...], int] | None = None
 
 
 def places(
@@ -146,8 +159,8 @@ def places(
 
 
 def _resident(alone: Mapping[str, DeviceBytes], name: str, first: str) -> int:
-    """What is there all the time of a device that takes samples in turn with the first one of its
-    stage: the same weights and session, its own share of what the caller holds."""
+    """What is there all the time of a device that shares samples with the first one of its stage:
+    the same weights and session, its own share of what the caller holds."""
     return replace(alone[first].stays, given=alone[name].stays.given).total
 
 

@@ -3,10 +3,9 @@
 Each device is a thread with sessions of its own, and works on another sample than its neighbours.
 Where samples come back to it, it has several stages, and does them in one fixed order, round after
 round, each with another sample (:mod:`onnxremat.execute.cyclic`). A stage on several devices is a
-thread for each, which take samples in turn: sample n is of replica n modulo their number. Between
-two stages a queue holds a known number of samples; a thread that runs ahead waits. A sample is a
-set of values that sessions bind where they lie: nothing goes through numpy, and within one memory
-nothing is copied.
+thread for each, and the one that is free takes the next sample. Between two stages a queue holds a
+known number of samples; a thread that runs ahead waits. A sample is a set of values that sessions
+bind where they lie: nothing goes through numpy, and within one memory nothing is copied.
 """
 
 from __future__ import annotations
@@ -14,12 +13,11 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import count
-from queue import Queue, SimpleQueue
-from typing import Any
+from itertools import count, pairwise
+from math import inf, lcm
 
 import numpy as np
 
@@ -71,12 +69,13 @@ class PipelineStage:
 @dataclass(frozen=True)
 class Event:
     """What a stage did with a sample, or that it came in (``ENTERED``) or left (the number of
-    stages); seconds of ``time.perf_counter``."""
+    stages); seconds of ``time.perf_counter``. ``replica``: which device of the stage."""
 
     stage: int
     sample: int
     begin: float
     end: float
+    replica: int = 0
 
 
 def pipeline_stages(
@@ -122,10 +121,12 @@ def rounds_of(
 
 
 class _Sample:
-    """A sample on its way; ``turn`` is what it belongs to."""
+    """A sample on its way; ``turn`` is what it belongs to, ``takers`` which thread of each line has
+    taken it."""
 
     def __init__(self, number: int, turn: _Turn) -> None:
         self.number, self.turn = number, turn
+        self.takers: list[int] = []
         self.held: Held | None = None
         self.error: Exception | None = None
 
@@ -135,65 +136,91 @@ class _Turn:
     no thread waits for another one.
 
     Attributes:
+        ready: samples that came out before those before them.
         stopped: its samples are given up.
         sent: it is on its way.
     """
 
-    stopped = sent = False
+    def __init__(self) -> None:
+        self.ready: dict[int, _Sample] = {}
+        self.stopped = self.sent = False
 
 
-class _Ways:
-    """Queues from each thread of a stage to each of the next.
+class _Line:
+    """Samples between two stages: one that is free takes the next sample, so that a slower device
+    of a stage holds up no other.
 
     Args:
-        make: a queue.
+        sources: threads of the stage before.
+        takers: threads of the one behind. None of them has more than its share of the samples that
+            are inside, those included that are done with and wait for others.
+        room: samples that may wait.
+        in_flight: samples inside at most.
     """
 
-    def __init__(self, sources: int, targets: int, make: Callable[[], Any]) -> None:
-        self.rows = [[make() for _ in range(targets)] for _ in range(sources)]
+    def __init__(self, sources: int, takers: int, room: float, in_flight: int) -> None:
+        self._changed = threading.Condition()  # of a lock that finalizers may take again
+        self._waiting: deque[_Sample] = deque()
+        self._room, self._sources = room, sources
+        self._most, self._inside = -(-in_flight // takers), [0] * takers
+        self._passed: Counter[_Turn | None] = Counter()
+        self._behind: list[deque[_Turn | None]] = [deque() for _ in range(takers)]
 
-    def put(self, source: int, item: _Sample | _Turn | None) -> None:
-        """A sample to the thread whose turn it is; anything else to all of them."""
-        row = self.rows[source]
-        for queue in [row[item.number % len(row)]] if isinstance(item, _Sample) else row:
-            queue.put(item)
+    def put(self, item: _Sample | _Turn | None) -> None:
+        """A sample, when there is room. Anything else goes to all threads behind once all before
+        have passed it on."""
+        with self._changed:
+            if isinstance(item, _Sample):
+                self._changed.wait_for(lambda: len(self._waiting) < self._room)
+                self._waiting.append(item)
+            else:
+                self._passed[item] += 1
+                if self._passed[item] == self._sources:
+                    del self._passed[item]
+                    for row in self._behind:
+                        row.append(item)
+            self._changed.notify_all()
+
+    def get(self, taker: int) -> _Sample | _Turn | None:
+        """The next sample; where there is none, what came behind the last one."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._something(taker))
+            if not self._waiting:
+                return self._behind[taker].popleft()
+            sample = self._waiting.popleft()
+            sample.takers.append(taker)
+            self._inside[taker] += 1
+            self._changed.notify_all()
+            return sample
+
+    def _something(self, taker: int) -> bool:
+        """For a thread to take. The last samples are for all of them that have room."""
+        if self._waiting:
+            return self._inside[taker] < self._most
+        return bool(self._behind[taker])
+
+    def left(self, taker: int) -> None:
+        """A sample that a thread had taken is no longer inside."""
+        with self._changed:
+            self._inside[taker] -= 1
+            self._changed.notify_all()
+
+    def clear(self) -> None:
+        """No sample is inside."""
+        with self._changed:
+            self._inside = [0] * len(self._inside)
 
     def end(self) -> None:
         """Tell the threads behind to end."""
-        self.put(0, None)
+        self.put(None)
 
 
-class _Inbox:
-    """Where one of several threads takes its samples, in their order."""
-
-    def __init__(self, ways: _Ways, number: int) -> None:
-        self._from = [row[number] for row in ways.rows]
-        self._first, self._step = number, len(ways.rows[0])
-        self._next = number
-
-    def get(self) -> _Sample | _Turn | None:
-        """The next sample; or what every thread before has passed on, once all of them did.
-
-        The sample that is next comes from a known thread. Where that one passes something else on,
-        there is no such sample, and so none after it."""
-        at = self._next % len(self._from)
-        item: _Sample | _Turn | None = self._from[at].get()
-        if isinstance(item, _Sample):
-            self._next += self._step
-            return item
-        for other in (queue for number, queue in enumerate(self._from) if number != at):
-            while other.get() is not item:
-                pass
-        self._next = self._first
-        return item
-
-
-def _ways(stages: Sequence[PipelineStage], rounds: Rounds) -> list[_Ways]:
+def _lines(stages: Sequence[PipelineStage], rounds: Rounds, in_flight: int) -> list[_Line]:
     """To the first stage, between each two, and from the last one."""
     counts = [1, *(len(stage.devices) for stage in stages), 1]
-    makers: list[Callable[[], Any]] = [SimpleQueue]
-    makers += [*(partial(Queue, size) for size in rounds.queues), SimpleQueue]
-    return [_Ways(counts[at], counts[at + 1], make) for at, make in enumerate(makers)]
+    between = zip(rounds.queues, pairwise(counts[1:-1]), strict=True)
+    rooms = [inf, *(size * lcm(*row) for size, row in between), inf]
+    return [_Line(*row, room, in_flight) for row, room in zip(pairwise(counts), rooms, strict=True)]
 
 
 class Pipeline:
@@ -233,8 +260,8 @@ class Pipeline:
         self._others: list[Executor] = []
         names = [stage.name for stage in self.stages]
         rounds = flow.rounds or cyclic(names, [1.0] * len(names), flow.in_flight)
-        ways = _ways(self.stages, rounds)
-        self._enter, self._leave = ways[0], _Inbox(ways[-1], 0)
+        lines = self._lines = _lines(self.stages, rounds, flow.in_flight)
+        self._enter, self._leave = lines[0], lines[-1]
         self._threads = []
         for name in dict.fromkeys(names):
             own = [number for number, stage in enumerate(self.stages) if stage.name == name]
@@ -245,10 +272,11 @@ class Pipeline:
                     worker = another(self.stages[own[0]].actions)
                     self._others.append(worker)
                 pieces = [
-                    _Piece(number, self.stages[number].actions, lag,
-                           _Inbox(ways[number], replica), ways[number + 1])
+                    _Piece(
+                        number, self.stages[number].actions, lag, lines[number], lines[number + 1]
+                    )
                     for number, lag in rounds.of(own)
-                ]  # fmt: skip
+                ]
                 work = _Work(worker, replica, pieces, log)
                 self._threads.append(
                     threading.Thread(target=work.run, daemon=True, name=f"onnxremat-{device}")
@@ -289,8 +317,10 @@ class Pipeline:
             turn.stopped = True
             if self._end.alive:
                 self._over(turn)
-                while self._leave.get() is not turn:
+                while self._leave.get(0) is not turn:
                     pass
+                for line in self._lines:
+                    line.clear()
             self._turn = None
 
     def _outputs(self, turn: _Turn, samples: Iterator[Arrays]) -> Iterator[dict[str, np.ndarray]]:
@@ -305,13 +335,13 @@ class Pipeline:
                 except Exception as error:  # the caller's: raised in its turn
                     more, wrong = False, error
                 else:
-                    self._enter.put(0, self._sample(taken, turn, feeds))
+                    self._enter.put(self._sample(taken, turn, feeds))
                     taken += 1
             if not more:
                 self._over(turn)
             if taken == given:
                 break
-            yield self._next(turn)
+            yield self._next(turn, given)
             given += 1
         if wrong is not None:
             raise wrong
@@ -319,7 +349,7 @@ class Pipeline:
     def _over(self, turn: _Turn) -> None:
         """Tell the threads that there are no more samples."""
         if not turn.sent:
-            self._enter.put(0, turn)
+            self._enter.put(turn)
             turn.sent = True
 
     def _sample(self, number: int, turn: _Turn, feeds: Arrays) -> _Sample:
@@ -331,13 +361,16 @@ class Pipeline:
         self._tell(ENTERED, number)
         return sample
 
-    def _next(self, turn: _Turn) -> dict[str, np.ndarray]:
-        """The outputs of the sample that comes out next."""
-        sample = None if turn.stopped else self._leave.get()
-        while sample is not None and not (isinstance(sample, _Sample) and sample.turn is turn):
-            sample = self._leave.get()
-        if sample is None or turn.stopped:
-            raise UsageError("the pipeline was closed", hint="load it again")
+    def _next(self, turn: _Turn, number: int) -> dict[str, np.ndarray]:
+        """The outputs of a sample."""
+        while turn.stopped or number not in turn.ready:
+            item = None if turn.stopped else self._leave.get(0)
+            if not isinstance(item, _Sample) or turn.stopped:
+                raise UsageError("the pipeline was closed", hint="load it again")
+            turn.ready[item.number] = item
+        sample = turn.ready.pop(number)
+        for line, taker in zip(self._lines, sample.takers, strict=True):
+            line.left(taker)
         if sample.error is not None:
             raise sample.error
         assert sample.held is not None
@@ -385,14 +418,13 @@ class _Piece:
     stage: int
     actions: tuple[int, ...]
     lag: int
-    inbox: _Inbox
-    behind: _Ways
+    before: _Line
+    behind: _Line
 
 
 @dataclass(frozen=True)
 class _Work:
-    """What one thread does: its stages, as they come in a round, on every sample that is its
-    turn."""
+    """What one thread does: its stages, as they come in a round, on every sample it takes."""
 
     executor: Executor
     replica: int
@@ -412,12 +444,12 @@ class _Work:
             for piece in self.pieces:
                 if piece.stage in last or number < piece.lag:
                     continue
-                item = piece.inbox.get()
+                item = piece.before.get(self.replica)
                 if isinstance(item, _Sample):
                     self._carry(piece, item)
                 else:
                     last[piece.stage] = item
-                piece.behind.put(self.replica, item)
+                piece.behind.put(item)
                 del item  # its values may go while this thread waits
             if len(last) == len(self.pieces):
                 break
@@ -436,4 +468,5 @@ class _Work:
         except Exception as error:
             sample.error, sample.held = _of_sample(error, sample.number), None
         if self.log is not None:
-            self.log.append(Event(piece.stage, sample.number, begin, time.perf_counter()))
+            end = time.perf_counter()
+            self.log.append(Event(piece.stage, sample.number, begin, end, self.replica))

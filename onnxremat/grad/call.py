@@ -49,13 +49,13 @@ class Call:
 
     @property
     def dy(self) -> str:
-        """Cotangent of the first output.
+        """Cotangent of the first output, for rules that know of no other.
 
         Raises:
-            UnsupportedError: only another output leads to the loss.
+            UnsupportedError: another output leads to the loss.
         """
-        if self.cotangents[0] is None:
-            raise self.unsupported("only an output other than the first leads to the loss")
+        if self.cotangents[0] is None or any(self.cotangents[1:]):
+            raise self.unsupported("an output other than the first leads to the loss")
         return self.cotangents[0]
 
     def input(self, position: int) -> str | None:

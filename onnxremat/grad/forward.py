@@ -200,9 +200,17 @@ def _expanded(model: onnx.ModelProto) -> onnx.ModelProto:
         for node in model.graph.node:
             if (node.domain, node.op_type) in missing:
                 _spell_out(node, model)
-        model = inliner.inline_selected_functions(
-            _with_types(model), sorted(missing), inline_schema_functions=True
-        )
+        typed = _with_types(model)
+        try:
+            model = inliner.inline_selected_functions(
+                typed, sorted(missing), inline_schema_functions=True
+            )
+        except RuntimeError as error:  # a bare one, as where onnx infers no type of an input
+            raise UnsupportedError(
+                f"onnx cannot write out {', '.join(sorted(name for _, name in missing))}",
+                why=str(error).strip().splitlines()[0][:300],
+                hint="export the model again at an earlier opset, where it is written out",
+            ) from error
         del model.graph.value_info[:]
     return model
 

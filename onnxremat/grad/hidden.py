@@ -35,16 +35,27 @@ def shown_as(
             continue
         condition, *branches = op.inputs
         for name, other in (branches, branches[::-1]):
-            source, value = maker(name), constant_of(other)
+            source, value, alone = maker(name), constant_of(other), len(graph.readers[name]) == 1
+            while source is not None and _same(source, tape):
+                alone &= len(graph.readers[source.inputs[0]]) == 1
+                source = maker(source.inputs[0])
             if source is None or source.op_type != "Softmax" or value is None:
                 continue
             if value.size != 1 or not isfinite(float(value.item())):
                 continue
             nan = maker(condition)
             by_nan = nan is not None and nan.op_type == "IsNaN" and nan.inputs[0] == name
-            if by_nan or (len(graph.readers[name]) == 1 and _by_row(source, condition, tape)):
-                found[name] = op.outputs[0]
+            if by_nan or (alone and _by_row(source, condition, tape)):
+                found[source.outputs[0]] = op.outputs[0]
     return found
+
+
+def _same(op: Op, tape: Tape) -> bool:
+    """Whether an op's result is its input, as ONNX's function of Attention casts to a type that
+    is there."""
+    return op.op_type in ("Cast", "Identity") and tape.dtype(op.inputs[0]) == tape.dtype(
+        op.writes[0]
+    )
 
 
 def _by_row(softmax: Op, condition: str, tape: Tape) -> bool:

@@ -141,12 +141,18 @@ class Marks:
     frozen: frozenset[str] = frozenset()
     buffers: frozenset[str] = frozenset()
 
-    def told_apart(self, tokens: Mapping[str, str], folded: Mapping[str, tuple[str, ...]]) -> Marks:
+    def told_apart(
+        self,
+        tokens: Mapping[str, str],
+        folded: Mapping[str, tuple[str, ...]],
+        equal: Mapping[str, str],
+    ) -> Marks:
         """The marks, and those of tensors that the exporter had merged.
 
         Args:
             tokens: names of PyTorch's graph, which say the kind, by tensor.
             folded: the parameters that a folded tensor was made from, by tensor.
+            equal: what each of ``folded`` was merged with, made in the same way.
         """
         kinds = {name: KIND_OF[token[:2]] for name, token in tokens.items()}
         return replace(
@@ -154,6 +160,7 @@ class Marks:
             kinds={**self.kinds, **kinds},
             placeholders={**self.placeholders, **tokens},
             folded={**self.folded, **folded},
+            computed=self.computed.union(n for n, other in equal.items() if other in self.computed),
         )
 
     def token_of(self, name: str) -> str:
@@ -216,7 +223,7 @@ def marks_of(model: onnx.ModelProto) -> Marks:
     folded, copied, computed, stepped, filled = {}, set(), set(), set(), {}
     results = _results(model)
     signature = signature_of(model)
-    listed = {each.name for each in signature.values()}
+    listed = {each.name: each.kind for each in signature.values()}
     sources = {name: _names(entry[FOLDED]) for name, entry in entries.items() if FOLDED in entry}
     for name, behind in sources.items():
         all_of_it = (name, *behind)
@@ -326,10 +333,12 @@ def parameters_among(sources: Iterable[str], kinds: Mapping[str, str]) -> tuple[
     return tuple(n for n in sources if not is_buffer_name(n) and ("." in n or not _is_result(n)))
 
 
-def _is_computed(sources: Iterable[str], listed: Collection[str]) -> bool:
+def _is_computed(sources: Iterable[str], listed: Mapping[str, str]) -> bool:
     """Numbers were changed on the way, not only moved: by an operator that is known to, or, where
     the file lists what is no operator, is not known not to."""
     names = [n for n in sources if "." not in n and n not in listed and not is_nameless(n)]
+    if not names and {PARAMETER, BUFFER} <= {listed.get(n) for n in sources}:
+        return True  # inside an operator that takes both, as the product of a linear layer
     if listed and names and stem(names[0]) == "embedding":
         return False  # rows of the table; what was computed are their numbers
     parts = any(stem(n) == "getitem" for n in names)  # of several results

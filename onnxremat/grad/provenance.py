@@ -250,8 +250,16 @@ class _Judge:
         moved = tuple(folded) == sources and name not in self.marks.copied
         moved = moved and not self._filled(name)
         if known == [PARAMETER] and moved and name not in self.marks.computed:
+            if rule := self._rule(name):  # part of a table that the module has frozen
+                return Origin(Kind.FROZEN, rule, label)
             return Origin(Kind.PARAMETER, "folded, says the exporter", label, True)
         return None
+
+    def _rule(self, name: str) -> str:
+        """The rule that the values follow, "" where there is none or they are not looked at."""
+        here = name in self.stored.tensors and self.stored.readable(name)
+        looked = here and self.stored.size(name) <= LIMIT
+        return regular(self.stored.value(name)) if looked else ""
 
     def _judged(self, name: str, label: str, made: bool) -> Origin:
         """By name and values."""

@@ -29,6 +29,8 @@ from onnxremat.grad.stored import constants_stored
 
 LARGEST = 1024  # elements up to which PyTorch's exporter merges equal tensors
 _LIKELY = "onnxremat.likely_parameters"
+# Readers of a result that 0 was added to, or that was multiplied by 1, name what that came to.
+_LEAVING = frozenset(("add", "sub", "mul", "div"))
 Said: TypeAlias = tuple[onnx.NodeProto, Reading]
 
 
@@ -200,7 +202,7 @@ class _Finder:
                     made = f"{module}.{kept.parts[0]}"
                 yield _Twin(kept, module, kept.parts, _firsts(inside), made)
             elif not inside and len(roots) == 1 and not kept.tensor:
-                kinds = {stem(name) for name in names}
+                kinds = {stem(name) for name in names} | _LEAVING
                 asked = {name for name in self._unmade(free) if stem(name) in kinds}
                 others = [each for each in free if not asked.isdisjoint(each[1].taken)]
                 if len(asked) == 1 and len(others) < len(readers):

@@ -87,7 +87,7 @@ def find_restored(
         tie: whether equal tensors of irregular numbers are one parameter.
     """
     finder = _Finder(model, folder, marks)
-    return finder.run(tie), marks.told_apart(finder.tokens, finder.folded)
+    return finder.run(tie), marks.told_apart(finder.tokens, finder.folded, finder.equal)
 
 
 class _Finder:
@@ -99,6 +99,7 @@ class _Finder:
         self.found: list[Restored] = []
         self.tokens: dict[str, str] = {}
         self.folded: dict[str, tuple[str, ...]] = {}
+        self.equal: dict[str, str] = {}  # what each of these was merged with
         self.placed, self.homes = placed(model, marks), homes(model)
         self.statistics = {
             name
@@ -243,8 +244,7 @@ class _Finder:
         for name in filter(constant.__contains__, self.floats):
             for place, parameter in folded_apart(self.marks, name, readers.get(name, [])):
                 if parameter not in names:
-                    names[parameter] = self._fresh(name)
-                    self.folded[names[parameter]] = (parameter,)
+                    names[parameter] = self._folded_as(name, (parameter,))
                 self.found.append(Restored("use", names[parameter], name, *_place(*place)))
 
     def _own(self, name: str, token: str, about: Reading) -> str:
@@ -257,8 +257,13 @@ class _Finder:
             made = self._fresh(known[0])
             self.tokens[made] = token
         else:
-            made = self._fresh(name)
-            self.folded[made] = known
+            made = self._folded_as(name, known)
+        return made
+
+    def _folded_as(self, name: str, sources: tuple[str, ...]) -> str:
+        """A tensor folded from other parameters just as ``name`` was, and merged with it."""
+        made = self._fresh(name)
+        self.folded[made], self.equal[made] = sources, name
         return made
 
     def _biases(self) -> None:

@@ -7,11 +7,11 @@ import ctypes
 import threading
 from collections.abc import Callable, Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from onnxremat.memory.compiled import compiled
 from onnxremat.memory.events import EVENT, Events, Integers
 
 _POINTER = ctypes.c_void_p
@@ -38,17 +38,16 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 @cache
 def _opened() -> Any:
     """The library with its functions, or a sentence that says why there is none."""
-    built = sorted(Path(__file__).parent.glob("_slab*.so"))
-    if not built:
-        return "the package was installed without its compiled allocator"
+    c = compiled()
+    if isinstance(c, str):
+        return c
     try:
-        c = ctypes.CDLL(str(built[0]))
         if not c.slab_here():
             return "the compiled allocator serves Linux only"
         for name, (result, arguments) in _SIGNATURES.items():
             function = getattr(c, name)
             function.restype, function.argtypes = result, arguments
-    except (OSError, AttributeError) as error:
+    except AttributeError as error:
         return f"the compiled allocator does not load: {error}"
     return c
 

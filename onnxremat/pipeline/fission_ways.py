@@ -187,14 +187,14 @@ class _Regions(InParts):
 
     def _within(self, limit: Limit, why: str) -> Candidate | None:
         room = limit.planned - self.prepared.weights
-        for _ in range(TRIES):
+        for turn in range(TRIES):
             chosen = self._chosen(room)
             split = self._split(chosen, why)
             if split is None:
                 return None
             allowed = limit_of(split, self.budget) or limit
             over = split.store_all_peak - allowed.planned
-            if over <= 0 or chosen.peak > room:
+            if over <= 0 or chosen.peak > room or turn == TRIES - 1:
                 target = OneSession(split, allowed, self.log)
                 warm = self._remade(split, allowed) if over > 0 else None
                 found = attempt_in_parts(target, self.options.within(WHOLE), self.whole, warm)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import repeat
+from math import lcm
 from typing import Any
 
 import numpy as np
@@ -221,18 +222,21 @@ def tried(artifact: Pipelined, feeds: Feeds, stop: Callable[[], bool] | None = N
     with artifact.made.pipeline(log=log) as pipeline:
         begin, times = time.perf_counter(), []
         warm = artifact.made.in_flight
-        for _ in pipeline.map(repeat(feeds, max(MOST, warm + FEWEST))):
+        together = lcm(*(len(stage.devices) for stage in pipeline.stages))
+        fewest = warm + max(FEWEST, together)
+        for _ in pipeline.map(repeat(feeds, max(MOST, fewest))):
             times.append(time.perf_counter())
             late = times[-1] - begin > SECONDS or (stop is not None and stop())
-            if late and len(times) >= warm + FEWEST:
+            if late and len(times) >= fewest:
                 break
         count = len(pipeline.stages)
-    full = range(warm, len(times))
+    # Outputs of devices that share a stage come together: as many of each.
+    full = range(warm, len(times) - (len(times) - warm) % together)
     stages = tuple(
         statistics.median(e.end - e.begin for e in log if e.stage == stage and e.sample in full)
         for stage in range(count)
     )
-    seconds = (times[-1] - times[warm - 1]) / len(full)
+    seconds = (times[full[-1]] - times[warm - 1]) / len(full)
     return replace(artifact, trial=Trial(stages, seconds))
 
 

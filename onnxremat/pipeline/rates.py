@@ -7,6 +7,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import repeat
+from math import lcm
 from pathlib import Path
 
 from onnxremat.errors import UsageError
@@ -21,12 +22,41 @@ TURN = 0.5  # seconds of a turn, about
 FEWEST = 4  # samples of a turn
 
 
+def _a_turn(each: float) -> int:
+    """Samples of a turn, where one takes so many seconds."""
+    return max(FEWEST, int(TURN / max(each, 1e-6)))
+
+
+@dataclass(frozen=True)
+class OneByOne(Alone):
+    """The same for as long as a turn of a pipeline: seconds are means of both."""
+
+    near: bool = False
+
+    def open(self, stack: ExitStack, feeds: Feeds) -> Runner | None:
+        """Its runner gives the seconds from run to run."""
+        run = super().open(stack, feeds)
+        if run is None:
+            return None
+
+        def full(count: int) -> float:
+            run()
+            begin = time.perf_counter()
+            for _ in range(count):
+                run()
+            return (time.perf_counter() - begin) / count
+
+        count = _a_turn(full(FEWEST))
+        return lambda: full(count)
+
+
 @dataclass(frozen=True)
 class InPipeline:
     """A model whose devices work on different samples; see :class:`Contender`.
 
     A turn fills the pipeline, and times outputs while it stays full: those of the first samples and
-    of the last, when stages have nothing left to do, do not count.
+    of the last, when stages have nothing left to do, do not count. Where devices share a stage,
+    their outputs come together: a turn has the same number of each.
     """
 
     name: str
@@ -49,8 +79,8 @@ class InPipeline:
                 times.append(time.perf_counter())
             return (times[warm + count - 1] - times[warm - 1]) / count
 
-        each = full(FEWEST)
-        count = max(FEWEST, int(TURN / max(each, 1e-6)))
+        together = lcm(*(len(stage.devices) for stage in pipeline.stages))
+        count = _a_turn(full(FEWEST * together)) // together * together or together
         return lambda: full(count)
 
 
@@ -71,7 +101,7 @@ def in_pipeline(name: str, made: Deployment) -> InPipeline:
 def beside_pipeline(made: Deployment, whole: Graph, name: str = "pipelined") -> list[Contender]:
     """A pipeline (the reference), and the whole graph on each device alone, a sample at a time."""
     devices = [device for device in made.machine.devices if device.computes]
-    return [InPipeline(name, made), *(Alone(device, whole, made) for device in devices)]
+    return [InPipeline(name, made), *(OneByOne(device, whole, made) for device in devices)]
 
 
 def predicted(path: Path) -> float | None:

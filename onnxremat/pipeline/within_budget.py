@@ -153,8 +153,43 @@ def smallest(
         bound = replace(free, limit=Limit(made.held))
         made, _ = carried_out(bound, Aim(free.limits), solution, solution)
     least = lower + prepared.beside.total
+    made = _less_in_all(for_limit(made, made.held), free, least, options)
     reason = beside_too(named(why, prepared.names), prepared.beside)
-    return Smallest(for_limit(made, made.held), list(sequence), least, reason, how)
+    return Smallest(made, list(sequence), least, reason, how)
+
+
+def _less_in_all(made: Candidate, free: OneSession, low: int, options: PlanOptions) -> Candidate:
+    """A plan that takes less in all than the one of the smallest weights and values, where that has
+    so many more ops that, with what the session keeps of them, storing everything takes less: by
+    bisection.
+
+    Args:
+        free: the target without a limit.
+        low: bytes in all that no plan goes below.
+    """
+    beside = made.prepared.beside.total
+    if made.artifact.beside - beside <= (NEARLY - 1) * _in_all(made):
+        return made
+    whole = attempt(free, options.lasting(options.least))
+    if not isinstance(whole, Candidate) or _in_all(whole) >= _in_all(made):
+        return made
+    made = for_limit(whole, whole.held)
+    for turn in range(0 if free.sketched else TURNS):
+        if options.stopped or _in_all(made) <= NEARLY * low:
+            break
+        between = (low + _in_all(made)) // 2
+        target = replace(free, limit=Limit(max(1, between - beside), between))
+        found = attempt(target, options.within(1 / (TURNS - turn)))
+        if isinstance(found, Candidate):
+            made = for_limit(found, found.held)
+        else:
+            low = between
+    return made
+
+
+def _in_all(made: Candidate) -> int:
+    """Bytes that a budget counts of it."""
+    return made.held + made.artifact.beside
 
 
 def at_minimum(prepared: Prepared, least: Smallest, options: PlanOptions, log: Phases) -> Candidate:

@@ -24,6 +24,7 @@ from onnxremat.placement.graph import SAME, PlacementGraph, check, repeated
 KEYS = ("maxSizePerFPGA", "maxFPGAs", "maxCPUs", "nodes", "edges")
 MOST = 2.0**53  # whole numbers below it are exact in floating point
 DECIMALS = 9
+LARGEST = Decimal("1e24")  # with sums of larger numbers nothing could be proven
 
 
 def is_placement_graph(path: Path) -> bool:
@@ -201,10 +202,8 @@ def _exact(row: dict[str, Any], key: str, name: str, default: int | None = None)
         number = Decimal(str(value))
     except InvalidOperation as error:
         raise _MalformedError(f"{key} of {name} is {value!r}, not a number") from error
-    if not number.is_finite() or not isfinite(float(number)) or number < 0:
-        raise _MalformedError(
-            f"{key} of {name} is {number}; finite, and 0 or more, is what it can be"
-        )
+    if not number.is_finite() or not 0 <= number <= LARGEST:
+        raise _MalformedError(f"{key} of {name} is {number}; 0 to {LARGEST} is what it can be")
     return number
 
 

@@ -14,6 +14,7 @@ from onnxremat.placement.classes import Classes
 from onnxremat.placement.graph import Index
 from onnxremat.placement.limits import refuse
 from onnxremat.planner.model import Model
+from onnxremat.planner.problem import Floats
 from onnxremat.planner.solvers import Limits, Outcome, minimise
 
 MOST_CELLS = 6_000  # classes and nets times devices: more than that is not tried
@@ -40,8 +41,7 @@ def decide(c: Classes, value: float, bound: float, work: Work) -> tuple[bool, In
     result, _ = minimise(model, Limits(seconds=work.left, stop=work.stop), "highs")
     if result.outcome is Outcome.INFEASIBLE or result.point is None:
         return result.outcome is Outcome.INFEASIBLE, None
-    cells = np.asarray(x)
-    return False, result.point[cells].argmax(1).astype(np.int64)
+    return False, _kept(c, result.point, x)
 
 
 def packing(c: Classes, work: Work) -> Index | None:
@@ -60,11 +60,15 @@ def packing(c: Classes, work: Work) -> Index | None:
     result, _ = minimise(model, Limits(seconds=work.left, stop=work.stop), "highs")
     if result.outcome is Outcome.INFEASIBLE:
         raise refuse(graph, "no way to deal out the nodes keeps every accelerator's bytes")
-    if result.point is None:
-        return None
-    where = result.point[np.asarray(x)].argmax(1).astype(np.int64)
-    held = np.bincount(where, c.size, graph.devices)
-    return where if (held <= graph.memory).all() else None
+    return None if result.point is None else _kept(c, result.point, x)
+
+
+def _kept(c: Classes, point: Floats, x: list[list[int]]) -> Index | None:
+    """The device of each class at a point; None where bytes are over the limit there, as solvers
+    keep rows within a tolerance only."""
+    where = point[np.asarray(x)].argmax(1).astype(np.int64)
+    held = np.bincount(where, c.size, c.graph.devices)[: c.graph.accelerators]
+    return where if (held <= c.graph.memory).all() else None
 
 
 def _placed(model: Model, c: Classes) -> list[list[int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ Groups = tuple[tuple[int, ...], ...]
 class Split:
     """Nodes (by number) of each accelerator and of each CPU, as a file lists them.
 
-    Nothing is checked here: a node may be missing or be listed twice, and there may be more groups
+    Nothing is checked here: a node may be missing or be in two groups, and there may be more groups
     than devices. See :mod:`onnxremat.placement.judge`.
 
     Attributes:
@@ -115,6 +116,9 @@ def _groups(rows: Any, index: Mapping[int, int], key: str) -> Groups:
         for node in nodes:
             if node not in index:
                 raise ValueError(f"{key} holds node {node!r}, which the graph does not have")
+        twice = [node for node, times in Counter(nodes).items() if times > 1]
+        if twice:
+            raise ValueError(f"an entry of {key} lists node {twice[0]} twice")
         found.append(tuple(index[node] for node in nodes))
     return tuple(found)
 

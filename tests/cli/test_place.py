@@ -247,6 +247,8 @@ BAD = {
     "a negative time": (edited(cpuLatency=-1), ("cpuLatency of node 10 is -1",)),
     "a text": (edited(size="big"), ("size of node 10 is 'big', not a number",)),
     "an infinite time": (edited(fpgaLatency=float("inf")), ("fpgaLatency of node 10",)),
+    "a time beyond sums": (edited(cpuLatency=1e308), ("cpuLatency of node 10", "0 to 1E+24")),
+    "bytes beyond sums": (edited(size=1e300), ("size of node 10", "0 to 1E+24")),
     "a flag": (edited(supportedOnFpga="yes"), ("supportedOnFpga of node 10 is 'yes'",)),
     "contained nodes": (edited(containedSubnodes=[]), ("node 10 has contained nodes",)),
     "no devices": (chain(maxFPGAs=0), ("no device to place on",)),
@@ -271,6 +273,8 @@ def test_bad_files_are_refused(cli: Command) -> None:
     cli("place", graph, "--check", "absent.json").assert_refused(2, "absent.json")
     written("split.json", {"fpgas": [{"nodes": [5]}]})
     cli("place", graph, "--check", "split.json").assert_refused(2, "node 5", "does not have")
+    written("split.json", {"fpgas": [{"nodes": [10, 0, 10]}]})
+    cli("place", graph, "--check", "split.json").assert_refused(2, "fpgas lists node 10 twice")
     cli("place", graph, "--check", "split.json", "-o", "new.json").assert_refused(2, "--check")
     cli("place", graph, "-o", "no/folder/split.json").assert_refused(2, "no/folder")
     cli("place", graph, "--memory", "much").assert_refused(2, "'much' is not a size")

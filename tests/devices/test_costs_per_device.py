@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 
-from onnxremat.cost import links
+from onnxremat.cost import devices, links
 from onnxremat.cost.analytic import Roofline
 from onnxremat.cost.detect import detect
 from onnxremat.cost.devices import device_costs, estimated, roofline
@@ -31,6 +32,24 @@ def test_the_processor_is_measured_and_others_are_estimated() -> None:
         pytest.skip("a CUDA GPU is here")
     assert tables["cuda:0"].source == "analytic, calibrated by cpu"
     assert set(tables["cuda:0"].seconds) == {op.name for op in graph.ops}
+
+
+def test_processors_with_as_many_threads_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two measurements beside other work may differ by any factor; what is measured does not."""
+    graph, drift = training_chain(2, 16, 32), iter((1.0, 9.0, 1.0))
+
+    def measured(*given: object, threads: int, **more: object) -> tuple[CostTable, None]:
+        took = threads * next(drift)
+        return CostTable({op.name: took for op in graph.ops}, {}, "measured"), None
+
+    monkeypatch.setattr(devices, "measure_costs", measured)
+    machine = processors(3)
+    machine = machine.with_devices(
+        [replace(d, threads=1 + n // 2) for n, d in enumerate(machine.devices)]
+    )
+    tables = device_costs(graph, machine, seeded_feeds(graph))
+    assert tables["cpu:0"] == replace(tables["cpu:1"], device="cpu:0")
+    assert tables["cpu:2"].total == pytest.approx(18 * tables["cpu:0"].total)
 
 
 def test_nothing_is_measured_for_a_machine_that_is_elsewhere() -> None:

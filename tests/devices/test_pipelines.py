@@ -16,6 +16,7 @@ from models import build
 from onnxremat.cost.analytic import analytic_costs
 from onnxremat.device.machine import Machine
 from onnxremat.errors import ModelError, UnsupportedError, UsageError
+from onnxremat.execute import pipelined
 from onnxremat.execute.deployment import Deployment, deploy_pipeline
 from onnxremat.execute.in_flight import places
 from onnxremat.execute.inside import insides
@@ -153,21 +154,31 @@ def test_stages_on_several_devices(chain: Deployment, replicas: dict[str, Any]) 
         assert all(counted.resident[name] < seen[name] <= made.worst[name] for name in row)
 
 
-def test_each_device_of_a_stage_takes_its_turn(chain: Deployment) -> None:
-    """A sample waits for the device whose turn it is, also where another one is free."""
-    made = staged(chain.graph, processors(3), 6, cpu1=(2,))
-    given = seeded_feeds(made.graph)
+def test_a_slow_device_of_a_stage_holds_up_no_other(
+    chain: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While one is at sample 1 the other does sample 3, too; no device has more than its share of
+    those that are inside, and outputs are in order."""
+    made = staged(chain.graph, processors(2), 4, cpu0=(1,))
+    given = [seeded_feeds(made.graph, seed) for seed in range(9)]
     log: list[Event] = []
+    ended, carry = threading.Event(), pipelined._Work._carry
+
+    def slow(work: Any, piece: Any, sample: Any) -> None:
+        if sample.number == 1:
+            assert ended.wait(60)
+        carry(work, piece, sample)
+        if sample.number == 3:
+            ended.set()
+
+    monkeypatch.setattr(pipelined._Work, "_carry", slow)
     with made.pipeline(log=log) as pipeline:
-        names = {thread.name for thread in threading.enumerate()}
-        assert {"onnxremat-cpu:1", "onnxremat-cpu:2"} <= names
-        list(pipeline.map([given] * 8))
-    ends = {}
-    for event in sorted(log, key=lambda one: one.begin):
-        if event.stage == len(pipeline.stages) - 1:
-            turn = event.sample % 2
-            assert event.sample == ends.get(turn, turn)
-            ends[turn] = event.sample + 2
+        assert_same(list(pipeline.map(given)), wanted(made, given))
+    takers = {event.sample: event.replica for event in log if event.stage == 0}
+    assert takers[3] != takers[1]
+    inside = insides(made.parts, made.machine, made.scratch)
+    counted = places(made.parts, made.machine, inside, made.rounds(4), made.replicas)
+    assert all(size <= made.worst[name] for name, size in counted.seen(log).items())
 
 
 def test_values_that_skip_a_stage_and_links_that_copy() -> None:

@@ -78,6 +78,8 @@ def _judged(code: int, said: str, new: set[str], allowed: tuple[int, ...] = ()) 
     """What is wrong with an exit code, a message and the files that are there now."""
     if "Traceback" in said:
         return "a traceback: " + said.strip().splitlines()[-1][:200]
+    if crash := re.search(r"^error: .* crashe[sd] .*", said, re.MULTILINE):
+        return crash[0]
     if code not in (*DOCUMENTED, *allowed):
         return f"exit code {code}: " + " ".join(said.partition("error: ")[2].split())[:300]
     hidden = [name for name in new if Path(name).name.startswith(".")]

@@ -46,7 +46,7 @@ case("Div", normal(2, 3), positive(2, 3), opsets=(13, 18))
 case("Div", normal(3), positive(2, 3))
 case("Div", normal(2, 3), positive())
 case("Div", normal(2, 3), fixed(np.array(2.5)))
-for exponent in (1.0, 2.0, 3.0, 0.5, -1.5):
+for exponent in (0.0, 1.0, 2.0, 3.0, 0.5, -1.5):
     case("Pow", positive(2, 3), fixed(np.array(exponent)))
 case("Pow", positive(2, 3), normal(3), opsets=(13, 18))
 case("Pow", positive(2, 3), normal(2, 3))
@@ -90,6 +90,7 @@ for op in ("Relu", "LeakyRelu", "Elu", "Selu", "Celu", "Softplus", "Softsign", "
 case("LeakyRelu", apart(2, 3), alpha=-0.3)
 case("LeakyRelu", apart(2, 3), alpha=0.2)
 case("Elu", apart(2, 3), alpha=1.7)
+case("Elu", apart(2, 3), alpha=-0.5)
 case("Celu", apart(2, 3), alpha=2.0)
 case("Selu", apart(2, 3), alpha=1.2, gamma=0.9)
 case("PRelu", apart(2, 3, 2, 2), normal(3, 1, 1), opsets=(13, 18))
@@ -133,6 +134,7 @@ case("Einsum", normal(2, 3), normal(2, 4), equation="ab,ac->c")
 case("Einsum", normal(2, 3, 4), normal(2, 4, 5), equation="...ij,...jk->...ik")
 case("Einsum", normal(2, 3), normal(3, 4), equation="ij,jk")
 case("Einsum", normal(3), normal(4), equation="i,j->ij")
+case("Einsum", normal(2, 3), normal(1, 3), equation="ij,ij->j", exact=False)
 for flags in ({}, {"transA": 1}, {"transB": 1}, {"transA": 1, "transB": 1, "alpha": 0.5}):
     a = (2, 4, 3) if flags.get("transA") else (2, 3, 4)
     b = (2, 5, 4) if flags.get("transB") else (2, 4, 5)
@@ -186,6 +188,8 @@ for _x, _w, _attributes in _TRANSPOSED:
     case("ConvTranspose", normal(*_x), normal(*_w), normal(channels), opsets=(13, 18), exact=False,
          **_attributes)  # fmt: skip
 case("ConvTranspose", normal(1, 4, 3, 3), normal(4, 2, 3, 3), group=2, strides=[2, 2], exact=False)
+case("ConvTranspose", normal(1, 1, 3, 3), normal(1, 2, 3, 3), normal(2), strides=[3, 2],
+     output_shape=[10, 8], exact=False)  # fmt: skip
 
 # ---- normalizations ----------------------------------------------------------------------------
 for _shape in ((4, 3), (2, 3, 5), (2, 3, 4, 4)):
@@ -237,8 +241,9 @@ for _x, _attributes in _POOLS:
 case("MaxPool", apart(1, 2, 7, 7), kernel_shape=[2, 2], dilations=[2, 2], exact=False)
 case("AveragePool", normal(1, 2, 5, 5), kernel_shape=[3, 3], pads=[1, 1, 1, 1], strides=[2, 2],
      count_include_pad=1, exact=False)  # fmt: skip
-case("AveragePool", normal(1, 2, 7, 7), kernel_shape=[2, 2], dilations=[2, 2], opsets=(19,),
-     exact=False)  # fmt: skip
+for _ceil, _kernel in ((0, 2), (1, 3)):
+    case("AveragePool", normal(1, 2, 7, 7), kernel_shape=[_kernel] * 2, dilations=[2, 2],
+         strides=[1 + 2 * _ceil] * 2, ceil_mode=_ceil, opsets=(19,), exact=False)  # fmt: skip
 case("LpPool", apart(1, 2, 6, 6), kernel_shape=[2, 2], p=3, exact=False)
 for _shape in ((2, 3, 4, 4), (2, 3, 5), (1, 2, 2, 3, 2)):
     case("GlobalAveragePool", normal(*_shape), opsets=(13, 18, 22))
@@ -288,6 +293,7 @@ case("Slice", normal(4, 5), ints(1), ints(3), opsets=(13, 18))
 case("Slice", normal(4, 5), ints(1, 0), ints(4, 5), ints(0, 1), ints(2, 2))
 case("Slice", normal(4, 5), ints(-1), ints(-(2**40)), ints(1), ints(-2))
 case("Slice", normal(4, 5), ints(-3), ints(2**40), ints(-1))
+case("Slice", normal(4, 5), ints(-9), ints(-(2**40)), ints(1), ints(-1), exact=False)
 case("Slice", normal(4, 5), ints(3, 4), ints(0, 0), ints(0, 1), ints(-1, -1))
 case("Pad", normal(2, 3), ints(1, 0, 0, 2), opsets=(13, 18))
 case("Pad", normal(4, 5), ints(-1, 1, 0, -2), exact=False)
@@ -551,8 +557,9 @@ for _padding in ("zeros", "border", "reflection"):
         _at = np.stack(np.meshgrid(_at, _at[::-1]), -1)[None] * (4 / 3 if _aligned else 1)
         case("GridSample", normal(1, 2, 4, 4), _at, opsets=(20,), exact=False,
              padding_mode=_padding, align_corners=_aligned)  # fmt: skip
-        case("GridSample", normal(1, 2, 4, 4), _at[:, :2], opsets=(22,), exact=False,
-             mode="cubic", padding_mode=_padding, align_corners=_aligned)  # fmt: skip
+        for _mode in ("cubic", "nearest"):
+            case("GridSample", normal(1, 2, 4, 4), _at[:, :2] + 0.01, opsets=(22,), exact=False,
+                 mode=_mode, padding_mode=_padding, align_corners=_aligned)  # fmt: skip
         for _mode in ("linear", "nearest"):
             case("GridSample", normal(1, 2, 3, 4, 3), Fixed(inside(1, 2, 3, 2, 3) * 1.8),
                  opsets=(20,), exact=False, mode=_mode, padding_mode=_padding,

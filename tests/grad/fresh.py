@@ -22,6 +22,7 @@ from onnxremat.training.state import FirstValues, input_types
 
 EXACT = 1e-4  # error of a gradient, against its norm
 VANISHING = 1e-6  # against the largest, a gradient is 0 in exact arithmetic
+ROUNDED = 3.0  # times as far from PyTorch's float32 as that is from float64: ours is twice as far
 
 
 @dataclass(frozen=True)
@@ -33,12 +34,14 @@ class Wanted:
         target: of a mean squared error.
         loss: its value.
         gradients: by parameter.
+        rounding: how far these are from those in float64, where that is known.
     """
 
     data: Mapping[str, np.ndarray]
     target: np.ndarray
     loss: float
     gradients: Mapping[str, np.ndarray]
+    rounding: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -62,14 +65,14 @@ class Found:
 
 def look(model: onnx.ModelProto, wanted: Wanted) -> Found:
     """Compare the gradients of a file with those of its module."""
-    step = differentiate(model, optimizer=None, loss="mse")
+    step = differentiate(model, optimizer=None, loss="mse", dropout=False)
     about = training_of(step)
     loss, gradients = _run(step, model, wanted)
     found = Found(loss=abs(loss / wanted.loss - 1), warnings=about.warnings)
     largest = max(float(np.linalg.norm(value)) for value in wanted.gradients.values())
     least = VANISHING * largest
     needed = {n: v for n, v in wanted.gradients.items() if np.linalg.norm(v) > least}
-    good = _right(about, gradients, needed)
+    good = _right(about, gradients, needed, wanted.rounding)
     for name in needed:
         word = re.compile(rf"(?<![\w.]){re.escape(name)}(?![\w.]*\w)")
         said = any(map(word.search, about.warnings))
@@ -94,7 +97,10 @@ def _run(
 
 
 def _right(
-    about: Training, gradients: Mapping[str, np.ndarray], want: Mapping[str, np.ndarray]
+    about: Training,
+    gradients: Mapping[str, np.ndarray],
+    want: Mapping[str, np.ndarray],
+    rounding: Mapping[str, float],
 ) -> set[str]:
     """Parameters whose gradient is there: under their name, in whatever order of elements,
     or, where no tensor has it, element by element among those of tensors of no other name."""
@@ -108,7 +114,7 @@ def _right(
         fit = [t for t in tensors if gradients[t].size == want[name].size]
         if len(fit) == 1:
             used.add(fit[0])
-            if _alike(gradients[fit[0]], want[name]):
+            if _alike(gradients[fit[0]], want[name], ROUNDED * rounding.get(name, 0.0)):
                 right.add(name)
     rest = [value.reshape(-1) for tensor, value in gradients.items() if tensor not in used]
     pool = np.sort(np.concatenate([*rest, np.zeros(2)]))
@@ -122,8 +128,8 @@ def _right(
     return right
 
 
-def _alike(ours: np.ndarray, theirs: np.ndarray) -> bool:
-    size = EXACT * float(np.linalg.norm(theirs))
+def _alike(ours: np.ndarray, theirs: np.ndarray, rounded: float) -> bool:
+    size = max(EXACT * float(np.linalg.norm(theirs)), rounded)
     if ours.shape == theirs.shape and np.linalg.norm(ours - theirs) <= size:
         return True
     apart = np.sort(ours, axis=None) - np.sort(theirs, axis=None)

@@ -14,6 +14,8 @@ import models
 from onnxremat.errors import UnsupportedError, UsageError
 from onnxremat.grad import differentiate, training_of
 from onnxremat.graph.onnx_io import read_model
+from onnxremat.ort.session import Options, open_session, session_options
+from tests.toolbox import parse
 
 F = TensorProto.FLOAT
 
@@ -247,3 +249,42 @@ def test_loss_output_of_a_model_with_its_own_loss() -> None:
     loss, gradient = ReferenceEvaluator(graph).run(None, {"x": x, "w": W})
     np.testing.assert_allclose(gradient, 2 * x.T @ (x @ W), rtol=1e-5, atol=1e-6)
     assert float(loss) == pytest.approx(float(((x @ W) ** 2).sum()), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [("m, mean = LayerNormalization(h, w) y = Add(m, mean)", "an output other than the first"),
+     ("p = Softmax(h) i = ArgMax<axis = 1, keepdims = 0>(p) "
+      "y = SoftmaxCrossEntropyLoss(h, i, w)", "its class weights are trained"),
+     ("y = Einsum<equation = \"ij,kj->ki\">(h, a)", "")],
+    ids=["mean", "class weights", "whole"],
+)  # fmt: skip
+def test_a_gradient_that_a_rule_leaves_out_is_refused(text: str, part: str) -> None:
+    whole = parse(f"""g (float[2, 3] x) => (float loss)
+        {{ h = MatMul(x, a) {text} loss = ReduceSum<keepdims = 0>(y) }}""")
+    for name, value in (("a", W), ("w", W[0])):
+        whole.graph.initializer.append(numpy_helper.from_array(value, name))
+    if not part:
+        differentiate(whole, loss_output="loss", trainable=["a"])
+        return
+    with pytest.raises(UnsupportedError, match=part):
+        differentiate(whole, loss_output="loss")
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [("y = LpNormalization<axis = 1, p = 2>(w)", 0.0),  # a row of zeros, which stays one
+     ("z = Div(w, none) y = Where(never, z, w)", np.nan),  # 0 x inf, as PyTorch has it
+     ("m = ReduceMean<keepdims = 0>(nothing) n = Add(w, m) y = Where(never, n, w)", 1.0)],
+    ids=["norm", "division by 0", "mean of nothing"],
+)  # fmt: skip
+def test_nothing_is_divided_by_zero_on_the_way_back(text: str, want: float) -> None:
+    whole = parse(f"""g (float[1, 3] x) => (float loss)
+        <bool never = {{0}}, float none = {{0}}, float[1, 3] w = {{0, 0, 0}}>
+        {{ {text} u = Mul(x, y) loss = ReduceSum<keepdims = 0>(u) }}""")
+    whole.graph.initializer.append(numpy_helper.from_array(W[:0], "nothing"))
+    step = differentiate(whole, loss_output="loss", trainable=["w"], optimizer=None)
+    session = open_session(step, session_options(Options(threads=1, pattern=False)))
+    (found,) = session.run(["w.grad"], {"x": np.ones((1, 3), np.float32),
+                                        "w": np.zeros((1, 3), np.float32)})  # fmt: skip
+    np.testing.assert_array_equal(found, np.full((1, 3), want, np.float32))

@@ -471,6 +471,21 @@ def test_the_exporters_word_counts_more_than_names_and_values() -> None:
     assert not training_of(step).warnings  # nothing was guessed
 
 
+def test_a_slice_of_a_frozen_table_is_as_frozen_as_the_table() -> None:
+    table = sines(8, 6)
+    marks = {"pos": {KIND: "PARAMETER"}, "slice_1": {FOLDED: "['pos', 'val_2']"},
+             "val_5": {FOLDED: "['w']"}}  # fmt: skip
+    nodes = [node("Add", ["x", "slice_1"], "a"), node("MatMul", ["a", "val_5"], "b"),
+             node("MatMul", ["pos", "w"], "c"), node("ReduceSum", ["c"], "d", keepdims=0),
+             node("Add", ["b", "d"], "y")]  # fmt: skip
+    weights = {"pos": table, "slice_1": table[1:5], "val_5": draw(6, 3), "w": draw(6, 3)}
+    with pytest.warns(TrainingWarning, match="pos: taken for a table that is not trained"):
+        step = differentiate(model(nodes, weights, marks=marks), optimizer=None)
+    found = statuses(step)
+    assert {found["pos"], found["slice_1"]} == {"frozen"}
+    assert {found["val_5"], found["w"]} == {"trained"}
+
+
 # ---- what the user says -------------------------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ HIDING = {
     "by NaN": "hide = IsNaN(p) q = Where(hide, zero, p)",
     "by row": "hide = Not(seen) q = Where(hide, zero, p)",
     "what is seen": "q = Where(seen, p, zero)",
+    "through a cast to its type": "c = Cast <to = 1> (p) q = Where(seen, c, zero)",
 }
 
 

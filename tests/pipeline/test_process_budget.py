@@ -92,6 +92,27 @@ def test_a_budget_and_what_it_is_said_to_be_are_the_same(tmp_path: Path, warm: N
     assert any("fresh process" in check.name for check in found.checks)
 
 
+def test_the_least_is_of_the_process() -> None:
+    """Values of some hundred bytes, which to compute again takes nodes of thousands."""
+    count = 40
+    there = " ".join(f"x{k + 1} = Sin(x{k})" for k in range(count))
+    back = " ".join(f"g{k} = Mul(g{k + 1}, x{k})" for k in reversed(range(count)))
+    model = parse(
+        f"g (float[64] x0) => (float[64] g0) {{ {there} g{count} = Cos(x{count}) {back} }}"
+    )
+    settings = onnxremat.Settings(threads=1, target="none", measure=False)
+    options = onnxremat.PlanOptions(work=5)
+
+    def planned(budget: str | int) -> dict:
+        return onnxremat.optimize(model, budget=budget, settings=settings, options=options).facts()
+
+    whole, least = planned("1x")["process_bytes"], planned("min")["process_bytes"]
+    assert least <= 1.01 * whole
+    with pytest.raises(InfeasibleError) as refused:
+        planned(10_000)
+    assert refused.value.smallest <= 1.01 * whole
+
+
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
     """A planned model that needs 64 MiB at once."""

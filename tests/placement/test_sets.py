@@ -129,6 +129,19 @@ def test_the_program_of_classes_decides_whether_there_is_a_better_placement(seed
     assert found.load == pytest.approx(least)
 
 
+def test_a_point_of_the_program_that_a_solver_lets_be_too_large_is_not_taken() -> None:
+    """Three classes that belong together are 1,000 bytes of 10 ** 12 too large for a device."""
+    whole = 10**12
+    data = row([1, 1, 1, 1]) | {"maxFPGAs": 3, "maxCPUs": 0, "maxSizePerFPGA": whole}
+    for node, size in zip(data["nodes"], (4, 4, 2, 2), strict=True):
+        node["size"] = whole // size + (1000 if node is data["nodes"][0] else 0)
+    for edge, cost in zip(data["edges"], (50, 50, 0.1), strict=True):
+        edge["cost"] = cost
+    c = condense(from_json(data), chain=False)
+    _, where = decide(c, 1e4, 0.0, Work(LONG))
+    assert where is None or np.bincount(where, c.size).max() <= c.graph.memory
+
+
 @pytest.mark.parametrize("seed", range(0, 60, 3))
 def test_two_devices_are_dealt_out_as_well_as_can_be(seed: int) -> None:
     """Against every way to deal out the classes of an accelerator and another device."""

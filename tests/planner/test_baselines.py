@@ -6,6 +6,7 @@ import pytest
 
 from onnxremat.planner import Status, occupancy, peak, seconds, solve
 from onnxremat.planner.baselines import BASELINES
+from onnxremat.planner.baselines.revolve import _split
 from onnxremat.planner.problem import Problem
 from tests.limits import LONG, Planned
 from tests.planner.asking import asked
@@ -58,3 +59,17 @@ def test_rules_do_recompute_where_they_should() -> None:
     for name in sorted(set(BASELINES) - {"store-all", "articulation"}):
         assert works(name, skip_chain(40, 1), 0.8), name
     assert not works("store-all", skip_chain(40, 1), 0.99)
+
+
+def test_revolve_splits_as_its_recursion_says() -> None:
+    """Also chains so long that Python recurses no further."""
+
+    def steps(length: int, slots: int) -> int:
+        if length <= 1 or not slots:
+            return length * (length - 1) // 2
+        return min(j + steps(length - j, slots - 1) + steps(j, slots) for j in range(1, length))
+
+    for length in range(9):
+        for slots in range(10):
+            assert _split(length, slots)[0] == steps(length, slots)
+    assert _split(400, 400) == (399, 1)

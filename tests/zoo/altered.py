@@ -14,14 +14,17 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from onnxremat.grad import Training, differentiate, training_of
+from onnxremat.grad import Training, training_of
 from onnxremat.grad.description import Variable
+from onnxremat.grad.marks import is_nameless
 from onnxremat.ort.session import Options, open_session, session_options
 from onnxremat.training.state import FirstValues, input_types
 from onnxremat.training.trainer import Trainer
+from tests.zoo.steps import step_of
 
 Values = Mapping[str, np.ndarray]
 # What is said once of tensors whose parameters the file does not name.
+NOBODY = "(of no parameter)"
 NAMELESS = ("batch normalizations into convolutions", "PyTorch's older exporter stored")
 
 
@@ -32,6 +35,14 @@ def untold(about: Training, lost: Iterable[str]) -> list[str]:
     rows = [" ".join((w.name, w.label, w.why, *w.tied)) for w in about.weights]
     said = "\n".join((*about.warnings, *rows))
     return [n for n in lost if not re.search(rf"(?<![\w.]){re.escape(n)}(?![\w.]*\w)", said)]
+
+
+def computed(about: Training, foreign: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Of trained tensors with numbers of no parameter: those of which a warning says that the
+    exporter may have computed them, and the others."""
+    nameless = any(NAMELESS[1] in warning for warning in about.warnings)
+    said = [text for text in foreign if nameless and text.endswith(NOBODY) and is_nameless(text)]
+    return said, [text for text in foreign if text not in said]
 
 
 def partly(about: Training, off: Iterable[str]) -> list[str]:
@@ -46,7 +57,7 @@ def by_hand(
     model: onnx.ModelProto, loss: str, feeds: Values, rate: float, steps: int
 ) -> tuple[list[float], dict[str, np.ndarray]]:
     """Losses of steps of SGD along the gradients, and the parameters after them."""
-    step = differentiate(model, optimizer=None, loss=loss)
+    step = step_of(model, None, loss)
     about, types, first = training_of(step), input_types(step), FirstValues(model, step)
     every = [*about.states, *(Variable(name, "", "model") for name, _ in about.gradients)]
     values = {v.input: first.of(v, *types[v.input]) for v in every}

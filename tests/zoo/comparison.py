@@ -11,20 +11,17 @@ import numpy as np
 import onnx
 import torch
 
-import onnxremat
-from onnxremat.cost.analytic import analytic_costs
-from onnxremat.errors import InfeasibleError, NoPlanError, OnnxrematError
-from onnxremat.grad import Training, differentiate, training_of
+from onnxremat.errors import OnnxrematError
+from onnxremat.grad import Training, training_of
 from onnxremat.grad.description import Variable
 from onnxremat.ort.session import Options, open_session, session_options
-from onnxremat.pipeline.prepare import Settings
-from onnxremat.planner.options import PlanOptions
 from onnxremat.training.state import FirstValues, input_types
 from onnxremat.training.trainer import Trainer
 from tests.zoo import altered, autograd
 from tests.zoo.export import NotExportedError, exported, not_run, silence
 from tests.zoo.provenance import Gathered, Index, Source, floats_in, gather
 from tests.zoo.registry import Architecture
+from tests.zoo.steps import optimised, step_of
 
 EXACT = 1e-4  # error of a gradient, against its norm
 STEPS, STEPS_EXACT = 5, 1e-5  # of SGD: losses and parameters, relative
@@ -34,7 +31,6 @@ SEEDS = 3  # batches to try before a difference is no kink
 DRIFT = 3.0  # times as far from float64 as PyTorch's own float32: allowed to steps
 LONG, LATE = 100.0, 1e-2  # rate of a step that shows what is read too late, and error of its change
 ROUNDING = 1e-4  # smaller than this against the largest, a change is rounding
-PLANNING, GAP = 2.0, 0.02  # seconds, and a plan that is good enough
 
 
 @dataclass
@@ -51,7 +47,8 @@ class Row:
         spread: parameters of which the file holds copies within one tensor: PyTorch gathered or
             expanded them.
         untold: parameters of these two that the step says nothing of.
-        foreign: trained tensors with numbers of no trained parameter, and whose they are.
+        made: trained tensors that the exporter computed, of buffers too, as a warning says.
+        foreign: other trained tensors with numbers of no trained parameter, and whose they are.
         gradient: the worst relative error of a whole parameter's gradient.
         at: that parameter.
         verdict: what a large error is: ``torch`` where PyTorch's float32 is as far from its
@@ -81,6 +78,7 @@ class Row:
     absent: list[str] = field(default_factory=list)
     spread: list[str] = field(default_factory=list)
     untold: list[str] = field(default_factory=list)
+    made: list[str] = field(default_factory=list)
     foreign: list[str] = field(default_factory=list)
     gradient: float = 0.0
     at: str = ""
@@ -105,6 +103,7 @@ class Row:
         parts = [
             (self.absent, f"{len(self.absent)} folded into others: {_few(self.absent)}"),
             (self.spread, f"{len(self.spread)} copied within a tensor: {_few(self.spread)}"),
+            (self.made, f"{len(self.made)} computed: {_few(self.made)}"),
         ]
         return "; ".join(text for names, text in parts if names)
 
@@ -224,7 +223,7 @@ def _told(error: Exception) -> str:
 
 
 def _gradients(case: Exported, row: Row, threads: Sequence[int]) -> None:
-    step = differentiate(case.model, optimizer=None, loss=case.net.loss)
+    step = step_of(case.model, None, case.net.loss)
     names = [name for name, _ in training_of(step).gradients]
     first = _first_values(step, case.model, names)
     sources = {name: case.index.source(first[name]) for name in names}
@@ -236,6 +235,7 @@ def _gradients(case: Exported, row: Row, threads: Sequence[int]) -> None:
             row.unsteady.append(count)
         if count == threads[0]:
             _account(case, row, sources, gathered, want, found)
+            row.made, row.foreign = altered.computed(training_of(step), row.foreign)
             row.loss = _number(abs(loss / want.loss - 1.0))
         errors = _errors(row, case.index, gathered, want)
         row.absent += altered.partly(training_of(step), [n for n in errors if errors[n] > EXACT])
@@ -304,7 +304,7 @@ def _account(
     for name, source in sources.items():
         others = [owner for owner in source.owners if owner not in trained]
         if not source.owners and not row.absent:
-            row.foreign.append(f"{name} (of no parameter)")
+            row.foreign.append(f"{name} {altered.NOBODY}")
         elif others:
             row.foreign.append(f"{name} (of {others[0]})")
         elif source.owners and found[name].reshape(-1)[source.places < 0].any():
@@ -366,7 +366,7 @@ def _steps(case: Exported, row: Row, path: Path | None) -> None:
     Args:
         path: of the optimised step, None to leave it out.
     """
-    step = differentiate(case.model, optimizer="sgd", loss=case.net.loss)
+    step = step_of(case.model, "sgd", case.net.loss)
     row.overwritten = _overwritten(case, step)
     bad = {*row.missing, *row.partly}
     with_gradient = autograd.gradients(case.net, case.module, case.norms).of
@@ -389,7 +389,7 @@ def _steps(case: Exported, row: Row, path: Path | None) -> None:
             ):
                 row.exported = 0.0
             break
-    if path is None or not _optimised(row, step, path):
+    if path is None or not _planned(row, step, path):
         return
     want = autograd.descend(case.net, case.module, whole, STEPS)
     found = _stepped(case, path, whole)
@@ -400,14 +400,14 @@ def _steps(case: Exported, row: Row, path: Path | None) -> None:
 
 def _altered_steps(case: Exported, row: Row, path: Path | None) -> None:
     """As :func:`_steps`, but against steps along the gradients of the file, of all it trains."""
-    step = differentiate(case.model, optimizer="sgd", loss=case.net.loss)
+    step = step_of(case.model, "sgd", case.net.loss)
     feeds, rate = case.feeds(training_of(step), step), case.net.rate
     row.overwritten = _overwritten(case, step)
     nothing = np.zeros(1)
     want = autograd.Steps(*altered.by_hand(case.model, case.net.loss, feeds, rate, STEPS), nothing)
     found = altered.by_trainer(case.model, step, feeds, rate, STEPS)
     row.stepped, row.moved = _apart(autograd.Steps(*found, nothing), want)
-    if path is not None and _optimised(row, step, path):
+    if path is not None and _planned(row, step, path):
         found = altered.by_trainer(case.model, path, feeds, rate, STEPS)
         row.planned = max(_apart(autograd.Steps(*found, nothing), want))
 
@@ -475,26 +475,10 @@ def _apart(ours: autograd.Steps, theirs: autograd.Steps) -> tuple[float, float]:
     return loss, max(errors, default=0.0)
 
 
-def _optimised(row: Row, step: onnx.ModelProto, path: Path) -> bool:
+def _planned(row: Row, step: onnx.ModelProto, path: Path) -> bool:
     """Write the step optimised; whether there is such a step."""
-    settings = Settings(threads=1, costs=analytic_costs)  # what is right does not hang on times
-    options = PlanOptions(time_limit=PLANNING, gap=GAP)
-
-    def within(budget: str | int) -> onnxremat.OptimizeResult:
-        return onnxremat.optimize(
-            step, budget=budget, settings=settings, options=options, bench_seconds=0
-        )
-
     try:
-        try:
-            made = within("0.6x")
-        except (InfeasibleError, NoPlanError) as error:
-            if error.smallest is None:
-                raise
-            made = within(error.smallest)
+        row.budget = optimised(step, path)
     except OnnxrematError as error:
         row.unplanned = _told(error)
-        return False
-    row.budget = made.candidate.limit / made.prepared.baseline_peak
-    made.save(path)
-    return True
+    return not row.unplanned

@@ -41,7 +41,8 @@ FRESH = (
     "folded-overlaps", "folded-complex", "folded-triangles", "folded-choice",
     "folded-blocks", "stopped-transposed",
     "merged-zero-scales", "merged-norm-called-twice", "merged-states",
-    "folded-slices", "folded-exponent", "stopped-gate",
+    "folded-slices", "folded-exponent", "stopped-gate", "folded-coordinates",
+    "folded-gates-of-two", "one-of-two-sums",
 )  # fmt: skip
 FRESH_LEGACY = (
     "merged-group-norms", "copied-layers", "copied-modules", "merged-layer-norms",

@@ -227,6 +227,11 @@ _enter("one-of-two-tables", lambda: Does(
         lambda m, x: torch.tanh(m.l(x) + functional.interpolate(m.table, 4).mT), l=nn.Linear(6, 6),
         table=_zeros(1, 6, 3)) for name in ("embeddings", "encoder")}), (3, 4, 6),
     lost="embeddings.table encoder.table")  # fmt: skip
+_enter("one-of-two-sums", lambda: Does(
+    lambda m, x: m.p(m.a(x)) + m.q(m.b(x)),
+    a=Does(lambda m, x: m.norm(x).clone(), norm=nn.LayerNorm(6)),
+    b=Does(lambda m, x: 0 + m.norm(x), norm=nn.LayerNorm(6)),
+    p=nn.Linear(6, 5), q=nn.Linear(6, 5)), (3, 2, 6))  # fmt: skip
 # A file as that of one-of-two-norms: no more than likely that both are used.
 _enter("one-of-two-calls", lambda: Does(
     lambda m, x: m.p(functional.dropout(m.norm(x), 0.1, m.training)) + m.q(m.norm(x)),
@@ -259,6 +264,19 @@ _enter("folded-largest", lambda: Does(
     w=Parameter(torch.randn(3, 24))), (3, 4, 24))  # fmt: skip
 _enter("folded-one-plus", lambda: Does(
     lambda m, x: m.l(x) * (1 + m.g), l=nn.Linear(6, 32), g=_zeros(32)), (3, 6))  # fmt: skip
+# Two modules whose gates are equal as they are made, and computed into one tensor.
+_enter("folded-gates-of-two", lambda: Does(
+    lambda m, x: m.b(m.a(x)), **{name: Does(
+        lambda m, x: m.l(x) * (1 - torch.sigmoid(m.gate.view(1, -1)))
+        + functional.linear(x, m.gate * m.w), l=nn.Linear(6, 6), gate=_ones(6),
+        w=Parameter(torch.arange(36.0).cos().view(6, 6))) for name in ("a", "b")}), (3, 6),
+    lost="a.gate b.gate a.w b.w")  # fmt: skip
+# The product of a layer with a buffer is inside the operator, which leaves no name.
+_enter("folded-coordinates", lambda: Does(
+    lambda m, x: x.mT @ m.second(m.first(m.places).relu())[0],
+    first=nn.Linear(2, 96), second=nn.Linear(96, 5, bias=False),
+    places=nn.Buffer(torch.cartesian_prod(*[torch.linspace(-1, 1, 10)] * 2)[None])),
+    (3, 100, 4), lost="first.weight")  # fmt: skip
 _enter("folded-scale", lambda: Does(
     lambda m, x: functional.linear(x, 0.5 * m.matrix), matrix=Parameter(torch.randn(5, 6))), (3, 6),
     lost="matrix")  # fmt: skip

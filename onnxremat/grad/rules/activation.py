@@ -64,12 +64,13 @@ def prelu(call: Call) -> Cotangents:
     return [dx, ds]
 
 
-@vjp("Elu", variant="output", reads="y0")
+@vjp("Elu", variant="output", reads="x0 y0")
 def elu_output(call: Call) -> Cotangents:
-    """y = x, or a (e**x - 1) below 0. dx = dy, or dy (y + a)."""
+    """y = x, or a (e**x - 1) below 0. dx = dy, or dy (y + a) (x is read if a < 0)."""
     t, alpha = call.tape, call.attribute("alpha", 1.0)
     below = t.mul(call.dy, t.add(call.y, alpha))
-    return [t.where(t.compare("Greater", call.y, 0.0), call.dy, below)]
+    sign_of = call.x if alpha < 0 else call.y
+    return [t.where(t.compare("Greater", sign_of, 0.0), call.dy, below)]
 
 
 @vjp("Elu", variant="input", reads="x0")

@@ -91,7 +91,9 @@ def _transposed_window(call: Call, sizes: Shape, kernel: Shape) -> Window:
             window.strides, sizes, extra, window.extent, window.input, strict=True
         )
     ]
-    # onnxruntime gives the odd element to the front unless the padding is SAME_UPPER.
+    # onnxruntime gives the odd element to the front unless the padding is SAME_UPPER. A larger
+    # result is not cropped: more elements at its end that only the bias reaches.
+    totals = [max(0, total) for total in totals]
     small = tuple(total // 2 for total in totals)
     big = tuple(total - total // 2 for total in totals)
     before, after = (small, big) if auto == "SAME_UPPER" else (big, small)

@@ -76,6 +76,8 @@ def slice_(call: Call) -> Cotangents:
     before, after = [0] * len(shape), [0] * len(shape)
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
         axis %= len(shape)
+        if step < 0:  # unlike numpy, ONNX begins with the first element if not before it
+            start = max(start, -shape[axis])
         places = range(*slice(start, end, step).indices(shape[axis]))
         if len(places) == 0:
             return call.only(t.zeros(call.x))

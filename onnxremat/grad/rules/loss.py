@@ -15,8 +15,6 @@ def softmax_cross_entropy(call: Call) -> Cotangents:
     """loss = -w log softmax(x)[label], reduced. dx = (softmax(x) - onehot) w dloss; reads the
     log-probabilities, which the forward op is made to write."""
     t, shape = call.tape, call.shape()
-    if len(call.cotangents) > 1 and call.cotangents[1] is not None:
-        raise call.unsupported("the log-probabilities lead to the loss")
     log_probability = call.extra(1, t.dtype(call.x), shape)
     labels, share = _weights(call)
     probability = t.exp(log_probability)
@@ -42,7 +40,13 @@ def negative_log_likelihood(call: Call) -> Cotangents:
 
 def _weights(call: Call) -> tuple[str, str]:
     """Labels [N, 1, ...] with ignored ones replaced by 0, and the factor of each: dloss, the
-    class weight, 0 where ignored, divided by the total weight for a mean."""
+    class weight, 0 where ignored, divided by the total weight for a mean.
+
+    Raises:
+        UnsupportedError: the class weights are trained.
+    """
+    if call.need(2):
+        raise call.unsupported("its class weights are trained")
     t, dtype = call.tape, call.tape.dtype(call.x)
     flat = t.shape(call.op.inputs[1])
     column = (flat[0], 1, *flat[1:])

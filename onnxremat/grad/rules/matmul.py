@@ -9,7 +9,7 @@ from onnx import TensorProto as T
 
 from onnxremat.grad.call import Call
 from onnxremat.grad.registry import Cotangents, vjp
-from onnxremat.grad.tape import Tape
+from onnxremat.grad.tape import Shape, Tape
 
 WIDE = (
     512  # columns from which a Gemm's transposing of its first factor costs more than doing it once
@@ -102,7 +102,11 @@ def einsum(call: Call) -> Cotangents:
     twice only the diagonal gets something."""
     t, inputs = call.tape, call.op.inputs
     operands, result = _labels(call)
-    length = _lengths(call, operands)
+    length = _lengths(operands, [t.shape(name) for name in inputs])
+    if call.out_shape != tuple(length[label] for label in result):
+        raise call.unsupported(
+            "its result has not the shape that onnx infers, which broadcasts not"
+        )
     made: list[str | None] = []
     for k, labels in enumerate(operands):
         if not call.need(k):
@@ -112,11 +116,12 @@ def einsum(call: Call) -> Cotangents:
         seen = set(result).union(*(row for row, _ in others))
         once = "".join(dict.fromkeys(labels))
         kept = "".join(label for label in once if label in seen)
-        equation = ",".join([result, *(row for row, _ in others)]) + "->" + kept
-        shape = [length[label] for label in kept]
-        names = [name for _, name in others]
+        rows, names = [result, *(row for row, _ in others)], [name for _, name in others]
+        equation = ",".join(rows) + "->" + kept
+        there = _lengths(rows, [call.out_shape, *map(t.shape, names)])
+        shape = [there[label] for label in kept]
         value = t.op("Einsum", call.dy, *names, shape=shape, equation=equation)
-        spread = [length[label] if label in seen else 1 for label in once]
+        spread = [there.get(label, 1) for label in once]
         value = t.expand(t.reshape(value, spread), [length[label] for label in once])
         made.append(_on_diagonal(t, value, labels))
     return made
@@ -138,11 +143,11 @@ def _on_diagonal(t: Tape, value: str, labels: str) -> str:
     return t.transpose(value, [places.index(place) for place in range(len(labels))])
 
 
-def _lengths(call: Call, operands: list[str]) -> dict[str, int]:
+def _lengths(operands: list[str], shapes: list[Shape]) -> dict[str, int]:
     """Size of each label; 1 in one operand may stand for any."""
     length: dict[str, int] = {}
-    for labels, name in zip(operands, call.op.inputs, strict=True):
-        for label, size in zip(labels, call.tape.shape(name), strict=True):
+    for labels, shape in zip(operands, shapes, strict=True):
+        for label, size in zip(labels, shape, strict=True):
             length[label] = max(length.get(label, 0), size)
     return length
 

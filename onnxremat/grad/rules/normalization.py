@@ -158,13 +158,16 @@ def rms_norm(call: Call) -> Cotangents:
 
 @vjp("LpNormalization", reads="x0 y0")
 def lp_norm(call: Call) -> Cotangents:
-    """y = x / |x| along an axis. dx = (dy - u sum(dy y)) / |x|, u = y (p = 2) or sign(x)."""
+    """y = x / |x| along an axis. dx = (dy - u sum(dy y)) / |x|, u = y (p = 2) or sign(x); 0 where
+    |x| is 0, as y is."""
     t, axis = call.tape, call.attribute("axis", -1) % len(call.shape())
     order = call.attribute("p", 2)
     norm = t.reduce("L1" if order == 1 else "L2", call.x, [axis], keep=True)
     direction = t.op("Sign", call.x) if order == 1 else call.y
     moment = t.sum(t.mul(call.dy, call.y), [axis], keep=True)
-    return [t.div(t.sub(call.dy, t.mul(direction, moment)), norm)]
+    none = t.compare("Equal", norm, 0.0)
+    slope = t.div(t.sub(call.dy, t.mul(direction, moment)), t.where(none, 1.0, norm))
+    return [t.mask(t.op("Not", none), slope)]
 
 
 @vjp("LRN", reads="x0")

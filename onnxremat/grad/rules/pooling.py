@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -136,6 +137,8 @@ def _spread_windows(t: Tape, dy: str, window: Window) -> str:
 
 def _spread_by_transpose(t: Tape, dy: str, window: Window) -> str:
     channels = t.shape(dy)[1]
+    reached = [max(0, -n) for n in window.leftover()]  # beyond the padding (ceil_mode)
+    window = replace(window, after=tuple(a + r for a, r in zip(window.after, reached, strict=True)))
     ones = t.filled(1.0 / window.taps, (channels, 1, *window.kernel), t.dtype(dy))
     leftover = window.leftover()
     reach = [min(n, s - 1) for n, s in zip(leftover, window.strides, strict=True)]

@@ -32,7 +32,7 @@ def _kept(call: Call, name: str) -> str:
 
 
 def _count(call: Call) -> int:
-    return math.prod(call.shape()[axis] for axis in reduced_axes(call))
+    return max(1, math.prod(call.shape()[axis] for axis in reduced_axes(call)))
 
 
 @vjp("ReduceSum")

@@ -75,6 +75,8 @@ def grid_sample(call: Call) -> Cotangents:
         # The last axis of the image is the first coordinate of the grid.
         parts = [t.reshape(slope, (*call.shape(1)[:-1], 1)) for slope in reversed(slopes)]
         dgrid = t.concat(parts, len(shape) - 1)
+    elif call.need(1):
+        dgrid = t.zeros(call.op.inputs[1])
     return [t.reshape(dx, shape) if dx else None, dgrid]
 
 

@@ -37,6 +37,8 @@ def _split(length: int, slots: int) -> tuple[int, int]:
         return 0, 0
     if slots == 0:
         return length * (length - 1) // 2, 0
+    if slots >= length - 1:  # a checkpoint each; without this, as deep a recursion as the chain
+        return length - 1, 1
     return min(
         (j + _split(length - j, slots - 1)[0] + _split(j, slots)[0], j) for j in range(1, length)
     )
