@@ -61,6 +61,28 @@ def training(*more: object) -> tuple[object, ...]:
 # What it does
 
 
+def test_every_weight_is_listed_and_a_guess_can_be_an_error(cli: Command, folder: Path) -> None:
+    made = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["" : 18]>
+        g (float[4, 6] x) => (float[4, 6] y) <float[6] gain = {1, 2, 1, 2, 1, 3},
+            float[6] inv_freq = {5, 4, 1, 2, 1, 3}, float[6] lost = {1, 0, 1, 2, 1, 3}> {
+        a = Mul(x, inv_freq)  r = Round(lost)  b = Mul(a, gain)  y = Add(b, r)
+    }""")
+    onnx.save(made, "in.onnx")
+    asked = ("differentiate", "in.onnx", "out.onnx", "--loss", "mse")
+    said = cli(*asked)
+    rows = {line.split()[0]: line for line in said.out.splitlines() if line.strip()}
+    assert "trained" in rows["gain"]
+    assert "buffer" in rows["inv_freq"]
+    assert "unreached" in rows["lost"]
+    facts = cli(*asked, "--json").facts
+    told = {row["name"]: row["status"] for row in facts["weights"]}
+    assert told == {"gain": "trained", "inv_freq": "buffer", "lost": "unreached"}
+    assert {text.split(":")[0] for text in facts["warnings"]} == {"inv_freq", "lost"}
+    Path("out.onnx").unlink()
+    cli(*asked, "--strict").assert_refused(2, "lost")
+    assert listing() == ["in.onnx"]
+
+
 def test_everything_at_once(cli: Command, work: Path) -> None:
     said = cli(
         *training("--validate", "test.npz", "--epochs", 6, "--rate", 0.05, "--schedule", "cosine",

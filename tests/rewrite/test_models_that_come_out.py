@@ -11,6 +11,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from onnxremat import api
+from onnxremat.cost.analytic import analytic_costs
 from onnxremat.errors import ModelError, UsageError
 from onnxremat.graph.functions import inline_functions
 from onnxremat.graph.ir import Graph
@@ -23,6 +25,8 @@ from onnxremat.ort.infer import bind, build_graph
 from onnxremat.ort.offline import lasting_tensors, optimise
 from onnxremat.ort.profile import profile
 from onnxremat.ort.session import DEFAULT
+from onnxremat.pipeline.prepare import Settings
+from onnxremat.planner.options import PlanOptions
 from onnxremat.rewrite.emit import metadata, rewrite
 from onnxremat.rewrite.pins import PREFIX, is_added, stretches
 from onnxremat.rewrite.restore import restored
@@ -31,6 +35,7 @@ from onnxremat.session.measure import predict
 from tests.rewrite.rewritten import PLAIN_ORT, assert_same, every_op_twice
 from tests.toolbox import ONE, graph_of, parse, random_dag, run, training_chain
 
+EXPORTED = Path(__file__).parents[1] / "grad" / "exported"
 MODELS = {
     "scalars": """g (float[1] x, float[3] z) => (y) <float c = {2.0}> {
         a = ReduceMax<keepdims = 0>(x)  b = Mul(a, c)  d = Sin(b)  e = Add(d, a)
@@ -403,6 +408,16 @@ class Asked:
 
     def executed(self, graph: Graph) -> list[str]:
         return [kernel.name for kernel in run(graph, DEFAULT).kernels]
+
+
+def test_what_runs_early_under_default_options_is_pinned_too() -> None:
+    """Pins at the ends of walks do not do for graph attention as PyTorch exports it."""
+    settings = Settings(threads=1, costs=analytic_costs)
+    made = api.optimize(
+        onnx.load(EXPORTED / "graph_attention-dynamo.onnx"), budget="min", settings=settings,
+        options=PlanOptions(work=20, threads=1), bench_seconds=0,
+    )  # fmt: skip
+    assert made.facts()["order_kept_default_options"]
 
 
 def test_under_default_options_dead_buffers_are_given_back(tmp_path: Path) -> None:

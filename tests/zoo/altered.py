@@ -68,7 +68,7 @@ def by_hand(
         made = dict(zip(names, session.run(None, {**feeds, **values}), strict=True))
         losses.append(float(made[about.loss]))
         for name, gradient in about.gradients:
-            values[name] = values[name] - np.float32(rate) * made[gradient]
+            values[name] = np.asarray(values[name] - np.float32(rate) * made[gradient])
         values |= {old: made[new] for old, new in about.updates.items()}
     return losses, {name: values[name] for name, _ in about.gradients}
 
