@@ -37,12 +37,14 @@ class LastWord:
 _OF_MODEL, _OF_US = "error: onnxruntime crashes on this model (", "error: a library crashed ("
 _MODEL = (
     "  why   it was run as it is in its file: onnxruntime by itself crashes on it, too\n"
-    "  try   export it in another way (the other exporter of torch.onnx.export, optimize=True), or "
-    "another version of onnxruntime; ONNXREMAT_DEBUG=1 shows where, and lets it dump its core\n"
+    "  try   --data with inputs of yours, if made-up ones may be what it does not stand; or export "
+    "it in another way (the other exporter of torch.onnx.export, optimize=True); or another "
+    "version of onnxruntime; ONNXREMAT_DEBUG=1 shows where, and lets it dump its core\n"
 )
 _US = (
     "  why   onnxruntime, or a solver, met something that it does not stand\n"
-    "  try   please report it with the model, or what makes it, and what ONNXREMAT_DEBUG=1 shows\n"
+    "  try   --data with inputs of yours, if made-up ones may be what it does not stand; else "
+    "please report it with the model, or what makes it, and what ONNXREMAT_DEBUG=1 shows\n"
 )
 
 

@@ -100,7 +100,10 @@ class Regions:
         too."""
         cuts = []
         for summed in (False, True) if self.is_sum(name) else (False,):
-            shape = self.shape(name, summed)
+            try:
+                shape = self.shape(name, summed)
+            except CannotSplitError:  # it depends on data
+                continue
             axes = [axis for axis, size in enumerate(shape) if size > 1]
             axes.sort(key=lambda axis: (-shape[axis], axis))
             cuts += [_Cut(name, axis, summed, shape[axis]) for axis in axes]

@@ -29,7 +29,8 @@ from onnxremat.graph.traits import is_alias, takeover_inputs
 CACHED = 512 << 10  # bytes of a copy that do
 FAR = 5e9, 2e10  # bytes per second beyond, at least and at most
 COPIES = frozenset({"Concat", "Slice"})  # ops that neither share nor take over a buffer
-WORKSPACE = 64 << 10  # bytes of scratch that a piece takes as the whole does: a convolution's
+CONVOLUTIONS = frozenset({"Conv", "FusedConv"})
+WORKSPACE = 64 << 10  # bytes of scratch that a piece of these takes as the whole does
 MOST_OPS = 6000  # of a graph in parts
 REMEMBERED = 60_000  # steps of fragments
 MANY = 1 << 40  # readers of what never dies
@@ -266,7 +267,8 @@ class Prices:
             makes.append((name, tensors[name].bytes, shared, takes))
         of, share = writer.shares.get(op.name, (op.name, 1.0))
         scratch = self.of.scratch.get(of, 0)
-        scratch = max(round(scratch * share), min(scratch, WORKSPACE))
+        fixed = WORKSPACE if op.op_type in CONVOLUTIONS else 0
+        scratch = max(round(scratch * share), min(scratch, fixed))
         mentions = reads + tuple([make[0] for make in makes])
         return _Step(tuple(makes), mentions, reads, scratch, self.paper.place.get(of, -1))
 

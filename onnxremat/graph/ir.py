@@ -34,6 +34,8 @@ class Tensor:
         shape: dimensions, None when unknown; every dimension is bound to a number.
         bytes: size in memory, 0 when unknown.
         role: see :class:`Role`.
+        seen: its shape depends on data, and is that of one run: to plan with, and never told to
+            onnxruntime, which would compute with it and place values by it.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Tensor:
     shape: tuple[int, ...] | None
     bytes: int
     role: Role
+    seen: bool = False
 
 
 @dataclass(frozen=True, slots=True)

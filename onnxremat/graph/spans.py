@@ -101,12 +101,12 @@ class Facts:
         """Dimensions of a tensor.
 
         Raises:
-            CannotSplitError: they are not known.
+            CannotSplitError: they are not known, or depend on data.
         """
-        shape = self.graph.tensors[name].shape if name in self.graph.tensors else None
-        if shape is None:
+        tensor = self.graph.tensors.get(name)
+        if tensor is None or tensor.shape is None or tensor.seen:
             raise CannotSplitError(f"the shape of '{name}' is not known")
-        return shape
+        return tensor.shape
 
     def constant(self, name: str) -> np.ndarray | None:
         """Values of a small constant, None for what is computed or big."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import onnx
 
 from onnxremat.errors import UnsupportedError
-from onnxremat.graph.ir import Graph, Op, Role, Tensor
+from onnxremat.graph.ir import Graph, Op, Role
 
 
 def subgraph(graph: Graph, ops: Sequence[Op], outputs: Collection[str]) -> Graph:
@@ -29,7 +30,7 @@ def subgraph(graph: Graph, ops: Sequence[Op], outputs: Collection[str]) -> Graph
     for name in (*read, *made):
         old = graph.tensors[name]
         role = roles.get(name, Role.WEIGHT if name in weights else Role.ACTIVATION)
-        tensors[name] = Tensor(name, old.dtype, old.shape, old.bytes, role)
+        tensors[name] = replace(old, role=role)
     model = _frame(graph.model, weights)
     model.graph.input.extend(_value(graph, name) for name in inputs)
     model.graph.output.extend(_value(graph, name) for name in returned)
@@ -58,4 +59,5 @@ def _value(graph: Graph, name: str) -> onnx.ValueInfoProto:
             why="it is no tensor, or its shape is not known",
             hint="pin the ops that make and read it to one device: --pin 'PATTERN=DEVICE'",
         )
-    return onnx.helper.make_tensor_value_info(name, tensor.dtype, tensor.shape)
+    shape = [None] * len(tensor.shape) if tensor.seen else tensor.shape
+    return onnx.helper.make_tensor_value_info(name, tensor.dtype, shape)

@@ -160,7 +160,7 @@ def told(graph: Graph) -> Iterator[tuple[str, tuple[int | str, ...]]]:
         behind = bool(marks) and any(n in names or n.startswith(marks) for n in op.reads)
         for output in op.writes:
             tensor = graph.tensors.get(output)
-            if tensor is None or tensor.shape is None:
+            if tensor is None or tensor.shape is None or tensor.seen:
                 continue
             if not behind or not tensor.shape:
                 yield output, tensor.shape

@@ -6,7 +6,7 @@ buffer only when their plan-time shapes are equal), and because it knows its con
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -359,13 +359,21 @@ def unknown_shapes(graph: Graph) -> list[tuple[str, Op]]:
     ]
 
 
-def with_shapes(graph: Graph, found: Mapping[str, tuple[int, tuple[int, ...]]]) -> Graph:
-    """The graph with sizes filled in that a run has shown (data-dependent shapes)."""
+def with_shapes(
+    graph: Graph, found: Mapping[str, tuple[int, tuple[int, ...]]], seen: Collection[str] = ()
+) -> Graph:
+    """The graph with sizes filled in where it knows none.
+
+    Args:
+        found: element type and shape by tensor.
+        seen: tensors of which a run has shown them (data-dependent shapes).
+    """
     tensors = dict(graph.tensors)
     for name, (dtype, shape) in found.items():
         old = tensors.get(name)
         if old is not None and old.shape is None:
-            tensors[name] = Tensor(name, dtype, shape, tensor_bytes(dtype, shape), old.role)
+            size = tensor_bytes(dtype, shape)
+            tensors[name] = Tensor(name, dtype, shape, size, old.role, name in seen)
     return graph.with_ops(graph.ops, tensors)
 
 

@@ -25,10 +25,11 @@ from onnxremat.pipeline.model_files import (
 )
 from onnxremat.pipeline.phases import COSTS, MEASURE, WRITE, Phases
 from onnxremat.pipeline.prepare import Prepared
+from onnxremat.pipeline.refusal import or_as_it_is
 from onnxremat.pipeline.result import R, Result, Timed, finish
 from onnxremat.pipeline.several_devices import SeveralDevices
 from onnxremat.pipeline.site import Site
-from onnxremat.pipeline.unchanged import opens, unchanged
+from onnxremat.pipeline.unchanged import as_it_ran, opens, unchanged
 from onnxremat.pipeline.within_budget import plan_within
 from onnxremat.pipeline.within_time import plan_within_time
 from onnxremat.planner.formulate import check_for_devices
@@ -246,7 +247,13 @@ def _in_one_session(
         if found is not None:
             return _as_it_is(found, limit, request, log), {}
     if request.write_model is None:
-        return plan_within_budget(prepared, limit, request.options, log), {}
+        try:
+            return plan_within_budget(prepared, limit, request.options, log), {}
+        except NO_FIT as error:
+            takes = prepared.baseline_peak + prepared.beside.total
+            if request.options.method == METHOD and as_it_ran(prepared):
+                raise or_as_it_is(error, takes) from None
+            raise
     with log.phase(WRITE, "writing the model"):  # one of the whole batch
         written = write_prepared(prepared, limit, request.options.method, request.write_model)
     return plan_within(prepared, limit, request.options, log=log), written

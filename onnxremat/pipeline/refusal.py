@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from onnxremat.errors import InfeasibleError, NoPlanError
+from onnxremat.errors import InfeasibleError, NoPlanError, OnnxrematError
 from onnxremat.planner.solution import Solution, Status
 from onnxremat.units import format_bytes
 
@@ -98,3 +99,19 @@ def refusal(
         hint=f"raise --time-limit, or {hint}",
         smallest=least.works,
     )
+
+
+def or_as_it_is(error: OnnxrematError, takes: int) -> OnnxrematError:
+    """A refusal whose hint is no budget beyond what the original takes: that is kept by it.
+
+    Args:
+        takes: bytes of the original, of what budgets count.
+    """
+    works = getattr(error, "smallest", None)
+    if works is not None and takes < works:
+        as_it_is = f"--budget 1.0x ({format_bytes(takes)}, what the original takes: it is written "
+        error.hint = _BUDGET.sub(as_it_is + "as it is then)", error.hint, count=1)
+    return error
+
+
+_BUDGET = re.compile(r"--budget \d+ \([^()]*\)")

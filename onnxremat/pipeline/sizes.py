@@ -32,7 +32,7 @@ def with_measured_shapes(
         made = [name for name in op.writes if name not in others] if op is not None else []
         if len(made) == len(kernel.outputs):  # a profile lists tensors only
             shapes.update(dict(zip(made, kernel.outputs, strict=True)))
-    tensors = dict(with_shapes(graph, shapes).tensors)
+    tensors = dict(with_shapes(graph, shapes, shapes).tensors)
     for op in graph.ops:
         if op.name in {k.name for k in found.kernels}:
             for name in op.writes:  # sequences and the like
@@ -55,8 +55,14 @@ def known_sizes(graph: Graph) -> dict[str, tuple[int, tuple[int, ...]]]:
     return {n: (t.dtype, t.shape) for n, t in graph.tensors.items() if t.shape is not None}
 
 
-def sequence_notes(graph: Graph) -> tuple[str, ...]:
-    """What a user should know of values whose bytes are not known."""
+def seen_sizes(graph: Graph) -> frozenset[str]:
+    """Tensors whose sizes are those of one run."""
+    return frozenset(name for name, tensor in graph.tensors.items() if tensor.seen)
+
+
+def size_notes(graph: Graph) -> tuple[str, ...]:
+    """What a user should know of values whose bytes are not known, or not always the same."""
+    seen = [name for op in graph.ops for name in op.writes if graph.tensors[name].seen]
     unknown = [
         name
         for op in graph.ops
@@ -64,9 +70,15 @@ def sequence_notes(graph: Graph) -> tuple[str, ...]:
         for name in op.writes
         if not graph.tensors[name].dtype
     ]
-    if not unknown:
-        return ()
-    return (
-        f"{len(unknown)} values are no tensors ('{unknown[0]}' the first): their bytes are not "
-        "predicted, only measured",
-    )
+    notes = []
+    if seen:
+        notes.append(
+            f"the sizes of {len(seen)} values depend on data ('{seen[0]}' the first): bytes and "
+            "times are those of the inputs that it was measured with; --data gives your own"
+        )
+    if unknown:
+        notes.append(
+            f"{len(unknown)} values are no tensors ('{unknown[0]}' the first): their bytes are not "
+            "predicted, only measured"
+        )
+    return tuple(notes)

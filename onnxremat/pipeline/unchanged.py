@@ -84,12 +84,10 @@ def unchanged(prepared: Prepared, limit: int, log: Phases) -> Candidate | None:
     None where another target or a split was asked for, where nothing is measured, and where the
     order in which onnxruntime ran it cannot be told.
     """
-    if not prepared.as_it_is or prepared.baseline is None or prepared.feeds is None:
-        return None
     if prepared.baseline_peak > limit:
         return None
-    graph = _as_run(prepared.graph, prepared.baseline.kernels)
-    if graph is None:
+    graph = as_it_ran(prepared)
+    if graph is None or prepared.baseline is None or prepared.feeds is None:
         return None
     total = prepared.costs.total
     note = (
@@ -117,6 +115,13 @@ def unchanged(prepared: Prepared, limit: int, log: Phases) -> Candidate | None:
         if excess(measured.peaks, limits) or not measured.tuned.order_kept:
             return None
     return Candidate(prepared, artifact, limits, measured)
+
+
+def as_it_ran(prepared: Prepared) -> Graph | None:
+    """What onnxruntime ran of the original, None where it cannot be written as it is."""
+    if not prepared.as_it_is or prepared.baseline is None or prepared.feeds is None:
+        return None
+    return _as_run(prepared.graph, prepared.baseline.kernels)
 
 
 def opens(found: Candidate) -> bool:

@@ -19,7 +19,7 @@ from onnxremat.ort.session import DEFAULT
 from onnxremat.pipeline.as_loaded import Loaded, as_loaded
 from onnxremat.pipeline.in_place import in_place
 from onnxremat.pipeline.phases import Phases
-from onnxremat.pipeline.sizes import known_sizes, with_measured_shapes
+from onnxremat.pipeline.sizes import known_sizes, seen_sizes, with_measured_shapes
 from onnxremat.pipeline.time_left import is_slow
 from onnxremat.schedule.updates import written_over
 from onnxremat.session.measure import weight_bytes
@@ -93,7 +93,7 @@ def optimised(read: AsRead, settings: Settings, log: Phases) -> Unsplit:
     """
     log("optimising the graph as onnxruntime does at load")
     original, home, feeds, baseline = read.source, read.home, read.feeds, read.baseline
-    listed = with_shapes(read.plain, known_sizes(original))
+    listed = with_shapes(read.plain, known_sizes(original), seen_sizes(original))
     peak, saved = None, None
     if baseline is not None:
         held = weight_bytes(original, baseline, level=DEFAULT.level, folder=home)
@@ -105,7 +105,8 @@ def optimised(read: AsRead, settings: Settings, log: Phases) -> Unsplit:
         to_write=settings.to_write and not is_slow(log), saved=saved,
     )  # fmt: skip
     graph = without_dead_ops(made.graph)
-    graph = with_shapes(graph, {n: found for n, found in known_sizes(listed).items() if found[1]})
+    sizes = {n: found for n, found in known_sizes(listed).items() if found[1]}
+    graph = with_shapes(graph, sizes, seen_sizes(listed))
     if feeds is not None:
         graph = with_measured_shapes(graph, to_model(graph), feeds, made.folder)
     require_shapes(graph)

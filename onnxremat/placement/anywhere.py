@@ -151,9 +151,12 @@ class Search:
 
 
 def by_class(c: Classes, where: Index) -> Index:
-    """A device per class from a device per node."""
-    found = np.zeros(c.count, np.int64)
-    found[c.of] = where
+    """A device per class from a device per node. Nodes of one class may be apart where it was
+    joined of some that cost nothing (:func:`~onnxremat.placement.reduce.free_ends`): these follow
+    the one that needs its device, by what it can run on, its time, or its bytes."""
+    graph, found = c.graph, np.zeros(c.count, np.int64)
+    order = np.lexsort((graph.size, graph.acc + graph.cpu, ~graph.supported))
+    found[c.of[order]] = where[order]  # the last one stays
     return found
 
 

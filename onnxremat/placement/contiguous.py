@@ -20,6 +20,7 @@ from onnxremat.placement.reduce import free_ends, inseparable
 from onnxremat.placement.spine import spine_bound
 
 ORDERS = 6  # linear orders tried before all ideals are
+FORGETTING = 0.5  # of the time, for chains without the bytes of classes that take no time
 LISTING = 0.3  # of the time left, for listing all ideals: the rest is for what comes of them
 
 
@@ -38,34 +39,56 @@ def solve(graph: PlacementGraph, work: Work, method: str = "dp") -> Answer:
 
 def best_chain(raw: Classes, work: Work, method: str) -> Answer:
     """The same for classes with any precedence."""
-    c = free_ends(raw)
+    c, light = free_ends(raw), free_ends(raw, weightless=True)
     chains = Chains(c)
-    floor = max(chains.balances[1].bound, within_memory(c))
+    floor, by, proven = max(chains.balances[1].bound, within_memory(c)), "balance", False
     best, home = _first(chains, work), c
-    upper = best.value if best else HUGE
-    small = inseparable(c, upper)
-    exact = Chains(small)
-    found, proven = None, False
-    if exact.lattice(work.share(work.left * LISTING)) is not None:
-        found, proven = exact.whole(work, upper)
-    if found:
-        best, home = found, small
+    if light.count < c.count:
+        found, joined, ended = _whole(light, best, work.share(work.left * FORGETTING))
+        fits = found is not None and _fits(joined, found)
+        if found and ended and found.value > floor:
+            floor, by = found.value, "all chains without the bytes of what takes no time"
+        if found and fits:
+            best, home = found, joined
+        proven = ended and (found is None or fits)
+    if not proven:
+        found, joined, proven = _whole(c, best, work)
+        if found:
+            best, home = found, joined
     if proven and best is None:
         raise limits.refuse(c.graph, "every chain of pieces was tried")
-    answer = Answer(method, inf, floor, "balance", None, seconds=work.taken)
+    answer = Answer(method, inf, floor, by, None, seconds=work.taken)
     if best is None:
         return answer
-    by = "all chains" if proven else "balance"
     if not proven:
         raised = spine_bound(c, best.value)
         floor, by = (raised, "balance and cuts of a path") if raised > floor else (floor, by)
         best, home = _better(chains, floor, best, home, work)
-    bound = best.value if proven else floor
+    bound, by = (best.value, "all chains") if proven else (floor, by)
     notes = () if proven else ("more chains than time or memory for all of them",)
     return replace(
         answer, value=best.value, bound=bound, bound_by=by, notes=notes,
         where=home.nodes(best.where), order=best.order, seconds=work.taken,
     )  # fmt: skip
+
+
+def _whole(c: Classes, best: Chain | None, work: Work) -> tuple[Chain | None, Classes, bool]:
+    """The best of all chains if it is below the best so far, the classes it is of, and whether that
+    is proven."""
+    upper = best.value if best else HUGE
+    small = inseparable(c, upper)
+    exact = Chains(small)
+    if exact.lattice(work.share(work.left * LISTING)) is None:
+        return None, small, False
+    found, proven = exact.whole(work, upper)
+    return found, small, proven
+
+
+def _fits(c: Classes, chain: Chain) -> bool:
+    """Every accelerator holds all bytes of its nodes, those that classes have forgotten too."""
+    count = c.graph.accelerators
+    held = np.bincount(c.nodes(chain.where), c.graph.size, count)[:count]
+    return bool((held <= c.graph.memory).all())
 
 
 def _first(chains: Chains, work: Work) -> Chain | None:

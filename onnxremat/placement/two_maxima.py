@@ -36,8 +36,9 @@ def chain(graph: PlacementGraph, work: Work) -> Answer:
     first = contiguous.solve(graph, work.share(work.seconds / 2))
     if not graph.training or first.where is None:
         return first
-    c = free_ends(condense(graph, chain=True))
-    forward, backward = loads(c, by_class(c, first.where)).max(0).tolist()
+    whole = condense(graph, chain=True)
+    c = free_ends(whole)
+    forward, backward = loads(whole, by_class(whole, first.where)).max(0).tolist()
     begun = replace(first, method="dp", value=forward + backward)
     ranges = _Ranges(_along_orders(begun, c, work), c, work)
     ranges.close()

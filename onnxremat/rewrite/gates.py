@@ -152,6 +152,7 @@ class _Gates:
         self, op_type: str, name: str, inputs: tuple[str, ...], dtype: int, shape: tuple[int, ...]
     ) -> Op:
         node = helper.make_node(op_type, inputs, [name], name=name)
-        size = 8 * int(np.prod(shape)) if op_type != "Reshape" else self.tensors[inputs[0]].bytes
-        self.tensors[name] = Tensor(name, dtype, shape, size, Role.ACTIVATION)
+        shown = op_type == "Reshape" and self.tensors[inputs[0]]
+        size, seen = (shown.bytes, shown.seen) if shown else (8 * int(np.prod(shape)), False)
+        self.tensors[name] = Tensor(name, dtype, shape, size, Role.ACTIVATION, seen)
         return Op(name, op_type, "", inputs, (name,), (), node)

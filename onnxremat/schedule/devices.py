@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from onnxremat.errors import UsageError
-from onnxremat.graph.ir import Graph, Op, Role, Tensor
+from onnxremat.graph.ir import Graph, Op, Role
 from onnxremat.schedule.expand import copy_mark
 from onnxremat.schedule.plan import Compute, Free, Plan, Step, Transfer
 
@@ -162,7 +162,7 @@ class _Walk:
         name = f"{tensor}{self.mark}{copy}"
         if name not in self.tensors:
             old = self.graph.tensors[tensor]
-            self.tensors[name] = Tensor(name, old.dtype, old.shape, old.bytes, Role.ACTIVATION)
+            self.tensors[name] = replace(old, name=name, role=Role.ACTIVATION)
         return name
 
     def _final(self) -> dict[str, str]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from onnxremat.errors import UsageError
-from onnxremat.graph.ir import Graph, Op, Role, Tensor
+from onnxremat.graph.ir import Graph, Op, Role
 from onnxremat.graph.order import EAGER, priority_order
 
 
@@ -83,7 +83,7 @@ def expand(graph: Graph, sequence: Sequence[str]) -> Graph:
         ops.append(run.op.renamed(f"{run.op.name}{mark}{run.copy}", names, origin=run.op.name))
         for name in run.op.writes:
             old, new = graph.tensors[name], names[name]
-            tensors[new] = Tensor(new, old.dtype, old.shape, old.bytes, Role.ACTIVATION)
+            tensors[new] = replace(old, name=new, role=Role.ACTIVATION)
     return graph.with_ops(ops, tensors)
 
 

@@ -95,17 +95,17 @@ def _judged(code: int, said: str, new: set[str], allowed: tuple[int, ...] = ()) 
 
 def _contradicts(case: Case, code: int, said: str, work: Path) -> str:
     """What is wrong with the hint of a refusal: the budget that it gives has to work."""
-    hint = re.search(r"--budget (\d+) \(", said)
+    hint = re.search(r"--budget (\d+|1\.0x) \(", said)
     if code not in (3, 4, 6) or hint is None or "-b" not in case.command:
         return ""
-    budget = int(hint[1])
+    budget = hint[1]
     least = [int(size) for size in re.findall(r"at least [^()]*\((\d+) B\)", said)]
-    if max(least, default=0) > budget:
+    if budget.isdigit() and max(least, default=0) > int(budget):
         return (
             f"the hint is a budget of {budget}, where at least {max(least)} are said to be needed"
         )
     words = list(case.command)
-    words[words.index("-b") + 1 : words.index("-b") + 2] = [str(budget)]
+    words[words.index("-b") + 1 : words.index("-b") + 2] = [budget]
     code, why = forked(lambda: _command(tuple(words)), work)
     if not why and code == 0:
         return ""

@@ -433,7 +433,7 @@ for op in _GATES:
     recurrent(op, 1, direction="reverse", bias=False)
     recurrent(op, 2, direction="bidirectional", used=(0,))
     recurrent(op, 2, direction="bidirectional", states=False, used=(1,))
-    recurrent(op, 2, direction="bidirectional", lengths=[4, 1, 3])
+    recurrent(op, 2, direction="bidirectional", lengths=[4, 0, 3])
     recurrent(op, 1, lengths=[4, 4, 4], steps=4, used=(1,))
     recurrent(op, 1, steps=1, used=(0,))
 recurrent("LSTM", 1, states=False, used=(2,))

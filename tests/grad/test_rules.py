@@ -10,8 +10,9 @@ from onnx import helper, numpy_helper
 
 from onnxremat.errors import UnsupportedError
 from onnxremat.grad import differentiate, registry
+from onnxremat.ort.session import Options, open_session, session_options
 from tests.grad.cases import CASES
-from tests.grad.checking import HALF, Case, check, half_precision
+from tests.grad.checking import HALF, Case, build, check, gradients, half_precision
 from tests.grad.rule_cases import PARAMETERS, variants, without_a_case
 
 
@@ -46,6 +47,16 @@ def test_a_case_fails_where_its_rule_never_runs(monkeypatch: pytest.MonkeyPatch)
 def test_half_precision_graphs_are_valid(op: str, kind: int) -> None:
     case = next(case for case in CASES if case.op == op)
     half_precision(case, 22, kind)
+
+
+@pytest.mark.parametrize("op", ["MaxPool", "GatherElements"])
+def test_what_is_added_at_places_in_16_bits_runs(op: str) -> None:
+    """The CPU provider's ScatterElements adds no 16-bit numbers."""
+    case = next(case for case in CASES if case.op == op)
+    model, values = build(case, 18, np.dtype(np.float16))
+    backward = gradients(model, list(values), None, op)
+    session = open_session(backward, session_options(Options(threads=1, pattern=False)))
+    assert all(np.isfinite(value).all() for value in session.run(None, values))
 
 
 def test_a_projected_state_is_refused() -> None:

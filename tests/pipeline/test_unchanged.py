@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from onnx import numpy_helper
 import onnxremat
 from models import build
 from onnxremat.errors import NoPlanError
+from onnxremat.graph.order import reordered
 from onnxremat.ort.feeds import seeded_feeds
 from onnxremat.ort.infer import build_graph
 from onnxremat.pipeline import optimize
@@ -25,7 +27,7 @@ from onnxremat.pipeline.unchanged import Unchanged
 from onnxremat.pipeline.verify import verify
 from onnxremat.planner.options import PlanOptions
 from onnxremat.rewrite.emit import metadata
-from onnxremat.schedule.plan import Provenance
+from onnxremat.schedule.plan import Plan, Provenance
 from onnxremat.session.resident import NO_LIMIT, Rise
 from onnxremat.units import Budget
 from tests.toolbox import parse
@@ -94,6 +96,24 @@ def test_it_can_be_verified_shown_and_planned_again(model: onnx.ModelProto, tmp_
     applied = onnxremat.apply(model, result.plan, bench_seconds=0)  # the same plan, written out
     assert not isinstance(applied.candidate.artifact, Unchanged)
     assert applied.facts()["order_kept"]
+
+
+def test_its_order_is_onnxruntimes_own() -> None:
+    """Which may be another at the next load."""
+    model = parse("g (float[8, 64] x) => (float[8, 64] y) { a = Sin(x) b = Cos(x) y = Add(a, b) }")
+    found = optimised(model, "1.0x").candidate
+    feeds, artifact = found.prepared.feeds, found.artifact
+    assert isinstance(artifact, Unchanged)
+    assert feeds is not None
+
+    def checks(places: list[int]) -> list[bool]:
+        graph = reordered(artifact.graph, places)
+        plan = Plan.of(graph, [op.name for op in graph.ops])
+        rewritten = replace(artifact.rewritten, graph=graph, plan=plan)
+        run = replace(artifact, rewritten=rewritten, ran=None).measure(feeds)
+        return [check.ok for check in run.checks]
+
+    assert checks([0, 1, 2]) == checks([1, 0, 2]) == [True, True, True]
 
 
 @pytest.mark.parametrize(("budget", "target"), [("0.9x", "auto"), ("1.5x", "portable")])

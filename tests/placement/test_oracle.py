@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from onnxremat.errors import InfeasibleError
-from onnxremat.placement import anywhere, released, two_maxima
+from onnxremat.placement import anywhere, contiguous, released, two_maxima
 from onnxremat.placement import chains as chains_module
 from onnxremat.placement.answer import Answer, Work
 from onnxremat.placement.balance import balance, within_memory
@@ -57,6 +57,37 @@ def test_the_chain_of_ideals_is_the_least_contiguous_placement() -> None:
         if answer:
             assert answer.status == "optimal"
     assert equal > 80
+
+
+def test_bytes_of_what_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chains without these bytes are tried first: what they prove holds where they fit, and where
+    they do not the least one is found all the same."""
+    seen: list[bool] = []
+    fits = contiguous._fits
+
+    def noted(*given: Any) -> bool:
+        seen.append(fits(*given))
+        return seen[-1]
+
+    monkeypatch.setattr(contiguous, "_fits", noted)
+    monkeypatch.setattr(
+        contiguous, "_first", lambda *given: None
+    )  # these are small: it is the best
+    for seed in range(60):
+        data = oracle.draw(seed)
+        if oracle.has_orphans(data):
+            continue
+        for node in data["nodes"][::2]:
+            node |= {"fpgaLatency": 0, "cpuLatency": 0, "size": node["size"] + 2}
+        wanted = oracle.least(oracle.every(data), "chain")
+        try:
+            answer = solve(from_json(data), CHAIN, Work(LONG))
+        except InfeasibleError:
+            assert wanted == inf
+            continue
+        assert answer.status == "optimal"
+        assert answer.value == pytest.approx(wanted, abs=1e-9), seed
+    assert {True, False} == set(seen)
 
 
 def test_balance_within_memory_is_a_bound() -> None:

@@ -12,6 +12,7 @@ from onnxremat.errors import InfeasibleError
 from onnxremat.placement import columns, completion, dealing
 from onnxremat.placement.annealing import Annealing
 from onnxremat.placement.answer import Work
+from onnxremat.placement.anywhere import by_class
 from onnxremat.placement.classes import Classes, condense, loads
 from onnxremat.placement.columns import Cover, Pricing, set_load
 from onnxremat.placement.completion import assembled, priced_sets
@@ -22,6 +23,7 @@ from onnxremat.placement.graph_files import from_json
 from onnxremat.placement.methods import Ask, solve
 from onnxremat.placement.parting import LoadCuts
 from onnxremat.placement.program import decide
+from onnxremat.placement.reduce import free_ends
 from onnxremat.planner.problem import Floats
 from onnxremat.planner.solvers.base import Limits
 from tests.limits import LONG
@@ -140,6 +142,17 @@ def test_a_point_of_the_program_that_a_solver_lets_be_too_large_is_not_taken() -
     c = condense(from_json(data), chain=False)
     _, where = decide(c, 1e4, 0.0, Work(LONG))
     assert where is None or np.bincount(where, c.size).max() <= c.graph.memory
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_what_costs_nothing_goes_where_its_neighbour_can_run(turned: bool) -> None:
+    """Not the other way round: the neighbour was put on an accelerator that it does not run on."""
+    data = row([0, 5] if turned else [5, 0])
+    data["nodes"][1 if turned else 0]["supportedOnFpga"] = 0
+    c = free_ends(condense(from_json(data), chain=False))
+    assert c.count == 1
+    apart = [0, 2] if turned else [2, 0]  # the neighbour on a CPU
+    assert by_class(c, np.asarray(apart)).tolist() == [2]
 
 
 @pytest.mark.parametrize("seed", range(0, 60, 3))

@@ -15,6 +15,7 @@ from onnxremat.grad.marks import reading_of
 from onnxremat.grad.registry import Cotangents, vjp
 from onnxremat.grad.rules.row_sums import sum_rows
 from onnxremat.grad.rules.runs import runs_of, sum_of_runs
+from onnxremat.grad.rules.scattering import added_at
 from onnxremat.grad.tape import Shape, Tape
 
 FEW_RUNS = 4  # slices up to which a known index is cheaper than a scatter
@@ -82,15 +83,8 @@ def _from_zero(t: Tape, indices: str, length: int, known: np.ndarray | None) -> 
 @vjp("GatherElements", reads="x1")
 def gather_elements(call: Call) -> Cotangents:
     """y[i, j] = x[index[i, j], j]. dx = dy added up there."""
-    return [_scatter_elements(call, call.dy, call.attribute("axis", 0)), None]
-
-
-def _scatter_elements(call: Call, updates: str, axis: int) -> str:
-    t = call.tape
-    return t.op(
-        "ScatterElements", t.zeros(call.x), call.op.inputs[1], updates, shape=call.shape(),
-        axis=axis, reduction="add",
-    )  # fmt: skip
+    t, indices = call.tape, call.op.inputs[1]
+    return [added_at(t, t.zeros(call.x), indices, call.dy, call.attribute("axis", 0)), None]
 
 
 @vjp("GatherND", reads="x1")

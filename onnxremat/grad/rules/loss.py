@@ -8,6 +8,7 @@ from onnx import TensorProto as T
 
 from onnxremat.grad.call import Call
 from onnxremat.grad.registry import Cotangents, vjp
+from onnxremat.grad.rules.scattering import added_at
 
 
 @vjp("SoftmaxCrossEntropyLoss", reads="x1 x2 y1")
@@ -20,9 +21,7 @@ def softmax_cross_entropy(call: Call) -> Cotangents:
     probability = t.exp(log_probability)
     ones = t.constant(-1.0, t.dtype(call.x))
     minus = t.expand(t.reshape(ones, [1] * len(shape)), t.shape(labels))
-    error = t.op(
-        "ScatterElements", probability, labels, minus, shape=shape, axis=1, reduction="add"
-    )
+    error = added_at(t, probability, labels, minus, 1)
     return call.only(t.mul(error, share))
 
 

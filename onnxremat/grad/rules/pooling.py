@@ -12,6 +12,7 @@ from onnx import TensorProto as T
 from onnxremat.grad.call import Call
 from onnxremat.grad.registry import Cotangents, vjp
 from onnxremat.grad.rules.geometry import Window, window_of
+from onnxremat.grad.rules.scattering import added_at
 from onnxremat.grad.tape import Tape
 
 
@@ -55,10 +56,8 @@ def _max_pool(call: Call, indices: str, spare: str = "") -> Cotangents:
             kernel_shape=window.kernel, strides=window.strides,
         )  # fmt: skip
         return [made]
-    made = t.op(
-        "ScatterElements", t.filled(0.0, (count,), t.dtype(call.x)), indices,
-        t.reshape(call.dy, (places,)), shape=(count,), axis=0, reduction="add",
-    )  # fmt: skip
+    zeros = t.filled(0.0, (count,), t.dtype(call.x))
+    made = added_at(t, zeros, indices, t.reshape(call.dy, (places,)), 0)
     return [t.reshape(made, shape)]
 
 

@@ -244,10 +244,16 @@ class Direction:
         return self.by_step(self.masked(self.part(cotangent, 1, self.all)))
 
     def cotangent_of_last(self, output: int) -> str | None:
-        """Cotangent of a state after the last step, [batch, hidden]."""
+        """Cotangent of a state after the last step, [batch, hidden]; 0 for sequences without any
+        step, where onnxruntime gives zeros and not the state before."""
         cotangents = self.call.cotangents
         cotangent = cotangents[output] if output < len(cotangents) else None
-        return None if cotangent is None else self.part(cotangent, 0, self.batch)
+        if cotangent is None:
+            return None
+        mine = self.part(cotangent, 0, self.batch)
+        if self.valid is None:
+            return mine
+        return self.t.mul(mine, self.t.slice(self.valid, [0], [0], [self.batch]))
 
     def added(self, a: str | None, b: str | None) -> str | None:
         """a + b, either of which may be missing."""

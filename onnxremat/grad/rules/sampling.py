@@ -12,6 +12,7 @@ from onnx import TensorProto as T
 
 from onnxremat.grad.call import Call
 from onnxremat.grad.registry import Cotangents, vjp
+from onnxremat.grad.rules.scattering import added_at
 from onnxremat.grad.tape import Tape
 
 CUBIC = -0.75  # of Keys' kernel, as onnxruntime and PyTorch have it
@@ -60,9 +61,7 @@ def grid_sample(call: Call) -> Cotangents:
         if call.need(0):
             share = _product(t, [tap.weight for tap in element])
             part = t.mul(dy, _per_point(t, share, dy)) if share else dy
-            dx = t.op(
-                "ScatterElements", dx, index, part, shape=image, axis=2, reduction="add"
-            )  # fmt: skip
+            dx = added_at(t, dx, index, part, 2)
         if call.need(1) and element[0].slope:
             found = t.op("GatherElements", x, index, shape=rows, axis=2)
             found = t.sum(t.mul(found, dy), [1])
