@@ -114,6 +114,8 @@ def or_as_it_is(error: OnnxrematError, takes: int, opens: bool) -> OnnxrematErro
         error.hint = _BUDGET.sub(
             as_it_is + "original takes: it is written as it is then)", error.hint, count=1
         )
+        if opens and isinstance(error, InfeasibleError | NoPlanError):
+            error.smallest = takes
     return error
 
 

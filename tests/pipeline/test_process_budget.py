@@ -13,6 +13,7 @@ from onnxremat.errors import InfeasibleError, UsageError
 from onnxremat.ort.session import TUNED
 from onnxremat.pipeline.limits import Limit, limit_of
 from onnxremat.pipeline.prepare import prepare
+from onnxremat.pipeline.refusal import or_as_it_is
 from onnxremat.rewrite.emit import rewrite
 from onnxremat.schedule.plan import Plan
 from onnxremat.session import resident
@@ -111,6 +112,18 @@ def test_the_least_is_of_the_process() -> None:
     with pytest.raises(InfeasibleError) as refused:
         planned(10_000)
     assert refused.value.smallest <= 1.01 * whole
+
+
+@pytest.mark.parametrize(("opens", "named", "smallest"), [(True, "50", 50), (False, "1.0x", 100)])
+def test_no_hint_is_beyond_what_the_original_takes(opens: bool, named: str, smallest: int) -> None:
+    hint = (
+        "raise --time-limit, or --budget 100 (100 B, the smallest budget that a plan was found for)"
+    )
+    told = or_as_it_is(InfeasibleError("no plan", hint=hint, smallest=100), 50, opens)
+    assert f"--budget {named} (50 B, what the original takes" in told.hint
+    assert told.smallest == smallest
+    kept = or_as_it_is(InfeasibleError("no plan", hint=hint, smallest=100), 100, opens)
+    assert (kept.hint, kept.smallest) == (hint, 100)
 
 
 @pytest.fixture(scope="module")
