@@ -179,6 +179,7 @@ class _Builder:
     def _loss(self) -> dict[str, str]:
         """Emit the loss; returns the cotangents the walk starts from."""
         t, name = self.tape, self.settings.loss_output
+        self.loss = LOSS if name == LOSS else t.fresh(LOSS)
         self.target, self.loss_kind, self.prediction = "", "model", name or ""
         self.loss_settings: dict[str, object] = {}
         self.classes = 0
@@ -190,7 +191,7 @@ class _Builder:
                 )
             if t.size(name) != 1:
                 raise UsageError(f"output '{name}' has shape {t.shape(name)}, a loss is a scalar")
-            self.outputs[LOSS] = name
+            self.outputs[self.loss] = name
             with t.scope("grad/loss", "backward"):
                 seed = t.constant([1.0], t.dtype(name))
                 return {name: self._scaled(t.reshape(seed, t.shape(name)))}
@@ -202,7 +203,7 @@ class _Builder:
         self.target = t.declare(t.fresh(TARGET), dtype, shape)
         self.inputs.append(self.target)
         with t.scope("loss", "loss"):
-            self.outputs[LOSS] = loss.value(t, prediction, self.target)
+            self.outputs[self.loss] = loss.value(t, prediction, self.target)
         with t.scope("grad/loss", "backward"):
             return {prediction: self._scaled(loss.cotangent(t, prediction, self.target))}
 
@@ -237,7 +238,7 @@ class _Builder:
     def _in_parts(self, parting: Parting, seeds: Mapping[str, str]) -> dict[str, str]:
         """Split the forward pass and the loss; returns the cotangents the walk starts from."""
         (prediction, cotangent), t = *seeds.items(), self.tape
-        wanted = (*self.settings.outputs, self.outputs[LOSS], prediction, cotangent)
+        wanted = (*self.settings.outputs, self.outputs[self.loss], prediction, cotangent)
         given = [*self.inputs, EXPONENT] if self.dynamic else self.inputs
         whole = with_loss(self.graph, t, given, self.weights, wanted)
         parted = parting(whole, prediction, cotangent)
@@ -417,7 +418,7 @@ class _Builder:
 
     def _look_at_weights(self, walked: Backward) -> None:
         """Say what became of each initializer."""
-        read: set[str] = {self.outputs[LOSS]}
+        read: set[str] = {self.outputs[self.loss]}
         for op in reversed((*walked.forward, *self.tape.ops)):
             if not read.isdisjoint(op.writes):
                 read.update(op.reads)
@@ -476,7 +477,7 @@ class _Builder:
         s, ours = self.settings, {*self.inputs}
         gradients = () if self.optimizer else tuple((n, f"{n}.grad") for n in self.parameters)
         return Training(
-            loss=LOSS,
+            loss=self.loss,
             data=tuple(name for name in inputs if name not in ours),
             target=self.target,
             parameters=tuple(self.variables),

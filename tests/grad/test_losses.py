@@ -19,6 +19,7 @@ from onnxremat.grad import (
     training_of,
 )
 from tests.grad.loss_values import CROSS, RNG, cross_data, evaluate, identity
+from tests.toolbox import parse
 
 PLAIN = [BinaryCrossEntropy(), MeanSquaredError(), AbsoluteError(), Huber(0.7), Dice()]
 
@@ -71,3 +72,17 @@ def test_scale_multiplies_and_is_undone() -> None:
     feeds = {"x": x, "labels": labels, "loss_scale": np.array(512.0, np.float32)}
     _, gradient = ReferenceEvaluator(scaled).run(None, feeds)
     np.testing.assert_allclose(gradient, evaluate(CrossEntropy(), x, labels)[1], rtol=1e-12)
+
+
+@pytest.mark.parametrize("made", ["loss", "other"])
+def test_a_model_may_have_a_tensor_named_loss(made: str) -> None:
+    ops = f"{made} = MatMul(x, w) y = Tanh({made})"
+    text = f"g (float[2,3] x, float[3,3] w) => (float[2,3] y) {{ {ops} }}"
+    step = differentiate(parse(text), loss="mse", optimizer=None, trainable=["w"])
+    about = training_of(step)
+    x, w, target = (
+        RNG.standard_normal(shape).astype(np.float32) for shape in [(2, 3), (3, 3), (2, 3)]
+    )
+    found = ReferenceEvaluator(step).run([about.loss], {"x": x, "w": w, about.target: target})[0]
+    assert found == pytest.approx(((np.tanh(x @ w) - target) ** 2).mean(), rel=1e-5)
+    assert (about.loss == "loss") == (made != "loss")
