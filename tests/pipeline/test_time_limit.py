@@ -185,7 +185,7 @@ def test_the_budget_of_a_late_refusal_works(
     """It is predicted, not tried; kept when there is time, and when there is none again."""
     monkeypatch.setenv("ONNXREMAT_CACHE", str(tmp_path))
     monkeypatch.setattr(kept_plans, "MODELS", 1)
-    model = to_model(training_chain(4, 16, 64))
+    model = to_model(training_chain(4, 16, 4096))
     with pytest.raises(NO_FIT, match="there was no time to run it") as caught:
         late(model, "0.1x")
     for over in (False, True):
