@@ -108,7 +108,13 @@ def _average_pool(n: Node) -> Tensor:
         call = AVERAGE_POOLS[len(w.kernel) - 1]
         return call(x, w.kernel, w.strides, w.before, ceil, whole)
     counted = _padded(torch.ones_like(x), w.before, w.after, float(whole))
-    return _sums(_padded(x, w.before, w.after), w) / _sums(counted, w)
+    x = _padded(x, w.before, w.after)
+    if ceil:  # the last window may end behind the image, where nothing is counted
+        spans = [(k - 1) * d + 1 for k, d in zip(w.kernel, w.dilations, strict=True)]
+        sizes = zip(x.shape[2:], spans, w.strides, strict=True)
+        more = [-(size - span) % stride for size, span, stride in sizes]
+        x, counted = (_padded(each, [0] * len(more), more) for each in (x, counted))
+    return _sums(x, w) / _sums(counted, w)
 
 
 def _lp_pool(n: Node) -> Tensor:

@@ -62,7 +62,10 @@ def _slice(n: Node) -> Tensor:
     axes = n[3].tolist() if n.has(3) else range(len(starts))
     steps = n[4].tolist() if n.has(4) else [1] * len(starts)
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
-        taken = range(*slice(start, end, step).indices(x.shape[axis]))
+        size = x.shape[axis]
+        if step < 0 and start < -size:  # Python starts before the first element, ONNX at it
+            start = 0
+        taken = range(*slice(start, end, step).indices(size))
         if step == 1:
             x = x.narrow(axis, taken.start, len(taken))
         else:

@@ -65,7 +65,8 @@ def _step(n: Node, d: int, functions: list[Function]) -> Step:
 
 
 def recurrent(n: Node) -> Result:
-    """All directions over all steps; states stand still where a sequence is over, outputs are 0."""
+    """All directions over all steps; states stand still where a sequence is over, outputs are 0,
+    and so are the states of a sequence of no step."""
     x, (steps, batch, _), directions = n[0], n[0].shape, n[2].shape[0]
     lengths = n[4].long() if n.has(4) else torch.full((batch,), steps)
     kind = n.get("direction", "forward")
@@ -82,6 +83,7 @@ def recurrent(n: Node) -> Result:
             after = step(x[time], states)
             states = [torch.where(runs, a, b) for a, b in zip(after, states, strict=True)]
             made[time] = torch.where(runs, states[0], torch.zeros_like(states[0]))
+        states = [torch.where((lengths > 0).unsqueeze(1), s, torch.zeros_like(s)) for s in states]
         results.append([torch.stack(made), *states])
     return [torch.stack([r[0] for r in results], 1)] + [
         torch.stack([r[k] for r in results]) for k in range(1, len(results[0]))
