@@ -237,7 +237,7 @@ def _facts(made: Candidate) -> dict[str, Any]:
         "budget_bytes": made.budget,
         "limit_bytes": made.limit,
         "beside_bytes": made.artifact.beside,
-        "process_bytes": made.held + made.artifact.beside,
+        "process_bytes": made.process,
         "peak_predicted_bytes": made.peak,
         "peak_measured_bytes": made.measured.peaks[CPU] if made.measured else None,
         "overhead_planned": facts.overhead,

@@ -178,9 +178,14 @@ class Candidate:
         return max(self.peak, self.measured.peaks[CPU] if self.measured else 0)
 
     @property
+    def process(self) -> int:
+        """All bytes of one session that a budget counts."""
+        return self.held + self.artifact.beside
+
+    @property
     def kept(self) -> Known:
         """What it takes to carry its plan out again in as many bytes."""
-        return Known(self.prepared, self.held + self.artifact.beside, self.plan.sequence)
+        return Known(self.prepared, self.process, self.plan.sequence)
 
     def told(self, **facts: Any) -> Candidate:
         """The same with other facts about its plan, in what will be written too."""

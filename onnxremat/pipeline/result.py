@@ -128,7 +128,7 @@ class Result:
             "beside_bytes": artifact.beside,
             "state_bytes": parts.state,
             "session_bytes": parts.session,
-            "process_bytes": self.candidate.held + artifact.beside,
+            "process_bytes": self.candidate.process,
             "store_all_peak_bytes": prepared.store_all_peak,
             "peak_predicted_bytes": artifact.timeline.peak,
             "peak_measured_bytes": found.peak if found else None,

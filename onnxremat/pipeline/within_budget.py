@@ -168,16 +168,16 @@ def _less_in_all(made: Candidate, free: OneSession, low: int, options: PlanOptio
         low: bytes in all that no plan goes below.
     """
     beside = made.prepared.beside.total
-    if made.artifact.beside - beside <= (NEARLY - 1) * _in_all(made):
+    if made.artifact.beside - beside <= (NEARLY - 1) * made.process:
         return made
     whole = attempt(free, options.lasting(options.least))
-    if not isinstance(whole, Candidate) or _in_all(whole) >= _in_all(made):
+    if not isinstance(whole, Candidate) or whole.process >= made.process:
         return made
     made = for_limit(whole, whole.held)
     for turn in range(0 if free.sketched else TURNS):
-        if options.stopped or _in_all(made) <= NEARLY * low:
+        if options.stopped or made.process <= NEARLY * low:
             break
-        between = (low + _in_all(made)) // 2
+        between = (low + made.process) // 2
         target = replace(free, limit=Limit(max(1, between - beside), between))
         found = attempt(target, options.within(1 / (TURNS - turn)))
         if isinstance(found, Candidate):
@@ -185,11 +185,6 @@ def _less_in_all(made: Candidate, free: OneSession, low: int, options: PlanOptio
         else:
             low = between
     return made
-
-
-def _in_all(made: Candidate) -> int:
-    """Bytes that a budget counts of it."""
-    return made.held + made.artifact.beside
 
 
 def at_minimum(prepared: Prepared, least: Smallest, options: PlanOptions, log: Phases) -> Candidate:
