@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 from onnx import helper
 
 from onnxremat.grad.description import Training
@@ -93,6 +94,10 @@ class Piece:
     states: tuple[str, ...]
     placed: tuple[tuple[str, str], ...]
     copied: tuple[tuple[str, str], ...]
+
+    def opened(self) -> Piece:
+        """What is read of it once it has a session: its graph is let go."""
+        return replace(self, graph=Graph((), {}, (), (), onnx.ModelProto()))
 
 
 def cut(
@@ -255,7 +260,8 @@ class Pieces:
         pool: Pool,
         folder: Path | None = None,
     ) -> None:
-        self.pieces, self.pool, self._state = dict(pieces), pool, state
+        self.pieces = {key: piece.opened() for key, piece in pieces.items()}
+        self.pool, self._state = pool, state
         self._run = run_options()
         self._sessions: dict[Any, Any] = {}
         self._bindings: dict[Any, Any] = {}

@@ -139,6 +139,7 @@ class PipelineParallel(Trainer):
         self._how = lambda: "memory: buffers of one pool between parts"
         self._actions = list(plan.actions(rank))
         self._sent: list[Transfer] = []
+        self.staged = plan.opened()
 
     # ---- steps -------------------------------------------------------------------------
 

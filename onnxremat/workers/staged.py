@@ -103,6 +103,12 @@ class Staged:
         """Where a part runs."""
         return self.order.rank[key[1]]
 
+    def opened(self) -> Staged:
+        """What is read of it once all parts have sessions: their graphs are let go."""
+        pieces = {key: piece.opened() for key, piece in self.pieces.items()}
+        updates = {key: piece.opened() for key, piece in self.updates.items()}
+        return replace(self, pieces=pieces, updates=updates)
+
     def actions(self, rank: int) -> Iterator[tuple[int, int, int]]:
         """Stage, kind and micro-batch of everything that a rank does, in order."""
         seen: dict[int, int] = {}
