@@ -250,6 +250,8 @@ class Pieces:
         options: of every session.
         pool: of buffers, shared with others.
         folder: of weights that are left in files.
+        arena: sessions take memory from the pool of the process, that of one part alone too; else
+            one that is alone has memory of its own, which it keeps between runs.
     """
 
     def __init__(
@@ -259,6 +261,8 @@ class Pieces:
         options: Options,
         pool: Pool,
         folder: Path | None = None,
+        *,
+        arena: bool = False,
     ) -> None:
         self.pieces = {key: piece.opened() for key, piece in pieces.items()}
         self.pool, self._state = pool, state
@@ -272,7 +276,7 @@ class Pieces:
             if t.dtype and t.shape is not None
         }
         for key, piece in pieces.items():
-            session = _opened(piece.graph, options, folder, alone=len(pieces) == 1)
+            session = _opened(piece.graph, options, folder, alone=len(pieces) == 1 and not arena)
             self._sessions[key] = session
             binding = self._bindings[key] = session.io_binding()
             for name in piece.states:
