@@ -305,7 +305,7 @@ class Pieces:
             dtype, shape = self.types[name]
             array = np.asarray(feeds[name])
             check_input(name, array, dtype, shape)
-            ready[name] = np.array(array, dtype, order="C")
+            ready[name] = np.asarray(array, dtype, order="C")
         for name in {name for piece in self.pieces.values() for name in piece.reads}:
             if name in self._state.arrays:  # other parts overwrite it
                 ready[name] = self._state.arrays[name].copy()

@@ -19,7 +19,8 @@ from onnxremat.workers.pieces import Piece
 from onnxremat.workers.pipeline import B, F, Pipeline, W
 from onnxremat.workers.replay import Replay
 
-PROCESS = 8 << 20  # bytes of ``Memory.process``
+PROCESS = 12 << 20  # bytes of ``Memory.process``
+POOL = 5  # quarters that onnxruntime's pool holds of what is live at most
 AHEAD = 2  # actions for which a rank has asked for what they read
 ROUNDS = 8  # of choosing what is made again, and seeing what that takes
 
@@ -35,7 +36,7 @@ class Memory:
         workspace: values inside the part, or the update, that needs most.
         sessions: weights that are constants, structures.
         process: what planning leaves in the process: libraries that solve and compile, holes
-            between what Python holds. 2 to 8 MiB were measured.
+            between what Python holds. 4 to 11 MiB were measured.
     """
 
     state: int = 0
@@ -211,7 +212,7 @@ def opened(memory: Memory, graph: Graph) -> Memory:
     constants = sum(t.bytes for t in graph.tensors.values() if t.role is Role.WEIGHT)
     return replace(
         memory,
-        workspace=max(memory.workspace, inside(graph)),
+        workspace=max(memory.workspace, inside(graph) * POOL // 4),
         sessions=memory.sessions + graph_bytes(graph) + constants,
     )
 
