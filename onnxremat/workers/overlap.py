@@ -89,6 +89,7 @@ class Overlapped:
         seconds: per part those of its latest runs, without what transfers took of their core;
             whoever reads them may empty it.
         elapsed: the same as the clock has it.
+        sent: the latest buckets and their transfers.
         travelled: of the latest sums their bytes and seconds, and whether they came while parts
             ran, so that nobody waited; likewise.
         turns: the latest seconds between the parts of one batch and those of the next; likewise.
@@ -118,6 +119,7 @@ class Overlapped:
         self.crowded = False
         self.seconds: dict[Key, deque[float]] = {}
         self.elapsed: dict[Key, deque[float]] = {}
+        self.sent: deque[tuple[tuple[int, ...], Transfer]] = deque(maxlen=LATEST)
         self.travelled: deque[tuple[int, float, bool]] = deque(maxlen=LATEST)
         self.turns: deque[float] = deque(maxlen=LATEST)
         self._ended = 0.0
@@ -185,6 +187,7 @@ class Overlapped:
             name = "sums of layers " + ", ".join(map(str, bucket))
             transfer = self._courier.add_up(arrays, name, self._parts.times)
             self._travel.update(dict.fromkeys(bucket, transfer))
+            self.sent.append((tuple(bucket), transfer))
 
     def _leave_all(self) -> None:
         for bucket in self.exchange.buckets:
