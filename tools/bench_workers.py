@@ -107,6 +107,7 @@ def _rank_reverse(ranks: Any, folder: Path, options: dict[str, Any]) -> list[dic
         return one
 
     probe = trainer(0.0)
+    seconds_of(probe.step, batch, options["steps"])
     rows = probe.overlapped.seconds.items()
     compute = ranks.told(sum(statistics.median(row) for (kind, _), row in rows if kind != U))
     size = sum(a.nbytes for a in probe.rooms.slices(range(probe._layers.count)))

@@ -79,23 +79,27 @@ class Own:
     Attributes:
         parts: seconds of parts.
         turn: seconds since the step before.
-        sums: of each bucket, as in :class:`.exchange.Measured`.
+        sums: when those of each bucket were asked for, or the ones before were done, and when they
+            were there; since the step began, which is when all have met.
     """
 
     parts: Mapping[Key, float]
     turn: float
-    sums: Mapping[tuple[int, ...], float]
+    sums: Mapping[tuple[int, ...], tuple[float, float]]
 
 
 def latest(runs: Overlapped, steps: int) -> list[Own]:
     """The latest steps, since nothing was kept; none where they were not one batch each."""
-    rows, sums, before = runs.elapsed, list[dict[tuple[int, ...], float]](), 0.0
+    rows, sums, before = runs.elapsed, list[dict[tuple[int, ...], tuple[float, float]]](), 0.0
+    if any(len(row) != steps for row in (runs.begun, *rows.values())):
+        return []
     for bucket, transfer in runs.sent:
         if not sums or bucket in sums[-1]:
             sums.append({})
-        sums[-1][bucket] = transfer.end - max(transfer.asked, before)
+        zero = runs.begun[min(len(sums), steps) - 1]
+        sums[-1][bucket] = max(transfer.asked, before) - zero, transfer.end - zero
         before = transfer.end
-    if len(sums) != steps or any(len(row) != steps for row in rows.values()):
+    if len(sums) != steps:
         return []
     return [
         Own({key: row[k] for key, row in rows.items()}, runs.turns[k], sums[k])
@@ -158,7 +162,7 @@ class Tuning:
     def _begin(self) -> None:
         """What is measured begins."""
         runs = self._runs
-        for row in (runs.seconds, runs.elapsed, runs.travelled, runs.turns, runs.sent):
+        for row in (runs.seconds, runs.elapsed, runs.travelled, runs.turns, runs.begun, runs.sent):
             row.clear()
 
     def _slowest(self) -> dict[Key, float]:
@@ -209,7 +213,10 @@ class Tuning:
         steps = list[Measured]()
         for rows in zip(*everyone, strict=True) if all(everyone) else ():
             times = tuple(replace(of_parts(r.parts, self._sizes), turn=r.turn) for r in rows)
-            sums = {bucket: min(r.sums[bucket] for r in rows) for bucket in rows[0].sums}
+            sums = {
+                bucket: max(r.sums[bucket][1] for r in rows) - max(r.sums[bucket][0] for r in rows)
+                for bucket in rows[0].sums
+            }
             steps.append(Measured(times, sums))
         return replayed(self._runs.exchange, steps) if steps else []
 

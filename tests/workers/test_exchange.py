@@ -89,6 +89,7 @@ class Runs:
         self.elapsed: dict[Key, list[float]] = {}
         self.travelled: list[tuple[int, float, bool]] = []
         self.turns: list[float] = []
+        self.begun: list[float] = []
         self.sent: list[tuple[tuple[int, ...], SimpleNamespace]] = []
 
     def step(self) -> None:
@@ -105,6 +106,7 @@ class Runs:
             end = asked + 0.05 * sum(sizes[layer] for layer in bucket)
             self.sent.append((bucket, SimpleNamespace(asked=asked, end=end)))
         self.turns.append(0.0)
+        self.begun.append(self.now)
         self.now += simulate(of_parts(each, sizes), Network(0.0, 0.05), late, 1).seconds
 
 
