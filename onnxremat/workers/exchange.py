@@ -17,7 +17,7 @@ from onnxremat.workers.pipeline import B, F, W
 
 MOST = 8  # layers
 LITTLE = 0.02  # of a step: what may be left of the exchange that nothing goes on beside
-WORTH = 0.01  # of an iteration: what a change from plain order has to gain
+WORTH = 0.02  # of an iteration: what a change from plain order has to gain; less is noise
 
 
 @dataclass(frozen=True)

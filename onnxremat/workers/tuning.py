@@ -148,18 +148,18 @@ class Tuning:
             return
         now, self._updates = time.perf_counter(), self._updates + 1
         if self._updates in (WARM, IN_PLAIN_ORDER + 1):
-            self._begin()
+            self.begin()
             self._worked = self._runs.worked
         elif self._updates == IN_PLAIN_ORDER:
             self._measured()
         elif self._updates == LATE:
             self._choose(self._slowest())
-            self._begin()
+            self.begin()
         elif self.chosen:
             self._try(now - self._since, *self.chosen)
         self._since = time.perf_counter()
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
         """What is measured begins."""
         runs = self._runs
         for row in (runs.seconds, runs.elapsed, runs.travelled, runs.turns, runs.begun, runs.sent):
@@ -201,24 +201,29 @@ class Tuning:
         if at % TRIAL:
             self.tried[which].append(seconds)
         if (at + 1) % TRIAL == 0:
-            self._again[which].extend(self._replayed())
+            self._again[which].extend(self.simulated(TRIAL))
             self._runs.exchange = (plain, quickest)[1 - which].exchange
-            self._begin()
+            self.begin()
         if at + 1 == 2 * TURNS * TRIAL:
             self._decide(quickest, plain)
 
-    def _replayed(self) -> list[float]:
-        """Seconds of the latest steps by simulation, from what every process measured in them."""
-        everyone = self._ranks.everybody(latest(self._runs, TRIAL))
-        steps = list[Measured]()
+    def simulated(self, steps: int) -> list[float]:
+        """Seconds of the steps since :meth:`begin`, but the first, by simulation, from what every
+        process measured in them; none where they were not one batch each. All have to call.
+
+        Args:
+            steps: how many there were, all with the exchange that is on.
+        """
+        everyone = self._ranks.everybody(latest(self._runs, steps))
+        found = list[Measured]()
         for rows in zip(*everyone, strict=True) if all(everyone) else ():
             times = tuple(replace(of_parts(r.parts, self._sizes), turn=r.turn) for r in rows)
             sums = {
                 bucket: max(r.sums[bucket][1] for r in rows) - max(r.sums[bucket][0] for r in rows)
                 for bucket in rows[0].sums
             }
-            steps.append(Measured(times, sums))
-        return replayed(self._runs.exchange, steps) if steps else []
+            found.append(Measured(times, sums))
+        return replayed(self._runs.exchange, found) if found else []
 
     def _decide(self, quickest: Simulated, plain: Simulated) -> None:
         """The other order stays where the trial, and its simulation, say that it gains."""
