@@ -165,8 +165,8 @@ class _Row:
         short = [graph.tensors[name] for name in given]
         if any((t.dtype, t.shape) != (TensorProto.FLOAT, shape) for t in long):
             return None
-        if any((t.dtype, t.shape) != (TensorProto.FLOAT, ()) for t in short):
-            return None
+        if any(t.dtype != TensorProto.FLOAT or not _one(t.shape) for t in short):
+            return None  # the portable rewriting gives numbers the rank of what they multiply
         changes = [k for k, name in enumerate(states) if pairs[name] in names]
         names.update((pairs[states[k]], f"{STATE}{k}{NEW}") for k in changes)
         signature = tuple(steps), tuple(names[pairs[states[k]]] for k in changes), tuple(changes)
@@ -203,3 +203,8 @@ def _alike(graph: Graph, rows: Sequence[_Row], ranks: int) -> Alike:
     )  # fmt: skip
     states = tuple(each.states for each in rows)
     return Alike(formula, tuple(each.total for each in rows), states, first.changes, given)
+
+
+def _one(shape: Sequence[int] | None) -> bool:
+    """A value of this shape is a single number."""
+    return shape is not None and all(size == 1 for size in shape)

@@ -52,7 +52,7 @@ def loop_of(formula: onnx.ModelProto, rows: list[str], changed: dict[str, str]) 
     known: dict[str, Any] = {"np": np, "one": np.float32(1.0)}
     for k, tensor in enumerate(graph.initializer):
         names[tensor.name] = f"constant{k}"
-        known[f"constant{k}"] = np.float32(to_array(tensor))
+        known[f"constant{k}"] = np.float32(to_array(tensor).item())
     lines = []
     for k, node in enumerate(graph.node):
         read = [names[name] for name in node.input]

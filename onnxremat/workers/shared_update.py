@@ -92,7 +92,8 @@ class SharedUpdate:
         for key in self._pieces.pieces:
             self._pieces.run(key, flight)
         for name, number in self._numbers.items():
-            number[...] = flight.values[name].array if name in self._made else feeds[name]
+            given = flight.values[name].array if name in self._made else feeds[name]
+            number[...] = given.reshape(())
         flight.end()
         with denormals_as_zero():
             for loop, rows, numbers in self._loops:
