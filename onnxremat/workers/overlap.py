@@ -86,7 +86,9 @@ class Overlapped:
         share: what sums over all processes have to be multiplied by for means over them.
         completes: whether the next batch completes the sums; then they leave.
         crowded: all cores compute, and what brings sums takes time of them.
-        seconds: per part those of its latest runs; whoever reads them may empty it.
+        seconds: per part those of its latest runs, without what transfers took of their core;
+            whoever reads them may empty it.
+        elapsed: the same as the clock has it.
         travelled: of the latest sums their bytes and seconds, and whether they came while parts
             ran, so that nobody waited; likewise.
         turns: the latest seconds between the parts of one batch and those of the next; likewise.
@@ -115,6 +117,7 @@ class Overlapped:
         self.completes: Callable[[], bool] = lambda: True
         self.crowded = False
         self.seconds: dict[Key, deque[float]] = {}
+        self.elapsed: dict[Key, deque[float]] = {}
         self.travelled: deque[tuple[int, float, bool]] = deque(maxlen=LATEST)
         self.turns: deque[float] = deque(maxlen=LATEST)
         self._ended = 0.0
@@ -157,6 +160,7 @@ class Overlapped:
         end = time.perf_counter()
         others = self._courier.worked - worked if self.crowded else 0.0
         self.seconds.setdefault(key, deque(maxlen=LATEST)).append(max(end - begin - others, 0.0))
+        self.elapsed.setdefault(key, deque(maxlen=LATEST)).append(end - begin)
         self.spans.add("compute", name, begin, end)
 
     def describe(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 import numpy as np
@@ -17,7 +17,7 @@ from onnxremat.workers.layers import Key
 from onnxremat.workers.mpi import Ranks
 from onnxremat.workers.overlap import Overlapped
 
-WARM, MEASURED, TRIAL, TURNS = 2, 6, 4, 3  # updates; of each exchange, so many times
+WARM, MEASURED, TRIAL, TURNS = 2, 6, 4, 5  # updates; of each exchange, so many times
 IN_PLAIN_ORDER = WARM + MEASURED  # updates until then; one in between does not count
 LATE = IN_PLAIN_ORDER + 1 + MEASURED
 PROBE = 1 << 20  # bytes that the network is measured with
@@ -55,17 +55,49 @@ def in_steps(network: Network, rows: Sequence[Mapping[int, float]]) -> Network:
     return replace(network, latency=latency, byte=byte)
 
 
+def slowest(ranks: Ranks, seconds: Mapping[Key, Sequence[float]]) -> dict[Key, float]:
+    """Medians, of the process where each takes longest; all have to call."""
+    each = {key: median(row) for key, row in seconds.items()}
+    rows = ranks.everybody(each)
+    return {key: max(row[key] for row in rows) for key in each}
+
+
+@dataclass
+class _Found:
+    """What was measured in one order, as the clock had it.
+
+    Attributes:
+        parts: seconds of parts.
+        sums: seconds of sums, by their bytes.
+        turns: seconds between batches.
+    """
+
+    parts: dict[Key, list[float]] = field(default_factory=dict)
+    sums: dict[int, list[float]] = field(default_factory=dict)
+    turns: list[float] = field(default_factory=list)
+
+    def take(self, runs: Overlapped) -> None:
+        """The latest steps."""
+        for key, row in runs.elapsed.items():
+            self.parts.setdefault(key, []).extend(row)
+        for size, seconds, _ in runs.travelled:
+            self.sums.setdefault(size, []).append(seconds)
+        self.turns += runs.turns
+
+
 class Tuning:
     """Chooses the exchange of a run.
 
     A few steps are measured in plain order, and a few with as many weight gradients last as can
     be; the best exchange is found by simulation; where it is another than the best in plain order,
-    both are tried in turn, and the quicker one stays. The first process decides.
+    both are tried in turn, and simulated once more, each with what its parts and sums took in its
+    own order. The other one stays where both say that it is quicker. The first process decides.
 
     Attributes:
         network: as measured, the same numbers in all processes.
         chosen: by simulation, and the best in plain order; None until they are known.
-        tried: seconds of an update with each of them, in the trial.
+        tried: seconds of an update with plain order and with the other, in the trial.
+        again: both simulated with what was measured in the trial; None until then.
         done: the exchange stays from now on.
     """
 
@@ -81,10 +113,12 @@ class Tuning:
         self.network = network
         self.chosen: tuple[Simulated, Simulated] | None = None
         self.tried: tuple[list[float], list[float]] = ([], [])
+        self.again: tuple[float, float] | None = None
         self.done = False
         self._updates, self._since, self._worked = 0, 0.0, 0.0
         self._plain: dict[Key, float] = {}  # seconds of parts
         self._turn = 0.0
+        self._found = (_Found(), _Found())
 
     def updated(self) -> None:
         """An update was asked for: the end of what counts as an iteration."""
@@ -92,8 +126,7 @@ class Tuning:
             return
         now, self._updates = time.perf_counter(), self._updates + 1
         if self._updates in (WARM, IN_PLAIN_ORDER + 1):
-            for row in (self._runs.seconds, self._runs.travelled, self._runs.turns):
-                row.clear()
+            self._begin()
             self._worked = self._runs.worked
         elif self._updates == IN_PLAIN_ORDER:
             self._measured()
@@ -103,11 +136,15 @@ class Tuning:
             self._try(now - self._since, *self.chosen)
         self._since = time.perf_counter()
 
+    def _begin(self) -> None:
+        """What is measured begins."""
+        runs = self._runs
+        for row in (runs.seconds, runs.elapsed, runs.travelled, runs.turns):
+            row.clear()
+
     def _slowest(self) -> dict[Key, float]:
         """Seconds of parts, of the process that takes longest: sums wait for it."""
-        each = {key: median(row) for key, row in self._runs.seconds.items()}
-        rows = self._ranks.everybody(each)
-        return {key: max(row[key] for row in rows) for key in each}
+        return slowest(self._ranks, self._runs.seconds)
 
     def _measured(self) -> None:
         """Parts and network are known in plain order."""
@@ -137,14 +174,31 @@ class Tuning:
         """Both in turn, ``TRIAL`` updates each, ``TURNS`` times; the first after a change does not
         count."""
         at = self._updates - LATE - 1
+        which = at // TRIAL % 2
         if at % TRIAL:
-            self.tried[at // TRIAL % 2].append(seconds)
+            self.tried[which].append(seconds)
+        else:
+            self._begin()
+        if (at + 1) % TRIAL == 0:
+            self._found[which].take(self._runs)
+            self._runs.exchange = (plain, quickest)[1 - which].exchange
         if at + 1 == 2 * TURNS * TRIAL:
-            gained = median(self.tried[1]) < median(self.tried[0]) * (1 - WORTH)
+            first, other = self._found
+            self.again = self._replayed(plain, first), self._replayed(quickest, other)
+            tried = median(self.tried[0]), median(self.tried[1])
+            gained = all(b < a * (1 - WORTH) for a, b in (tried, self.again))
             self._runs.exchange = self._ranks.told((quickest if gained else plain).exchange)
             self.done = True
-        elif (at + 1) % TRIAL == 0:
-            self._runs.exchange = (plain, quickest)[(at + 1) // TRIAL % 2].exchange
+
+    def _replayed(self, which: Simulated, found: _Found) -> float:
+        """Seconds of an iteration by simulation, from what was measured in that very order."""
+        parts = slowest(self._ranks, found.parts)
+        rows = self._ranks.everybody(({n: median(row) for n, row in found.sums.items()},
+                                      median(found.turns)))  # fmt: skip
+        network = in_steps(Network(0.0, 0.0), [sums for sums, _ in rows])
+        times = replace(of_parts(parts, self._sizes), turn=min(turn for _, turn in rows))
+        late, buckets = which.exchange.late, which.exchange.buckets
+        return simulate(times, network, late, max(map(len, buckets))).seconds
 
     def to_text(self) -> str:
         """The exchange, for a checkpoint; "" while it is not known yet."""
