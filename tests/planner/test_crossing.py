@@ -40,7 +40,8 @@ def test_a_stretch_goes_from_one_into_the_other() -> None:
     again = [op for op in range(12) if problem.recompute[op] and op < 8]
     other = Schedule.of(problem, [*range(8), again[-1], *range(8, 12)])
     whole = stretch_of(store_all, other, 6, 9)
-    assert whole is not None and whole.sequence == other.sequence
+    assert whole is not None
+    assert whole.sequence == other.sequence
     assert stretch_of(store_all, other, 2, 5) == store_all
     assert stretch_of(store_all, other, 5, 2) is None
 
@@ -54,7 +55,8 @@ def test_the_pool_has_different_schedules_within_budget_alone() -> None:
         crossings.add(Schedule.of(problem, random_sequence(problem, which, fixed_order=True)))
         crossings.add(store_all)
     took = [seconds for seconds, _ in crossings.pool]
-    assert len(took) == 3 and took == sorted(set(took))
+    assert len(took) == 3
+    assert took == sorted(set(took))
     tight = Crossings(searching(problem, peak(problem, store_all) - 1), 0)
     tight.add(store_all)
     tight.add(None)
