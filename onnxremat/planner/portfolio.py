@@ -56,8 +56,8 @@ class Tuning:
     cool: float = 0.02
     cools: tuple[float, ...] = (0.02, 0.1, 0.04, 0.2)
     short: float = 0.4
-    crossed: int = 4
-    crossing: float = 0.012
+    crossed: int = 10
+    crossing: float = 0.006
     mild_cross: tuple[float, ...] = (0.03, 0.1)
     longest: float = 0.04
     turn: float = 0.2
