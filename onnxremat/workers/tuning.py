@@ -5,14 +5,24 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from statistics import median
 
 import numpy as np
 
 from onnxremat.errors import ModelError
 from onnxremat.workers.courier import Courier
-from onnxremat.workers.exchange import WORTH, Exchange, Network, Simulated, best, of_parts, simulate
+from onnxremat.workers.exchange import (
+    WORTH,
+    Exchange,
+    Measured,
+    Network,
+    Simulated,
+    best,
+    of_parts,
+    replayed,
+    simulate,
+)
 from onnxremat.workers.layers import Key
 from onnxremat.workers.mpi import Ranks
 from onnxremat.workers.overlap import Overlapped
@@ -62,27 +72,39 @@ def slowest(ranks: Ranks, seconds: Mapping[Key, Sequence[float]]) -> dict[Key, f
     return {key: max(row[key] for row in rows) for key in each}
 
 
-@dataclass
-class _Found:
-    """What was measured in one order, as the clock had it.
+@dataclass(frozen=True)
+class Own:
+    """What one process measured of a step, as the clock had it.
 
     Attributes:
         parts: seconds of parts.
-        sums: seconds of sums, by their bytes.
-        turns: seconds between batches.
+        turn: seconds since the step before.
+        sums: when those of each bucket were asked for, or the ones before were done, and when they
+            were there; since the step began, which is when all have met.
     """
 
-    parts: dict[Key, list[float]] = field(default_factory=dict)
-    sums: dict[int, list[float]] = field(default_factory=dict)
-    turns: list[float] = field(default_factory=list)
+    parts: Mapping[Key, float]
+    turn: float
+    sums: Mapping[tuple[int, ...], tuple[float, float]]
 
-    def take(self, runs: Overlapped) -> None:
-        """The latest steps."""
-        for key, row in runs.elapsed.items():
-            self.parts.setdefault(key, []).extend(row)
-        for size, seconds, _ in runs.travelled:
-            self.sums.setdefault(size, []).append(seconds)
-        self.turns += runs.turns
+
+def latest(runs: Overlapped, steps: int) -> list[Own]:
+    """The latest steps, since nothing was kept; none where they were not one batch each."""
+    rows, sums, before = runs.elapsed, list[dict[tuple[int, ...], tuple[float, float]]](), 0.0
+    if any(len(row) != steps for row in (runs.begun, *rows.values())):
+        return []
+    for bucket, transfer in runs.sent:
+        if not sums or bucket in sums[-1]:
+            sums.append({})
+        zero = runs.begun[min(len(sums), steps) - 1]
+        sums[-1][bucket] = max(transfer.asked, before) - zero, transfer.end - zero
+        before = transfer.end
+    if len(sums) != steps:
+        return []
+    return [
+        Own({key: row[k] for key, row in rows.items()}, runs.turns[k], sums[k])
+        for k in range(steps)
+    ]
 
 
 class Tuning:
@@ -90,8 +112,8 @@ class Tuning:
 
     A few steps are measured in plain order, and a few with as many weight gradients last as can
     be; the best exchange is found by simulation; where it is another than the best in plain order,
-    both are tried in turn, and simulated once more, each with what its parts and sums took in its
-    own order. The other one stays where both say that it is quicker. The first process decides.
+    both are tried in turn, and these very steps simulated from what their parts and sums took. The
+    other one stays where both say that it is quicker. The first process decides.
 
     Attributes:
         network: as measured, the same numbers in all processes.
@@ -118,7 +140,7 @@ class Tuning:
         self._updates, self._since, self._worked = 0, 0.0, 0.0
         self._plain: dict[Key, float] = {}  # seconds of parts
         self._turn = 0.0
-        self._found = (_Found(), _Found())
+        self._again: tuple[list[float], list[float]] = ([], [])
 
     def updated(self) -> None:
         """An update was asked for: the end of what counts as an iteration."""
@@ -126,20 +148,21 @@ class Tuning:
             return
         now, self._updates = time.perf_counter(), self._updates + 1
         if self._updates in (WARM, IN_PLAIN_ORDER + 1):
-            self._begin()
+            self.begin()
             self._worked = self._runs.worked
         elif self._updates == IN_PLAIN_ORDER:
             self._measured()
         elif self._updates == LATE:
             self._choose(self._slowest())
+            self.begin()
         elif self.chosen:
             self._try(now - self._since, *self.chosen)
         self._since = time.perf_counter()
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
         """What is measured begins."""
         runs = self._runs
-        for row in (runs.seconds, runs.elapsed, runs.travelled, runs.turns):
+        for row in (runs.seconds, runs.elapsed, runs.travelled, runs.turns, runs.begun, runs.sent):
             row.clear()
 
     def _slowest(self) -> dict[Key, float]:
@@ -177,28 +200,41 @@ class Tuning:
         which = at // TRIAL % 2
         if at % TRIAL:
             self.tried[which].append(seconds)
-        else:
-            self._begin()
         if (at + 1) % TRIAL == 0:
-            self._found[which].take(self._runs)
+            self._again[which].extend(self.simulated(TRIAL))
             self._runs.exchange = (plain, quickest)[1 - which].exchange
+            self.begin()
         if at + 1 == 2 * TURNS * TRIAL:
-            first, other = self._found
-            self.again = self._replayed(plain, first), self._replayed(quickest, other)
-            tried = median(self.tried[0]), median(self.tried[1])
-            gained = all(b < a * (1 - WORTH) for a, b in (tried, self.again))
-            self._runs.exchange = self._ranks.told((quickest if gained else plain).exchange)
-            self.done = True
+            self._decide(quickest, plain)
 
-    def _replayed(self, which: Simulated, found: _Found) -> float:
-        """Seconds of an iteration by simulation, from what was measured in that very order."""
-        parts = slowest(self._ranks, found.parts)
-        rows = self._ranks.everybody(({n: median(row) for n, row in found.sums.items()},
-                                      median(found.turns)))  # fmt: skip
-        network = in_steps(Network(0.0, 0.0), [sums for sums, _ in rows])
-        times = replace(of_parts(parts, self._sizes), turn=min(turn for _, turn in rows))
-        late, buckets = which.exchange.late, which.exchange.buckets
-        return simulate(times, network, late, max(map(len, buckets))).seconds
+    def simulated(self, steps: int) -> list[float]:
+        """Seconds of the steps since :meth:`begin`, but the first, by simulation, from what every
+        process measured in them; none where they were not one batch each. All have to call.
+
+        Args:
+            steps: how many there were, all with the exchange that is on.
+        """
+        everyone = self._ranks.everybody(latest(self._runs, steps))
+        found = list[Measured]()
+        for rows in zip(*everyone, strict=True) if all(everyone) else ():
+            times = tuple(replace(of_parts(r.parts, self._sizes), turn=r.turn) for r in rows)
+            sums = {
+                bucket: max(r.sums[bucket][1] for r in rows) - max(r.sums[bucket][0] for r in rows)
+                for bucket in rows[0].sums
+            }
+            found.append(Measured(times, sums))
+        return replayed(self._runs.exchange, found) if found else []
+
+    def _decide(self, quickest: Simulated, plain: Simulated) -> None:
+        """The other order stays where the trial, and its simulation, say that it gains."""
+        first, other = self._again
+        rows = [(median(self.tried[0]), median(self.tried[1]))]
+        if first and other:
+            self.again = median(first), median(other)
+            rows.append(self.again)
+        gained = all(other < order * (1 - WORTH) for order, other in rows)
+        self._runs.exchange = self._ranks.told((quickest if gained else plain).exchange)
+        self.done = True
 
     def to_text(self) -> str:
         """The exchange, for a checkpoint; "" while it is not known yet."""

@@ -5,12 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 from statistics import median
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
 from onnxremat.workers import tuning
-from onnxremat.workers.exchange import Network, Times, best, every, of_parts, plain_order, simulate
+from onnxremat.workers.exchange import (
+    Measured,
+    Network,
+    Times,
+    best,
+    every,
+    of_parts,
+    plain_order,
+    replayed,
+    simulate,
+)
 from onnxremat.workers.layers import Key
 from onnxremat.workers.overlap import Overlapped
 from onnxremat.workers.pipeline import B, F, W
@@ -78,6 +89,8 @@ class Runs:
         self.elapsed: dict[Key, list[float]] = {}
         self.travelled: list[tuple[int, float, bool]] = []
         self.turns: list[float] = []
+        self.begun: list[float] = []
+        self.sent: list[tuple[tuple[int, ...], SimpleNamespace]] = []
 
     def step(self) -> None:
         """One iteration."""
@@ -88,7 +101,12 @@ class Runs:
             self.seconds.setdefault(key, []).append(seconds)
             self.elapsed.setdefault(key, []).append(seconds)
         self.travelled += [(size, 0.05 * size, True) for size in sizes]
+        for bucket in self.exchange.buckets:
+            asked = self.sent[-1][1].end if self.sent else 0.0
+            end = asked + 0.05 * sum(sizes[layer] for layer in bucket)
+            self.sent.append((bucket, SimpleNamespace(asked=asked, end=end)))
         self.turns.append(0.0)
+        self.begun.append(self.now)
         self.now += simulate(of_parts(each, sizes), Network(0.0, 0.05), late, 1).seconds
 
 
@@ -112,3 +130,14 @@ def test_another_order_stays_where_its_own_times_say_so(
     assert quickest.seconds < plain.seconds
     assert found.again == pytest.approx([median(row) for row in found.tried])
     assert runs.exchange == (quickest if slow == 1.0 else plain).exchange
+
+
+def test_processes_wait_for_the_last_one() -> None:
+    """Two layers; the second process takes twice as long for the weights of the first, and the
+    first for its forward pass."""
+    one = Times((1.0, 1.0), (0.0, 1.0), (1.0, 1.0), (1, 1), (0.5, 0.5), turn=0.25)
+    rows = replace(one, forward=(2.0, 1.0)), replace(one, weight=(2.0, 1.0), turn=0.5)
+    steps = [Measured(rows, {(1,): 1.0, (0,): 4.0})] * 3
+    # The second makes its last gradients at 4, and their sums come at 8; from then on the first
+    # takes 2.5, 1.5 and 3, the second 1.5, 1.5 and 4.
+    assert replayed(plain_order(2), steps) == pytest.approx([8 + 7 - 4] * 2)
