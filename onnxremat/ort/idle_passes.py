@@ -1,7 +1,8 @@
 """Passes of onnxruntime's optimiser that find nothing in a large graph, and so are left out.
 
 At load onnxruntime walks the graph some sixty times, each time looking for a pattern of its own:
-of a training step of 15,000 ops every walk takes 0.1 s, whatever it finds. A pass whose ops the
+of a training step of 15,000 ops every walk takes 0.1 s, whatever it finds (it sorts the nodes, and
+searches a list of those that are ready for each). A pass whose ops the
 graph does not have changes nothing: what is run and saved without it is the same, byte for byte
 (numbers in the names of reordered blocks aside, which onnxruntime draws anew at every load).
 
@@ -48,8 +49,11 @@ _PASSES: dict[tuple[str, ...], tuple[str, ...]] = {
     ("/Softmax",): ("BiasSoftmaxFusion",),
     ("Dropout",): ("BiasDropoutFusion",),
     ("MatMul", "Gemm"): (
-        "MatMulAddFusion", "MatmulTransposeFusion", "MatMulScaleFusion", "MatMulActivationFusion",
-        "GemmActivationFusion",
+        "MatMulAddFusion", "MatMulScaleFusion", "MatMulActivationFusion", "GemmActivationFusion",
+    ),
+    ("/Transpose",): ("MatmulTransposeFusion",),
+    ("/Transpose", *_CONVS, *_QUANTIZED): (
+        "TransposeOptimizer", "TransposeOptimizer_CPUExecutionProvider",
     ),
     ("/Reshape",): ("ReshapeFusion",),
 }  # fmt: skip
