@@ -99,9 +99,9 @@ def _rank_reverse(ranks: Any, folder: Path, options: dict[str, Any]) -> list[dic
     batch, found = dict(np.load(folder / "data.npz")), []
 
     def trainer(byte: float) -> Any:
+        settings: dict[str, Any] = {"rate": 1e-3, "threads": 1}
         overlap = Overlap(layers=8, delay=Delay(byte=byte))
-        given = folder / "step.onnx"
-        one = DataParallel(given, ranks=ranks, rate=1e-3, threads=1, overlap=overlap)
+        one = DataParallel(folder / "step.onnx", ranks=ranks, overlap=overlap, **settings)
         while one.tuning and not one.tuning.done:
             one.step(batch)
         return one
@@ -193,8 +193,7 @@ def _rank_memory(ranks: Any, folder: Path, options: dict[str, Any]) -> dict[str,
     trim()
     for _ in range(3):
         trainer.step(batch)
-    own = trainer.sizes()
-    del own["resident"]
+    own = {name: size for name, size in trainer.sizes().items() if name != "resident"}
     planned = trainer.staged.fitted.memory[ranks.rank]
     row = {"planned": planned.total, "values": planned.values, "pool": own["values"],
            "kept": sum(own.values()), "grew": _anonymous() - before,
