@@ -71,7 +71,7 @@ def _rank_in_turn(ranks: Any, folder: Path, options: dict[str, Any]) -> dict[str
     alone = Trainer(folder / "step.onnx", rate=1e-3, threads=1)
     both = DataParallel(folder / "step.onnx", ranks=ranks, rate=1e-3, threads=1)
     batch = dict(np.load(folder / "data.npz"))
-    while both.tuning is not None and not both.tuning.done:
+    while both.tuning and not both.tuning.done:
         both.step(batch)
     rows: dict[str, list[float]] = {"one": [], "apart": [], "met": [], "two": []}
 
