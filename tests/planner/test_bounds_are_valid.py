@@ -218,6 +218,14 @@ def test_hold_rows_hold_for_every_sequence(seed: int) -> None:
     assert broken > 0
 
 
+def test_hold_rows_of_a_budget_of_nothing() -> None:
+    """A device that is not to be used: shares of its budget warned on stderr."""
+    wiring = ProblemLists(random_problem(0, 12, kept=0.08, frozen=0.1))
+    made = build(wiring, fixed_spans(12, [3, 6, 9]), [0])
+    with np.errstate(divide="raise"):
+        assert Holds(made).violated(np.ones(made.model.columns), 0.01, 4)
+
+
 @pytest.mark.parametrize("fixed_order", [True, False])
 @pytest.mark.parametrize("seed", range(40))
 def test_tightened_relaxation_is_a_lower_bound(seed: int, fixed_order: bool) -> None:

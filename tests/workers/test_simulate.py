@@ -65,7 +65,7 @@ def test_large_plots_are_cells(tmp_path: Path) -> None:
     [
         (("--forward", "1,2"), UsageError, "2 numbers for 4"),
         (("--forward", "fast"), UsageError, "not numbers"),
-        (("--weight", "-1"), UsageError, "0 and more"),
+        (("--weight", "-1"), UsageError, "numbers of 0 and more"),
         (("--schedule", "dual"), UsageError, "unknown schedule"),
         (("--schedule", "1f1b", "--in-flight", "2"), InfeasibleError, "keeps 4"),
         (("-o", "a.txt"), UsageError, "suffix"),
