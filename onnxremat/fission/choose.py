@@ -400,10 +400,12 @@ class Choosers:
             found.append(self._made[index].within(limit))
             if found[-1].peak <= limit and found[-1].seconds <= FREE * self.whole.seconds:
                 break
-        kept = [each for each in found if each.peak <= limit]
-        if kept:
-            return min(kept, key=lambda each: (each.seconds, each.peak))
-        return min(found, key=lambda each: (each.peak, each.seconds))
+        return _best(found, limit)
+
+    def instead(self, limit: int, may: Callable[[Priced], bool]) -> Priced:
+        """Of what was found and may be taken, the quickest that keeps a limit, or what needs
+        least."""
+        return _best([made.quickest(limit, made.of.kernels, may) for made in self._made], limit)
 
     def never(self, name: str) -> bool:
         """An op is whole whatever is in parts: it goes in no region, nor is it written out."""
@@ -430,6 +432,14 @@ class Choosers:
             (made.leanest(seconds) for made in self._made),
             key=lambda found: (found.peak, found.seconds),
         )
+
+
+def _best(found: Sequence[Priced], limit: int) -> Priced:
+    """The quickest that keeps a limit, or what needs least."""
+    kept = [each for each in found if each.peak <= limit]
+    if kept:
+        return min(kept, key=lambda each: (each.seconds, each.peak))
+    return min(found, key=lambda each: (each.peak, each.seconds))
 
 
 def _records(across: Sequence[int], places: range) -> list[int]:

@@ -163,7 +163,7 @@ class Prices:
         Raises:
             CannotSplitError: it cannot be written.
         """
-        if sum(len(r.ops) * len(r.parts) for r in regions) > MOST_OPS:
+        if sum(region.pieces for region in regions) > MOST_OPS:
             raise CannotSplitError("too many parts")
         fragments = self._fragments(regions)
         levels, peak = self._levels(fragments)

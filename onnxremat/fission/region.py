@@ -40,6 +40,11 @@ class Region:
         return self.ops, axes, frozenset(self.sums), grain, self.parts, self.kept
 
     @property
+    def pieces(self) -> int:
+        """Ops of all parts together, at most."""
+        return len(self.ops) * len(self.parts)
+
+    @property
     def axes(self) -> dict[str, int]:
         """Of every value that is handed out, the axis that is in parts: its own, or for a sum that
         of what is summed."""

@@ -47,7 +47,7 @@ class Trials:
 
     def price(self, regions: tuple[Region, ...]) -> Priced | None:
         """The graph with these regions, None where it cannot be written."""
-        keys = {region.key: len(region.ops) * len(region.parts) for region in regions}
+        keys = {region.key: region.pieces for region in regions}
         key = frozenset(keys)
         if key not in self.paid:
             new = sum(size for each, size in keys.items() if each not in self.paid)
@@ -64,9 +64,13 @@ class Trials:
         """A region instead of the one of the same ops."""
         return self.price((*(r for r in now.regions if r.ops != region.ops), region))
 
-    def quickest(self, limit: int, kernels: KernelCosts) -> Priced:
-        """Of what was tried, the quickest that keeps a limit, or what needs least."""
-        tried = [self.whole, *(found for found in self.known.values() if found is not None)]
+    def quickest(
+        self, limit: int, kernels: KernelCosts, may: Callable[[Priced], bool] = lambda _: True
+    ) -> Priced:
+        """Of what was tried and may be taken, the quickest that keeps a limit, or what needs
+        least; of nothing the whole."""
+        known = (found for found in self.known.values() if found is not None and may(found))
+        tried = [self.whole, *known]
         kept = [found for found in tried if found.peak <= limit]
         if kept:
             return min(kept, key=lambda found: (found.effort.at(kernels), found.peak))

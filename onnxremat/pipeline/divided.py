@@ -8,6 +8,7 @@ from dataclasses import replace
 from onnxremat.fission.region import Region
 from onnxremat.pipeline.phases import OPTIMISE, Phases
 from onnxremat.pipeline.prepare import Prepared, Progress, Settings, for_planning
+from onnxremat.pipeline.time_left import passing
 
 IN_PARTS = 0.25  # of the time that is left to plan, for the costs of a graph in parts
 
@@ -59,11 +60,5 @@ def _divided(
     older = set(prepared.costs.notes) if made.costs.notes else set()
     before = (note for note in prepared.notes if note not in older)
     notes = tuple(dict.fromkeys((*before, *made.notes)))
-    return replace(
-        made, notes=notes, whole=prepared.whole or prepared.graph, passing=passing(prepared, made)
-    )
-
-
-def passing(prepared: Prepared, made: Prepared) -> float:
-    """Seconds that the model in parts takes to be opened, run and looked at: by its ops."""
-    return prepared.passing * len(made.graph.ops) / max(1, len(prepared.graph.ops))
+    longer = passing(prepared, len(made.graph.ops) / max(1, len(prepared.graph.ops)))
+    return replace(made, notes=notes, whole=prepared.whole or prepared.graph, passing=longer)

@@ -176,6 +176,7 @@ class _Regions(InParts):
     """Plans of an inference with regions in parts."""
 
     known: Choosers | None = None
+    times: float = 1.0
 
     @property
     def choosers(self) -> Choosers:
@@ -228,9 +229,22 @@ class _Regions(InParts):
     def _chosen(self, room: int) -> Priced:
         with self.log.phase(PLAN, "choosing regions to compute in parts"):
             found = self.choosers.within(room)
+            if late := self._late(found):
+                other = self.choosers.instead(room, lambda each: not self._late(each))
+                if other.regions:
+                    found, self.unfinished = other, late
         if found.peak > room and self.choosers.ended:
             self.unfinished = UNFINISHED
         return found
+
+    def _late(self, chosen: Priced) -> str:
+        """Why a graph in these parts is not tried, "" where there is time for it."""
+        return self._out_of_time(self._longer(chosen))
+
+    def _longer(self, chosen: Priced) -> float:
+        """How many times the ops of the whole a graph in these parts has, copies aside."""
+        more = sum(region.pieces - len(region.ops) for region in chosen.regions)
+        return 1 + more / len(self.prepared.graph.ops)
 
     def _split(self, chosen: Priced, why: str) -> Prepared | None:
         """The model with regions in parts, None where that gains nothing, does not go or nobody
@@ -238,7 +252,10 @@ class _Regions(InParts):
         if not chosen.regions or chosen.peak >= self.choosers.whole.peak:
             return None
         left = self.options.left
-        split = self._made(lambda: prepare_fission(self.prepared, chosen.regions, self.log, left))
+        split = self._made(
+            lambda: prepare_fission(self.prepared, chosen.regions, self.log, left),
+            self._longer(chosen),
+        )
         if split is None:
             return None
         more = chosen.seconds / self.choosers.whole.seconds - 1

@@ -13,12 +13,13 @@ from onnxremat.graph.order import without_dead_ops
 from onnxremat.ort.infer import build_graph
 from onnxremat.ort.profile import named_outputs
 from onnxremat.ort.session import TUNED
-from onnxremat.pipeline.divided import IN_PARTS, passing
+from onnxremat.pipeline.divided import IN_PARTS
 from onnxremat.pipeline.first_values import without_first_values
 from onnxremat.pipeline.in_regions import check_parts
 from onnxremat.pipeline.phases import OPTIMISE, Phases
 from onnxremat.pipeline.prepare import Prepared, Progress, for_planning, step_of
 from onnxremat.pipeline.sizes import in_tensors, with_measured_shapes
+from onnxremat.pipeline.time_left import passing
 from onnxremat.pipeline.unsplit import AsRead, optimised
 
 
@@ -71,6 +72,6 @@ def prepare_step(
         notes=notes,
         whole=whole_graph,
         as_it_is=False,
-        passing=passing(prepared, made),
+        passing=passing(prepared, len(made.graph.ops) / max(1, len(prepared.graph.ops))),
         parting=parting,
     )

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 MEASURING, QUICK = 0.2, 2.0  # of the time limit, and seconds, on top of it: costs of the whole
 OFF_PLANNING = 0.3  # of the time limit, taken off it, where these are not enough to measure
 LONG_RUN = 3.0  # seconds from which it is said that runs of the model take their time
-PARTS = 2  # times as long as the whole a graph in parts takes to be optimised, at least
 FLOOR = 0.5  # of the limit, that planning has whatever came before
 RUNS = 2  # of a plan, as long as that of the original, that planning leaves time for
 AHEAD = 4  # times as long as reading and running a model what comes after takes, with all checks
@@ -108,10 +107,21 @@ def left_of(options: PlanOptions, log: Phases) -> PlanOptions:
     return options if seconds >= limit else options.lasting(seconds)
 
 
-def out_of_time(prepared: Prepared, options: PlanOptions, log: Phases, parts: int = PARTS) -> str:
-    """Why a graph in so many parts is not tried, "" where there is time for it."""
-    needs = parts * prepared.optimising
-    trying = needs + parts * PASSES * prepared.passing
+def passing(prepared: Prepared, times: float) -> float:
+    """Seconds that a graph of so many times the ops of a model takes to be opened, run and looked
+    at, where all of them together compute as much: runs take as long."""
+    run = min(prepared.costs.total, prepared.passing)
+    return run + (prepared.passing - run) * times
+
+
+def out_of_time(prepared: Prepared, options: PlanOptions, log: Phases, times: float) -> str:
+    """Why a graph in parts is not tried, "" where there is time for it.
+
+    Args:
+        times: as many ops as the model has.
+    """
+    needs = times * prepared.optimising
+    trying = needs + PASSES * passing(prepared, times)
     if options.affords(needs) and trying <= log.left:
         return ""
     return (

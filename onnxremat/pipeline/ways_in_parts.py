@@ -64,6 +64,7 @@ class InParts(ABC):
         smallest: the plan of least memory of such a graph.
         tried: limits that it was looked for.
         whole: the plan of the whole that is at hand, None where there is none.
+        times: as many ops as the model a graph in parts has, at least.
         late: why there is no time for parts, "" where there was.
         unfinished: why parts may be there that were not found, "" where all were looked at.
     """
@@ -75,6 +76,7 @@ class InParts(ABC):
     smallest: Known | None = None
     tried: dict[Limit, Candidate | None] = field(default_factory=dict)
     whole: Candidate | None = None
+    times: float = 2.0
     late: str = ""
     unfinished: str = ""
 
@@ -85,7 +87,7 @@ class InParts(ABC):
             why: the whole is not taken, for people.
         """
         if limit not in self.tried:
-            self.late = self.late or out_of_time(self.prepared, self.options, self.log)
+            self.late = self.late or self._out_of_time(self.times)
             self.tried[limit] = None if self.late else self._within(limit, why)
         return self.tried[limit]
 
@@ -128,9 +130,17 @@ class InParts(ABC):
         weights = "weights and results, which are there in any parts"
         return replace(whole.told(notes=tuple(notes)), lower=floor, why=weights)
 
-    def _made(self, make: Callable[[], Prepared]) -> Prepared | None:
-        """A model in parts; None where it does not go, or nobody waits for it any more."""
-        self.late = self.late or out_of_time(self.prepared, self.options, self.log)
+    def _out_of_time(self, times: float) -> str:
+        """Why a graph of so many times the ops is not tried, "" where there is time for it."""
+        return out_of_time(self.prepared, self.options, self.log, times)
+
+    def _made(self, make: Callable[[], Prepared], times: float) -> Prepared | None:
+        """A model in parts; None where it does not go, or nobody waits for it any more.
+
+        Args:
+            times: as many ops as the whole has, about.
+        """
+        self.late = self.late or self._out_of_time(times)
         if self.options.stopped or self.late:
             return None
         try:

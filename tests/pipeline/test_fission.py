@@ -109,6 +109,22 @@ def test_the_least_memory_without_time_for_parts(monkeypatch: pytest.MonkeyPatch
     assert not any("can work:" in note for note in notes)
 
 
+def test_parts_of_fewer_ops_where_there_is_no_time_for_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    most = 3.0
+
+    def late(_prepared: object, _options: object, _log: object, times: float) -> str:
+        return "no time for so many ops" if times > most else ""
+
+    monkeypatch.setattr(ways_in_parts, "out_of_time", late)
+    result = _optimised("min")
+    ops = len(result.prepared.graph.ops)
+    regions = result.facts()["fission"]
+    assert 0 < sum(len(r["ops"]) * (len(r["parts"]) - 1) for r in regions) <= (most - 1) * ops
+    assert result.candidate.held < WHOLE
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "budget", "whole"), [(wide_chain, 16, 3 << 20), (chain, 4096, WHOLE)]
