@@ -123,7 +123,7 @@ class Regions:
                 continue
             try:
                 walk.back(place)
-            except _LeftOutError:
+            except (_LeftOutError, CannotSplitError):  # a shape may depend on data
                 walk.leave_out(place)
         if self.graph.producer[cut.name] not in walk.left:
             return None
@@ -254,9 +254,9 @@ class _Walk:
             return cut.summed
         if not self.of.is_sum(name) or name in self.wanted:
             return False
-        if cut.axis >= len(self.of.shape(name, True)):
-            return False
         try:
+            if cut.axis >= len(self.of.shape(name, True)):
+                return False
             partial_of(op, self.of.facts, Span(cut.axis, 0, 1))
         except CannotSplitError:
             return False

@@ -128,9 +128,35 @@ def base(draw: Random) -> tuple[onnx.ModelProto, dict[str, bytes]]:
     return (random_dag(draw.randrange(100)) if made is None else made()), {}
 
 
+CHOSEN = (
+    "n = NonZero(r) m = Transpose(n) c0 = GatherND(x, m)",
+    "c0 = Unique(r)",
+    "p = Greater(x, zero) q = Reshape(p, all) c0 = Compress(x, q)",
+)
+
+
+def counted(draw: Random) -> onnx.ModelProto:
+    """Values of which the data say how many there are, through ops of any kind."""
+    body, last = [draw.choice(CHOSEN), "d0 = Tanh(x)"], draw.randint(2, 8)
+    for k in range(1, last + 1):
+        for name in "cd":
+            op, before = draw.choice(("Sin", "Cos", "Tanh", "Mul", "Add")), f"{name}{k - 1}"
+            other = f", {name}{draw.randrange(k)}" if op in ("Mul", "Add") else ""
+            body.append(f"{name}{k} = {op}({before}{other})")
+    sums = f"t = ReduceSum<keepdims: int = 0>(c{last}) v = Mul(d{last}, t)"
+    counts = f"s = Shape(c{last}) f = Cast<to: int = 1>(s) y = Add(v, f)"
+    signature = f"g (float[{draw.choice((4, 64, 512))}, 64] x) => (float y)"
+    weights = "float zero = {0}, int64[1] all = {-1}"
+    made = parse(f"{signature} <{weights}> {{ r = Relu(x) {' '.join(body)} {sums} {counts} }}")
+    made.graph.output[0].type.CopyFrom(made.graph.input[0].type)
+    return made
+
+
 def valid(draw: Random) -> onnx.ModelProto:
     """A model in which there is something to plan."""
-    kind = draw.randrange(4)
+    kind = draw.randrange(5)
+    if kind == 4:
+        return counted(draw)
     if kind == 0:
         return to_model(training_chain(draw.randint(2, 5), 16, draw.choice((8, 64))))
     if kind == 1:
