@@ -14,7 +14,7 @@ ZOO ?= $(TORCH) torchvision==0.28.0 timm transformers onnxscript
 # Compiled modules are kept, whatever this shell says: tests start hundreds of processes.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo docs examples wheel test test-slow coverage test-examples test-torch test-zoo test-zoo-sample test-steady check format bench bench-cuda bench-devices bench-fission bench-infer bench-memory bench-modules bench-ops bench-pipeline bench-place bench-plan bench-structures bench-train bench-workers regress fuzz faults clean
+.PHONY: demo docs examples wheel test test-slow coverage test-examples test-nodes test-torch test-zoo test-zoo-sample test-steady check format bench bench-cuda bench-devices bench-fission bench-infer bench-memory bench-modules bench-ops bench-pipeline bench-place bench-plan bench-structures bench-train bench-workers regress fuzz faults clean
 
 demo: $(VENV)/ready
 	MODEL=$(MODEL) $(BIN)/python tools/demo.py
@@ -36,6 +36,10 @@ coverage: $(VENV)/dev
 
 test-torch: $(VENV)/torch
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist load -m 'torch and not slow' tests/torch tests/cli
+
+# Gradients judged by ONNX's own tests of operators: make test-nodes ARGS='--only attention --each'
+test-nodes: $(VENV)/dev
+	$(BIN)/python -m tests.grad.nodes $(ARGS)
 
 test-zoo: $(VENV)/zoo
 	$(BIN)/python -m tests.zoo $(ARGS)

@@ -22,6 +22,8 @@ TENSOR_BYTES = 1 << 46  # of one tensor: sums over any graph stay whole numbers 
 THREADS = 256  # of a session or the planner, four times the processors where that is more
 POINTS = 1000  # of a curve of budgets
 DEVICES = 64  # of a machine
+PLACED_ON = 10_000  # accelerators of a placement graph, and CPUs
+CALLS = 100  # pieces of one of them
 SAMPLES = 1000  # inside a pipeline
 OP_SECONDS = 1e6  # of one run of an op, in a file of costs
 

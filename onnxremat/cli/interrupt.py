@@ -37,9 +37,9 @@ def _never() -> bool:
 
 
 def leave(code: int) -> NoReturn:
-    """End the process at once; only temporary weights and half-written files go."""
-    if (weights := sys.modules.get("onnxremat.graph.weights")) is not None:
-        weights.remove_folders()
+    """End the process at once; only temporary folders and half-written files go."""
+    if (folders := sys.modules.get("onnxremat.graph.temporary")) is not None:
+        folders.remove_folders()
     if (files := sys.modules.get("onnxremat.graph.atomic")) is not None:
         files.remove_unfinished()
     os._exit(code)

@@ -11,6 +11,7 @@ import typer
 from onnxremat.cli import args
 from onnxremat.cli.console import Voice
 from onnxremat.errors import UsageError
+from onnxremat.limits import CALLS, PLACED_ON
 
 
 def command(
@@ -72,12 +73,16 @@ def command(
             show_default=False,
         ),
     ] = None,
-    calls: Annotated[int, typer.Option(min=1, help="For latency: pieces of each accelerator.")] = 1,
+    calls: Annotated[
+        int, typer.Option(min=1, max=CALLS, help="For latency: pieces of each accelerator.")
+    ] = 1,
     accelerators: Annotated[
-        int | None, typer.Option(min=0, help="How many, instead of the file's maxFPGAs.")
+        int | None,
+        typer.Option(min=0, max=PLACED_ON, help="How many, instead of the file's maxFPGAs."),
     ] = None,
     cpus: Annotated[
-        int | None, typer.Option(min=0, help="How many, instead of the file's maxCPUs.")
+        int | None,
+        typer.Option(min=0, max=PLACED_ON, help="How many, instead of the file's maxCPUs."),
     ] = None,
     memory: Annotated[
         str | None,

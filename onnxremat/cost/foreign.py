@@ -16,7 +16,6 @@ import json
 import statistics
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -44,6 +43,7 @@ from onnxremat.errors import ModelError, OnnxrematError
 from onnxremat.graph.ir import Graph, Role
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.graph.subgraph import subgraph
+from onnxremat.graph.temporary import scratch_folder
 from onnxremat.ort.arrays import write_arrays
 from onnxremat.ort.binding import wrap
 from onnxremat.ort.feeds import seeded_feeds
@@ -158,7 +158,7 @@ def _measured(
     }
     found["deadly"] = []
     by_name = {op.name: op for op in graph.ops}
-    with tempfile.TemporaryDirectory() as scratch:
+    with scratch_folder() as scratch:
         base = Path(scratch)
         (base / "whole.onnx").write_bytes(to_model(graph).SerializeToString())
         write_arrays(base / "feeds.npz", feeds)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from onnxremat.execute.device_memory import DeviceBytes, device_bytes
 from onnxremat.execute.executor import Executor, Opening
 from onnxremat.execute.inside import Inside, measured_inside, opaque_inside, structures
 from onnxremat.execute.pools import pooled
+from onnxremat.graph.temporary import scratch_folder
 from onnxremat.ort.profile import Profile
 from onnxremat.rewrite.partition import Partition, Partitioned
 
@@ -55,7 +55,7 @@ def record(
         MissingComponentError, ModelError: see :class:`Executor`.
     """
     with (
-        tempfile.TemporaryDirectory() as scratch,
+        scratch_folder() as scratch,
         Executor(parts, machine, Opening(folder, record=Path(scratch)), state=state) as executor,
     ):
         outputs: dict[str, np.ndarray] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -44,6 +43,7 @@ from onnxremat.grad.listed import Parameters, parameters_of
 from onnxremat.grad.marks import first_of
 from onnxremat.graph.atomic import check_writable
 from onnxremat.graph.onnx_io import write_model
+from onnxremat.graph.temporary import scratch_folder
 from onnxremat.ort.session import Options, open_session, session_options
 
 EXPORTERS = {"dynamo": by_dynamo, "legacy": by_tracing}
@@ -110,7 +110,7 @@ def from_torch(
     batched = _batched(given) if dynamic_batch else ()
     refusals: list[OnnxrematError] = []
     for name in EXPORTERS if exporter == "auto" else (exporter,):
-        with tempfile.TemporaryDirectory(prefix="onnxremat-") as folder, untouched(module):
+        with scratch_folder() as folder, untouched(module):
             try:
                 file = Path(folder) / "exported.onnx"
 

@@ -12,7 +12,7 @@ from onnx import TensorProto as T
 
 from onnxremat.grad import registry
 from onnxremat.grad.call import Call
-from onnxremat.grad.hidden import shown_as
+from onnxremat.grad.hidden import hiding, shown
 from onnxremat.grad.precision import SINGLE
 from onnxremat.grad.stretches import Stretch, joined, stretch_of
 from onnxremat.grad.tape import FLOATS, Shape, Tape
@@ -83,7 +83,7 @@ class Walk:
         self._stretches: dict[str, list[Stretch]] = {}  # of stretches, likewise
         self.gradient_of: dict[str, str] = {}  # cotangent per tensor of the forward pass
         self._outputs: dict[str, list[str]] = {}
-        self._shown = shown_as(graph, tape, constant_of)
+        self._hiding = hiding(graph, tape, constant_of)
 
     def run(self, seeds: Mapping[str, str], wanted: Collection[str]) -> Backward:
         """Walk back from ``seeds`` (cotangent per tensor) to ``wanted``.
@@ -119,12 +119,14 @@ class Walk:
             self._now = self._due[op.name]
             if self._in_stretches(op, cotangents[0]):
                 return
-        shown, variant = self._shown.get(op.outputs[0]), self._variant_of(op)
-        if shown is not None:  # and not made again from the input, without what hides rows
-            op, variant = replace(op, outputs=(shown,)), "output"
+        hides, variant = self._hiding.get(op.outputs[0]), self._variant_of(op)
+        if hides is not None:  # and not made again from the input, without what hides rows
+            variant = "output"
         rule = registry.find(op, self._opsets, variant)
         start = len(self._tape.ops)
         with self._tape.scope(f"grad/{op.name}", "backward"):
+            if hides is not None:
+                op = replace(op, outputs=(shown(op.outputs[0], hides, self._tape),))
             seen, cotangents = self._in_single(op, cotangents)
             call = Call(
                 seen,

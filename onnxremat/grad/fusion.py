@@ -67,7 +67,7 @@ def _around(
     if before is None:
         return None
     ops, source, constants = before
-    ops = {**ops, graph.ops.index(core): core}
+    ops = {**ops, graph.producer[core.outputs[0]]: core}
     current = core.outputs[0]
     for _ in range(LONGEST):
         readers = graph.readers.get(current, ())

@@ -8,10 +8,7 @@ kernels are slower on weights that lie oddly, and sums over these differ in thei
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
-import tempfile
 import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -23,7 +20,7 @@ from onnxremat.errors import ExhaustedError, ModelError
 from onnxremat.graph.dtypes import tensor_bytes
 from onnxremat.graph.filling import Filling, filled
 from onnxremat.graph.protobuf import RAW
-from onnxremat.graph.temporary import no_room
+from onnxremat.graph.temporary import make_folder, no_room, remove_folder
 
 APART = 1 << 20  # bytes from which a weight is kept apart; the values of smaller ones are looked at
 LIGHT = (
@@ -51,10 +48,10 @@ class WeightFolder(_Path):
             ExhaustedError: no such folder can be made.
         """
         try:
-            folder = cls(tempfile.mkdtemp(prefix="onnxremat-weights-"))
+            folder = cls(make_folder())
         except OSError as error:
             raise _no_room(error) from error
-        _LIVE.add(weakref.finalize(folder, _remove, str(folder), os.getpid()))
+        weakref.finalize(folder, remove_folder, str(folder))
         return folder
 
     def keep(self, weights: Iterable[tuple[onnx.TensorProto, Iterable[bytes]]]) -> None:
@@ -77,20 +74,6 @@ class WeightFolder(_Path):
                     refer(tensor, Place(name, start, file.tell() - start))
         except OSError as error:
             raise _no_room(error) from error
-
-
-_LIVE: set[weakref.finalize[[str, int], WeightFolder]] = set()
-
-
-def remove_folders() -> None:
-    """Remove all that there still are, for a process that ends without saying goodbye."""
-    while _LIVE:
-        _LIVE.pop()()
-
-
-def _remove(folder: str, owner: int) -> None:
-    if os.getpid() == owner:  # a forked process holds the path, too
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _no_room(error: OSError) -> ExhaustedError:

@@ -6,7 +6,6 @@ does not promise that it opens a file that it saved: :func:`optimised_for` makes
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from onnxremat.graph.dtypes import tensor_bytes
 from onnxremat.graph.ir import Graph, Op, all_nodes, captures, rename_captures, subgraphs
 from onnxremat.graph.light import read_light, read_structure
 from onnxremat.graph.onnx_io import to_ops
-from onnxremat.graph.temporary import cut_short
+from onnxremat.graph.temporary import cut_short, scratch_folder
 from onnxremat.graph.traits import ONNX
 from onnxremat.graph.weights import WeightFolder, set_apart
 from onnxremat.ort.blocks import name_layouts
@@ -187,7 +186,7 @@ def _saved(model: onnx.ModelProto, level: str, folder: Path | None) -> Iterator[
     source.ir_version = max(source.ir_version, 4)
     for index, node in enumerate(source.graph.node):
         node.name = node.name or f"{node.op_type}_{index}"
-    with tempfile.TemporaryDirectory() as scratch:
+    with scratch_folder() as scratch:
         path = Path(scratch) / "optimised.onnx"
         made = _unpacked(session_options(Options(level=level, threads=1)))
         made.optimized_model_filepath = str(path)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import re
 import statistics
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,7 +21,7 @@ import onnx
 
 from onnxremat.errors import MissingComponentError, ModelError
 from onnxremat.graph.dtypes import ORT_NAMES
-from onnxremat.graph.temporary import cut_short
+from onnxremat.graph.temporary import cut_short, scratch_folder
 from onnxremat.ort.binding import empty, wrap
 from onnxremat.ort.session import (
     DEFAULT,
@@ -140,7 +139,7 @@ def profile(
     """
     if isinstance(model, onnx.ModelProto):
         require_few_trips(model)
-    with tempfile.TemporaryDirectory() as scratch:
+    with scratch_folder() as scratch:
         sizes = Path(scratch) / "memory.csv"
         made = session_options(as_profiled(options))
         made.enable_profiling = True

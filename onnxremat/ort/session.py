@@ -13,6 +13,7 @@ import onnx
 from onnxremat.device.host import check_threads
 from onnxremat.errors import MissingComponentError, ModelError, OnnxrematError, UsageError
 from onnxremat.graph.temporary import cut_short, reason
+from onnxremat.ort.idle_passes import idle_passes
 
 
 @dataclass(frozen=True)
@@ -163,9 +164,14 @@ def open_session(
         ModelError: onnxruntime refuses the model.
     """
     ort = runtime()
+    fuses = made.graph_optimization_level != ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    known = fuses and providers is None and isinstance(model, onnx.ModelProto)
+    idle = idle_passes(model) if known else []
     source = model_source(model, made, folder)
     try:
-        return ort.InferenceSession(source, made, providers=providers or ["CPUExecutionProvider"])
+        return ort.InferenceSession(
+            source, made, providers=providers or ["CPUExecutionProvider"], disabled_optimizers=idle
+        )
     except Exception as error:  # onnxruntime raises a dozen unrelated types
         raise reason(refused(source, error)) from error
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,6 +32,7 @@ from onnxremat.rewrite.pins import is_added
 from onnxremat.schedule.plan import Plan
 from onnxremat.session.compare import Difference, compare
 from onnxremat.session.load import options_path, write_options
+from onnxremat.session.process import Beside
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,13 @@ class Result:
         assert isinstance(artifact, InOneSession)
         return about | self._of_session(artifact)
 
+    @cached_property
+    def _beside(self) -> Beside:
+        """Everything beside weights and values of one session, counted or not."""
+        artifact = self.candidate.artifact
+        assert isinstance(artifact, InOneSession)
+        return self.prepared.everything_in(artifact.graph)
+
     def _of_session(self, artifact: InOneSession) -> dict[str, Any]:
         """Figures of one session."""
         prepared, plan, run = self.prepared, self.plan.provenance, self.candidate.measured
@@ -121,7 +130,7 @@ class Result:
         whole = prepared.outputs is not None or not (isinstance(run, SessionRun) and run.short)
         timing = {t.name: t for t in self.timings}
         result, original = timing.get("result"), timing.get("original")
-        parts = prepared.everything_in(artifact.graph)
+        parts = self._beside
         return {
             "budget_bytes": self.candidate.budget,
             "limit_bytes": self.candidate.limit,

@@ -152,16 +152,20 @@ class SeveralDevices:
         return replace(aim.less(planned, rest), price={**aim.price, **price})
 
     def refusal(self, found: Solution) -> InfeasibleError | NoPlanError:
-        """Why no device can do it."""
+        """Why no device can do it. What is proven for the order of the graph alone, which is where
+        formulations look, is no proof where others may be taken."""
         name, ops = self.prepared.name, self.model.names.ops
         text = ", ".join(f"{device}={format_bytes(n)}" for device, n in self.limits.items())
         why = "; ".join(named(note, [f"op '{op}'" for op in ops]) for note in found.notes)
-        why = why or "no placement, order, recomputation or move fits"
         hint = "give one of the devices more, or add a device"
         if found.status is Status.INFEASIBLE:
-            return InfeasibleError(f"{name} cannot run within {text}", why=why, hint=hint)
+            proof = found.certificate
+            if proof.any_order or self.prepared.settings.fixed_order:
+                why = why or "no placement, order, recomputation or move fits"
+                return InfeasibleError(f"{name} cannot run within {text}", why=why, hint=hint)
+            why = "; ".join(filter(None, (why, "none fits in the order of the graph; others may")))
         return NoPlanError(
-            f"no plan found for {name} within {text}", why=why,
+            f"no plan found for {name} within {text}", why=why or "none was found in time",
             hint=f"{hint}, or more time: --time-limit",
         )  # fmt: skip
 

@@ -7,7 +7,6 @@ small as it was, on every processor.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,6 +18,7 @@ import onnx
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import write_model
 from onnxremat.graph.order import reordered
+from onnxremat.graph.temporary import scratch_folder
 from onnxremat.ort.blocks import LAYOUTS, known_as
 from onnxremat.ort.infer import build_graph
 from onnxremat.ort.offline import optimised_for
@@ -133,7 +133,7 @@ def opens(found: Candidate) -> bool:
     assert prepared.feeds is not None
     if OPENING * artifact.timeline.weight_bytes <= found.limit:
         return True
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch_folder() as folder:
         file = Path(folder) / "original.onnx"
         write_model(artifact.model(), file, artifact.folder)
         room = found.limit + prepared.everything_in(artifact.graph).session

@@ -18,7 +18,7 @@ from onnxremat import plain_json
 from onnxremat.errors import ModelError
 from onnxremat.graph.atomic import atomic
 from onnxremat.graph.onnx_io import missing_file
-from onnxremat.limits import regular
+from onnxremat.limits import PLACED_ON, regular
 from onnxremat.placement.graph import SAME, PlacementGraph, check, repeated
 
 KEYS = ("maxSizePerFPGA", "maxFPGAs", "maxCPUs", "nodes", "edges")
@@ -231,7 +231,7 @@ def _written(value: Any) -> str:
 
 def _count(row: dict[str, Any], key: str) -> int:
     value = _whole(row, key, "the file")
-    if not 0 <= value <= 10_000:
+    if not 0 <= value <= PLACED_ON:
         raise _MalformedError(f"{key} is {value}, not a number of devices")
     return value
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from onnxremat.errors import UsageError
 from onnxremat.placement import anywhere, contiguous, latency, two_maxima
@@ -45,11 +45,22 @@ class Ask:
 
 
 def solve(graph: PlacementGraph, ask: Ask, work: Work) -> Answer:
-    """The best placement that is found, with what is proven.
+    """The best placement that is found, with what is proven. Devices beyond one for every node stay
+    idle, and cost no time.
 
     Raises:
         InfeasibleError: proven that nothing keeps the limits.
     """
+    most = min(graph.accelerators, graph.count)
+    idle = graph.accelerators - most
+    found = _solve(graph.with_limits(most, min(graph.cpus, graph.count)), ask, work)
+    if not idle or found.where is None:
+        return found
+    order = tuple(device + idle * (device >= most) for device in found.order)
+    return replace(found, where=found.where + idle * (found.where >= most), order=order)
+
+
+def _solve(graph: PlacementGraph, ask: Ask, work: Work) -> Answer:
     if ask.objective == LATENCY:
         return latency.solve(graph, ask.calls, work)
     if ask.objective == TWO_MAXIMA:

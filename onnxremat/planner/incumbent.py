@@ -302,7 +302,8 @@ class Incumbent:
 
 
 def limits_of(problem: Problem, budgets: int | Sequence[float]) -> tuple[int, ...]:
-    """Whole bytes per device; a number alone is the budget of an only device.
+    """Whole bytes per device, at most :data:`NO_LIMIT`, with which compiled code can reckon; a
+    number alone is the budget of an only device.
 
     Raises:
         ValueError: not one budget per device.
@@ -310,4 +311,4 @@ def limits_of(problem: Problem, budgets: int | Sequence[float]) -> tuple[int, ..
     given = [budgets] if isinstance(budgets, int | np.integer) else list(budgets)
     if len(given) != problem.devices:
         raise ValueError(f"{len(given)} budgets for {problem.devices} devices")
-    return tuple(int(b) if isfinite(b) else NO_LIMIT for b in given)
+    return tuple(min(int(b), NO_LIMIT) if isfinite(b) else NO_LIMIT for b in given)

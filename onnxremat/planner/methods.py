@@ -40,7 +40,8 @@ def plan_by(
             hint="leave it out: the planner of several devices takes any model",
         )
     if method.published:
-        return BASELINES[method.planner](problem, limits_of(problem, budgets)[0])
+        rule = BASELINES[method.planner if problem.ops else "store-all"]
+        return rule(problem, limits_of(problem, budgets)[0])
     if method.formulation and (method.formulation != "cuts" or problem.devices > 1):
         return solve_formulation(problem, budgets, options, warm)
     found = solve(problem, budgets, options, warm)

@@ -8,6 +8,7 @@ from itertools import cycle
 from math import inf
 from threading import Event, Thread
 
+from onnxremat.planner.crossing import Crossings
 from onnxremat.planner.incumbent import Incumbent
 from onnxremat.planner.lazy_cuts import LazyCuts
 from onnxremat.planner.options import PlanOptions
@@ -32,6 +33,9 @@ class Tuning:
         cool: of annealing from a schedule over budget, in its repair.
         cools: the same beside the solver, by turns (random_500/80%: which of them pays changes).
         short: of the seconds of a run afresh, for each of those.
+        crossed, crossing: walks from crossed schedules after each of those rounds, on one device,
+            and their seconds per op (resnet50/15%).
+        mild_cross: their heats, by turns.
         longest: seconds per op that a run afresh takes at most: what is gained by more is luck.
         turn, per_op: seconds of the first turn of annealing, and more for each op.
         late: ops from which polishing is left out when time is up.
@@ -52,6 +56,9 @@ class Tuning:
     cool: float = 0.02
     cools: tuple[float, ...] = (0.02, 0.1, 0.04, 0.2)
     short: float = 0.4
+    crossed: int = 10
+    crossing: float = 0.006
+    mild_cross: tuple[float, ...] = (0.03, 0.1)
     longest: float = 0.04
     turn: float = 0.2
     per_op: float = 0.0004
@@ -273,7 +280,7 @@ class Portfolio:
         done: Callable[[], bool],
         heat: float | None = None,
         start: Schedule | None = None,
-    ) -> None:
+    ) -> Schedule | None:
         """Anneal from the best schedule (or the best start), then drop what is not needed.
 
         On several devices, where bounds hold for the base order only, first runs keep it every
@@ -281,6 +288,9 @@ class Portfolio:
 
         Args:
             start: a schedule, perhaps over budget, to start from instead.
+
+        Returns:
+            The best that the walk came by within the budgets, better than a start within them.
         """
         incumbent, tuning = self.incumbent, self.tuning
         incumbent.clock.spend(1)
@@ -292,13 +302,19 @@ class Portfolio:
             mild = self.lists.problem.ops > tuning.small or self.turns % 2 == 1
             heat = tuning.mild if mild and incumbent.best is not None else tuning.heats[0]
         begin = start or self.best(not search.free_order) or self.start or self.lazy.last
+        ended: list[Schedule] = []
         if begin is None or search.replay(begin) is None:
-            return
+            return None
+
+        def take(found: Schedule) -> None:
+            ended[:] = [found]
+            self.offer(found, "annealing")
+
         search.anneal(
             begin,
             min(seconds, incumbent.left),
             lambda: incumbent.over() or done(),
-            lambda found: self.offer(found, "annealing"),
+            take,
             parallel=incumbent.parallel,
             heat=tuning.heats[0] if heat is None else heat,
         )
@@ -306,6 +322,7 @@ class Portfolio:
         best = self.best(not search.free_order)
         if best is not None and not (incumbent.closed or incumbent.parallel or late):
             self.offer(search.polished(best), "annealing")
+        return ended[0] if ended else None
 
     def _take_turns(self, more: bool) -> None:
         incumbent, tuning, heats = self.incumbent, self.tuning, cycle(self.tuning.heats)
@@ -337,13 +354,16 @@ class Portfolio:
             thread.join()
 
     def _walk(self, finished: Event) -> None:
-        """Anneal afresh, near the best, and from what the cuts found over budget, in turn."""
+        """Anneal afresh, near the best, from what the cuts found over budget, and from crossings of
+        what all these ended with, in turn."""
         incumbent, tuning, ops = self.incumbent, self.tuning, self.lists.problem.ops
         search = Search(
             self.lists, incumbent.budgets, free_order=self.search.free_order,
             seed=self.options.seed + 1, clock=incumbent.clock,
         )  # fmt: skip
-        seconds, cools = 1.0 + 0.002 * ops, cycle(tuning.cools)
+        seconds, cools, heats = 1.0 + 0.002 * ops, cycle(tuning.cools), cycle(tuning.mild_cross)
+        crossings = Crossings(search, self.options.seed)
+        alone = self.lists.problem.devices == 1
         while not (incumbent.over() or finished.is_set()):
             if incumbent.left < 2.5 * seconds:
                 seconds = 0.8 * incumbent.left
@@ -354,7 +374,13 @@ class Portfolio:
             seconds = min(2.0 * seconds, tuning.longest * ops)
             for schedule in () if incumbent.parallel else self.lazy.read:
                 part = tuning.short * seconds
-                self.anneal(search, part, finished.is_set, next(cools), schedule)
+                crossings.add(self.anneal(search, part, finished.is_set, next(cools), schedule))
+            for _ in range(tuning.crossed if alone else 0):
+                crossings.add(self.best())
+                start = crossings.draw()
+                if start is not None:
+                    part = min(seconds, tuning.crossing * ops)
+                    crossings.add(self.anneal(search, part, finished.is_set, next(heats), start))
             finished.wait(0.01)  # where there is nothing to start from yet
 
 

@@ -12,13 +12,19 @@ from rich.text import Text
 from onnxremat.report.tables import plain_table
 from onnxremat.units import format_bytes
 
+IDLE = 8  # devices with nothing to do that have a line of their own
+
 
 def placement_table(facts: Mapping[str, Any]) -> RenderableType:
     """What ``place --json`` prints, for people, in 80 columns."""
     table = plain_table()
     for name in ("device", "stage", "nodes", "compute", "in", "out", "load", "memory"):
         table.add_column(name, justify="left" if name == "device" else "right")
+    idle = [row["name"] for row in facts["devices"] if not row["nodes"]][IDLE:]
+    left_out = set(idle)
     for row in facts["devices"]:
+        if row["name"] in left_out:
+            continue
         stage = "-" if row["stage"] is None else str(row["stage"])
         mark = " *" if row["name"] == facts["bottleneck"] else ""
         table.add_row(
@@ -26,7 +32,8 @@ def placement_table(facts: Mapping[str, Any]) -> RenderableType:
             *(f"{row[key]:.5g}" for key in ("compute", "in", "out", "load")),
             _memory(row),
         )  # fmt: skip
-    return Group(table, *(Text(line) for line in lines(facts)))
+    more = [f"{len(idle)} more devices have nothing to do"] if idle else []
+    return Group(table, *(Text(line) for line in (*more, *lines(facts))))
 
 
 def lines(facts: Mapping[str, Any]) -> list[str]:

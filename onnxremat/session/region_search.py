@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ import onnx
 
 from onnxremat.errors import OnnxrematError
 from onnxremat.graph.ir import Graph, Role
+from onnxremat.graph.temporary import scratch_folder
 from onnxremat.graph.traits import is_alias
 from onnxremat.graph.wire import read_light
 from onnxremat.memory.arena import LARGEST, UNIT, Region, smallest_regions
@@ -111,7 +111,7 @@ def bytes_held(opened: Opened, feeds: Feeds, region: Region) -> int:
     """What such an arena really holds after two runs, weights aside."""
     from onnxremat.memory.session import RegionSession
 
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch_folder() as folder:
         made = session_options(opened.options)
         made.enable_profiling = True
         made.profile_file_prefix = str(Path(folder) / "profile")

@@ -11,7 +11,6 @@ import json
 import mmap
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from onnxremat.device.host import processors
+from onnxremat.graph.temporary import scratch_folder
 from onnxremat.memory.native import STACK
 from onnxremat.memory.taken import status
 from onnxremat.ort.arrays import write_arrays
@@ -84,7 +84,7 @@ def rise_of(request: dict[str, Any], feeds: Feeds) -> Rise:
     """
     if not Path("/proc/self/clear_refs").exists():
         return Rise(None, None, NO_LIMIT)
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch_folder() as folder:
         data, room = Path(folder) / "feeds.npz", request["room"]
         write_arrays(data, feeds)
         request = {**request, "feeds": str(data)}

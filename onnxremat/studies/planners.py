@@ -60,7 +60,11 @@ class Comparison:
         if any(row.overhead is not None for row in self.standings):
             return
         budgets = {row.budget for row in self.standings}
-        proven = {row.budget for row in self.standings if row.status == Status.INFEASIBLE.value}
+        proven = {
+            row.budget
+            for row in self.standings
+            if row.status == Status.INFEASIBLE.value and (row.any_order or self.subject.fixed_order)
+        }
         what = f"no planner has a plan for {self.subject.name} at " + ", ".join(
             format_bytes(budget) for budget in sorted(budgets)
         )

@@ -2,8 +2,7 @@
 
 Most optimizers compute every element of a parameter from the same element of its gradient and
 state. Parameters of one formula can then lie one behind the other and be updated as one long row,
-any stretch of it by itself: what is at hand stays in a core's cache from the first op to the last,
-and processes can share the work evenly.
+any stretch of it by itself: processes can share the work evenly.
 """
 
 from __future__ import annotations
@@ -21,11 +20,8 @@ from onnxremat.graph.onnx_io import to_model
 from onnxremat.graph.overwriting import late_in_any_order
 from onnxremat.ort.infer import build_graph
 from onnxremat.ort.offline import optimise
+from onnxremat.workers.fused import OPERATORS
 
-POINTWISE = frozenset({
-    "Abs", "Add", "Div", "Exp", "Identity", "Log", "Max", "Min", "Mul", "Neg", "Pow", "Reciprocal",
-    "Sign", "Sqrt", "Sub", "Sum",
-})  # fmt: skip
 GRADIENT, STATE = "gradient/", "state/"  # and a number: inputs of a formula
 NEW = ".next"
 
@@ -163,7 +159,7 @@ class _Row:
             names[op.writes[0]] = f"value/{len(names)}"
             attributes = tuple(sorted(a.SerializeToString() for a in op.node.attribute))
             steps.append((op.op_type, attributes, tuple(names.get(n, n) for n in op.inputs)))
-            if not op.standard or op.op_type not in POINTWISE or len(op.writes) != 1:
+            if not op.standard or op.op_type not in OPERATORS or len(op.writes) != 1:
                 return None
         long = [graph.tensors[name] for name in names]
         short = [graph.tensors[name] for name in given]

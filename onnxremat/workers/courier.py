@@ -22,6 +22,7 @@ from onnxremat.workers.urgent import be_urgent
 
 NAP = 3e-4  # seconds between two looks while nobody waits
 SHORT = 2e-5  # and while somebody does
+REST = 5e-3  # and where all that goes on is a delay, at most
 
 
 @dataclass(frozen=True)
@@ -210,7 +211,18 @@ class Courier:
                 sums = None
             self.worked = time.thread_time()
             if not done:
-                time.sleep(nap)
+                self._rest(active, nap, sums is not None)
+
+    def _rest(self, active: Sequence[Transfer], nap: float, adding: bool) -> None:
+        """Until the next look; where all that goes on is a delay, until one of them is over or
+        something else is asked for: looking would take time of a core that computes."""
+        if not all(each.there for each in active):
+            time.sleep(nap)
+            return
+        over = min((each.there + self.delay.of(each.size) for each in active), default=0.0)
+        with self._wake:
+            if not (self._fresh or self._ended or (self._sums and not adding)):
+                self._wake.wait(min(max(over - time.perf_counter(), 0.0), REST))
 
     def _over(self, each: Transfer) -> bool:
         """Whether it is done, which is then told."""

@@ -231,6 +231,7 @@ class DataParallel(Trainer):
             part = SharedUpdate(self._formulas, parts, self._moved, self.ranks, self._common)
             together = Together(parts, courier)
             together.part, together.ranks, together.share = part, self.ranks, 1.0 / self.ranks.size
+            together.eager = self.ranks.eager()
             return together
         if self._shares is None:
             return Overlapped(parts, courier)

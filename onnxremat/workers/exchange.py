@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from onnxremat.workers.layers import Key, U, in_turn
 from onnxremat.workers.pipeline import B, F, W
 
 MOST = 8  # layers
 LITTLE = 0.02  # of a step: what may be left of the exchange that nothing goes on beside
-WORTH = 0.01  # of an iteration: what a change from plain order has to gain
+WORTH = 0.02  # of an iteration: what a change from plain order has to gain; less is noise
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,10 @@ class Times:
     def compute(self) -> float:
         """Seconds of a step without waiting."""
         return sum(self.forward) + sum(self.chain) + sum(self.weight)
+
+    def wanted(self, layer: int) -> float:
+        """Of forward part and update, which need the layer's sums."""
+        return self.forward[layer] + (self.update[layer] if self.update else 0.0)
 
     def backward(self, layer: int, late: int) -> tuple[float, float]:
         """Of chain and weight part, where those of the first ``late`` layers come last."""
@@ -123,9 +128,9 @@ def simulate(times: Times, network: Network, late: int, joined: int) -> Simulate
             run.compute(weight)
             run.made(layer)
     run.compute(times.turn)
-    for layer, forward in enumerate(times.forward):
+    for layer in range(times.layers):
         run.wait(layer)
-        run.compute(forward + (times.update[layer] if times.update else 0.0))
+        run.compute(times.wanted(layer))
     return Simulated(Exchange(late, tuple(run.order)), run.now)
 
 
@@ -183,6 +188,49 @@ class _Run:
         self._there.update(dict.fromkeys(row, self._free))
         self.order.append(row)
         return work
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One step of a run.
+
+    Attributes:
+        times: of each process; ``turn`` is that before the step.
+        sums: seconds of each bucket's sums from when all processes had asked for them, or the ones
+            before were done. Those of the last step may be missing.
+    """
+
+    times: tuple[Times, ...]
+    sums: Mapping[tuple[int, ...], float]
+
+
+def replayed(exchange: Exchange, steps: Sequence[Measured]) -> list[float]:
+    """Seconds from step to step, each process with its own times: all wait for each other's sums,
+    and once more between steps.
+
+    Args:
+        steps: that followed each other; of the first its forward pass does not count.
+    """
+    layers, late, ends = range(steps[0].times[0].layers), exchange.late, list[float]()
+    now, there = [0.0] * len(steps[0].times), dict.fromkeys(layers, 0.0)
+    for step in steps:
+        if ends:
+            now = [ends[-1] + min(each.turn for each in step.times)] * len(now)
+            for layer in layers:
+                now = [max(t, there[layer]) + each.wanted(layer)
+                       for t, each in zip(now, step.times, strict=True)]  # fmt: skip
+        made = dict[int, float]()
+        for kind, layer in in_turn(len(layers), late):
+            if kind in (B, W):
+                now = [t + each.backward(layer, late)[kind == W]
+                       for t, each in zip(now, step.times, strict=True)]  # fmt: skip
+                made[layer] = max(now)
+        ends.append(max(now))
+        free = 0.0
+        for bucket in exchange.buckets if len(ends) < len(steps) else ():
+            free = max(free, *(made[layer] for layer in bucket)) + step.sums.get(bucket, 0.0)
+            there.update(dict.fromkeys(bucket, free))
+    return [b - a for a, b in pairwise(ends)]
 
 
 def every(times: Times, network: Network, most: int) -> Iterator[Simulated]:

@@ -128,4 +128,5 @@ def _without_first_values(model: onnx.ModelProto) -> onnx.ModelProto:
     kept = [tensor for tensor in light.graph.initializer if tensor.name not in known]
     del light.graph.initializer[:]
     light.graph.initializer.extend(kept)
-    return light
+    # Parsed anew: a message keeps the memory of what was taken out of it as long as any part lives.
+    return onnx.ModelProto.FromString(light.SerializeToString())

@@ -23,6 +23,7 @@ from onnxremat.workers.courier import Courier, Delay
 STARTED = (("PMI_SIZE", "PMI_RANK"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"))
 NAP = 2e-5  # seconds between two looks whether a sum is there
 EAGER = 1e-4  # seconds without naps before: each takes three times as long
+ALONE = 1e-2  # the same where nobody else wants the core
 ON_THE_WAY = 0.5  # seconds for what was said: a launcher drops what it has not passed on at an end
 PATIENCE = 2.0  # seconds in which the first rank may tell an error that all have
 
@@ -76,11 +77,11 @@ class Ranks:
         world = self._world.Split(group, self.rank)
         return Ranks(world.rank, world.size, self.beside, self._mpi, world)
 
-    def _finish(self, pending: list[Any]) -> None:
+    def _finish(self, pending: list[Any], eager: float = EAGER) -> None:
         """Wait without keeping a core busy for long: another rank may need it."""
         begin = time.perf_counter()
         while not self._mpi.Request.Testall(pending):
-            if time.perf_counter() > begin + EAGER:
+            if time.perf_counter() > begin + eager:
                 time.sleep(NAP)
 
     def told(self, value: Any) -> Any:
@@ -136,14 +137,18 @@ class Ranks:
                 world.Free()
         self._lent[:] = [lent for lent, over in zip(self._lent, ended, strict=True) if not over]
 
-    def meet(self) -> None:
-        """Wait for all: what MPI waits for itself, it waits for with a busy core."""
-        self._finish([self._world.Ibarrier()])
+    def meet(self, eager: float = EAGER) -> None:
+        """Wait for all: what MPI waits for itself, it waits for with a busy core.
 
-    def mean(self, value: float) -> float:
-        """Of all ranks."""
+        Args:
+            eager: seconds in which the core is kept busy.
+        """
+        self._finish([self._world.Ibarrier()], eager)
+
+    def mean(self, value: float, eager: float = EAGER) -> float:
+        """Of all ranks; ``eager`` as of :meth:`meet`."""
         array = np.array([value], np.float64)
-        self._finish([self._world.Iallreduce(self._mpi.IN_PLACE, array)])
+        self._finish([self._world.Iallreduce(self._mpi.IN_PLACE, array)], eager)
         return float(array[0]) / self.size
 
     def sharing(self) -> int:
@@ -153,6 +158,11 @@ class Ranks:
         beside = (row for node, row in rows if node == platform.node())
         found = sum(row == own or not set(own).isdisjoint(row) for row in beside)
         return max(1, min(found, self.beside))  # machines may have one name
+
+    def eager(self) -> float:
+        """Seconds to wait with a busy core: for longer where there is one for each process. All
+        have to call."""
+        return ALONE if self.sharing() <= processors() else EAGER
 
     def cores(self) -> int:
         """Processors for this process: those that it may use, dealt out to all that may use them,

@@ -86,10 +86,14 @@ class Overlapped:
         share: what sums over all processes have to be multiplied by for means over them.
         completes: whether the next batch completes the sums; then they leave.
         crowded: all cores compute, and what brings sums takes time of them.
-        seconds: per part those of its latest runs; whoever reads them may empty it.
+        seconds: per part those of its latest runs, without what transfers took of their core;
+            whoever reads them may empty it.
+        elapsed: the same as the clock has it, from the end of what was done or waited for before.
+        sent: the latest buckets and their transfers.
         travelled: of the latest sums their bytes and seconds, and whether they came while parts
             ran, so that nobody waited; likewise.
         turns: the latest seconds between the parts of one batch and those of the next; likewise.
+        begun: when the latest batches began; likewise.
     """
 
     def __init__(self, parts: InParts, courier: Courier) -> None:
@@ -115,9 +119,12 @@ class Overlapped:
         self.completes: Callable[[], bool] = lambda: True
         self.crowded = False
         self.seconds: dict[Key, deque[float]] = {}
+        self.elapsed: dict[Key, deque[float]] = {}
+        self.sent: deque[tuple[tuple[int, ...], Transfer]] = deque(maxlen=LATEST)
         self.travelled: deque[tuple[int, float, bool]] = deque(maxlen=LATEST)
         self.turns: deque[float] = deque(maxlen=LATEST)
-        self._ended = 0.0
+        self.begun: deque[float] = deque(maxlen=LATEST)
+        self._ended = self._before = 0.0
         self.spans = Spans()
         self.spans.watch(courier)
         self._travel: dict[int, Transfer] = {}  # by layer
@@ -136,7 +143,9 @@ class Overlapped:
         order = [k for k in in_turn(self._layers.count, exchange.late) if k in self._step.pieces]
         last = {layer: key for key in order for layer in [key[1]]}
         made, waiting = set[int](), list(exchange.buckets)
-        self.turns.append(time.perf_counter() - self._ended)
+        self.begun.append(time.perf_counter())
+        self.turns.append(self.begun[-1] - self._ended)
+        self._before = self.begun[-1]
         for key in order:
             for part in self._needs[key]:
                 self._updated(part)
@@ -157,6 +166,8 @@ class Overlapped:
         end = time.perf_counter()
         others = self._courier.worked - worked if self.crowded else 0.0
         self.seconds.setdefault(key, deque(maxlen=LATEST)).append(max(end - begin - others, 0.0))
+        self.elapsed.setdefault(key, deque(maxlen=LATEST)).append(end - self._before)
+        self._before = end
         self.spans.add("compute", name, begin, end)
 
     def describe(self) -> str:
@@ -181,6 +192,7 @@ class Overlapped:
             name = "sums of layers " + ", ".join(map(str, bucket))
             transfer = self._courier.add_up(arrays, name, self._parts.times)
             self._travel.update(dict.fromkeys(bucket, transfer))
+            self.sent.append((tuple(bucket), transfer))
 
     def _leave_all(self) -> None:
         for bucket in self.exchange.buckets:
@@ -217,6 +229,7 @@ class Overlapped:
                 beside = transfer.done.is_set()
                 with self.spans.during("wait", f"sums of layer {layer}"):
                     self._courier.wait(transfer)
+                self._before = time.perf_counter()
                 self.travelled.append((transfer.size, transfer.end - transfer.begin, beside))
         due, name = self._due, f"update {part}" if part >= 0 else "update"
         self._timed((U, part), name, partial(self._update.run, part, due))

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 from onnx import helper
 
 from onnxremat.grad.description import Training
@@ -93,6 +94,10 @@ class Piece:
     states: tuple[str, ...]
     placed: tuple[tuple[str, str], ...]
     copied: tuple[tuple[str, str], ...]
+
+    def opened(self) -> Piece:
+        """What is read of it once it has a session: its graph is let go."""
+        return replace(self, graph=Graph((), {}, (), (), onnx.ModelProto()))
 
 
 def cut(
@@ -245,6 +250,8 @@ class Pieces:
         options: of every session.
         pool: of buffers, shared with others.
         folder: of weights that are left in files.
+        arena: sessions take memory from the pool of the process, that of one part alone too; else
+            one that is alone has memory of its own, which it keeps between runs.
     """
 
     def __init__(
@@ -254,8 +261,11 @@ class Pieces:
         options: Options,
         pool: Pool,
         folder: Path | None = None,
+        *,
+        arena: bool = False,
     ) -> None:
-        self.pieces, self.pool, self._state = dict(pieces), pool, state
+        self.pieces = {key: piece.opened() for key, piece in pieces.items()}
+        self.pool, self._state = pool, state
         self._run = run_options()
         self._sessions: dict[Any, Any] = {}
         self._bindings: dict[Any, Any] = {}
@@ -266,7 +276,7 @@ class Pieces:
             if t.dtype and t.shape is not None
         }
         for key, piece in pieces.items():
-            session = _opened(piece.graph, options, folder, alone=len(pieces) == 1)
+            session = _opened(piece.graph, options, folder, alone=len(pieces) == 1 and not arena)
             self._sessions[key] = session
             binding = self._bindings[key] = session.io_binding()
             for name in piece.states:
@@ -295,7 +305,7 @@ class Pieces:
             dtype, shape = self.types[name]
             array = np.asarray(feeds[name])
             check_input(name, array, dtype, shape)
-            ready[name] = np.array(array, dtype, order="C")
+            ready[name] = np.asarray(array, dtype, order="C")
         for name in {name for piece in self.pieces.values() for name in piece.reads}:
             if name in self._state.arrays:  # other parts overwrite it
                 ready[name] = self._state.arrays[name].copy()

@@ -72,8 +72,8 @@ class Pipeline:
             if len(row) != length:
                 raise UsageError(f"{len(row)} {name} times for {length} of them", where=name)
             if not all(least <= value < 1e12 for value in row):
-                limit = "positive" if least else "not negative"
-                raise UsageError(f"{name} times have to be {limit} numbers, got {list(row)}")
+                limit = f"numbers of {least:g} and more, below 1e12"
+                raise UsageError(f"{name} times have to be {limit}, got {list(row)}")
 
     @property
     def stages(self) -> int:

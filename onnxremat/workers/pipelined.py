@@ -127,8 +127,8 @@ class PipelineParallel(Trainer):
         chosen = replace(UNPLANNED, threads=opening.device.threads)
         own = {key: piece for key, piece in plan.pieces.items() if plan.rank_of(key) == rank}
         mine = {k: p for k, p in plan.updates.items() if k == EVERYWHERE or k[1] == rank}
-        self._parts = Pieces(own, self._held, chosen, self.pool, opening.step.folder)
-        self._tail = Pieces(mine, self._held, chosen, self.pool)
+        self._parts = Pieces(own, self._held, chosen, self.pool, opening.step.folder, arena=True)
+        self._tail = Pieces(mine, self._held, chosen, self.pool, arena=True)
         self._relay = Relay(plan.pieces, plan.rank_of, self._parts, plan.courier, rank, 1)
         after = self._relay.tags
         self._news = Relay(plan.updates, lambda key: key[1], self._tail, plan.courier, rank, after)
@@ -139,6 +139,7 @@ class PipelineParallel(Trainer):
         self._how = lambda: "memory: buffers of one pool between parts"
         self._actions = list(plan.actions(rank))
         self._sent: list[Transfer] = []
+        self.staged = plan.opened()
 
     # ---- steps -------------------------------------------------------------------------
 

@@ -84,9 +84,16 @@ def _limits(pipeline: Pipeline, ranks: int) -> list[int]:
     return sorted({min(limit, most) for limit in (ranks, 2 * ranks - 1, most)})
 
 
+def _ranks(name: str, stages: int, ranks: int) -> tuple[int, ...]:
+    """Ranks that a schedule is tried with: what it takes where nobody says, and all there are."""
+    return tuple(dict.fromkeys((min(ranks, ranks_of(name, stages)), ranks)))
+
+
 def _ways(stages: int, ranks: int) -> tuple[tuple[int, ...], ...]:
     """Stages on ranks, in the ways that are tried: first those that use all ranks."""
-    several = (homes_of(name, stages, min(ranks, ranks_of(name, stages))) for name in SEVERAL)
+    several = (
+        homes_of(name, stages, count) for name in SEVERAL for count in _ranks(name, stages, ranks)
+    )
     return tuple(dict.fromkeys((blocks(stages, ranks), *several)))
 
 
@@ -130,15 +137,15 @@ class _Search:
         """Named schedules, as far as they keep the limits."""
         stages = self.pipeline.stages
         for name in NAMED:
-            ranks = min(self.ranks, ranks_of(name, stages))
-            homes = homes_of(name, stages, ranks)
-            if (name not in SEVERAL and ranks < stages) or not self._hopeful(homes):
-                continue
-            try:
-                order = named(self.pipeline, name, ranks)
-            except InfeasibleError:
-                continue
-            yield carry_out(self.pipeline, order)
+            for ranks in _ranks(name, stages, self.ranks):
+                homes = homes_of(name, stages, ranks)
+                if (name not in SEVERAL and ranks < stages) or not self._hopeful(homes):
+                    continue
+                try:
+                    order = named(self.pipeline, name, ranks)
+                except InfeasibleError:
+                    continue
+                yield carry_out(self.pipeline, order)
 
     def _by_rules(self) -> Iterator[Replay]:
         for homes in self.bounds:

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from onnxremat.errors import ExhaustedError
 from onnxremat.graph.ir import Op
-from onnxremat.ort.binding import run_bound, run_options, wrap
-from onnxremat.ort.session import Options, open_session, session_options
+from onnxremat.ort.denormals import denormals_as_zero
 from onnxremat.workers.alike import GRADIENT, NEW, STATE, Alike, Formulas
 from onnxremat.workers.common_memory import CommonMemory
+from onnxremat.workers.fused import Loop, loop_of
 from onnxremat.workers.halves import Halves
 from onnxremat.workers.layers import Key
 from onnxremat.workers.mpi import Ranks
@@ -28,7 +28,6 @@ from onnxremat.workers.pieces import Pieces, Pool, cut
 from onnxremat.workers.rooms import Rooms
 
 T = TypeVar("T")
-STRETCH = 1 << 16  # elements that a formula computes at once: they stay in a core's cache
 EDGE = 16  # elements at whose multiples processes part: those of a cache line
 
 
@@ -50,7 +49,7 @@ class SharedUpdate:
         ranks: Ranks,
         common: CommonMemory,
     ) -> None:
-        self._run, state, options = run_options(), parts.state, parts.options
+        state, options = parts.state, parts.options
         without = {SHARED: formulas.common} if formulas.common else {}
         own = {op.name for op in formulas.common}
         rest = [op for op in formulas.update.ops if op.name not in own]
@@ -59,41 +58,32 @@ class SharedUpdate:
         self._pieces = Pieces(mine, state, options, Pool())
         self._made = sorted({name for piece in mine.values() for name in piece.makes})
         self._numbers = {n: np.zeros((), np.float32) for row in formulas.alike for n in row.given}
-        self._bound = list[tuple[Any, Any]]()
+        self._loops = list[tuple[Loop, list[np.ndarray], list[np.ndarray]]]()
         self._common, self._mean = common, 1.0 / ranks.size
         moved = Rooms(state.arrays, dict.fromkeys(averaged, 0), common.stretch).all
         self._averaged = [_had(common.rows(room))[ranks.rank] for room in moved]
         for k, alike in enumerate(formulas.alike):
             rooms = _together(alike, state.arrays, common)
             (room,) = parts.sums.slices([k])
-            self._open(alike, _had(common.rows(room)), rooms, ranks, options)
+            self._take(alike, _had(common.rows(room)), rooms, ranks)
 
-    def _open(
+    def _take(
         self,
         alike: Alike,
         gradients: Sequence[np.ndarray],
         states: Sequence[np.ndarray],
         ranks: Ranks,
-        options: Options,
     ) -> None:
-        """A session of a formula, bound to each stretch of this process's share."""
-        session = open_session(alike.formula, session_options(options), None)
-        numbers = {name: wrap(self._numbers[name]) for name in alike.given}
+        """This process's share of the elements of a formula."""
+        names = {f"{GRADIENT}{k}": row for k, row in enumerate(gradients)}
+        names |= {f"{STATE}{k}": row for k, row in enumerate(states)}
+        changed = {f"{STATE}{k}": f"{STATE}{k}{NEW}" for k in alike.changes}
         size = gradients[0].size
         share = -(-size // ranks.size // EDGE) * EDGE
-        for at in range(ranks.rank * share, min(size, (ranks.rank + 1) * share), STRETCH):
-            end = min(at + STRETCH, size, (ranks.rank + 1) * share)
-            binding = session.io_binding()
-            for name, value in numbers.items():
-                binding.bind_ortvalue_input(name, value)
-            for k, row in enumerate(gradients):
-                binding.bind_ortvalue_input(f"{GRADIENT}{k}", wrap(row[at:end]))
-            for k, row in enumerate(states):
-                value = wrap(row[at:end])
-                binding.bind_ortvalue_input(f"{STATE}{k}", value)
-                if k in alike.changes:
-                    binding.bind_ortvalue_output(f"{STATE}{k}{NEW}", value)
-            self._bound.append((session, binding))
+        own = slice(ranks.rank * share, min(size, (ranks.rank + 1) * share))
+        numbers = [self._numbers[name] for name in alike.given]
+        loop = loop_of(alike.formula, list(names), changed)
+        self._loops.append((loop, [row[own] for row in names.values()], numbers))
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> None:
         """Update this process's stretches."""
@@ -104,12 +94,12 @@ class SharedUpdate:
         for name, number in self._numbers.items():
             number[...] = flight.values[name].array if name in self._made else feeds[name]
         flight.end()
-        for session, binding in self._bound:
-            run_bound(session, binding, self._run)
+        with denormals_as_zero():
+            for loop, rows, numbers in self._loops:
+                loop(*rows, *(number[()] for number in numbers))
 
     def abandon(self) -> None:
         """Stop the run that is on, and every later one; from any thread."""
-        self._run.terminate = True
         self._pieces.abandon()
 
 
@@ -149,10 +139,12 @@ class Together(Overlapped):
     Attributes:
         part: this process's part of the update.
         ranks: all of them.
+        eager: seconds in which they wait for each other with a busy core.
     """
 
     part: SharedUpdate
     ranks: Ranks
+    eager: float
 
     def _update_parts(self, halves: Halves, homes: Mapping[str, Key]) -> dict[int, list[Op]]:
         return {}
@@ -163,11 +155,11 @@ class Together(Overlapped):
     def update(self, feeds: Mapping[str, np.ndarray]) -> None:
         """Update all parameters."""
         with self.spans.during("wait", "everybody's gradients"):
-            self.ranks.meet()
+            self.ranks.meet(self.eager)
         with self.spans.during("compute", "update"):
             self.part.run(feeds)
         with self.spans.during("wait", "everybody's update"):
-            self.ranks.meet()
+            self.ranks.meet(self.eager)
         self._emptied(self._sums)
 
     def describe(self) -> str:

@@ -36,7 +36,7 @@ from onnxremat.workers.stages import (
 )
 from onnxremat.workers.tied import apart
 from onnxremat.workers.tuning import measured_network
-from onnxremat.workers.within import Fitted, Memory, Within, opened, repeats
+from onnxremat.workers.within import PROCESS, Fitted, Memory, Within, opened, repeats
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,12 @@ class Staged:
     def rank_of(self, key: Key) -> int:
         """Where a part runs."""
         return self.order.rank[key[1]]
+
+    def opened(self) -> Staged:
+        """What is read of it once all parts have sessions: their graphs are let go."""
+        pieces = {key: piece.opened() for key, piece in self.pieces.items()}
+        updates = {key: piece.opened() for key, piece in self.updates.items()}
+        return replace(self, pieces=pieces, updates=updates)
 
     def actions(self, rank: int) -> Iterator[tuple[int, int, int]]:
         """Stage, kind and micro-batch of everything that a rank does, in order."""
@@ -214,7 +220,7 @@ def _fitted(
         found = []
         for at in range(max(rank) + 1):
             names = held(at, rank, whole, updates, owners) & variables
-            memory = Memory(state=sum(sizes[name] for name in names))
+            memory = Memory(state=sum(sizes[name] for name in names), process=PROCESS)
             for key, piece in updates.items():
                 memory = opened(memory, piece.graph) if key[1] in (-1, at) else memory
             found.append(memory)

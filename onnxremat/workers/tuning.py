@@ -5,19 +5,29 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import median
 
 import numpy as np
 
 from onnxremat.errors import ModelError
 from onnxremat.workers.courier import Courier
-from onnxremat.workers.exchange import WORTH, Exchange, Network, Simulated, best, of_parts, simulate
+from onnxremat.workers.exchange import (
+    WORTH,
+    Exchange,
+    Measured,
+    Network,
+    Simulated,
+    best,
+    of_parts,
+    replayed,
+    simulate,
+)
 from onnxremat.workers.layers import Key
 from onnxremat.workers.mpi import Ranks
 from onnxremat.workers.overlap import Overlapped
 
-WARM, MEASURED, TRIAL, TURNS = 2, 6, 4, 3  # updates; of each exchange, so many times
+WARM, MEASURED, TRIAL, TURNS = 2, 6, 4, 5  # updates; of each exchange, so many times
 IN_PLAIN_ORDER = WARM + MEASURED  # updates until then; one in between does not count
 LATE = IN_PLAIN_ORDER + 1 + MEASURED
 PROBE = 1 << 20  # bytes that the network is measured with
@@ -55,17 +65,61 @@ def in_steps(network: Network, rows: Sequence[Mapping[int, float]]) -> Network:
     return replace(network, latency=latency, byte=byte)
 
 
+def slowest(ranks: Ranks, seconds: Mapping[Key, Sequence[float]]) -> dict[Key, float]:
+    """Medians, of the process where each takes longest; all have to call."""
+    each = {key: median(row) for key, row in seconds.items()}
+    rows = ranks.everybody(each)
+    return {key: max(row[key] for row in rows) for key in each}
+
+
+@dataclass(frozen=True)
+class Own:
+    """What one process measured of a step, as the clock had it.
+
+    Attributes:
+        parts: seconds of parts.
+        turn: seconds since the step before.
+        sums: when those of each bucket were asked for, or the ones before were done, and when they
+            were there; since the step began, which is when all have met.
+    """
+
+    parts: Mapping[Key, float]
+    turn: float
+    sums: Mapping[tuple[int, ...], tuple[float, float]]
+
+
+def latest(runs: Overlapped, steps: int) -> list[Own]:
+    """The latest steps, since nothing was kept; none where they were not one batch each."""
+    rows, sums, before = runs.elapsed, list[dict[tuple[int, ...], tuple[float, float]]](), 0.0
+    if any(len(row) != steps for row in (runs.begun, *rows.values())):
+        return []
+    for bucket, transfer in runs.sent:
+        if not sums or bucket in sums[-1]:
+            sums.append({})
+        zero = runs.begun[min(len(sums), steps) - 1]
+        sums[-1][bucket] = max(transfer.asked, before) - zero, transfer.end - zero
+        before = transfer.end
+    if len(sums) != steps:
+        return []
+    return [
+        Own({key: row[k] for key, row in rows.items()}, runs.turns[k], sums[k])
+        for k in range(steps)
+    ]
+
+
 class Tuning:
     """Chooses the exchange of a run.
 
     A few steps are measured in plain order, and a few with as many weight gradients last as can
     be; the best exchange is found by simulation; where it is another than the best in plain order,
-    both are tried in turn, and the quicker one stays. The first process decides.
+    both are tried in turn, and these very steps simulated from what their parts and sums took. The
+    other one stays where both say that it is quicker. The first process decides.
 
     Attributes:
         network: as measured, the same numbers in all processes.
         chosen: by simulation, and the best in plain order; None until they are known.
-        tried: seconds of an update with each of them, in the trial.
+        tried: seconds of an update with plain order and with the other, in the trial.
+        again: both simulated with what was measured in the trial; None until then.
         done: the exchange stays from now on.
     """
 
@@ -81,10 +135,12 @@ class Tuning:
         self.network = network
         self.chosen: tuple[Simulated, Simulated] | None = None
         self.tried: tuple[list[float], list[float]] = ([], [])
+        self.again: tuple[float, float] | None = None
         self.done = False
         self._updates, self._since, self._worked = 0, 0.0, 0.0
         self._plain: dict[Key, float] = {}  # seconds of parts
         self._turn = 0.0
+        self._again: tuple[list[float], list[float]] = ([], [])
 
     def updated(self) -> None:
         """An update was asked for: the end of what counts as an iteration."""
@@ -92,22 +148,26 @@ class Tuning:
             return
         now, self._updates = time.perf_counter(), self._updates + 1
         if self._updates in (WARM, IN_PLAIN_ORDER + 1):
-            for row in (self._runs.seconds, self._runs.travelled, self._runs.turns):
-                row.clear()
+            self.begin()
             self._worked = self._runs.worked
         elif self._updates == IN_PLAIN_ORDER:
             self._measured()
         elif self._updates == LATE:
             self._choose(self._slowest())
+            self.begin()
         elif self.chosen:
             self._try(now - self._since, *self.chosen)
         self._since = time.perf_counter()
 
+    def begin(self) -> None:
+        """What is measured begins."""
+        runs = self._runs
+        for row in (runs.seconds, runs.elapsed, runs.travelled, runs.turns, runs.begun, runs.sent):
+            row.clear()
+
     def _slowest(self) -> dict[Key, float]:
         """Seconds of parts, of the process that takes longest: sums wait for it."""
-        each = {key: median(row) for key, row in self._runs.seconds.items()}
-        rows = self._ranks.everybody(each)
-        return {key: max(row[key] for row in rows) for key in each}
+        return slowest(self._ranks, self._runs.seconds)
 
     def _measured(self) -> None:
         """Parts and network are known in plain order."""
@@ -137,14 +197,44 @@ class Tuning:
         """Both in turn, ``TRIAL`` updates each, ``TURNS`` times; the first after a change does not
         count."""
         at = self._updates - LATE - 1
+        which = at // TRIAL % 2
         if at % TRIAL:
-            self.tried[at // TRIAL % 2].append(seconds)
+            self.tried[which].append(seconds)
+        if (at + 1) % TRIAL == 0:
+            self._again[which].extend(self.simulated(TRIAL))
+            self._runs.exchange = (plain, quickest)[1 - which].exchange
+            self.begin()
         if at + 1 == 2 * TURNS * TRIAL:
-            gained = median(self.tried[1]) < median(self.tried[0]) * (1 - WORTH)
-            self._runs.exchange = self._ranks.told((quickest if gained else plain).exchange)
-            self.done = True
-        elif (at + 1) % TRIAL == 0:
-            self._runs.exchange = (plain, quickest)[(at + 1) // TRIAL % 2].exchange
+            self._decide(quickest, plain)
+
+    def simulated(self, steps: int) -> list[float]:
+        """Seconds of the steps since :meth:`begin`, but the first, by simulation, from what every
+        process measured in them; none where they were not one batch each. All have to call.
+
+        Args:
+            steps: how many there were, all with the exchange that is on.
+        """
+        everyone = self._ranks.everybody(latest(self._runs, steps))
+        found = list[Measured]()
+        for rows in zip(*everyone, strict=True) if all(everyone) else ():
+            times = tuple(replace(of_parts(r.parts, self._sizes), turn=r.turn) for r in rows)
+            sums = {
+                bucket: max(r.sums[bucket][1] for r in rows) - max(r.sums[bucket][0] for r in rows)
+                for bucket in rows[0].sums
+            }
+            found.append(Measured(times, sums))
+        return replayed(self._runs.exchange, found) if found else []
+
+    def _decide(self, quickest: Simulated, plain: Simulated) -> None:
+        """The other order stays where the trial, and its simulation, say that it gains."""
+        first, other = self._again
+        rows = [(median(self.tried[0]), median(self.tried[1]))]
+        if first and other:
+            self.again = median(first), median(other)
+            rows.append(self.again)
+        gained = all(other < order * (1 - WORTH) for order, other in rows)
+        self._runs.exchange = self._ranks.told((quickest if gained else plain).exchange)
+        self.done = True
 
     def to_text(self) -> str:
         """The exchange, for a checkpoint; "" while it is not known yet."""

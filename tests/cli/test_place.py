@@ -121,6 +121,21 @@ def test_questions_that_do_not_go_together(cli: Command) -> None:
     cli("place", graph, "--objective", "latency", "--any").assert_refused(2, "--any")
 
 
+@pytest.mark.parametrize("ask", [("--any",), ("--objective", "latency")])
+def test_devices_without_work_take_no_time(ask: tuple[object, ...], cli: Command) -> None:
+    """Ten thousand of them took minutes and gigabytes; more are refused, as in files."""
+    graph = written("inference.json", inference())
+    count = len(inference()["nodes"])
+    limit = ("--time-limit", 1, "--cpus", 2)
+    few = cli("place", graph, *ask, *limit, "--accelerators", count, "--json").facts
+    said = cli("place", graph, *ask, *limit, "--accelerators", 9000, "-o", "many.json", "--json")
+    assert said.facts["value"] == pytest.approx(few["value"])
+    assert len(said.facts["devices"]) == 9000 + len(few["devices"]) - count
+    assert cli("place", graph, *ask, "--accelerators", 9000, "--check", "many.json").code == 0
+    for option in ("--accelerators", "--cpus"):
+        assert cli("place", graph, option, 10_001).code == 2
+
+
 def test_methods_side_by_side(cli: Command) -> None:
     graph = written("inference.json", inference())
     said = cli("compare", graph, "--time-limit", 1, "--json")

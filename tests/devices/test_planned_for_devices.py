@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -16,14 +18,15 @@ from onnxremat.execute.partition_cuts import Terms
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort.feeds import seeded_feeds
 from onnxremat.pipeline.device_plan import device_model
+from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
-from onnxremat.pipeline.several_devices import proven
+from onnxremat.pipeline.several_devices import SeveralDevices, proven
 from onnxremat.pipeline.site import Site
 from onnxremat.pipeline.verify import verify_deployment
 from onnxremat.planner.ladder import solve
 from onnxremat.planner.plan_steps import provenance_of
 from onnxremat.planner.search import warm_up
-from onnxremat.planner.solution import Certificate, Status
+from onnxremat.planner.solution import Certificate, Status, unsolved
 from onnxremat.schedule.plan import Compute, Transfer
 from tests.devices.plans import BESIDE, optimized, processors
 from tests.limits import LONG
@@ -61,6 +64,24 @@ def test_a_later_round_proves_nothing_of_the_whole_budgets() -> None:
     moved = replace(found, schedule=replace(found.schedule, steps=steps[::-1]))
     ordered = replace(low, certificate=Certificate(0.5 * found.time, "first", False))
     assert proven(problem, moved, ordered, gap=1e-3).certificate.kind == "least run"
+
+
+def test_what_is_proven_in_one_order_is_no_proof_in_all(chain: Prepared) -> None:
+    """Formulations look in the order of the graph, whatever is asked for."""
+    target = SeveralDevices(chain, Site(processors(1), {"cpu:0": 1}), {}, Phases())
+    fixed = replace(chain, settings=replace(chain.settings, fixed_order=True))
+    ordered = unsolved(Status.INFEASIBLE, Certificate(inf, "lazy-cuts(3)", any_order=False))
+    model = SimpleNamespace(names=SimpleNamespace(ops=()))
+    for prepared, certificate, error in (
+        (chain, ordered.certificate, NoPlanError),
+        (fixed, ordered.certificate, InfeasibleError),
+        (chain, replace(ordered.certificate, any_order=True), InfeasibleError),
+    ):
+        asked_of = replace(target, prepared=prepared)
+        vars(asked_of)["model"] = model
+        told = asked_of.refusal(replace(ordered, certificate=certificate))
+        assert type(told) is error, told
+        assert ("others may" in told.why) == (error is NoPlanError)
 
 
 @pytest.mark.slow

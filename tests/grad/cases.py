@@ -79,6 +79,7 @@ case("Clip", apart(3, 4), None, fixed(np.array(0.9)))
 case("Clip", apart(3, 4), fixed(np.array(-0.5)))
 case("Clip", apart(3, 4))
 case("Clip", apart(3, 4), np.array(-0.5), np.array(0.9))
+case("Clip", apart(3, 4), np.array(0.9), np.array(-0.5))  # the upper bound everywhere
 for flags in ({}, {"reverse": 1}, {"exclusive": 1}, {"reverse": 1, "exclusive": 1}):
     case("CumSum", normal(2, 4), fixed(np.array(1, np.int64)), opsets=(14, 18), **flags)
 case("CumSum", normal(3, 2, 2), fixed(np.array(-3, np.int64)))

@@ -18,6 +18,10 @@ HIDING = {
     "by row": "hide = Not(seen) q = Where(hide, zero, p)",
     "what is seen": "q = Where(seen, p, zero)",
     "through a cast to its type": "c = Cast <to = 1> (p) q = Where(seen, c, zero)",
+    "through a cast to another": """c = Cast <to = 11> (p) d = Where(seen, c, far)
+        q = Cast <to = 1> (d)""",
+    "through a cast, by NaN": """c = Cast <to = 11> (p) h = IsNaN(c) d = Where(h, far, c)
+        q = Cast <to = 1> (d)""",
 }
 
 
@@ -35,7 +39,7 @@ def by_hand(shown: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("hidden", HIDING)
 def test_a_row_that_is_hidden_passes_nothing(hidden: str, variants: dict[str, str] | None) -> None:
     model = parse(f"""g (float[3, 4] x) => (float[3, 4] q)
-        <float zero = {{0}}, bool[3, 1] seen = {{1, 0, 1}}>
+        <float zero = {{0}}, double far = {{0}}, bool[3, 1] seen = {{1, 0, 1}}>
         {{ s = Mul(x, w) a = Add(s, mask) p = Softmax <axis = 1> (a) {HIDING[hidden]} }}""")
     for name, value in (("w", W), ("mask", MASK)):
         model.graph.initializer.append(numpy_helper.from_array(value, name))

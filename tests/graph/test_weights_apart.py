@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 import models
 import onnxremat
 from onnxremat.errors import ExhaustedError, ModelError, UsageError
-from onnxremat.graph import light, onnx_io, weights
+from onnxremat.graph import light, onnx_io, temporary, weights
 from onnxremat.graph.filling import Filling, filled
 from onnxremat.graph.light import read_light, read_structure
 from onnxremat.graph.onnx_io import files_of, read_model, write_model
@@ -127,7 +127,7 @@ def test_the_folder_lasts_as_long_as_somebody_holds_it(tmp_path: Path) -> None:
 
 def test_no_room_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, path = _saved(tmp_path)
-    monkeypatch.setattr(weights.tempfile, "tempdir", str(tmp_path / "gone"))
+    monkeypatch.setattr(temporary.tempfile, "tempdir", str(tmp_path / "gone"))
     with pytest.raises(ExhaustedError, match="temporary file") as caught:
         read_light(path)
     assert "TMPDIR" in caught.value.hint
@@ -233,7 +233,7 @@ def test_a_session_reads_weights_that_were_moved(tmp_path: Path) -> None:
 
 
 def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(temporary.tempfile, "tempdir", str(tmp_path))
     _, path = _saved(tmp_path)
     read_light(path)
     gc.collect()
@@ -265,3 +265,31 @@ leave(7)
     folder, there = done.stdout.split()
     assert there == "True"
     assert not Path(folder).exists()
+
+
+def test_what_a_killed_process_leaves_goes_when_the_next_one_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What another one still holds stays, and so does what is only just made."""
+    text = """
+import os, signal, tempfile
+from onnxremat.graph import temporary
+tempfile.tempdir = {!r}
+open(os.path.join(temporary.make_folder(), "weights0.data"), "w").write("x")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", text.format(str(tmp_path))], check=False)
+    (left,) = tmp_path.iterdir()
+    monkeypatch.setattr(temporary.tempfile, "tempdir", str(tmp_path))
+    other = tmp_path / f"{temporary.PREFIX}link"
+    other.symlink_to(left)
+    for seconds, stays in ((temporary.NEW, True), (-1.0, False)):
+        monkeypatch.setattr(temporary, "NEW", seconds)
+        temporary._remove_left.cache_clear()
+        with temporary.scratch_folder() as mine:
+            temporary._remove_left.cache_clear()
+            with temporary.scratch_folder():
+                assert left.exists() == stays
+                assert Path(mine).is_dir()
+        assert not Path(mine).exists()
+    assert list(tmp_path.iterdir()) == [other]

@@ -16,6 +16,7 @@ from onnxremat.planner.formulations.extract import without_unread
 from onnxremat.planner.ladder import solve
 from onnxremat.planner.makespan import makespan
 from onnxremat.planner.on_devices import Devices, on_devices
+from onnxremat.planner.options import Method
 from onnxremat.planner.problem import OneDevice, Problem, Rows
 from onnxremat.planner.problem_lists import ProblemLists
 from onnxremat.planner.retime import retimed
@@ -335,3 +336,12 @@ def test_copies_move_to_where_they_do_not_break_the_budget() -> None:
     over = np.maximum(occupancy(problem, schedule)[0] - budget, 0).sum()
     assert np.maximum(occupancy(problem, moved)[0] - budget, 0).sum() < over
     assert sorted(moved.steps) == sorted(schedule.steps)
+
+
+@pytest.mark.parametrize("planner", ["auto", "search"])
+@pytest.mark.parametrize("budget", [1e30, 2.0**63 - 2048])
+def test_budgets_may_be_any_number(budget: float, planner: str) -> None:
+    """Beyond what 64 bits hold as well; at half of that, sums overflowed in compiled code."""
+    problem = random_device_problem(1, 6, plain=True)
+    asked_for = asked(time_limit=0.3, method=Method(planner))
+    assert solve(problem, [budget] * 2, asked_for).schedule is not None

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from onnxremat.errors import InfeasibleError, NoPlanError
+from onnxremat.pipeline.study_problem import Subject
 from onnxremat.planner import Certificate, Problem, Solution, Status, lineup, peak
 from onnxremat.planner.baselines import BASELINES
 from onnxremat.planner.lineup import Entry, beaten, line_up
 from onnxremat.planner.methods import plan_by
 from onnxremat.planner.options import Method
 from onnxremat.planner.schedule import Schedule, Step
+from onnxremat.studies.planners import Comparison, Standing
 from tests.limits import LONG, Planned
 from tests.planner.asking import asked
 from tests.planner.graphs import skip_chain, small_transformer
@@ -90,3 +95,20 @@ def test_being_beaten_is_seen() -> None:
     assert list(beaten([crashed, close], "auto", 0.1)) == [(close, crashed)]
     late = Entry("auto", 1, None, "no answer in 15 s", late=True)  # on a busy machine
     assert list(beaten([late, close], "auto", 0.1)) == []
+
+
+def test_what_is_proven_in_one_order_is_no_proof_for_all_planners() -> None:
+    """A formulation proves that nothing fits in the order of the graph; another order may."""
+    problem = skip_chain(4, 1)
+    row = Standing(
+        "checkmate", 9, 9, None, None, None, 0.1, None, None, False, Status.INFEASIBLE.value, ""
+    )  # fmt: skip
+    subject = Subject("graph", problem, 9, None, fixed_order=False)
+    with pytest.raises(NoPlanError):
+        Comparison(subject, [row], []).require_a_plan()
+    for proven, held in (
+        (replace(row, any_order=True), subject),
+        (row, replace(subject, fixed_order=True)),
+    ):
+        with pytest.raises(InfeasibleError):
+            Comparison(held, [proven], []).require_a_plan()

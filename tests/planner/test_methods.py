@@ -11,6 +11,7 @@ import pytest
 from onnxremat.errors import UsageError
 from onnxremat.planner import Problem, Status, peak, seconds, solve
 from onnxremat.planner.baselines import BASELINES
+from onnxremat.planner.baselines.checkpoints import articulation, chen_sqrt, recompute_all
 from onnxremat.planner.exact import solve_formulation
 from onnxremat.planner.formulate import columns, formulate, staged_runs
 from onnxremat.planner.lineup import method_of
@@ -158,6 +159,16 @@ def test_large_models_are_refused_before_they_are_built() -> None:
             )
         assert "--formulation cuts" in refused_.value.hint
         assert f"n = {problem.ops}" in refused_.value.why
+
+
+def test_every_planner_takes_a_problem_without_ops() -> None:
+    """onnxruntime computes a graph of constants when it loads it: nothing is left to plan."""
+    nothing = Problem.plain([], [], [])
+    for name in (*PLANNERS, *FORMULATIONS):
+        answer = plan_by(nothing, 9, asked(time_limit=0.1, method=method_of(name, 10**5)))
+        assert answer.sequence == (), name
+    for rule in (articulation, chen_sqrt, recompute_all):  # as ``explain`` asks them
+        assert rule(nothing, 9).peaks == (0,)
 
 
 def test_names_that_are_none() -> None:

@@ -61,6 +61,30 @@ def test_linear_optimum(name: str) -> None:
     assert result.point.round().tolist() == [1, 1, 0]
 
 
+@pytest.mark.parametrize("name", list(SOLVERS))
+def test_what_a_solver_does_not_take_is_not_solved(name: str) -> None:
+    """HiGHS leaves out a model with such numbers, and called the empty one optimal."""
+    model = Model()
+    model.row([(model.binary(1.0), 1e16)], lower=1.0)
+    usable(name, model)
+    result = SOLVERS[name].solve(model, Limits(seconds=LONG))
+    assert result.outcome is Outcome.REFUSED or result.objective == pytest.approx(1.0)
+    rest = Relaxation(knapsack())
+    assert rest.solve(Limits(seconds=LONG))
+    rest.model.row([(0, 1e16)], lower=1.0)
+    for relaxation in (rest, Relaxation(model)):
+        assert not relaxation.solve(Limits(seconds=LONG))
+
+
+@pytest.mark.parametrize("name", list(SOLVERS))
+def test_rows_without_columns_may_be_infeasible(name: str) -> None:
+    for limit, outcome in ((-1.0, Outcome.INFEASIBLE), (0.0, Outcome.OPTIMAL)):
+        model = Model(offset=2.0)
+        model.row([], upper=limit)
+        usable(name, model)
+        assert SOLVERS[name].solve(model, Limits(seconds=LONG)).outcome is outcome
+
+
 def test_highs_prints_nothing() -> None:
     """What commands print is read by programs. Compiled code prints when the process ends."""
     made = "from onnxremat.planner.solvers.highs import silent; silent().run()"

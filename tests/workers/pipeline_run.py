@@ -28,12 +28,14 @@ def train(ranks: Ranks, path: Path) -> None:
         folder = Path(row["folder"])
         batch = dict(np.load(folder / "data.npz"))
         wanted = Wanted(**row["wanted"])
+        before = _anonymous()
         trainer = PipelineParallel(
             folder / "step.onnx", ranks=ranks, wanted=wanted, rate=row["rate"], threads=1
         )
         across = trainer.mesh.across
         mine = {name: np.split(a, across.size)[across.rank] for name, a in batch.items()}
         losses = [trainer.step(mine) for _ in range(row["steps"])]
+        grew = ranks.gathered(_anonymous() - before)
         held = ranks.gathered(trainer.values())
         trainer.collect()
         alive = ranks.gathered(trainer.alive)
@@ -44,6 +46,7 @@ def train(ranks: Ranks, path: Path) -> None:
                 "alive": {k: v for part in alive for k, v in part.items()},
                 "simulated": trainer.staged.replay.peak,
                 "peak": peak,
+                "grew": grew,
                 "planned": [each.values + each.crossing for each in trainer.staged.fitted.memory],
                 "budgets": [each.total for each in trainer.staged.fitted.memory],
                 "again": [len(each.ops) for each in trainer.staged.fitted.again],
@@ -51,6 +54,12 @@ def train(ranks: Ranks, path: Path) -> None:
                 "cuts": trainer.staged.cuts,
             }
             (folder / f"{row['name']}.json").write_text(json.dumps(facts))
+
+
+def _anonymous() -> int:
+    """Bytes of memory of no file that this process has (Linux)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line.split()[1] for line in lines if line.startswith("RssAnon")))
 
 
 def _alike(held: list[dict[str, np.ndarray]], length: int) -> bool:

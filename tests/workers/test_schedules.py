@@ -82,6 +82,23 @@ def test_auto_never_loses_to_a_named_schedule(first: int) -> None:
             assert lower_bound(pipeline, order.rank) <= other.makespan * (1 + 1e-9), (seed, name)
 
 
+@pytest.mark.parametrize("ranks", [3, 4])
+def test_auto_never_loses_to_a_named_schedule_on_as_many_ranks(ranks: int) -> None:
+    """Where all ranks are used, which may be more than the schedule takes by itself."""
+    for seed in range(40):
+        pipeline = draw(seed)
+        if pipeline.stages < ranks:
+            continue
+        found = best_order(pipeline, ranks, effort=1)
+        for name in SEVERAL:
+            try:
+                other = carry_out(pipeline, named(pipeline, name, ranks))
+            except InfeasibleError:
+                continue
+            assert found.bound <= found.replay.makespan * (1 + 1e-9)
+            assert found.replay.makespan <= other.makespan * (1 + 1e-9), (seed, name)
+
+
 def rows_of(stage: int, batches: int) -> Iterator[np.ndarray]:
     """Every order of a stage's actions in which B follows F and W follows B."""
     steps = [code(stage, kind) for kind in (F, B, W) for _ in range(batches)]

@@ -82,8 +82,9 @@ def test_two_processes_within_a_budget(folder: Path, tmp_path: Path) -> None:
     facts = told(folder, tight)
     assert any(facts["again"])
     assert max(facts["budgets"]) <= tight["wanted"]["budget"]
-    for peak, limit in zip(facts["peak"], facts["planned"], strict=True):
-        assert peak <= limit
+    for peak, most in zip(facts["peak"], facts["planned"], strict=True):
+        assert peak <= most
+    assert max(facts["grew"]) <= limit
 
 
 class Kept(Stage):

@@ -198,7 +198,8 @@ def erf(call: Call) -> Cotangents:
 
 @vjp("Clip", variant="output", reads="x1 x2 y0")
 def clip_output(call: Call) -> Cotangents:
-    """y = min(max(x, lo), hi). dx = dy strictly between the bounds; a bound gets dy where y is it.
+    """y = min(max(x, lo), hi). dx = dy strictly between the bounds; a bound gets dy where y is it,
+    the upper one alone where the lower is not below it.
 
     Reads only the result, so that x may die; where x equals a bound the bound gets dy.
     """
@@ -222,9 +223,17 @@ def _clip(call: Call, value: str) -> Cotangents:
     if inside:
         both = inside[0] if len(inside) == 1 else t.op("And", *inside)
         out[0] = t.mask(both, call.dy) if call.need(0) else None
-    for position, bound, kind in ((1, low, "LessOrEqual"), (2, high, "GreaterOrEqual")):
-        if bound is not None and call.need(position):
-            out[position] = t.mask(t.compare(kind, value, bound), call.dy)
+    crossed = None  # then y is the upper bound, wherever x is
+    if low is not None and high is not None and (call.need(1) or call.need(2)):
+        crossed = t.compare("GreaterOrEqual", low, high)
+    if low is not None and call.need(1):
+        below = t.compare("LessOrEqual", value, low)
+        below = below if crossed is None else t.op("And", below, t.op("Not", crossed))
+        out[1] = t.mask(below, call.dy)
+    if high is not None and call.need(2):
+        above = t.compare("GreaterOrEqual", value, high)
+        above = above if crossed is None else t.op("Or", above, crossed)
+        out[2] = t.mask(above, call.dy)
     return out[: len(call.op.inputs)]
 
 

@@ -82,8 +82,10 @@ def chen_greedy(problem: Problem, budget: int) -> Solution:
 
 
 def turning_point(wiring: ProblemLists) -> int:
-    """Op at the peak of the store-all sequence: the last of the forward part."""
+    """Op at the peak of the store-all sequence: the last of the forward part; -1 without ops."""
     problem = wiring.problem
+    if not problem.ops:  # onnxruntime computes it all when it loads the model
+        return -1
     return int(occupancy(problem, problem.store_all()).argmax())
 
 

@@ -116,8 +116,12 @@ class _Reader:
         chosen = able[:1] if len(able) == 1 or self.hints is None else []
         if self.hints is not None and not chosen:
             chosen = self.hints.devices(self.interval, op) or able[:1]
-        best = max(chosen, key=lambda d: sum(u in self.have[d] for u in reads))
-        return self._ensure([(u, best) for u in reads]) and self._run(op, best)
+        best = chosen[0]
+        if len(chosen) > 1:
+            best = max(chosen, key=lambda d: sum(u in self.have[d] for u in reads))
+        have = self.have[best]
+        missing = [(u, best) for u in reads if u not in have]
+        return (not missing or self._ensure(missing)) and self._run(op, best)
 
     def _run(self, op: int, device: int) -> bool:
         group = self.lists.group[op]
@@ -140,6 +144,8 @@ class _Reader:
     def _ensure(self, wanted: Sequence[Place]) -> bool:
         """Bring values to devices the way the point says, or any way there is; what is needed for
         that runs in base order, each value's copies right after it is made."""
+        if not self.lists.links and len(self.have) == 1:  # the same in a fourth of the time
+            return self._remake([value for value, _ in wanted])
         todo: set[Planned] = set()
         coming: dict[Place, int] = {}  # hops of the values that will be there
         open_: list[Place] = [(u, d) for u, d in wanted if u not in self.have[d]]
@@ -158,6 +164,17 @@ class _Reader:
                     if source != RUN:
                         coming[value, target] = far
         return all(self._do(*planned) for planned in sorted(todo))
+
+    def _remake(self, wanted: Sequence[int]) -> bool:
+        """:meth:`_ensure` on an only device, where all that is missing is made."""
+        lists, have, todo = self.lists, self.have[0], set[int]()
+        stack = [lists.producer[value] for value in wanted if value not in have]
+        while stack:
+            op = stack.pop()
+            if op not in todo:
+                todo.add(op)
+                stack += [lists.producer[value] for value in lists.reads[op] if value not in have]
+        return all(self._run(op, 0) for op in sorted(todo))
 
     def _do(self, maker: int, hops: int, item: int, device: int, source: int) -> bool:
         if source == RUN:

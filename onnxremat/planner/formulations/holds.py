@@ -151,7 +151,7 @@ class Holds:
             if broken > least:
                 values = tuple(np.flatnonzero(held > 0).tolist())
                 hold = Hold(cuts[b - 1], cuts[b], device, op, values)
-                found.append((broken / made.budgets[device], hold))
+                found.append((broken / max(1, made.budgets[device]), hold))
         return found
 
 

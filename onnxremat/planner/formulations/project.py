@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from onnxremat.planner.formulations.cut_model import CutModel
-from onnxremat.planner.problem import Floats, Ints
-from onnxremat.planner.schedule import RUN, Schedule
-from onnxremat.planner.semantics import Instance, Ledger, ledger
+from onnxremat.planner.problem import Floats
+from onnxremat.planner.schedule import RUN, InvalidScheduleError, Schedule
 
 
 def project(made: CutModel, schedule: Schedule | Sequence[int]) -> Floats:
@@ -24,22 +23,18 @@ def project(made: CutModel, schedule: Schedule | Sequence[int]) -> Floats:
     problem = made.lists.problem
     if not isinstance(schedule, Schedule):
         schedule = Schedule.of(problem, schedule)
-    book = ledger(problem, schedule)
     point = np.zeros(made.model.columns)
     interval, ends = _intervals(made, schedule)
-    arrived = _crossing(book, ends)
+    arrived, written = _crossing(made, schedule, interval)
     for b, device, value in arrived:
         _set(point, made.carry[b][device][value])
-    for step, (item, device, source) in enumerate(schedule.steps):
-        b = int(interval[step])
+    for b, (item, device, source), values in zip(interval, schedule.steps, written, strict=True):
         if source == RUN:
             _set(point, made.run[b][device][item])
         elif (b, device, item) not in arrived:
             _set(point, made.copied[b][source, device][item])
         if made.lists.links:
-            for instance in book.made[step]:
-                value, where, _, _ = book.instances[instance]
-                arrived.add((b, where, value))
+            arrived.update((b, device, value) for value in values)
     _project_shares(made, schedule, point)
     _project_takeovers(made, schedule, ends, point)
     if made.load >= 0:
@@ -52,22 +47,46 @@ def _set(point: Floats, column: int) -> None:
         point[column] = 1.0
 
 
-def _intervals(made: CutModel, schedule: Schedule) -> tuple[Ints, list[int]]:
+def _intervals(made: CutModel, schedule: Schedule) -> tuple[list[int], list[int]]:
     """Interval of every step, and the last step of every interval that a cut ends."""
     ends = made.spans.ends([item if source == RUN else -1 for item, _, source in schedule.steps])
     steps = np.arange(len(schedule.steps))
-    interval: Ints = np.searchsorted(np.asarray(ends), steps, side="left").astype(np.int32)
-    return interval, ends
+    return np.searchsorted(np.asarray(ends), steps, side="left").tolist(), ends
 
 
-def _crossed(instance: Instance, ends: list[int]) -> range:
-    """Numbers of the cuts (from 1) that an instance crosses."""
-    first = int(np.searchsorted(ends, instance.birth, side="left"))
-    return range(first + 1, int(np.searchsorted(ends, instance.death, side="left")) + 1)
+def _crossing(
+    made: CutModel, schedule: Schedule, interval: list[int]
+) -> tuple[set[tuple[int, int, int]], list[list[int]]]:
+    """(interval, device, value) of everything that is there when an interval begins and needed in
+    it or later; and the values that each step makes, a held one once."""
+    lists, crossed = made.lists, set[tuple[int, int, int]]()
+    there: dict[tuple[int, int], int] = {}  # (device, value) -> interval that it is carried to
+    written: list[list[int]] = []
 
+    def carry(b: int, device: int, value: int) -> None:
+        begin = there.get((device, value))
+        if begin is None:
+            raise InvalidScheduleError(f"value {value} is read and not on device {device}")
+        if begin < b:
+            crossed.update((k, device, value) for k in range(begin + 1, b + 1))
+            there[device, value] = b
 
-def _crossing(book: Ledger, ends: list[int]) -> set[tuple[int, int, int]]:
-    return {(b, i.device, i.value) for i in book.instances for b in _crossed(i, ends)}
+    ran = [False] * lists.problem.ops
+    for b, (item, device, source) in zip(interval, schedule.steps, strict=True):
+        for value in lists.reads[item] if source == RUN else (item,):
+            carry(b, device if source == RUN else source, value)
+        row = lists.writes[item] if source == RUN else [item]
+        if source == RUN and ran[item]:
+            row = [value for value in row if not lists.keep[value]]
+        elif source == RUN:
+            ran[item] = True
+        fresh = [v for v in row if not ((device, v) in there and schedule.placement[v] == device)]
+        there.update(((device, value), b) for value in fresh)
+        written.append(fresh)
+    for value, kept in enumerate(lists.keep):
+        if kept:
+            carry(made.intervals - 1, schedule.placement[value], value)
+    return crossed, written
 
 
 def _project_shares(made: CutModel, schedule: Schedule, point: Floats) -> None:
@@ -97,14 +116,14 @@ def _project_takeovers(made: CutModel, schedule: Schedule, ends: list[int], poin
             taken.add((b, device))
 
 
-def _load(made: CutModel, schedule: Schedule, interval: Ints, point: Floats) -> float:
+def _load(made: CutModel, schedule: Schedule, interval: list[int], point: Floats) -> float:
     """Largest load of a device or link, each op and copy once per interval, in seconds."""
     lists = made.lists
     loads = [0.0]
     for device in lists.devices:
         runs = {
-            (int(interval[step]), move.item)
-            for step, move in enumerate(schedule.steps)
+            (b, move.item)
+            for b, move in zip(interval, schedule.steps, strict=True)
             if move.runs and move.device == device
         }
         loads.append(sum(lists.cost[device][op] for _, op in runs))

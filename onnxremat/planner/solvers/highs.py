@@ -15,6 +15,7 @@ from onnxremat.planner.problem import Floats
 from onnxremat.planner.solvers.base import Limits, Meter, Outcome, Result, refused, run_apart
 
 INTERIOR = 100  # iterations of the simplex method that one of the interior point method takes
+REFUSES = "HiGHS does not take this model (numbers of 1e15 and more, as a rule)"
 PATIENT = 4.0  # seconds of the simplex method before the interior point method takes over
 
 
@@ -49,7 +50,8 @@ def _run(model: Model, limits: Limits) -> Result:
 
     meter = Meter(model, limits)
     highs = silent()
-    highs.passModel(_linear_program(model, highspy))
+    if highs.passModel(_linear_program(model, highspy)) == highspy.HighsStatus.kError:
+        return refused(REFUSES)  # and it would solve an empty one
     _set_options(highs, limits)
     if limits.warm is not None:
         start = highspy.HighsSolution()
@@ -65,9 +67,10 @@ def _run(model: Model, limits: Limits) -> Result:
     found = info.primal_solution_status == 2 and np.isfinite(info.objective_function_value)
     status = highs.getModelStatus()
     seconds = meter.seconds
-    if status == highspy.HighsModelStatus.kInfeasible:
+    empty = status == highspy.HighsModelStatus.kModelEmpty  # of columns: rows are not looked at
+    if status == highspy.HighsModelStatus.kInfeasible or (empty and model.violation(np.zeros(0))):
         return Result(Outcome.INFEASIBLE, inf, inf, None, seconds)
-    if status == highspy.HighsModelStatus.kModelEmpty:
+    if empty:
         return Result(Outcome.OPTIMAL, model.offset, model.offset, np.zeros(0), seconds)
     point = np.asarray(highs.getSolution().col_value) if found else None
     objective = float(info.objective_function_value) if found else inf
@@ -174,9 +177,9 @@ class Relaxation:
         self._highs.setOptionValue("random_seed", seed % (1 << 31))
         program = _linear_program(model, highspy)
         program.integrality_ = []
-        self._highs.passModel(program)
+        refuses = self._highs.passModel(program) == highspy.HighsStatus.kError
         self._interior = False
-        self._abandoned = False  # a thread that was left behind still runs it
+        self._abandoned = refuses  # or a thread that was left behind still runs it
 
     def solve(self, limits: Limits) -> bool:
         """Solve with the rows the model has by now; False when that did not end in time.
@@ -186,9 +189,10 @@ class Relaxation:
         """
         clock = limits.clock
         end = clock.now() + limits.seconds
+        if not self._abandoned:
+            self._append()
         if self._abandoned:
             return False
-        self._append()
         if not self._interior and not self._run(min(limits.seconds, PATIENT), limits):
             if self._abandoned:
                 return False
@@ -211,10 +215,12 @@ class Relaxation:
         )
 
     def _append(self) -> None:
+        import highspy
+
         model = self.model
         start, index, value = model.matrix()
         first = start[self.rows]
-        self._highs.addRows(
+        status = self._highs.addRows(
             model.rows - self.rows,
             np.asarray(model.row_lower[self.rows :]),
             np.asarray(model.row_upper[self.rows :]),
@@ -223,6 +229,7 @@ class Relaxation:
             index[first:],
             value[first:],
         )
+        self._abandoned = status == highspy.HighsStatus.kError
         self.rows = model.rows
 
     def _run(self, seconds: float, limits: Limits) -> bool:
