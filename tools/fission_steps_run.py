@@ -114,8 +114,8 @@ LARGE = {
         "batch 16 of 32, 1 of 24 layers", (16,),
     ),
     "btlm-3b": Step(
-        _net("gpt2", hidden=2560, heads=20, layers=1, sequence=512, positions=512), 16,
-        "batch 16 of 32, 1 of 32 layers", (16,),
+        _net("gpt2", hidden=2560, heads=20, layers=1, sequence=512, positions=512), 32,
+        "1 of 32 layers", (16,),
     ),
 }  # fmt: skip
 SMALL = {
