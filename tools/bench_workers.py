@@ -99,9 +99,8 @@ def _rank_reverse(ranks: Any, folder: Path, options: dict[str, Any]) -> list[dic
     batch, found = dict(np.load(folder / "data.npz")), []
 
     def trainer(byte: float) -> Any:
-        settings: dict[str, Any] = {"rate": 1e-3, "threads": 1}
-        overlap = Overlap(layers=8, delay=Delay(byte=byte))
-        one = DataParallel(folder / "step.onnx", ranks=ranks, overlap=overlap, **settings)
+        step, overlap = folder / "step.onnx", Overlap(layers=8, delay=Delay(byte=byte))
+        one = DataParallel(step, ranks=ranks, rate=1e-3, threads=1, overlap=overlap)
         while one.tuning and not one.tuning.done:
             one.step(batch)
         return one
