@@ -7,6 +7,7 @@ import math
 import numpy as np
 from onnx import TensorProto as T
 
+from onnxremat.grad.blocked_rows import one_product
 from onnxremat.grad.call import Call
 from onnxremat.grad.registry import Cotangents, vjp
 from onnxremat.grad.tape import Shape, Tape
@@ -58,7 +59,7 @@ def _over_rows(t: Tape, a: str, b: str) -> str:
     every 128 columns of the second; where these are many, the narrower one is transposed once.
     (A Reshape before and behind keeps onnxruntime from putting that back into the Gemm.)"""
     narrow, wide = sorted((t.shape(a)[1], t.shape(b)[1]))
-    if wide < WIDE or t.dtype(a) != T.FLOAT or t.shape(a)[0] < wide:
+    if wide < WIDE or t.dtype(a) != T.FLOAT or t.shape(a)[0] < wide or one_product(t, a, b):
         return t.gemm(a, b, ta=True)
     if t.shape(a)[1] != narrow:
         return t.swap_last(_over_rows(t, b, a))

@@ -1,0 +1,316 @@
+"""Rows of features that stay in onnxruntime's blocked layout from one product to the next.
+
+A layer of a transformer widens its rows, bends them and narrows them again. On Intel's processors
+onnxruntime's blocked 1x1 convolution takes the time of MKL's product, where its own product takes
+1.15 times as much, and 1.3 to 1.6 times for a weight's gradient; a bias is added on the way. What
+that gains is lost again where wide rows have to be copied into blocks and out of them. So where
+every op that touches such rows can do so in blocks (products, elementwise ops, sums over rows),
+they lie in blocks throughout: [rows, N] as the N channels of an image with ``rows`` places. Only
+the narrow rows on either side are copied.
+
+A weight's gradient is a sum over rows: these are its channels. Blocks of N channels with rows in
+between are how the filters of N outputs lie that have a channel per row, so that the wide factor
+is taken as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import onnx
+from onnx import helper
+
+from onnxremat.device.host import made_by_intel
+from onnxremat.grad.roles import inherit
+from onnxremat.grad.tape import Shape, Tape
+from onnxremat.graph.ir import Op
+from onnxremat.ort.blocks import DOMAIN
+
+ROWS, WIDE = 1024, 768  # rows and features from which that was measured to gain
+_ALONE = frozenset({
+    "Abs", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Log", "Mish",
+    "Neg", "Reciprocal", "Relu", "Selu", "Sigmoid", "Softplus", "Sqrt", "Tanh",
+})  # fmt: skip
+_PAIRS = frozenset({"Add", "Div", "Max", "Min", "Mul", "Sub"})
+
+
+def with_rows_in_blocks(t: Tape, ops: Sequence[Op], outputs: Collection[str]) -> list[Op]:
+    """The ops, with rows in blocks where that gains on this processor.
+
+    Args:
+        ops: of a training step, in a topological order.
+        outputs: tensors that the step returns: these stay as they are.
+    """
+    if not t.block or not made_by_intel():
+        return list(ops)
+    wide = _Search(t, ops, outputs).found()
+    return _InBlocks(t, ops, wide).made() if wide else list(ops)
+
+
+def one_product(t: Tape, a: str, b: str) -> bool:
+    """Whether a.T @ b of two matrices is left as one Gemm, for it may be made in blocks."""
+    if not t.block or t.dtype(a) != onnx.TensorProto.FLOAT or not made_by_intel():
+        return False
+    return t.shape(a)[0] >= ROWS and max(t.shape(a)[1], t.shape(b)[1]) >= WIDE
+
+
+class _Ops:
+    """Ops, who makes and reads their tensors, and which of these are wide."""
+
+    def __init__(self, t: Tape, ops: Sequence[Op]) -> None:
+        self.t, self.ops = t, ops
+        self.maker = {name: op for op in ops for name in op.writes}
+        self.readers: dict[str, list[Op]] = {}
+        for op in ops:
+            for name in op.reads:
+                self.readers.setdefault(name, []).append(op)
+
+    def matrix(self, name: str) -> Shape:
+        """[rows, features] of a tensor; nothing of one without axes."""
+        shape = self.t.shape(name)
+        return (math.prod(shape[:-1]), shape[-1]) if shape else ()
+
+    def biased(self, op: Op, wide: Collection[str]) -> tuple[Op, str] | None:
+        """The product to whose every row an Add adds a bias, and the bias; None for another op, or
+        where the product has other readers."""
+        if op.op_type != "Add" or len(op.reads) != 2:
+            return None
+        rows = [name for name in op.inputs if name in wide]
+        bias = next((name for name in op.inputs if name not in wide), "")
+        product = self.maker.get(rows[0]) if len(rows) == 1 else None
+        if product is None or not _is_product(product) or len(self.readers[rows[0]]) > 1:
+            return None
+        width = self.t.shape(rows[0])[-1]
+        return (product, bias) if self.matrix(bias) == (1, width) else None
+
+    def row_sum(self, op: Op) -> Op | None:
+        """The op that ends a sum over all rows, in one step or two; None where it is none."""
+        before, left = self.t.shape(op.inputs[0]), self.t.shape(op.outputs[0])
+        if self.t.size(op.outputs[0]) == before[-1] and left[-1:] == before[-1:]:
+            return op
+        after = self.readers.get(op.outputs[0], [])
+        if len(before) != 3 or left != (before[0], before[2]) or len(after) != 1:
+            return None
+        last = after[0]
+        ends = last.op_type == "ReduceSum" and self.t.shape(last.outputs[0])[-1:] == before[-1:]
+        return last if ends and self.t.size(last.outputs[0]) == before[-1] else None
+
+
+# ---- which rows ----------------------------------------------------------------------------------
+
+
+@dataclass
+class _Stretch:
+    """Wide tensors that elementwise ops lead to one another."""
+
+    names: set[str]
+    whole: bool  # every op that touches them can do so in blocks
+    products: int = 0
+
+
+class _Search(_Ops):
+    """Finds the tensors that are to lie in blocks."""
+
+    def __init__(self, t: Tape, ops: Sequence[Op], outputs: Collection[str]) -> None:
+        super().__init__(t, ops)
+        self.stretches = {
+            name: _Stretch({name}, name not in outputs) for name in self.maker if self._fits(name)
+        }
+
+    def found(self) -> set[str]:
+        """Those of stretches that are whole and worth it: with a product at both ends."""
+        for op in self.ops:
+            touched = [name for name in (*op.reads, *op.writes) if name in self.stretches]
+            if not touched:
+                continue
+            alike = self._alike(op)
+            for first, second in pairwise(alike or ()):
+                self._join(first, second)
+            for name in touched:
+                self.stretches[name].whole &= alike is not None
+                self.stretches[name].products += _is_product(op)
+        return {n for n, each in self.stretches.items() if each.whole and each.products > 1}
+
+    def _fits(self, name: str) -> bool:
+        if self.t.tensors[name].shape is None or self.t.dtype(name) != onnx.TensorProto.FLOAT:
+            return False
+        rows, columns = self.matrix(name) or (0, 0)
+        block = self.t.block
+        return rows >= ROWS and columns >= WIDE and not rows % block and not columns % block
+
+    def _join(self, a: str, b: str) -> None:
+        first, second = self.stretches[a], self.stretches[b]
+        if first is not second:
+            first.names |= second.names
+            first.whole &= second.whole
+            first.products += second.products
+            self.stretches.update(dict.fromkeys(second.names, first))
+
+    def _alike(self, op: Op) -> list[str] | None:
+        """The wide tensors that an op leads to one another; None where it knows no blocks."""
+        t, wide, result = self.t, self.stretches, op.outputs[0]
+        if not op.standard or len(op.outputs) != 1 or op.captures:
+            return None
+        same = [name for name in (*op.inputs, result) if name in wide]
+        if _is_product(op):
+            return [] if self._product_fits(op) else None
+        if op.op_type == "Size":  # an update waits for it
+            return []
+        if op.op_type == "ReduceSum":
+            return [] if self.row_sum(op) is not None else None
+        if op.op_type == "Reshape":
+            return same if self.matrix(op.inputs[0]) == self.matrix(result) else None
+        if op.op_type in _ALONE or self.biased(op, wide):
+            return same
+        pair = op.op_type in _PAIRS and all(n in wide or t.size(n) == 1 for n in op.inputs)
+        one = {t.shape(name) for name in same}
+        return same if pair and len(one) == 1 and result in wide else None
+
+    def _product_fits(self, op: Op) -> bool:
+        """Rows times a matrix; or two matrices over their rows, of which one is wide."""
+        t, (a, b), wide = self.t, op.inputs[:2], self.stretches
+        if len(op.inputs) > 2 or t.rank(b) != 2 or _attribute(op, "alpha", 1.0) != 1.0:
+            return False
+        if _attribute(op, "transA", 0):
+            alone = (a in wide) != (b in wide) and op.outputs[0] not in wide
+            return alone and not _attribute(op, "transB", 0)
+        columns, inner = t.shape(op.outputs[0])[-1], t.shape(a)[-1]
+        return b not in wide and not columns % t.block and not inner % t.block
+
+
+def _is_product(op: Op) -> bool:
+    return op.op_type in ("MatMul", "Gemm") and op.standard
+
+
+def _attribute(op: Op, name: str, default: float) -> float:
+    found = next((a for a in op.node.attribute if a.name == name), None)
+    return default if found is None else float(helper.get_attribute_value(found))
+
+
+# ---- the ops in blocks ---------------------------------------------------------------------------
+
+
+class _InBlocks(_Ops):
+    """Emits ops on tensors in blocks in place of those on rows."""
+
+    def __init__(self, t: Tape, ops: Sequence[Op], wide: set[str]) -> None:
+        super().__init__(t, ops)
+        self.wide = wide
+        self.blocks: dict[str, str] = {}  # of wide tensors
+        self.ended: set[str] = set()  # made already
+
+    def made(self) -> list[Op]:
+        """All ops."""
+        result: list[Op] = []
+        for op in self.ops:
+            if op.outputs[0] in self.ended:
+                continue
+            touched = not self.wide.isdisjoint((*op.reads, *op.writes))
+            result += self._replaced(op) if touched else [op]
+        return result
+
+    def _replaced(self, op: Op) -> list[Op]:
+        t, start = self.t, len(self.t.ops)
+        phase = "backward" if op.name.startswith("grad/") else "forward"
+        with t.scope(f"{op.name}/blocked", phase):
+            renames = self._emit(op)
+        emitted, t.ops[start:] = t.ops[start:], []
+        inherit(emitted, op)
+        return [each.renamed(each.name, renames, each.origin) for each in emitted]
+
+    def _emit(self, op: Op) -> dict[str, str]:
+        """Emit what stands for an op; a result that is not in blocks gets its name."""
+        t, result = self.t, op.outputs[0]
+        biased = self.biased(op, self.wide)
+        if biased:
+            product, bias = biased
+            self.blocks[result] = self._convolved(product, t.reshape(bias, (t.size(bias),)))
+        elif _is_product(op):
+            return self._product(op)
+        elif op.op_type == "Reshape":
+            self.blocks[result] = self.blocks[op.inputs[0]]
+        elif op.op_type == "ReduceSum":
+            return self._sum(op)
+        elif op.op_type == "Size":
+            size = t.op("Size", self.blocks[op.inputs[0]], shape=(), dtype=onnx.TensorProto.INT64)
+            return {size: result}
+        else:
+            inputs = [self.blocks.get(name, name) for name in op.inputs]
+            how = {a.name: helper.get_attribute_value(a) for a in op.node.attribute}
+            rows, columns = self.matrix(result)
+            self.blocks[result] = t.op(op.op_type, *inputs, shape=(1, columns, 1, rows), **how)
+        return {}
+
+    def _product(self, op: Op) -> dict[str, str]:
+        t, result = self.t, op.outputs[0]
+        if _attribute(op, "transA", 0):
+            return {self._over_rows(op): result}
+        if result not in self.wide:
+            made = self._convolved(op)
+            rows, columns = self.matrix(result)
+            made = t.op(
+                "ReorderOutput", made, shape=(1, 1, rows, columns), domain=DOMAIN,
+                channels=columns, channels_last=1,
+            )  # fmt: skip
+            return {t.reshape(made, t.shape(result)): result}
+        readers = self.readers.get(result, [])
+        if len(readers) != 1 or not self.biased(readers[0], self.wide):  # else made with the bias
+            self.blocks[result] = self._convolved(op)
+        return {}
+
+    def _convolved(self, op: Op, *bias: str) -> str:
+        """Rows times a matrix, as blocks."""
+        t, (a, b) = self.t, op.inputs[:2]
+        rows, columns = self.matrix(op.outputs[0])
+        data = self.blocks[a] if a in self.wide else self._last(a)
+        turned = bool(_attribute(op, "transB", 0))
+        filters = self._first(b) if turned else self._last(b)
+        filters = t.reshape(filters, (columns, t.shape(a)[-1], 1, 1))
+        return t.op(
+            "Conv", data, filters, *bias, shape=(1, columns, 1, rows), domain=DOMAIN,
+            kernel_shape=[1, 1],
+        )  # fmt: skip
+
+    def _over_rows(self, op: Op) -> str:
+        """a.T @ b: the wide factor's columns are filters, the other's the places of an image."""
+        t, (a, b) = self.t, op.inputs[:2]
+        wide, other = (b, a) if b in self.wide else (a, b)
+        (rows, places), count = self.matrix(other), self.matrix(wide)[1]
+        filters = t.reshape(self.blocks[wide], (count, rows, 1, 1))
+        made = t.op(
+            "Conv", self._first(other), filters, shape=(1, count, 1, places), domain=DOMAIN,
+            kernel_shape=[1, 1],
+        )  # fmt: skip
+        last = wide == b  # [places, count] is asked for
+        shape = (1, 1, places, count) if last else (1, count, 1, places)
+        made = t.op(
+            "ReorderOutput", made, shape=shape, domain=DOMAIN, channels=count,
+            channels_last=int(last),
+        )  # fmt: skip
+        return t.reshape(made, t.shape(op.outputs[0]))
+
+    def _sum(self, op: Op) -> dict[str, str]:
+        t, ending = self.t, self.row_sum(op) or op
+        rows, columns = self.matrix(op.inputs[0])
+        apart = t.reshape(self.blocks[op.inputs[0]], (columns // t.block, rows, t.block))
+        result = ending.outputs[0]
+        self.ended.add(result)
+        return {t.reshape(t.reduce("Sum", apart, [1]), t.shape(result)): result}
+
+    def _last(self, name: str) -> str:
+        """[rows, N] copied into blocks of its columns."""
+        rows, columns = self.matrix(name)
+        view, shape = (1, 1, rows, columns), (1, columns, 1, rows)
+        return self._laid(name, view, shape, channels_last=1)
+
+    def _first(self, name: str) -> str:
+        """[N, places] copied into blocks of its rows."""
+        rows, columns = self.matrix(name)
+        return self._laid(name, (1, rows, 1, columns), (1, rows, 1, columns))
+
+    def _laid(self, name: str, view: Shape, shape: Shape, **how: int) -> str:
+        t = self.t
+        return t.op("ReorderInput", t.reshape(name, view), shape=shape, domain=DOMAIN, **how)

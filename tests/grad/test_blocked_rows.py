@@ -1,0 +1,145 @@
+"""Wide rows between two products lie in blocks where that gains, and nothing else does."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+import models
+from onnxremat.errors import ModelError
+from onnxremat.grad import blocked_rows, differentiate
+from onnxremat.ort.blocks import DOMAIN, block_size
+from onnxremat.ort.session import Options, open_session, session_options
+from onnxremat.training.trainer import Trainer
+from tests.toolbox import parse
+
+SIZES = {"x": (4, 16, 32), "y": (4, 16, 32), "w": (32, 64), "b": (64,), "v": (64, 32), "c": (32,)}
+# Both kinds of Gelu, an elementwise op of two wide tensors, and one of a number.
+BENT = {
+    "erf": "r = Gelu(h)",
+    "tanh": 'r = Gelu<approximate="tanh">(h)',
+    "gated": "s = Sigmoid(h)\n p = Mul(h, s)\n r = Mul(p, two)",
+    "rectified": "q = Relu(h)\n r = Mul(q, q)",
+}
+
+
+def net(bent: str) -> onnx.ModelProto:
+    """A layer of a transformer, and the mean square of what it makes as the loss."""
+    model = parse(
+        f"""g (float[4, 16, 32] x, float[4, 16, 32] y) => (float loss)
+        <float two = {{2}}> {{
+        m = MatMul(x, w)
+        h = Add(b, m)
+        {bent}
+        n = MatMul(r, v)
+        z = Add(n, c)
+        d = Sub(z, y)
+        e = Mul(d, d)
+        loss = ReduceMean<keepdims = 0>(e)
+    }}""",
+        opset=20,
+    )
+    for name in "wbvc":
+        value = np.random.default_rng(ord(name)).standard_normal(SIZES[name]) / 4
+        stored = numpy_helper.from_array(value.astype(np.float32), name)
+        model.graph.initializer.append(stored)
+    return model
+
+
+@pytest.fixture
+def block(monkeypatch: pytest.MonkeyPatch) -> int:
+    """A processor that gains, from rows of 64 features on."""
+    monkeypatch.setattr(blocked_rows, "made_by_intel", lambda: True)
+    monkeypatch.setattr(blocked_rows, "ROWS", 64)
+    monkeypatch.setattr(blocked_rows, "WIDE", 64)
+    try:
+        return block_size()
+    except ModelError:
+        pytest.skip("this onnxruntime has no blocked convolutions")
+
+
+def gradients(model: onnx.ModelProto, **options: object) -> tuple[onnx.ModelProto, dict]:
+    step = differentiate(model, loss_output="loss", optimizer=None, **options)
+    session = open_session(step, session_options(Options(threads=1)))
+    values = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+    feeds = {n: np.random.default_rng(1).standard_normal(SIZES[n]).astype(np.float32) for n in "xy"}
+    wanted = {i.name for i in session.get_inputs()}
+    results = session.run(None, {n: v for n, v in (feeds | values).items() if n in wanted})
+    return step, dict(zip([o.name for o in session.get_outputs()], results, strict=True))
+
+
+def kinds(step: onnx.ModelProto) -> list[str]:
+    return [node.op_type for node in step.graph.node if node.domain == DOMAIN]
+
+
+@pytest.mark.parametrize("bent", BENT)
+def test_gradients_are_the_same(bent: str, block: int) -> None:
+    """x gets no gradient: five products, all of them in blocks."""
+    model = net(BENT[bent])
+    _, expected = gradients(model)
+    step, found = gradients(model, blocked=block)
+    assert kinds(step).count("Conv") == 5
+    assert not {"MatMul", "Gemm"} & {node.op_type for node in step.graph.node}
+    assert found.keys() == expected.keys() >= {"w.grad", "b.grad", "v.grad", "c.grad"}
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=2e-4, atol=1e-6, err_msg=name)
+
+
+def test_no_wide_tensor_is_copied(block: int) -> None:
+    step, _ = gradients(net(BENT["erf"]), blocked=block)
+    shape = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim]
+             for v in step.graph.value_info}  # fmt: skip
+    copies = [node for node in step.graph.node if node.op_type.startswith("Reorder")]
+    sizes = [np.prod(shape[name]) for n in copies for name in (n.input[0], n.output[0])
+             if name in shape]  # fmt: skip
+    assert sizes
+    assert max(sizes) <= 64 * 32
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "r = Softmax(h)",  # an op that knows no blocks
+        "t = Transpose<perm = [1, 0, 2]>(h)\n r = Transpose<perm = [1, 0, 2]>(t)",
+        "f = Mul(h, b)\n r = Gelu(f)",  # a number per feature, not behind a product
+    ],
+)
+def test_what_knows_no_blocks_keeps_rows_as_they_are(change: str, block: int) -> None:
+    model = net(change)
+    _, expected = gradients(model)
+    step, found = gradients(model, blocked=block)
+    assert not kinds(step)
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=2e-4, atol=1e-6, err_msg=name)
+
+
+def test_a_wide_result_of_the_step_stays_as_it_is(block: int) -> None:
+    model = net(BENT["erf"])
+    model.graph.output.add(name="r").type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+    step, found = gradients(model, blocked=block, outputs=["r"])
+    assert not kinds(step)
+    assert found["r"].shape == (4, 16, 64)
+
+
+def test_other_makers_processors_keep_products(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocked_rows, "made_by_intel", lambda: False)
+    step, _ = gradients(net(BENT["erf"]), blocked=block)
+    assert not kinds(step)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_a_transformer_trains_alike(optimizer: str, block: int) -> None:
+    """Updates in place wait for the copies of weights, too."""
+    model = models.build("bert", batch=4, sequence=16, hidden=32, layers=2, heads=2, vocab=64)
+    feeds = models.feeds(model)
+    losses = []
+    for options in ({}, {"blocked": block}):
+        step = differentiate(model, optimizer=optimizer, dropout=False, **options)
+        assert bool(kinds(step)) == bool(options)
+        trainer = Trainer(step, model, rate=0.05, threads=1)
+        batch = {**feeds, trainer.training.target: np.arange(64).reshape(4, 16) % 32}
+        losses.append([trainer.step(batch) for _ in range(5)])
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+    assert losses[0][-1] < losses[0][0]
