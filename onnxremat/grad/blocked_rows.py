@@ -10,7 +10,9 @@ the narrow rows on either side are copied.
 
 A weight's gradient is a sum over rows: these are its channels. Blocks of N channels with rows in
 between are how the filters of N outputs lie that have a channel per row, so that the wide factor
-is taken as it is.
+is taken as it is. Channels fill whole blocks: where rows do not (197 tokens of an image), rows of
+zeros are added as narrow ones are copied. What these become, forward, is multiplied by their
+gradient, which is 0; so no op that may make a number infinite is in blocks then.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
 import onnx
 from onnx import helper
 
@@ -32,9 +35,10 @@ from onnxremat.ort.blocks import DOMAIN
 ROWS, WIDE = 1024, 768  # rows and features from which that was measured to gain
 _ALONE = frozenset({
     "Abs", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Log", "Mish",
-    "Neg", "Reciprocal", "Relu", "Selu", "Sigmoid", "Softplus", "Sqrt", "Tanh",
+    "Neg", "Reciprocal", "Relu", "Selu", "Sigmoid", "Sign", "Softplus", "Sqrt", "Tanh",
 })  # fmt: skip
 _PAIRS = frozenset({"Add", "Div", "Max", "Min", "Mul", "Sub"})
+_OPEN = frozenset({"Div", "Log", "Reciprocal", "Sqrt"})  # may be infinite or no number
 
 
 def with_rows_in_blocks(t: Tape, ops: Sequence[Op], outputs: Collection[str]) -> list[Op]:
@@ -138,8 +142,7 @@ class _Search(_Ops):
         if self.t.tensors[name].shape is None or self.t.dtype(name) != onnx.TensorProto.FLOAT:
             return False
         rows, columns = self.matrix(name) or (0, 0)
-        block = self.t.block
-        return rows >= ROWS and columns >= WIDE and not rows % block and not columns % block
+        return rows >= ROWS and columns >= WIDE and not columns % self.t.block
 
     def _join(self, a: str, b: str) -> None:
         first, second = self.stretches[a], self.stretches[b]
@@ -155,6 +158,9 @@ class _Search(_Ops):
         if not op.standard or len(op.outputs) != 1 or op.captures:
             return None
         same = [name for name in (*op.inputs, result) if name in wide]
+        filled = any(self.matrix(name)[0] % t.block for name in same)
+        if filled and (op.op_type in _OPEN or (op.op_type == "Size" and not _updates(op))):
+            return None
         if _is_product(op):
             return [] if self._product_fits(op) else None
         if op.op_type == "Size":  # an update waits for it
@@ -179,6 +185,10 @@ class _Search(_Ops):
             return alone and not _attribute(op, "transB", 0)
         columns, inner = t.shape(op.outputs[0])[-1], t.shape(a)[-1]
         return b not in wide and not columns % t.block and not inner % t.block
+
+
+def _updates(op: Op) -> bool:
+    return op.name.startswith("update/")
 
 
 def _is_product(op: Op) -> bool:
@@ -240,9 +250,24 @@ class _InBlocks(_Ops):
         else:
             inputs = [self.blocks.get(name, name) for name in op.inputs]
             how = {a.name: helper.get_attribute_value(a) for a in op.node.attribute}
-            rows, columns = self.matrix(result)
-            self.blocks[result] = t.op(op.op_type, *inputs, shape=(1, columns, 1, rows), **how)
+            self.blocks[result] = t.op(op.op_type, *inputs, shape=self._shape(result), **how)
         return {}
+
+    def _filled(self, rows: int) -> int:
+        """Rows of so many whole blocks."""
+        return -(-rows // self.t.block) * self.t.block
+
+    def _shape(self, name: str) -> Shape:
+        rows, columns = self.matrix(name)
+        return (1, columns, 1, self._filled(rows))
+
+    def _with_zeros(self, name: str) -> str:
+        """Narrow rows, [whole blocks of rows, features]."""
+        rows, columns = self.matrix(name)
+        if rows == self._filled(rows):
+            return name
+        flat = self.t.reshape(name, (rows, columns))
+        return self.t.pad(flat, (0, 0), (self._filled(rows) - rows, 0))
 
     def _product(self, op: Op) -> dict[str, str]:
         t, result = self.t, op.outputs[0]
@@ -251,10 +276,12 @@ class _InBlocks(_Ops):
         if result not in self.wide:
             made = self._convolved(op)
             rows, columns = self.matrix(result)
+            filled = self._filled(rows)
             made = t.op(
-                "ReorderOutput", made, shape=(1, 1, rows, columns), domain=DOMAIN,
+                "ReorderOutput", made, shape=(1, 1, filled, columns), domain=DOMAIN,
                 channels=columns, channels_last=1,
             )  # fmt: skip
+            made = t.slice(t.reshape(made, (filled, columns)), [0], [0], [rows])
             return {t.reshape(made, t.shape(result)): result}
         readers = self.readers.get(result, [])
         if len(readers) != 1 or not self.biased(readers[0], self.wide):  # else made with the bias
@@ -265,12 +292,12 @@ class _InBlocks(_Ops):
         """Rows times a matrix, as blocks."""
         t, (a, b) = self.t, op.inputs[:2]
         rows, columns = self.matrix(op.outputs[0])
-        data = self.blocks[a] if a in self.wide else self._last(a)
+        data = self.blocks[a] if a in self.wide else self._last(self._with_zeros(a))
         turned = bool(_attribute(op, "transB", 0))
         filters = self._first(b) if turned else self._last(b)
         filters = t.reshape(filters, (columns, t.shape(a)[-1], 1, 1))
         return t.op(
-            "Conv", data, filters, *bias, shape=(1, columns, 1, rows), domain=DOMAIN,
+            "Conv", data, filters, *bias, shape=(1, columns, 1, self._filled(rows)), domain=DOMAIN,
             kernel_shape=[1, 1],
         )  # fmt: skip
 
@@ -278,10 +305,10 @@ class _InBlocks(_Ops):
         """a.T @ b: the wide factor's columns are filters, the other's the places of an image."""
         t, (a, b) = self.t, op.inputs[:2]
         wide, other = (b, a) if b in self.wide else (a, b)
-        (rows, places), count = self.matrix(other), self.matrix(wide)[1]
-        filters = t.reshape(self.blocks[wide], (count, rows, 1, 1))
+        places, count = self.matrix(other)[1], self.matrix(wide)[1]
+        data = self._first(self._with_zeros(other))
         made = t.op(
-            "Conv", self._first(other), filters, shape=(1, count, 1, places), domain=DOMAIN,
+            "Conv", data, self._filters(wide), shape=(1, count, 1, places), domain=DOMAIN,
             kernel_shape=[1, 1],
         )  # fmt: skip
         last = wide == b  # [places, count] is asked for
@@ -292,13 +319,26 @@ class _InBlocks(_Ops):
         )  # fmt: skip
         return t.reshape(made, t.shape(op.outputs[0]))
 
+    def _filters(self, wide: str) -> str:
+        rows, count = self.matrix(wide)
+        return self.t.reshape(self.blocks[wide], (count, self._filled(rows), 1, 1))
+
     def _sum(self, op: Op) -> dict[str, str]:
-        t, ending = self.t, self.row_sum(op) or op
-        rows, columns = self.matrix(op.inputs[0])
-        apart = t.reshape(self.blocks[op.inputs[0]], (columns // t.block, rows, t.block))
-        result = ending.outputs[0]
+        """A sum over rows; as a product with ones, and zeros, where rows were filled up."""
+        t, wide, ending = self.t, op.inputs[0], self.row_sum(op) or op
+        rows, columns = self.matrix(wide)
+        filled, result = self._filled(rows), ending.outputs[0]
+        if rows == filled:
+            apart = t.reshape(self.blocks[wide], (columns // t.block, rows, t.block))
+            made = t.reduce("Sum", apart, [1])
+        else:
+            there = (np.arange(filled) < rows).reshape(1, filled, 1, 1)
+            made = t.op(
+                "Conv", t.constant(there, t.dtype(wide)), self._filters(wide),
+                shape=(1, columns, 1, 1), domain=DOMAIN, kernel_shape=[1, 1],
+            )  # fmt: skip
         self.ended.add(result)
-        return {t.reshape(t.reduce("Sum", apart, [1]), t.shape(result)): result}
+        return {t.reshape(made, t.shape(result)): result}
 
     def _last(self, name: str) -> str:
         """[rows, N] copied into blocks of its columns."""
