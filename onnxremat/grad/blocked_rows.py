@@ -32,7 +32,8 @@ from onnxremat.grad.tape import Shape, Tape
 from onnxremat.graph.ir import Op
 from onnxremat.ort.blocks import DOMAIN
 
-ROWS, WIDE = 1024, 768  # rows and features from which that was measured to gain
+# Rows and features from which that was measured to gain, and the fewest of a product over rows.
+ROWS, WIDE, NARROW = 1024, 768, 192
 _ALONE = frozenset({
     "Abs", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Log", "Mish",
     "Neg", "Reciprocal", "Relu", "Selu", "Sigmoid", "Sign", "Softplus", "Sqrt", "Tanh",
@@ -50,15 +51,17 @@ def with_rows_in_blocks(t: Tape, ops: Sequence[Op], outputs: Collection[str]) ->
     """
     if not t.block or not made_by_intel():
         return list(ops)
-    wide = _Search(t, ops, outputs).found()
-    return _InBlocks(t, ops, wide).made() if wide else list(ops)
+    return _InBlocks(t, ops, _Search(t, ops, outputs).found()).made()
 
 
 def one_product(t: Tape, a: str, b: str) -> bool:
-    """Whether a.T @ b of two matrices is left as one Gemm, for it may be made in blocks."""
+    """Whether a.T @ b of two matrices is left as one Gemm, to be made in blocks: also where both
+    have to be copied."""
     if not t.block or t.dtype(a) != onnx.TensorProto.FLOAT or not made_by_intel():
         return False
-    return t.shape(a)[0] >= ROWS and max(t.shape(a)[1], t.shape(b)[1]) >= WIDE
+    narrow, wide = sorted((t.shape(a)[1], t.shape(b)[1]))
+    blocks = not narrow % t.block and not wide % t.block
+    return blocks and t.shape(a)[0] >= ROWS and narrow >= NARROW and wide >= WIDE
 
 
 class _Ops:
@@ -219,8 +222,15 @@ class _InBlocks(_Ops):
             if op.outputs[0] in self.ended:
                 continue
             touched = not self.wide.isdisjoint((*op.reads, *op.writes))
-            result += self._replaced(op) if touched else [op]
+            result += self._replaced(op) if touched or self._copied(op) else [op]
         return result
+
+    def _copied(self, op: Op) -> bool:
+        """Whether it is a product over rows whose factors are both copied."""
+        plain = op.op_type == "Gemm" and len(op.inputs) == 2 and not _attribute(op, "transB", 0)
+        if not plain or not _attribute(op, "transA", 0) or _attribute(op, "alpha", 1.0) != 1.0:
+            return False
+        return one_product(self.t, *op.inputs)
 
     def _replaced(self, op: Op) -> list[Op]:
         t, start = self.t, len(self.t.ops)
@@ -302,9 +312,10 @@ class _InBlocks(_Ops):
         )  # fmt: skip
 
     def _over_rows(self, op: Op) -> str:
-        """a.T @ b: the wide factor's columns are filters, the other's the places of an image."""
+        """a.T @ b: columns of the factor in blocks (or b) are filters, the other's the places of an
+        image."""
         t, (a, b) = self.t, op.inputs[:2]
-        wide, other = (b, a) if b in self.wide else (a, b)
+        wide, other = (a, b) if a in self.wide else (b, a)
         places, count = self.matrix(other)[1], self.matrix(wide)[1]
         data = self._first(self._with_zeros(other))
         made = t.op(
@@ -319,9 +330,11 @@ class _InBlocks(_Ops):
         )  # fmt: skip
         return t.reshape(made, t.shape(op.outputs[0]))
 
-    def _filters(self, wide: str) -> str:
-        rows, count = self.matrix(wide)
-        return self.t.reshape(self.blocks[wide], (count, self._filled(rows), 1, 1))
+    def _filters(self, name: str) -> str:
+        """Rows as filters: one for each of their features, with a channel for each of them."""
+        rows, count = self.matrix(name)
+        blocks = self.blocks[name] if name in self.wide else self._last(self._with_zeros(name))
+        return self.t.reshape(blocks, (count, self._filled(rows), 1, 1))
 
     def _sum(self, op: Op) -> dict[str, str]:
         """A sum over rows; as a product with ones, and zeros, where rows were filled up."""
