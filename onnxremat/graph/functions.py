@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import onnx
 
 from onnxremat.errors import ModelError
-from onnxremat.graph.ir import subgraphs
+from onnxremat.graph.ir import all_nodes, subgraphs
 from onnxremat.graph.traits import DOMAINS, ONNX
 from onnxremat.limits import NESTING, NODES, check
 
@@ -18,9 +18,13 @@ def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     """The same model without model-local functions (onnxruntime inlines them with late indices,
     which would lose the planned order).
 
+    A function that has the name of an operator of ONNX is none: onnxruntime takes the operator (the
+    standard leaves it to runtimes).
+
     Raises:
         ModelError: a function that calls itself, or more nodes than are taken on.
     """
+    model = _called_alone(model)
     sizes = _Sizes(model)
     check(
         sizes.of(model.graph.node), NODES, "nodes in the graph, its functions written out",
@@ -31,13 +35,51 @@ def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     from onnx import inliner
 
     try:
-        return inliner.inline_local_functions(model)
+        return inliner.inline_local_functions(_with_defaults(model))
     except Exception as error:  # of the library, in several unrelated types
         raise ModelError(
             "the functions of the model cannot be written out",
             why=str(error).splitlines()[0] if str(error) else type(error).__name__,
             hint="export the model without functions",
         ) from error
+
+
+def _called_alone(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Without functions that are named as operators."""
+    versions = {entry.domain: entry.version for entry in model.opset_import}
+    named = [
+        index
+        for index, f in enumerate(model.functions)
+        if _is_operator(f, versions.get(f.domain, 0))
+    ]
+    if not named:
+        return model
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    for index in reversed(named):
+        del made.functions[index]
+    return made
+
+
+def _is_operator(function: onnx.FunctionProto, version: int) -> bool:
+    domain = "" if function.domain in ONNX else function.domain
+    return 0 < version < 1 << 31 and bool(onnx.defs.has(function.name, version, domain))
+
+
+def _with_defaults(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The same, every call with the attributes that it leaves to their defaults: the inliner drops
+    what refers to these, which then are the operator's defaults."""
+    defaults = {_key(f.domain, f.name, f): f.attribute_proto for f in model.functions}
+    if not any(defaults.values()):
+        return model
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    for holder in (made.graph, *made.functions):
+        for node in all_nodes(holder):
+            given = {entry.name for entry in node.attribute}
+            wanted = defaults.get(_key(node.domain, node.op_type, node), ())
+            node.attribute.extend(entry for entry in wanted if entry.name not in given)
+    return made
 
 
 class _Sizes:

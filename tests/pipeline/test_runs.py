@@ -58,6 +58,37 @@ def test_differences_are_found(found: dict) -> None:
     assert difference.output == "y"
 
 
+def test_infinities_have_a_sign() -> None:
+    values = {"y": np.asarray([1.0, np.inf, np.nan], F)}
+    for other in ([1.0, -np.inf, np.nan], [1.0, np.nan, np.inf], [1.0, np.inf, np.inf]):
+        assert not compare({"y": np.asarray(other, F)}, values).ok
+    assert compare({"y": np.asarray([1.0001, np.inf, np.nan], F)}, values).ok
+
+
+def test_members_of_sequences_are_compared_whole() -> None:
+    """Long arrays are cut short where they are printed."""
+    long = np.arange(5000, dtype=F)
+    wrong = long.copy()
+    wrong[2500] = 7
+    wanted = {"y": [np.ones(2, F), long]}
+    assert compare({"y": [np.ones(2, F), long.copy()]}, wanted).bit_equal
+    near = compare({"y": [np.ones(2, F), long * F(1.00001)]}, wanted)
+    assert (near.ok, near.bit_equal) == (True, False)
+    for found in ([np.ones(2, F), wrong], [long, np.ones(2, F)], [np.ones(2, F)], long):
+        difference = compare({"y": found}, wanted)
+        assert (difference.ok, difference.bit_equal, difference.output) == (False, False, "y")
+
+
+def test_texts_and_maps_are_compared_by_value() -> None:
+    def words(*each: str) -> np.ndarray:
+        return np.array(["".join(list(word)) for word in each], object)
+
+    assert compare({"y": words("one", "two")}, {"y": words("one", "two")}).bit_equal
+    assert not compare({"y": words("one", "too")}, {"y": words("one", "two")}).ok
+    assert compare({"y": [{"a": np.nan}]}, {"y": [{"a": float("nan")}]}).ok
+    assert not compare({"y": [{"a": 1.0}]}, {"y": [{"a": 2.0}]}).ok
+
+
 def test_one_wrong_output_among_many_is_named() -> None:
     right = {name: np.ones(3, F) for name in "abc"}
     assert compare(right | {"b": np.zeros(3, F)}, right).output == "b"
