@@ -10,7 +10,6 @@ from onnx import helper
 from onnxremat.grad import differentiate
 from onnxremat.graph.functions import inline_functions
 from onnxremat.ort.profile import named_outputs
-from tests.toolbox import parse
 
 HEAD = '<ir_version: 10, opset_import: ["" : 21, "my" : 1]>\n'
 CALLS = {

@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto
 
 import onnxremat
-from onnxremat.errors import ModelError, UsageError
+from onnxremat import api
+from onnxremat.errors import ModelError, UnsupportedError, UsageError
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.memory.arena import Region
 from onnxremat.ort.feeds import index_range, seeded_feeds
@@ -225,3 +227,11 @@ def test_a_copy_that_reads_a_copy_that_ran_was_not_joined_with_the_first_run() -
     assert _merged(graph, ran - {names["u"]}) == set()
     assert _merged(graph, ran - {names["b"], names["u"]}) == {names["b"], names["u"]}
     assert _merged(graph, ran - {names["e"]}) == {names["e"]}
+
+
+@pytest.mark.parametrize("kind", [TensorProto.BFLOAT16, TensorProto.INT4, TensorProto.FLOAT8E5M2])
+def test_inputs_that_numpy_does_not_have_are_told(kind: int) -> None:
+    model = parse("g (float[4] x) => (float[4] y) { y = Cast<to: int = 1>(x) }", opset=21)
+    model.graph.input[0].type.tensor_type.elem_type = kind
+    with pytest.raises(UnsupportedError, match="input 'x' is"):
+        api.optimize(model, budget="min")
