@@ -32,10 +32,8 @@ def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     )  # fmt: skip
     if not model.functions:
         return model
-    from onnx import inliner
-
     try:
-        return inliner.inline_local_functions(_with_defaults(model))
+        return _written_out(model)
     except Exception as error:  # of the library, in several unrelated types
         raise ModelError(
             "the functions of the model cannot be written out",
@@ -66,19 +64,31 @@ def _is_operator(function: onnx.FunctionProto, version: int) -> bool:
     return 0 < version < 1 << 31 and bool(onnx.defs.has(function.name, version, domain))
 
 
+def _written_out(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Callers before what they call: what a call leaves to defaults, or hands on that was not given
+    to its function, is known then."""
+    from onnx import inliner
+
+    left = len(model.functions) + 1  # of another version of the operators they are not written out
+    while left > len(model.functions) and any(f.attribute_proto for f in model.functions):
+        left, model = len(model.functions), _with_defaults(model)
+        called = {(node.domain, node.op_type) for f in model.functions for node in all_nodes(f)}
+        names = [(f.domain, f.name) for f in model.functions]
+        first = [name for name in names if name not in called]
+        model = inliner.inline_selected_functions(model, first or names)
+    return inliner.inline_local_functions(model)
+
+
 def _with_defaults(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The same, every call with the attributes that it leaves to their defaults: the inliner drops
-    what refers to these, which then are the operator's defaults."""
+    """The same, every call of the graph with the attributes that it leaves to their defaults: the
+    inliner drops what refers to these, which then are the operator's defaults."""
     defaults = {_key(f.domain, f.name, f): f.attribute_proto for f in model.functions}
-    if not any(defaults.values()):
-        return model
     made = onnx.ModelProto()
     made.CopyFrom(model)
-    for holder in (made.graph, *made.functions):
-        for node in all_nodes(holder):
-            given = {entry.name for entry in node.attribute}
-            wanted = defaults.get(_key(node.domain, node.op_type, node), ())
-            node.attribute.extend(entry for entry in wanted if entry.name not in given)
+    for node in all_nodes(made.graph):
+        given = {entry.name for entry in node.attribute}
+        wanted = defaults.get(_key(node.domain, node.op_type, node), ())
+        node.attribute.extend(entry for entry in wanted if entry.name not in given)
     return made
 
 

@@ -33,6 +33,12 @@ CALLS = {
         { b = my.F<alpha: float = @beta>(a) }
         <domain: "my", opset_import: ["" : 21]> F <alpha: float = 0.5> (a) => (b)
         { b = LeakyRelu<alpha: float = @alpha>(a) }""",
+    "not given to the function that hands it on": """
+        g (float[4, 8] x) => (float[4, 8] y) { y = my.G(x) }
+        <domain: "my", opset_import: ["" : 21, "my" : 1]> G <beta> (a) => (b)
+        { b = my.F<alpha: float = @beta>(a) }
+        <domain: "my", opset_import: ["" : 21]> F <alpha: float = 0.5> (a) => (b)
+        { b = LeakyRelu<alpha: float = @alpha>(a) }""",
     "no default": """
         g (float[4, 8] x) => (float[4, 8] y) { y = my.F(x) }
         <domain: "my", opset_import: ["" : 21]> F <alpha> (a) => (b)
