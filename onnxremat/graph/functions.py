@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import onnx
 
@@ -32,8 +32,10 @@ def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     )  # fmt: skip
     if not model.functions:
         return model
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
     try:
-        return _written_out(model)
+        return _written_out(made)
     except Exception as error:  # of the library, in several unrelated types
         raise ModelError(
             "the functions of the model cannot be written out",
@@ -44,12 +46,8 @@ def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _called_alone(model: onnx.ModelProto) -> onnx.ModelProto:
     """Without functions that are named as operators."""
-    versions = {entry.domain: entry.version for entry in model.opset_import}
-    named = [
-        index
-        for index, f in enumerate(model.functions)
-        if _is_operator(f, versions.get(f.domain, 0))
-    ]
+    versions = {_home(entry.domain): entry.version for entry in model.opset_import}
+    named = [i for i, f in enumerate(model.functions) if _is_operator(f, versions)]
     if not named:
         return model
     made = onnx.ModelProto()
@@ -59,37 +57,48 @@ def _called_alone(model: onnx.ModelProto) -> onnx.ModelProto:
     return made
 
 
-def _is_operator(function: onnx.FunctionProto, version: int) -> bool:
-    domain = "" if function.domain in ONNX else function.domain
+def _is_operator(function: onnx.FunctionProto, versions: Mapping[str, int]) -> bool:
+    domain = _home(function.domain)
+    version = versions.get(domain, 0)
     return 0 < version < 1 << 31 and bool(onnx.defs.has(function.name, version, domain))
 
 
+def _home(domain: str) -> str:
+    return "" if domain in ONNX else domain
+
+
 def _written_out(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Callers before what they call: what a call leaves to defaults, or hands on that was not given
-    to its function, is known then."""
+    """The model, which is changed. Callers go before what they call: what a call leaves to defaults,
+    or hands on that was not given itself, is known then."""
     from onnx import inliner
 
-    left = len(model.functions) + 1  # of another version of the operators they are not written out
-    while left > len(model.functions) and any(f.attribute_proto for f in model.functions):
-        left, model = len(model.functions), _with_defaults(model)
+    for _ in range(NESTING):
+        if not any(f.attribute_proto for f in model.functions):
+            break
         called = {(node.domain, node.op_type) for f in model.functions for node in all_nodes(f)}
         names = [(f.domain, f.name) for f in model.functions]
-        first = [name for name in names if name not in called]
-        model = inliner.inline_selected_functions(model, first or names)
+        first = [name for name in names if name not in called] or names
+        model = _with_defaults(model, model.graph)
+        try:
+            model = inliner.inline_selected_functions(model, first)
+        except RuntimeError:  # one of another version of the operators, which stays a call
+            model = _with_defaults(model, *model.functions)
+            break
     return inliner.inline_local_functions(model)
 
 
-def _with_defaults(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The same, every call of the graph with the attributes that it leaves to their defaults: the
-    inliner drops what refers to these, which then are the operator's defaults."""
+def _with_defaults(
+    model: onnx.ModelProto, *holders: onnx.GraphProto | onnx.FunctionProto
+) -> onnx.ModelProto:
+    """The model, every call in a part of it with the attributes that it leaves to their defaults:
+    the inliner drops what refers to these, which then are the operator's defaults."""
     defaults = {_key(f.domain, f.name, f): f.attribute_proto for f in model.functions}
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
-    for node in all_nodes(made.graph):
-        given = {entry.name for entry in node.attribute}
-        wanted = defaults.get(_key(node.domain, node.op_type, node), ())
-        node.attribute.extend(entry for entry in wanted if entry.name not in given)
-    return made
+    for holder in holders:
+        for node in all_nodes(holder):
+            given = {entry.name for entry in node.attribute}
+            wanted = defaults.get(_key(node.domain, node.op_type, node), ())
+            node.attribute.extend(entry for entry in wanted if entry.name not in given)
+    return model
 
 
 class _Sizes:
