@@ -68,8 +68,8 @@ def _home(domain: str) -> str:
 
 
 def _written_out(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model, which is changed. Callers go before what they call: what a call leaves to defaults,
-    or hands on that was not given itself, is known then."""
+    """The model, which is changed. Callers go before what they call: what a call leaves to
+    defaults, or hands on that was not given itself, is known then."""
     from onnx import inliner
 
     for _ in range(NESTING):
