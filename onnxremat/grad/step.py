@@ -47,6 +47,7 @@ from onnxremat.grad.variants import least_kept
 from onnxremat.grad.warned import warnings_of
 from onnxremat.graph.ir import Graph, Op
 from onnxremat.graph.onnx_io import to_model
+from onnxremat.graph.weights import check_sizes
 from onnxremat.ort import blocks
 
 LOSS, TARGET, SCALE = "loss", "labels", "loss_scale"
@@ -87,6 +88,7 @@ def differentiate(
     elif options:
         raise UsageError("give either settings or options")
     source = to_model(model) if isinstance(model, Graph) else model
+    check_sizes(source)
     builder = _Builder(source, settings, Path(folder) if folder else None, parting)
     made = builder.build()
     if settings.in_place:

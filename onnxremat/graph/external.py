@@ -8,7 +8,8 @@ import onnx
 
 from onnxremat.errors import ModelError
 from onnxremat.graph.dtypes import tensor_bytes
-from onnxremat.graph.weights import Place, stretch
+from onnxremat.graph.ir import all_nodes
+from onnxremat.graph.weights import Place, stretch, values_of
 
 AGAIN = "the file is damaged; export it again"
 
@@ -22,9 +23,10 @@ def said_place(tensor: onnx.TensorProto) -> Place:
     entry = {item.key: item.value for item in tensor.external_data}
     whole = tensor_bytes(tensor.data_type, tensor.dims)
     length = _count(tensor, entry, "length") or whole
-    if length < whole:
+    if length != whole:  # which onnxruntime refuses, too
+        off = "short" if length < whole else "long"
         raise ModelError(
-            f"the external data of weight '{tensor.name}' are too short",
+            f"the external data of weight '{tensor.name}' are too {off}",
             why=f"{length} bytes, its type and shape need {whole}",
             hint=AGAIN,
         )
@@ -95,3 +97,16 @@ def read_in(tensor: onnx.TensorProto, folder: Path) -> None:
     tensor.ClearField("external_data")
     tensor.data_location = onnx.TensorProto.DEFAULT
     tensor.raw_data = data
+
+
+def read_values(model: onnx.ModelProto, folder: Path) -> None:
+    """Let values of Constants that lie in files be held by the model: whoever asks for one knows no
+    folder.
+
+    Raises:
+        ModelError: see :func:`said_place` and :func:`external_file`.
+    """
+    for nodes in (all_nodes(model.graph), *(all_nodes(f) for f in model.functions)):
+        for tensor in values_of(nodes):
+            if tensor.data_location == onnx.TensorProto.EXTERNAL:
+                read_in(tensor, folder)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import onnx
 
 from onnxremat.errors import ModelError
-from onnxremat.graph.ir import subgraphs
+from onnxremat.graph.ir import all_nodes, subgraphs
 from onnxremat.graph.traits import DOMAINS, ONNX
 from onnxremat.limits import NESTING, NODES, check
 
@@ -18,9 +18,13 @@ def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     """The same model without model-local functions (onnxruntime inlines them with late indices,
     which would lose the planned order).
 
+    A function that has the name of an operator of ONNX is none: onnxruntime takes the operator (the
+    standard leaves it to runtimes).
+
     Raises:
         ModelError: a function that calls itself, or more nodes than are taken on.
     """
+    model = _called_alone(model)
     sizes = _Sizes(model)
     check(
         sizes.of(model.graph.node), NODES, "nodes in the graph, its functions written out",
@@ -28,16 +32,73 @@ def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     )  # fmt: skip
     if not model.functions:
         return model
-    from onnx import inliner
-
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
     try:
-        return inliner.inline_local_functions(model)
+        return _written_out(made)
     except Exception as error:  # of the library, in several unrelated types
         raise ModelError(
             "the functions of the model cannot be written out",
             why=str(error).splitlines()[0] if str(error) else type(error).__name__,
             hint="export the model without functions",
         ) from error
+
+
+def _called_alone(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Without functions that are named as operators."""
+    versions = {_home(entry.domain): entry.version for entry in model.opset_import}
+    named = [i for i, f in enumerate(model.functions) if _is_operator(f, versions)]
+    if not named:
+        return model
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    for index in reversed(named):
+        del made.functions[index]
+    return made
+
+
+def _is_operator(function: onnx.FunctionProto, versions: Mapping[str, int]) -> bool:
+    domain = _home(function.domain)
+    version = versions.get(domain, 0)
+    return 0 < version < 1 << 31 and bool(onnx.defs.has(function.name, version, domain))
+
+
+def _home(domain: str) -> str:
+    return "" if domain in ONNX else domain
+
+
+def _written_out(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model, which is changed. Callers go before what they call: what a call leaves to
+    defaults, or hands on that was not given itself, is known then."""
+    from onnx import inliner
+
+    for _ in range(NESTING):
+        if not any(f.attribute_proto for f in model.functions):
+            break
+        called = {(node.domain, node.op_type) for f in model.functions for node in all_nodes(f)}
+        names = [(f.domain, f.name) for f in model.functions]
+        first = [name for name in names if name not in called] or names
+        model = _with_defaults(model, model.graph)
+        try:
+            model = inliner.inline_selected_functions(model, first)
+        except RuntimeError:  # one of another version of the operators, which stays a call
+            model = _with_defaults(model, *model.functions)
+            break
+    return inliner.inline_local_functions(model)
+
+
+def _with_defaults(
+    model: onnx.ModelProto, *holders: onnx.GraphProto | onnx.FunctionProto
+) -> onnx.ModelProto:
+    """The model, every call in a part of it with the attributes that it leaves to their defaults:
+    the inliner drops what refers to these, which then are the operator's defaults."""
+    defaults = {_key(f.domain, f.name, f): f.attribute_proto for f in model.functions}
+    for holder in holders:
+        for node in all_nodes(holder):
+            given = {entry.name for entry in node.attribute}
+            wanted = defaults.get(_key(node.domain, node.op_type, node), ())
+            node.attribute.extend(entry for entry in wanted if entry.name not in given)
+    return model
 
 
 class _Sizes:

@@ -23,7 +23,7 @@ from google.protobuf.message import DecodeError, EncodeError
 from onnxremat.errors import ModelError, UsageError
 from onnxremat.graph.atomic import atomic
 from onnxremat.graph.dtypes import tensor_bytes
-from onnxremat.graph.external import check_length, external_file, read_in, said_place
+from onnxremat.graph.external import check_length, external_file, read_in, read_values, said_place
 from onnxremat.graph.ir import Graph, Op, captures
 from onnxremat.graph.text import check_attributes, check_text
 from onnxremat.graph.unforeseen import told
@@ -167,11 +167,19 @@ def files_of(model: onnx.ModelProto, folder: Path | None) -> tuple[Path, ...]:
 
 
 def check_external(model: onnx.ModelProto, folder: Path) -> None:
-    """Raises:
-    ModelError: a file that the weights lie in is missing, too short, or not in the folder.
+    """Look at what lies beside a model; weights without a length are given theirs (onnx would
+    read the rest of the file), values of Constants are read.
+
+    Raises:
+        ModelError: a file that the weights lie in is missing, too short, or not in the folder.
     """
     for location, end in external_files(model).items():
         check_length(external_file(folder, location), end)
+    for tensor in model.graph.initializer:
+        where, said = place(tensor), {entry.key for entry in tensor.external_data}
+        if where is not None and "length" not in said:
+            tensor.external_data.add(key="length", value=str(where.length))
+    read_values(model, folder)
 
 
 def read_small_weights(model: onnx.ModelProto, folder: Path | None) -> onnx.ModelProto:

@@ -98,7 +98,10 @@ def _late(
 ) -> list[Late]:
     makers = {name: index for index, op in enumerate(ops) for name in op.writes}
     writers = {old: makers[new] for old, new in shared.items() if new in makers}
-    before = {} if listed else _before(ops, makers, readers, {*writers.values()})
+    asked: dict[int, set[int]] = {}
+    for old, at in writers.items():
+        asked.setdefault(at, set()).update(readers[old])
+    before = {} if listed else _before(ops, makers, asked)
     found = []
     for old, at in writers.items():
         for index in readers[old]:
@@ -123,12 +126,10 @@ def _may_write_over(op: Op, old: str) -> bool:
 
 
 def _before(
-    ops: Sequence[Op], makers: Mapping[str, int], readers: Readers, wanted: Collection[int]
+    ops: Sequence[Op], makers: Mapping[str, int], asked: Mapping[int, Collection[int]]
 ) -> dict[int, set[int]]:
-    """Of each wanted op the readers that it depends on."""
-    bit = {
-        index: k for k, index in enumerate(sorted({i for each in readers.values() for i in each}))
-    }
+    """Of the readers that are asked for with each op those that it depends on."""
+    bit = {index: k for k, index in enumerate(sorted({i for each in asked.values() for i in each}))}
     needs = [{makers[name] for name in op.reads if name in makers} for op in ops]
     last = {maker: index for index, each in enumerate(needs) for maker in each}
     masks: dict[int, int] = {}  # until the last op that needs it
@@ -138,6 +139,6 @@ def _before(
         for maker in each:
             mask |= masks[maker] if last[maker] > index else masks.pop(maker)
         masks[index] = mask
-        if index in wanted:
-            found[index] = {reader for reader, k in bit.items() if mask >> k & 1}
+        if index in asked:
+            found[index] = {reader for reader in asked[index] if mask >> bit[reader] & 1}
     return found

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Iterable, Iterator
+from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -19,6 +20,7 @@ import onnx
 from onnxremat.errors import ExhaustedError, ModelError
 from onnxremat.graph.dtypes import tensor_bytes
 from onnxremat.graph.filling import Filling, filled
+from onnxremat.graph.ir import all_nodes
 from onnxremat.graph.protobuf import RAW
 from onnxremat.graph.temporary import make_folder, no_room, remove_folder
 
@@ -27,6 +29,7 @@ LIGHT = (
     16 << 20
 )  # bytes of such weights below which a model keeps them: copies cost less than files
 PAGE = 4096
+_COMPLEX = (onnx.TensorProto.COMPLEX64, onnx.TensorProto.COMPLEX128)
 ODD = 4096  # bytes of a weight in a model's file from which its place there is chosen
 CHUNK = 8 << 20
 
@@ -142,22 +145,56 @@ def set_apart(model: onnx.ModelProto, folder: Path | None) -> tuple[onnx.ModelPr
     return made, target
 
 
-def check_sizes(weights: Iterable[onnx.TensorProto]) -> None:
-    """Raises:
-    ModelError: a weight has a negative dimension, or other bytes than its type and shape need.
+def check_sizes(model: onnx.ModelProto) -> None:
+    """Look at what a model holds itself, values of Constants included.
+
+    Raises:
+        ModelError: a weight has a negative dimension, or other bytes than its type and shape need;
+            or is a piece of one.
     """
-    for tensor in weights:
+    for tensor in _held(model):
+        name = f"weight '{tensor.name}'" if tensor.name else "the value of a Constant"
+        if tensor.HasField("segment"):
+            raise ModelError(
+                f"{name} is a segment of a tensor",
+                why="onnx reads whole ones alone",
+                hint="clear the field 'segment' of the tensor where it holds all of it",
+            )
         needed = tensor_bytes(tensor.data_type, tensor.dims)
         wrong = min(tensor.dims, default=0) < 0
         if tensor.HasField("raw_data") and place(tensor) is None:
             wrong = wrong or len(tensor.raw_data) != needed
+        numbers, each = _numbers(tensor), tensor.data_type not in _COMPLEX
+        if each and needed >= prod(tensor.dims):  # several of less than a byte lie in one number
+            wrong = wrong or 0 < numbers != prod(tensor.dims)
         if wrong:
             raise ModelError(
-                f"weight '{tensor.name}' is damaged",
+                f"{name} is damaged",
                 why=f"shape {list(tensor.dims)}, which needs {needed} bytes; it has "
-                f"{len(tensor.raw_data)}",
+                + (f"{numbers} numbers" if numbers else f"{len(tensor.raw_data)}"),
                 hint="export the model again",
             )
+
+
+def _numbers(tensor: onnx.TensorProto) -> int:
+    """How many a tensor lists, where it does not hold their bytes."""
+    listed = (tensor.float_data, tensor.int32_data, tensor.int64_data, tensor.double_data)
+    return max(len(numbers) for numbers in (*listed, tensor.uint64_data))
+
+
+def values_of(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
+    """Tensors in the attributes of nodes."""
+    for node in nodes:
+        for entry in node.attribute:
+            if entry.HasField("t"):
+                yield entry.t
+            yield from entry.tensors
+
+
+def _held(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    yield from model.graph.initializer
+    for nodes in (all_nodes(model.graph), *(all_nodes(f) for f in model.functions)):
+        yield from values_of(nodes)
 
 
 def pieces(tensor: onnx.TensorProto, folder: Path | None) -> Iterator[bytes]:

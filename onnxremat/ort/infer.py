@@ -46,7 +46,7 @@ def bind(
     shapes, dims = dict(shapes or {}), dict(dims or {})
     bound = constants_only(model)
     make_dense(bound.graph)
-    check_sizes(bound.graph.initializer)
+    check_sizes(bound)
     constants = {t.name for t in bound.graph.initializer}
     inputs = [value for value in bound.graph.input if value.name not in constants]
     unknown = sorted(set(shapes) - {value.name for value in inputs})

@@ -19,7 +19,12 @@ from typing import Any
 import numpy as np
 import onnx
 
-from onnxremat.errors import MissingComponentError, ModelError
+from onnxremat.errors import (
+    MissingComponentError,
+    ModelError,
+    OnnxrematError,
+    UnsupportedError,
+)
 from onnxremat.graph.dtypes import ORT_NAMES
 from onnxremat.graph.temporary import cut_short, scratch_folder
 from onnxremat.ort.binding import empty, wrap
@@ -39,6 +44,7 @@ SEQUENCES = ("SplitToSequence", "SequenceConstruct", "SequenceInsert", "Sequence
 # A row of the node-memory file: nothing in a name is quoted, lines, commas and quotes included.
 _ROW = re.compile(r"(.*?)_\d+,\d*,\d*,\d*,(\d+)\n", re.DOTALL)
 SIZES_KEY = "session.collect_node_memory_stats_to_file"
+MADE_UP = 256  # NumPy numbers the types that others add to it (bfloat16, int4) from here
 IN_USE = "mem_bytes_requested_in_use"
 
 
@@ -195,6 +201,7 @@ def run_session(session: Any, feeds: Feeds, runs: int = 1, bound: Sequence[str] 
 
     Raises:
         ModelError: the run fails (out of memory, wrong input).
+        UnsupportedError: an input of an element type that NumPy itself does not have.
     """
     outputs: list[Any] = []
     # Sequences and maps (of scikit-learn's classifiers, say) cannot be copied from a binding.
@@ -205,8 +212,20 @@ def run_session(session: Any, feeds: Feeds, runs: int = 1, bound: Sequence[str] 
         try:
             outputs = run()
         except Exception as error:
-            raise ModelError("the model does not run", why=first_line(error)) from error
+            raise _not_run(feeds, error) from error
     return outputs
+
+
+def _not_run(feeds: Feeds, error: Exception) -> OnnxrematError:
+    """The error for a run that failed."""
+    name = next((name for name in feeds if feeds[name].dtype.num >= MADE_UP), "")
+    if not name or "MLDataType" not in str(error):
+        return ModelError("the model does not run", why=first_line(error))
+    return UnsupportedError(
+        f"input '{name}' is {feeds[name].dtype.name}",
+        why="onnxruntime's Python interface takes no arrays of it",
+        hint="give the model a float32 or int32 input and a Cast behind it",
+    )
 
 
 def _binding(session: Any, feeds: Feeds, bound: Sequence[str]) -> Callable[[], list[Any]]:

@@ -141,8 +141,7 @@ def _compare(
             hint="export it with an open batch dimension, and give --dim",
         ) from error
     for name, value in before.items():
-        wanted = value[rows] if value.ndim and value.shape[0] == old else value
-        one = compare({name: after[name]}, {name: wanted})
+        one = compare({name: after[name]}, {name: _rows_of(value, rows, old)})
         if not one.ok:
             raise UnsupportedError(
                 f"output '{name}' is another one with batch size {new}",
@@ -150,3 +149,15 @@ def _compare(
                 hint="rows depend on each other, or the batch size is in a constant; export the "
                 "model with an open batch dimension, and give --dim",
             )
+
+
+def _rows_of(value: Any, rows: np.ndarray, old: int) -> Any:
+    """These rows of an output: of an array of ``old`` rows, of each array of a sequence; of a
+    sequence of one map per row, these maps. Others as they are."""
+    if isinstance(value, np.ndarray):
+        return value[rows] if value.ndim and value.shape[0] == old else value
+    if isinstance(value, list) and all(isinstance(one, np.ndarray) for one in value):
+        return [_rows_of(one, rows, old) for one in value]
+    if isinstance(value, list) and len(value) == old:
+        return [value[row] for row in rows]
+    return value

@@ -23,9 +23,9 @@ def with_measured_shapes(
         return graph
     found = profile(model, feeds, TUNED, folder=folder)
     by_name = {op.name: op for op in graph.ops}
-    others = {
-        v.name for v in inferred(model).graph.value_info if not v.type.HasField("tensor_type")
-    }
+    told = inferred(model).graph
+    values = (*told.value_info, *told.output)
+    others = {v.name for v in values if v.type.WhichOneof("value") not in ("tensor_type", None)}
     shapes = {}
     for kernel in found.kernels:
         op = by_name.get(kernel.name)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -44,13 +44,25 @@ def compare(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> Difference:
     return Difference(bit_equal, worst.worst, worst.output, worst.tolerance, ok)
 
 
+def _worst(name: str, each: Sequence[Difference]) -> Difference:
+    """Of the members of a sequence."""
+    ok, bit_equal = all(one.ok for one in each), all(one.bit_equal for one in each)
+    nothing = Difference(True, 0.0, name, 0.0, True)
+    worst = max(each, key=lambda one: (not one.ok, one.worst), default=nothing)
+    return replace(worst, bit_equal=bit_equal, ok=ok)
+
+
 def _difference(name: str, found: Any, wanted: Any) -> Difference:
+    if isinstance(wanted, list) and isinstance(found, list) and len(found) == len(wanted):
+        pairs = zip(found, wanted, strict=True)
+        return _worst(name, [_difference(name, one, other) for one, other in pairs])
     if not isinstance(wanted, np.ndarray) or not isinstance(found, np.ndarray):
-        same = type(found) is type(wanted) and repr(found) == repr(wanted)
+        same = type(found) is type(wanted) and repr(found) == repr(wanted)  # NaN, too
         return Difference(same, 0.0 if same else np.inf, name, 0.0, same)
     if found.shape != wanted.shape or found.dtype != wanted.dtype:
         return Difference(False, np.inf, name, 0.0, False)
-    if found.tobytes() == wanted.tobytes():
+    texts = wanted.dtype.kind == "O"  # whose bytes are those of pointers
+    if np.array_equal(found, wanted) if texts else found.tobytes() == wanted.tobytes():
         return Difference(True, 0.0, name, 0.0, True)
     if wanted.dtype.kind not in "fV":
         # Integers from float comparisons (an arg-max of near ties) may differ in a few places.
@@ -58,9 +70,10 @@ def _difference(name: str, found: Any, wanted: Any) -> Difference:
         return Difference(False, share, name, 0.0, False)
     tolerance = TOLERANCE.get(wanted.dtype.name, 1e-1)
     a, b = found.astype(np.float64), wanted.astype(np.float64)
-    if not np.array_equal(np.isfinite(a), np.isfinite(b)):
-        return Difference(False, np.inf, name, tolerance, False)
     finite = np.isfinite(b)
+    others = a[~finite], b[~finite]  # infinities of either sign, and NaN
+    if not (np.isfinite(a) == finite).all() or not np.array_equal(*others, equal_nan=True):
+        return Difference(False, np.inf, name, tolerance, False)
     scale = float(np.abs(b[finite]).max(initial=0.0)) or 1.0
     error = float(np.abs(a[finite] - b[finite]).max(initial=0.0)) / scale
     return Difference(False, error, name, tolerance, error <= tolerance)

@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxremat import limits, plain_json
 from onnxremat.errors import ExhaustedError, ModelError, UsageError
+from onnxremat.grad import differentiate
 from onnxremat.graph import atomic as files
 from onnxremat.graph import light
 from onnxremat.graph.atomic import atomic
@@ -92,10 +93,24 @@ def test_a_link_within_the_folder_is_followed(outside: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("entries", [{"length": "8"}, {"offset": "9" * 30}, {"length": "٣"}])
+@pytest.mark.parametrize(
+    "entries", [{"length": "8"}, {"length": "260"}, {"offset": "9" * 30}, {"length": "٣"}]
+)
 def test_sizes_that_do_not_fit(entries: dict[str, str], outside: Path) -> None:
     with pytest.raises(ModelError, match="weight 'w'"):
         read_model(with_external("real", outside, **entries))
+
+
+def test_a_weight_without_a_length_is_as_long_as_it_is(outside: Path) -> None:
+    (outside / "real").write_bytes(b"\1" * 16 + WEIGHTS.tobytes() + b"\1" * 64)
+    path = with_external("real", outside, offset="16", length="")
+    model = onnx.load(path, load_external_data=False)
+    (entry,) = (e for e in model.graph.initializer[0].external_data if e.key == "length")
+    model.graph.initializer[0].external_data.remove(entry)
+    path.write_bytes(model.SerializeToString())
+    weight = read_model(path).graph.initializer[0]
+    np.testing.assert_array_equal(numpy_helper.to_array(weight, str(outside)), WEIGHTS)
+    assert differentiate(read_model(path), folder=outside).graph.node
 
 
 # Weights inside
@@ -115,6 +130,48 @@ def test_weights_of_other_sizes_than_they_say(change: dict) -> None:
     made.graph.initializer.append(weight)
     with pytest.raises(ModelError, match="weight 'w' is damaged"):
         bind(made)
+
+
+A_CONSTANT = "g (float[4, 8] x) => (float[4, 8] y) { w = Constant() y = MatMul(x, w) }"
+
+
+@pytest.mark.parametrize("change", ["short", "listed", "segment"])
+@pytest.mark.parametrize("inside", [True, False], ids=["weight", "constant"])
+def test_values_that_are_no_whole_tensor(change: str, inside: bool) -> None:
+    value = numpy_helper.from_array(WEIGHTS, "w")
+    if change == "short":
+        value.raw_data = value.raw_data[:-8]
+    elif change == "listed":
+        value = helper.make_tensor("w", 1, [8, 8], WEIGHTS.ravel())
+        del value.float_data[60:]
+    else:
+        value.segment.end = 8
+    if inside:
+        made = parse("g (float[4, 8] x) => (float[4, 8] y) { y = MatMul(x, w) }")
+        made.graph.initializer.append(value)
+    else:
+        made = parse(A_CONSTANT)
+        made.graph.node[0].attribute.append(helper.make_attribute("value", value))
+    for look in (bind, differentiate):
+        with pytest.raises(ModelError, match=r"is damaged|is a segment"):
+            look(made)
+
+
+@pytest.mark.parametrize("location", ["real", "../secret", "gone"])
+def test_a_value_of_a_constant_that_lies_in_a_file(location: str, outside: Path) -> None:
+    made = parse(A_CONSTANT)
+    value = onnx.TensorProto(name="w", data_type=1, dims=[8, 8], data_location=1)
+    value.external_data.add(key="location", value=location)
+    made.graph.node[0].attribute.append(helper.make_attribute("value", value))
+    path = outside / "in.onnx"
+    path.write_bytes(made.SerializeToString())
+    if location != "real":
+        with pytest.raises(ModelError, match="external weights"):
+            read_model(path)
+        return
+    feeds = {"x": np.ones((4, 8), np.float32)}
+    found = named_outputs(read_model(path), feeds, None)["y"]  # whatever folder one is in
+    np.testing.assert_array_equal(found, feeds["x"] @ WEIGHTS)
 
 
 def sparse(places: np.ndarray, dims: tuple[int, ...] = (8, 8)) -> onnx.ModelProto:

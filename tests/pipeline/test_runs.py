@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto
 
 import onnxremat
-from onnxremat.errors import ModelError, UsageError
+from onnxremat import api
+from onnxremat.errors import ModelError, UnsupportedError, UsageError
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.memory.arena import Region
 from onnxremat.ort.feeds import index_range, seeded_feeds
@@ -56,6 +58,37 @@ def test_differences_are_found(found: dict) -> None:
     assert not difference.ok
     assert not difference.bit_equal
     assert difference.output == "y"
+
+
+def test_infinities_have_a_sign() -> None:
+    values = {"y": np.asarray([1.0, np.inf, np.nan], F)}
+    for other in ([1.0, -np.inf, np.nan], [1.0, np.nan, np.inf], [1.0, np.inf, np.inf]):
+        assert not compare({"y": np.asarray(other, F)}, values).ok
+    assert compare({"y": np.asarray([1.0001, np.inf, np.nan], F)}, values).ok
+
+
+def test_members_of_sequences_are_compared_whole() -> None:
+    """Long arrays are cut short where they are printed."""
+    long = np.arange(5000, dtype=F)
+    wrong = long.copy()
+    wrong[2500] = 7
+    wanted = {"y": [np.ones(2, F), long]}
+    assert compare({"y": [np.ones(2, F), long.copy()]}, wanted).bit_equal
+    near = compare({"y": [np.ones(2, F), long * F(1.00001)]}, wanted)
+    assert (near.ok, near.bit_equal) == (True, False)
+    for found in ([np.ones(2, F), wrong], [long, np.ones(2, F)], [np.ones(2, F)], long):
+        difference = compare({"y": found}, wanted)
+        assert (difference.ok, difference.bit_equal, difference.output) == (False, False, "y")
+
+
+def test_texts_and_maps_are_compared_by_value() -> None:
+    def words(*each: str) -> np.ndarray:
+        return np.array(["".join(list(word)) for word in each], object)
+
+    assert compare({"y": words("one", "two")}, {"y": words("one", "two")}).bit_equal
+    assert not compare({"y": words("one", "too")}, {"y": words("one", "two")}).ok
+    assert compare({"y": [{"a": np.nan}]}, {"y": [{"a": float("nan")}]}).ok
+    assert not compare({"y": [{"a": 1.0}]}, {"y": [{"a": 2.0}]}).ok
 
 
 def test_one_wrong_output_among_many_is_named() -> None:
@@ -194,3 +227,11 @@ def test_a_copy_that_reads_a_copy_that_ran_was_not_joined_with_the_first_run() -
     assert _merged(graph, ran - {names["u"]}) == set()
     assert _merged(graph, ran - {names["b"], names["u"]}) == {names["b"], names["u"]}
     assert _merged(graph, ran - {names["e"]}) == {names["e"]}
+
+
+@pytest.mark.parametrize("kind", [TensorProto.BFLOAT16, TensorProto.INT4, TensorProto.FLOAT8E5M2])
+def test_inputs_that_numpy_does_not_have_are_told(kind: int) -> None:
+    model = parse("g (float[4] x) => (float[4] y) { y = Cast<to: int = 1>(x) }", opset=21)
+    model.graph.input[0].type.tensor_type.elem_type = kind
+    with pytest.raises(UnsupportedError, match="input 'x' is"):
+        api.optimize(model, budget="min")

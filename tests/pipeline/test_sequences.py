@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
 
 from onnxremat import api
+from onnxremat.graph.onnx_io import read_model
+from onnxremat.ort.profile import named_outputs
+from onnxremat.pipeline.batch_size import set_batch
 from onnxremat.pipeline.prepare import Settings
 from onnxremat.planner.options import PlanOptions
+from onnxremat.session.compare import compare
 from tests.toolbox import parse
 
 
@@ -65,3 +73,36 @@ def test_a_loop_of_a_sequence_and_a_number() -> None:
         options=PlanOptions(time_limit=2.0, threads=1), bench_seconds=0,
     ).facts()  # fmt: skip
     assert found["bit_equal"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "=> (optional(float[4, 256]) y) { a = Sin(x) y = Optional(a) }",
+        "=> (seq(float[4, 256]) y) { a = Sin(x) b = Cos(a) y = SequenceConstruct(a, b) }",
+        "=> (string[4, 256] y) { a = Sin(x) b = Cos(a) c = Mul(a, b) y = Cast<to: int = 8>(c) }",
+    ],
+    ids=["optional", "sequence", "texts"],
+)
+def test_results_that_are_no_numbers(body: str, tmp_path: Path) -> None:
+    model = parse(f"g (float[4, 256] x) {body}")
+    result = api.optimize(
+        model, budget="min", settings=Settings(threads=1, fresh=True),
+        options=PlanOptions(time_limit=2.0, threads=1), bench_seconds=0,
+    )  # fmt: skip
+    assert result.facts()["bit_equal"]
+    path = tmp_path / "out.onnx"
+    result.save(path)
+    feeds = {"x": np.ones((4, 256), np.float32)}
+    found, wanted = (named_outputs(one, feeds, None) for one in (read_model(path), model))
+    assert compare(found, wanted).ok
+
+
+@pytest.mark.parametrize("declared", ["4, 8", "N, 8"])
+def test_sequences_of_another_batch(declared: str, tmp_path: Path) -> None:
+    body = "{ a = Sin(x) y = SequenceConstruct(a) }"
+    model = parse(f"g (float[4, 8] x) => (seq(float[{declared}]) y) {body}")
+    path = tmp_path / "out.onnx"
+    set_batch(model, path, 6)
+    (found,) = named_outputs(read_model(path), {"x": np.ones((6, 8), np.float32)}, None)["y"]
+    assert found.shape == (6, 8)
