@@ -20,7 +20,11 @@ from onnxremat.errors import MissingComponentError, UnsupportedError, UsageError
 from onnxremat.workers.courier import Courier, Delay
 
 # How many processes there are, and which one this is: set by launchers.
-STARTED = (("PMI_SIZE", "PMI_RANK"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"))
+STARTED = (
+    ("PMI_SIZE", "PMI_RANK"),
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),  # of srun; a batch script has none of a step's
+)
 NAP = 2e-5  # seconds between two looks whether a sum is there
 EAGER = 1e-4  # seconds without naps before: each takes three times as long
 ALONE = 1e-2  # the same where nobody else wants the core
