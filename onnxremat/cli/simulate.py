@@ -24,14 +24,8 @@ if TYPE_CHECKING:
 
 STAGES = 1 << 16  # at most
 ON_CLUSTERS = ("data_parallel", "pipeline")  # options of a step on a cluster
-TIMES = (
-    "stages",
-    "forward",
-    "backward",
-    "weight",
-    "communication",
-    "ranks",
-)  # of a pipeline without
+# Of a pipeline without.
+TIMES = ("stages", "forward", "backward", "weight", "communication", "ranks")
 
 
 def command(
