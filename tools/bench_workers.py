@@ -172,23 +172,27 @@ def _ratio(one: list[float], other: list[float]) -> float:
 
 
 def row_pipeline_memory(folder: Path) -> None:
-    """Two ranks, GPipe: what each takes within a budget. "Kept" is parameters, state, sums and
-    values between parts; "grew" is the process, with Python's graphs and sessions."""
+    """Two ranks, GPipe, the same stages: what each takes within a budget. "Kept" is parameters,
+    state, sums and values between parts; "grew" is the process, with Python's graphs and
+    sessions."""
     for name in NETS:
         prepare(folder, name, ROWS, MICRO_BATCHES)
-        free = together("memory", folder, schedule="gpipe", budget=1 << 40)["ranks"]
-        most = max(free, key=lambda row: row["planned"])
+        free = together("memory", folder, schedule="gpipe", budget=1 << 40)
+        _tell_memory(f"{name}, no budget", free["ranks"])
+        most = max(free["ranks"], key=lambda row: row["planned"])
         budget = int(most["planned"] - 0.4 * most["values"])
-        for limit in (None, budget):
-            options: dict[str, Any] = {"schedule": "gpipe", "budget": limit or 1 << 40}
-            found = free if limit is None else together("memory", folder, **options)["ranks"]
-            said = "no budget" if limit is None else f"budget {limit / 2**20:.0f} MiB"
-            rows = (
-                f"rank {k} planned {row['planned'] / 2**20:.0f}, kept {row['kept'] / 2**20:.0f}, "
-                f"grew {row['grew'] / 2**20:.0f} MiB"
-                for k, row in enumerate(found)
-            )
-            print(f"  {name}, {said}: {'; '.join(rows)}; ops again {found[0]['again']}")
+        options: dict[str, Any] = {"schedule": "gpipe", "budget": budget, "stages": free["stages"]}
+        tight = together("memory", folder, **options)
+        _tell_memory(f"{name}, budget {budget / 2**20:.0f} MiB", tight["ranks"])
+
+
+def _tell_memory(name: str, found: list[dict[str, int]]) -> None:
+    rows = (
+        f"rank {k} planned {row['planned'] / 2**20:.0f}, kept {row['kept'] / 2**20:.0f}, "
+        f"grew {row['grew'] / 2**20:.0f} MiB, ops again {row['again']}"
+        for k, row in enumerate(found)
+    )
+    print(f"  {name}: {'; '.join(rows)}")
 
 
 def row_dw_policy(folder: Path) -> None:

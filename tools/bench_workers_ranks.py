@@ -181,7 +181,8 @@ def _rank_memory(ranks: Any, folder: Path, options: dict[str, Any]) -> dict[str,
     from onnxremat.workers.staged import Wanted
 
     batch = dict(np.load(folder / "data.npz"))
-    wanted = Wanted(MICRO_BATCHES, options["schedule"], budget=options["budget"])
+    stages = options.get("stages", "")
+    wanted = Wanted(MICRO_BATCHES, options["schedule"], stages, budget=options["budget"])
     given = folder / "step.onnx"
     import onnxruntime  # noqa: F401
 
@@ -194,8 +195,8 @@ def _rank_memory(ranks: Any, folder: Path, options: dict[str, Any]) -> dict[str,
     planned = trainer.staged.fitted.memory[ranks.rank]
     row = {"planned": planned.total, "values": planned.values, "pool": own["values"],
            "kept": sum(own.values()), "grew": _anonymous() - before,
-           "again": sum(len(each.ops) for each in trainer.staged.fitted.again)}  # fmt: skip
-    return {"ranks": ranks.everybody(row)}
+           "again": len(trainer.staged.fitted.again[ranks.rank].ops)}  # fmt: skip
+    return {"ranks": ranks.everybody(row), "stages": ",".join(trainer.staged.cuts)}
 
 
 def _anonymous() -> int:
