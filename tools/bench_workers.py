@@ -25,13 +25,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 import onnx
+from bench_workers_ranks import MICRO_BATCHES
 
 import models
 from models.inputs import feeds
 from onnxremat.device.host import processor_name
 from onnxremat.grad import differentiate
 from onnxremat.grad.description import training_of
-from tools.bench_workers_ranks import MICRO_BATCHES
 
 ROOT = Path(__file__).parents[1]
 RANKS = str(ROOT / "tools" / "bench_workers_ranks.py")
