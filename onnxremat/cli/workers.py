@@ -109,9 +109,9 @@ def check_alone() -> None:
     if size > 1:
         raise UsageError(
             f"started as one of {size} processes, each of which would train by itself",
-            why="mpiexec was given neither --data-parallel nor --pipeline",
+            why="neither --data-parallel nor --pipeline is given",
             hint="--data-parallel: each takes its share of the batches; --pipeline: each has a "
-            "stage of the model; one process: start it without mpiexec",
+            "stage of the model; one process: start it without mpiexec or srun",
         )
 
 

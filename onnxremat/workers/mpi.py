@@ -273,8 +273,9 @@ def join() -> Ranks:
     if started > 1 and world.size == 1:
         raise MissingComponentError(
             f"started as one of {started} processes, but MPI knows of one only",
-            why="mpiexec is of another MPI than the one mpi4py loads",
-            hint="start with the mpiexec beside this python, or MPI4PY_LIBMPI=path of libmpi.so",
+            why="the launcher is of another MPI than the one mpi4py loads",
+            hint="start with the mpiexec beside this python, or MPI4PY_LIBMPI=path of libmpi.so; "
+            "srun --mpi=list says which kinds srun knows",
         )
     machine = world.Split_type(MPI.COMM_TYPE_SHARED)
     ranks = Ranks(world.rank, world.size, machine.size, MPI, world)
