@@ -19,7 +19,7 @@ from onnxremat.workers.pipeline import B, F, Pipeline, W
 from onnxremat.workers.replay import Replay
 from onnxremat.workers.workspace import pool_bytes
 
-PROCESS = 12 << 20  # bytes of ``Memory.process``
+PROCESS = 14 << 20  # bytes of ``Memory.process``
 AHEAD = 2  # actions for which a rank has asked for what they read
 ROUNDS = 8  # of choosing what is made again, and seeing what that takes
 
@@ -35,7 +35,7 @@ class Memory:
         workspace: what the pool of the sessions comes to hold: values inside parts and updates.
         sessions: weights that are constants, structures.
         process: what planning leaves in the process: libraries that solve and compile, holes
-            between what Python holds. 4 to 11 MiB were measured.
+            between what Python holds. 4 to 13 MiB were measured.
     """
 
     state: int = 0
