@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 import onnx
+from bench_workers_ranks import MICRO_BATCHES
 
 import models
 from models.inputs import feeds
@@ -33,6 +34,7 @@ from onnxremat.grad import differentiate
 from onnxremat.grad.description import training_of
 
 ROOT = Path(__file__).parents[1]
+RANKS = str(ROOT / "tools" / "bench_workers_ranks.py")
 LAYERS = {"sequence": 64, "hidden": 256, "layers": 4, "heads": 8, "vocab": 2000, "positions": 64}
 NETS: dict[str, dict[str, Any]] = {
     "resnet18": {"size": 64, "width": 64, "classes": 10},
@@ -43,170 +45,10 @@ ONE_DEVICE = {"densenet121": {"batch": 8, "size": 64}, "mobilenetv2": {"batch": 
 WORK = "30000"  # of planning, whatever else the machine does
 BUDGETS = ("0.8x", "0.6x")
 CORES = len(os.sched_getaffinity(0))
-ROWS, MICRO_BATCHES = 8, 8
+ROWS = 8
 RATIOS = (0.3, 0.5, 0.8)  # of communication to compute
 LARGE = {"vocab": 16000}
-SCHEDULES = ("gpipe", "1f1b", "fast-forward", "zb-h1", "zb-2p", "interleaved", "zb-v", "auto")
-
-
-# ---- one of several processes --------------------------------------------------------------------
-
-
-def rank_main(what: str, folder: Path, options: dict[str, Any]) -> None:
-    """What each process does; the first writes what it found."""
-    from onnxremat.workers.mpi import join
-
-    ranks = join()
-    with ranks.together():
-        found = RANK[what](ranks, folder, options)
-        if ranks.first:
-            (folder / "found.json").write_text(json.dumps(found))
-
-
-def _rank_in_turn(ranks: Any, folder: Path, options: dict[str, Any]) -> dict[str, Any]:
-    """One process, two that share nothing, freely and step by step, and two that train together."""
-    from onnxremat.training.trainer import Trainer
-    from onnxremat.workers.data_parallel import DataParallel
-
-    alone = Trainer(folder / "step.onnx", rate=1e-3, threads=1)
-    both = DataParallel(folder / "step.onnx", ranks=ranks, rate=1e-3, threads=1)
-    batch = dict(np.load(folder / "data.npz"))
-    while both.tuning and not both.tuning.done:
-        both.step(batch)
-    rows: dict[str, list[float]] = {"one": [], "apart": [], "met": [], "two": []}
-
-    def met(given: Any) -> None:
-        alone.step(given)
-        ranks.meet()
-
-    for _ in range(options["rounds"]):
-        for name, step in (
-            ("one", alone.step), ("apart", alone.step), ("met", met), ("two", both.step)
-        ):  # fmt: skip
-            ranks.meet()
-            if name != "one" or ranks.first:
-                rows[name] += seconds_of(step, batch, options["steps"])
-    everyone = ranks.everybody({k: statistics.median(row) for k, row in rows.items() if row})
-    return {name: [row[name] for row in everyone if name in row] for name in rows}
-
-
-def _rank_reverse(ranks: Any, folder: Path, options: dict[str, Any]) -> list[dict[str, Any]]:
-    """Per ratio of communication to compute: the exchange found, and plain order, in turn."""
-    from onnxremat.workers.courier import Delay
-    from onnxremat.workers.data_parallel import DataParallel, Overlap
-    from onnxremat.workers.layers import U
-
-    batch, found = dict(np.load(folder / "data.npz")), []
-
-    def trainer(byte: float) -> Any:
-        step, overlap = folder / "step.onnx", Overlap(layers=8, delay=Delay(byte=byte))
-        one = DataParallel(step, ranks=ranks, rate=1e-3, threads=1, overlap=overlap)
-        while one.tuning and not one.tuning.done:
-            one.step(batch)
-        return one
-
-    probe = trainer(0.0)
-    seconds_of(probe.step, batch, options["steps"])
-    rows = probe.overlapped.seconds.items()
-    compute = ranks.told(sum(statistics.median(row) for (kind, _), row in rows if kind != U))
-    size = sum(a.nbytes for a in probe.rooms.slices(range(probe._layers.count)))
-    for ratio in options["ratios"]:
-        one = trainer(ratio * compute / size)
-        quickest, plain = one.tuning.chosen
-        row = {
-            "ratio": ratio, "late": quickest.exchange.late, "measured": None,
-            "stays": one.overlapped.exchange.late, "first": [plain.seconds, quickest.seconds],
-            "trial": one.tuning.again,
-        }  # fmt: skip
-        if quickest != plain:
-            took: dict[int, list[float]] = {0: [], 1: []}
-            simulated: dict[int, list[float]] = {0: [], 1: []}
-            for at in [0, 1] * options["rounds"]:
-                one.overlapped.exchange = (plain, quickest)[at].exchange
-                one.step(batch)  # what the other order left is done
-                one.tuning.begin()
-                took[at] += seconds_of(one.step, batch, options["steps"])
-                simulated[at] += one.tuning.simulated(options["steps"] + 1)
-            for name, each in ("measured", took), ("simulated", simulated):
-                row[name] = [statistics.median(each[at]) for at in (0, 1)]
-        found.append(row)
-    return found
-
-
-def _rank_pipeline(ranks: Any, folder: Path, options: dict[str, Any]) -> list[dict[str, Any]]:
-    """Per schedule what a step takes, and what it takes by simulation with the parts' own times."""
-    from onnxremat.workers.layers import J
-    from onnxremat.workers.pipeline import Pipeline, W
-    from onnxremat.workers.pipelined import PipelineParallel
-    from onnxremat.workers.replay import carry_out
-    from onnxremat.workers.staged import Wanted
-    from onnxremat.workers.stages import grouped
-
-    batch, found = dict(np.load(folder / "data.npz")), []
-    for schedule in options["schedules"]:
-        wanted = Wanted(MICRO_BATCHES, schedule)
-        given = folder / "step.onnx"
-        trainer = PipelineParallel(given, ranks=ranks, wanted=wanted, rate=1e-3, threads=1)
-        seconds = []
-        for k in range(options["steps"] + 2):
-            if k == 2:
-                trainer.seconds.clear()
-            ranks.meet()
-            begin = time.perf_counter()
-            trainer._batches(batch)
-            ranks.meet()
-            seconds += [time.perf_counter() - begin] * (k >= 2)
-            trainer._update_all(1e-3)
-        each = {key: statistics.median(row) for key, row in trainer.seconds.items()}
-        for kind, stage in [key for key in each if key[0] == J]:  # no action of a schedule's
-            each[W, stage] = each.get((W, stage), 0.0) + each.pop((kind, stage))
-        merged = {key: value for row in ranks.everybody(each) for key, value in row.items()}
-        alive = {k: v for row in ranks.everybody(trainer.alive) for k, v in row.items()}
-        plan = trainer.staged.replay
-        now = grouped(merged, range(plan.pipeline.stages + 1), MICRO_BATCHES, None)
-        now = Pipeline(
-            now.forward, now.backward, now.weight, MICRO_BATCHES, plan.pipeline.communication
-        )
-        replay = carry_out(now, trainer.staged.order)
-        found.append({
-            "schedule": schedule, "seconds": statistics.median(seconds),
-            "planned": plan.makespan, "simulated": replay.makespan,
-            "alive": [alive[k] for k in sorted(alive)], "expected": replay.peak,
-        })  # fmt: skip
-    return found
-
-
-def _rank_memory(ranks: Any, folder: Path, options: dict[str, Any]) -> dict[str, Any]:
-    """What processes take within a budget: as planned, and by how much they grew."""
-    from onnxremat.memory.native import trim
-    from onnxremat.workers.pipelined import PipelineParallel
-    from onnxremat.workers.staged import Wanted
-
-    batch = dict(np.load(folder / "data.npz"))
-    wanted = Wanted(MICRO_BATCHES, options["schedule"], budget=options["budget"])
-    given = folder / "step.onnx"
-    import onnxruntime  # noqa: F401
-
-    before = _anonymous()
-    trainer = PipelineParallel(given, ranks=ranks, wanted=wanted, rate=1e-3, threads=1)
-    trim()
-    for _ in range(3):
-        trainer.step(batch)
-    own = {name: size for name, size in trainer.sizes().items() if name != "resident"}
-    planned = trainer.staged.fitted.memory[ranks.rank]
-    row = {"planned": planned.total, "values": planned.values, "pool": own["values"],
-           "kept": sum(own.values()), "grew": _anonymous() - before,
-           "again": sum(len(each.ops) for each in trainer.staged.fitted.again)}  # fmt: skip
-    return {"ranks": ranks.everybody(row)}
-
-
-def _anonymous() -> int:
-    """Bytes of memory of no file that this process has."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * int(next(line.split()[1] for line in lines if line.startswith("RssAnon")))
-
-
-RANK = {"dp": _rank_reverse, "pp": _rank_pipeline, "turns": _rank_in_turn, "memory": _rank_memory}
+SCHEDULES = ("gpipe", "1f1b", "zb-h1", "fast-forward", "zb-2p", "interleaved", "zb-v", "auto")
 
 
 # ---- rows ----------------------------------------------------------------------------------------
@@ -230,35 +72,34 @@ def together(what: str, folder: Path, ranks: int = 2, **options: Any) -> Any:
     """Start the processes, each on a core of its own where there are enough."""
     mpiexec = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or "mpiexec"
     bound = ["-bind-to", "core"] if ranks <= CORES else []
-    command = [sys.executable, __file__, "--rank", what, str(folder), json.dumps(options)]
+    command = [sys.executable, RANKS, what, str(folder), json.dumps(options)]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     subprocess.run([mpiexec, "-n", str(ranks), *bound, *command], env=environment, check=True)
     return json.loads((folder / "found.json").read_text())
 
 
-def seconds_of(step: Callable[[Any], Any], batch: Any, steps: int) -> list[float]:
-    """Of so many steps, after one that does not count."""
-    seconds = []
-    for _ in range(steps + 1):
-        begin = time.perf_counter()
-        step(batch)
-        seconds.append(time.perf_counter() - begin)
-    return seconds[1:]
-
-
 def row_data_parallel(folder: Path) -> None:
-    """Throughput of two ranks of one thread against one: 1.85 wanted. Beside it two that share
-    nothing, which is what the machine leaves, and the same where each waits for the other after
-    every step, as whoever trains together has to."""
+    """Throughput of two ranks of one thread against one, turn by turn: 1.85 wanted. Beside it two
+    that share nothing, which is what the machine leaves, and the same where each waits for the
+    other after every step, as whoever trains together has to; and how near two come to that."""
     for name, rows in itertools.product(NETS, (ROWS, 4 * ROWS)):
         prepare(folder, name, rows, 1)
-        found = together("turns", folder, steps=4, rounds=3)
-        (one,), two, met = found["one"], max(found["two"]), max(found["met"])
+        turns = together("turns", folder, steps=2, rounds=8)
+        median = {key: statistics.median(row[key] for row in turns) for key in turns[0]}
+        gains = sorted(2 * row["one"] / row["two"] for row in turns)
+        apart, met, share = (
+            statistics.median(each)
+            for each in (
+                [row["one"] * row["rates"] for row in turns],
+                [2 * row["one"] / row["met"] for row in turns],
+                [row["met"] / row["two"] for row in turns],
+            )
+        )
         print(
-            f"  {name}, {rows} rows a rank: one {one * 1e3:.1f} ms, two {two * 1e3:.1f} ms for "
-            f"twice the rows: {2 * one / two:.2f} x; two that share nothing "
-            f"{sum(one / each for each in found['apart']):.2f} x, waiting for each other "
-            f"{2 * one / met:.2f} x"
+            f"  {name}, {rows} rows a rank: one {median['one'] * 1e3:.1f} ms, two "
+            f"{median['two'] * 1e3:.1f} ms for twice the rows: {statistics.median(gains):.2f} x "
+            f"({gains[0]:.2f} to {gains[-1]:.2f}); two that share nothing {apart:.2f} x, waiting "
+            f"for each other {met:.2f} x: {share:.1%} of that"
         )
 
 
@@ -306,40 +147,52 @@ def row_reverse_first_k(folder: Path) -> None:
 
 
 def row_pipeline(folder: Path) -> None:
-    """Two ranks, eight micro-batches: measured against simulated, per schedule."""
+    """Two ranks, eight micro-batches: measured against simulated, per schedule, in turn; what was
+    planned before is of another minute. Gains of zb-h1 are those of neighbours in a turn."""
     for name in NETS:
         prepare(folder, name, ROWS, MICRO_BATCHES)
-        took: dict[str, tuple[float, float]] = {}
-        for row in together("pp", folder, steps=6, schedules=SCHEDULES):
-            took[row["schedule"]] = row["seconds"], row["simulated"]
+        took: dict[str, dict[str, list[float]]] = {}
+        for row in together("pp", folder, rounds=8, schedules=SCHEDULES):
+            took[row["schedule"]] = row
+            seconds = statistics.median(row["seconds"])
             print(
-                f"  {name}, {row['schedule']}: measured {row['seconds'] * 1e3:.1f} ms, simulated "
-                f"{row['simulated'] * 1e3:.1f} ms ({row['seconds'] / row['simulated']:.2f}); "
-                f"planned {row['planned'] * 1e3:.1f} ms ({row['seconds'] / row['planned']:.2f}); "
-                f"alive {row['alive']} of {row['expected']}"
+                f"  {name}, {row['schedule']}: measured {seconds * 1e3:.1f} ms, of simulated "
+                f"{_ratio(row['seconds'], row['simulated']):.3f}, of planned "
+                f"{seconds / row['planned']:.2f}; alive {row['alive']} of {row['expected']}"
             )
-        measured, simulated = (took["1f1b"][k] / took["zb-h1"][k] - 1 for k in (0, 1))
+        measured, simulated = (
+            _ratio(took["1f1b"][k], took["zb-h1"][k]) - 1 for k in ("seconds", "simulated")
+        )
         print(f"  {name}: zb-h1 against 1f1b {measured:+.1%}, by simulation {simulated:+.1%}")
 
 
+def _ratio(one: list[float], other: list[float]) -> float:
+    """The median of ratios, turn by turn."""
+    return statistics.median(a / b for a, b in zip(one, other, strict=True))
+
+
 def row_pipeline_memory(folder: Path) -> None:
-    """Two ranks, GPipe: what each takes within a budget. "Kept" is parameters, state, sums and
-    values between parts; "grew" is the process, with Python's graphs and sessions."""
+    """Two ranks, GPipe, the same stages: what each takes within a budget. "Kept" is parameters,
+    state, sums and values between parts; "grew" is the process, with Python's graphs and
+    sessions."""
     for name in NETS:
         prepare(folder, name, ROWS, MICRO_BATCHES)
-        free = together("memory", folder, schedule="gpipe", budget=1 << 40)["ranks"]
-        most = max(free, key=lambda row: row["planned"])
+        free = together("memory", folder, schedule="gpipe", budget=1 << 40)
+        _tell_memory(f"{name}, no budget", free["ranks"])
+        most = max(free["ranks"], key=lambda row: row["planned"])
         budget = int(most["planned"] - 0.4 * most["values"])
-        for limit in (None, budget):
-            options: dict[str, Any] = {"schedule": "gpipe", "budget": limit or 1 << 40}
-            found = free if limit is None else together("memory", folder, **options)["ranks"]
-            said = "no budget" if limit is None else f"budget {limit / 2**20:.0f} MiB"
-            rows = (
-                f"rank {k} planned {row['planned'] / 2**20:.0f}, kept {row['kept'] / 2**20:.0f}, "
-                f"grew {row['grew'] / 2**20:.0f} MiB"
-                for k, row in enumerate(found)
-            )
-            print(f"  {name}, {said}: {'; '.join(rows)}; ops again {found[0]['again']}")
+        options: dict[str, Any] = {"schedule": "gpipe", "budget": budget, "stages": free["stages"]}
+        tight = together("memory", folder, **options)
+        _tell_memory(f"{name}, budget {budget / 2**20:.0f} MiB", tight["ranks"])
+
+
+def _tell_memory(name: str, found: list[dict[str, int]]) -> None:
+    rows = (
+        f"rank {k} planned {row['planned'] / 2**20:.0f}, kept {row['kept'] / 2**20:.0f}, "
+        f"grew {row['grew'] / 2**20:.0f} MiB, ops again {row['again']}"
+        for k, row in enumerate(found)
+    )
+    print(f"  {name}: {'; '.join(rows)}")
 
 
 def row_dw_policy(folder: Path) -> None:
@@ -478,12 +331,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", choices=TABLE, default=list(TABLE))
     parser.add_argument("--nets", nargs="+", choices=list(NETS), default=list(NETS))
-    parser.add_argument("--rank", nargs=3, metavar=("WHAT", "FOLDER", "OPTIONS"))
     given = parser.parse_args()
-    if given.rank:
-        what, folder, options = given.rank
-        rank_main(what, Path(folder), json.loads(options))
-        return
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # rows as they come, into a file too
     NETS.update({name: NETS.pop(name) for name in given.nets})

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 STAGES = 1 << 16  # at most
 ON_CLUSTERS = ("data_parallel", "pipeline")  # options of a step on a cluster
-TIMES = ("forward", "backward", "weight", "communication", "ranks")  # of a pipeline without
+# Of a pipeline without.
+TIMES = ("stages", "forward", "backward", "weight", "communication", "ranks")
 
 
 def command(
@@ -127,13 +128,7 @@ def command(
         check_suffix(csv, (".csv",))
         check_writable(csv)
     if source is not None or cluster:
-        if source is None or not cluster or stages is not None:
-            raise UsageError(
-                "a simulation on a cluster takes a STEP, --cluster and --pipeline",
-                why=f"given are STEP {source}, --cluster '{cluster}', --stages {stages}",
-                hint="--stages is for pipelines whose times are given",
-            )
-        _only_with(context, TIMES, "pipelines whose times are given", "leave it out, or the STEP")
+        source = _on_cluster(context, source, cluster)
         grid = Grid(data_parallel, pipeline, micro_batches, schedule, in_flight)
         shown = _projected(source, cluster, grid, voice)
     else:
@@ -156,6 +151,23 @@ def command(
         shown = Shown(replay, bound)
     for path in _write(replace(shown, command=asked(context)), output, trace, csv):
         voice.note(f"wrote {path}")
+
+
+def _on_cluster(context: typer.Context, source: Path | None, cluster: str) -> Path:
+    """The step.
+
+    Raises:
+        UsageError: it or the cluster is missing, or an option is given that does not count there.
+    """
+    from onnxremat.workers.cluster import shipped
+
+    if source is None:
+        raise UsageError("--cluster is for a STEP", hint="simulate STEP --cluster FILE")
+    if not cluster:
+        hint = f"--cluster FILE, or the name of a shipped one: {', '.join(shipped())}"
+        raise UsageError(f"on which cluster is {source} to train?", hint=hint)
+    _only_with(context, TIMES, "pipelines whose times are given", "leave it out, or the STEP")
+    return source
 
 
 def _only_with(context: typer.Context, names: Collection[str], what: str, hint: str) -> None:

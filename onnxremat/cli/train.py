@@ -21,6 +21,7 @@ from onnxremat.cli.workers import (
     check_shard,
     check_trace,
     company,
+    left_out,
     pipelines_of,
     schedules_of,
     spans_of,
@@ -209,12 +210,14 @@ def command(
             drop_leftovers(checkpoint)
         if resume and checkpoint and checkpoint.exists():
             trainer.resume(checkpoint)
-            voice.note(f"resumed at step {trainer.progress.step}")
+            voice.note(_resumed(trainer))
         elif resume:
             voice.note(f"{checkpoint} is not there yet: starting anew")
         if ranks:
             ranks.require_same(trainer.progress.step, "the step of the checkpoint (0: none)")
             voice.note(company(trainer, ranks))
+        if said := left_out(arrays, batches, trainer):
+            voice.note(said)
         start = trainer.progress.step
         spans = spans_of(trainer, ranks, trace)
         run.train(export, weights)
@@ -226,6 +229,13 @@ def command(
             trainer.collect()
         if not follows:
             _tell(run, source, weights, export, plot, start)
+
+
+def _resumed(trainer: Trainer) -> str:
+    """Where a run goes on."""
+    progress = trainer.progress
+    anew = f", in steps of {trainer.rows} rows, not {progress.counted}" if progress.counted else ""
+    return f"resumed at step {progress.step}{anew}"
 
 
 def _tell(

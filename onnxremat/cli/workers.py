@@ -14,6 +14,7 @@ from onnxremat.errors import UsageError
 from onnxremat.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
+    from onnxremat.training.data import Batches, Data
     from onnxremat.training.trainer import Trainer
     from onnxremat.workers.mpi import Ranks
     from onnxremat.workers.overlap import Overlapped
@@ -38,6 +39,7 @@ def schedules_of(
     Raises:
         UsageError: options that do not go together, or an unknown name.
     """
+    from onnxremat.training.schedules import KINDS
     from onnxremat.workers.schedules import AUTO, NAMED
     from onnxremat.workers.staged import Wanted
 
@@ -46,6 +48,11 @@ def schedules_of(
     if len(orders) > 1 or len(rates) > 1:
         raise UsageError(f"--schedule {' --schedule '.join(given)}: two of one kind")
     rate = rates[0] if rates else "constant"
+    if pipeline and rate not in KINDS:
+        raise UsageError(
+            f"unknown schedule '{rate}'",
+            hint=f"of the pipeline: {', '.join((*NAMED, AUTO))}; of the rate: {', '.join(KINDS)}",
+        )
     if pipeline:
         order = orders[0] if orders else "1f1b"
         limit = parse_bytes(budget) if budget else None
@@ -102,9 +109,9 @@ def check_alone() -> None:
     if size > 1:
         raise UsageError(
             f"started as one of {size} processes, each of which would train by itself",
-            why="mpiexec was given neither --data-parallel nor --pipeline",
+            why="neither --data-parallel nor --pipeline is given",
             hint="--data-parallel: each takes its share of the batches; --pipeline: each has a "
-            "stage of the model; one process: start it without mpiexec",
+            "stage of the model; one process: start it without mpiexec or srun",
         )
 
 
@@ -138,22 +145,41 @@ def check_shard(shard_state: bool, data_parallel: bool, wanted: Wanted | None) -
         )
 
 
+def left_out(data: Data, batches: Batches, trainer: Trainer) -> str:
+    """What of the data no step sees; "" where all is seen."""
+    from onnxremat.training.data import Arrays
+
+    if isinstance(data, Arrays):
+        count, unit = data.rows, "rows"
+        left = count - len(batches) * trainer.rows
+    else:
+        count, unit = len(data), "batches"
+        left = count - len(batches) * (trainer.rows // trainer.batch_size)
+    if not left:
+        return ""
+    return f"{left} of {count} {unit} are left out of each epoch: steps take {trainer.rows} rows"
+
+
 def company(trainer: Trainer, ranks: Ranks) -> str:
     """Who trains, and how."""
     from onnxremat.workers.pipelined import PipelineParallel
 
     if not isinstance(trainer, PipelineParallel):
-        return f"{ranks.size} processes, {trainer.batch_size * ranks.size} rows together per step"
+        return f"{_processes(ranks)}, {trainer.rows} rows together per step"
     plan, count = trainer.staged, trainer.wanted.micro_batches
     beside = trainer.wanted.pipelines
-    lines = f" in {beside} pipelines, {trainer.batch_size * beside} rows together per step"
+    lines = f" in {beside} pipelines, {trainer.rows} rows together per step"
     return (
-        f"{ranks.size} processes{lines if beside > 1 else ''}, "
+        f"{_processes(ranks)}{lines if beside > 1 else ''}, "
         f"{count} micro-batches of {trainer.batch_size // count} rows, "
         f"{plan.order.name}: {plan.replay.makespan:.3g} s by simulation, waiting "
         f"{plan.replay.bubble:.0%}; stages begin at {', '.join(plan.cuts) or 'the start'}"
         + _within(plan.fitted, count)
     )
+
+
+def _processes(ranks: Ranks) -> str:
+    return f"{ranks.size} process{'es' * (ranks.size > 1)}"
 
 
 def _within(fitted: Fitted, count: int) -> str:

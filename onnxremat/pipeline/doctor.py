@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import importlib.metadata
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -46,6 +50,7 @@ def checkup() -> list[Row]:
     rows.append(Row("one onnxruntime flavour", len(found) == 1, True, ", ".join(found) or "none"))
     rows.append(_attempt("recomputation survives", _contract, needed=True))
     rows.append(_openvino())
+    rows.append(_mpi())
     rows += _solvers()
     return rows
 
@@ -80,6 +85,23 @@ def _openvino() -> Row:
             "onnxruntime's time with it"
         )
     return Row("openvino", not why, False, text)
+
+
+def _mpi() -> Row:
+    """Whether several processes can train together. In a process of its own: to load MPI is to
+    begin with it."""
+    program = "from mpi4py import MPI; print(MPI.Get_library_version().splitlines()[0])"
+    ran = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True
+    )
+    if ran.returncode:
+        why = (ran.stderr.strip().splitlines() or ["no mpi4py"])[-1]
+        return Row("mpi", False, False, f"{why}; pip install 'onnxremat[mpi]'")
+    if shutil.which("mpiexec", path=str(Path(sys.executable).parent)):
+        launcher = "mpiexec beside this python"
+    else:
+        launcher = shutil.which("mpiexec") or "no mpiexec in the path"
+    return Row("mpi", True, False, f"ready: {' '.join(ran.stdout.split())}, {launcher}")
 
 
 def _chain() -> Graph:

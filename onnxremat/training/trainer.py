@@ -34,7 +34,7 @@ from onnxremat.session.held import open_held, open_light
 from onnxremat.session.region import find_region
 from onnxremat.training.data import Batch, Batches, check_arrays, check_labels
 from onnxremat.training.on_devices import DeviceSteps, planned_steps
-from onnxremat.training.progress import COUNTS, Progress
+from onnxremat.training.progress import Progress
 from onnxremat.training.schedules import Schedule
 from onnxremat.training.state import (
     FirstValues,
@@ -207,6 +207,11 @@ class Trainer:
         shape, _ = self.types[(*self.training.data, self.training.target)[0]]
         return shape[0] if shape else 1
 
+    @property
+    def rows(self) -> int:
+        """Rows of a step, of all processes together."""
+        return self.batch_size
+
     # ---- steps ---------------------------------------------------------------------------
 
     def step(self, batch: Batch, rate: float | None = None) -> float:
@@ -348,7 +353,7 @@ class Trainer:
             UsageError: it cannot be written.
         """
         progress = self.progress
-        facts = {name: str(getattr(progress, name)) for name in COUNTS} | self._facts()
+        facts = progress.facts(self.rows) | self._facts()
         empty = () if progress.gathered else self._sums
         kept = {name: array for name, array in self.state.items() if name not in empty}
         write_tensors(Path(path), kept, {"format": "onnxremat-checkpoint", "version": "1", **facts})
@@ -381,7 +386,7 @@ class Trainer:
                 hint="resume with the step it was made with, or start anew with another file",
             )
         try:
-            progress = Progress(**{key: int(facts[key]) for key in COUNTS})
+            progress = Progress.from_facts(facts, self.rows)
         except (KeyError, ValueError) as error:
             raise ModelError(f"{path} does not say how far the run was", why=str(error)) from error
         for name, array in self.state.items():

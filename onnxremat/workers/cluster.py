@@ -134,15 +134,15 @@ def parse_cluster(text: str, where: str = "") -> Cluster:
     at = _Reader(data, where)
     flops = at.number("flops", 0.0)
     return Cluster(
-        str(data.get("name", Path(where).stem or "cluster")),
-        int(at.number("devices_per_node", 1.0, least=1.0)),
-        flops * at.number("efficiency", 1.0),
+        at.text("name", Path(where).stem or "cluster"),
+        at.count("devices_per_node", 1),
+        flops * at.number("efficiency", 1.0, most=1.0),
         at.size("bandwidth"),
         int(at.size("memory", 0.0)),
         at.number("dispatch", 0.0),
         at.wire("within"),
         at.wire("between"),
-        str(data.get("source", "")),
+        at.text("source", ""),
     )
 
 
@@ -152,13 +152,26 @@ class _Reader:
     def __init__(self, data: Mapping[str, Any], where: str) -> None:
         self._data, self._where = data, where
 
-    def number(self, key: str, default: float, least: float = 0.0) -> float:
-        """A number that is not below ``least``."""
+    def number(self, key: str, default: float, most: float = 1e24) -> float:
+        """A number that is not negative."""
         value = self._data.get(key, default)
         fine = isinstance(value, int | float) and not isinstance(value, bool)
-        if not fine or not least <= value <= 1e24 or not math.isfinite(value):
-            raise self._odd(key, value, f"a number of at least {least:g}")
+        if not fine or not 0 <= value <= most:
+            raise self._odd(key, value, "a share, 0 to 1" if most == 1 else "a number, 0 or more")
         return float(value)
+
+    def count(self, key: str, default: int) -> int:
+        """A whole number."""
+        value = self._data.get(key, default)
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 1 << 32:
+            raise self._odd(key, value, "a whole number of at least 1")
+        return value
+
+    def text(self, key: str, default: str) -> str:
+        value = self._data.get(key, default)
+        if not isinstance(value, str):
+            raise self._odd(key, value, "a text")
+        return value
 
     def size(self, key: str, default: float | None = None) -> float:
         """Bytes, as a number or a text like ``25GB``; they may be a fraction of a unit."""
@@ -177,7 +190,7 @@ class _Reader:
         """A link's table."""
         table = self._data.get(key)
         if not isinstance(table, dict) or set(table) != {"bandwidth", "latency"}:
-            raise self._odd(key, table, "a table with bandwidth and latency")
+            raise self._odd(key, table, "a table with bandwidth and latency, and nothing else")
         at = _Reader(table, f"{self._where} [{key}]")
         return Wire(at.size("bandwidth"), at.number("latency", 0.0))
 

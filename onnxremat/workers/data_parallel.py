@@ -291,6 +291,11 @@ class DataParallel(Trainer):
         return self.ranks.mean(super().step(batch, rate))
 
     @property
+    def rows(self) -> int:
+        """Rows of a step, of all processes together."""
+        return self.batch_size * self.ranks.size
+
+    @property
     def whole(self) -> bool:
         """No gradients wait for an update, which are those of this process."""
         return self.ranks.size == 1 or not self.progress.gathered

@@ -20,7 +20,11 @@ from onnxremat.errors import MissingComponentError, UnsupportedError, UsageError
 from onnxremat.workers.courier import Courier, Delay
 
 # How many processes there are, and which one this is: set by launchers.
-STARTED = (("PMI_SIZE", "PMI_RANK"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"))
+STARTED = (
+    ("PMI_SIZE", "PMI_RANK"),
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),  # of srun; a batch script has none of a step's
+)
 NAP = 2e-5  # seconds between two looks whether a sum is there
 EAGER = 1e-4  # seconds without naps before: each takes three times as long
 ALONE = 1e-2  # the same where nobody else wants the core
@@ -269,8 +273,9 @@ def join() -> Ranks:
     if started > 1 and world.size == 1:
         raise MissingComponentError(
             f"started as one of {started} processes, but MPI knows of one only",
-            why="mpiexec is of another MPI than the one mpi4py loads",
-            hint="start with the mpiexec beside this python, or MPI4PY_LIBMPI=path of libmpi.so",
+            why="the launcher is of another MPI than the one mpi4py loads",
+            hint="start with the mpiexec beside this python, or MPI4PY_LIBMPI=path of libmpi.so; "
+            "srun --mpi=list says which kinds srun knows",
         )
     machine = world.Split_type(MPI.COMM_TYPE_SHARED)
     ranks = Ranks(world.rank, world.size, machine.size, MPI, world)

@@ -27,7 +27,7 @@ from onnxremat.grad.dropout import COUNTER
 from onnxremat.grad.update import RATE, SHARE
 from onnxremat.graph.tensor_files import read_tensors, write_tensors
 from onnxremat.training.data import Batch, check_labels
-from onnxremat.training.progress import COUNTS, Progress
+from onnxremat.training.progress import Progress
 from onnxremat.training.state import Opening, Source, Step
 from onnxremat.training.trainer import UNPLANNED, Trainer
 from onnxremat.workers.checksum import checksum
@@ -91,6 +91,11 @@ class PipelineParallel(Trainer):
         for name in self._split:
             (first, *row), kind = self.types[name]
             self.types[name] = (first * rows, *row), kind
+
+    @property
+    def rows(self) -> int:
+        """Rows of a step, of all pipelines together."""
+        return self.batch_size * self.wanted.pipelines
 
     def _has_rows(self, name: str) -> bool:
         shape, _ = self.types[name]
@@ -318,7 +323,7 @@ class PipelineParallel(Trainer):
         """Write a checkpoint as one process does; all have to call."""
         self.collect()
         if self.mesh.everyone.first:
-            facts = {name: str(getattr(self.progress, name)) for name in COUNTS}
+            facts = self.progress.facts(self.rows)
             about = {"format": "onnxremat-checkpoint", "version": "1", **facts}
             write_tensors(Path(path), self._everything, about)
         self._everything = {}
@@ -343,7 +348,7 @@ class PipelineParallel(Trainer):
                 hint="resume with the step it was made with, or start anew with another file",
             )
         try:
-            self.progress = Progress(**{key: int(facts[key]) for key in COUNTS})
+            self.progress = Progress.from_facts(facts, self.rows)
         except (KeyError, ValueError) as error:
             raise ModelError(f"{path} does not say how far the run was", why=str(error)) from error
         for name, array in self._held.arrays.items():

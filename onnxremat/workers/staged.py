@@ -36,7 +36,7 @@ from onnxremat.workers.stages import (
 )
 from onnxremat.workers.tied import apart
 from onnxremat.workers.tuning import measured_network
-from onnxremat.workers.within import PROCESS, Fitted, Memory, Within, opened, repeats
+from onnxremat.workers.within import PROCESS, Beside, Fitted, Memory, Within, opened, repeats
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ def _fitted(
         seconds = {op.name: share * known[op.name] for op in ops}
         return Stage.of(halves.step, parts, at, halves.about.updates, seconds)
 
-    def beside(rank: Sequence[int]) -> list[Memory]:
+    def beside(rank: Sequence[int]) -> list[Beside]:
         _, updates, owners = _owned(halves, layers, rank, whole)
         sizes = {n: t.bytes for g in (halves.step, halves.update) for n, t in g.tensors.items()}
         variables = {v.input for v in (*halves.about.variables, *halves.told.variables)}
@@ -221,9 +221,10 @@ def _fitted(
         for at in range(max(rank) + 1):
             names = held(at, rank, whole, updates, owners) & variables
             memory = Memory(state=sum(sizes[name] for name in names), process=PROCESS)
-            for key, piece in updates.items():
-                memory = opened(memory, piece.graph) if key[1] in (-1, at) else memory
-            found.append(memory)
+            graphs = tuple(piece.graph for key, piece in updates.items() if key[1] in (-1, at))
+            for graph in graphs:
+                memory = opened(memory, graph)
+            found.append(Beside(memory, graphs))
         return found
 
     return Within(

@@ -99,7 +99,7 @@ def balanced(seconds: Sequence[float], stages: int) -> list[int]:
     if n < stages:
         raise UsageError(
             f"the step has {n} layers, too few for {stages} stages",
-            hint="fewer processes, or --stages by hand",
+            hint=f"a pipeline of {n} stages at most",
         )
     total = np.concatenate([[0.0], np.cumsum(seconds)])
     best = np.full((stages + 1, n + 1), np.inf)

@@ -10,7 +10,6 @@ import numpy as np
 
 from onnxremat.errors import NoPlanError
 from onnxremat.graph.ir import Graph, Op, Role
-from onnxremat.memory.events import profile
 from onnxremat.session.structures import graph_bytes
 from onnxremat.units import format_bytes
 from onnxremat.workers.again import Again, Stage
@@ -18,9 +17,9 @@ from onnxremat.workers.layers import Key
 from onnxremat.workers.pieces import Piece
 from onnxremat.workers.pipeline import B, F, Pipeline, W
 from onnxremat.workers.replay import Replay
+from onnxremat.workers.workspace import pool_bytes
 
-PROCESS = 12 << 20  # bytes of ``Memory.process``
-POOL = 5  # quarters that onnxruntime's pool holds of what is live at most
+PROCESS = 14 << 20  # bytes of ``Memory.process``
 AHEAD = 2  # actions for which a rank has asked for what they read
 ROUNDS = 8  # of choosing what is made again, and seeing what that takes
 
@@ -33,10 +32,10 @@ class Memory:
         state: parameters, optimizer state, sums of gradients.
         values: what F leaves for B and W, and B for W, of all micro-batches alive.
         crossing: buffers of what comes from other ranks and goes to them.
-        workspace: values inside the part, or the update, that needs most.
+        workspace: what the pool of the sessions comes to hold: values inside parts and updates.
         sessions: weights that are constants, structures.
         process: what planning leaves in the process: libraries that solve and compile, holes
-            between what Python holds. 4 to 11 MiB were measured.
+            between what Python holds. 4 to 13 MiB were measured.
     """
 
     state: int = 0
@@ -49,6 +48,19 @@ class Memory:
     @property
     def total(self) -> int:
         return sum(vars(self).values())
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What a rank takes whatever its stages make again.
+
+    Attributes:
+        memory: of variables and updates.
+        updates: graphs of these, which run in the same pool as parts.
+    """
+
+    memory: Memory = Memory()
+    updates: tuple[Graph, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -73,7 +85,7 @@ class Within:
         stages: what each may make again.
         scheduled: a pipeline with its schedule.
         cut: the parts, by what each makes again.
-        beside: what ranks take for variables and updates, by the rank of each stage.
+        beside: what ranks take besides, by the rank of each stage.
         budget: bytes per rank.
         any_order: ``scheduled`` finds a schedule for any limit of micro-batches alive; else it has
             the one that was asked for.
@@ -83,7 +95,7 @@ class Within:
     stages: Sequence[Stage]
     scheduled: Callable[[Pipeline], Replay]
     cut: Cut
-    beside: Callable[[Sequence[int]], Sequence[Memory]]
+    beside: Callable[[Sequence[int]], Sequence[Beside]]
     budget: int
     any_order: bool = False
 
@@ -167,7 +179,8 @@ class Within:
         rank, waits = replay.order.rank, waiting(replay)
         pieces = self.cut(again)
         home = {name: at for (_, at), piece in pieces.items() for name in piece.makes}
-        found = [*self.beside(rank)]
+        beside = self.beside(rank)
+        found = [each.memory for each in beside]
         for at, each in enumerate(again):
             row = found[rank[at]]
             found[rank[at]] = replace(
@@ -182,6 +195,9 @@ class Within:
             crossing = replay.peak[at] * sum(tensors[n].bytes for n in go)
             crossing += AHEAD * sum(tensors[n].bytes for n in come)
             found[rank[at]] = opened(replace(row, crossing=row.crossing + crossing), piece.graph)
+        for at, other in enumerate(beside):
+            inside = [p.graph for (_, k), p in sorted(pieces.items()) if rank[k] == at]
+            found[at] = replace(found[at], workspace=pool_bytes([*inside, *other.updates]))
         return tuple(found)
 
 
@@ -210,18 +226,4 @@ def waiting(replay: Replay) -> list[int]:
 def opened(memory: Memory, graph: Graph) -> Memory:
     """With a session more."""
     constants = sum(t.bytes for t in graph.tensors.values() if t.role is Role.WEIGHT)
-    return replace(
-        memory,
-        workspace=max(memory.workspace, inside(graph) * POOL // 4),
-        sessions=memory.sessions + graph_bytes(graph) + constants,
-    )
-
-
-def inside(graph: Graph) -> int:
-    """Most bytes of values that are made and read inside a graph, in its order."""
-    bound = {*graph.inputs, *graph.outputs}
-    names = [n for op in graph.ops for n in op.writes if n not in bound]
-    first = np.array([graph.producer[n] for n in names], np.int64)
-    last = np.array([max(graph.readers.get(n, (graph.producer[n],))) for n in names], np.int64)
-    size = np.array([graph.tensors[n].bytes for n in names], np.int64)
-    return int(profile(size, first, last).max(initial=0)) if names else 0
+    return replace(memory, sessions=memory.sessions + graph_bytes(graph) + constants)

@@ -295,6 +295,7 @@ def test_doctor(cli: Command) -> None:
     assert {row["name"] for row in said.facts["checks"]} >= {
         "recomputation survives",
         "openvino",
+        "mpi",
         "solver highs",
     }
 
@@ -310,6 +311,23 @@ def test_doctor_says_what_openvino_would_gain_where_it_can_be_had(
     assert row.ok == (not why)
     assert not row.needed
     assert ("pip install 'onnxremat[openvino]'" in row.text) == ("not installed" in why)
+
+
+def test_doctor_says_what_processes_need_that_train_together(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from onnxremat.pipeline import doctor
+
+    package = tmp_path / "mpi4py"
+    package.mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (package / "__init__.py").write_text("raise ImportError('No module named mpi4py')")
+    row = doctor._mpi()
+    assert (row.ok, row.needed) == (False, False)
+    assert row.text == "ImportError: No module named mpi4py; pip install 'onnxremat[mpi]'"
+    (package / "__init__.py").write_text("")
+    (package / "MPI.py").write_text("def Get_library_version(): return 'An MPI, 1.0\\nmore'")
+    assert doctor._mpi().text.startswith("ready: An MPI, 1.0, ")
 
 
 def test_version_and_help(cli: Command) -> None:

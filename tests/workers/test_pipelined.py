@@ -21,6 +21,7 @@ from onnxremat.graph.tensor_files import read_tensors
 from onnxremat.training.data import Arrays
 from onnxremat.training.trainer import Trainer
 from onnxremat.workers.layers import J
+from onnxremat.workers.mpi import STARTED
 from onnxremat.workers.pipeline import B, F, W
 from onnxremat.workers.pipelined import PipelineParallel
 from onnxremat.workers.schedules import NAMED
@@ -306,6 +307,7 @@ def test_resuming_makes_the_bits_of_an_uninterrupted_run(tmp_path: Path) -> None
         (["--schedule", "zb-h1"], "for pipelines"),
         (["--stages", "a"], "for pipelines"),
         (["--pipeline", "--schedule", "1f1b", "--schedule", "gpipe"], "two of one kind"),
+        (["--pipeline", "--schedule", "zbh1"], "of the pipeline: 1f1b"),
         (["--shard-state"], "for --data-parallel"),
         (["--budget", "1GiB"], "for pipelines"),
     ],
@@ -318,12 +320,13 @@ def test_options_that_do_not_go_together(options: list[str], said: str) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("launcher", STARTED)
 def test_processes_that_share_nothing_are_refused(
-    rank: int, monkeypatch: pytest.MonkeyPatch
+    launcher: tuple[str, str], rank: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They would all train the same and write the same files; the first says so."""
-    monkeypatch.setenv("PMI_SIZE", "2")
-    monkeypatch.setenv("PMI_RANK", str(rank))
+    for name, value in zip(launcher, (2, rank), strict=True):
+        monkeypatch.setenv(name, str(value))
     result = CliRunner().invoke(app, ["train", "none.onnx", "--data", "none.npz"])
     told = isinstance(result.exception, UsageError) and "--data-parallel" in str(result.exception)
     assert (told, result.exit_code) == ((True, 1) if rank == 0 else (False, UsageError.exit_code))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 
 import onnx
@@ -102,6 +103,10 @@ def test_it_is_said_what_is_measured(tmp_path: Path) -> None:
         (CLUSTER.replace('"1GB"', "-1", 1), "bandwidth"),
         (CLUSTER.replace("[between]", "[other]"), "unknown keys other"),
         (CLUSTER.replace("flops = 1e9", "flops = 'many'"), "flops"),
+        ("efficiency = 45\n" + CLUSTER, "'efficiency' .* a share, 0 to 1"),
+        (re.sub("devices_per_node = .*", "devices_per_node = 2.5", CLUSTER), "a whole number"),
+        ("source = 3\n" + CLUSTER, "'source' .* a text"),
+        (CLUSTER + "\nmemory_bandwidth = 3", "and nothing else"),
     ],
 )
 def test_files_that_are_none(text: str, said: str) -> None:
@@ -113,7 +118,7 @@ def test_what_is_refused() -> None:
     with pytest.raises(UsageError, match="no cluster file"):
         read_cluster("none")
     there = parse_cluster(cluster())
-    with pytest.raises(UsageError, match="too few for 500 stages"):
+    with pytest.raises(UsageError, match=r"too few for 500 stages\n.* a pipeline of \d+ stages"):
         project(STEP, None, there, Grid(1, 500, 2))
     planned = onnx.ModelProto()
     planned.CopyFrom(STEP)
@@ -122,3 +127,4 @@ def test_what_is_refused() -> None:
         project(planned, None, there, Grid(1, 2, 2))
     result = CliRunner().invoke(app, ["simulate", "a.onnx", "--micro-batches", "2"])
     assert isinstance(result.exception, UsageError)
+    assert "--cluster FILE" in str(result.exception)

@@ -18,7 +18,7 @@ from onnxremat.workers.pipelined import PipelineParallel
 from onnxremat.workers.replay import Replay
 from onnxremat.workers.search import best_order
 from onnxremat.workers.staged import Wanted
-from onnxremat.workers.within import Memory, Within
+from onnxremat.workers.within import Beside, Within
 from tests.toolbox import graph_of
 from tests.workers.test_data_parallel import ALONE, several
 from tests.workers.test_pipelined import (
@@ -113,7 +113,7 @@ def test_where_any_schedule_will_do_fewer_micro_batches_are_alive() -> None:
     def within(budget: int, any_order: bool) -> Within:
         return Within(
             pipeline, [Kept() for _ in range(4)], scheduled, lambda again: {},
-            lambda rank: [Memory()] * 4, budget, any_order,
+            lambda rank: [Beside()] * 4, budget, any_order,
         )  # fmt: skip
 
     free = within(400, True).fit().replay
