@@ -183,7 +183,9 @@ class Regions:
             if not walk.left >> last & 1:
                 return None
         axes, sums = walk.results, walk.sums
-        names = tuple(self.graph.ops[place].name for place in stretch.inside if walk.left >> place & 1)
+        names = tuple(
+            self.graph.ops[place].name for place in stretch.inside if walk.left >> place & 1
+        )
         results = {name: axis for name, axis in axes.items() if name not in sums}
         totals = {name: axis for name, axis in axes.items() if name in sums}
         sizes = {name: self.shape(name, name in sums)[axis] for name, axis in axes.items()}

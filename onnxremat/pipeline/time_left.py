@@ -147,9 +147,7 @@ def trying_parts(prepared: Prepared, times: float) -> float:
     return times * prepared.optimising + PASSES * passing(prepared, times)
 
 
-def for_regions(
-    prepared: Prepared, options: PlanOptions, log: Phases, share: float
-) -> PlanOptions:
+def for_regions(prepared: Prepared, options: PlanOptions, log: Phases, share: float) -> PlanOptions:
     """The options of a choice of regions: a share of the time that is left, but for what trying
     what it finds is likely to take, and some of it whatever that is."""
     usual, room = share * options.left, log.left - trying_parts(prepared, LIKELY)
