@@ -18,7 +18,12 @@ from onnxremat.graph.onnx_io import to_model
 from onnxremat.graph.unforeseen import SHOWN
 from onnxremat.ort.session import OPENED
 from onnxremat.pipeline import (
-    closed_loop, fission_ways, in_session, kept_plans, priced, within_budget,
+    closed_loop,
+    fission_ways,
+    in_session,
+    kept_plans,
+    priced,
+    within_budget,
 )  # fmt: skip
 from onnxremat.pipeline.artifact import CPU, Check, Kind
 from onnxremat.pipeline.batch_split import plan_best
@@ -26,7 +31,13 @@ from onnxremat.pipeline.fission_ways import plan_within_budget
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
 from onnxremat.pipeline.time_left import (
-    LIKELY, MEASURING, OFF_PLANNING, QUICK, SOME, for_regions, trying_parts,
+    LIKELY,
+    MEASURING,
+    OFF_PLANNING,
+    QUICK,
+    SOME,
+    for_regions,
+    trying_parts,
 )  # fmt: skip
 from onnxremat.pipeline.within_budget import plan_within
 from onnxremat.planner.methods import plan_by
