@@ -86,7 +86,7 @@ class Writer:
         first, end = span.first, span.end
         found = []
         for tensor, held in stretches:
-            if held.first < end and first < held.end:
+            if max(held.first, first) < min(held.end, end):
                 both = held.overlap(span)
                 found.append((self.cut(tensor, name, held, both), both))
         assert sum(part.size for _, part in found) == span.size, (name, span, stretches)
