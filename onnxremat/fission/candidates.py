@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field, replace
 
 from onnxremat.fission.paper import Paper
 from onnxremat.fission.region import Region
@@ -14,6 +14,7 @@ from onnxremat.graph.spans import CannotSplitError, Span
 
 GRAINS = (1, 2, 4, 8, 16, 32, 64, 128)  # multiples that bounds of parts are tried at
 CONVOLUTIONS = ("Conv", "FusedConv", "ConvTranspose")  # rows that are dearer to make than to keep
+LAST = 512  # stretches that are remembered
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,34 @@ class _Cut:
     grain: int = 1
 
 
+@dataclass(frozen=True)
+class _Stretch:
+    """Ops that a region is looked for among, with the sums behind them of what they make.
+
+    Attributes:
+        inside: their places, ascending.
+        all: the set of them, a bit per place.
+        makers: for each the set of those that it is made of, and it.
+        leaving: what they make and others read, or is handed out.
+        behind: of that, what is read behind the stretch, or handed out, in the order of the ops.
+        found: by how its last value is cut.
+    """
+
+    inside: tuple[int, ...]
+    all: int
+    makers: dict[int, int]
+    leaving: frozenset[str]
+    behind: tuple[str, ...]
+    found: dict[_Cut, Region | None] = field(default_factory=dict)
+
+
 class Regions:
     """What can be split of a graph."""
 
     def __init__(self, paper: Paper) -> None:
         self.paper, self.graph, self.facts = paper, paper.graph, paper.facts
+        self._handed = frozenset(self.graph.outputs)
+        self._stretches: dict[tuple[int, int, frozenset[str]], _Stretch] = {}
 
     def within(
         self,
@@ -56,10 +80,8 @@ class Regions:
             every: along every axis; else of axes of one length, as rows and columns of a square
                 image are, along the first alone.
         """
-        end = self._with_sums(first, end)
-        ops, writes = self.graph.ops, self.paper.writes
-        inside = [at for at in range(first, end) if ops[at].name not in without]
-        made = [name for at in inside for name in writes[at] if self._leaves(name, end)]
+        stretch = self._stretch(first, end, frozenset(without))
+        made = stretch.behind
         if not made:
             return []
         last = next((name for name in reversed(made) if not self.is_sum(name)), made[-1])
@@ -70,12 +92,40 @@ class Regions:
             cuts = [cut for cut in cuts if cut in alike.values()]
         for cut in cuts:
             for grain in GRAINS:
-                region = self._region(inside, replace(cut, grain=grain))
+                region = self._region(stretch, replace(cut, grain=grain))
                 if region is not None and self.graph.ops[peak].name in region.ops:
                     key = frozenset((*region.ops, f"axis {cut.axis} {cut.summed}"))
                     found.setdefault(key, region)
                     break
         return list(found.values())
+
+    def _stretch(self, first: int, end: int, without: frozenset[str]) -> _Stretch:
+        """Ops of the order but for these; the last stretches are remembered."""
+        key = first, end, without
+        found = self._stretches.pop(key, None)
+        if found is None:
+            found = self._looked_up(first, self._with_sums(first, end), without)
+            while len(self._stretches) >= LAST:
+                del self._stretches[next(iter(self._stretches))]
+        self._stretches[key] = found
+        return found
+
+    def _looked_up(self, first: int, end: int, without: frozenset[str]) -> _Stretch:
+        graph, before = self.graph, self.paper.before
+        inside = tuple(at for at in range(first, end) if graph.ops[at].name not in without)
+        makers, every = dict[int, int](), 0
+        for at in inside:
+            makers[at] = 1 << at
+            every |= 1 << at
+            for other in before[at]:
+                makers[at] |= makers.get(other, 0)
+        made = [name for at in inside for name in self.paper.writes[at]]
+        leaving = frozenset(
+            name for name in made
+            if name in self._handed or any(at not in makers for at in graph.readers.get(name, ()))
+        )  # fmt: skip
+        behind = tuple(name for name in made if name in leaving and self._leaves(name, end))
+        return _Stretch(inside, every, makers, leaving, behind)
 
     def _with_sums(self, first: int, end: int) -> int:
         """A stretch with the sums behind it of what it makes: what they sum need not be joined."""
@@ -93,7 +143,7 @@ class Regions:
 
     def _leaves(self, name: str, end: int) -> bool:
         """A value is read after op ``end``, or handed out."""
-        return name in self.graph.outputs or any(i >= end for i in self.graph.readers.get(name, ()))
+        return name in self._handed or any(i >= end for i in self.graph.readers.get(name, ()))
 
     def _cuts(self, name: str) -> list[_Cut]:
         """Axes of a value that are worth a try, the longest first; of a sum those of what it sums,
@@ -114,21 +164,28 @@ class Regions:
         op = self.graph.ops[self.graph.producer[name]]
         return self.facts.shape(op.inputs[0] if summed else name)
 
-    def _region(self, inside: Sequence[int], cut: _Cut) -> Region | None:
-        """The largest region of these ops with a result that is cut; what is needed whole is left
-        out, with all that it is made of."""
-        walk = _Walk(self, inside, cut)
-        for place in reversed(inside):
-            if place not in walk.left:
+    def _region(self, stretch: _Stretch, cut: _Cut) -> Region | None:
+        """The largest region of a stretch with a result that is cut, or None."""
+        if cut not in stretch.found:
+            stretch.found[cut] = self._cut_down(stretch, cut)
+        return stretch.found[cut]
+
+    def _cut_down(self, stretch: _Stretch, cut: _Cut) -> Region | None:
+        """What is needed whole is left out, with all that it is made of."""
+        walk, last = _Walk(self, stretch, cut), self.graph.producer[cut.name]
+        for place in reversed(stretch.inside):
+            if not walk.left >> place & 1:
                 continue
             try:
                 walk.back(place)
             except (_LeftOutError, CannotSplitError):  # a shape may depend on data
                 walk.leave_out(place)
-        if self.graph.producer[cut.name] not in walk.left:
-            return None
+            if not walk.left >> last & 1:
+                return None
         axes, sums = walk.results, walk.sums
-        names = tuple(self.graph.ops[place].name for place in inside if place in walk.left)
+        names = tuple(
+            self.graph.ops[place].name for place in stretch.inside if walk.left >> place & 1
+        )
         results = {name: axis for name, axis in axes.items() if name not in sums}
         totals = {name: axis for name, axis in axes.items() if name in sums}
         sizes = {name: self.shape(name, name in sums)[axis] for name, axis in axes.items()}
@@ -180,19 +237,16 @@ class _LeftOutError(Exception):
 class _Walk:
     """Axes of all results of a region, found backwards from the one that is cut.
 
-    Args:
-        inside: places of ops, ascending.
-
     Attributes:
-        left: places of ops that are not left out.
+        left: places of ops that are not left out, a bit for each.
         results: the axis along which each value that is read elsewhere is in parts; of sums, that
             of what they sum.
         sums: which of these are sums.
     """
 
-    def __init__(self, of: Regions, inside: Sequence[int], cut: _Cut) -> None:
-        self.of, self.graph, self.cut = of, of.graph, cut
-        self.inside, self.left = frozenset(inside), set(inside)
+    def __init__(self, of: Regions, stretch: _Stretch, cut: _Cut) -> None:
+        self.of, self.graph, self.cut, self.stretch = of, of.graph, cut, stretch
+        self.left = stretch.all
         self.wanted: dict[str, Span] = {}
         self.results: dict[str, int] = {}
         self.sums: set[str] = set()
@@ -203,12 +257,7 @@ class _Walk:
         for name in self.of.paper.writes[place]:
             self.results.pop(name, None)
             self.sums.discard(name)
-        todo = [place]
-        while todo:
-            at = todo.pop()
-            if at in self.left:
-                self.left.discard(at)
-                todo += self.of.paper.before[at]
+        self.left &= ~self.stretch.makers[place]
 
     def back(self, place: int) -> None:
         """From the outputs of an op to its inputs.
@@ -218,7 +267,7 @@ class _Walk:
         """
         op, writes = self.graph.ops[place], self.of.paper.writes[place]
         for name in writes:
-            if self._is_result(name):
+            if name in self.stretch.leaving:
                 if self._summed(op, name):
                     self.sums.add(name)
                 self.results[name] = self._join(name)
@@ -235,16 +284,12 @@ class _Walk:
             raise _LeftOutError from None
         for name, read in piece.taken(op.inputs):
             made = self.graph.producer.get(name)
-            if made is None or made not in self.left:
+            if made is None or not self.left >> made & 1:
                 continue
             if read is None or (name in self.wanted and self.wanted[name].axis != read.axis):
                 self.leave_out(made)
             else:
                 self.wanted[name] = self.wanted[name].hull(read) if name in self.wanted else read
-
-    def _is_result(self, name: str) -> bool:
-        readers = self.graph.readers.get(name, ())
-        return name in self.graph.outputs or any(at not in self.inside for at in readers)
 
     def _summed(self, op: Op, name: str) -> bool:
         """A value is made as the sum of what parts give: it is one along this axis, and nobody in

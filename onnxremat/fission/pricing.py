@@ -125,7 +125,8 @@ class _Fragment:
         needs: what others make of what it reads.
         made: what it makes.
         tiles: results that are there in parts then, and joined ones as nothing.
-        uses: how often each value is mentioned.
+        uses: how often each value that it makes is mentioned.
+        of_others: the same of those that it needs.
     """
 
     steps: tuple[_Step, ...]
@@ -133,6 +134,7 @@ class _Fragment:
     made: frozenset[str]
     tiles: Mapping[str, tuple[Stretch, ...]]
     uses: Mapping[str, int]
+    of_others: Mapping[str, int]
     effort: Effort
 
 
@@ -150,7 +152,8 @@ class Prices:
         fixed = (Role.INPUT, Role.WEIGHT)
         self._there = frozenset(n for n, t in of.graph.tensors.items() if t.role in fixed)
         self._tensors: dict[str, Tensor] = {}  # what fragments hand out
-        self._known: dict[object, _Fragment] = {}
+        self._known: dict[object, tuple[_Fragment, object]] = {}
+        self._reading: dict[object, tuple[str, ...]] = {}  # what regions read
         self._steps = 0
         self._number = count()
         self._names = [op.reads for op in of.graph.ops]
@@ -201,24 +204,30 @@ class Prices:
         """
         key, reads = self._reads(item)
         given = {name: tiles[name] for name in reads if name in tiles}
-        whole = key, tuple(given.items())
-        found = self._known.pop(whole, None)
+        # Stretches are made with a fragment, and are others where that is written anew. What they
+        # are known by is theirs as long as they are there: they are held.
+        whole = key, tuple([(name, id(stretches)) for name, stretches in given.items()])
+        found, _ = self._known.pop(whole, (None, None))
         if found is None:
             found = self._written(item, given)
             self._steps += len(found.steps)
             while self._steps > REMEMBERED and self._known:
-                self._steps -= len(self._known.pop(next(iter(self._known))).steps)
-        self._known[whole] = found
+                self._steps -= len(self._known.pop(next(iter(self._known)))[0].steps)
+        self._known[whole] = found, given
         return found
 
-    def _reads(self, item: int | Region | None) -> tuple[object, Iterable[str]]:
+    def _reads(self, item: int | Region | None) -> tuple[object, Sequence[str]]:
         """What a fragment is known by, and what it may read."""
         if item is None:
             return None, self.graph.outputs
         if not isinstance(item, Region):
             return item, self._names[item]
-        places = self.paper.members(item)
-        return item.key, dict.fromkeys(n for place in places for n in self._names[place])
+        key = item.key
+        if key not in self._reading:
+            places = self.paper.members(item)
+            names = dict.fromkeys(n for place in places for n in self._names[place])
+            self._reading[key] = tuple(names)
+        return key, self._reading[key]
 
     def _written(
         self, item: int | Region | None, given: Mapping[str, tuple[Stretch, ...]]
@@ -251,7 +260,8 @@ class Prices:
                 if name in writer.made:
                     self._tensors[name] = writer.made[name]
         needs = frozenset(uses) - made
-        return _Fragment(steps, needs, made, tiles, uses, self._effort(writer))
+        others = {name: uses.pop(name) for name in needs}
+        return _Fragment(steps, needs, made, tiles, uses, others, self._effort(writer))
 
     def _step(self, writer: Writer, op: Op) -> _Step:
         there, tensors = self._there, writer.tensors
@@ -339,8 +349,9 @@ def _uses(fragments: Sequence[_Fragment], outputs: Iterable[str]) -> dict[str, i
     """Mentions of each value; outputs have one more, so never die."""
     uses: dict[str, int] = {}
     for fragment in fragments:
-        for name, times in fragment.uses.items():
-            uses[name] = uses.get(name, 0) + times
+        uses.update(fragment.uses)
+        for name, times in fragment.of_others.items():
+            uses[name] += times
     for name in outputs:
         uses[name] = uses.get(name, 0) + 1
     return uses

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
@@ -33,7 +34,7 @@ class Region:
     kept: frozenset[str] = frozenset()
     sums: Mapping[str, int] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def key(self) -> tuple[object, ...]:
         """Equal for equal regions."""
         axes, grain = tuple(sorted(self.axes.items())), tuple(sorted(self.grain.items()))
@@ -44,7 +45,7 @@ class Region:
         """Ops of all parts together, at most."""
         return len(self.ops) * len(self.parts)
 
-    @property
+    @cached_property
     def axes(self) -> dict[str, int]:
         """Of every value that is handed out, the axis that is in parts: its own, or for a sum that
         of what is summed."""

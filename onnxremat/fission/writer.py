@@ -83,11 +83,12 @@ class Writer:
 
     def gather(self, name: str, stretches: Sequence[Stretch], span: Span) -> str:
         """Rows of a value that is there in stretches."""
-        found = [
-            (self.cut(tensor, name, held, both), both)
-            for tensor, held in stretches
-            if (both := held.overlap(span)).size > 0
-        ]
+        first, end = span.first, span.end
+        found = []
+        for tensor, held in stretches:
+            if max(held.first, first) < min(held.end, end):
+                both = held.overlap(span)
+                found.append((self.cut(tensor, name, held, both), both))
         assert sum(part.size for _, part in found) == span.size, (name, span, stretches)
         return found[0][0] if len(found) == 1 else self.join(name, found)
 

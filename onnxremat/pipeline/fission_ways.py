@@ -21,6 +21,7 @@ from onnxremat.pipeline.plan_again import plan_again
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.refusal import unproven
 from onnxremat.pipeline.step_ways import StepInParts, applies_to_step, why_whole
+from onnxremat.pipeline.time_left import for_regions
 from onnxremat.pipeline.ways_in_parts import INTERRUPTED, WHOLE, InParts, attempt_in_parts
 from onnxremat.planner.options import AUTO, PlanOptions
 from onnxremat.planner.reasons import named
@@ -119,11 +120,13 @@ def _planned(
     return whole.noted(f"planned whole: {parts.late}") if parts.late else whole
 
 
-def choosers_of(prepared: Prepared, options: PlanOptions) -> Choosers | None:
+def choosers_of(
+    prepared: Prepared, options: PlanOptions, log: Phases | None = None
+) -> Choosers | None:
     """What finds regions of a model, None where these are not tried."""
     if _kind(prepared, options) is not _Regions:
         return None
-    until = options.within(SEARCH)
+    until = for_regions(prepared, options, log or Phases(), SEARCH)
     return Choosers(
         wholes_of(prepared.graph, prepared.costs, prepared.folder),
         lambda: until.stopped or until.left <= 0,
@@ -182,7 +185,7 @@ class _Regions(InParts):
     def choosers(self) -> Choosers:
         """Of the whole graph."""
         if self.known is None:
-            self.known = choosers_of(self.prepared, self.options)
+            self.known = choosers_of(self.prepared, self.options, self.log)
         assert self.known is not None  # regions are what is tried
         return self.known
 

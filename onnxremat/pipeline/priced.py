@@ -16,7 +16,10 @@ from onnxremat.grad import updated_inputs
 from onnxremat.graph.ir import Graph
 from onnxremat.ort.profile import Feeds, Profile
 from onnxremat.pipeline.phases import COSTS, Phases
-from onnxremat.pipeline.time_left import for_costs
+from onnxremat.pipeline.time_left import for_costs, for_parts
+from onnxremat.planner.bounds import largest_need
+from onnxremat.planner.problem_lists import ProblemLists
+from onnxremat.planner.reduce import reduce
 from onnxremat.session.measure import weight_bytes
 from onnxremat.session.process import beside, in_any_parts
 
@@ -59,10 +62,12 @@ def priced(
             log.ending(True) if whole else nullcontext(),
             log.phase(COSTS, "measuring the cost of every op"),
         ):
+            how = settings.measuring(unsplit.made.folder)
+            if _in_parts_alone(graph, settings, unsplit, estimate):
+                how = for_parts(how)
             table, ran = measure_costs(
-                graph, feeds, for_costs(settings.measuring(unsplit.made.folder), log),
-                threads=settings.threads, estimate=estimate,
-            )  # fmt: skip
+                graph, feeds, for_costs(how, log), threads=settings.threads, estimate=estimate
+            )
             return replace(table, kernels=kernel_costs(settings.threads)), ran
     except EndedError:
         if whole is None:
@@ -70,14 +75,30 @@ def priced(
         return replace(estimate, notes=(INTERRUPTED,)), None
 
 
+def _limit(settings: Settings, unsplit: Unsplit) -> int | None:
+    """Bytes of the budget that is planned for, None where there is none."""
+    if settings.budget is None:
+        return None
+    return settings.budget.resolve(device_bytes=memory_bytes(), peak_bytes=unsplit.peak)
+
+
+def _in_parts_alone(
+    graph: Graph, settings: Settings, unsplit: Unsplit, estimate: CostTable
+) -> bool:
+    """An op of an inference needs more at once than the budget, and nobody asked for the whole."""
+    size = _limit(settings, unsplit)
+    asked = (settings.split_batch, settings.fission, settings.train)
+    if size is None or settings.fixed_order or any(each is not None for each in asked):
+        return False
+    problem = reduce(graph, estimate, weight_bytes(graph)).problem
+    return largest_need(ProblemLists(problem)).bytes > size
+
+
 def _hopeless(graph: Graph, settings: Settings, unsplit: Unsplit) -> bool:
     """Weights and results alone, and what the budget counts beside them, take more than it: what is
     left to say is the smallest budget, and sizes need no costs."""
-    budget = settings.budget
-    if budget is None:
-        return False
-    size = budget.resolve(device_bytes=memory_bytes(), peak_bytes=unsplit.peak)
-    if size is None:
+    budget, size = settings.budget, _limit(settings, unsplit)
+    if budget is None or size is None:
         return False
     least = weight_bytes(graph) + graph.result_bytes
     if budget.kind != "peak":

@@ -11,16 +11,34 @@ import pytest
 
 from onnxremat import api
 from onnxremat.cost.analytic import analytic_costs
+from onnxremat.cost.measure import Measuring
 from onnxremat.errors import NO_FIT, NoPlanError, OverBudgetError
+from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.graph.unforeseen import SHOWN
 from onnxremat.ort.session import OPENED
-from onnxremat.pipeline import closed_loop, fission_ways, in_session, kept_plans, within_budget
+from onnxremat.pipeline import (
+    closed_loop,
+    fission_ways,
+    in_session,
+    kept_plans,
+    priced,
+    within_budget,
+)  # fmt: skip
 from onnxremat.pipeline.artifact import CPU, Check, Kind
 from onnxremat.pipeline.batch_split import plan_best
 from onnxremat.pipeline.fission_ways import plan_within_budget
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
+from onnxremat.pipeline.time_left import (
+    LIKELY,
+    MEASURING,
+    OFF_PLANNING,
+    QUICK,
+    SOME,
+    for_regions,
+    trying_parts,
+)  # fmt: skip
 from onnxremat.pipeline.within_budget import plan_within
 from onnxremat.planner.methods import plan_by
 from onnxremat.planner.options import PlanOptions
@@ -206,3 +224,46 @@ def test_what_takes_the_square_of_the_ops_has_a_limit(
     read = {name for node in made.model.graph.node for name in node.input}
     assert (SHOWN in read) == (seconds == 0)
     assert all(check.ok for check in made.checks)
+
+
+def test_a_choice_of_regions_leaves_time_to_try_them() -> None:
+    """Half of the time, less where trying what is found takes more than the rest; some of it, and
+    all of its share where work is counted or nothing has to be done by a moment."""
+    options = PlanOptions(time_limit=LIMIT, threads=1, now=lambda: 100.0)
+    log = Phases(now=lambda: 100.0)
+    image = prepare(chain(), Settings(threads=1, costs=analytic_costs))
+    light = replace(image, optimising=0.0, passing=0.0)
+    heavy = replace(image, optimising=0.0, passing=0.25 * LIMIT)
+
+    def left(model: Prepared) -> float:
+        return for_regions(model, options, log, 0.5).left
+
+    assert left(heavy) == pytest.approx(0.5 * LIMIT)
+    log.end_within(1.2 * LIMIT)
+    assert left(light) == pytest.approx(0.5 * LIMIT)
+    trying = trying_parts(heavy, LIKELY)
+    assert trying == pytest.approx(2 * LIMIT, rel=0.05)
+    assert left(heavy) == pytest.approx(SOME * 0.5 * LIMIT)
+    log.end_within(trying + 0.3 * LIMIT)
+    assert left(heavy) == pytest.approx(0.3 * LIMIT)
+    assert for_regions(heavy, replace(options, work=100), log, 0.5).work == 50
+
+
+def test_costs_of_what_only_parts_can_fit_take_less_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time that a whole would do without goes to finding its parts and trying them."""
+    given: list[float] = []
+    real = priced.measure_costs
+
+    def measured(graph: Graph, feeds: Any, how: Measuring, **others: Any) -> Any:
+        given.append(how.within)
+        return real(graph, feeds, how, **others)
+
+    monkeypatch.setattr(priced, "measure_costs", measured)
+    limit = 20.0
+    asked = PlanOptions(time_limit=limit)
+    for budget, fission in ((WHOLE // 2, None), (2 * WHOLE, None), (WHOLE // 2, ())):
+        settings = Settings(threads=1, not_counted=PARTS, fission=fission)
+        prepare(chain(), settings.asked(asked, one_budget(budget)))
+    few, more, whole = given
+    assert few == pytest.approx(MEASURING * limit + QUICK)
+    assert more == whole == pytest.approx((MEASURING + OFF_PLANNING) * limit + QUICK)
