@@ -142,9 +142,9 @@ class Request:
         return "makespan" if several else "time"
 
     def _check_for_time(self, overhead: float) -> None:
-        if not 0 <= overhead < math.inf:
+        if isinstance(overhead, str) or not 0 <= overhead < math.inf:
             raise UsageError(
-                f"--max-overhead {overhead:.0%} is no limit of time", hint="0% or more, say 10%"
+                f"max_overhead {overhead} is no limit of time", hint="a share, say 0.1 for 10%"
             )
         method = self.options.method
         given = {
