@@ -58,7 +58,7 @@ def at_least(number: float, least: float, what: str) -> None:
     Raises:
         UsageError: it is below ``least``, or no number.
     """
-    if not number >= least:
+    if isinstance(number, str) or not number >= least:
         raise UsageError(f"{what} is {number}", hint=f"{least:g} or more")
 
 

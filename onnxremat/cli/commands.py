@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -9,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from onnxremat.cli.outputs import check_outputs
+from onnxremat.errors import UsageError
 
 # Command to the first paragraph of its help. The module has the command's name.
 COMMANDS = {
@@ -64,13 +66,26 @@ def load(name: str) -> Any:
 
 
 def _checked(command: Any) -> Any:
-    """A command that first looks at where it would write."""
+    """A command that first looks at where it would write, and at what needs a run."""
 
     def run(**given: Any) -> Any:
         check_outputs(given)
+        _check_runs(given)
         return command(**given)
 
     return run
+
+
+def _check_runs(given: Mapping[str, Any]) -> None:
+    """Raises:
+    UsageError: an option that only runs of the model heed, and nothing is run.
+    """
+    for name in ("data", "fresh"):
+        if given.get(name) and not given.get("measure", True):
+            raise UsageError(
+                f"--{name} is for measuring, and nothing is measured",
+                hint=f"leave out --{name}, or measure: --measure",
+            )
 
 
 app = typer.Typer(

@@ -15,7 +15,7 @@ from onnxremat.cli.asked import asked
 from onnxremat.cli.console import Voice
 from onnxremat.device.host import processors
 from onnxremat.errors import OnnxrematError, UsageError
-from onnxremat.planner.options import Method, PlanOptions
+from onnxremat.planner.options import PlanOptions
 from onnxremat.report.suffix import check_suffix
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def command(
         Path | None,
         typer.Option(
             "--write-model",
-            help="Write the formulation (.mps or .lp), then go on and solve it.",
+            help="Write the formulation (.mps or .lp) of the whole, then go on.",
         ),
     ] = None,
     read_solution: Annotated[
@@ -138,7 +138,9 @@ def command(
     given = told is not None and told.name != "DEFAULT"
     if not given and (devices is not None or max_overhead is not None):
         budget = ""  # the memories of the machine file, or what the time allows
-    method = Method(planner, formulation, warm_start, max_columns)
+    method = args.method_of(
+        planner, formulation, max_columns, warm_start=warm_start, written=write_model is not None
+    )
     _check_output(source, out, dry_run)
     if write_model:
         check_suffix(write_model, SUFFIXES)

@@ -46,9 +46,9 @@ def hiding(
             continue
         condition, *branches = op.inputs
         for shows, (name, other) in ((True, branches), (False, branches[::-1])):
-            source, value, alone = maker(name), constant_of(other), len(graph.readers[name]) == 1
+            source, value, alone = maker(name), constant_of(other), _alone(graph, name)
             while source is not None and _passes(source, tape):
-                alone &= len(graph.readers[source.inputs[0]]) == 1
+                alone &= _alone(graph, source.inputs[0])
                 source = maker(source.inputs[0])
             if source is None or source.op_type != "Softmax" or value is None:
                 continue
@@ -69,6 +69,12 @@ def shown(result: str, hides: Hiding, tape: Tape) -> str:
         return hides.made
     pair = (result, 0.0) if hides.shows else (0.0, result)
     return tape.where(hides.condition, *pair)
+
+
+def _alone(graph: Graph, name: str) -> bool:
+    """Whether one op alone reads the numbers of a tensor; what a CastLike is like gives a type."""
+    readers = (graph.ops[index] for index in graph.readers[name])
+    return sum(op.op_type != "CastLike" or op.inputs[0] == name for op in readers) == 1
 
 
 def _passes(op: Op, tape: Tape) -> bool:

@@ -34,7 +34,7 @@ from onnxremat.pipeline.within_budget import (
     plan_within,
     smallest,
 )
-from onnxremat.planner.options import AUTO, PlanOptions
+from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.reasons import named
 from onnxremat.planner.solution import Solution
 from onnxremat.units import Budget
@@ -268,5 +268,5 @@ def _sentence(error: OnnxrematError) -> str:
 def _batch(prepared: Prepared, options: PlanOptions) -> int:
     """Rows that may be computed in parts, 0 for none."""
     settings = prepared.settings
-    asked = settings.split_batch is not None or settings.fixed_order or options.method != AUTO
+    asked = settings.split_batch is not None or settings.fixed_order or not options.method.ladder
     return 0 if asked or prepared.in_place or prepared.feeds is None else prepared.batch

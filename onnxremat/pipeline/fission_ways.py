@@ -23,7 +23,7 @@ from onnxremat.pipeline.refusal import unproven
 from onnxremat.pipeline.step_ways import StepInParts, applies_to_step, why_whole
 from onnxremat.pipeline.time_left import for_regions
 from onnxremat.pipeline.ways_in_parts import INTERRUPTED, WHOLE, InParts, attempt_in_parts
-from onnxremat.planner.options import AUTO, PlanOptions
+from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.reasons import named
 from onnxremat.units import Budget, format_bytes
 
@@ -147,7 +147,7 @@ def _as_asked(prepared: Prepared, options: PlanOptions) -> bool:
     """Nothing runs, or somebody asked for another way."""
     settings = prepared.settings
     given = settings.fission is not None or settings.split_batch is not None
-    return given or settings.fixed_order or options.method != AUTO or prepared.feeds is None
+    return given or settings.fixed_order or not options.method.ladder or prepared.feeds is None
 
 
 def _untried(prepared: Prepared, options: PlanOptions) -> str:
@@ -156,7 +156,7 @@ def _untried(prepared: Prepared, options: PlanOptions) -> str:
     given = settings.fission is not None or settings.split_batch is not None
     if given or settings.fixed_order or prepared.in_place:
         return ""
-    if options.method != AUTO:
+    if not options.method.ladder:
         return f"{options.method.name} plans the whole alone; --planner auto tries parts, too"
     return "parts are not tried without a run" if prepared.feeds is None else ""
 

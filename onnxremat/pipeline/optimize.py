@@ -30,11 +30,9 @@ from onnxremat.pipeline.result import R, Result, Timed, finish
 from onnxremat.pipeline.several_devices import SeveralDevices
 from onnxremat.pipeline.site import Site
 from onnxremat.pipeline.unchanged import OPENING, as_it_ran, opens, unchanged
-from onnxremat.pipeline.within_budget import plan_within
 from onnxremat.pipeline.within_time import plan_within_time
 from onnxremat.planner.formulate import check_for_devices
 from onnxremat.planner.incumbent import NO_LIMIT
-from onnxremat.planner.options import AUTO as METHOD
 from onnxremat.planner.options import OBJECTIVES, PlanOptions
 from onnxremat.units import Budget, one_budget
 
@@ -144,9 +142,9 @@ class Request:
         return "makespan" if several else "time"
 
     def _check_for_time(self, overhead: float) -> None:
-        if not 0 <= overhead < math.inf:
+        if isinstance(overhead, str) or not 0 <= overhead < math.inf:
             raise UsageError(
-                f"--max-overhead {overhead:.0%} is no limit of time", hint="0% or more, say 10%"
+                f"max_overhead {overhead} is no limit of time", hint="a share, say 0.1 for 10%"
             )
         method = self.options.method
         given = {
@@ -241,23 +239,23 @@ def _in_one_session(
     if request.max_overhead is not None:
         return plan_within_time(prepared, request.max_overhead, request.options, log), {}
     limit = one_budget(request.budget)
-    if request.write_model is None and request.options.method == METHOD:
+    if request.write_model is None and request.options.method.ladder:
         size = limit_of(prepared, limit)
         found = None if size is None else unchanged(prepared, size.planned, log)
         if found is not None:
             return _as_it_is(found, limit, request, log), {}
-    if request.write_model is None:
-        try:
-            return plan_within_budget(prepared, limit, request.options, log), {}
-        except NO_FIT as error:
-            takes = prepared.baseline_peak + prepared.beside.total
-            if request.options.method == METHOD and as_it_ran(prepared):
-                opened = OPENING * prepared.weights <= prepared.baseline_peak
-                raise or_as_it_is(error, takes, opened) from None
-            raise
-    with log.phase(WRITE, "writing the model"):  # one of the whole batch
-        written = write_prepared(prepared, limit, request.options.method, request.write_model)
-    return plan_within(prepared, limit, request.options, log=log), written
+    written: Mapping[str, Any] = {}
+    if request.write_model is not None:
+        with log.phase(WRITE, "writing the model"):  # one of the whole
+            written = write_prepared(prepared, limit, request.options.method, request.write_model)
+    try:
+        return plan_within_budget(prepared, limit, request.options, log), written
+    except NO_FIT as error:
+        takes = prepared.baseline_peak + prepared.beside.total
+        if request.options.method.ladder and as_it_ran(prepared):
+            opened = OPENING * prepared.weights <= prepared.baseline_peak
+            raise or_as_it_is(error, takes, opened) from None
+        raise
 
 
 def _as_it_is(found: Candidate, limit: Budget, request: Request, log: Phases) -> Candidate:

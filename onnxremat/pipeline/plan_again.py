@@ -13,7 +13,7 @@ from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.step_in_parts import prepare_step
 from onnxremat.pipeline.within_budget import applied, for_limit
-from onnxremat.planner.options import AUTO, PlanOptions
+from onnxremat.planner.options import PlanOptions
 from onnxremat.units import Budget
 
 
@@ -23,7 +23,7 @@ def plan_again(
     """The plan that a refusal has named for this model, where it keeps the budget; None where none
     is kept or none was asked for."""
     limit = limit_of(prepared, budget)
-    if limit is None or options.work is not None or options.stopped or options.method != AUTO:
+    if limit is None or options.work is not None or options.stopped or not options.method.ladder:
         return None
     kept = kept_plan(prepared)
     if kept is None or kept.budget > limit.asked(prepared.beside.total):

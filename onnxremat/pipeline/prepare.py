@@ -85,6 +85,9 @@ class Settings:
         costs_within: seconds that measuring costs may take; what there is no time for is estimated.
         budget: that is planned for. Where weights, inputs and results alone take more, costs are
             estimated: there is no plan to make, and the smallest budget needs none.
+
+    Raises:
+        UsageError: a size, parts of a batch or a training step that are none.
     """
 
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
@@ -105,6 +108,18 @@ class Settings:
     dw_policy: DwPolicy | None = None
     costs_within: float = math.inf
     budget: Budget | None = None
+
+    def __post_init__(self) -> None:
+        for name, sizes in (*self.shapes.items(), *((n, [d]) for n, d in self.dims.items())):
+            odd = [size for size in sizes if not hasattr(size, "__index__") or size < 1]
+            if odd:
+                raise UsageError(f"a size of '{name}' is {odd[0]!r}", hint="a whole number from 1")
+        if isinstance(self.split_batch, int):
+            hint = f"parts as a tuple: split_batch=({self.split_batch},)"
+            raise UsageError(f"split_batch is {self.split_batch}", hint=hint)
+        if not isinstance(self.train, Training | None):
+            hint = "train=onnxremat.Training(optimizer='adamw')"
+            raise UsageError(f"train is {self.train!r}", hint=hint)
 
     def measuring(self, folder: Path | None) -> Measuring:
         """How costs are measured of a model whose external weights are in ``folder``."""

@@ -16,7 +16,7 @@ from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.refusal import Least, given_up, refusal
 from onnxremat.pipeline.time_left import no_time
 from onnxremat.planner import smallest_budget
-from onnxremat.planner.options import AUTO, PlanOptions
+from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.reasons import named
 from onnxremat.planner.schedule import Schedule
 from onnxremat.planner.semantics import seconds
@@ -58,7 +58,7 @@ def plan_within(
     made = attempt(OneSession(prepared, limit, log), options, warm)
     if isinstance(made, Candidate):
         return made
-    chosen = options.method != AUTO
+    chosen = not options.method.ladder
     if not explain or (chosen and made.over):
         raise made.error()
     if chosen and made.found.status is not Status.INFEASIBLE:
@@ -198,7 +198,7 @@ def at_minimum(prepared: Prepared, least: Smallest, options: PlanOptions, log: P
     if not options.stopped:
         made = attempt(target, options, least.sequence, rounds=2)
     if isinstance(made, Unfit):
-        if options.method != AUTO:
+        if not options.method.ladder:
             raise made.error()
         made = least.candidate  # nothing quicker fits
     if UPDATES in prepared.settings.not_counted:

@@ -71,6 +71,11 @@ class Method:
         return self.formulation or self.planner
 
     @property
+    def ladder(self) -> bool:
+        """Nobody asked for a planner or formulation of their own."""
+        return not self.formulation and self.planner == "auto"
+
+    @property
     def published(self) -> bool:
         """A published rule: it runs to its end, keeps the base order and proves nothing."""
         return self.planner in PUBLISHED

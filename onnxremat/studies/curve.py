@@ -14,7 +14,7 @@ from onnxremat.pipeline.limits import Limit, limit_of
 from onnxremat.pipeline.study_problem import Subject
 from onnxremat.pipeline.within_budget import plan_within
 from onnxremat.planner import smallest_budget
-from onnxremat.planner.options import AUTO, PlanOptions, Stop
+from onnxremat.planner.options import PlanOptions, Stop
 from onnxremat.planner.schedule import Schedule
 from onnxremat.planner.semantics import seconds
 from onnxremat.planner.solution import Certificate, Solution, Status, unsolved
@@ -87,7 +87,7 @@ def curve(
     if budgets is None:
         say("looking for the smallest budget")
         low, below, why = _lowest(subject, options)
-        known = [low] if options.method == AUTO else []
+        known = [low] if options.method.ladder else []
         top = max(subject.baseline_peak, subject.store_all_peak, low.budget)
         wanted = budgets_between(low.budget, top, points)
     else:

@@ -11,7 +11,7 @@ from onnxremat.pipeline.refusal import Least, given_up, refusal
 from onnxremat.pipeline.study_problem import Subject
 from onnxremat.planner import smallest_budget
 from onnxremat.planner.methods import plan_by
-from onnxremat.planner.options import AUTO, PlanOptions
+from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.problem import Problem
 from onnxremat.planner.schedule import Schedule
 from onnxremat.planner.semantics import peak, seconds
@@ -34,10 +34,10 @@ def plan_graph(subject: Subject, budget: Budget, options: PlanOptions) -> dict[s
     asked = options.lasting(max(options.least, options.left))
     solution = plan_problem(subject, limit, asked, warm)
     if solution.sequence is None:
-        if options.method != AUTO and solution.status is not Status.INFEASIBLE:
+        if not options.method.ladder and solution.status is not Status.INFEASIBLE:
             raise given_up(options.method.name, subject.name, limit, solution)
         works, sequence, lower, why = _least(subject, options)
-        if options.method != AUTO or works > limit:
+        if not options.method.ladder or works > limit:
             all_ways = solution.certificate.any_order or subject.fixed_order
             least = Least(works, lower, why)
             raise refusal(subject.name, limit, solution, least, all_ways=all_ways)

@@ -16,7 +16,7 @@ from onnxremat.graph.spans import CannotSplitError
 from onnxremat.pipeline.in_regions import wholes_of, written
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.study_problem import Subject
-from onnxremat.planner.options import AUTO, PlanOptions
+from onnxremat.planner.options import PlanOptions
 from onnxremat.studies.points import SweepPoint
 
 PLANNER = "regions in parts"
@@ -33,7 +33,7 @@ def _why_whole(subject: Subject, options: PlanOptions) -> str:
         return "training steps are planned whole; optimize --train makes them in parts"
     if settings.fission is not None:
         return "--fission off"
-    if settings.split_batch is not None or settings.fixed_order or options.method != AUTO:
+    if settings.split_batch is not None or settings.fixed_order or not options.method.ladder:
         return "another order, split or planner was asked for"
     return ""
 

@@ -280,6 +280,7 @@ def test_a_package_that_is_not_there_is_named(
 
 def test_the_package_shows_what_it_has() -> None:
     assert {"optimize", "load", "differentiate", "verify"} <= set(dir(onnxremat))
+    assert onnxremat.plan.__name__ == "plan"  # it was not to be had
 
 
 def test_inspect_shows_shapes_and_the_first_of_many(cli: Command, folder: Path) -> None:

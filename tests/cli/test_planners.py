@@ -105,6 +105,11 @@ def test_formulation_with_a_solver_and_no_warm_start(
         ("--cut 3", ("--cut",)),
         ("--read-solution none.sol", ("none.sol",)),
         ("--solver cplex", ("cplex",)),
+        ("--no-warm-start", ("goes with --formulation", "checkmate")),
+        ("--max-columns 9", ("goes with --formulation",)),
+        ("--no-measure --data x.npz", ("--data is for measuring",)),
+        ("--no-measure --fresh", ("--fresh is for measuring",)),
+        ("-o out.onnx", ("a plan is no model", "apply")),
     ],
 )
 def test_refusals(

@@ -94,6 +94,7 @@ case("Elu", apart(2, 3), alpha=1.7)
 case("Elu", apart(2, 3), alpha=-0.5)
 case("Celu", apart(2, 3), alpha=2.0)
 case("Selu", apart(2, 3), alpha=1.2, gamma=0.9)
+case("Selu", apart(2, 3), alpha=-0.5, gamma=2.0)
 case("PRelu", apart(2, 3, 2, 2), normal(3, 1, 1), opsets=(13, 18))
 case("PRelu", apart(2, 3), normal(1))
 case("ThresholdedRelu", apart(3, 4), alpha=0.4, opsets=(18, 22))
@@ -191,6 +192,8 @@ for _x, _w, _attributes in _TRANSPOSED:
 case("ConvTranspose", normal(1, 4, 3, 3), normal(4, 2, 3, 3), group=2, strides=[2, 2], exact=False)
 case("ConvTranspose", normal(1, 1, 3, 3), normal(1, 2, 3, 3), normal(2), strides=[3, 2],
      output_shape=[10, 8], exact=False)  # fmt: skip
+case("ConvTranspose", normal(1, 2, 4, 5), normal(2, 1, 3, 3), auto_pad="VALID",
+     output_shape=[5, 6], exact=False)  # fmt: skip
 
 # ---- normalizations ----------------------------------------------------------------------------
 for _shape in ((4, 3), (2, 3, 5), (2, 3, 4, 4)):

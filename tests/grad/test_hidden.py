@@ -16,6 +16,7 @@ MASK = np.array([[0, 0, -np.inf, 0], [-np.inf] * 4, [0] * 4], np.float32)
 HIDING = {
     "by NaN": "hide = IsNaN(p) q = Where(hide, zero, p)",
     "by row": "hide = Not(seen) q = Where(hide, zero, p)",
+    "by row, 0 of its type": "z = CastLike(far, p) hide = Not(seen) q = Where(hide, z, p)",
     "what is seen": "q = Where(seen, p, zero)",
     "through a cast to its type": "c = Cast <to = 1> (p) q = Where(seen, c, zero)",
     "through a cast to another": """c = Cast <to = 11> (p) d = Where(seen, c, far)

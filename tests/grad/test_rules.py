@@ -14,6 +14,7 @@ from onnxremat.ort.session import Options, open_session, session_options
 from tests.grad.cases import CASES
 from tests.grad.checking import HALF, Case, build, check, gradients, half_precision
 from tests.grad.rule_cases import PARAMETERS, variants, without_a_case
+from tests.toolbox import parse
 
 
 @pytest.mark.parametrize(("case", "opset", "variant"), PARAMETERS)
@@ -57,6 +58,30 @@ def test_what_is_added_at_places_in_16_bits_runs(op: str) -> None:
     backward = gradients(model, list(values), None, op)
     session = open_session(backward, session_options(Options(threads=1, pattern=False)))
     assert all(np.isfinite(value).all() for value in session.run(None, values))
+
+
+REFUSED = {
+    "longer than its window": 'Conv <auto_pad = "SAME_UPPER", strides = [4]> (z, w)',
+    "where the first window begins": """AveragePool <auto_pad = "SAME_UPPER", strides = [3],
+        kernel_shape = [1]> (z)""",
+    "which 'auto_pad' = SAME_LOWER goes without": """LpPool <auto_pad = "SAME_LOWER",
+        kernel_shape = [2], dilations = [2]> (z)""",
+    "beyond the input": "MaxPool <kernel_shape = [1], strides = [3], ceil_mode = 1> (z)",
+    "goes backwards": "Slice(z, last, most, axis, last)",
+    "another shape than its attribute": "ConvTranspose <output_shape = [8]> (z, w)",
+}
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_what_onnxruntime_computes_otherwise_is_refused(why: str) -> None:
+    """Of where these windows and slices begin or end, onnx and onnxruntime have different ideas:
+    gradients would be those of other elements, or steps would not run."""
+    model = parse(f"""g (float[1, 1, 12] x) => (float loss)
+        <float[1, 1, 1] w = {{2}}, int64[1] last = {{-1}}, int64[1] most = {{2147483647}},
+         int64[1] axis = {{2}}>
+        {{ z = Mul(x, w) y = {REFUSED[why]} loss = ReduceSum <keepdims = 0> (y) }}""")
+    with pytest.raises(UnsupportedError, match=why):
+        differentiate(model, optimizer=None, loss_output="loss", trainable=["w"])
 
 
 def test_a_projected_state_is_refused() -> None:

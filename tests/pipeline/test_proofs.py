@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from onnxremat.errors import NO_FIT, InfeasibleError, NoPlanError, OnnxrematErro
 from onnxremat.pipeline import batch_split
 from onnxremat.pipeline.batch_split import plan_best
 from onnxremat.pipeline.fission_ways import plan_within_budget
+from onnxremat.pipeline.optimize import Request, optimize
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
 from onnxremat.planner.options import Method, PlanOptions
 from onnxremat.session.process import PARTS
@@ -67,6 +69,23 @@ def test_what_is_not_tried() -> None:
     found = _refused(prepared, WHOLE // 2, method=Method(formulation="cuts"))
     assert isinstance(found, NoPlanError)
     assert "cuts plans the whole alone" in found.why
+
+
+def test_settings_of_formulations_are_no_other_way() -> None:
+    prepared = prepare(chain(), replace(ASKED, not_counted=()))
+    found = _refused(prepared, prepared.beside.total + WHOLE // 2, method=Method(warm_start=False))
+    assert "no proof" in getattr(found, "why", "")
+    assert "plans the whole alone" not in str(found)
+
+
+def test_a_formulation_that_is_written_proves_no_more(tmp_path: Path) -> None:
+    prepared = prepare(chain(), replace(ASKED, not_counted=()))
+    asked = Request(
+        prepared.beside.total + WHOLE // 2, options=WORK, write_model=tmp_path / "whole.mps"
+    )
+    with pytest.raises(NoPlanError, match="no plan"):
+        optimize(prepared, asked)
+    assert (tmp_path / "whole.mps").is_file()
 
 
 def test_a_batch_of_more_ops_than_are_put_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:

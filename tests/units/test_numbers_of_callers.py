@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -45,9 +45,27 @@ def pipeline(**numbers: int) -> Request:
         (lambda: Schedule(float("nan")), "rate is nan"),
         (lambda: Schedule(0.1, warmup=-1), "warmup is -1"),
         (lambda: Arrays({"x": np.ones((3, 2))}, 0), "size of a batch is 0"),
+        (lambda: PlanOptions(threads=cast(Any, "2")), "threads is 2"),
     ],
 )
 def test_a_number_that_says_nothing_sensible(call: Callable[[], object], name: str) -> None:
     with pytest.raises(UsageError, match=name) as refused:
         call()
     assert "or more" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ({"dims": {"batch": "4"}}, "a size of 'batch' is '4'"),
+        ({"dims": {"batch": -4}}, "a size of 'batch' is -4"),
+        ({"shapes": {"x": (4.0, 3)}}, "a size of 'x' is 4.0"),
+        ({"split_batch": 2}, "split_batch is 2"),
+        ({"train": True}, "train is True"),
+    ],
+)
+def test_settings_of_another_kind(given: dict[str, Any], what: str) -> None:
+    with pytest.raises(UsageError, match=what):
+        Settings(**given)
+    with pytest.raises(UsageError, match="max_overhead 10% is no limit"):
+        Request(max_overhead=cast(Any, "10%"))

@@ -81,14 +81,15 @@ def elu_input(call: Call) -> Cotangents:
     return [t.where(t.compare("Greater", call.x, 0.0), call.dy, below)]
 
 
-@vjp("Selu", reads="y0")
+@vjp("Selu", reads="x0 y0")
 def selu(call: Call) -> Cotangents:
-    """y = g x, or g a (e**x - 1) below 0. dx = dy g, or dy (y + g a)."""
+    """y = g x, or g a (e**x - 1) below 0. dx = dy g, or dy (y + g a) (x is read if a or g < 0)."""
     t = call.tape
     alpha = call.attribute("alpha", 1.67326319217681884765625)
     gamma = call.attribute("gamma", 1.05070102214813232421875)
     below = t.mul(call.dy, t.add(call.y, alpha * gamma))
-    return [t.where(t.compare("Greater", call.y, 0.0), t.mul(call.dy, gamma), below)]
+    sign_of = call.x if min(alpha, gamma) < 0 else call.y
+    return [t.where(t.compare("Greater", sign_of, 0.0), t.mul(call.dy, gamma), below)]
 
 
 @vjp("Celu", reads="y0")

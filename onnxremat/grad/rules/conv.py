@@ -75,14 +75,20 @@ def conv_transpose(call: Call) -> Cotangents:
 
 
 def _transposed_window(call: Call, sizes: Shape, kernel: Shape) -> Window:
-    """The window of the convolution whose transpose the node is."""
-    rank = len(kernel)
+    """The window of the convolution whose transpose the node is.
+
+    Raises:
+        UnsupportedError: onnx infers another shape than the one that the node asks for.
+    """
+    rank, asked = len(kernel), call.attribute("output_shape")
+    if asked is not None and list(call.out_shape[2:]) != asked[-rank:]:
+        raise call.unsupported("onnx infers another shape than its attribute 'output_shape'")
     plain = window_of(call, sizes, kernel, sizes)
     window = replace(plain, input=call.out_shape[2:], output=sizes)
     auto = call.attribute("auto_pad", "NOTSET")
-    if auto == "NOTSET" and call.attribute("output_shape") is None:
+    if auto == "NOTSET" and asked is None:
         return window
-    if auto == "VALID":
+    if auto == "VALID" and asked is None:
         return replace(window, before=(0,) * rank, after=(0,) * rank)
     extra = call.attribute("output_padding", [0] * rank)
     totals = [

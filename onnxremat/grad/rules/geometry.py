@@ -98,7 +98,11 @@ class Window:
 
 
 def window_of(call: Call, sizes: Shape, kernel: Shape, output: Shape) -> Window:
-    """The window of a Conv or pooling node, with auto_pad and missing attributes resolved."""
+    """The window of a Conv or pooling node, with auto_pad and missing attributes resolved.
+
+    Raises:
+        UnsupportedError: SAME padding would have to cut off at both ends.
+    """
     rank = len(kernel)
     strides = tuple(call.attribute("strides", [1] * rank))
     dilations = tuple(call.attribute("dilations", [1] * rank))
@@ -107,9 +111,15 @@ def window_of(call: Call, sizes: Shape, kernel: Shape, output: Shape) -> Window:
     auto = call.attribute("auto_pad", "NOTSET")
     if auto in ("SAME_UPPER", "SAME_LOWER"):
         totals = [
-            max((o - 1) * s + d * (k - 1) + 1 - n, 0)
+            (o - 1) * s + d * (k - 1) + 1 - n
             for o, s, d, k, n in zip(output, strides, dilations, kernel, sizes, strict=True)
         ]
+        if min(totals) < -1:  # onnxruntime cuts off, at other places in each of its kernels
+            raise call.unsupported(
+                f"its strides are longer than its window, and 'auto_pad' = {auto} does not say "
+                "where the first window begins"
+            )
+        totals = [max(0, total) for total in totals]
         small = tuple(total // 2 for total in totals)
         big = tuple(total - total // 2 for total in totals)
         before, after = (small, big) if auto == "SAME_UPPER" else (big, small)

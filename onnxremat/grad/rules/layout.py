@@ -11,6 +11,8 @@ from onnxremat.grad.registry import Cotangents, vjp
 from onnxremat.grad.rules.pooling import zeros_between
 from onnxremat.grad.rules.runs import sum_of_runs
 
+NO_END = (2**31 - 1, 2**63 - 1)  # of a slice: as far as there are elements
+
 
 @vjp("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 def reshape(call: Call) -> Cotangents:
@@ -67,7 +69,7 @@ def slice_(call: Call) -> Cotangents:
     """y = a part of x. dx = dy with zeros between (steps) and around it.
 
     Raises:
-        UnsupportedError: bounds computed at run time.
+        UnsupportedError: bounds computed at run time, or backwards to what stands for the end.
     """
     t, shape, dy = call.tape, call.shape(), call.dy
     starts, ends = (call.value(k).reshape(-1).tolist() for k in (1, 2))  # a single number, too
@@ -78,6 +80,8 @@ def slice_(call: Call) -> Cotangents:
         axis %= len(shape)
         if step < 0:  # unlike numpy, ONNX begins with the first element if not before it
             start = max(start, -shape[axis])
+            if end in NO_END:  # onnxruntime goes on to the first element; onnx infers none at all
+                raise call.unsupported(f"it goes backwards, and ends at {end}")
         places = range(*slice(start, end, step).indices(shape[axis]))
         if len(places) == 0:
             return call.only(t.zeros(call.x))

@@ -43,7 +43,7 @@ def _max_pool(call: Call, indices: str, spare: str = "") -> Cotangents:
     t, shape = call.tape, call.shape()
     if call.attribute("storage_order", 0):
         raise call.unsupported("indices in column-major order")
-    window = window_of(call, shape[2:], tuple(call.attribute("kernel_shape")), call.out_shape[2:])
+    window = _window(call)
     scatters = not window.tiles or t.dtype(call.x) != T.FLOAT or any(_short(window))
     count, places = math.prod(shape), math.prod(call.out_shape)
     if scatters:
@@ -61,6 +61,25 @@ def _max_pool(call: Call, indices: str, spare: str = "") -> Cotangents:
     return [t.reshape(made, shape)]
 
 
+def _window(call: Call) -> Window:
+    """The window of a pool.
+
+    Raises:
+        UnsupportedError: onnxruntime has other windows than the operator's definition.
+    """
+    kernel = tuple(call.attribute("kernel_shape"))
+    window = window_of(call, call.shape()[2:], kernel, call.out_shape[2:])
+    auto = call.attribute("auto_pad", "NOTSET")
+    if auto.startswith("SAME") and set(window.dilations) != {1}:
+        raise call.unsupported(f"its windows are dilated, which 'auto_pad' = {auto} goes without")
+    reach = zip(window.output, window.strides, window.input, window.before, strict=True)
+    if any((o - 1) * s >= n + p for o, s, n, p in reach):
+        raise call.unsupported(
+            "its last window lies beyond the input, and is left out when it runs"
+        )
+    return window
+
+
 def _short(window: Window) -> list[bool]:
     """Axes whose last window reaches beyond the input (ceil_mode)."""
     return [s * o > n for s, o, n in zip(window.strides, window.output, window.input, strict=True)]
@@ -70,8 +89,7 @@ def _short(window: Window) -> list[bool]:
 def average_pool(call: Call) -> Cotangents:
     """y = mean of each window. dx = each dy / count spread over its window: repeated where the
     windows tile the input, else an AveragePool of dy with zeros between and around."""
-    t, shape = call.tape, call.shape()
-    window = window_of(call, shape[2:], tuple(call.attribute("kernel_shape")), call.out_shape[2:])
+    t, window = call.tape, _window(call)
     counts = _counts(window, bool(call.attribute("count_include_pad", 0)))
     dy = call.dy
     if (counts != window.taps).any():
@@ -168,8 +186,7 @@ def zeros_between(t: Tape, a: str, axis: int, stride: int) -> str:
 def lp_pool(call: Call) -> Cotangents:
     """y = (sum over each window of |x|**p)**(1/p). dx = x |x|**(p-2) times dy y**(1-p) spread
     over the windows."""
-    t, shape, order = call.tape, call.shape(), call.attribute("p", 2)
-    window = window_of(call, shape[2:], tuple(call.attribute("kernel_shape")), call.out_shape[2:])
+    t, window, order = call.tape, _window(call), call.attribute("p", 2)
     safe = t.where(t.compare("Equal", call.y, 0.0), 1.0, call.y)
     weighted = t.div(call.dy, t.op("Pow", safe, float(order - 1)) if order != 2 else safe)
     spread = t.mul(_spread_windows(t, weighted, window), float(window.taps))
