@@ -24,7 +24,7 @@ from itertools import pairwise
 
 import numpy as np
 import onnx
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from onnxremat.device.host import made_by_intel
 from onnxremat.grad.roles import inherit
@@ -51,7 +51,8 @@ def with_rows_in_blocks(t: Tape, ops: Sequence[Op], outputs: Collection[str]) ->
     """
     if not t.block or not made_by_intel():
         return list(ops)
-    return _InBlocks(t, ops, _Search(t, ops, outputs).found()).made()
+    search = _Search(t, ops, outputs)
+    return _InBlocks(t, ops, outputs, search.found()).made()
 
 
 def one_product(t: Tape, a: str, b: str) -> bool:
@@ -67,8 +68,9 @@ def one_product(t: Tape, a: str, b: str) -> bool:
 class _Ops:
     """Ops, who makes and reads their tensors, and which of these are wide."""
 
-    def __init__(self, t: Tape, ops: Sequence[Op]) -> None:
-        self.t, self.ops = t, ops
+    def __init__(self, t: Tape, ops: Sequence[Op], outputs: Collection[str]) -> None:
+        self.t, self.ops, self.outputs = t, ops, outputs
+        self.axes = {each.name: each for each in t.initializers if len(each.dims) == 1}
         self.maker = {name: op for op in ops for name in op.writes}
         self.readers: dict[str, list[Op]] = {}
         for op in ops:
@@ -95,15 +97,22 @@ class _Ops:
 
     def row_sum(self, op: Op) -> Op | None:
         """The op that ends a sum over all rows, in one step or two; None where it is none."""
-        before, left = self.t.shape(op.inputs[0]), self.t.shape(op.outputs[0])
-        if self.t.size(op.outputs[0]) == before[-1] and left[-1:] == before[-1:]:
+        axes, rank = self._summed(op), self.t.rank(op.inputs[0])
+        if axes == set(range(rank - 1)):
             return op
         after = self.readers.get(op.outputs[0], [])
-        if len(before) != 3 or left != (before[0], before[2]) or len(after) != 1:
+        if (rank, axes) != (3, {1}) or self.t.rank(op.outputs[0]) != 2 or len(after) != 1:
             return None
-        last = after[0]
-        ends = last.op_type == "ReduceSum" and self.t.shape(last.outputs[0])[-1:] == before[-1:]
-        return last if ends and self.t.size(last.outputs[0]) == before[-1] else None
+        if op.outputs[0] in self.outputs:
+            return None
+        return after[0] if self._summed(after[0]) == {0} else None
+
+    def _summed(self, op: Op) -> set[int]:
+        """Axes of a ReduceSum that the backward pass emitted; none of any other op."""
+        if op.op_type != "ReduceSum" or len(op.inputs) < 2 or op.inputs[1] not in self.axes:
+            return set()
+        rank = self.t.rank(op.inputs[0])
+        return {int(axis) % rank for axis in numpy_helper.to_array(self.axes[op.inputs[1]])}
 
 
 # ---- which rows ----------------------------------------------------------------------------------
@@ -122,7 +131,7 @@ class _Search(_Ops):
     """Finds the tensors that are to lie in blocks."""
 
     def __init__(self, t: Tape, ops: Sequence[Op], outputs: Collection[str]) -> None:
-        super().__init__(t, ops)
+        super().__init__(t, ops, outputs)
         self.stretches = {
             name: _Stretch({name}, name not in outputs) for name in self.maker if self._fits(name)
         }
@@ -170,11 +179,13 @@ class _Search(_Ops):
             return []
         if op.op_type == "ReduceSum":
             return [] if self.row_sum(op) is not None else None
+        made = op.inputs[0] in wide and result in wide  # else an input of the step, say
         if op.op_type == "Reshape":
-            return same if self.matrix(op.inputs[0]) == self.matrix(result) else None
-        if op.op_type in _ALONE or self.biased(op, wide):
+            return same if made and self.matrix(op.inputs[0]) == self.matrix(result) else None
+        if self.biased(op, wide) or (op.op_type in _ALONE and made):
             return same
-        pair = op.op_type in _PAIRS and all(n in wide or t.size(n) == 1 for n in op.inputs)
+        numbers = [name for name in op.inputs if name not in wide]
+        pair = op.op_type in _PAIRS and all(t.size(n) == 1 and t.rank(n) < 5 for n in numbers)
         one = {t.shape(name) for name in same}
         return same if pair and len(one) == 1 and result in wide else None
 
@@ -209,8 +220,10 @@ def _attribute(op: Op, name: str, default: float) -> float:
 class _InBlocks(_Ops):
     """Emits ops on tensors in blocks in place of those on rows."""
 
-    def __init__(self, t: Tape, ops: Sequence[Op], wide: set[str]) -> None:
-        super().__init__(t, ops)
+    def __init__(
+        self, t: Tape, ops: Sequence[Op], outputs: Collection[str], wide: set[str]
+    ) -> None:
+        super().__init__(t, ops, outputs)
         self.wide = wide
         self.blocks: dict[str, str] = {}  # of wide tensors
         self.ended: set[str] = set()  # made already

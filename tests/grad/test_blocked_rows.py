@@ -28,8 +28,10 @@ BENT = {
 def net(bent: str, tokens: int = 16) -> onnx.ModelProto:
     """A layer of a transformer, and the mean square of what it makes as the loss."""
     model = parse(
-        f"""g (float[4, {tokens}, 32] x, float[4, {tokens}, 32] y) => (float loss)
-        <float two = {{2}}> {{
+        f"""g (float[4, {tokens}, 32] x, float[4, {tokens}, 32] y, float[4, {tokens}, 64] wide)
+        => (float loss)
+        <float two = {{2}}, int64[1] one = {{1}}, int64[2] flat = {{64, 64}},
+         int64[3] column = {{4, 16, 1}}> {{
         m = MatMul(x, w)
         h = Add(b, m)
         {bent}
@@ -41,8 +43,8 @@ def net(bent: str, tokens: int = 16) -> onnx.ModelProto:
     }}""",
         opset=20,
     )
-    for name in "wbvc":
-        value = np.random.default_rng(ord(name)).standard_normal(SIZES[name]) / 4
+    for k, name in enumerate(SIZES):
+        value = np.random.default_rng(k).standard_normal(SIZES[name]) / 4
         stored = numpy_helper.from_array(value.astype(np.float32), name)
         model.graph.initializer.append(stored)
     return model
@@ -113,6 +115,10 @@ def test_no_wide_tensor_is_copied(block: int) -> None:
         "r = Softmax(h)",  # an op that knows no blocks
         "t = Transpose<perm = [1, 0, 2]>(h)\n r = Transpose<perm = [1, 0, 2]>(t)",
         "f = Mul(h, b)\n r = Gelu(f)",  # a number per feature, not behind a product
+        "g = Gelu(wide)\n r = Mul(h, g)",  # wide rows that no op made
+        # A sum of each row, of which there are as many as features.
+        "f = Reshape(h, flat)\n q = ReduceSum<keepdims = 0>(f, one)\n"
+        " k = Reshape(q, column)\n r = Mul(h, k)",
     ],
 )
 def test_what_knows_no_blocks_keeps_rows_as_they_are(change: str, block: int) -> None:
