@@ -10,13 +10,14 @@ was made on, and wrong on one with another block.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import helper
 
+from onnxremat.grad.blocked_rows import with_rows_in_blocks
 from onnxremat.grad.roles import inherit
 from onnxremat.grad.tape import Shape, Tape
 from onnxremat.graph.ir import Op
@@ -25,11 +26,16 @@ from onnxremat.ort.blocks import DOMAIN
 PLACES = 192  # output positions over all images from which dense convolutions gain
 
 
-def with_blocked_convolutions(t: Tape, ops: Sequence[Op], block: int) -> list[Op]:
-    """The ops with every Conv that gains replaced by blocked ones."""
+def in_blocks(t: Tape, ops: Sequence[Op], outputs: Collection[str]) -> list[Op]:
+    """The ops of a step with all that gains by them on the blocked kernels: rows between products
+    (:mod:`onnxremat.grad.blocked_rows`), and every Conv.
+
+    Args:
+        outputs: tensors that the step returns.
+    """
     made: list[Op] = []
-    for op in ops:
-        made += _blocked(t, op, block) if _fits(t, op, block) else [op]
+    for op in with_rows_in_blocks(t, ops, outputs):
+        made += _blocked(t, op, t.block) if _fits(t, op, t.block) else [op]
     return made
 
 

@@ -15,8 +15,7 @@ from onnx import helper
 import onnxremat.grad.rules  # noqa: F401  (registers the rules)
 from onnxremat.errors import TrainingWarning, UnsupportedError, UsageError
 from onnxremat.grad.assembly import named, needed
-from onnxremat.grad.blocked import with_blocked_convolutions
-from onnxremat.grad.blocked_rows import with_rows_in_blocks
+from onnxremat.grad.blocked import in_blocks
 from onnxremat.grad.constants import Constants
 from onnxremat.grad.description import KEY, Training, Variable
 from onnxremat.grad.dropout import COUNTER, is_dropping, with_counted_masks, without_dropout
@@ -405,8 +404,7 @@ class _Builder:
         if self.settings.portable:
             ops = without_training_kernels(self.tape, ops)
         if self.settings.blocked:
-            ops = with_rows_in_blocks(self.tape, ops, outputs)
-            ops = with_blocked_convolutions(self.tape, ops, self.settings.blocked)
+            ops = in_blocks(self.tape, ops, outputs)
         known = Constants(self.graph, self.chosen)
         ops = with_single_scales(self.tape, ops, known, {*self.inputs})
         ops = [with_phase(op) for op in needed(ops, outputs)]
