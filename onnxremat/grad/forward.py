@@ -199,6 +199,7 @@ def _expanded(model: onnx.ModelProto) -> onnx.ModelProto:
             break
         for node in model.graph.node:
             if (node.domain, node.op_type) in missing:
+                _refuse_past(node)
                 _spell_out(node, model)
         typed = _with_types(model)
         try:
@@ -236,6 +237,21 @@ def _schema(node: onnx.NodeProto, model: onnx.ModelProto) -> onnx.defs.OpSchema 
 def _is_function(node: onnx.NodeProto, model: onnx.ModelProto) -> bool:
     schema = _schema(node, model)
     return bool(schema and (schema.has_function or schema.has_context_dependent_function))
+
+
+def _refuse_past(node: onnx.NodeProto) -> None:
+    """Raises:
+    UnsupportedError: causal Attention behind keys of the past: which of them a query may look at is
+        another matter in the function by which ONNX defines it than in onnxruntime's kernel.
+    """
+    causal = any(each.name == "is_causal" and each.i for each in node.attribute)
+    if node.op_type == "Attention" and not node.domain and causal and any(node.input[4:6]):
+        raise UnsupportedError(
+            f"node '{node.name}' (Attention) is not differentiated",
+            why="it is causal and has keys of the past, and onnx and onnxruntime do not agree on "
+            "which of these a query may look at",
+            hint="train without a past: whole sequences, with past_key and past_value left out",
+        )
 
 
 def _spell_out(node: onnx.NodeProto, model: onnx.ModelProto) -> None:

@@ -84,6 +84,38 @@ def test_what_onnxruntime_computes_otherwise_is_refused(why: str) -> None:
         differentiate(model, optimizer=None, loss_output="loss", trainable=["w"])
 
 
+def test_causal_attention_behind_a_past_is_refused() -> None:
+    model = parse(
+        """g (float[1, 1, 4, 8] x, float[4, 7] mask, float[1, 1, 3, 8] old, float[1, 1, 3, 8] seen)
+        => (float loss) <float[8] w = {1, 2, 3, 4, 5, 6, 7, 8}> {
+        q = Mul(x, w)
+        y = Attention <is_causal = 1> (q, x, x, mask, old, seen)
+        loss = ReduceMean <keepdims = 0> (y) }""",
+        opset=23, ir=11,
+    )  # fmt: skip
+    with pytest.raises(UnsupportedError, match="keys of the past"):
+        differentiate(model, optimizer=None, loss_output="loss", trainable=["w"])
+
+
+def test_a_resize_to_nothing_passes_no_gradient() -> None:
+    model = parse("""g (float[1, 2, 3, 4] x) => (float loss)
+        <float[1, 2, 3, 4] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19,
+         20, 21, 22, 23, 24}, float[4] scales = {1, 1, 0.2, 0.5}> {
+        z = Mul(x, w)
+        y = Resize <mode = "linear"> (z, , scales)
+        s = ReduceSum <keepdims = 0> (y)
+        t = ReduceSum <keepdims = 0> (z)
+        loss = Add(s, t) }""")
+    step = differentiate(model, optimizer=None, loss_output="loss", trainable=["w"])
+    assert "MatMul" not in {node.op_type for node in step.graph.node}
+    session = open_session(step, session_options(Options(threads=1)))
+    x = np.ones((1, 2, 3, 4), np.float32)
+    w = np.arange(1, 25, dtype=np.float32).reshape(x.shape)
+    feeds = {"x": x, "w": w}
+    made = dict(zip([o.name for o in session.get_outputs()], session.run(None, feeds), strict=True))
+    np.testing.assert_array_equal(made["w.grad"], x)
+
+
 def test_a_projected_state_is_refused() -> None:
     """As PyTorch's default exporter writes it, which onnxruntime opens and does not run."""
     weights = {"w": (1, 32, 12), "r": (1, 32, 4), "m": (8, 3)}
