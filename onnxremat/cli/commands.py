@@ -80,11 +80,12 @@ def _check_runs(given: Mapping[str, Any]) -> None:
     """Raises:
     UsageError: an option that only runs of the model heed, and nothing is run.
     """
-    for name in ("data", "fresh"):
+    for name in ("data", "fresh", "bench_seconds"):
         if given.get(name) and not given.get("measure", True):
+            option = f"--{name.replace('_', '-')}"
             raise UsageError(
-                f"--{name} is for measuring, and nothing is measured",
-                hint=f"leave out --{name}, or measure: --measure",
+                f"{option} is for measuring, and nothing is measured",
+                hint=f"leave out {option}, or measure: --measure",
             )
 
 

@@ -119,6 +119,17 @@ def test_refusals(
     assert listing() == []
 
 
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ("--no-measure --bench-seconds 3", "--bench-seconds is for measuring"),
+        ("--bench-seconds nan", "bench_seconds nan is no time"),
+    ],
+)
+def test_seconds_that_time_nothing(options: str, word: str, cli: Command, chain: Path) -> None:
+    cli("optimize", chain, "out.onnx", "-b", "0.7x", *options.split()).assert_refused(2, word)
+
+
 def test_a_planner_without_a_plan(cli: Command, graph: Path) -> None:
     said = cli("plan", graph, *BUDGET, *QUICK, "--planner", "store-all")
     said.assert_refused(4, "store-all has no plan", "needs at least", "--planner auto")
