@@ -119,10 +119,7 @@ class Request:
                 at_least(count, 1, name)
         if self.read_solution is not None and not self.read_solution.is_file():
             raise missing_file(self.read_solution, ".sol", make=SOLUTION)
-        if not 0 <= (self.bench_seconds or 0.0) < math.inf:
-            raise UsageError(
-                f"bench_seconds {self.bench_seconds} is no time", hint="0 for none, or some seconds"
-            )
+        at_least(self.bench_seconds or 0.0, 0.0, "bench_seconds")
         if self.max_overhead is not None:
             self._check_for_time(self.max_overhead)
         if self.machine is None:

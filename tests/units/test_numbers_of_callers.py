@@ -37,6 +37,7 @@ def pipeline(**numbers: int) -> Request:
         (lambda: compare_planners(NOBODY, [], PlanOptions(), jobs=-1), "jobs is -1"),
         (lambda: max_batch(BATCHES, *ASKED, most=0), "most is 0"),
         (lambda: max_batch(BATCHES, *ASKED, max_overhead=float("nan")), "max_overhead is nan"),
+        (lambda: Request(bench_seconds=float("nan")), "bench_seconds is nan"),
         (lambda: pipeline(in_flight=0), "in_flight is 0"),
         (lambda: pipeline(replicas=0), "replicas is 0"),
         (lambda: PlanOptions(threads=-1), "threads is -1"),
