@@ -34,6 +34,9 @@ from onnxremat.ort.blocks import DOMAIN
 
 # Rows and features from which that was measured to gain, and the fewest of a product over rows.
 ROWS, WIDE, NARROW = 1024, 768, 192
+TIMES = (
+    4  # as wide as the narrow factor: more is not copied (gradients of a language model's logits)
+)
 _ALONE = frozenset({
     "Abs", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Log", "Mish",
     "Neg", "Reciprocal", "Relu", "Selu", "Sigmoid", "Sign", "Softplus", "Sqrt", "Tanh",
@@ -62,7 +65,8 @@ def one_product(t: Tape, a: str, b: str) -> bool:
         return False
     narrow, wide = sorted((t.shape(a)[1], t.shape(b)[1]))
     blocks = not narrow % t.block and not wide % t.block
-    return blocks and t.shape(a)[0] >= ROWS and narrow >= NARROW and wide >= WIDE
+    enough = t.shape(a)[0] >= ROWS and narrow >= NARROW and wide >= WIDE
+    return blocks and enough and wide <= TIMES * narrow
 
 
 class _Ops:

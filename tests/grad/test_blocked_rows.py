@@ -138,6 +138,20 @@ def test_a_wide_result_of_the_step_stays_as_it_is(block: int) -> None:
     assert found["r"].shape == (4, 16, 64)
 
 
+@pytest.mark.parametrize(("classes", "made"), [(128, 1), (144, 0)])
+def test_wide_logits_are_not_copied(classes: int, made: int, block: int) -> None:
+    """The gradient of a language model's logits is the largest tensor of its step."""
+    model = parse(f"""g (float[4, 16, 32] x) => (float[4, 16, {classes}] z) {{
+        h = Mul(x, s)
+        z = MatMul(h, w)
+    }}""")
+    for name, shape in {"s": (32,), "w": (32, classes)}.items():
+        value = np.random.default_rng(3).standard_normal(shape).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(value, name))
+    step = differentiate(model, optimizer=None, blocked=block)
+    assert kinds(step).count("Conv") == made
+
+
 def test_other_makers_processors_keep_products(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocked_rows, "made_by_intel", lambda: False)
     step, _ = gradients(net(BENT["erf"]), blocked=block)
