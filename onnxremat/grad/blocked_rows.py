@@ -34,9 +34,8 @@ from onnxremat.ort.blocks import DOMAIN
 
 # Rows and features from which that was measured to gain, and the fewest of a product over rows.
 ROWS, WIDE, NARROW = 1024, 768, 192
-TIMES = (
-    4  # as wide as the narrow factor: more is not copied (gradients of a language model's logits)
-)
+# A factor wider than so many times the other is not copied: gradients of a language model's logits.
+TIMES = 4
 _ALONE = frozenset({
     "Abs", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Log", "Mish",
     "Neg", "Reciprocal", "Relu", "Selu", "Sigmoid", "Sign", "Softplus", "Sqrt", "Tanh",
@@ -61,12 +60,12 @@ def with_rows_in_blocks(t: Tape, ops: Sequence[Op], outputs: Collection[str]) ->
 def one_product(t: Tape, a: str, b: str) -> bool:
     """Whether a.T @ b of two matrices is left as one Gemm, to be made in blocks: also where both
     have to be copied."""
-    if not t.block or t.dtype(a) != onnx.TensorProto.FLOAT or not made_by_intel():
+    if not t.block or t.dtype(a) != onnx.TensorProto.FLOAT:
         return False
     narrow, wide = sorted((t.shape(a)[1], t.shape(b)[1]))
     blocks = not narrow % t.block and not wide % t.block
     enough = t.shape(a)[0] >= ROWS and narrow >= NARROW and wide >= WIDE
-    return blocks and enough and wide <= TIMES * narrow
+    return blocks and enough and wide <= TIMES * narrow and made_by_intel()
 
 
 class _Ops:
@@ -196,11 +195,11 @@ class _Search(_Ops):
     def _product_fits(self, op: Op) -> bool:
         """Rows times a matrix; or two matrices over their rows, of which one is wide."""
         t, (a, b), wide = self.t, op.inputs[:2], self.stretches
-        if len(op.inputs) > 2 or t.rank(b) != 2 or _attribute(op, "alpha", 1.0) != 1.0:
-            return False
         if _attribute(op, "transA", 0):
             alone = (a in wide) != (b in wide) and op.outputs[0] not in wide
-            return alone and not _attribute(op, "transB", 0)
+            return alone and _over_rows_alone(op)
+        if len(op.inputs) > 2 or t.rank(b) != 2 or _attribute(op, "alpha", 1.0) != 1.0:
+            return False
         columns, inner = t.shape(op.outputs[0])[-1], t.shape(a)[-1]
         return b not in wide and not columns % t.block and not inner % t.block
 
@@ -211,6 +210,14 @@ def _updates(op: Op) -> bool:
 
 def _is_product(op: Op) -> bool:
     return op.op_type in ("MatMul", "Gemm") and op.standard
+
+
+def _over_rows_alone(op: Op) -> bool:
+    """a.T @ b, and nothing more."""
+    if op.op_type != "Gemm" or not op.standard or len(op.inputs) != 2:
+        return False
+    turned = _attribute(op, "transA", 0) and not _attribute(op, "transB", 0)
+    return bool(turned) and _attribute(op, "alpha", 1.0) == 1.0
 
 
 def _attribute(op: Op, name: str, default: float) -> float:
@@ -244,10 +251,7 @@ class _InBlocks(_Ops):
 
     def _copied(self, op: Op) -> bool:
         """Whether it is a product over rows whose factors are both copied."""
-        plain = op.op_type == "Gemm" and len(op.inputs) == 2 and not _attribute(op, "transB", 0)
-        if not plain or not _attribute(op, "transA", 0) or _attribute(op, "alpha", 1.0) != 1.0:
-            return False
-        return one_product(self.t, *op.inputs)
+        return _over_rows_alone(op) and one_product(self.t, *op.inputs)
 
     def _replaced(self, op: Op) -> list[Op]:
         t, start = self.t, len(self.t.ops)
