@@ -7,7 +7,6 @@ kept apart while the model was worked on (:mod:`onnxremat.graph.weights`) go bac
 
 from __future__ import annotations
 
-import heapq
 import os
 import re
 import shutil
@@ -26,6 +25,7 @@ from onnxremat.graph.dtypes import tensor_bytes
 from onnxremat.graph.external import check_length, external_file, read_in, read_values, said_place
 from onnxremat.graph.ir import Graph, Op, captures
 from onnxremat.graph.text import check_attributes, check_text
+from onnxremat.graph.topological import least_first
 from onnxremat.graph.unforeseen import told
 from onnxremat.graph.weights import (
     PAGE,
@@ -277,20 +277,7 @@ def _sorted(ops: list[Op], model: onnx.ModelProto) -> tuple[Op, ...]:
 def _topological(ops: list[Op]) -> tuple[Op, ...]:
     """Always the first op of the listing that can run."""
     makers = {name: index for index, op in enumerate(ops) for name in op.writes}
-    readers: list[list[int]] = [[] for _ in ops]
-    missing = [0] * len(ops)
-    for index, op in enumerate(ops):
-        for source in {makers[name] for name in op.reads if name in makers}:
-            readers[source].append(index)
-            missing[index] += 1
-    ready = [index for index, count in enumerate(missing) if not count]
-    ordered: list[int] = []
-    while ready:
-        ordered.append(heapq.heappop(ready))
-        for index in readers[ordered[-1]]:
-            missing[index] -= 1
-            if not missing[index]:
-                heapq.heappush(ready, index)
+    ordered = least_first([{makers[name] for name in op.reads if name in makers} for op in ops])
     if len(ordered) < len(ops):
         stuck = ops[min(set(range(len(ops))) - set(ordered))]
         raise ModelError(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 
 from onnxremat.graph.ir import Graph
+from onnxremat.graph.topological import as_left, least_first
 
 EAGER = ("Shape", "Size")  # run as soon as they can, whatever the order
 
@@ -25,46 +25,13 @@ def default_order(graph: Graph) -> list[int]:
     return as_left(before, [op for op in range(len(before)) if not has_reader[op]])
 
 
-def as_left(before: Sequence[Sequence[int]], begin: Sequence[int]) -> list[int]:
-    """Nodes as a depth-first walk against the edges leaves them, each after all before it. Of those
-    to begin with, and of those before a node, the last listed is walked first."""
-    stack = [(node, False) for node in begin]
-    seen = [False] * len(before)
-    order = []
-    while stack:
-        node, leaving = stack.pop()
-        if leaving:
-            order.append(node)
-        elif not seen[node]:
-            seen[node] = True
-            stack.append((node, True))
-            stack += [(one, False) for one in before[node] if not seen[one]]
-    return order
-
-
 def priority_order(graph: Graph) -> list[int]:
     """The order of ``ExecutionOrder.PRIORITY_BASED``: as listed, but Shape and Size as soon as
     their input is there."""
     rank = [0 if op.op_type in EAGER else 1 for op in graph.ops]
     if all(rank):
         return list(range(len(rank)))
-    before = graph.predecessors()
-    after: list[list[int]] = [[] for _ in before]
-    waiting = [len(row) for row in before]
-    for op, row in enumerate(before):
-        for p in row:
-            after[p].append(op)
-    heap = [(rank[op], op) for op in range(len(before)) if not waiting[op]]
-    heapq.heapify(heap)
-    order = []
-    while heap:
-        _, op = heapq.heappop(heap)
-        order.append(op)
-        for reader in after[op]:
-            waiting[reader] -= 1
-            if not waiting[reader]:
-                heapq.heappush(heap, (rank[reader], reader))
-    return order
+    return least_first(graph.predecessors(), rank)
 
 
 def reordered(graph: Graph, order: Sequence[int]) -> Graph:
@@ -98,26 +65,6 @@ def file_order(graph: Graph, listed: Sequence[str]) -> Graph:
     Args:
         listed: tensor names in the order they should be made.
     """
-    before = graph.predecessors()
-    done: set[int] = set()
-    order: list[int] = []
-
-    def emit(root: int) -> None:
-        stack = [(root, False)]
-        while stack:
-            op, ready = stack.pop()
-            if op in done:
-                continue
-            if ready:
-                done.add(op)
-                order.append(op)
-                continue
-            stack.append((op, True))
-            stack += [(p, False) for p in reversed(before[op]) if p not in done]
-
-    for name in listed:
-        if name in graph.producer:
-            emit(graph.producer[name])
-    for op in range(len(before)):
-        emit(op)
-    return reordered(graph, order)
+    before = [row[::-1] for row in graph.predecessors()]
+    first = [graph.producer[name] for name in listed if name in graph.producer]
+    return reordered(graph, as_left(before, [*first, *range(len(before))][::-1]))

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from math import inf
 
 from onnxremat.errors import UnsupportedError
-from onnxremat.placement.graph import PlacementGraph, topological
+from onnxremat.graph.topological import first_come
+from onnxremat.placement.graph import PlacementGraph
 from onnxremat.placement.splits import Split
 
 
@@ -126,7 +127,7 @@ def contiguous_pieces(graph: PlacementGraph, nodes: Sequence[int]) -> list[list[
     inside = set(nodes)
     entered = [0] * graph.count
     pieces: dict[int, list[int]] = {}
-    for v in topological(graph.inputs, graph.readers):
+    for v in first_come(graph.inputs, graph.readers):
         for u in graph.inputs[v]:
             left = u in inside and v not in inside
             entered[v] = max(entered[v], entered[u] + left)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 
+from onnxremat.graph.topological import first_come, turned
+
 
 def components(after: Sequence[Set[int]]) -> list[int]:
     """A representative of the component of each vertex; ``after`` are the edges out of each."""
@@ -50,14 +52,4 @@ def acyclic(after: Sequence[Set[int]]) -> bool:
 
 def ordered(after: Sequence[Set[int]]) -> list[int]:
     """Vertices of an acyclic graph, each before those it has edges to."""
-    waiting = [0] * len(after)
-    for row in after:
-        for w in row:
-            waiting[w] += 1
-    order = [v for v, count in enumerate(waiting) if not count]
-    for v in order:
-        for w in sorted(after[v]):
-            waiting[w] -= 1
-            if not waiting[w]:
-                order.append(w)
-    return order
+    return first_come(turned(after), [sorted(row) for row in after])

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
 from math import inf
 
 import numpy as np
 
+from onnxremat.graph.topological import first_come, last_come, least_first, picked
 from onnxremat.placement import limits
 from onnxremat.placement.answer import Answer, Work
 from onnxremat.placement.balance import within_memory
@@ -118,7 +118,7 @@ def _better(
             rank = np.empty(c.count)
             rank[near] = np.arange(c.count)
             rank += rng.random(c.count) * c.count * rng.choice([0.01, 0.05, 0.2])
-        order = by_rank(c, rank.tolist())
+        order = least_first(c.before, rank.tolist())
         found = chains.along(order, best.value)
         if found:
             best, home, near = found, c, order
@@ -131,52 +131,22 @@ def _order_of(c: Classes, home: Classes, chain: Chain) -> list[int]:
     stage = {device: i for i, device in enumerate(chain.order)}
     where = np.zeros(c.count, np.int64)
     where[c.of] = home.nodes(chain.where)
-    return by_rank(c, [float(stage[d]) for d in where.tolist()])
+    return least_first(c.before, [float(stage[d]) for d in where.tolist()])
 
 
 def orders(c: Classes) -> Iterator[list[int]]:
     """Topological orders: depth first, breadth first, then mixed at random."""
     yield depth_first(c)
-    yield _taken(c, lambda ready: 0)
+    yield first_come(c.before, c.after)
     for seed in count(2):
         rng = np.random.default_rng(seed)
 
         def draw(ready: list[int], rng: np.random.Generator = rng) -> int:
             return int(rng.integers(len(ready))) if rng.random() < 0.3 else len(ready) - 1
 
-        yield _taken(c, draw)
+        yield picked(c.before, c.after, draw)
 
 
 def depth_first(c: Classes) -> list[int]:
     """A topological order that follows one branch as far as it goes."""
-    return _taken(c, lambda ready: len(ready) - 1)
-
-
-def _taken(c: Classes, pick: Callable[[list[int]], int]) -> list[int]:
-    waiting = [len(row) for row in c.before]
-    ready = [v for v in range(c.count) if not waiting[v]]
-    order = []
-    while ready:
-        v = ready.pop(pick(ready))
-        order.append(v)
-        for w in c.after[v]:
-            waiting[w] -= 1
-            if not waiting[w]:
-                ready.append(w)
-    return order
-
-
-def by_rank(c: Classes, rank: list[float]) -> list[int]:
-    """The topological order that takes the least rank among what is ready."""
-    waiting = [len(row) for row in c.before]
-    ready = [(rank[v], v) for v in range(c.count) if not waiting[v]]
-    heapq.heapify(ready)
-    order = []
-    while ready:
-        _, v = heapq.heappop(ready)
-        order.append(v)
-        for w in c.after[v]:
-            waiting[w] -= 1
-            if not waiting[w]:
-                heapq.heappush(ready, (rank[w], w))
-    return order
+    return last_come(c.before, c.after)

@@ -13,6 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from onnxremat.graph.topological import last_come
 from onnxremat.placement.biconnected import biconnected
 from onnxremat.placement.circles import components
 from onnxremat.placement.graph import Index, PlacementGraph
@@ -162,20 +163,12 @@ def linear_order(g: Contracted) -> list[int]:
 def _depth_first(names: Sequence[int], edges: Sequence[Edge]) -> list[int]:
     """Vertices of an acyclic graph as the released programs sort them: of those that wait for
     nothing, the last that came."""
-    after: dict[int, list[int]] = {name: [] for name in names}
-    waiting = dict.fromkeys(names, 0)
+    number = {name: i for i, name in enumerate(names)}
+    before, after = ([list[int]() for _ in names] for _ in range(2))
     for u, v in edges:
-        after[u].append(v)
-        waiting[v] += 1
-    stack = [name for name in names if not waiting[name]]
-    order = []
-    while stack:
-        order.append(stack.pop())
-        for v in after[order[-1]]:
-            waiting[v] -= 1
-            if not waiting[v]:
-                stack.append(v)
-    return order
+        before[number[v]].append(number[u])
+        after[number[u]].append(number[v])
+    return [names[i] for i in last_come(before, after)]
 
 
 def without_trivial(g: Contracted) -> Contracted:

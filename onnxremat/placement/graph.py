@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxremat.errors import ModelError
+from onnxremat.graph.topological import first_come
 from onnxremat.planner.problem import Floats, Rows
 
 Index = NDArray[np.int64]
@@ -138,18 +139,6 @@ def grouped(number: Index, count: int) -> Rows:
     return Rows.of(rows)
 
 
-def topological(inputs: list[list[int]], readers: list[list[int]]) -> list[int]:
-    """Nodes in an order of their edges, smallest first where free; short when there is a circle."""
-    waiting = [len(row) for row in inputs]
-    order = [v for v, count in enumerate(waiting) if not count]
-    for v in order:
-        for w in readers[v]:
-            waiting[w] -= 1
-            if not waiting[w]:
-                order.append(w)
-    return order
-
-
 def check(graph: PlacementGraph, where: str) -> None:
     """Refuse what no placement of it could mean anything for.
 
@@ -173,7 +162,7 @@ def check(graph: PlacementGraph, where: str) -> None:
             why="a forward pass cannot wait for its backward pass",
             hint="correct isBackwardNode of one of the two, or drop the edge",
         )
-    order = topological(graph.inputs, graph.readers)
+    order = first_come(graph.inputs, graph.readers)
     if len(order) < graph.count:
         left = sorted(set(range(graph.count)) - set(order))
         raise ModelError(

@@ -19,10 +19,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from onnxremat.graph.topological import first_come
 from onnxremat.placement.answer import SAME, Work
 from onnxremat.placement.chains import all_ideals
 from onnxremat.placement.classes import Classes, condense, packed
-from onnxremat.placement.graph import Index, PlacementGraph, topological
+from onnxremat.placement.graph import Index, PlacementGraph
 from onnxremat.placement.kernels import labels as kernel
 from onnxremat.placement.paths import Tail
 from onnxremat.placement.reduce import free_ends
@@ -77,7 +78,7 @@ def prove(
 def _at_once(graph: PlacementGraph, c: Classes) -> bool:
     """In every class each node that others read waits for each node that reads others."""
     reach = [0] * graph.count
-    for u in reversed(topological(graph.inputs, graph.readers)):
+    for u in reversed(first_come(graph.inputs, graph.readers)):
         reach[u] = 1 << u
         for v in graph.readers[u]:
             reach[u] |= reach[v]
@@ -92,7 +93,7 @@ def _at_once(graph: PlacementGraph, c: Classes) -> bool:
 def _members(graph: PlacementGraph, c: Classes) -> list[list[int]]:
     """Nodes of each class, in the order data flows."""
     found: list[list[int]] = [[] for _ in range(c.count)]
-    for v in topological(graph.inputs, graph.readers):
+    for v in first_come(graph.inputs, graph.readers):
         found[c.of[v]].append(v)
     return found
 

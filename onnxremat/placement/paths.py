@@ -20,9 +20,10 @@ from math import inf
 
 import numpy as np
 
+from onnxremat.graph.topological import first_come
 from onnxremat.placement.answer import Work
 from onnxremat.placement.classes import Classes, condense
-from onnxremat.placement.graph import PlacementGraph, topological
+from onnxremat.placement.graph import PlacementGraph
 from onnxremat.placement.parting import LoadCuts
 from onnxremat.planner.problem import Floats
 
@@ -100,7 +101,7 @@ class _Heaviest:
     """Heaviest paths by weights of nodes, and of the outputs along them."""
 
     def __init__(self, graph: PlacementGraph, weight: Floats, edge: Floats) -> None:
-        order = topological(graph.inputs, graph.readers)
+        order = first_come(graph.inputs, graph.readers)
         to, self.came = weight.copy(), [-1] * graph.count
         for v in order:
             for u in graph.inputs[v]:

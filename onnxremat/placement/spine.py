@@ -19,9 +19,10 @@ from functools import cached_property
 
 import numpy as np
 
+from onnxremat.graph.topological import first_come
 from onnxremat.placement.balance import Balance, balance
 from onnxremat.placement.classes import Classes
-from onnxremat.placement.graph import Index, topological
+from onnxremat.placement.graph import Index
 from onnxremat.planner.problem import Floats
 
 STEPS = 20  # of the bisection
@@ -71,7 +72,7 @@ class _Spine:
     @cached_property
     def order(self) -> list[int]:
         """Classes, each after those before it."""
-        return topological([sorted(row) for row in self.c.before], self.c.after)
+        return first_come(self.c.before, self.c.after)
 
     @cached_property
     def path(self) -> list[int]:

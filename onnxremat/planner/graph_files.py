@@ -6,7 +6,6 @@ layered graphs with ``out_cost`` and ``duration``. An edge u -> v says that v re
 
 from __future__ import annotations
 
-import heapq
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from onnxremat import plain_json
+from onnxremat.graph.topological import least_first
 from onnxremat.limits import regular
 from onnxremat.planner.problem import OneDevice, Problem, Rows
 
@@ -120,21 +120,7 @@ def _order(data: dict[str, Any], index: dict[Any, int], inputs: list[list[int]])
     for order in (list(range(len(inputs))), named):
         if order is not None and _topological(order, inputs):
             return order
-    waiting = [len(set(row)) for row in inputs]
-    readers: list[list[int]] = [[] for _ in inputs]
-    for node, row in enumerate(inputs):
-        for source in set(row):
-            readers[source].append(node)
-    ready = [node for node, count in enumerate(waiting) if count == 0]
-    heapq.heapify(ready)
-    found: list[int] = []
-    while ready:
-        node = heapq.heappop(ready)
-        found.append(node)
-        for later in readers[node]:
-            waiting[later] -= 1
-            if waiting[later] == 0:
-                heapq.heappush(ready, later)
+    found = least_first(inputs)
     if len(found) != len(inputs):
         raise ValueError("the graph has a cycle")
     return found

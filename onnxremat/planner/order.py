@@ -9,10 +9,10 @@ op gives the optimum when the search is allowed to finish.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from onnxremat.graph.topological import as_left, first_come
 from onnxremat.planner.bounds import largest_need
 from onnxremat.planner.clock import ORDERS, WALL, Clock
 from onnxremat.planner.problem_lists import ProblemLists
@@ -75,39 +75,14 @@ def best_order(
 
 
 def _breadth_first(wiring: ProblemLists) -> list[int]:
-    waiting = [len(row) for row in wiring.before]
-    queue = deque(op for op, count in enumerate(waiting) if count == 0)
-    order = []
-    while queue:
-        op = queue.popleft()
-        order.append(op)
-        for later in wiring.after[op]:
-            waiting[later] -= 1
-            if waiting[later] == 0:
-                queue.append(later)
-    return order
+    return first_come(wiring.before, wiring.after)
 
 
 def _depth_first(wiring: ProblemLists, *, last_input_first: bool = False) -> list[int]:
     """Post-order from the sinks."""
-    seen, order = [False] * wiring.problem.ops, []
-    for root, after in enumerate(wiring.after):
-        if after:
-            continue
-        stack = [(root, 0)]
-        seen[root] = True
-        while stack:
-            op, k = stack.pop()
-            inputs = wiring.before[op]
-            if k == len(inputs):
-                order.append(op)
-                continue
-            stack.append((op, k + 1))
-            source = inputs[-1 - k] if last_input_first else inputs[k]
-            if not seen[source]:
-                seen[source] = True
-                stack.append((source, 0))
-    return order
+    sinks = [op for op, row in enumerate(wiring.after) if not row]
+    before = wiring.before if last_input_first else [row[::-1] for row in wiring.before]
+    return as_left(before, sinks[::-1])
 
 
 def _depth_first_reversed(wiring: ProblemLists) -> list[int]:
