@@ -304,6 +304,7 @@ def plan(
     """
     limit, log = one_budget(budget), Phases.of(say)
     options = options or PlanOptions()
+    options.method.heeded()
     with limited(options, log):
         prepared = prepare(source, (settings or Settings()).asked(options, limit), log)
         return plan_within_budget(prepared, limit, left_of(options, log), log)
@@ -373,6 +374,7 @@ def sweep(
     """
     limits = [parse_budget(budget) for budget in budgets] if budgets else None
     options = options or PlanOptions()
+    options.method.heeded()
     subject = read_subject(source, (settings or Settings()).asked(options), say)
     return curve(subject, limits, points, options, jobs, say)
 

@@ -10,7 +10,7 @@ import typer
 
 from onnxremat.cli.console import Voice
 from onnxremat.errors import UsageError
-from onnxremat.planner.options import FORMULATIONS, MOST_COLUMNS, PLANNERS, Method
+from onnxremat.planner.options import FORMULATIONS, MOST_COLUMNS, PLANNERS
 from onnxremat.report.suffix import check_suffix
 
 if TYPE_CHECKING:
@@ -240,31 +240,6 @@ def check_drawings(plot: Path | None, trace: Path | None) -> None:
         if path is not None:
             check_suffix(path, accepted)
             check_writable(path)
-
-
-def method_of(
-    planner: str, formulation: str, columns: int, *, warm_start: bool = True, written: bool = False
-) -> Method:
-    """What a user chose.
-
-    Args:
-        written: a formulation is written, if only that of cuts.
-
-    Raises:
-        UsageError: names that are not known or exclude each other, or options of a formulation
-            without one.
-    """
-    for option, given in (
-        ("--no-warm-start", not warm_start),
-        ("--max-columns", columns != LARGEST and not written),
-    ):
-        if given and not formulation:
-            raise UsageError(
-                f"{option} goes with --formulation",
-                why="without it there is no model of one for a solver",
-                hint="--formulation " + ", ".join(FORMULATIONS[:-1]) + f" or {FORMULATIONS[-1]}",
-            )
-    return Method(planner, formulation, warm_start, columns)
 
 
 def parse_shapes(texts: list[str] | None) -> dict[str, tuple[int, ...]]:

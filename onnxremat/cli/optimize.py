@@ -15,7 +15,7 @@ from onnxremat.cli.asked import asked
 from onnxremat.cli.console import Voice
 from onnxremat.device.host import processors
 from onnxremat.errors import OnnxrematError, UsageError
-from onnxremat.planner.options import PlanOptions
+from onnxremat.planner.options import Method, PlanOptions
 from onnxremat.report.suffix import check_suffix
 
 if TYPE_CHECKING:
@@ -138,9 +138,8 @@ def command(
     given = told is not None and told.name != "DEFAULT"
     if not given and (devices is not None or max_overhead is not None):
         budget = ""  # the memories of the machine file, or what the time allows
-    method = args.method_of(
-        planner, formulation, max_columns, warm_start=warm_start, written=write_model is not None
-    )
+    method = Method(planner, formulation, warm_start, max_columns)
+    method.heeded(written=write_model is not None)
     _check_output(source, out, dry_run)
     if write_model:
         check_suffix(write_model, SUFFIXES)

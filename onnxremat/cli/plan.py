@@ -14,7 +14,7 @@ from onnxremat.cli import args
 from onnxremat.cli.console import Voice, percent, size
 from onnxremat.device.host import processors
 from onnxremat.errors import UsageError
-from onnxremat.planner.options import PlanOptions
+from onnxremat.planner.options import Method, PlanOptions
 from onnxremat.report.suffix import check_suffix
 from onnxremat.units import format_bytes, format_seconds, one_budget
 
@@ -85,10 +85,8 @@ def command(
     from onnxremat.studies.graph_file import plan_graph
 
     voice = Voice(as_json, quiet)
-    method = args.method_of(
-        planner, formulation, max_columns, warm_start=warm_start,
-        written=write_model is not None or read_solution is not None,
-    )  # fmt: skip
+    method = Method(planner, formulation, warm_start, max_columns)
+    method.heeded(written=write_model is not None or read_solution is not None)
     elsewhere = _elsewhere(write_model, read_solution, planner, formulation, cut, output)
     limit = one_budget(budget)
     if output is not None and output.suffix == ".onnx":

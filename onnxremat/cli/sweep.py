@@ -13,7 +13,7 @@ from onnxremat.cli.asked import first_given
 from onnxremat.cli.console import Voice
 from onnxremat.device.host import processors
 from onnxremat.errors import StoppedError, UsageError
-from onnxremat.planner.options import PlanOptions
+from onnxremat.planner.options import Method, PlanOptions
 from onnxremat.report.suffix import check_suffix
 from onnxremat.units import format_bytes
 
@@ -96,7 +96,7 @@ def command(
         if path:
             check_suffix(path, accepted)
             check_writable(path)
-    method = args.method_of(planner, formulation, max_columns)
+    method = Method(planner, formulation, most_columns=max_columns).heeded()
     settings = Settings(
         args.parse_shapes(shape), args.parse_dims(dim), target, threads, seed, data, measure,
         fixed_order=fixed_order, fission=args.parse_fission(fission),

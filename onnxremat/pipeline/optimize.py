@@ -91,6 +91,7 @@ class Request:
     max_overhead: float | None = None
 
     def __post_init__(self) -> None:
+        self.options.method.heeded(written=self.write_model is not None)
         known = ("auto", *OBJECTIVES, THROUGHPUT)
         if self.objective not in known:
             raise UsageError(

@@ -47,7 +47,7 @@ class Method:
         most_columns: formulations with larger models are refused.
 
     Raises:
-        UsageError: unknown name, or both a planner and a formulation.
+        UsageError: unknown name, both a planner and a formulation, or no warm start of none.
     """
 
     planner: str = "auto"
@@ -63,6 +63,29 @@ class Method:
             raise UsageError(
                 f"--planner {self.planner} and --formulation {self.formulation} exclude each other",
                 hint="a formulation is a planner of its own",
+            )
+        if not self.warm_start:
+            self._of_formulation("--no-warm-start")
+
+    def heeded(self, *, written: bool = False) -> Method:
+        """The same, where something heeds its limit of columns.
+
+        Args:
+            written: the model of a formulation is written or read, if only that of cuts.
+
+        Raises:
+            UsageError: nothing does.
+        """
+        if self.most_columns != MOST_COLUMNS and not written:
+            self._of_formulation("--max-columns")
+        return self
+
+    def _of_formulation(self, option: str) -> None:
+        if not self.formulation:
+            raise UsageError(
+                f"{option} goes with --formulation",
+                why="without it there is no model of one for a solver",
+                hint="--formulation " + ", ".join(FORMULATIONS[:-1]) + f" or {FORMULATIONS[-1]}",
             )
 
     @property

@@ -73,7 +73,7 @@ def test_what_is_not_tried() -> None:
 
 def test_settings_of_formulations_are_no_other_way() -> None:
     prepared = prepare(chain(), replace(ASKED, not_counted=()))
-    found = _refused(prepared, prepared.beside.total + WHOLE // 2, method=Method(warm_start=False))
+    found = _refused(prepared, prepared.beside.total + WHOLE // 2, method=Method(most_columns=9))
     assert "no proof" in getattr(found, "why", "")
     assert "plans the whole alone" not in str(found)
 

@@ -8,6 +8,7 @@ from math import inf
 
 import pytest
 
+from onnxremat import api
 from onnxremat.errors import UsageError
 from onnxremat.planner import Problem, Status, peak, seconds, solve
 from onnxremat.planner.baselines import BASELINES
@@ -23,6 +24,7 @@ from tests.limits import LONG, Planned, work
 from tests.planner.asking import asked
 from tests.planner.graphs import skip_chain, small_transformer
 from tests.planner.oracle import optimum, random_problem, staged_optimum
+from tests.toolbox import parse
 
 STAGED = [name for name in FORMULATIONS if name != "cuts"]
 TIGHT = random_problem(196, 6), 29  # best 13.0, best staged 14.5, store all 11.0
@@ -182,6 +184,25 @@ def test_names_that_are_none() -> None:
         Method("dtr", "checkmate")
     with pytest.raises(UsageError, match="unknown solver"):
         plan_by(skip_chain(8, 1), 100, asked(solver="cplex"))
+
+
+def test_options_of_formulations_go_with_one() -> None:
+    """Also where no command was typed."""
+    with pytest.raises(UsageError, match="--no-warm-start goes with --formulation"):
+        Method(warm_start=False)
+    few = Method(most_columns=9)
+    with pytest.raises(UsageError, match="--max-columns goes with --formulation"):
+        few.heeded()
+    assert few.heeded(written=True) is few
+    model = parse("g (float[8] x) => (float[8] y) { y = Sin(x) }")
+    for call in (api.plan, api.optimize):
+        with pytest.raises(UsageError, match="--max-columns goes with --formulation"):
+            call(model, budget=99, options=asked(method=few))
+    with pytest.raises(UsageError, match="--max-columns goes with --formulation"):
+        api.sweep(model, options=asked(method=few))
+    assert (
+        Method(formulation="checkmate", warm_start=False, most_columns=9).heeded().ladder is False
+    )
 
 
 def test_the_names_of_the_options_are_those_of_the_planners() -> None:
