@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 from collections import Counter
+from contextlib import nullcontext
+from functools import partial
 from itertools import count
+from multiprocessing import get_context
 from pathlib import Path
 
 from tests.fuzz.cases import KINDS, case
@@ -21,6 +25,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument("--cases", type=int, default=0, help="so many instead of --minutes")
+    parser.add_argument("--jobs", type=int, default=1, help="so many at the same time")
     parser.add_argument("--only", choices=list(KINDS), default="", help="one kind")
     parser.add_argument("--keep", type=Path, default=Path("fuzz-found"), help="folder of findings")
     parser.add_argument("--again", type=Path, nargs="*", help="files of findings, run again")
@@ -42,8 +47,25 @@ def _again(path: Path) -> str:
 def _search(asked: argparse.Namespace) -> int:
     done: Counter[str] = Counter()
     found: Counter[str] = Counter()
-    end = time.monotonic() + 60 * (asked.minutes or 30)
-    for number in count(asked.first):
+    share, jobs = partial(_share, asked, _end(asked)), range(asked.jobs)
+    with get_context("fork").Pool(asked.jobs) if asked.jobs > 1 else nullcontext() as pool:
+        for one in pool.imap_unordered(share, jobs) if pool else map(share, jobs):
+            done += one[0]
+            found += one[1]
+    cases = ", ".join(f"{number} {kind}" for kind, number in sorted(done.items()))
+    print(f"{done.total()} cases ({cases}), {found.total()} with a wrong answer")
+    return int(bool(found))
+
+
+def _end(asked: argparse.Namespace) -> float:
+    return math.inf if asked.cases else time.monotonic() + 60 * (asked.minutes or 30)
+
+
+def _share(asked: argparse.Namespace, end: float, job: int) -> tuple[Counter[str], Counter[str]]:
+    """A job's cases: how many of each kind, and how many with a wrong answer."""
+    done: Counter[str] = Counter()
+    found: Counter[str] = Counter()
+    for number in count(asked.first + job, asked.jobs):
         if number - asked.first >= asked.cases if asked.cases else time.monotonic() > end:
             break
         made = case(asked.seed, number, asked.only)
@@ -55,9 +77,7 @@ def _search(asked: argparse.Namespace) -> int:
             path = asked.keep / f"{made.kind}-{asked.seed}-{number}.zip"
             keep(made, wrong, path)
             print(f"{path}: {wrong}", flush=True)
-    cases = ", ".join(f"{number} {kind}" for kind, number in sorted(done.items()))
-    print(f"{done.total()} cases ({cases}), {found.total()} with a wrong answer")
-    return int(bool(found))
+    return done, found
 
 
 if __name__ == "__main__":
