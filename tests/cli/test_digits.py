@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,8 +22,6 @@ from onnxremat.cli.app import main
 from onnxremat.training.data import Arrays
 from onnxremat.training.schedules import Schedule
 from tests.conftest import ROOT
-
-pytest.importorskip("sklearn", reason="the digits come with scikit-learn, which is not installed")
 
 BATCH, EPOCHS, RATE = 32, 10, 0.003
 FROZEN = ("conv1*", "bn1*", "layer1*")
@@ -54,44 +53,83 @@ def digits() -> ModuleType:
     return module
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Data, the network, and ``few.onnx``, which knows five digits."""
-    place = tmp_path_factory.mktemp("digits")
+@dataclass(frozen=True)
+class Course:
+    """A fine-tuning that was done: ``few.onnx``, which knows five digits, became ``all.onnx``.
+
+    Attributes:
+        folder: of its files; ``said.json`` is what was said of it.
+        rows: images to learn from.
+    """
+
+    folder: Path
+    rows: int
+    epochs: int
+
+    @property
+    def steps(self) -> int:
+        """Of one epoch."""
+        return self.rows // BATCH
+
+
+def learn(place: Path, epochs: int, first: int, rows: int | None = None) -> Course:
+    """README's two trainings.
+
+    Args:
+        first: epochs of the first one.
+        rows: images of each, all of them if None.
+    """
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn, an extra")
     digits().write(place)
+    for name in ("few.npz", "train.npz"):
+        with np.load(place / name) as data:
+            some = {key: value[:rows] for key, value in data.items()}
+        np.savez(place / name, **some)
     command(
         "differentiate", place / "net.onnx", place / "first.onnx", "--dim", f"batch={BATCH}",
         "--optimizer", "adamw", "-q",
     )  # fmt: skip
     command(
         "train", place / "first.onnx", "--weights", place / "net.onnx", "--data",
-        place / "few.npz", "--epochs", 5, "--rate", RATE, "--export", place / "few.onnx",
+        place / "few.npz", "--epochs", first, "--rate", RATE, "--export", place / "few.onnx",
         "--threads", 1, "-q",
     )  # fmt: skip
-    return place
-
-
-@pytest.fixture(scope="module")
-def tuned(folder: Path) -> Path:
-    """``all.onnx``, which knows all ten, and what was said of its training."""
     frozen = [part for pattern in FROZEN for part in ("--freeze", pattern)]
     command(
-        "differentiate", folder / "few.onnx", folder / "step.onnx", "--dim", f"batch={BATCH}",
+        "differentiate", place / "few.onnx", place / "step.onnx", "--dim", f"batch={BATCH}",
         "--optimizer", "adamw", *frozen, "-q",
     )  # fmt: skip
     arguments = [
-        "train", folder / "step.onnx", "--weights", folder / "few.onnx", "--data",
-        folder / "train.npz", "--validate", folder / "test.npz", "--epochs", EPOCHS, "--rate", RATE,
-        "--schedule", "cosine", "--export", folder / "all.onnx", "--plot", folder / "loss.png",
+        "train", place / "step.onnx", "--weights", place / "few.onnx", "--data",
+        place / "train.npz", "--validate", place / "test.npz", "--epochs", epochs, "--rate", RATE,
+        "--schedule", "cosine", "--export", place / "all.onnx", "--plot", place / "loss.png",
         "--threads", 1, "--json",
     ]  # fmt: skip
-    with (folder / "said.json").open("w") as file:
+    with (place / "said.json").open("w") as file:
         before, sys.stdout = sys.stdout, file
         try:
             command(*arguments)
         finally:
             sys.stdout = before
-    return folder
+    return Course(place, len(some["labels"]), epochs)
+
+
+@pytest.fixture(scope="module")
+def brief(tmp_path_factory: pytest.TempPathFactory) -> Course:
+    """A few steps."""
+    return learn(tmp_path_factory.mktemp("brief"), epochs=2, first=1, rows=10 * BATCH + 7)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Course:
+    """All of it, as README has it."""
+    return learn(tmp_path_factory.mktemp("digits"), epochs=EPOCHS, first=5)
+
+
+@pytest.fixture(scope="module")
+def torch() -> Any:
+    """PyTorch, asked for before anything is trained to be compared with it."""
+    return pytest.importorskip("torch", reason="PyTorch is not installed")
 
 
 def weights(path: Path) -> dict[str, np.ndarray]:
@@ -99,24 +137,25 @@ def weights(path: Path) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.slow
-def test_ten_epochs_reach_the_accuracy_of_pytorch(tuned: Path) -> None:
+def test_ten_epochs_reach_the_accuracy_of_pytorch(whole: Course) -> None:
     score = digits().accuracy
-    assert score(tuned / "few.onnx") < 0.55, "the start knows half of the digits"
-    assert score(tuned / "all.onnx") >= TORCH_ACCURACY - SLACK
+    assert score(whole.folder / "few.onnx") < 0.55, "the start knows half of the digits"
+    assert score(whole.folder / "all.onnx") >= TORCH_ACCURACY - SLACK
 
 
-def test_what_is_said_is_what_the_exported_model_does(tuned: Path) -> None:
-    said = json.loads((tuned / "said.json").read_text())
-    assert (said["steps"], len(said["epochs"])) == (EPOCHS * (1438 // BATCH), EPOCHS)
+def test_what_is_said_is_what_the_exported_model_does(brief: Course) -> None:
+    said = json.loads((brief.folder / "said.json").read_text())
+    assert (said["steps"], len(said["epochs"])) == (brief.epochs * brief.steps, brief.epochs)
     last = said["epochs"][-1]
-    assert last["accuracy"] == pytest.approx(digits().accuracy(tuned / "all.onnx"), abs=1e-9)
-    assert last["loss"] == pytest.approx(np.mean(said["losses"][-(1438 // BATCH) :]))
-    assert (tuned / "loss.png").read_bytes().startswith(b"\x89PNG")
+    exported = digits().accuracy(brief.folder / "all.onnx")
+    assert last["accuracy"] == pytest.approx(exported, abs=1e-9)
+    assert last["loss"] == pytest.approx(np.mean(said["losses"][-brief.steps :]))
+    assert (brief.folder / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_frozen_layers_are_as_they_were(tuned: Path) -> None:
-    before, after = weights(tuned / "few.onnx"), weights(tuned / "all.onnx")
-    onnx.checker.check_model(str(tuned / "all.onnx"), full_check=True)
+def test_frozen_layers_are_as_they_were(brief: Course) -> None:
+    before, after = (weights(brief.folder / name) for name in ("few.onnx", "all.onnx"))
+    onnx.checker.check_model(str(brief.folder / "all.onnx"), full_check=True)
     kept = {name for name in before if (before[name] == after[name]).all()}
     frozen = {name for name in before if name.startswith(tuple(p.rstrip("*") for p in FROZEN))}
     assert kept == frozen | {name for name in before if before[name].dtype != np.float32}
@@ -192,11 +231,10 @@ def torch_tuned(torch: Any, folder: Path, seed: int = 0) -> tuple[list[float], f
 
 
 @pytest.mark.torch
-def test_pytorch_from_the_same_start(tuned: Path) -> None:
+def test_pytorch_from_the_same_start(torch: Any, whole: Course) -> None:
     """Step for step while rounding has not grown, and the same accuracy in the end."""
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    losses, accuracy = torch_tuned(torch, tuned)
-    ours = json.loads((tuned / "said.json").read_text())["losses"]
+    losses, accuracy = torch_tuned(torch, whole.folder)
+    ours = json.loads((whole.folder / "said.json").read_text())["losses"]
     np.testing.assert_allclose(ours[:8], losses[:8], rtol=2e-3)
-    assert abs(digits().accuracy(tuned / "all.onnx") - accuracy) <= SLACK
+    assert abs(digits().accuracy(whole.folder / "all.onnx") - accuracy) <= SLACK
     assert abs(accuracy - TORCH_ACCURACY) <= SLACK, "the number above is out of date"
