@@ -8,7 +8,6 @@ from collections.abc import Collection
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
-from onnx.reference import ReferenceEvaluator
 
 from onnxremat.graph.ir import Graph, Op
 
@@ -152,6 +151,8 @@ class Constants:
             )
         if any(value is None for value in values.values()):
             return
+        from onnx.reference import ReferenceEvaluator  # long to import, seldom needed
+
         node = onnx.NodeProto()
         node.CopyFrom(op.node)
         node.input[:], node.output[:] = op.inputs, op.outputs

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 from onnx import helper
-from onnx.reference import ReferenceEvaluator
 
 from onnxremat.grad.constants import Constants
 from onnxremat.graph.ir import Graph, Op
@@ -144,6 +143,8 @@ def _is_gelu(region: _Region, core: str) -> bool:
         [helper.make_tensor_value_info(region.result, kind, points.shape)],
         stored,
     )
+    from onnx.reference import ReferenceEvaluator  # long to import, seldom needed
+
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", GELU_OPSET)])
     try:
         (found,) = ReferenceEvaluator(model).run(None, {region.source: points})

@@ -8,15 +8,18 @@ from values that are known before the run.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
 from onnx import helper
-from onnx.reference import ReferenceEvaluator
 
 from onnxremat.grad.branches import renamed_node
 from onnxremat.grad.writer import Writer
 from onnxremat.graph.ir import Graph, Op, captures
+
+if TYPE_CHECKING:
+    from onnx.reference import ReferenceEvaluator
 
 LONGEST = 4096  # runs of a loop that are written out
 MOST = 200_000  # nodes that one loop may become
@@ -94,6 +97,8 @@ class _Deciding:
         return limit if limited else None
 
     def _evaluator(self, names: list[str], wanted: list[int]) -> ReferenceEvaluator:
+        from onnx.reference import ReferenceEvaluator  # long to import, seldom needed
+
         used = {n for node in self.nodes for n in (*node.input, *captures(node))}
         inputs = [*names, *(n for n in self.given[:2] if n in used)]
         outputs = [self.passed[0], *(self.passed[k - 1] for k in wanted)]
