@@ -46,7 +46,8 @@ def misfit(
 
     On one device every value that an op finds in memory counts (:func:`largest_need`); on several
     it may lie elsewhere, and an op needs its inputs, outputs, workspace and weights at once, with
-    what is always resident, less the largest takeover. The latter holds in every order.
+    what is always resident and the weights of all ops that run on no other device, less the largest
+    takeover. The latter holds in every order.
     """
     problem = lists.problem
     if problem.devices == 1:
@@ -62,7 +63,9 @@ def misfit(
         parts = ", ".join(
             f"{format_bytes(_need(lists, worst, d))} on {names[d]}" for d in lists.able[worst]
         )
-        why = Reason(f"{{op}} needs at once {parts}, more than the budget of each", worst)
+        others = any(lists.tied[d][0] - set(lists.uses[worst]) for d in lists.able[worst])
+        held = ", with the weights of all that runs there alone," if others else ","
+        why = Reason(f"{{op}} needs at once {parts}{held} more than the budget of each", worst)
         return Misfit(worst, why)
     for d in lists.devices:
         kept = sum(lists.size[d][u] for u, where in enumerate(lists.required) if where == d)
@@ -75,8 +78,8 @@ def misfit(
 
 def least_budgets(problem: Problem) -> list[int]:
     """Bytes per device below which it cannot run, by itself, the op that needs most of those it can
-    run: inputs, outputs, workspace and weights, with what is always resident; in any order and with
-    any recomputation."""
+    run: inputs, outputs, workspace and weights, with what is always resident and the weights of ops
+    that run nowhere else; in any order and with any recomputation."""
     lists = ProblemLists(problem)
     return [
         max((_need(lists, op, d) for op, able in enumerate(lists.able) if d in able), default=0)
@@ -85,7 +88,8 @@ def least_budgets(problem: Problem) -> list[int]:
 
 
 def _need(lists: ProblemLists, op: int, device: int) -> int:
-    weights = sum(int(lists.problem.weight[w]) for w in set(lists.uses[op]))
+    weight, (tied, bytes_) = lists.problem.weight, lists.tied[device]
+    weights = bytes_ + sum(int(weight[w]) for w in set(lists.uses[op]) - tied)
     return int(lists.problem.fixed[device]) + weights + lists.least_run(device, op)
 
 

@@ -183,6 +183,17 @@ class ProblemLists:
         """Weights each op reads."""
         return self.problem.uses.lists()
 
+    @cached_property
+    def tied(self) -> list[tuple[frozenset[int], int]]:
+        """Per device the weights of ops that can run on no other one, there throughout in every
+        schedule, and their bytes."""
+        found: list[set[int]] = [set() for _ in self.devices]
+        for able, uses in zip(self.able, self.uses, strict=True):
+            if len(able) == 1:
+                found[able[0]].update(uses)
+        weight = self.problem.weight
+        return [(frozenset(row), sum(int(weight[w]) for w in row)) for row in found]
+
     @property
     def _ops(self) -> range:
         return range(self.problem.ops)

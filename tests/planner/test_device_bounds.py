@@ -8,7 +8,13 @@ from math import inf
 import numpy as np
 import pytest
 
-from onnxremat.planner.bounds import largest_need, makespan_bound, misfit, quick_makespan_bound
+from onnxremat.planner.bounds import (
+    largest_need,
+    least_budgets,
+    makespan_bound,
+    misfit,
+    quick_makespan_bound,
+)
 from onnxremat.planner.formulations import xengine
 from onnxremat.planner.formulations.cuts import build
 from onnxremat.planner.formulations.extract import late_schedule, without_unread
@@ -297,3 +303,18 @@ def test_oracle_knows_a_case_by_hand() -> None:
     expected = 1.0 + 1.0 + (0.5 if chained else 0.0)
     assert optimum(problem, [4, 4], fixed_order=True) == expected
     assert solve(problem, [4, 4], asked()).time == pytest.approx(expected)
+
+
+def test_weights_of_ops_that_run_nowhere_else_are_there_throughout() -> None:
+    """Each op alone fits; all of them together do not, and that is seen without a search."""
+    free = random_device_problem(3, 6, devices=2, plain=True)
+    ops = np.arange(free.ops)
+    own = replace(free, uses=Rows.of([[op] for op in ops]), weight=np.full(free.ops, 1000))
+    bound = replace(own, cost=np.where([[True], [False]], own.cost, inf))
+    least = least_budgets(bound)[0]
+    assert least > 1000 * free.ops > max(least_budgets(own))
+    assert misfit(ProblemLists(own), [least - 1, least - 1]) is None
+    found = misfit(ProblemLists(bound), [least - 1, least - 1])
+    assert found is not None
+    assert "with the weights of all that runs there alone" in found.why
+    assert misfit(ProblemLists(bound), [least, least]) is None
