@@ -43,13 +43,20 @@ def _private_cost_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _alone_with_time() -> Iterator[None]:
     """No test depends on how long anything takes, nor on what others were refused."""
-    from onnxremat.cost import measure, rounds
-    from onnxremat.pipeline import kept_plans, time_left
+    from onnxremat.cost import detect, links, measure, rounds
+    from onnxremat.execute import calibration
+    from onnxremat.pipeline import device_ways, kept_plans, pipelined, rates, time_left
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measure, "RUNS", (2, 4))  # of an op: a few tell enough
         patch.setattr(rounds, "SPREAD", float("inf"))  # nor on what else the machine does
         patch.setattr(rounds, "UNDISTURBED", 0.0)
+        patch.setattr(calibration, "RUNS", (5, 5))
+        patch.setattr(device_ways, "ROUNDS", (2, 4))
+        for module in (detect, links, pipelined):
+            patch.setattr(module, "SECONDS", 0.01)
+        patch.setattr(rates, "TURN", 0.01)
+        patch.setattr(time_left, "TIMING", 0.1)  # of results, where nobody says how long
         patch.setattr(time_left, "BESIDE", 1e6)  # a command that is late leaves checks out
         patch.setattr(kept_plans, "MODELS", 0)  # plans that refusals name are not kept
         yield
