@@ -133,7 +133,7 @@ def test_symbolic_dimensions(cli: Command, folder: Path, symbolic: Path) -> None
         made = onnx.load("out.onnx")
         (dims,) = [[d.dim_value for d in v.type.tensor_type.shape.dim] for v in made.graph.input]
         assert dims == [4, 64]
-        assert cli("verify", symbolic, "out.onnx", "--seeds", 1).code == 0
+    assert cli("verify", symbolic, "out.onnx", "--seeds", 1).code == 0
 
 
 def test_inputs_from_a_file(cli: Command, folder: Path, chain: Path, planned: tuple) -> None:

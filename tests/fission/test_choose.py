@@ -36,12 +36,12 @@ from tests.fission.drawn import Drawn
 from tests.toolbox import run
 
 
-def bottlenecks(rows: int = 96, wide: int = 96) -> onnx.ModelProto:
+def bottlenecks(rows: int = 96, wide: int = 96, blocks: int = 3) -> onnx.ModelProto:
     """Blocks of MobileNetV2: narrow values, and wide ones between two of them."""
     g = Drawn(0)
     g.shapes["x"], x = (1, 8, rows, 32), "x"
     shape = (1, wide, rows, 32)
-    for _ in range(3):
+    for _ in range(blocks):
         y = g.op("Relu", [g.op("Conv", [x, g.weight(wide, 8, 1, 1)], shape)], shape)
         y = g.op("Conv", [y, g.weight(wide, 1, 3, 3)], shape, pads=[1] * 4, group=wide)
         x = g.op("Conv", [y, g.weight(8, wide, 1, 1)], (1, 8, rows, 32))
@@ -179,7 +179,7 @@ def two_products() -> onnx.ModelProto:
     return g.model("x", [x])
 
 
-@pytest.mark.parametrize("net", [lambda: bottlenecks(32, 32), lambda: grown(4), two_products])
+@pytest.mark.parametrize("net", [lambda: bottlenecks(32, 32, 2), lambda: grown(4), two_products])
 def test_where_kernels_cost_less_no_more_memory_is_found(
     net: Callable[[], onnx.ModelProto],
 ) -> None:

@@ -165,7 +165,7 @@ def late(monkeypatch: pytest.MonkeyPatch, warm: None) -> Any:
         monkeypatch.setattr(log, "end_within", lambda _: setattr(log, "due", log._now() + end))
         result = api.optimize(
             model, budget=budget, settings=Settings(threads=1, fresh=True), say=log,
-            options=PlanOptions(time_limit=LONG, threads=1), bench_seconds=0,
+            options=PlanOptions(time_limit=8.0, threads=1), bench_seconds=0,
         )  # fmt: skip
         assert any("more than --time-limit" in text for text in said) == over
         return result, OPENED.sessions - before

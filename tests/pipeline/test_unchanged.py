@@ -119,7 +119,7 @@ def test_its_order_is_onnxruntimes_own() -> None:
 @pytest.mark.parametrize(("budget", "target"), [("0.9x", "auto"), ("1.5x", "portable")])
 def test_else_it_is_planned(budget: str, target: str) -> None:
     """A lower budget, or a target that was asked for."""
-    result = optimised(build("unet"), budget, target)
+    result = optimised(build("unet", **MODELS["unet"]), budget, target)
     assert not isinstance(result.candidate.artifact, Unchanged)
     assert "options" in metadata(result.model)
 
