@@ -52,7 +52,7 @@ test-zoo-sample: $(VENV)/zoo
 test-examples: $(VENV)/torch
 	$(MAKE) build/kits/environment || echo "the C++ and C# examples are skipped: see above"
 	! test -f build/kits/environment || . build/kits/environment; \
-	$(BIN)/python -m pytest -q tests/examples
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist load tests/examples
 
 build/kits/environment: | $(VENV)/dev
 	$(BIN)/python tools/deploy_kits.py build/kits

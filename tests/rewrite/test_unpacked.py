@@ -11,11 +11,13 @@ from onnx import numpy_helper
 
 from onnxremat import api
 from onnxremat.ort.infer import build_graph
+from onnxremat.planner.options import PlanOptions
 from onnxremat.rewrite.unpacked import beyond, packed_again
 from onnxremat.session.resident import resident_rise
 from tests.toolbox import parse
 
 SIDE, ROWS = 1536, 64
+SHORT = PlanOptions(work=500, threads=1)
 MIB = 1 << 20
 
 
@@ -69,7 +71,7 @@ def test_a_batch_in_parts_is_opened_within_its_budget(
     """Packed by each part, the product took 27 MiB on top of what runs need, 9 of it files."""
     settings, out = api.Settings(split_batch=(4,)), tmp_path / "out.onnx"
     for budget, unpacked in ((60 * MIB, False), ("min", True)):
-        made = api.optimize(model, budget=budget, settings=settings, bench_seconds=0)
+        made = api.optimize(model, budget=budget, settings=settings, options=SHORT, bench_seconds=0)
         made.save(out)
         assert ("w" in {i.name for i in onnx.load(out).graph.input}) == unpacked
         assert any("are not packed" in note for note in made.facts()["notes"]) == unpacked
