@@ -155,7 +155,7 @@ def test_ops_that_cost_nothing_are_ranked_all_the_same(graph: Graph) -> None:
 def test_a_curve_has_budgets_that_only_parts_keep() -> None:
     settings = Settings(target="portable", measure=False, not_counted=("session",))
     subject = read_subject(bottlenecks(), settings)
-    options = PlanOptions(time_limit=5)
+    options = PlanOptions(work=300, threads=1)
     found = curve(subject, [parse_budget("0.4x")], 2, options)
     assert [point.overhead for point in found.points] == [None]
     (point,) = found.parts

@@ -39,7 +39,9 @@ def _refused(prepared: Prepared, size: int, **options: Any) -> OnnxrematError:
     return refused.value
 
 
-def test_less_than_weights_and_results() -> None:
+def test_less_than_weights_and_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few regions were looked at."""
+    monkeypatch.setattr(choose, "WORK", 1000)
     for make in (chain, wide_chain):
         prepared = prepare(make(), ASKED)
         floor = prepared.weights + prepared.graph.result_bytes
