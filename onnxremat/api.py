@@ -374,7 +374,6 @@ def sweep(
     """
     limits = [parse_budget(budget) for budget in budgets] if budgets else None
     options = options or PlanOptions()
-    options.method.heeded()
     subject = read_subject(source, (settings or Settings()).asked(options), say)
     return curve(subject, limits, points, options, jobs, say)
 

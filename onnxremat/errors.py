@@ -32,9 +32,14 @@ class OnnxrematError(Exception):
         where: file, node or option it is about.
         why: the fact behind it.
         hint: what to do next.
+
+    Attributes:
+        refusal: what an error that refuses a budget was made from
+            (:class:`onnxremat.pipeline.refusal.Refusal`), for those who know more; None for others.
     """
 
     exit_code = 1
+    refusal: object = None
 
     def __init__(self, what: str, *, where: str = "", why: str = "", hint: str = "") -> None:
         super().__init__(what)

@@ -25,7 +25,7 @@ from onnxremat.pipeline.limits import (
 )
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared
-from onnxremat.pipeline.refusal import Least, refusal, unproven
+from onnxremat.pipeline.refusal import Least, Refusal, refusal
 from onnxremat.pipeline.time_left import out_of_time
 from onnxremat.pipeline.ways_in_parts import INTERRUPTED, attempt_in_parts
 from onnxremat.pipeline.within_budget import (
@@ -71,7 +71,8 @@ def plan_best(
         return whole
     if isinstance(made, Unfit) and options.stopped:
         error = made.error()
-        raise unproven(error, INTERRUPTED) if isinstance(error, InfeasibleError) else error
+        proven = isinstance(error, InfeasibleError)
+        raise Refusal.of(error).unproven(INTERRUPTED).error() if proven else error
     parts.whole = whole
     found = parts.within()
     if found and (whole is None or found.artifact.seconds < whole.artifact.seconds):

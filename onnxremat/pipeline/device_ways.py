@@ -31,6 +31,7 @@ from onnxremat.pipeline.limits import fixed_bytes
 from onnxremat.pipeline.over_devices import OverDevices
 from onnxremat.pipeline.phases import COSTS, MEASURE
 from onnxremat.pipeline.prepare import Prepared
+from onnxremat.pipeline.refusal import Refusal
 from onnxremat.pipeline.several_devices import SeveralDevices
 from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.schedule import Schedule
@@ -296,11 +297,12 @@ def _found(made: Made, target: SeveralDevices) -> Candidate:
     error = made.error()
     if not isinstance(error, InfeasibleError) or not _may_be_in_parts(target):
         raise error
-    raise NoPlanError(
-        error.what,
+    raise replace(
+        Refusal.of(error),
+        proven=False,
         why=f"none is possible with the batch whole: {error.why}",
-        hint=f"--split-batch {target.prepared.batch}, or fewer parts; {error.hint}",
-    )
+        first=f"--split-batch {target.prepared.batch}, or fewer parts; {error.hint}",
+    ).error()
 
 
 def _may_be_in_parts(target: SeveralDevices) -> bool:

@@ -19,7 +19,7 @@ from onnxremat.pipeline.limits import Limit, is_hopeless, limit_of
 from onnxremat.pipeline.phases import PLAN, Phases
 from onnxremat.pipeline.plan_again import plan_again
 from onnxremat.pipeline.prepare import Prepared
-from onnxremat.pipeline.refusal import unproven
+from onnxremat.pipeline.refusal import Refusal
 from onnxremat.pipeline.step_ways import StepInParts, applies_to_step, why_whole
 from onnxremat.pipeline.time_left import for_regions
 from onnxremat.pipeline.ways_in_parts import INTERRUPTED, WHOLE, InParts, attempt_in_parts
@@ -78,7 +78,7 @@ def _planned(
             untried = _untried(prepared, options)
             if limit is None or is_hopeless(prepared, limit) or not untried:
                 raise
-            raise unproven(error, untried) from error
+            raise Refusal.of(error).unproven(untried).error() from error
     if limit is not None and prepared.store_all_peak <= limit.planned:
         return plan_best(prepared, budget, options, log)
     load_search(1, log)
@@ -103,7 +103,8 @@ def _planned(
         if options.stopped:
             if hopeless or not isinstance(error, InfeasibleError):
                 raise
-            raise unproven(error, parts.unfinished or INTERRUPTED) from error
+            untried = parts.unfinished or INTERRUPTED
+            raise Refusal.of(error).unproven(untried).error() from error
         if hopeless and getattr(error, "smallest", None) and prepared.batch > 1:
             raise parts.refusal(error, limit) from error
         found = parts.within(limit, error.what)

@@ -25,7 +25,7 @@ from onnxremat.pipeline.model_files import (
 )
 from onnxremat.pipeline.phases import COSTS, MEASURE, WRITE, Phases
 from onnxremat.pipeline.prepare import Prepared
-from onnxremat.pipeline.refusal import or_as_it_is
+from onnxremat.pipeline.refusal import Refusal
 from onnxremat.pipeline.result import R, Result, Timed, finish
 from onnxremat.pipeline.several_devices import SeveralDevices
 from onnxremat.pipeline.site import Site
@@ -256,7 +256,9 @@ def _in_one_session(
         takes = prepared.baseline_peak + prepared.beside.total
         if request.options.method.ladder and as_it_ran(prepared):
             opened = OPENING * prepared.weights <= prepared.baseline_peak
-            raise or_as_it_is(error, takes, opened) from None
+            known = Refusal.of(error)
+            if (other := known.or_original(takes, opened)) is not known:
+                raise other.error() from None
         raise
 
 

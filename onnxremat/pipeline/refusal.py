@@ -1,14 +1,132 @@
-"""Why there is no plan for a budget, as an error that says what would work."""
+"""Why there is no plan for a budget, and what would work: one object, whoever finds out what of it.
+
+It becomes an error in one place: :meth:`Refusal.error` alone says proven (exit code 3) or not found
+(4). The error carries its refusal, so that who knows more (parts of the model, the original) goes
+on from it.
+"""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from onnxremat.errors import InfeasibleError, NoPlanError, OnnxrematError
 from onnxremat.planner.solution import Solution, Status
 from onnxremat.units import format_bytes
+
+FOUND = "the smallest budget that a plan was found for"
+ORIGINAL = "what the original takes: it is written as it is then"
+
+
+@dataclass(frozen=True)
+class Works:
+    """A budget that works, for a hint.
+
+    Attributes:
+        size: its bytes.
+        words: what is known of it.
+        share: it is asked for as all that the original takes, not in bytes.
+    """
+
+    size: int
+    words: str
+    share: bool = False
+
+    @classmethod
+    def found(cls, size: int, how: str = "") -> Works:
+        """The smallest that there is a plan for.
+
+        Args:
+            how: what it takes.
+        """
+        return cls(size, f"{FOUND}, {how}" if how else FOUND)
+
+    def __str__(self) -> str:
+        asked = "1.0x" if self.share else self.size
+        return f"--budget {asked} ({format_bytes(self.size)}, {self.words})"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """No plan keeps a budget.
+
+    Attributes:
+        what: was asked for, in a sentence.
+        why: there is none.
+        proven: whether there can be none.
+        works: a budget that works, None where none is known.
+        smallest: bytes that a plan is known for.
+        lower: proven lower bound on every budget in bytes.
+        first, more: what else to try, said before and after the budget that works.
+    """
+
+    what: str
+    why: str
+    proven: bool
+    works: Works | None = None
+    smallest: int | None = None
+    lower: int = 0
+    first: str = ""
+    more: Sequence[str] = ()
+
+    @classmethod
+    def of(cls, error: OnnxrematError) -> Refusal:
+        """What an error refuses: what it was made from, else what it says."""
+        if isinstance(error.refusal, Refusal):
+            return error.refusal
+        return cls(
+            error.what,
+            error.why,
+            isinstance(error, InfeasibleError),
+            smallest=getattr(error, "smallest", None),
+            lower=getattr(error, "lower_bound", 0),
+            first=error.hint,
+        )
+
+    @property
+    def hint(self) -> str:
+        """What to try next."""
+        rest = "; ".join([*([str(self.works)] if self.works else []), *self.more])
+        return f"{self.first}, or {rest}" if self.first and rest else self.first or rest
+
+    def error(self) -> InfeasibleError | NoPlanError:
+        """To be raised."""
+        made: InfeasibleError | NoPlanError
+        if self.proven:
+            made = InfeasibleError(
+                self.what, why=self.why, hint=self.hint, smallest=self.smallest,
+                lower_bound=self.lower,
+            )  # fmt: skip
+        else:
+            made = NoPlanError(self.what, why=self.why, hint=self.hint, smallest=self.smallest)
+        made.refusal = self
+        return made
+
+    def unproven(self, untried: str) -> Refusal:
+        """Of a whole, where parts may do with less: no proof.
+
+        Args:
+            untried: why it is not known what they take.
+        """
+        whole = "no plan of the whole is possible" if self.proven else "none was found of the whole"
+        why = "; ".join(filter(None, (f"{whole}: {self.why}", untried)))
+        return replace(self, proven=False, why=why, lower=0)
+
+    def leaner(self, works: Works) -> Refusal:
+        """Another plan is known to do with less: that is what to try."""
+        return replace(self, works=works, smallest=works.size, first="", more=())
+
+    def or_original(self, takes: int, opens: bool) -> Refusal:
+        """No budget beyond what the original takes is a hint: the original keeps that.
+
+        Args:
+            takes: bytes of the original, of what budgets count.
+            opens: opening it takes no more for certain; else a share is what keeps it.
+        """
+        if self.smallest is None or takes >= self.smallest:
+            return self
+        works = self.works and Works(takes, ORIGINAL, share=not opens)
+        return replace(self, works=works, smallest=takes if opens else self.smallest)
 
 
 def given_up(method: str, name: str, limit: int, solution: Solution) -> NoPlanError:
@@ -24,12 +142,13 @@ def unexplained(
     name: str, limit: int, solution: Solution, fixed_order: bool
 ) -> InfeasibleError | NoPlanError:
     """No plan, when nobody asked what would work."""
-    what = f"no plan for {name} fits {format_bytes(limit)} ({limit} B)"
-    why = "; ".join(solution.notes)
     any_order = solution.certificate.any_order or fixed_order
-    if solution.status is Status.INFEASIBLE and any_order:
-        return InfeasibleError(what, why=why, lower_bound=limit + 1)
-    return NoPlanError(what, why=why)
+    return Refusal(
+        f"no plan for {name} fits {format_bytes(limit)} ({limit} B)",
+        "; ".join(solution.notes),
+        proven=solution.status is Status.INFEASIBLE and any_order,
+        lower=limit + 1,
+    ).error()
 
 
 @dataclass(frozen=True)
@@ -46,16 +165,6 @@ class Least:
     lower: int
     why: str
     how: str = ""
-
-
-def unproven(error: InfeasibleError, untried: str) -> NoPlanError:
-    """The refusal of a whole, where parts may do with less: no proof.
-
-    Args:
-        untried: why it is not known what they take.
-    """
-    why = "; ".join(filter(None, (f"no plan of the whole is possible: {error.why}", untried)))
-    return NoPlanError(error.what, why=why, hint=error.hint, smallest=error.smallest)
 
 
 def refusal(
@@ -78,45 +187,26 @@ def refusal(
         all_ways: the answer is about all that may be done; no other order or way is left.
         notes: further things to try.
     """
-    best = "the smallest budget that a plan was found for" + (f", {least.how}" if least.how else "")
-    hint = f"--budget {least.works} ({format_bytes(least.works)}, {best})"
-    hint = "; ".join([hint, *notes])
+    size = f"{format_bytes(limit)} ({limit} B)"
     need = f"at least {format_bytes(least.lower)} ({least.lower} B) are needed: {least.why}"
-    if limit < least.lower or (solution.status is Status.INFEASIBLE and all_ways):
-        if limit >= least.lower:
-            need = f"proven by {solution.certificate.kind}; {need}"
-        above = max(least.lower, min(limit + 1, least.works))
-        return InfeasibleError(
-            f"no plan for {name} fits {format_bytes(limit)} ({limit} B)",
-            why=need,
-            hint=hint,
+    works = Works.found(least.works, least.how)
+    below = limit < least.lower
+    if below or (solution.status is Status.INFEASIBLE and all_ways):
+        return Refusal(
+            f"no plan for {name} fits {size}",
+            need if below else f"proven by {solution.certificate.kind}; {need}",
+            proven=True,
+            works=works,
             smallest=least.works,
-            lower_bound=above if limit >= least.lower else least.lower,
-        )
-    return NoPlanError(
-        f"no plan for {name} within {format_bytes(limit)} ({limit} B) found in time",
-        why=f"not proven impossible in every order; {need}",
-        hint=f"raise --time-limit, or {hint}",
+            lower=least.lower if below else max(least.lower, min(limit + 1, least.works)),
+            more=notes,
+        ).error()
+    return Refusal(
+        f"no plan for {name} within {size} found in time",
+        f"not proven impossible in every order; {need}",
+        proven=False,
+        works=works,
         smallest=least.works,
-    )
-
-
-def or_as_it_is(error: OnnxrematError, takes: int, opens: bool) -> OnnxrematError:
-    """A refusal whose hint is no budget beyond what the original takes: that is kept by it.
-
-    Args:
-        takes: bytes of the original, of what budgets count.
-        opens: opening it takes no more for certain; else a share is what keeps it.
-    """
-    works = getattr(error, "smallest", None)
-    if works is not None and takes < works:
-        as_it_is = f"--budget {takes if opens else '1.0x'} ({format_bytes(takes)}, what the "
-        error.hint = _BUDGET.sub(
-            as_it_is + "original takes: it is written as it is then)", error.hint, count=1
-        )
-        if opens and isinstance(error, InfeasibleError | NoPlanError):
-            error.smallest = takes
-    return error
-
-
-_BUDGET = re.compile(r"--budget \d+ \([^()]*\)")
+        first="raise --time-limit",
+        more=notes,
+    ).error()

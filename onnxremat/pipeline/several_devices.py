@@ -19,6 +19,7 @@ from onnxremat.pipeline.device_plan import DeviceModel, device_model
 from onnxremat.pipeline.over_devices import OverDevices
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared
+from onnxremat.pipeline.refusal import Refusal
 from onnxremat.pipeline.site import Site
 from onnxremat.planner.incumbent import NO_LIMIT
 from onnxremat.planner.makespan import makespan
@@ -162,12 +163,13 @@ class SeveralDevices:
             proof = found.certificate
             if proof.any_order or self.prepared.settings.fixed_order:
                 why = why or "no placement, order, recomputation or move fits"
-                return InfeasibleError(f"{name} cannot run within {text}", why=why, hint=hint)
+                what = f"{name} cannot run within {text}"
+                return Refusal(what, why, proven=True, first=hint).error()
             why = "; ".join(filter(None, (why, "none fits in the order of the graph; others may")))
-        return NoPlanError(
-            f"no plan found for {name} within {text}", why=why or "none was found in time",
-            hint=f"{hint}, or more time: --time-limit",
-        )  # fmt: skip
+        return Refusal(
+            f"no plan found for {name} within {text}", why or "none was found in time",
+            proven=False, first=f"{hint}, or more time: --time-limit",
+        ).error()  # fmt: skip
 
     def _priced(self, price: Mapping[str, float]) -> dict[str, CostTable]:
         """With what partitions cost on devices that can hold few of them; without devices that

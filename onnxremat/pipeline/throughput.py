@@ -44,6 +44,7 @@ from onnxremat.pipeline.placed import (
     work_of,
 )
 from onnxremat.pipeline.placement_bridge import Bridge, bridge, kinds
+from onnxremat.pipeline.refusal import Refusal
 from onnxremat.pipeline.several_devices import SeveralDevices
 from onnxremat.pipeline.stage_cuts import along_order
 from onnxremat.pipeline.stage_remakes import Remakes
@@ -376,18 +377,20 @@ def _refusal(
             size += sum(int(problem.weight[w]) for w in problem.uses.lists()[op])
             needs.append((size - limits.get(problem.names[device], size), size))
         if min(needs)[0] > 0:
-            return InfeasibleError(
+            return Refusal(
                 f"{name} cannot run within {text}",
-                why=f"proven: op '{target.model.names.ops[op]}' alone takes "
+                f"proven: op '{target.model.names.ops[op]}' alone takes "
                 f"{format_bytes(min(needs)[1])}",
-                hint="give a device more, or a smaller batch",
-            )
-    return NoPlanError(
+                proven=True,
+                first="give a device more, or a smaller batch",
+            ).error()
+    return Refusal(
         f"no pipeline found for {name} within {text} with {count} samples in flight",
-        why="no cut of the listed order fits; that none does at all is not proven",
-        hint="give the devices more, fewer samples in flight (--in-flight), or a smaller batch; "
+        "no cut of the listed order fits; that none does at all is not proven",
+        proven=False,
+        first="give the devices more, fewer samples in flight (--in-flight), or a smaller batch; "
         "--objective makespan moves values away where memory is short",
-    )
+    ).error()
 
 
 def _nowhere(target: SeveralDevices) -> NoPlanError:

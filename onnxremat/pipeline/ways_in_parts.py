@@ -7,13 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from onnxremat.errors import (
-    EndedError,
-    InfeasibleError,
-    NoPlanError,
-    OnnxrematError,
-    UnsupportedError,
-)
+from onnxremat.errors import EndedError, OnnxrematError, UnsupportedError
 from onnxremat.pipeline.closed_loop import Candidate, Unfit, attempt
 from onnxremat.pipeline.in_session import OneSession
 from onnxremat.pipeline.kept_plans import Known, keep, plan_of
@@ -26,6 +20,7 @@ from onnxremat.pipeline.limits import (
 )
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared
+from onnxremat.pipeline.refusal import Refusal, Works
 from onnxremat.pipeline.time_left import no_time, out_of_time
 from onnxremat.pipeline.within_budget import applied, at_minimum, no_less, smallest
 from onnxremat.planner.options import PlanOptions
@@ -182,27 +177,21 @@ class InParts(ABC):
 
     def refusal(self, error: OnnxrematError, limit: Limit) -> OnnxrematError:
         """What is known of plans of the whole and of parts: no proof of the whole alone."""
-        works, hint = getattr(error, "smallest", None), error.hint
-        found = self._least()
-        leaner = found is not None and (works is None or found.works <= LEANER * works)
-        if found is not None and leaner:
+        known, found, least = Refusal.of(error), self._least(), None
+        if found and (known.smallest is None or found.works <= LEANER * known.smallest):
             keep(self.prepared, found)
-            works, said = found.works, "the smallest budget that a plan was found for"
-            hint = f"--budget {works} ({format_bytes(works)}, {said}, regions in parts)"
+            least = Works.found(found.works, "regions in parts")
+            known = known.leaner(least)
         if is_hopeless(self.prepared, limit):
             needs = least_in_parts(self.prepared)
             text = f"at least {format_bytes(needs)} ({needs} B) are needed: weights and results"
             why = beside_too(
                 text + ", which are there in any parts", beside_in_parts(self.prepared)
             )
-            return InfeasibleError(
-                error.what, why=why, hint=hint, smallest=works, lower_bound=needs
-            )
-        untried, proven = self.late or self.unfinished, isinstance(error, InfeasibleError)
-        if not leaner and not untried:
-            untried = self._why_not_proven(limit) if proven else ""
+            return replace(known, proven=True, why=why, lower=needs).error()
+        untried = self.late or self.unfinished
+        if least is None and not untried:
+            untried = self._why_not_proven(limit) if known.proven else ""
             if not untried:
                 return error
-        whole = "no plan of the whole is possible" if proven else "none was found of the whole"
-        why = "; ".join(filter(None, (f"{whole}: {error.why}", untried)))
-        return NoPlanError(error.what, why=why, hint=hint, smallest=works)
+        return known.unproven(untried).error()

@@ -76,8 +76,10 @@ def curve(
         jobs: budgets planned at the same time, in processes of their own.
 
     Raises:
-        UsageError: more points than anybody reads, or fewer than two.
+        UsageError: more points than anybody reads, or fewer than two; a limit of columns that no
+            formulation has.
     """
+    options.method.heeded()
     at_least(points, 2, "points")
     at_least(jobs, 1, "jobs")
     check(points, POINTS, "points of a curve", hint="fewer --points", kind=UsageError)

@@ -25,6 +25,7 @@ from onnxremat.errors import (
 )
 from onnxremat.limits import at_least
 from onnxremat.pipeline.prepare import Settings, prepare
+from onnxremat.pipeline.refusal import Refusal
 from onnxremat.pipeline.source import Source, read_source
 from onnxremat.pipeline.study_problem import (
     Subject,
@@ -304,8 +305,9 @@ class _Search:
         if smallest.verdict == "infeasible":
             why, more = smallest.why, self.batches.at(smallest.batch).beside
             why += f"; {format_bytes(more)} are counted beside weights and values" if more else ""
-            raise InfeasibleError(what, why=why, lower_bound=self.limit + 1)
-        raise NoPlanError(what, why=smallest.why or smallest.verdict, hint="a larger --budget")
+            raise Refusal(what, why, proven=True, lower=self.limit + 1).error()
+        why = smallest.why or smallest.verdict
+        raise Refusal(what, why, proven=False, first="a larger --budget").error()
 
     def _trial(self, batch: int) -> Trial:
         """Plan until a plan is found that keeps the limits, or none is proven to exist."""

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from onnxremat.errors import InfeasibleError, NoPlanError
 from onnxremat.limits import at_least
+from onnxremat.pipeline.refusal import Refusal
 from onnxremat.pipeline.study_problem import Subject
 from onnxremat.planner import smallest_budget
 from onnxremat.planner.baselines import BASELINES
@@ -70,8 +70,8 @@ class Comparison:
         )
         hint = "onnxremat compare IN --budget min: the least that works"
         if budgets == proven:
-            raise InfeasibleError(what, why="proven by at least one of them", hint=hint)
-        raise NoPlanError(what, hint=f"a longer --time-limit; or {hint}")
+            raise Refusal(what, "proven by at least one of them", proven=True, first=hint).error()
+        raise Refusal(what, "", proven=False, first=f"a longer --time-limit; or {hint}").error()
 
 
 def compare_planners(

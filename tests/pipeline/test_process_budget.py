@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import onnxremat
-from onnxremat.errors import InfeasibleError, UsageError
+from onnxremat.errors import InfeasibleError, NoPlanError, OverBudgetError, UsageError
 from onnxremat.ort.session import TUNED
 from onnxremat.pipeline.limits import Limit, limit_of
 from onnxremat.pipeline.prepare import prepare
-from onnxremat.pipeline.refusal import or_as_it_is
+from onnxremat.pipeline.refusal import Refusal, Works
 from onnxremat.rewrite.emit import rewrite
 from onnxremat.schedule.plan import Plan
 from onnxremat.session import resident
@@ -116,14 +116,35 @@ def test_the_least_is_of_the_process() -> None:
 
 @pytest.mark.parametrize(("opens", "named", "smallest"), [(True, "50", 50), (False, "1.0x", 100)])
 def test_no_hint_is_beyond_what_the_original_takes(opens: bool, named: str, smallest: int) -> None:
-    hint = (
-        "raise --time-limit, or --budget 100 (100 B, the smallest budget that a plan was found for)"
+    first, note = "raise --time-limit", "the batch stays whole"
+    known = Refusal(
+        "no plan", "", proven=True, works=Works.found(100), smallest=100, first=first, more=[note]
     )
-    told = or_as_it_is(InfeasibleError("no plan", hint=hint, smallest=100), 50, opens)
-    assert f"--budget {named} (50 B, what the original takes" in told.hint
+    hint = (
+        f"{first}, or --budget 100 (100 B, the smallest budget that a plan was found for); {note}"
+    )
+    assert known.error().hint == hint
+    told = Refusal.of(known.error()).or_original(50, opens).error()
+    said = f"--budget {named} (50 B, what the original takes: it is written as it is then)"
+    assert told.hint == f"{first}, or {said}; {note}"
     assert told.smallest == smallest
-    kept = or_as_it_is(InfeasibleError("no plan", hint=hint, smallest=100), 100, opens)
-    assert (kept.hint, kept.smallest) == (hint, 100)
+    assert Refusal.of(known.error()).or_original(100, opens) is known
+
+
+def test_exit_codes_of_refusals() -> None:
+    """Proven or not is decided once; what others find out later changes no more than that."""
+    works = Works.found(100)
+    known = Refusal("no plan", "too small", proven=True, works=works, smallest=100, lower=90)
+    proven, open_ = known.error(), Refusal.of(known.error()).unproven("parts take long").error()
+    assert isinstance(proven, InfeasibleError)
+    assert (proven.exit_code, proven.lower_bound, proven.smallest) == (3, 90, 100)
+    assert isinstance(open_, NoPlanError)
+    assert (open_.exit_code, open_.hint, open_.smallest) == (4, proven.hint, 100)
+    assert open_.why == "no plan of the whole is possible: too small; parts take long"
+    with_parts = Refusal.of(open_).leaner(Works.found(60, "regions in parts")).error()
+    assert with_parts.hint.endswith("a plan was found for, regions in parts)")
+    other = Refusal.of(OverBudgetError("misses it", why="measured", hint="--budget 120"))
+    assert (other.proven, other.hint, other.smallest) == (False, "--budget 120", None)
 
 
 @pytest.fixture(scope="module")
