@@ -47,7 +47,7 @@ def command(
     from onnxremat.device.host import memory_bytes
     from onnxremat.errors import InfeasibleError
     from onnxremat.graph.light import read_structure
-    from onnxremat.pipeline.limits import beside_too
+    from onnxremat.pipeline.floor import beside_too
     from onnxremat.pipeline.prepare import Settings, prepare
     from onnxremat.planner.options import PlanOptions
     from onnxremat.report.explanation import Explanation, asked, limit

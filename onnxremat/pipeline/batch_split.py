@@ -13,16 +13,10 @@ from onnxremat.errors import (
 )
 from onnxremat.pipeline.closed_loop import Candidate, Unfit, attempt, load_search
 from onnxremat.pipeline.divided import prepare_split
+from onnxremat.pipeline.floor import beside_too
 from onnxremat.pipeline.in_session import OneSession
 from onnxremat.pipeline.kept_plans import keep
-from onnxremat.pipeline.limits import (
-    Limit,
-    beside_in_parts,
-    beside_too,
-    is_hopeless,
-    least_in_parts,
-    limit_of,
-)
+from onnxremat.pipeline.limits import Limit, limit_of
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.refusal import Least, Refusal, refusal
@@ -141,7 +135,7 @@ class _Parts:
         """A plan of as few parts as need no recomputation, or of the most there can be."""
         whole, options = self.whole, self.options
         limit = self.limit(self.prepared)
-        if is_hopeless(self.prepared, limit):
+        if self.prepared.floor.above(limit):
             return None
         room = limit.planned - self.prepared.weights
         parts = 2
@@ -241,10 +235,10 @@ class _Parts:
         every = bool(goes) and not self.untried  # a limit of ops ends it without either
         works = Least(
             least.known.works,
-            least.lower if every else least_in_parts(self.prepared),
+            least.lower if every else self.prepared.floor.total,
             ", ".join(filter(None, (tried, least.why)))
             if every
-            else beside_too("weights and results", beside_in_parts(self.prepared)),
+            else beside_too("weights and results", self.prepared.floor.beside),
             ", ".join(filter(None, (f"the batch in {parts} parts" * (parts > 1), least.how))),
         )
         raise refusal(

@@ -27,7 +27,6 @@ from onnxremat.grad import is_step
 from onnxremat.pipeline.bench import OnDevices, bench
 from onnxremat.pipeline.closed_loop import Candidate, Unfit, as_given, attempt, load_search
 from onnxremat.pipeline.divided import prepare_split
-from onnxremat.pipeline.limits import fixed_bytes
 from onnxremat.pipeline.over_devices import OverDevices
 from onnxremat.pipeline.phases import COSTS, MEASURE
 from onnxremat.pipeline.prepare import Prepared
@@ -312,7 +311,7 @@ def _may_be_in_parts(target: SeveralDevices) -> bool:
     if asked or is_step(prepared.original) or prepared.batch < 2:
         return False
     room = sum(limits.get(name, inf) for name in target.site.machine.names)
-    return room >= fixed_bytes(prepared)
+    return room >= prepared.floor.fixed
 
 
 def _tried_like(found: Candidate, other: OverDevices) -> Candidate:

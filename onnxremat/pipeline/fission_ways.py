@@ -15,7 +15,7 @@ from onnxremat.pipeline.closed_loop import Candidate, load_search
 from onnxremat.pipeline.divided import prepare_fission
 from onnxremat.pipeline.in_regions import wholes_of
 from onnxremat.pipeline.in_session import OneSession
-from onnxremat.pipeline.limits import Limit, is_hopeless, limit_of
+from onnxremat.pipeline.limits import Limit, limit_of
 from onnxremat.pipeline.phases import PLAN, Phases
 from onnxremat.pipeline.plan_again import plan_again
 from onnxremat.pipeline.prepare import Prepared
@@ -76,14 +76,14 @@ def _planned(
             return plan_best(_told(prepared, budget, options), budget, options, log)
         except InfeasibleError as error:
             untried = _untried(prepared, options)
-            if limit is None or is_hopeless(prepared, limit) or not untried:
+            if limit is None or prepared.floor.above(limit) or not untried:
                 raise
             raise Refusal.of(error).unproven(untried).error() from error
     if limit is not None and prepared.store_all_peak <= limit.planned:
         return plan_best(prepared, budget, options, log)
     load_search(1, log)
     options = options.begun()
-    hopeless = limit is not None and is_hopeless(prepared, limit)
+    hopeless = limit is not None and prepared.floor.above(limit)
     if hopeless and options.work is None:  # what is left to say is a budget that works
         options = replace(options, until=min(options.until, options.now() + REFUSING))
     parts = kind(prepared, budget, options, log)

@@ -9,7 +9,7 @@ from onnxremat.device.host import memory_bytes
 from onnxremat.device.machine import Machine
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.rewrite.partition import Counted
-from onnxremat.session.process import SESSION, Beside, further_bytes, in_any_parts
+from onnxremat.session.process import SESSION, further_bytes
 from onnxremat.units import Budget
 
 
@@ -37,32 +37,6 @@ class Limit:
     def asked(self, beside: int) -> int:
         """The budget itself, of a process that takes ``beside`` bytes beside weights and values."""
         return self.planned + beside if self.total is None else self.total
-
-
-def fixed_bytes(prepared: Prepared) -> int:
-    """Bytes of weights and results, which are there whatever is computed in parts."""
-    graph = prepared.graph
-    return prepared.weights + graph.result_bytes
-
-
-def beside_in_parts(prepared: Prepared) -> Beside:
-    """What budgets count beside weights and values, whatever is computed in parts."""
-    return in_any_parts(prepared.beside, prepared.graph)
-
-
-def least_in_parts(prepared: Prepared) -> int:
-    """Bytes that no budget goes below, whatever is computed in parts."""
-    return fixed_bytes(prepared) + beside_in_parts(prepared).total
-
-
-def is_hopeless(prepared: Prepared, limit: Limit) -> bool:
-    """Weights and results alone take more than a limit, whatever is computed in parts."""
-    return limit.of(beside_in_parts(prepared).total) < fixed_bytes(prepared)
-
-
-def beside_too(why: str, beside: Beside) -> str:
-    """What needs so many bytes, and what the process takes besides that the budget counts."""
-    return f"{why}; beside that {beside.words}" if beside.total else why
 
 
 def limit_of(prepared: Prepared, budget: Budget) -> Limit | None:

@@ -35,6 +35,7 @@ from onnxremat.ort.session import DEFAULT, TUNED, Options
 from onnxremat.pipeline.base_order import base_order, target_notes, weights_notes
 from onnxremat.pipeline.batch_slices import in_parts
 from onnxremat.pipeline.first_values import without_first_values
+from onnxremat.pipeline.floor import Floor
 from onnxremat.pipeline.in_place import in_place
 from onnxremat.pipeline.in_regions import in_regions
 from onnxremat.pipeline.mispadded import mispadded
@@ -273,6 +274,11 @@ class Prepared:
     def beside(self) -> Beside:
         """What budgets count beside weights and values, of a session of ``graph``."""
         return self.beside_in(self.graph)
+
+    @cached_property
+    def floor(self) -> Floor:
+        """Bytes that no budget goes below, whatever is computed in parts."""
+        return Floor.of(self.graph, self.weights, self.beside)
 
     def beside_in(self, graph: Graph) -> Beside:
         """The same of a session of another graph of this model."""

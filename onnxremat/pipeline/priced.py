@@ -15,13 +15,14 @@ from onnxremat.errors import EndedError
 from onnxremat.grad import updated_inputs
 from onnxremat.graph.ir import Graph
 from onnxremat.ort.profile import Feeds, Profile
+from onnxremat.pipeline.floor import Floor
 from onnxremat.pipeline.phases import COSTS, Phases
 from onnxremat.pipeline.time_left import for_costs, for_parts
 from onnxremat.planner.bounds import largest_need
 from onnxremat.planner.problem_lists import ProblemLists
 from onnxremat.planner.reduce import reduce
 from onnxremat.session.measure import weight_bytes
-from onnxremat.session.process import beside, in_any_parts
+from onnxremat.session.process import beside
 
 if TYPE_CHECKING:
     from onnxremat.pipeline.prepare import Prepared, Settings
@@ -100,9 +101,6 @@ def _hopeless(graph: Graph, settings: Settings, unsplit: Unsplit) -> bool:
     budget, size = settings.budget, _limit(settings, unsplit)
     if budget is None or size is None:
         return False
-    least = weight_bytes(graph) + graph.result_bytes
-    if budget.kind != "peak":
-        state = updated_inputs(unsplit.original)
-        there = beside(graph, state).without(settings.not_counted)
-        least += in_any_parts(there, graph).total
-    return size < least
+    counted = beside(graph, updated_inputs(unsplit.original)).without(settings.not_counted)
+    floor = Floor.of(graph, weight_bytes(graph), counted)
+    return size < (floor.fixed if budget.kind == "peak" else floor.total)

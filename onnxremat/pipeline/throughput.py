@@ -50,9 +50,12 @@ from onnxremat.pipeline.stage_cuts import along_order
 from onnxremat.pipeline.stage_remakes import Remakes
 from onnxremat.placement.answer import Answer, Work
 from onnxremat.placement.contiguous import solve
+from onnxremat.planner.bounds import misfit
+from onnxremat.planner.incumbent import NO_LIMIT
+from onnxremat.planner.problem_lists import ProblemLists
+from onnxremat.planner.reasons import named
 from onnxremat.rewrite.partition import Partition
 from onnxremat.session.process import SESSION, further_bytes
-from onnxremat.units import format_bytes
 
 ROUNDS = 4  # plans for less memory after one that took more than was predicted
 CUT = (
@@ -366,24 +369,18 @@ def _less_beside(target: SeveralDevices, limits: Mapping[str, int]) -> dict[str,
 def _refusal(
     target: SeveralDevices, limits: Mapping[str, int], count: int
 ) -> InfeasibleError | NoPlanError:
-    """Why nothing fits; proven where an op alone takes too much everywhere."""
+    """Why nothing fits; proven where some op takes too much everywhere."""
     name, problem, text = target.prepared.name, target.model.problem, kept(target.limits)
-    for op in range(problem.host_inputs, problem.ops):
-        needs = []
-        for device in problem.runs_on(op):
-            values = [*problem.reads.lists()[op], *problem.writes.lists()[op]]
-            size = sum(int(problem.size[device, v]) for v in values)
-            size -= sum(int(problem.size[device, v]) for v in problem.inplace.lists()[op][:1])
-            size += sum(int(problem.weight[w]) for w in problem.uses.lists()[op])
-            needs.append((size - limits.get(problem.names[device], size), size))
-        if min(needs)[0] > 0:
-            return Refusal(
-                f"{name} cannot run within {text}",
-                f"proven: op '{target.model.names.ops[op]}' alone takes "
-                f"{format_bytes(min(needs)[1])}",
-                proven=True,
-                first="give a device more, or a smaller batch",
-            ).error()
+    budgets = [limits.get(device, NO_LIMIT) for device in problem.names]
+    found = misfit(ProblemLists(problem), budgets)
+    if found is not None:
+        ops = [f"op '{op}'" for op in target.model.names.ops]
+        return Refusal(
+            f"{name} cannot run within {text}",
+            f"proven: {named(found.why, ops)}",
+            proven=True,
+            first="give a device more, or a smaller batch",
+        ).error()
     return Refusal(
         f"no pipeline found for {name} within {text} with {count} samples in flight",
         "no cut of the listed order fits; that none does at all is not proven",

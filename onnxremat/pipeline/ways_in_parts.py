@@ -9,15 +9,10 @@ from dataclasses import dataclass, field, replace
 
 from onnxremat.errors import EndedError, OnnxrematError, UnsupportedError
 from onnxremat.pipeline.closed_loop import Candidate, Unfit, attempt
+from onnxremat.pipeline.floor import WORDS, beside_too
 from onnxremat.pipeline.in_session import OneSession
 from onnxremat.pipeline.kept_plans import Known, keep, plan_of
-from onnxremat.pipeline.limits import (
-    Limit,
-    beside_in_parts,
-    beside_too,
-    is_hopeless,
-    least_in_parts,
-)
+from onnxremat.pipeline.limits import Limit
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.refusal import Refusal, Works
@@ -104,10 +99,9 @@ class InParts(ABC):
         split = self._leanest()
         if split is None or split.store_all_peak > whole.held / LEANER or self.options.stopped:
             return self._of_whole_alone(whole)
-        floor = least_in_parts(self.prepared)
-        why = "weights and results, which are there in any parts"
+        floor = self.prepared.floor.total
         least = smallest(split, self.options.within(WHOLE), self.log)
-        found = at_minimum(split, replace(least, lower=floor, why=why), self.options, self.log)
+        found = at_minimum(split, replace(least, lower=floor, why=WORDS), self.options, self.log)
         return found if found.held < whole.held else whole
 
     def _of_whole_alone(self, whole: Candidate) -> Candidate:
@@ -115,15 +109,14 @@ class InParts(ABC):
         of the whole alone, and it says so."""
         stopped = INTERRUPTED if self.options.stopped else ""
         why = self.late or self.unfinished or stopped
-        floor = least_in_parts(self.prepared)
+        floor = self.prepared.floor.total
         if not why or whole.lower <= floor:
             return whole
         proof = no_less(whole.lower)
         notes = [n for n in whole.plan.provenance.notes if not n.startswith(proof)]
         notes.append(f"{proof} can work for the model as a whole: {whole.why}")
         notes.append(f"parts may need less: {why}")
-        weights = "weights and results, which are there in any parts"
-        return replace(whole.told(notes=tuple(notes)), lower=floor, why=weights)
+        return replace(whole.told(notes=tuple(notes)), lower=floor, why=WORDS)
 
     def _out_of_time(self, times: float) -> str:
         """Why a graph of so many times the ops is not tried, "" where there is time for it."""
@@ -182,13 +175,11 @@ class InParts(ABC):
             keep(self.prepared, found)
             least = Works.found(found.works, "regions in parts")
             known = known.leaner(least)
-        if is_hopeless(self.prepared, limit):
-            needs = least_in_parts(self.prepared)
-            text = f"at least {format_bytes(needs)} ({needs} B) are needed: weights and results"
-            why = beside_too(
-                text + ", which are there in any parts", beside_in_parts(self.prepared)
-            )
-            return replace(known, proven=True, why=why, lower=needs).error()
+        floor = self.prepared.floor
+        if floor.above(limit):
+            needs = f"at least {format_bytes(floor.total)} ({floor.total} B) are needed: {WORDS}"
+            why = beside_too(needs, floor.beside)
+            return replace(known, proven=True, why=why, lower=floor.total).error()
         untried = self.late or self.unfinished
         if least is None and not untried:
             untried = self._why_not_proven(limit) if known.proven else ""

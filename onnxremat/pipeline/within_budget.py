@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from onnxremat.errors import NoPlanError, UsageError
 from onnxremat.pipeline.artifact import CPU
 from onnxremat.pipeline.closed_loop import Aim, Candidate, Unfit, attempt, carried_out
+from onnxremat.pipeline.floor import beside_too
 from onnxremat.pipeline.in_session import InOneSession, OneSession, carried
 from onnxremat.pipeline.kept_plans import Known, keep
-from onnxremat.pipeline.limits import Limit, beside_too, limit_of
+from onnxremat.pipeline.limits import Limit, limit_of
 from onnxremat.pipeline.phases import BUILD, MEASURE, PLAN, Phases
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.refusal import Least, given_up, refusal

@@ -11,7 +11,6 @@ from onnxremat.fission.choose import Choosers
 from onnxremat.pipeline.closed_loop import Candidate, load_search
 from onnxremat.pipeline.fission_ways import choosers_of, plan_within_budget
 from onnxremat.pipeline.kept_plans import ADDED
-from onnxremat.pipeline.limits import fixed_bytes
 from onnxremat.pipeline.phases import PLAN, Phases
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.planner.options import PlanOptions
@@ -67,7 +66,7 @@ def plan_within_time(
     options = options.begun()
     search = _Search(prepared, overhead, log, choosers_of(prepared, options))
     high = _all(prepared)
-    low = max(fixed_bytes(prepared), 1)
+    low = max(prepared.floor.fixed, 1)
     best: Candidate | None = None
     parts: int | None = None
     tried = 0

@@ -148,7 +148,7 @@ class Subject:
     @property
     def floor(self) -> int:
         """Weights and results: in memory at the end of every plan, in any number of parts."""
-        return self.prepared.weights + self.prepared.graph.result_bytes
+        return self.prepared.floor.fixed
 
 
 def worst_moment(subject: Subject, most: int = HELD) -> Peak:

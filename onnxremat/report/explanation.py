@@ -14,7 +14,7 @@ from rich.text import Text
 
 from onnxremat.graph.ir import Op
 from onnxremat.pipeline.closed_loop import PINS
-from onnxremat.pipeline.limits import Limit, beside_in_parts
+from onnxremat.pipeline.limits import Limit
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.planner.reasons import Reason
 from onnxremat.report.comparison import least
@@ -67,7 +67,7 @@ class Explanation:
             return cls(subject, worst, found, None, command)
         share, beside = budget is not None and budget.kind == "peak", prepared.beside.total
         limit = Limit(bytes_) if share else Limit(max(1, bytes_ - beside), bytes_)
-        in_parts = limit.of(beside_in_parts(prepared).total)
+        in_parts = limit.of(prepared.floor.beside.total)
         verdict = judge(subject, peak, found, limit.planned, share=share, in_parts=in_parts)
         return cls(
             subject, worst, found, replace(verdict, share=share), command, limit.asked(beside)
@@ -82,7 +82,7 @@ class Explanation:
     def beside(self) -> Beside:
         """What is beside the least that is proven of weights and values."""
         prepared = self.subject.prepared
-        return prepared.beside if prepared.in_place else beside_in_parts(prepared)
+        return prepared.beside if prepared.in_place else prepared.floor.beside
 
     @property
     def measured(self) -> int | None:
