@@ -44,7 +44,6 @@ from onnxremat.graph.functions import inline_functions
 from onnxremat.graph.onnx_io import files_of, missing_file, read_model, write_model
 from onnxremat.ort.infer import bind
 from onnxremat.pipeline.closed_loop import Candidate
-from onnxremat.pipeline.fission_ways import plan_within_budget
 from onnxremat.pipeline.in_session import InOneSession, SessionRun, store_all_timeline
 from onnxremat.pipeline.optimize import Request
 from onnxremat.pipeline.optimize import optimize as finish_request
@@ -57,6 +56,7 @@ from onnxremat.pipeline.source import Source, read_source
 from onnxremat.pipeline.study_problem import is_graph_file, read_subject
 from onnxremat.pipeline.time_left import left_of, limited
 from onnxremat.pipeline.verify import Verification, verify
+from onnxremat.pipeline.ways import plan_within_budget
 from onnxremat.pipeline.within_budget import applied
 from onnxremat.planner.options import Method, PlanOptions
 from onnxremat.report.device_tables import device_table

@@ -76,12 +76,12 @@ def command(
     share of its budget means the peak of storing everything in the file's order.
     """
     from onnxremat.graph.atomic import check_writable
-    from onnxremat.pipeline.fission_ways import plan_within_budget
     from onnxremat.pipeline.model_files import number_of_bytes, write_formulation
     from onnxremat.pipeline.phases import Phases
     from onnxremat.pipeline.prepare import Settings
     from onnxremat.pipeline.study_problem import read_subject
     from onnxremat.pipeline.time_left import left_of, limited
+    from onnxremat.pipeline.ways import plan_within_budget
     from onnxremat.studies.graph_file import plan_graph
 
     voice = Voice(as_json, quiet)

@@ -1,34 +1,26 @@
-"""A model within a budget: as it is, its batch in parts, or regions of its graph in parts."""
+"""Plans of an inference with regions of its graph in parts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from onnxremat.errors import NO_FIT, InfeasibleError
 from onnxremat.fission.choose import Choosers
 from onnxremat.fission.pricing import Priced
 from onnxremat.fission.region import Region
 from onnxremat.fission.remade import remade
-from onnxremat.pipeline.batch_split import LITTLE, plan_best
-from onnxremat.pipeline.closed_loop import Candidate, load_search
+from onnxremat.pipeline.closed_loop import Candidate
 from onnxremat.pipeline.divided import prepare_fission
 from onnxremat.pipeline.in_regions import wholes_of
 from onnxremat.pipeline.in_session import OneSession
 from onnxremat.pipeline.limits import Limit, limit_of
 from onnxremat.pipeline.phases import PLAN, Phases
-from onnxremat.pipeline.plan_again import plan_again
 from onnxremat.pipeline.prepare import Prepared
-from onnxremat.pipeline.refusal import Refusal
-from onnxremat.pipeline.step_ways import StepInParts, applies_to_step, why_whole
 from onnxremat.pipeline.time_left import for_regions
-from onnxremat.pipeline.ways_in_parts import INTERRUPTED, WHOLE, InParts, attempt_in_parts
+from onnxremat.pipeline.ways_in_parts import WHOLE, InParts, attempt_in_parts
 from onnxremat.planner.options import PlanOptions
-from onnxremat.planner.reasons import named
-from onnxremat.units import Budget, format_bytes
 
 TRIES = 4  # graphs in parts that are carried out for one budget
-REFUSING = 4.0  # seconds for the smallest budget that works, where none is proven to fit
 REMADE = 0.25  # share of the time that is left for the choice of pieces that are made again
 GATES = 1 << 16  # bytes left for what keeps second runs apart
 SEARCH = 0.5  # share of the time that is left for the choice of regions
@@ -36,147 +28,17 @@ NOT_EVERY = "with regions in parts none was found, which is no proof that there 
 UNFINISHED = "the choice of regions ended before it was done (a longer --time-limit goes on)"
 
 
-def plan_within_budget(
-    prepared: Prepared,
-    budget: Budget,
-    options: PlanOptions,
-    log: Phases | None = None,
-    choosers: Choosers | None = None,
-) -> Candidate:
-    """A plan of the model whole, or with its batch in parts, where that keeps the budget without
-    recomputation; else the quicker of it and of one with regions in parts. For ``min`` the leaner.
-
-    Args:
-        choosers: of :func:`choosers_of`, which know what was found for other budgets.
-
-    Raises:
-        As :func:`plan_best`.
-    """
-    log = log or Phases()
-    try:
-        return _planned(prepared, budget, options, log, choosers)
-    except NO_FIT:
-        found = plan_again(prepared, budget, options, log)
-        if found is None:
-            raise
-        return found
-
-
-def _planned(
-    prepared: Prepared,
-    budget: Budget,
-    options: PlanOptions,
-    log: Phases,
-    choosers: Choosers | None,
-) -> Candidate:
-    kind = _kind(prepared, options)
-    limit = limit_of(prepared, budget)
-    if kind is None:
-        try:
-            return plan_best(_told(prepared, budget, options), budget, options, log)
-        except InfeasibleError as error:
-            untried = _untried(prepared, options)
-            if limit is None or prepared.floor.above(limit) or not untried:
-                raise
-            raise Refusal.of(error).unproven(untried).error() from error
-    if limit is not None and prepared.store_all_peak <= limit.planned:
-        return plan_best(prepared, budget, options, log)
-    load_search(1, log)
-    options = options.begun()
-    hopeless = limit is not None and prepared.floor.above(limit)
-    if hopeless and options.work is None:  # what is left to say is a budget that works
-        options = replace(options, until=min(options.until, options.now() + REFUSING))
-    parts = kind(prepared, budget, options, log)
-    if isinstance(parts, _Regions):
-        parts.known = choosers
-    if limit is None:
-        return parts.leaner(plan_best(prepared, budget, options.within(WHOLE), log))
-    need = prepared.reduced.need
-    if need.bytes > limit.planned and (prepared.batch < 2 or kind is StepInParts):
-        text = f"{format_bytes(need.bytes)} are needed: {named(need.why, prepared.names)}"
-        found = parts.within(limit, f"no plan of the whole fits, {text}")
-        if found is not None:
-            return found
-    try:
-        whole = plan_best(prepared, budget, options.within(WHOLE), log)
-    except NO_FIT as error:
-        if options.stopped:
-            if hopeless or not isinstance(error, InfeasibleError):
-                raise
-            untried = parts.unfinished or INTERRUPTED
-            raise Refusal.of(error).unproven(untried).error() from error
-        if hopeless and getattr(error, "smallest", None) and prepared.batch > 1:
-            raise parts.refusal(error, limit) from error
-        found = parts.within(limit, error.what)
-        if found is None:
-            raise parts.refusal(error, limit) from error
-        return found
-    if whole.plan.provenance.overhead <= LITTLE or options.stopped:
-        return whole
-    over = f"recomputing in the whole takes {whole.plan.provenance.overhead:+.1%}"
-    parts.whole = whole
-    found = parts.within(limit, over)
-    if found and found.artifact.seconds < whole.artifact.seconds:
-        return found
-    return whole.noted(f"planned whole: {parts.late}") if parts.late else whole
-
-
-def choosers_of(
-    prepared: Prepared, options: PlanOptions, log: Phases | None = None
-) -> Choosers | None:
-    """What finds regions of a model, None where these are not tried."""
-    if _kind(prepared, options) is not _Regions:
-        return None
-    until = for_regions(prepared, options, log or Phases(), SEARCH)
+def choosers_for(prepared: Prepared, options: PlanOptions, log: Phases) -> Choosers:
+    """What finds regions of a model."""
+    until = for_regions(prepared, options, log, SEARCH)
     return Choosers(
         wholes_of(prepared.graph, prepared.costs, prepared.folder),
         lambda: until.stopped or until.left <= 0,
     )
 
 
-def _kind(prepared: Prepared, options: PlanOptions) -> type[InParts] | None:
-    """What of a model may be computed in parts: regions of an inference, the forward pass of a step
-    that is made here; None where it cannot be run, or somebody asked for another way."""
-    if _as_asked(prepared, options):
-        return None
-    if applies_to_step(prepared):
-        return StepInParts
-    return None if prepared.in_place else _Regions
-
-
-def _as_asked(prepared: Prepared, options: PlanOptions) -> bool:
-    """Nothing runs, or somebody asked for another way."""
-    settings = prepared.settings
-    given = settings.fission is not None or settings.split_batch is not None
-    return given or settings.fixed_order or not options.method.ladder or prepared.feeds is None
-
-
-def _untried(prepared: Prepared, options: PlanOptions) -> str:
-    """Why nobody knows what parts take, "" where nothing is in parts or it was said what is."""
-    settings = prepared.settings
-    given = settings.fission is not None or settings.split_batch is not None
-    if given or settings.fixed_order or prepared.in_place:
-        return ""
-    if not options.method.ladder:
-        return f"{options.method.name} plans the whole alone; --planner auto tries parts, too"
-    return "parts are not tried without a run" if prepared.feeds is None else ""
-
-
-def _told(prepared: Prepared, budget: Budget, options: PlanOptions) -> Prepared:
-    """With a note why a training step stays whole that its order alone does not fit, where nobody
-    asked for that."""
-    step = prepared.settings.train is not None or prepared.in_place
-    if not step or _as_asked(prepared, options):
-        return prepared
-    limit = limit_of(prepared, budget)
-    if limit is not None and prepared.store_all_peak <= limit.planned:
-        return prepared
-    note = f"the step is planned whole, not in parts: {why_whole(prepared)}"
-    return prepared.noted(note)
-
-
 @dataclass
-class _Regions(InParts):
+class RegionsInParts(InParts):
     """Plans of an inference with regions in parts."""
 
     known: Choosers | None = None
@@ -186,8 +48,7 @@ class _Regions(InParts):
     def choosers(self) -> Choosers:
         """Of the whole graph."""
         if self.known is None:
-            self.known = choosers_of(self.prepared, self.options, self.log)
-        assert self.known is not None  # regions are what is tried
+            self.known = choosers_for(self.prepared, self.options, self.log)
         return self.known
 
     def _within(self, limit: Limit, why: str) -> Candidate | None:

@@ -15,7 +15,6 @@ from onnxremat.graph.onnx_io import missing_file
 from onnxremat.limits import SAMPLES, at_least, check
 from onnxremat.pipeline.closed_loop import Candidate, load_search
 from onnxremat.pipeline.device_ways import Costs, During, Trials, given, measured_on, quickest
-from onnxremat.pipeline.fission_ways import plan_within_budget
 from onnxremat.pipeline.limits import counted_on, device_limits, limit_of, on_top
 from onnxremat.pipeline.model_files import (
     SOLUTION,
@@ -30,6 +29,7 @@ from onnxremat.pipeline.result import R, Result, Timed, finish
 from onnxremat.pipeline.several_devices import SeveralDevices
 from onnxremat.pipeline.site import Site
 from onnxremat.pipeline.unchanged import OPENING, as_it_ran, opens, unchanged
+from onnxremat.pipeline.ways import plan_within_budget
 from onnxremat.pipeline.within_time import plan_within_time
 from onnxremat.planner.formulate import check_for_devices
 from onnxremat.planner.incumbent import NO_LIMIT

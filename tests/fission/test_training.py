@@ -22,8 +22,8 @@ from onnxremat.ort.feeds import seeded_feeds
 from onnxremat.ort.infer import build_graph
 from onnxremat.ort.profile import named_outputs
 from onnxremat.pipeline import prepare as preparing
-from onnxremat.pipeline.fission_ways import plan_within_budget
 from onnxremat.pipeline.step_in_parts import prepare_step
+from onnxremat.pipeline.ways import plan_within_budget
 from onnxremat.planner.options import PlanOptions
 from onnxremat.schedule.simulate import simulate
 from onnxremat.session.process import PARTS

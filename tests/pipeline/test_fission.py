@@ -20,9 +20,9 @@ from onnxremat.graph.onnx_io import write_model
 from onnxremat.pipeline import priced, ways_in_parts
 from onnxremat.pipeline.artifact import Kind
 from onnxremat.pipeline.closed_loop import Candidate
-from onnxremat.pipeline.fission_ways import plan_within_budget
 from onnxremat.pipeline.planned import plan_of_model, read_planned
 from onnxremat.pipeline.prepare import Settings
+from onnxremat.pipeline.ways import plan_within_budget
 from onnxremat.planner.options import PlanOptions
 from onnxremat.report.carried import of_model
 from onnxremat.session.process import PARTS

@@ -15,14 +15,14 @@ from onnxremat.cost.analytic import analytic_costs
 from onnxremat.errors import NO_FIT, InfeasibleError, NoPlanError
 from onnxremat.fission import choose
 from onnxremat.fission.training import BATCH, StepParts
-from onnxremat.pipeline import fission_ways, kept_plans
-from onnxremat.pipeline.fission_ways import plan_within_budget
+from onnxremat.pipeline import kept_plans
 from onnxremat.pipeline.kept_plans import FOLDER, Known, keep, kept_plan, plan_of
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
 from onnxremat.pipeline.result import Result, Timed, finish
 from onnxremat.pipeline.step_in_parts import prepare_step
 from onnxremat.pipeline.study_problem import Subject
+from onnxremat.pipeline.ways import Ways, plan_within_budget
 from onnxremat.pipeline.within_budget import applied
 from onnxremat.planner import smallest_budget
 from onnxremat.planner.options import PlanOptions
@@ -55,7 +55,7 @@ def _works(prepared: Prepared, works: int, path: Path, monkeypatch: pytest.Monke
     def nothing(*_: Any) -> None:
         raise NoPlanError("none in time")
 
-    monkeypatch.setattr(fission_ways, "_planned", nothing)
+    monkeypatch.setattr(Ways, "_found", nothing)
     soon, log = PlanOptions(time_limit=0.1, threads=1), Phases()
     found = plan_within_budget(prepared, parse_budget(works), soon, log)
     assert found.held + found.artifact.beside <= works

@@ -13,9 +13,9 @@ from onnxremat.errors import NO_FIT, InfeasibleError, NoPlanError, OnnxrematErro
 from onnxremat.fission import choose
 from onnxremat.pipeline import batch_split
 from onnxremat.pipeline.batch_split import plan_best
-from onnxremat.pipeline.fission_ways import plan_within_budget
 from onnxremat.pipeline.optimize import Request, optimize
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
+from onnxremat.pipeline.ways import plan_within_budget
 from onnxremat.planner.options import Method, PlanOptions
 from onnxremat.session.process import PARTS
 from onnxremat.units import parse_budget

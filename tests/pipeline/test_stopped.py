@@ -15,9 +15,9 @@ from onnxremat.cli.console import Interrupt
 from onnxremat.cost.analytic import analytic_costs
 from onnxremat.errors import EndedError, NoPlanError
 from onnxremat.pipeline import priced
-from onnxremat.pipeline.fission_ways import plan_within_budget
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Settings, prepare
+from onnxremat.pipeline.ways import plan_within_budget
 from onnxremat.planner.options import PlanOptions
 from onnxremat.session.process import PARTS
 from onnxremat.units import one_budget

@@ -19,15 +19,14 @@ from onnxremat.graph.unforeseen import SHOWN
 from onnxremat.ort.session import OPENED
 from onnxremat.pipeline import (
     closed_loop,
-    fission_ways,
     in_session,
     kept_plans,
     priced,
+    ways,
     within_budget,
 )  # fmt: skip
 from onnxremat.pipeline.artifact import CPU, Check, Kind
 from onnxremat.pipeline.batch_split import plan_best
-from onnxremat.pipeline.fission_ways import plan_within_budget
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
 from onnxremat.pipeline.time_left import (
@@ -39,6 +38,7 @@ from onnxremat.pipeline.time_left import (
     for_regions,
     trying_parts,
 )  # fmt: skip
+from onnxremat.pipeline.ways import plan_within_budget
 from onnxremat.pipeline.within_budget import plan_within
 from onnxremat.planner.methods import plan_by
 from onnxremat.planner.options import PlanOptions
@@ -136,7 +136,7 @@ def test_regions_that_there_was_no_time_for_are_not_called_impossible(
 ) -> None:
     """Loading the search is no planning, however long it takes."""
     clock = Clock(monkeypatch)
-    monkeypatch.setattr(fission_ways, "load_search", lambda *_: clock._take(10 * LIMIT))
+    monkeypatch.setattr(ways, "load_search", lambda *_: clock._take(10 * LIMIT))
     image = prepare(chain(), Settings(threads=1, not_counted=PARTS))
     asked = one_budget(WHOLE // 2)
     assert plan_within_budget(image, asked, clock.options())
