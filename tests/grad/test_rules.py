@@ -60,6 +60,13 @@ def test_what_is_added_at_places_in_16_bits_runs(op: str) -> None:
     assert all(np.isfinite(value).all() for value in session.run(None, values))
 
 
+def test_minors_of_large_matrices_are_refused() -> None:
+    model = parse("g (float[2, 17, 17] x) => (float loss) { y = Det(x) loss = ReduceSum(y) }")
+    with pytest.raises(UnsupportedError, match="Det") as refused:
+        differentiate(model, loss_output="loss", trainable=["x"])
+    assert "up to 16 rows" in str(refused.value)
+
+
 REFUSED = {
     "longer than its window": 'Conv <auto_pad = "SAME_UPPER", strides = [4]> (z, w)',
     "where the first window begins": """AveragePool <auto_pad = "SAME_UPPER", strides = [3],

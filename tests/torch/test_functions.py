@@ -52,8 +52,6 @@ MISWRITTEN = (
     "softplus_beta scatter_reduce_sum scatter_reduce_amax scatter_reduce_prod "
     "avg_pool2d_divisor cross_entropy_soft cdist_1"
 )
-# What is not differentiated, and what is named as the reason.
-REFUSED = {"det": "Det"}
 # A sample for the newer exporter, without optimisation (which would write fewer kinds of ops).
 SAMPLE = ("split_sizes", "fft_abs", "rfft_irfft", "sdpa_causal", "huber_loss", "diff")
 
@@ -139,20 +137,13 @@ def errors(model: onnx.ModelProto, function: Function) -> Mapping[str, float]:
     return worst
 
 
-LEGACY = FUNCTIONS.keys() - {*NOT_EXPORTED.split(), *MISWRITTEN.split(), *REFUSED}
+LEGACY = FUNCTIONS.keys() - {*NOT_EXPORTED.split(), *MISWRITTEN.split()}
 
 
 @pytest.mark.parametrize("name", sorted(LEGACY))
 def test_exported_function_equals_autograd(name: str) -> None:
     found = errors(exported(FUNCTIONS[name], "legacy"), FUNCTIONS[name])
     assert max(found.values()) <= TOLERANCE, found
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_other_functions_are_refused_by_name(name: str) -> None:
-    model = exported(FUNCTIONS[name], "legacy")
-    with pytest.raises(OnnxrematError, match=REFUSED[name]):
-        errors(model, FUNCTIONS[name])
 
 
 @pytest.mark.parametrize("name", SAMPLE)

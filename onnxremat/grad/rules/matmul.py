@@ -16,6 +16,8 @@ WIDE = (
     512  # columns from which a Gemm's transposing of its first factor costs more than doing it once
 )
 
+MINORS = 16  # rows of a matrix whose minors are written out
+
 
 @vjp("MatMul", reads="x0 x1")
 def matmul(call: Call) -> Cotangents:
@@ -203,3 +205,35 @@ def _order(call: Call, side: str, rank: int) -> list[int]:
     if call.attribute(f"trans{side}", 0):
         order[-2:] = order[:-3:-1]
     return order
+
+
+@vjp("Det", reads="x0")
+def determinant(call: Call) -> Cotangents:
+    """y = det(x), x of shape [..., n, n]. dx[i, j] = dy (-1)**(i + j) det(x without row i and column
+    j), which is right for singular matrices, too; all n**2 of these at once.
+
+    Raises:
+        UnsupportedError: n beyond :data:`MINORS`.
+    """
+    t, x = call.tape, call.x
+    batch, n = call.out_shape, call.shape()[-1]
+    if n > MINORS:
+        raise call.unsupported(
+            f"matrices have {n} rows, and a matrix without a row and a column is copied {n * n} "
+            f"times: up to {MINORS} rows are"
+        )
+    dy = t.reshape(call.dy, (*batch, 1, 1))
+    if n == 1:
+        return [t.reshape(dy, (*batch, 1, 1))]
+    others = np.array([[k for k in range(n) if k != i] for i in range(n)]).ravel()
+    rank, many = len(batch), n * (n - 1)
+    rows = t.op("Gather", x, t.integers(*others), shape=(*batch, many, n), dtype=t.dtype(x),
+                axis=rank)  # fmt: skip
+    both = t.op("Gather", rows, t.integers(*others), shape=(*batch, many, many), dtype=t.dtype(x),
+                axis=rank + 1)  # fmt: skip
+    minors = t.transpose(
+        t.reshape(both, (*batch, n, n - 1, n, n - 1)),
+        (*range(rank), rank, rank + 2, rank + 1, rank + 3),
+    )
+    signs = t.constant((-1.0) ** np.add.outer(np.arange(n), np.arange(n)), t.dtype(x))
+    return [t.mul(dy, t.mul(t.op("Det", minors, shape=(*batch, n, n)), signs))]

@@ -46,6 +46,7 @@ def _fused_conv(n: Node) -> Tensor:
 
 
 PRODUCTS: dict[str, Operator] = {
+    "Det": lambda n: torch.linalg.det(n[0]),
     "Einsum": lambda n: torch.einsum(n.get("equation"), *(t for t in n.inputs if t is not None)),
     "Gemm": _gemm,
     "MatMul": lambda n: n[0] @ n[1],
