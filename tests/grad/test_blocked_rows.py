@@ -9,7 +9,7 @@ from onnx import numpy_helper
 
 import models
 from onnxremat.errors import ModelError
-from onnxremat.grad import blocked_rows, differentiate
+from onnxremat.grad import block_choice, blocked_rows, differentiate
 from onnxremat.ort.blocks import DOMAIN, block_size
 from onnxremat.ort.session import Options, open_session, session_options
 from onnxremat.training.trainer import Trainer
@@ -54,9 +54,10 @@ def net(bent: str, tokens: int = 16) -> onnx.ModelProto:
 def block(monkeypatch: pytest.MonkeyPatch) -> int:
     """A processor that gains, from rows of 64 features on."""
     monkeypatch.setattr(blocked_rows, "made_by_intel", lambda: True)
-    monkeypatch.setattr(blocked_rows, "ROWS", 64)
-    monkeypatch.setattr(blocked_rows, "WIDE", 64)
-    monkeypatch.setattr(blocked_rows, "NARROW", 32)
+    monkeypatch.setattr(block_choice, "ROWS", 64)
+    monkeypatch.setattr(block_choice, "FEATURES", 32)
+    monkeypatch.setattr(block_choice, "CALL", 0)
+    monkeypatch.setattr(block_choice, "COPY", 50)
     try:
         return block_size()
     except ModelError:
