@@ -114,7 +114,7 @@ def test_plans_keep_the_order_and_say_what_both_ends_take(tmp_path: Path) -> Non
     onnx.save(differentiate(net(), optimizer="momentum"), source)
     for policy in ("asap", "late", "auto"):
         out = tmp_path / f"{policy}.json"
-        given = ["--dw-policy", policy, "--budget", "0.8x", "--no-measure", "--time-limit", "20"]
+        given = ["--dw-policy", policy, "--budget", "0.8x", "--no-measure", "--work", "400"]
         said = CliRunner().invoke(app, ["plan", str(source), "-o", str(out), *given])
         assert said.exit_code == 0, said.output
         assert "nothing recomputed: asap" in said.output
