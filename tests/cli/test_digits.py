@@ -200,11 +200,11 @@ def torch_net(torch: Any) -> Any:
     return Net()
 
 
-def torch_tuned(torch: Any, folder: Path, seed: int = 0) -> tuple[list[float], float]:
+def torch_tuned(torch: Any, course: Course, seed: int = 0) -> tuple[list[float], float]:
     """The same fine-tuning in PyTorch: losses of all steps, accuracy on the test images."""
     torch.set_num_threads(1)
     net = torch_net(torch)
-    start = {n: torch.tensor(a) for n, a in weights(folder / "few.onnx").items()}
+    start = {n: torch.tensor(a) for n, a in weights(course.folder / "few.onnx").items()}
     missing, unknown = net.load_state_dict(start, strict=False)
     assert not unknown
     assert all(name.endswith("num_batches_tracked") for name in missing)
@@ -213,11 +213,11 @@ def torch_tuned(torch: Any, folder: Path, seed: int = 0) -> tuple[list[float], f
         frozen.eval().requires_grad_(False)
     trained = [p for p in net.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, RATE, weight_decay=0.01)
-    data = Arrays(dict(np.load(folder / "train.npz")), BATCH, seed=seed)
+    data = Arrays(dict(np.load(course.folder / "train.npz")), BATCH, seed=seed)
     rates, losses = Schedule(RATE, "cosine"), []
-    for epoch in range(EPOCHS):
+    for epoch in range(course.epochs):
         for batch in data.epoch(epoch):
-            optimizer.param_groups[0]["lr"] = rates.at(len(losses), EPOCHS * len(data))
+            optimizer.param_groups[0]["lr"] = rates.at(len(losses), course.epochs * len(data))
             optimizer.zero_grad()
             scores = net(torch.tensor(batch["input"]))
             loss = torch.nn.functional.cross_entropy(scores, torch.tensor(batch["labels"]))
@@ -225,16 +225,29 @@ def torch_tuned(torch: Any, folder: Path, seed: int = 0) -> tuple[list[float], f
             optimizer.step()
             losses.append(float(loss.detach()))
     net.eval()
-    with np.load(folder / "test.npz") as test, torch.no_grad():
+    with np.load(course.folder / "test.npz") as test, torch.no_grad():
         found = net(torch.tensor(test["input"])).argmax(1).numpy()
         return losses, float((found == test["labels"]).mean())
 
 
-@pytest.mark.torch
-def test_pytorch_from_the_same_start(torch: Any, whole: Course) -> None:
-    """Step for step while rounding has not grown, and the same accuracy in the end."""
-    losses, accuracy = torch_tuned(torch, whole.folder)
-    ours = json.loads((whole.folder / "said.json").read_text())["losses"]
+def agree(course: Course, losses: list[float]) -> None:
+    """Step for step while rounding has not grown."""
+    ours = json.loads((course.folder / "said.json").read_text())["losses"]
+    assert len(ours) == len(losses)
     np.testing.assert_allclose(ours[:8], losses[:8], rtol=2e-3)
+
+
+@pytest.mark.torch
+def test_pytorch_from_the_same_start(torch: Any, brief: Course) -> None:
+    losses, _ = torch_tuned(torch, brief)
+    agree(brief, losses)
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_pytorch_to_the_end(torch: Any, whole: Course) -> None:
+    """The same accuracy, too."""
+    losses, accuracy = torch_tuned(torch, whole)
+    agree(whole, losses)
     assert abs(digits().accuracy(whole.folder / "all.onnx") - accuracy) <= SLACK
     assert abs(accuracy - TORCH_ACCURACY) <= SLACK, "the number above is out of date"
