@@ -209,8 +209,8 @@ def _order(call: Call, side: str, rank: int) -> list[int]:
 
 @vjp("Det", reads="x0")
 def determinant(call: Call) -> Cotangents:
-    """y = det(x), x of shape [..., n, n]. dx[i, j] = dy (-1)**(i + j) det(x without row i and column
-    j), which is right for singular matrices, too; all n**2 of these at once.
+    """y = det(x), x of shape [..., n, n]. dx[i, j] = dy (-1)**(i + j) det(x without row i and
+    column j), which is right for singular matrices, too; all n**2 of these at once.
 
     Raises:
         UnsupportedError: n beyond :data:`MINORS`.
@@ -224,7 +224,7 @@ def determinant(call: Call) -> Cotangents:
         )
     dy = t.reshape(call.dy, (*batch, 1, 1))
     if n == 1:
-        return [t.reshape(dy, (*batch, 1, 1))]
+        return [dy]
     others = np.array([[k for k in range(n) if k != i] for i in range(n)]).ravel()
     rank, many = len(batch), n * (n - 1)
     rows = t.op("Gather", x, t.integers(*others), shape=(*batch, many, n), dtype=t.dtype(x),
