@@ -126,8 +126,9 @@ def test_the_least_memory_takes_no_more_time_than_that_limit() -> None:
     assert least.seconds <= asked.seconds
 
 
-def test_a_search_ends_with_its_work(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_ends_with_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """With what was found until then, whatever was asked before."""
+    graph = build_graph(bottlenecks(48, 48, 2))
     whole = Whole(graph, analytic_costs(graph).seconds, {})
     all_of_it = Chooser(whole)
     least = all_of_it.within(0).peak
@@ -154,7 +155,7 @@ def test_ops_that_cost_nothing_are_ranked_all_the_same(graph: Graph) -> None:
 
 def test_a_curve_has_budgets_that_only_parts_keep() -> None:
     settings = Settings(target="portable", measure=False, not_counted=("session",))
-    subject = read_subject(bottlenecks(), settings)
+    subject = read_subject(bottlenecks(64, 64, 2), settings)
     options = PlanOptions(work=300, threads=1)
     found = curve(subject, [parse_budget("0.4x")], 2, options)
     assert [point.overhead for point in found.points] == [None]
