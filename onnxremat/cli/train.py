@@ -20,9 +20,11 @@ from onnxremat.cli.workers import (
     check_pipeline,
     check_shard,
     check_trace,
+    collect,
     company,
     left_out,
     pipelines_of,
+    say_kept,
     schedules_of,
     spans_of,
     takers,
@@ -168,9 +170,7 @@ def command(
     from onnxremat.training.data import check_arrays, open_data
     from onnxremat.training.evaluation import Evaluator
     from onnxremat.training.schedules import Schedule
-    from onnxremat.workers.data_parallel import DataParallel, Shard, kept_by
     from onnxremat.workers.mpi import join
-    from onnxremat.workers.pipelined import PipelineParallel
 
     rate_schedule, wanted = schedules_of(
         schedule or [], pipeline is not None, micro_batches, stages, in_flight, budget
@@ -199,9 +199,12 @@ def command(
         trainer = trainer_of(ranks, wanted, source, weights, threads, told)
         arrays = open_data(data, trainer.batch_size, shuffle=shuffle, seed=seed)
         check_arrays(trainer.training, trainer.types, arrays, data)
+        batches: Data | Shard = arrays
         if ranks:
+            from onnxremat.workers.data_parallel import Shard  # loaded by several processes alone
+
             ranks.require_same(len(arrays), "the number of batches")
-        batches = Shard(arrays, takers(trainer, ranks)) if ranks else arrays
+            batches = Shard(arrays, takers(trainer, ranks))
         run = _Run(voice, trainer, batches, epochs, checkpoint, every, follows)
         if validate and weights and not follows:
             run.evaluator = Evaluator(trainer, weights, threads=threads)
@@ -221,12 +224,11 @@ def command(
         start = trainer.progress.step
         spans = spans_of(trainer, ranks, trace)
         run.train(export, weights)
-        if isinstance(trainer, DataParallel | PipelineParallel) and ranks:
-            voice.note(kept_by(ranks.everybody(trainer.sizes())))
-        if ranks and trace and spans:
-            write_trace(ranks.gathered(spans.rows), trace, source, voice)
-        if isinstance(trainer, PipelineParallel):
-            trainer.collect()
+        if ranks:
+            say_kept(trainer, ranks, voice)
+            if trace and spans:
+                write_trace(ranks.gathered(spans.rows), trace, source, voice)
+            collect(trainer)
         if not follows:
             _tell(run, source, weights, export, plot, start)
 

@@ -40,10 +40,9 @@ def schedules_of(
         UsageError: options that do not go together, or an unknown name.
     """
     from onnxremat.training.schedules import KINDS
-    from onnxremat.workers.schedules import AUTO, NAMED
-    from onnxremat.workers.staged import Wanted
 
-    orders = [name for name in given if name in (*NAMED, AUTO)]
+    known = _pipelines() if pipeline or not set(given).issubset(KINDS) else ()
+    orders = [name for name in given if name in known]
     rates = [name for name in given if name not in orders]
     if len(orders) > 1 or len(rates) > 1:
         raise UsageError(f"--schedule {' --schedule '.join(given)}: two of one kind")
@@ -51,9 +50,11 @@ def schedules_of(
     if pipeline and rate not in KINDS:
         raise UsageError(
             f"unknown schedule '{rate}'",
-            hint=f"of the pipeline: {', '.join((*NAMED, AUTO))}; of the rate: {', '.join(KINDS)}",
+            hint=f"of the pipeline: {', '.join(known)}; of the rate: {', '.join(KINDS)}",
         )
     if pipeline:
+        from onnxremat.workers.staged import Wanted
+
         order = orders[0] if orders else "1f1b"
         limit = parse_bytes(budget) if budget else None
         return rate, Wanted(micro_batches, order, stages, in_flight, budget=limit)
@@ -68,6 +69,13 @@ def schedules_of(
         if there:
             raise UsageError(f"{option} is for pipelines", hint="mpiexec ... --pipeline")
     return rate, None
+
+
+def _pipelines() -> tuple[str, ...]:
+    """Names of schedules of pipelines."""
+    from onnxremat.workers.schedules import AUTO, NAMED  # compiled: loaded when it is needed
+
+    return (*NAMED, AUTO)
 
 
 def pipelines_of(ranks: int, data_parallel: int | None, pipeline: int | None) -> int:
@@ -205,11 +213,12 @@ def trainer_of(
 ) -> Trainer:
     """One that trains alone, or one of several."""
     from onnxremat.training.trainer import Trainer
-    from onnxremat.workers.data_parallel import DataParallel
-    from onnxremat.workers.pipelined import PipelineParallel
 
     if ranks is None:
         return Trainer(source, weights, threads=threads, **told)
+    from onnxremat.workers.data_parallel import DataParallel  # loaded by several processes alone
+    from onnxremat.workers.pipelined import PipelineParallel
+
     threads = threads or ranks.cores()
     if wanted is not None:
         return PipelineParallel(
@@ -231,11 +240,11 @@ def spans_of(trainer: Trainer, ranks: Ranks | None, trace: Path | None) -> Spans
     Raises:
         UsageError: its step is in one piece.
     """
+    if trace is None:
+        return None
     from onnxremat.workers.data_parallel import DataParallel
     from onnxremat.workers.pipelined import PipelineParallel
 
-    if trace is None:
-        return None
     runs: Overlapped | PipelineParallel | None = None
     if isinstance(trainer, PipelineParallel):
         runs = trainer
@@ -249,6 +258,23 @@ def spans_of(trainer: Trainer, ranks: Ranks | None, trace: Path | None) -> Spans
         )
     runs.spans.on = True
     return runs.spans
+
+
+def say_kept(trainer: Trainer, ranks: Ranks, voice: Voice) -> None:
+    """What every process keeps."""
+    from onnxremat.workers.data_parallel import DataParallel, kept_by
+    from onnxremat.workers.pipelined import PipelineParallel
+
+    if isinstance(trainer, DataParallel | PipelineParallel):
+        voice.note(kept_by(ranks.everybody(trainer.sizes())))
+
+
+def collect(trainer: Trainer) -> None:
+    """State of all stages of a pipeline comes to the first process, where it can be exported."""
+    from onnxremat.workers.pipelined import PipelineParallel
+
+    if isinstance(trainer, PipelineParallel):
+        trainer.collect()
 
 
 def write_trace(rows: list[list[Span]], trace: Path, source: Path, voice: Voice) -> None:

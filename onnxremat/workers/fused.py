@@ -6,10 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numba
 import numpy as np
 import onnx
-from numba import types
 from onnx.numpy_helper import to_array
 
 # In Python, as Numba knows it; {0} and so on are what an op reads.
@@ -45,6 +43,9 @@ def loop_of(formula: onnx.ModelProto, rows: list[str], changed: dict[str, str]) 
     Returns:
         What takes the rows, and then the numbers in the order of the formula's inputs.
     """
+    import numba  # loaded when several processes share an update, not by every `train`
+    from numba import types
+
     graph = formula.graph
     numbers = [value.name for value in graph.input if value.name not in rows]
     names = {name: f"row{k}[i]" for k, name in enumerate(rows)}
