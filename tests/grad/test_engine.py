@@ -82,15 +82,20 @@ def test_nothing_reaches_the_parameters() -> None:
 
 def test_missing_rule_names_op_version_node_and_remedy() -> None:
     nodes = [
-        node("MatMul", "x w", "h"), node("Slice", "h zero two one", "sq"), node("Det", "sq", "d"),
-        node("Expand", "d shape", "y"),
+        node("MatMul", "x w", "h"), node("Unsqueeze", "h axes", "image"),
+        node("MaxRoiPool", "image box", "p", pooled_shape=[2, 3]), node("Squeeze", "p axes", "y"),
     ]  # fmt: skip
-    ints = {"zero": np.array([0]), "two": np.array([2]), "one": np.array([1]),
-            "shape": np.array([2, 3])}  # fmt: skip
+    more = {"axes": np.array([0, 1]), "box": np.array([[0, 0, 0, 2, 1]], np.float32)}
     with pytest.raises(UnsupportedError) as caught:
-        differentiate(model(nodes, [2, 3], w=W, **ints), loss="mse")
+        differentiate(model(nodes, [2, 3], w=W, **more), loss="mse")
     text = str(caught.value)
-    for part in ("Det", "opset 18", "the_Det", "onnxremat.grad.vjp", "--freeze"):
+    for part in (
+        "MaxRoiPool",
+        "opset 18",
+        "the_MaxRoiPool",
+        "onnxremat.grad.vjp",
+        "--freeze",
+    ):
         assert part in text
 
 
