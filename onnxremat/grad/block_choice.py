@@ -27,8 +27,9 @@ ROWS, FEATURES = 1024, 192
 TIMES = 4
 # Picoseconds that blocks save: per product of two numbers, of rows with a weight and over rows; and
 # per element that a bias is added to.
-GAIN, GAIN_OVER_ROWS, GAIN_BIAS = 3.4, 6.5, 550.0
-COPY = 600.0  # of each element that is copied, in picoseconds
+GAIN, GAIN_OVER_ROWS, GAIN_BIAS = 1.5, 5.0, 450.0
+# Of each element that is copied into blocks and, which onnxruntime does with one thread, to rows.
+COPY, COPY_BACK = 550.0, 650.0
 CALL = 20e6  # of the kernels around each product
 _ALONE = frozenset({
     "Abs", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Log", "Mish",
@@ -56,10 +57,10 @@ class Rows:
         shape = self.t.shape(name)
         return (math.prod(shape[:-1]), shape[-1]) if shape else ()
 
-    def root(self, name: str) -> str:
-        """The rows that some are another shape of."""
+    def root(self, name: str, apart: Collection[str] = ()) -> str:
+        """The rows that some are another shape of; not beyond ops that are named."""
         maker = self.maker.get(name)
-        while maker is not None and self.same_rows(maker):
+        while maker is not None and self.same_rows(maker) and maker.name not in apart:
             name = maker.inputs[0]
             maker = self.maker.get(name)
         return name
@@ -70,6 +71,13 @@ class Rows:
             return False
         read = op.inputs[0]
         return read in self.fitting and self.matrix(read) == self.matrix(op.outputs[0])
+
+    def only_waits(self, op: Op) -> bool:
+        """Whether it is all one to an op how the rows are laid out that it reads: an update counts
+        the elements of what must be made before it; so may others, where none are added."""
+        if op.op_type != "Size":
+            return False
+        return op.name.startswith("update/") or not self.matrix(op.inputs[0])[0] % self.t.block
 
     def filled(self, rows: int) -> int:
         """Rows of so many whole blocks."""
@@ -168,6 +176,7 @@ class _Choice:
     def __init__(self, rows: Rows) -> None:
         self.rows, self.t, self.net = rows, rows.t, Network()
         self.able = {op.name for op in rows.ops if self._able(op)}
+        self.widest = self._widest()
 
     def made(self) -> set[str]:
         """The ops on the near side."""
@@ -198,7 +207,7 @@ class _Choice:
 
     def _apart(self, name: str) -> None:
         """What is paid for a tensor that is made in one layout and read in another."""
-        net, maker, price = self.net, self._maker(name), self._price(name)
+        net, maker, price = self.net, self._maker(name), self._price(name, COPY)
         always = name in self.rows.outputs
         copies = set[tuple[str, str, bool]]()
         for op in self.rows.readers.get(name, []):
@@ -213,7 +222,8 @@ class _Choice:
                 self._first(op, name, price)
         for copy in copies:
             net.arc(copy, maker, price)
-        net.arc(maker, net.far if always else ("out", name), price)
+        back = self._price(name, COPY_BACK)
+        net.arc(maker, net.far if always else ("out", name), back)
 
     def _first(self, op: Op, name: str, price: int) -> None:
         """A factor of a product over rows that is copied, once for all products."""
@@ -231,8 +241,7 @@ class _Choice:
     def _reads(self, op: Op, name: str) -> str:
         """How an op wants a tensor: as rows, in either layout (its own), or not at all."""
         if op.op_type == "Size":
-            filled = self.rows.matrix(name)[0] % self.t.block
-            return "rows" if filled and not op.name.startswith("update/") else "none"
+            return "none" if self.rows.only_waits(op) else "rows"
         if op.name not in self.able:
             return "rows"
         if not is_product(op):
@@ -240,22 +249,22 @@ class _Choice:
         factors = self.rows.over_rows(op)
         return "either" if name == (factors[0] if factors else op.inputs[0]) else "rows"
 
-    def _price(self, name: str) -> int:
+    def _price(self, name: str, each: float) -> int:
         """Picoseconds that a copy takes; rows that fill no whole blocks are copied twice."""
-        if any(not self._near(name, op) for op in self._products(name)):
+        if self.t.shape(name)[-1] >= self.widest:
             return ENDLESS
         whole = self.rows.matrix(name)[0] % self.t.block == 0
-        return int(COPY * self.t.size(name)) * (1 if whole else 2)
+        return int(each * self.t.size(name)) * (1 if whole else 2)
 
-    def _products(self, name: str) -> list[Op]:
-        maker = self.rows.maker.get(name)
-        beside = [*self.rows.readers.get(name, []), *([maker] if maker else [])]
-        return [op for op in beside if is_product(op) and op.name in self.able]
-
-    def _near(self, name: str, op: Op) -> bool:
-        """Whether a tensor is not much wider than the other rows that a product makes or reads."""
-        others = [n for n in (*op.reads, *op.writes) if n in self.rows.fitting and n != name]
-        return all(self.t.shape(name)[-1] <= TIMES * self.t.shape(n)[-1] for n in others)
+    def _widest(self) -> float:
+        """Features from which rows are not copied."""
+        found = math.inf
+        for op in self.rows.ops:
+            if op.name in self.able and is_product(op):
+                rows = self.rows.over_rows(op) or (op.inputs[0], op.outputs[0])
+                narrow, wide = sorted(self.t.shape(name)[-1] for name in rows)
+                found = min(found, wide if wide > TIMES * narrow else math.inf)
+        return found
 
     # ---- what can be done in blocks ------------------------------------------------------
 

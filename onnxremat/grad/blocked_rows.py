@@ -67,6 +67,8 @@ class _InBlocks:
         self.copies: dict[tuple[str, bool, bool], str] = {}  # of others: first or last axis; when
         self.shared = set[str]()  # what makes these
         self.ended = set[str]()  # made already
+        self.place = {op.name: k for k, op in enumerate(rows.ops)}
+        self.waiting: dict[str, Op] = {}  # products that are made as they are added to others
         self.backward = False  # what is being emitted
 
     def made(self) -> list[Op]:
@@ -106,9 +108,17 @@ class _InBlocks:
         elif is_product(op):
             if self._with_bias(op):
                 return {}
-            result, made = self._added(op)
+            if self._is_added(op):
+                self.waiting[result] = op
+                return {}
+            made = self._convolved(op, *self._bias(op))
         elif op.op_type == "Reshape":
+            if op.inputs[0] in self.waiting:
+                self.waiting[result] = self.waiting.pop(op.inputs[0])
+                return {}
             made = self._last(op.inputs[0])
+        elif op.op_type == "Add" and not self.waiting.keys().isdisjoint(op.inputs):
+            made = self._added(*op.inputs)
         else:
             fitting = self.rows.fitting
             inputs = [self._last(name) if name in fitting else name for name in op.inputs]
@@ -120,7 +130,7 @@ class _InBlocks:
         """Keep blocks for those who read them; copied to rows for those who read these."""
         t, rows = self.t, self.rows
         self.blocks[result] = made
-        readers = [op for op in rows.readers.get(result, []) if op.op_type != "Size"]
+        readers = rows.readers.get(result, [])
         if result not in rows.outputs and not any(self._reads_rows(op, result) for op in readers):
             return {}
         count, columns = rows.matrix(result)
@@ -134,7 +144,7 @@ class _InBlocks:
 
     def _reads_rows(self, op: Op, name: str) -> bool:
         if op.name not in self.names:
-            return True
+            return not self.rows.only_waits(op)
         if not is_product(op):
             return False
         factors = self.rows.over_rows(op)
@@ -149,29 +159,42 @@ class _InBlocks:
             and bool(self.rows.biased(readers[0]))
         )
 
-    def _added(self, op: Op) -> tuple[str, str]:
-        """A product in blocks, and its name; added on the way to what is there already, where it
-        is only read to be added to that."""
-        result = op.outputs[0]
-        through = self._only_reader(result)
-        while through is not None and self.rows.same_rows(through):
-            result = through.outputs[0]
-            through = self._only_reader(result)
-        other = ""
-        if through is not None and through.op_type == "Add":
-            other = next((name for name in through.inputs if name != result), "")
-        if through is None or other not in self.blocks:
-            return op.outputs[0], self._convolved(op, *self._bias(op))
-        at = op.outputs[0]
-        while at != through.outputs[0]:  # all of these are made with it
-            at = self.rows.readers[at][0].outputs[0]
-            self.ended.add(at)
-        bias = self._bias(op) or [""]
-        return through.outputs[0], self._convolved(op, *bias, self.blocks[other])
+    def _is_added(self, op: Op) -> bool:
+        """Whether a product is only read, perhaps in another shape, to be added to other rows."""
+        result, waiting = op.outputs[0], list[Op]()
+        while True:
+            waiting += filter(self.rows.only_waits, self.rows.readers.get(result, []))
+            reader = self._only_reader(result)
+            if reader is None or not self.rows.same_rows(reader):
+                break
+            result = reader.outputs[0]
+        if reader is None or reader.op_type != "Add" or len(reader.reads) != 2:
+            return False
+        return all(self.place[each.name] > self.place[reader.name] for each in waiting)
+
+    def _added(self, first: str, second: str) -> str:
+        """A product and what the convolution adds to it."""
+        if second not in self.waiting:
+            first, second = second, first
+        other = self._last(first) if first not in self.waiting else self._waited(first)
+        return self._waited(second, other)
+
+    def _waited(self, name: str, *other: str) -> str:
+        product = self.waiting.pop(name)
+        bias = self._bias(product) or [""] * len(other)
+        made = self._convolved(product, *bias, *other)
+        at = product.outputs[0]
+        self.blocks[at] = made  # for who waits for the product
+        while at != name:
+            reader = self._only_reader(at)
+            assert reader is not None
+            at = reader.outputs[0]
+            self.blocks[at] = made
+        return made
 
     def _only_reader(self, name: str) -> Op | None:
         """The op that reads a tensor in blocks, and nothing else does."""
-        readers = self.rows.readers.get(name, [])
+        readers = [op for op in self.rows.readers.get(name, []) if not self.rows.only_waits(op)]
         if len(readers) != 1 or name in self.rows.outputs or readers[0].name not in self.names:
             return None
         return readers[0]
@@ -244,7 +267,7 @@ class _InBlocks:
 
     def _copied(self, name: str, *, first: bool) -> str:
         """Rows copied into blocks of their features, or of rows; once for all of a pass."""
-        t, start, name = self.t, len(self.t.ops), self.rows.root(name)
+        t, start, name = self.t, len(self.t.ops), self.rows.root(name, self.names)
         key = (name, first, self.backward)
         if key not in self.copies:
             rows, columns = self.rows.matrix(name)
