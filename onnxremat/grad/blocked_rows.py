@@ -24,7 +24,8 @@ from onnx import helper
 
 from onnxremat.device.host import made_by_intel
 from onnxremat.grad import block_choice
-from onnxremat.grad.block_choice import Rows, attribute, backward, chosen, is_product
+from onnxremat.grad.block_choice import Rows, attribute, backward, chosen, is_product, is_sum
+from onnxremat.grad.block_gelu import slopes
 from onnxremat.grad.roles import inherit
 from onnxremat.grad.tape import Shape, Tape
 from onnxremat.graph.ir import Op
@@ -70,6 +71,8 @@ class _InBlocks:
         self.place = {op.name: k for k, op in enumerate(rows.ops)}
         self.waiting: dict[str, Op] = {}  # products that are made as they are added to others
         self.backward = False  # what is being emitted
+        fit = [each for each in slopes(rows, names) if self._made_with(each.dy)]
+        self.slopes = {name: each for each in fit for name in each.ops}
 
     def made(self) -> list[Op]:
         """All ops."""
@@ -119,6 +122,8 @@ class _InBlocks:
             made = self._last(op.inputs[0])
         elif op.op_type == "Add" and not self.waiting.keys().isdisjoint(op.inputs):
             made = self._added(*op.inputs)
+        elif op.name in self.slopes:
+            made = self._slope(op)
         else:
             fitting = self.rows.fitting
             inputs = [self._last(name) if name in fitting else name for name in op.inputs]
@@ -160,7 +165,8 @@ class _InBlocks:
         )
 
     def _is_added(self, op: Op) -> bool:
-        """Whether a product is only read, perhaps in another shape, to be added to other rows."""
+        """Whether a product is only read, perhaps in another shape, to be added to other rows, or
+        as what a slope is multiplied with."""
         result, waiting = op.outputs[0], list[Op]()
         while True:
             waiting += filter(self.rows.only_waits, self.rows.readers.get(result, []))
@@ -168,9 +174,42 @@ class _InBlocks:
             if reader is None or not self.rows.same_rows(reader):
                 break
             result = reader.outputs[0]
-        if reader is None or reader.op_type != "Add" or len(reader.reads) != 2:
+        if reader is None or len(reader.reads) != 2:
+            return False
+        slope = self.slopes.get(reader.name)
+        if reader.op_type != "Add" and (slope is None or slope.product != reader.name):
             return False
         return all(self.place[each.name] > self.place[reader.name] for each in waiting)
+
+    def _made_with(self, name: str) -> bool:
+        """Whether weights make some rows, that nothing reads but one op."""
+        if self._only_reader(name) is None:
+            return False
+        maker = self.rows.maker.get(name)
+        if maker is None or maker.name not in self.names:
+            return False
+        if self.rows.same_rows(maker):
+            return self._made_with(maker.inputs[0])
+        return is_product(maker) and not is_sum(maker) and len(maker.inputs) == 2
+
+    def _slope(self, op: Op) -> str:
+        """One of the ops of a slope of Gelu; see block_gelu.py."""
+        t, slope, inputs = self.t, self.slopes[op.name], op.inputs
+        if op.name in (slope.exponent, slope.half):
+            return self._last(inputs[1] if op.name == slope.exponent else inputs[0])
+        if op.name == slope.product:
+            other = inputs[0] if inputs[1] == slope.dy else inputs[1]
+            return t.op("Mul", self._waited(slope.dy, halved=True), self._last(other))
+        shape = self._shape(op.outputs[0])
+        if op.name == slope.density:
+            return t.op("Div", *map(self._last, inputs), shape=shape)
+        count = shape[1]
+        numbers = [np.full((count, 1, 1, 1), slope.factor), np.ones(count)]
+        error, density = map(self._last, inputs)
+        return t.op(
+            "Conv", density, *(t.constant(n, t.dtype(density)) for n in numbers), error,
+            shape=shape, domain=DOMAIN, kernel_shape=[1, 1], group=count,
+        )  # fmt: skip
 
     def _added(self, first: str, second: str) -> str:
         """A product and what the convolution adds to it."""
@@ -179,10 +218,10 @@ class _InBlocks:
         other = self._last(first) if first not in self.waiting else self._waited(first)
         return self._waited(second, other)
 
-    def _waited(self, name: str, *other: str) -> str:
+    def _waited(self, name: str, *other: str, halved: bool = False) -> str:
         product = self.waiting.pop(name)
         bias = self._bias(product) or [""] * len(other)
-        made = self._convolved(product, *bias, *other)
+        made = self._convolved(product, *bias, *other, halved=halved)
         at = product.outputs[0]
         self.blocks[at] = made  # for who waits for the product
         while at != name:
@@ -209,9 +248,10 @@ class _InBlocks:
         count, columns = self.rows.matrix(name)
         return (1, columns, 1, self.rows.filled(count))
 
-    def _convolved(self, op: Op, *more: str) -> str:
+    def _convolved(self, op: Op, *more: str, halved: bool = False) -> str:
         """Rows times a matrix, as blocks; with a bias and what it is added to, if any."""
         t, (a, b) = self.t, op.inputs[:2]
+        b = t.mul(b, 0.5) if halved else b
         columns = self.rows.matrix(op.outputs[0])[1]
         turned = bool(attribute(op, "transB", 0))
         filters = _first(t, b) if turned else _last(t, b)

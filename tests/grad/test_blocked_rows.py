@@ -91,11 +91,13 @@ def kinds(step: onnx.ModelProto) -> list[str]:
 @pytest.mark.parametrize("tokens", [16, 17])  # 17: rows that fill no whole number of blocks
 @pytest.mark.parametrize("bent", BENT)
 def test_gradients_are_the_same(bent: str, tokens: int, block: int) -> None:
-    """x gets no gradient: five products, all of them in blocks."""
+    """x gets no gradient: five products, all of them in blocks; one convolution more that adds up
+    the slope of a Gelu."""
     model = net(BENT[bent], tokens)
     _, expected = gradients(model)
     step, found = gradients(model, blocked=block)
-    assert kinds(step).count("Conv") == 5 + (tokens == 17), "a sum over filled rows is one, too"
+    more = (tokens == 17) + (bent == "erf")
+    assert kinds(step).count("Conv") == 5 + more, "a sum over filled rows is one, too"
     assert not {"MatMul", "Gemm"} & {node.op_type for node in step.graph.node}
     assert found.keys() == expected.keys() >= {"w.grad", "b.grad", "v.grad", "c.grad"}
     for name, value in expected.items():
@@ -229,7 +231,7 @@ def test_copies_that_cost_more_than_they_gain_are_not_made(
     prices(monkeypatch, copy=1500.0)
     softmax = gradients(net("r = Softmax(h)"), blocked=block)[0]
     assert not kinds(softmax), "every wide tensor would be copied"
-    assert kinds(gradients(net(BENT["erf"]), blocked=block)[0]).count("Conv") == 5
+    assert kinds(gradients(net(BENT["gated"]), blocked=block)[0]).count("Conv") == 5
 
 
 @pytest.mark.parametrize(("classes", "made"), [(128, 3), (144, 0)])
