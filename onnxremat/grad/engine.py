@@ -13,7 +13,7 @@ from onnx import TensorProto as T
 from onnxremat.grad import registry
 from onnxremat.grad.call import Call
 from onnxremat.grad.hidden import hiding, shown
-from onnxremat.grad.precision import SINGLE
+from onnxremat.grad.precision import NORMS, SINGLE
 from onnxremat.grad.stretches import Stretch, joined, stretch_of
 from onnxremat.grad.tape import FLOATS, Shape, Tape
 from onnxremat.graph.ir import Graph, Op
@@ -149,7 +149,9 @@ class Walk:
     ) -> tuple[Op, tuple[str | None, ...]]:
         """The op as its rule is to see it: float32 tensors that were cast are cast again from
         (or to) 16 bits, and some ops in 16 bits are differentiated in float32."""
-        single = self._sources and op.op_type in SINGLE
+        single = op.op_type in NORMS or (self._sources and op.op_type in SINGLE)
+        if single and not any(self._tape.dtype(name) in HALVES for name in op.reads):
+            single = False
         renames: dict[str, str] = {}
         late = next(d for d in cotangents if d)
         for name in (*op.reads, *op.writes):

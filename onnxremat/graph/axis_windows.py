@@ -41,12 +41,16 @@ def window_of(call: Call) -> Window:
     elif auto == "VALID":
         pads = (0,) * (2 * rank)
     else:
+        if "Pool" in call.op.op_type and max(dilations) > 1:
+            raise CannotSplitError(f"its windows are dilated, which {auto} goes without")
         totals = [
-            max(0, (out - 1) * s + (k - 1) * d + 1 - size)
+            (out - 1) * s + (k - 1) * d + 1 - size
             for out, size, k, s, d in zip(
                 call.out[SPATIAL:], call.shape(0)[SPATIAL:], kernel, strides, dilations, strict=True
             )
         ]
+        if min(totals) < 0:
+            raise CannotSplitError(f"{auto} does not say where the first window begins")
         small = [total // 2 for total in totals]
         large = [total - less for total, less in zip(totals, small, strict=True)]
         pads = (*small, *large) if auto == "SAME_UPPER" else (*large, *small)
@@ -101,6 +105,10 @@ def _through(call: Call, span: Span, reads: list[Span | None]) -> Piece:
     pads = list(window.pads)
     pads[i], pads[i + len(window.kernel)] = read.first - first, end - read.end
     _all_inside(call, window, pads, i)
+    if "Pool" in call.op.op_type and any(
+        pad >= window.kernel[k % len(window.kernel)] for k, pad in enumerate(pads)
+    ):
+        raise CannotSplitError("onnxruntime takes no padding as wide as the window of a pooling")
     changes = {"pads": pads, "auto_pad": None, "ceil_mode": None}
     return Piece(tuple(reads), span, changes)
 
@@ -161,6 +169,8 @@ def resized(call: Call, span: Span) -> Piece:
     if size and out % size:
         raise CannotSplitError("it does not grow by a whole factor")
     factor = out // size
+    if _scale(call, span.axis, factor) != factor:
+        raise CannotSplitError("it grows by another factor than its size does")
     how = call.text("coordinate_transformation_mode", _coordinates(call))
     mode = call.text("mode", "nearest")
     if how not in ("asymmetric", "half_pixel", "pytorch_half_pixel") and factor > 1:
@@ -181,6 +191,20 @@ def resized(call: Call, span: Span) -> Piece:
         shape[span.axis] = made.size
         constants[3] = tuple(shape)
     return Piece(tuple(reads), made, {}, constants)
+
+
+def _scale(call: Call, axis: int, factor: int) -> float:
+    """By what an axis grows, which decides where its rows are: ``factor`` where sizes are given."""
+    position = 2 if call.op.op_type == "Resize" and call.opset > 10 else 1
+    if not call.has(position):
+        return float(call.attributes.get("scales", [factor] * (axis + 1))[axis])
+    scales = call.facts.constant(call.op.inputs[position])
+    if scales is None:
+        raise CannotSplitError("its scales are computed")
+    axes = [each % len(call.out) for each in call.attributes.get("axes", range(len(call.out)))]
+    if not scales.size:
+        return factor
+    return float(scales[axes.index(axis)]) if axis in axes else 1.0
 
 
 def resized_blocks(call: Call, span: Span) -> Piece:

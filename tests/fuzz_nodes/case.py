@@ -6,7 +6,7 @@ import io
 import json
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,12 +61,15 @@ def case(seed: int, number: int, kind: str = "") -> Case | None:
     node = DRAWERS[domain, op](d, op)
     if node is None:
         return None
+    if not domain and d.chance(0.1):
+        node = replace(node, opset=d.whole(7, node.opset))
     return Case(kind, *node.model(_constants(d, node)), d.chance(0.8), _options(d, kind))
 
 
 def _constants(d: Draw, node: Node) -> list[int]:
     """Some of the inputs, as weights that are stored; never all floating-point ones."""
-    smooth = [k for k, x in enumerate(node.inputs) if x is not None and x.dtype.kind == "f"]
+    given = enumerate(node.inputs)
+    smooth = [k for k, x in given if x is not None and x.dtype.kind == "f" and k not in node.fixed]
     if d.chance(0.7) or len(smooth) < 2:
         return []
     return d.random.sample(smooth, d.whole(1, len(smooth) - 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import resource
@@ -73,6 +74,7 @@ def _in_child(batch: list[Job], write: int) -> None:
     """Never returns."""
     code = 1
     try:
+        faulthandler.disable()
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         with os.fdopen(write, "w", buffering=1) as out:

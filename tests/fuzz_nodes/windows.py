@@ -161,9 +161,14 @@ def resize(d: Draw, op: str) -> Node:
 
 @draws("Upsample")
 def upsample(d: Draw, op: str) -> Node:
+    """And Resize as it was in opset 10."""
     image = (d.whole(1, 2), d.whole(1, 2), *d.wholes(1, 5, 2))
-    factors = np.array([1, 1, *(d.of((1.0, 1.5, 2.0, 3.0)) for _ in range(2))], np.float32)
-    return Node(op, [d.normal(*image), factors], {"mode": d.word("nearest linear")}, 9, fixed=[1])
+    factors = np.array([1, 1, *(d.of((0.5, 1.0, 1.5, 2.0, 3.0)) for _ in range(2))], np.float32)
+    mode = {"mode": d.word("nearest linear")}
+    inputs = [d.normal(*image), factors]
+    if d.chance(0.5) or factors.min() < 1:
+        return Node("Resize", inputs, mode, 10, fixed=[1])
+    return Node(op, inputs, mode, 9, fixed=[1])
 
 
 @draws("GridSample")

@@ -178,7 +178,7 @@ def in_half(half: Judged, single: Judged, **options: Any) -> str:
 
 
 def _other_loss(here: float, found: Feeds) -> str:
-    made = float(found["loss"])
+    made = float(np.ravel(found["loss"])[0])
     if abs(made - here) <= 1e-3 * max(1.0, abs(here)):
         return ""
     return f"the loss is {made:.6g}, not {here:.6g}"
