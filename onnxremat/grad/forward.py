@@ -22,7 +22,6 @@ from onnxremat.grad.registry import has_rule
 from onnxremat.grad.tape import Tape
 from onnxremat.grad.upgraded import upgraded, with_metadata
 from onnxremat.graph.dtypes import tensor_bytes
-from onnxremat.graph.functions import inline_functions
 from onnxremat.graph.ir import Graph, Op, Role, Tensor
 from onnxremat.graph.onnx_io import (
     read_small_weights,
@@ -31,6 +30,7 @@ from onnxremat.graph.onnx_io import (
     to_ops,
 )
 from onnxremat.graph.sequences import without_sequences
+from onnxremat.ort.functions import inline_functions
 from onnxremat.ort.infer import (
     BIND,
     build_graph,
