@@ -139,10 +139,22 @@ class Walk:
                 self._constant_of,
                 self._add_output,
             )
-            for position, cotangent in enumerate(rule.cotangents(call)):
+            found = rule.cotangents(call) if self._counts(op, cotangents) else self._none_of(call)
+            for position, cotangent in enumerate(found):
                 if cotangent is not None and call.need(position):
                     self._accumulate(op.inputs[position], cotangent)
         self.spans[op.name] = range(start, len(self._tape.ops))
+
+    def _counts(self, op: Op, cotangents: Sequence[str | None]) -> bool:
+        """Whether an output that leads to the loss has elements: kernels need not take the empty
+        ones of others (onnxruntime 1.31 crashes in an empty ConvTranspose)."""
+        made = zip(op.outputs, cotangents, strict=True)
+        return any(self._tape.size(name) for name, cotangent in made if cotangent)
+
+    def _none_of(self, call: Call) -> list[str | None]:
+        """Zeros for all inputs that are wanted."""
+        names = enumerate(call.op.inputs)
+        return [self._tape.zeros(name) if call.need(k) else None for k, name in names]
 
     def _in_single(
         self, op: Op, cotangents: tuple[str | None, ...]

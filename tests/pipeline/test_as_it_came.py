@@ -12,7 +12,7 @@ import pytest
 import onnxremat
 from onnxremat import Training
 from onnxremat.errors import VerificationError
-from onnxremat.ort import functions
+from onnxremat.ort import functions, infer
 from onnxremat.pipeline import prepare, reference
 from onnxremat.pipeline.prepare import Settings
 from onnxremat.planner.options import PlanOptions
@@ -80,3 +80,20 @@ def test_a_file_that_onnxruntime_does_not_open_is_told(
     found = onnxremat.verify(path, out)
     assert found.ok
     assert "does not open the original as it came" in found.checks[0].text
+
+
+def test_a_size_that_is_not_that_of_the_run_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where onnxruntime infers another shape than it computes, and nobody has noticed yet: what a
+    training step makes of it would be of other sizes."""
+    made = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 21]>
+        g (float[1, 2, 8, 7] x) => (float[a, b, c, d] y) { r = Relu(x)
+          y = MaxPool <ceil_mode = 1, kernel_shape = [1, 2], strides = [3, 3]> (r) }""")
+    path, out = tmp_path / "in.onnx", tmp_path / "out.onnx"
+    onnx.save(made, path)
+    optimise(path, out)
+    assert onnxremat.verify(path, out).ok
+    monkeypatch.setattr(infer, "as_computed", lambda model, found, ask: found)
+    with pytest.raises(VerificationError, match=r"'y' of MaxPool is \[1, 2, 3, 3\], not"):
+        optimise(path, out)
