@@ -139,7 +139,9 @@ class Walk:
                 self._constant_of,
                 self._add_output,
             )
-            found = rule.cotangents(call) if self._counts(op, cotangents) else self._none_of(call)
+            found = rule.cotangents(call)  # or its refusal
+            if not self._counts(op, cotangents):
+                found = self._none_of(call)
             for position, cotangent in enumerate(found):
                 if cotangent is not None and call.need(position):
                     self._accumulate(op.inputs[position], cotangent)

@@ -41,8 +41,6 @@ def window_of(call: Call) -> Window:
     elif auto == "VALID":
         pads = (0,) * (2 * rank)
     else:
-        if "Pool" in call.op.op_type and max(dilations) > 1:
-            raise CannotSplitError(f"its windows are dilated, which {auto} goes without")
         totals = [
             (out - 1) * s + (k - 1) * d + 1 - size
             for out, size, k, s, d in zip(
@@ -69,12 +67,31 @@ def pooling(call: Call, span: Span) -> Piece:
     """Batch, channels and spatial axes."""
     if len(call.op.writes) > 1:
         raise CannotSplitError("its indices count the whole input")
+    auto = call.text("auto_pad", "NOTSET")
+    if auto.startswith("SAME") and max(call.attributes.get("dilations") or [1]) > 1:
+        raise CannotSplitError(f"its windows are dilated, which {auto} goes without")
     averages = call.op.op_type != "MaxPool"
     if averages and call.attributes.get("ceil_mode") and call.attributes.get("count_include_pad"):
         raise CannotSplitError("it counts padding, and its last window lies over the border")
+    _as_inferred(call)
     if span.axis == 1:
         return Piece((span, *call.none()[1:]), span)
     return _through(call, span, call.none())
+
+
+def _as_inferred(call: Call) -> None:
+    """Raises:
+    CannotSplitError: onnxruntime infers more rows than it computes, and gives buffers of that size
+        to others.
+    """
+    if not call.attributes.get("ceil_mode"):
+        return
+    window, rank = window_of(call), len(call.out) - SPATIAL
+    for i, (size, out) in enumerate(zip(call.shape(0)[SPATIAL:], call.out[SPATIAL:], strict=True)):
+        reach = size + window.pads[i] + window.pads[i + rank]
+        reach -= (window.kernel[i] - 1) * window.dilations[i] + 1
+        if -(-reach // window.strides[i]) + 1 != out:
+            raise CannotSplitError("its last window lies beyond its input, and is left out")
 
 
 def pooled_blocks(call: Call, span: Span) -> Piece:

@@ -4,7 +4,8 @@ Pooling with ``ceil_mode`` leaves out a last window that begins behind the image
 padding, pooling with ``auto_pad`` and dilations pads for windows without dilations
 (``PoolAttributes::ComputeSizePadDilations`` in ``core/providers/cpu/nn/pool_attributes.h``), and a
 ConvTranspose whose output's size is given, or follows from ``auto_pad``, has that one
-(``conv_transpose_attributes.h``); ONNX's inference does not know it.
+(``conv_transpose_attributes.h``); ONNX's inference does not know it. A Resize that keeps the aspect
+of axes counted from the end has sizes that only a run shows.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any, TypeAlias
 import onnx
 
 Typed: TypeAlias = tuple[int, tuple[int, ...]]  # element type, shape
+Right: TypeAlias = tuple[int, tuple[int, ...] | None]  # the same, None for what only a run shows
 Ask: TypeAlias = Callable[[onnx.ModelProto], dict[str, Typed]]
 POOLS = ("MaxPool", "AveragePool", "LpPool")
 DOMAINS = ("", "ai.onnx", "com.microsoft.nchwc")
@@ -54,14 +56,16 @@ def is_misinferred(
     return [dim.dim_value for dim in kind.shape.dim] != [*made]
 
 
-def _corrections(model: onnx.ModelProto, found: Mapping[str, Typed]) -> dict[str, Typed]:
-    right: dict[str, Typed] = {}
+def _corrections(model: onnx.ModelProto, found: Mapping[str, Typed]) -> dict[str, Right]:
+    right: dict[str, Right] = {}
     stored = {each.name: (each.data_type, (*each.dims,)) for each in model.graph.initializer}
     found = {**stored, **found}
     for node in model.graph.node:
         if node.domain not in DOMAINS or not node.input or node.output[0].endswith(INFERRED):
             continue
         sizes = None
+        if node.op_type == "Resize" and node.output[0] in found and _by_policy(node):
+            right[node.output[0]] = found[node.output[0]][0], None
         if node.op_type in POOLS and node.input[0] in found:
             sizes = _pooled(node, found[node.input[0]][1])
         if node.op_type == "ConvTranspose" and {*node.input[:2]} <= found.keys():
@@ -72,6 +76,14 @@ def _corrections(model: onnx.ModelProto, found: Mapping[str, Typed]) -> dict[str
                 dtype = known[0] if known else _dtype(found[node.input[0]][0], place)
                 right[name] = dtype, (*_lead(node, found), *sizes)
     return right
+
+
+def _by_policy(node: onnx.NodeProto) -> bool:
+    """Whether a Resize keeps the aspect of some axes, of which onnxruntime gets axes that are
+    counted from the end wrong."""
+    told = _told(node)
+    policy = told.get("keep_aspect_ratio_policy", b"stretch")
+    return policy != b"stretch" and min(told.get("axes") or [0]) < 0
 
 
 def _dtype(source: int, place: int) -> int:
@@ -138,7 +150,7 @@ def _transposed(
     return tuple(min(pair) for pair in zip(wanted, reach, strict=True))
 
 
-def _with_inputs(model: onnx.ModelProto, right: Mapping[str, Typed]) -> onnx.ModelProto:
+def _with_inputs(model: onnx.ModelProto, right: Mapping[str, Right]) -> onnx.ModelProto:
     """The model with inputs in the place of what is inferred wrongly."""
     made = onnx.ModelProto()
     made.CopyFrom(model)

@@ -31,7 +31,6 @@ CLOSE = 2e-3  # relative and absolute: onnxruntime fuses the original otherwise
 
 def prepare() -> None:
     """Import and compile what every case needs, once."""
-    os.environ["ONNXREMAT_CACHE"] = "cache"  # in the folder of the case
     import onnxremat.cli.commands
     import onnxremat.pipeline.optimize
     import onnxremat.workers.kernels
@@ -41,6 +40,7 @@ def prepare() -> None:
     assert onnxremat.cli.commands
     warm_up()
     warm_placement()
+    os.environ["ONNXREMAT_CACHE"] = "cache"  # in the folder of the case
 
 
 def run(case: Case) -> str:

@@ -142,9 +142,11 @@ CASES = (
     _("MaxPool", [IMAGE], {0, 1, 2, 3}, kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4),
     _("MaxPool", [IMAGE], {0, 1, 2, 3}, kernel_shape=[3, 3], strides=[2, 2], ceil_mode=1),
     # Padding as wide as the window; dilations that padding goes without.
-    _("MaxPool", [(2, 2, 8, 7)], {0, 1}, kernel_shape=[1, 2], strides=[3, 3], dilations=[2, 2],
+    _("MaxPool", [(2, 2, 8, 7)], set(), kernel_shape=[1, 2], strides=[3, 3], dilations=[2, 2],
       ceil_mode=1),
-    _("MaxPool", [IMAGE], {0, 1}, kernel_shape=[3, 3], dilations=[2, 1], auto_pad="SAME_UPPER"),
+    _("MaxPool", [(2, 2, 7, 7)], {0, 1, 2, 3}, kernel_shape=[1, 3], strides=[1, 2],
+      pads=[0, 1, 0, 1], ceil_mode=1),
+    _("MaxPool", [IMAGE], set(), kernel_shape=[3, 3], dilations=[2, 1], auto_pad="SAME_UPPER"),
     _("AveragePool", [IMAGE], {0, 1, 2, 3}, kernel_shape=[3, 2], strides=[2, 1], pads=[1] * 4),
     _("AveragePool", [IMAGE], {0, 1, 2, 3}, kernel_shape=[3, 3], pads=[1] * 4,
       count_include_pad=1),
