@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import signal
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -75,6 +76,7 @@ def _in_child(batch: list[Job], write: int) -> None:
     code = 1
     try:
         faulthandler.disable()
+        warnings.simplefilter("ignore")  # of what is trained: the cases have nothing to train
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         with os.fdopen(write, "w", buffering=1) as out:
