@@ -1,6 +1,8 @@
-"""Wide rows between two products lie in blocks where that gains, and nothing else does."""
+"""Rows lie in blocks where that gains, and gradients are the same whatever lies in blocks."""
 
 from __future__ import annotations
+
+from random import Random
 
 import numpy as np
 import onnx
@@ -9,7 +11,7 @@ from onnx import numpy_helper
 
 import models
 from onnxremat.errors import ModelError
-from onnxremat.grad import blocked_rows, differentiate
+from onnxremat.grad import block_choice, blocked_rows, differentiate
 from onnxremat.ort.blocks import DOMAIN, block_size
 from onnxremat.ort.session import Options, open_session, session_options
 from onnxremat.training.trainer import Trainer
@@ -50,13 +52,22 @@ def net(bent: str, tokens: int = 16) -> onnx.ModelProto:
     return model
 
 
+def prices(monkeypatch: pytest.MonkeyPatch, copy: float) -> None:
+    """What a copy costs in each direction, where a product gains 50 per element and feature."""
+    for name, value in {
+        "GAIN": 50.0, "GAIN_OVER_ROWS": 50.0, "COPY": copy, "COPY_BACK": copy,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(block_choice, name, value)
+
+
 @pytest.fixture
 def block(monkeypatch: pytest.MonkeyPatch) -> int:
     """A processor that gains, from rows of 64 features on."""
     monkeypatch.setattr(blocked_rows, "made_by_intel", lambda: True)
-    monkeypatch.setattr(blocked_rows, "ROWS", 64)
-    monkeypatch.setattr(blocked_rows, "WIDE", 64)
-    monkeypatch.setattr(blocked_rows, "NARROW", 32)
+    monkeypatch.setattr(block_choice, "ROWS", 64)
+    monkeypatch.setattr(block_choice, "FEATURES", 32)
+    monkeypatch.setattr(block_choice, "CALL", 0)
+    prices(monkeypatch, copy=500.0)
     try:
         return block_size()
     except ModelError:
@@ -91,11 +102,84 @@ def test_gradients_are_the_same(bent: str, tokens: int, block: int) -> None:
         np.testing.assert_allclose(found[name], value, rtol=2e-4, atol=1e-6, err_msg=name)
 
 
+def drawn(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Any ops that can may work on blocks, as it comes; a bias is added to a product in blocks."""
+    draw = Random(seed)
+
+    def some(rows: block_choice.Rows) -> set[str]:
+        able = block_choice._Choice(rows).able
+        found = {op.name for op in rows.ops if op.name in able and draw.random() < 0.7}
+        bound = {op.name: biased[0].name for op in rows.ops if (biased := rows.biased(op))}
+        return {name for name in found if bound.get(name, name) in found}
+
+    monkeypatch.setattr(blocked_rows, "chosen", some)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("tokens", [16, 17])
+def test_gradients_are_the_same_whatever_lies_in_blocks(
+    tokens: int, seed: int, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every op beside neighbours in the other layout; three products of the same rows, whose
+    gradients are added, and rows that are added to what they were made of."""
+    model = net("k = MatMul(x, w)\n q = MatMul(x, w)\n f = Mul(k, q)\n e1 = Gelu(h)\n"
+                " g1 = Add(e1, f)\n g2 = Tanh(g1)\n r = Add(g2, h)", tokens)  # fmt: skip
+    model.graph.node[0].input[0] = "x0"
+    for node in model.graph.node:
+        node.input[:] = ["x0" if name == "x" else name for name in node.input]
+    model.graph.node.insert(0, onnx.helper.make_node("Mul", ["x", "s"], ["x0"], "scaled"))
+    value = np.linspace(0.5, 1.5, 32, dtype=np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(value, "s"))
+    _, expected = gradients(model)
+    drawn(monkeypatch, seed)
+    step, found = gradients(model, blocked=block)
+    assert kinds(step)
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=5e-4, atol=2e-5, err_msg=name)
+
+
+def test_sums_of_products_are_made_by_convolutions(block: int) -> None:
+    """Gradients of rows that three products read: each is added to those before it."""
+    model = parse("""g (float[4, 16, 32] x) => (float[4, 16, 32] z) {
+        h = Mul(x, s)
+        a = MatMul(h, u)
+        b = MatMul(h, v)
+        c = MatMul(h, w)
+        d = Mul(a, b)
+        e = Mul(d, c)
+        z = Softmax(e)
+    }""")
+    for k, (name, shape) in enumerate({"s": (32,), **dict.fromkeys("uvw", (32, 32))}.items()):
+        value = np.random.default_rng(k).standard_normal(shape).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(value, name))
+    step = differentiate(model, optimizer=None, blocked=block)
+    added = [n for n in step.graph.node if n.op_type == "Conv" and len(n.input) == 4]
+    assert len(added) == 2
+    plain = differentiate(model, optimizer=None)
+    found, expected = (
+        open_session(each, session_options(Options(threads=1))).run(
+            ["s.grad", "u.grad", "v.grad", "w.grad"], _feeds(model, each)
+        )
+        for each in (step, plain)
+    )
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=5e-4, atol=1e-6)
+
+
+def _feeds(model: onnx.ModelProto, step: onnx.ModelProto) -> dict[str, np.ndarray]:
+    values = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+    target = {"labels": np.arange(64).reshape(4, 16) % 32}
+    every = models.feeds(model) | values | target
+    return {i.name: every[i.name] for i in step.graph.input}
+
+
 def test_rows_of_zeros_make_nothing_infinite(block: int) -> None:
     """A logarithm of rows that are not there is not asked for."""
     bent = "a = Exp(h)\n l = Log(a)\n r = Mul(l, two)"
-    assert kinds(gradients(net(bent), blocked=block)[0])
-    assert kinds(gradients(net(bent, 17), blocked=block)[0]).count("Conv") == 2
+    for tokens in (16, 17):
+        step, _ = gradients(net(bent, tokens), blocked=block)
+        logs = [node for node in step.graph.node if node.op_type == "Log"]
+        assert ["blocked" in node.name for node in logs] == [tokens == 16]
 
 
 def test_no_wide_tensor_is_copied(block: int) -> None:
@@ -125,7 +209,7 @@ def test_what_knows_no_blocks_keeps_rows_as_they_are(change: str, block: int) ->
     model = net(change)
     _, expected = gradients(model)
     step, found = gradients(model, blocked=block)
-    assert kinds(step).count("Conv") == 2, "weights' gradients, whose factors are all copied"
+    assert kinds(step).count("Conv") == 5, "copied, at a price that is worth it"
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=2e-4, atol=1e-6, err_msg=name)
 
@@ -134,11 +218,21 @@ def test_a_wide_result_of_the_step_stays_as_it_is(block: int) -> None:
     model = net(BENT["erf"])
     model.graph.output.add(name="r").type.tensor_type.elem_type = onnx.TensorProto.FLOAT
     step, found = gradients(model, blocked=block, outputs=["r"])
-    assert kinds(step).count("Conv") == 2
-    assert found["r"].shape == (4, 16, 64)
+    assert kinds(step)
+    _, expected = gradients(model, outputs=["r"])
+    np.testing.assert_allclose(found["r"], expected["r"], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("classes", "made"), [(128, 1), (144, 0)])
+def test_copies_that_cost_more_than_they_gain_are_not_made(
+    block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prices(monkeypatch, copy=1500.0)
+    softmax = gradients(net("r = Softmax(h)"), blocked=block)[0]
+    assert not kinds(softmax), "every wide tensor would be copied"
+    assert kinds(gradients(net(BENT["erf"]), blocked=block)[0]).count("Conv") == 5
+
+
+@pytest.mark.parametrize(("classes", "made"), [(128, 3), (144, 0)])
 def test_wide_logits_are_not_copied(classes: int, made: int, block: int) -> None:
     """The gradient of a language model's logits is the largest tensor of its step."""
     model = parse(f"""g (float[4, 16, 32] x) => (float[4, 16, {classes}] z) {{
