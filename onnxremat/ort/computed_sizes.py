@@ -61,7 +61,8 @@ def _corrections(model: onnx.ModelProto, found: Mapping[str, Typed]) -> dict[str
     stored = {each.name: (each.data_type, (*each.dims,)) for each in model.graph.initializer}
     found = {**stored, **found}
     for node in model.graph.node:
-        if node.domain not in DOMAINS or not node.input or node.output[0].endswith(INFERRED):
+        done = any(name.endswith(INFERRED) for name in node.output)
+        if node.domain not in DOMAINS or not node.input or done:
             continue
         sizes = None
         if node.op_type == "Resize" and node.output[0] in found and _by_policy(node):

@@ -58,7 +58,7 @@ class AsItCame:
         made = session_options(options)
         if not self.refused:
             try:
-                return open_session(self.given, made)
+                return open_session(self.given, made, read=self.read)
             except ModelError as error:
                 self.refused = error.why or error.what
         return open_session(self.read, made, self.folder)

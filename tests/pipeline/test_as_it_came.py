@@ -97,3 +97,21 @@ def test_a_size_that_is_not_that_of_the_run_is_seen(
     monkeypatch.setattr(infer, "as_computed", lambda model, found, ask: found)
     with pytest.raises(VerificationError, match=r"'y' of MaxPool is \[1, 2, 3, 3\], not"):
         optimise(path, out)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "=> (float[4, 8] y) { q = Sin(z) y = my.F(x) }",
+        "=> (seq(float[4, 8]) y) { a = my.F(x) y = SequenceConstruct(a, x) }",
+        "=> (float[4, 8] y) { a = my.F(x) r = RandomNormalLike(a) y = Add(r, a) }",
+    ],
+    ids=["an input that nothing reads", "sequences", "random numbers"],
+)
+def test_functions_that_are_read_right_are_no_difference(body: str, tmp_path: Path) -> None:
+    head, _, function = TEXT.partition("g (float[4, 8] x)")
+    text = f"{head} g (float[4, 8] x, float[2] z) {body} {function[function.index('<domain') :]}"
+    path, out = tmp_path / "in.onnx", tmp_path / "out.onnx"
+    onnx.save(onnx.parser.parse_model(text), path)
+    optimise(path, out)
+    assert onnxremat.verify(path, out).ok
